@@ -1,0 +1,88 @@
+# ultrascale.c: "make run" trains, "make test" tests, "make help" lists the rest.
+
+STAGE ?= 01
+NP ?= 1
+ARGS ?=
+BUILD := build$(if $(SANITIZE),/sanitize)
+STAGES := $(patsubst %/train.c,%,$(wildcard 0*/train.c))
+PROGRAM = $(firstword $(filter $(STAGE)%,$(STAGES)))
+MAKEFLAGS += -j$(shell nproc)
+comma := ,
+
+# MPI by asking mpicc; OpenBLAS's OpenMP build, even where another build is installed beside it.
+MPI_SHOW := $(shell mpicc -show 2>/dev/null)
+MPI_CFLAGS ?= $(filter -I% -D%,$(MPI_SHOW))
+MPI_LIBS ?= $(filter -L% -l% -Wl%,$(MPI_SHOW))
+BLAS_DIR := $(firstword $(patsubst %/libopenblas.so,%,$(wildcard /usr/lib/*/openblas-openmp/libopenblas.so)))
+BLAS_CFLAGS ?= $(if $(BLAS_DIR),-I$(subst /lib/,/include/,$(BLAS_DIR)),$(shell pkg-config --cflags openblas 2>/dev/null))
+BLAS_LIBS ?= $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas
+LIBS := $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm
+
+# -fno-math-errno, -fno-trapping-math: sqrt and rint become instructions. Sums keep their order, and NaN stays NaN.
+CC := gcc
+OPTIMIZE ?= $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3 -march=native)
+WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
+TEXT := $(CURDIR)/build/text.txt
+FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARNINGS) \
+	-MMD $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(CURDIR)/$(BUILD)"' -DSOURCE='"$(CURDIR)"'
+
+# A backend is a choice of files: the parts that are the same everywhere, and *_cpu.c with comm_mpi.c.
+PARTS := $(filter-out %_cpu %_cuda %_mpi %_nccl,$(basename $(wildcard common/*.c)))
+CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c common/*_mpi.c))
+TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
+
+all: cpu cpu64		## what this machine can build
+cpu: $(STAGES:%=$(BUILD)/cpu/%)		## the programs in float, on the CPU
+cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
+
+# $(1): the backend's name, $(2): its flags
+define backend
+$(BUILD)/$(1)/obj/%.o: %.c
+	@mkdir -p $$(@D)
+	$(CC) $(FLAGS) $(2) -c $$< -o $$@
+$(BUILD)/$(1)/obj/libcommon.a: $(CPU_PARTS:%=$(BUILD)/$(1)/obj/%.o)
+	@rm -f $$@
+	ar rcs $$@ $$^
+$(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
+	$(CC) $(FLAGS) $$^ $(LIBS) -o $$@
+$(TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o \
+		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
+	$(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
+endef
+$(eval $(call backend,cpu,))
+$(eval $(call backend,cpu64,-DREAL64))
+.SECONDARY:
+-include $(shell find build -name '*.d' 2>/dev/null)
+
+# What the programs train on if no --data is given: this repository's own text.
+$(TEXT): $(wildcard README.md */README.md */*.h */*.c)
+	@mkdir -p $(@D)
+	cat $^ > $@
+
+run: deps		## train about a minute: STAGE=01 NP=1 ARGS="--preset 10m"
+	@$(MAKE) --no-print-directory cpu
+	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/cpu/$(PROGRAM) --steps 300 --eval-every 100 --sample 300 $(ARGS)
+
+test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
+	@$(MAKE) --no-print-directory run-tests
+
+test-full: deps		## the whole matrix
+	@$(MAKE) --no-print-directory run-tests FULL=1
+
+run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
+	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
+
+deps:			## install what is missing, from the distribution's packages
+	@tests/deps.sh
+
+diff:			## what a stage changes: STAGE=05
+	@tests/changes.sh --diff $(PROGRAM)
+
+help:
+	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+clean:			## remove build/
+	rm -rf build
+
+.PHONY: all cpu cpu64 run test test-full run-tests deps diff help clean

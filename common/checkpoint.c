@@ -1,0 +1,445 @@
+#include "checkpoint.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "comm.h"
+#include "data.h"
+#include "device.h"
+#include "error.h"
+#include "run.h"
+#include "safetensors.h"
+
+static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
+enum { FILES = sizeof files / sizeof *files };
+
+/* directory + suffix + "/" + file, or without the last two if file is NULL; the caller frees it. */
+static char *path_of(const char *directory, const char *suffix, const char *file)
+{
+    size_t length = strlen(directory);
+    char *path;
+
+    while (length > 1 && directory[length - 1] == '/')      /* "DIR/" is DIR */
+        length--;
+    if (asprintf(&path, "%.*s%s%s%s", (int)length, directory, suffix, file ? "/" : "", file ? file : "") < 0)
+        fail("no memory for a path");
+    return path;
+}
+
+static bool exists(const char *path)
+{
+    struct stat s;
+
+    return stat(path, &s) == 0;
+}
+
+/* What safetensors.h found wrong, if anything. */
+static void check(char *wrong)
+{
+    if (wrong)
+        fail("%s", wrong);
+}
+
+/* ---- The whole model's tensors, and our stretches of them ---- */
+
+/* One entry a parameter, named prefix + its name. */
+static SafeTensor *tensors_of(const Layout *layout, const char *prefix, SafeTensor *to)
+{
+    for (int i = 0; i < layout->parameters; i++) {
+        const ParamInfo *p = &layout->table[i];
+        *to = (SafeTensor){.dims = p->vector ? 1 : 2, .shape = {p->rows, p->vector ? 0 : p->cols}};
+        strcpy(to->dtype, dtype_name(REAL));
+        if (asprintf(&to->name, "%s%s", prefix, p->name) < 0)
+            fail("no memory for names");
+        to++;
+    }
+    return to;
+}
+
+typedef enum { PARAMS, GRADIENTS, MOMENT_M, MOMENT_V } Which;
+
+static Tensor which_of(const Part *part, Which which)
+{
+    return which == PARAMS ? part->params : which == GRADIENTS ? part->gradients : which == MOMENT_M ? part->m : part->v;
+}
+
+/* Writes what this rank owns of one of a part's four tensors to entries [first, first + parameters) of a file. */
+static void write_parts(const Safetensors *file, int first, const AdamW *optimizer, Which which)
+{
+    for (int i = 0; i < optimizer->count; i++) {
+        const Part *part = &optimizer->parts[i];
+        const Tensor t = which_of(part, which);
+        char *host = malloc(tensor_bytes(t) + 1);
+        if (!host)
+            fail("no memory for %s on their way to %s", bytes_text(tensor_bytes(t)), file->path);
+        device_download(host, t.data, tensor_bytes(t));
+        for (Stretch s = {0}; layout_next(optimizer->layout, (Range){part->first, tensor_count(t)}, &s);)
+            if (s.param->owned)
+                check(safetensors_write(file, &file->tensors[first + s.parameter], s.in_whole, s.count,
+                                        host + s.in_range * dtype_size(REAL)));
+        free(host);
+    }
+}
+
+/* Reads what this rank updates. */
+static void read_parts(const Safetensors *file, const char *prefix, const AdamW *optimizer, Which which)
+{
+    const Layout *layout = optimizer->layout;
+    const SafeTensor **found = calloc(layout->parameters, sizeof *found);
+
+    if (!found)
+        fail("no memory for names");
+    for (int i = 0; i < layout->parameters; i++) {
+        const ParamInfo *p = &layout->table[i];
+        char *name;
+        if (asprintf(&name, "%s%s", prefix, p->name) < 0)
+            fail("no memory for names");
+        const SafeTensor *t = found[i] = safetensors_find(file, name);
+        if (!t)
+            fail("%s: %s is missing", file->path, name);
+        if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols))
+            fail("%s: %s has %d dimensions (%lld, %lld), but this model's is (%lld, %lld)", file->path, name, t->dims,
+                 (long long)t->shape[0], (long long)t->shape[1], (long long)p->rows, (long long)(p->vector ? 0 : p->cols));
+        free(name);
+    }
+    for (int i = 0; i < optimizer->count; i++) {
+        const Part *part = &optimizer->parts[i];
+        const Tensor t = which_of(part, which);
+        char *host = malloc(tensor_bytes(t) + 1);
+        if (!host)
+            fail("no memory for %s on their way from %s", bytes_text(tensor_bytes(t)), file->path);
+        for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);)
+            check(safetensors_read(file, found[s.parameter], s.in_whole, s.count,
+                                   host + s.in_range * dtype_size(REAL), REAL == F64));
+        device_upload(t.data, host, tensor_bytes(t));
+        free(host);
+    }
+    free(found);
+}
+
+/* A file with the given tensors: rank 0 makes it, then all open it. */
+static Safetensors create_shared(const char *path, SafeTensor *tensors, int count)
+{
+    Safetensors file;
+
+    safetensors_lay_out(&file, path, tensors, count);
+    if (comm_rank(world) == 0)
+        check(safetensors_create(&file));
+    comm_sum(world, 0);                         /* a barrier */
+    if (comm_rank(world) != 0)
+        check(safetensors_join(&file));
+    for (int i = 0; i < count; i++)
+        free(tensors[i].name);
+    return file;
+}
+
+/* ---- JSON ---- */
+
+static void write_text(const char *path, const char *text)
+{
+    const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    const ssize_t length = strlen(text);
+
+    if (file < 0 || write(file, text, length) != length || fsync(file) || close(file))
+        fail("%s could not be written: %s", path, strerror(errno));
+}
+
+static void write_json(const char *path, cJSON *json)
+{
+    char *text = cJSON_Print(json);
+
+    if (!text)
+        fail("no memory for %s", path);
+    write_text(path, text);
+    free(text);
+    cJSON_Delete(json);
+}
+
+/* Hugging Face's configuration of the same model. */
+static cJSON *config_json(Config c)
+{
+    cJSON *json = cJSON_CreateObject();
+
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"), cJSON_CreateString("GPTNeoXForCausalLM"));
+    cJSON_AddStringToObject(json, "model_type", "gpt_neox");
+    cJSON_AddNumberToObject(json, "vocab_size", c.vocab);
+    cJSON_AddNumberToObject(json, "hidden_size", c.hidden);
+    cJSON_AddNumberToObject(json, "num_hidden_layers", c.layers);
+    cJSON_AddNumberToObject(json, "num_attention_heads", c.heads);
+    cJSON_AddNumberToObject(json, "intermediate_size", 4 * c.hidden);
+    cJSON_AddNumberToObject(json, "max_position_embeddings", c.seq);
+    cJSON_AddStringToObject(json, "hidden_act", "gelu_pytorch_tanh");
+    cJSON_AddNumberToObject(json, "rotary_pct", 1.0);
+    cJSON_AddNumberToObject(json, "rotary_emb_base", 10000);
+    cJSON_AddNumberToObject(json, "layer_norm_eps", 1e-5);
+    cJSON_AddNumberToObject(json, "initializer_range", 0.02);
+    cJSON_AddFalseToObject(json, "use_parallel_residual");
+    cJSON_AddTrueToObject(json, "tie_word_embeddings");
+    cJSON_AddTrueToObject(json, "attention_bias");
+    cJSON_AddNumberToObject(json, "attention_dropout", 0);
+    cJSON_AddNumberToObject(json, "hidden_dropout", 0);
+    cJSON_AddNumberToObject(json, "bos_token_id", 0);
+    cJSON_AddNumberToObject(json, "eos_token_id", 0);
+    cJSON_AddStringToObject(json, "torch_dtype", REAL == F64 ? "float64" : "float32");
+    return json;
+}
+
+/* 64-bit integers as text: a JSON number is a double to most readers. */
+static void add_integer(cJSON *json, const char *name, uint64_t n)
+{
+    char text[32];
+
+    snprintf(text, sizeof text, "%llu", (unsigned long long)n);
+    cJSON_AddRawToObject(json, name, text);
+}
+
+static cJSON *trainer_json(const AdamW *optimizer, TrainState state, int argc, char **argv)
+{
+    cJSON *json = cJSON_CreateObject(), *arguments;
+
+    add_integer(json, "step", state.step);
+    add_integer(json, "tokens", state.tokens);
+    add_integer(json, "optimizer_step", optimizer->step);
+    char seed[32];
+    snprintf(seed, sizeof seed, "%llu", (unsigned long long)state.seed);
+    cJSON_AddStringToObject(json, "seed", seed);
+    arguments = cJSON_AddArrayToObject(json, "arguments");
+    for (int i = 0; i < argc; i++)
+        cJSON_AddItemToArray(arguments, cJSON_CreateString(argv[i]));
+    return json;
+}
+
+static cJSON *read_json(const char *path)
+{
+    enum { LIMIT = 1 << 20 };
+    struct stat s;
+    const int file = open(path, O_RDONLY);
+
+    if (file < 0 || fstat(file, &s))
+        fail("%s: %s", path, strerror(errno));
+    if (!S_ISREG(s.st_mode) || s.st_size > LIMIT)
+        fail("%s: a JSON file of at most %d bytes is needed, and this is %s", path, LIMIT,
+             S_ISREG(s.st_mode) ? bytes_text(s.st_size) : "not a regular file");
+    char *text = calloc(s.st_size + 1, 1);
+    if (!text || read(file, text, s.st_size) != s.st_size)
+        fail("%s could not be read", path);
+    close(file);
+    cJSON *json = cJSON_ParseWithLength(text, s.st_size + 1);
+    if (!cJSON_IsObject(json))
+        fail("%s: not a JSON object", path);
+    free(text);
+    return json;
+}
+
+static int64_t json_integer(const cJSON *json, const char *path, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+
+    if (!cJSON_IsNumber(item) || item->valuedouble < 0 || item->valuedouble > 0x1p53
+        || item->valuedouble != (double)(int64_t)item->valuedouble)
+        fail("%s: \"%s\" is missing or not a whole number", path, name);
+    return item->valuedouble;
+}
+
+/* ---- Saving ---- */
+
+static void remove_directory(char *directory)
+{
+    for (int i = 0; i < FILES; i++) {
+        char *path = path_of(directory, "", files[i]);
+        unlink(path);
+        free(path);
+    }
+    rmdir(directory);
+}
+
+void checkpoint_claim(const char *directory)
+{
+    char *tmp = path_of(directory, ".tmp", NULL), *trainer = path_of(directory, "", "trainer.json");
+
+    /* an empty directory may be replaced, a checkpoint too; anything else is somebody's */
+    if (comm_rank(world) == 0) {
+        if (exists(directory) && !exists(trainer) && rmdir(directory))
+            fail("--save %s: it is there and is not a checkpoint (it has no trainer.json); name another directory",
+                 directory);
+        remove_directory(tmp);
+        if (mkdir(tmp, 0755))
+            fail("--save %s: %s cannot be made: %s", directory, tmp, strerror(errno));
+        rmdir(tmp);
+    }
+    free(tmp);
+    free(trainer);
+}
+
+/* Puts the finished directory in the place of the old one. */
+static void exchange(char *tmp, char *directory, char *old)
+{
+    if (!exists(directory)) {
+        if (rename(tmp, directory))
+            fail("%s could not be renamed to %s: %s", tmp, directory, strerror(errno));
+    } else if (renameat2(AT_FDCWD, tmp, AT_FDCWD, directory, RENAME_EXCHANGE) == 0) {
+        remove_directory(tmp);
+    } else {                                    /* not every file system can: for a moment only the old one is there */
+        remove_directory(old);
+        if (rename(directory, old) || rename(tmp, directory))
+            fail("%s could not be renamed to %s (what was there is %s): %s", tmp, directory, old, strerror(errno));
+    }
+    remove_directory(old);
+}
+
+void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
+{
+    const int count = optimizer->layout->parameters;
+    SafeTensor *tensors = calloc(2 * count, sizeof *tensors);
+    char *final = path_of(directory, "", NULL), *tmp = path_of(directory, ".tmp", NULL);
+    char *old = path_of(directory, ".old", NULL), *path[FILES];
+
+    if (!tensors)
+        fail("no memory for names");
+    for (int i = 0; i < FILES; i++)
+        path[i] = path_of(tmp, "", files[i]);
+    if (comm_rank(world) == 0) {
+        remove_directory(tmp);                  /* of a program that was killed */
+        if (mkdir(tmp, 0755))
+            fail("%s cannot be made: %s", tmp, strerror(errno));
+        error_cleanup(tmp);
+        for (int i = 0; i < FILES; i++)
+            error_cleanup(path[i]);
+        write_json(path[1], config_json(optimizer->layout->config));
+        write_json(path[3], trainer_json(optimizer, state, argc, argv));
+    }
+    tensors_of(optimizer->layout, "", tensors);
+    Safetensors model = create_shared(path[0], tensors, count);
+    write_parts(&model, 0, optimizer, PARAMS);
+    check(safetensors_close(&model, true));
+    tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
+    Safetensors moments = create_shared(path[2], tensors, 2 * count);
+    write_parts(&moments, 0, optimizer, MOMENT_M);
+    write_parts(&moments, count, optimizer, MOMENT_V);
+    check(safetensors_close(&moments, true));
+
+    comm_sum(world, 0);                         /* all ranks' parts are on the disk */
+    if (comm_rank(world) == 0) {
+        for (int i = 0; i < FILES; i++)
+            error_cleanup_done(path[i]);
+        error_cleanup_done(tmp);
+        exchange(tmp, final, old);
+    }
+    comm_sum(world, 0);                         /* nobody goes on, and perhaps ends, before it is in place */
+    for (int i = 0; i < FILES; i++)
+        free(path[i]);
+    free(final);
+    free(tmp);
+    free(old);
+    free(tensors);
+}
+
+/* ---- Loading ---- */
+
+static char *directory_to_load(const char *directory)
+{
+    char *given = path_of(directory, "", NULL), *old = path_of(directory, ".old", NULL);
+
+    if (!exists(given) && exists(old)) {
+        run_print("%s is not there, but %s is: the program that saved it was stopped half-way; using that\n", given, old);
+        free(given);
+        return old;
+    }
+    if (!exists(given))
+        fail("--load %s: %s", given, strerror(ENOENT));
+    free(old);
+    return given;
+}
+
+TrainState checkpoint_open(const char *directory, Config c)
+{
+    char *from = directory_to_load(directory);
+    char *config_path = path_of(from, "", "config.json"), *trainer_path = path_of(from, "", "trainer.json");
+    cJSON *config = read_json(config_path), *trainer = read_json(trainer_path);
+    const int64_t layers = json_integer(config, config_path, "num_hidden_layers");
+    const int64_t hidden = json_integer(config, config_path, "hidden_size");
+    const int64_t heads = json_integer(config, config_path, "num_attention_heads");
+    const int64_t vocab = json_integer(config, config_path, "vocab_size");
+    const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
+    TrainState state = {.step = json_integer(trainer, trainer_path, "step"),
+                        .tokens = json_integer(trainer, trainer_path, "tokens")};
+    char *end = "?";
+
+    if (layers != c.layers || hidden != c.hidden || heads != c.heads || vocab != c.vocab)
+        fail("--load %s: it has --layers %lld --hidden %lld --heads %lld --vocab %lld, but this run --layers %d "
+             "--hidden %d --heads %d --vocab %d", from, (long long)layers, (long long)hidden, (long long)heads,
+             (long long)vocab, c.layers, c.hidden, c.heads, c.vocab);
+    if (state.step > 1000000000)
+        fail("%s: \"step\" is %lld, more than any run has", trainer_path, (long long)state.step);
+    if (cJSON_IsString(seed))
+        state.seed = strtoull(seed->valuestring, &end, 10);
+    if (*end || end == (cJSON_IsString(seed) ? seed->valuestring : NULL))
+        fail("%s: \"seed\" is missing or not a whole number in quotes", trainer_path);
+    cJSON_Delete(config);
+    cJSON_Delete(trainer);
+    free(config_path);
+    free(trainer_path);
+    free(from);
+    return state;
+}
+
+void checkpoint_load(const char *directory, AdamW *optimizer)
+{
+    char *from = directory_to_load(directory);
+    char *model_path = path_of(from, "", "model.safetensors"), *moments_path = path_of(from, "", "optimizer.safetensors");
+    char *trainer_path = path_of(from, "", "trainer.json");
+    Safetensors model, moments;
+    cJSON *trainer = read_json(trainer_path);
+
+    optimizer->step = json_integer(trainer, trainer_path, "optimizer_step");
+    check(safetensors_open(&model, model_path));
+    read_parts(&model, "", optimizer, PARAMS);
+    check(safetensors_close(&model, false));
+    check(safetensors_open(&moments, moments_path));
+    read_parts(&moments, "m.", optimizer, MOMENT_M);
+    read_parts(&moments, "v.", optimizer, MOMENT_V);
+    check(safetensors_close(&moments, false));
+    cJSON_Delete(trainer);
+    free(model_path);
+    free(moments_path);
+    free(trainer_path);
+    free(from);
+}
+
+/* ---- The dump ---- */
+
+void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t step, int64_t sequences)
+{
+    const int count = optimizer->layout->parameters;
+    const int64_t seq = optimizer->layout->config.seq;
+    SafeTensor *tensors = calloc(count + 2, sizeof *tensors), *batch = tensors_of(optimizer->layout, "", tensors);
+
+    if (!tensors)
+        fail("no memory for names");
+    for (int i = 0; i < 2; i++) {
+        batch[i] = (SafeTensor){.name = strdup(i ? "batch.targets" : "batch.inputs"), .dtype = "I64", .dims = 2,
+                                .shape = {sequences, seq}};
+    }
+    Safetensors file = create_shared(path, tensors, count + 2);
+    write_parts(&file, 0, optimizer, GRADIENTS);
+    if (comm_rank(world) == 0) {
+        int64_t *tokens = malloc((seq + 1) * sizeof *tokens);
+        if (!tokens)
+            fail("no memory for a sequence");
+        for (int64_t g = 0; g < sequences; g++) {
+            data_sequence(step, g, tokens);
+            for (int i = 0; i < 2; i++)
+                check(safetensors_write(&file, &file.tensors[count + i], g * seq, seq, tokens + i));
+        }
+        free(tokens);
+    }
+    check(safetensors_close(&file, false));
+    comm_sum(world, 0);
+    free(tensors);
+}

@@ -1,0 +1,157 @@
+#include "data.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "device.h"
+#include "error.h"
+#include "options.h"
+#include "random.h"
+
+enum { HEADER_BYTES = 256 * 4, HEADER_MAGIC = 20240520, HEADER_VERSION = 1 };
+
+static const uint8_t *bytes;        /* the file, mapped; tokens of one or two bytes from here on */
+static int width;
+static int64_t training, held_out;
+
+static int64_t token(int64_t i)
+{
+    return width == 1 ? bytes[i] : bytes[2 * i] | bytes[2 * i + 1] << 8;
+}
+
+void data_open(void)
+{
+    const char *path = options.data, *dot = strrchr(path, '.');
+    const int seq = options.config.seq, vocab = options.config.vocab;
+    struct stat s;
+    const int file = open(path, O_RDONLY);
+
+    if (file < 0 || fstat(file, &s))
+        fail("--data %s: %s", path, strerror(errno));
+    if (!S_ISREG(s.st_mode))
+        fail("--data %s: %s, but a file of text or tokens is needed", path,
+             S_ISDIR(s.st_mode) ? "a directory" : "not a regular file");
+    if (s.st_size == 0)
+        fail("--data %s: the file is empty", path);
+    uint8_t *map = mmap(NULL, s.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+    if (map == MAP_FAILED)
+        fail("--data %s: %s", path, strerror(errno));
+    close(file);
+
+    int32_t header[3] = {0};
+    memcpy(header, map, s.st_size < 12 ? s.st_size : 12);
+    const bool has_header = header[0] == HEADER_MAGIC;
+    int64_t tokens = s.st_size;
+    bytes = map, width = 1;
+    if (has_header || (dot && !strcmp(dot, ".bin"))) {
+        const int64_t offset = has_header ? HEADER_BYTES : 0;
+        if (has_header && header[1] != HEADER_VERSION)
+            fail("--data %s: version %d of the token header, but version %d is known", path, header[1], HEADER_VERSION);
+        if ((s.st_size - offset) % 2 || s.st_size < offset)
+            fail("--data %s: %lld bytes do not make uint16 tokens after a header of %lld", path, (long long)s.st_size,
+                 (long long)offset);
+        bytes += offset, width = 2;
+        tokens = (s.st_size - offset) / 2;
+        if (has_header && header[2] != tokens)
+            fail("--data %s: the header says %d tokens, but the file has %lld", path, header[2], (long long)tokens);
+    }
+    held_out = tokens / 10;
+    training = tokens - held_out;
+    if (held_out <= seq)
+        fail("--data %s: %lld tokens are too few: a tenth is held out, and that tenth must exceed --seq %d, so at "
+             "least %lld are needed", path, (long long)tokens, seq, 10ll * (seq + 1));
+    for (int64_t i = 0; i < tokens && (width == 2 || vocab < 256); i++)
+        if (token(i) >= vocab)
+            fail("--data %s: token %lld, at position %lld, is not below --vocab %d", path, (long long)token(i),
+                 (long long)i, vocab);
+}
+
+int64_t data_tokens(void)
+{
+    return training;
+}
+
+int64_t data_held_out(void)
+{
+    return held_out;
+}
+
+const char *data_kind(void)
+{
+    return width == 1 ? "text, a token a byte" : "uint16 tokens";
+}
+
+Batch batch_create(void)
+{
+    const int64_t B = options.micro_batch, T = options.config.seq;
+
+    return (Batch){tensor_create(MEM_WORKSPACE, I32, "inputs", shape(B, T)),
+                   tensor_create(MEM_WORKSPACE, I32, "targets", shape(B, T))};
+}
+
+/* Row b of the batch is the tokens from start_of(b) on; for each, the next one is the target. */
+static void load(Batch batch, const int64_t *starts)
+{
+    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1];
+    int32_t *host = malloc(2 * B * T * sizeof *host + 1), *targets = host + B * T;
+
+    if (!host)
+        fail("no memory for a batch of %lld x %lld tokens", (long long)B, (long long)T);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t t = 0; t < T; t++) {
+            host[b * T + t] = token(starts[b] + t);
+            targets[b * T + t] = token(starts[b] + t + 1);
+        }
+    device_upload(batch.inputs.data, host, tensor_bytes(batch.inputs));
+    device_upload(batch.targets.data, targets, tensor_bytes(batch.targets));
+    free(host);
+}
+
+static int64_t start_of(int64_t step, int64_t sequence)
+{
+    return random_bits(options.seed, STREAM_BATCHES, step, sequence) % (uint64_t)(training - options.config.seq);
+}
+
+void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t first)
+{
+    const int64_t B = batch.inputs.shape[0];
+    int64_t starts[B];
+
+    for (int64_t b = 0; b < B; b++)
+        starts[b] = start_of(step, sequence + b) + first;
+    load(batch, starts);
+}
+
+void data_sequence(int64_t step, int64_t g, int64_t *tokens)
+{
+    for (int t = 0; t <= options.config.seq; t++)
+        tokens[t] = token(start_of(step, g) + t);
+}
+
+void batch_held_out(Batch batch, int64_t i, int64_t pieces)
+{
+    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], last = held_out - T - 1;
+    int64_t starts[B];
+
+    for (int64_t b = 0; b < B; b++)
+        starts[b] = training + range_part(last, i * B + b, pieces * B).first;
+    load(batch, starts);
+}
+
+void batch_tokens(Batch batch, const int32_t *tokens)
+{
+    int32_t *none = malloc(tensor_bytes(batch.targets));
+
+    if (!none)
+        fail("no memory for %s of targets", bytes_text(tensor_bytes(batch.targets)));
+    memset(none, 0xff, tensor_bytes(batch.targets));            /* -1 */
+    device_upload(batch.inputs.data, tokens, tensor_bytes(batch.inputs));
+    device_upload(batch.targets.data, none, tensor_bytes(batch.targets));
+    free(none);
+}

@@ -1,0 +1,45 @@
+/* The device: where tensors live and operators run. device_cpu.c is the machine itself; device_cuda.cu is a GPU.
+ *
+ * Work on a device is a stream: operators and copies are queued in order and the host may run ahead; device_wait
+ * and everything that brings numbers to the host waits for what was queued before. On the CPU every call is done
+ * when it returns.
+ */
+#ifndef DEVICE_H
+#define DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tensor.h"
+
+/* Takes the device for this process, one of `local_ranks` on this machine, the local_rank-th of them.
+ * threads: of the CPU, 0: the machine's cores divided over the local ranks. */
+void device_init(int local_rank, int local_ranks, int threads);
+const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor, AVX-512" */
+int device_threads(void);
+int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
+
+/* Arithmetic rate, in FLOP/s, that MFU is a part of: a GPU's datasheet peak for REAL, or on the CPU the rate of
+ * the machine's own matmul, measured once. 0: not known. */
+double device_peak_flops(void);
+
+void *device_alloc(int64_t bytes);          /* zeroed; NULL: no more memory */
+void device_free(void *data, int64_t bytes);
+void device_zero(void *data, int64_t bytes);
+void device_copy(void *to, const void *from, int64_t bytes);        /* both on the device; must not overlap */
+void device_upload(void *to, const void *from, int64_t bytes);      /* from the host */
+void device_download(void *to, const void *from, int64_t bytes);    /* to the host; waits */
+void device_wait(void);
+
+/* A point in the stream: recorded now, reached when the work queued before it is done. */
+typedef struct {
+    double seconds;                         /* on the CPU: when it was recorded */
+    void *handle;                           /* on a GPU */
+} DeviceEvent;
+DeviceEvent device_event(void);
+double device_event_seconds(DeviceEvent *event);    /* on clock_seconds's clock; waits until reached; frees it */
+
+/* Seconds of a clock that only goes forward. */
+double clock_seconds(void);
+
+#endif

@@ -1,0 +1,202 @@
+/* The device that every machine has. Work is done when a call returns, so streams and events are trivial here;
+ * what is left is memory, threads, and knowing how fast this machine multiplies matrices. */
+#include "device.h"
+
+#include <cblas.h>
+#include <errno.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "error.h"
+
+static char name[160];
+static int threads;
+
+/* The first "key : value" line of a file in /proc; an empty string if there is none. */
+static void proc_value(const char *path, const char *key, char *value, size_t size)
+{
+    char line[512];
+    FILE *f = fopen(path, "r");
+
+    value[0] = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, key, strlen(key))) {
+            const char *at = strchr(line, ':');
+            snprintf(value, size, "%s", at ? at + 1 + strspn(at + 1, " \t") : "");
+            value[strcspn(value, "\n")] = 0;
+            break;
+        }
+    if (f)
+        fclose(f);
+}
+
+void device_init(int local_rank, int local_ranks, int wanted)
+{
+    char model[100];
+
+    (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
+    threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
+    threads = threads < 1 ? 1 : threads;
+    omp_set_dynamic(0);
+    omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
+    proc_value("/proc/cpuinfo", "model name", model, sizeof model);
+    snprintf(name, sizeof name, "%d thread%s of %s", threads, threads == 1 ? "" : "s", model[0] ? model : "this CPU");
+}
+
+const char *device_name(void)
+{
+    return name;
+}
+
+int device_threads(void)
+{
+    return threads;
+}
+
+/* What the machine has left, or what this process's control group (a container) may still take, if that is less. */
+int64_t device_memory_available(void)
+{
+    char text[100];
+    int64_t available = -1, limit = -1, current = -1;
+
+    proc_value("/proc/meminfo", "MemAvailable", text, sizeof text);
+    if (text[0])
+        available = strtoll(text, NULL, 10) * 1024;
+    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r"), *now = fopen("/sys/fs/cgroup/memory.current", "r");
+    long long value;
+    if (max && fscanf(max, "%lld", &value) == 1)        /* "max": no limit, and no number */
+        limit = value;
+    if (now && fscanf(now, "%lld", &value) == 1)
+        current = value;
+    if (max)
+        fclose(max);
+    if (now)
+        fclose(now);
+    if (limit >= 0 && current >= 0 && (available < 0 || limit - current < available))
+        available = limit - current;
+    return available;
+}
+
+double device_peak_flops(void)
+{
+    enum { N = 512, BATCH = 4 };
+    static double rate;
+
+    if (rate)
+        return rate;
+    real *a = calloc(3 * N * N, sizeof *a), *b = a + N * N, *c = b + N * N;
+    if (!a)
+        fail("no memory for measuring the matmul rate");
+    for (int trial = 0; trial < 5; trial++) {           /* the best: the others were disturbed */
+        const double begin = clock_seconds();
+        for (int i = 0; i < BATCH; i++)
+#ifdef REAL64
+            cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, N, N, 1, a, N, b, N, 0, c, N);
+#else
+            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, N, N, 1, a, N, b, N, 0, c, N);
+#endif
+        const double flops = 2.0 * N * N * N * BATCH / (clock_seconds() - begin);
+        rate = flops > rate ? flops : rate;
+    }
+    free(a);
+    return rate;
+}
+
+/* Large tensors get pages of 2 MB: AdamW streams through four of them at once, and with small pages half of the
+ * time goes into finding out where they are. */
+enum { HUGE_PAGE = 1 << 21 };
+
+static int64_t rounded(int64_t bytes)
+{
+    return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+}
+
+void *device_alloc(int64_t bytes)
+{
+    void *data;
+
+    if (bytes < 2 * HUGE_PAGE) {
+        if (posix_memalign(&data, 64, bytes ? bytes : 1))       /* 64: a cache line, a vector */
+            return NULL;
+        memset(data, 0, bytes);
+        return data;
+    }
+    /* one huge page more than needed, so that an aligned range is inside; the rest goes back */
+    char *all = mmap(NULL, rounded(bytes) + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED)
+        return NULL;
+    const int64_t before = (HUGE_PAGE - (intptr_t)all % HUGE_PAGE) % HUGE_PAGE;
+    if (before)
+        munmap(all, before);
+    if (HUGE_PAGE - before)
+        munmap(all + before + rounded(bytes), HUGE_PAGE - before);
+    data = all + before;
+    madvise(data, rounded(bytes), MADV_HUGEPAGE);               /* a wish: without it all is as well, but slower */
+    return data;
+}
+
+void device_free(void *data, int64_t bytes)
+{
+    if (bytes < 2 * HUGE_PAGE)
+        free(data);
+    else
+        munmap(data, rounded(bytes));
+}
+
+void device_zero(void *data, int64_t bytes)
+{
+    char *to = data;
+
+    if (bytes < HUGE_PAGE) {
+        memset(to, 0, bytes);
+        return;
+    }
+#pragma omp parallel
+    {
+        const Range part = range_part(bytes / 64, omp_get_thread_num(), omp_get_num_threads());
+        memset(to + part.first * 64, 0, part.count * 64);
+    }
+    memset(to + bytes / 64 * 64, 0, bytes % 64);
+}
+
+void device_copy(void *to, const void *from, int64_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+void device_upload(void *to, const void *from, int64_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+void device_download(void *to, const void *from, int64_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+void device_wait(void)
+{
+}
+
+DeviceEvent device_event(void)
+{
+    return (DeviceEvent){.seconds = clock_seconds()};
+}
+
+double device_event_seconds(DeviceEvent *event)
+{
+    return event->seconds;
+}
+
+double clock_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}

@@ -1,0 +1,77 @@
+#include "error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *speaker = "ultrascale";
+
+enum { PATHS = 64 };
+static char *half_written[PATHS];
+
+static void end_alone(const char *line, int status)
+{
+    fprintf(stderr, "%s\n", line);
+    exit(status);
+}
+
+static ErrorEnd end = end_alone;
+
+void error_speaker(const char *stage)
+{
+    speaker = stage;
+}
+
+void error_end_with(ErrorEnd e)
+{
+    end = e;
+}
+
+void error_cleanup(const char *path)
+{
+    for (int i = 0; i < PATHS; i++)
+        if (!half_written[i]) {
+            half_written[i] = strdup(path);
+            return;
+        }
+}
+
+void error_cleanup_done(const char *path)
+{
+    for (int i = 0; i < PATHS; i++)
+        if (half_written[i] && !strcmp(half_written[i], path)) {
+            free(half_written[i]);
+            half_written[i] = NULL;
+        }
+}
+
+static _Noreturn void fail_list(int status, const char *format, va_list list)
+{
+    char line[2048];
+    const int at = snprintf(line, sizeof line, "%s: ", speaker);
+
+    vsnprintf(line + at, sizeof line - at, format, list);
+    for (int i = PATHS - 1; i >= 0; i--)            /* files were made after the directories they are in */
+        if (half_written[i] && unlink(half_written[i]))
+            rmdir(half_written[i]);
+    fflush(stdout);
+    end(line, status);
+    abort();                                        /* an ErrorEnd doesn't return */
+}
+
+void fail(const char *format, ...)
+{
+    va_list list;
+
+    va_start(list, format);
+    fail_list(1, format, list);
+}
+
+void fail_usage(const char *format, ...)
+{
+    va_list list;
+
+    va_start(list, format);
+    fail_list(2, format, list);
+}

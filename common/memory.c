@@ -1,0 +1,128 @@
+#include "memory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "device.h"
+#include "error.h"
+#include "run.h"
+#include "trace.h"
+
+const char *const memory_name[MEM_CATEGORIES] = {
+    "parameters", "master", "gradients", "optimizer", "activations", "communication", "workspace"};
+
+/* What makes each category smaller. */
+static const char *const remedy[MEM_CATEGORIES] = {
+    [MEM_PARAMETERS] = "a smaller model (--layers, --hidden, --vocab)",
+    [MEM_MASTER] = "a smaller model (--layers, --hidden, --vocab)",
+    [MEM_GRADIENTS] = "a smaller model (--layers, --hidden, --vocab)",
+    [MEM_OPTIMIZER] = "a smaller model (--layers, --hidden, --vocab)",
+    [MEM_ACTIVATIONS] = "--recompute full, or a smaller --micro-batch (with more --accumulate) or --seq",
+    [MEM_COMMUNICATION] = "a smaller model or --micro-batch",
+    [MEM_WORKSPACE] = "a smaller --micro-batch (with more --accumulate) or --seq"};
+
+static MemoryEntry entry[MEM_CATEGORIES];
+static int64_t used, peak;
+
+void memory_account(Category category, int64_t bytes)
+{
+    MemoryEntry *e = &entry[category];
+
+    e->used += bytes;
+    e->peak = e->used > e->peak ? e->used : e->peak;
+    used += bytes;
+    peak = used > peak ? used : peak;
+    trace_memory();
+}
+
+MemoryEntry memory_entry(Category category)
+{
+    return entry[category];
+}
+
+MemoryEntry memory_total(void)
+{
+    MemoryEntry total = {.used = used, .peak = peak};
+
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        total.predicted += entry[c].predicted;
+    return total;
+}
+
+void memory_predict(Category category, double bytes)
+{
+    entry[category].predicted += bytes;
+}
+
+void memory_playbook(Category category, double bytes, const char *formula)
+{
+    entry[category].playbook += bytes;
+    entry[category].formula = formula;
+}
+
+const char *bytes_text(double bytes)
+{
+    static char text[8][32];
+    static int next;
+    static const char *const unit[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+    char *t = text[next++ % 8];
+    int u = 0;
+
+    while (u < 6 && (bytes >= 999.5 || bytes <= -999.5)) {
+        bytes /= 1000;
+        u++;
+    }
+    snprintf(t, sizeof text[0], u && bytes < 99.95 ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
+    return t;
+}
+
+const char *memory_in_use(void)
+{
+    static char text[256];
+    int at = snprintf(text, sizeof text, "%s in use", bytes_text(used));
+
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        if (entry[c].used)
+            at += snprintf(text + at, sizeof text - at, ", %s %s", memory_name[c], bytes_text(entry[c].used));
+    return text;
+}
+
+const char *memory_remedy(Category category)
+{
+    return remedy[category];
+}
+
+void memory_plan(void)
+{
+    const int64_t available = device_memory_available();
+    const double total = memory_total().predicted;
+    int largest = 0;
+
+    run_print("memory will be");
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        largest = entry[c].predicted > entry[largest].predicted ? c : largest;
+        if (entry[c].predicted)
+            run_print("%s %s %s", c ? "," : "", memory_name[c], bytes_text(entry[c].predicted));
+    }
+    run_print(": %s", bytes_text(total));
+    run_print(available < 0 ? "\n" : " of %s available\n", bytes_text(available));
+    if (available >= 0 && total > available)
+        fail("this needs %s of memory, and %s are available; the largest category is %s with %s: %s would shrink it",
+             bytes_text(total), bytes_text(available), memory_name[largest], bytes_text(entry[largest].predicted),
+             memory_remedy(largest));
+}
+
+void memory_print(void)
+{
+    run_print("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        const MemoryEntry *e = &entry[c];
+        if (!e->peak && !e->predicted)
+            continue;
+        run_print("%-14s %16lld %16.0f ", memory_name[c], (long long)e->peak, e->predicted);
+        if (e->formula)
+            run_print("%16.0f  %s", e->playbook, e->formula);
+        run_print("%s\n", e->peak == e->predicted ? "" : "  DIFFERS");
+    }
+    run_print("%-14s %16lld %16.0f\n", "total", (long long)peak, memory_total().predicted);
+}

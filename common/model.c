@@ -1,0 +1,217 @@
+#include "model.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device.h"
+#include "error.h"
+#include "random.h"
+
+const Shard WHOLE = {.slices = 1, .embedding = true, .head = true};
+
+enum { BLOCK_PARAMETERS = 12, UNCUT = 6 };
+
+int64_t model_parameters(Config c)
+{
+    const int64_t h = c.hidden;
+
+    return h * c.vocab + c.layers * (12 * h * h + 13 * h) + 2 * h;
+}
+
+double model_flops_per_token(Config c)
+{
+    return 6.0 * model_parameters(c) + 12.0 * c.layers * c.hidden * c.seq;
+}
+
+/* ---- The layout ---- */
+
+typedef enum { WHOLE_MATRIX, CUT_ROWS, CUT_COLS } Cut;
+
+static char *text_of(const char *format, ...)
+{
+    char text[128];
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    return strdup(text);
+}
+
+/* One more parameter of the table; `unit` is how many elements cannot be told apart by a cut (a head's rows). */
+static void add(Layout *l, Shard shard, bool here, const char *name, const char *label, int64_t rows, int64_t cols,
+                bool vector, Cut cut, int64_t unit, double mean, double deviation)
+{
+    ParamInfo p = {.name = name, .label = label, .rows = rows, .cols = cols, .vector = vector, .mean = mean,
+                   .deviation = deviation, .decay = !vector};
+    Range r = {0, rows}, c = {0, cols};
+
+    if (cut != WHOLE_MATRIX) {
+        Range *side = cut == CUT_ROWS ? &r : &c;
+        const Range part = range_part(side->count / unit, shard.slice, shard.slices);
+        *side = (Range){part.first * unit, part.count * unit};
+    }
+    p.first_row = r.first, p.here_rows = r.count;
+    p.first_col = c.first, p.here_cols = c.count;
+    p.range = (Range){l->count, here ? p.here_rows * p.here_cols : 0};
+    p.owned = here && shard.replica == 0 && (cut != WHOLE_MATRIX || shard.slice == 0);
+    l->count += p.range.count;
+    l->table[l->parameters++] = p;
+}
+
+Layout layout_create(Config config, Shard shard)
+{
+    const int64_t H = config.hidden, D = H / config.heads, F = 4 * H;
+    const double deviation = 0.02, into_residual = 0.02 / sqrt(2.0 * config.layers);
+    Layout l = {.config = config};
+
+    l.units = calloc(config.layers + 2, sizeof *l.units);
+    l.table = calloc((int64_t)config.layers * BLOCK_PARAMETERS + 3, sizeof *l.table);
+    if (!l.units || !l.table)
+        fail("no memory for the layout of %d layers", config.layers);
+    l.first_id = range_part(config.vocab, shard.slice, shard.slices).first;
+
+    add(&l, shard, shard.embedding || shard.head, "gpt_neox.embed_in.weight", "embedding", config.vocab, H, false,
+        CUT_ROWS, 1, 0, deviation);
+    l.units[0] = (Range){0, l.count};
+    for (int layer = 0; layer < config.layers; layer++) {
+        const struct {
+            const char *name, *label;
+            int64_t rows, cols;
+            bool vector;
+            Cut cut;
+            int64_t unit;
+            double mean, deviation;
+        } p[BLOCK_PARAMETERS] = {
+            {"input_layernorm.weight", "ln1_weight", H, 1, true, WHOLE_MATRIX, 1, 1, 0},
+            {"input_layernorm.bias", "ln1_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0},
+            {"attention.dense.bias", "proj_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0},
+            {"post_attention_layernorm.weight", "ln2_weight", H, 1, true, WHOLE_MATRIX, 1, 1, 0},
+            {"post_attention_layernorm.bias", "ln2_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0},
+            {"mlp.dense_4h_to_h.bias", "down_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0},
+            {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, false, CUT_ROWS, 3 * D, 0, deviation},
+            {"attention.query_key_value.bias", "qkv_bias", 3 * H, 1, true, CUT_ROWS, 3 * D, 0, 0},
+            {"attention.dense.weight", "proj_weight", H, H, false, CUT_COLS, D, 0, into_residual},
+            {"mlp.dense_h_to_4h.weight", "up_weight", F, H, false, CUT_ROWS, 1, 0, deviation},
+            {"mlp.dense_h_to_4h.bias", "up_bias", F, 1, true, CUT_ROWS, 1, 0, 0},
+            {"mlp.dense_4h_to_h.weight", "down_weight", H, F, false, CUT_COLS, 1, 0, into_residual}};
+        const int64_t first = l.count;
+
+        for (int i = 0; i < BLOCK_PARAMETERS; i++)
+            add(&l, shard, !shard.layer || shard.layer[layer], text_of("gpt_neox.layers.%d.%s", layer, p[i].name),
+                text_of("blocks.%d.%s", layer, p[i].label), p[i].rows, p[i].cols, p[i].vector, p[i].cut, p[i].unit,
+                p[i].mean, p[i].deviation);
+        l.units[layer + 1] = (Range){first, l.count - first};
+    }
+    const int64_t first = l.count;
+    add(&l, shard, shard.head, "gpt_neox.final_layer_norm.weight", "final_weight", H, 1, true, WHOLE_MATRIX, 1, 1, 0);
+    add(&l, shard, shard.head, "gpt_neox.final_layer_norm.bias", "final_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0);
+    l.units[config.layers + 1] = (Range){first, l.count - first};
+    return l;
+}
+
+bool layout_next(const Layout *layout, Range range, Stretch *s)
+{
+    /* the first element that no stretch has covered yet */
+    const int64_t at = s->param ? s->in_range + s->count : 0, element = range.first + at;
+
+    if (at >= range.count)
+        return false;
+    while (element >= layout->table[s->parameter].range.first + layout->table[s->parameter].range.count)
+        s->parameter++;
+    const ParamInfo *p = s->param = &layout->table[s->parameter];
+    const int64_t in_param = element - p->range.first, row = in_param / p->here_cols, col = in_param % p->here_cols;
+    /* whole rows lie one after the other in the whole model too; otherwise each row is a stretch */
+    const int64_t longest = p->here_cols == p->cols ? p->range.count - in_param : p->here_cols - col;
+    s->in_whole = (p->first_row + row) * p->cols + p->first_col + col;
+    s->in_range = at;
+    s->count = longest < range.count - at ? longest : range.count - at;
+    return true;
+}
+
+/* ---- Views ---- */
+
+static Tensor view_of(const Layout *layout, int parameter, int unit, Tensor buffer)
+{
+    const ParamInfo *p = &layout->table[parameter];
+
+    if (!buffer.data || !p->range.count)
+        return NONE;
+    Tensor t = tensor_range(buffer, p->range.first - layout->units[unit].first, p->range.count);
+    t.name = p->label;
+    return p->vector ? t : tensor_view(t, shape(p->here_rows, p->here_cols));
+}
+
+/* Several parameters that lie one after the other, flat. */
+static Tensor view_from(const Layout *layout, int parameter, int count, int unit, Tensor buffer, const char *name)
+{
+    const Range first = layout->table[parameter].range, last = layout->table[parameter + count - 1].range;
+
+    if (!buffer.data || !first.count)
+        return NONE;
+    Tensor t = tensor_range(buffer, first.first - layout->units[unit].first, last.first + last.count - first.first);
+    t.name = name;
+    return t;
+}
+
+Params params_view_units(const Layout *layout, const Tensor *units)
+{
+    const int layers = layout->config.layers;
+    Params p = {.embedding = view_of(layout, 0, 0, units[0]), .blocks = calloc(layers, sizeof(BlockParams))};
+
+    if (!p.blocks)
+        fail("no memory for views of %d layers", layers);
+    for (int l = 0; l < layers; l++) {
+        const int first = 1 + l * BLOCK_PARAMETERS;
+        BlockParams *b = &p.blocks[l];
+        Tensor *const views[BLOCK_PARAMETERS] = {
+            &b->ln1_weight, &b->ln1_bias, &b->proj_bias, &b->ln2_weight, &b->ln2_bias, &b->down_bias,
+            &b->qkv_weight, &b->qkv_bias, &b->proj_weight, &b->up_weight, &b->up_bias, &b->down_weight};
+        for (int i = 0; i < BLOCK_PARAMETERS; i++)
+            *views[i] = view_of(layout, first + i, l + 1, units[l + 1]);
+        b->uncut = view_from(layout, first, UNCUT, l + 1, units[l + 1], "uncut");
+    }
+    const int first = 1 + layers * BLOCK_PARAMETERS, unit = layers + 1;
+    p.final_weight = view_of(layout, first, unit, units[unit]);
+    p.final_bias = view_of(layout, first + 1, unit, units[unit]);
+    p.final = view_from(layout, first, 2, unit, units[unit], "final");
+    return p;
+}
+
+Params params_view(const Layout *layout, Tensor buffer)
+{
+    const int units = layout->config.layers + 2;
+    Tensor *ranges = calloc(units, sizeof *ranges);
+
+    if (!ranges)
+        fail("no memory for views of %d layers", units - 2);
+    for (int u = 0; u < units; u++)
+        ranges[u] = tensor_range(buffer, layout->units[u].first, layout->units[u].count);
+    Params p = params_view_units(layout, ranges);
+    p.buffer = buffer;
+    free(ranges);
+    return p;
+}
+
+/* ---- Initial weights ---- */
+
+void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t seed)
+{
+    const Range range = {first, tensor_count(params)};
+    real *host = malloc(tensor_bytes(params) + 1);
+
+    if (!host)
+        fail("no memory for initial weights of %s", bytes_text(tensor_bytes(params)));
+    for (Stretch s = {0}; layout_next(layout, range, &s);) {
+        const double mean = s.param->mean, deviation = s.param->deviation;
+#pragma omp parallel for
+        for (int64_t i = 0; i < s.count; i++)
+            host[s.in_range + i] = (real)(deviation == 0 ? mean : mean
+                + deviation * random_normal(seed, STREAM_PARAMETERS, s.parameter, s.in_whole + i));
+    }
+    device_upload(params.data, host, tensor_bytes(params));
+    free(host);
+}

@@ -1,0 +1,390 @@
+#include "ops.h"
+
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm.h"
+#include "device.h"
+#include "error.h"
+#include "ops_backend.h"
+#include "trace.h"
+
+/* ---- The wrapper around every operator: checks, the account, the trace, --pretend ---- */
+
+typedef struct {
+    int count;
+    Tensor t[5];
+} Operands;
+
+#define OPERANDS(...) (Operands){sizeof((Tensor[]){__VA_ARGS__}) / sizeof(Tensor), {__VA_ARGS__}}
+
+static OpAccount accounts[64];
+static int account_count;
+static double pretend_flops;
+
+static OpAccount *current;                      /* the operator between begin and end */
+static double began, flops_of_call;
+
+static OpAccount *account_of(const char *name)
+{
+    for (int i = 0; i < account_count; i++)
+        if (!strcmp(accounts[i].name, name))
+            return &accounts[i];
+    accounts[account_count].name = name;
+    return &accounts[account_count++];
+}
+
+/* An operator starts: what it writes, what it adds to, what it reads, and whether their shapes follow its rule. */
+static void begin(const char *name, Operands writes, Operands updates, Operands reads, double flops, bool fits,
+                  const char *rule)
+{
+    const Operands *all[] = {&writes, &updates, &reads};
+    double bytes = 0;
+
+    if (!fits) {
+        char text[1024];
+        int at = 0;
+        for (int k = 0; k < 3; k++)
+            for (int i = 0; i < all[k]->count; i++) {
+                char *one = tensor_describe(all[k]->t[i]);
+                at += snprintf(text + at, at < (int)sizeof text ? sizeof text - at : 0, "%s%s %s", at ? ", " : "", one,
+                               dtype_name(all[k]->t[i].dtype));
+                free(one);
+            }
+        fail("%s: %s; but it takes %s", name, text, rule);
+    }
+    for (int k = 2; k >= 0; k--)                /* reads first: what is written may lie where something was read */
+        for (int i = 0; i < all[k]->count; i++) {
+            bytes += tensor_bytes(all[k]->t[i]);
+            trace_operand(all[k]->t[i], k == 0 ? TRACE_WRITE : k == 1 ? TRACE_UPDATE : TRACE_READ);
+        }
+    current = account_of(name);
+    current->calls++;
+    current->flops += flops;
+    current->bytes += bytes;
+    flops_of_call = flops;
+    trace_operator_begin(name);
+    began = clock_seconds();
+}
+
+static void end(void)
+{
+    if (pretend_flops) {
+        device_wait();
+        while (clock_seconds() - began < flops_of_call / pretend_flops) {
+            comm_progress();
+            sched_yield();                      /* other ranks may share this core, and have real work to do */
+        }
+    }
+    comm_progress();                            /* MPI moves data only while somebody calls it */
+    current->seconds += clock_seconds() - began;
+    trace_operator_end();
+}
+
+int ops_account(const OpAccount **a)
+{
+    *a = accounts;
+    return account_count;
+}
+
+void ops_account_reset(void)
+{
+    account_count = 0;
+    memset(accounts, 0, sizeof accounts);
+}
+
+void ops_pretend(double flops_per_second)
+{
+    pretend_flops = flops_per_second;
+}
+
+/* (rows, width) of type REAL, whatever its dimensions. */
+static bool is(Tensor t, int64_t rows, int64_t width)
+{
+    return t.data && t.dtype == REAL && tensor_rows(t) == rows && tensor_width(t) == width;
+}
+
+static bool is_vector(Tensor t, int64_t count)
+{
+    return t.data && t.dtype == REAL && tensor_count(t) == count;
+}
+
+static bool are_ids(Tensor t, int64_t count)
+{
+    return t.data && t.dtype == I32 && tensor_count(t) == count;
+}
+
+/* ---- The operators ---- */
+
+void tensor_zero(Tensor t)
+{
+    begin("zero", OPERANDS(t), OPERANDS(), OPERANDS(), 0, t.data, "a tensor");
+    trace_operand(t, TRACE_ZERO);
+    device_zero(t.data, tensor_bytes(t));
+    end();
+}
+
+void tensor_copy(Tensor to, Tensor from)
+{
+    begin("copy", OPERANDS(to), OPERANDS(), OPERANDS(from), 0,
+          to.data && from.data && tensor_count(to) == tensor_count(from) && to.dtype == from.dtype,
+          "two tensors of one count and type");
+    device_copy(to.data, from.data, tensor_bytes(to));
+    end();
+}
+
+double tensor_item(Tensor t)
+{
+    double x;
+    real y;
+
+    begin("item", OPERANDS(), OPERANDS(), OPERANDS(t), 0,
+          tensor_count(t) == 1 && (t.dtype == F64 || t.dtype == REAL), "one number");
+    if (t.dtype == F64) {
+        device_download(&x, t.data, sizeof x);
+    } else {
+        device_download(&y, t.data, sizeof y);
+        x = y;
+    }
+    end();
+    return x;
+}
+
+void embedding_forward(Tensor out, Tensor ids, Tensor weight)
+{
+    begin("embedding_forward", OPERANDS(out), OPERANDS(), OPERANDS(ids, weight), 0,
+          is(out, tensor_count(ids), tensor_width(weight)) && are_ids(ids, tensor_count(ids)) && weight.dtype == REAL,
+          "out (R, H), ids (R) I32, weight (V, H)");
+    embedding_forward_kernel(out, ids, weight);
+    end();
+}
+
+void embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
+{
+    begin("embedding_backward", OPERANDS(), OPERANDS(d_weight), OPERANDS(d_out, ids), 0,
+          is(d_out, tensor_count(ids), tensor_width(d_weight)) && are_ids(ids, tensor_count(ids)) && d_weight.dtype == REAL,
+          "d_weight (V, H), d_out (R, H), ids (R) I32");
+    embedding_backward_kernel(d_weight, d_out, ids);
+    end();
+}
+
+void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x);
+
+    begin("layernorm_forward", OPERANDS(out, stats), OPERANDS(), OPERANDS(x, weight, bias), 0,
+          is(x, rows, width) && is(out, rows, width) && is(stats, rows, 2) && is_vector(weight, width)
+              && is_vector(bias, width),
+          "out (R, H), stats (R, 2), x (R, H), weight (H), bias (H)");
+    layernorm_forward_kernel(out, stats, x, weight, bias);
+    end();
+}
+
+void layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats, Tensor weight)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x);
+
+    begin("layernorm_backward", OPERANDS(), OPERANDS(d_x, d_weight, d_bias), OPERANDS(d_out, x, stats, weight), 0,
+          is(x, rows, width) && is(d_x, rows, width) && is(d_out, rows, width) && is(stats, rows, 2)
+              && is_vector(weight, width) && is_vector(d_weight, width) && is_vector(d_bias, width),
+          "d_x (R, H), d_weight (H), d_bias (H), d_out (R, H), x (R, H), stats (R, 2), weight (H)");
+    layernorm_backward_kernel(d_x, d_weight, d_bias, d_out, x, stats, weight);
+    end();
+}
+
+void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
+
+    begin("linear_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * rows * k * m,
+          is(x, rows, k) && is(out, rows, m) && is(weight, m, k) && (!bias.data || is_vector(bias, m)),
+          "out (R, M), x (R, K), weight (M, K), bias (M) or none");
+    linear_forward_kernel(out, x, weight, bias);
+    end();
+}
+
+void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
+
+    begin("linear_backward_input", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, weight), 2.0 * rows * k * m,
+          is(d_x, rows, k) && is(d_out, rows, m) && is(weight, m, k),
+          "d_x (R, K), d_out (R, M), weight (M, K)");
+    linear_backward_input_kernel(d_x, d_out, weight);
+    end();
+}
+
+void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+{
+    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out);
+
+    begin("linear_backward_weight", OPERANDS(), OPERANDS(d_weight, d_bias), OPERANDS(d_out, x), 2.0 * rows * k * m,
+          is(x, rows, k) && is(d_out, rows, m) && is(d_weight, m, k) && (!d_bias.data || is_vector(d_bias, m)),
+          "d_weight (M, K), d_bias (M) or none, d_out (R, M), x (R, K)");
+    linear_backward_weight_kernel(d_weight, d_bias, d_out, x);
+    end();
+}
+
+/* The table is computed on the host, in double, in any build. */
+void rope_table(Tensor rope, int64_t first)
+{
+    const int64_t T = rope.shape[0], D = tensor_width(rope);
+
+    begin("rope_table", OPERANDS(rope), OPERANDS(), OPERANDS(), 0, is(rope, T, D) && D % 2 == 0, "rope (T, D), D even");
+    real *table = malloc(tensor_bytes(rope));
+    if (!table)
+        fail("no memory for a rope table of %s", bytes_text(tensor_bytes(rope)));
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t i = 0; i < D / 2; i++) {
+            const double angle = (first + t) * pow(10000, -2.0 * i / D);
+            table[t * D + i] = cos(angle);
+            table[t * D + D / 2 + i] = sin(angle);
+        }
+    device_upload(rope.data, table, tensor_bytes(rope));
+    free(table);
+    end();
+}
+
+static bool rope_fits(Tensor qkv, Tensor rope)
+{
+    const int64_t T = rope.shape[0], D = tensor_width(rope);
+
+    return is(rope, T, D) && qkv.data && qkv.dtype == REAL && tensor_rows(qkv) % T == 0
+        && tensor_width(qkv) % (3 * D) == 0;
+}
+
+void rope_forward(Tensor qkv, Tensor rope)
+{
+    begin("rope_forward", OPERANDS(), OPERANDS(qkv), OPERANDS(rope), 0, rope_fits(qkv, rope),
+          "qkv (B*T, 3*A*D), rope (T, D)");
+    rope_kernel(qkv, rope, false);
+    end();
+}
+
+void rope_backward(Tensor d_qkv, Tensor rope)
+{
+    begin("rope_backward", OPERANDS(), OPERANDS(d_qkv), OPERANDS(rope), 0, rope_fits(d_qkv, rope),
+          "d_qkv (B*T, 3*A*D), rope (T, D)");
+    rope_kernel(d_qkv, rope, true);
+    end();
+}
+
+static bool attention_fits(Tensor out, Tensor probs, Tensor qkv)
+{
+    const int64_t rows = probs.shape[0] * probs.shape[2], width = tensor_width(out);
+
+    return probs.dims == 4 && probs.data && probs.dtype == REAL && probs.shape[2] == probs.shape[3]
+        && width % probs.shape[1] == 0 && is(out, rows, width) && is(qkv, rows, 3 * width);
+}
+
+/* Scores and their sum over values, for all T^2 pairs of a head: what the 12*L*h*s of the FLOPs' formula counts. */
+static double attention_flops(Tensor out, Tensor probs)
+{
+    return 4.0 * tensor_count(out) * probs.shape[2];
+}
+
+void attention_forward(Tensor out, Tensor probs, Tensor qkv)
+{
+    begin("attention_forward", OPERANDS(out, probs), OPERANDS(), OPERANDS(qkv), attention_flops(out, probs),
+          attention_fits(out, probs, qkv), "out (B, T, A*D), probs (B, A, T, T), qkv (B, T, 3*A*D)");
+    attention_forward_kernel(out, probs, qkv);
+    end();
+}
+
+void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
+{
+    begin("attention_backward", OPERANDS(d_qkv, d_probs), OPERANDS(), OPERANDS(d_out, qkv, probs),
+          2 * attention_flops(d_out, probs),
+          attention_fits(d_out, probs, qkv) && attention_fits(d_out, d_probs, d_qkv)
+              && d_probs.shape[0] == probs.shape[0] && d_probs.shape[1] == probs.shape[1],
+          "d_qkv (B, T, 3*A*D), d_probs (B, A, T, T), d_out (B, T, A*D), qkv like d_qkv, probs like d_probs");
+    attention_backward_kernel(d_qkv, d_probs, d_out, qkv, probs);
+    end();
+}
+
+void gelu_forward(Tensor out, Tensor x)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x);
+
+    begin("gelu_forward", OPERANDS(out), OPERANDS(), OPERANDS(x), 0, is(out, rows, width) && is(x, rows, width),
+          "out (R, F), x (R, F)");
+    gelu_forward_kernel(out, x);
+    end();
+}
+
+void gelu_backward(Tensor d_x, Tensor d_out, Tensor x)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x);
+
+    begin("gelu_backward", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, x), 0,
+          is(d_x, rows, width) && is(d_out, rows, width) && is(x, rows, width),
+          "d_x (R, F), d_out (R, F), x (R, F)");
+    gelu_backward_kernel(d_x, d_out, x);
+    end();
+}
+
+void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x);
+
+    begin("residual_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, branch, bias), 0,
+          is(x, rows, width) && is(branch, rows, width) && is(out, rows, width) && is_vector(bias, width),
+          "out (R, H), x (R, H), branch (R, H), bias (H)");
+    residual_forward_kernel(out, x, branch, bias);
+    end();
+}
+
+void residual_backward(Tensor d_bias, Tensor d_out)
+{
+    begin("residual_backward", OPERANDS(), OPERANDS(d_bias), OPERANDS(d_out), 0,
+          is(d_out, tensor_rows(d_out), tensor_width(d_out)) && is_vector(d_bias, tensor_width(d_out)),
+          "d_bias (H), d_out (R, H)");
+    residual_backward_kernel(d_bias, d_out);
+    end();
+}
+
+void cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
+{
+    const int64_t rows = tensor_rows(logits);
+
+    begin("cross_entropy_forward", OPERANDS(lse), OPERANDS(loss), OPERANDS(logits, targets), 0,
+          tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows) && logits.dtype == REAL
+              && are_ids(targets, rows),
+          "lse (R), loss (1) F64, logits (R, V), targets (R) I32");
+    cross_entropy_forward_kernel(loss, lse, logits, targets, scale);
+    end();
+}
+
+void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
+{
+    const int64_t rows = tensor_rows(logits);
+
+    begin("cross_entropy_backward", OPERANDS(d_logits), OPERANDS(), OPERANDS(logits, lse, targets), 0,
+          is(d_logits, rows, tensor_width(logits)) && logits.dtype == REAL && is_vector(lse, rows)
+              && are_ids(targets, rows),
+          "d_logits (R, V), logits (R, V), lse (R), targets (R) I32");
+    cross_entropy_backward_kernel(d_logits, logits, lse, targets, scale);
+    end();
+}
+
+void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
+{
+    const int64_t count = tensor_count(params);
+
+    begin("adamw_update", OPERANDS(), OPERANDS(params, m, v), OPERANDS(gradients), 0,
+          is_vector(params, count) && is_vector(m, count) && is_vector(v, count) && is_vector(gradients, count),
+          "params, m, v and gradients of one count");
+    adamw_update_kernel(params, m, v, gradients, a);
+    end();
+}
+
+double square_sum(Tensor t)
+{
+    begin("square_sum", OPERANDS(), OPERANDS(), OPERANDS(t), 0, is_vector(t, tensor_count(t)), "a tensor");
+    const double sum = square_sum_kernel(t);
+    end();
+    return sum;
+}

@@ -1,0 +1,85 @@
+/* The operators: everything that is computed. Outputs come first, then inputs. Forward writes its outputs;
+ * gradients of parameters accumulate (+=), gradients of activations are written, except the residual stream's.
+ *
+ * ops.c checks shapes and types, measures, and calls the kernel of the backend (ops_backend.h), in ops_cpu.c or
+ * ops_cuda.cu. A call whose shapes don't fit ends the program and names the operator, the tensors and their shapes.
+ *
+ * Shapes: R rows are often (B, T) sequences x tokens; only the last dimension and the product of the others count,
+ * where nothing else is said. A heads of size D; REAL unless said otherwise.
+ */
+#ifndef OPS_H
+#define OPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tensor.h"
+
+/* ---- plain memory ---- */
+void tensor_zero(Tensor t);
+void tensor_copy(Tensor to, Tensor from);               /* same count and type */
+double tensor_item(Tensor t);                           /* the one element, F64 or REAL, on the host; waits */
+
+/* ---- embedding: weight (V, H), ids (R) I32, out (R, H) ---- */
+void embedding_forward(Tensor out, Tensor ids, Tensor weight);          /* id -1: a row of zeros */
+void embedding_backward(Tensor d_weight /* += */, Tensor d_out, Tensor ids);
+
+/* ---- LayerNorm, eps 1e-5 (Ba et al. 2016): out = (x - mean) / sqrt(variance + eps) * weight + bias.
+ * x, out (R, H), weight, bias (H), stats (R, 2): mean and 1 / sqrt(variance + eps) ---- */
+void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias);
+void layernorm_backward(Tensor d_x /* += */, Tensor d_weight /* += */, Tensor d_bias /* += */,
+                        Tensor d_out, Tensor x, Tensor stats, Tensor weight);
+
+/* ---- linear: out (R, M) = x (R, K) times weight (M, K) transposed, plus bias (M) or NONE ---- */
+void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
+void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
+void linear_backward_weight(Tensor d_weight /* += */, Tensor d_bias /* +=, or NONE */, Tensor d_out, Tensor x);
+
+/* ---- rotary positions (Su et al. 2021), base 10000, the whole head, halves rotated against each other as in
+ * GPT-NeoX: rope (T, D) holds D/2 cosines, then D/2 sines; qkv (R, 3*A*D) goes head by head: q, k, v. Row i has
+ * position i mod T. v stays as it is. ---- */
+void rope_table(Tensor rope, int64_t first);                            /* for positions first, first + 1, ... */
+void rope_forward(Tensor qkv, Tensor rope);                             /* in place */
+void rope_backward(Tensor d_qkv, Tensor rope);                          /* in place: turns back */
+
+/* ---- causal attention: probs (B, A, T, T) = softmax(q k^T / sqrt(D)), out (B, T, A*D) = probs v, for each head.
+ * What the mask excludes is 0 or, in whole blocks of it, not touched. d_probs: workspace like probs. ---- */
+void attention_forward(Tensor out, Tensor probs, Tensor qkv);
+void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs);
+
+/* ---- GELU, tanh form (Hendrycks & Gimpel 2016): 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) ---- */
+void gelu_forward(Tensor out, Tensor x);
+void gelu_backward(Tensor d_x, Tensor d_out, Tensor x);
+
+/* ---- residual: out = x + branch + bias. The gradients of x and branch are d_out itself. x, branch, out (R, H) ---- */
+void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias);
+void residual_backward(Tensor d_bias /* += */, Tensor d_out);
+
+/* ---- cross-entropy: loss (1) F64 += scale * sum over rows of lse - logits[target], lse (R) = log sum exp(logits);
+ * logits (R, V), targets (R) I32, -1: the row doesn't count. d_logits may be logits. ---- */
+void cross_entropy_forward(Tensor loss /* += */, Tensor lse, Tensor logits, Tensor targets, double scale);
+void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
+
+/* ---- the optimizer's (optimizer.h): one range of elements, all flat and of one length ---- */
+typedef struct {
+    double lr, beta1, beta2, eps, weight_decay;
+    double correction1, correction2;            /* 1 - beta^t, of the moments' bias toward 0 */
+    double gradient_scale;                      /* the clipping's */
+} AdamWArguments;
+void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
+double square_sum(Tensor t);                    /* in double, in a fixed order; waits */
+
+/* ---- what ran so far, in order of first use ---- */
+typedef struct {
+    const char *name;
+    int64_t calls;
+    double seconds, flops, bytes;               /* bytes: every operand once, read or written */
+} OpAccount;
+int ops_account(const OpAccount **accounts);    /* how many */
+void ops_account_reset(void);
+
+/* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
+ * matmuls and attention have FLOPs by this count, which is that of the 6N + 12*L*h*s formula. */
+void ops_pretend(double flops_per_second);
+
+#endif

@@ -1,0 +1,37 @@
+/* The kernels behind ops.h, one set a backend: ops_cpu.c, ops_cuda.cu. Called by ops.c only, with operands that it
+ * has checked; arguments are those of the operator without the suffix.
+ */
+#ifndef OPS_BACKEND_H
+#define OPS_BACKEND_H
+
+#include "ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void embedding_forward_kernel(Tensor out, Tensor ids, Tensor weight);
+void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids);
+void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias);
+void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
+                               Tensor weight);
+void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias);
+void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight);
+void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
+void rope_kernel(Tensor qkv, Tensor rope, bool back);
+void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv);
+void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs);
+void gelu_forward_kernel(Tensor out, Tensor x);
+void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x);
+void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias);
+void residual_backward_kernel(Tensor d_bias, Tensor d_out);
+void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale);
+void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
+void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
+double square_sum_kernel(Tensor t);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

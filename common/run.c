@@ -1,0 +1,366 @@
+#include "run.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "checkpoint.h"
+#include "comm.h"
+#include "data.h"
+#include "device.h"
+#include "error.h"
+#include "ops.h"
+#include "trace.h"
+
+static const char *stage_name;
+static int arguments;
+static char **argument;
+static int data_ranks = 1;
+
+static const AdamW *run_optimizer;
+static TrainState state;                /* what trainer.json will say */
+static int first_step, saved_step = -1;
+static double run_began, step_began;
+static volatile sig_atomic_t stopped_by;
+static bool stopping;                   /* the same on all ranks */
+
+static FILE *metrics;
+static char *report_file, *trace_file, *gradients_file;
+static cJSON *held_out;                 /* for the report: losses on held-out tokens, by step */
+
+void run_print(const char *format, ...)
+{
+    va_list list;
+
+    if (options.quiet || comm_rank(world))
+        return;
+    va_start(list, format);
+    vprintf(format, list);
+    va_end(list);
+    fflush(stdout);
+}
+
+const char *number_text(int64_t n)
+{
+    static char text[8][32];
+    static int next;
+    char digits[32], *t = text[next++ % 8], *to = t;
+    const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);
+
+    for (int i = 0; i < length; i++) {
+        *to++ = digits[i];
+        if (digits[i] != '-' && i + 1 < length && (length - i - 1) % 3 == 0)
+            *to++ = ',';
+    }
+    *to = 0;
+    return t;
+}
+
+/* ---- Output files: written beside their place, and put there when complete ---- */
+
+/* Checks, before anything is computed, that a file can be written, and returns where to write it. Devices and pipes
+ * (/dev/stdout) are written to directly. */
+static char *claim(const char *option, const char *path)
+{
+    struct stat s;
+    char *tmp;
+
+    if (!path)
+        return NULL;
+    const bool direct = stat(path, &s) == 0 && !S_ISREG(s.st_mode);
+    if (asprintf(&tmp, "%s%s", path, direct ? "" : ".tmp") < 0)
+        fail("no memory for a path");
+    if (comm_rank(world))
+        return tmp;
+    const int file = open(tmp, O_WRONLY | O_CREAT, 0644);
+    if (file < 0)
+        fail("--%s %s cannot be written: %s", option, path, strerror(errno));
+    close(file);
+    if (!direct)
+        error_cleanup(tmp);
+    return tmp;
+}
+
+static void deliver(const char *option, const char *tmp, const char *path)
+{
+    if (comm_rank(world) || !strcmp(tmp, path))
+        return;
+    if (rename(tmp, path))
+        fail("--%s %s cannot be put in place: %s", option, path, strerror(errno));
+    error_cleanup_done(tmp);
+}
+
+static void open_metrics(void)
+{
+    static const char header[] =
+        "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes\n";
+
+    if (!options.metrics || comm_rank(world))
+        return;
+    metrics = fopen(options.metrics, options.load ? "a" : "w");
+    if (!metrics)
+        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    fseek(metrics, 0, SEEK_END);
+    if (ftell(metrics) <= 0)
+        fputs(header, metrics);
+    if (fflush(metrics))
+        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+}
+
+/* ---- The start ---- */
+
+static void on_signal(int signal_number)
+{
+    if (stopped_by)                     /* a second one: at once */
+        _exit(128 + signal_number);
+    stopped_by = signal_number;
+}
+
+static double peak_flops(void)
+{
+    return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops());
+}
+
+void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
+{
+    stage_name = stage;
+    arguments = argc, argument = argv;
+    error_speaker(stage);
+    comm_begin(&argc, &argv);
+    options_parse(stage, summary, argc, argv, more);
+    if (options.comm == COMM_NCCL)
+        fail("--comm nccl, but this build knows MPI only: the cuda build has NCCL");
+    comm_agree();
+
+    device_init(comm_local_rank(), comm_local_size(), options.threads);
+    ops_pretend(options.pretend_flops);
+    data_open();
+    if (options.save)
+        checkpoint_claim(options.save);
+    if (options.load)
+        state = checkpoint_open(options.load, options.config), options.seed = state.seed;
+    else
+        state = (TrainState){.seed = options.seed};
+    report_file = claim("report", options.report);
+    trace_file = claim("trace", options.trace);
+    gradients_file = claim("dump-gradients", options.dump_gradients);
+    open_metrics();
+    held_out = cJSON_CreateArray();
+    if (trace_file)
+        trace_open(trace_file, comm_rank(world));
+    comm_agree();
+
+    const Config *c = &options.config;
+    run_print("%s%s\n", stage, options.pretend ? ", pretending other hardware: times are not this machine's" : "");
+    run_print("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
+              c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
+    run_print("device  %s, %.0f GFLOP/s in matmul%s\n", device_name(), peak_flops() / 1e9,
+              options.pretend ? " (pretended)" : "");
+    run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
+              number_text(data_held_out()));
+
+    const struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
+    signal(SIGPIPE, SIG_IGN);
+}
+
+void run_data_parallel(int ranks)
+{
+    data_ranks = ranks;
+}
+
+int64_t run_global_batch(void)
+{
+    return (int64_t)options.micro_batch * options.accumulate * data_ranks;
+}
+
+int run_load(AdamW *optimizer)
+{
+    const int64_t sequences = run_global_batch();
+
+    if (options.load)
+        checkpoint_load(options.load, optimizer);
+    for (int i = 0; i < optimizer->count && !options.load; i++)
+        params_init(optimizer->layout, optimizer->parts[i].first, optimizer->parts[i].params, options.seed);
+    comm_started();
+    run_optimizer = optimizer;
+    first_step = state.step;
+    run_print("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n", options.micro_batch,
+              options.accumulate, data_ranks > 1 ? " x ranks" : "", number_text(sequences), options.config.seq,
+              number_text(sequences * options.config.seq));
+    if (options.load)
+        run_print("going on from %s at step %d\n", options.load, first_step);
+    run_print("\n");
+    run_began = step_began = clock_seconds();
+    return first_step;
+}
+
+/* ---- Around a step ---- */
+
+static void save(void)
+{
+    if (!options.save || saved_step == state.step)
+        return;
+    checkpoint_save(options.save, run_optimizer, state, arguments, argument);
+    saved_step = state.step;
+    run_print("saved step %lld to %s\n", (long long)state.step, options.save);
+}
+
+bool run_continues(int step)
+{
+    if (step < options.steps && !stopping) {
+        step_began = clock_seconds();
+        return true;
+    }
+    if (stopping)
+        run_print("stopped by signal %d after step %d\n", (int)stopped_by, step);
+    save();
+    memory_print();
+    return false;
+}
+
+void run_gradients(const AdamW *optimizer)
+{
+    if (!gradients_file || state.step != first_step)
+        return;
+    checkpoint_dump_gradients(gradients_file, optimizer, state.step, run_global_batch());
+    deliver("dump-gradients", gradients_file, options.dump_gradients);
+}
+
+/* "1:05:09" */
+static const char *duration_text(double seconds)
+{
+    static char text[32];
+    const int64_t s = seconds + 0.5;
+
+    if (s >= 3600)
+        snprintf(text, sizeof text, "%lld:%02d:%02d", (long long)(s / 3600), (int)(s / 60 % 60), (int)(s % 60));
+    else
+        snprintf(text, sizeof text, "%d:%02d", (int)(s / 60), (int)(s % 60));
+    return text;
+}
+
+/* At most a few lines a second on a terminal; a file gets all of them. */
+static void print_step(int step, StepResult r, double tokens_per_second, double mfu)
+{
+    static double printed;
+    const double now = clock_seconds();
+    const bool terminal = isatty(STDOUT_FILENO), last = step >= options.steps || stopping;
+    const char *dim = terminal ? "\033[2m" : "", *bold = terminal ? "\033[1m" : "", *plain = terminal ? "\033[0m" : "";
+
+    if (terminal && now - printed < 0.25 && !last)
+        return;
+    printed = now;
+    run_print("step %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak %s  %s left%s\n", step,
+              options.steps, bold, r.loss, plain, r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,
+              bytes_text(memory_total().peak),
+              duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
+}
+
+void run_step(int step, StepResult result)
+{
+    const double seconds = clock_seconds() - step_began, tokens = (double)run_global_batch() * options.config.seq;
+    const double mfu = model_flops_per_token(options.config) * tokens / seconds / peak_flops();
+
+    state.step = step;
+    state.tokens += tokens;
+    if (!isfinite(result.loss) || !isfinite(result.norm))
+        fail("the loss is %g and the gradients' norm %g at step %d%s; a smaller --lr or --clip may help", result.loss,
+             result.norm, step, options.save ? ", and the last checkpoint is as it was" : "");
+    if (metrics) {
+        fprintf(metrics, "%d,%lld,%.17g,%.17g,%.9g,%.6f,%.1f,%.5f,%lld,%lld\n", step, (long long)state.tokens,
+                result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu, (long long)memory_total().peak, 0ll);
+        if (fflush(metrics))
+            fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
+    }
+    stopping = comm_sum(world, stopped_by != 0) > 0;        /* signals reach ranks in different steps */
+    print_step(step, result, tokens / seconds, mfu);
+    if (options.save_every && step % options.save_every == 0)
+        save();
+}
+
+void run_held_out(double loss)
+{
+    cJSON *entry = cJSON_CreateObject();
+
+    cJSON_AddNumberToObject(entry, "step", state.step);
+    cJSON_AddNumberToObject(entry, "loss", loss);
+    cJSON_AddItemToArray(held_out, entry);
+    run_print("step %lld: %.4f nats a token on held-out data\n", (long long)state.step, loss);
+}
+
+/* ---- The end ---- */
+
+static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
+{
+    cJSON *entry = cJSON_AddObjectToObject(memory, name);
+
+    cJSON_AddNumberToObject(entry, "measured", e.peak);
+    cJSON_AddNumberToObject(entry, "predicted", e.predicted);
+    if (e.formula)
+        cJSON_AddNumberToObject(entry, "playbook", e.playbook);
+}
+
+static void write_report(void)
+{
+    cJSON *report = cJSON_CreateObject(), *rank = cJSON_CreateObject(), *memory, *operators;
+    const OpAccount *account;
+    const int accounts = ops_account(&account);
+
+    cJSON_AddStringToObject(report, "stage", stage_name);
+    cJSON_AddNumberToObject(report, "parameters", model_parameters(options.config));
+    cJSON_AddNumberToObject(report, "flops_per_token", model_flops_per_token(options.config));
+    cJSON_AddNumberToObject(report, "peak_flops", peak_flops());
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(report, "ranks"), rank);
+    cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
+    memory = cJSON_AddObjectToObject(rank, "memory");
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        add_bytes(memory, memory_name[c], memory_entry(c));
+    add_bytes(memory, "total", memory_total());
+    cJSON_AddArrayToObject(rank, "comm");
+    operators = cJSON_AddArrayToObject(rank, "operators");
+    for (int i = 0; i < accounts; i++) {
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "op", account[i].name);
+        cJSON_AddNumberToObject(o, "calls", account[i].calls);
+        cJSON_AddNumberToObject(o, "seconds", account[i].seconds);
+        cJSON_AddNumberToObject(o, "flops", account[i].flops);
+        cJSON_AddNumberToObject(o, "bytes", account[i].bytes);
+        cJSON_AddItemToArray(operators, o);
+    }
+    cJSON_AddItemToObject(report, "held_out", held_out);
+
+    char *text = cJSON_Print(report);
+    FILE *f = fopen(report_file, "w");
+    if (!f || !text || fputs(text, f) < 0 || fputc('\n', f) < 0 || fclose(f))
+        fail("--report %s could not be written: %s", options.report, strerror(errno));
+    free(text);
+    cJSON_Delete(report);
+    deliver("report", report_file, options.report);
+}
+
+_Noreturn void run_end(void)
+{
+    if (report_file)
+        write_report();
+    if (trace_file) {
+        trace_close();
+        deliver("trace", trace_file, options.trace);
+    }
+    if (gradients_file && state.step == first_step && comm_rank(world) == 0)
+        fail("--dump-gradients %s: no step was done, so there are none", options.dump_gradients);
+    if (metrics && fclose(metrics))
+        fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
+    fflush(stdout);
+    comm_exit(stopping && stopped_by ? 128 + stopped_by : 0);
+}

@@ -1,0 +1,46 @@
+/* Everything around a training step: the start, going on, the end; what a person and a script get to see. */
+#ifndef RUN_H
+#define RUN_H
+
+#include <stdbool.h>
+
+#include "optimizer.h"
+#include "options.h"
+
+typedef struct {
+    double loss, norm, lr;              /* of the step: mean over the global batch; before clipping */
+} StepResult;
+
+/* Starts MPI, reads the command line, takes the device, opens data and files, and says what will be trained. The
+ * summary is one sentence for --help; `more` are the stage's own options. */
+void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more);
+
+/* 03, 04: the batch is divided over so many ranks. Otherwise 1. */
+void run_data_parallel(int ranks);
+int64_t run_global_batch(void);         /* sequences of a step: micro_batch * accumulate * ranks */
+
+/* Gives the parameters their initial weights, or --load's, with the optimizer's states; the step to go on from. */
+int run_load(AdamW *optimizer);
+
+/* Whether there is a step to do after `step` others. After the last one it saves, and prints the memory table. */
+bool run_continues(int step);
+
+/* Between backward and the update: --dump-gradients writes them, at the first step of the run. */
+void run_gradients(const AdamW *optimizer);
+
+/* After the step-th step: prints and writes what came of it, saves if it is time; ends the run if the loss is NaN. */
+void run_step(int step, StepResult result);
+
+/* text.h's evaluation, for the report. */
+void run_held_out(double loss);
+
+/* Writes --report and --trace; does not return, but ends the program: 0, or 128 + the signal that stopped it. */
+_Noreturn void run_end(void);
+
+/* To a person: rank 0's stdout, unless --quiet. */
+void run_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* "12,345,678", in one of a few static buffers. */
+const char *number_text(int64_t n);
+
+#endif

@@ -1,0 +1,131 @@
+#include "tensor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device.h"
+#include "error.h"
+#include "trace.h"
+
+Range range_part(int64_t count, int r, int n)
+{
+    /* count * r would overflow for absurd counts only, but elements times ranks gets near: divide first */
+    const int64_t whole = count / n, rest = count % n;
+    const int64_t first = whole * r + rest * r / n, end = whole * (r + 1) + rest * (r + 1) / n;
+
+    return (Range){first, end - first};
+}
+
+static int64_t shape_count(Shape s)
+{
+    int64_t n = 1;
+
+    for (int i = 0; i < s.dims; i++)
+        n *= s.n[i];
+    return n;
+}
+
+static Tensor with_shape(Tensor t, Shape s)
+{
+    t.dims = s.dims;
+    for (int i = 0; i < 4; i++)
+        t.shape[i] = i < s.dims ? s.n[i] : 0;
+    return t;
+}
+
+Tensor tensor_create(Category category, DType dtype, const char *name, Shape shape)
+{
+    Tensor t = with_shape((Tensor){.name = name, .dtype = dtype}, shape);
+    const int64_t bytes = shape_count(shape) * dtype_size(dtype);
+
+    t.data = device_alloc(bytes);
+    if (!t.data)
+        fail("%s %s needs %s, but the device has no more: %s; %s would need less", memory_name[category], name,
+             bytes_text(bytes), memory_in_use(), memory_remedy(category));
+    memory_account(category, bytes);
+    trace_allocation(t, category);
+    return t;
+}
+
+void tensor_free(Tensor *t, Category category)
+{
+    if (t->data) {
+        memory_account(category, -tensor_bytes(*t));
+        device_free(t->data, tensor_bytes(*t));
+    }
+    *t = NONE;
+}
+
+Tensor tensor_view(Tensor t, Shape shape)
+{
+    if (shape_count(shape) != tensor_count(t))
+        fail("tensor_view: %s, which is %lld elements and cannot be looked at as %lld", tensor_describe(t),
+             (long long)tensor_count(t), (long long)shape_count(shape));
+    return with_shape(t, shape);
+}
+
+Tensor tensor_range(Tensor t, int64_t first, int64_t count)
+{
+    if (t.dims < 1 || first < 0 || count < 0 || first + count > t.shape[0])
+        fail("tensor_range: %s and has no rows %lld to %lld", tensor_describe(t), (long long)first,
+             (long long)(first + count));
+    int64_t row = dtype_size(t.dtype);
+    for (int i = 1; i < t.dims; i++)
+        row *= t.shape[i];
+    t.data = (char *)t.data + first * row;
+    t.shape[0] = count;
+    return t;
+}
+
+int64_t tensor_count(Tensor t)
+{
+    int64_t n = t.data ? 1 : 0;
+
+    for (int i = 0; i < t.dims; i++)
+        n *= t.shape[i];
+    return n;
+}
+
+int64_t tensor_bytes(Tensor t)
+{
+    return tensor_count(t) * dtype_size(t.dtype);
+}
+
+int64_t tensor_rows(Tensor t)
+{
+    int64_t n = 1;
+
+    for (int i = 0; i < t.dims - 1; i++)
+        n *= t.shape[i];
+    return n;
+}
+
+int64_t tensor_width(Tensor t)
+{
+    return t.dims ? t.shape[t.dims - 1] : 0;
+}
+
+int dtype_size(DType dtype)
+{
+    return dtype == F64 ? 8 : 4;
+}
+
+const char *dtype_name(DType dtype)
+{
+    static const char *const name[] = {[F64] = "F64", [F32] = "F32", [I32] = "I32"};
+
+    return name[dtype];
+}
+
+char *tensor_describe(Tensor t)
+{
+    char text[256];
+    int at = snprintf(text, sizeof text, "%s is (", t.data || t.name ? t.name : "none");
+
+    for (int i = 0; i < t.dims && at < (int)sizeof text; i++)
+        at += snprintf(text + at, sizeof text - at, "%s%lld", i ? ", " : "", (long long)t.shape[i]);
+    if (at < (int)sizeof text)
+        snprintf(text + at, sizeof text - at, ")");
+    return strdup(text);
+}

@@ -1,0 +1,66 @@
+/* Tensors: a pointer, a name, a type, a shape. Always contiguous and row-major, passed by value.
+ *
+ * A tensor owns nothing: tensor_create takes memory from the device and enters it into the account
+ * (memory.h), tensor_free gives it back; views and ranges are other ways to look at the same memory.
+ */
+#ifndef TENSOR_H
+#define TENSOR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "memory.h"
+
+/* What common/ computes in: float, or double in build/cpu64, where layouts are compared. */
+#ifdef REAL64
+typedef double real;
+#define REAL F64
+#else
+typedef float real;
+#define REAL F32
+#endif
+
+typedef enum { F64, F32, I32 } DType;
+
+typedef struct {
+    void *data;             /* on the device; NULL: no tensor */
+    const char *name;       /* for messages: "qkv", "blocks.3.qkv_weight"; lives at least as long */
+    DType dtype;
+    int dims;
+    int64_t shape[4];
+} Tensor;
+
+typedef struct {
+    int dims;
+    int64_t n[4];
+} Shape;
+
+#define shape(...) ((Shape){sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}})
+#define NONE ((Tensor){0})
+
+typedef struct {            /* so many elements (or rows, or bytes) from the first on */
+    int64_t first, count;
+} Range;
+
+/* Part r of `count` things cut n ways: [count*r/n, count*(r+1)/n). The one rule by which vocabulary,
+ * layers, shards and elements are cut; the parts differ by at most one and leave nothing over. */
+Range range_part(int64_t count, int r, int n);
+
+/* New memory, zeroed. Fails with the tensor's size and what is in use when the device has no more. */
+Tensor tensor_create(Category category, DType dtype, const char *name, Shape shape);
+void tensor_free(Tensor *t, Category category);                 /* and sets it to NONE */
+
+Tensor tensor_view(Tensor t, Shape shape);                      /* the same elements in another shape */
+Tensor tensor_range(Tensor t, int64_t first, int64_t count);    /* rows of dimension 0; elements, if t is flat */
+
+int64_t tensor_count(Tensor t);                                 /* elements; 0 for NONE */
+int64_t tensor_bytes(Tensor t);
+int64_t tensor_rows(Tensor t);                                  /* all dimensions but the last, multiplied */
+int64_t tensor_width(Tensor t);                                 /* the last dimension */
+int dtype_size(DType dtype);                                    /* bytes of an element */
+const char *dtype_name(DType dtype);                            /* as in safetensors: "F32" */
+
+/* "qkv is (8, 128, 384)", for messages; a new string, which the caller frees. */
+char *tensor_describe(Tensor t);
+
+#endif

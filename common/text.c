@@ -1,0 +1,96 @@
+#include "text.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm.h"
+#include "device.h"
+#include "error.h"
+#include "ops.h"
+#include "options.h"
+#include "random.h"
+#include "run.h"
+
+double text_evaluate(LogitsFunction logits_of, Tensor loss, Batch batch)
+{
+    enum { SEQUENCES = 64 };                            /* enough for two digits; all would take longer than training */
+    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], all = data_held_out() / (B * T);
+    const int64_t enough = (SEQUENCES + B - 1) / B, most = all < 1 ? 1 : all, pieces = most < enough ? most : enough;
+
+    tensor_zero(loss);
+    for (int64_t i = 0; i < pieces; i++) {
+        batch_held_out(batch, i, pieces);
+        logits_of(batch);
+    }
+    const double mean = tensor_item(loss) / pieces;
+    run_held_out(mean);
+    return mean;
+}
+
+/* Draws from softmax(logits / temperature); at 0, the largest. u is uniform in (0, 1). */
+static int draw(const real *logits, int64_t count, double temperature, double u)
+{
+    double max = -INFINITY, sum = 0;
+    int best = 0;
+
+    for (int64_t i = 0; i < count; i++)
+        if (logits[i] > max)
+            max = logits[i], best = i;
+    if (temperature == 0)
+        return best;
+    for (int64_t i = 0; i < count; i++)
+        sum += exp((logits[i] - max) / temperature);
+    for (int64_t i = 0; i < count; i++) {
+        u -= exp((logits[i] - max) / temperature) / sum;
+        if (u < 0)
+            return i;
+    }
+    return best;                                        /* rounding left a little of u over */
+}
+
+/* Bytes as text, but nothing that could move a terminal's cursor; a larger vocabulary's tokens as numbers. */
+static void print_token(int token)
+{
+    if (options.config.vocab > 256)
+        printf("%d ", token);
+    else
+        putchar((token < 32 && token != '\n' && token != '\t') || token == 127 ? '?' : token);
+    fflush(stdout);
+}
+
+void text_sample(LogitsFunction logits_of, Tensor logits, Batch batch)
+{
+    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = tensor_width(logits);
+    const int64_t prompt = strlen(options.prompt), total = prompt + options.sample;
+    int32_t *tokens = malloc(total * sizeof *tokens), *window = calloc(B * T, sizeof *window);
+    real *last = malloc(V * sizeof *last);
+
+    if (!tokens || !window || !last)
+        fail("no memory for a sample of %lld tokens", (long long)total);
+    for (int64_t i = 0; i < prompt; i++) {
+        tokens[i] = (unsigned char)options.prompt[i];
+        if (tokens[i] >= V)
+            fail("--prompt: byte %d, at position %lld, is not below --vocab %lld", tokens[i], (long long)i, (long long)V);
+    }
+    if (comm_rank(world) == 0)
+        printf("\n%s", options.config.vocab > 256 ? "" : options.prompt);
+    for (int64_t n = prompt; n < total; n++) {
+        /* the last T tokens; what comes behind them is not looked at: attention is causal */
+        const int64_t first = n > T ? n - T : 0;
+        memcpy(window, tokens + first, (n - first) * sizeof *window);
+        batch_tokens(batch, window);
+        logits_of(batch);
+        Tensor row = tensor_range(tensor_view(logits, shape(B * T, V)), n - first - 1, 1);
+        device_download(last, row.data, tensor_bytes(row));
+        tokens[n] = draw(last, V, options.temperature, random_uniform(options.seed, STREAM_SAMPLING, 0, n));
+        if (comm_rank(world) == 0)
+            print_token(tokens[n]);
+    }
+    if (comm_rank(world) == 0)
+        printf("\n");
+    free(tokens);
+    free(window);
+    free(last);
+}

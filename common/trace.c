@@ -1,0 +1,257 @@
+#include "trace.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device.h"
+#include "error.h"
+
+typedef struct {
+    const char *name;
+    DeviceEvent begin, end;
+    bool operator;              /* operators get a row of their own under the program's spans */
+} Span;
+
+typedef struct {
+    const char *data;
+    int64_t bytes;
+    Category category;
+} Allocation;
+
+typedef struct {                /* bytes [first, end) of an allocation were read or written by a span */
+    int allocation, span;
+    int64_t first, end;
+    TraceAccess access;
+} Access;
+
+typedef struct {                /* from this span on, so many bytes more (or fewer) of a category are live */
+    int span;
+    bool after;                 /* when it ends, not when it begins */
+    Category category;
+    int64_t bytes;
+} Change;
+
+typedef struct {                /* the account at a moment */
+    DeviceEvent when;
+    int64_t used[MEM_CATEGORIES];
+} Sample;
+
+#define LIST(Type) struct { Type *at; int64_t count, room; }
+#define APPEND(list, ...) \
+    do { \
+        if ((list).count == (list).room) { \
+            (list).room = (list).room ? 2 * (list).room : 1024; \
+            (list).at = realloc((list).at, (list).room * sizeof *(list).at); \
+            if (!(list).at) \
+                fail("no memory for --trace: fewer --steps would need less"); \
+        } \
+        (list).at[(list).count++] = (__VA_ARGS__); \
+    } while (0)
+
+static const char *file;
+static int process;
+static double start;
+static LIST(Span) spans;
+static LIST(Allocation) allocations;
+static LIST(Access) accesses;
+static LIST(Sample) samples;
+static int open_spans[16], depth, open_operator;
+
+void trace_open(const char *path, int rank)
+{
+    file = path;
+    process = rank;
+    start = clock_seconds();
+}
+
+void trace_begin(const char *name)
+{
+    if (!file)
+        return;
+    open_spans[depth++ % 16] = spans.count;
+    APPEND(spans, (Span){.name = name, .begin = device_event()});
+}
+
+void trace_end(void)
+{
+    if (file)
+        spans.at[open_spans[--depth % 16]].end = device_event();
+}
+
+void trace_operator_begin(const char *name)
+{
+    if (!file)
+        return;
+    open_operator = spans.count;
+    APPEND(spans, (Span){.name = name, .begin = device_event(), .operator = true});
+}
+
+void trace_operator_end(void)
+{
+    if (file)
+        spans.at[open_operator].end = device_event();
+}
+
+void trace_allocation(Tensor t, Category category)
+{
+    if (file)
+        APPEND(allocations, (Allocation){t.data, tensor_bytes(t), category});
+}
+
+void trace_operand(Tensor t, TraceAccess access)
+{
+    if (!file || !t.data)
+        return;
+    for (int i = allocations.count - 1; i >= 0; i--) {
+        const Allocation *a = &allocations.at[i];
+        const int64_t first = (const char *)t.data - a->data;
+        if (first >= 0 && first < a->bytes) {
+            APPEND(accesses, (Access){i, spans.count, first, first + tensor_bytes(t), access});
+            return;
+        }
+    }
+}
+
+void trace_memory(void)
+{
+    if (!file)
+        return;
+    Sample s = {.when = device_event()};
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        s.used[c] = memory_entry(c).used;
+    APPEND(samples, s);
+}
+
+/* ---- What was live when ---- */
+
+static LIST(Change) changes;
+
+/* By allocation, then in the order in which they were recorded: within a span that of TraceAccess. */
+static int by_allocation(const void *a, const void *b)
+{
+    const Access *x = a, *y = b;
+
+    return x->allocation != y->allocation ? x->allocation - y->allocation
+         : x->span != y->span ? x->span - y->span : (int)x->access - (int)y->access;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const Change *x = a, *y = b;
+
+    return x->span != y->span ? (x->span > y->span) - (x->span < y->span) : x->after - y->after;
+}
+
+/* Lives of one allocation: it is cut where any access begins or ends, and each piece looked at by itself. A value
+ * lives from the write (or the first addition to zeros) to its last use before the next write. Weights and optimizer
+ * states live on: the next run reads them from the checkpoint. */
+static void lives_of(const Access *access, int64_t count)
+{
+    const Allocation *a = &allocations.at[access->allocation];
+    const bool lasts = a->category == MEM_PARAMETERS || a->category == MEM_MASTER || a->category == MEM_OPTIMIZER;
+    int64_t *cuts = malloc(2 * count * sizeof *cuts), pieces = 0;
+
+    if (!cuts)
+        fail("no memory for --trace: fewer --steps would need less");
+    for (int64_t i = 0; i < count; i++)
+        cuts[2 * i] = access[i].first, cuts[2 * i + 1] = access[i].end;
+    qsort(cuts, 2 * count, sizeof *cuts, by_number);
+    for (int64_t i = 0; i < 2 * count; i++)
+        if (!pieces || cuts[i] != cuts[pieces - 1])
+            cuts[pieces++] = cuts[i];
+
+    struct { int born, last; } *piece = malloc(pieces * sizeof *piece);
+    if (!piece)
+        fail("no memory for --trace: fewer --steps would need less");
+    for (int64_t p = 0; p < pieces; p++)
+        piece[p].born = -1;
+    for (int64_t i = 0; i <= count; i++) {              /* one round more, to end what still lives */
+        const bool over = i == count;
+        const int64_t first = over ? 0 : access[i].first, end = over ? cuts[pieces - 1] : access[i].end;
+        const int64_t *at = bsearch(over ? &cuts[0] : &first, cuts, pieces, sizeof *cuts, by_number);
+        for (int64_t p = at - cuts; p < pieces - 1 && cuts[p] < end; p++) {
+            const int64_t bytes = cuts[p + 1] - cuts[p];
+            const TraceAccess how = over ? TRACE_ZERO : access[i].access;
+            if (piece[p].born >= 0 && (how == TRACE_WRITE || how == TRACE_ZERO)) {
+                if (piece[p].last > piece[p].born || (over && lasts))       /* else nobody used it */
+                    APPEND(changes, (Change){piece[p].born, false, a->category, bytes});
+                if (piece[p].last > piece[p].born && !(over && lasts))
+                    APPEND(changes, (Change){piece[p].last, true, a->category, -bytes});
+                piece[p].born = -1;
+            }
+            if (over || how == TRACE_ZERO)
+                continue;
+            if (piece[p].born < 0 && (how != TRACE_READ || lasts))
+                piece[p].born = lasts && how == TRACE_READ ? 0 : access[i].span;
+            piece[p].last = access[i].span;
+        }
+    }
+    free(cuts);
+    free(piece);
+}
+
+static void find_lives(void)
+{
+    qsort(accesses.at, accesses.count, sizeof *accesses.at, by_allocation);
+    for (int64_t i = 0, n; i < accesses.count; i += n) {
+        for (n = 1; i + n < accesses.count && accesses.at[i + n].allocation == accesses.at[i].allocation;)
+            n++;
+        lives_of(&accesses.at[i], n);
+    }
+    qsort(changes.at, changes.count, sizeof *changes.at, by_time);
+}
+
+/* ---- The file ---- */
+
+static double microseconds(double seconds)
+{
+    return 1e6 * (seconds - start);
+}
+
+static void write_counter(FILE *f, const char *name, double when, const int64_t *bytes)
+{
+    fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"C\",\"pid\":%d,\"ts\":%.3f,\"args\":{", name, process, when);
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        fprintf(f, "%s\"%s\":%lld", c ? "," : "", memory_name[c], (long long)bytes[c]);
+    fprintf(f, "}}");
+}
+
+void trace_close(void)
+{
+    if (!file)
+        return;
+    FILE *f = fopen(file, "w");
+    if (!f)
+        fail("--trace %s cannot be written", file);
+    fprintf(f, "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", process, process);
+    for (int64_t i = 0; i < spans.count; i++) {
+        Span *s = &spans.at[i];
+        const double begin = device_event_seconds(&s->begin), end = device_event_seconds(&s->end);
+        s->begin.seconds = begin, s->end.seconds = end;
+        fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}", s->name, process,
+                s->operator, microseconds(begin), 1e6 * (end - begin));
+    }
+    for (int64_t i = 0; i < samples.count; i++)
+        write_counter(f, "allocated", microseconds(device_event_seconds(&samples.at[i].when)), samples.at[i].used);
+    find_lives();
+    int64_t live[MEM_CATEGORIES] = {0};
+    for (int64_t i = 0; i < changes.count; i++) {
+        const Change *c = &changes.at[i], *next = i + 1 < changes.count ? c + 1 : NULL;
+        const Span *s = &spans.at[c->span];
+        live[c->category] += c->bytes;
+        if (!next || next->span != c->span || next->after != c->after)
+            write_counter(f, "live", microseconds(c->after ? s->end.seconds : s->begin.seconds), live);
+    }
+    fprintf(f, "\n]\n");
+    if (ferror(f) | fclose(f))
+        fail("--trace %s could not be written in full", file);
+    file = NULL;
+}

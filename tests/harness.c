@@ -1,0 +1,298 @@
+#include "harness.h"
+
+#include <cjson/cJSON.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../common/safetensors.h"
+
+/* ---- Files ---- */
+
+static char directory[64];
+static pid_t owner;
+
+static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *ftw)
+{
+    (void)s, (void)kind, (void)ftw;
+    return remove(path);
+}
+
+static void remove_temporary(void)
+{
+    if (getpid() == owner)
+        nftw(directory, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+const char *temporary(void)
+{
+    if (!directory[0]) {
+        strcpy(directory, "/tmp/ultrascale.XXXXXX");
+        if (!mkdtemp(directory))
+            fail_msg("no temporary directory");
+        owner = getpid();
+        atexit(remove_temporary);
+    }
+    return directory;
+}
+
+const char *in_temporary(const char *name)
+{
+    static char path[8][256];
+    static int next;
+    char *p = path[next++ % 8];
+
+    snprintf(p, sizeof path[0], "%s/%s", temporary(), name);
+    return p;
+}
+
+bool full_tests(void)
+{
+    const char *which = getenv("ULTRASCALE_TESTS");
+
+    return which && !strcmp(which, "full");
+}
+
+const char *token_file(int64_t count, int vocab)
+{
+    char name[64];
+    uint64_t state = 88172645463325252u;
+
+    snprintf(name, sizeof name, "tokens_%lld_%d.bin", (long long)count, vocab);
+    const char *path = in_temporary(name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    for (int64_t i = 0; i < count; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;        /* xorshift (Marsaglia 2003) */
+        const uint16_t token = state % vocab;
+        fwrite(&token, sizeof token, 1, f);
+    }
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+/* ---- Programs ---- */
+
+/* Reads two pipes to their ends. */
+static void read_both(int out, int err, Result *r)
+{
+    struct pollfd p[2] = {{out, POLLIN, 0}, {err, POLLIN, 0}};
+    char **text[2] = {&r->out, &r->err};
+    size_t length[2] = {0};
+
+    for (int i = 0; i < 2; i++)
+        *text[i] = calloc(1, 1);
+    while (p[0].fd >= 0 || p[1].fd >= 0) {
+        poll(p, 2, -1);
+        for (int i = 0; i < 2; i++) {
+            char chunk[65536];
+            if (p[i].fd < 0 || !p[i].revents)
+                continue;
+            const ssize_t n = read(p[i].fd, chunk, sizeof chunk);
+            if (n <= 0) {
+                close(p[i].fd);
+                p[i].fd = -1;
+                continue;
+            }
+            *text[i] = realloc(*text[i], length[i] + n + 1);
+            memcpy(*text[i] + length[i], chunk, n);
+            (*text[i])[length[i] += n] = 0;
+        }
+    }
+}
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+static Result run_list(const char *format, va_list list)
+{
+    char command[8192], *words[256];
+    int count = 0, out[2], err[2], status;
+    Result r = {0};
+
+    if (vsnprintf(command, sizeof command, format, list) >= (int)sizeof command)
+        fail_msg("a command of more than %zu characters", sizeof command);
+    for (char *at = command; *at;) {
+        const char end = *at == '\'' ? *at++ : ' ';
+        words[count++] = at;
+        at += strcspn(at, end == ' ' ? " " : "'");
+        if (*at)
+            *at++ = 0;
+        at += *at == ' ' && end == '\'';
+    }
+    words[count] = NULL;
+    if (pipe(out) || pipe(err))
+        fail_msg("no pipes");
+    const double begin = now();
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(out[1], 1), dup2(err[1], 2);
+        close(out[0]), close(err[0]), close(out[1]), close(err[1]);
+        dup2(open("/dev/null", O_RDONLY), 0);
+        if (chdir(temporary()))
+            _exit(127);
+        execvp(words[0], words);
+        _exit(127);
+    }
+    close(out[1]), close(err[1]);
+    read_both(out[0], err[0], &r);
+    waitpid(child, &status, 0);
+    r.seconds = now() - begin;
+    r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return r;
+}
+
+Result run(const char *format, ...)
+{
+    va_list list;
+
+    va_start(list, format);
+    Result r = run_list(format, list);
+    va_end(list);
+    return r;
+}
+
+void run_well(const char *format, ...)
+{
+    char command[1024];
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    va_start(list, format);
+    Result r = run_list(format, list);
+    va_end(list);
+    if (r.status)
+        fail_msg("status %d from %s\n%s%s", r.status, command, r.out, r.err);
+    result_free(r);
+}
+
+void result_free(Result r)
+{
+    free(r.out);
+    free(r.err);
+}
+
+/* ---- What they leave ---- */
+
+int read_column(const char *file, const char *column, double *values, int most)
+{
+    char line[4096];
+    int at = 0, rows = 0;
+    FILE *f = fopen(file, "r");
+
+    if (!f || !fgets(line, sizeof line, f))
+        fail_msg("%s has no header", file);
+    char *name = strtok(line, ",\n");
+    while (name && strcmp(name, column))
+        at++, name = strtok(NULL, ",\n");
+    if (!name)
+        fail_msg("%s has no column %s", file, column);
+    while (rows < most && fgets(line, sizeof line, f)) {
+        char *text = line;
+        for (int i = 0; i < at; i++)
+            text = strchr(text, ',') + 1;
+        values[rows++] = strtod(text, NULL);
+    }
+    fclose(f);
+    return rows;
+}
+
+static char *read_file(const char *file)
+{
+    FILE *f = fopen(file, "rb");
+    char *text = NULL;
+    size_t size = 0;
+
+    if (!f)
+        fail_msg("%s is not there", file);
+    if (getdelim(&text, &size, 0, f) < 0)
+        fail_msg("%s is empty", file);
+    fclose(f);
+    return text;
+}
+
+double json_number(const char *file, const char *path)
+{
+    char *text = read_file(file), names[256];
+    cJSON *json = cJSON_Parse(text), *item = json;
+
+    snprintf(names, sizeof names, "%s", path);
+    for (char *name = strtok(names, "."); name && item; name = strtok(NULL, "."))
+        item = cJSON_IsArray(item) ? cJSON_GetArrayItem(item, atoi(name)) : cJSON_GetObjectItem(item, name);
+    if (!cJSON_IsNumber(item))
+        fail_msg("%s: no number %s", file, path);
+    const double x = item->valuedouble;
+    cJSON_Delete(json);
+    free(text);
+    return x;
+}
+
+/* max |a - b| / max |b| over the elements that a class selects: of QKV tensors, rows of q, k or v. */
+static double difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three)
+{
+    double error = 0, largest = 0;
+
+    for (int64_t i = 0; i < rows; i++) {
+        if (head && i / head % 3 != of_three)
+            continue;
+        for (int64_t j = i * cols; j < (i + 1) * cols; j++) {
+            if (!isfinite(a[j]) || !isfinite(b[j]))
+                return INFINITY;
+            error = fmax(error, fabs(a[j] - b[j]));
+            largest = fmax(largest, fabs(b[j]));
+        }
+    }
+    return error == 0 ? 0 : error / largest;
+}
+
+double compare_gradients(const char *file_a, const char *file_b, int heads, char *worst)
+{
+    Safetensors a, b;
+    double most = 0;
+    char *wrong;
+
+    if ((wrong = safetensors_open(&a, file_a)) || (wrong = safetensors_open(&b, file_b)))
+        fail_msg("%s", wrong);
+    assert_int_equal(a.count, b.count);
+    for (int i = 0; i < a.count; i++) {
+        const SafeTensor *x = &a.tensors[i], *y = safetensors_find(&b, x->name);
+        if (!y || x->dims != y->dims || memcmp(x->shape, y->shape, sizeof x->shape))
+            fail_msg("%s of %s is not in %s with that shape", x->name, file_a, file_b);
+        const int64_t rows = x->shape[0], cols = x->dims > 1 ? x->shape[1] : 1;
+        double *p = malloc(rows * cols * sizeof *p), *q = malloc(rows * cols * sizeof *q);
+        if ((wrong = safetensors_read(&a, x, 0, rows * cols, p, true))
+            || (wrong = safetensors_read(&b, y, 0, rows * cols, q, true)))
+            fail_msg("%s", wrong);
+        if (!strncmp(x->name, "batch.", 6)) {
+            assert_memory_equal(p, q, rows * cols * sizeof *p);
+        } else {
+            const bool qkv = strstr(x->name, "query_key_value");
+            for (int k = 0; k < (qkv ? 3 : 1); k++) {
+                const double d = difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k);
+                if (d > most && worst)
+                    snprintf(worst, 128, "%s%s", x->name, qkv ? (const char *[]){" (q)", " (k)", " (v)"}[k] : "");
+                most = fmax(most, d);
+            }
+        }
+        free(p);
+        free(q);
+    }
+    free(safetensors_close(&a, false));
+    free(safetensors_close(&b, false));
+    return most;
+}

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Runs test programs one after the other and says how long each took. --full: all cases, not a covering subset.
+export ULTRASCALE_TESTS=covering
+[ "$1" = --full ] && { export ULTRASCALE_TESTS=full; shift; }
+failed=""
+for test in "$@"; do
+    begin=$(date +%s)
+    echo "== $test"
+    "$test" || failed="$failed $test"
+    echo "== $test took $(($(date +%s) - begin)) s"
+done
+[ -z "$failed" ] || { echo "FAILED:$failed"; exit 1; }
+echo "all test programs passed"

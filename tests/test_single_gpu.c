@@ -1,0 +1,257 @@
+/* 01 as a whole program: that its numbers don't depend on how a batch is divided, what is recomputed or where it was
+ * interrupted, and that memory is what it said.
+ */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+#define CPU BUILD "/cpu/01_single_gpu"
+#define CPU64 BUILD "/cpu64/01_single_gpu"
+
+/* An odd shape: 3 layers, 6 heads of 8, a prime vocabulary, sequences that no block of queries divides. */
+#define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --lr 1e-3 --quiet"
+
+static const char *tokens(void)
+{
+    return token_file(20000, 97);
+}
+
+static void recomputation_changes_nothing(void **state)
+{
+    static const char *const modes[] = {"none", "selective", "full"};
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        run_well(CPU64 " " SHAPE " --data %s --micro-batch 3 --accumulate 2 --steps 3 --recompute %s "
+                 "--dump-gradients %s.safetensors --metrics %s.csv", tokens(), modes[i], modes[i], modes[i]);
+    for (int i = 1; i < 3; i++) {
+        double a[3], b[3];
+        char name[2][64];
+        for (int k = 0; k < 2; k++)
+            snprintf(name[k], sizeof name[k], "%s.safetensors", modes[k * i]);
+        assert_true(compare_gradients(in_temporary(name[1]), in_temporary(name[0]), 6, NULL) == 0);
+        for (int k = 0; k < 2; k++)
+            snprintf(name[k], sizeof name[k], "%s.csv", modes[k * i]);
+        assert_int_equal(read_column(in_temporary(name[0]), "loss", a, 3), 3);
+        assert_int_equal(read_column(in_temporary(name[1]), "loss", b, 3), 3);
+        assert_memory_equal(a, b, sizeof a);
+    }
+}
+
+static void accumulation_changes_nothing(void **state)
+{
+    static const int micro[] = {6, 3, 1};
+    char worst[128] = "";
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        run_well(CPU64 " " SHAPE " --data %s --micro-batch %d --accumulate %d --steps 20 --dump-gradients %d.safetensors "
+                 "--metrics %d.csv", tokens(), micro[i], 6 / micro[i], micro[i], micro[i]);
+    for (int i = 1; i < 3; i++) {
+        double a[20], b[20];
+        char name[64];
+        snprintf(name, sizeof name, "%d.safetensors", micro[i]);
+        const double d = compare_gradients(in_temporary(name), in_temporary("6.safetensors"), 6, worst);
+        if (!(d <= 1e-12))
+            fail_msg("%d x %d: %s differs by %g", micro[i], 6 / micro[i], worst, d);
+        snprintf(name, sizeof name, "%d.csv", micro[i]);
+        assert_int_equal(read_column(in_temporary("6.csv"), "loss", a, 20), 20);
+        assert_int_equal(read_column(in_temporary(name), "loss", b, 20), 20);
+        for (int s = 0; s < 20; s++)
+            assert_true(fabs(a[s] - b[s]) <= 1e-12 * a[s]);
+    }
+}
+
+/* Two files with the same bytes. */
+static void assert_files_equal(const char *a, const char *b)
+{
+    Result r = run("cmp %s %s", a, b);
+
+    if (r.status)
+        fail_msg("%s and %s: %s%s", a, b, r.out, r.err);
+    result_free(r);
+}
+
+static void runs_repeat_bit_for_bit(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 2; threads++) {
+        for (int i = 0; i < 2; i++)
+            run_well(CPU " " SHAPE " --data %s --micro-batch 4 --steps 4 --threads %d --save repeat%d", tokens(),
+                     threads, i);
+        assert_files_equal("repeat0/model.safetensors", "repeat1/model.safetensors");
+        assert_files_equal("repeat0/optimizer.safetensors", "repeat1/optimizer.safetensors");
+    }
+}
+
+static void a_checkpoint_loses_nothing(void **state)
+{
+    static const char *const programs[] = {CPU, CPU64};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        double whole[6], halves[6];
+        run_well("%s " SHAPE " --data %s --steps 6 --save six --metrics six.csv --seed 7", programs[i], tokens());
+        run_well("%s " SHAPE " --data %s --steps 3 --save three --metrics three.csv --seed 7", programs[i], tokens());
+        run_well("%s " SHAPE " --data %s --steps 6 --load three --save three --metrics three.csv", programs[i], tokens());
+        assert_files_equal("six/model.safetensors", "three/model.safetensors");
+        assert_files_equal("six/optimizer.safetensors", "three/optimizer.safetensors");
+        assert_int_equal(read_column(in_temporary("six.csv"), "loss", whole, 6), 6);
+        assert_int_equal(read_column(in_temporary("three.csv"), "loss", halves, 6), 6);
+        assert_memory_equal(whole, halves, sizeof whole);
+        assert_true(json_number(in_temporary("three/trainer.json"), "step") == 6);
+        assert_true(json_number(in_temporary("three/trainer.json"), "tokens") == 6 * 32 * 70);
+        run_well("rm -r six three six.csv three.csv");
+    }
+}
+
+/* --save-every leaves a checkpoint at each of its steps, the last one at the end too. */
+static void saving_on_the_way(void **state)
+{
+    (void)state;
+    run_well(CPU " " SHAPE " --data %s --steps 5 --save way --save-every 2", tokens());
+    assert_true(json_number(in_temporary("way/trainer.json"), "step") == 5);
+    run_well("test ! -e way.tmp");
+    run_well("test ! -e way.old");
+}
+
+/* A program killed between the two renames of a file system that cannot exchange leaves DIR.old alone. */
+static void an_old_checkpoint_is_found(void **state)
+{
+    (void)state;
+    run_well(CPU " " SHAPE " --data %s --steps 1 --save lost", tokens());
+    run_well("mv lost lost.old");
+    Result r = run(CPU " --layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --data %s --steps 2 --load lost --save lost",
+                   tokens());
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "lost.old"));
+    assert_true(json_number(in_temporary("lost/trainer.json"), "step") == 2);
+    result_free(r);
+}
+
+static void memory_is_as_predicted(void **state)
+{
+    static const char *const categories[] = {"parameters", "gradients", "optimizer", "activations", "workspace",
+                                             "master", "communication", "total"};
+    static const char *const modes[] = {"none", "selective", "full"};
+    static const char *const shapes[] = {SHAPE " --micro-batch 3", SHAPE " --micro-batch 1 --seq 1",
+                                         "--quiet --layers 1 --hidden 2 --heads 1 --vocab 97 --seq 5"};
+    static const double parameters[] = {48 * 97 + 3 * (12 * 48 * 48 + 13 * 48) + 96,
+                                        48 * 97 + 3 * (12 * 48 * 48 + 13 * 48) + 96, 2 * 97 + 12 * 4 + 13 * 2 + 4};
+
+    (void)state;
+    for (int s = 0; s < 3; s++)
+        for (int i = 0; i < 3; i++) {
+            run_well(CPU " %s --data %s --steps 2 --recompute %s --report r.json", shapes[s], tokens(), modes[i]);
+            for (int c = 0; c < 8; c++) {
+                char path[128];
+                snprintf(path, sizeof path, "ranks.0.memory.%s.measured", categories[c]);
+                const double measured = json_number(in_temporary("r.json"), path);
+                snprintf(path, sizeof path, "ranks.0.memory.%s.predicted", categories[c]);
+                if (measured != json_number(in_temporary("r.json"), path))
+                    fail_msg("%s with --recompute %s: %s are %.0f bytes, predicted %.0f", shapes[s], modes[i],
+                             categories[c], measured, json_number(in_temporary("r.json"), path));
+                if (c < 3 && measured != (c == 2 ? 8 : 4) * parameters[s])
+                    fail_msg("%s: %s are %.0f bytes for %.0f parameters", shapes[s], categories[c], measured, parameters[s]);
+            }
+        }
+}
+
+/* Nine tenths of the model are learnt in the first steps: enough to see that evaluation, sampling and the schedule
+ * work together. The whole of it, in make test-full: under 2.2 nats a byte after 600 steps. */
+static void it_learns(void **state)
+{
+    const char *shakespeare = SOURCE "/../shared/data/tinyshakespeare.txt";
+
+    (void)state;
+    if (full_tests() && access(shakespeare, R_OK) == 0) {
+        run_well(CPU " --layers 4 --hidden 128 --heads 4 --seq 256 --micro-batch 8 --accumulate 2 --steps 600 "
+                 "--lr 2e-3 --lr-decay-steps 600 --eval-every 600 --data %s --report r.json --quiet", shakespeare);
+        const double loss = json_number(in_temporary("r.json"), "held_out.0.loss");
+        print_message("held-out loss after 600 steps: %.4f nats a byte\n", loss);
+        assert_true(loss < 2.2);
+    }
+    Result r = run(CPU " --preset tiny --steps 60 --lr 3e-3 --warmup 5 --eval-every 30 --report r.json --sample 20 --quiet");
+    assert_int_equal(r.status, 0);
+    assert_true(strlen(r.out) >= 20);
+    assert_true(json_number(in_temporary("r.json"), "held_out.0.step") == 30);
+    assert_true(json_number(in_temporary("r.json"), "held_out.1.loss") < 3.4);
+    assert_true(json_number(in_temporary("r.json"), "held_out.1.loss") > 1.5);
+    result_free(r);
+}
+
+/* A signal ends the run after the step that is under way, with a checkpoint and 128 + its number. */
+static void signals_save(void **state)
+{
+    static const int signals[] = {SIGINT, SIGTERM};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        Result r = run("timeout -s %d 1 " CPU " " SHAPE " --data %s --steps 1000000 --save stopped", signals[i], tokens());
+        assert_true(r.status == 124);                           /* timeout's own: it did send the signal */
+        assert_true(json_number(in_temporary("stopped/trainer.json"), "step") >= 1);
+        result_free(r);
+        r = run("timeout --preserve-status -s %d 1 " CPU " " SHAPE " --data %s --steps 1000000", signals[i], tokens());
+        assert_int_equal(r.status, 128 + signals[i]);
+        result_free(r);
+    }
+}
+
+/* The trace is JSON, has the spans of every step and both counters, and live memory never exceeds what is allocated. */
+static void the_trace_tells(void **state)
+{
+    (void)state;
+    run_well(CPU " " SHAPE " --data %s --steps 2 --micro-batch 2 --accumulate 3 --trace trace.json", tokens());
+    Result r = run("grep -c '\"forward\",\"ph\":\"X\"' trace.json");
+    assert_int_equal(atoi(r.out), 6);
+    result_free(r);
+    r = run("grep -c '\"optimizer\",\"ph\":\"X\"' trace.json");
+    assert_int_equal(atoi(r.out), 2);
+    result_free(r);
+    r = run("grep -c '\"name\":\"live\"' trace.json");
+    assert_true(atoi(r.out) > 50);
+    result_free(r);
+    json_number(in_temporary("trace.json"), "0.pid");           /* parses */
+}
+
+static void pretended_hardware_is_slower(void **state)
+{
+    (void)state;
+    double seconds[3], mfu[3];
+    Result r = run(CPU " --preset tiny --steps 3 --pretend 0.5,1,0 --metrics pretend.csv");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "pretend"));
+    result_free(r);
+    /* tiny: 6N + 12*L*h*s = 797,184 FLOPs a token, 256 tokens, at 0.5 GFLOP/s; all of it in operators that count */
+    read_column(in_temporary("pretend.csv"), "seconds", seconds, 3);
+    read_column(in_temporary("pretend.csv"), "mfu", mfu, 3);
+    for (int i = 0; i < 3; i++) {
+        assert_true(seconds[i] > 0.99 * 797184 * 256 / 0.5e9 * 0.97);
+        assert_true(mfu[i] < 1.05);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(recomputation_changes_nothing),
+        cmocka_unit_test(accumulation_changes_nothing),
+        cmocka_unit_test(runs_repeat_bit_for_bit),
+        cmocka_unit_test(a_checkpoint_loses_nothing),
+        cmocka_unit_test(saving_on_the_way),
+        cmocka_unit_test(an_old_checkpoint_is_found),
+        cmocka_unit_test(memory_is_as_predicted),
+        cmocka_unit_test(it_learns),
+        cmocka_unit_test(signals_save),
+        cmocka_unit_test(the_trace_tells),
+        cmocka_unit_test(pretended_hardware_is_slower),
+    };
+
+    return cmocka_run_group_tests_name("01_single_gpu", tests, NULL, NULL);
+}
