@@ -20,7 +20,7 @@ LIBS := $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm
 
 # -fno-math-errno, -fno-trapping-math: sqrt and rint become instructions. Sums keep their order, and NaN stays NaN.
 CC := gcc
-OPTIMIZE ?= $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3 -march=native)
+OPTIMIZE ?= $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3 -march=native $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512))
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
 TEXT := $(CURDIR)/build/text.txt
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARNINGS) \
@@ -39,15 +39,14 @@ cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are com
 define backend
 $(BUILD)/$(1)/obj/%.o: %.c
 	@mkdir -p $$(@D)
-	$(CC) $(FLAGS) $(2) -c $$< -o $$@
+	@echo "  CC  $$@"; $(CC) $(FLAGS) $(2) -c $$< -o $$@
 $(BUILD)/$(1)/obj/libcommon.a: $(CPU_PARTS:%=$(BUILD)/$(1)/obj/%.o)
-	@rm -f $$@
-	ar rcs $$@ $$^
+	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
-	$(CC) $(FLAGS) $$^ $(LIBS) -o $$@
+	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -o $$@
 $(TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
-	$(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
+	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
 endef
 $(eval $(call backend,cpu,))
 $(eval $(call backend,cpu64,-DREAL64))
@@ -57,7 +56,7 @@ $(eval $(call backend,cpu64,-DREAL64))
 # What the programs train on if no --data is given: this repository's own text.
 $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
 	@mkdir -p $(@D)
-	cat $^ > $@
+	@cat $^ > $@
 
 run: deps		## train about a minute: STAGE=01 NP=1 ARGS="--preset 10m"
 	@$(MAKE) --no-print-directory cpu

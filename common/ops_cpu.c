@@ -403,6 +403,7 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
         const int32_t target = ids_of(targets)[i];
         const real s = target < 0 ? 0 : scale;
         real *d = row(d_logits, i);
+#pragma omp simd                                    /* though d may be the row itself */
         for (int64_t j = 0; j < width; j++)
             d[j] = s * real_exp(in[j] - log_sum);
         if (target >= 0)
