@@ -44,7 +44,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(CPU_PARTS:%=$(BUILD)/$(1)/obj/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -o $$@
-$(TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
 endef
@@ -72,6 +72,27 @@ test-full: deps		## the whole matrix
 run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
 	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
 
+bench: deps		## speed, as ratios to this machine's sgemm
+	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench
+	@$(BUILD)/cpu/bench
+
+figures: deps		## draws the figures of the READMEs anew, from runs made now
+	@$(MAKE) --no-print-directory cpu
+	@tests/figures.sh
+
+fuzz:			## feeds hostile files to the checkpoint reader for a minute; FUZZ_SECONDS=60
+	@mkdir -p $(BUILD)/fuzz/corpus
+	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+		tests/fuzz_safetensors.c common/safetensors.c -lcjson -o $(BUILD)/fuzz/fuzz_safetensors
+	cd $(BUILD)/fuzz && ./fuzz_safetensors -max_total_time=$(or $(FUZZ_SECONDS),60) -max_len=1024 -use_value_profile=1 \
+		-timeout=10 corpus $(CURDIR)/tests/fuzz_seeds
+
+lint:			## clang-tidy and cppcheck, whichever is here
+	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS)
+
+format:			## clang-format, on the lines changed since the last commit
+	git clang-format --extensions c,h,cu -- common 0* tests
+
 deps:			## install what is missing, from the distribution's packages
 	@tests/deps.sh
 
@@ -84,4 +105,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all cpu cpu64 run test test-full run-tests deps diff help clean
+.PHONY: all cpu cpu64 run test test-full run-tests bench figures fuzz lint format deps diff help clean

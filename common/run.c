@@ -241,7 +241,7 @@ void run_gradients(const AdamW *optimizer)
 static const char *duration_text(double seconds)
 {
     static char text[32];
-    const int64_t s = seconds + 0.5;
+    const int64_t s = lround(seconds);
 
     if (s >= 3600)
         snprintf(text, sizeof text, "%lld:%02d:%02d", (long long)(s / 3600), (int)(s / 60 % 60), (int)(s % 60));

@@ -226,20 +226,44 @@ static char *read_file(const char *file)
     return text;
 }
 
-double json_number(const char *file, const char *path)
+/* What "a.0.b" leads to; NULL: nothing. */
+static cJSON *json_item(cJSON *json, const char *path)
 {
-    char *text = read_file(file), names[256];
-    cJSON *json = cJSON_Parse(text), *item = json;
+    char names[256];
 
     snprintf(names, sizeof names, "%s", path);
-    for (char *name = strtok(names, "."); name && item; name = strtok(NULL, "."))
-        item = cJSON_IsArray(item) ? cJSON_GetArrayItem(item, atoi(name)) : cJSON_GetObjectItem(item, name);
+    for (char *name = strtok(names, "."); name && json; name = strtok(NULL, "."))
+        json = cJSON_IsArray(json) ? cJSON_GetArrayItem(json, atoi(name)) : cJSON_GetObjectItem(json, name);
+    return json;
+}
+
+double json_number(const char *file, const char *path)
+{
+    char *text = read_file(file);
+    cJSON *json = cJSON_Parse(text), *item = json_item(json, path);
+
     if (!cJSON_IsNumber(item))
         fail_msg("%s: no number %s", file, path);
     const double x = item->valuedouble;
     cJSON_Delete(json);
     free(text);
     return x;
+}
+
+char *json_text(const char *file, const char *array, int i, const char *name)
+{
+    char *text = read_file(file), *found = NULL;
+    cJSON *json = cJSON_Parse(text), *item = json_item(json, array);
+
+    if (cJSON_IsArray(item) && i < cJSON_GetArraySize(item)) {
+        item = cJSON_GetObjectItem(cJSON_GetArrayItem(item, i), name);
+        if (!cJSON_IsString(item))
+            fail_msg("%s: no text %s.%d.%s", file, array, i, name);
+        found = strdup(item->valuestring);
+    }
+    cJSON_Delete(json);
+    free(text);
+    return found;
 }
 
 /* max |a - b| / max |b| over the elements that a class selects: of QKV tensors, rows of q, k or v. */

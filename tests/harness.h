@@ -35,6 +35,9 @@ int read_column(const char *file, const char *column, double *values, int most);
 /* A number in a JSON file: "ranks.0.memory.activations.measured". Fails the test if it isn't there. */
 double json_number(const char *file, const char *path);
 
+/* The text `name` of entry i of an array in a JSON file; NULL if the array is shorter. The caller frees it. */
+char *json_text(const char *file, const char *array, int i, const char *name);
+
 /* Compares every tensor of two --dump-gradients files, q, k and v of QKV tensors apart (`heads` heads): the largest
  * max|a - b| / max|b| of any. A NaN or Inf, a missing tensor or another shape fails the test; `worst` (of 128
  * characters, or NULL) gets the tensor's name. Batches must be equal. */

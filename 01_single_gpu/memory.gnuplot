@@ -1,0 +1,28 @@
+# Live memory over two steps, stacked by category, a panel for each --recompute. Columns: seconds, then megabytes
+# of parameters, master, gradients, optimizer, activations, communication, workspace.
+set terminal svg size 960,360 font "sans-serif,12" background "white"
+set output "01_single_gpu/memory.svg"
+set multiplot layout 1,3 margins 0.075,0.985,0.16,0.9 spacing 0.035
+set style fill solid 1.0 noborder
+set border 3 lc rgb "#666666"
+set tics nomirror out textcolor rgb "#333333"
+set xtics autofreq
+set format x "%g"
+set yrange [0:100]
+set grid ytics lc rgb "#dddddd"
+set xlabel "seconds" offset 0,0.3 tc rgb "#333333"
+set key off
+set xtics offset 0,0.2 font ",10"
+modes = "none selective full"
+do for [i = 1:3] {
+    file = work."/live_".word(modes, i)
+    set title "--recompute ".word(modes, i) noenhanced
+    if (i == 1) { set ylabel "live memory, MB" tc rgb "#333333" } else { unset ylabel; set format y "" }
+    if (i == 3) { set key inside right top reverse Left samplen 1.5 } else { set key off }
+    plot file using 1:($2+$5+$4+$6+$8) with filledcurves x1 lc rgb "#c7c7c7" title "workspace", \
+         file using 1:($2+$5+$4+$6) with filledcurves x1 lc rgb "#4e79a7" title "activations", \
+         file using 1:($2+$5+$4) with filledcurves x1 lc rgb "#f28e2b" title "gradients", \
+         file using 1:($2+$5) with filledcurves x1 lc rgb "#59a14f" title "optimizer", \
+         file using 1:2 with filledcurves x1 lc rgb "#b07aa1" title "parameters"
+}
+unset multiplot

@@ -1,0 +1,63 @@
+#!/bin/sh
+# What a stage's train.c changes in that of its base, function by function.
+#   changes.sh STAGE          a table: function, its lines, lines added and removed
+#   changes.sh --diff STAGE   the changes themselves, each function whole, coloured on a terminal
+set -eu
+cd "$(dirname "$0")/.."
+
+base_of() {
+    case $1 in
+    04_*) echo 03_data_parallel ;;
+    08_*) echo 02_mixed_precision ;;
+    01_*) echo "" ;;
+    *) echo 01_single_gpu ;;
+    esac
+}
+
+# Splits a program into $2/FUNCTION, with the comment above each, and $2/(top) for all else.
+split() {
+    mkdir -p "$2"
+    awk -v to="$2" '
+        function flush_top() { for (i = 1; i <= n; i++) print held[i] > (to "/(top)"); n = 0 }
+        inside { print > (to "/" name); if ($0 ~ /^}/) inside = 0; next }
+        /^\{$/ {                            # what was held since the last empty line is the head of a function
+            for (first = n; first > 1 && held[first - 1] != ""; first--) ;
+            for (i = first; i <= n; i++) if (held[i] ~ /^[a-z].*\(/) { name = held[i]; break }
+            sub(/\(.*/, "", name); sub(/.*[ *]/, "", name)
+            count = n; n = first - 1; head_from = first
+            for (i = head_from; i <= count; i++) print held[i] > (to "/" name)
+            flush_top(); print > (to "/" name); inside = 1; next
+        }
+        { held[++n] = $0 }
+        END { flush_top() }' "$1"
+}
+
+mode=table
+[ "${1-}" = --diff ] && { mode=diff; shift; }
+stage=${1:?usage: changes.sh [--diff] STAGE}
+base=$(base_of "$stage")
+[ -n "$base" ] || { echo "$stage is the first program: it changes nothing, all others change it"; exit 0; }
+if [ $mode = diff ]; then
+    colour=never
+    [ -t 1 ] && colour=always
+    git --no-pager diff --no-index --color=$colour --function-context "$base/train.c" "$stage/train.c" || true
+    exit 0
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+split "$base/train.c" "$work/a"
+split "$stage/train.c" "$work/b"
+printf '| in `%s/train.c` | lines | added | removed |\n|---|--:|--:|--:|\n' "$stage"
+ls "$work/a" "$work/b" | grep -v -e : -e '^$' | sort -u >"$work/names"
+# in the order of the program
+{ echo "(top)"; grep -oE '^[a-z].*\(' "$stage/train.c" | sed 's/(.*//; s/.*[ *]//'; cat "$work/names"; } | awk '!seen[$0]++' |
+while read -r name; do
+    [ -f "$work/a/$name" ] || [ -f "$work/b/$name" ] || continue
+    [ -f "$work/a/$name" ] || : >"$work/a/$name"
+    new=""
+    [ -s "$work/a/$name" ] || new=" (new)"
+    [ -f "$work/b/$name" ] || { : >"$work/b/$name"; new=" (gone)"; }
+    diff "$work/a/$name" "$work/b/$name" >"$work/diff" && continue
+    printf '| `%s`%s | %d | +%d | -%d |\n' "$name" "$new" "$(wc -l <"$work/b/$name")" \
+        "$(grep -c '^>' "$work/diff")" "$(grep -c '^<' "$work/diff")"
+done
