@@ -1,22 +1,83 @@
-/* Communication between the ranks of a run: MPI starts them and gives each its number. */
+/* Communication: groups of ranks, and collectives and messages on them. MPI starts the ranks and gives each its
+ * number; what carries tensors is behind comm_backend.h.
+ *
+ * Every call adds to an account: per group and operation the calls and the logical bytes that this rank sends, as if
+ * over a ring, exact by the cutting rule (range_part). For a full tensor of K elements on n ranks:
+ *   reduce_scatter  K - |part r|          all_gather  K - |part r + 1 mod n|      all_reduce  both
+ *   all_to_all      K - |part r|, K local elements    broadcast   K, the root        send        K
+ * A library may put other bytes on the wire; their sum over a ring is what the playbook's formulas count.
+ */
 #ifndef COMM_H
 #define COMM_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef struct Comm Comm;
+#include "tensor.h"
+
+typedef struct Comm Comm;                       /* a group of ranks, as this rank sees it */
+typedef struct Request Request;                 /* a transfer under way */
+typedef enum { SUM, MAX } Reduce;
+typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, COMM_OPS } CommOp;
+
 extern Comm *world;                             /* all ranks */
 
-/* Joins the ranks that mpiexec started; started as it is, a program is a world of one. After it, fail() ends all
- * ranks. comm_exit is how a program ends in agreement: every rank calls it, with the same status. */
-void comm_begin(int *argc, char ***argv);
-_Noreturn void comm_exit(int status);
-
+/* ---- groups ---- */
+/* Ranks that give the same color form a group, in the order of their ranks in comm; color < 0: in none, returns NULL.
+ * All ranks of comm must call it. The name is for the account and messages. */
+Comm *comm_split(Comm *comm, int color, const char *name);
 int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
 int comm_local_rank(void);                      /* among the ranks on this machine */
 int comm_local_size(void);
+Range comm_part(const Comm *comm, int64_t count);           /* this rank's, by range_part */
+
+/* ---- collectives: all ranks of the group call them, in the same order, with the same counts ----
+ * A part may lie inside the full tensor, at its own place (in place); after an in-place reduce_scatter the others'
+ * parts are undefined. On a group of one each is a copy, or nothing. */
+void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce);
+void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in);    /* out: our part of the sum over the ranks' ins */
+void comm_all_gather(Comm *comm, Tensor out, Tensor in);        /* in: our part of out */
+void comm_all_to_all(Comm *comm, Tensor out, Tensor in);        /* nth part of in to rank n, of out from rank n */
+void comm_broadcast(Comm *comm, Tensor t, int root);
+void comm_barrier(Comm *comm);
+
+/* ---- the same, and messages, started only: buffers are not to be touched until comm_wait ---- */
+Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce);
+Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);
+Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);
+Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);
+Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
+/* Messages with one tag between a pair arrive in the order sent. A send never waits for a receive of its own rank. */
+Request *comm_start_send(Comm *comm, Tensor t, int to, int tag);
+Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
+/* in to the next rank, out from the one before, around the ring: counts as a send. Alone: a copy. */
+Request *comm_start_shift(Comm *comm, Tensor out, Tensor in);
+
+/* Waits until the buffers may be used, and sets the request to NULL. NULL: nothing to wait for. */
+void comm_wait(Request **request);
+
+/* ---- numbers on the host: losses, norms, flags ---- not in the account of bytes */
+double comm_sum(Comm *comm, double x);          /* in the order of ranks: the same number on all */
+
+/* ---- the account ---- */
+typedef struct {
+    const char *group, *op;
+    int64_t calls, bytes;                       /* of this step */
+    int64_t predicted_calls, predicted_bytes;
+} CommAccount;
+
+/* In predict(): so many calls in a step, each on a full tensor of so many REAL elements; bytes are comm's work. */
+void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
+int comm_account(CommAccount *accounts, int most);  /* how many: those with calls or a prediction */
+int64_t comm_bytes(void);                           /* sent in this step, over all groups */
+void comm_account_reset(void);                      /* a step begins */
+
+/* ---- the program's beginning and end ---- */
+/* Joins the ranks that mpiexec started; started as it is, a program is a world of one. After it, fail() ends all
+ * ranks. comm_exit is how a program ends in agreement: every rank calls it, with the same status. */
+void comm_begin(int *argc, char ***argv);
+_Noreturn void comm_exit(int status);
 
 /* While starting, every rank runs the same checks, and a rank may be the only one whose check fails (its machine has
  * less memory). Each rank calls this when its own went well: if another's didn't, that one prints its line, and all
@@ -24,10 +85,14 @@ int comm_local_size(void);
 void comm_agree(void);
 void comm_started(void);
 
-/* Host numbers: losses, norms, flags. In a fixed order; not in the account of bytes. */
-double comm_sum(Comm *comm, double x);
+/* Lines "NAME VALUE" that must be the same on all ranks: otherwise the program ends and shows the first that differ. */
+void comm_same(const char *lines);
 
-/* MPI moves data only while it is called: every operator calls this when it ends. */
+/* "rank 0 = alpha:4711, rank 1 = alpha:4712", a line a machine, to tell which process a launcher speaks of. */
+char *comm_rank_table(void);
+
+/* MPI moves data only while it is called: every operator calls this when it ends. It also answers a rank that has
+ * waited too long and asks who is still there. */
 void comm_progress(void);
 
 #endif

@@ -1,149 +1,201 @@
-#include <errno.h>
+/* Transfers over MPI, whose buffers are on the host. No blocking calls: what waits is comm.c's one loop. The variants
+ * with _c count in 64 bits. */
 #include <mpi.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "comm.h"
+#include "comm_backend.h"
 #include "error.h"
 
-struct Comm {
-    MPI_Comm mpi;
-    int rank, size;
-};
-
-static Comm world_comm;
-static int local_rank, local_size = 1;
-static bool starting, ended;
-
-Comm *world = &world_comm;
-
-/* MPI's own waits spin, and ranks that share a core would spin against each other's work. */
-static void wait_for(MPI_Request *request)
-{
-    int done = 0;
-
-    while (MPI_Test(request, &done, MPI_STATUS_IGNORE), !done)
-        sched_yield();
-}
-
-/* What all ranks must know before they go on or end: the lowest rank that failed and its status; or size, and 0. */
-static int first_failed(int status, int *its_status)
-{
-    int mine = (status ? world->rank : world->size) * 256 + status, lowest;
+typedef struct {
     MPI_Request request;
+    MPI_Count *counts;          /* MPI reads them until the transfer is done */
+    MPI_Aint *firsts;
+    char *move_to, *move_from;  /* an in-place reduce_scatter leaves its part at the buffer's start */
+    int64_t move;
+} Handle;
 
-    MPI_Iallreduce(&mine, &lowest, 1, MPI_INT, MPI_MIN, world->mpi, &request);
-    wait_for(&request);
-    *its_status = lowest % 256;
-    return lowest / 256;
-}
+static MPI_Comm alarms;         /* a world of its own, for transport_alarm */
 
-_Noreturn void comm_exit(int status)
+static MPI_Comm mpi_of(const Comm *comm)
 {
-    ended = true;
-    MPI_Finalize();
-    exit(status);
+    return *(MPI_Comm *)comm->transport;
 }
 
-static void end_all(const char *line, int status)
+static MPI_Datatype type_of(DType dtype)
 {
-    if (starting) {
-        if (first_failed(status, &status) == world->rank)
-            fprintf(stderr, "%s\n", line);
-        comm_exit(status);
-    }
-    ended = true;
-    fprintf(stderr, "%s\n", line);
-    fflush(stderr);
-    if (world->size > 1)
-        MPI_Abort(MPI_COMM_WORLD, status);
-    exit(status);
+    return dtype == F64 ? MPI_DOUBLE : dtype == F32 ? MPI_FLOAT : MPI_INT32_T;
 }
 
-/* A rank that leaves without a word would keep the others waiting, under a launcher that reports success. */
-static void at_exit(void)
+static void *keep(MPI_Comm mpi)
 {
-    if (!ended && world->size > 1)
-        MPI_Abort(MPI_COMM_WORLD, 1);
+    MPI_Comm *kept = malloc(sizeof *kept);
+
+    if (!kept)
+        fail("no memory for a group of ranks");
+    *kept = mpi;
+    return kept;
 }
 
-void comm_begin(int *argc, char ***argv)
+void transport_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size)
 {
     const char *launched = getenv("PMI_SIZE");
     MPI_Comm local;
 
     MPI_Init(argc, argv);
-    world->mpi = MPI_COMM_WORLD;
-    MPI_Comm_rank(world->mpi, &world->rank);
-    MPI_Comm_size(world->mpi, &world->size);
-    if (launched && atoi(launched) > 1 && world->size == 1)
+    all->transport = keep(MPI_COMM_WORLD);
+    MPI_Comm_rank(MPI_COMM_WORLD, &all->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &all->size);
+    if (launched && atoi(launched) > 1 && all->size == 1)
         fail("mpiexec started %s ranks, but MPI shows each a world of one (Ubuntu 24.04's MPICH 4.2.0-5build3 does "
-             "this): \"make deps\" repairs it or says how", launched);
-    MPI_Comm_split_type(world->mpi, MPI_COMM_TYPE_SHARED, world->rank, MPI_INFO_NULL, &local);
-    MPI_Comm_rank(local, &local_rank);
-    MPI_Comm_size(local, &local_size);
+             "this): \"make deps\" says how to repair it", launched);
+    MPI_Comm_dup(MPI_COMM_WORLD, &alarms);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, all->rank, MPI_INFO_NULL, &local);
+    MPI_Comm_rank(local, local_rank);
+    MPI_Comm_size(local, local_size);
     MPI_Comm_free(&local);
-    starting = true;
-    error_end_with(end_all);
-    atexit(at_exit);
 }
 
-void comm_agree(void)
+void *transport_split(Comm *comm, int color, int *rank, int *size)
 {
-    int status;
+    MPI_Comm part;
 
-    if (first_failed(0, &status) < world->size)             /* that rank prints its line */
-        comm_exit(status);
+    MPI_Comm_split(mpi_of(comm), color < 0 ? MPI_UNDEFINED : color, comm->rank, &part);
+    if (part == MPI_COMM_NULL)
+        return NULL;
+    MPI_Comm_rank(part, rank);
+    MPI_Comm_size(part, size);
+    return keep(part);
 }
 
-void comm_started(void)
+void transport_end(void)
 {
-    comm_agree();
-    starting = false;
+    MPI_Finalize();
 }
 
-int comm_rank(const Comm *comm)
+_Noreturn void transport_abort(int status)
 {
-    return comm->rank;
+    MPI_Abort(MPI_COMM_WORLD, status);
+    abort();                    /* MPI_Abort doesn't return, but isn't declared so */
 }
 
-int comm_size(const Comm *comm)
+/* How a tensor is cut over a group: counts and offsets, which the handle keeps. */
+static void cut(Handle *h, const Comm *comm, int64_t count)
 {
-    return comm->size;
+    h->counts = malloc(comm->size * sizeof *h->counts);
+    h->firsts = malloc(comm->size * sizeof *h->firsts);
+    if (!h->counts || !h->firsts)
+        fail("no memory for a collective over %d ranks", comm->size);
+    for (int r = 0; r < comm->size; r++) {
+        const Range part = range_part(count, r, comm->size);
+        h->counts[r] = part.count;
+        h->firsts[r] = part.first;
+    }
 }
 
-int comm_local_rank(void)
+static Handle *new_handle(void)
 {
-    return local_rank;
+    Handle *h = calloc(1, sizeof *h);
+
+    if (!h)
+        fail("no memory for a transfer");
+    h->request = MPI_REQUEST_NULL;
+    return h;
 }
 
-int comm_local_size(void)
+void *transport_start(Transfer t)
 {
-    return local_size;
+    const MPI_Comm mpi = mpi_of(t.comm);
+    const MPI_Datatype type = type_of(t.dtype);
+    const int64_t size = dtype_size(t.dtype);
+    char *out = t.out, *in = t.in;
+    Handle *h = new_handle();
+
+    switch (t.op) {
+    case ALL_REDUCE:
+        MPI_Iallreduce_c(MPI_IN_PLACE, out, t.count, type, t.reduce == SUM ? MPI_SUM : MPI_MAX, mpi, &h->request);
+        break;
+    case REDUCE_SCATTER:
+        cut(h, t.comm, t.count);
+        if (out >= in && out < in + t.count * size) {       /* MPI wants no buffers that overlap */
+            h->move_to = out, h->move_from = in;
+            h->move = h->counts[t.comm->rank] * size;
+            MPI_Ireduce_scatter_c(MPI_IN_PLACE, in, h->counts, type, MPI_SUM, mpi, &h->request);
+        } else {
+            MPI_Ireduce_scatter_c(in, out, h->counts, type, MPI_SUM, mpi, &h->request);
+        }
+        break;
+    case ALL_GATHER:
+        cut(h, t.comm, t.count);
+        MPI_Iallgatherv_c(in >= out && in < out + t.count * size ? MPI_IN_PLACE : in, h->counts[t.comm->rank], type, out,
+                          h->counts, h->firsts, type, mpi, &h->request);
+        break;
+    case ALL_TO_ALL:
+        MPI_Ialltoall_c(in, t.count / t.comm->size, type, out, t.count / t.comm->size, type, mpi, &h->request);
+        break;
+    case BROADCAST:
+        MPI_Ibcast_c(out, t.count, type, t.peer, mpi, &h->request);
+        break;
+    case SEND:
+        if (t.rendezvous)
+            MPI_Issend_c(in, t.count, type, t.peer, t.tag, mpi, &h->request);
+        else
+            MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, &h->request);
+        break;
+    default:
+        MPI_Irecv_c(out, t.count, type, t.peer, t.tag, mpi, &h->request);
+    }
+    return h;
 }
 
-double comm_sum(Comm *comm, double x)
+bool transport_done(void *handle)
 {
-    double *all = malloc(comm->size * sizeof *all), sum = 0;
-    MPI_Request request;
+    Handle *h = handle;
+    int done;
 
-    if (!all)
-        fail("no memory for %d numbers", comm->size);
-    MPI_Iallgather(&x, 1, MPI_DOUBLE, all, 1, MPI_DOUBLE, comm->mpi, &request);
-    wait_for(&request);
-    for (int r = 0; r < comm->size; r++)        /* in the order of ranks: the same on all, and in every run */
-        sum += all[r];
-    free(all);
-    return sum;
+    MPI_Test(&h->request, &done, MPI_STATUS_IGNORE);
+    if (!done)
+        return false;
+    if (h->move && h->move_to != h->move_from)
+        memmove(h->move_to, h->move_from, h->move);
+    free(h->counts);
+    free(h->firsts);
+    free(h);
+    return true;
 }
 
-void comm_progress(void)
+void *transport_start_gather(Comm *comm, void *all, const void *mine, int64_t bytes)
 {
+    Handle *h = new_handle();
+
+    MPI_Iallgather_c(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, mpi_of(comm), &h->request);
+    return h;
+}
+
+void transport_alarm(const char text[ALARM_TEXT])
+{
+    int rank, size;
+
+    MPI_Comm_rank(alarms, &rank);
+    MPI_Comm_size(alarms, &size);
+    for (int r = 0; r < size; r++) {
+        MPI_Request request;
+        if (r == rank)
+            continue;
+        MPI_Isend(text, ALARM_TEXT, MPI_CHAR, r, 0, alarms, &request);
+        MPI_Request_free(&request);             /* the text lives until the program ends, which is soon */
+    }
+}
+
+int transport_alarmed(char text[ALARM_TEXT])
+{
+    MPI_Status status;
     int there;
 
-    if (world->size > 1)
-        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world->mpi, &there, MPI_STATUS_IGNORE);
+    MPI_Iprobe(MPI_ANY_SOURCE, 0, alarms, &there, &status);
+    if (!there)
+        return -1;
+    MPI_Recv(text, ALARM_TEXT, MPI_CHAR, status.MPI_SOURCE, 0, alarms, MPI_STATUS_IGNORE);
+    return status.MPI_SOURCE;
 }

@@ -19,6 +19,7 @@ enum { HEADER_BYTES = 256 * 4, HEADER_MAGIC = 20240520, HEADER_VERSION = 1 };
 static const uint8_t *bytes;        /* the file, mapped; tokens of one or two bytes from here on */
 static int width;
 static int64_t training, held_out;
+static uint64_t hash;
 
 static int64_t token(int64_t i)
 {
@@ -66,10 +67,18 @@ void data_open(void)
     if (held_out <= seq)
         fail("--data %s: %lld tokens are too few: a tenth is held out, and that tenth must exceed --seq %d, so at "
              "least %lld are needed", path, (long long)tokens, seq, 10ll * (seq + 1));
-    for (int64_t i = 0; i < tokens && (width == 2 || vocab < 256); i++)
+    hash = 14695981039346656037u;                               /* FNV-1a, a token at a time */
+    for (int64_t i = 0; i < tokens; i++) {
         if (token(i) >= vocab)
             fail("--data %s: token %lld, at position %lld, is not below --vocab %d", path, (long long)token(i),
                  (long long)i, vocab);
+        hash = (hash ^ token(i)) * 1099511628211u;
+    }
+}
+
+uint64_t data_hash(void)
+{
+    return hash;
 }
 
 int64_t data_tokens(void)

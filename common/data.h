@@ -23,6 +23,7 @@ void data_open(void);
 int64_t data_tokens(void);          /* of training */
 int64_t data_held_out(void);        /* of evaluation */
 const char *data_kind(void);        /* "text, a token a byte", for messages */
+uint64_t data_hash(void);           /* of all tokens: ranks compare it */
 
 Batch batch_create(void);           /* for options.micro_batch sequences of options.config.seq tokens */
 

@@ -112,17 +112,21 @@ void memory_plan(void)
              memory_remedy(largest));
 }
 
-void memory_print(void)
+bool memory_print(void)
 {
+    bool equal = true;
+
     run_print("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const MemoryEntry *e = &entry[c];
+        equal &= e->peak == e->predicted;
         if (!e->peak && !e->predicted)
             continue;
-        run_print("%-14s %16lld %16.0f ", memory_name[c], (long long)e->peak, e->predicted);
+        run_print("%-14s %16lld %16.0f", memory_name[c], (long long)e->peak, e->predicted);
         if (e->formula)
-            run_print("%16.0f  %s", e->playbook, e->formula);
+            run_print(" %16.0f  %s", e->playbook, e->formula);
         run_print("%s\n", e->peak == e->predicted ? "" : "  DIFFERS");
     }
     run_print("%-14s %16lld %16.0f\n", "total", (long long)peak, memory_total().predicted);
+    return equal;
 }

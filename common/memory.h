@@ -5,6 +5,7 @@
 #ifndef MEMORY_H
 #define MEMORY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef enum {
@@ -32,7 +33,7 @@ void memory_playbook(Category category, double bytes, const char *formula);
 
 /* Prints the prediction, and refuses what the device cannot hold: names the category to shrink, and how. */
 void memory_plan(void);
-void memory_print(void);                        /* at the end: measured beside predicted beside the playbook */
+bool memory_print(void);                        /* at the end: measured beside predicted; true: they are equal */
 
 const char *memory_in_use(void);                /* "3.1 GB in use, parameters 0.5 GB, ...": a static buffer */
 const char *memory_remedy(Category category);   /* which options make a category smaller */

@@ -188,10 +188,10 @@ static void take_pretend(void)
 
     if (!options.pretend)
         return;
-    if (sscanf(options.pretend, "%lf,%lf,%lf%c", &gflops, &gigabytes, &microseconds, &rest) != 3 || !(gflops > 0)
-        || !(gigabytes > 0) || !(microseconds >= 0) || !isfinite(gflops + gigabytes + microseconds))
-        fail_usage("--pretend %s, but it is GFLOPS,GB/S,MICROSECONDS: the speed of a device, of its link, and the "
-                   "link's delay, such as 1000,50,5", options.pretend);
+    if (sscanf(options.pretend, "%lf,%lf,%lf%c", &gflops, &gigabytes, &microseconds, &rest) != 3 || !(gflops >= 1e-3)
+        || !(gigabytes >= 1e-6) || !(microseconds >= 0) || !(microseconds <= 1e6) || !isfinite(gflops + gigabytes))
+        fail_usage("--pretend %s, but it is GFLOPS,GB/S,MICROSECONDS: the speed of a device (0.001 or more), of its "
+                   "link (1e-6 or more), and the link's delay (0 to 1e6), such as 1000,50,5", options.pretend);
     options.pretend_flops = 1e9 * gflops;
     options.pretend_bandwidth = 1e9 * gigabytes;
     options.pretend_latency = 1e-6 * microseconds;
@@ -247,24 +247,61 @@ static error_t parse(int key, char *text, struct argp_state *state)
     return 0;
 }
 
-/* "learning rate (0.001)": with the default, where there is one. */
+/* An option's value as one would type it; empty if there is none. */
+static void value_text(const StageOption *o, char *text, size_t size)
+{
+    const char *word = o->argument;
+
+    text[0] = 0;
+    switch (o->kind) {
+    case OPTION_FLAG:
+        snprintf(text, size, "%s", *(bool *)o->value ? "yes" : "no");
+        break;
+    case OPTION_INT:
+        snprintf(text, size, "%d", *(int *)o->value);
+        break;
+    case OPTION_SEED:
+        snprintf(text, size, "%llu", (unsigned long long)*(uint64_t *)o->value);
+        break;
+    case OPTION_DOUBLE:
+        snprintf(text, size, "%.17g", *(double *)o->value);
+        break;
+    case OPTION_TEXT:
+        if (*(const char **)o->value)
+            snprintf(text, size, "%s", *(const char **)o->value);
+        break;
+    case OPTION_CHOICE:
+        for (int i = *(int *)o->value; i > 0; i--)
+            word += strcspn(word, "|") + 1;
+        snprintf(text, size, "%.*s", (int)strcspn(word, "|"), word);
+        break;
+    }
+}
+
+char *options_text(void)
+{
+    enum { LINE = 512 };
+    char *text = calloc(known_count + 1, LINE), *to = text, value[LINE / 2];
+
+    if (!text)
+        fail("no memory for comparing options");
+    for (int i = 0; i < known_count; i++) {
+        value_text(known[i], value, sizeof value);
+        to += snprintf(to, LINE, "--%s %s\n", known[i]->name, value);
+    }
+    return text;
+}
+
+/* "learning rate (0.001)": with the default, where there is one to tell. */
 static char *help_of(const StageOption *o)
 {
     char text[512], standard[256] = "";
 
-    if (o->kind == OPTION_INT)
-        snprintf(standard, sizeof standard, " (%d)", *(int *)o->value);
     if (o->kind == OPTION_DOUBLE)
-        snprintf(standard, sizeof standard, " (%g)", *(double *)o->value);
-    if (o->kind == OPTION_SEED)
-        snprintf(standard, sizeof standard, " (%llu)", (unsigned long long)*(uint64_t *)o->value);
-    if (o->kind == OPTION_CHOICE) {
-        const char *word = o->argument;
-        for (int i = *(int *)o->value; i > 0; i--)
-            word += strcspn(word, "|") + 1;
-        snprintf(standard, sizeof standard, " (%.*s)", (int)strcspn(word, "|"), word);
-    }
-    snprintf(text, sizeof text, "%s%s", o->help, standard);
+        snprintf(standard, sizeof standard, "%g", *(double *)o->value);
+    else if (o->kind != OPTION_FLAG && o->kind != OPTION_TEXT)
+        value_text(o, standard, sizeof standard);
+    snprintf(text, sizeof text, standard[0] ? "%s (%s)" : "%s", o->help, standard);
     return strdup(text);
 }
 

@@ -31,6 +31,9 @@ static int first_step, saved_step = -1;
 static double run_began, step_began;
 static volatile sig_atomic_t stopped_by;
 static bool stopping;                   /* the same on all ranks */
+static bool differs;                    /* something was not as predicted */
+
+enum { ACCOUNTS = 64 };
 
 static FILE *metrics;
 static char *report_file, *trace_file, *gradients_file;
@@ -138,7 +141,9 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     options_parse(stage, summary, argc, argv, more);
     if (options.comm == COMM_NCCL)
         fail("--comm nccl, but this build knows MPI only: the cuda build has NCCL");
-    comm_agree();
+    char *same = options_text();
+    comm_same(same);
+    free(same);
 
     device_init(comm_local_rank(), comm_local_size(), options.threads);
     ops_pretend(options.pretend_flops);
@@ -154,16 +159,24 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     gradients_file = claim("dump-gradients", options.dump_gradients);
     open_metrics();
     held_out = cJSON_CreateArray();
-    if (trace_file)
-        trace_open(trace_file, comm_rank(world));
+    char data[64];
+    snprintf(data, sizeof data, "--data whose tokens hash to %016llx\n", (unsigned long long)data_hash());
     comm_agree();
+    comm_same(data);
+    if (trace_file)
+        trace_open(comm_rank(world), comm_sum(world, comm_rank(world) ? 0 : clock_seconds()));
 
     const Config *c = &options.config;
     run_print("%s%s\n", stage, options.pretend ? ", pretending other hardware: times are not this machine's" : "");
     run_print("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
               c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
-    run_print("device  %s, %.0f GFLOP/s in matmul%s\n", device_name(), peak_flops() / 1e9,
-              options.pretend ? " (pretended)" : "");
+    if (comm_size(world) > 1) {
+        char *table = comm_rank_table();
+        run_print("ranks   %s\n", table);
+        free(table);
+    }
+    run_print("device  %s%s, %.0f GFLOP/s in matmul%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(),
+              peak_flops() / 1e9, options.pretend ? " (pretended)" : "");
     run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
               number_text(data_held_out()));
 
@@ -219,13 +232,15 @@ static void save(void)
 bool run_continues(int step)
 {
     if (step < options.steps && !stopping) {
+        comm_account_reset();
         step_began = clock_seconds();
         return true;
     }
     if (stopping)
         run_print("stopped by signal %d after step %d\n", (int)stopped_by, step);
     save();
-    memory_print();
+    differs |= !memory_print();
+    print_account();
     return false;
 }
 
@@ -267,6 +282,34 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
               duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
 }
 
+/* What was sent in the step must be what predict() said, call by call and byte by byte. */
+static void check_account(int step)
+{
+    CommAccount a[ACCOUNTS];
+    const int n = comm_account(a, ACCOUNTS);
+
+    for (int i = 0; i < n && !differs; i++)
+        if (a[i].calls != a[i].predicted_calls || a[i].bytes != a[i].predicted_bytes) {
+            fprintf(stderr, "%s: rank %d, step %d: %s in group %s: %lld calls sent %lld bytes, but predict() said %lld "
+                    "calls and %lld bytes\n", stage_name, comm_rank(world), step, a[i].op, a[i].group,
+                    (long long)a[i].calls, (long long)a[i].bytes, (long long)a[i].predicted_calls,
+                    (long long)a[i].predicted_bytes);
+            differs = true;
+        }
+}
+
+static void print_account(void)
+{
+    CommAccount a[ACCOUNTS];
+    const int n = comm_account(a, ACCOUNTS);
+
+    if (n)
+        run_print("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls", "predicted");
+    for (int i = 0; i < n; i++)
+        run_print("%-15s %-8s %7lld %16lld %7lld %16lld\n", a[i].op, a[i].group, (long long)a[i].calls,
+                  (long long)a[i].bytes, (long long)a[i].predicted_calls, (long long)a[i].predicted_bytes);
+}
+
 void run_step(int step, StepResult result)
 {
     const double seconds = clock_seconds() - step_began, tokens = (double)run_global_batch() * options.config.seq;
@@ -279,10 +322,11 @@ void run_step(int step, StepResult result)
              result.norm, step, options.save ? ", and the last checkpoint is as it was" : "");
     if (metrics) {
         fprintf(metrics, "%d,%lld,%.17g,%.17g,%.9g,%.6f,%.1f,%.5f,%lld,%lld\n", step, (long long)state.tokens,
-                result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu, (long long)memory_total().peak, 0ll);
+                result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu, (long long)memory_total().peak, (long long)comm_bytes());
         if (fflush(metrics))
             fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     }
+    check_account(step);
     stopping = comm_sum(world, stopped_by != 0) > 0;        /* signals reach ranks in different steps */
     print_step(step, result, tokens / seconds, mfu);
     if (options.save_every && step % options.save_every == 0)
@@ -311,23 +355,31 @@ static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
         cJSON_AddNumberToObject(entry, "playbook", e.playbook);
 }
 
-static void write_report(void)
+/* One rank's entry. */
+static cJSON *rank_json(void)
 {
-    cJSON *report = cJSON_CreateObject(), *rank = cJSON_CreateObject(), *memory, *operators;
+    cJSON *rank = cJSON_CreateObject(), *memory, *comm, *operators;
     const OpAccount *account;
     const int accounts = ops_account(&account);
+    CommAccount sent[ACCOUNTS];
+    const int groups = comm_account(sent, ACCOUNTS);
 
-    cJSON_AddStringToObject(report, "stage", stage_name);
-    cJSON_AddNumberToObject(report, "parameters", model_parameters(options.config));
-    cJSON_AddNumberToObject(report, "flops_per_token", model_flops_per_token(options.config));
-    cJSON_AddNumberToObject(report, "peak_flops", peak_flops());
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(report, "ranks"), rank);
     cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
     memory = cJSON_AddObjectToObject(rank, "memory");
     for (int c = 0; c < MEM_CATEGORIES; c++)
         add_bytes(memory, memory_name[c], memory_entry(c));
     add_bytes(memory, "total", memory_total());
-    cJSON_AddArrayToObject(rank, "comm");
+    comm = cJSON_AddArrayToObject(rank, "comm");
+    for (int i = 0; i < groups; i++) {
+        cJSON *c = cJSON_CreateObject();
+        cJSON_AddStringToObject(c, "op", sent[i].op);
+        cJSON_AddStringToObject(c, "group", sent[i].group);
+        cJSON_AddNumberToObject(c, "calls", sent[i].calls);
+        cJSON_AddNumberToObject(c, "predicted_calls", sent[i].predicted_calls);
+        cJSON_AddNumberToObject(c, "bytes", sent[i].bytes);
+        cJSON_AddNumberToObject(c, "predicted", sent[i].predicted_bytes);
+        cJSON_AddItemToArray(comm, c);
+    }
     operators = cJSON_AddArrayToObject(rank, "operators");
     for (int i = 0; i < accounts; i++) {
         cJSON *o = cJSON_CreateObject();
@@ -338,29 +390,47 @@ static void write_report(void)
         cJSON_AddNumberToObject(o, "bytes", account[i].bytes);
         cJSON_AddItemToArray(operators, o);
     }
-    cJSON_AddItemToObject(report, "held_out", held_out);
+    return rank;
+}
 
-    char *text = cJSON_Print(report);
-    FILE *f = fopen(report_file, "w");
-    if (!f || !text || fputs(text, f) < 0 || fputc('\n', f) < 0 || fclose(f))
+/* Rank after rank adds its entry; the last one closes the array and adds what is the same for all. */
+static void write_report(bool first, bool last)
+{
+    cJSON *rank = rank_json(), *common = cJSON_CreateObject();
+    FILE *f = fopen(report_file, first ? "w" : "a");
+
+    cJSON_AddStringToObject(common, "stage", stage_name);
+    cJSON_AddNumberToObject(common, "parameters", model_parameters(options.config));
+    cJSON_AddNumberToObject(common, "flops_per_token", model_flops_per_token(options.config));
+    cJSON_AddNumberToObject(common, "peak_flops", peak_flops());
+    cJSON_AddItemToObject(common, "held_out", held_out);
+    char *text = cJSON_Print(rank), *rest = cJSON_Print(common);
+    if (!f || !text || !rest || fprintf(f, "%s%s", first ? "{\"ranks\": [" : ", ", text) < 0
+        || (last && fprintf(f, "],%s\n", rest + 1) < 0) || fclose(f))           /* + 1: without its brace */
         fail("--report %s could not be written: %s", options.report, strerror(errno));
     free(text);
-    cJSON_Delete(report);
-    deliver("report", report_file, options.report);
+    free(rest);
+    cJSON_Delete(rank);
+    cJSON_Delete(common);
 }
 
 _Noreturn void run_end(void)
 {
-    if (report_file)
-        write_report();
-    if (trace_file) {
-        trace_close();
-        deliver("trace", trace_file, options.trace);
+    for (int r = 0; r < comm_size(world); r++) {
+        if (r == comm_rank(world) && report_file)
+            write_report(r == 0, r == comm_size(world) - 1);
+        if (r == comm_rank(world) && trace_file)
+            trace_write(trace_file, r == 0, r == comm_size(world) - 1);
+        comm_barrier(world);
     }
+    if (report_file)
+        deliver("report", report_file, options.report);
+    if (trace_file)
+        deliver("trace", trace_file, options.trace);
     if (gradients_file && state.step == first_step && comm_rank(world) == 0)
         fail("--dump-gradients %s: no step was done, so there are none", options.dump_gradients);
     if (metrics && fclose(metrics))
         fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     fflush(stdout);
-    comm_exit(stopping && stopped_by ? 128 + stopped_by : 0);
+    comm_exit(stopping && stopped_by ? 128 + stopped_by : comm_sum(world, differs) > 0);
 }

@@ -28,13 +28,15 @@ bool run_continues(int step);
 /* Between backward and the update: --dump-gradients writes them, at the first step of the run. */
 void run_gradients(const AdamW *optimizer);
 
-/* After the step-th step: prints and writes what came of it, saves if it is time; ends the run if the loss is NaN. */
+/* After the step-th step: prints and writes what came of it, compares traffic with the prediction, saves if it is
+ * time; ends the run if the loss is NaN. */
 void run_step(int step, StepResult result);
 
 /* text.h's evaluation, for the report. */
 void run_held_out(double loss);
 
-/* Writes --report and --trace; does not return, but ends the program: 0, or 128 + the signal that stopped it. */
+/* Writes --report and --trace; does not return, but ends the program: 0; 1, if memory or traffic was not as predicted;
+ * 128 + the signal that stopped it. */
 _Noreturn void run_end(void);
 
 /* To a person: rank 0's stdout, unless --quiet. */

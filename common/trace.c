@@ -10,8 +10,10 @@
 typedef struct {
     const char *name;
     DeviceEvent begin, end;
-    bool operator;              /* operators get a row of their own under the program's spans */
+    int row;                    /* under the rank's name: the program's spans, operators, transfers in as many as needed */
 } Span;
+
+enum { PROGRAM, OPERATORS, TRANSFERS, TRANSFER_ROWS = 32 };
 
 typedef struct {
     const char *data;
@@ -49,7 +51,7 @@ typedef struct {                /* the account at a moment */
         (list).at[(list).count++] = (__VA_ARGS__); \
     } while (0)
 
-static const char *file;
+static bool recording;
 static int process;
 static double start;
 static LIST(Span) spans;
@@ -58,16 +60,16 @@ static LIST(Access) accesses;
 static LIST(Sample) samples;
 static int open_spans[16], depth, open_operator;
 
-void trace_open(const char *path, int rank)
+void trace_open(int rank, double moment)
 {
-    file = path;
+    recording = true;
     process = rank;
-    start = clock_seconds();
+    start = moment;
 }
 
 void trace_begin(const char *name)
 {
-    if (!file)
+    if (!recording)
         return;
     open_spans[depth++ % 16] = spans.count;
     APPEND(spans, (Span){.name = name, .begin = device_event()});
@@ -75,33 +77,56 @@ void trace_begin(const char *name)
 
 void trace_end(void)
 {
-    if (file)
+    if (recording)
         spans.at[open_spans[--depth % 16]].end = device_event();
 }
 
 void trace_operator_begin(const char *name)
 {
-    if (!file)
+    if (!recording)
         return;
     open_operator = spans.count;
-    APPEND(spans, (Span){.name = name, .begin = device_event(), .operator = true});
+    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = OPERATORS});
 }
 
 void trace_operator_end(void)
 {
-    if (file)
+    if (recording)
         spans.at[open_operator].end = device_event();
+}
+
+static bool row_taken[TRANSFER_ROWS];
+
+int trace_transfer_begin(const char *name)
+{
+    int row = 0;
+
+    if (!recording)
+        return 0;
+    while (row < TRANSFER_ROWS - 1 && row_taken[row])
+        row++;
+    row_taken[row] = true;
+    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = TRANSFERS + row});
+    return spans.count - 1;
+}
+
+void trace_transfer_end(int span)
+{
+    if (!recording)
+        return;
+    spans.at[span].end = device_event();
+    row_taken[spans.at[span].row - TRANSFERS] = false;
 }
 
 void trace_allocation(Tensor t, Category category)
 {
-    if (file)
+    if (recording)
         APPEND(allocations, (Allocation){t.data, tensor_bytes(t), category});
 }
 
 void trace_operand(Tensor t, TraceAccess access)
 {
-    if (!file || !t.data)
+    if (!recording || !t.data)
         return;
     for (int i = allocations.count - 1; i >= 0; i--) {
         const Allocation *a = &allocations.at[i];
@@ -115,7 +140,7 @@ void trace_operand(Tensor t, TraceAccess access)
 
 void trace_memory(void)
 {
-    if (!file)
+    if (!recording)
         return;
     Sample s = {.when = device_event()};
     for (int c = 0; c < MEM_CATEGORIES; c++)
@@ -224,20 +249,20 @@ static void write_counter(FILE *f, const char *name, double when, const int64_t 
     fprintf(f, "}}");
 }
 
-void trace_close(void)
+void trace_write(const char *path, bool first, bool last)
 {
-    if (!file)
-        return;
-    FILE *f = fopen(file, "w");
+    FILE *f = fopen(path, first ? "w" : "a");
+
     if (!f)
-        fail("--trace %s cannot be written", file);
-    fprintf(f, "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", process, process);
+        fail("--trace %s cannot be written", path);
+    fprintf(f, "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
+            first ? "[" : ",", process, process);
     for (int64_t i = 0; i < spans.count; i++) {
         Span *s = &spans.at[i];
         const double begin = device_event_seconds(&s->begin), end = device_event_seconds(&s->end);
         s->begin.seconds = begin, s->end.seconds = end;
         fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}", s->name, process,
-                s->operator, microseconds(begin), 1e6 * (end - begin));
+                s->row, microseconds(begin), 1e6 * (end - begin));
     }
     for (int64_t i = 0; i < samples.count; i++)
         write_counter(f, "allocated", microseconds(device_event_seconds(&samples.at[i].when)), samples.at[i].used);
@@ -250,8 +275,8 @@ void trace_close(void)
         if (!next || next->span != c->span || next->after != c->after)
             write_counter(f, "live", microseconds(c->after ? s->end.seconds : s->begin.seconds), live);
     }
-    fprintf(f, "\n]\n");
+    if (last)
+        fprintf(f, "\n]\n");
     if (ferror(f) | fclose(f))
-        fail("--trace %s could not be written in full", file);
-    file = NULL;
+        fail("--trace %s could not be written in full", path);
 }

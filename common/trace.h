@@ -13,9 +13,12 @@
 
 #include "tensor.h"
 
-/* Starts to record, for a file that trace_close writes; without trace_open all calls here do nothing. */
-void trace_open(const char *path, int rank);
-void trace_close(void);
+/* Starts to record; without it all calls here do nothing. `start`: the moment that counts as 0, on clock_seconds's
+ * clock, which ranks of one machine share. */
+void trace_open(int rank, double start);
+
+/* Writes what was recorded: rank after rank appends to one file, and the last one ends it. */
+void trace_write(const char *path, bool first, bool last);
 
 void trace_begin(const char *name);             /* a span: "forward"; they nest */
 void trace_end(void);
@@ -25,6 +28,10 @@ typedef enum { TRACE_READ, TRACE_UPDATE, TRACE_WRITE, TRACE_ZERO } TraceAccess;
 void trace_operand(Tensor t, TraceAccess access);
 void trace_operator_begin(const char *name);
 void trace_operator_end(void);
+
+/* For comm.c: a transfer's span, from its start to the end of the wait for it; several may be under way. */
+int trace_transfer_begin(const char *name);     /* returns what trace_transfer_end takes */
+void trace_transfer_end(int span);
 
 /* For memory.c and tensor.c. */
 void trace_memory(void);                        /* the account has changed */

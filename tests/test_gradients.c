@@ -106,7 +106,8 @@ static int check_all(Batch batch)
     memcpy(weights, moved, N * sizeof *moved);                          /* the step has updated them */
     for (int64_t i = 0; i < N; i++)
         squares += gradient[i] * gradient[i];
-    if (!(fabs(result.loss - loss_of_step(batch)) <= 1e-14 * result.loss) || !(fabs(result.norm / sqrt(squares) - 1) <= 1e-13)) {
+    if (!(fabs(result.loss - loss_of_step(batch)) <= 1e-14 * result.loss)
+        || !(fabs(result.norm / sqrt(squares) - 1) <= 1e-13)) {
         printf("loss %.17g, norm %.17g, but it is %.17g and %.17g\n", result.loss, result.norm, loss_of_step(batch),
                sqrt(squares));
         good = false;

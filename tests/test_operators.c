@@ -192,7 +192,8 @@ static void embedding(void **state)
 {
     (void)state;
     EACH(R, all_rows) EACH(H, all_widths) EACH(V, all_vocabularies) {
-        const Tensor ids = ids_below("ids", R, V), weight = filled("weight", shape(V, H)), out = empty("out", shape(R, H));
+        const Tensor ids = ids_below("ids", R, V), weight = filled("weight", shape(V, H)),
+                     out = empty("out", shape(R, H));
         const Tensor d_out = filled("d_out", shape(R, H)), d_weight = filled("d_weight", shape(V, H));
         double *want = numbers(d_weight);
 
@@ -242,7 +243,8 @@ static void layernorm_case(int64_t R, int64_t H, double center)
         }
         for (int64_t j = 0; j < H; j++)
             for (int64_t k = 0; k < H; k++)
-                want_d_x[i * H + j] += (double)d_o[k] * data(weight)[k] * inverse * ((k == j) - 1.0 / H - n[k] * n[j] / H);
+                want_d_x[i * H + j] +=
+                    (double)d_o[k] * data(weight)[k] * inverse * ((k == j) - 1.0 / H - n[k] * n[j] / H);
     }
     layernorm_forward(out, stats, x, weight, bias);
     layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
@@ -264,8 +266,10 @@ static void layernorm(void **state)
 
 static void linear_case(int64_t R, int64_t K, int64_t M, bool with_bias)
 {
-    const Tensor x = filled("x", shape(R, K)), weight = filled("weight", shape(M, K)), out = empty("out", shape(1, R, M));
-    const Tensor bias = with_bias ? filled("bias", shape(M)) : NONE, d_bias = with_bias ? filled("d_bias", shape(M)) : NONE;
+    const Tensor x = filled("x", shape(R, K)), weight = filled("weight", shape(M, K)),
+                 out = empty("out", shape(1, R, M));
+    const Tensor bias = with_bias ? filled("bias", shape(M)) : NONE,
+                 d_bias = with_bias ? filled("d_bias", shape(M)) : NONE;
     const Tensor d_out = filled("d_out", shape(R, M)), d_x = empty("d_x", shape(R, K));
     const Tensor d_weight = filled("d_weight", shape(M, K));
     double *want_out = zeros(R * M), *want_d_x = zeros(R * K), *want_d_weight = numbers(d_weight);
@@ -344,7 +348,8 @@ static void attention_case(int64_t B, int64_t T, int64_t A, int64_t D)
     const Tensor probs = empty("probs", shape(B, A, T, T)), d_probs = empty("d_probs", shape(B, A, T, T));
     const Tensor d_out = filled("d_out", shape(B, T, A * D)), d_qkv = empty("d_qkv", shape(B, T, 3 * A * D));
     const double *x = numbers(qkv), *d_o = numbers(d_out), scale = 1 / sqrt(D);
-    double *p = zeros(B * A * T * T), *d_p = zeros(T), *want_out = zeros(B * T * A * D), *want_d = zeros(B * T * 3 * A * D);
+    double *p = zeros(B * A * T * T), *d_p = zeros(T), *want_out = zeros(B * T * A * D),
+           *want_d = zeros(B * T * 3 * A * D);
 
     for (int64_t b = 0; b < B; b++)
         for (int64_t a = 0; a < A; a++)
@@ -458,7 +463,8 @@ static void residual(void **state)
 {
     (void)state;
     EACH(R, all_rows) EACH(H, all_widths) {
-        const Tensor x = filled("x", shape(R, H)), branch = filled("branch", shape(1, R, H)), bias = filled("bias", shape(H));
+        const Tensor x = filled("x", shape(R, H)), branch = filled("branch", shape(1, R, H)),
+                     bias = filled("bias", shape(H));
         const Tensor out = empty("out", shape(R, H)), d_out = filled("d_out", shape(R, H));
         const Tensor d_bias = filled("d_bias", shape(H));
         double *want = zeros(R * H), *want_d = numbers(d_bias);
@@ -475,10 +481,11 @@ static void residual(void **state)
     }
 }
 
-/* Logits around `center`, `spread` wide. Returns d_logits, for the caller to look at. */
+/* Logits around `center`, `spread` wide; the loss starts from 0.75. */
 static void cross_entropy_case(int64_t R, int64_t V, double center, double spread, double most)
 {
-    const Tensor logits = filled("logits", shape(R, V)), lse = empty("lse", shape(R)), loss = empty_of(F64, "loss", shape(1));
+    const Tensor logits = filled("logits", shape(R, V)), lse = empty("lse", shape(R)),
+                 loss = empty_of(F64, "loss", shape(1));
     const Tensor targets = ids_below("targets", R, V), d_logits = empty("d_logits", shape(R, V));
     double *want_lse = zeros(R), *want_d = zeros(R * V), want = 0.75;
     const double scale = 0.3;
@@ -534,7 +541,8 @@ static void adamw(void **state)
 
     (void)state;
     EACH(count, counts) {
-        AdamWArguments a = {.lr = 0.05, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.3, .gradient_scale = 0.37};
+        AdamWArguments a = {
+            .lr = 0.05, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.3, .gradient_scale = 0.37};
         const Tensor params = filled("params", shape(count)), gradients = filled("gradients", shape(count));
         const Tensor m = empty("m", shape(count)), v = empty("v", shape(count)), before = copy_of(gradients);
         double *want = numbers(params), *want_m = zeros(count), *want_v = zeros(count);
@@ -616,7 +624,8 @@ static void exponential(void **state)
                           pow(1e36, part) * high, pow(1e36, part) * low};           /* far beyond */
         for (size_t k = 0; k < sizeof x / sizeof *x; k++)
             if (!(exp_error(x[k]) <= 4))
-                fail_msg("exp(%.17g) is %.17g, wrong by %g units in the last place", x[k], real_exp(x[k]), exp_error(x[k]));
+                fail_msg("exp(%.17g) is %.17g, wrong by %g units in the last place", x[k], real_exp(x[k]),
+                         exp_error(x[k]));
     }
     assert_true(real_exp(0) == 1);
     assert_true(real_exp(-INFINITY) == 0 && isinf(real_exp(INFINITY)) && real_exp(INFINITY) > 0);
@@ -632,8 +641,10 @@ static void nan_stays_nan(void **state)
     (void)state;
     EACH(place, at) {
         const Tensor x = filled("x", shape(R, H)), weight = filled("weight", shape(H)), out = empty("out", shape(R, H));
-        const Tensor stats = empty("stats", shape(R, 2)), d_out = filled("d_out", shape(R, H)), d_x = empty("d_x", shape(R, H));
-        const Tensor targets = ids_below("targets", R, H), lse = empty("lse", shape(R)), loss = empty_of(F64, "loss", shape(1));
+        const Tensor stats = empty("stats", shape(R, 2)), d_out = filled("d_out", shape(R, H)),
+                     d_x = empty("d_x", shape(R, H));
+        const Tensor targets = ids_below("targets", R, H), lse = empty("lse", shape(R)),
+                     loss = empty_of(F64, "loss", shape(1));
 
         data(x)[place] = NAN;
         ((int32_t *)targets.data)[place / H] = 3;
@@ -686,18 +697,26 @@ static real *bits_with(int threads, int64_t *count)
 
     omp_set_num_threads(threads);
     random_state = 1234567;
-    const Tensor ids = ids_below("ids", R, V), embedding = filled("embedding", shape(V, H)), x = empty("x", shape(R, H));
-    const Tensor weight = filled("weight", shape(H)), bias = filled("bias", shape(H)), normal = empty("normal", shape(R, H));
-    const Tensor stats = empty("stats", shape(R, 2)), out = empty("out", shape(R, H)), curved = empty("curved", shape(R, H));
-    const Tensor rope = empty("rope", shape(T, D)), qkv = filled("qkv", shape(R, 3 * H)), d_qkv = filled("d_qkv", shape(R, 3 * H));
-    const Tensor loss = empty_of(F64, "loss", shape(1)), lse = empty("lse", shape(R)), d_logits = empty("d_logits", shape(R, H));
-    const Tensor d_x = filled("d_x", shape(R, H)), d_weight = filled("d_weight", shape(H)), d_bias = filled("d_bias", shape(H));
+    const Tensor ids = ids_below("ids", R, V), embedding = filled("embedding", shape(V, H)),
+                 x = empty("x", shape(R, H));
+    const Tensor weight = filled("weight", shape(H)), bias = filled("bias", shape(H)),
+                 normal = empty("normal", shape(R, H));
+    const Tensor stats = empty("stats", shape(R, 2)), out = empty("out", shape(R, H)),
+                 curved = empty("curved", shape(R, H));
+    const Tensor rope = empty("rope", shape(T, D)), qkv = filled("qkv", shape(R, 3 * H)),
+                 d_qkv = filled("d_qkv", shape(R, 3 * H));
+    const Tensor loss = empty_of(F64, "loss", shape(1)), lse = empty("lse", shape(R)),
+                 d_logits = empty("d_logits", shape(R, H));
+    const Tensor d_x = filled("d_x", shape(R, H)), d_weight = filled("d_weight", shape(H)),
+                 d_bias = filled("d_bias", shape(H));
     const Tensor d_curved = empty("d_curved", shape(R, H)), d_embedding = filled("d_embedding", shape(V, H));
     const Tensor m = filled("m", shape(R, H)), v = filled("v", shape(R, H)), sums = filled("sums", shape(H));
     const Tensor matrix = filled("matrix", shape(H, H));
     const Tensor results[] = {x, normal, stats, out, curved, qkv, d_qkv, lse, d_logits, d_x, d_weight, d_bias, d_curved,
                               d_embedding, m, v, sums};
     enum { RESULTS = sizeof results / sizeof *results };
+    const AdamWArguments a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                              .correction1 = 0.5, .correction2 = 0.4, .gradient_scale = 0.7};
 
     embedding_forward(x, ids, embedding);
     layernorm_forward(normal, stats, x, weight, bias);
@@ -716,8 +735,7 @@ static real *bits_with(int threads, int64_t *count)
     embedding_backward(d_embedding, d_x, ids);
     for (int64_t i = 0; i < R * H; i++)
         data(v)[i] = fabs(data(v)[i]);
-    adamw_update(normal, m, v, d_x, (AdamWArguments){.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-                                                     .correction1 = 0.5, .correction2 = 0.4, .gradient_scale = 0.7});
+    adamw_update(normal, m, v, d_x, a);
     sum = square_sum(d_embedding);
     omp_set_num_threads(2);
 
@@ -795,8 +813,10 @@ CALLER(square_sum, t[0])
 static const Call calls[] = {
     {"copy", call_tensor_copy, {MATRIX("to"), MATRIX("from")}},
     {"item", call_tensor_item, {{"t", REAL, shape(1)}}},
-    {"embedding_forward", call_embedding_forward, {MATRIX("out"), {"ids", I32, shape(6)}, {"weight", REAL, shape(11, 8)}}},
-    {"embedding_backward", call_embedding_backward, {{"d_weight", REAL, shape(11, 8)}, MATRIX("d_out"), {"ids", I32, shape(6)}}},
+    {"embedding_forward", call_embedding_forward,
+     {MATRIX("out"), {"ids", I32, shape(6)}, {"weight", REAL, shape(11, 8)}}},
+    {"embedding_backward", call_embedding_backward,
+     {{"d_weight", REAL, shape(11, 8)}, MATRIX("d_out"), {"ids", I32, shape(6)}}},
     {"layernorm_forward", call_layernorm_forward,
      {MATRIX("out"), {"stats", REAL, shape(6, 2)}, MATRIX("x"), VECTOR("weight"), VECTOR("bias")}},
     {"layernorm_backward", call_layernorm_backward,
@@ -822,7 +842,8 @@ static const Call calls[] = {
     {"cross_entropy_forward", call_cross_entropy_forward,
      {{"loss", F64, shape(1)}, {"lse", REAL, shape(6)}, {"logits", REAL, shape(6, 11)}, {"targets", I32, shape(6)}}},
     {"cross_entropy_backward", call_cross_entropy_backward,
-     {{"d_logits", REAL, shape(6, 11)}, {"logits", REAL, shape(6, 11)}, {"lse", REAL, shape(6)}, {"targets", I32, shape(6)}}},
+     {{"d_logits", REAL, shape(6, 11)}, {"logits", REAL, shape(6, 11)}, {"lse", REAL, shape(6)},
+      {"targets", I32, shape(6)}}},
     {"adamw_update", call_adamw_update, {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients")}},
     {"square_sum", call_square_sum, {MATRIX("t")}},
 };
@@ -924,7 +945,8 @@ static void attention_checks_its_heads(void **state)
 static void operators_are_counted(void **state)
 {
     const OpAccount *account;
-    const Tensor x = filled("x", shape(6, 8)), weight = filled("weight", shape(16, 8)), out = empty("out", shape(6, 16));
+    const Tensor x = filled("x", shape(6, 8)), weight = filled("weight", shape(16, 8)),
+                 out = empty("out", shape(6, 16));
     const Tensor qkv = filled("qkv", shape(2, 3, 24)), heads = empty("heads", shape(2, 3, 8));
     const Tensor probs = empty("probs", shape(2, 2, 3, 3));
 
@@ -940,7 +962,7 @@ static void operators_are_counted(void **state)
     assert_true(account[0].bytes == 2 * sizeof(real) * (6 * 8 + 16 * 8 + 6 * 16));
     assert_true(account[0].seconds > 0);
     assert_string_equal(account[1].name, "attention_forward");
-    assert_true(account[1].flops == 4 * (2 * 2 * 3 * 3 * 4));           /* 2 for a product; scores, and their sum over v */
+    assert_true(account[1].flops == 4 * (2 * 2 * 3 * 3 * 4));         /* 2 for a product: scores, probs v */
     ops_account_reset();
     assert_int_equal(ops_account(&account), 0);
     release();
