@@ -32,8 +32,8 @@ static double run_began, step_began;
 static volatile sig_atomic_t stopped_by;
 static bool stopping;                   /* the same on all ranks */
 static bool differs;                    /* something was not as predicted */
-
-enum { ACCOUNTS = 64 };
+static CommAccount sent[64];            /* in the last step */
+static int sent_count;
 
 static FILE *metrics;
 static char *report_file, *trace_file, *gradients_file;
@@ -229,6 +229,29 @@ static void save(void)
     run_print("saved step %lld to %s\n", (long long)state.step, options.save);
 }
 
+/* What was sent in the step must be what predict() said, call by call and byte by byte. */
+static void check_account(int step)
+{
+    sent_count = comm_account(sent, sizeof sent / sizeof *sent);
+    for (const CommAccount *a = sent; a < sent + sent_count && !differs; a++)
+        if (a->calls != a->predicted_calls || a->bytes != a->predicted_bytes) {
+            fprintf(stderr, "%s: rank %d, step %d: %s in group %s: %lld calls sent %lld bytes, but predict() said %lld "
+                    "calls and %lld bytes\n", stage_name, comm_rank(world), step, a->op, a->group,
+                    (long long)a->calls, (long long)a->bytes, (long long)a->predicted_calls,
+                    (long long)a->predicted_bytes);
+            differs = true;
+        }
+}
+
+static void print_account(void)
+{
+    if (sent_count)
+        run_print("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls", "predicted");
+    for (const CommAccount *a = sent; a < sent + sent_count; a++)
+        run_print("%-15s %-8s %7lld %16lld %7lld %16lld\n", a->op, a->group, (long long)a->calls, (long long)a->bytes,
+                  (long long)a->predicted_calls, (long long)a->predicted_bytes);
+}
+
 bool run_continues(int step)
 {
     if (step < options.steps && !stopping) {
@@ -282,34 +305,6 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
               duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
 }
 
-/* What was sent in the step must be what predict() said, call by call and byte by byte. */
-static void check_account(int step)
-{
-    CommAccount a[ACCOUNTS];
-    const int n = comm_account(a, ACCOUNTS);
-
-    for (int i = 0; i < n && !differs; i++)
-        if (a[i].calls != a[i].predicted_calls || a[i].bytes != a[i].predicted_bytes) {
-            fprintf(stderr, "%s: rank %d, step %d: %s in group %s: %lld calls sent %lld bytes, but predict() said %lld "
-                    "calls and %lld bytes\n", stage_name, comm_rank(world), step, a[i].op, a[i].group,
-                    (long long)a[i].calls, (long long)a[i].bytes, (long long)a[i].predicted_calls,
-                    (long long)a[i].predicted_bytes);
-            differs = true;
-        }
-}
-
-static void print_account(void)
-{
-    CommAccount a[ACCOUNTS];
-    const int n = comm_account(a, ACCOUNTS);
-
-    if (n)
-        run_print("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls", "predicted");
-    for (int i = 0; i < n; i++)
-        run_print("%-15s %-8s %7lld %16lld %7lld %16lld\n", a[i].op, a[i].group, (long long)a[i].calls,
-                  (long long)a[i].bytes, (long long)a[i].predicted_calls, (long long)a[i].predicted_bytes);
-}
-
 void run_step(int step, StepResult result)
 {
     const double seconds = clock_seconds() - step_began, tokens = (double)run_global_batch() * options.config.seq;
@@ -361,8 +356,6 @@ static cJSON *rank_json(void)
     cJSON *rank = cJSON_CreateObject(), *memory, *comm, *operators;
     const OpAccount *account;
     const int accounts = ops_account(&account);
-    CommAccount sent[ACCOUNTS];
-    const int groups = comm_account(sent, ACCOUNTS);
 
     cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
     memory = cJSON_AddObjectToObject(rank, "memory");
@@ -370,7 +363,7 @@ static cJSON *rank_json(void)
         add_bytes(memory, memory_name[c], memory_entry(c));
     add_bytes(memory, "total", memory_total());
     comm = cJSON_AddArrayToObject(rank, "comm");
-    for (int i = 0; i < groups; i++) {
+    for (int i = 0; i < sent_count; i++) {
         cJSON *c = cJSON_CreateObject();
         cJSON_AddStringToObject(c, "op", sent[i].op);
         cJSON_AddStringToObject(c, "group", sent[i].group);

@@ -136,13 +136,14 @@ static Result run_list(const char *format, va_list list)
     words[count] = NULL;
     if (pipe(out) || pipe(err))
         fail_msg("no pipes");
+    const char *in = temporary();               /* before the fork: child and parent must have the same */
     const double begin = now();
     const pid_t child = fork();
     if (child == 0) {
         dup2(out[1], 1), dup2(err[1], 2);
         close(out[0]), close(err[0]), close(out[1]), close(err[1]);
         dup2(open("/dev/null", O_RDONLY), 0);
-        if (chdir(temporary()))
+        if (chdir(in))
             _exit(127);
         execvp(words[0], words);
         _exit(127);

@@ -1159,16 +1159,16 @@ static void random_command_lines(void **state)
         for (int k = 1 + below(5); k > 0; k--) {
             const char *joint = below(4) ? " '" : "=", *end = *joint == '=' ? "" : "'";
             const char *name, *value;
-            switch (below(6)) {
-            case 0: case 1: case 2:
+            switch (below(9)) {
+            case 0: case 1: case 2: case 3: case 4:
                 name = number_options[below(sizeof number_options / sizeof *number_options)];
-                value = numbers[below(below(2) ? 5 : sizeof numbers / sizeof *numbers)];
+                value = numbers[below(below(5) ? 5 : sizeof numbers / sizeof *numbers)];
                 break;
-            case 3:
+            case 5: case 6:
                 name = file_options[below(sizeof file_options / sizeof *file_options)];
                 value = files[below(sizeof files / sizeof *files)];
                 break;
-            case 4:
+            case 7:
                 name = word_options[below(sizeof word_options / sizeof *word_options)];
                 value = words[below(sizeof words / sizeof *words)];
                 break;

@@ -1,0 +1,318 @@
+/* 03_data_parallel: 01 with the global batch divided over the ranks.
+ *
+ * Each rank has the whole model and computes the gradients of its own sequences; their sum over the
+ * ranks is the batch's, so every rank takes the same step. --sync says when the sums are made: after
+ * the last backward, or during it, as soon as a unit's or a bucket's gradients are complete.
+ */
+#include "../common/ultrascale.h"
+
+static Layout layout;               /* which parameter lies where in a flat buffer */
+static Params params, gradients;    /* views of the two buffers */
+static AdamW optimizer;
+static Comm *dp;                    /* the ranks that divide the batch */
+static enum { NAIVE, OVERLAP, BUCKET } sync = BUCKET;
+static double bucket_mb = 25;
+static int64_t bucket;              /* elements */
+static Request **syncing;           /* all-reduces under way */
+static int syncs;
+
+/* Sizes of what is here; capitals in the comments are these. */
+static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
+
+/* What one block's forward leaves for its backward. Its input is in Acts.x. */
+typedef struct {
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
+    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
+    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
+    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
+    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
+    Tensor up, gelu;                /* (B, T, F) */
+    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+} BlockActs;
+
+typedef struct {
+    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
+    BlockActs *blocks;              /* L */
+    Tensor final, final_stats;      /* (R, H), (R, 2) */
+    Tensor logits, lse;             /* (B, T, V), (B, T) */
+} Acts;
+
+static Acts acts;
+static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
+static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
+static Tensor rope;                 /* (T, D)  cos and sin of each position */
+static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+static BlockActs block_acts_create(Category category, const BlockActs *first)
+{
+    BlockActs a = first ? *first : (BlockActs){0};
+
+    if (!first || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+    }
+    if (!first || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+    if (!first)
+        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
+    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+static void predict(void)
+{
+    const double real = dtype_size(REAL), N = model_parameters(options.config);
+    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
+    const double scores = B * A * T * T;                                    /* quadratic */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    memory_predict(MEM_PARAMETERS, real * N);
+    memory_predict(MEM_GRADIENTS, real * N);
+    memory_predict(MEM_OPTIMIZER, real * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
+                                            + R * (H + 2) + B * T * (V + 1)));
+    memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
+
+    memory_playbook(MEM_PARAMETERS, real * N, "4 N");
+    memory_playbook(MEM_GRADIENTS, real * N, "4 N");
+    memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    switch (options.recompute) {
+    case RECOMPUTE_NONE:
+        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
+        break;
+    case RECOMPUTE_SELECTIVE:
+        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
+        break;
+    case RECOMPUTE_FULL:
+        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
+        break;
+    }
+    memory_plan();
+
+    /* Sums in a step, however many micro-batches it has; together always N elements. */
+    if (sync == BUCKET) {
+        const int64_t total = model_parameters(options.config);
+        comm_predict(dp, ALL_REDUCE, total / bucket, bucket);
+        comm_predict(dp, ALL_REDUCE, total % bucket > 0, total % bucket);
+    } else {
+        comm_predict(dp, ALL_REDUCE, 1, H * V);
+        comm_predict(dp, ALL_REDUCE, L, 12 * H * H + 13 * H);
+        comm_predict(dp, ALL_REDUCE, 1, 2 * H);
+    }
+}
+
+/* Backward fills the flat buffer from its end to its start: the final LayerNorm, the last block, ..., the
+ * embedding. `complete` is the first element that no later operator adds to: sums what now can be summed. */
+static void sync_gradients(int64_t complete)
+{
+    static int64_t unsynced;                    /* elements before this one still have to be summed */
+
+    if (sync == NAIVE && complete > 0)          /* only when backward is over */
+        return;
+    if (syncs == 0)
+        unsynced = layout.count;
+    while (unsynced > complete) {
+        int64_t from = sync == BUCKET ? unsynced - bucket : layout.units[L + 1 - syncs].first;
+        from = from < 0 ? 0 : from;
+        if (from < complete)                    /* not all of it yet */
+            return;
+        syncing[syncs++] = comm_start_all_reduce(dp, tensor_range(gradients.buffer, from, unsynced - from), SUM);
+        unsynced = from;
+    }
+}
+
+static void sync_wait(void)
+{
+    for (int i = 0; i < syncs; i++)
+        comm_wait(&syncing[i]);
+    syncs = 0;
+}
+
+/* One transformer block: from the residual stream x to out, both (R, H). */
+static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
+{
+    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
+    linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
+    rope_forward(a->qkv, rope);
+    attention_forward(a->heads, a->probs, a->qkv);
+    linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    residual_forward(a->mid, x, a->branch, w->proj_bias);
+
+    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
+    linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
+    gelu_forward(a->gelu, a->up);
+    linear_forward(a->branch, a->gelu, w->down_weight, NONE);
+    residual_forward(out, a->mid, a->branch, w->down_bias);
+}
+
+/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
+ * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
+ * activations, d their gradients. */
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
+{
+    residual_backward(g->down_bias, d_x);
+    linear_backward_input(d->gelu, d_x, w->down_weight);
+    linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
+    gelu_backward(d->up, d->gelu, a->up);
+    linear_backward_input(d->ln2, d->up, w->up_weight);
+    linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
+    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
+
+    residual_backward(g->proj_bias, d_x);
+    linear_backward_input(d->heads, d_x, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
+    attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
+    rope_backward(d->qkv, rope);
+    linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
+    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
+    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
+}
+
+/* Tokens in, their share of the step's loss out. */
+static void forward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params;
+
+    embedding_forward(a->x[0], batch.inputs, w->embedding);
+    for (int l = 0; l < L; l++)
+        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
+    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
+    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
+}
+
+/* Adds this micro-batch's gradients to the step's. Only the last one's backward completes any: the sums
+ * of all micro-batches travel once. */
+static void backward(Acts *a, Batch batch, double scale, bool last)
+{
+    const Params *w = &params, *g = &gradients;
+
+    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    linear_backward_input(d_final, a->logits, w->embedding);
+    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
+    tensor_zero(d_x);
+    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
+    if (last)
+        sync_gradients(layout.units[L + 1].first);
+    for (int64_t l = L - 1; l >= 0; l--) {
+        if (options.recompute == RECOMPUTE_FULL)
+            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        if (options.recompute == RECOMPUTE_SELECTIVE)
+            attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
+        if (last)
+            sync_gradients(layout.units[l + 1].first);
+    }
+    embedding_backward(g->embedding, d_x, batch.inputs);
+    if (last)
+        sync_gradients(0);
+}
+
+/* One optimizer step over the global batch: micro_batch * accumulate sequences on each rank. */
+static StepResult train_step(int64_t step, Batch batch)
+{
+    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
+     * and wherever it is computed, is divided by the same count. */
+    const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
+
+    tensor_zero(loss);
+    tensor_zero(gradients.buffer);
+    for (int m = 0; m < options.accumulate; m++) {
+        batch_load(batch, step, (comm_rank(dp) * options.accumulate + m) * B, 0);
+        trace_begin("forward");
+        forward(&acts, batch, scale);
+        trace_end();
+        trace_begin("backward");
+        backward(&acts, batch, scale, m == options.accumulate - 1);
+        trace_end();
+    }
+    sync_wait();
+    run_gradients(&optimizer);
+
+    trace_begin("optimizer");
+    double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
+    adamw_step(&optimizer, lr, clip_scale(norm));
+    trace_end();
+    return (StepResult){.loss = comm_sum(dp, tensor_item(loss)), .norm = norm, .lr = lr};
+}
+
+static void logits_of(Batch batch)      /* for evaluation: the same on all ranks */
+{
+    forward(&acts, batch, 1.0 / (B * T));
+}
+
+int main(int argc, char **argv)
+{
+    run_begin("03_data_parallel", "Trains a transformer with the batch divided over the ranks.", argc, argv, (StageOption[]){
+        {"sync", OPTION_CHOICE, &sync, "when gradients are summed over the ranks", "naive|overlap|bucket"},
+        {"bucket-mb", OPTION_DOUBLE, &bucket_mb, "what is summed in one call, with --sync bucket", "MB", 1e-5, 1e6},
+        {0}});
+    dp = comm_split(world, 0, "dp");
+    run_data_parallel(comm_size(dp));
+    bucket = 1e6 * bucket_mb / dtype_size(REAL);
+    sizes();
+    predict();
+
+    Shard shard = WHOLE;
+    shard.replica = comm_rank(dp);
+    layout = layout_create(options.config, shard);
+    syncing = calloc(L + 2 + layout.count / bucket, sizeof(Request *));
+    Part all = {
+        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
+        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    params = params_view(&layout, all.params);
+    gradients = params_view(&layout, all.gradients);
+    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    rope_table(rope, 0);
+    Batch batch = batch_create();
+
+    int step = run_load(&optimizer);
+    while (run_continues(step)) {
+        StepResult result = train_step(step, batch);
+        run_step(++step, result);
+        if (options.eval_every && step % options.eval_every == 0)
+            text_evaluate(logits_of, loss, batch);
+    }
+    run_end();
+}

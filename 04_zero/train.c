@@ -1,0 +1,386 @@
+/* 04_zero: 03 without keeping on every rank what one rank can keep for all.
+ *
+ * Each unit of the model (the embedding, each block, the final LayerNorm) is cut into one part a rank. A
+ * rank updates its own parts only, so m and v of the others need not be here: ZeRO-1. Nor need their
+ * gradients, once summed: ZeRO-2. Nor their parameters, while another unit computes: ZeRO-3.
+ */
+#include "../common/ultrascale.h"
+
+static Layout layout;               /* which parameter lies where in a flat buffer */
+static Params params, gradients;    /* views of whole units, wherever they are */
+static AdamW optimizer;
+static Comm *dp;                    /* the ranks that divide the batch */
+static int zero = 1;
+static Tensor *unit_params, *unit_gradients;    /* each unit whole: kept, or in a buffer that units share */
+static Tensor kept_gradients;                   /* all of them, or from ZeRO-2 on our parts of them */
+static Request *gathering[4], *scattering[4];   /* under way, into or out of each shared buffer */
+static int gathered[4];                         /* the unit that a shared buffer has whole, -1: none */
+
+/* Sizes of what is here; capitals in the comments are these. */
+static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
+
+/* What one block's forward leaves for its backward. Its input is in Acts.x. */
+typedef struct {
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
+    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
+    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
+    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
+    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
+    Tensor up, gelu;                /* (B, T, F) */
+    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+} BlockActs;
+
+typedef struct {
+    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
+    BlockActs *blocks;              /* L */
+    Tensor final, final_stats;      /* (R, H), (R, 2) */
+    Tensor logits, lse;             /* (B, T, V), (B, T) */
+} Acts;
+
+static Acts acts;
+static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
+static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
+static Tensor rope;                 /* (T, D)  cos and sin of each position */
+static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+static BlockActs block_acts_create(Category category, const BlockActs *first)
+{
+    BlockActs a = first ? *first : (BlockActs){0};
+
+    if (!first || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+    }
+    if (!first || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+    if (!first)
+        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
+    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+static void predict(void)
+{
+    const double real = dtype_size(REAL), N = model_parameters(options.config);
+    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
+    const double scores = B * A * T * T;                                    /* quadratic */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    const int64_t embedding = H * V, one = 12 * H * H + 13 * H, final = 2 * H;     /* elements of the units */
+    const double own = comm_part(dp, embedding).count + L * comm_part(dp, one).count + comm_part(dp, final).count;
+    const double shared = embedding + (L < 2 ? L : 2) * one + final, n = comm_size(dp);
+
+    memory_predict(MEM_PARAMETERS, real * (zero == 3 ? own : N));
+    memory_predict(MEM_GRADIENTS, real * (zero >= 2 ? own : N));
+    memory_predict(MEM_OPTIMIZER, real * 2 * own);
+    memory_predict(MEM_COMMUNICATION, real * shared * (zero - 1));              /* for gradients; for parameters too */
+    memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
+                                            + R * (H + 2) + B * T * (V + 1)));
+    memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
+
+    memory_playbook(MEM_PARAMETERS, real * (zero == 3 ? N / n : N), zero == 3 ? "4 N / n" : "4 N");
+    memory_playbook(MEM_GRADIENTS, real * (zero >= 2 ? N / n : N), zero >= 2 ? "4 N / n" : "4 N");
+    memory_playbook(MEM_OPTIMIZER, real * 2 * N / n, "8 N / n");
+    switch (options.recompute) {
+    case RECOMPUTE_NONE:
+        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
+        break;
+    case RECOMPUTE_SELECTIVE:
+        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
+        break;
+    case RECOMPUTE_FULL:
+        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
+        break;
+    }
+    memory_plan();
+
+    /* ZeRO-2 cannot wait for the last micro-batch: it has nowhere to keep the sum. ZeRO-3 gathers blocks for
+     * each forward and each backward, but for the two that are still there from the pass before. */
+    const int64_t m = options.accumulate, scatters = zero == 1 ? 1 : m;
+    const int64_t again = zero == 3 && L > 2 ? (2 * m - 1) * (L - 2) : 0;
+    comm_predict(dp, REDUCE_SCATTER, scatters, embedding);
+    comm_predict(dp, REDUCE_SCATTER, scatters * L, one);
+    comm_predict(dp, REDUCE_SCATTER, scatters, final);
+    comm_predict(dp, ALL_GATHER, 1, embedding);
+    comm_predict(dp, ALL_GATHER, L + again, one);
+    comm_predict(dp, ALL_GATHER, 1, final);
+}
+
+/* Units that are not kept whole share four buffers. Blocks take turns in two of them, so that one computes
+ * while the other travels; the embedding, used at both ends, and the final LayerNorm have their own. */
+static int turn(int u)
+{
+    return u == 0 ? 2 : u == L + 1 ? 3 : u % 2;
+}
+
+/* Makes the buffer of one kind of numbers: all of them if whole, else this rank's parts. Says where each
+ * unit is as a whole (NULL: nowhere) and where this rank's part of it is. */
+static Tensor keep(Category category, const char *name, bool whole, Tensor *units, Tensor *parts)
+{
+    Tensor shared[4] = {NONE};
+    int64_t count = 0, at = 0;
+
+    for (int u = 0; u < L + 2; u++)
+        count += whole ? layout.units[u].count : comm_part(dp, layout.units[u].count).count;
+    Tensor buffer = tensor_create(category, REAL, name, shape(count));
+    for (int u = 0; u < L + 2; u++) {
+        const Range unit = layout.units[u], part = comm_part(dp, unit.count);
+        Tensor *s = &shared[turn(u)];
+        if (units && !whole && !s->data)
+            *s = tensor_create(MEM_COMMUNICATION, REAL, name, shape(unit.count));
+        if (units)
+            units[u] = whole ? tensor_range(buffer, unit.first, unit.count) : *s;
+        parts[u] = whole ? tensor_range(units[u], part.first, part.count) : tensor_range(buffer, at, part.count);
+        at += part.count;
+    }
+    return buffer;
+}
+
+/* ZeRO-3: starts to gather a unit from all ranks' parts, unless it is still there. */
+static void gather(int u)
+{
+    if (zero < 3 || gathered[turn(u)] == u)
+        return;
+    gathered[turn(u)] = u;
+    gathering[turn(u)] = comm_start_all_gather(dp, unit_params[u], optimizer.parts[u].params);
+}
+
+/* Before unit u computes; the next one travels meanwhile. */
+static void use(int u, int next)
+{
+    gather(u);
+    comm_wait(&gathering[turn(u)]);
+    gather(next);
+}
+
+/* After each rank has changed its parts: whole units are out of date. */
+static void params_changed(void)
+{
+    for (int i = 0; i < 4; i++)
+        gathered[i] = -1;
+    for (int u = 0; u < L + 2 && zero < 3; u++)
+        comm_all_gather(dp, unit_params[u], optimizer.parts[u].params);
+}
+
+/* Before backward adds to a unit's gradients. From ZeRO-2 on they start with our part's sum so far and
+ * zeros in the others' parts: what the ranks' buffers add up to is then the new sum. */
+static void gradients_begin(int u)
+{
+    comm_wait(&scattering[turn(u)]);            /* of the unit that was in this buffer */
+    if (zero == 1)
+        return;
+    const Range part = comm_part(dp, layout.units[u].count);
+    tensor_zero(unit_gradients[u]);
+    tensor_copy(tensor_range(unit_gradients[u], part.first, part.count), optimizer.parts[u].gradients);
+}
+
+/* After it: each rank gets its part of the sum over the ranks. */
+static void gradients_end(int u, bool last)
+{
+    if (zero > 1 || last)
+        scattering[turn(u)] = comm_start_reduce_scatter(dp, optimizer.parts[u].gradients, unit_gradients[u]);
+}
+
+static void gradients_wait(void)
+{
+    for (int i = 0; i < 4; i++)
+        comm_wait(&scattering[i]);
+}
+
+/* One transformer block: from the residual stream x to out, both (R, H). */
+static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
+{
+    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
+    linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
+    rope_forward(a->qkv, rope);
+    attention_forward(a->heads, a->probs, a->qkv);
+    linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    residual_forward(a->mid, x, a->branch, w->proj_bias);
+
+    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
+    linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
+    gelu_forward(a->gelu, a->up);
+    linear_forward(a->branch, a->gelu, w->down_weight, NONE);
+    residual_forward(out, a->mid, a->branch, w->down_bias);
+}
+
+/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
+ * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
+ * activations, d their gradients. */
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
+{
+    residual_backward(g->down_bias, d_x);
+    linear_backward_input(d->gelu, d_x, w->down_weight);
+    linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
+    gelu_backward(d->up, d->gelu, a->up);
+    linear_backward_input(d->ln2, d->up, w->up_weight);
+    linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
+    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
+
+    residual_backward(g->proj_bias, d_x);
+    linear_backward_input(d->heads, d_x, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
+    attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
+    rope_backward(d->qkv, rope);
+    linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
+    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
+    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
+}
+
+/* Tokens in, their share of the step's loss out. */
+static void forward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params;
+
+    use(0, 1);
+    embedding_forward(a->x[0], batch.inputs, w->embedding);
+    for (int l = 0; l < L; l++) {
+        use(l + 1, l + 2);
+        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+    }
+    use(L + 1, 0);
+    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
+    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
+    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
+}
+
+/* Adds this micro-batch's gradients to the step's. With ZeRO-1 only the last one's backward completes any. */
+static void backward(Acts *a, Batch batch, double scale, bool last)
+{
+    const Params *w = &params, *g = &gradients;
+
+    use(L + 1, L);
+    gradients_begin(0);                         /* and to its end, at the lookup */
+    gradients_begin(L + 1);
+    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    linear_backward_input(d_final, a->logits, w->embedding);
+    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
+    tensor_zero(d_x);
+    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
+    gradients_end(L + 1, last);
+    for (int64_t l = L - 1; l >= 0; l--) {
+        use(l + 1, l);
+        gradients_begin(l + 1);
+        if (options.recompute == RECOMPUTE_FULL)
+            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        if (options.recompute == RECOMPUTE_SELECTIVE)
+            attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
+        gradients_end(l + 1, last);
+    }
+    embedding_backward(g->embedding, d_x, batch.inputs);
+    gradients_end(0, last);
+}
+
+/* One optimizer step over the global batch: micro_batch * accumulate sequences on each rank. */
+static StepResult train_step(int64_t step, Batch batch)
+{
+    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
+     * and wherever it is computed, is divided by the same count. */
+    const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
+
+    tensor_zero(loss);
+    tensor_zero(kept_gradients);
+    for (int m = 0; m < options.accumulate; m++) {
+        batch_load(batch, step, (comm_rank(dp) * options.accumulate + m) * B, 0);
+        trace_begin("forward");
+        forward(&acts, batch, scale);
+        trace_end();
+        trace_begin("backward");
+        backward(&acts, batch, scale, m == options.accumulate - 1);
+        trace_end();
+    }
+    gradients_wait();
+    run_gradients(&optimizer);
+
+    trace_begin("optimizer");
+    double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
+    adamw_step(&optimizer, lr, clip_scale(norm));
+    params_changed();
+    trace_end();
+    return (StepResult){.loss = comm_sum(dp, tensor_item(loss)), .norm = norm, .lr = lr};
+}
+
+static void logits_of(Batch batch)      /* for evaluation: the same on all ranks */
+{
+    forward(&acts, batch, 1.0 / (B * T));
+    for (int i = 0; i < 4; i++)             /* a step gathers for itself, whatever came before it */
+        gathered[i] = -1;
+}
+
+int main(int argc, char **argv)
+{
+    run_begin("04_zero", "Trains a transformer with the batch, and what is kept, divided over the ranks.", argc, argv,
+              (StageOption[]){
+        {"zero", OPTION_INT, &zero, "keep in parts: 1 optimizer states, 2 gradients too, 3 parameters too", "N", 1, 3},
+        {0}});
+    dp = comm_split(world, 0, "dp");
+    run_data_parallel(comm_size(dp));
+    sizes();
+    predict();
+
+    layout = layout_create(options.config, WHOLE);
+    Tensor p[L + 2], g[L + 2], m[L + 2], v[L + 2];              /* this rank's part of each unit */
+    Part parts[L + 2];
+    unit_params = calloc(L + 2, sizeof(Tensor)), unit_gradients = calloc(L + 2, sizeof(Tensor));
+    keep(MEM_PARAMETERS, "params", zero < 3, unit_params, p);
+    kept_gradients = keep(MEM_GRADIENTS, "gradients", zero < 2, unit_gradients, g);
+    keep(MEM_OPTIMIZER, "m", false, NULL, m);
+    keep(MEM_OPTIMIZER, "v", false, NULL, v);
+    for (int u = 0; u < L + 2; u++)
+        parts[u] = (Part){layout.units[u].first + comm_part(dp, layout.units[u].count).first, p[u], g[u], m[u], v[u]};
+    params = params_view_units(&layout, unit_params);
+    gradients = params_view_units(&layout, unit_gradients);
+    optimizer = (AdamW){.layout = &layout, .parts = parts, .count = L + 2};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    rope_table(rope, 0);
+    Batch batch = batch_create();
+
+    int step = run_load(&optimizer);
+    params_changed();
+    while (run_continues(step)) {
+        StepResult result = train_step(step, batch);
+        run_step(++step, result);
+        if (options.eval_every && step % options.eval_every == 0)
+            text_evaluate(logits_of, loss, batch);
+    }
+    run_end();
+}
