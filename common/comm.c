@@ -275,6 +275,11 @@ double comm_sum(Comm *comm, double x)
     return sum;
 }
 
+void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes)
+{
+    gather(comm, all, mine, bytes, "a gathering");
+}
+
 void comm_barrier(Comm *comm)
 {
     comm_sum(comm, 0);

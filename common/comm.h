@@ -59,6 +59,7 @@ void comm_wait(Request **request);
 
 /* ---- numbers on the host: losses, norms, flags ---- not in the account of bytes */
 double comm_sum(Comm *comm, double x);          /* in the order of ranks: the same number on all */
+void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes);  /* `bytes` of each, in their order */
 
 /* ---- the account ---- */
 typedef struct {

@@ -1,7 +1,11 @@
 #include "optimizer.h"
 
 #include <math.h>
+#include <stdlib.h>
 
+#include "comm.h"
+#include "device.h"
+#include "error.h"
 #include "ops.h"
 #include "options.h"
 
@@ -52,6 +56,53 @@ double gradient_square_sum(const AdamW *o)
                 sum += square_sum(tensor_range(o->parts[i].gradients, r.first, r.count));
         }
     return sum;
+}
+
+/* What a rank holds of one parameter: from which element of the whole on, how many, and a hash of all bits. */
+typedef struct {
+    int64_t parameter, first, count;
+    uint64_t hash;
+} Held;
+
+static uint64_t hash_of(uint64_t hash, Tensor t)
+{
+    unsigned char *host = malloc(tensor_bytes(t) + 1);
+
+    if (!host)
+        fail("no memory for --check's copy of %s", bytes_text(tensor_bytes(t)));
+    device_download(host, t.data, tensor_bytes(t));
+    for (int64_t i = 0; i < tensor_bytes(t); i++)
+        hash = (hash ^ host[i]) * 1099511628211u;               /* FNV-1a */
+    free(host);
+    return hash;
+}
+
+void adamw_check_replicas(const AdamW *o)
+{
+    const int64_t most = o->layout->parameters + o->count;      /* a part may end within a parameter */
+    const int ranks = comm_size(world);
+    Held *mine = calloc(most, sizeof *mine), *all = calloc(most * ranks, sizeof *all), *held = mine;
+
+    if (!mine || !all)
+        fail("no memory for --check");
+    for (int i = 0; i < o->count; i++)
+        for (int k = 0; k < o->layout->parameters; k++) {
+            const Range r = overlap(&o->layout->table[k], &o->parts[i]);
+            Stretch s = {0};
+            if (!r.count || !layout_next(o->layout, (Range){o->parts[i].first + r.first, r.count}, &s))
+                continue;
+            *held++ = (Held){k, s.in_whole, r.count, hash_of(14695981039346656037u,
+                                                             tensor_range(o->parts[i].params, r.first, r.count))};
+        }
+    comm_gather_host(world, all, mine, most * sizeof *mine);
+    for (held = mine; held < mine + most; held++)
+        for (const Held *other = all; other < all + most * ranks; other++)
+            if (held->count && held->parameter == other->parameter && held->first == other->first
+                && held->count == other->count && held->hash != other->hash)
+                fail("%s has drifted: ranks %d and %d hold the same elements of it, but different numbers",
+                     o->layout->table[held->parameter].label, comm_rank(world), (int)((other - all) / most));
+    free(mine);
+    free(all);
 }
 
 double clip_scale(double norm)

@@ -27,6 +27,10 @@ void adamw_step(AdamW *optimizer, double lr, double gradient_scale);
 /* Sum of squares of the gradients of what this rank owns, in double. Summed over the ranks, its root is the norm. */
 double gradient_square_sum(const AdamW *optimizer);
 
+/* --check: ranks that update the same elements hold the same numbers, bit for bit; fails with the first parameter that
+ * has drifted. */
+void adamw_check_replicas(const AdamW *optimizer);
+
 /* What gradients of this norm are multiplied with: min(1, clip / (norm + 1e-6)), 1 if --clip is 0. */
 double clip_scale(double norm);
 

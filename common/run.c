@@ -206,6 +206,8 @@ int run_load(AdamW *optimizer)
     for (int i = 0; i < optimizer->count && !options.load; i++)
         params_init(optimizer->layout, optimizer->parts[i].first, optimizer->parts[i].params, options.seed);
     comm_started();
+    if (options.check)
+        adamw_check_replicas(optimizer);
     run_optimizer = optimizer;
     first_step = state.step;
     run_print("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n", options.micro_batch,
@@ -321,6 +323,8 @@ void run_step(int step, StepResult result)
         if (fflush(metrics))
             fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     }
+    if (options.check)
+        adamw_check_replicas(run_optimizer);
     check_account(step);
     stopping = comm_sum(world, stopped_by != 0) > 0;        /* signals reach ranks in different steps */
     print_step(step, result, tokens / seconds, mfu);

@@ -190,7 +190,7 @@ static int clean_up(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
+    clean_up(state);            /* where setting up failed, cmocka doesn't clean up */
     run_well("mv %s data.bin", token_file(2000, 97));
     run_well("mkdir adir");
     run_well("sh -c 'echo precious > adir/file; echo precious > afile; echo precious > old.csv; mkfifo fifo'");
