@@ -354,6 +354,7 @@ struct Request {
     /* --pretend */
     void *clock;                                /* the transport's, for `when` */
     double when, seconds;                       /* from when on all its ranks take part; how long it then takes */
+    double begin;                               /* a message's: when it left, or when it was waited for first */
     /* --check: a transfer works on private copies. What it will write holds NaN until the wait, and must still hold it
      * then; what it reads must be unchanged. So a buffer that is used too early is found in every run, and not in the
      * rare one in which the transfer was slow. */
@@ -472,10 +473,10 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
     const int size = t.comm->size, messages = t.op == ALL_REDUCE ? 2 * (size - 1) : t.op >= SEND ? 1 : size - 1;
     const double now = clock_seconds();
 
-    q->when = now;
+    q->when = q->begin = now;
     if (t.op != RECV) {
         q->seconds = messages * options.pretend_latency + bytes / options.pretend_bandwidth;
-        q->when = link_free > now ? link_free : now;
+        q->when = q->begin = link_free > now ? link_free : now;
         link_free = q->when + q->seconds;
     }
     if (t.op == SEND)
@@ -535,6 +536,8 @@ void comm_wait(Request **request)
         sched_yield();
     }
     trace_transfer_end(q->span);
+    if (options.pretend)
+        trace_transfer_was(q->span, q->op >= SEND ? q->begin : q->when, q->when + q->seconds);
     if (options.check)
         check_end(q);
     free(q);

@@ -118,6 +118,14 @@ void trace_transfer_end(int span)
     row_taken[spans.at[span].row - TRANSFERS] = false;
 }
 
+void trace_transfer_was(int span, double begin, double end)
+{
+    if (!recording)
+        return;
+    spans.at[span].begin.seconds = begin;
+    spans.at[span].end.seconds = end;
+}
+
 void trace_allocation(Tensor t, Category category)
 {
     if (recording)

@@ -32,6 +32,7 @@ void trace_operator_end(void);
 /* For comm.c: a transfer's span, from its start to the end of the wait for it; several may be under way. */
 int trace_transfer_begin(const char *name);     /* returns what trace_transfer_end takes */
 void trace_transfer_end(int span);
+void trace_transfer_was(int span, double begin, double end);    /* --pretend: when it would have been */
 
 /* For memory.c and tensor.c. */
 void trace_memory(void);                        /* the account has changed */

@@ -595,7 +595,7 @@ enum { DIGITS = FLT_MANT_DIG };
 static const double smallest = FLT_MIN, largest = FLT_MAX;
 #endif
 
-/* The error in units of the last place of a result that is a normal number; below and above, 0 and Inf are asked for. */
+/* The error in units of the last place of a result that is a normal number; below it asks for 0, above for Inf. */
 static double exp_error(real x)
 {
     const long double exact = expl(x);
