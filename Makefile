@@ -44,7 +44,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(CPU_PARTS:%=$(BUILD)/$(1)/obj/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_ranks): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
 endef
@@ -70,11 +70,12 @@ test-full: deps		## the whole matrix
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
 run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
+	@tests/changes.sh --check
 	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
 
-bench: deps		## speed, as ratios to this machine's sgemm
-	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench
-	@$(BUILD)/cpu/bench
+bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=03: what ranks cost
+	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench $(BUILD)/cpu/bench_ranks
+	@$(CURDIR)/$(BUILD)/cpu/$(if $(filter 01,$(STAGE)),bench,bench_ranks)
 
 figures: deps		## draws the figures of the READMEs anew, from runs made now
 	@$(MAKE) --no-print-directory cpu
@@ -99,10 +100,13 @@ deps:			## install what is missing, from the distribution's packages
 diff:			## what a stage changes: STAGE=05
 	@tests/changes.sh --diff $(PROGRAM)
 
+changes:		## writes the tables of what changes into the READMEs
+	@tests/changes.sh --update
+
 help:
 	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all cpu cpu64 run test test-full run-tests bench figures fuzz lint format deps diff help clean
+.PHONY: all cpu cpu64 run test test-full run-tests bench figures fuzz lint format deps diff changes help clean

@@ -389,17 +389,25 @@ static void *on_host(const void *data, int64_t bytes)
     return host;
 }
 
-enum { POISON = 0xff };                         /* in all bytes of a float: NaN */
+/* A signaling NaN: it shows when it is used, and arithmetic on it, even adding to it, changes its bits. */
+static void fill_with_poison(void *host, DType dtype, int64_t count)
+{
+    static const uint64_t bits64 = 0x7ff5a5a5a5a5a5a5;
+    static const uint32_t bits32 = 0x7fa5a5a5;
+    const int size = dtype_size(dtype);
 
-static void poison(Tensor t)
+    for (int64_t i = 0; i < count; i++)
+        memcpy((char *)host + i * size, size == 8 ? (const void *)&bits64 : &bits32, size);
+}
+
+static void *poison_on_host(Tensor t)
 {
     void *host = malloc(tensor_bytes(t) + 1);
 
     if (!host)
         fail("no memory for --check's copy of %s", bytes_text(tensor_bytes(t)));
-    memset(host, POISON, tensor_bytes(t));
-    device_upload(t.data, host, tensor_bytes(t));
-    free(host);
+    fill_with_poison(host, t.dtype, tensor_count(t));
+    return host;
 }
 
 /* All ranks of the group must be at the same operation, on as many elements of one type. */
@@ -431,8 +439,11 @@ static void check_begin(Request *q, Transfer *t)
         t->out = q->out_copy = copy_of(q->out);
     if (q->in.data)
         t->in = q->in_copy = copy_of(q->in);
-    if (q->written.data)
-        poison(q->written);
+    if (q->written.data) {
+        void *nan = poison_on_host(q->written);
+        device_upload(q->written.data, nan, tensor_bytes(q->written));
+        free(nan);
+    }
     t->rendezvous = true;
 }
 
@@ -440,12 +451,14 @@ static void check_begin(Request *q, Transfer *t)
 static void check_end(Request *q)
 {
     if (q->written.data) {
-        unsigned char *now = on_host(q->written.data, tensor_bytes(q->written));
-        for (int64_t i = 0; i < tensor_bytes(q->written); i++)
-            if (now[i] != POISON)
+        char *now = on_host(q->written.data, tensor_bytes(q->written)), *nan = poison_on_host(q->written);
+        const int size = dtype_size(q->written.dtype);
+        for (int64_t i = 0; i < tensor_count(q->written); i++)
+            if (memcmp(now + i * size, nan + i * size, size))
                 fail("%s of %s in group %s: element %lld was written to before comm_wait", op_name[q->op],
-                     q->written.name, q->comm->name, (long long)(i / dtype_size(q->written.dtype)));
+                     q->written.name, q->comm->name, (long long)i);
         free(now);
+        free(nan);
     }
     if (q->watched.data) {
         void *now = on_host(q->watched.data, tensor_bytes(q->watched));

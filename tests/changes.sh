@@ -2,6 +2,8 @@
 # What a stage's train.c changes in that of its base, function by function.
 #   changes.sh STAGE          a table: function, its lines, lines added and removed
 #   changes.sh --diff STAGE   the changes themselves, each function whole, coloured on a terminal
+#   changes.sh --update       writes the tables into the stages' READMEs, between the two marks
+#   changes.sh --check        fails if a README has another table than the programs
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -33,7 +35,35 @@ split() {
 }
 
 mode=table
-[ "${1-}" = --diff ] && { mode=diff; shift; }
+case "${1-}" in
+--diff)
+    mode=diff
+    shift
+    ;;
+--update | --check)
+    stale=0
+    for readme in 0*/README.md; do
+        grep -q '^<!-- what changes' "$readme" || continue
+        "$0" "${readme%/README.md}" >"$readme.table"
+        awk -v table="$readme.table" '
+            /^<!-- what changes/ {
+                print; print ""
+                while ((getline line < table) > 0) print line
+                print ""; skip = 1; next
+            }
+            /^<!-- end/ { skip = 0 }
+            !skip' "$readme" >"$readme.new"
+        if [ "$1" = --update ]; then
+            mv "$readme.new" "$readme"
+        elif ! cmp -s "$readme" "$readme.new"; then
+            echo "$readme: its table of what changes is not that of the programs: run \"make changes\""
+            stale=1
+        fi
+        rm -f "$readme.new" "$readme.table"
+    done
+    exit $stale
+    ;;
+esac
 stage=${1:?usage: changes.sh [--diff] STAGE}
 base=$(base_of "$stage")
 [ -n "$base" ] || { echo "$stage is the first program: it changes nothing, all others change it"; exit 0; }
