@@ -1,8 +1,10 @@
 #include "checkpoint.h"
 
 #include <cjson/cJSON.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,16 +21,21 @@
 static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
 enum { FILES = sizeof files / sizeof *files };
 
-/* directory + suffix + "/" + file, or without the last two if file is NULL; the caller frees it. */
+/* directory + suffix + "/" + file, or without the last two if file is NULL; the caller frees it. A link stands for the
+ * directory it leads to: the link itself is never replaced. */
 static char *path_of(const char *directory, const char *suffix, const char *file)
 {
-    size_t length = strlen(directory);
-    char *path;
+    char *plain = strdup(directory), *real = NULL, *path;
+    struct stat s;
 
-    while (length > 1 && directory[length - 1] == '/')      /* "DIR/" is DIR */
-        length--;
-    if (asprintf(&path, "%.*s%s%s%s", (int)length, directory, suffix, file ? "/" : "", file ? file : "") < 0)
+    for (size_t length = plain ? strlen(plain) : 0; length > 1 && plain[length - 1] == '/';)     /* "DIR/" is DIR */
+        plain[--length] = 0;
+    if (plain && lstat(plain, &s) == 0 && S_ISLNK(s.st_mode))
+        real = realpath(plain, NULL);
+    if (!plain || asprintf(&path, "%s%s%s%s", real ? real : plain, suffix, file ? "/" : "", file ? file : "") < 0)
         fail("no memory for a path");
+    free(plain);
+    free(real);
     return path;
 }
 
@@ -114,9 +121,17 @@ static void read_parts(const Safetensors *file, const char *prefix, const AdamW 
         char *host = malloc(tensor_bytes(t) + 1);
         if (!host)
             fail("no memory for %s on their way from %s", bytes_text(tensor_bytes(t)), file->path);
-        for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);)
+        for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);) {
             check(safetensors_read(file, found[s.parameter], s.in_whole, s.count,
                                    host + s.in_range * dtype_size(REAL), REAL == F64));
+            /* a weight like this shows in the next loss; a moment in the loss after that, and the weights between
+             * may be the last that are saved */
+            const real *x = (real *)host + s.in_range;
+            for (int64_t k = 0; k < s.count && which != PARAMS; k++)
+                if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
+                    fail("%s: %s has %g at element %lld, but a %s is needed", file->path, found[s.parameter]->name,
+                         x[k], (long long)(s.in_whole + k), which == MOMENT_V ? "number from 0 on" : "number");
+        }
         device_upload(t.data, host, tensor_bytes(t));
         free(host);
     }
@@ -143,10 +158,9 @@ static Safetensors create_shared(const char *path, SafeTensor *tensors, int coun
 
 static void write_text(const char *path, const char *text)
 {
-    const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    const ssize_t length = strlen(text);
+    FILE *f = fopen(path, "w");
 
-    if (file < 0 || write(file, text, length) != length || fsync(file) || close(file))
+    if (!f || fputs(text, f) < 0 || fflush(f) || fsync(fileno(f)) || fclose(f))
         fail("%s could not be written: %s", path, strerror(errno));
 }
 
@@ -219,7 +233,7 @@ static cJSON *read_json(const char *path)
 {
     enum { LIMIT = 1 << 20 };
     struct stat s;
-    const int file = open(path, O_RDONLY);
+    const int file = open(path, O_RDONLY | O_NONBLOCK);     /* a pipe, refused below, would wait for a writer */
 
     if (file < 0 || fstat(file, &s))
         fail("%s: %s", path, strerror(errno));
@@ -230,7 +244,7 @@ static cJSON *read_json(const char *path)
     if (!text || read(file, text, s.st_size) != s.st_size)
         fail("%s could not be read", path);
     close(file);
-    cJSON *json = cJSON_ParseWithLength(text, s.st_size + 1);
+    cJSON *json = cJSON_ParseWithLengthOpts(text, s.st_size + 1, NULL, true);
     if (!cJSON_IsObject(json))
         fail("%s: not a JSON object", path);
     free(text);
@@ -243,7 +257,8 @@ static int64_t json_integer(const cJSON *json, const char *path, const char *nam
 
     if (!cJSON_IsNumber(item) || item->valuedouble < 0 || item->valuedouble > 0x1p53
         || item->valuedouble != (double)(int64_t)item->valuedouble)
-        fail("%s: \"%s\" is missing or not a whole number", path, name);
+        fail("%s: \"%s\" is %s, but a whole number from 0 to 2^53 is needed", path, name,
+             item ? cJSON_PrintUnformatted(item) : "missing");
     return item->valuedouble;
 }
 
@@ -259,13 +274,41 @@ static void remove_directory(char *directory)
     rmdir(directory);
 }
 
+/* What a person put beside a checkpoint's files (a tokenizer, notes) goes on into the new one. */
+static void keep_others(const char *from, const char *to)
+{
+    DIR *d = opendir(from);
+
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        char *old = path_of(from, "", e->d_name), *new = path_of(to, "", e->d_name);
+        if (!exists(new))
+            rename(old, new);
+        free(old);
+        free(new);
+    }
+    if (d)
+        closedir(d);
+}
+
+static bool is_empty_directory(const char *path)
+{
+    DIR *d = opendir(path);
+    int count = 0;
+
+    while (d && readdir(d))
+        count++;
+    if (d)
+        closedir(d);
+    return count == 2;                          /* . and .. */
+}
+
 void checkpoint_claim(const char *directory)
 {
     char *tmp = path_of(directory, ".tmp", NULL), *trainer = path_of(directory, "", "trainer.json");
 
     /* an empty directory may be replaced, a checkpoint too; anything else is somebody's */
     if (comm_rank(world) == 0) {
-        if (exists(directory) && !exists(trainer) && rmdir(directory))
+        if (exists(directory) && !exists(trainer) && !is_empty_directory(directory))
             fail("--save %s: it is there and is not a checkpoint (it has no trainer.json); name another directory",
                  directory);
         remove_directory(tmp);
@@ -284,11 +327,13 @@ static void exchange(char *tmp, char *directory, char *old)
         if (rename(tmp, directory))
             fail("%s could not be renamed to %s: %s", tmp, directory, strerror(errno));
     } else if (renameat2(AT_FDCWD, tmp, AT_FDCWD, directory, RENAME_EXCHANGE) == 0) {
+        keep_others(tmp, directory);
         remove_directory(tmp);
     } else {                                    /* not every file system can: for a moment only the old one is there */
         remove_directory(old);
         if (rename(directory, old) || rename(tmp, directory))
             fail("%s could not be renamed to %s (what was there is %s): %s", tmp, directory, old, strerror(errno));
+        keep_others(old, directory);
     }
     remove_directory(old);
 }
@@ -377,10 +422,12 @@ TrainState checkpoint_open(const char *directory, Config c)
              (long long)vocab, c.layers, c.hidden, c.heads, c.vocab);
     if (state.step > 1000000000)
         fail("%s: \"step\" is %lld, more than any run has", trainer_path, (long long)state.step);
-    if (cJSON_IsString(seed))
+    errno = 0;
+    if (cJSON_IsString(seed) && strspn(seed->valuestring, "0123456789"))
         state.seed = strtoull(seed->valuestring, &end, 10);
-    if (*end || end == (cJSON_IsString(seed) ? seed->valuestring : NULL))
-        fail("%s: \"seed\" is missing or not a whole number in quotes", trainer_path);
+    if (*end || errno)
+        fail("%s: \"seed\" is %s, but a whole number from 0 to 2^64 - 1 in quotes is needed", trainer_path,
+             seed ? cJSON_PrintUnformatted(seed) : "missing");
     cJSON_Delete(config);
     cJSON_Delete(trainer);
     free(config_path);

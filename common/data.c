@@ -31,7 +31,7 @@ void data_open(void)
     const char *path = options.data, *dot = strrchr(path, '.');
     const int seq = options.config.seq, vocab = options.config.vocab;
     struct stat s;
-    const int file = open(path, O_RDONLY);
+    const int file = open(path, O_RDONLY | O_NONBLOCK);         /* a pipe, refused below, would wait for a writer */
 
     if (file < 0 || fstat(file, &s))
         fail("--data %s: %s", path, strerror(errno));

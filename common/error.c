@@ -46,15 +46,23 @@ void error_cleanup_done(const char *path)
         }
 }
 
+void error_cleanup_now(void)
+{
+    for (int i = PATHS - 1; i >= 0; i--)            /* files were made after the directories they are in */
+        if (half_written[i] && unlink(half_written[i]))
+            rmdir(half_written[i]);
+}
+
 static _Noreturn void fail_list(int status, const char *format, va_list list)
 {
     char line[2048];
     const int at = snprintf(line, sizeof line, "%s: ", speaker);
 
     vsnprintf(line + at, sizeof line - at, format, list);
-    for (int i = PATHS - 1; i >= 0; i--)            /* files were made after the directories they are in */
-        if (half_written[i] && unlink(half_written[i]))
-            rmdir(half_written[i]);
+    for (char *c = line; *c; c++)                   /* what a person or a file gave may hold more lines, or escapes */
+        if ((unsigned char)*c < ' ' || *c == 127)
+            *c = '?';
+    error_cleanup_now();
     fflush(stdout);
     end(line, status);
     abort();                                        /* an ErrorEnd doesn't return */

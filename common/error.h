@@ -23,5 +23,6 @@ void error_end_with(ErrorEnd end);
 /* On failure, removes what would be left half-written: a file or an empty directory, until forgotten. */
 void error_cleanup(const char *path);
 void error_cleanup_done(const char *path);
+void error_cleanup_now(void);           /* only calls what a signal handler may */
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "options.h"
 #include "run.h"
 #include "trace.h"
 
@@ -89,6 +90,8 @@ const char *memory_in_use(void)
 
 const char *memory_remedy(Category category)
 {
+    if (category == MEM_ACTIVATIONS && options.recompute == RECOMPUTE_FULL)
+        return remedy[MEM_WORKSPACE];           /* the rest of the advice */
     return remedy[category];
 }
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "comm.h"
 #include "error.h"
@@ -189,15 +190,39 @@ static void take_pretend(void)
     if (!options.pretend)
         return;
     if (sscanf(options.pretend, "%lf,%lf,%lf%c", &gflops, &gigabytes, &microseconds, &rest) != 3 || !(gflops >= 1e-3)
-        || !(gigabytes >= 1e-6) || !(microseconds >= 0) || !(microseconds <= 1e6) || !isfinite(gflops + gigabytes))
-        fail_usage("--pretend %s, but it is GFLOPS,GB/S,MICROSECONDS: the speed of a device (0.001 or more), of its "
-                   "link (1e-6 or more), and the link's delay (0 to 1e6), such as 1000,50,5", options.pretend);
+        || !(gigabytes >= 1e-6) || !(microseconds >= 0) || !(microseconds <= 1e6) || gflops > 1e9 || gigabytes > 1e9)
+        fail_usage("--pretend %s, but it is GFLOPS,GB/S,MICROSECONDS: the speed of a device (0.001 to 1e9), of its "
+                   "link (1e-6 to 1e9), and the link's delay (0 to 1e6), such as 1000,50,5", options.pretend);
     options.pretend_flops = 1e9 * gflops;
     options.pretend_bandwidth = 1e9 * gigabytes;
     options.pretend_latency = 1e-6 * microseconds;
 }
 
 /* ---- What must hold between options ---- */
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat s, t;
+
+    if (stat(a, &s) || stat(b, &t))
+        return !strcmp(a, b);
+    return s.st_dev == t.st_dev && s.st_ino == t.st_ino && (S_ISREG(s.st_mode) || S_ISDIR(s.st_mode));
+}
+
+/* Of two outputs in one place the later would replace the earlier, or the data that is being read. */
+static void check_files(void)
+{
+    const struct {
+        const char *option, *path;
+    } file[] = {{"data", options.data}, {"save", options.save}, {"metrics", options.metrics},
+                {"report", options.report}, {"trace", options.trace}, {"dump-gradients", options.dump_gradients}};
+
+    for (int i = 0; i < 6; i++)
+        for (int k = 0; k < i; k++)
+            if (file[i].path && file[k].path && same_file(file[i].path, file[k].path))
+                fail_usage("--%s %s and --%s %s are the same, but each needs its own", file[k].option, file[k].path,
+                           file[i].option, file[i].path);
+}
 
 static void check_together(void)
 {
@@ -212,15 +237,20 @@ static void check_together(void)
     const double rows = B * T, largest = fmax(fmax(rows * V, L * B * A * T * T), L * rows * 16 * H);
     const double limit = 1e15;              /* elements: far from overflow, farther from any machine */
     if (rows > INT32_MAX || largest > limit)
-        fail_usage("--micro-batch %d x --seq %d with %d layers of %d is %.3g rows and tensors of %.3g elements, more "
-                   "than the %.3g and %.3g that can be counted", options.micro_batch, c->seq, c->layers, c->hidden,
-                   rows, largest, (double)INT32_MAX, limit);
+        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d is %.3g rows and "
+                   "tensors of %.3g elements, more than the %.3g and %.3g that can be counted", options.micro_batch,
+                   c->seq, c->layers, c->hidden, c->heads, c->vocab, rows, largest, (double)INT32_MAX, limit);
     if (options.decay_steps && options.decay_steps <= options.warmup)
         fail_usage("--lr-decay-steps %d must come after --warmup %d", options.decay_steps, options.warmup);
     if (options.min_lr > options.lr && options.decay_steps)
         fail_usage("--min-lr %g is above --lr %g", options.min_lr, options.lr);
     if (options.save_every && !options.save)
         fail_usage("--save-every %d, but --save DIR is not given", options.save_every);
+    for (int i = 0; options.sample && options.prompt[i]; i++)
+        if ((unsigned char)options.prompt[i] >= c->vocab)
+            fail_usage("--prompt: byte %d, at position %d, is not below --vocab %d",
+                       (unsigned char)options.prompt[i], i, c->vocab);
+    check_files();
 }
 
 /* ---- argp ---- */

@@ -69,8 +69,8 @@ const char *number_text(int64_t n)
 
 /* ---- Output files: written beside their place, and put there when complete ---- */
 
-/* Checks, before anything is computed, that a file can be written, and returns where to write it. Devices and pipes
- * (/dev/stdout) are written to directly. */
+/* Checks, before anything is computed, that a file can be written, and returns where to write it. Devices, pipes and
+ * links (/dev/stdout) are written to directly: renaming would replace them. */
 static char *claim(const char *option, const char *path)
 {
     struct stat s;
@@ -78,7 +78,7 @@ static char *claim(const char *option, const char *path)
 
     if (!path)
         return NULL;
-    const bool direct = stat(path, &s) == 0 && !S_ISREG(s.st_mode);
+    const bool direct = lstat(path, &s) == 0 && !S_ISREG(s.st_mode);
     if (asprintf(&tmp, "%s%s", path, direct ? "" : ".tmp") < 0)
         fail("no memory for a path");
     if (comm_rank(world))
@@ -86,9 +86,10 @@ static char *claim(const char *option, const char *path)
     const int file = open(tmp, O_WRONLY | O_CREAT, 0644);
     if (file < 0)
         fail("--%s %s cannot be written: %s", option, path, strerror(errno));
+    if (direct)
+        return tmp;                     /* stays open: the reader of a pipe would leave with its only writer */
     close(file);
-    if (!direct)
-        error_cleanup(tmp);
+    error_cleanup(tmp);
     return tmp;
 }
 
@@ -103,13 +104,27 @@ static void deliver(const char *option, const char *tmp, const char *path)
 
 static void open_metrics(void)
 {
-    static const char header[] =
-        "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes\n";
-
     if (!options.metrics || comm_rank(world))
         return;
-    metrics = fopen(options.metrics, options.load ? "a" : "w");
+    const bool there = access(options.metrics, F_OK) == 0;
+    metrics = fopen(options.metrics, "a");
     if (!metrics)
+        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    if (!there)
+        error_cleanup(options.metrics);
+}
+
+/* Nothing else can be wrong any more: now the old file's rows may go. */
+static void begin_metrics(void)
+{
+    static const char header[] =
+        "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes\n";
+    struct stat s;
+
+    if (!metrics)
+        return;
+    error_cleanup_done(options.metrics);
+    if (!options.load && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode) && ftruncate(fileno(metrics), 0))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
     fseek(metrics, 0, SEEK_END);
     if (ftell(metrics) <= 0)
@@ -122,8 +137,10 @@ static void open_metrics(void)
 
 static void on_signal(int signal_number)
 {
-    if (stopped_by)                     /* a second one: at once */
+    if (stopped_by) {                   /* a second one: at once */
+        error_cleanup_now();
         _exit(128 + signal_number);
+    }
     stopped_by = signal_number;
 }
 
@@ -144,6 +161,12 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     char *same = options_text();
     comm_same(same);
     free(same);
+
+    const struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
+    signal(SIGPIPE, SIG_IGN);
 
     device_init(comm_local_rank(), comm_local_size(), options.threads);
     ops_pretend(options.pretend_flops);
@@ -179,12 +202,6 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
               peak_flops() / 1e9, options.pretend ? " (pretended)" : "");
     run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
               number_text(data_held_out()));
-
-    const struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
-    signal(SIGPIPE, SIG_IGN);
 }
 
 void run_data_parallel(int ranks)
@@ -205,6 +222,10 @@ int run_load(AdamW *optimizer)
         checkpoint_load(options.load, optimizer);
     for (int i = 0; i < optimizer->count && !options.load; i++)
         params_init(optimizer->layout, optimizer->parts[i].first, optimizer->parts[i].params, options.seed);
+    if (gradients_file && state.step >= options.steps)
+        fail("--dump-gradients %s: no step will be done, as this is step %lld and --steps %d is where to stop",
+             options.dump_gradients, (long long)state.step, options.steps);
+    begin_metrics();
     comm_started();
     if (options.check)
         adamw_check_replicas(optimizer);
@@ -424,8 +445,6 @@ _Noreturn void run_end(void)
         deliver("report", report_file, options.report);
     if (trace_file)
         deliver("trace", trace_file, options.trace);
-    if (gradients_file && state.step == first_step && comm_rank(world) == 0)
-        fail("--dump-gradients %s: no step was done, so there are none", options.dump_gradients);
     if (metrics && fclose(metrics))
         fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     fflush(stdout);

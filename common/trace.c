@@ -1,11 +1,13 @@
 #include "trace.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device.h"
 #include "error.h"
+#include "options.h"
 
 typedef struct {
     const char *name;
@@ -262,7 +264,7 @@ void trace_write(const char *path, bool first, bool last)
     FILE *f = fopen(path, first ? "w" : "a");
 
     if (!f)
-        fail("--trace %s cannot be written", path);
+        fail("--trace %s cannot be written: %s", options.trace, strerror(errno));
     fprintf(f, "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
             first ? "[" : ",", process, process);
     for (int64_t i = 0; i < spans.count; i++) {
@@ -286,5 +288,5 @@ void trace_write(const char *path, bool first, bool last)
     if (last)
         fprintf(f, "\n]\n");
     if (ferror(f) | fclose(f))
-        fail("--trace %s could not be written in full", path);
+        fail("--trace %s could not be written: %s", options.trace, strerror(errno));
 }

@@ -22,7 +22,14 @@ need libopenblas-openmp-dev installed openblas-openmp/libopenblas.so
 need libcjson-dev header cjson/cJSON.h
 need libcmocka-dev installed libcmocka.so
 need gnuplot-nox command -v gnuplot
-[ -z "$packages" ] && exit 0
+# Ubuntu 24.04's MPICH starts ranks that don't see each other (https://bugs.launchpad.net/bugs/2072338): one rank works.
+broken_mpich() {
+    [ "$(dpkg-query -W -f '${Version}' libmpich12 2>/dev/null)" = 4.2.0-5build3 ] || return 0
+    echo "note: this distribution's MPICH 4.2.0-5build3 is broken: under mpiexec each rank is alone. The repaired packages"
+    echo "mpich and libmpich12 4.2.0-5.1 are at https://launchpad.net/ubuntu/+source/mpich/4.2.0-5.1 (\"Builds\"); fetch"
+    echo "both for this machine, then: sudo dpkg -i libmpich12_*.deb mpich_*.deb"
+}
+[ -n "$packages" ] || { broken_mpich; exit 0; }
 
 if ! command -v apt-get >/dev/null; then
     echo "Missing (by the names of Debian's packages):$packages"
@@ -37,9 +44,4 @@ fi
 echo "installing$packages"
 $sudo apt-get update -qq
 $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
-
-# Ubuntu 24.04's MPICH 4.2.0-5build3 starts ranks that don't see each other.
-if mpiexec -n 2 true 2>/dev/null && mpichversion 2>/dev/null | grep -q '4\.2\.0'; then
-    echo "note: if programs under mpiexec say that each rank is in a world of one, this distribution's MPICH is the"
-    echo "broken 4.2.0-5build3; a later one is in the distribution's next release."
-fi
+broken_mpich

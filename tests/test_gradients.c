@@ -99,8 +99,11 @@ static int check_all(Batch batch)
     bool good = true;
     double squares = 0;
 
-    for (int64_t i = 0; i < N; i++)
+    for (int64_t i = 0; i < N; i++) {
         moved[i] = weights[i] + 0.3 * random_normal(77, STREAM_PARAMETERS, layout.parameters, i);
+        gradient[i] = 1;                            /* what the step before may have left */
+    }
+    *(double *)loss.data = 1;
     memcpy(weights, moved, N * sizeof *moved);
     const StepResult result = train_step(0, batch);
     memcpy(weights, moved, N * sizeof *moved);                          /* the step has updated them */

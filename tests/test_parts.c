@@ -684,8 +684,10 @@ static void adamw_is_adamw(void **state)
 
     (void)state;
     options.weight_decay = 0.25;
-    for (int64_t i = 0; i < l.count; i++)
+    for (int64_t i = 0; i < l.count; i++) {
         w[i] = data(p.params)[i];
+        data(p.gradients)[i] *= i % 5 ? 1 : 1e-8;       /* so small that eps counts */
+    }
     for (int t = 1; t <= 4; t++) {
         for (int k = 0; k < l.parameters; k++)
             for (int64_t i = l.table[k].range.first; i < l.table[k].range.first + l.table[k].range.count; i++) {
@@ -696,8 +698,10 @@ static void adamw_is_adamw(void **state)
                 w[i] -= lr * m[i] / (1 - pow(0.9, t)) / (sqrt(v[i] / (1 - pow(0.95, t))) + 1e-8);
             }
         adamw_step(&o, lr, scale);
-        for (int64_t i = 0; i < l.count; i++)
+        for (int64_t i = 0; i < l.count; i++) {
             assert_true(fabs(data(p.params)[i] - w[i]) <= 1e-14 * (1 + fabs(w[i])));
+            data(p.gradients)[i] *= -0.7;               /* were they constant, the betas would cancel */
+        }
     }
     free(w);
     free(m);
