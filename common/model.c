@@ -76,6 +76,7 @@ Layout layout_create(Config config, Shard shard)
 
     add(&l, shard, shard.embedding || shard.head, "gpt_neox.embed_in.weight", "embedding", config.vocab, H, false,
         CUT_ROWS, 1, 0, deviation);
+    l.table[0].owned &= shard.embedding;        /* where only the head uses it, it is a copy */
     l.units[0] = (Range){0, l.count};
     for (int layer = 0; layer < config.layers; layer++) {
         const struct {
@@ -207,7 +208,7 @@ void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t se
         fail("no memory for initial weights of %s", bytes_text(tensor_bytes(params)));
     for (Stretch s = {0}; layout_next(layout, range, &s);) {
         const double mean = s.param->mean, deviation = s.param->deviation;
-#pragma omp parallel for
+#pragma omp parallel for if (s.count > 4096)
         for (int64_t i = 0; i < s.count; i++)
             host[s.in_range + i] = (real)(deviation == 0 ? mean : mean
                 + deviation * random_normal(seed, STREAM_PARAMETERS, s.parameter, s.in_whole + i));

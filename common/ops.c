@@ -351,8 +351,8 @@ void cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor target
     const int64_t rows = tensor_rows(logits);
 
     begin("cross_entropy_forward", OPERANDS(lse), OPERANDS(loss), OPERANDS(logits, targets), 0,
-          tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows) && logits.dtype == REAL
-              && are_ids(targets, rows),
+          tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows)
+              && is(logits, rows, tensor_width(logits)) && are_ids(targets, rows),
           "lse (R), loss (1) F64, logits (R, V), targets (R) I32");
     cross_entropy_forward_kernel(loss, lse, logits, targets, scale);
     end();
@@ -363,7 +363,7 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
     const int64_t rows = tensor_rows(logits);
 
     begin("cross_entropy_backward", OPERANDS(d_logits), OPERANDS(), OPERANDS(logits, lse, targets), 0,
-          is(d_logits, rows, tensor_width(logits)) && logits.dtype == REAL && is_vector(lse, rows)
+          is(d_logits, rows, tensor_width(logits)) && is(logits, rows, tensor_width(logits)) && is_vector(lse, rows)
               && are_ids(targets, rows),
           "d_logits (R, V), logits (R, V), lse (R), targets (R) I32");
     cross_entropy_backward_kernel(d_logits, logits, lse, targets, scale);

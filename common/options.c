@@ -340,7 +340,7 @@ void options_parse(const char *stage, const char *summary, int argc, char **argv
     static const char *const titles[] = {
         [MODEL] = "The model:", [TRAINING] = "Training:", [STAGE] = "This stage:", [FILES] = "Files:",
         [MACHINE] = "The machine:"};
-    struct argp_option list[OPTIONS + MORE + STAGE + 10] = {{0}};
+    static struct argp_option list[OPTIONS + MORE + STAGE + 10];     /* ends with zeros */
     int n = 0;
 
     stage_name = stage;

@@ -25,7 +25,7 @@ typedef int64_t real_bits;
 #else
 typedef int32_t real_bits;
 #define EXP_MAX 88.8f
-#define EXP_MIN -87.3f
+#define EXP_MIN -87.34f
 #define LN2_HIGH 0x1.62e4p-1f
 #define LN2_LOW 0x1.7f7d1cp-20f
 #define MANTISSA 23
@@ -55,7 +55,7 @@ static inline real real_exp(real x)
     for (int k = TERMS - 1; k >= 0; k--)
         p = p * r + inverse_factorial[k];
     p = p * power_of_two(half) * power_of_two(n - half);
-    return x < (real)EXP_MIN ? 0 : x > (real)EXP_MAX ? (real)INFINITY : p;
+    return x < (real)EXP_MIN ? 0 : p;           /* above EXP_MAX p is Inf already */
 }
 
 #endif
