@@ -824,7 +824,7 @@ static int worker(int argc, char **argv)
     snprintf(name, sizeof name, "test_comm worker %s", what);
     error_speaker(name);
     comm_begin(&argc, &argv);
-    options.timeout = strstr("stuck circle busy stuck-while-starting", what) ? 1 : 60;
+    options.timeout = strstr("-stuck -circle -busy stuck-while-starting", what) ? 1 : 60;
     device_init(comm_local_rank(), comm_local_size(), 1);
     if (!strcmp(what, "stuck-while-starting") && comm_rank(world) == 1)
         sleep(100);
@@ -930,21 +930,21 @@ static void stalls_are_named(void **state)
     static const struct {
         const char *what, *words;
     } table[] = {
-        {"stuck", "silent for 1 seconds: rank 1|rank 0 waits for a sum, operation|of group world|rank 2 waits for a sum"},
-        {"stuck-while-starting", "silent for 1 seconds: rank 1|rank 0 waits for the other ranks to start"},
-        {"circle", "all ranks wait for each other, for 1 seconds|rank 0 waits for recv|rank 1 waits for recv|rank 2 waits"},
-        {"busy", "all ranks wait for each other, for 1 seconds|rank 0 waits for a sum|rank 1 computes"},
+        {"-stuck", "silent for 1 seconds: rank 1;|rank 0 waits for a sum, operation|of group world|rank 2 waits for a sum"},
+        {"stuck-while-starting", "silent for 1 seconds: rank 1;|rank 0 waits for the other ranks to start"},
+        {"-circle", "all ranks wait for each other, for 1 seconds|rank 0 waits for recv|rank 1 waits for recv|rank 2 waits"},
+        {"-busy", "all ranks wait for each other, for 1 seconds|rank 0 waits for a sum|rank 1 computes"},
     };
     enum { COUNT = sizeof table / sizeof *table };
     char command[4096] = "";
 
     (void)state;
     for (int i = 0; i < COUNT; i++)
-        sprintf(command + strlen(command), "(timeout 20 mpiexec -n 3 %s worker %s 2>%s; echo $? >%s.status)& ", self,
-                table[i].what, table[i].what, table[i].what);
+        sprintf(command + strlen(command), "(timeout 20 mpiexec -n 3 %s worker %s 2>stall%d; echo $? >status%d)& ", self,
+                table[i].what, i, i);
     result_free(run("sh -c '%s wait'", command));
     for (int i = 0; i < COUNT; i++) {
-        Result status = run("cat %s.status", table[i].what), err = run("cat %s", table[i].what);
+        Result status = run("cat status%d", i), err = run("cat stall%d", i);
         assert_fault(table[i].what, atoi(status.out), err.out, table[i].words);
         result_free(status);
         result_free(err);

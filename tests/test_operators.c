@@ -210,8 +210,8 @@ static void embedding(void **state)
     }
 }
 
-/* Around a mean of 1000 a variance taken as mean(x^2) - mean^2 would have no digit left in float; the mean itself has
- * lost 10 bits there, so the bound is 1e-4. Backward through the whole Jacobian of n = (x - mean) / deviation:
+/* Around a mean of 1000 a variance taken as mean(x^2) - mean^2 would have no digit left in float; the mean itself is
+ * a sum of 130 numbers of 1000, which compilers that add one after the other get to 1e-3, so that is the bound. Backward through the whole Jacobian of n = (x - mean) / deviation:
  * d n_k / d x_j = (delta_kj - 1/H - n_k n_j / H) / deviation. */
 static void layernorm_case(int64_t R, int64_t H, double center)
 {
@@ -221,7 +221,7 @@ static void layernorm_case(int64_t R, int64_t H, double center)
     const Tensor d_weight = filled("d_weight", shape(H)), d_bias = filled("d_bias", shape(H));
     double *want_out = zeros(R * H), *want_stats = zeros(R * 2), *want_d_x = numbers(d_x), *n = zeros(H);
     double *want_d_weight = numbers(d_weight), *want_d_bias = numbers(d_bias);
-    const double most = center ? fmax(tolerance, sizeof(real) == 4 ? 1e-4 : 0) : tolerance;
+    const double most = center ? fmax(tolerance, sizeof(real) == 4 ? 1e-3 : 0) : tolerance;
 
     for (int64_t i = 0; i < R * H; i++)
         data(x)[i] += center;
