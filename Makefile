@@ -44,7 +44,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(CPU_PARTS:%=$(BUILD)/$(1)/obj/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_ranks): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_ranks): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
 endef

@@ -211,7 +211,8 @@ static void embedding(void **state)
 }
 
 /* Around a mean of 1000 a variance taken as mean(x^2) - mean^2 would have no digit left in float; the mean itself is
- * a sum of 130 numbers of 1000, which compilers that add one after the other get to 1e-3, so that is the bound. Backward through the whole Jacobian of n = (x - mean) / deviation:
+ * a sum of 130 numbers of 1000, which compilers that add one after the other get to 1e-3, so that is the bound.
+ * Backward through the whole Jacobian of n = (x - mean) / deviation:
  * d n_k / d x_j = (delta_kj - 1/H - n_k n_j / H) / deviation. */
 static void layernorm_case(int64_t R, int64_t H, double center)
 {

@@ -1,0 +1,109 @@
+#include "layouts.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+static double worst_gradient, worst_loss;
+
+double layout_worst_gradient(void)
+{
+    return worst_gradient;
+}
+
+double layout_worst_loss(void)
+{
+    return worst_loss;
+}
+
+static int or_default(int value, int standard)
+{
+    return value ? value : standard;
+}
+
+/* Options of the model, the data and the schedule, the same for both; a static buffer. */
+static const char *model_options(const LayoutCase *l)
+{
+    static char text[512];
+    const int vocab = or_default(l->vocab, 97);
+
+    snprintf(text, sizeof text, "--layers %d --hidden %d --heads %d --vocab %d --seq %d --lr 1e-3 --warmup 3 --steps %d "
+             "--data %s --quiet", l->layers, or_default(l->hidden, 48), or_default(l->heads, 6), vocab,
+             or_default(l->seq, 16), LAYOUT_STEPS, token_file(20000, vocab));
+    return text;
+}
+
+void layout_reference(const LayoutCase *l, char *gradients, char *metrics)
+{
+    const int sequences = l->micro_batch * l->accumulate * (l->whole_batch ? 1 : l->ranks);
+    char name[128];
+
+    snprintf(name, sizeof name, "reference_%d_%d_%d_%d_%d_%d", l->layers, sequences, l->seq, l->hidden, l->heads, l->vocab);
+    snprintf(gradients, 256, "%s.safetensors", in_temporary(name));
+    snprintf(metrics, 256, "%s.csv", in_temporary(name));
+    Result there = run("test -e %s", metrics);
+    if (there.status)
+        run_well(BUILD "/cpu64/01_single_gpu %s --micro-batch 1 --accumulate %d --dump-gradients %s --metrics %s",
+                 model_options(l), sequences, gradients, metrics);
+    result_free(there);
+}
+
+/* Of every rank: each category's bytes, each operation's calls and bytes. */
+static void check_report(const LayoutCase *l)
+{
+    static const char *const categories[] = {"parameters", "master", "gradients", "optimizer", "activations",
+                                             "communication", "workspace"};
+    char path[128];
+
+    for (int r = 0; r < l->ranks; r++) {
+        for (int k = 0; k < 7; k++) {
+            snprintf(path, sizeof path, "ranks.%d.memory.%s.measured", r, categories[k]);
+            const double measured = json_number(in_temporary("r.json"), path);
+            snprintf(path, sizeof path, "ranks.%d.memory.%s.predicted", r, categories[k]);
+            if (measured != json_number(in_temporary("r.json"), path))
+                fail_msg("%s %s, rank %d: %s %.0f bytes, predicted %.0f", l->stage, l->options, r, categories[k],
+                         measured, json_number(in_temporary("r.json"), path));
+        }
+        snprintf(path, sizeof path, "ranks.%d.comm", r);
+        char *op;
+        for (int k = 0; (op = json_text(in_temporary("r.json"), path, k, "op")); k++) {
+            static const char *const names[] = {"calls", "predicted_calls", "bytes", "predicted"};
+            char field[160];
+            double value[4];
+            for (int i = 0; i < 4; i++) {
+                snprintf(field, sizeof field, "%s.%d.%s", path, k, names[i]);
+                value[i] = json_number(in_temporary("r.json"), field);
+            }
+            if (value[0] != value[1] || value[2] != value[3])
+                fail_msg("%s %s, rank %d: %s, %.0f calls and %.0f bytes, predicted %.0f and %.0f", l->stage, l->options,
+                         r, op, value[0], value[2], value[1], value[3]);
+            free(op);
+        }
+    }
+}
+
+void layout_compare(const LayoutCase *l)
+{
+    char gradients[256], losses[256], worst[128] = "", command[1024];
+    double a[LAYOUT_STEPS], b[LAYOUT_STEPS];
+
+    layout_reference(l, gradients, losses);
+    snprintf(command, sizeof command, "mpiexec -n %d " BUILD "/cpu64/%s %s %s --micro-batch %d --accumulate %d --recompute %s",
+             l->ranks, l->stage, l->options, model_options(l), l->micro_batch, l->accumulate, l->recompute);
+    run_well("%s --check --dump-gradients g.safetensors --metrics m.csv --report r.json", command);
+    const double d = compare_gradients(in_temporary("g.safetensors"), gradients, or_default(l->heads, 6), worst);
+    if (!(d <= 1e-10))
+        fail_msg("%s: the gradient of %s differs by %g", command, worst, d);
+    worst_gradient = fmax(worst_gradient, d);
+    assert_int_equal(read_column(in_temporary("m.csv"), "loss", a, LAYOUT_STEPS), LAYOUT_STEPS);
+    assert_int_equal(read_column(losses, "loss", b, LAYOUT_STEPS), LAYOUT_STEPS);
+    for (int s = 0; s < LAYOUT_STEPS; s++) {
+        if (!(fabs(a[s] - b[s]) <= 1e-9 * b[s]))
+            fail_msg("%s: the loss of step %d is %.17g, but %.17g in 01", command, s + 1, a[s], b[s]);
+        worst_loss = fmax(worst_loss, fabs(a[s] - b[s]) / b[s]);
+    }
+    check_report(l);
+}

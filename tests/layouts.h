@@ -1,0 +1,28 @@
+/* Comparing a layout (a stage, its options, so many ranks) with 01 on the same global batch. */
+#ifndef LAYOUTS_H
+#define LAYOUTS_H
+
+#include <stdbool.h>
+
+enum { LAYOUT_STEPS = 20 };
+
+typedef struct {
+    const char *stage, *options;
+    int ranks, layers, micro_batch, accumulate;
+    const char *recompute;
+    bool whole_batch;           /* all ranks share every sequence or micro-batch (05, 06, 07), instead of dividing them */
+    int seq, hidden, heads, vocab;      /* 0: 16, 48, 6 and 97: 6 heads of 8, a prime vocabulary */
+} LayoutCase;
+
+/* Runs both in float64, at lr 1e-3, the layout with --check, and fails the test unless gradients of step 1 agree per
+ * tensor (q, k and v apart) within 1e-10 and 20 losses within 1e-9, and on every rank memory and traffic are what
+ * predict() said. References are kept for the next call with the same global batch. */
+void layout_compare(const LayoutCase *l);
+
+/* The same global batch in 01: where its gradients and metrics are, each of 256 characters. */
+void layout_reference(const LayoutCase *l, char *gradients, char *metrics);
+
+double layout_worst_gradient(void);     /* so far */
+double layout_worst_loss(void);
+
+#endif
