@@ -370,6 +370,46 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
     end();
 }
 
+void cross_entropy_max(Tensor max, Tensor logits)
+{
+    const int64_t rows = tensor_rows(logits);
+
+    begin("cross_entropy_max", OPERANDS(max), OPERANDS(), OPERANDS(logits), 0,
+          is_vector(max, rows) && is(logits, rows, tensor_width(logits)), "max (R), logits (R, V)");
+    cross_entropy_max_kernel(max, logits);
+    end();
+}
+
+void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
+{
+    const int64_t rows = tensor_rows(logits);
+
+    begin("cross_entropy_sums", OPERANDS(sums), OPERANDS(), OPERANDS(logits, max, targets), 0,
+          is(sums, rows, 2) && is(logits, rows, tensor_width(logits)) && is_vector(max, rows) && are_ids(targets, rows),
+          "sums (R, 2), logits (R, V), max (R), targets (R) I32");
+    cross_entropy_sums_kernel(sums, logits, max, targets);
+    end();
+}
+
+void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
+{
+    const int64_t rows = tensor_rows(sums);
+
+    begin("cross_entropy_loss", OPERANDS(lse), OPERANDS(loss), OPERANDS(sums, max), 0,
+          tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows) && is(sums, rows, 2) && is_vector(max, rows),
+          "lse (R), loss (1) F64, sums (R, 2), max (R)");
+    cross_entropy_loss_kernel(loss, lse, sums, max, scale);
+    end();
+}
+
+void ids_in_slice(Tensor out, Tensor ids, int64_t first, int64_t count)
+{
+    begin("ids_in_slice", OPERANDS(out), OPERANDS(), OPERANDS(ids), 0,
+          are_ids(ids, tensor_count(ids)) && are_ids(out, tensor_count(ids)), "out (R) I32, ids (R) I32");
+    ids_in_slice_kernel(out, ids, first, count);
+    end();
+}
+
 void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);

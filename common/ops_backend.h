@@ -27,6 +27,10 @@ void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias);
 void residual_backward_kernel(Tensor d_bias, Tensor d_out);
 void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale);
 void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
+void cross_entropy_max_kernel(Tensor max, Tensor logits);
+void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets);
+void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale);
+void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count);
 void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
 double square_sum_kernel(Tensor t);
 

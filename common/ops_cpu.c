@@ -388,8 +388,7 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
     }
     double total = 0;
     for (int64_t i = 0; i < rows; i++)
-        if (ids_of(targets)[i] >= 0)
-            total += (double)log_sum[i] - row(logits, i)[ids_of(targets)[i]];
+        total += (double)log_sum[i] - (ids_of(targets)[i] < 0 ? 0 : row(logits, i)[ids_of(targets)[i]]);
     *(double *)loss.data += scale * total;
 }
 
@@ -401,13 +400,69 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
     for (int64_t i = 0; i < rows; i++) {
         const real *in = row(logits, i), log_sum = row(lse, 0)[i];
         const int32_t target = ids_of(targets)[i];
-        const real s = target < 0 ? 0 : scale;
+        const real s = scale;
         real *d = row(d_logits, i);
 #pragma omp simd                                    /* though d may be the row itself */
         for (int64_t j = 0; j < width; j++)
             d[j] = s * real_exp(in[j] - log_sum);
         if (target >= 0)
             d[target] -= s;
+    }
+}
+
+/* ---- cross-entropy in parts ---- */
+
+void cross_entropy_max_kernel(Tensor max, Tensor logits)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+
+#pragma omp parallel for
+    for (int64_t i = 0; i < rows; i++) {
+        const real *in = row(logits, i);
+        real most = in[0];
+#pragma omp simd reduction(max : most)
+        for (int64_t j = 0; j < width; j++)
+            most = in[j] > most ? in[j] : most;
+        row(max, 0)[i] = most;
+    }
+}
+
+void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+
+#pragma omp parallel for
+    for (int64_t i = 0; i < rows; i++) {
+        const real *in = row(logits, i), most = row(max, 0)[i];
+        const int32_t target = ids_of(targets)[i];
+        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < width; j++)
+            sum += real_exp(in[j] - most);
+        row(sums, i)[0] = sum;
+        row(sums, i)[1] = target < 0 ? 0 : in[target];
+    }
+}
+
+void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
+{
+    const int64_t rows = tensor_rows(sums);
+    double total = 0;
+
+    for (int64_t i = 0; i < rows; i++) {
+        row(lse, 0)[i] = row(max, 0)[i] + (real)log(row(sums, i)[0]);
+        total += (double)row(lse, 0)[i] - row(sums, i)[1];
+    }
+    *(double *)loss.data += scale * total;
+}
+
+void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count)
+{
+    int32_t *to = out.data;
+
+    for (int64_t i = 0; i < tensor_count(ids); i++) {
+        const int32_t id = ids_of(ids)[i];
+        to[i] = id >= first && id < first + count ? (int32_t)(id - first) : -1;
     }
 }
 

@@ -131,7 +131,7 @@ static Result run_list(const char *format, va_list list)
         at += strcspn(at, end == ' ' ? " " : "'");
         if (*at)
             *at++ = 0;
-        at += *at == ' ' && end == '\'';
+        at += strspn(at, " ");
     }
     words[count] = NULL;
     if (pipe(out) || pipe(err))

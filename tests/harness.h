@@ -15,7 +15,7 @@ typedef struct {
     double seconds;
 } Result;
 
-/* Runs a command of words separated by single spaces, '...' around a word that has some, with the temporary directory
+/* Runs a command of words separated by spaces, '...' around a word that has some, with the temporary directory
  * (temporary()) as its working directory. */
 Result run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void result_free(Result r);

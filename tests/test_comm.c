@@ -238,7 +238,9 @@ static void finish(Case *c)
     comm_wait(&c->receipt);
     require(!c->request && !c->receipt, "comm_wait leaves a request");
     const Tensor result = c->kind == SCATTER && c->in_place ? tensor_range(c->in.t, first, count) : c->out.t;
-    for (int64_t i = 0; i < tensor_count(result); i++)
+    /* of a million every element takes seconds; none of the errors there could be hits a few only */
+    const int64_t step = c->count < 20000 || full_tests() ? 1 : 11, last = tensor_count(result) - 1;
+    for (int64_t i = 0; i <= last; i = i < last && i + step > last ? last : i + step)
         require(get(result, i) == wanted(c, i), "%s of %lld %s in group %s of %d%s%s: element %lld is %g, but must be %g",
                 kind_name[c->kind], (long long)c->count, dtype_name(c->dtype), c->group->name, n,
                 c->in_place ? ", in place" : "", c->blocking ? "" : ", started", (long long)i, get(result, i),

@@ -501,9 +501,7 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
         for (int64_t j = 0; j < V; j++)
             sum += exp(in[j] - largest);
         want_lse[i] = largest + log(sum);
-        if (id(targets, i) < 0)
-            continue;
-        want += scale * (want_lse[i] - in[id(targets, i)]);
+        want += scale * (want_lse[i] - (id(targets, i) < 0 ? 0 : in[id(targets, i)]));       /* -1: no target here */
         for (int64_t j = 0; j < V; j++)
             want_d[i * V + j] = scale * (exp(in[j] - want_lse[i]) - (j == id(targets, i)));
     }
@@ -516,6 +514,62 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
     assert_close(lse, want_lse);
     assert_near(d_logits, want_d, most);
     assert_same(logits, d_logits);                                      /* in place is the same */
+    release();
+}
+
+/* A vocabulary cut into slices, each seen by itself, gives what the whole gives. */
+static void cross_entropy_in_slices(void **state)
+{
+    enum { R = 7, V = 97, SLICES = 3 };
+    const Tensor logits = filled("logits", shape(R, V)), targets = ids_below("targets", R, V);
+    const Tensor loss = empty_of(F64, "loss", shape(1)), lse = empty("lse", shape(R)), d = empty("d", shape(R, V));
+    const Tensor max = empty("max", shape(R)), sums = empty("sums", shape(R, 2));
+    const double scale = 0.3;
+    Tensor slice[SLICES], here[SLICES], d_slice[SLICES];
+    double *want_lse, *want_d, want;
+
+    (void)state;
+    *(double *)loss.data = 0;
+    cross_entropy_forward(loss, lse, logits, targets, scale);
+    cross_entropy_backward(d, logits, lse, targets, scale);
+    want = tensor_item(loss), want_lse = numbers(lse), want_d = numbers(d);
+
+    double *most = zeros(R), *total = zeros(R * 2);
+    for (int s = 0; s < SLICES; s++) {
+        const Range r = range_part(V, s, SLICES);
+        slice[s] = empty("slice", shape(R, r.count)), d_slice[s] = empty("d_slice", shape(R, r.count));
+        here[s] = ids_below("here", R, V);
+        ids_in_slice(here[s], targets, r.first, r.count);
+        for (int64_t i = 0; i < R; i++) {
+            const int t = id(targets, i);
+            assert_int_equal(id(here[s], i), t >= r.first && t < r.first + r.count ? t - r.first : -1);
+            for (int64_t j = 0; j < r.count; j++)
+                data(slice[s])[i * r.count + j] = data(logits)[i * V + r.first + j];
+        }
+        cross_entropy_max(max, slice[s]);
+        for (int64_t i = 0; i < R; i++)
+            most[i] = s ? fmax(most[i], data(max)[i]) : data(max)[i];
+    }
+    for (int64_t i = 0; i < R; i++)
+        data(max)[i] = most[i];
+    for (int s = 0; s < SLICES; s++) {
+        cross_entropy_sums(sums, slice[s], max, here[s]);
+        for (int64_t i = 0; i < 2 * R; i++)
+            total[i] += data(sums)[i];
+    }
+    for (int64_t i = 0; i < 2 * R; i++)
+        data(sums)[i] = total[i];
+    *(double *)loss.data = 0;
+    cross_entropy_loss(loss, lse, sums, max, scale);
+    assert_true(fabs(tensor_item(loss) - want) <= tolerance * fabs(want));
+    assert_close(lse, want_lse);
+    for (int s = 0; s < SLICES; s++) {
+        const Range r = range_part(V, s, SLICES);
+        cross_entropy_backward(d_slice[s], slice[s], lse, here[s], scale);
+        for (int64_t i = 0; i < R; i++)
+            for (int64_t j = 0; j < r.count; j++)
+                assert_true(fabs(data(d_slice[s])[i * r.count + j] - want_d[i * V + r.first + j]) <= tolerance);
+    }
     release();
 }
 
@@ -804,6 +858,10 @@ CALLER(residual_forward, t[0], t[1], t[2], t[3])
 CALLER(residual_backward, t[0], t[1])
 CALLER(cross_entropy_forward, t[0], t[1], t[2], t[3], 1)
 CALLER(cross_entropy_backward, t[0], t[1], t[2], t[3], 1)
+CALLER(cross_entropy_max, t[0], t[1])
+CALLER(cross_entropy_sums, t[0], t[1], t[2], t[3])
+CALLER(cross_entropy_loss, t[0], t[1], t[2], t[3], 1)
+CALLER(ids_in_slice, t[0], t[1], 0, 5)
 CALLER(adamw_update, t[0], t[1], t[2], t[3], (AdamWArguments){.correction1 = 1, .correction2 = 1})
 CALLER(square_sum, t[0])
 
@@ -845,6 +903,12 @@ static const Call calls[] = {
     {"cross_entropy_backward", call_cross_entropy_backward,
      {{"d_logits", REAL, shape(6, 11)}, {"logits", REAL, shape(6, 11)}, {"lse", REAL, shape(6)},
       {"targets", I32, shape(6)}}},
+    {"cross_entropy_max", call_cross_entropy_max, {{"max", REAL, shape(6)}, {"logits", REAL, shape(6, 11)}}},
+    {"cross_entropy_sums", call_cross_entropy_sums,
+     {{"sums", REAL, shape(6, 2)}, {"logits", REAL, shape(6, 11)}, {"max", REAL, shape(6)}, {"targets", I32, shape(6)}}},
+    {"cross_entropy_loss", call_cross_entropy_loss,
+     {{"loss", F64, shape(1)}, {"lse", REAL, shape(6)}, {"sums", REAL, shape(6, 2)}, {"max", REAL, shape(6)}}},
+    {"ids_in_slice", call_ids_in_slice, {{"out", I32, shape(6)}, {"ids", I32, shape(6)}}},
     {"adamw_update", call_adamw_update, {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients")}},
     {"square_sum", call_square_sum, {MATRIX("t")}},
 };
@@ -982,6 +1046,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(gelu),
         cmocka_unit_test(residual),
         cmocka_unit_test(cross_entropy),
+        cmocka_unit_test(cross_entropy_in_slices),
         cmocka_unit_test(adamw),
         cmocka_unit_test(square_sums),
         cmocka_unit_test(exponential),

@@ -1,0 +1,103 @@
+/* 05 against 01 (layouts.h), its refusals, and checkpoints that cross. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+#include "layouts.h"
+
+#define STAGE "05_tensor_parallel"
+
+/* stage, options, ranks, layers, micro-batch, accumulate, recompute, whole batch, seq, hidden, heads, vocab. 3 does not
+ * divide 7 rows, nor 97 tokens anything. */
+static const LayoutCase cases[] = {
+    {STAGE, "", 1, 3, 3, 2, "none", true, 0, 0, 0, 0},
+    {STAGE, "", 2, 3, 3, 2, "full", true, 0, 0, 0, 0},
+    {STAGE, "", 3, 2, 1, 1, "selective", true, 7, 0, 0, 0},
+    {STAGE, "", 6, 1, 1, 2, "none", true, 0, 0, 0, 0},
+    {STAGE, "", 4, 3, 1, 1, "full", true, 0, 64, 8, 101},
+    {STAGE, "", 8, 2, 1, 1, "none", true, 0, 64, 8, 101},
+    {STAGE, "--sequence-parallel", 1, 2, 2, 1, "full", true, 0, 0, 0, 0},
+    {STAGE, "--sequence-parallel", 2, 3, 3, 2, "selective", true, 0, 0, 0, 0},
+    {STAGE, "--sequence-parallel", 3, 2, 3, 1, "full", true, 0, 0, 0, 0},
+    {STAGE, "--sequence-parallel", 6, 1, 3, 1, "none", true, 0, 0, 0, 0},
+    {STAGE, "--sequence-parallel", 8, 3, 1, 2, "none", true, 0, 64, 8, 101},
+};
+
+static void layouts_agree(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
+        layout_compare(&cases[i]);
+    print_message("worst difference: gradients %.1e, losses %.1e\n", layout_worst_gradient(), layout_worst_loss());
+}
+
+static void all_layouts_agree(void **state)
+{
+    static const char *const recompute[] = {"none", "selective", "full"}, *const sequence[] = {"", "--sequence-parallel"};
+    static const int ranks[] = {1, 2, 3, 4, 6, 8};
+
+    (void)state;
+    if (!full_tests())
+        skip();
+    for (int n = 0; n < 6; n++)
+        for (int k = 0; k < 3; k++)
+            for (int s = 0; s < 2; s++)
+                for (int accumulate = 1; accumulate <= 2; accumulate++) {
+                    const bool by_eight = 8 % ranks[n] == 0;
+                    layout_compare(&(LayoutCase){STAGE, sequence[s], ranks[n], 3, 3, accumulate, recompute[k], true, 16,
+                                                 by_eight ? 64 : 48, by_eight ? 8 : 6, 97});
+                }
+    print_message("worst difference: gradients %.1e, losses %.1e\n", layout_worst_gradient(), layout_worst_loss());
+}
+
+/* Saved by one stage, continued by another, on other numbers of ranks: the losses of a run without interruptions. */
+static void checkpoints_cross(void **state)
+{
+    static const struct {
+        int ranks, accumulate;
+        const char *program;
+    } ways[] = {{3, 4, STAGE}, {1, 4, "01_single_gpu"}, {2, 2, "04_zero --zero 3"}, {2, 4, STAGE " --sequence-parallel"},
+                {6, 4, STAGE}};
+    char gradients[256], losses[256];
+    double a[LAYOUT_STEPS], b[LAYOUT_STEPS];
+
+    (void)state;
+    layout_reference(&(LayoutCase){.ranks = 1, .layers = 3, .micro_batch = 4, .accumulate = 1}, gradients, losses);
+    for (int i = 0; i < 5; i++)
+        run_well("mpiexec -n %d " BUILD "/cpu64/%s --layers 3 --hidden 48 --heads 6 --vocab 97 --seq 16 --lr 1e-3 --warmup 3 "
+                 "--micro-batch 1 --accumulate %d --steps %d --data %s --quiet --save crossing --metrics crossing.csv %s",
+                 ways[i].ranks, ways[i].program, ways[i].accumulate, 3 * (i + 1), token_file(20000, 97),
+                 i ? "--load crossing" : "");
+    assert_int_equal(read_column(in_temporary("crossing.csv"), "loss", a, LAYOUT_STEPS), 15);
+    assert_int_equal(read_column(losses, "loss", b, LAYOUT_STEPS), LAYOUT_STEPS);
+    for (int s = 0; s < 15; s++)
+        if (!(fabs(a[s] - b[s]) <= 1e-9 * b[s]))
+            fail_msg("the loss of step %d is %.17g, but %.17g without interruptions", s + 1, a[s], b[s]);
+}
+
+static void what_cannot_be_cut_is_refused(void **state)
+{
+    (void)state;
+    Result r = run("mpiexec -n 4 " BUILD "/cpu/" STAGE " --hidden 48 --heads 6 --quiet");
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "--heads 6 cannot be divided over 4 ranks"));
+    result_free(r);
+    r = run("mpiexec -n 2 " BUILD "/cpu/" STAGE " --hidden 48 --heads 6 --seq 7 --micro-batch 1 --sequence-parallel --quiet");
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "= 7 rows cannot be divided over 2 ranks"));
+    result_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layouts_agree),
+        cmocka_unit_test(checkpoints_cross),
+        cmocka_unit_test(what_cannot_be_cut_is_refused),
+        cmocka_unit_test(all_layouts_agree),
+    };
+
+    return cmocka_run_group_tests_name("05_tensor_parallel", tests, NULL, NULL);
+}
