@@ -276,7 +276,8 @@ static void logits_of(Batch batch)      /* for evaluation: the same on all ranks
 
 int main(int argc, char **argv)
 {
-    run_begin("03_data_parallel", "Trains a transformer with the batch divided over the ranks.", argc, argv, (StageOption[]){
+    run_begin("03_data_parallel", "Trains a transformer with the batch divided over the ranks.", argc, argv,
+              (StageOption[]){
         {"sync", OPTION_CHOICE, &sync, "when gradients are summed over the ranks", "naive|overlap|bucket"},
         {"bucket-mb", OPTION_DOUBLE, &bucket_mb, "what is summed in one call, with --sync bucket", "MB", 1e-5, 1e6},
         {0}});

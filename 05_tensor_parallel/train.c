@@ -101,7 +101,7 @@ static Acts acts_create(void)
 static void predict(void)
 {
     const double real = dtype_size(REAL), t = comm_size(tp);
-    const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;  /* LayerNorms and biases after g are whole */
+    const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* LayerNorms, biases after g: whole */
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
@@ -138,7 +138,7 @@ static void predict(void)
     const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
     const int64_t again = options.recompute == RECOMPUTE_FULL ? 2 * L : 0;
     if (sequence_parallel) {
-        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);   /* f; its input again and g's backward */
+        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; again; g's backward */
         comm_predict(tp, REDUCE_SCATTER, m * (crossings + again + crossings), rows);   /* g; f's backward */
         comm_predict(tp, ALL_REDUCE, L, 6 * H);                                     /* uncut parameters' gradients */
         comm_predict(tp, ALL_REDUCE, 1, 2 * H);

@@ -73,7 +73,10 @@ typedef enum { PARAMS, GRADIENTS, MOMENT_M, MOMENT_V } Which;
 
 static Tensor which_of(const Part *part, Which which)
 {
-    return which == PARAMS ? part->params : which == GRADIENTS ? part->gradients : which == MOMENT_M ? part->m : part->v;
+    const Tensor tensors[] = {
+        [PARAMS] = part->params, [GRADIENTS] = part->gradients, [MOMENT_M] = part->m, [MOMENT_V] = part->v};
+
+    return tensors[which];
 }
 
 /* Writes what this rank owns of one of a part's four tensors to entries [first, first + parameters) of a file. */
@@ -112,7 +115,8 @@ static void read_parts(const Safetensors *file, const char *prefix, const AdamW 
             fail("%s: %s is missing", file->path, name);
         if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols))
             fail("%s: %s has %d dimensions (%lld, %lld), but this model's is (%lld, %lld)", file->path, name, t->dims,
-                 (long long)t->shape[0], (long long)t->shape[1], (long long)p->rows, (long long)(p->vector ? 0 : p->cols));
+                 (long long)t->shape[0], (long long)t->shape[1], (long long)p->rows,
+                 (long long)(p->vector ? 0 : p->cols));
         free(name);
     }
     for (int i = 0; i < optimizer->count; i++) {
@@ -392,7 +396,8 @@ static char *directory_to_load(const char *directory)
     char *given = path_of(directory, "", NULL), *old = path_of(directory, ".old", NULL);
 
     if (!exists(given) && exists(old)) {
-        run_print("%s is not there, but %s is: the program that saved it was stopped half-way; using that\n", given, old);
+        run_print("%s is not there, but %s is: the program that saved it was stopped half-way; using that\n", given,
+                  old);
         free(given);
         return old;
     }
@@ -439,8 +444,8 @@ TrainState checkpoint_open(const char *directory, Config c)
 void checkpoint_load(const char *directory, AdamW *optimizer)
 {
     char *from = directory_to_load(directory);
-    char *model_path = path_of(from, "", "model.safetensors"), *moments_path = path_of(from, "", "optimizer.safetensors");
-    char *trainer_path = path_of(from, "", "trainer.json");
+    char *model_path = path_of(from, "", "model.safetensors"), *trainer_path = path_of(from, "", "trainer.json");
+    char *moments_path = path_of(from, "", "optimizer.safetensors");
     Safetensors model, moments;
     cJSON *trainer = read_json(trainer_path);
 

@@ -48,8 +48,8 @@ static _Noreturn void stalled(const char *doing)
     }
     if (world->rank != lowest)
         sleep(2);                               /* for it to speak first */
-    at = snprintf(line, sizeof line, silent ? "silent for %d seconds:" : "all ranks wait for each other, for %d seconds",
-                  options.timeout);
+    at = snprintf(line, sizeof line,
+                  silent ? "silent for %d seconds:" : "all ranks wait for each other, for %d seconds", options.timeout);
     for (int r = 0; r < world->size && silent && at < (int)sizeof line; r++)
         if (!said[r][0])
             at += snprintf(line + at, sizeof line - at, " rank %d", r);
@@ -464,7 +464,8 @@ static void check_end(Request *q)
         void *now = on_host(q->watched.data, tensor_bytes(q->watched));
         void *then = on_host(q->in_copy, tensor_bytes(q->watched));
         if (memcmp(now, then, tensor_bytes(q->watched)))
-            fail("%s of %s in group %s: it was changed before comm_wait", op_name[q->op], q->watched.name, q->comm->name);
+            fail("%s of %s in group %s: it was changed before comm_wait", op_name[q->op], q->watched.name,
+                 q->comm->name);
         free(now);
         free(then);
     }
@@ -605,7 +606,8 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
 {
     if (peer < 0 || peer >= comm->size || peer == comm->rank)
-        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name, comm->size);
+        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name,
+             comm->size);
 }
 
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)

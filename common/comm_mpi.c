@@ -128,8 +128,8 @@ void *transport_start(Transfer t)
         break;
     case ALL_GATHER:
         cut(h, t.comm, t.count);
-        MPI_Iallgatherv_c(in >= out && in < out + t.count * size ? MPI_IN_PLACE : in, h->counts[t.comm->rank], type, out,
-                          h->counts, h->firsts, type, mpi, &h->request);
+        in = in >= out && in < out + t.count * size ? MPI_IN_PLACE : in;
+        MPI_Iallgatherv_c(in, h->counts[t.comm->rank], type, out, h->counts, h->firsts, type, mpi, &h->request);
         break;
     case ALL_TO_ALL:
         MPI_Ialltoall_c(in, t.count / t.comm->size, type, out, t.count / t.comm->size, type, mpi, &h->request);

@@ -165,7 +165,8 @@ void embedding_forward(Tensor out, Tensor ids, Tensor weight)
 void embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
     begin("embedding_backward", OPERANDS(), OPERANDS(d_weight), OPERANDS(d_out, ids), 0,
-          is(d_out, tensor_count(ids), tensor_width(d_weight)) && are_ids(ids, tensor_count(ids)) && d_weight.dtype == REAL,
+          is(d_out, tensor_count(ids), tensor_width(d_weight)) && are_ids(ids, tensor_count(ids))
+              && d_weight.dtype == REAL,
           "d_weight (V, H), d_out (R, H), ids (R) I32");
     embedding_backward_kernel(d_weight, d_out, ids);
     end();
@@ -396,7 +397,8 @@ void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double
     const int64_t rows = tensor_rows(sums);
 
     begin("cross_entropy_loss", OPERANDS(lse), OPERANDS(loss), OPERANDS(sums, max), 0,
-          tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows) && is(sums, rows, 2) && is_vector(max, rows),
+          tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows) && is(sums, rows, 2)
+              && is_vector(max, rows),
           "lse (R), loss (1) F64, sums (R, 2), max (R)");
     cross_entropy_loss_kernel(loss, lse, sums, max, scale);
     end();

@@ -56,15 +56,15 @@ void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias);
 void residual_backward(Tensor d_bias /* += */, Tensor d_out);
 
 /* ---- cross-entropy: loss (1) F64 += scale * sum over rows of lse - logits[target], lse (R) = log sum exp(logits);
- * logits (R, V), targets (R) I32, -1: there is none (in this slice of the vocabulary), and nothing is subtracted from lse.
- * d_logits may be logits. ---- */
+ * logits (R, V), targets (R) I32, -1: there is none (in this slice of the vocabulary), and nothing is subtracted from
+ * lse. d_logits may be logits. ---- */
 void cross_entropy_forward(Tensor loss /* += */, Tensor lse, Tensor logits, Tensor targets, double scale);
 void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
 
-/* ---- the same in parts, for logits (R, V) that are one slice of the vocabulary (05): each rank's row maxima, (R), become
- * the maximum over the ranks; each rank's sums, (R, 2), of exp(logit - max) and of the target's logit (0 where the target is
- * another rank's, -1), become their sum over the ranks; then lse and loss as above, on every rank. Backward is
- * cross_entropy_backward, on the slice. ---- */
+/* ---- the same in parts, for logits (R, V) that are one slice of the vocabulary (05): each rank's row maxima, (R),
+ * become the maximum over the ranks; each rank's sums, (R, 2), of exp(logit - max) and of the target's logit (0 where
+ * the target is another rank's, -1), become their sum over the ranks; then lse and loss as above, on every rank.
+ * Backward is cross_entropy_backward, on the slice. ---- */
 void cross_entropy_max(Tensor max, Tensor logits);
 void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets);
 void cross_entropy_loss(Tensor loss /* += */, Tensor lse, Tensor sums, Tensor max, double scale);

@@ -78,11 +78,13 @@ static const struct {
     {MODEL, {"vocab", OPTION_INT, &options.config.vocab, "tokens in the vocabulary", "N", 2, 1 << 24}},
     {MODEL, {"seq", OPTION_INT, &options.config.seq, "tokens of a sequence", "N", 1, 1 << 24}},
     {TRAINING, {"micro-batch", OPTION_INT, &options.micro_batch, "sequences computed at once", "N", 1, 1 << 16}},
-    {TRAINING, {"accumulate", OPTION_INT, &options.accumulate, "micro-batches of a step, on each rank", "N", 1, 1 << 20}},
+    {TRAINING, {"accumulate", OPTION_INT, &options.accumulate, "micro-batches of a step, on each rank", "N", 1,
+                1 << 20}},
     {TRAINING, {"recompute", OPTION_CHOICE, &options.recompute,
                 "what backward computes again instead of keeping it: nothing, attention's scores, or whole blocks",
                 "none|selective|full"}},
-    {TRAINING, {"steps", OPTION_INT, &options.steps, "the step to stop after, counted from the model's birth", "N", 0, 1e9}},
+    {TRAINING, {"steps", OPTION_INT, &options.steps, "the step to stop after, counted from the model's birth", "N", 0,
+                1e9}},
     {TRAINING, {"lr", OPTION_DOUBLE, &options.lr, "learning rate", "X", 0, 1e3}},
     {TRAINING, {"min-lr", OPTION_DOUBLE, &options.min_lr, "learning rate at the end of its decay", "X", 0, 1e3}},
     {TRAINING, {"warmup", OPTION_INT, &options.warmup, "steps until the learning rate is reached", "N", 0, 1e9}},
@@ -105,7 +107,8 @@ static const struct {
     {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
              "the first step's gradients and its batch, as safetensors", "FILE"}},
     {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "how ranks communicate", "auto|mpi|nccl"}},
-    {MACHINE, {"threads", OPTION_INT, &options.threads, "of the CPU, for each rank; 0: its share of the cores", "N", 0, 4096}},
+    {MACHINE, {"threads", OPTION_INT, &options.threads, "of the CPU, for each rank; 0: its share of the cores", "N", 0,
+               4096}},
     {MACHINE, {"timeout", OPTION_INT, &options.timeout, "to wait for a silent rank; 0: for ever", "SECONDS", 0, 1e6}},
     {MACHINE, {"pretend", OPTION_TEXT, &options.pretend,
                "make operators and transfers last as long as on such a machine", "GFLOPS,GB/S,MICROSECONDS"}},
@@ -232,8 +235,8 @@ static void check_together(void)
     if (c->hidden % c->heads)
         fail_usage("--hidden %d is not a multiple of --heads %d", c->hidden, c->heads);
     if (c->hidden / c->heads % 2)
-        fail_usage("--hidden %d / --heads %d gives heads of %d, but rotary positions turn pairs: an even size is needed",
-                   c->hidden, c->heads, c->hidden / c->heads);
+        fail_usage("--hidden %d / --heads %d gives heads of %d, but rotary positions turn pairs: an even size is "
+                   "needed", c->hidden, c->heads, c->hidden / c->heads);
     const double rows = B * T, largest = fmax(fmax(rows * V, L * B * A * T * T), L * rows * 16 * H);
     const double limit = 1e15;              /* elements: far from overflow, farther from any machine */
     if (rows > INT32_MAX || largest > limit)

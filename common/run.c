@@ -269,7 +269,8 @@ static void check_account(int step)
 static void print_account(void)
 {
     if (sent_count)
-        run_print("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls", "predicted");
+        run_print("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls",
+                  "predicted");
     for (const CommAccount *a = sent; a < sent + sent_count; a++)
         run_print("%-15s %-8s %7lld %16lld %7lld %16lld\n", a->op, a->group, (long long)a->calls, (long long)a->bytes,
                   (long long)a->predicted_calls, (long long)a->predicted_bytes);
@@ -340,7 +341,8 @@ void run_step(int step, StepResult result)
              result.norm, step, options.save ? ", and the last checkpoint is as it was" : "");
     if (metrics) {
         fprintf(metrics, "%d,%lld,%.17g,%.17g,%.9g,%.6f,%.1f,%.5f,%lld,%lld\n", step, (long long)state.tokens,
-                result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu, (long long)memory_total().peak, (long long)comm_bytes());
+                result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu, (long long)memory_total().peak,
+                (long long)comm_bytes());
         if (fflush(metrics))
             fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     }

@@ -36,7 +36,8 @@ const SafeTensor *safetensors_find(const Safetensors *s, const char *name);
 
 /* `count` elements from element `first` on, converted from the file's F32 or F64 to doubles or floats (double_out),
  * or copied as they are for I64 (to int64_t; double_out is not looked at). NULL, or what is wrong. */
-char *safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to, bool double_out);
+char *safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to,
+                       bool double_out);
 
 /* A file to write: give name, dtype, dims and shape of each tensor; offsets are computed, in this order, and the
  * header is padded with spaces so that data starts at a multiple of 8. safetensors_lay_out does only the computing

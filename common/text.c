@@ -72,7 +72,8 @@ void text_sample(LogitsFunction logits_of, Tensor logits, Batch batch)
     for (int64_t i = 0; i < prompt; i++) {
         tokens[i] = (unsigned char)options.prompt[i];
         if (tokens[i] >= V)
-            fail("--prompt: byte %d, at position %lld, is not below --vocab %lld", tokens[i], (long long)i, (long long)V);
+            fail("--prompt: byte %d, at position %lld, is not below --vocab %lld", tokens[i], (long long)i,
+                 (long long)V);
     }
     if (comm_rank(world) == 0)
         printf("\n%s", options.config.vocab > 256 ? "" : options.prompt);

@@ -12,7 +12,7 @@
 typedef struct {
     const char *name;
     DeviceEvent begin, end;
-    int row;                    /* under the rank's name: the program's spans, operators, transfers in as many as needed */
+    int row;                    /* under the rank's name: program, operators, as many for transfers as are needed */
 } Span;
 
 enum { PROGRAM, OPERATORS, TRANSFERS, TRANSFER_ROWS = 32 };

@@ -36,7 +36,8 @@ typedef int32_t real_bits;
 static inline real power_of_two(real n)
 {
     /* adding 1.5 * 2^MANTISSA puts an integer into the lowest bits of a number */
-    union { real value; real_bits bits; } x = {.value = n + (EXPONENT_BIAS + (real)3 * ((real_bits)1 << (MANTISSA - 1)))};
+    const real magic = EXPONENT_BIAS + (real)3 * ((real_bits)1 << (MANTISSA - 1));
+    union { real value; real_bits bits; } x = {.value = n + magic};
 
     x.bits = (real_bits)((uint64_t)x.bits << MANTISSA);
     return x.value;
