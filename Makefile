@@ -61,7 +61,7 @@ $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
 run: deps		## train about a minute: STAGE=01 NP=1 ARGS="--preset 10m"
 	@$(MAKE) --no-print-directory cpu
 	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/cpu/$(PROGRAM) --steps 300 --eval-every 100 --sample 300 $(ARGS)
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/cpu/$(PROGRAM) --steps 300 --eval-every 100 $(if $(filter 01 02 08,$(STAGE)),--sample 300) $(ARGS)
 
 test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 	@$(MAKE) --no-print-directory run-tests

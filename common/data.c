@@ -143,13 +143,13 @@ void data_sequence(int64_t step, int64_t g, int64_t *tokens)
         tokens[t] = token(start_of(step, g) + t);
 }
 
-void batch_held_out(Batch batch, int64_t i, int64_t pieces)
+void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t first)
 {
-    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], last = held_out - T - 1;
+    const int64_t B = batch.inputs.shape[0], last = held_out - options.config.seq - 1;
     int64_t starts[B];
 
     for (int64_t b = 0; b < B; b++)
-        starts[b] = training + range_part(last, i * B + b, pieces * B).first;
+        starts[b] = training + range_part(last, i * B + b, pieces * B).first + first;
     load(batch, starts);
 }
 

@@ -32,7 +32,7 @@ Batch batch_create(void);           /* for options.micro_batch sequences of opti
 void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t token);
 
 /* The same from the held-out tokens: piece i of `pieces` evenly spread over them, B sequences each. */
-void batch_held_out(Batch batch, int64_t i, int64_t pieces);
+void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t token);
 
 /* Tokens from the host, as inputs only: targets become -1. */
 void batch_tokens(Batch batch, const int32_t *tokens);

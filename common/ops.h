@@ -79,6 +79,23 @@ typedef struct {
 void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
 double square_sum(Tensor t);                    /* in double, in a fixed order; waits */
 
+/* ---- attention by blocks of keys: what ranks compute that have only some of them (07) ----
+ * q, out (B, C, A, D), queries; k, v (B, K, A, D), keys; lse, dots (B, C, A, 1). causal: queries and keys are the
+ * same tokens (K = C), and query i sees keys 0 to i; otherwise every query sees every key. scores (2, A, Q, K) is
+ * workspace, for Q queries of each head at a time. Queries that see several blocks of keys merge what each of them gave
+ * (Milakov & Gimelshein 2018); backward takes lse and dots of all blocks together, and then each block by itself. */
+void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
+void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor scores, Tensor d_out,
+                              Tensor q, Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal);
+/* out (R, D), lse (R, 1) become those of their keys and part's together; out 0 and lse -INFINITY: of no keys yet. */
+void attention_merge(Tensor out /* in place */, Tensor lse /* in place */, Tensor part, Tensor part_lse);
+void attention_dots(Tensor dots, Tensor d_out, Tensor out);     /* (R, A) = sums over D of d_out * out, (R, A*D) */
+int64_t attention_pairs(void);                  /* pairs of a query and a key that block_forward has computed, so far */
+
+void tensor_fill(Tensor t, double value);
+void tensor_add(Tensor to /* += */, Tensor from);
+void transpose_rows(Tensor out, Tensor in);     /* in (X, Y, W), out (Y, X, W): rows of W change places */
+
 /* ---- what ran so far, in order of first use ---- */
 typedef struct {
     const char *name;

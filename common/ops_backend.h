@@ -34,6 +34,15 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count);
 void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
 double square_sum_kernel(Tensor t);
 
+void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
+void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
+                                     Tensor v, Tensor lse, Tensor dots, bool causal);
+void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse);
+void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out);
+void tensor_fill_kernel(Tensor t, double value);
+void tensor_add_kernel(Tensor to, Tensor from);
+void transpose_rows_kernel(Tensor out, Tensor in);
+
 #ifdef __cplusplus
 }
 #endif

@@ -238,8 +238,8 @@ static Head head_of(Tensor qkv, Tensor out, Tensor probs, int64_t b, int64_t a)
                   .probs = row(probs, (b * A + a) * T), .ld = 3 * A * D, .ld_out = A * D};
 }
 
-/* In place over the first `seen` of n scores; the others, behind the mask, become 0. */
-static void softmax(real *scores, int64_t seen, int64_t n)
+/* In place over the first `seen` of n scores; the others, behind the mask, become 0. Returns log sum exp(scores). */
+static real softmax(real *scores, int64_t seen, int64_t n)
 {
     real max = scores[0], sum = 0;
 
@@ -256,6 +256,7 @@ static void softmax(real *scores, int64_t seen, int64_t n)
         scores[j] *= inverse;
     for (int64_t j = seen; j < n; j++)
         scores[j] = 0;
+    return max + (real)log(sum);
 }
 
 void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
@@ -503,4 +504,137 @@ double square_sum_kernel(Tensor t)
     for (int p = 0; p < PARTS; p++)
         sum += part[p];
     return sum;
+}
+
+/* ---- attention by blocks of keys ---- */
+
+/* One head's tokens of sequence b, from the first on, in (B, C, A, x): rows lie A*x apart. */
+static real *tokens_of(Tensor t, int64_t b, int64_t first, int64_t head)
+{
+    return row(t, (b * t.shape[1] + first) * t.shape[2] + head);
+}
+
+/* scores has room for each head's share, so heads are what threads divide; sequences and queries follow each other. */
+void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
+{
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
+    const int64_t ld = A * D;
+
+#pragma omp parallel for
+    for (int64_t a = 0; a < A; a++) {
+        real *p = row(scores, a * Q);
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t first = 0; first < C; first += Q) {
+                const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
+                real *log_sum = tokens_of(lse, b, first, a);
+                matmul(false, true, n, keys, D, 1 / (real)sqrt(D), tokens_of(q, b, first, a), ld, tokens_of(k, b, 0, a),
+                       ld, 0, p, K);
+                for (int64_t i = 0; i < n; i++)
+                    log_sum[i * A] = softmax(p + i * K, causal ? first + i + 1 : keys, keys);
+                matmul(false, false, n, D, keys, 1, p, K, tokens_of(v, b, 0, a), ld, 0, tokens_of(out, b, first, a), ld);
+            }
+    }
+}
+
+/* P = exp(S - lse), dP = dO V^T, dS = P * (dP - dots) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
+void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
+                                     Tensor v, Tensor lse, Tensor dots, bool causal)
+{
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
+    const int64_t ld = A * D;
+    const real scale = 1 / (real)sqrt(D);
+
+#pragma omp parallel for
+    for (int64_t a = 0; a < A; a++) {
+        real *p = row(scores, a * Q), *d_p = row(scores, (A + a) * Q);
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t first = 0; first < C; first += Q) {
+                const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
+                const real *log_sum = tokens_of(lse, b, first, a), *dot = tokens_of(dots, b, first, a);
+                const real *queries = tokens_of(q, b, first, a), *d_o = tokens_of(d_out, b, first, a);
+                matmul(false, true, n, keys, D, scale, queries, ld, tokens_of(k, b, 0, a), ld, 0, p, K);
+                matmul(false, true, n, keys, D, 1, d_o, ld, tokens_of(v, b, 0, a), ld, 0, d_p, K);
+                for (int64_t i = 0; i < n; i++) {
+                    const int64_t seen = causal ? first + i + 1 : keys;
+                    const real l = log_sum[i * A], d = dot[i * A];
+                    real *p_row = p + i * K, *d_row = d_p + i * K;
+#pragma omp simd
+                    for (int64_t j = 0; j < seen; j++) {
+                        p_row[j] = real_exp(p_row[j] - l);
+                        d_row[j] = scale * p_row[j] * (d_row[j] - d);
+                    }
+                    for (int64_t j = seen; j < keys; j++)
+                        p_row[j] = d_row[j] = 0;
+                }
+                matmul(false, false, n, D, keys, 1, d_p, K, tokens_of(k, b, 0, a), ld, 1, tokens_of(d_q, b, first, a), ld);
+                matmul(true, false, keys, D, n, 1, d_p, K, queries, ld, 1, tokens_of(d_k, b, 0, a), ld);
+                matmul(true, false, keys, D, n, 1, p, K, d_o, ld, 1, tokens_of(d_v, b, 0, a), ld);
+            }
+    }
+}
+
+/* Both are divided by their own sum, exp(lse): weighed with their shares of the common one they add up. */
+void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
+{
+    const int64_t rows = tensor_rows(out), width = tensor_width(out);
+    const real *part_sum = part_lse.data;
+    real *log_sum = lse.data;
+
+#pragma omp parallel for
+    for (int64_t i = 0; i < rows; i++) {
+        const real x = log_sum[i], y = part_sum[i], max = x > y ? x : y, in_x = real_exp(x - max), in_y = real_exp(y - max);
+        const real sum = in_x + in_y, share_x = in_x / sum, share_y = in_y / sum;
+        const real *add = row(part, i);
+        real *o = row(out, i);
+        for (int64_t j = 0; j < width; j++)
+            o[j] = share_x * o[j] + share_y * add[j];
+        log_sum[i] = max + (real)log(sum);
+    }
+}
+
+void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
+{
+    const int64_t count = tensor_count(dots), D = tensor_count(out) / count;
+    real *to = dots.data;
+
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++) {
+        const real *o = row(out, 0) + i * D, *d_o = row(d_out, 0) + i * D;
+        real dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int64_t j = 0; j < D; j++)
+            dot += d_o[j] * o[j];
+        to[i] = dot;
+    }
+}
+
+void tensor_fill_kernel(Tensor t, double value)
+{
+    const int64_t count = tensor_count(t);
+    real *x = t.data;
+
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < count; i++)
+        x[i] = value;
+}
+
+void tensor_add_kernel(Tensor to, Tensor from)
+{
+    const int64_t count = tensor_count(to);
+    const real *in = from.data;
+    real *x = to.data;
+
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < count; i++)
+        x[i] += in[i];
+}
+
+void transpose_rows_kernel(Tensor out, Tensor in)
+{
+    const int64_t X = in.shape[0], Y = in.shape[1], W = in.shape[2];
+
+#pragma omp parallel for collapse(2)
+    for (int64_t y = 0; y < Y; y++)
+        for (int64_t x = 0; x < X; x++)
+            memcpy(row(out, y * X + x), row(in, x * Y + y), W * sizeof(real));
 }

@@ -410,6 +410,8 @@ static cJSON *rank_json(void)
         cJSON_AddNumberToObject(o, "bytes", account[i].bytes);
         cJSON_AddItemToArray(operators, o);
     }
+    if (attention_pairs())              /* of all steps */
+        cJSON_AddNumberToObject(rank, "attention_pairs", attention_pairs());
     return rank;
 }
 

@@ -13,15 +13,22 @@
 #include "random.h"
 #include "run.h"
 
-double text_evaluate(LogitsFunction logits_of, Tensor loss, Batch batch)
+int64_t text_pieces(void)
 {
     enum { SEQUENCES = 64 };                            /* enough for two digits; all would take longer than training */
-    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], all = data_held_out() / (B * T);
-    const int64_t enough = (SEQUENCES + B - 1) / B, most = all < 1 ? 1 : all, pieces = most < enough ? most : enough;
+    const int64_t B = options.micro_batch, all = data_held_out() / (B * options.config.seq);
+    const int64_t enough = (SEQUENCES + B - 1) / B, most = all < 1 ? 1 : all;
+
+    return most < enough ? most : enough;
+}
+
+double text_evaluate(LogitsFunction logits_of, Tensor loss, Batch batch)
+{
+    const int64_t pieces = text_pieces();
 
     tensor_zero(loss);
     for (int64_t i = 0; i < pieces; i++) {
-        batch_held_out(batch, i, pieces);
+        batch_held_out(batch, i, pieces, 0);
         logits_of(batch);
     }
     const double mean = tensor_item(loss) / pieces;

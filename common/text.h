@@ -9,6 +9,8 @@
 /* The stage's forward pass over a batch: leaves logits, and adds the batch's mean loss to its loss tensor. */
 typedef void (*LogitsFunction)(Batch batch);
 
+int64_t text_pieces(void);         /* batches that an evaluation takes, of data.h's held-out pieces */
+
 /* Mean loss in nats a token over pieces spread evenly over the held-out tokens; prints and returns it. */
 double text_evaluate(LogitsFunction logits_of, Tensor loss, Batch batch);
 

@@ -866,7 +866,7 @@ static void the_held_out_tenth_stays_apart(void **state)
             assert_true(reached[i]);
         for (int pieces = 1; pieces <= 40; pieces++)
             for (int i = 0; i < pieces; i++) {
-                batch_held_out(batch, i, pieces);
+                batch_held_out(batch, i, pieces, 0);
                 assert_true(i > 0 || token_at(batch.inputs, 0, 0) == TRAINING);
                 for (int b = 0; b < 7; b++) {
                     const int64_t first = token_at(batch.inputs, b, 0);

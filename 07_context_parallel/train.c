@@ -1,0 +1,508 @@
+/* 07_context_parallel: 01 with every sequence cut over the ranks.
+ *
+ * Each rank has the whole model and some of each sequence's tokens. Attention is where a token needs
+ * others, so attention is all that changes: K and V go from rank to rank (ring, zigzag), are gathered
+ * at once (allgather), or tokens are exchanged for heads (ulysses). Scores are never kept, so
+ * --recompute selective has nothing to drop and equals none.
+ */
+#include "../common/ultrascale.h"
+
+static Layout layout;               /* which parameter lies where in a flat buffer */
+static Params params, gradients;    /* views of the two buffers */
+static AdamW optimizer;
+static Comm *cp;                    /* the ranks that share every sequence */
+static enum { RING, ZIGZAG, ALLGATHER, ULYSSES } method = ZIGZAG;
+
+/* Sizes of what is here; capitals in the comments are these. */
+static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
+static int64_t C;                   /* tokens of a chunk, the unit in which sequences are cut */
+static int held;                    /* chunks of each sequence that are here; rows go chunk by chunk: (held, B, C) */
+static int chunks;                  /* the same while attention runs; with ulysses all of them, ... */
+static int64_t chunk_heads;         /* ... of so many heads: chunks * B * C * chunk_heads = R * A */
+static int64_t Q;                   /* queries whose scores exist at a time */
+
+/* What one block's forward leaves for its backward. Its input is in Acts.x. While attention runs with
+ * ulysses, qkv, heads and lse hold all tokens of some heads instead: (chunks, B, C, chunk_heads, ...). */
+typedef struct {
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
+    Tensor qkv;                     /* (R, 3*A*D)       head by head: q, k, v; q and k rotated */
+    Tensor lse;                     /* (R, A)           log of each softmax's sum, for probs; in d, rowsum(dO*O) */
+    Tensor heads;                   /* (R, A*D)         attention's output, before the projection */
+    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
+    Tensor up, gelu;                /* (R, F) */
+    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+    Tensor split;                   /* (3, R, A*D)      qkv as all of q, all of k, all of v; not kept */
+} BlockActs;
+
+typedef struct {
+    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
+    BlockActs *blocks;              /* L */
+    Tensor final, final_stats;      /* (R, H), (R, 2) */
+    Tensor logits, lse;             /* (R, V), (R) */
+} Acts;
+
+static Acts acts;
+static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
+static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
+static Tensor rope;                 /* (R, D)  cos and sin of each row's position in its sequence */
+static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
+static Tensor part, part_lse;       /* (B, C, chunk_heads, D or 1)  what a chunk of keys gives a chunk of queries */
+static Tensor scores;               /* (2, chunk_heads, Q, C)  on the way to it; backward, their gradients too */
+static Tensor kv_next, d_kv[2];     /* (2, R, A*D)   ring: K, V as they arrive; dK, dV being computed, and travelling */
+static Tensor kv_all, d_kv_all;     /* (2*n, R, A*D) allgather: every rank's */
+static Tensor packed;               /* (3*R*A*D)     ulysses: what travels, rank by rank */
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    const int n = comm_size(cp);
+    held = method == ZIGZAG && n > 1 ? 2 : 1;               /* one rank has nothing to balance */
+    if (c->seq % (held * n))
+        fail("--seq %d cannot be cut into %d chunks, %d for each of %d ranks", c->seq, held * n, held, n);
+    C = c->seq / (held * n);
+    B = options.micro_batch, T = held * C, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+    if (method == ULYSSES && A % n)
+        fail("--heads %ld cannot be divided over %d ranks, as --attention ulysses does", (long)A, n);
+    chunks = method == ULYSSES ? n : held;
+    chunk_heads = method == ULYSSES ? A / n : A;
+    Q = C < 64 ? C : 64;
+}
+
+/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+static BlockActs block_acts_create(Category category, const BlockActs *first)
+{
+    BlockActs a = first ? *first : (BlockActs){0};
+
+    if (!first || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, REAL, "qkv", shape(R, 3 * A * D));
+        a.lse = tensor_create(category, REAL, "lse", shape(R, A));
+        a.heads = tensor_create(category, REAL, "heads", shape(R, A * D));
+        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, REAL, "up", shape(R, F));
+        a.gelu = tensor_create(category, REAL, "gelu", shape(R, F));
+    }
+    if (!first) {
+        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+        a.split = tensor_create(MEM_WORKSPACE, REAL, "split", shape(3, R, A * D));
+    }
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
+    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(R, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(R));
+    return a;
+}
+
+/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+static void predict(void)
+{
+    const double real = dtype_size(REAL), N = model_parameters(options.config);
+    const int64_t n = comm_size(cp);
+    const double block = R * (3 * H + 4 + 4 * A * D + A + 2 * F);           /* linear in T; nothing is quadratic */
+    const double attention = B * C * chunk_heads * (D + 1) + 2 * chunk_heads * Q * C;   /* part, part_lse, scores */
+    const int64_t kv = 2 * R * A * D;                                       /* a rank's K and V */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double buffers[] = {[RING] = 3, [ZIGZAG] = 3, [ALLGATHER] = 2 * n, [ULYSSES] = 1.5};
+
+    memory_predict(MEM_PARAMETERS, real * N);
+    memory_predict(MEM_GRADIENTS, real * N);
+    memory_predict(MEM_OPTIMIZER, real * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + R * (H + 2) + R * (V + 1)));
+    memory_predict(MEM_WORKSPACE, real * (block + attention + 4 * R * H + 6 * R * A * D + R * D) + 8 + 2 * 4 * R);
+    memory_predict(MEM_COMMUNICATION, real * kv * buffers[method]);
+
+    memory_playbook(MEM_PARAMETERS, real * N, "4 N");
+    memory_playbook(MEM_GRADIENTS, real * N, "4 N");
+    memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    switch (options.recompute) {                                            /* R has its s / n */
+    case RECOMPUTE_NONE:
+    case RECOMPUTE_SELECTIVE:
+        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34 / n");
+        break;
+    case RECOMPUTE_FULL:
+        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2 / n");
+        break;
+    }
+    memory_plan();
+
+    /* What a rank sends in a step: attention's traffic of every layer, forward (full recomputation: twice)
+     * and backward, and once the gradients'. */
+    const int64_t backwards = options.accumulate * L;
+    const int64_t forwards = options.recompute == RECOMPUTE_FULL ? 2 * backwards : backwards;
+    switch (method) {
+    case RING:
+    case ZIGZAG:                        /* K, V both ways; dK, dV one hop more, to get home */
+        comm_predict(cp, SEND, (n - 1) * (forwards + backwards) + (n > 1 ? n : 0) * backwards, kv);
+        break;
+    case ALLGATHER:                     /* K, V both ways; dK, dV */
+        comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
+        comm_predict(cp, REDUCE_SCATTER, backwards, n * kv);
+        break;
+    case ULYSSES:                       /* q, k, v and out; the same gradients and rowsum(dO*O) */
+        comm_predict(cp, ALL_TO_ALL, forwards + backwards, 3 * R * A * D);
+        comm_predict(cp, ALL_TO_ALL, forwards + backwards, R * A * D);
+        comm_predict(cp, ALL_TO_ALL, backwards, R * A);
+        break;
+    }
+    comm_predict(cp, ALL_REDUCE, 1, model_parameters(options.config));
+}
+
+/* ---- Attention, the one place where tokens meet ---- */
+
+/* Which chunk of the sequence is a rank's i-th. Under the causal mask a late chunk has more keys to look
+ * at than an early one; zigzag gives each rank one from either end, which adds up to the same for all
+ * (4 ranks: 0 and 7, 1 and 6, 2 and 5, 3 and 4). */
+static int chunk_number(int rank, int i)
+{
+    return method == ZIGZAG && i ? 2 * comm_size(cp) - 1 - rank : rank + i;
+}
+
+/* The i-th chunk of q, k, v, heads or their gradients: (B, C, chunk_heads, D); of lse: the same with D = 1. */
+static Tensor chunk(Tensor t, int i)
+{
+    return tensor_range(tensor_view(t, shape(chunks * B, C, chunk_heads, tensor_count(t) / (R * A))), i * B, B);
+}
+
+/* What the keys of one rank give to the queries of another, chunk by chunk, merged into what others
+ * gave before. Keys that come after all the queries are skipped: the mask would leave nothing of them. */
+static void attend(BlockActs *a, int queries_of, Tensor kv, int keys_of)
+{
+    Tensor q = tensor_range(a->split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
+
+    for (int i = 0; i < chunks; i++)
+        for (int j = 0; j < chunks; j++) {
+            const int query = chunk_number(queries_of, i), key = chunk_number(keys_of, j);
+            if (key > query)
+                continue;
+            attention_block_forward(part, part_lse, scores, chunk(q, i), chunk(k, j), chunk(v, j), key == query);
+            attention_merge(chunk(a->heads, i), chunk(a->lse, i), part, part_lse);
+        }
+}
+
+/* The same chunks backward: adds to dQ, and to the dK, dV of the keys' owner. */
+static void attend_backward(BlockActs *a, BlockActs *d, int queries_of, Tensor d_kv, Tensor kv, int keys_of)
+{
+    Tensor q = tensor_range(a->split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
+    Tensor d_q = tensor_range(d->split, 0, 1), d_k = tensor_range(d_kv, 0, 1), d_v = tensor_range(d_kv, 1, 1);
+
+    for (int i = 0; i < chunks; i++)
+        for (int j = 0; j < chunks; j++) {
+            const int query = chunk_number(queries_of, i), key = chunk_number(keys_of, j);
+            if (key > query)
+                continue;
+            attention_block_backward(chunk(d_q, i), chunk(d_k, j), chunk(d_v, j), scores, chunk(d->heads, i),
+                                     chunk(q, i), chunk(k, j), chunk(v, j), chunk(a->lse, i), chunk(d->lse, i),
+                                     key == query);
+        }
+}
+
+/* Ring attention (Liu et al. 2023): n steps; in each, K and V of one rank are here, and those of the
+ * rank before it arrive while we compute. */
+static void ring_forward(BlockActs *a)
+{
+    const int n = comm_size(cp), r = comm_rank(cp);
+    Tensor kv[2] = {tensor_range(a->split, 1, 2), kv_next};
+
+    for (int step = 0; step < n; step++) {
+        Tensor here = kv[step % 2], next = kv[(step + 1) % 2];
+        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, here) : NULL;
+        attend(a, r, here, (r - step + n) % n);
+        comm_wait(&arriving);
+    }
+}
+
+/* K and V go around again, and their gradients one step behind them. A rank computes its share apart
+ * while the shares of the ranks before it arrive, adds them, and sends the sum on: after n hops, one
+ * more than K and V make, it is at their owner. */
+static void ring_backward(BlockActs *a, BlockActs *d)
+{
+    const int n = comm_size(cp), r = comm_rank(cp);
+    Tensor kv[2] = {tensor_range(a->split, 1, 2), kv_next}, d_arrived = tensor_range(d->split, 1, 2);
+    Request *d_arriving = NULL;
+
+    for (int step = 0; step < n; step++) {
+        Tensor here = kv[step % 2], next = kv[(step + 1) % 2], d_here = d_kv[step % 2];
+        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, here) : NULL;
+        tensor_zero(d_here);
+        attend_backward(a, d, r, d_here, here, (r - step + n) % n);
+        comm_wait(&arriving);
+        comm_wait(&d_arriving);
+        if (step > 0)
+            tensor_add(d_here, d_arrived);
+        d_arriving = comm_start_shift(cp, d_arrived, d_here);
+    }
+    comm_wait(&d_arriving);
+}
+
+/* Ulysses (Jacobs et al. 2023): t has our tokens of all heads, (R, A*x), and gets all tokens of our
+ * heads, (n, R, A/n*x): every rank's tokens are one chunk of them. What goes to one rank must lie
+ * together before it can be sent, hence the transposition. */
+static void tokens_to_heads(Tensor t)
+{
+    const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
+    Tensor travels = tensor_range(packed, 0, tensor_count(t));
+
+    transpose_rows(tensor_view(travels, shape(n, R, width)), tensor_view(t, shape(R, n, width)));
+    comm_all_to_all(cp, t, travels);
+}
+
+static void heads_to_tokens(Tensor t)
+{
+    const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
+    Tensor travels = tensor_range(packed, 0, tensor_count(t));
+
+    comm_all_to_all(cp, travels, t);
+    transpose_rows(tensor_view(t, shape(R, n, width)), tensor_view(travels, shape(n, R, width)));
+}
+
+/* From a->qkv to a->heads and a->lse. */
+static void context_attention_forward(BlockActs *a)
+{
+    const int n = comm_size(cp), r = comm_rank(cp);
+    Tensor kv = tensor_range(a->split, 1, 2);
+
+    if (method == ULYSSES)
+        tokens_to_heads(a->qkv);
+    /* qkv has q, k, v of each head of each token; what travels has to be all of k and all of v */
+    transpose_rows(tensor_view(a->split, shape(3, R * A, D)), tensor_view(a->qkv, shape(R * A, 3, D)));
+    tensor_zero(a->heads);
+    tensor_fill(a->lse, -INFINITY);
+    switch (method) {
+    case RING:
+    case ZIGZAG:
+        ring_forward(a);
+        break;
+    case ALLGATHER:
+        comm_all_gather(cp, kv_all, kv);
+        for (int o = 0; o < n; o++)
+            attend(a, r, tensor_range(kv_all, 2 * o, 2), o);
+        break;
+    case ULYSSES:
+        attend(a, 0, kv, 0);                                /* chunk i is rank i's, for queries and for keys */
+        heads_to_tokens(a->heads);
+        break;
+    }
+}
+
+/* From d->heads to d->qkv. P = exp(S - lse), dP = dO V^T, dS = P * (dP - rowsum(dO*O)): with lse and the
+ * row sums at hand, a block of keys needs no other (FlashAttention, Dao et al. 2022, appendix B.2). */
+static void context_attention_backward(BlockActs *a, BlockActs *d)
+{
+    const int n = comm_size(cp), r = comm_rank(cp);
+    Tensor kv = tensor_range(a->split, 1, 2), d_kv_own = tensor_range(d->split, 1, 2);
+
+    transpose_rows(tensor_view(a->split, shape(3, R * A, D)), tensor_view(a->qkv, shape(R * A, 3, D)));
+    attention_dots(d->lse, d->heads, a->heads);
+    tensor_zero(d->split);
+    switch (method) {
+    case RING:
+    case ZIGZAG:
+        ring_backward(a, d);
+        break;
+    case ALLGATHER:
+        comm_all_gather(cp, kv_all, kv);
+        tensor_zero(d_kv_all);
+        for (int o = 0; o < n; o++)
+            attend_backward(a, d, r, tensor_range(d_kv_all, 2 * o, 2), tensor_range(kv_all, 2 * o, 2), o);
+        comm_reduce_scatter(cp, d_kv_own, d_kv_all);
+        break;
+    case ULYSSES:
+        tokens_to_heads(d->heads);
+        tokens_to_heads(d->lse);
+        attend_backward(a, d, 0, d_kv_own, kv, 0);
+        break;
+    }
+    transpose_rows(tensor_view(d->qkv, shape(R * A, 3, D)), tensor_view(d->split, shape(3, R * A, D)));
+    if (method == ULYSSES)
+        heads_to_tokens(d->qkv);
+}
+
+/* One transformer block: from the residual stream x to out, both (R, H). */
+static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
+{
+    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
+    linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
+    rope_forward(a->qkv, rope);
+    context_attention_forward(a);
+    linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    residual_forward(a->mid, x, a->branch, w->proj_bias);
+
+    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
+    linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
+    gelu_forward(a->gelu, a->up);
+    linear_forward(a->branch, a->gelu, w->down_weight, NONE);
+    residual_forward(out, a->mid, a->branch, w->down_bias);
+}
+
+/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
+ * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
+ * activations, d their gradients. */
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
+{
+    residual_backward(g->down_bias, d_x);
+    linear_backward_input(d->gelu, d_x, w->down_weight);
+    linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
+    gelu_backward(d->up, d->gelu, a->up);
+    linear_backward_input(d->ln2, d->up, w->up_weight);
+    linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
+    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
+
+    residual_backward(g->proj_bias, d_x);
+    linear_backward_input(d->heads, d_x, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
+    context_attention_backward(a, d);
+    rope_backward(d->qkv, rope);
+    linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
+    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
+    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
+}
+
+/* Tokens in, their share of the step's loss out. */
+static void forward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params;
+
+    embedding_forward(a->x[0], batch.inputs, w->embedding);
+    for (int l = 0; l < L; l++)
+        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
+    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
+    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
+}
+
+/* Adds this micro-batch's gradients to the step's. */
+static void backward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params, *g = &gradients;
+
+    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    linear_backward_input(d_final, a->logits, w->embedding);
+    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
+    tensor_zero(d_x);
+    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
+    for (int64_t l = L - 1; l >= 0; l--) {
+        if (options.recompute == RECOMPUTE_FULL)
+            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
+    }
+    embedding_backward(g->embedding, d_x, batch.inputs);
+}
+
+/* Ids and targets of our i-th chunk of each sequence. */
+static Batch chunk_of(Batch batch, int i)
+{
+    return (Batch){tensor_range(batch.inputs, i * B, B), tensor_range(batch.targets, i * B, B)};
+}
+
+/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
+static StepResult train_step(int64_t step, Batch batch)
+{
+    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
+     * and wherever it is computed, is divided by the same count. */
+    const double scale = 1.0 / (B * options.config.seq * options.accumulate);
+
+    tensor_zero(loss);
+    tensor_zero(gradients.buffer);
+    for (int m = 0; m < options.accumulate; m++) {
+        for (int i = 0; i < held; i++)
+            batch_load(chunk_of(batch, i), step, m * B, C * chunk_number(comm_rank(cp), i));
+        trace_begin("forward");
+        forward(&acts, batch, scale);
+        trace_end();
+        trace_begin("backward");
+        backward(&acts, batch, scale);
+        trace_end();
+    }
+    comm_all_reduce(cp, gradients.buffer, SUM);                         /* from our tokens only, so far */
+    run_gradients(&optimizer);
+
+    trace_begin("optimizer");
+    double norm = sqrt(comm_sum(cp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
+    adamw_step(&optimizer, lr, clip_scale(norm));
+    trace_end();
+    return (StepResult){.loss = comm_sum(cp, tensor_item(loss)), .norm = norm, .lr = lr};
+}
+
+/* text_evaluate() for a batch of chunks: each rank's share of the same loss. */
+static void evaluate(Batch batch)
+{
+    tensor_zero(loss);
+    for (int64_t p = 0; p < text_pieces(); p++) {
+        for (int i = 0; i < held; i++)
+            batch_held_out(chunk_of(batch, i), p, text_pieces(), C * chunk_number(comm_rank(cp), i));
+        forward(&acts, batch, 1.0 / (B * options.config.seq));
+    }
+    run_held_out(comm_sum(cp, tensor_item(loss)) / text_pieces());
+}
+
+int main(int argc, char **argv)
+{
+    run_begin("07_context_parallel", "Trains a transformer with sequences cut over the ranks.", argc, argv, (StageOption[]){
+        {"attention", OPTION_CHOICE, &method, "how queries meet other ranks' keys", "ring|zigzag|allgather|ulysses"},
+        {0}});
+    cp = comm_split(world, 0, "cp");
+    sizes();
+    predict();
+
+    Shard shard = WHOLE;
+    shard.replica = comm_rank(cp);
+    layout = layout_create(options.config, shard);
+    Part all = {
+        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
+        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    params = params_view(&layout, all.params);
+    gradients = params_view(&layout, all.gradients);
+    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(R, D));
+    for (int i = 0; i < held * B; i++)
+        rope_table(tensor_range(rope, i * C, C), C * chunk_number(comm_rank(cp), i / B));
+    part = tensor_create(MEM_WORKSPACE, REAL, "part", shape(B, C, chunk_heads, D));
+    part_lse = tensor_create(MEM_WORKSPACE, REAL, "part_lse", shape(B, C, chunk_heads, 1));
+    scores = tensor_create(MEM_WORKSPACE, REAL, "scores", shape(2, chunk_heads, Q, C));
+    const int n = comm_size(cp);
+    if (method == RING || method == ZIGZAG) {
+        kv_next = tensor_create(MEM_COMMUNICATION, REAL, "kv_next", shape(2, R, A * D));
+        for (int i = 0; i < 2; i++)
+            d_kv[i] = tensor_create(MEM_COMMUNICATION, REAL, "d_kv", shape(2, R, A * D));
+    } else if (method == ALLGATHER) {
+        kv_all = tensor_create(MEM_COMMUNICATION, REAL, "kv_all", shape(2 * n, R, A * D));
+        d_kv_all = tensor_create(MEM_COMMUNICATION, REAL, "d_kv_all", shape(2 * n, R, A * D));
+    } else {
+        packed = tensor_create(MEM_COMMUNICATION, REAL, "packed", shape(3 * R * A * D));
+    }
+    Batch batch = {tensor_create(MEM_WORKSPACE, I32, "inputs", shape(held * B, C)),
+                   tensor_create(MEM_WORKSPACE, I32, "targets", shape(held * B, C))};
+
+    int step = run_load(&optimizer);
+    while (run_continues(step)) {
+        StepResult result = train_step(step, batch);
+        run_step(++step, result);
+        if (options.eval_every && step % options.eval_every == 0)
+            evaluate(batch);
+    }
+    run_end();
+}
