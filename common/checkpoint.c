@@ -353,13 +353,13 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
         fail("no memory for names");
     for (int i = 0; i < FILES; i++)
         path[i] = path_of(tmp, "", files[i]);
+    error_cleanup(tmp);                         /* by whichever rank fails */
+    for (int i = 0; i < FILES; i++)
+        error_cleanup(path[i]);
     if (comm_rank(world) == 0) {
         remove_directory(tmp);                  /* of a program that was killed */
         if (mkdir(tmp, 0755))
             fail("%s cannot be made: %s", tmp, strerror(errno));
-        error_cleanup(tmp);
-        for (int i = 0; i < FILES; i++)
-            error_cleanup(path[i]);
         write_json(path[1], config_json(optimizer->layout->config));
         write_json(path[3], trainer_json(optimizer, state, argc, argv));
     }
@@ -374,12 +374,11 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     check(safetensors_close(&moments, true));
 
     comm_sum(world, 0);                         /* all ranks' parts are on the disk */
-    if (comm_rank(world) == 0) {
-        for (int i = 0; i < FILES; i++)
-            error_cleanup_done(path[i]);
-        error_cleanup_done(tmp);
+    for (int i = 0; i < FILES; i++)
+        error_cleanup_done(path[i]);
+    error_cleanup_done(tmp);
+    if (comm_rank(world) == 0)
         exchange(tmp, final, old);
-    }
     comm_sum(world, 0);                         /* nobody goes on, and perhaps ends, before it is in place */
     for (int i = 0; i < FILES; i++)
         free(path[i]);

@@ -20,14 +20,16 @@ static bool starting, ended;
 
 Comm *world = &world_group;
 
-static const char *const op_name[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send",
-                                      "recv"};
+enum { NUMBER = RECV + 1, OPERATIONS };         /* comm_sum's, for --check */
+static const char *const op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
+                                                "send", "recv", "sum"};
 
 /* ---- Waiting: one loop for everything that is waited for ---- */
 
 /* Some rank has waited for --timeout seconds. Each rank that is asked says what it is doing; who stays silent for a
- * second is stuck. The lowest that spoke tells the person, and all end. */
-static _Noreturn void stalled(const char *doing)
+ * second is stuck. The lowest that spoke tells the person, and all end. asker: the rank that asked, with its text; -1:
+ * it is this one. */
+static _Noreturn void stalled(const char *doing, int asker, const char *asked)
 {
     char (*said)[ALARM_TEXT] = calloc(world->size, sizeof *said), text[ALARM_TEXT], line[1024];
     const double begin = clock_seconds();
@@ -35,6 +37,8 @@ static _Noreturn void stalled(const char *doing)
 
     if (!said)
         fail("a rank is stuck, and there is no memory to find out which");
+    if (asker >= 0)
+        memcpy(said[asker], asked, ALARM_TEXT);
     snprintf(said[world->rank], ALARM_TEXT, "%s", doing);
     transport_alarm(said[world->rank]);
     while (clock_seconds() - begin < 1) {
@@ -48,11 +52,12 @@ static _Noreturn void stalled(const char *doing)
     }
     if (world->rank != lowest)
         sleep(2);                               /* for it to speak first */
+    starting = false;                           /* no agreement with a rank that is stuck */
     at = snprintf(line, sizeof line,
                   silent ? "silent for %d seconds:" : "all ranks wait for each other, for %d seconds", options.timeout);
     for (int r = 0; r < world->size && silent && at < (int)sizeof line; r++)
         if (!said[r][0])
-            at += snprintf(line + at, sizeof line - at, " rank %d", r);
+            at += snprintf(line + at, sizeof line - at, "%s rank %d", line[at - 1] == ':' ? "" : ",", r);
     for (int r = 0; r < world->size && at < (int)sizeof line; r++)
         if (said[r][0])
             at += snprintf(line + at, sizeof line - at, "; rank %d %s", r, said[r]);
@@ -62,9 +67,10 @@ static _Noreturn void stalled(const char *doing)
 static void answer_alarm(const char *doing)
 {
     char text[ALARM_TEXT];
+    const int asker = world->size > 1 ? transport_alarmed(text) : -1;
 
-    if (world->size > 1 && transport_alarmed(text) >= 0)
-        stalled(doing);
+    if (asker >= 0)
+        stalled(doing, asker, text);
 }
 
 /* Until all handles are done; each is then NULL. MPI's own waits spin, and ranks that share a core would spin against
@@ -72,9 +78,10 @@ static void answer_alarm(const char *doing)
 static void wait_for(void **const *handles, int count, const Comm *comm, const char *what)
 {
     const double begin = clock_seconds();
+    double looked = begin;
     bool waiting = true;
 
-    for (int64_t i = 1; waiting; i++) {
+    while (waiting) {
         waiting = false;
         for (int k = 0; k < count; k++) {
             if (*handles[k] && transport_done(*handles[k]))
@@ -83,13 +90,15 @@ static void wait_for(void **const *handles, int count, const Comm *comm, const c
         }
         if (!waiting)
             return;
-        if (i % 64 == 0) {
+        const double now = clock_seconds();
+        if (now - looked > 0.01) {              /* not every so many turns: with many ranks on a core each takes long */
             char doing[ALARM_TEXT];
+            looked = now;
             snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s", what, (long long)comm->operations,
                      comm->name);
             answer_alarm(doing);
-            if (options.timeout && clock_seconds() - begin > options.timeout)
-                stalled(doing);
+            if (options.timeout && now - begin > options.timeout)
+                stalled(doing, -1, NULL);
         }
         sched_yield();
     }
@@ -110,6 +119,39 @@ static void gather(Comm *comm, void *all, const void *mine, int64_t bytes, const
     void *handle = transport_start_gather(comm, all, mine, bytes);
     void **const handles[] = {&handle};
     wait_for(handles, 1, comm, what);
+}
+
+/* All ranks of the group must be at the same operation, on as many elements of one type. All find out when they are
+ * not; the first one says it. */
+static void check_agreement(const Transfer *t, const char *name)
+{
+    struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
+    struct Call mine = {t->comm->operations, t->op, t->count, t->dtype, t->reduce, t->peer, ""}, *a, *b;
+    struct Call *all = calloc(t->comm->size, sizeof *all);
+    char text[2][128];
+
+    if (!all)
+        fail("no memory for --check");
+    snprintf(mine.name, sizeof mine.name, "%s", name);
+    gather(t->comm, all, &mine, sizeof mine, op_name[t->op]);
+    for (a = all, b = all + 1; b < all + t->comm->size; b++) {
+        if (!memcmp(a, b, offsetof(struct Call, name)))
+            continue;
+        if (t->comm->rank)
+            sleep(1);
+        for (int i = 0; i < 2; i++) {
+            const struct Call *c = i ? b : a;
+            const int at = snprintf(text[i], sizeof text[i], "%s of %s, %lld %s", op_name[c->op], c->name,
+                                    (long long)c->count, dtype_name(c->dtype));
+            if (c->op == ALL_REDUCE)
+                snprintf(text[i] + at, sizeof text[i] - at, ", %s", c->reduce == SUM ? "SUM" : "MAX");
+            if (c->op == BROADCAST)
+                snprintf(text[i] + at, sizeof text[i] - at, ", from rank %lld", (long long)c->root);
+        }
+        fail("operation %lld of group %s: rank 0 calls %s, but rank %d %s", (long long)a->operation, t->comm->name,
+             text[0], (int)(b - all), text[1]);
+    }
+    free(all);
 }
 
 /* ---- The program's beginning and end ---- */
@@ -139,13 +181,18 @@ _Noreturn void comm_exit(int status)
 static void end_all(const char *line, int status)
 {
     if (starting) {
+        error_cleanup_now();
         if (first_failed(status, &status) == world->rank)
             fprintf(stderr, "%s\n", line);
         comm_exit(status);
     }
     ended = true;
+    usleep(300000 * (world->rank < 4 ? world->rank : 4));       /* where all fail alike, the lowest ends the others */
     fprintf(stderr, "%s\n", line);
     fflush(stderr);
+    if (world->size > 1)
+        usleep(100000);                         /* a launcher that is told to end all forwards no more lines */
+    error_cleanup_now();                        /* as late: who writes to them meanwhile would have other complaints */
     if (world->size > 1)
         transport_abort(status);
     exit(status);
@@ -187,12 +234,14 @@ void comm_same(const char *lines)
 
     if (!all)
         fail("no memory for comparing options");
+    comm_agree();                               /* a rank that failed would not come here */
     snprintf(mine, TEXT, "%s", lines);
     gather(world, all, mine, TEXT, "the other ranks' options");
     for (int r = 1; r < world->size; r++) {
         const char *a = all, *b = all + (int64_t)r * TEXT;
         while (*a && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
             a += strcspn(a, "\n") + 1, b += strcspn(b, "\n") + 1;
+        a = *a || !*b ? a : "nothing more", b = *b || !*a ? b : "nothing more";
         if (*a || *b)
             fail_usage("rank 0 has %.*s, but rank %d %.*s: all ranks must have the same", (int)strcspn(a, "\n"), a, r,
                        (int)strcspn(b, "\n"), b);
@@ -268,6 +317,8 @@ double comm_sum(Comm *comm, double x)
 
     if (!all)
         fail("no memory for %d numbers", comm->size);
+    if (options.check && comm->size > 1)
+        check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     gather(comm, all, &x, sizeof x, "a sum");
     for (int r = 0; r < comm->size; r++)
         sum += all[r];
@@ -304,7 +355,7 @@ static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
     case BROADCAST:
         return root && c->size > 1 ? K : 0;
     default:
-        return K;
+        return c->size > 1 ? K : 0;
     }
 }
 
@@ -353,7 +404,7 @@ struct Request {
     Request *also;                              /* a shift's other half */
     /* --pretend */
     void *clock;                                /* the transport's, for `when` */
-    double when, seconds;                       /* from when on all its ranks take part; how long it then takes */
+    double when[2];                             /* from when on all its ranks take part; how long it then takes */
     double begin;                               /* a message's: when it left, or when it was waited for first */
     /* --check: a transfer works on private copies. What it will write holds NaN until the wait, and must still hold it
      * then; what it reads must be unchanged. So a buffer that is used too early is found in every run, and not in the
@@ -408,26 +459,6 @@ static void *poison_on_host(Tensor t)
         fail("no memory for --check's copy of %s", bytes_text(tensor_bytes(t)));
     fill_with_poison(host, t.dtype, tensor_count(t));
     return host;
-}
-
-/* All ranks of the group must be at the same operation, on as many elements of one type. */
-static void check_agreement(const Transfer *t, const char *name)
-{
-    struct Call { int64_t operation, op, count, dtype, peer; char name[40]; };
-    struct Call mine = {t->comm->operations, t->op, t->count, t->dtype, t->peer, ""};
-    struct Call *all = calloc(t->comm->size, sizeof *all);
-
-    if (!all)
-        fail("no memory for --check");
-    snprintf(mine.name, sizeof mine.name, "%s", name);
-    gather(t->comm, all, &mine, sizeof mine, op_name[t->op]);
-    for (int r = 0; r < t->comm->size; r++)
-        if (memcmp(&all[r], &mine, offsetof(struct Call, name)))
-            fail("operation %lld of group %s: rank %d calls %s of %s, %lld %s, but rank %d %s of %s, %lld %s",
-                 (long long)mine.operation, t->comm->name, t->comm->rank, op_name[mine.op], mine.name,
-                 (long long)mine.count, dtype_name(mine.dtype), r, op_name[all[r].op], all[r].name,
-                 (long long)all[r].count, dtype_name(all[r].dtype));
-    free(all);
 }
 
 /* Before a transfer: gives it copies to work on. */
@@ -487,18 +518,14 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
     const int size = t.comm->size, messages = t.op == ALL_REDUCE ? 2 * (size - 1) : t.op >= SEND ? 1 : size - 1;
     const double now = clock_seconds();
 
-    q->when = q->begin = now;
+    q->when[0] = q->begin = now;
     if (t.op != RECV) {
-        q->seconds = messages * options.pretend_latency + bytes / options.pretend_bandwidth;
-        q->when = q->begin = link_free > now ? link_free : now;
-        link_free = q->when + q->seconds;
+        q->when[1] = messages * options.pretend_latency + bytes / options.pretend_bandwidth;
+        q->when[0] = q->begin = link_free > now ? link_free : now;
+        link_free = q->when[0] + q->when[1];
     }
-    if (t.op == SEND)
-        q->when += q->seconds;                  /* its receiver must know when all of it is there */
-    if (t.op >= SEND)
-        q->seconds = 0;
     q->clock = transport_start((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
-                                          .out = &q->when, .in = &q->when, .count = 1, .dtype = F64, .peer = t.peer,
+                                          .out = q->when, .in = q->when, .count = 2, .dtype = F64, .peer = t.peer,
                                           .tag = t.tag + CLOCK_TAG});
 }
 
@@ -509,7 +536,7 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
                   .count = tensor_count(whole), .dtype = whole.dtype, .peer = peer, .tag = tag};
     int64_t bytes = 0;
 
-    comm->operations++;
+    comm->operations += op < SEND;              /* messages are not for all ranks to count */
     if (op != RECV) {
         bytes = elements_sent(comm, op, t.count, comm->rank == peer) * dtype_size(t.dtype);
         comm->calls[op]++;
@@ -545,13 +572,13 @@ void comm_wait(Request **request)
     comm_wait(&q->also);
     void **const handles[] = {&q->handle, &q->clock};
     wait_for(handles, 2, q->comm, op_name[q->op]);
-    while (options.pretend && clock_seconds() < q->when + q->seconds) {
+    while (options.pretend && clock_seconds() < q->when[0] + q->when[1]) {
         comm_progress();
         sched_yield();
     }
     trace_transfer_end(q->span);
     if (options.pretend)
-        trace_transfer_was(q->span, q->op >= SEND ? q->begin : q->when, q->when + q->seconds);
+        trace_transfer_was(q->span, q->op >= SEND ? q->begin : q->when[0], q->when[0] + q->when[1]);
     if (options.check)
         check_end(q);
     free(q);
@@ -564,17 +591,24 @@ Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce)
     return start(comm, ALL_REDUCE, t, NONE, t, reduce, 0, 0);
 }
 
+static bool overlap(Tensor a, Tensor b)
+{
+    const char *p = a.data, *q = b.data;
+
+    return p < q + tensor_bytes(b) && q < p + tensor_bytes(a);
+}
+
 /* `part` must be this rank's part of `whole`, and if it lies inside, then at its place. */
 static void check_part(const Comm *comm, const char *op, Tensor part, Tensor whole)
 {
     const Range r = comm_part(comm, tensor_count(whole));
-    const char *place = (char *)whole.data + r.first * dtype_size(whole.dtype), *p = part.data, *w = whole.data;
+    const char *place = (char *)whole.data + r.first * dtype_size(whole.dtype), *p = part.data;
 
     if (part.dtype != whole.dtype || tensor_count(part) != r.count)
         fail("%s: %s %s; but rank %d's part of %s %s of group %s has %lld elements", op, tensor_describe(part),
              dtype_name(part.dtype), comm->rank, tensor_describe(whole), dtype_name(whole.dtype), comm->name,
              (long long)r.count);
-    if (r.count && p != place && p + tensor_bytes(part) > w && p < w + tensor_bytes(whole))
+    if (r.count && p != place && overlap(part, whole))
         fail("%s: %s lies inside %s, but not where rank %d's part of it is", op, part.name, whole.name, comm->rank);
 }
 
@@ -595,6 +629,8 @@ Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in)
     if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype || tensor_count(in) % comm->size)
         fail("all_to_all: %s, %s; but both must have as many elements, a multiple of %d ranks", tensor_describe(out),
              tensor_describe(in), comm->size);
+    if (overlap(out, in))
+        fail("all_to_all: %s and %s overlap", out.name, in.name);
     return start(comm, ALL_TO_ALL, out, in, in, SUM, 0, 0);
 }
 
@@ -626,10 +662,11 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
 {
     enum { SHIFT_TAG = CLOCK_TAG - 1 };
 
-    if (comm->size == 1) {
-        tensor_copy(out, in);
-        return NULL;
-    }
+    if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
+        fail("shift: %s, %s; but both must have as many elements of one type", tensor_describe(out),
+             tensor_describe(in));
+    if (comm->size == 1)
+        return start(comm, SEND, out, in, in, SUM, 0, 0);
     Request *q = comm_start_send(comm, in, (comm->rank + 1) % comm->size, SHIFT_TAG);
     q->also = comm_start_recv(comm, out, (comm->rank + comm->size - 1) % comm->size, SHIFT_TAG);
     return q;

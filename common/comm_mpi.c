@@ -12,8 +12,8 @@ typedef struct {
     MPI_Request request;
     MPI_Count *counts;          /* MPI reads them until the transfer is done */
     MPI_Aint *firsts;
-    char *move_to, *move_from;  /* an in-place reduce_scatter leaves its part at the buffer's start */
-    int64_t move;
+    char *part, *part_to;       /* what an in-place reduce_scatter leaves, and where it belongs */
+    int64_t part_bytes;
 } Handle;
 
 static MPI_Comm alarms;         /* a world of its own, for transport_alarm */
@@ -118,13 +118,15 @@ void *transport_start(Transfer t)
         break;
     case REDUCE_SCATTER:
         cut(h, t.comm, t.count);
-        if (out >= in && out < in + t.count * size) {       /* MPI wants no buffers that overlap */
-            h->move_to = out, h->move_from = in;
-            h->move = h->counts[t.comm->rank] * size;
-            MPI_Ireduce_scatter_c(MPI_IN_PLACE, in, h->counts, type, MPI_SUM, mpi, &h->request);
-        } else {
-            MPI_Ireduce_scatter_c(in, out, h->counts, type, MPI_SUM, mpi, &h->request);
+        if (out >= in && out < in + t.count * size) {
+            /* MPI wants no buffers that overlap, and MPICH's MPI_IN_PLACE ends the program where part 1 is larger than
+             * part 0: it copies the one over the other, and part of itself */
+            h->part_to = out, h->part_bytes = h->counts[t.comm->rank] * size;
+            out = h->part = malloc(h->part_bytes + 1);
+            if (!out)
+                fail("no memory for a part of %lld bytes", (long long)h->part_bytes);
         }
+        MPI_Ireduce_scatter_c(in, out, h->counts, type, MPI_SUM, mpi, &h->request);
         break;
     case ALL_GATHER:
         cut(h, t.comm, t.count);
@@ -135,7 +137,13 @@ void *transport_start(Transfer t)
         MPI_Ialltoall_c(in, t.count / t.comm->size, type, out, t.count / t.comm->size, type, mpi, &h->request);
         break;
     case BROADCAST:
-        MPI_Ibcast_c(out, t.count, type, t.peer, mpi, &h->request);
+        if (t.count * size <= INT32_MAX) {
+            MPI_Ibcast_c(out, t.count, type, t.peer, mpi, &h->request);
+            break;
+        }
+        cut(h, t.comm, 0);                  /* MPICH 4.0's broadcast ends the program; what one rank has is gathered */
+        h->counts[t.peer] = t.count;
+        MPI_Iallgatherv_c(MPI_IN_PLACE, 0, type, out, h->counts, h->firsts, type, mpi, &h->request);
         break;
     case SEND:
         if (t.rendezvous)
@@ -157,8 +165,9 @@ bool transport_done(void *handle)
     MPI_Test(&h->request, &done, MPI_STATUS_IGNORE);
     if (!done)
         return false;
-    if (h->move && h->move_to != h->move_from)
-        memmove(h->move_to, h->move_from, h->move);
+    if (h->part)
+        memcpy(h->part_to, h->part, h->part_bytes);
+    free(h->part);
     free(h->counts);
     free(h->firsts);
     free(h);

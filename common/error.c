@@ -10,11 +10,7 @@ static const char *speaker = "ultrascale";
 enum { PATHS = 64 };
 static char *half_written[PATHS];
 
-static void end_alone(const char *line, int status)
-{
-    fprintf(stderr, "%s\n", line);
-    exit(status);
-}
+static void end_alone(const char *line, int status);
 
 static ErrorEnd end = end_alone;
 
@@ -53,6 +49,13 @@ void error_cleanup_now(void)
             rmdir(half_written[i]);
 }
 
+static void end_alone(const char *line, int status)
+{
+    error_cleanup_now();
+    fprintf(stderr, "%s\n", line);
+    exit(status);
+}
+
 static _Noreturn void fail_list(int status, const char *format, va_list list)
 {
     char line[2048];
@@ -62,7 +65,6 @@ static _Noreturn void fail_list(int status, const char *format, va_list list)
     for (char *c = line; *c; c++)                   /* what a person or a file gave may hold more lines, or escapes */
         if ((unsigned char)*c < ' ' || *c == 127)
             *c = '?';
-    error_cleanup_now();
     fflush(stdout);
     end(line, status);
     abort();                                        /* an ErrorEnd doesn't return */

@@ -16,7 +16,8 @@ _Noreturn void fail_usage(const char *format, ...) __attribute__((format(printf,
 /* Who speaks: the stage's name. */
 void error_speaker(const char *stage);
 
-/* How the line reaches a person and the program ends; comm.c sets it as soon as there are other ranks. */
+/* How the line reaches a person, half-written files go and the program ends; comm.c sets it as soon as there are other
+ * ranks. */
 typedef void (*ErrorEnd)(const char *line, int status);
 void error_end_with(ErrorEnd end);
 

@@ -311,20 +311,6 @@ static void value_text(const StageOption *o, char *text, size_t size)
     }
 }
 
-char *options_text(void)
-{
-    enum { LINE = 512 };
-    char *text = calloc(known_count + 1, LINE), *to = text, value[LINE / 2];
-
-    if (!text)
-        fail("no memory for comparing options");
-    for (int i = 0; i < known_count; i++) {
-        value_text(known[i], value, sizeof value);
-        to += snprintf(to, LINE, "--%s %s\n", known[i]->name, value);
-    }
-    return text;
-}
-
 /* "learning rate (0.001)": with the default, where there is one to tell. */
 static char *help_of(const StageOption *o)
 {

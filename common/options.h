@@ -56,7 +56,4 @@ typedef struct {
  * be right, alone or together, ends it with status 2 and the values. */
 void options_parse(const char *stage, const char *summary, int argc, char **argv, const StageOption *more);
 
-/* "--NAME VALUE" of every option, a line each, for comparing ranks (comm_same); the caller frees it. */
-char *options_text(void);
-
 #endif

@@ -30,7 +30,7 @@ static TrainState state;                /* what trainer.json will say */
 static int first_step, saved_step = -1;
 static double run_began, step_began;
 static volatile sig_atomic_t stopped_by;
-static bool stopping;                   /* the same on all ranks */
+static int stopping;                    /* a signal that reached some rank; the same on all; 0: none */
 static bool differs;                    /* something was not as predicted */
 static CommAccount sent[64];            /* in the last step */
 static int sent_count;
@@ -81,6 +81,8 @@ static char *claim(const char *option, const char *path)
     const bool direct = lstat(path, &s) == 0 && !S_ISREG(s.st_mode);
     if (asprintf(&tmp, "%s%s", path, direct ? "" : ".tmp") < 0)
         fail("no memory for a path");
+    if (!direct)
+        error_cleanup(tmp);             /* by whichever rank fails */
     if (comm_rank(world))
         return tmp;
     const int file = open(tmp, O_WRONLY | O_CREAT, 0644);
@@ -89,15 +91,12 @@ static char *claim(const char *option, const char *path)
     if (direct)
         return tmp;                     /* stays open: the reader of a pipe would leave with its only writer */
     close(file);
-    error_cleanup(tmp);
     return tmp;
 }
 
 static void deliver(const char *option, const char *tmp, const char *path)
 {
-    if (comm_rank(world) || !strcmp(tmp, path))
-        return;
-    if (rename(tmp, path))
+    if (comm_rank(world) == 0 && strcmp(tmp, path) && rename(tmp, path))
         fail("--%s %s cannot be put in place: %s", option, path, strerror(errno));
     error_cleanup_done(tmp);
 }
@@ -144,6 +143,22 @@ static void on_signal(int signal_number)
     stopped_by = signal_number;
 }
 
+/* The command line with a line for each option, for comparing ranks. */
+static char *arguments_text(int argc, char **argv)
+{
+    size_t size;
+    char *text;
+    FILE *f = open_memstream(&text, &size);
+
+    if (!f)
+        fail("no memory for comparing arguments");
+    for (int i = 1; i < argc; i++)
+        fprintf(f, "%s%s", i == 1 ? "" : strncmp(argv[i], "--", 2) ? " " : "\n", argv[i]);
+    fprintf(f, "\n");
+    fclose(f);
+    return text;
+}
+
 static double peak_flops(void)
 {
     return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops());
@@ -155,12 +170,12 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     arguments = argc, argument = argv;
     error_speaker(stage);
     comm_begin(&argc, &argv);
+    char *same = arguments_text(argc, argv);
+    comm_same(same);                    /* first: then all ranks find the same mistakes in it */
+    free(same);
     options_parse(stage, summary, argc, argv, more);
     if (options.comm == COMM_NCCL)
         fail("--comm nccl, but this build knows MPI only: the cuda build has NCCL");
-    char *same = options_text();
-    comm_same(same);
-    free(same);
 
     const struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
@@ -284,7 +299,7 @@ bool run_continues(int step)
         return true;
     }
     if (stopping)
-        run_print("stopped by signal %d after step %d\n", (int)stopped_by, step);
+        run_print("stopped by signal %d after step %d\n", stopping, step);
     save();
     differs |= !memory_print();
     print_account();
@@ -349,7 +364,8 @@ void run_step(int step, StepResult result)
     if (options.check)
         adamw_check_replicas(run_optimizer);
     check_account(step);
-    stopping = comm_sum(world, stopped_by != 0) > 0;        /* signals reach ranks in different steps */
+    if (comm_sum(world, stopped_by != 0) > 0)               /* signals reach ranks in different steps */
+        stopping = comm_sum(world, stopped_by == SIGTERM) > 0 ? SIGTERM : SIGINT;
     print_step(step, result, tokens / seconds, mfu);
     if (options.save_every && step % options.save_every == 0)
         save();
@@ -452,5 +468,6 @@ _Noreturn void run_end(void)
     if (metrics && fclose(metrics))
         fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     fflush(stdout);
-    comm_exit(stopping && stopped_by ? 128 + stopped_by : comm_sum(world, differs) > 0);
+    const bool wrong = comm_sum(world, differs) > 0;
+    comm_exit(stopping ? 128 + stopping : wrong);
 }

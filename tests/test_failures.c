@@ -123,7 +123,8 @@ static void launch(const char *format, ...)
     job.launcher = fork();
     if (job.launcher == 0) {
         setpgid(0, 0);
-        if (chdir(in) || !freopen("/dev/null", "r", stdin) || !freopen("out", "w", stdout) || !freopen("err", "w", stderr))
+        if (chdir(in) || !freopen("/dev/null", "r", stdin) || !freopen("out", "w", stdout)
+            || !freopen("err", "w", stderr))
             _exit(127);
         execl("/bin/sh", "sh", "-c", command, NULL);
         _exit(127);
@@ -249,8 +250,8 @@ static void a_killed_rank_takes_all_along(void **state)
             assert_int_equal(read_column(in_temporary("on.csv"), "loss", loss, 3), 3);
             for (int k = 0; k < 3; k++)
                 if (!(fabs(loss[k] - reference[step + k]) <= 1e-9 * reference[step + k]))
-                    fail_msg("going on from step %lld, the loss of step %lld is %.17g instead of %.17g", (long long)step,
-                             (long long)step + k + 1, loss[k], reference[step + k]);
+                    fail_msg("going on from step %lld, the loss of step %lld is %.17g instead of %.17g",
+                             (long long)step, (long long)step + k + 1, loss[k], reference[step + k]);
         } else {
             run_well(ONE " " SHAPE " --accumulate 3 --steps 0 --load kept --quiet");
         }
@@ -293,7 +294,7 @@ static void signals_stop_all_ranks(void **state)
 {
     static const struct {
         const char *what;
-        int signal, rank;       /* rank: the one that gets it; -1: all; -2: mpiexec's process group, as Ctrl-C; -3: mpiexec */
+        int signal, rank;       /* rank: who gets it; -1: all; -2: mpiexec's process group, as Ctrl-C; -3: mpiexec */
         int status;             /* -1: not promised */
     } table[] = {
         {"Ctrl-C", SIGINT, -2, -1},
@@ -307,8 +308,8 @@ static void signals_stop_all_ranks(void **state)
     (void)state;
     for (int i = 0; i < 6; i++) {
         char text[64];
-        launch("mpiexec -n 3 %s " SHAPE " --accumulate 1%s --steps 1000000 --save kept --timeout 10", programs[i % 4].path,
-               programs[i % 4].options);
+        launch("mpiexec -n 3 %s " SHAPE " --accumulate 1%s --steps 1000000 --save kept --timeout 10",
+               programs[i % 4].path, programs[i % 4].options);
         wait_for("step 5/");
         if (table[i].rank == -2)
             kill(-job.launcher, table[i].signal);
@@ -321,7 +322,8 @@ static void signals_stop_all_ranks(void **state)
         char *out = text_of("out"), *err = text_of("err");
         if (table[i].status >= 0 && status != table[i].status)
             fail_msg("%s: status %d\n%s", table[i].what, status, err);
-        snprintf(text, sizeof text, "stopped by signal %d after step %lld\n", table[i].signal, (long long)step_saved("kept"));
+        snprintf(text, sizeof text, "stopped by signal %d after step %lld\n", table[i].signal,
+                 (long long)step_saved("kept"));
         if (!strstr(out, text))
             fail_msg("%s: no \"%s\" in\n%s", table[i].what, text, out + (strlen(out) > 2000 ? strlen(out) - 2000 : 0));
         free(out);
@@ -381,7 +383,8 @@ static void all_end_if_one_cannot_start(void **state)
 {
     (void)state;
     /* rank 0 alone opens these */
-    fails(1, "03_data_parallel", "--trace nowhere/t.json cannot be written", "mpiexec -n 3 " P03 " --trace nowhere/t.json");
+    fails(1, "03_data_parallel", "--trace nowhere/t.json cannot be written",
+          "mpiexec -n 3 " P03 " --trace nowhere/t.json");
     fails(1, "04_zero", "--report nowhere/r.json cannot be written", "mpiexec -n 2 " P04 " --report nowhere/r.json");
     fails(1, "04_zero", "--metrics nowhere/m.csv cannot be written", "mpiexec -n 2 " P04 " --metrics nowhere/m.csv");
     fails(1, "04_zero", "--save nowhere/kept", "mpiexec -n 2 " P04 " --save nowhere/kept");
@@ -389,8 +392,8 @@ static void all_end_if_one_cannot_start(void **state)
     /* one rank's checkpoint is damaged */
     run_well(ONE " " SHAPE " --steps 1 --save kept --quiet");
     run_well("sh -c 'mkdir other; cp -r kept data.bin other; truncate -s 1000 other/kept/optimizer.safetensors'");
-    fails(1, "03_data_parallel", "optimizer.safetensors", "mpiexec -n 1 " P03 " --load kept : -n 2 sh -c 'cd other && exec "
-          P03 " --load kept'");
+    fails(1, "03_data_parallel", "optimizer.safetensors",
+          "mpiexec -n 1 " P03 " --load kept : -n 2 sh -c 'cd other && exec " P03 " --load kept'");
 }
 
 static void a_wrong_command_line_is_told_once(void **state)
@@ -398,7 +401,8 @@ static void a_wrong_command_line_is_told_once(void **state)
     (void)state;
     fails(2, "03_data_parallel", "unrecognized option|--nonsense", "mpiexec -n 3 " P03 " --nonsense");
     fails(2, "03_data_parallel", "--hidden x, but", "mpiexec -n 3 " P03 " --hidden x");
-    fails(2, "03_data_parallel", "--sync sometimes, but it is one of naive|overlap", "mpiexec -n 3 " P03 " --sync sometimes");
+    fails(2, "03_data_parallel", "--sync sometimes, but it is one of naive|overlap",
+          "mpiexec -n 3 " P03 " --sync sometimes");
     fails(2, "04_zero", "--hidden 50 is not a multiple of --heads 4", "mpiexec -n 3 " P04 " --hidden 50 --heads 4");
     fails(2, "04_zero", "--zero 4", "mpiexec -n 3 " P04 " --zero 4");
     Result r = run("timeout 15 mpiexec -n 3 " P04 " --help");
