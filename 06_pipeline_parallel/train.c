@@ -18,7 +18,7 @@ typedef enum { AFAB, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE } ScheduleKind;
 static ScheduleKind schedule_kind = ONE_F_ONE_B;
 static int chunks = 1;              /* of layers, on each rank */
 static bool print_schedule;
-static double idle, busy;           /* seconds of this rank in execute(), but for the first step's */
+static double idle, busy;           /* seconds of this rank in all steps but the first */
 
 /* Sizes of what is here; capitals in the comments are these. */
 static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
@@ -161,7 +161,7 @@ static Schedule schedule_of(ScheduleKind kind, int r, int p, int m, int v)
 static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
 {
     const int stages = p * v, width = 3 * v * (m + p);
-    int *end = calloc(2 * (size_t)stages * m, sizeof(int));         /* when F or B of a stage and micro-batch ended, + 1 */
+    int *end = calloc(2 * (size_t)stages * m, sizeof(int));         /* of F and B: when it ended, + 1 */
     int *clock = calloc(p, sizeof(int)), *next = calloc(p, sizeof(int)), last = 0, left = p;
     char *chart = malloc(2 * (size_t)p * width);
     Schedule *s = calloc(p, sizeof(Schedule));
@@ -185,8 +185,9 @@ static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
                     break;                                          /* another rank's turn */
                 clock[r] = needed - 1 > clock[r] ? needed - 1 : clock[r];
                 for (int k = 0; k < (a.kind == BACKWARD ? 2 : 1); k++, clock[r]++) {
-                    chart[(size_t)2 * r * width + clock[r]] = (a.kind == FORWARD ? '0' : a.kind == BACKWARD_WEIGHT ? 'A' : 'a') + a.micro % 10;
-                    chart[(size_t)(2 * r + 1) * width + clock[r]] = '0' + a.chunk % 10;
+                    char *at = chart + (size_t)2 * r * width + clock[r];
+                    at[0] = (a.kind == FORWARD ? '0' : a.kind == BACKWARD_WEIGHT ? 'A' : 'a') + a.micro % 10;
+                    at[width] = '0' + a.chunk % 10;
                 }
                 if (a.kind != BACKWARD_WEIGHT)
                     *(a.kind == FORWARD ? f : b) = clock[r] + 1;
@@ -288,7 +289,7 @@ static void predict(void)
     const double scores = B * A * T * T;                                    /* quadratic */
     const double delayed = schedule_kind == ZERO_BUBBLE ? 2 * R * H + B * T * (F + 3 * A * D) : 0;
     double N = r == 0 || r == p - 1 ? H * V : 0;                            /* the embedding, as input or output */
-    double kept = 0, alive = 0, arriving = 0;   /* blocks times micro-batches in flight; these alone; with receive buffers */
+    double kept = 0, alive = 0, arriving = 0;   /* blocks x micro-batches in flight; the latter; receive buffers */
 
     for (int c = 0; c < chunks; c++) {
         const int q = c * p + r, layers = layers_before(q + 1) - layers_before(q);
@@ -582,7 +583,8 @@ static void logits_of(Batch batch)      /* for evaluation: one micro-batch throu
 
 int main(int argc, char **argv)
 {
-    run_begin("06_pipeline_parallel", "Trains a transformer with its layers divided over the ranks.", argc, argv, (StageOption[]){
+    run_begin("06_pipeline_parallel", "Trains a transformer with its layers divided over the ranks.", argc, argv,
+              (StageOption[]){
         {"schedule", OPTION_CHOICE, &schedule_kind, "order of forwards and backwards", "afab|1f1b|interleaved|zero-bubble"},
         {"chunks", OPTION_INT, &chunks, "of layers, on each rank, with --schedule interleaved", "V", 1, 1000},
         {"print-schedule", OPTION_FLAG, &print_schedule, "draw the schedule and stop"},
