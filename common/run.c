@@ -38,6 +38,8 @@ static int sent_count;
 static FILE *metrics;
 static char *report_file, *trace_file, *gradients_file;
 static cJSON *held_out;                 /* for the report: losses on held-out tokens, by step */
+static struct { const char *name; double value; } reported[8];     /* and a stage's own numbers */
+static int reported_count;
 
 void run_print(const char *format, ...)
 {
@@ -371,6 +373,14 @@ void run_step(int step, StepResult result)
         save();
 }
 
+void run_report(const char *name, double value)
+{
+    if (reported_count == sizeof reported / sizeof *reported)
+        fail("--report has room for %d numbers of a stage, and %s is one more", reported_count, name);
+    reported[reported_count].name = name;
+    reported[reported_count++].value = value;
+}
+
 void run_held_out(double loss)
 {
     cJSON *entry = cJSON_CreateObject();
@@ -416,6 +426,8 @@ static cJSON *rank_json(void)
         cJSON_AddNumberToObject(c, "predicted", sent[i].predicted_bytes);
         cJSON_AddItemToArray(comm, c);
     }
+    for (int i = 0; i < reported_count; i++)
+        cJSON_AddNumberToObject(rank, reported[i].name, reported[i].value);
     operators = cJSON_AddArrayToObject(rank, "operators");
     for (int i = 0; i < accounts; i++) {
         cJSON *o = cJSON_CreateObject();

@@ -32,6 +32,9 @@ void run_gradients(const AdamW *optimizer);
  * time; ends the run if the loss is NaN. */
 void run_step(int step, StepResult result);
 
+/* One more number in this rank's entry of --report; the name lives as long as the program. */
+void run_report(const char *name, double value);
+
 /* text.h's evaluation, for the report. */
 void run_held_out(double loss);
 
