@@ -51,7 +51,8 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
 /* Messages with one tag between a pair arrive in the order sent. A send never waits for a receive of its own rank. */
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag);
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
-/* in to the next rank, out from the one before, around the ring: counts as a send. Alone: a copy. */
+/* in to the next rank, out from the one before, around the ring: counts as a send. Alone: a copy, and a call that sends
+ * nothing. */
 Request *comm_start_shift(Comm *comm, Tensor out, Tensor in);
 
 /* Waits until the buffers may be used, and sets the request to NULL. NULL: nothing to wait for. */
