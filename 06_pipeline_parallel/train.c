@@ -518,13 +518,12 @@ static void execute(Schedule s, int64_t step, double scale)
             receive(s.list[i + 1]);
         if (action.kind == FORWARD) {
             comm_wait(&a->receiving[0]);
-            comm_wait(&a->sending[0]);          /* of the micro-batch that was here before */
             a->x[a->begin] = inbox_of(action);
             batch_load(a->batch, step, action.micro * B, 0);
         } else if (action.kind != BACKWARD_WEIGHT) {
             comm_wait(&a->receiving[1]);
-            comm_wait(&a->sending[0]);          /* --recompute full writes x[end] again */
-            comm_wait(&a->sending[1]);
+            comm_wait(&a->sending[0]);          /* x[end] may be written again, now or by the next forward here */
+            comm_wait(&a->sending[1]);          /* of the micro-batch that was here before */
         }
         moment[2 * i] = device_event();
         compute(action, a, scale);

@@ -93,7 +93,7 @@ static bool sim_compute(int r, Action a)
     int *slot = &sim.slot[r][a.chunk][i % n];
 
     if (a.kind == FORWARD) {
-        if ((!first && !sim.sent[0][stage][i]) || (before >= 0 && !last && !sim.posted[0][stage + 1][before]))
+        if (!first && !sim.sent[0][stage][i])
             return false;
         take(slot, i, "activations", r);
         if (!last)
