@@ -6,7 +6,9 @@ ARGS ?=
 BUILD := build$(if $(SANITIZE),/sanitize)
 STAGES := $(patsubst %/train.c,%,$(wildcard 0*/train.c))
 PROGRAM = $(firstword $(filter $(STAGE)%,$(STAGES)))
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
+endif
 comma := ,
 
 # MPI by asking mpicc; OpenBLAS's OpenMP build, even where another build is installed beside it.
@@ -34,6 +36,9 @@ TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
 all: cpu cpu64		## what this machine can build
 cpu: $(STAGES:%=$(BUILD)/cpu/%)		## the programs in float, on the CPU
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
+
+cuda:			## the programs on NVIDIA GPUs (there is no such backend yet)
+	@echo "cuda: common/ has no CUDA backend yet; \"make cpu\" builds the programs for the CPU"; exit 1
 
 # $(1): the backend's name, $(2): its flags
 define backend
@@ -109,4 +114,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all cpu cpu64 run test test-full run-tests bench figures fuzz lint format deps diff changes help clean
+.PHONY: all cpu cpu64 cuda run test test-full run-tests bench figures fuzz lint format deps diff changes help clean

@@ -333,6 +333,7 @@ void options_parse(const char *stage, const char *summary, int argc, char **argv
     int n = 0;
 
     stage_name = stage;
+    known_count = 0;
     for (int group = MODEL; group <= MACHINE; group++) {
         if (group == STAGE && !(more && more->name))
             continue;

@@ -1009,6 +1009,31 @@ static void numbers_in_words(void **state)
     assert_string_equal(number_text(INT64_MIN), "-9,223,372,036,854,775,808");
 }
 
+/* The layout of every preset has the playbook's number of parameters, and the size that its name says, or near it. */
+static void presets_have_their_size(void **state)
+{
+    static const struct {
+        char *name;
+        double least, most;
+    } presets[] = {{"tiny", 1e5, 2e5}, {"small", 8e5, 9e5}, {"10m", 10e6, 11e6}, {"124m", 123e6, 125e6},
+                   {"350m", 345e6, 360e6}, {"774m", 770e6, 780e6}, {"1.3b", 1.25e9, 1.35e9}, {"7b", 6.5e9, 7e9},
+                   {"13b", 12.5e9, 13.1e9}, {"70b", 65e9, 70e9}, {"175b", 173e9, 177e9}, {"405b", 403e9, 410e9}};
+    const Options before = options;
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof presets / sizeof *presets; i++) {
+        char *argv[] = {"test", "--preset", presets[i].name, NULL};
+        options_parse("test", "A test.", 3, argv, NULL);
+        const int64_t h = options.config.hidden, L = options.config.layers;
+        const int64_t N = h * options.config.vocab + L * (12 * h * h + 13 * h) + 2 * h;
+        Layout l = layout_create(options.config, WHOLE);
+        if (l.count != N || N < presets[i].least || N > presets[i].most)
+            fail_msg("--preset %s has %lld parameters, by the formula %lld", presets[i].name, (long long)l.count, (long long)N);
+        layout_free(l);
+    }
+    options = before;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -1020,6 +1045,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(normal_is_normal),
         cmocka_unit_test(parts_leave_nothing_over),
         cmocka_unit_test(parameters_are_counted),
+        cmocka_unit_test(presets_have_their_size),
         cmocka_unit_test(slices_cover),
         cmocka_unit_test(layers_divide),
         cmocka_unit_test(replicas_own_nothing),
