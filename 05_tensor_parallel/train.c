@@ -51,7 +51,7 @@ static void sizes(void)
 
     const int t = comm_size(tp), r = comm_rank(tp);
     if (A % t)
-        fail("--heads %ld cannot be divided over %d ranks", (long)A, t);
+        fail("--heads %ld cannot be divided over %d ranks; %s could", (long)A, t, divisors_text(A));
     if (sequence_parallel && R % t)
         fail("--micro-batch %ld x --seq %ld = %ld rows cannot be divided over %d ranks", (long)B, (long)T, (long)R, t);
     A /= t, F /= t, V = V * (r + 1) / t - V * r / t;

@@ -69,6 +69,17 @@ const char *number_text(int64_t n)
     return t;
 }
 
+const char *divisors_text(int n)
+{
+    static char text[1024];             /* the 96 divisors of 50400, the most that any number below 2^16 has, fit */
+    int at = 0;
+
+    for (int d = 1; d <= n; d++)
+        if (n % d == 0)
+            at += snprintf(text + at, sizeof text - at, "%s%d", d == 1 ? "" : ", ", d);
+    return text;
+}
+
 /* ---- Output files: written beside their place, and put there when complete ---- */
 
 /* Checks, before anything is computed, that a file can be written, and returns where to write it. Devices, pipes and
