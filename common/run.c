@@ -149,11 +149,15 @@ static void begin_metrics(void)
 
 static void on_signal(int signal_number)
 {
-    if (stopped_by) {                   /* a second one: at once */
-        error_cleanup_now();
+    static double first;
+
+    if (!stopped_by) {
+        stopped_by = signal_number;
+        first = clock_seconds();
+    } else if (clock_seconds() - first > 0.2) {     /* a second one: at once. Sooner, it is the first one again: */
+        error_cleanup_now();                        /* a launcher passes on what the terminal sent to all */
         _exit(128 + signal_number);
     }
-    stopped_by = signal_number;
 }
 
 /* The command line with a line for each option, for comparing ranks. */
