@@ -19,9 +19,14 @@ const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Pr
 int device_threads(void);
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
 
-/* Arithmetic rate, in FLOP/s, that MFU is a part of: a GPU's datasheet peak for REAL, or on the CPU the rate of
- * the machine's own matmul, measured once. 0: not known. */
-double device_peak_flops(void);
+/* Arithmetic rate, in FLOP/s, that MFU is a part of: a GPU's datasheet peak for matmuls of the type, or on the CPU the
+ * rate of the machine's own matmul of REAL, measured once. 0: not known. */
+double device_peak_flops(DType dtype);
+
+/* How the device computes with elements of a type: by itself; by rounding what it stores, while it computes in REAL;
+ * or not at all. */
+typedef enum { SUPPORT_NATIVE, SUPPORT_EMULATED, SUPPORT_NONE } Support;
+Support device_supports(DType dtype);
 
 void *device_alloc(int64_t bytes);          /* zeroed; NULL: no more memory */
 void device_free(void *data, int64_t bytes);
@@ -31,12 +36,21 @@ void device_upload(void *to, const void *from, int64_t bytes);      /* from the 
 void device_download(void *to, const void *from, int64_t bytes);    /* to the host; waits */
 void device_wait(void);
 
+/* For messages between ranks, which leave from the host's memory or from the device's. */
+bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
+int device_count(void);                     /* GPUs in this machine, for each rank one of its own; 0: the CPU */
+void *device_host_alloc(int64_t bytes);     /* of the host, for fast copies from and to the device; NULL: no more memory */
+void device_host_free(void *data);
+void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event says when it is done */
+void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; `from` must stay as it is till then */
+
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {
     double seconds;                         /* on the CPU: when it was recorded */
     void *handle;                           /* on a GPU */
 } DeviceEvent;
 DeviceEvent device_event(void);
+bool device_event_reached(const DeviceEvent *event);    /* without waiting */
 double device_event_seconds(DeviceEvent *event);    /* on clock_seconds's clock; waits until reached; frees it */
 
 /* Seconds of a clock that only goes forward. */

@@ -82,11 +82,17 @@ int64_t device_memory_available(void)
     return available;
 }
 
-double device_peak_flops(void)
+Support device_supports(DType dtype)
+{
+    return dtype == REAL ? SUPPORT_NATIVE : SUPPORT_EMULATED;
+}
+
+double device_peak_flops(DType dtype)
 {
     enum { N = 512, BATCH = 4 };
     static double rate;
 
+    (void)dtype;                            /* whatever is stored, it is multiplied as REAL */
     if (rate)
         return rate;
     real *a = calloc(3 * N * N, sizeof *a), *b = a + N * N, *c = b + N * N;
@@ -185,9 +191,45 @@ void device_wait(void)
 {
 }
 
+bool device_is_host(void)
+{
+    return true;
+}
+
+int device_count(void)
+{
+    return 0;
+}
+
+void *device_host_alloc(int64_t bytes)
+{
+    return malloc(bytes + 1);
+}
+
+void device_host_free(void *data)
+{
+    free(data);
+}
+
+void device_download_start(void *to, const void *from, int64_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+void device_upload_start(void *to, const void *from, int64_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
 DeviceEvent device_event(void)
 {
     return (DeviceEvent){.seconds = clock_seconds()};
+}
+
+bool device_event_reached(const DeviceEvent *event)
+{
+    (void)event;
+    return true;
 }
 
 double device_event_seconds(DeviceEvent *event)

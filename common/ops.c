@@ -49,9 +49,10 @@ static void begin(const char *name, Operands writes, Operands updates, Operands 
         int at = 0;
         for (int k = 0; k < 3; k++)
             for (int i = 0; i < all[k]->count; i++) {
-                char *one = tensor_describe(all[k]->t[i]);
-                at += snprintf(text + at, at < (int)sizeof text ? sizeof text - at : 0, "%s%s %s", at ? ", " : "", one,
-                               dtype_name(all[k]->t[i].dtype));
+                const Tensor t = all[k]->t[i];
+                char *one = tensor_describe(t);
+                at += snprintf(text + at, at < (int)sizeof text ? sizeof text - at : 0, "%s%s%s%s", at ? ", " : "",
+                               t.data ? one : "none", t.data ? " " : "", t.data ? dtype_name(t.dtype) : "");
                 free(one);
             }
         fail("%s: %s; but it takes %s", name, text, rule);
@@ -112,6 +113,28 @@ static bool is_vector(Tensor t, int64_t count)
     return t.data && t.dtype == REAL && tensor_count(t) == count;
 }
 
+/* Types that activations and weights can have, and those of parameters' gradients. */
+static bool is_stored(DType dtype)
+{
+    return dtype == REAL || dtype == BF16 || dtype == F16;
+}
+
+static bool is_gradient(DType dtype)
+{
+    return dtype == REAL || dtype == BF16;
+}
+
+/* (rows, width), stored as `dtype`, the type of the operator's first such operand. */
+static bool as(DType dtype, Tensor t, int64_t rows, int64_t width)
+{
+    return is_stored(dtype) && t.data && t.dtype == dtype && tensor_rows(t) == rows && tensor_width(t) == width;
+}
+
+static bool as_vector(DType dtype, Tensor t, int64_t count)
+{
+    return is_stored(dtype) && t.data && t.dtype == dtype && tensor_count(t) == count;
+}
+
 static bool are_ids(Tensor t, int64_t count)
 {
     return t.data && t.dtype == I32 && tensor_count(t) == count;
@@ -153,11 +176,27 @@ double tensor_item(Tensor t)
     return x;
 }
 
+void tensor_convert(Tensor to, Tensor from)
+{
+    begin("convert", OPERANDS(to), OPERANDS(), OPERANDS(from), 0,
+          to.data && from.data && tensor_count(to) == tensor_count(from) && is_stored(to.dtype) && is_stored(from.dtype),
+          "two tensors of one count, each REAL, BF16 or F16");
+    tensor_convert_kernel(to, from);
+    end();
+}
+
+void tensor_scale(Tensor t, double factor)
+{
+    begin("scale", OPERANDS(), OPERANDS(t), OPERANDS(), 0, t.data && is_stored(t.dtype), "a tensor, REAL, BF16 or F16");
+    tensor_scale_kernel(t, factor);
+    end();
+}
+
 void embedding_forward(Tensor out, Tensor ids, Tensor weight)
 {
     begin("embedding_forward", OPERANDS(out), OPERANDS(), OPERANDS(ids, weight), 0,
-          is(out, tensor_count(ids), tensor_width(weight)) && are_ids(ids, tensor_count(ids)) && weight.dtype == REAL,
-          "out (R, H), ids (R) I32, weight (V, H)");
+          as(weight.dtype, out, tensor_count(ids), tensor_width(weight)) && are_ids(ids, tensor_count(ids)),
+          "out (R, H), ids (R) I32, weight (V, H), of one type");
     embedding_forward_kernel(out, ids, weight);
     end();
 }
@@ -165,9 +204,9 @@ void embedding_forward(Tensor out, Tensor ids, Tensor weight)
 void embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
     begin("embedding_backward", OPERANDS(), OPERANDS(d_weight), OPERANDS(d_out, ids), 0,
-          is(d_out, tensor_count(ids), tensor_width(d_weight)) && are_ids(ids, tensor_count(ids))
-              && d_weight.dtype == REAL,
-          "d_weight (V, H), d_out (R, H), ids (R) I32");
+          as(d_out.dtype, d_out, tensor_count(ids), tensor_width(d_weight)) && are_ids(ids, tensor_count(ids))
+              && is_gradient(d_weight.dtype),
+          "d_weight (V, H), d_out (R, H), ids (R) I32; d_weight REAL or BF16");
     embedding_backward_kernel(d_weight, d_out, ids);
     end();
 }
@@ -177,9 +216,9 @@ void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     begin("layernorm_forward", OPERANDS(out, stats), OPERANDS(), OPERANDS(x, weight, bias), 0,
-          is(x, rows, width) && is(out, rows, width) && is(stats, rows, 2) && is_vector(weight, width)
-              && is_vector(bias, width),
-          "out (R, H), stats (R, 2), x (R, H), weight (H), bias (H)");
+          as(x.dtype, x, rows, width) && as(x.dtype, out, rows, width) && is(stats, rows, 2) && as_vector(x.dtype, weight, width)
+              && as_vector(x.dtype, bias, width),
+          "out (R, H), stats (R, 2), x (R, H), weight (H), bias (H), of one type; stats REAL");
     layernorm_forward_kernel(out, stats, x, weight, bias);
     end();
 }
@@ -189,9 +228,10 @@ void layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     begin("layernorm_backward", OPERANDS(), OPERANDS(d_x, d_weight, d_bias), OPERANDS(d_out, x, stats, weight), 0,
-          is(x, rows, width) && is(d_x, rows, width) && is(d_out, rows, width) && is(stats, rows, 2)
-              && is_vector(weight, width) && is_vector(d_weight, width) && is_vector(d_bias, width),
-          "d_x (R, H), d_weight (H), d_bias (H), d_out (R, H), x (R, H), stats (R, 2), weight (H)");
+          as(x.dtype, x, rows, width) && as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width) && is(stats, rows, 2)
+              && as_vector(x.dtype, weight, width) && as_vector(d_bias.dtype, d_weight, width) && as_vector(d_bias.dtype, d_bias, width) && is_gradient(d_bias.dtype),
+          "d_x (R, H), d_weight (H), d_bias (H), d_out (R, H), x (R, H), stats (R, 2), weight (H), of one type but "
+          "d_weight and d_bias, which are REAL or BF16, and stats, REAL");
     layernorm_backward_kernel(d_x, d_weight, d_bias, d_out, x, stats, weight);
     end();
 }
@@ -201,8 +241,8 @@ void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
 
     begin("linear_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * rows * k * m,
-          is(x, rows, k) && is(out, rows, m) && is(weight, m, k) && (!bias.data || is_vector(bias, m)),
-          "out (R, M), x (R, K), weight (M, K), bias (M) or none");
+          as(x.dtype, x, rows, k) && as(x.dtype, out, rows, m) && as(x.dtype, weight, m, k) && (!bias.data || as_vector(x.dtype, bias, m)),
+          "out (R, M), x (R, K), weight (M, K), bias (M) or none, of one type");
     linear_forward_kernel(out, x, weight, bias);
     end();
 }
@@ -212,8 +252,8 @@ void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
     const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
 
     begin("linear_backward_input", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, weight), 2.0 * rows * k * m,
-          is(d_x, rows, k) && is(d_out, rows, m) && is(weight, m, k),
-          "d_x (R, K), d_out (R, M), weight (M, K)");
+          as(d_x.dtype, d_x, rows, k) && as(d_x.dtype, d_out, rows, m) && as(d_x.dtype, weight, m, k),
+          "d_x (R, K), d_out (R, M), weight (M, K), of one type");
     linear_backward_input_kernel(d_x, d_out, weight);
     end();
 }
@@ -223,9 +263,56 @@ void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out);
 
     begin("linear_backward_weight", OPERANDS(), OPERANDS(d_weight, d_bias), OPERANDS(d_out, x), 2.0 * rows * k * m,
-          is(x, rows, k) && is(d_out, rows, m) && is(d_weight, m, k) && (!d_bias.data || is_vector(d_bias, m)),
-          "d_weight (M, K), d_bias (M) or none, d_out (R, M), x (R, K)");
+          as(x.dtype, x, rows, k) && as(x.dtype, d_out, rows, m) && is_gradient(d_weight.dtype) && as(d_weight.dtype, d_weight, m, k) && (!d_bias.data || as_vector(d_weight.dtype, d_bias, m)),
+          "d_weight (M, K), d_bias (M) or none, d_out (R, M), x (R, K), of one type; the first two of one type, REAL or "
+          "BF16");
     linear_backward_weight_kernel(d_weight, d_bias, d_out, x);
+    end();
+}
+
+static bool is_fp8(Tensor t, int64_t rows, int64_t width)
+{
+    return t.data && t.scale && (t.dtype == E4M3 || t.dtype == E5M2) && tensor_rows(t) == rows && tensor_width(t) == width;
+}
+
+void quantize(Tensor out, Tensor transposed, Tensor x)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x);
+
+    begin("quantize", OPERANDS(out, transposed), OPERANDS(), OPERANDS(x), 0,
+          as(x.dtype, x, rows, width) && (out.data || transposed.data) && (!out.data || is_fp8(out, rows, width))
+              && (!transposed.data || is_fp8(transposed, width, rows))
+              && (!out.data || !transposed.data || (out.scale == transposed.scale && out.dtype == transposed.dtype)),
+          "out (R, K) and transposed (K, R), or one of them, E4M3 or E5M2, with one place for the scale; x (R, K)");
+    quantize_kernel(out, transposed, x);
+    end();
+}
+
+static bool fp8_fits(Tensor out, Tensor x, Tensor weight)
+{
+    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_rows(weight);
+
+    return is_fp8(x, rows, k) && is_fp8(weight, m, k) && (x.dtype == E4M3 || weight.dtype == E4M3)
+        && as(out.dtype, out, rows, m) && rows % 16 == 0 && k % 16 == 0 && m % 16 == 0;
+}
+
+void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    begin("linear_fp8", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * tensor_count(out) * tensor_width(x),
+          fp8_fits(out, x, weight) && (!bias.data || as_vector(out.dtype, bias, tensor_width(out))),
+          "out (R, M), x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3, bias (M) like out or none; all "
+          "dimensions multiples of 16");
+    linear_fp8_kernel(out, x, weight, bias, false);
+    end();
+}
+
+void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
+{
+    begin("linear_fp8_add", OPERANDS(), OPERANDS(out), OPERANDS(x, weight), 2.0 * tensor_count(out) * tensor_width(x),
+          fp8_fits(out, x, weight) && is_gradient(out.dtype),
+          "out (R, M), REAL or BF16, x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3; all dimensions "
+          "multiples of 16");
+    linear_fp8_kernel(out, x, weight, NONE, true);
     end();
 }
 
@@ -253,7 +340,7 @@ static bool rope_fits(Tensor qkv, Tensor rope)
 {
     const int64_t T = rope.shape[0], D = tensor_width(rope);
 
-    return is(rope, T, D) && qkv.data && qkv.dtype == REAL && tensor_rows(qkv) % T == 0
+    return is(rope, T, D) && qkv.data && is_stored(qkv.dtype) && tensor_rows(qkv) % T == 0
         && tensor_width(qkv) % (3 * D) == 0;
 }
 
@@ -277,8 +364,8 @@ static bool attention_fits(Tensor out, Tensor probs, Tensor qkv)
 {
     const int64_t rows = probs.shape[0] * probs.shape[2], width = tensor_width(out);
 
-    return probs.dims == 4 && probs.data && probs.dtype == REAL && probs.shape[2] == probs.shape[3]
-        && width % probs.shape[1] == 0 && is(out, rows, width) && is(qkv, rows, 3 * width);
+    return probs.dims == 4 && probs.data && is_stored(probs.dtype) && probs.shape[2] == probs.shape[3]
+        && width % probs.shape[1] == 0 && as(probs.dtype, out, rows, width) && as(probs.dtype, qkv, rows, 3 * width);
 }
 
 /* Scores and their sum over values, for all T^2 pairs of a head: what the 12*L*h*s of the FLOPs' formula counts. */
@@ -290,7 +377,7 @@ static double attention_flops(Tensor out, Tensor probs)
 void attention_forward(Tensor out, Tensor probs, Tensor qkv)
 {
     begin("attention_forward", OPERANDS(out, probs), OPERANDS(), OPERANDS(qkv), attention_flops(out, probs),
-          attention_fits(out, probs, qkv), "out (B, T, A*D), probs (B, A, T, T), qkv (B, T, 3*A*D)");
+          attention_fits(out, probs, qkv), "out (B, T, A*D), probs (B, A, T, T), qkv (B, T, 3*A*D), of one type");
     attention_forward_kernel(out, probs, qkv);
     end();
 }
@@ -300,8 +387,8 @@ void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, 
     begin("attention_backward", OPERANDS(d_qkv, d_probs), OPERANDS(), OPERANDS(d_out, qkv, probs),
           2 * attention_flops(d_out, probs),
           attention_fits(d_out, probs, qkv) && attention_fits(d_out, d_probs, d_qkv)
-              && d_probs.shape[0] == probs.shape[0] && d_probs.shape[1] == probs.shape[1],
-          "d_qkv (B, T, 3*A*D), d_probs (B, A, T, T), d_out (B, T, A*D), qkv like d_qkv, probs like d_probs");
+              && d_probs.dtype == probs.dtype && d_probs.shape[0] == probs.shape[0] && d_probs.shape[1] == probs.shape[1],
+          "d_qkv (B, T, 3*A*D), d_probs (B, A, T, T), d_out (B, T, A*D), qkv like d_qkv, probs like d_probs, of one type");
     attention_backward_kernel(d_qkv, d_probs, d_out, qkv, probs);
     end();
 }
@@ -310,8 +397,8 @@ void gelu_forward(Tensor out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    begin("gelu_forward", OPERANDS(out), OPERANDS(), OPERANDS(x), 0, is(out, rows, width) && is(x, rows, width),
-          "out (R, F), x (R, F)");
+    begin("gelu_forward", OPERANDS(out), OPERANDS(), OPERANDS(x), 0, as(x.dtype, out, rows, width) && as(x.dtype, x, rows, width),
+          "out (R, F), x (R, F), of one type");
     gelu_forward_kernel(out, x);
     end();
 }
@@ -321,8 +408,8 @@ void gelu_backward(Tensor d_x, Tensor d_out, Tensor x)
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     begin("gelu_backward", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, x), 0,
-          is(d_x, rows, width) && is(d_out, rows, width) && is(x, rows, width),
-          "d_x (R, F), d_out (R, F), x (R, F)");
+          as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width) && as(x.dtype, x, rows, width),
+          "d_x (R, F), d_out (R, F), x (R, F), of one type");
     gelu_backward_kernel(d_x, d_out, x);
     end();
 }
@@ -332,8 +419,8 @@ void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     begin("residual_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, branch, bias), 0,
-          is(x, rows, width) && is(branch, rows, width) && is(out, rows, width) && is_vector(bias, width),
-          "out (R, H), x (R, H), branch (R, H), bias (H)");
+          as(x.dtype, x, rows, width) && as(x.dtype, branch, rows, width) && as(x.dtype, out, rows, width) && as_vector(x.dtype, bias, width),
+          "out (R, H), x (R, H), branch (R, H), bias (H), of one type");
     residual_forward_kernel(out, x, branch, bias);
     end();
 }
@@ -341,8 +428,8 @@ void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
 void residual_backward(Tensor d_bias, Tensor d_out)
 {
     begin("residual_backward", OPERANDS(), OPERANDS(d_bias), OPERANDS(d_out), 0,
-          is(d_out, tensor_rows(d_out), tensor_width(d_out)) && is_vector(d_bias, tensor_width(d_out)),
-          "d_bias (H), d_out (R, H)");
+          as(d_out.dtype, d_out, tensor_rows(d_out), tensor_width(d_out)) && is_gradient(d_bias.dtype) && as_vector(d_bias.dtype, d_bias, tensor_width(d_out)),
+          "d_bias (H), d_out (R, H); d_bias REAL or BF16");
     residual_backward_kernel(d_bias, d_out);
     end();
 }
@@ -353,8 +440,8 @@ void cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor target
 
     begin("cross_entropy_forward", OPERANDS(lse), OPERANDS(loss), OPERANDS(logits, targets), 0,
           tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows)
-              && is(logits, rows, tensor_width(logits)) && are_ids(targets, rows),
-          "lse (R), loss (1) F64, logits (R, V), targets (R) I32");
+              && as(logits.dtype, logits, rows, tensor_width(logits)) && are_ids(targets, rows),
+          "lse (R), loss (1) F64, logits (R, V), targets (R) I32; lse REAL");
     cross_entropy_forward_kernel(loss, lse, logits, targets, scale);
     end();
 }
@@ -364,9 +451,9 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
     const int64_t rows = tensor_rows(logits);
 
     begin("cross_entropy_backward", OPERANDS(d_logits), OPERANDS(), OPERANDS(logits, lse, targets), 0,
-          is(d_logits, rows, tensor_width(logits)) && is(logits, rows, tensor_width(logits)) && is_vector(lse, rows)
+          as(logits.dtype, d_logits, rows, tensor_width(logits)) && as(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(lse, rows)
               && are_ids(targets, rows),
-          "d_logits (R, V), logits (R, V), lse (R), targets (R) I32");
+          "d_logits (R, V), logits (R, V), lse (R), targets (R) I32; the first two of one type, lse REAL");
     cross_entropy_backward_kernel(d_logits, logits, lse, targets, scale);
     end();
 }
@@ -417,16 +504,29 @@ void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArgu
     const int64_t count = tensor_count(params);
 
     begin("adamw_update", OPERANDS(), OPERANDS(params, m, v), OPERANDS(gradients), 0,
-          is_vector(params, count) && is_vector(m, count) && is_vector(v, count) && is_vector(gradients, count),
-          "params, m, v and gradients of one count");
+          as_vector(params.dtype, params, count) && is_vector(m, count) && is_vector(v, count) && is_gradient(gradients.dtype) && as_vector(gradients.dtype, gradients, count),
+          "params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16");
     adamw_update_kernel(params, m, v, gradients, a);
     end();
 }
 
-double square_sum(Tensor t)
+double square_sum(const Tensor *list, int count)
 {
-    begin("square_sum", OPERANDS(), OPERANDS(), OPERANDS(t), 0, is_vector(t, tensor_count(t)), "a tensor");
-    const double sum = square_sum_kernel(t);
+    Tensor shown = count ? list[0] : NONE;      /* the first, or the first that doesn't fit */
+    bool fits = true;
+
+    for (int i = count - 1; i >= 0; i--) {
+        if (is_gradient(list[i].dtype) && list[i].data)
+            continue;
+        fits = false;
+        shown = list[i];
+    }
+    for (int i = 1; fits && i < count; i++)
+        trace_operand(list[i], TRACE_READ);
+    begin("square_sum", OPERANDS(), OPERANDS(), OPERANDS(shown), 0, fits, "tensors that are REAL or BF16");
+    for (int i = 1; i < count; i++)
+        current->bytes += tensor_bytes(list[i]);
+    const double sum = square_sum_kernel(list, count);
     end();
     return sum;
 }

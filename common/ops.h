@@ -5,7 +5,11 @@
  * ops_cuda.cu. A call whose shapes don't fit ends the program and names the operator, the tensors and their shapes.
  *
  * Shapes: R rows are often (B, T) sequences x tokens; only the last dimension and the product of the others count,
- * where nothing else is said. A heads of size D; REAL unless said otherwise.
+ * where nothing else is said. A heads of size D.
+ *
+ * Types: activations, their gradients and weights are REAL, or all of a call are BF16, or all F16: then each element is
+ * read, computed with in REAL (matmuls accumulate in it) and rounded once, when it is written. Gradients of parameters
+ * (+=) are REAL or BF16, all of a call alike. REAL always: stats, lse, rope, and what has its own REAL below.
  */
 #ifndef OPS_H
 #define OPS_H
@@ -19,6 +23,8 @@
 void tensor_zero(Tensor t);
 void tensor_copy(Tensor to, Tensor from);               /* same count and type */
 double tensor_item(Tensor t);                           /* the one element, F64 or REAL, on the host; waits */
+void tensor_convert(Tensor to, Tensor from);            /* same count; any of REAL, BF16, F16: to the nearest, ties to even */
+void tensor_scale(Tensor t, double factor);             /* in place */
 
 /* ---- embedding: weight (V, H), ids (R) I32, out (R, H) ---- */
 void embedding_forward(Tensor out, Tensor ids, Tensor weight);          /* id -1: a row of zeros */
@@ -34,6 +40,16 @@ void layernorm_backward(Tensor d_x /* += */, Tensor d_weight /* += */, Tensor d_
 void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
 void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
 void linear_backward_weight(Tensor d_weight /* += */, Tensor d_bias /* +=, or NONE */, Tensor d_out, Tensor x);
+
+/* ---- linear in fp8 (Micikevicius et al. 2022). E4M3 holds numbers up to 448, E5M2 up to 57344, so a tensor is stored
+ * divided by its scale, amax(|x|) / that number, which quantize puts where out.scale points to. fp8 tensor cores
+ * multiply in one form only: rows of one matrix by rows of the other. So backward, which sums over other dimensions than
+ * forward, needs transposed copies: quantize makes either copy or both, with one scale for the two.
+ * out (R, M) = x (R, K) times weight (M, K) transposed, plus bias (M) or NONE; x and weight fp8, not both E5M2; R, K and M
+ * multiples of 16 ---- */
+void quantize(Tensor out /* (R, K) or NONE */, Tensor transposed /* (K, R) or NONE */, Tensor x);
+void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias);
+void linear_fp8_add(Tensor out /* +=, as gradients of parameters are stored */, Tensor x, Tensor weight);
 
 /* ---- rotary positions (Su et al. 2021), base 10000, the whole head, halves rotated against each other as in
  * GPT-NeoX: rope (T, D) holds D/2 cosines, then D/2 sines; qkv (R, 3*A*D) goes head by head: q, k, v. Row i has
@@ -76,13 +92,13 @@ typedef struct {
     double correction1, correction2;            /* 1 - beta^t, of the moments' bias toward 0 */
     double gradient_scale;                      /* the clipping's */
 } AdamWArguments;
-void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
-double square_sum(Tensor t);                    /* in double, in a fixed order; waits */
+void adamw_update(Tensor params, Tensor m /* REAL */, Tensor v /* REAL */, Tensor gradients, AdamWArguments a);
+double square_sum(const Tensor *list, int count);       /* over all of them, in double, in a fixed order; waits */
 
 /* ---- attention by blocks of keys: what ranks compute that have only some of them (07) ----
  * q, out (B, C, A, D), queries; k, v (B, K, A, D), keys; lse, dots (B, C, A, 1). causal: queries and keys are the
  * same tokens (K = C), and query i sees keys 0 to i; otherwise every query sees every key. scores (2, A, Q, K) is
- * workspace, for Q queries of each head at a time. Queries that see several blocks of keys merge what each of them gave
+ * workspace, for Q queries of each head at a time. All REAL. Queries that see several blocks of keys merge what each of them gave
  * (Milakov & Gimelshein 2018); backward takes lse and dots of all blocks together, and then each block by itself. */
 void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
 void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor scores, Tensor d_out,

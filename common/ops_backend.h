@@ -32,13 +32,17 @@ void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor ta
 void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale);
 void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count);
 void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
-double square_sum_kernel(Tensor t);
+double square_sum_kernel(const Tensor *list, int count);
 
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
 void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
                                      Tensor v, Tensor lse, Tensor dots, bool causal);
 void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse);
 void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out);
+void tensor_convert_kernel(Tensor to, Tensor from);
+void tensor_scale_kernel(Tensor t, double factor);
+void quantize_kernel(Tensor out, Tensor transposed, Tensor x);
+void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add);
 void tensor_fill_kernel(Tensor t, double value);
 void tensor_add_kernel(Tensor to, Tensor from);
 void transpose_rows_kernel(Tensor out, Tensor in);

@@ -486,23 +486,25 @@ void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, Ad
     }
 }
 
-double square_sum_kernel(Tensor t)
+double square_sum_kernel(const Tensor *list, int count)
 {
     enum { PARTS = 64 };                        /* fixed, so that the sum doesn't depend on the number of threads */
-    const real *x = t.data;
     double part[PARTS], sum = 0;
 
+    for (int k = 0; k < count; k++) {
+        const real *x = list[k].data;
 #pragma omp parallel for
-    for (int p = 0; p < PARTS; p++) {
-        const Range r = range_part(tensor_count(t), p, PARTS);
-        double s = 0;
+        for (int p = 0; p < PARTS; p++) {
+            const Range r = range_part(tensor_count(list[k]), p, PARTS);
+            double s = 0;
 #pragma omp simd reduction(+ : s)
-        for (int64_t i = r.first; i < r.first + r.count; i++)
-            s += (double)x[i] * x[i];
-        part[p] = s;
+            for (int64_t i = r.first; i < r.first + r.count; i++)
+                s += (double)x[i] * x[i];
+            part[p] = s;
+        }
+        for (int p = 0; p < PARTS; p++)
+            sum += part[p];
     }
-    for (int p = 0; p < PARTS; p++)
-        sum += part[p];
     return sum;
 }
 

@@ -47,14 +47,20 @@ void adamw_step(AdamW *o, double lr, double gradient_scale)
 
 double gradient_square_sum(const AdamW *o)
 {
-    double sum = 0;
+    const Layout *layout = o->layout;
+    Tensor *owned = malloc(o->count * layout->parameters * sizeof *owned);
+    int count = 0;
 
+    if (!owned)
+        fail("no memory for a list of %d gradients", o->count * layout->parameters);
     for (int i = 0; i < o->count; i++)
-        for (int k = 0; k < o->layout->parameters; k++) {
-            const Range r = overlap(&o->layout->table[k], &o->parts[i]);
-            if (o->layout->table[k].owned && r.count)
-                sum += square_sum(tensor_range(o->parts[i].gradients, r.first, r.count));
+        for (int k = 0; k < layout->parameters; k++) {
+            const Range r = overlap(&layout->table[k], &o->parts[i]);
+            if (layout->table[k].owned && r.count)
+                owned[count++] = tensor_range(o->parts[i].gradients, r.first, r.count);
         }
+    const double sum = square_sum(owned, count);
+    free(owned);
     return sum;
 }
 

@@ -24,6 +24,7 @@ static const char *stage_name;
 static int arguments;
 static char **argument;
 static int data_ranks = 1;
+static DType matmul_dtype = REAL;
 
 static const AdamW *run_optimizer;
 static TrainState state;                /* what trainer.json will say */
@@ -178,7 +179,7 @@ static char *arguments_text(int argc, char **argv)
 
 static double peak_flops(void)
 {
-    return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops());
+    return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops(matmul_dtype));
 }
 
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
@@ -239,6 +240,16 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
 void run_data_parallel(int ranks)
 {
     data_ranks = ranks;
+}
+
+void run_matmuls_in(DType dtype)
+{
+    matmul_dtype = dtype;
+    if (dtype == REAL)
+        return;
+    run_print("matmul  of %s%s%s: %.0f GFLOP/s\n", dtype_name(dtype),
+              device_supports(dtype) == SUPPORT_EMULATED ? ", emulated: stored as such, multiplied as " : "",
+              device_supports(dtype) == SUPPORT_EMULATED ? dtype_name(REAL) : "", peak_flops() / 1e9);
 }
 
 int64_t run_global_batch(void)

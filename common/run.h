@@ -19,6 +19,9 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
 void run_data_parallel(int ranks);
 int64_t run_global_batch(void);         /* sequences of a step: micro_batch * accumulate * ranks */
 
+/* 02: the type of what is multiplied, if not REAL: MFU is a part of the device's peak for it. Says so. */
+void run_matmuls_in(DType dtype);
+
 /* Gives the parameters their initial weights, or --load's, with the optimizer's states; the step to go on from. */
 int run_load(AdamW *optimizer);
 

@@ -108,12 +108,15 @@ int64_t tensor_width(Tensor t)
 
 int dtype_size(DType dtype)
 {
-    return dtype == F64 ? 8 : 4;
+    static const int size[] = {[F64] = 8, [F32] = 4, [BF16] = 2, [F16] = 2, [E4M3] = 1, [E5M2] = 1, [I32] = 4};
+
+    return size[dtype];
 }
 
 const char *dtype_name(DType dtype)
 {
-    static const char *const name[] = {[F64] = "F64", [F32] = "F32", [I32] = "I32"};
+    static const char *const name[] = {[F64] = "F64", [F32] = "F32", [BF16] = "BF16", [F16] = "F16",
+                                       [E4M3] = "F8_E4M3", [E5M2] = "F8_E5M2", [I32] = "I32"};
 
     return name[dtype];
 }

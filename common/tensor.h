@@ -20,7 +20,8 @@ typedef float real;
 #define REAL F32
 #endif
 
-typedef enum { F64, F32, I32 } DType;
+/* How elements are stored. Operators compute in `real`, whatever the storage: formats.h has the four small ones. */
+typedef enum { F64, F32, BF16, F16, E4M3, E5M2, I32 } DType;
 
 typedef struct {
     void *data;             /* on the device; NULL: no tensor */
@@ -28,6 +29,7 @@ typedef struct {
     DType dtype;
     int dims;
     int64_t shape[4];
+    float *scale;           /* on the device: what the elements of an fp8 tensor are multiplied with; NULL: 1 */
 } Tensor;
 
 typedef struct {
@@ -58,7 +60,7 @@ int64_t tensor_bytes(Tensor t);
 int64_t tensor_rows(Tensor t);                                  /* all dimensions but the last, multiplied */
 int64_t tensor_width(Tensor t);                                 /* the last dimension */
 int dtype_size(DType dtype);                                    /* bytes of an element */
-const char *dtype_name(DType dtype);                            /* as in safetensors: "F32" */
+const char *dtype_name(DType dtype);                            /* as in safetensors: "F32", "F8_E4M3" */
 
 /* "qkv is (8, 128, 384)", for messages; a new string, which the caller frees. */
 char *tensor_describe(Tensor t);

@@ -635,7 +635,7 @@ static void square_sums(void **state)
         long double want = 0;
         for (int64_t i = 0; i < count; i++)
             want += (long double)data(x)[i] * data(x)[i];
-        assert_true(fabsl(square_sum(x) - want) <= 1e-13L * want);
+        assert_true(fabsl(square_sum(&x, 1) - want) <= 1e-13L * want);
         release();
     }
 }
@@ -791,7 +791,7 @@ static real *bits_with(int threads, int64_t *count)
     for (int64_t i = 0; i < R * H; i++)
         data(v)[i] = fabs(data(v)[i]);
     adamw_update(normal, m, v, d_x, a);
-    sum = square_sum(d_embedding);
+    sum = square_sum(&d_embedding, 1);
     omp_set_num_threads(2);
 
     *count = 0;
@@ -863,7 +863,7 @@ CALLER(cross_entropy_sums, t[0], t[1], t[2], t[3])
 CALLER(cross_entropy_loss, t[0], t[1], t[2], t[3], 1)
 CALLER(ids_in_slice, t[0], t[1], 0, 5)
 CALLER(adamw_update, t[0], t[1], t[2], t[3], (AdamWArguments){.correction1 = 1, .correction2 = 1})
-CALLER(square_sum, t[0])
+CALLER(square_sum, t, 1)
 
 /* Operands that fit, in the operator's order: R = 6, H = 8, M = 16, V = 11; B = 2, T = 3, A = 2, D = 4. */
 #define MATRIX(name) {name, REAL, shape(6, 8)}
