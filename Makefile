@@ -74,9 +74,9 @@ test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 test-full: deps		## the whole matrix
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
-run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
+run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
 	@tests/changes.sh --check
-	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
+	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
 
 bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=03: what ranks cost
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench $(BUILD)/cpu/bench_ranks
