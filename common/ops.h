@@ -19,6 +19,10 @@
 
 #include "tensor.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* ---- plain memory ---- */
 void tensor_zero(Tensor t);
 void tensor_copy(Tensor to, Tensor from);               /* same count and type */
@@ -124,5 +128,9 @@ void ops_account_reset(void);
 /* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
  * matmuls and attention have FLOPs by this count, which is that of the 6N + 12*L*h*s formula. */
 void ops_pretend(double flops_per_second);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

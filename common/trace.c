@@ -124,6 +124,8 @@ void trace_transfer_was(int span, double begin, double end)
 {
     if (!recording)
         return;
+    device_event_seconds(&spans.at[span].begin);        /* a GPU's own times go */
+    device_event_seconds(&spans.at[span].end);
     spans.at[span].begin.seconds = begin;
     spans.at[span].end.seconds = end;
 }

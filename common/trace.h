@@ -13,6 +13,10 @@
 
 #include "tensor.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Starts to record; without it all calls here do nothing. `start`: the moment that counts as 0, on clock_seconds's
  * clock, which ranks of one machine share. */
 void trace_open(int rank, double start);
@@ -37,5 +41,9 @@ void trace_transfer_was(int span, double begin, double end);    /* --pretend: wh
 /* For memory.c and tensor.c. */
 void trace_memory(void);                        /* the account has changed */
 void trace_allocation(Tensor t, Category category);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
