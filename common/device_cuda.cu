@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 #include <omp.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ static cudaDeviceProp gpu;
 static char name[320];
 static int threads;
 static cudaStream_t stream;
+static cudaEvent_t waited_for;
 static bool tf32;
 
 void cuda_check(cudaError_t error, const char *call, const char *file, int line)
@@ -26,9 +28,38 @@ void cuda_check(cudaError_t error, const char *call, const char *file, int line)
          error == cudaErrorNoKernelImageForDevice ? "; \"make cuda ARCH=sm_XX\" builds for other GPUs" : "");
 }
 
-cudaStream_t device_stream(void)
+void *device_stream(void)
 {
     return stream;
+}
+
+/* ---- Waiting ---- */
+
+static void (*look)(double seconds);
+
+void device_while_waiting(void (*l)(double seconds))
+{
+    look = l;
+}
+
+/* Not a call that blocks: what this GPU waits for may be another rank, which waits for what this host should do. */
+static void wait_for(cudaEvent_t event)
+{
+    const double begin = clock_seconds();
+
+    for (cudaError_t error; (error = cudaEventQuery(event)) != cudaSuccess; sched_yield()) {
+        if (error != cudaErrorNotReady)
+            cuda_check(error, "waiting for the GPU", __FILE__, __LINE__);
+        cudaGetLastError();                     /* heard: not ready is no failure */
+        if (look)
+            look(clock_seconds() - begin);
+    }
+}
+
+void device_wait(void)
+{
+    CUDA(cudaEventRecord(waited_for, stream));
+    wait_for(waited_for);
 }
 
 /* ---- The start ---- */
@@ -58,6 +89,7 @@ void device_init(int local_rank, int local_ranks, int wanted)
     CUDA(cudaSetDevice(local_rank % count));
     CUDA(cudaGetDeviceProperties(&gpu, local_rank % count));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cudaEventCreateWithFlags(&waited_for, cudaEventDisableTiming));
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
     threads = threads < 1 ? 1 : threads;
     omp_set_num_threads(threads);               /* the host's loops: initial weights */
@@ -236,7 +268,7 @@ static void *take(int64_t wanted)
         cudaGetLastError();
         return NULL;
     }
-    CUDA(error);
+    cuda_check(error, "cudaMalloc(&data, bytes)", __FILE__, __LINE__);
     reserved += bytes;
     return data;
 }
@@ -301,12 +333,8 @@ void device_copy(void *to, const void *from, int64_t bytes)
 
 void device_download(void *to, const void *from, int64_t bytes)
 {
-    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
     device_wait();
-}
-
-void device_wait(void)
-{
+    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
     CUDA(cudaStreamSynchronize(stream));
 }
 
@@ -319,7 +347,7 @@ void *device_host_alloc(int64_t bytes)
         cudaGetLastError();
         return NULL;
     }
-    CUDA(error);
+    cuda_check(error, "cudaHostAlloc(&data, bytes)", __FILE__, __LINE__);
     return data;
 }
 
@@ -363,7 +391,7 @@ void device_upload(void *to, const void *from, int64_t bytes)
     for (int64_t done = 0; done < bytes; done += SLOT) {
         const int i = next;
         const int64_t n = bytes - done < SLOT ? bytes - done : SLOT;
-        CUDA(cudaEventSynchronize(ring[i].empty));
+        wait_for(ring[i].empty);
         memcpy(ring[i].data, (const char *)from + done, n);
         CUDA(cudaMemcpyAsync((char *)to + done, ring[i].data, n, cudaMemcpyHostToDevice, stream));
         CUDA(cudaEventRecord(ring[i].empty, stream));
@@ -419,7 +447,7 @@ static void anchor_add(double now)
 static void events_begin(void)
 {
     anchor_add(clock_seconds());
-    CUDA(cudaEventSynchronize(anchors[0].event));
+    wait_for(anchors[0].event);
     anchors[0].seconds = clock_seconds();
     anchors_known = 1;
 }
@@ -455,7 +483,7 @@ bool device_event_reached(const DeviceEvent *event)
         cudaGetLastError();
         return false;
     }
-    CUDA(error);
+    cuda_check(error, "cudaEventQuery(event)", __FILE__, __LINE__);
     return true;
 }
 
@@ -465,7 +493,7 @@ double device_event_seconds(DeviceEvent *event)
 
     if (!p)
         return event->seconds;
-    CUDA(cudaEventSynchronize(p->event));       /* and so are all anchors before it reached */
+    wait_for(p->event);                         /* and so are all anchors before it reached */
     for (; anchors_known <= p->anchor; anchors_known++) {
         const Anchor *before = &anchors[anchors_known - 1];
         anchors[anchors_known].seconds = before->seconds + seconds_between(before->event, anchors[anchors_known].event);

@@ -1,4 +1,4 @@
-/* What the files of the CUDA backend share beside device.h: checked calls, the stream, scratch memory. */
+/* What the files of the CUDA backend share beside device.h: checked calls, scratch memory. */
 #ifndef DEVICE_CUDA_H
 #define DEVICE_CUDA_H
 
@@ -14,9 +14,6 @@ extern "C" {
  * message. Kernels fail later than they start: then the call named is the first one that heard of it. */
 #define CUDA(call) cuda_check(call, #call, __FILE__, __LINE__)
 void cuda_check(cudaError_t error, const char *call, const char *file, int line);
-
-/* The one stream that operators and copies are queued in. */
-cudaStream_t device_stream(void);
 
 /* Memory that an operator needs for itself, not zeroed and in no account but the reserve. It may be given back as soon
  * as its last reader is queued: whoever gets it next is queued behind. */

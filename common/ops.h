@@ -122,8 +122,12 @@ typedef struct {
     int64_t calls;
     double seconds, flops, bytes;               /* bytes: every operand once, read or written */
 } OpAccount;
-int ops_account(const OpAccount **accounts);    /* how many */
+int ops_account(const OpAccount **accounts);    /* how many; on a GPU this waits for the last of them */
 void ops_account_reset(void);
+
+/* From now on operators' seconds are measured on a GPU too: events before and after each cost the host a little. On the
+ * CPU they always are. */
+void ops_time(void);
 
 /* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
  * matmuls and attention have FLOPs by this count, which is that of the 6N + 12*L*h*s formula. */

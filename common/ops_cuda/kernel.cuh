@@ -173,7 +173,7 @@ static inline int row_threads(int64_t width, int n)
 template <typename... P, typename... A>
 static void launch(const char *call, const char *file, int line, void (*kernel)(P...), dim3 grid, dim3 threads, A... a)
 {
-    kernel<<<grid, threads, 0, device_stream()>>>(a...);
+    kernel<<<grid, threads, 0, (cudaStream_t)device_stream()>>>(a...);
     cuda_check(cudaGetLastError(), call, file, line);
 }
 

@@ -38,7 +38,7 @@ static cublasHandle_t cublas(void)
 
     if (!handle) {
         CUBLAS(cublasCreate(&handle));
-        CUBLAS(cublasSetStream(handle, device_stream()));
+        CUBLAS(cublasSetStream(handle, (cudaStream_t)device_stream()));
         CUBLAS(cublasSetWorkspace(handle, workspace(), WORKSPACE));
         /* parts of a sum that are computed apart stay float until they are added */
         CUBLAS(cublasSetMathMode(handle, (cublasMath_t)(CUBLAS_DEFAULT_MATH
@@ -230,35 +230,39 @@ void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool ad
     SET(p->matmul, B_SCALE_POINTER, x.scale);
     CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, x.data, p->layout_x, &beta, out.data,
                           p->layout_out, out.data, p->layout_out, &p->algorithm, workspace(), WORKSPACE,
-                          device_stream()));
+                          (cudaStream_t)device_stream()));
 }
 
 /* ---- quantization: the largest |x|, the scale, and x / scale rounded ---- */
 
 template <typename T, int N> __global__ void amax_parts(float *partial, const T *x, int64_t count)
 {
-    float max = 0;
+    float max = 0, nan = 0;                             /* nan: NaN if there is NaN or Inf, which max may miss */
 
     EACH_PACK(i, N, count) {
         float v[N];
         load(v, x + i, count - i);
-        for (int k = 0; k < N; k++)
-            max = fmaxf(max, fabsf(v[k]));              /* NaN is not the largest: it stays where it is */
+        for (int k = 0; k < N; k++) {
+            max = fmaxf(max, fabsf(v[k]));
+            nan += v[k] * 0;
+        }
     }
-    max = block_max(max);
+    max = block_max(max) + block_sum(nan);
     if (threadIdx.x == 0)
         partial[blockIdx.x] = max;
 }
 
 __global__ void scale_of_parts(float *scale, const float *partial, int64_t count, float largest)
 {
-    float max = 0;
+    float max = 0, nan = 0;
 
-    EACH_COLUMN(i, 1, count)
+    EACH_COLUMN(i, 1, count) {
         max = fmaxf(max, partial[i]);
-    max = block_max(max);
+        nan += partial[i] * 0;
+    }
+    max = block_max(max) + block_sum(nan);
     if (threadIdx.x == 0)
-        *scale = max / largest > 0 ? max / largest : 1;
+        *scale = max == 0 ? 1 : max / largest;
 }
 
 /* A block has a tile of TILE rows and columns, and a thread N neighbours of a row at a time. The tile passes through
