@@ -1,162 +1,29 @@
 #include "ops.h"
 
 #include <math.h>
-#include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "comm.h"
 #include "device.h"
 #include "error.h"
+#include "operator.h"
 #include "ops_backend.h"
 #include "trace.h"
 
-/* ---- The wrapper around every operator: checks, the account, the trace, --pretend ---- */
-
-typedef struct {
-    int count;
-    Tensor t[6];
-} Operands;
-
-#define OPERANDS(...) (Operands){sizeof((Tensor[]){__VA_ARGS__}) / sizeof(Tensor), {__VA_ARGS__}}
-
-static OpAccount accounts[64];
-static int account_count;
-static double pretend_flops;
-
-static OpAccount *current;                      /* the operator between begin and end */
-static double began, flops_of_call;
-
-static OpAccount *account_of(const char *name)
-{
-    for (int i = 0; i < account_count; i++)
-        if (!strcmp(accounts[i].name, name))
-            return &accounts[i];
-    accounts[account_count].name = name;
-    return &accounts[account_count++];
-}
-
-/* An operator starts: what it writes, what it adds to, what it reads, and whether their shapes follow its rule. */
-static void begin(const char *name, Operands writes, Operands updates, Operands reads, double flops, bool fits,
-                  const char *rule)
-{
-    const Operands *all[] = {&writes, &updates, &reads};
-    double bytes = 0;
-
-    if (!fits) {
-        char text[1024];
-        int at = 0;
-        for (int k = 0; k < 3; k++)
-            for (int i = 0; i < all[k]->count; i++) {
-                const Tensor t = all[k]->t[i];
-                char *one = tensor_describe(t);
-                at += snprintf(text + at, at < (int)sizeof text ? sizeof text - at : 0, "%s%s%s%s", at ? ", " : "",
-                               t.data ? one : "none", t.data ? " " : "", t.data ? dtype_name(t.dtype) : "");
-                free(one);
-            }
-        fail("%s: %s; but it takes %s", name, text, rule);
-    }
-    for (int k = 2; k >= 0; k--)                /* reads first: what is written may lie where something was read */
-        for (int i = 0; i < all[k]->count; i++) {
-            bytes += tensor_bytes(all[k]->t[i]);
-            trace_operand(all[k]->t[i], k == 0 ? TRACE_WRITE : k == 1 ? TRACE_UPDATE : TRACE_READ);
-        }
-    current = account_of(name);
-    current->calls++;
-    current->flops += flops;
-    current->bytes += bytes;
-    flops_of_call = flops;
-    trace_operator_begin(name);
-    began = clock_seconds();
-}
-
-static void end(void)
-{
-    if (pretend_flops) {
-        device_wait();
-        while (clock_seconds() - began < flops_of_call / pretend_flops) {
-            comm_progress();
-            sched_yield();                      /* other ranks may share this core, and have real work to do */
-        }
-    }
-    comm_progress();                            /* MPI moves data only while somebody calls it */
-    current->seconds += clock_seconds() - began;
-    trace_operator_end();
-}
-
-int ops_account(const OpAccount **a)
-{
-    *a = accounts;
-    return account_count;
-}
-
-void ops_account_reset(void)
-{
-    account_count = 0;
-    memset(accounts, 0, sizeof accounts);
-}
-
-void ops_pretend(double flops_per_second)
-{
-    pretend_flops = flops_per_second;
-}
-
-/* (rows, width) of type REAL, whatever its dimensions. */
-static bool is(Tensor t, int64_t rows, int64_t width)
-{
-    return t.data && t.dtype == REAL && tensor_rows(t) == rows && tensor_width(t) == width;
-}
-
-static bool is_vector(Tensor t, int64_t count)
-{
-    return t.data && t.dtype == REAL && tensor_count(t) == count;
-}
-
-/* Types that activations and weights can have, and those of parameters' gradients. */
-static bool is_stored(DType dtype)
-{
-    return dtype == REAL || dtype == BF16 || dtype == F16;
-}
-
-static bool is_gradient(DType dtype)
-{
-    return dtype == REAL || dtype == BF16;
-}
-
-/* (rows, width), stored as `dtype`, the type of the operator's first such operand. */
-static bool as(DType dtype, Tensor t, int64_t rows, int64_t width)
-{
-    return is_stored(dtype) && t.data && t.dtype == dtype && tensor_rows(t) == rows && tensor_width(t) == width;
-}
-
-static bool as_vector(DType dtype, Tensor t, int64_t count)
-{
-    return is_stored(dtype) && t.data && t.dtype == dtype && tensor_count(t) == count;
-}
-
-static bool are_ids(Tensor t, int64_t count)
-{
-    return t.data && t.dtype == I32 && tensor_count(t) == count;
-}
-
-/* ---- The operators ---- */
-
 void tensor_zero(Tensor t)
 {
-    begin("zero", OPERANDS(t), OPERANDS(), OPERANDS(), 0, t.data, "a tensor");
+    op_begin("zero", OPERANDS(t), OPERANDS(), OPERANDS(), 0, t.data, "a tensor");
     trace_operand(t, TRACE_ZERO);
     device_zero(t.data, tensor_bytes(t));
-    end();
+    op_end();
 }
 
 void tensor_copy(Tensor to, Tensor from)
 {
-    begin("copy", OPERANDS(to), OPERANDS(), OPERANDS(from), 0,
-          to.data && from.data && tensor_count(to) == tensor_count(from) && to.dtype == from.dtype,
-          "two tensors of one count and type");
+    op_begin("copy", OPERANDS(to), OPERANDS(), OPERANDS(from), 0,
+             to.data && from.data && tensor_count(to) == tensor_count(from) && to.dtype == from.dtype,
+             "two tensors of one count and type");
     device_copy(to.data, from.data, tensor_bytes(to));
-    end();
+    op_end();
 }
 
 double tensor_item(Tensor t)
@@ -164,110 +31,110 @@ double tensor_item(Tensor t)
     double x;
     real y;
 
-    begin("item", OPERANDS(), OPERANDS(), OPERANDS(t), 0,
-          tensor_count(t) == 1 && (t.dtype == F64 || t.dtype == REAL), "one number");
+    op_begin("item", OPERANDS(), OPERANDS(), OPERANDS(t), 0,
+             tensor_count(t) == 1 && (t.dtype == F64 || t.dtype == REAL), "one number");
     if (t.dtype == F64) {
         device_download(&x, t.data, sizeof x);
     } else {
         device_download(&y, t.data, sizeof y);
         x = y;
     }
-    end();
+    op_end();
     return x;
 }
 
 void tensor_convert(Tensor to, Tensor from)
 {
-    begin("convert", OPERANDS(to), OPERANDS(), OPERANDS(from), 0,
-          to.data && from.data && tensor_count(to) == tensor_count(from) && is_stored(to.dtype) && is_stored(from.dtype),
-          "two tensors of one count, each REAL, BF16 or F16");
+    op_begin("convert", OPERANDS(to), OPERANDS(), OPERANDS(from), 0,
+             to.data && from.data && tensor_count(to) == tensor_count(from) && is_stored(to.dtype) && is_stored(from.dtype),
+             "two tensors of one count, each REAL, BF16 or F16");
     tensor_convert_kernel(to, from);
-    end();
+    op_end();
 }
 
 void tensor_scale(Tensor t, double factor)
 {
-    begin("scale", OPERANDS(), OPERANDS(t), OPERANDS(), 0, t.data && is_stored(t.dtype), "a tensor, REAL, BF16 or F16");
+    op_begin("scale", OPERANDS(), OPERANDS(t), OPERANDS(), 0, t.data && is_stored(t.dtype), "a tensor, REAL, BF16 or F16");
     tensor_scale_kernel(t, factor);
-    end();
+    op_end();
 }
 
 void embedding_forward(Tensor out, Tensor ids, Tensor weight)
 {
-    begin("embedding_forward", OPERANDS(out), OPERANDS(), OPERANDS(ids, weight), 0,
-          as(weight.dtype, out, tensor_count(ids), tensor_width(weight)) && are_ids(ids, tensor_count(ids)),
-          "out (R, H), ids (R) I32, weight (V, H), of one type");
+    op_begin("embedding_forward", OPERANDS(out), OPERANDS(), OPERANDS(ids, weight), 0,
+             as(weight.dtype, out, tensor_count(ids), tensor_width(weight)) && are_ids(ids, tensor_count(ids)),
+             "out (R, H), ids (R) I32, weight (V, H), of one type");
     embedding_forward_kernel(out, ids, weight);
-    end();
+    op_end();
 }
 
 void embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
-    begin("embedding_backward", OPERANDS(), OPERANDS(d_weight), OPERANDS(d_out, ids), 0,
-          as(d_out.dtype, d_out, tensor_count(ids), tensor_width(d_weight)) && are_ids(ids, tensor_count(ids))
-              && is_gradient(d_weight.dtype),
-          "d_weight (V, H), d_out (R, H), ids (R) I32; d_weight REAL or BF16");
+    op_begin("embedding_backward", OPERANDS(), OPERANDS(d_weight), OPERANDS(d_out, ids), 0,
+             as(d_out.dtype, d_out, tensor_count(ids), tensor_width(d_weight)) && are_ids(ids, tensor_count(ids))
+                 && is_gradient(d_weight.dtype),
+             "d_weight (V, H), d_out (R, H), ids (R) I32; d_weight REAL or BF16");
     embedding_backward_kernel(d_weight, d_out, ids);
-    end();
+    op_end();
 }
 
 void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    begin("layernorm_forward", OPERANDS(out, stats), OPERANDS(), OPERANDS(x, weight, bias), 0,
-          as(x.dtype, x, rows, width) && as(x.dtype, out, rows, width) && is(stats, rows, 2) && as_vector(x.dtype, weight, width)
-              && as_vector(x.dtype, bias, width),
-          "out (R, H), stats (R, 2), x (R, H), weight (H), bias (H), of one type; stats REAL");
+    op_begin("layernorm_forward", OPERANDS(out, stats), OPERANDS(), OPERANDS(x, weight, bias), 0,
+             as(x.dtype, x, rows, width) && as(x.dtype, out, rows, width) && is(stats, rows, 2) && as_vector(x.dtype, weight, width)
+                 && as_vector(x.dtype, bias, width),
+             "out (R, H), stats (R, 2), x (R, H), weight (H), bias (H), of one type; stats REAL");
     layernorm_forward_kernel(out, stats, x, weight, bias);
-    end();
+    op_end();
 }
 
 void layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats, Tensor weight)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    begin("layernorm_backward", OPERANDS(), OPERANDS(d_x, d_weight, d_bias), OPERANDS(d_out, x, stats, weight), 0,
-          as(x.dtype, x, rows, width) && as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width) && is(stats, rows, 2)
-              && as_vector(x.dtype, weight, width) && as_vector(d_bias.dtype, d_weight, width) && as_vector(d_bias.dtype, d_bias, width) && is_gradient(d_bias.dtype),
-          "d_x (R, H), d_weight (H), d_bias (H), d_out (R, H), x (R, H), stats (R, 2), weight (H), of one type but "
-          "d_weight and d_bias, which are REAL or BF16, and stats, REAL");
+    op_begin("layernorm_backward", OPERANDS(), OPERANDS(d_x, d_weight, d_bias), OPERANDS(d_out, x, stats, weight), 0,
+             as(x.dtype, x, rows, width) && as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width) && is(stats, rows, 2)
+                 && as_vector(x.dtype, weight, width) && as_vector(d_bias.dtype, d_weight, width) && as_vector(d_bias.dtype, d_bias, width) && is_gradient(d_bias.dtype),
+             "d_x (R, H), d_weight (H), d_bias (H), d_out (R, H), x (R, H), stats (R, 2), weight (H), of one type but "
+             "d_weight and d_bias, which are REAL or BF16, and stats, REAL");
     layernorm_backward_kernel(d_x, d_weight, d_bias, d_out, x, stats, weight);
-    end();
+    op_end();
 }
 
 void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
 
-    begin("linear_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * rows * k * m,
-          as(x.dtype, x, rows, k) && as(x.dtype, out, rows, m) && as(x.dtype, weight, m, k) && (!bias.data || as_vector(x.dtype, bias, m)),
-          "out (R, M), x (R, K), weight (M, K), bias (M) or none, of one type");
+    op_begin("linear_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * rows * k * m,
+             as(x.dtype, x, rows, k) && as(x.dtype, out, rows, m) && as(x.dtype, weight, m, k) && (!bias.data || as_vector(x.dtype, bias, m)),
+             "out (R, M), x (R, K), weight (M, K), bias (M) or none, of one type");
     linear_forward_kernel(out, x, weight, bias);
-    end();
+    op_end();
 }
 
 void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
 {
     const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
 
-    begin("linear_backward_input", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, weight), 2.0 * rows * k * m,
-          as(d_x.dtype, d_x, rows, k) && as(d_x.dtype, d_out, rows, m) && as(d_x.dtype, weight, m, k),
-          "d_x (R, K), d_out (R, M), weight (M, K), of one type");
+    op_begin("linear_backward_input", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, weight), 2.0 * rows * k * m,
+             as(d_x.dtype, d_x, rows, k) && as(d_x.dtype, d_out, rows, m) && as(d_x.dtype, weight, m, k),
+             "d_x (R, K), d_out (R, M), weight (M, K), of one type");
     linear_backward_input_kernel(d_x, d_out, weight);
-    end();
+    op_end();
 }
 
 void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out);
 
-    begin("linear_backward_weight", OPERANDS(), OPERANDS(d_weight, d_bias), OPERANDS(d_out, x), 2.0 * rows * k * m,
-          as(x.dtype, x, rows, k) && as(x.dtype, d_out, rows, m) && is_gradient(d_weight.dtype) && as(d_weight.dtype, d_weight, m, k) && (!d_bias.data || as_vector(d_weight.dtype, d_bias, m)),
-          "d_weight (M, K), d_bias (M) or none, d_out (R, M), x (R, K), of one type; the first two of one type, REAL or "
-          "BF16");
+    op_begin("linear_backward_weight", OPERANDS(), OPERANDS(d_weight, d_bias), OPERANDS(d_out, x), 2.0 * rows * k * m,
+             as(x.dtype, x, rows, k) && as(x.dtype, d_out, rows, m) && is_gradient(d_weight.dtype) && as(d_weight.dtype, d_weight, m, k) && (!d_bias.data || as_vector(d_weight.dtype, d_bias, m)),
+             "d_weight (M, K), d_bias (M) or none, d_out (R, M), x (R, K), of one type; the first two of one type, REAL or "
+             "BF16");
     linear_backward_weight_kernel(d_weight, d_bias, d_out, x);
-    end();
+    op_end();
 }
 
 static bool is_fp8(Tensor t, int64_t rows, int64_t width)
@@ -279,13 +146,13 @@ void quantize(Tensor out, Tensor transposed, Tensor x)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    begin("quantize", OPERANDS(out, transposed), OPERANDS(), OPERANDS(x), 0,
-          as(x.dtype, x, rows, width) && (out.data || transposed.data) && (!out.data || is_fp8(out, rows, width))
-              && (!transposed.data || is_fp8(transposed, width, rows))
-              && (!out.data || !transposed.data || (out.scale == transposed.scale && out.dtype == transposed.dtype)),
-          "out (R, K) and transposed (K, R), or one of them, E4M3 or E5M2, with one place for the scale; x (R, K)");
+    op_begin("quantize", OPERANDS(out, transposed), OPERANDS(), OPERANDS(x), 0,
+             as(x.dtype, x, rows, width) && (out.data || transposed.data) && (!out.data || is_fp8(out, rows, width))
+                 && (!transposed.data || is_fp8(transposed, width, rows))
+                 && (!out.data || !transposed.data || (out.scale == transposed.scale && out.dtype == transposed.dtype)),
+             "out (R, K) and transposed (K, R), or one of them, E4M3 or E5M2, with one place for the scale; x (R, K)");
     quantize_kernel(out, transposed, x);
-    end();
+    op_end();
 }
 
 static bool fp8_fits(Tensor out, Tensor x, Tensor weight)
@@ -298,22 +165,22 @@ static bool fp8_fits(Tensor out, Tensor x, Tensor weight)
 
 void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    begin("linear_fp8", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * tensor_count(out) * tensor_width(x),
-          fp8_fits(out, x, weight) && (!bias.data || as_vector(out.dtype, bias, tensor_width(out))),
-          "out (R, M), x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3, bias (M) like out or none; all "
-          "dimensions multiples of 16");
+    op_begin("linear_fp8", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * tensor_count(out) * tensor_width(x),
+             fp8_fits(out, x, weight) && (!bias.data || as_vector(out.dtype, bias, tensor_width(out))),
+             "out (R, M), x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3, bias (M) like out or none; all "
+             "dimensions multiples of 16");
     linear_fp8_kernel(out, x, weight, bias, false);
-    end();
+    op_end();
 }
 
 void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
 {
-    begin("linear_fp8_add", OPERANDS(), OPERANDS(out), OPERANDS(x, weight), 2.0 * tensor_count(out) * tensor_width(x),
-          fp8_fits(out, x, weight) && is_gradient(out.dtype),
-          "out (R, M), REAL or BF16, x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3; all dimensions "
-          "multiples of 16");
+    op_begin("linear_fp8_add", OPERANDS(), OPERANDS(out), OPERANDS(x, weight), 2.0 * tensor_count(out) * tensor_width(x),
+             fp8_fits(out, x, weight) && is_gradient(out.dtype),
+             "out (R, M), REAL or BF16, x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3; all dimensions "
+             "multiples of 16");
     linear_fp8_kernel(out, x, weight, NONE, true);
-    end();
+    op_end();
 }
 
 /* The table is computed on the host, in double, in any build. */
@@ -321,7 +188,7 @@ void rope_table(Tensor rope, int64_t first)
 {
     const int64_t T = rope.shape[0], D = tensor_width(rope);
 
-    begin("rope_table", OPERANDS(rope), OPERANDS(), OPERANDS(), 0, is(rope, T, D) && D % 2 == 0, "rope (T, D), D even");
+    op_begin("rope_table", OPERANDS(rope), OPERANDS(), OPERANDS(), 0, is(rope, T, D) && D % 2 == 0, "rope (T, D), D even");
     real *table = malloc(tensor_bytes(rope));
     if (!table)
         fail("no memory for a rope table of %s", bytes_text(tensor_bytes(rope)));
@@ -333,7 +200,7 @@ void rope_table(Tensor rope, int64_t first)
         }
     device_upload(rope.data, table, tensor_bytes(rope));
     free(table);
-    end();
+    op_end();
 }
 
 static bool rope_fits(Tensor qkv, Tensor rope)
@@ -346,18 +213,18 @@ static bool rope_fits(Tensor qkv, Tensor rope)
 
 void rope_forward(Tensor qkv, Tensor rope)
 {
-    begin("rope_forward", OPERANDS(), OPERANDS(qkv), OPERANDS(rope), 0, rope_fits(qkv, rope),
-          "qkv (B*T, 3*A*D), rope (T, D)");
+    op_begin("rope_forward", OPERANDS(), OPERANDS(qkv), OPERANDS(rope), 0, rope_fits(qkv, rope),
+             "qkv (B*T, 3*A*D), rope (T, D)");
     rope_kernel(qkv, rope, false);
-    end();
+    op_end();
 }
 
 void rope_backward(Tensor d_qkv, Tensor rope)
 {
-    begin("rope_backward", OPERANDS(), OPERANDS(d_qkv), OPERANDS(rope), 0, rope_fits(d_qkv, rope),
-          "d_qkv (B*T, 3*A*D), rope (T, D)");
+    op_begin("rope_backward", OPERANDS(), OPERANDS(d_qkv), OPERANDS(rope), 0, rope_fits(d_qkv, rope),
+             "d_qkv (B*T, 3*A*D), rope (T, D)");
     rope_kernel(d_qkv, rope, true);
-    end();
+    op_end();
 }
 
 static bool attention_fits(Tensor out, Tensor probs, Tensor qkv)
@@ -376,138 +243,138 @@ static double attention_flops(Tensor out, Tensor probs)
 
 void attention_forward(Tensor out, Tensor probs, Tensor qkv)
 {
-    begin("attention_forward", OPERANDS(out, probs), OPERANDS(), OPERANDS(qkv), attention_flops(out, probs),
-          attention_fits(out, probs, qkv), "out (B, T, A*D), probs (B, A, T, T), qkv (B, T, 3*A*D), of one type");
+    op_begin("attention_forward", OPERANDS(out, probs), OPERANDS(), OPERANDS(qkv), attention_flops(out, probs),
+             attention_fits(out, probs, qkv), "out (B, T, A*D), probs (B, A, T, T), qkv (B, T, 3*A*D), of one type");
     attention_forward_kernel(out, probs, qkv);
-    end();
+    op_end();
 }
 
 void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
 {
-    begin("attention_backward", OPERANDS(d_qkv, d_probs), OPERANDS(), OPERANDS(d_out, qkv, probs),
-          2 * attention_flops(d_out, probs),
-          attention_fits(d_out, probs, qkv) && attention_fits(d_out, d_probs, d_qkv)
-              && d_probs.dtype == probs.dtype && d_probs.shape[0] == probs.shape[0] && d_probs.shape[1] == probs.shape[1],
-          "d_qkv (B, T, 3*A*D), d_probs (B, A, T, T), d_out (B, T, A*D), qkv like d_qkv, probs like d_probs, of one type");
+    op_begin("attention_backward", OPERANDS(d_qkv, d_probs), OPERANDS(), OPERANDS(d_out, qkv, probs),
+             2 * attention_flops(d_out, probs),
+             attention_fits(d_out, probs, qkv) && attention_fits(d_out, d_probs, d_qkv)
+                 && d_probs.dtype == probs.dtype && d_probs.shape[0] == probs.shape[0] && d_probs.shape[1] == probs.shape[1],
+             "d_qkv (B, T, 3*A*D), d_probs (B, A, T, T), d_out (B, T, A*D), qkv like d_qkv, probs like d_probs, of one type");
     attention_backward_kernel(d_qkv, d_probs, d_out, qkv, probs);
-    end();
+    op_end();
 }
 
 void gelu_forward(Tensor out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    begin("gelu_forward", OPERANDS(out), OPERANDS(), OPERANDS(x), 0, as(x.dtype, out, rows, width) && as(x.dtype, x, rows, width),
-          "out (R, F), x (R, F), of one type");
+    op_begin("gelu_forward", OPERANDS(out), OPERANDS(), OPERANDS(x), 0, as(x.dtype, out, rows, width) && as(x.dtype, x, rows, width),
+             "out (R, F), x (R, F), of one type");
     gelu_forward_kernel(out, x);
-    end();
+    op_end();
 }
 
 void gelu_backward(Tensor d_x, Tensor d_out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    begin("gelu_backward", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, x), 0,
-          as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width) && as(x.dtype, x, rows, width),
-          "d_x (R, F), d_out (R, F), x (R, F), of one type");
+    op_begin("gelu_backward", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, x), 0,
+             as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width) && as(x.dtype, x, rows, width),
+             "d_x (R, F), d_out (R, F), x (R, F), of one type");
     gelu_backward_kernel(d_x, d_out, x);
-    end();
+    op_end();
 }
 
 void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    begin("residual_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, branch, bias), 0,
-          as(x.dtype, x, rows, width) && as(x.dtype, branch, rows, width) && as(x.dtype, out, rows, width) && as_vector(x.dtype, bias, width),
-          "out (R, H), x (R, H), branch (R, H), bias (H), of one type");
+    op_begin("residual_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, branch, bias), 0,
+             as(x.dtype, x, rows, width) && as(x.dtype, branch, rows, width) && as(x.dtype, out, rows, width) && as_vector(x.dtype, bias, width),
+             "out (R, H), x (R, H), branch (R, H), bias (H), of one type");
     residual_forward_kernel(out, x, branch, bias);
-    end();
+    op_end();
 }
 
 void residual_backward(Tensor d_bias, Tensor d_out)
 {
-    begin("residual_backward", OPERANDS(), OPERANDS(d_bias), OPERANDS(d_out), 0,
-          as(d_out.dtype, d_out, tensor_rows(d_out), tensor_width(d_out)) && is_gradient(d_bias.dtype) && as_vector(d_bias.dtype, d_bias, tensor_width(d_out)),
-          "d_bias (H), d_out (R, H); d_bias REAL or BF16");
+    op_begin("residual_backward", OPERANDS(), OPERANDS(d_bias), OPERANDS(d_out), 0,
+             as(d_out.dtype, d_out, tensor_rows(d_out), tensor_width(d_out)) && is_gradient(d_bias.dtype) && as_vector(d_bias.dtype, d_bias, tensor_width(d_out)),
+             "d_bias (H), d_out (R, H); d_bias REAL or BF16");
     residual_backward_kernel(d_bias, d_out);
-    end();
+    op_end();
 }
 
 void cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
     const int64_t rows = tensor_rows(logits);
 
-    begin("cross_entropy_forward", OPERANDS(lse), OPERANDS(loss), OPERANDS(logits, targets), 0,
-          tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows)
-              && as(logits.dtype, logits, rows, tensor_width(logits)) && are_ids(targets, rows),
-          "lse (R), loss (1) F64, logits (R, V), targets (R) I32; lse REAL");
+    op_begin("cross_entropy_forward", OPERANDS(lse), OPERANDS(loss), OPERANDS(logits, targets), 0,
+             tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows)
+                 && as(logits.dtype, logits, rows, tensor_width(logits)) && are_ids(targets, rows),
+             "lse (R), loss (1) F64, logits (R, V), targets (R) I32; lse REAL");
     cross_entropy_forward_kernel(loss, lse, logits, targets, scale);
-    end();
+    op_end();
 }
 
 void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
     const int64_t rows = tensor_rows(logits);
 
-    begin("cross_entropy_backward", OPERANDS(d_logits), OPERANDS(), OPERANDS(logits, lse, targets), 0,
-          as(logits.dtype, d_logits, rows, tensor_width(logits)) && as(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(lse, rows)
-              && are_ids(targets, rows),
-          "d_logits (R, V), logits (R, V), lse (R), targets (R) I32; the first two of one type, lse REAL");
+    op_begin("cross_entropy_backward", OPERANDS(d_logits), OPERANDS(), OPERANDS(logits, lse, targets), 0,
+             as(logits.dtype, d_logits, rows, tensor_width(logits)) && as(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(lse, rows)
+                 && are_ids(targets, rows),
+             "d_logits (R, V), logits (R, V), lse (R), targets (R) I32; the first two of one type, lse REAL");
     cross_entropy_backward_kernel(d_logits, logits, lse, targets, scale);
-    end();
+    op_end();
 }
 
 void cross_entropy_max(Tensor max, Tensor logits)
 {
     const int64_t rows = tensor_rows(logits);
 
-    begin("cross_entropy_max", OPERANDS(max), OPERANDS(), OPERANDS(logits), 0,
-          is_vector(max, rows) && is(logits, rows, tensor_width(logits)), "max (R), logits (R, V)");
+    op_begin("cross_entropy_max", OPERANDS(max), OPERANDS(), OPERANDS(logits), 0,
+             is_vector(max, rows) && is(logits, rows, tensor_width(logits)), "max (R), logits (R, V)");
     cross_entropy_max_kernel(max, logits);
-    end();
+    op_end();
 }
 
 void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
 {
     const int64_t rows = tensor_rows(logits);
 
-    begin("cross_entropy_sums", OPERANDS(sums), OPERANDS(), OPERANDS(logits, max, targets), 0,
-          is(sums, rows, 2) && is(logits, rows, tensor_width(logits)) && is_vector(max, rows) && are_ids(targets, rows),
-          "sums (R, 2), logits (R, V), max (R), targets (R) I32");
+    op_begin("cross_entropy_sums", OPERANDS(sums), OPERANDS(), OPERANDS(logits, max, targets), 0,
+             is(sums, rows, 2) && is(logits, rows, tensor_width(logits)) && is_vector(max, rows) && are_ids(targets, rows),
+             "sums (R, 2), logits (R, V), max (R), targets (R) I32");
     cross_entropy_sums_kernel(sums, logits, max, targets);
-    end();
+    op_end();
 }
 
 void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
 {
     const int64_t rows = tensor_rows(sums);
 
-    begin("cross_entropy_loss", OPERANDS(lse), OPERANDS(loss), OPERANDS(sums, max), 0,
-          tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows) && is(sums, rows, 2)
-              && is_vector(max, rows),
-          "lse (R), loss (1) F64, sums (R, 2), max (R)");
+    op_begin("cross_entropy_loss", OPERANDS(lse), OPERANDS(loss), OPERANDS(sums, max), 0,
+             tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows) && is(sums, rows, 2)
+                 && is_vector(max, rows),
+             "lse (R), loss (1) F64, sums (R, 2), max (R)");
     cross_entropy_loss_kernel(loss, lse, sums, max, scale);
-    end();
+    op_end();
 }
 
 void ids_in_slice(Tensor out, Tensor ids, int64_t first, int64_t count)
 {
-    begin("ids_in_slice", OPERANDS(out), OPERANDS(), OPERANDS(ids), 0,
-          are_ids(ids, tensor_count(ids)) && are_ids(out, tensor_count(ids)), "out (R) I32, ids (R) I32");
+    op_begin("ids_in_slice", OPERANDS(out), OPERANDS(), OPERANDS(ids), 0,
+             are_ids(ids, tensor_count(ids)) && are_ids(out, tensor_count(ids)), "out (R) I32, ids (R) I32");
     ids_in_slice_kernel(out, ids, first, count);
-    end();
+    op_end();
 }
 
 void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);
 
-    begin("adamw_update", OPERANDS(), OPERANDS(params, m, v), OPERANDS(gradients), 0,
-          as_vector(params.dtype, params, count) && is_vector(m, count) && is_vector(v, count) && is_gradient(gradients.dtype) && as_vector(gradients.dtype, gradients, count),
-          "params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16");
+    op_begin("adamw_update", OPERANDS(), OPERANDS(params, m, v), OPERANDS(gradients), 0,
+             as_vector(params.dtype, params, count) && is_vector(m, count) && is_vector(v, count) && is_gradient(gradients.dtype) && as_vector(gradients.dtype, gradients, count),
+             "params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16");
     adamw_update_kernel(params, m, v, gradients, a);
-    end();
+    op_end();
 }
 
 double square_sum(const Tensor *list, int count)
@@ -522,12 +389,10 @@ double square_sum(const Tensor *list, int count)
         shown = list[i];
     }
     for (int i = 1; fits && i < count; i++)
-        trace_operand(list[i], TRACE_READ);
-    begin("square_sum", OPERANDS(), OPERANDS(), OPERANDS(shown), 0, fits, "tensors that are REAL or BF16");
-    for (int i = 1; i < count; i++)
-        current->bytes += tensor_bytes(list[i]);
+        op_reads(list[i]);
+    op_begin("square_sum", OPERANDS(), OPERANDS(), OPERANDS(shown), 0, fits, "tensors that are REAL or BF16");
     const double sum = square_sum_kernel(list, count);
-    end();
+    op_end();
     return sum;
 }
 
@@ -566,71 +431,71 @@ static int64_t block_pairs(Tensor q, Tensor k, bool causal)
 /* FLOPs of the pairs that the mask leaves, unlike attention_flops: the causal half, over all blocks. */
 void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {
-    begin("attention_block_forward", OPERANDS(out, lse, scores), OPERANDS(), OPERANDS(q, k, v),
-          4.0 * block_pairs(q, k, causal) * tensor_width(q), block_fits(scores, q, k, v, out, lse, causal),
-          "out (B, C, A, D), lse (B, C, A, 1), scores (2, A, Q, K), q like out, k and v (B, K, A, D), K = C if causal");
+    op_begin("attention_block_forward", OPERANDS(out, lse, scores), OPERANDS(), OPERANDS(q, k, v),
+             4.0 * block_pairs(q, k, causal) * tensor_width(q), block_fits(scores, q, k, v, out, lse, causal),
+             "out (B, C, A, D), lse (B, C, A, 1), scores (2, A, Q, K), q like out, k and v (B, K, A, D), K = C if causal");
     attention_block_forward_kernel(out, lse, scores, q, k, v, causal);
     pairs += block_pairs(q, k, causal);
-    end();
+    op_end();
 }
 
 void attention_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
                               Tensor v, Tensor lse, Tensor dots, bool causal)
 {
-    begin("attention_block_backward", OPERANDS(scores), OPERANDS(d_q, d_k, d_v), OPERANDS(d_out, q, k, v, lse, dots),
-          8.0 * block_pairs(q, k, causal) * tensor_width(q),
-          block_fits(scores, q, k, v, d_out, lse, causal) && block_fits(scores, d_q, d_k, d_v, d_out, dots, causal)
-              && is_block(d_q, q.shape[0], q.shape[1], q.shape[2], q.shape[3]) && d_k.shape[1] == k.shape[1],
-          "scores (2, A, Q, K), d_q (B, C, A, D), d_k and d_v (B, K, A, D), d_out and q like d_q, k and v like d_k, lse "
-          "and dots (B, C, A, 1), K = C if causal");
+    op_begin("attention_block_backward", OPERANDS(scores), OPERANDS(d_q, d_k, d_v), OPERANDS(d_out, q, k, v, lse, dots),
+             8.0 * block_pairs(q, k, causal) * tensor_width(q),
+             block_fits(scores, q, k, v, d_out, lse, causal) && block_fits(scores, d_q, d_k, d_v, d_out, dots, causal)
+                 && is_block(d_q, q.shape[0], q.shape[1], q.shape[2], q.shape[3]) && d_k.shape[1] == k.shape[1],
+             "scores (2, A, Q, K), d_q (B, C, A, D), d_k and d_v (B, K, A, D), d_out and q like d_q, k and v like d_k, lse "
+             "and dots (B, C, A, 1), K = C if causal");
     attention_block_backward_kernel(d_q, d_k, d_v, scores, d_out, q, k, v, lse, dots, causal);
-    end();
+    op_end();
 }
 
 void attention_merge(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
 {
     const int64_t rows = tensor_rows(out), width = tensor_width(out);
 
-    begin("attention_merge", OPERANDS(), OPERANDS(out, lse), OPERANDS(part, part_lse), 0,
-          is(out, rows, width) && is(lse, rows, 1) && is(part, rows, width) && is(part_lse, rows, 1),
-          "out (R, D), lse (R, 1), part like out, part_lse like lse");
+    op_begin("attention_merge", OPERANDS(), OPERANDS(out, lse), OPERANDS(part, part_lse), 0,
+             is(out, rows, width) && is(lse, rows, 1) && is(part, rows, width) && is(part_lse, rows, 1),
+             "out (R, D), lse (R, 1), part like out, part_lse like lse");
     attention_merge_kernel(out, lse, part, part_lse);
-    end();
+    op_end();
 }
 
 void attention_dots(Tensor dots, Tensor d_out, Tensor out)
 {
     const int64_t rows = tensor_rows(out), width = tensor_width(out);
 
-    begin("attention_dots", OPERANDS(dots), OPERANDS(), OPERANDS(d_out, out), 0,
-          is(out, rows, width) && is(d_out, rows, width) && is(dots, rows, tensor_width(dots))
-              && width % tensor_width(dots) == 0,
-          "dots (R, A), d_out (R, A*D), out (R, A*D)");
+    op_begin("attention_dots", OPERANDS(dots), OPERANDS(), OPERANDS(d_out, out), 0,
+             is(out, rows, width) && is(d_out, rows, width) && is(dots, rows, tensor_width(dots))
+                 && width % tensor_width(dots) == 0,
+             "dots (R, A), d_out (R, A*D), out (R, A*D)");
     attention_dots_kernel(dots, d_out, out);
-    end();
+    op_end();
 }
 
 void tensor_fill(Tensor t, double value)
 {
-    begin("fill", OPERANDS(t), OPERANDS(), OPERANDS(), 0, is_vector(t, tensor_count(t)), "a tensor");
+    op_begin("fill", OPERANDS(t), OPERANDS(), OPERANDS(), 0, is_vector(t, tensor_count(t)), "a tensor");
     tensor_fill_kernel(t, value);
-    end();
+    op_end();
 }
 
 void tensor_add(Tensor to, Tensor from)
 {
-    begin("add", OPERANDS(), OPERANDS(to), OPERANDS(from), 0,
-          is_vector(to, tensor_count(to)) && is_vector(from, tensor_count(to)), "two tensors of one count");
+    op_begin("add", OPERANDS(), OPERANDS(to), OPERANDS(from), 0,
+             is_vector(to, tensor_count(to)) && is_vector(from, tensor_count(to)), "two tensors of one count");
     tensor_add_kernel(to, from);
-    end();
+    op_end();
 }
 
 void transpose_rows(Tensor out, Tensor in)
 {
-    begin("transpose_rows", OPERANDS(out), OPERANDS(), OPERANDS(in), 0,
-          in.data && out.data && in.data != out.data && in.dtype == REAL && out.dtype == REAL && in.dims == 3
-              && out.dims == 3 && out.shape[0] == in.shape[1] && out.shape[1] == in.shape[0] && out.shape[2] == in.shape[2],
-          "out (Y, X, W), in (X, Y, W), not in place");
+    op_begin("transpose_rows", OPERANDS(out), OPERANDS(), OPERANDS(in), 0,
+             in.data && out.data && in.data != out.data && in.dtype == REAL && out.dtype == REAL && in.dims == 3
+                 && out.dims == 3 && out.shape[0] == in.shape[1] && out.shape[1] == in.shape[0] && out.shape[2] == in.shape[2],
+             "out (Y, X, W), in (X, Y, W), not in place");
     transpose_rows_kernel(out, in);
-    end();
+    op_end();
 }

@@ -205,7 +205,11 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     signal(SIGPIPE, SIG_IGN);
 
     device_init(comm_local_rank(), comm_local_size(), options.threads);
+    if (options.tf32 && !device_use_tf32())
+        fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
     ops_pretend(options.pretend_flops);
+    if (options.report)
+        ops_time();
     data_open();
     if (options.save)
         checkpoint_claim(options.save);
@@ -234,7 +238,8 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         run_print("ranks   %s\n", table);
         free(table);
     }
-    run_print("device  %s%s, %.0f GFLOP/s in matmul%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(),
+    run_print("device  %s%s, ", comm_size(world) > 1 ? "each rank " : "", device_name());
+    run_print(peak_flops() ? "%.0f GFLOP/s in matmul%s\n" : "whose rate in matmul is not known: no MFU\n",
               peak_flops() / 1e9, options.pretend ? " (pretended)" : "");
     run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
               number_text(data_held_out()));
@@ -383,7 +388,7 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
 void run_step(int step, StepResult result)
 {
     const double seconds = clock_seconds() - step_began, tokens = (double)run_global_batch() * options.config.seq;
-    const double mfu = model_flops_per_token(options.config) * tokens / seconds / peak_flops();
+    const double peak = peak_flops(), mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : 0;
 
     state.step = step;
     state.tokens += tokens;

@@ -1,0 +1,66 @@
+/* What is around every operator: it checks the operands, enters them into the account and the trace, and waits under
+ * --pretend. Between op_begin and op_end an operator calls its backend's kernel.
+ */
+#ifndef OPERATOR_H
+#define OPERATOR_H
+
+#include <stdbool.h>
+
+#include "ops.h"
+
+typedef struct {
+    int count;
+    Tensor t[8];
+} Operands;
+
+#define OPERANDS(...) (Operands){sizeof((Tensor[]){__VA_ARGS__}) / sizeof(Tensor), {__VA_ARGS__}}
+
+/* An operator starts: what it writes, what it adds to, what it reads (NONE counts as nothing), its FLOPs, and whether
+ * its operands fit; if not, the program ends and says what they are and the rule. */
+void op_begin(const char *name, Operands writes, Operands updates, Operands reads, double flops, bool fits,
+              const char *rule);
+void op_end(void);
+
+void op_reads(Tensor t);                        /* before op_begin: one more operand, where there is a list of them */
+
+/* ---- what op_begin's `fits` is made of ---- */
+
+/* (rows, width) of type REAL, whatever its dimensions. */
+static inline bool is(Tensor t, int64_t rows, int64_t width)
+{
+    return t.data && t.dtype == REAL && tensor_rows(t) == rows && tensor_width(t) == width;
+}
+
+static inline bool is_vector(Tensor t, int64_t count)
+{
+    return t.data && t.dtype == REAL && tensor_count(t) == count;
+}
+
+/* Types that activations and weights can have, and those of parameters' gradients. */
+static inline bool is_stored(DType dtype)
+{
+    return dtype == REAL || dtype == BF16 || dtype == F16;
+}
+
+static inline bool is_gradient(DType dtype)
+{
+    return dtype == REAL || dtype == BF16;
+}
+
+/* (rows, width), stored as `dtype`, the type of the operator's first such operand. */
+static inline bool as(DType dtype, Tensor t, int64_t rows, int64_t width)
+{
+    return is_stored(dtype) && t.data && t.dtype == dtype && tensor_rows(t) == rows && tensor_width(t) == width;
+}
+
+static inline bool as_vector(DType dtype, Tensor t, int64_t count)
+{
+    return is_stored(dtype) && t.data && t.dtype == dtype && tensor_count(t) == count;
+}
+
+static inline bool are_ids(Tensor t, int64_t count)
+{
+    return t.data && t.dtype == I32 && tensor_count(t) == count;
+}
+
+#endif
