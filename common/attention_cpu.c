@@ -1,5 +1,5 @@
-/* Attention on the CPU: whole, with its probabilities kept, and by blocks of keys (07). Each head of a sequence is a few
- * small products, which threads take one by one.
+/* Attention on the CPU: whole, with its probabilities kept, and by blocks of keys (07). Each head of a sequence is a
+ * few small products, which threads take one by one.
  */
 #include "ops_cpu.h"
 
@@ -133,14 +133,15 @@ void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tenso
                        ld, 0, p, K);
                 for (int64_t i = 0; i < n; i++)
                     log_sum[i * A] = softmax(p + i * K, causal ? first + i + 1 : keys, keys);
-                matmul(false, false, n, D, keys, 1, p, K, tokens_of(v, b, 0, a), ld, 0, tokens_of(out, b, first, a), ld);
+                matmul(false, false, n, D, keys, 1, p, K, tokens_of(v, b, 0, a), ld, 0, tokens_of(out, b, first, a),
+                       ld);
             }
     }
 }
 
 /* P = exp(S - lse), dP = dO V^T, dS = P * (dP - dots) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
-void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
-                                     Tensor v, Tensor lse, Tensor dots, bool causal)
+void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,
+                                     Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
     const int64_t ld = A * D;
@@ -168,7 +169,8 @@ void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor 
                     for (int64_t j = seen; j < keys; j++)
                         p_row[j] = d_row[j] = 0;
                 }
-                matmul(false, false, n, D, keys, 1, d_p, K, tokens_of(k, b, 0, a), ld, 1, tokens_of(d_q, b, first, a), ld);
+                matmul(false, false, n, D, keys, 1, d_p, K, tokens_of(k, b, 0, a), ld, 1, tokens_of(d_q, b, first, a),
+                       ld);
                 matmul(true, false, keys, D, n, 1, d_p, K, queries, ld, 1, tokens_of(d_k, b, 0, a), ld);
                 matmul(true, false, keys, D, n, 1, p, K, d_o, ld, 1, tokens_of(d_v, b, 0, a), ld);
             }
@@ -184,7 +186,8 @@ void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real x = log_sum[i], y = part_sum[i], max = x > y ? x : y, in_x = real_exp(x - max), in_y = real_exp(y - max);
+        const real x = log_sum[i], y = part_sum[i], max = x > y ? x : y;
+        const real in_x = real_exp(x - max), in_y = real_exp(y - max);
         const real sum = in_x + in_y, share_x = in_x / sum, share_y = in_y / sum;
         const real *add = row(part, i);
         real *o = row(out, i);

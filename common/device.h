@@ -52,10 +52,10 @@ void *device_stream(void);
 /* For messages between ranks, which leave from the host's memory or from the device's. */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 int device_count(void);                     /* GPUs in this machine, for each rank one of its own; 0: the CPU */
-void *device_host_alloc(int64_t bytes);     /* of the host, for fast copies from and to the device; NULL: no more memory */
+void *device_host_alloc(int64_t bytes);     /* of the host, for fast copies to the device; NULL: no more memory */
 void device_host_free(void *data);
 void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event says when it is done */
-void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; `from` must stay as it is till then */
+void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; `from` stays as it is till then */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {

@@ -65,7 +65,8 @@ static inline float float_for_rounding(real x)
 }
 
 /* A number in a format of so many bits of exponent and mantissa; what is larger than `largest` becomes `beyond`. */
-static inline uint32_t format_encode(real x, int exponent, int mantissa, uint32_t largest, uint32_t beyond, uint32_t nan)
+static inline uint32_t format_encode(real x, int exponent, int mantissa, uint32_t largest, uint32_t beyond,
+                                     uint32_t nan)
 {
     const int cut = 23 - mantissa, bias = (1 << (exponent - 1)) - 1;
     const uint32_t all = bits_of_float(float_for_rounding(x)), sign = all >> 31, bits = all & 0x7fffffff;

@@ -46,7 +46,8 @@ double tensor_item(Tensor t)
 void tensor_convert(Tensor to, Tensor from)
 {
     op_begin("convert", OPERANDS(to), OPERANDS(), OPERANDS(from), 0,
-             to.data && from.data && tensor_count(to) == tensor_count(from) && is_stored(to.dtype) && is_stored(from.dtype),
+             to.data && from.data && tensor_count(to) == tensor_count(from) && is_stored(to.dtype)
+                 && is_stored(from.dtype),
              "two tensors of one count, each REAL, BF16 or F16");
     tensor_convert_kernel(to, from);
     op_end();
@@ -54,7 +55,8 @@ void tensor_convert(Tensor to, Tensor from)
 
 void tensor_scale(Tensor t, double factor)
 {
-    op_begin("scale", OPERANDS(), OPERANDS(t), OPERANDS(), 0, t.data && is_stored(t.dtype), "a tensor, REAL, BF16 or F16");
+    op_begin("scale", OPERANDS(), OPERANDS(t), OPERANDS(), 0, t.data && is_stored(t.dtype),
+             "a tensor, REAL, BF16 or F16");
     tensor_scale_kernel(t, factor);
     op_end();
 }
@@ -83,8 +85,8 @@ void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("layernorm_forward", OPERANDS(out, stats), OPERANDS(), OPERANDS(x, weight, bias), 0,
-             as(x.dtype, x, rows, width) && as(x.dtype, out, rows, width) && is(stats, rows, 2) && as_vector(x.dtype, weight, width)
-                 && as_vector(x.dtype, bias, width),
+             as(x.dtype, x, rows, width) && as(x.dtype, out, rows, width) && is(stats, rows, 2)
+                 && as_vector(x.dtype, weight, width) && as_vector(x.dtype, bias, width),
              "out (R, H), stats (R, 2), x (R, H), weight (H), bias (H), of one type; stats REAL");
     layernorm_forward_kernel(out, stats, x, weight, bias);
     op_end();
@@ -95,8 +97,9 @@ void layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("layernorm_backward", OPERANDS(), OPERANDS(d_x, d_weight, d_bias), OPERANDS(d_out, x, stats, weight), 0,
-             as(x.dtype, x, rows, width) && as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width) && is(stats, rows, 2)
-                 && as_vector(x.dtype, weight, width) && as_vector(d_bias.dtype, d_weight, width) && as_vector(d_bias.dtype, d_bias, width) && is_gradient(d_bias.dtype),
+             as(x.dtype, x, rows, width) && as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width)
+                 && is(stats, rows, 2) && as_vector(x.dtype, weight, width) && as_vector(d_bias.dtype, d_weight, width)
+                 && as_vector(d_bias.dtype, d_bias, width) && is_gradient(d_bias.dtype),
              "d_x (R, H), d_weight (H), d_bias (H), d_out (R, H), x (R, H), stats (R, 2), weight (H), of one type but "
              "d_weight and d_bias, which are REAL or BF16, and stats, REAL");
     layernorm_backward_kernel(d_x, d_weight, d_bias, d_out, x, stats, weight);
@@ -108,7 +111,8 @@ void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
 
     op_begin("linear_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * rows * k * m,
-             as(x.dtype, x, rows, k) && as(x.dtype, out, rows, m) && as(x.dtype, weight, m, k) && (!bias.data || as_vector(x.dtype, bias, m)),
+             as(x.dtype, x, rows, k) && as(x.dtype, out, rows, m) && as(x.dtype, weight, m, k)
+                 && (!bias.data || as_vector(x.dtype, bias, m)),
              "out (R, M), x (R, K), weight (M, K), bias (M) or none, of one type");
     linear_forward_kernel(out, x, weight, bias);
     op_end();
@@ -129,17 +133,20 @@ void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out);
 
-    op_begin("linear_backward_weight", OPERANDS(), OPERANDS(d_weight, d_bias), OPERANDS(d_out, x), 2.0 * rows * k * m,
-             as(x.dtype, x, rows, k) && as(x.dtype, d_out, rows, m) && is_gradient(d_weight.dtype) && as(d_weight.dtype, d_weight, m, k) && (!d_bias.data || as_vector(d_weight.dtype, d_bias, m)),
-             "d_weight (M, K), d_bias (M) or none, d_out (R, M), x (R, K), of one type; the first two of one type, REAL or "
-             "BF16");
+    op_begin(
+        "linear_backward_weight", OPERANDS(), OPERANDS(d_weight, d_bias), OPERANDS(d_out, x), 2.0 * rows * k * m,
+        as(x.dtype, x, rows, k) && as(x.dtype, d_out, rows, m) && is_gradient(d_weight.dtype)
+            && as(d_weight.dtype, d_weight, m, k) && (!d_bias.data || as_vector(d_weight.dtype, d_bias, m)),
+        "d_weight (M, K), d_bias (M) or none, d_out (R, M), x (R, K), of one type; the first two of one type, REAL or "
+        "BF16");
     linear_backward_weight_kernel(d_weight, d_bias, d_out, x);
     op_end();
 }
 
 static bool is_fp8(Tensor t, int64_t rows, int64_t width)
 {
-    return t.data && t.scale && (t.dtype == E4M3 || t.dtype == E5M2) && tensor_rows(t) == rows && tensor_width(t) == width;
+    return t.data && t.scale && (t.dtype == E4M3 || t.dtype == E5M2) && tensor_rows(t) == rows
+           && tensor_width(t) == width;
 }
 
 void quantize(Tensor out, Tensor transposed, Tensor x)
@@ -160,25 +167,27 @@ static bool fp8_fits(Tensor out, Tensor x, Tensor weight)
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_rows(weight);
 
     return is_fp8(x, rows, k) && is_fp8(weight, m, k) && (x.dtype == E4M3 || weight.dtype == E4M3)
-        && as(out.dtype, out, rows, m) && rows % 16 == 0 && k % 16 == 0 && m % 16 == 0;
+           && as(out.dtype, out, rows, m) && rows % 16 == 0 && k % 16 == 0 && m % 16 == 0;
 }
 
 void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    op_begin("linear_fp8", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * tensor_count(out) * tensor_width(x),
-             fp8_fits(out, x, weight) && (!bias.data || as_vector(out.dtype, bias, tensor_width(out))),
-             "out (R, M), x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3, bias (M) like out or none; all "
-             "dimensions multiples of 16");
+    op_begin(
+        "linear_fp8", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * tensor_count(out) * tensor_width(x),
+        fp8_fits(out, x, weight) && (!bias.data || as_vector(out.dtype, bias, tensor_width(out))),
+        "out (R, M), x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3, bias (M) like out or none; all "
+        "dimensions multiples of 16");
     linear_fp8_kernel(out, x, weight, bias, false);
     op_end();
 }
 
 void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
 {
-    op_begin("linear_fp8_add", OPERANDS(), OPERANDS(out), OPERANDS(x, weight), 2.0 * tensor_count(out) * tensor_width(x),
-             fp8_fits(out, x, weight) && is_gradient(out.dtype),
-             "out (R, M), REAL or BF16, x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3; all dimensions "
-             "multiples of 16");
+    op_begin(
+        "linear_fp8_add", OPERANDS(), OPERANDS(out), OPERANDS(x, weight), 2.0 * tensor_count(out) * tensor_width(x),
+        fp8_fits(out, x, weight) && is_gradient(out.dtype),
+        "out (R, M), REAL or BF16, x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3; all dimensions "
+        "multiples of 16");
     linear_fp8_kernel(out, x, weight, NONE, true);
     op_end();
 }
@@ -188,7 +197,8 @@ void rope_table(Tensor rope, int64_t first)
 {
     const int64_t T = rope.shape[0], D = tensor_width(rope);
 
-    op_begin("rope_table", OPERANDS(rope), OPERANDS(), OPERANDS(), 0, is(rope, T, D) && D % 2 == 0, "rope (T, D), D even");
+    op_begin("rope_table", OPERANDS(rope), OPERANDS(), OPERANDS(), 0, is(rope, T, D) && D % 2 == 0,
+             "rope (T, D), D even");
     real *table = malloc(tensor_bytes(rope));
     if (!table)
         fail("no memory for a rope table of %s", bytes_text(tensor_bytes(rope)));
@@ -208,7 +218,7 @@ static bool rope_fits(Tensor qkv, Tensor rope)
     const int64_t T = rope.shape[0], D = tensor_width(rope);
 
     return is(rope, T, D) && qkv.data && is_stored(qkv.dtype) && tensor_rows(qkv) % T == 0
-        && tensor_width(qkv) % (3 * D) == 0;
+           && tensor_width(qkv) % (3 * D) == 0;
 }
 
 void rope_forward(Tensor qkv, Tensor rope)
@@ -232,7 +242,7 @@ static bool attention_fits(Tensor out, Tensor probs, Tensor qkv)
     const int64_t rows = probs.shape[0] * probs.shape[2], width = tensor_width(out);
 
     return probs.dims == 4 && probs.data && is_stored(probs.dtype) && probs.shape[2] == probs.shape[3]
-        && width % probs.shape[1] == 0 && as(probs.dtype, out, rows, width) && as(probs.dtype, qkv, rows, 3 * width);
+           && width % probs.shape[1] == 0 && as(probs.dtype, out, rows, width) && as(probs.dtype, qkv, rows, 3 * width);
 }
 
 /* Scores and their sum over values, for all T^2 pairs of a head: what the 12*L*h*s of the FLOPs' formula counts. */
@@ -253,9 +263,10 @@ void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, 
 {
     op_begin("attention_backward", OPERANDS(d_qkv, d_probs), OPERANDS(), OPERANDS(d_out, qkv, probs),
              2 * attention_flops(d_out, probs),
-             attention_fits(d_out, probs, qkv) && attention_fits(d_out, d_probs, d_qkv)
-                 && d_probs.dtype == probs.dtype && d_probs.shape[0] == probs.shape[0] && d_probs.shape[1] == probs.shape[1],
-             "d_qkv (B, T, 3*A*D), d_probs (B, A, T, T), d_out (B, T, A*D), qkv like d_qkv, probs like d_probs, of one type");
+             attention_fits(d_out, probs, qkv) && attention_fits(d_out, d_probs, d_qkv) && d_probs.dtype == probs.dtype
+                 && d_probs.shape[0] == probs.shape[0] && d_probs.shape[1] == probs.shape[1],
+             "d_qkv (B, T, 3*A*D), d_probs (B, A, T, T), d_out (B, T, A*D), qkv like d_qkv, probs like d_probs, of one "
+             "type");
     attention_backward_kernel(d_qkv, d_probs, d_out, qkv, probs);
     op_end();
 }
@@ -264,8 +275,8 @@ void gelu_forward(Tensor out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    op_begin("gelu_forward", OPERANDS(out), OPERANDS(), OPERANDS(x), 0, as(x.dtype, out, rows, width) && as(x.dtype, x, rows, width),
-             "out (R, F), x (R, F), of one type");
+    op_begin("gelu_forward", OPERANDS(out), OPERANDS(), OPERANDS(x), 0,
+             as(x.dtype, out, rows, width) && as(x.dtype, x, rows, width), "out (R, F), x (R, F), of one type");
     gelu_forward_kernel(out, x);
     op_end();
 }
@@ -286,7 +297,8 @@ void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("residual_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, branch, bias), 0,
-             as(x.dtype, x, rows, width) && as(x.dtype, branch, rows, width) && as(x.dtype, out, rows, width) && as_vector(x.dtype, bias, width),
+             as(x.dtype, x, rows, width) && as(x.dtype, branch, rows, width) && as(x.dtype, out, rows, width)
+                 && as_vector(x.dtype, bias, width),
              "out (R, H), x (R, H), branch (R, H), bias (H), of one type");
     residual_forward_kernel(out, x, branch, bias);
     op_end();
@@ -295,7 +307,8 @@ void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
 void residual_backward(Tensor d_bias, Tensor d_out)
 {
     op_begin("residual_backward", OPERANDS(), OPERANDS(d_bias), OPERANDS(d_out), 0,
-             as(d_out.dtype, d_out, tensor_rows(d_out), tensor_width(d_out)) && is_gradient(d_bias.dtype) && as_vector(d_bias.dtype, d_bias, tensor_width(d_out)),
+             as(d_out.dtype, d_out, tensor_rows(d_out), tensor_width(d_out)) && is_gradient(d_bias.dtype)
+                 && as_vector(d_bias.dtype, d_bias, tensor_width(d_out)),
              "d_bias (H), d_out (R, H); d_bias REAL or BF16");
     residual_backward_kernel(d_bias, d_out);
     op_end();
@@ -318,7 +331,8 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_backward", OPERANDS(d_logits), OPERANDS(), OPERANDS(logits, lse, targets), 0,
-             as(logits.dtype, d_logits, rows, tensor_width(logits)) && as(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(lse, rows)
+             as(logits.dtype, d_logits, rows, tensor_width(logits))
+                 && as(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(lse, rows)
                  && are_ids(targets, rows),
              "d_logits (R, V), logits (R, V), lse (R), targets (R) I32; the first two of one type, lse REAL");
     cross_entropy_backward_kernel(d_logits, logits, lse, targets, scale);
@@ -340,7 +354,8 @@ void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_sums", OPERANDS(sums), OPERANDS(), OPERANDS(logits, max, targets), 0,
-             is(sums, rows, 2) && is(logits, rows, tensor_width(logits)) && is_vector(max, rows) && are_ids(targets, rows),
+             is(sums, rows, 2) && is(logits, rows, tensor_width(logits)) && is_vector(max, rows)
+                 && are_ids(targets, rows),
              "sums (R, 2), logits (R, V), max (R), targets (R) I32");
     cross_entropy_sums_kernel(sums, logits, max, targets);
     op_end();
@@ -371,7 +386,8 @@ void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArgu
     const int64_t count = tensor_count(params);
 
     op_begin("adamw_update", OPERANDS(), OPERANDS(params, m, v), OPERANDS(gradients), 0,
-             as_vector(params.dtype, params, count) && is_vector(m, count) && is_vector(v, count) && is_gradient(gradients.dtype) && as_vector(gradients.dtype, gradients, count),
+             as_vector(params.dtype, params, count) && is_vector(m, count) && is_vector(v, count)
+                 && is_gradient(gradients.dtype) && as_vector(gradients.dtype, gradients, count),
              "params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16");
     adamw_update_kernel(params, m, v, gradients, a);
     op_end();
@@ -379,7 +395,7 @@ void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArgu
 
 double square_sum(const Tensor *list, int count)
 {
-    Tensor shown = count ? list[0] : NONE;      /* the first, or the first that doesn't fit */
+    Tensor shown = count ? list[0] : NONE; /* the first, or the first that doesn't fit */
     bool fits = true;
 
     for (int i = count - 1; i >= 0; i--) {
@@ -408,7 +424,7 @@ int64_t attention_pairs(void)
 static bool is_block(Tensor t, int64_t B, int64_t C, int64_t A, int64_t D)
 {
     return t.data && t.dtype == REAL && t.dims == 4 && t.shape[0] == B && t.shape[1] == C && t.shape[2] == A
-        && t.shape[3] == D;
+           && t.shape[3] == D;
 }
 
 /* Of q, or what is like it; sum has one number for each query and head. */
@@ -417,8 +433,8 @@ static bool block_fits(Tensor scores, Tensor q, Tensor k, Tensor v, Tensor out, 
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1];
 
     return is_block(q, B, C, A, D) && is_block(k, B, K, A, D) && is_block(v, B, K, A, D) && is_block(out, B, C, A, D)
-        && is_block(sum, B, C, A, 1) && is_block(scores, 2, A, scores.shape[2], K) && scores.shape[2] > 0
-        && (!causal || K == C);
+           && is_block(sum, B, C, A, 1) && is_block(scores, 2, A, scores.shape[2], K) && scores.shape[2] > 0
+           && (!causal || K == C);
 }
 
 static int64_t block_pairs(Tensor q, Tensor k, bool causal)
@@ -431,9 +447,10 @@ static int64_t block_pairs(Tensor q, Tensor k, bool causal)
 /* FLOPs of the pairs that the mask leaves, unlike attention_flops: the causal half, over all blocks. */
 void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {
-    op_begin("attention_block_forward", OPERANDS(out, lse, scores), OPERANDS(), OPERANDS(q, k, v),
-             4.0 * block_pairs(q, k, causal) * tensor_width(q), block_fits(scores, q, k, v, out, lse, causal),
-             "out (B, C, A, D), lse (B, C, A, 1), scores (2, A, Q, K), q like out, k and v (B, K, A, D), K = C if causal");
+    op_begin(
+        "attention_block_forward", OPERANDS(out, lse, scores), OPERANDS(), OPERANDS(q, k, v),
+        4.0 * block_pairs(q, k, causal) * tensor_width(q), block_fits(scores, q, k, v, out, lse, causal),
+        "out (B, C, A, D), lse (B, C, A, 1), scores (2, A, Q, K), q like out, k and v (B, K, A, D), K = C if causal");
     attention_block_forward_kernel(out, lse, scores, q, k, v, causal);
     pairs += block_pairs(q, k, causal);
     op_end();
@@ -442,12 +459,13 @@ void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Te
 void attention_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
                               Tensor v, Tensor lse, Tensor dots, bool causal)
 {
-    op_begin("attention_block_backward", OPERANDS(scores), OPERANDS(d_q, d_k, d_v), OPERANDS(d_out, q, k, v, lse, dots),
-             8.0 * block_pairs(q, k, causal) * tensor_width(q),
-             block_fits(scores, q, k, v, d_out, lse, causal) && block_fits(scores, d_q, d_k, d_v, d_out, dots, causal)
-                 && is_block(d_q, q.shape[0], q.shape[1], q.shape[2], q.shape[3]) && d_k.shape[1] == k.shape[1],
-             "scores (2, A, Q, K), d_q (B, C, A, D), d_k and d_v (B, K, A, D), d_out and q like d_q, k and v like d_k, lse "
-             "and dots (B, C, A, 1), K = C if causal");
+    op_begin(
+        "attention_block_backward", OPERANDS(scores), OPERANDS(d_q, d_k, d_v), OPERANDS(d_out, q, k, v, lse, dots),
+        8.0 * block_pairs(q, k, causal) * tensor_width(q),
+        block_fits(scores, q, k, v, d_out, lse, causal) && block_fits(scores, d_q, d_k, d_v, d_out, dots, causal)
+            && is_block(d_q, q.shape[0], q.shape[1], q.shape[2], q.shape[3]) && d_k.shape[1] == k.shape[1],
+        "scores (2, A, Q, K), d_q (B, C, A, D), d_k and d_v (B, K, A, D), d_out and q like d_q, k and v like d_k, lse "
+        "and dots (B, C, A, 1), K = C if causal");
     attention_block_backward_kernel(d_q, d_k, d_v, scores, d_out, q, k, v, lse, dots, causal);
     op_end();
 }
@@ -494,7 +512,8 @@ void transpose_rows(Tensor out, Tensor in)
 {
     op_begin("transpose_rows", OPERANDS(out), OPERANDS(), OPERANDS(in), 0,
              in.data && out.data && in.data != out.data && in.dtype == REAL && out.dtype == REAL && in.dims == 3
-                 && out.dims == 3 && out.shape[0] == in.shape[1] && out.shape[1] == in.shape[0] && out.shape[2] == in.shape[2],
+                 && out.dims == 3 && out.shape[0] == in.shape[1] && out.shape[1] == in.shape[0]
+                 && out.shape[2] == in.shape[2],
              "out (Y, X, W), in (X, Y, W), not in place");
     transpose_rows_kernel(out, in);
     op_end();

@@ -27,7 +27,7 @@ extern "C" {
 void tensor_zero(Tensor t);
 void tensor_copy(Tensor to, Tensor from);               /* same count and type */
 double tensor_item(Tensor t);                           /* the one element, F64 or REAL, on the host; waits */
-void tensor_convert(Tensor to, Tensor from);            /* same count; any of REAL, BF16, F16: to the nearest, ties to even */
+void tensor_convert(Tensor to, Tensor from);            /* same count; each REAL, BF16 or F16: to the nearest */
 void tensor_scale(Tensor t, double factor);             /* in place */
 
 /* ---- embedding: weight (V, H), ids (R) I32, out (R, H) ---- */
@@ -47,10 +47,10 @@ void linear_backward_weight(Tensor d_weight /* += */, Tensor d_bias /* +=, or NO
 
 /* ---- linear in fp8 (Micikevicius et al. 2022). E4M3 holds numbers up to 448, E5M2 up to 57344, so a tensor is stored
  * divided by its scale, amax(|x|) / that number, which quantize puts where out.scale points to. fp8 tensor cores
- * multiply in one form only: rows of one matrix by rows of the other. So backward, which sums over other dimensions than
- * forward, needs transposed copies: quantize makes either copy or both, with one scale for the two.
- * out (R, M) = x (R, K) times weight (M, K) transposed, plus bias (M) or NONE; x and weight fp8, not both E5M2; R, K and M
- * multiples of 16 ---- */
+ * multiply in one form only: rows of one matrix by rows of the other. So backward, which sums over other dimensions
+ * than forward, needs transposed copies: quantize makes either copy or both, with one scale for the two.
+ * out (R, M) = x (R, K) times weight (M, K) transposed, plus bias (M) or NONE; x and weight fp8, not both E5M2; R, K
+ * and M multiples of 16 ---- */
 void quantize(Tensor out /* (R, K) or NONE */, Tensor transposed /* (K, R) or NONE */, Tensor x);
 void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias);
 void linear_fp8_add(Tensor out /* +=, as gradients of parameters are stored */, Tensor x, Tensor weight);
@@ -102,11 +102,12 @@ double square_sum(const Tensor *list, int count);       /* over all of them, in 
 /* ---- attention by blocks of keys: what ranks compute that have only some of them (07) ----
  * q, out (B, C, A, D), queries; k, v (B, K, A, D), keys; lse, dots (B, C, A, 1). causal: queries and keys are the
  * same tokens (K = C), and query i sees keys 0 to i; otherwise every query sees every key. scores (2, A, Q, K) is
- * workspace, for Q queries of each head at a time. All REAL. Queries that see several blocks of keys merge what each of them gave
- * (Milakov & Gimelshein 2018); backward takes lse and dots of all blocks together, and then each block by itself. */
+ * workspace, for Q queries of each head at a time. All REAL. Queries that see several blocks of keys merge what each
+ * of them gave (Milakov & Gimelshein 2018); backward takes lse and dots of all blocks together, and then each block by
+ * itself. */
 void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
-void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor scores, Tensor d_out,
-                              Tensor q, Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal);
+void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor scores,
+                              Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal);
 /* out (R, D), lse (R, 1) become those of their keys and part's together; out 0 and lse -INFINITY: of no keys yet. */
 void attention_merge(Tensor out /* in place */, Tensor lse /* in place */, Tensor part, Tensor part_lse);
 void attention_dots(Tensor dots, Tensor d_out, Tensor out);     /* (R, A) = sums over D of d_out * out, (R, A*D) */

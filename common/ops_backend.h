@@ -35,8 +35,8 @@ void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, Ad
 double square_sum_kernel(const Tensor *list, int count);
 
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
-void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
-                                     Tensor v, Tensor lse, Tensor dots, bool causal);
+void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,
+                                     Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal);
 void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse);
 void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out);
 void tensor_convert_kernel(Tensor to, Tensor from);

@@ -20,7 +20,7 @@ static inline real *row(Tensor t, int64_t i)
 }
 
 /* Memory for `count` reals, each thread's own; each number (0 to 4) has its own, which keeps what it holds until asked
- * for again. It is not in the account, as BLAS's own buffers aren't: a device that computes in small formats needs none. */
+ * for again. It is not in the account, as BLAS's own buffers aren't: a device that computes in small formats has none. */
 real *scratch(int number, int64_t count);
 
 static inline char *element(Tensor t, int64_t first)
@@ -89,8 +89,8 @@ static inline void store_matrix(Tensor t, int64_t first, int64_t rows, int64_t w
 
 /* c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed; ld: the distance
  * between rows as stored. */
-static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, real alpha, const real *a,
-                   int64_t ld_a, const real *b, int64_t ld_b, real beta, real *c, int64_t ld_c)
+static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, real alpha,
+                          const real *a, int64_t ld_a, const real *b, int64_t ld_b, real beta, real *c, int64_t ld_c)
 {
 #ifdef REAL64
     cblas_dgemm
