@@ -52,7 +52,7 @@ cuda: $(if $(NVCC),$(STAGES:%=$(BUILD)/cuda/%),no-nvcc)	## the programs on NVIDI
 no-nvcc:
 	@echo "cuda: nvcc is not in PATH; it comes with NVIDIA's CUDA toolkit. \"make cpu\" builds the programs for the CPU"; exit 1
 
-# $(1): the backend's name, $(2): its flags, $(3): its parts, $(4): its libraries
+# $(1): the backend's name, $(2): its flags, $(3): its parts, $(4): its libraries, $(5): its suffix
 define backend
 $(BUILD)/$(1)/obj/%.o: %.c
 	@mkdir -p $$(@D)
@@ -64,10 +64,11 @@ $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUIL
 $(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_mixed bench_ranks test_cuda parity bench_cuda): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -lcmocka -o $$@
+$(BUILD)/$(1)/08_fused_kernels $(BUILD)/$(1)/test_fused: $(BUILD)/$(1)/obj/08_fused_kernels/fused.o $(BUILD)/$(1)/obj/08_fused_kernels/fused_$(5).o
 endef
-$(eval $(call backend,cpu,,$(CPU_PARTS)))
-$(eval $(call backend,cpu64,-DREAL64,$(CPU_PARTS)))
-$(eval $(call backend,cuda,,$(CUDA_PARTS),$$(CUDA_LIBS)))
+$(eval $(call backend,cpu,,$(CPU_PARTS),,cpu))
+$(eval $(call backend,cpu64,-DREAL64,$(CPU_PARTS),,cpu))
+$(eval $(call backend,cuda,,$(CUDA_PARTS),$$(CUDA_LIBS),cuda))
 $(BUILD)/cuda/obj/%.o: %.cu $(BUILD)/cuda/arch
 	@mkdir -p $(@D)
 	@echo "  NVCC  $@"; $(NVCC) $(NVCC_FLAGS) $(GENCODE) -c $< -o $@

@@ -341,9 +341,15 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = tensor_item(loss), .norm = norm, .lr = lr, .skipped = overflow};
 }
 
-static void logits_of(Batch batch)      /* for evaluation and sampling */
+static void loss_of(Batch batch)                    /* for evaluation */
 {
     forward(&acts, batch, 1.0 / (B * T));
+}
+
+static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's */
+{
+    forward(&acts, batch, 1.0 / (B * T));
+    return tensor_range(tensor_view(acts.logits, shape(R, V)), row, 1);
 }
 
 int main(int argc, char **argv)
@@ -401,9 +407,9 @@ int main(int argc, char **argv)
         StepResult result = train_step(step, batch);
         run_step(++step, result);
         if (options.eval_every && step % options.eval_every == 0)
-            text_evaluate(logits_of, loss, batch);
+            text_evaluate(loss_of, loss, batch);
     }
     if (options.sample)
-        text_sample(logits_of, acts.logits, batch);
+        text_sample(logits_of, batch);
     run_end();
 }

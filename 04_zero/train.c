@@ -334,7 +334,7 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = comm_sum(dp, tensor_item(loss)), .norm = norm, .lr = lr};
 }
 
-static void logits_of(Batch batch)      /* for evaluation: the same on all ranks */
+static void loss_of(Batch batch)      /* for evaluation: the same on all ranks */
 {
     forward(&acts, batch, 1.0 / (B * T));
     for (int i = 0; i < 4; i++)             /* a step gathers for itself, whatever came before it */
@@ -380,7 +380,7 @@ int main(int argc, char **argv)
         StepResult result = train_step(step, batch);
         run_step(++step, result);
         if (options.eval_every && step % options.eval_every == 0)
-            text_evaluate(logits_of, loss, batch);
+            text_evaluate(loss_of, loss, batch);
     }
     run_end();
 }

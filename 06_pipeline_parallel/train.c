@@ -562,7 +562,7 @@ static StepResult train_step(int64_t step, Schedule schedule)
     return (StepResult){.loss = comm_sum(pp, tensor_item(loss)), .norm = norm, .lr = lr};
 }
 
-static void logits_of(Batch batch)      /* for evaluation: one micro-batch through all stages */
+static void loss_of(Batch batch)      /* for evaluation: one micro-batch through all stages */
 {
     const int p = comm_size(pp), r = comm_rank(pp);
 
@@ -652,7 +652,7 @@ int main(int argc, char **argv)
         StepResult result = train_step(step, schedule);
         run_step(++step, result);
         if (options.eval_every && step % options.eval_every == 0)
-            text_evaluate(logits_of, loss, acts[0][0].batch);
+            text_evaluate(loss_of, loss, acts[0][0].batch);
     }
     run_report("bubble", busy > 0 ? idle / busy : 0);
     run_report("bubble_simulated", bubble);

@@ -67,7 +67,7 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
         }
 }
 
-/* dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K, dK = dS^T Q. d_probs gets dS. */
+/* dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K, dK = dS^T Q. */
 void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
 {
     const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(d_out) / A;
@@ -102,7 +102,6 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
                 matmul(false, false, n, D, keys, 1, d_p, ld_dp, k, ld, 0, d_q + first * ld_d, ld_d);
                 matmul(true, false, keys, D, n, 1, d_p, ld_dp, q + first * ld, ld, beta, d_k, ld_d);
                 matmul(true, false, keys, D, n, 1, p, ld_p, d_o + first * ld_out, ld_out, beta, d_v, ld_d);
-                store_matrix(d_probs, scores + first * T, n, keys, T, d_p);
             }
             store_matrix(d_qkv, head, T, 3 * D, apart, d_q);
         }

@@ -381,15 +381,16 @@ void ids_in_slice(Tensor out, Tensor ids, int64_t first, int64_t count)
     op_end();
 }
 
-void adamw_update(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
+void adamw_update(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);
 
-    op_begin("adamw_update", OPERANDS(), OPERANDS(params, m, v), OPERANDS(gradients), 0,
-             as_vector(params.dtype, params, count) && is_vector(m, count) && is_vector(v, count)
-                 && is_gradient(gradients.dtype) && as_vector(gradients.dtype, gradients, count),
-             "params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16");
-    adamw_update_kernel(params, m, v, gradients, a);
+    op_begin("adamw_update", OPERANDS(copy), OPERANDS(params, m, v), OPERANDS(gradients), 0,
+             as_vector(params.dtype, params, count) && (!copy.data || as_vector(copy.dtype, copy, count))
+                 && is_vector(m, count) && is_vector(v, count) && is_gradient(gradients.dtype)
+                 && as_vector(gradients.dtype, gradients, count),
+             "copy or none, params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16");
+    adamw_update_kernel(params, copy, m, v, gradients, a);
     op_end();
 }
 

@@ -31,7 +31,7 @@ void cross_entropy_max_kernel(Tensor max, Tensor logits);
 void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets);
 void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale);
 void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count);
-void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
+void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
 double square_sum_kernel(const Tensor *list, int count);
 
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);

@@ -489,7 +489,7 @@ static int64_t piece(int64_t first, int64_t count)
     return count - first < AT_ONCE ? count - first : AT_ONCE;
 }
 
-void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
+void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);
     const real beta1 = a.beta1, beta2 = a.beta2, eps = a.eps, scale = a.gradient_scale;
@@ -508,6 +508,8 @@ void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, Ad
             param[i] = keep * param[i] - rate * mean[i] / ((real)sqrt(square[i]) * root + eps);
         }
         store(params, first, n, param);
+        if (copy.data)
+            formats_write(element(copy, first), param, copy.dtype, n);
     }
 }
 

@@ -39,8 +39,10 @@ void adamw_step(AdamW *o, double lr, double gradient_scale)
                 r.count += overlap(&table[k], p).count;         /* neighbours that decay alike: one call */
             a.weight_decay = decay ? options.weight_decay : 0;
             if (r.count)
-                adamw_update(tensor_range(p->params, r.first, r.count), tensor_range(p->m, r.first, r.count),
-                             tensor_range(p->v, r.first, r.count), tensor_range(p->gradients, r.first, r.count), a);
+                adamw_update(tensor_range(p->params, r.first, r.count),
+                             p->copy.data ? tensor_range(p->copy, r.first, r.count) : NONE,
+                             tensor_range(p->m, r.first, r.count), tensor_range(p->v, r.first, r.count),
+                             tensor_range(p->gradients, r.first, r.count), a);
         }
     }
 }

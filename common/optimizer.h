@@ -10,6 +10,7 @@
 typedef struct {            /* elements of the layout from `first` on */
     int64_t first;
     Tensor params, gradients, m, v;         /* (count), flat; ranges of whatever buffers a stage has; m and v REAL */
+    Tensor copy;                            /* (count) of a smaller type, which gets the new params too; or NONE */
 } Part;
 
 /* What updating, norms, initial weights, dumps and checkpoints go through. */

@@ -22,14 +22,14 @@ int64_t text_pieces(void)
     return most < enough ? most : enough;
 }
 
-double text_evaluate(LogitsFunction logits_of, Tensor loss, Batch batch)
+double text_evaluate(LossFunction loss_of, Tensor loss, Batch batch)
 {
     const int64_t pieces = text_pieces();
 
     tensor_zero(loss);
     for (int64_t i = 0; i < pieces; i++) {
         batch_held_out(batch, i, pieces, 0);
-        logits_of(batch);
+        loss_of(batch);
     }
     const double mean = tensor_item(loss) / pieces;
     run_held_out(mean);
@@ -67,9 +67,9 @@ static void print_token(int token)
     fflush(stdout);
 }
 
-void text_sample(LogitsFunction logits_of, Tensor logits, Batch batch)
+void text_sample(LogitsFunction logits_of, Batch batch)
 {
-    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = tensor_width(logits);
+    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = options.config.vocab;
     const int64_t prompt = strlen(options.prompt), total = prompt + options.sample;
     int32_t *tokens = malloc(total * sizeof *tokens), *window = calloc(B * T, sizeof *window);
     real *last = malloc(V * sizeof *last);
@@ -89,9 +89,7 @@ void text_sample(LogitsFunction logits_of, Tensor logits, Batch batch)
         const int64_t first = n > T ? n - T : 0;
         memcpy(window, tokens + first, (n - first) * sizeof *window);
         batch_tokens(batch, window);
-        logits_of(batch);
-        Tensor row = tensor_range(tensor_view(logits, shape(B * T, V)), n - first - 1, 1);
-        tensor_to_host(last, row);
+        tensor_to_host(last, logits_of(batch, n - first - 1));
         tokens[n] = draw(last, V, options.temperature, random_uniform(options.seed, STREAM_SAMPLING, 0, n));
         if (comm_rank(world) == 0)
             print_token(tokens[n]);

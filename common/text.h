@@ -6,15 +6,17 @@
 
 #include "data.h"
 
-/* The stage's forward pass over a batch: leaves logits, and adds the batch's mean loss to its loss tensor. */
-typedef void (*LogitsFunction)(Batch batch);
+/* The stage's forward pass over a batch: adds the batch's mean loss to the stage's loss tensor; and the same for the
+ * logits (1, V) of one of its B*T tokens. */
+typedef void (*LossFunction)(Batch batch);
+typedef Tensor (*LogitsFunction)(Batch batch, int64_t row);
 
 int64_t text_pieces(void);         /* batches that an evaluation takes, of data.h's held-out pieces */
 
 /* Mean loss in nats a token over pieces spread evenly over the held-out tokens; prints and returns it. */
-double text_evaluate(LogitsFunction logits_of, Tensor loss, Batch batch);
+double text_evaluate(LossFunction loss_of, Tensor loss, Batch batch);
 
-/* Writes --sample tokens that continue --prompt: each drawn from softmax(logits / --temperature). logits (B, T, V). */
-void text_sample(LogitsFunction logits_of, Tensor logits, Batch batch);
+/* Writes --sample tokens that continue --prompt: each drawn from softmax(logits / --temperature). */
+void text_sample(LogitsFunction logits_of, Batch batch);
 
 #endif

@@ -295,8 +295,8 @@ static void adamw_rounds_weights(void **state)
             Tensor m[2], v[2];
             for (int n = 0; n < 2; n++)
                 m[n] = create(REAL, "m", shape(N)), v[n] = create(REAL, "v", shape(N));
-            adamw_update(w, m[0], v[0], g, a);
-            adamw_update(small, m[1], v[1], g_small, a);
+            adamw_update(w, NONE, m[0], v[0], g, a);
+            adamw_update(small, NONE, m[1], v[1], g_small, a);
             assert_rounded(small, w, 0);
             assert_memory_equal(m[0].data, m[1].data, tensor_bytes(m[0]));
             assert_memory_equal(v[0].data, v[1].data, tensor_bytes(v[0]));

@@ -615,7 +615,7 @@ static void adamw(void **state)
                 want[i] -= a.lr * (want_m[i] / a.correction1) / (sqrt(want_v[i] / a.correction2) + a.eps);
             }
             memcpy(before.data, gradients.data, tensor_bytes(before));
-            adamw_update(params, m, v, gradients, a);
+            adamw_update(params, NONE, m, v, gradients, a);
             assert_same(gradients, before);
             assert_close(params, want);
             assert_close(m, want_m);
@@ -790,7 +790,7 @@ static real *bits_with(int threads, int64_t *count)
     embedding_backward(d_embedding, d_x, ids);
     for (int64_t i = 0; i < R * H; i++)
         data(v)[i] = fabs(data(v)[i]);
-    adamw_update(normal, m, v, d_x, a);
+    adamw_update(normal, NONE, m, v, d_x, a);
     sum = square_sum(&d_embedding, 1);
     omp_set_num_threads(2);
 
@@ -862,7 +862,7 @@ CALLER(cross_entropy_max, t[0], t[1])
 CALLER(cross_entropy_sums, t[0], t[1], t[2], t[3])
 CALLER(cross_entropy_loss, t[0], t[1], t[2], t[3], 1)
 CALLER(ids_in_slice, t[0], t[1], 0, 5)
-CALLER(adamw_update, t[0], t[1], t[2], t[3], (AdamWArguments){.correction1 = 1, .correction2 = 1})
+CALLER(adamw_update, t[0], NONE, t[1], t[2], t[3], (AdamWArguments){.correction1 = 1, .correction2 = 1})
 CALLER(square_sum, t, 1)
 CALLER(tensor_convert, t[0], t[1])
 CALLER(tensor_scale, t[0], 2)
