@@ -78,6 +78,51 @@ figures_03() {
     echo "drew 03_data_parallel/timeline.svg"
 }
 
-for stage in ${*:-01 03}; do
+# One step of four ranks under --pretend, by each schedule. The vocabulary is small, so that the last rank's output
+# projection is too.
+figures_06() {
+    program=build/cpu/06_pipeline_parallel
+    yes | tr 'y\n' '\001\002' | head -c 4000 >"$work/tokens"
+    : >"$work/boxes"
+    : >"$work/panels"
+    panel=0
+    for options in "naive afab 1 1" "afab afab 8 1" "1f1b 1f1b 8 1" "interleaved interleaved 8 2" \
+        "zero-bubble zero-bubble 8 1"; do
+        set -- $options
+        echo "06_pipeline_parallel --schedule $2 --accumulate $3 --chunks $4"
+        mpiexec -n 4 $program --layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 --micro-batch 2 --steps 2 --quiet \
+            --threads 1 --data "$work/tokens" --pretend 0.04,10,1 \
+            --schedule $2 --accumulate $3 --chunks $4 --trace "$work/trace" --report "$work/report"
+        awk -v panel=$panel -v name=$1 -F'[:,]' '
+            /"bubble"/ { sum += $2 }
+            /"bubble_simulated"/ { simulated = $2 }
+            /"bubble"/ { each = each " " $2 + 0 }
+            END { print panel, name, sum / 4, simulated, each }' "$work/report" >>"$work/panels"
+        # of the second step: begin, end, row, kind (1 to 3: forward, backward, the weights alone), chunk, micro-batch
+        tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v m=$3 -v v=$4 -v p=4 '
+            /"name":"(forward|backward|backward_input|backward_weight)"/ {
+                split($1, name, "\""); split($3, pid, ":"); split($5, ts, ":"); split($6, dur, ":")
+                kind = name[4] == "forward" ? 1 : name[4] == "backward_weight" ? 3 : 2
+                i = count[pid[2], kind]++ - m * v
+                if (i < 0) next
+                n++; from[n] = ts[2]; to[n] = ts[2] + dur[2]; row[n] = 5 * panel + 1 + pid[2]; what[n] = kind
+                chunk[n] = int(i / p) % v; micro[n] = v > 1 ? int(i / (p * v)) * p + i % p : i
+                if (kind == 2) chunk[n] = v - 1 - chunk[n]
+                if (n == 1 || from[n] < start) start = from[n]
+                if (to[n] > end) end = to[n]
+            }
+            END {
+                for (r = 0; r < p; r++) print 0, (end - start) / 1e6, 5 * panel + 1 + r, 0, 0, ""
+                for (i = 1; i <= n; i++)
+                    print (from[i] - start) / 1e6, (to[i] - start) / 1e6, row[i], what[i], chunk[i], micro[i]
+            }' >>"$work/boxes"
+        panel=$((panel + 1))
+    done
+    gnuplot -e "work='$work'" 06_pipeline_parallel/timeline.gnuplot
+    cat "$work/panels"
+    echo "drew 06_pipeline_parallel/timeline.svg"
+}
+
+for stage in ${*:-01 03 06}; do
     "figures_$stage"
 done
