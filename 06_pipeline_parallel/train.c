@@ -307,8 +307,8 @@ static void predict(void)
     memory_predict(MEM_PARAMETERS, real * N);
     memory_predict(MEM_GRADIENTS, real * N);
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real * ((kept + alive) * R * H + blocks * block + quadratic * scores + kept * delayed
-                                            + head));
+    memory_predict(MEM_ACTIVATIONS, real * ((kept + alive) * R * H + blocks * block + quadratic * scores
+                                            + kept * delayed + head));
     memory_predict(MEM_COMMUNICATION, real * arriving * R * H);
     memory_predict(MEM_WORKSPACE, real * (block + scores + 3 * R * H + T * D) + 8 + alive * 2 * 4 * B * T);
     if (tied)
@@ -584,7 +584,8 @@ int main(int argc, char **argv)
 {
     run_begin("06_pipeline_parallel", "Trains a transformer with its layers divided over the ranks.", argc, argv,
               (StageOption[]){
-        {"schedule", OPTION_CHOICE, &schedule_kind, "order of forwards and backwards", "afab|1f1b|interleaved|zero-bubble"},
+        {"schedule", OPTION_CHOICE, &schedule_kind, "order of forwards and backwards",
+         "afab|1f1b|interleaved|zero-bubble"},
         {"chunks", OPTION_INT, &chunks, "of layers, on each rank, with --schedule interleaved", "V", 1, 1000},
         {"print-schedule", OPTION_FLAG, &print_schedule, "draw the schedule and stop"},
         {0}});
@@ -594,8 +595,8 @@ int main(int argc, char **argv)
     if (schedule_kind != INTERLEAVED && chunks > 1)
         fail_usage("--chunks %d, but only --schedule interleaved has more than 1", chunks);
     if (schedule_kind == ZERO_BUBBLE && options.recompute == RECOMPUTE_FULL)
-        fail_usage("--recompute full with --schedule zero-bubble: the weights' gradients come later, and need what full "
-                   "recomputation has overwritten by then; --recompute selective works");
+        fail_usage("--recompute full with --schedule zero-bubble: the weights' gradients come later, and need what "
+                   "full recomputation has overwritten by then; --recompute selective works");
     if (schedule_kind == INTERLEAVED && m % p)
         fail("--accumulate %d is not a multiple of the %d ranks, in whose number --schedule interleaved takes "
              "micro-batches", m, p);
@@ -621,7 +622,8 @@ int main(int argc, char **argv)
     for (int c = 0; c < chunks; c++)
         for (int l = layers_before(c * p + r); l < layers_before(c * p + r + 1); l++)
             here[l] = true;
-    layout = layout_create(options.config, (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == p - 1});
+    layout = layout_create(options.config,
+                           (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == p - 1});
     Part all = {
         .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
         .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),

@@ -21,7 +21,8 @@ do for [panel = 0:1] {
 # Okabe and Ito's colors
 color(kind) = kind == 0 ? 0xe6e6e6 : kind == 1 ? 0x0072b2 : kind == 2 ? 0xe69f00 : 0x9ad4c0
 array where[4] = [0.12, 0.40, 0.58, 0.80]
-array what[4] = ["attention (number: whose K and V)", "attention backward", "all else that is computed", "waits for others"]
+array what[4] = ["attention (number: whose K and V)", "attention backward", "all else that is computed", \
+                 "waits for others"]
 do for [i = 1:4] {
     set object i rectangle at graph where[i], first 0 size graph 0.018, first 0.7 fc rgb color(i % 4) fs solid noborder
     set label what[i] at graph where[i] + 0.015, first 0 tc rgb "#333333"

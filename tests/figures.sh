@@ -54,8 +54,8 @@ figures_03() {
     : >"$work/timeline"
     for mode in naive overlap; do
         echo "03_data_parallel --sync $mode"
-        mpiexec -n 2 $program --layers 6 --hidden 128 --heads 4 --seq 64 --micro-batch 2 --accumulate 1 --quiet --steps 2 \
-            --sync $mode --pretend 4,0.05,20 --trace "$work/trace"
+        mpiexec -n 2 $program --layers 6 --hidden 128 --heads 4 --seq 64 --micro-batch 2 --accumulate 1 --quiet \
+            --steps 2 --sync $mode --pretend 4,0.05,20 --trace "$work/trace"
         # of the second step: forward, backward and optimizer of each rank, and its transfers
         tr ',{}' '   ' <"$work/trace" | awk -v top=$([ $mode = naive ] && echo 10 || echo 4) '
             /"ph":"X"/ {
@@ -129,8 +129,8 @@ figures_07() {
     for n in 4 8; do
         for method in ring zigzag; do
             echo "07_context_parallel --attention $method, $n ranks"
-            mpiexec -n $n $program --layers 1 --hidden 64 --heads 2 --seq 1024 --micro-batch 1 --accumulate 1 --steps 1 \
-                --threads 1 --quiet --attention $method --report "$work/report"
+            mpiexec -n $n $program --layers 1 --hidden 64 --heads 2 --seq 1024 --micro-batch 1 --accumulate 1 \
+                --steps 1 --threads 1 --quiet --attention $method --report "$work/report"
             # of each rank: its pairs over an even share
             awk -F: '/"attention_pairs"/ { pairs[n++] = $2 + 0; sum += $2 }
                 END { for (r = 0; r < n; r++) print r, pairs[r] * n / sum }' "$work/report" >"$work/load_${method}_$n"
@@ -141,8 +141,8 @@ figures_07() {
     : >"$work/boxes"
     for method in ring zigzag; do
         echo "07_context_parallel --attention $method, under --pretend"
-        mpiexec -n 4 $program --layers 1 --hidden 64 --heads 2 --seq 2048 --micro-batch 1 --accumulate 1 --steps 2 --quiet \
-            --threads 1 --pretend 0.5,1,5 --attention $method --trace "$work/trace"
+        mpiexec -n 4 $program --layers 1 --hidden 64 --heads 2 --seq 2048 --micro-batch 1 --accumulate 1 \
+            --steps 2 --threads 1 --quiet --pretend 0.5,1,5 --attention $method --trace "$work/trace"
         # of the second step: begin, end, row, kind (1: attention, 2: attention backward, 3: all else), whose keys. Two
         # blocks of one step of the ring are one box: the first step has 3 with zigzag, the others 2; 1 with ring.
         tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v method=$method -v n=4 '
@@ -171,8 +171,8 @@ figures_07() {
                 }
                 for (r = 0; r < n; r++) for (kind = 1; kind <= 2; kind++) for (step = 0; step < n; step++)
                     if ((r, kind, step) in from)
-                        print (from[r, kind, step] - start) / 1e6, (to[r, kind, step] - start) / 1e6, 5 * panel + 1 + r, \
-                            kind, (r - step + n) % n
+                        print (from[r, kind, step] - start) / 1e6, (to[r, kind, step] - start) / 1e6, \
+                            5 * panel + 1 + r, kind, (r - step + n) % n
             }' >>"$work/boxes"
         panel=$((panel + 1))
     done
