@@ -1,5 +1,5 @@
 #!/bin/sh
-# Draws the figures of the READMEs from runs made now: needs gnuplot and "make cpu". Arguments: of which stages (01).
+# Draws the figures of the READMEs from runs made now: needs gnuplot and "make cpu". Arguments: stages (all).
 set -eu
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
