@@ -162,7 +162,7 @@ static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
 {
     const int stages = p * v, width = 3 * v * (m + p);
     int *end = calloc(2 * (size_t)stages * m, sizeof(int));         /* of F and B: when it ended, + 1 */
-    int *clock = calloc(p, sizeof(int)), *next = calloc(p, sizeof(int)), last = 0, left = p;
+    int *clock = calloc(p, sizeof(int)), *next = calloc(p, sizeof(int)), last = 0;
     char *chart = malloc(2 * (size_t)p * width);
     Schedule *s = calloc(p, sizeof(Schedule));
 
@@ -171,7 +171,7 @@ static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
     memset(chart, '.', 2 * (size_t)p * width);
     for (int r = 0; r < p; r++)
         s[r] = schedule_of(kind, r, p, m, v);
-    for (bool moved = true; moved && left;) {
+    for (bool moved = true; moved;) {
         moved = false;
         for (int r = 0; r < p; r++)
             while (next[r] < s[r].count) {
@@ -192,7 +192,7 @@ static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
                 if (a.kind != BACKWARD_WEIGHT)
                     *(a.kind == FORWARD ? f : b) = clock[r] + 1;
                 last = clock[r] > last ? clock[r] : last;
-                left -= ++next[r] == s[r].count;
+                next[r]++;
                 moved = true;
             }
     }
@@ -307,8 +307,8 @@ static void predict(void)
     memory_predict(MEM_PARAMETERS, real * N);
     memory_predict(MEM_GRADIENTS, real * N);
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real * ((kept + alive) * R * H + blocks * block + quadratic * scores + kept * delayed
-                                            + head));
+    memory_predict(MEM_ACTIVATIONS, real * ((kept + alive) * R * H + blocks * block + quadratic * scores
+                                            + kept * delayed + head));
     memory_predict(MEM_COMMUNICATION, real * arriving * R * H);
     memory_predict(MEM_WORKSPACE, real * (block + scores + 3 * R * H + T * D) + 8 + alive * 2 * 4 * B * T);
     if (tied)
@@ -476,27 +476,18 @@ static void compute(Action action, Acts *a, double scale)
     trace_end();
 }
 
-/* The step began when the first rank could, which is rank 0, and ended when the last one did. */
-static void measure(DeviceEvent *moment, int actions)
+/* A step lasts from when all ranks are ready until all are done: what this one doesn't compute of it, it is idle. */
+static void measure(DeviceEvent *moment, int actions, double began)
 {
     static bool warm;
-    double begin = 0, end = 0, sum = 0, *all = calloc(2 * (size_t)comm_size(pp), sizeof *all), mine[2];
+    double sum = 0;
 
-    for (int i = 0; i < actions; i++) {
-        begin = device_event_seconds(&moment[2 * i]);
-        end = device_event_seconds(&moment[2 * i + 1]);
-        mine[0] = i ? mine[0] : begin, mine[1] = end;
-        sum += end - begin;
-    }
-    comm_gather_host(pp, all, mine, sizeof mine);
-    for (int r = 0; r < comm_size(pp); r++) {
-        begin = all[2 * r] < begin ? all[2 * r] : begin;
-        end = all[2 * r + 1] > end ? all[2 * r + 1] : end;
-    }
-    idle += warm ? end - begin - sum : 0;
+    for (int i = 0; i < actions; i++)
+        sum += -device_event_seconds(&moment[2 * i]) + device_event_seconds(&moment[2 * i + 1]);
+    comm_barrier(pp);
+    idle += warm ? clock_seconds() - began - sum : 0;
     busy += warm ? sum : 0;
     warm = true;
-    free(all);
 }
 
 /* Any schedule. Sends and receives are only started here; what is waited for is always something that another rank
@@ -508,10 +499,13 @@ static void execute(Schedule s, int64_t step, double scale)
 
     if (!moment)
         fail("no memory to time %d actions", s.count);
+    comm_barrier(pp);
+    const double began = clock_seconds();
     receive(s.list[0]);
     for (int i = 0; i < s.count; i++) {
         const Action action = s.list[i];
-        const int stage = action.chunk * p + r, back = action.kind != FORWARD;
+        const bool back = action.kind == BACKWARD || action.kind == BACKWARD_INPUT;
+        const int stage = action.chunk * p + r;
         Acts *a = acts_of(action);
 
         if (i + 1 < s.count)
@@ -520,7 +514,7 @@ static void execute(Schedule s, int64_t step, double scale)
             comm_wait(&a->receiving[0]);
             a->x[a->begin] = inbox_of(action);
             batch_load(a->batch, step, action.micro * B, 0);
-        } else if (action.kind != BACKWARD_WEIGHT) {
+        } else if (back) {
             comm_wait(&a->receiving[1]);
             comm_wait(&a->sending[0]);          /* x[end] may be written again, now or by the next forward here */
             comm_wait(&a->sending[1]);          /* of the micro-batch that was here before */
@@ -530,14 +524,14 @@ static void execute(Schedule s, int64_t step, double scale)
         moment[2 * i + 1] = device_event();
         if (action.kind == FORWARD && a->end < L)
             a->sending[0] = comm_start_send(pp, a->x[a->end], (r + 1) % p, tag(action.micro, stage + 1, 0));
-        if (back && action.kind != BACKWARD_WEIGHT && a->begin > 0)
+        if (back && a->begin > 0)
             a->sending[1] = comm_start_send(pp, a->d_x, (r + p - 1) % p, tag(action.micro, stage - 1, 1));
     }
     for (int c = 0; c < chunks; c++)
         for (int i = 0; i < in_flight[c]; i++)
-            for (int back = 0; back < 2; back++)
-                comm_wait(&acts[c][i].sending[back]);
-    measure(moment, s.count);
+            for (int k = 0; k < 2; k++)
+                comm_wait(&acts[c][i].sending[k]);
+    measure(moment, s.count, began);
     free(moment);
 }
 
@@ -584,7 +578,8 @@ int main(int argc, char **argv)
 {
     run_begin("06_pipeline_parallel", "Trains a transformer with its layers divided over the ranks.", argc, argv,
               (StageOption[]){
-        {"schedule", OPTION_CHOICE, &schedule_kind, "order of forwards and backwards", "afab|1f1b|interleaved|zero-bubble"},
+        {"schedule", OPTION_CHOICE, &schedule_kind, "order of forwards and backwards",
+         "afab|1f1b|interleaved|zero-bubble"},
         {"chunks", OPTION_INT, &chunks, "of layers, on each rank, with --schedule interleaved", "V", 1, 1000},
         {"print-schedule", OPTION_FLAG, &print_schedule, "draw the schedule and stop"},
         {0}});
@@ -594,8 +589,8 @@ int main(int argc, char **argv)
     if (schedule_kind != INTERLEAVED && chunks > 1)
         fail_usage("--chunks %d, but only --schedule interleaved has more than 1", chunks);
     if (schedule_kind == ZERO_BUBBLE && options.recompute == RECOMPUTE_FULL)
-        fail_usage("--recompute full with --schedule zero-bubble: the weights' gradients come later, and need what full "
-                   "recomputation has overwritten by then; --recompute selective works");
+        fail_usage("--recompute full with --schedule zero-bubble: the weights' gradients come later, and need what "
+                   "full recomputation has overwritten by then; --recompute selective works");
     if (schedule_kind == INTERLEAVED && m % p)
         fail("--accumulate %d is not a multiple of the %d ranks, in whose number --schedule interleaved takes "
              "micro-batches", m, p);
@@ -621,7 +616,8 @@ int main(int argc, char **argv)
     for (int c = 0; c < chunks; c++)
         for (int l = layers_before(c * p + r); l < layers_before(c * p + r + 1); l++)
             here[l] = true;
-    layout = layout_create(options.config, (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == p - 1});
+    layout = layout_create(options.config,
+                           (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == p - 1});
     Part all = {
         .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
         .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),

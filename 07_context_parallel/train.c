@@ -454,7 +454,8 @@ static void evaluate(Batch batch)
 
 int main(int argc, char **argv)
 {
-    run_begin("07_context_parallel", "Trains a transformer with sequences cut over the ranks.", argc, argv, (StageOption[]){
+    run_begin("07_context_parallel", "Trains a transformer with sequences cut over the ranks.", argc, argv,
+              (StageOption[]){
         {"attention", OPTION_CHOICE, &method, "how queries meet other ranks' keys", "ring|zigzag|allgather|ulysses"},
         {0}});
     cp = comm_split(world, 0, "cp");

@@ -68,8 +68,8 @@ static Speed measure(int shape, int threads)
     for (int try = 0; try < TRIES && s.rounds < ROUNDS; try++) {
         double seconds[STEPS];
         const double before = sgemm_rate(threads);
-        run_well(BUILD "/cpu/01_single_gpu %s --accumulate 1 --steps %d --threads %d --quiet --metrics m.csv --report r.json",
-                 shapes[shape].options, shapes[shape].steps + 1, threads);
+        run_well(BUILD "/cpu/01_single_gpu %s --accumulate 1 --steps %d --threads %d --quiet --metrics m.csv "
+                 "--report r.json", shapes[shape].options, shapes[shape].steps + 1, threads);
         const double after = sgemm_rate(threads);
         const int rows = read_column(in_temporary("m.csv"), "seconds", seconds, STEPS) - 1;
         if (fabs(before - after) > 0.1 * fmax(before, after))

@@ -49,8 +49,8 @@ static void worker(void)
         BEST(gather, comm_all_gather(world, a, own));
         if (comm_rank(world) == 0)
             printf("%d ranks, %10.0f bytes: memcpy %5.2f GB/s; sent by a rank: all_reduce %5.2f  reduce_scatter %5.2f  "
-                   "all_gather %5.2f GB/s\n", n, bytes, bytes / copy / 1e9, 2 * ring / reduce / 1e9, ring / scatter / 1e9,
-                   ring / gather / 1e9);
+                   "all_gather %5.2f GB/s\n", n, bytes, bytes / copy / 1e9, 2 * ring / reduce / 1e9,
+                   ring / scatter / 1e9, ring / gather / 1e9);
         tensor_free(&a, MEM_WORKSPACE);
         tensor_free(&b, MEM_WORKSPACE);
     }
@@ -90,15 +90,16 @@ static void overlap(void)
     const double block = 12 * 128 * 128 + 13 * 128, hidden = 4 * (6 * block + 2 * 128);     /* bytes; 2(n-1)/n = 1 */
     const double naive = pretended_step("--sync naive"), overlapped = pretended_step("--sync overlap");
 
-    printf("\n--pretend 2,0.025,20, 2 ranks: a step takes %.3f s with --sync naive and %.3f s with overlap: it gains %.3f s;\n"
-           "the sums of all units but the embedding are %.0f bytes, which take %.3f s\n\n", naive, overlapped,
+    printf("\n--pretend 2,0.025,20, 2 ranks: a step takes %.3f s with --sync naive and %.3f s with overlap: it gains "
+           "%.3f s;\nthe sums of all units but the embedding are %.0f bytes, which take %.3f s\n\n", naive, overlapped,
            naive - overlapped, hidden, hidden / 0.025e9);
 }
 
 int main(int argc, char **argv)
 {
     static const char *const programs[] = {
-        "mpiexec -n 2 " BUILD "/cpu/03_data_parallel --sync naive", "mpiexec -n 2 " BUILD "/cpu/03_data_parallel --sync overlap",
+        "mpiexec -n 2 " BUILD "/cpu/03_data_parallel --sync naive",
+        "mpiexec -n 2 " BUILD "/cpu/03_data_parallel --sync overlap",
         "mpiexec -n 2 " BUILD "/cpu/03_data_parallel --sync bucket", "mpiexec -n 2 " BUILD "/cpu/04_zero --zero 1",
         "mpiexec -n 2 " BUILD "/cpu/04_zero --zero 2", "mpiexec -n 2 " BUILD "/cpu/04_zero --zero 3"};
 
@@ -106,8 +107,8 @@ int main(int argc, char **argv)
         comm_begin(&argc, &argv);
         worker();
     }
-    printf("two ranks of one thread, against one process with two threads: tokens/s, ratio (least, most of %d rounds)\n",
-           ROUNDS);
+    printf("two ranks of one thread, against one process with two threads: tokens/s, ratio (least, most of %d "
+           "rounds)\n", ROUNDS);
     for (unsigned p = 0; p < sizeof programs / sizeof *programs; p++) {
         double ratio[ROUNDS], two[ROUNDS];
         for (int r = 0; r < ROUNDS; r++) {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Draws the figures of the READMEs from runs made now: needs gnuplot and "make cpu". Arguments: of which stages (01 02 03).
+# Draws the figures of the READMEs from runs made now: needs gnuplot and "make cpu". Arguments: stages (all).
 set -eu
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -81,8 +81,8 @@ figures_03() {
     : >"$work/timeline"
     for mode in naive overlap; do
         echo "03_data_parallel --sync $mode"
-        mpiexec -n 2 $program --layers 6 --hidden 128 --heads 4 --seq 64 --micro-batch 2 --accumulate 1 --quiet --steps 2 \
-            --sync $mode --pretend 4,0.05,20 --trace "$work/trace"
+        mpiexec -n 2 $program --layers 6 --hidden 128 --heads 4 --seq 64 --micro-batch 2 --accumulate 1 --quiet \
+            --steps 2 --sync $mode --pretend 4,0.05,20 --trace "$work/trace"
         # of the second step: forward, backward and optimizer of each rank, and its transfers
         tr ',{}' '   ' <"$work/trace" | awk -v top=$([ $mode = naive ] && echo 10 || echo 4) '
             /"ph":"X"/ {
@@ -105,6 +105,108 @@ figures_03() {
     echo "drew 03_data_parallel/timeline.svg"
 }
 
-for stage in ${*:-01 02 03}; do
+# One step of four ranks under --pretend, by each schedule. The vocabulary is small, so that the last rank's output
+# projection is too.
+figures_06() {
+    program=build/cpu/06_pipeline_parallel
+    yes | tr 'y\n' '\001\002' | head -c 4000 >"$work/tokens"
+    : >"$work/boxes"
+    : >"$work/panels"
+    panel=0
+    for options in "naive afab 1 1" "afab afab 8 1" "1f1b 1f1b 8 1" "interleaved interleaved 8 2" \
+        "zero-bubble zero-bubble 8 1"; do
+        set -- $options
+        echo "06_pipeline_parallel --schedule $2 --accumulate $3 --chunks $4"
+        mpiexec -n 4 $program --layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 --micro-batch 2 --steps 2 --quiet \
+            --threads 1 --data "$work/tokens" --pretend 0.04,10,1 \
+            --schedule $2 --accumulate $3 --chunks $4 --trace "$work/trace" --report "$work/report"
+        awk -v panel=$panel -v name=$1 -F'[:,]' '
+            /"bubble"/ { sum += $2 }
+            /"bubble_simulated"/ { simulated = $2 }
+            /"bubble"/ { each = each " " $2 + 0 }
+            END { print panel, name, sum / 4, simulated, each }' "$work/report" >>"$work/panels"
+        # of the second step: begin, end, row, kind (1 to 3: forward, backward, the weights alone), chunk, micro-batch
+        tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v m=$3 -v v=$4 -v p=4 '
+            /"name":"(forward|backward|backward_input|backward_weight)"/ {
+                split($1, name, "\""); split($3, pid, ":"); split($5, ts, ":"); split($6, dur, ":")
+                kind = name[4] == "forward" ? 1 : name[4] == "backward_weight" ? 3 : 2
+                i = count[pid[2], kind]++ - m * v
+                if (i < 0) next
+                n++; from[n] = ts[2]; to[n] = ts[2] + dur[2]; row[n] = 5 * panel + 1 + pid[2]; what[n] = kind
+                chunk[n] = int(i / p) % v; micro[n] = v > 1 ? int(i / (p * v)) * p + i % p : i
+                if (kind == 2) chunk[n] = v - 1 - chunk[n]
+                if (n == 1 || from[n] < start) start = from[n]
+                if (to[n] > end) end = to[n]
+            }
+            END {
+                for (r = 0; r < p; r++) print 0, (end - start) / 1e6, 5 * panel + 1 + r, 0, 0, ""
+                for (i = 1; i <= n; i++)
+                    print (from[i] - start) / 1e6, (to[i] - start) / 1e6, row[i], what[i], chunk[i], micro[i]
+            }' >>"$work/boxes"
+        panel=$((panel + 1))
+    done
+    gnuplot -e "work='$work'" 06_pipeline_parallel/timeline.gnuplot
+    cat "$work/panels"
+    echo "drew 06_pipeline_parallel/timeline.svg"
+}
+
+# How many pairs of a query and a key each rank computes, and one step of four ranks under --pretend.
+figures_07() {
+    program=build/cpu/07_context_parallel
+    for n in 4 8; do
+        for method in ring zigzag; do
+            echo "07_context_parallel --attention $method, $n ranks"
+            mpiexec -n $n $program --layers 1 --hidden 64 --heads 2 --seq 1024 --micro-batch 1 --accumulate 1 \
+                --steps 1 --threads 1 --quiet --attention $method --report "$work/report"
+            # of each rank: its pairs over an even share
+            awk -F: '/"attention_pairs"/ { pairs[n++] = $2 + 0; sum += $2 }
+                END { for (r = 0; r < n; r++) print r, pairs[r] * n / sum }' "$work/report" >"$work/load_${method}_$n"
+        done
+    done
+    gnuplot -e "work='$work'" 07_context_parallel/load.gnuplot
+    panel=0
+    : >"$work/boxes"
+    for method in ring zigzag; do
+        echo "07_context_parallel --attention $method, under --pretend"
+        mpiexec -n 4 $program --layers 1 --hidden 64 --heads 2 --seq 2048 --micro-batch 1 --accumulate 1 \
+            --steps 2 --threads 1 --quiet --pretend 0.5,1,5 --attention $method --trace "$work/trace"
+        # of the second step: begin, end, row, kind (1: attention, 2: attention backward, 3: all else), whose keys. Two
+        # blocks of one step of the ring are one box: the first step has 3 with zigzag, the others 2; 1 with ring.
+        tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v method=$method -v n=4 '
+            /"ph":"X"/ {
+                split($1, name, "\""); split($3, pid, ":"); split($4, tid, ":"); split($5, ts, ":"); split($6, dur, ":")
+                r = pid[2]; begin = ts[2] + 0; end = begin + dur[2]; row = 5 * panel + 1 + r
+                if (name[4] == "forward" && ++steps[r] == 2 && (start == "" || begin < start)) start = begin
+                if (steps[r] < 2) next
+                if (name[4] == "optimizer" && end > last) last = end
+                if (tid[2] != 1) next
+                kind = name[4] == "attention_block_forward" ? 1 : name[4] == "attention_block_backward" ? 2 : 3
+                if (kind == 3) {                            # what is too short to be seen is left out
+                    if (end - begin > 500) line[++lines] = begin " " end " " row " 3 -1"
+                    next
+                }
+                i = blocks[r, kind]++
+                step = method == "ring" ? i : i < 3 ? 0 : 1 + int((i - 3) / 2)
+                if (!((r, kind, step) in from)) from[r, kind, step] = begin
+                to[r, kind, step] = end
+            }
+            END {
+                for (r = 0; r < n; r++) print 0, (last - start) / 1e6, 5 * panel + 1 + r, 0, -1
+                for (i = 1; i <= lines; i++) {
+                    split(line[i], f, " ")
+                    print (f[1] - start) / 1e6, (f[2] - start) / 1e6, f[3], f[4], f[5]
+                }
+                for (r = 0; r < n; r++) for (kind = 1; kind <= 2; kind++) for (step = 0; step < n; step++)
+                    if ((r, kind, step) in from)
+                        print (from[r, kind, step] - start) / 1e6, (to[r, kind, step] - start) / 1e6, \
+                            5 * panel + 1 + r, kind, (r - step + n) % n
+            }' >>"$work/boxes"
+        panel=$((panel + 1))
+    done
+    gnuplot -e "work='$work'" 07_context_parallel/timeline.gnuplot
+    echo "drew 07_context_parallel/load.svg and 07_context_parallel/timeline.svg"
+}
+
+for stage in ${*:-01 02 03 06 07}; do
     "figures_$stage"
 done

@@ -30,8 +30,8 @@ static const char *model_options(const LayoutCase *l)
     static char text[512];
     const int vocab = or_default(l->vocab, 97);
 
-    snprintf(text, sizeof text, "--layers %d --hidden %d --heads %d --vocab %d --seq %d --lr 1e-3 --warmup 3 --steps %d "
-             "--data %s --quiet", l->layers, or_default(l->hidden, 48), or_default(l->heads, 6), vocab,
+    snprintf(text, sizeof text, "--layers %d --hidden %d --heads %d --vocab %d --seq %d --lr 1e-3 --warmup 3 "
+             "--steps %d --data %s --quiet", l->layers, or_default(l->hidden, 48), or_default(l->heads, 6), vocab,
              or_default(l->seq, 16), LAYOUT_STEPS, token_file(20000, vocab));
     return text;
 }
@@ -41,7 +41,8 @@ void layout_reference(const LayoutCase *l, char *gradients, char *metrics)
     const int sequences = l->micro_batch * l->accumulate * (l->whole_batch ? 1 : l->ranks);
     char name[128];
 
-    snprintf(name, sizeof name, "reference_%d_%d_%d_%d_%d_%d", l->layers, sequences, l->seq, l->hidden, l->heads, l->vocab);
+    snprintf(name, sizeof name, "reference_%d_%d_%d_%d_%d_%d", l->layers, sequences, l->seq, l->hidden, l->heads,
+             l->vocab);
     snprintf(gradients, 256, "%s.safetensors", in_temporary(name));
     snprintf(metrics, 256, "%s.csv", in_temporary(name));
     Result there = run("test -e %s", metrics);
@@ -91,8 +92,9 @@ void layout_compare(const LayoutCase *l)
     double a[LAYOUT_STEPS], b[LAYOUT_STEPS];
 
     layout_reference(l, gradients, losses);
-    snprintf(command, sizeof command, "mpiexec -n %d " BUILD "/cpu64/%s %s %s --micro-batch %d --accumulate %d --recompute %s",
-             l->ranks, l->stage, l->options, model_options(l), l->micro_batch, l->accumulate, l->recompute);
+    snprintf(command, sizeof command, "mpiexec -n %d " BUILD "/cpu64/%s %s %s --micro-batch %d --accumulate %d "
+             "--recompute %s", l->ranks, l->stage, l->options, model_options(l), l->micro_batch, l->accumulate,
+             l->recompute);
     run_well("%s --check --dump-gradients g.safetensors --metrics m.csv --report r.json", command);
     const double d = compare_gradients(in_temporary("g.safetensors"), gradients, or_default(l->heads, 6), worst);
     if (!(d <= 1e-10))

@@ -10,7 +10,7 @@ typedef struct {
     const char *stage, *options;
     int ranks, layers, micro_batch, accumulate;
     const char *recompute;
-    bool whole_batch;           /* all ranks share every sequence or micro-batch (05, 06, 07), instead of dividing them */
+    bool whole_batch;           /* 05, 06, 07: ranks share every sequence or micro-batch, instead of dividing them */
     int seq, hidden, heads, vocab;      /* 0: 16, 48, 6 and 97: 6 heads of 8, a prime vocabulary */
 } LayoutCase;
 

@@ -97,7 +97,8 @@ static void assert_near(Tensor is, Tensor want, double most)
 
 static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, int64_t Q, bool causal)
 {
-    const Tensor q = filled("q", shape(B, C, A, D)), k = filled("k", shape(B, K, A, D)), v = filled("v", shape(B, K, A, D));
+    const Tensor q = filled("q", shape(B, C, A, D));
+    const Tensor k = filled("k", shape(B, K, A, D)), v = filled("v", shape(B, K, A, D));
     const Tensor d_out = filled("d_out", shape(B, C, A, D)), dots = filled("dots", shape(B, C, A, 1));
     const Tensor out = empty("out", shape(B, C, A, D)), lse = empty("lse", shape(B, C, A, 1));
     const Tensor scores = empty("scores", shape(2, A, Q, K));
@@ -169,9 +170,11 @@ static void blocks(void **state)
 
 static void small_operators(void **state)
 {
-    const Tensor in = filled("in", shape(3, 5, 7)), out = empty("out", shape(5, 3, 7)), back = empty("back", shape(3, 5, 7));
+    const Tensor in = filled("in", shape(3, 5, 7)), out = empty("out", shape(5, 3, 7));
+    const Tensor back = empty("back", shape(3, 5, 7));
     const Tensor to = filled("to", shape(3, 35)), before = copy_of(to), full = empty("full", shape(1003));
-    const Tensor o = filled("o", shape(4, 3 * 5)), d_o = filled("d_o", shape(4, 3 * 5)), dots = empty("dots", shape(4, 3));
+    const Tensor o = filled("o", shape(4, 3 * 5)), d_o = filled("d_o", shape(4, 3 * 5));
+    const Tensor dots = empty("dots", shape(4, 3));
 
     (void)state;
     transpose_rows(out, in);
@@ -208,7 +211,8 @@ static void merged_case(int64_t C, const int *order, double shift)
     const Tensor whole = empty("whole", shape(1, T, A * D)), d_whole = filled("d_whole", shape(1, T, A * D));
     const Tensor d_qkv = empty("d_qkv", shape(1, T, 3 * A * D)), d_probs = empty("d_probs", shape(1, A, T, T));
     const Tensor split = empty("split", shape(3, T * A, D)), d_split = empty("d_split", shape(3, T * A, D));
-    const Tensor out = empty("out", shape(T, A * D)), lse = empty("lse", shape(T, A)), dots = empty("dots", shape(T, A));
+    const Tensor out = empty("out", shape(T, A * D)), lse = empty("lse", shape(T, A));
+    const Tensor dots = empty("dots", shape(T, A));
     const Tensor part = empty("part", shape(1, C, A, D)), part_lse = empty("part_lse", shape(1, C, A, 1));
     const Tensor scores = empty("scores", shape(2, A, Q, C)), d_back = empty("d_back", shape(T * A, 3, D));
 
@@ -431,8 +435,8 @@ static void nothing_grows_with_the_square(void **state)
     (void)state;
     for (int m = 0; m < 4; m++) {
         for (int i = 0; i < 3; i++) {
-            run_well(RUN "--layers 2 --heads 8 --seq %d --micro-batch 1 --accumulate 1 --steps 1", i ? 2 : 1, methods[m],
-                     token_file(20000, 97), i < 2 ? 256 : 512);
+            run_well(RUN "--layers 2 --heads 8 --seq %d --micro-batch 1 --accumulate 1 --steps 1", i ? 2 : 1,
+                     methods[m], token_file(20000, 97), i < 2 ? 256 : 512);
             for (int w = 0; w < 3; w++) {
                 char path[64];
                 snprintf(path, sizeof path, "memory.%s.measured", what[w]);

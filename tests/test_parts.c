@@ -1028,7 +1028,8 @@ static void presets_have_their_size(void **state)
         const int64_t N = h * options.config.vocab + L * (12 * h * h + 13 * h) + 2 * h;
         Layout l = layout_create(options.config, WHOLE);
         if (l.count != N || N < presets[i].least || N > presets[i].most)
-            fail_msg("--preset %s has %lld parameters, by the formula %lld", presets[i].name, (long long)l.count, (long long)N);
+            fail_msg("--preset %s has %lld parameters, by the formula %lld", presets[i].name, (long long)l.count,
+                     (long long)N);
         layout_free(l);
     }
     options = before;

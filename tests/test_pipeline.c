@@ -34,8 +34,8 @@ static void each_action_once(ScheduleKind kind, int p, int m, int v)
         memset(seen, 0, sizeof seen);
         for (const Action *a = s.list; a < s.list + s.count; a++) {
             if (a->micro < 0 || a->micro >= m || a->chunk < 0 || a->chunk >= v)
-                fail_msg("%s, rank %d of %d, m %d, v %d: micro-batch %d, chunk %d", kind_name[kind], r, p, m, v, a->micro,
-                         a->chunk);
+                fail_msg("%s, rank %d of %d, m %d, v %d: micro-batch %d, chunk %d", kind_name[kind], r, p, m, v,
+                         a->micro, a->chunk);
             seen[a->kind][a->micro][a->chunk]++;
         }
         for (int i = 0; i < m; i++)
@@ -65,8 +65,8 @@ static struct {
 static void take(int *place, int micro, const char *what, int r)
 {
     if (*place)
-        fail_msg("%s, rank %d of %d, m %d, v %d: %s of micro-batch %d comes where %d's still is", kind_name[sim.kind], r,
-                 sim.p, sim.m, sim.v, what, micro, *place - 1);
+        fail_msg("%s, rank %d of %d, m %d, v %d: %s of micro-batch %d comes where %d's still is", kind_name[sim.kind],
+                 r, sim.p, sim.m, sim.v, what, micro, *place - 1);
     *place = micro + 1;
 }
 
@@ -110,8 +110,8 @@ static bool sim_compute(int r, Action a)
             sim.sent[1][stage - 1][i] = true;
     }
     if (*slot != i + 1)
-        fail_msg("%s, rank %d of %d, m %d, v %d: action %d of micro-batch %d finds %d's activations", kind_name[sim.kind],
-                 r, sim.p, sim.m, sim.v, a.kind, i, *slot - 1);
+        fail_msg("%s, rank %d of %d, m %d, v %d: action %d of micro-batch %d finds %d's activations",
+                 kind_name[sim.kind], r, sim.p, sim.m, sim.v, a.kind, i, *slot - 1);
     if (a.kind != BACKWARD_INPUT)
         *slot = 0;
     return true;
@@ -146,8 +146,8 @@ static void runs_with_rendezvous(ScheduleKind kind, int p, int m, int v)
     }
     for (int r = 0; r < p; r++) {
         if (next[r] < s[r].count)
-            fail_msg("%s, p %d, m %d, v %d: all wait for each other, rank %d at its action %d", kind_name[kind], p, m, v, r,
-                     next[r]);
+            fail_msg("%s, p %d, m %d, v %d: all wait for each other, rank %d at its action %d", kind_name[kind], p, m,
+                     v, r, next[r]);
         free(s[r].list);
     }
 }
@@ -178,7 +178,7 @@ static void in_flight_is_bounded(ScheduleKind kind, int p, int m, int v)
         if (kind == ZERO_BUBBLE)
             bound = p;
         if (kind == INTERLEAVED)
-            bound = 2 * (p - r - 1) + (v - 1) * p + 1;                  /* Megatron's warm-up, and the one it then runs */
+            bound = 2 * (p - r - 1) + (v - 1) * p + 1;              /* Megatron's warm-up, and the one it then runs */
         bound = bound < m * v ? bound : m * v;
         if (most != bound)
             fail_msg("%s, rank %d of %d, m %d, v %d: %d in flight, not %d", kind_name[kind], r, p, m, v, most, bound);
@@ -328,17 +328,19 @@ static void refusals_have_the_values(void **state)
         {2, 2, "--chunks 0", "--chunks 0, but it is a whole number from 1"},
         {2, 2, "--schedule gpipe", "--schedule gpipe, but it is one of afab|1f1b|interleaved|zero-bubble"},
         {2, 2, "--schedule zero-bubble --recompute full", "--recompute full with --schedule zero-bubble"},
-        {3, 1, "--schedule interleaved --chunks 2 --accumulate 4 --layers 6", "--accumulate 4 is not a multiple of the 3 ranks"},
+        {3, 1, "--schedule interleaved --chunks 2 --accumulate 4 --layers 6",
+         "--accumulate 4 is not a multiple of the 3 ranks"},
         {3, 1, "--layers 2", "--layers 2, but 3 ranks x 1 chunks need at least 3"},
-        {2, 1, "--schedule interleaved --chunks 2 --layers 3 --accumulate 2", "--layers 3, but 2 ranks x 2 chunks need at least 4"},
+        {2, 1, "--schedule interleaved --chunks 2 --layers 3 --accumulate 2",
+         "--layers 3, but 2 ranks x 2 chunks need at least 4"},
     };
 
     (void)state;
     for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         Result r = run("mpiexec -n %d " BUILD "/cpu64/" STAGE " --hidden 16 --heads 2 --seq 8 --quiet --metrics m.csv "
                        "--pretend 1e6,1e6,0 --save refused %s", wrong[i].ranks, wrong[i].options);
-        if (r.status != wrong[i].status || strncmp(r.err, STAGE ": ", strlen(STAGE) + 2) || !strstr(r.err, wrong[i].line)
-            || strchr(r.err, '\n') != r.err + strlen(r.err) - 1)
+        if (r.status != wrong[i].status || strncmp(r.err, STAGE ": ", strlen(STAGE) + 2)
+            || !strstr(r.err, wrong[i].line) || strchr(r.err, '\n') != r.err + strlen(r.err) - 1)
             fail_msg("%s: status %d and %s", wrong[i].options, r.status, r.err);
         result_free(r);
     }
@@ -368,9 +370,9 @@ static void bubbles_are_measured(void **state)
     if (!full_tests())
         skip();
     for (int i = 0; i < 4; i++) {
-        run_well("mpiexec -n 4 " BUILD "/cpu/" STAGE " --layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 --micro-batch 2 "
-                 "--accumulate 8 --steps 2 --threads 1 --quiet --pretend 0.04,10,1 --data %s --report r.json --schedule %s",
-                 token_file(2000, 4), schedules[i]);
+        run_well("mpiexec -n 4 " BUILD "/cpu/" STAGE " --layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 "
+                 "--micro-batch 2 --accumulate 8 --steps 2 --threads 1 --quiet --pretend 0.04,10,1 --data %s "
+                 "--report r.json --schedule %s", token_file(2000, 4), schedules[i]);
         for (int r = 0; r < 4; r++) {
             char path[64];
             snprintf(path, sizeof path, "ranks.%d.bubble", r);

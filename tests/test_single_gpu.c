@@ -51,8 +51,9 @@ static void accumulation_changes_nothing(void **state)
 
     (void)state;
     for (int i = 0; i < 3; i++)
-        run_well(CPU64 " " SHAPE " --data %s --micro-batch %d --accumulate %d --steps 20 --dump-gradients %d.safetensors "
-                 "--metrics %d.csv", tokens(), micro[i], 6 / micro[i], micro[i], micro[i]);
+        run_well(CPU64 " " SHAPE " --data %s --micro-batch %d --accumulate %d --steps 20 "
+                 "--dump-gradients %d.safetensors --metrics %d.csv", tokens(), micro[i], 6 / micro[i], micro[i],
+                 micro[i]);
     for (int i = 1; i < 3; i++) {
         double a[20], b[20];
         char name[64];
@@ -99,7 +100,8 @@ static void a_checkpoint_loses_nothing(void **state)
         double whole[6], halves[6];
         run_well("%s " SHAPE " --data %s --steps 6 --save six --metrics six.csv --seed 7", programs[i], tokens());
         run_well("%s " SHAPE " --data %s --steps 3 --save three --metrics three.csv --seed 7", programs[i], tokens());
-        run_well("%s " SHAPE " --data %s --steps 6 --load three --save three --metrics three.csv", programs[i], tokens());
+        run_well("%s " SHAPE " --data %s --steps 6 --load three --save three --metrics three.csv", programs[i],
+                 tokens());
         assert_files_equal("six/model.safetensors", "three/model.safetensors");
         assert_files_equal("six/optimizer.safetensors", "three/optimizer.safetensors");
         assert_int_equal(read_column(in_temporary("six.csv"), "loss", whole, 6), 6);
@@ -127,8 +129,8 @@ static void an_old_checkpoint_is_found(void **state)
     (void)state;
     run_well(CPU " " SHAPE " --data %s --steps 1 --save lost", tokens());
     run_well("mv lost lost.old");
-    Result r = run(CPU " --layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --data %s --steps 2 --load lost --save lost",
-                   tokens());
+    Result r = run(CPU " --layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --data %s --steps 2 --load lost "
+                   "--save lost", tokens());
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.out, "lost.old"));
     assert_true(json_number(in_temporary("lost/trainer.json"), "step") == 2);
@@ -158,7 +160,8 @@ static void memory_is_as_predicted(void **state)
                     fail_msg("%s with --recompute %s: %s are %.0f bytes, predicted %.0f", shapes[s], modes[i],
                              categories[c], measured, json_number(in_temporary("r.json"), path));
                 if (c < 3 && measured != (c == 2 ? 8 : 4) * parameters[s])
-                    fail_msg("%s: %s are %.0f bytes for %.0f parameters", shapes[s], categories[c], measured, parameters[s]);
+                    fail_msg("%s: %s are %.0f bytes for %.0f parameters", shapes[s], categories[c], measured,
+                             parameters[s]);
             }
         }
 }
@@ -177,7 +180,8 @@ static void it_learns(void **state)
         print_message("held-out loss after 600 steps: %.4f nats a byte\n", loss);
         assert_true(loss < 2.2);
     }
-    Result r = run(CPU " --preset tiny --steps 60 --lr 3e-3 --warmup 5 --eval-every 30 --report r.json --sample 20 --quiet");
+    Result r = run(CPU " --preset tiny --steps 60 --lr 3e-3 --warmup 5 --eval-every 30 --report r.json --sample 20 "
+                   "--quiet");
     assert_int_equal(r.status, 0);
     assert_true(strlen(r.out) >= 20);
     assert_true(json_number(in_temporary("r.json"), "held_out.0.step") == 30);
@@ -193,7 +197,8 @@ static void signals_save(void **state)
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        Result r = run("timeout -s %d 1 " CPU " " SHAPE " --data %s --steps 1000000 --save stopped", signals[i], tokens());
+        Result r = run("timeout -s %d 1 " CPU " " SHAPE " --data %s --steps 1000000 --save stopped", signals[i],
+                       tokens());
         assert_true(r.status == 124);                           /* timeout's own: it did send the signal */
         assert_true(json_number(in_temporary("stopped/trainer.json"), "step") >= 1);
         result_free(r);

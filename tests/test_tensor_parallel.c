@@ -35,7 +35,8 @@ static void layouts_agree(void **state)
 
 static void all_layouts_agree(void **state)
 {
-    static const char *const recompute[] = {"none", "selective", "full"}, *const sequence[] = {"", "--sequence-parallel"};
+    static const char *const recompute[] = {"none", "selective", "full"};
+    static const char *const sequence[] = {"", "--sequence-parallel"};
     static const int ranks[] = {1, 2, 3, 4, 6, 8};
 
     (void)state;
@@ -58,19 +59,19 @@ static void checkpoints_cross(void **state)
     static const struct {
         int ranks, accumulate;
         const char *program;
-    } ways[] = {{4, 12, STAGE}, {1, 12, "01_single_gpu"}, {3, 4, "04_zero --zero 3"}, {2, 12, STAGE " --sequence-parallel"},
-                {8, 12, STAGE}};
+    } ways[] = {{4, 12, STAGE}, {1, 12, "01_single_gpu"}, {3, 4, "04_zero --zero 3"},
+                {2, 12, STAGE " --sequence-parallel"}, {8, 12, STAGE}};
     char gradients[256], losses[256];
     double a[LAYOUT_STEPS], b[LAYOUT_STEPS];
 
     (void)state;
-    layout_reference(&(LayoutCase){.ranks = 1, .layers = 3, .micro_batch = 12, .accumulate = 1, .hidden = 64, .heads = 8},
-                     gradients, losses);
+    layout_reference(&(LayoutCase){.ranks = 1, .layers = 3, .micro_batch = 12, .accumulate = 1, .hidden = 64,
+                                   .heads = 8}, gradients, losses);
     for (int i = 0; i < 5; i++)
-        run_well("mpiexec -n %d " BUILD "/cpu64/%s --layers 3 --hidden 64 --heads 8 --vocab 97 --seq 16 --lr 1e-3 --warmup 3 "
-                 "--micro-batch 1 --accumulate %d --steps %d --data %s --quiet --save crossing --metrics crossing.csv %s",
-                 ways[i].ranks, ways[i].program, ways[i].accumulate, 3 * (i + 1), token_file(20000, 97),
-                 i ? "--load crossing" : "");
+        run_well("mpiexec -n %d " BUILD "/cpu64/%s --layers 3 --hidden 64 --heads 8 --vocab 97 --seq 16 --lr 1e-3 "
+                 "--warmup 3 --micro-batch 1 --accumulate %d --steps %d --data %s --quiet --save crossing "
+                 "--metrics crossing.csv %s", ways[i].ranks, ways[i].program, ways[i].accumulate, 3 * (i + 1),
+                 token_file(20000, 97), i ? "--load crossing" : "");
     assert_int_equal(read_column(in_temporary("crossing.csv"), "loss", a, LAYOUT_STEPS), 15);
     assert_int_equal(read_column(losses, "loss", b, LAYOUT_STEPS), LAYOUT_STEPS);
     for (int s = 0; s < 15; s++)
@@ -85,7 +86,8 @@ static void what_cannot_be_cut_is_refused(void **state)
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "--heads 6 cannot be divided over 4 ranks; 1, 2, 3, 6 could"));
     result_free(r);
-    r = run("mpiexec -n 2 " BUILD "/cpu/" STAGE " --hidden 48 --heads 6 --seq 7 --micro-batch 1 --sequence-parallel --quiet");
+    r = run("mpiexec -n 2 " BUILD "/cpu/" STAGE " --hidden 48 --heads 6 --seq 7 --micro-batch 1 --sequence-parallel "
+            "--quiet");
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "= 7 rows cannot be divided over 2 ranks"));
     result_free(r);
