@@ -100,7 +100,7 @@ run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
 	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
 
 test-cuda: deps		## operators and gradients on a GPU against the CPU's
-	@$(MAKE) --no-print-directory cuda cpu $(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity $(BUILD)/cpu/parity
+	@$(MAKE) --no-print-directory cuda cpu $(if $(NVCC),$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity) $(BUILD)/cpu/parity
 	@$(BUILD)/cuda/test_cuda
 
 bench-cuda: deps	## speed on a GPU: tokens/s, MFU, operators; memory's bandwidth
