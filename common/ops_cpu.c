@@ -5,30 +5,18 @@
  * rows or columns, never the terms of one sum. ("omp simd reduction" keeps partial sums in the lanes of a vector,
  * always the same ones; "omp parallel reduction" would combine threads as they happen to finish.)
  *
- * Everything is computed in real. A tensor that stores reals is worked on where it lies: row(). One that may store a
- * small format (formats.h) is seen through read(), room(), update() and write(), which for reals are nothing but
- * pointers to the tensor's own elements. Otherwise they convert, from and to scratch memory: what a kernel computed is
- * rounded once, by write(). So there is one copy of each kernel.
+ * ops_cpu.h says how they see what tensors store. Attention is in attention_cpu.c.
  */
-#include <cblas.h>
+#include "ops_cpu.h"
+
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "error.h"
-#include "formats.h"
-#include "ops_backend.h"
-#include "vector_math.h"
 
-static real *row(Tensor t, int64_t i)
-{
-    return (real *)t.data + i * tensor_width(t);
-}
-
-/* Memory for `count` reals, each thread's own; each number has its own, which keeps what it holds until asked for
- * again. It is not in the account, as BLAS's own buffers aren't: a backend that computes in small formats has none. */
-static real *scratch(int number, int64_t count)
+real *scratch(int number, int64_t count)
 {
     static _Thread_local struct { real *data; int64_t count; } buffer[5];
 
@@ -39,39 +27,6 @@ static real *scratch(int number, int64_t count)
             fail("no memory for converting %lld numbers", (long long)count);
     }
     return buffer[number].data;
-}
-
-static char *stored(Tensor t, int64_t first)
-{
-    return (char *)t.data + first * dtype_size(t.dtype);
-}
-
-/* `count` elements of t from the first on, as reals; where they are converted, in scratch memory of that number. */
-static const real *read(Tensor t, int64_t first, int64_t count, int number)
-{
-    if (t.dtype == REAL)
-        return (const real *)t.data + first;
-    real *to = scratch(number, count);
-    formats_read(to, stored(t, first), t.dtype, count);
-    return to;
-}
-
-/* Where to compute what write() then stores as those elements. */
-static real *room(Tensor t, int64_t first, int64_t count, int number)
-{
-    return t.dtype == REAL ? (real *)t.data + first : scratch(number, count);
-}
-
-/* The same, holding what is there: to add to it. */
-static real *update(Tensor t, int64_t first, int64_t count, int number)
-{
-    return (real *)read(t, first, count, number);
-}
-
-static void write(Tensor t, int64_t first, int64_t count, const real *from)
-{
-    if (t.dtype != REAL)
-        formats_write(stored(t, first), from, t.dtype, count);
 }
 
 static const int32_t *ids_of(Tensor t)
@@ -117,10 +72,10 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
             if (id < 0)
                 continue;
             real *d_w = update(d_weight, id * width + c.first, c.count, 0);
-            const real *d_o = read(d_out, i * width + c.first, c.count, 1);
+            const real *d_o = load(d_out, i * width + c.first, c.count, 1);
             for (int64_t j = 0; j < c.count; j++)
                 d_w[j] += d_o[j];
-            write(d_weight, id * width + c.first, c.count, d_w);
+            store(d_weight, id * width + c.first, c.count, d_w);
         }
     }
 }
@@ -130,11 +85,11 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
 void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const real *w = read(weight, 0, width, 0), *b = read(bias, 0, width, 1);
+    const real *w = load(weight, 0, width, 0), *b = load(bias, 0, width, 1);
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = read(x, i * width, width, 2);
+        const real *in = load(x, i * width, width, 2);
         real *o = room(out, i * width, width, 3), sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < width; j++)
@@ -146,7 +101,7 @@ void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight,
         const real inverse = 1 / (real)sqrt(squares / width + (real)1e-5);
         for (int64_t j = 0; j < width; j++)
             o[j] = (in[j] - mean) * inverse * w[j] + b[j];
-        write(out, i * width, width, o);
+        store(out, i * width, width, o);
         row(stats, i)[0] = mean;
         row(stats, i)[1] = inverse;
     }
@@ -157,13 +112,13 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
                                Tensor weight)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const real *w = read(weight, 0, width, 0);
+    const real *w = load(weight, 0, width, 0);
 
 #pragma omp parallel
     {
 #pragma omp for
         for (int64_t i = 0; i < rows; i++) {
-            const real *in = read(x, i * width, width, 1), *d_o = read(d_out, i * width, width, 2);
+            const real *in = load(x, i * width, width, 1), *d_o = load(d_out, i * width, width, 2);
             const real mean = row(stats, i)[0], inverse = row(stats, i)[1];
             real *d_in = update(d_x, i * width, width, 3), sum = 0, sum_n = 0;
 #pragma omp simd reduction(+ : sum, sum_n)
@@ -173,39 +128,25 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
             }
             for (int64_t j = 0; j < width; j++)
                 d_in[j] += inverse * (d_o[j] * w[j] - sum / width - (in[j] - mean) * inverse * (sum_n / width));
-            write(d_x, i * width, width, d_in);
+            store(d_x, i * width, width, d_in);
         }
         const Range c = columns_of_thread(width);
         real *d_w = update(d_weight, c.first, c.count, 2), *d_b = update(d_bias, c.first, c.count, 3);
         for (int64_t i = 0; i < rows; i++) {
-            const real *in = read(x, i * width + c.first, c.count, 0);
-            const real *d_o = read(d_out, i * width + c.first, c.count, 1);
+            const real *in = load(x, i * width + c.first, c.count, 0);
+            const real *d_o = load(d_out, i * width + c.first, c.count, 1);
             const real mean = row(stats, i)[0], inverse = row(stats, i)[1];
             for (int64_t j = 0; j < c.count; j++) {
                 d_w[j] += d_o[j] * (in[j] - mean) * inverse;
                 d_b[j] += d_o[j];
             }
         }
-        write(d_weight, c.first, c.count, d_w);
-        write(d_bias, c.first, c.count, d_b);
+        store(d_weight, c.first, c.count, d_w);
+        store(d_bias, c.first, c.count, d_b);
     }
 }
 
 /* ---- linear ---- */
-
-/* c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed; ld: the distance
- * between rows as stored. */
-static void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, real alpha, const real *a,
-                   int64_t ld_a, const real *b, int64_t ld_b, real beta, real *c, int64_t ld_c)
-{
-#ifdef REAL64
-    cblas_dgemm
-#else
-    cblas_sgemm
-#endif
-        (CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans, m, n, k,
-         alpha, a, ld_a, b, ld_b, beta, c, ld_c);
-}
 
 /* sum (W) += the rows of t (R, W) */
 static void column_sums(Tensor sum, Tensor t)
@@ -217,43 +158,12 @@ static void column_sums(Tensor sum, Tensor t)
         const Range c = columns_of_thread(width);
         real *s = update(sum, c.first, c.count, 0);
         for (int64_t i = 0; i < rows; i++) {
-            const real *in = read(t, i * width + c.first, c.count, 1);
+            const real *in = load(t, i * width + c.first, c.count, 1);
             for (int64_t j = 0; j < c.count; j++)
                 s[j] += in[j];
         }
-        write(sum, c.first, c.count, s);
+        store(sum, c.first, c.count, s);
     }
-}
-
-/* As read(), room() and write(), for a matrix whose rows lie *ld elements apart, in t or, once converted, in scratch memory. */
-static const real *read_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t *ld, int number)
-{
-    if (t.dtype == REAL)
-        return (const real *)t.data + first;
-    const int64_t apart = *ld;
-    real *to = scratch(number, rows * width);
-#pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++)
-        formats_read(to + i * width, stored(t, first + i * apart), t.dtype, width);
-    *ld = width;
-    return to;
-}
-
-static real *room_for_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t *ld, int number)
-{
-    if (t.dtype == REAL)
-        return (real *)t.data + first;
-    *ld = width;
-    return scratch(number, rows * width);
-}
-
-static void write_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, const real *from)
-{
-    if (t.dtype == REAL)
-        return;
-#pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++)
-        formats_write(stored(t, first + i * ld), from + i * width, t.dtype, width);
 }
 
 /* Weights of a small format are multiplied so many outputs at a time, so that scratch memory stays small. */
@@ -267,20 +177,20 @@ static void linear(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, r
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
     int64_t ld_x = k;
-    const real *in = read_matrix(x, 0, rows, k, &ld_x, 0), *b = bias.data ? read(bias, 0, m, 3) : NULL;
+    const real *in = load_matrix(x, 0, rows, k, &ld_x, 0), *b = bias.data ? load(bias, 0, m, 3) : NULL;
 
     for (int64_t first = 0; first < m; first += outputs_at_once(weight)) {
         const int64_t n = m - first < outputs_at_once(weight) ? m - first : outputs_at_once(weight);
         int64_t ld_w = k, ld = m;
-        const real *w = read_matrix(weight, first * k, n, k, &ld_w, 1);
-        real *o = add ? (real *)read_matrix(out, first, rows, n, &ld, 2) : room_for_matrix(out, first, rows, n, &ld, 2);
+        const real *w = load_matrix(weight, first * k, n, k, &ld_w, 1);
+        real *o = add ? (real *)load_matrix(out, first, rows, n, &ld, 2) : room_for_matrix(out, first, rows, n, &ld, 2);
         if (b) {
 #pragma omp parallel for
             for (int64_t i = 0; i < rows; i++)
                 memcpy(o + i * ld, b + first, n * sizeof(real));
         }
         matmul(false, true, rows, n, k, alpha, in, ld_x, w, ld_w, b || add ? 1 : 0, o, ld);
-        write_matrix(out, first, rows, n, m, o);
+        store_matrix(out, first, rows, n, m, o);
     }
 }
 
@@ -298,11 +208,11 @@ void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
     for (int64_t first = 0; first < m; first += outputs_at_once(weight)) {
         const int64_t n = m - first < outputs_at_once(weight) ? m - first : outputs_at_once(weight);
         int64_t ld_w = k, ld = m;
-        const real *w = read_matrix(weight, first * k, n, k, &ld_w, 1);
-        const real *d_o = read_matrix(d_out, first, rows, n, &ld, 2);
+        const real *w = load_matrix(weight, first * k, n, k, &ld_w, 1);
+        const real *d_o = load_matrix(d_out, first, rows, n, &ld, 2);
         matmul(false, false, rows, k, n, 1, d_o, ld, w, ld_w, first ? 1 : 0, d_in, ld_x);
     }
-    write_matrix(d_x, 0, rows, k, k, d_in);
+    store_matrix(d_x, 0, rows, k, k, d_in);
 }
 
 void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
@@ -310,15 +220,15 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out);
     const int64_t at_once = d_out.dtype == REAL ? m : 1024;
     int64_t ld_x = k;
-    const real *in = read_matrix(x, 0, rows, k, &ld_x, 0);
+    const real *in = load_matrix(x, 0, rows, k, &ld_x, 0);
 
     for (int64_t first = 0; first < m; first += at_once) {
         const int64_t n = m - first < at_once ? m - first : at_once;
         int64_t ld_w = k, ld = m;
-        real *d_w = (real *)read_matrix(d_weight, first * k, n, k, &ld_w, 1);
-        const real *d_o = read_matrix(d_out, first, rows, n, &ld, 2);
+        real *d_w = (real *)load_matrix(d_weight, first * k, n, k, &ld_w, 1);
+        const real *d_o = load_matrix(d_out, first, rows, n, &ld, 2);
         matmul(true, false, n, k, rows, 1, d_o, ld, in, ld_x, 1, d_w, ld_w);
-        write_matrix(d_weight, first * k, n, k, k, d_w);
+        store_matrix(d_weight, first * k, n, k, k, d_w);
     }
     if (d_bias.data)
         column_sums(d_bias, d_out);
@@ -335,7 +245,7 @@ void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
     real amax = 0;
 
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = read(x, i * width, width, 0);
+        const real *in = load(x, i * width, width, 0);
         real most = 0, nan = 0;                     /* nan: NaN if there is NaN or Inf, else 0 */
 #pragma omp simd reduction(max : most) reduction(+ : nan)
         for (int64_t j = 0; j < width; j++) {
@@ -350,11 +260,11 @@ void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
     if (out.data) {
 #pragma omp parallel for
         for (int64_t i = 0; i < rows; i++) {
-            const real *in = read(x, i * width, width, 0);
+            const real *in = load(x, i * width, width, 0);
             real *o = scratch(1, width);
             for (int64_t j = 0; j < width; j++)
                 o[j] = in[j] / s;
-            formats_write(stored(out, i * width), o, dtype, width);
+            formats_write(element(out, i * width), o, dtype, width);
         }
     }
     if (transposed.data) {
@@ -363,12 +273,12 @@ void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
             const int64_t n = width - first < COLUMNS ? width - first : COLUMNS;
             real *o = scratch(1, COLUMNS * rows);
             for (int64_t i = 0; i < rows; i++) {
-                const real *in = read(x, i * width + first, n, 0);
+                const real *in = load(x, i * width + first, n, 0);
                 for (int64_t j = 0; j < n; j++)
                     o[j * rows + i] = in[j] / s;
             }
             for (int64_t j = 0; j < n; j++)
-                formats_write(stored(transposed, (first + j) * rows), o + j * rows, dtype, rows);
+                formats_write(element(transposed, (first + j) * rows), o + j * rows, dtype, rows);
         }
     }
 }
@@ -402,111 +312,8 @@ void rope_kernel(Tensor qkv, Tensor rope, bool back)
                 y[j] = b * c + a * s;
             }
         }
-        write(qkv, i * width, width, turned);
+        store(qkv, i * width, width, turned);
     }
-}
-
-/* ---- attention ---- */
-
-/* Queries go in blocks of so many; a block's queries look at the keys up to its last one, and the blocks of keys
- * behind it, which the mask would empty, are not computed. */
-enum { QUERIES = 64 };
-
-/* Where head a of sequence b begins in (B, T, A * width), and how far apart its rows lie. */
-static int64_t head_of(Tensor probs, int64_t b, int64_t a, int64_t width, int64_t *ld)
-{
-    const int64_t A = probs.shape[1], T = probs.shape[2];
-
-    *ld = A * width;
-    return (b * T * A + a) * width;
-}
-
-/* In place over the first `seen` of n scores; the others, behind the mask, become 0. Returns log sum exp(scores). */
-static real softmax(real *scores, int64_t seen, int64_t n)
-{
-    real max = scores[0], sum = 0;
-
-#pragma omp simd reduction(max : max)
-    for (int64_t j = 0; j < seen; j++)
-        max = scores[j] > max ? scores[j] : max;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < seen; j++) {
-        scores[j] = real_exp(scores[j] - max);
-        sum += scores[j];
-    }
-    const real inverse = 1 / sum;
-    for (int64_t j = 0; j < seen; j++)
-        scores[j] *= inverse;
-    for (int64_t j = seen; j < n; j++)
-        scores[j] = 0;
-    return max + (real)log(sum);
-}
-
-void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
-{
-    const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(out) / A;
-
-#pragma omp parallel for collapse(2)
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t a = 0; a < A; a++) {
-            int64_t ld, ld_out;
-            const int64_t head = head_of(probs, b, a, 3 * D, &ld), to = head_of(probs, b, a, D, &ld_out);
-            const int64_t out_apart = ld_out, scores = (b * A + a) * T * T;
-            const real *q = read_matrix(qkv, head, T, 3 * D, &ld, 0), *k = q + D, *v = k + D;
-            real *o = room_for_matrix(out, to, T, D, &ld_out, 1);
-            for (int64_t first = 0; first < T; first += QUERIES) {
-                const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-                int64_t ld_p = T;
-                real *p = room_for_matrix(probs, scores + first * T, n, keys, &ld_p, 2);
-                matmul(false, true, n, keys, D, 1 / (real)sqrt(D), q + first * ld, ld, k, ld, 0, p, ld_p);
-                for (int64_t i = 0; i < n; i++)
-                    softmax(p + i * ld_p, first + i + 1, keys);
-                matmul(false, false, n, D, keys, 1, p, ld_p, v, ld, 0, o + first * ld_out, ld_out);
-                write_matrix(probs, scores + first * T, n, keys, T, p);
-            }
-            write_matrix(out, to, T, D, out_apart, o);
-        }
-}
-
-/* dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K, dK = dS^T Q. d_probs gets dS. */
-void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
-{
-    const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(d_out) / A;
-    const real scale = 1 / (real)sqrt(D);
-
-#pragma omp parallel for collapse(2)
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t a = 0; a < A; a++) {
-            int64_t ld, ld_d, ld_out;
-            const int64_t head = head_of(probs, b, a, 3 * D, &ld), to = head_of(probs, b, a, D, &ld_out);
-            const int64_t apart = ld_d = ld, scores = (b * A + a) * T * T;
-            const real *q = read_matrix(qkv, head, T, 3 * D, &ld, 0), *k = q + D, *v = k + D;
-            const real *d_o = read_matrix(d_out, to, T, D, &ld_out, 2);
-            real *d_q = room_for_matrix(d_qkv, head, T, 3 * D, &ld_d, 1), *d_k = d_q + D, *d_v = d_k + D;
-            /* from the last block on: it reaches all keys and writes their gradients, the others add to them */
-            for (int64_t first = (T - 1) / QUERIES * QUERIES; first >= 0; first -= QUERIES) {
-                const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-                const real beta = keys == T ? 0 : 1;
-                int64_t ld_p = T, ld_dp = T;
-                const real *p = read_matrix(probs, scores + first * T, n, keys, &ld_p, 3);
-                real *d_p = room_for_matrix(d_probs, scores + first * T, n, keys, &ld_dp, 4);
-                matmul(false, true, n, keys, D, 1, d_o + first * ld_out, ld_out, v, ld, 0, d_p, ld_dp);
-                for (int64_t i = 0; i < n; i++) {
-                    const real *p_row = p + i * ld_p;
-                    real *d_row = d_p + i * ld_dp, dot = 0;
-#pragma omp simd reduction(+ : dot)
-                    for (int64_t j = 0; j < keys; j++)
-                        dot += d_row[j] * p_row[j];
-                    for (int64_t j = 0; j < keys; j++)
-                        d_row[j] = scale * p_row[j] * (d_row[j] - dot);
-                }
-                matmul(false, false, n, D, keys, 1, d_p, ld_dp, k, ld, 0, d_q + first * ld_d, ld_d);
-                matmul(true, false, keys, D, n, 1, d_p, ld_dp, q + first * ld, ld, beta, d_k, ld_d);
-                matmul(true, false, keys, D, n, 1, p, ld_p, d_o + first * ld_out, ld_out, beta, d_v, ld_d);
-                write_matrix(d_probs, scores + first * T, n, keys, T, d_p);
-            }
-            write_matrix(d_qkv, head, T, 3 * D, apart, d_q);
-        }
 }
 
 /* ---- GELU ---- */
@@ -523,11 +330,11 @@ void gelu_forward_kernel(Tensor out, Tensor x)
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = read(x, i * width, width, 0);
+        const real *in = load(x, i * width, width, 0);
         real *o = room(out, i * width, width, 1);
         for (int64_t j = 0; j < width; j++)
             o[j] = in[j] * gelu_sigmoid(in[j]);
-        write(out, i * width, width, o);
+        store(out, i * width, width, o);
     }
 }
 
@@ -537,14 +344,14 @@ void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x)
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = read(x, i * width, width, 0), *d_o = read(d_out, i * width, width, 1);
+        const real *in = load(x, i * width, width, 0), *d_o = load(d_out, i * width, width, 1);
         real *d_in = room(d_x, i * width, width, 2);
         for (int64_t j = 0; j < width; j++) {
             const real v = in[j], s = gelu_sigmoid(v);
             const real slope = (real)1.5957691216057308 * (1 + (real)(3 * 0.044715) * v * v);
             d_in[j] = d_o[j] * (s + v * s * (1 - s) * slope);
         }
-        write(d_x, i * width, width, d_in);
+        store(d_x, i * width, width, d_in);
     }
 }
 
@@ -553,15 +360,15 @@ void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x)
 void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const real *b = read(bias, 0, width, 0);
+    const real *b = load(bias, 0, width, 0);
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = read(x, i * width, width, 1), *add = read(branch, i * width, width, 2);
+        const real *in = load(x, i * width, width, 1), *add = load(branch, i * width, width, 2);
         real *o = room(out, i * width, width, 3);
         for (int64_t j = 0; j < width; j++)
             o[j] = in[j] + add[j] + b[j];
-        write(out, i * width, width, o);
+        store(out, i * width, width, o);
     }
 }
 
@@ -579,7 +386,7 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = read(logits, i * width, width, 0);
+        const real *in = load(logits, i * width, width, 0);
         real max = in[0], sum = 0;
 #pragma omp simd reduction(max : max)
         for (int64_t j = 0; j < width; j++)
@@ -592,7 +399,7 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
     double total = 0;
     for (int64_t i = 0; i < rows; i++) {
         const int32_t target = ids_of(targets)[i];
-        total += (double)log_sum[i] - (target < 0 ? 0 : *read(logits, i * width + target, 1, 0));
+        total += (double)log_sum[i] - (target < 0 ? 0 : *load(logits, i * width + target, 1, 0));
     }
     *(double *)loss.data += scale * total;
 }
@@ -603,7 +410,7 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = read(logits, i * width, width, 0), log_sum = row(lse, 0)[i];
+        const real *in = load(logits, i * width, width, 0), log_sum = row(lse, 0)[i];
         const int32_t target = ids_of(targets)[i];
         const real s = scale;
         real *d = room(d_logits, i * width, width, 1);
@@ -612,7 +419,7 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
             d[j] = s * real_exp(in[j] - log_sum);
         if (target >= 0)
             d[target] -= s;
-        write(d_logits, i * width, width, d);
+        store(d_logits, i * width, width, d);
     }
 }
 
@@ -691,7 +498,7 @@ void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, Ad
 #pragma omp parallel for
     for (int64_t first = 0; first < count; first += AT_ONCE) {
         const int64_t n = piece(first, count);
-        const real *gradient = read(gradients, first, n, 0);
+        const real *gradient = load(gradients, first, n, 0);
         real *param = update(params, first, n, 1), *mean = (real *)m.data + first, *square = (real *)v.data + first;
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
@@ -700,7 +507,7 @@ void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, Ad
             square[i] = beta2 * square[i] + (1 - beta2) * g * g;
             param[i] = keep * param[i] - rate * mean[i] / ((real)sqrt(square[i]) * root + eps);
         }
-        write(params, first, n, param);
+        store(params, first, n, param);
     }
 }
 
@@ -716,7 +523,7 @@ double square_sum_kernel(const Tensor *list, int count)
             part[p] = 0;
             for (int64_t first = 0; first < r.count; first += AT_ONCE) {
                 const int64_t n = piece(first, r.count);
-                const real *x = read(list[k], r.first + first, n, 0);
+                const real *x = load(list[k], r.first + first, n, 0);
                 double s = 0;
 #pragma omp simd reduction(+ : s)
                 for (int64_t i = 0; i < n; i++)
@@ -737,7 +544,7 @@ void tensor_convert_kernel(Tensor to, Tensor from)
 #pragma omp parallel for
     for (int64_t first = 0; first < count; first += AT_ONCE) {
         const int64_t n = piece(first, count);
-        formats_write(stored(to, first), read(from, first, n, 0), to.dtype, n);
+        formats_write(element(to, first), load(from, first, n, 0), to.dtype, n);
     }
 }
 
@@ -752,111 +559,11 @@ void tensor_scale_kernel(Tensor t, double factor)
         real *x = update(t, first, n, 0);
         for (int64_t i = 0; i < n; i++)
             x[i] *= f;
-        write(t, first, n, x);
+        store(t, first, n, x);
     }
 }
 
-/* ---- attention by blocks of keys ---- */
-
-/* One head's tokens of sequence b, from the first on, in (B, C, A, x): rows lie A*x apart. */
-static real *tokens_of(Tensor t, int64_t b, int64_t first, int64_t head)
-{
-    return row(t, (b * t.shape[1] + first) * t.shape[2] + head);
-}
-
-/* scores has room for each head's share, so heads are what threads divide; sequences and queries follow each other. */
-void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
-{
-    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
-    const int64_t ld = A * D;
-
-#pragma omp parallel for
-    for (int64_t a = 0; a < A; a++) {
-        real *p = row(scores, a * Q);
-        for (int64_t b = 0; b < B; b++)
-            for (int64_t first = 0; first < C; first += Q) {
-                const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
-                real *log_sum = tokens_of(lse, b, first, a);
-                matmul(false, true, n, keys, D, 1 / (real)sqrt(D), tokens_of(q, b, first, a), ld, tokens_of(k, b, 0, a),
-                       ld, 0, p, K);
-                for (int64_t i = 0; i < n; i++)
-                    log_sum[i * A] = softmax(p + i * K, causal ? first + i + 1 : keys, keys);
-                matmul(false, false, n, D, keys, 1, p, K, tokens_of(v, b, 0, a), ld, 0, tokens_of(out, b, first, a), ld);
-            }
-    }
-}
-
-/* P = exp(S - lse), dP = dO V^T, dS = P * (dP - dots) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
-void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
-                                     Tensor v, Tensor lse, Tensor dots, bool causal)
-{
-    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
-    const int64_t ld = A * D;
-    const real scale = 1 / (real)sqrt(D);
-
-#pragma omp parallel for
-    for (int64_t a = 0; a < A; a++) {
-        real *p = row(scores, a * Q), *d_p = row(scores, (A + a) * Q);
-        for (int64_t b = 0; b < B; b++)
-            for (int64_t first = 0; first < C; first += Q) {
-                const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
-                const real *log_sum = tokens_of(lse, b, first, a), *dot = tokens_of(dots, b, first, a);
-                const real *queries = tokens_of(q, b, first, a), *d_o = tokens_of(d_out, b, first, a);
-                matmul(false, true, n, keys, D, scale, queries, ld, tokens_of(k, b, 0, a), ld, 0, p, K);
-                matmul(false, true, n, keys, D, 1, d_o, ld, tokens_of(v, b, 0, a), ld, 0, d_p, K);
-                for (int64_t i = 0; i < n; i++) {
-                    const int64_t seen = causal ? first + i + 1 : keys;
-                    const real l = log_sum[i * A], d = dot[i * A];
-                    real *p_row = p + i * K, *d_row = d_p + i * K;
-#pragma omp simd
-                    for (int64_t j = 0; j < seen; j++) {
-                        p_row[j] = real_exp(p_row[j] - l);
-                        d_row[j] = scale * p_row[j] * (d_row[j] - d);
-                    }
-                    for (int64_t j = seen; j < keys; j++)
-                        p_row[j] = d_row[j] = 0;
-                }
-                matmul(false, false, n, D, keys, 1, d_p, K, tokens_of(k, b, 0, a), ld, 1, tokens_of(d_q, b, first, a), ld);
-                matmul(true, false, keys, D, n, 1, d_p, K, queries, ld, 1, tokens_of(d_k, b, 0, a), ld);
-                matmul(true, false, keys, D, n, 1, p, K, d_o, ld, 1, tokens_of(d_v, b, 0, a), ld);
-            }
-    }
-}
-
-/* Both are divided by their own sum, exp(lse): weighed with their shares of the common one they add up. */
-void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
-{
-    const int64_t rows = tensor_rows(out), width = tensor_width(out);
-    const real *part_sum = part_lse.data;
-    real *log_sum = lse.data;
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++) {
-        const real x = log_sum[i], y = part_sum[i], max = x > y ? x : y, in_x = real_exp(x - max), in_y = real_exp(y - max);
-        const real sum = in_x + in_y, share_x = in_x / sum, share_y = in_y / sum;
-        const real *add = row(part, i);
-        real *o = row(out, i);
-        for (int64_t j = 0; j < width; j++)
-            o[j] = share_x * o[j] + share_y * add[j];
-        log_sum[i] = max + (real)log(sum);
-    }
-}
-
-void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
-{
-    const int64_t count = tensor_count(dots), D = tensor_count(out) / count;
-    real *to = dots.data;
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < count; i++) {
-        const real *o = row(out, 0) + i * D, *d_o = row(d_out, 0) + i * D;
-        real dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int64_t j = 0; j < D; j++)
-            dot += d_o[j] * o[j];
-        to[i] = dot;
-    }
-}
+/* ---- plain memory ---- */
 
 void tensor_fill_kernel(Tensor t, double value)
 {
