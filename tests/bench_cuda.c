@@ -21,6 +21,7 @@ static const struct {
     {"01_single_gpu", "--preset 124m", 8},
     {"01_single_gpu", "--preset 124m --tf32", 8},
     {"02_mixed_precision", "--preset 124m --dtype bf16", 8},
+    {"02_mixed_precision", "--preset 124m --dtype bf16 --vocab 50304", 8},     /* a multiple of 16 bytes */
     {"02_mixed_precision", "--preset 124m --dtype fp8", 8},
     {"02_mixed_precision", "--preset 350m --dtype bf16", 6},
     {"02_mixed_precision", "--preset 774m --dtype bf16", 6},

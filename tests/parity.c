@@ -326,7 +326,8 @@ static void floats(int64_t R, int64_t W)
 {
     begin("in parts", REAL, R, W, 0, 0);
     Tensor logits = random_tensor(REAL, "logits", shape(R, W)), max = empty(REAL, "max", shape(R));
-    Tensor sums = empty(REAL, "sums", shape(R, 2)), targets = ids_below(R, 3 * W), slice = empty(I32, "slice", shape(R));
+    Tensor sums = empty(REAL, "sums", shape(R, 2));
+    Tensor targets = ids_below(R, 3 * W), slice = empty(I32, "slice", shape(R));
     Tensor loss = zeros(F64, "loss", shape(1)), lse = empty(REAL, "lse", shape(R));
     ids_in_slice(slice, targets, W, W);
     cross_entropy_max(max, logits);
@@ -385,7 +386,8 @@ static void eights(DType dtype, DType format, int64_t R, int64_t K, int64_t M)
 int main(int argc, char **argv)
 {
     static const DType types[] = {REAL, BF16, F16};
-    static const int64_t sizes[][2] = {{1, 1}, {1, 2}, {5, 2}, {3, 17}, {67, 48}, {320, 130}, {67, 1028}, {3, 2504}, {700, 9}};
+    static const int64_t sizes[][2] = {{1, 1}, {1, 2}, {5, 2}, {3, 17}, {67, 48}, {320, 130}, {67, 1028}, {3, 2504},
+                                       {700, 9}};
     static const int64_t linear[][3] = {{1, 1, 1}, {3, 17, 5}, {67, 48, 130}, {128, 256, 64}, {320, 130, 1028}};
     static const int64_t heads[][4] = {{1, 1, 1, 2}, {2, 5, 3, 8}, {2, 65, 2, 20}, {1, 130, 3, 64}, {2, 600, 2, 16},
                                        {1, 1030, 1, 8}};

@@ -132,9 +132,9 @@ static void run_stage(const char *which, int i, const char *gradients)
 
     if (cases[i].ranks > 1)
         snprintf(launch, sizeof launch, "mpiexec -n %d ", cases[i].ranks);
-    run_well("%s" BUILD "/%s/%s %s --layers 3 --hidden 96 --heads 6 --vocab 97 --seq 40 --micro-batch %d --accumulate 2 "
-             "--steps 2 --warmup 1 --data %s --quiet --dump-gradients %s", launch, which, cases[i].stage, cases[i].options,
-             divides ? 2 : 4, token_file(20000, 97), gradients);
+    run_well("%s" BUILD "/%s/%s %s --layers 3 --hidden 96 --heads 6 --vocab 97 --seq 40 --micro-batch %d "
+             "--accumulate 2 --steps 2 --warmup 1 --data %s --quiet --dump-gradients %s", launch, which, cases[i].stage,
+             cases[i].options, divides ? 2 : 4, token_file(20000, 97), gradients);
 }
 
 static void gradients_agree(void **state)
