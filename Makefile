@@ -61,7 +61,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_mixed bench_ranks test_cuda parity bench_cuda): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks test_cuda parity bench_cuda): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -lcmocka -o $$@
 $(BUILD)/$(1)/08_fused_kernels $(BUILD)/$(1)/test_fused: $(BUILD)/$(1)/obj/08_fused_kernels/fused.o $(BUILD)/$(1)/obj/08_fused_kernels/fused_$(5).o
@@ -101,16 +101,17 @@ run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators $(B
 	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
 
 test-cuda: deps		## operators and gradients on a GPU against the CPU's
-	@$(MAKE) --no-print-directory cuda cpu $(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity $(BUILD)/cpu/parity
+	@$(MAKE) --no-print-directory cuda cpu $(if $(NVCC),$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity) $(BUILD)/cpu/parity
 	@$(BUILD)/cuda/test_cuda
 
 bench-cuda: deps	## speed on a GPU: tokens/s, MFU, operators; memory's bandwidth
 	@$(MAKE) --no-print-directory cuda $(BUILD)/cuda/bench_cuda
 	@$(BUILD)/cuda/bench_cuda
 
-bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=03: what ranks cost
-	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench $(BUILD)/cpu/bench_ranks
-	@$(CURDIR)/$(BUILD)/cpu/$(if $(filter 01,$(STAGE)),bench,bench_ranks)
+BENCH = $(if $(filter 01,$(STAGE)),bench,$(if $(filter 02 08,$(STAGE)),bench_variants,bench_ranks))
+bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; 03: what ranks cost; 08: fusions
+	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
+	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(STAGE))
 
 figures: deps		## draws the figures of the READMEs anew, from runs made now
 	@$(MAKE) --no-print-directory cpu

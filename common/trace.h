@@ -17,8 +17,8 @@
 extern "C" {
 #endif
 
-/* Starts to record; without it calls here record nothing, and name ranges for a GPU's profiler only. `start`: the moment
- * that counts as 0, on clock_seconds's clock, which ranks of one machine share. */
+/* Starts to record; without it calls here record nothing, and only name ranges for a GPU's profiler. `start`: the
+ * moment that counts as 0, on clock_seconds's clock, which ranks of one machine share. */
 void trace_open(int rank, double start);
 
 /* Writes what was recorded: rank after rank appends to one file, and the last one ends it. */

@@ -125,11 +125,13 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
         const Heads h = heads_of(qkv, d_out, probs, b), d = heads_of(d_qkv, d_out, d_probs, b);
         for (int64_t first = 0; first < T; first += QUERIES) {
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-            const Matrix p = from(h.probs, first, 0), d_s = from(d.probs, first, 0), d_p = scores_of(probs, d_s, scratch);
+            const Matrix p = from(h.probs, first, 0), d_s = from(d.probs, first, 0);
+            const Matrix d_p = scores_of(probs, d_s, scratch);
             matmul(false, true, n, keys, D, 1, from(d.out, first, 0), h.v, 0, d_p, A);
             FOR_TYPE(probs.dtype, E,
                 LAUNCH(softmax_backward_rows<E>, row_blocks(A * n), row_threads(keys, 1), (E *)d_s.data, d_s.ld,
-                       d_s.stride, (float *)d_p.data, d_p.ld, d_p.stride, (E *)p.data, A, n, first, keys, 1 / sqrtf(D)));
+                       d_s.stride, (float *)d_p.data, d_p.ld, d_p.stride, (E *)p.data, A, n, first, keys,
+                       1 / sqrtf(D)));
             matmul(false, false, n, D, keys, 1, d_s, h.k, 0, from(d.q, first, 0), A);
         }
         for (int64_t first = 0; first < T; first += QUERIES) {
@@ -181,8 +183,8 @@ void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tenso
 
 /* In place: p becomes exp(p - lse), d_p becomes p * (d_p - dots) * scale, both 0 behind the mask. */
 __global__ void probs_backward_rows(float *p, float *d_p, int64_t ld, int64_t stride, const float *lse,
-                                    const float *dots, int64_t heads, int64_t n, int64_t first, int64_t keys, bool causal,
-                                    float scale)
+                                    const float *dots, int64_t heads, int64_t n, int64_t first, int64_t keys,
+                                    bool causal, float scale)
 {
     EACH_ROW(row, heads * n) {
         const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);
@@ -196,8 +198,8 @@ __global__ void probs_backward_rows(float *p, float *d_p, int64_t ld, int64_t st
 }
 
 /* P = exp(S - lse), dP = dO V^T, dS = P * (dP - dots) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
-void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
-                                     Tensor v, Tensor lse, Tensor dots, bool causal)
+void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,
+                                     Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
     const Matrix p = half_of(scores, 0), d_p = half_of(scores, 1);
@@ -209,9 +211,9 @@ void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor 
             const Matrix queries = tokens_of(q, b, first), d_o = tokens_of(d_out, b, first);
             matmul(false, true, n, keys, D, scale, queries, tokens_of(k, b, 0), 0, p, A);
             matmul(false, true, n, keys, D, 1, d_o, tokens_of(v, b, 0), 0, d_p, A);
-            LAUNCH(probs_backward_rows, row_blocks(A * n), row_threads(keys, 1), (float *)p.data, (float *)d_p.data, p.ld,
-                   p.stride, (float *)tokens_of(lse, b, first).data, (float *)tokens_of(dots, b, first).data, A, n, first,
-                   keys, causal, scale);
+            LAUNCH(probs_backward_rows, row_blocks(A * n), row_threads(keys, 1), (float *)p.data, (float *)d_p.data,
+                   p.ld, p.stride, (float *)tokens_of(lse, b, first).data, (float *)tokens_of(dots, b, first).data, A,
+                   n, first, keys, causal, scale);
             matmul(false, false, n, D, keys, 1, d_p, tokens_of(k, b, 0), 1, tokens_of(d_q, b, first), A);
             matmul(true, false, keys, D, n, 1, d_p, queries, 1, tokens_of(d_k, b, 0), A);
             matmul(true, false, keys, D, n, 1, p, d_o, 1, tokens_of(d_v, b, 0), A);

@@ -121,7 +121,8 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t n)
 
 /* A block turns the pairs of a row's q and k, head by head; v, the last third of each head, has no position. */
 template <typename T>
-__global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t positions, int heads, int half, float direction)
+__global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t positions, int heads, int half,
+                          float direction)
 {
     EACH_ROW(i, rows) {
         const float *cosine = rope + i % positions * 2 * half, *sine = cosine + half;
@@ -283,8 +284,9 @@ __global__ void adamw_all(T *params, float *m, float *v, const G *gradients, Ada
 void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);
-    const AdamW f = {(float)a.beta1, (float)a.beta2, (float)a.eps, (float)a.gradient_scale, (float)(a.lr / a.correction1),
-                     (float)(1 / sqrt(a.correction2)), (float)(1 - a.lr * a.weight_decay)};
+    const AdamW f = {(float)a.beta1, (float)a.beta2, (float)a.eps, (float)a.gradient_scale,
+                     (float)(a.lr / a.correction1), (float)(1 / sqrt(a.correction2)),
+                     (float)(1 - a.lr * a.weight_decay)};
     const bool can = aligned(params) && aligned(m) && aligned(v) && aligned(gradients);
 
     FOR_TYPE(params.dtype, T, FOR_GRADIENT(gradients.dtype, G, PACKED(can, float, N,

@@ -68,7 +68,8 @@ static cudaDataType_t cuda_type(DType dtype)
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count)
 {
-    const cublasOperation_t op_a = a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t op_a = a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t op_b = b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cudaDataType_t type = cuda_type(a.dtype), type_c = cuda_type(c.dtype);
     const cublasComputeType_t compute = a.dtype != F32 ? CUBLAS_COMPUTE_32F
                                       : device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F_PEDANTIC;
@@ -77,9 +78,9 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
         CUBLAS(cublasGemmEx_64(cublas(), op_b, op_a, n, m, k, &alpha, b.data, type, b.ld, a.data, type, a.ld, &beta,
                                c.data, type_c, c.ld, compute, CUBLAS_GEMM_DEFAULT));
     else
-        CUBLAS(cublasGemmStridedBatchedEx_64(cublas(), op_b, op_a, n, m, k, &alpha, b.data, type, b.ld, b.stride, a.data,
-                                             type, a.ld, a.stride, &beta, c.data, type_c, c.ld, c.stride, count, compute,
-                                             CUBLAS_GEMM_DEFAULT));
+        CUBLAS(cublasGemmStridedBatchedEx_64(cublas(), op_b, op_a, n, m, k, &alpha, b.data, type, b.ld, b.stride,
+                                             a.data, type, a.ld, a.stride, &beta, c.data, type_c, c.ld, c.stride, count,
+                                             compute, CUBLAS_GEMM_DEFAULT));
 }
 
 /* ---- linear ---- */
@@ -190,12 +191,14 @@ static Plan *new_plan(Plan p, Tensor x, Tensor weight)
     CUBLAS(cublasLtMatrixLayoutCreate(&p.layout_x, cuda_type(p.x), p.k, p.rows, p.k));
     CUBLAS(cublasLtMatrixLayoutCreate(&p.layout_out, cuda_type(p.out), p.m, p.rows, p.m));
     CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
-    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
+    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most,
+                                                sizeof most));
     for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++)
         CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)a, &alignment,
                                                     sizeof alignment));
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p.matmul, p.layout_weight, p.layout_x,
-                                                                 p.layout_out, p.layout_out, preference, 1, &best, &found);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p.matmul, p.layout_weight, p.layout_x, p.layout_out, p.layout_out,
+                                       preference, 1, &best, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0)
         fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU: %s",
              (long long)p.rows, (long long)p.k, dtype_name(p.x), (long long)p.m, (long long)p.k, dtype_name(p.weight),
@@ -228,8 +231,8 @@ void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool ad
     const Plan *p = plan_of(out, x, weight, beta);
     SET(p->matmul, A_SCALE_POINTER, weight.scale);
     SET(p->matmul, B_SCALE_POINTER, x.scale);
-    CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, x.data, p->layout_x, &beta, out.data,
-                          p->layout_out, out.data, p->layout_out, &p->algorithm, workspace(), WORKSPACE,
+    CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, x.data, p->layout_x, &beta,
+                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, workspace(), WORKSPACE,
                           (cudaStream_t)device_stream()));
 }
 
@@ -275,7 +278,8 @@ __global__ void quantize_tiles(uint8_t *out, uint8_t *transposed, const T *x, co
                                __nv_fp8_interpretation_t format, int64_t rows, int64_t width)
 {
     __shared__ __align__(16) uint8_t tile[TILE][TILE + 4];
-    const int64_t across = (width + TILE - 1) / TILE, row = blockIdx.x / across * TILE, column = blockIdx.x % across * TILE;
+    const int64_t across = (width + TILE - 1) / TILE;
+    const int64_t row = blockIdx.x / across * TILE, column = blockIdx.x % across * TILE;
     const int along = threadIdx.x % (TILE / N) * N, step = THREADS / (TILE / N);
     const float s = *scale;
 

@@ -247,8 +247,8 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
     const dim3 grid(rows, (width + THREADS * COLUMNS - 1) / (THREADS * COLUMNS));
 
     FOR_TYPE(d_out.dtype, T, FOR_GRADIENT(d_weight.dtype, G,
-        LAUNCH(embedding_backward_rows<T, G>, grid, THREADS, data<G>(d_weight), data<T>(d_out), data<int32_t>(ids), rows,
-               width)));
+        LAUNCH(embedding_backward_rows<T, G>, grid, THREADS, data<G>(d_weight), data<T>(d_out), data<int32_t>(ids),
+               rows, width)));
 }
 
 /* ---- cross-entropy ---- */
@@ -291,8 +291,8 @@ __global__ void cross_entropy_forward_rows(float *lse, const T *logits, int64_t 
 
 /* One block: the loss is one sum, in double, and rows are few. */
 template <typename T>
-__global__ void cross_entropy_total(double *loss, const float *lse, const T *logits, const int32_t *targets, int64_t rows,
-                                    int64_t width, double scale)
+__global__ void cross_entropy_total(double *loss, const float *lse, const T *logits, const int32_t *targets,
+                                    int64_t rows, int64_t width, double scale)
 {
     double total = 0;
 
@@ -360,8 +360,8 @@ void cross_entropy_max_kernel(Tensor max, Tensor logits)
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
 
     PACKED(width % 4 == 0 && aligned(logits), float, N,
-        LAUNCH(cross_entropy_max_rows<N>, row_blocks(rows), row_threads(width, N), data<float>(max), data<float>(logits),
-               rows, width));
+        LAUNCH(cross_entropy_max_rows<N>, row_blocks(rows), row_threads(width, N), data<float>(max),
+               data<float>(logits), rows, width));
 }
 
 template <int N>
@@ -423,7 +423,8 @@ __global__ void square_pieces(double *partial, const Piece *pieces)
     double sum = 0;
 
     EACH_COLUMN(i, 1, piece.count) {
-        const double x = piece.is_bf16 ? number(((const __nv_bfloat16 *)piece.data)[i]) : ((const float *)piece.data)[i];
+        const double x = piece.is_bf16 ? number(((const __nv_bfloat16 *)piece.data)[i])
+                                       : ((const float *)piece.data)[i];
         sum += x * x;
     }
     sum = block_sum(sum);
