@@ -15,21 +15,75 @@ static int64_t least(int64_t a, int64_t b)
 
 /* ---- FlashAttention ---- */
 
-/* A tile: so many queries by so many keys. Its scores, 128 KB of floats, fit a core's second cache. */
-enum { QUERIES = 128, KEYS = 256 };
+/* A tile: so many queries by so many keys. Its scores fit a core's second cache. Both are multiples of ROWS and LANES
+ * below; heads are padded with rows of zeros to a multiple of QUERIES. */
+enum { QUERIES = 48, KEYS = 240 };
 
-/* One head of one sequence in scratch memory: T rows of q, k, v, one after the other. */
-static const real *load_head(Tensor qkv, int64_t A, int64_t D, int64_t b, int64_t a, int64_t *ld)
+/* c (m, n) = a (m, k) times b (k, n), or plus c, for operands that lie in the caches: BLAS would first copy them into the
+ * order that it likes, which takes about as long as to multiply such small ones. ROWS by two vectors of c stay in
+ * registers while k goes by; each number of a is multiplied with two vectors of b. Element (i, p) of a is at
+ * i * a_row + p * a_col, so it may be transposed; rows of b and c are contiguous. m is a multiple of ROWS, n of LANES. */
+typedef real Vector __attribute__((vector_size(__BIGGEST_ALIGNMENT__), aligned(sizeof(real)), may_alias));
+enum { ROWS = 6, LANES = sizeof(Vector) / sizeof(real) };
+
+static inline __attribute__((always_inline)) void multiply_block(const int vectors, int64_t k, const real *a,
+                                                                 int64_t a_row, int64_t a_col, const real *b,
+                                                                 int64_t ld_b, real *c, int64_t ld_c, bool add)
 {
-    const int64_t T = qkv.shape[1];
+    Vector sum[ROWS][2] = {{{0}}};
 
-    *ld = 3 * A * D;
-    return load_matrix(qkv, (b * T * A + a) * 3 * D, T, 3 * D, ld, 0);
+    for (int64_t p = 0; p < k; p++)
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < vectors; v++)
+                sum[r][v] += a[r * a_row + p * a_col] * *(const Vector *)(b + p * ld_b + v * LANES);
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < vectors; v++) {
+            Vector *to = (Vector *)(c + r * ld_c + v * LANES);
+            if (add)
+                sum[r][v] += *to;
+            *to = sum[r][v];
+        }
+}
+
+static void multiply(int64_t m, int64_t n, int64_t k, const real *a, int64_t a_row, int64_t a_col, const real *b,
+                     int64_t ld_b, real *c, int64_t ld_c, bool add)
+{
+    int64_t j = 0;
+
+    for (; j + 2 * LANES <= n; j += 2 * LANES)
+        for (int64_t i = 0; i < m; i += ROWS)
+            multiply_block(2, k, a + i * a_row, a_row, a_col, b + j, ld_b, c + i * ld_c + j, ld_c, add);
+    for (; j < n; j += LANES)
+        for (int64_t i = 0; i < m; i += ROWS)
+            multiply_block(1, k, a + i * a_row, a_row, a_col, b + j, ld_b, c + i * ld_c + j, ld_c, add);
+}
+
+static int64_t padded(int64_t count, int64_t multiple)
+{
+    return (count + multiple - 1) / multiple * multiple;
+}
+
+/* One head's D columns of a tensor, from element `at` on, as rows of `width` reals, the rest zeros; transposed too, as D
+ * rows of `rows` reals. to or transposed may be NULL. */
+static void load_columns(real *to, int64_t width, real *transposed, int64_t rows, Tensor t, int64_t at, int64_t ld,
+                         int64_t T, int64_t D, real factor)
+{
+    if (to)
+        memset(to, 0, rows * width * sizeof *to);
+    if (transposed)
+        memset(transposed, 0, D * rows * sizeof *transposed);
+    for (int64_t i = 0; i < T; i++) {
+        const real *from = load(t, at + i * ld, D, 0);
+        for (int64_t d = 0; to && d < D; d++)
+            to[i * width + d] = factor * from[d];
+        for (int64_t d = 0; transposed && d < D; d++)
+            transposed[d * rows + i] = factor * from[d];
+    }
 }
 
 /* The softmax of a row whose scores come tile by tile (Milakov & Gimelshein 2018): its largest score so far, and the sum
  * of exp(score - largest). What was summed up under a smaller largest score is multiplied with exp of the difference. */
-static void softmax_tile(real *scores, int64_t seen, int64_t keys, real *max, real *sum, real *out, int64_t D)
+static void softmax_tile(real *scores, int64_t seen, int64_t keys, real *max, real *sum, real *out, int64_t width)
 {
     real most = *max, s = 0;
 
@@ -43,46 +97,59 @@ static void softmax_tile(real *scores, int64_t seen, int64_t keys, real *max, re
     }
     for (int64_t j = seen; j < keys; j++)
         scores[j] = 0;
-    const real shrink = real_exp(*max - most);          /* -Inf at the first tile: 0 */
-    for (int64_t d = 0; d < D; d++)
-        out[d] *= shrink;
-    *sum = *sum * shrink + s;
-    *max = most;
+    if (most > *max) {
+        const real shrink = real_exp(*max - most);      /* -Inf at the first tile: 0 */
+        for (int64_t d = 0; d < width; d++)
+            out[d] *= shrink;
+        *sum *= shrink;
+        *max = most;
+    }
+    *sum += s;
+}
+
+/* How many of a tile's keys, from `key` on, a query sees. */
+static int64_t seen_by(int64_t query, int64_t key, int64_t keys)
+{
+    return query < key ? 0 : least(keys, query - key + 1);
 }
 
 void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
 {
     const int64_t B = qkv.shape[0], T = qkv.shape[1], A = lse.shape[1], D = tensor_width(out) / A;
+    const int64_t rows = padded(T, QUERIES), width = padded(D, LANES);
 
 #pragma omp parallel for collapse(2)
     for (int64_t b = 0; b < B; b++)
         for (int64_t a = 0; a < A; a++) {
-            int64_t ld;
-            const real *q = load_head(qkv, A, D, b, a, &ld), *k = q + D, *v = k + D;
-            real *log_sum = row(lse, b * A + a), *o = scratch(1, QUERIES * D), *scores = scratch(2, QUERIES * KEYS);
-            real max[QUERIES], sum[QUERIES];
+            const int64_t head = (b * T * A + a) * 3 * D, ld = 3 * A * D;
+            real *q = scratch(1, 2 * rows * width + D * rows), *v = q + rows * width, *k_transposed = v + rows * width;
+            real *o = scratch(2, QUERIES * (width + KEYS)), *scores = o + QUERIES * width, *log_sum = row(lse, b * A + a);
+            load_columns(q, width, NULL, rows, qkv, head, ld, T, D, 1 / (real)sqrt(D));
+            load_columns(NULL, 0, k_transposed, rows, qkv, head + D, ld, T, D, 1);
+            load_columns(v, width, NULL, rows, qkv, head + 2 * D, ld, T, D, 1);
             for (int64_t first = 0; first < T; first += QUERIES) {
-                const int64_t n = least(QUERIES, T - first);
-                memset(o, 0, n * D * sizeof *o);
+                const int64_t n = least(QUERIES, T - first), end = padded(first + n, QUERIES);
+                real max[QUERIES], sum[QUERIES] = {0};
                 for (int64_t i = 0; i < n; i++)
-                    max[i] = -INFINITY, sum[i] = 0;
-                for (int64_t key = 0; key < first + n; key += KEYS) {          /* tiles behind the diagonal are empty */
-                    const int64_t keys = least(KEYS, first + n - key);
-                    matmul(false, true, n, keys, D, 1 / (real)sqrt(D), q + first * ld, ld, k + key * ld, ld, 0, scores,
-                           KEYS);
-                    for (int64_t i = 0; i < n; i++)
-                        if (first + i >= key)
-                            softmax_tile(scores + i * KEYS, least(keys, first + i - key + 1), keys, &max[i], &sum[i],
-                                         o + i * D, D);
+                    max[i] = -INFINITY;
+                memset(o, 0, QUERIES * width * sizeof *o);
+                for (int64_t key = 0; key < end; key += KEYS) {         /* tiles behind the diagonal are empty */
+                    const int64_t keys = least(KEYS, end - key);
+                    multiply(QUERIES, keys, D, q + first * width, width, 1, k_transposed + key, rows, scores, KEYS, false);
+                    for (int64_t i = 0; i < QUERIES; i++) {
+                        const int64_t seen = i < n ? seen_by(first + i, key, keys) : 0;
+                        if (seen)
+                            softmax_tile(scores + i * KEYS, seen, keys, &max[i], &sum[i], o + i * width, width);
                         else
                             memset(scores + i * KEYS, 0, keys * sizeof *scores);
-                    matmul(false, false, n, D, keys, 1, scores, KEYS, v + key * ld, ld, 1, o, D);
+                    }
+                    multiply(QUERIES, width, keys, scores, KEYS, 1, v + key * width, width, o, width, true);
                 }
                 for (int64_t i = 0; i < n; i++) {
                     const int64_t at = (b * T + first + i) * A * D + a * D;
                     real *to = room(out, at, D, 3);
                     for (int64_t d = 0; d < D; d++)
-                        to[d] = o[i * D + d] / sum[i];
+                        to[d] = o[i * width + d] / sum[i];
                     store(out, at, D, to);
                     log_sum[first + i] = max[i] + (real)log(sum[i]);
                 }
@@ -94,50 +161,60 @@ void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
 void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
 {
     const int64_t B = qkv.shape[0], T = qkv.shape[1], A = lse.shape[1], D = tensor_width(out) / A;
+    const int64_t rows = padded(T, QUERIES), width = padded(D, LANES);
     const real scale = 1 / (real)sqrt(D);
 
 #pragma omp parallel for collapse(2)
     for (int64_t b = 0; b < B; b++)
         for (int64_t a = 0; a < A; a++) {
-            int64_t ld, ld_out = A * D, ld_d = 3 * A * D;
-            const int64_t head = (b * T * A + a) * 3 * D, to = (b * T * A + a) * D;
-            const real *q = load_head(qkv, A, D, b, a, &ld), *k = q + D, *v = k + D, *log_sum = row(lse, b * A + a);
-            const real *d_o = load_matrix(d_out, to, T, D, &ld_out, 1);
-            real *d_q = room_for_matrix(d_qkv, head, T, 3 * D, &ld_d, 2), *d_k = d_q + D, *d_v = d_k + D;
-            real *dot = row(dots, b * A + a), *p = scratch(3, 2 * QUERIES * KEYS), *d_p = p + QUERIES * KEYS;
+            const int64_t head = (b * T * A + a) * 3 * D, ld = 3 * A * D, to = (b * T * A + a) * D, size = rows * width;
+            real *q = scratch(1, 6 * size + 2 * D * rows), *k = q + size, *d_o = k + size, *d_q = d_o + size;
+            real *d_k = d_q + size, *d_v = d_k + size, *k_transposed = d_v + size, *v_transposed = k_transposed + D * rows;
+            real *p = scratch(2, 2 * QUERIES * KEYS), *d_p = p + QUERIES * KEYS;
+            real *dot = row(dots, b * A + a), *log_sum = row(lse, b * A + a);
+            load_columns(q, width, NULL, rows, qkv, head, ld, T, D, 1);
+            load_columns(k, width, k_transposed, rows, qkv, head + D, ld, T, D, 1);
+            load_columns(NULL, 0, v_transposed, rows, qkv, head + 2 * D, ld, T, D, 1);
+            load_columns(d_o, width, NULL, rows, d_out, to, A * D, T, D, 1);
+            memset(d_q, 0, 3 * size * sizeof *d_q);
             for (int64_t i = 0; i < T; i++) {
-                const real *o = load(out, to + i * A * D, D, 4);
+                const real *o = load(out, to + i * A * D, D, 0);
                 real sum = 0;
 #pragma omp simd reduction(+ : sum)
                 for (int64_t d = 0; d < D; d++)
-                    sum += d_o[i * ld_out + d] * o[d];
+                    sum += d_o[i * width + d] * o[d];
                 dot[i] = sum;
-                memset(d_q + i * ld_d, 0, 3 * D * sizeof *d_q);
             }
             for (int64_t first = 0; first < T; first += QUERIES) {
-                const int64_t n = least(QUERIES, T - first);
-                for (int64_t key = 0; key < first + n; key += KEYS) {
-                    const int64_t keys = least(KEYS, first + n - key);
-                    matmul(false, true, n, keys, D, scale, q + first * ld, ld, k + key * ld, ld, 0, p, KEYS);
-                    matmul(false, true, n, keys, D, 1, d_o + first * ld_out, ld_out, v + key * ld, ld, 0, d_p, KEYS);
-                    for (int64_t i = 0; i < n; i++) {
-                        const int64_t seen = first + i < key ? 0 : least(keys, first + i - key + 1);
-                        const real l = log_sum[first + i], t = dot[first + i];
+                const int64_t n = least(QUERIES, T - first), end = padded(first + n, QUERIES);
+                for (int64_t key = 0; key < end; key += KEYS) {
+                    const int64_t keys = least(KEYS, end - key);
+                    multiply(QUERIES, keys, D, q + first * width, width, 1, k_transposed + key, rows, p, KEYS, false);
+                    multiply(QUERIES, keys, D, d_o + first * width, width, 1, v_transposed + key, rows, d_p, KEYS, false);
+                    for (int64_t i = 0; i < QUERIES; i++) {
+                        const int64_t seen = i < n ? seen_by(first + i, key, keys) : 0;
+                        const real l = i < n ? log_sum[first + i] : 0, t = i < n ? dot[first + i] : 0;
                         real *p_row = p + i * KEYS, *d_row = d_p + i * KEYS;
 #pragma omp simd
                         for (int64_t j = 0; j < seen; j++) {
-                            p_row[j] = real_exp(p_row[j] - l);
+                            p_row[j] = real_exp(scale * p_row[j] - l);
                             d_row[j] = scale * p_row[j] * (d_row[j] - t);
                         }
                         for (int64_t j = seen; j < keys; j++)
                             p_row[j] = d_row[j] = 0;
                     }
-                    matmul(false, false, n, D, keys, 1, d_p, KEYS, k + key * ld, ld, 1, d_q + first * ld_d, ld_d);
-                    matmul(true, false, keys, D, n, 1, d_p, KEYS, q + first * ld, ld, 1, d_k + key * ld_d, ld_d);
-                    matmul(true, false, keys, D, n, 1, p, KEYS, d_o + first * ld_out, ld_out, 1, d_v + key * ld_d, ld_d);
+                    multiply(QUERIES, width, keys, d_p, KEYS, 1, k + key * width, width, d_q + first * width, width, true);
+                    multiply(keys, width, QUERIES, d_p, 1, KEYS, q + first * width, width, d_k + key * width, width, true);
+                    multiply(keys, width, QUERIES, p, 1, KEYS, d_o + first * width, width, d_v + key * width, width, true);
                 }
             }
-            store_matrix(d_qkv, head, T, 3 * D, 3 * A * D, d_q);
+            for (int64_t i = 0; i < T; i++) {
+                real *to_row = room(d_qkv, head + i * ld, 3 * D, 3);
+                memcpy(to_row, d_q + i * width, D * sizeof *to_row);
+                memcpy(to_row + D, d_k + i * width, D * sizeof *to_row);
+                memcpy(to_row + 2 * D, d_v + i * width, D * sizeof *to_row);
+                store(d_qkv, head + i * ld, 3 * D, to_row);
+            }
         }
 }
 
