@@ -28,9 +28,9 @@ TEXT := $(CURDIR)/build/text.txt
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARNINGS) \
 	-MMD $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(CURDIR)/$(BUILD)"' -DSOURCE='"$(CURDIR)"'
 
-# A backend is a choice of files: the parts that are the same everywhere, and *_cpu.c with comm_mpi.c.
-PARTS := $(filter-out %_cpu %_cuda %_mpi %_nccl,$(basename $(wildcard common/*.c)))
-CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c common/*_mpi.c))
+# A backend is a choice of files: the parts that are the same everywhere, *_cpu.c or *_cuda.cu, and NCCL or none.
+PARTS := $(filter-out %_cpu %_cuda %_nccl,$(basename $(wildcard common/*.c)))
+CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c)) common/no_nccl
 TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
 
 all: cpu cpu64		## what this machine can build

@@ -35,6 +35,10 @@ void device_copy(void *to, const void *from, int64_t bytes);        /* both on t
 void device_upload(void *to, const void *from, int64_t bytes);      /* from the host */
 void device_download(void *to, const void *from, int64_t bytes);    /* to the host; waits */
 void device_wait(void);
+void device_while_waiting(void (*look)(double seconds));    /* to be called again and again while the host waits */
+
+/* The stream, for a library that orders its work with ours: a GPU's cudaStream_t; NULL on the CPU. */
+void *device_stream(void);
 
 /* For messages between ranks, which leave from the host's memory or from the device's. */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */

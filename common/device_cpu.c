@@ -191,6 +191,16 @@ void device_wait(void)
 {
 }
 
+void device_while_waiting(void (*look)(double seconds))
+{
+    (void)look;                             /* nothing is waited for */
+}
+
+void *device_stream(void)
+{
+    return NULL;
+}
+
 bool device_is_host(void)
 {
     return true;

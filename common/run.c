@@ -192,8 +192,6 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     comm_same(same);                    /* first: then all ranks find the same mistakes in it */
     free(same);
     options_parse(stage, summary, argc, argv, more);
-    if (options.comm == COMM_NCCL)
-        fail("--comm nccl, but this build knows MPI only: the cuda build has NCCL");
 
     const struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
@@ -202,6 +200,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     signal(SIGPIPE, SIG_IGN);
 
     device_init(comm_local_rank(), comm_local_size(), options.threads);
+    const char *carrier = comm_choose();
     ops_pretend(options.pretend_flops);
     data_open();
     if (options.save)
@@ -233,6 +232,8 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     }
     run_print("device  %s%s, %.0f GFLOP/s in matmul%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(),
               peak_flops() / 1e9, options.pretend ? " (pretended)" : "");
+    if (comm_size(world) > 1 && !device_is_host())
+        run_print("comm    %s\n", carrier);
     run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
               number_text(data_held_out()));
 }
