@@ -20,6 +20,13 @@ BLAS_CFLAGS ?= $(if $(BLAS_DIR),-I$(subst /lib/,/include/,$(BLAS_DIR)),$(shell p
 BLAS_LIBS ?= $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas
 LIBS := $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm
 
+# NCCL, for the cuda build, if nccl.h is found: with CUDA's own headers, or in NCCL_HOME.
+CUDA_HOME ?= /usr/local/cuda
+NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
+NCCL_LIBS ?= $(NCCL_HOME:%=-L%/lib -Wl$(comma)-rpath$(comma)%/lib) -L$(CUDA_HOME)/lib64 -l:libnccl.so.2
+NCCL := $(shell printf '\043include <nccl.h>\n' | cc $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
+NCCL_PART := common/$(if $(NCCL),comm_nccl,no_nccl)
+
 # -fno-math-errno, -fno-trapping-math: sqrt and rint become instructions. Sums keep their order, and NaN stays NaN.
 CC := gcc
 OPTIMIZE ?= $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3 -march=native $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512))
@@ -32,6 +39,7 @@ FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trappi
 PARTS := $(filter-out %_cpu %_cuda %_nccl,$(basename $(wildcard common/*.c)))
 CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c)) common/no_nccl
 TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
+TESTS_ON_FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
 
 all: cpu cpu64		## what this machine can build
 cpu: $(STAGES:%=$(BUILD)/cpu/%)		## the programs in float, on the CPU
@@ -52,6 +60,13 @@ $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUIL
 $(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_ranks): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
+# test_comm once more, with a device, and an NCCL, that are made for it: ahead of libcommon.a's
+$(BUILD)/$(1)/test_comm_staged: $(BUILD)/$(1)/obj/tests/fake_device.o
+$(BUILD)/$(1)/test_comm_nccl: $(patsubst %,$(BUILD)/$(1)/obj/%.o,tests/fake_device tests/fake_nccl common/comm_nccl)
+$(BUILD)/$(1)/test_comm_staged $(BUILD)/$(1)/test_comm_nccl: $(BUILD)/$(1)/obj/tests/test_comm.o $(BUILD)/$(1)/obj/tests/harness.o \
+		$(BUILD)/$(1)/obj/libcommon.a
+	@echo "  LD  $$@"; $(CC) $(FLAGS) $$(filter %.o,$$^) $$(filter %.a,$$^) $(LIBS) -lcmocka -o $$@
+$(BUILD)/$(1)/obj/common/comm_nccl.o $(BUILD)/$(1)/obj/tests/fake_nccl.o: FLAGS += $(NCCL_CFLAGS)
 endef
 $(eval $(call backend,cpu,))
 $(eval $(call backend,cpu64,-DREAL64))
@@ -74,9 +89,11 @@ test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 test-full: deps		## the whole matrix
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
-run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
+TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(TESTS_ON_FAKES)) $(BUILD)/cpu/test_operators
+run-tests: cpu cpu64 $(TEST_PROGRAMS)
 	@tests/changes.sh --check
-	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators
+	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
+	@tests/run.sh $(if $(FULL),--full) $(TEST_PROGRAMS)
 
 bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=03: what ranks cost
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench $(BUILD)/cpu/bench_ranks

@@ -31,6 +31,7 @@ typedef struct {
     DType dtype;
     int peer, tag;
     bool rendezvous;                            /* SEND: doesn't end before its RECV has begun */
+    bool staged;                                /* for MPI: by comm_staged.c */
 } Transfer;
 
 enum { PLACE_TEXT = 32 };

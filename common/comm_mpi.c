@@ -18,9 +18,15 @@ typedef struct {
 
 static MPI_Comm alarms;         /* a world of its own, for mpi_alarm */
 
+/* MPI matches a group's collectives by their order alone. Staged ones begin when their downloads are done, on each rank
+ * at another time: they have a communicator apart from those that begin when they are called. */
+typedef struct {
+    MPI_Comm direct, staged;
+} Group;
+
 static MPI_Comm mpi_of(const Comm *comm)
 {
-    return *(MPI_Comm *)comm->mpi;
+    return ((Group *)comm->mpi)->direct;
 }
 
 /* What is only moved may be of any type; MPI's sums know none of the small floating-point ones. */
@@ -37,12 +43,13 @@ static MPI_Datatype type_of(const Transfer *t)
 
 static void *keep(MPI_Comm mpi)
 {
-    MPI_Comm *kept = malloc(sizeof *kept);
+    Group *g = malloc(sizeof *g);
 
-    if (!kept)
+    if (!g)
         fail("no memory for a group of ranks");
-    *kept = mpi;
-    return kept;
+    g->direct = mpi;
+    MPI_Comm_dup(mpi, &g->staged);
+    return g;
 }
 
 void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size)
@@ -113,7 +120,7 @@ static Handle *new_handle(void)
 
 static void *start(Transfer t)
 {
-    const MPI_Comm mpi = mpi_of(t.comm);
+    const MPI_Comm mpi = t.staged ? ((Group *)t.comm->mpi)->staged : mpi_of(t.comm);
     const MPI_Datatype type = type_of(&t);
     const int64_t size = dtype_size(t.dtype);
     char *out = t.out, *in = t.in;

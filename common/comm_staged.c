@@ -75,6 +75,7 @@ static void *start(Transfer t)
     if (!s)
         fail("no memory for a transfer");
     s->t = t;
+    s->t.staged = true;
     switch (t.op) {
     case REDUCE_SCATTER:
         s->out = take(part.count);
@@ -161,7 +162,6 @@ static bool done(void *handle)
 {
     Staged *s = handle, **at = &under_way;
 
-    progress();
     if (s->state != DONE)
         return false;
     while (*at != s)

@@ -1,10 +1,14 @@
 /* Communication, on one to eight ranks: every operation against a plain loop over what the ranks put in, the account,
  * and what --check and --pretend promise.
  *
+ * There are three such programs: test_comm over MPI; test_comm_staged with a device whose memory the host cannot touch,
+ * and whose work is done late (fake_device.h); test_comm_nccl with it and an NCCL made for this test (fake_nccl.c).
+ *
  * Run as it is, the program starts itself under mpiexec: "test_comm worker" is one rank of a group that goes through
  * all cases, since starting ranks takes longer than most of them; "test_comm worker NAME" is one that must fail, or one
  * that measures.
  */
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +32,7 @@ typedef struct {
     int color;
 } Group;
 
-static bool over_nccl;
+static const char *carrier;             /* in comm_choose's words */
 
 enum { GROUPS = 6, GUARD = 3 };
 static Group groups[GROUPS];            /* comm is NULL where this rank is in none */
@@ -110,23 +114,26 @@ static void set(Tensor t, int64_t i, double x)
 
 static double *numbers_of(Tensor t)             /* all elements; the caller frees them */
 {
-    double *x = malloc(tensor_count(t) * sizeof *x + 1);
-    char *host = malloc(tensor_bytes(t) + 1);
+    const int64_t count = tensor_count(t), size = dtype_size(t.dtype);
+    double *x = malloc(count * sizeof *x + 1);
+    char *host = malloc(count * size + 1);
 
-    device_download(host, t.data, tensor_bytes(t));
-    for (int64_t i = 0; i < tensor_count(t); i++)
-        x[i] = decode(t.dtype, host + i * dtype_size(t.dtype));
+    if (count)
+        device_download(host, t.data, count * size);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = decode(t.dtype, host + i * size);
     free(host);
     return x;
 }
 
 static void set_all(Tensor t, double *x)        /* and frees them */
 {
-    char *host = malloc(tensor_bytes(t) + 1);
+    const int64_t count = tensor_count(t), size = dtype_size(t.dtype);
+    char *host = malloc(count * size + 1);
 
-    for (int64_t i = 0; i < tensor_count(t); i++)
-        encode(t.dtype, host + i * dtype_size(t.dtype), x[i]);
-    device_upload(t.data, host, tensor_bytes(t));
+    for (int64_t i = 0; i < count; i++)
+        encode(t.dtype, host + i * size, x[i]);
+    device_upload(t.data, host, count * size);
     free(host);
     free(x);
 }
@@ -144,11 +151,11 @@ static double guard_value(DType dtype)
 static Buffer buffer_create(DType dtype, const char *name, int64_t count)
 {
     Buffer b = {.all = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD))};
-    double *x = room(b.all);
 
-    for (int64_t i = 0; i < count + 2 * GUARD; i++)
-        x[i] = guard_value(dtype);
-    set_all(b.all, x);
+    for (int i = 0; i < GUARD; i++) {
+        set(b.all, i, guard_value(dtype));
+        set(b.all, count + 2 * GUARD - 1 - i, guard_value(dtype));
+    }
     b.t = tensor_range(b.all, GUARD, count);
     return b;
 }
@@ -225,10 +232,12 @@ static double value_of(const Case *c, int rank, int64_t i)
 
 static void fill(const Case *c, Tensor t, int64_t first)
 {
+    const int rank = comm_rank(c->group->comm);
+    const int64_t count = tensor_count(t);
     double *x = room(t);
 
-    for (int64_t i = 0; i < tensor_count(t); i++)
-        x[i] = value_of(c, comm_rank(c->group->comm), first + i);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = value_of(c, rank, first + i);
     set_all(t, x);
 }
 
@@ -351,7 +360,8 @@ static void finish(Case *c)
                 c->in_place ? ", in place" : "", c->blocking ? "" : ", started", (long long)i, x[i], wanted(c, i));
     free(x);
     x = c->in.all.data && !(c->kind == SCATTER && c->in_place) ? numbers_of(c->in.t) : NULL;
-    for (int64_t i = 0; x && i < tensor_count(c->in.t); i++)
+    const int64_t elements = x ? tensor_count(c->in.t) : 0;
+    for (int64_t i = 0; i < elements; i++)
         require(x[i] == value_of(c, rank, i + (c->kind == GATHER ? first : 0)),
                 "%s of %lld %s in group %s of %d changed its input", kind_name[c->kind], (long long)c->count,
                 dtype_name(c->dtype), c->group->name, n);
@@ -381,7 +391,7 @@ static bool make(Case *c, int group, Kind kind, DType dtype, int64_t count, bool
 /* MPI sums no small types, and nothing sums fp8. */
 static bool knows(DType dtype, Kind kind)
 {
-    return dtype_size(dtype) >= 4 || kind > SCATTER || (over_nccl && dtype != E4M3);
+    return dtype_size(dtype) >= 4 || kind > SCATTER || (!strcmp(carrier, "NCCL") && dtype != E4M3);
 }
 
 static bool has_two_places(Kind kind)
@@ -481,7 +491,7 @@ static void large_cases(void)
     for (Kind kind = 0; kind < KINDS; kind++)
         for (int in_place = 0; in_place <= has_two_places(kind); in_place++) {
             Case c;
-            make(&c, 0, kind, (kind + in_place) % 2 ? F64 : F32, 1000000 + in_place, in_place, kind % 3 == 0);
+            make(&c, 0, kind, (kind + in_place) % 2 ? F64 : F32, (device_is_host() ? 1000000 : 30000) + in_place, in_place, kind % 3 == 0);
             start(&c), finish(&c);
         }
 }
@@ -709,8 +719,8 @@ static void messages(void)
         if (groups[g].comm)
             message_order(groups[g].comm, 9);
     message_order(world, 3000);
-    both_ways(1000, 17);
-    both_ways(2, 2000000);
+    both_ways(device_is_host() ? 1000 : 100, 17);
+    both_ways(2, device_is_host() ? 500000 : 50000);
     comm_account_reset();
 }
 
@@ -825,6 +835,15 @@ static void faults(const char *what)
         comm_start_send(world, x, rank, 0);
     if (!strcmp(what, "nobody"))
         comm_start_recv(world, x, n, 0);
+    if (!strcmp(what, "words") && rank == 0)
+        fprintf(stderr, "carried by %s\n", carrier);
+    for (int i = 0; i < 3 && !strcmp(what, "transfers"); i++) {
+        comm_all_reduce(world, x, SUM);
+        comm_reduce_scatter(world, part, y);
+        q = comm_start_shift(world, x, y);
+        comm_wait(&q);
+        get(x, 0);                              /* here the host waits for its GPU */
+    }
     if (!strcmp(what, "leave") && odd)
         exit(0);
     if (!strcmp(what, "stuck") && odd)
@@ -972,10 +991,13 @@ static int worker(int argc, char **argv)
 
     snprintf(name, sizeof name, "test_comm worker %s", what);
     error_speaker(name);
+    mallopt(M_MMAP_MAX, 0);                     /* large arrays come and go: without asking the system for each */
+    mallopt(M_TRIM_THRESHOLD, INT32_MAX);
     comm_begin(&argc, &argv);
-    options.timeout = strstr("-stuck -circle -busy stuck-while-starting", what) ? 1 : 60;
+    options.timeout = strstr("-stuck -circle -busy stuck-while-starting", what) || getenv("FAKE_NCCL_LOSE") ? 1 : 60;
+    options.comm = !strcmp(what, "insist") ? COMM_NCCL : COMM_AUTO;
     device_init(comm_local_rank(), comm_local_size(), 1);
-    over_nccl = !strcmp(comm_choose(), "NCCL");
+    carrier = comm_choose();
     if (!strcmp(what, "stuck-while-starting") && comm_rank(world) == 1)
         sleep(100);
     groups_create();
@@ -996,11 +1018,14 @@ static int worker(int argc, char **argv)
 /* ---- The tests ---- */
 
 static char self[512];                          /* this program */
+static bool with_nccl, on_host;                 /* it is test_comm_nccl; test_comm */
 
 static void every_operation(void **state)
 {
     (void)state;
     for (int n = 1; n <= 8; n++) {
+        if (!on_host && n != 2 && n != 3 && n != 5 && !full_tests())
+            continue;
         Result r = run("timeout 120 mpiexec -n %d %s worker", n, self);
         if (r.status)
             fail_msg("%d ranks: status %d\n%s%s", n, r.status, r.out, r.err);
@@ -1023,55 +1048,65 @@ static int occurrences(const char *in, const char *text)
     return count;
 }
 
-/* Status 1, and one line of ours, with these words (parts of it, with | between them). */
+static void assert_words(const char *what, const char *text, const char *words)     /* with | between them */
+{
+    char copy[512], *rest = copy;
+
+    snprintf(copy, sizeof copy, "%s", words);
+    for (char *word; (word = strsep(&rest, "|"));)
+        if (!strstr(text, word))
+            fail_msg("%s: no \"%s\" in\n%s", what, word, text);
+}
+
+/* Status 1, and one line of ours, with these words. */
 static void assert_fault(const char *what, int status, const char *err, const char *words)
 {
-    char copy[512], *rest = copy, begin[64];
+    char begin[64];
 
     snprintf(begin, sizeof begin, "test_comm worker %s: ", what);
-    snprintf(copy, sizeof copy, "%s", words);
     if (status != 1)
         fail_msg("%s: status %d\n%s", what, status, err);
     if (occurrences(err, begin) != (*words ? 1 : 0))
         fail_msg("%s: not one line, but\n%s", what, err);
-    for (char *word; (word = strsep(&rest, "|"));)
-        if (!strstr(err, word))
-            fail_msg("%s: no \"%s\" in\n%s", what, word, err);
+    assert_words(what, err, words);
 }
 
 static void faults_are_found(void **state)
 {
     static const struct {
         const char *what, *words;
+        bool once;              /* make test: only in test_comm */
     } table[] = {
         {"count", "rank 0 calls all_reduce of x, 100 F64|but rank 1 all_reduce of x, 99 F64|group world"},
-        {"operation", "rank 0 calls all_reduce of x, 100 F64|but rank 1 broadcast of y, 100 F64"},
-        {"dtype", "rank 0 calls all_reduce of x, 100 F64|but rank 1 all_reduce of x, 100 F32"},
-        {"reduce", "rank 0 calls all_reduce of x, 100 F64, SUM|but rank 1 all_reduce of x, 100 F64, MAX"},
-        {"root", "rank 0 calls broadcast of x, 100 F64, from rank 0|but rank 2 broadcast of x, 100 F64, from rank 2"},
-        {"missed", "rank 0 calls all_reduce of x, 100 F64|but rank 1 sum of a number"},
+        {"operation", "rank 0 calls all_reduce of x, 100 F64|but rank 1 broadcast of y, 100 F64", true},
+        {"dtype", "rank 0 calls all_reduce of x, 100 F64|but rank 1 all_reduce of x, 100 F32", true},
+        {"reduce", "rank 0 calls all_reduce of x, 100 F64, SUM|but rank 1 all_reduce of x, 100 F64, MAX", true},
+        {"root", "rank 0 calls broadcast of x, 100 F64, from rank 0|but rank 2 broadcast of x, 100 F64, from rank 2", true},
+        {"missed", "rank 0 calls all_reduce of x, 100 F64|but rank 1 sum of a number", true},
         {"written", "all_reduce of x in group world: element 41 was written to before comm_wait"},
-        {"gathered written", "all_gather of x in group world: element 99 was written to before comm_wait"},
-        {"part changed", "all_gather of part in group world|changed before comm_wait"},
+        {"gathered written", "all_gather of x in group world: element 99 was written to before comm_wait", true},
+        {"part changed", "all_gather of part in group world|changed before comm_wait", true},
         {"scattered changed", "reduce_scatter of x in group world|changed before comm_wait"},
-        {"send changed", "send of x in group world|changed before comm_wait"},
+        {"send changed", "send of x in group world|changed before comm_wait", true},
         {"message order", "recv of x in group world: the message has tag 4 and 100 F64, but tag 3 and 100 F64 were"},
-        {"message size", "recv of x in group world: the message has tag 3 and 100 F64, but tag 3 and 99 F64 were"},
-        {"shift changed", "send of x in group world|changed before comm_wait"},
+        {"message size", "recv of x in group world: the message has tag 3 and 100 F64, but tag 3 and 99 F64 were", true},
+        {"shift changed", "send of x in group world|changed before comm_wait", true},
         /* without --check too */
-        {"-no part", "all_gather: y is (20)|rank 0's part of x is (100)|33 elements"},
-        {"-part of dtype", "reduce_scatter: x is (33) F32|x is (100) F64"},
-        {"-place", "all_gather: x lies inside x|rank 0's part"},
-        {"-multiple", "all_to_all: y is (100), x is (100)|multiple of 3 ranks"},
-        {"-overlap", "all_to_all: x and x overlap"},
-        {"-shapes", "shift: y is (99), x is (100)"},
-        {"-itself", "send of x: rank 0 is not another rank of group world, which has 3"},
-        {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3"},
+        {"-no part", "all_gather: y is (20)|rank 0's part of x is (100)|33 elements", true},
+        {"-part of dtype", "reduce_scatter: x is (33) F32|x is (100) F64", true},
+        {"-place", "all_gather: x lies inside x|rank 0's part", true},
+        {"-multiple", "all_to_all: y is (100), x is (100)|multiple of 3 ranks", true},
+        {"-overlap", "all_to_all: x and x overlap", true},
+        {"-shapes", "shift: y is (99), x is (100)", true},
+        {"-itself", "send of x: rank 0 is not another rank of group world, which has 3", true},
+        {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3", true},
         {"-leave", ""},
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (table[i].once && !on_host && !full_tests())
+            continue;
         Result r = run("timeout 20 mpiexec -n 3 %s worker '%s'", self, table[i].what);
         assert_fault(table[i].what, r.status, r.err, table[i].words);
         result_free(r);
@@ -1095,6 +1130,8 @@ static void stalls_are_named(void **state)
     char command[4096] = "";
 
     (void)state;
+    if (!on_host && !full_tests())
+        return;
     for (int i = 0; i < COUNT; i++)
         sprintf(command + strlen(command), "(timeout 20 mpiexec -n 3 %s worker %s 2>stall%d; echo $? >status%d)& ",
                 self, table[i].what, i, i);
@@ -1107,9 +1144,53 @@ static void stalls_are_named(void **state)
     }
 }
 
+/* What NCCL and CUDA can answer, and which ranks they can be used by. */
+static void nccl_fails(void **state)
+{
+    static const struct {
+        const char *environment, *what, *words;
+    } table[] = {
+        {"FAKE_NCCL_FAIL=ncclCommInitRankConfig~1", "-transfers", "ncclCommInitRankConfig(|at common/comm_nccl.c:|: an "
+         "error of the fake; its last words"},
+        {"FAKE_NCCL_FAIL=ncclGetUniqueId~1", "-transfers", "ncclGetUniqueId(|comm_nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclAllReduce~2", "-transfers", "ncclAllReduce(|comm_nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclReduce~4", "-transfers", "ncclReduce(|comm_nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclSend~3", "-transfers", "ncclSend(|comm_nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=cudaEventRecord~5", "-transfers", "cudaEventRecord(|comm_nccl.c|an error of the fake CUDA"},
+        {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|comm_nccl.c|fake CUDA"},
+        {"FAKE_NCCL_FAIL=async~4", "-transfers", "NCCL, on a communicator of |: an error of the fake; its last words"},
+        {"FAKE_GPUS=2", "insist", "--comm nccl, but ranks 0 and 2 share GPU 0000:00:00.0 of |, which has 3 ranks, and 2 "
+         "GPUs for them"},
+        {"FAKE_GPUS=1", "-words", "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of |, "
+         "and 1 GPU for them"},
+        {"FAKE_GPUS=3", "-words", "carried by NCCL"},
+        {"FAKE_NCCL_LOSE=1", "-transfers", "all ranks wait for each other, for 1 seconds; |rank 0 waits for all_reduce, "
+         "operation 1 of group world, on its GPU|rank 1 waits for all_reduce, operation 1 of group world, on its GPU"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table && with_nccl; i++) {
+        const bool well = !strcmp(table[i].what, "-words");
+        char environment[64];
+        snprintf(environment, sizeof environment, "%s", table[i].environment);
+        if (strchr(environment, '~'))
+            *strchr(environment, '~') = ' ';
+        Result r = run("timeout 20 env '%s' mpiexec -n 3 %s worker %s", environment, self, table[i].what);
+        if (well && (r.status || !strstr(r.err, "carried")))
+            fail_msg("%s: status %d\n%s", environment, r.status, r.err);
+        if (well)
+            assert_words(environment, r.err, table[i].words);
+        else
+            assert_fault(table[i].what, r.status, r.err, table[i].words);
+        result_free(r);
+    }
+}
+
 static void pretended_transfers(void **state)
 {
     (void)state;
+    if (!on_host)                               /* on a device that takes its time on purpose */
+        return;
     Result r = run("timeout 60 mpiexec -n 4 %s worker pretend", self);
     if (r.status)
         fail_msg("status %d\n%s%s", r.status, r.out, r.err);
@@ -1126,7 +1207,7 @@ static void more_than_32_bits_count(void **state)
     } table[] = {{"huge", 2 * 4 * 2.2e9}, {"huger", 2 * 1.5 * 8.6e9}};
 
     (void)state;
-    for (int i = 0; i < 2 && full_tests(); i++) {
+    for (int i = 0; i < 2 && on_host && full_tests(); i++) {
         const double available = device_memory_available();
         if (available < table[i].needed) {
             print_message("%s: skipped, as it may need %s, and %s are available\n", table[i].what,
@@ -1147,6 +1228,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_operation),
         cmocka_unit_test(faults_are_found),
         cmocka_unit_test(stalls_are_named),
+        cmocka_unit_test(nccl_fails),
         cmocka_unit_test(pretended_transfers),
         cmocka_unit_test(more_than_32_bits_count),
     };
@@ -1154,5 +1236,7 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "worker"))
         return worker(argc, argv);
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    with_nccl = strstr(self, "test_comm_nccl");
+    on_host = !with_nccl && !strstr(self, "test_comm_staged");
     return cmocka_run_group_tests_name("communication", tests, NULL, NULL);
 }
