@@ -57,7 +57,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(CPU_PARTS:%=$(BUILD)/$(1)/obj/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_ranks): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_mixed bench_ranks): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
 # test_comm once more, with a device, and an NCCL, that are made for it: ahead of libcommon.a's
@@ -89,15 +89,16 @@ test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 test-full: deps		## the whole matrix
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
-TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(TESTS_ON_FAKES)) $(BUILD)/cpu/test_operators
+TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(TESTS_ON_FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
 run-tests: cpu cpu64 $(TEST_PROGRAMS)
 	@tests/changes.sh --check
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
 	@tests/run.sh $(if $(FULL),--full) $(TEST_PROGRAMS)
 
-bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=03: what ranks cost
-	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench $(BUILD)/cpu/bench_ranks
-	@$(CURDIR)/$(BUILD)/cpu/$(if $(filter 01,$(STAGE)),bench,bench_ranks)
+BENCH = $(if $(filter 01,$(STAGE)),bench,$(if $(filter 02,$(STAGE)),bench_mixed,bench_ranks))
+bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; STAGE=03: what ranks cost
+	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
+	@$(CURDIR)/$(BUILD)/cpu/$(BENCH)
 
 figures: deps		## draws the figures of the READMEs anew, from runs made now
 	@$(MAKE) --no-print-directory cpu

@@ -13,8 +13,8 @@
 
 #include "comm.h"
 #include "data.h"
-#include "device.h"
 #include "error.h"
+#include "formats.h"
 #include "run.h"
 #include "safetensors.h"
 
@@ -85,14 +85,14 @@ static void write_parts(const Safetensors *file, int first, const AdamW *optimiz
     for (int i = 0; i < optimizer->count; i++) {
         const Part *part = &optimizer->parts[i];
         const Tensor t = which_of(part, which);
-        char *host = malloc(tensor_bytes(t) + 1);
+        real *host = malloc(tensor_count(t) * sizeof *host + 1);
         if (!host)
             fail("no memory for %s on their way to %s", bytes_text(tensor_bytes(t)), file->path);
-        device_download(host, t.data, tensor_bytes(t));
+        tensor_to_host(host, t);
         for (Stretch s = {0}; layout_next(optimizer->layout, (Range){part->first, tensor_count(t)}, &s);)
             if (s.param->owned)
                 check(safetensors_write(file, &file->tensors[first + s.parameter], s.in_whole, s.count,
-                                        host + s.in_range * dtype_size(REAL)));
+                                        host + s.in_range));
         free(host);
     }
 }
@@ -122,21 +122,20 @@ static void read_parts(const Safetensors *file, const char *prefix, const AdamW 
     for (int i = 0; i < optimizer->count; i++) {
         const Part *part = &optimizer->parts[i];
         const Tensor t = which_of(part, which);
-        char *host = malloc(tensor_bytes(t) + 1);
+        real *host = malloc(tensor_count(t) * sizeof *host + 1);
         if (!host)
             fail("no memory for %s on their way from %s", bytes_text(tensor_bytes(t)), file->path);
         for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);) {
-            check(safetensors_read(file, found[s.parameter], s.in_whole, s.count,
-                                   host + s.in_range * dtype_size(REAL), REAL == F64));
+            check(safetensors_read(file, found[s.parameter], s.in_whole, s.count, host + s.in_range, REAL == F64));
             /* a weight like this shows in the next loss; a moment in the loss after that, and the weights between
              * may be the last that are saved */
-            const real *x = (real *)host + s.in_range;
+            const real *x = host + s.in_range;
             for (int64_t k = 0; k < s.count && which != PARAMS; k++)
                 if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
                     fail("%s: %s has %g at element %lld, but a %s is needed", file->path, found[s.parameter]->name,
                          x[k], (long long)(s.in_whole + k), which == MOMENT_V ? "number from 0 on" : "number");
         }
-        device_upload(t.data, host, tensor_bytes(t));
+        tensor_from_host(t, host);
         free(host);
     }
     free(found);
@@ -227,6 +226,8 @@ static cJSON *trainer_json(const AdamW *optimizer, TrainState state, int argc, c
     char seed[32];
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)state.seed);
     cJSON_AddStringToObject(json, "seed", seed);
+    for (const Kept *k = state.kept; k < state.kept + state.kept_count; k++)
+        cJSON_AddNumberToObject(json, k->name, *k->value);
     arguments = cJSON_AddArrayToObject(json, "arguments");
     for (int i = 0; i < argc; i++)
         cJSON_AddItemToArray(arguments, cJSON_CreateString(argv[i]));
@@ -440,7 +441,7 @@ TrainState checkpoint_open(const char *directory, Config c)
     return state;
 }
 
-void checkpoint_load(const char *directory, AdamW *optimizer)
+void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state)
 {
     char *from = directory_to_load(directory);
     char *model_path = path_of(from, "", "model.safetensors"), *trainer_path = path_of(from, "", "trainer.json");
@@ -449,6 +450,14 @@ void checkpoint_load(const char *directory, AdamW *optimizer)
     cJSON *trainer = read_json(trainer_path);
 
     optimizer->step = json_integer(trainer, trainer_path, "optimizer_step");
+    for (const Kept *k = state->kept; k < state->kept + state->kept_count; k++) {
+        const cJSON *number = cJSON_GetObjectItemCaseSensitive(trainer, k->name);
+        if (number && (!cJSON_IsNumber(number) || !(number->valuedouble >= 0) || !isfinite(number->valuedouble)))
+            fail("%s: \"%s\" is %s, but a number from 0 on is needed", trainer_path, k->name,
+                 cJSON_PrintUnformatted(number));
+        if (number)
+            *k->value = number->valuedouble;
+    }
     check(safetensors_open(&model, model_path));
     read_parts(&model, "", optimizer, PARAMS);
     check(safetensors_close(&model, false));

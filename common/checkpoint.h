@@ -5,7 +5,7 @@
  *   model.safetensors       parameters, by Hugging Face's names; F32, or F64 from build/cpu64
  *   config.json             Hugging Face's
  *   optimizer.safetensors   AdamW's moments, as "m.NAME" and "v.NAME"
- *   trainer.json            step, seed, tokens seen, the optimizer's t, the command line
+ *   trainer.json            step, seed, tokens seen, the optimizer's t, a stage's kept numbers, the command line
  */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
@@ -14,9 +14,17 @@
 
 #include "optimizer.h"
 
+/* A number of a stage's own that a run goes on with. */
+typedef struct {
+    const char *name;
+    double *value;
+} Kept;
+
 typedef struct {
     int64_t step, tokens;           /* since the model's birth */
     uint64_t seed;
+    Kept kept[4];
+    int kept_count;
 } TrainState;
 
 /* Before training: fails if DIR cannot be written, or is there and is not a checkpoint, which saving would replace. */
@@ -29,7 +37,8 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 /* Reads state from trainer.json; fails if config.json says another model. If only DIR.old is there (from a program
  * killed while it saved on a file system without renameat2's exchange), uses it and says so. */
 TrainState checkpoint_open(const char *directory, Config config);
-void checkpoint_load(const char *directory, AdamW *optimizer);      /* parameters, moments, t */
+void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state);     /* parameters, moments, t,
+                                       and kept numbers, which stay as they are if another stage's file has none */
 
 /* The gradients of the whole model in one file, with the global batch as batch.inputs and batch.targets. */
 void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t step, int64_t sequences);

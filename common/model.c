@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device.h"
 #include "error.h"
+#include "formats.h"
 #include "random.h"
 
 const Shard WHOLE = {.slices = 1, .embedding = true, .head = true};
@@ -202,10 +202,10 @@ Params params_view(const Layout *layout, Tensor buffer)
 void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t seed)
 {
     const Range range = {first, tensor_count(params)};
-    real *host = malloc(tensor_bytes(params) + 1);
+    real *host = malloc(range.count * sizeof *host + 1);
 
     if (!host)
-        fail("no memory for initial weights of %s", bytes_text(tensor_bytes(params)));
+        fail("no memory for initial weights of %s", bytes_text(range.count * sizeof *host));
     for (Stretch s = {0}; layout_next(layout, range, &s);) {
         const double mean = s.param->mean, deviation = s.param->deviation;
 #pragma omp parallel for if (s.count > 4096)
@@ -213,6 +213,6 @@ void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t se
             host[s.in_range + i] = (real)(deviation == 0 ? mean : mean
                 + deviation * random_normal(seed, STREAM_PARAMETERS, s.parameter, s.in_whole + i));
     }
-    device_upload(params.data, host, tensor_bytes(params));
+    tensor_from_host(params, host);
     free(host);
 }

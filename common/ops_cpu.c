@@ -5,20 +5,28 @@
  * rows or columns, never the terms of one sum. ("omp simd reduction" keeps partial sums in the lanes of a vector,
  * always the same ones; "omp parallel reduction" would combine threads as they happen to finish.)
  *
- * Kernels see a tensor through row(): the one place that knows how numbers are stored. They read a row, compute in
- * real, and write a row.
+ * ops_cpu.h says how they see what tensors store. Attention is in attention_cpu.c.
  */
-#include <cblas.h>
+#include "ops_cpu.h"
+
 #include <math.h>
 #include <omp.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "ops_backend.h"
-#include "vector_math.h"
+#include "error.h"
 
-static real *row(Tensor t, int64_t i)
+real *scratch(int number, int64_t count)
 {
-    return (real *)t.data + i * tensor_width(t);
+    static _Thread_local struct { real *data; int64_t count; } buffer[5];
+
+    if (buffer[number].count < count) {
+        free(buffer[number].data);
+        buffer[number].count = count;
+        if (posix_memalign((void **)&buffer[number].data, 64, count * sizeof(real)))
+            fail("no memory for converting %lld numbers", (long long)count);
+    }
+    return buffer[number].data;
 }
 
 static const int32_t *ids_of(Tensor t)
@@ -39,15 +47,15 @@ static Range columns_of_thread(int64_t width)
 
 void embedding_forward_kernel(Tensor out, Tensor ids, Tensor weight)
 {
-    const int64_t rows = tensor_count(ids), width = tensor_width(out);
+    const int64_t rows = tensor_count(ids), bytes = tensor_width(out) * dtype_size(out.dtype);
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const int32_t id = ids_of(ids)[i];
         if (id < 0)
-            memset(row(out, i), 0, width * sizeof(real));
+            memset((char *)out.data + i * bytes, 0, bytes);
         else
-            memcpy(row(out, i), row(weight, id), width * sizeof(real));
+            memcpy((char *)out.data + i * bytes, (char *)weight.data + id * bytes, bytes);
     }
 }
 
@@ -63,10 +71,11 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
             const int32_t id = ids_of(ids)[i];
             if (id < 0)
                 continue;
-            real *d_w = row(d_weight, id) + c.first;
-            const real *d_o = row(d_out, i) + c.first;
+            real *d_w = update(d_weight, id * width + c.first, c.count, 0);
+            const real *d_o = load(d_out, i * width + c.first, c.count, 1);
             for (int64_t j = 0; j < c.count; j++)
                 d_w[j] += d_o[j];
+            store(d_weight, id * width + c.first, c.count, d_w);
         }
     }
 }
@@ -76,12 +85,12 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
 void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const real *w = weight.data, *b = bias.data;
+    const real *w = load(weight, 0, width, 0), *b = load(bias, 0, width, 1);
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = row(x, i);
-        real *o = row(out, i), sum = 0, squares = 0;
+        const real *in = load(x, i * width, width, 2);
+        real *o = room(out, i * width, width, 3), sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < width; j++)
             sum += in[j];
@@ -92,6 +101,7 @@ void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight,
         const real inverse = 1 / (real)sqrt(squares / width + (real)1e-5);
         for (int64_t j = 0; j < width; j++)
             o[j] = (in[j] - mean) * inverse * w[j] + b[j];
+        store(out, i * width, width, o);
         row(stats, i)[0] = mean;
         row(stats, i)[1] = inverse;
     }
@@ -102,14 +112,15 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
                                Tensor weight)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const real *w = weight.data;
+    const real *w = load(weight, 0, width, 0);
 
 #pragma omp parallel
     {
 #pragma omp for
         for (int64_t i = 0; i < rows; i++) {
-            const real *in = row(x, i), *d_o = row(d_out, i), mean = row(stats, i)[0], inverse = row(stats, i)[1];
-            real *d_in = row(d_x, i), sum = 0, sum_n = 0;
+            const real *in = load(x, i * width, width, 1), *d_o = load(d_out, i * width, width, 2);
+            const real mean = row(stats, i)[0], inverse = row(stats, i)[1];
+            real *d_in = update(d_x, i * width, width, 3), sum = 0, sum_n = 0;
 #pragma omp simd reduction(+ : sum, sum_n)
             for (int64_t j = 0; j < width; j++) {
                 sum += d_o[j] * w[j];
@@ -117,35 +128,25 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
             }
             for (int64_t j = 0; j < width; j++)
                 d_in[j] += inverse * (d_o[j] * w[j] - sum / width - (in[j] - mean) * inverse * (sum_n / width));
+            store(d_x, i * width, width, d_in);
         }
         const Range c = columns_of_thread(width);
-        real *d_w = (real *)d_weight.data + c.first, *d_b = (real *)d_bias.data + c.first;
+        real *d_w = update(d_weight, c.first, c.count, 2), *d_b = update(d_bias, c.first, c.count, 3);
         for (int64_t i = 0; i < rows; i++) {
-            const real *in = row(x, i) + c.first, *d_o = row(d_out, i) + c.first;
+            const real *in = load(x, i * width + c.first, c.count, 0);
+            const real *d_o = load(d_out, i * width + c.first, c.count, 1);
             const real mean = row(stats, i)[0], inverse = row(stats, i)[1];
             for (int64_t j = 0; j < c.count; j++) {
                 d_w[j] += d_o[j] * (in[j] - mean) * inverse;
                 d_b[j] += d_o[j];
             }
         }
+        store(d_weight, c.first, c.count, d_w);
+        store(d_bias, c.first, c.count, d_b);
     }
 }
 
 /* ---- linear ---- */
-
-/* c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed; ld: the distance
- * between rows as stored. */
-static void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, real alpha, const real *a,
-                   int64_t ld_a, const real *b, int64_t ld_b, real beta, real *c, int64_t ld_c)
-{
-#ifdef REAL64
-    cblas_dgemm
-#else
-    cblas_sgemm
-#endif
-        (CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans, m, n, k,
-         alpha, a, ld_a, b, ld_b, beta, c, ld_c);
-}
 
 /* sum (W) += the rows of t (R, W) */
 static void column_sums(Tensor sum, Tensor t)
@@ -155,58 +156,155 @@ static void column_sums(Tensor sum, Tensor t)
 #pragma omp parallel
     {
         const Range c = columns_of_thread(width);
-        real *s = (real *)sum.data + c.first;
+        real *s = update(sum, c.first, c.count, 0);
         for (int64_t i = 0; i < rows; i++) {
-            const real *in = row(t, i) + c.first;
+            const real *in = load(t, i * width + c.first, c.count, 1);
             for (int64_t j = 0; j < c.count; j++)
                 s[j] += in[j];
         }
+        store(sum, c.first, c.count, s);
+    }
+}
+
+/* Weights of a small format are multiplied so many outputs at a time, so that scratch memory stays small. */
+static int64_t outputs_at_once(Tensor weight)
+{
+    return weight.dtype == REAL ? tensor_rows(weight) : 1024;
+}
+
+/* out = alpha * x times weight transposed, plus bias, or plus out as it is. */
+static void linear(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, real alpha)
+{
+    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
+    int64_t ld_x = k;
+    const real *in = load_matrix(x, 0, rows, k, &ld_x, 0), *b = bias.data ? load(bias, 0, m, 3) : NULL;
+
+    for (int64_t first = 0; first < m; first += outputs_at_once(weight)) {
+        const int64_t n = m - first < outputs_at_once(weight) ? m - first : outputs_at_once(weight);
+        int64_t ld_w = k, ld = m;
+        const real *w = load_matrix(weight, first * k, n, k, &ld_w, 1);
+        real *o = add ? (real *)load_matrix(out, first, rows, n, &ld, 2) : room_for_matrix(out, first, rows, n, &ld, 2);
+        if (b) {
+#pragma omp parallel for
+            for (int64_t i = 0; i < rows; i++)
+                memcpy(o + i * ld, b + first, n * sizeof(real));
+        }
+        matmul(false, true, rows, n, k, alpha, in, ld_x, w, ld_w, b || add ? 1 : 0, o, ld);
+        store_matrix(out, first, rows, n, m, o);
     }
 }
 
 void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
-
-    if (bias.data) {
-#pragma omp parallel for
-        for (int64_t i = 0; i < rows; i++)
-            memcpy(row(out, i), bias.data, m * sizeof(real));
-    }
-    matmul(false, true, rows, m, k, 1, x.data, k, weight.data, k, bias.data ? 1 : 0, out.data, m);
+    linear(out, x, weight, bias, false, 1);
 }
 
 void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
 {
     const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
+    int64_t ld_x = k;
+    real *d_in = room_for_matrix(d_x, 0, rows, k, &ld_x, 0);
 
-    matmul(false, false, rows, k, m, 1, d_out.data, m, weight.data, k, 0, d_x.data, k);
+    for (int64_t first = 0; first < m; first += outputs_at_once(weight)) {
+        const int64_t n = m - first < outputs_at_once(weight) ? m - first : outputs_at_once(weight);
+        int64_t ld_w = k, ld = m;
+        const real *w = load_matrix(weight, first * k, n, k, &ld_w, 1);
+        const real *d_o = load_matrix(d_out, first, rows, n, &ld, 2);
+        matmul(false, false, rows, k, n, 1, d_o, ld, w, ld_w, first ? 1 : 0, d_in, ld_x);
+    }
+    store_matrix(d_x, 0, rows, k, k, d_in);
 }
 
 void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out);
+    const int64_t at_once = d_out.dtype == REAL ? m : 1024;
+    int64_t ld_x = k;
+    const real *in = load_matrix(x, 0, rows, k, &ld_x, 0);
 
-    matmul(true, false, m, k, rows, 1, d_out.data, m, x.data, k, 1, d_weight.data, k);
+    for (int64_t first = 0; first < m; first += at_once) {
+        const int64_t n = m - first < at_once ? m - first : at_once;
+        int64_t ld_w = k, ld = m;
+        real *d_w = (real *)load_matrix(d_weight, first * k, n, k, &ld_w, 1);
+        const real *d_o = load_matrix(d_out, first, rows, n, &ld, 2);
+        matmul(true, false, n, k, rows, 1, d_o, ld, in, ld_x, 1, d_w, ld_w);
+        store_matrix(d_weight, first * k, n, k, k, d_w);
+    }
     if (d_bias.data)
         column_sums(d_bias, d_out);
+}
+
+/* ---- linear in fp8 ---- */
+
+void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
+{
+    enum { COLUMNS = 16 };
+    const int64_t rows = tensor_rows(x), width = tensor_width(x);
+    const DType dtype = out.data ? out.dtype : transposed.dtype;
+    float *scale = out.data ? out.scale : transposed.scale;
+    real amax = 0;
+
+    for (int64_t i = 0; i < rows; i++) {
+        const real *in = load(x, i * width, width, 0);
+        real most = 0, nan = 0;                     /* nan: NaN if there is NaN or Inf, else 0 */
+#pragma omp simd reduction(max : most) reduction(+ : nan)
+        for (int64_t j = 0; j < width; j++) {
+            const real a = in[j] < 0 ? -in[j] : in[j];
+            most = a > most ? a : most;
+            nan += a * 0;
+        }
+        amax = most > amax || nan != 0 ? most + nan : amax;
+    }
+    *scale = amax == 0 ? 1 : amax / (real)format_largest(dtype);
+    const real s = *scale;
+    if (out.data) {
+#pragma omp parallel for
+        for (int64_t i = 0; i < rows; i++) {
+            const real *in = load(x, i * width, width, 0);
+            real *o = scratch(1, width);
+            for (int64_t j = 0; j < width; j++)
+                o[j] = in[j] / s;
+            formats_write(element(out, i * width), o, dtype, width);
+        }
+    }
+    if (transposed.data) {
+#pragma omp parallel for
+        for (int64_t first = 0; first < width; first += COLUMNS) {
+            const int64_t n = width - first < COLUMNS ? width - first : COLUMNS;
+            real *o = scratch(1, COLUMNS * rows);
+            for (int64_t i = 0; i < rows; i++) {
+                const real *in = load(x, i * width + first, n, 0);
+                for (int64_t j = 0; j < n; j++)
+                    o[j * rows + i] = in[j] / s;
+            }
+            for (int64_t j = 0; j < n; j++)
+                formats_write(element(transposed, (first + j) * rows), o + j * rows, dtype, rows);
+        }
+    }
+}
+
+/* Products of two fp8 numbers are exact in float; the scales come in at the end, as on a GPU. */
+void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
+{
+    linear(out, x, weight, bias, add, (real)*x.scale * *weight.scale);
 }
 
 /* ---- rotary positions ---- */
 
 void rope_kernel(Tensor qkv, Tensor rope, bool back)
 {
-    const int64_t rows = tensor_rows(qkv), T = rope.shape[0], D = tensor_width(rope);
-    const int64_t heads = tensor_width(qkv) / (3 * D), half = D / 2;
+    const int64_t rows = tensor_rows(qkv), width = tensor_width(qkv), T = rope.shape[0], D = tensor_width(rope);
+    const int64_t heads = width / (3 * D), half = D / 2;
     const real direction = back ? -1 : 1;
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *cosine = row(rope, i % T), *sine = cosine + half;
+        real *turned = update(qkv, i * width, width, 0);
         for (int64_t part = 0; part < 3 * heads; part++) {
             if (part % 3 == 2)                      /* v has no position */
                 continue;
-            real *x = row(qkv, i) + part * D, *y = x + half;
+            real *x = turned + part * D, *y = x + half;
 #pragma omp simd
             for (int64_t j = 0; j < half; j++) {
                 const real c = cosine[j], s = direction * sine[j], a = x[j], b = y[j];
@@ -214,100 +312,8 @@ void rope_kernel(Tensor qkv, Tensor rope, bool back)
                 y[j] = b * c + a * s;
             }
         }
+        store(qkv, i * width, width, turned);
     }
-}
-
-/* ---- attention ---- */
-
-/* Queries go in blocks of so many; a block's queries look at the keys up to its last one, and the blocks of keys
- * behind it, which the mask would empty, are not computed. */
-enum { QUERIES = 64 };
-
-/* One head of one sequence. Rows of q, k and v lie ld apart, those of out and its gradient ld_out. */
-typedef struct {
-    real *q, *k, *v, *out, *probs;
-    int64_t ld, ld_out;
-} Head;
-
-static Head head_of(Tensor qkv, Tensor out, Tensor probs, int64_t b, int64_t a)
-{
-    const int64_t A = probs.shape[1], T = probs.shape[2], D = tensor_width(out) / A;
-    real *q = row(qkv, 0) + (b * T * A + a) * 3 * D;
-
-    return (Head){.q = q, .k = q + D, .v = q + 2 * D, .out = row(out, 0) + (b * T * A + a) * D,
-                  .probs = row(probs, (b * A + a) * T), .ld = 3 * A * D, .ld_out = A * D};
-}
-
-/* In place over the first `seen` of n scores; the others, behind the mask, become 0. Returns log sum exp(scores). */
-static real softmax(real *scores, int64_t seen, int64_t n)
-{
-    real max = scores[0], sum = 0;
-
-#pragma omp simd reduction(max : max)
-    for (int64_t j = 0; j < seen; j++)
-        max = scores[j] > max ? scores[j] : max;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < seen; j++) {
-        scores[j] = real_exp(scores[j] - max);
-        sum += scores[j];
-    }
-    const real inverse = 1 / sum;
-    for (int64_t j = 0; j < seen; j++)
-        scores[j] *= inverse;
-    for (int64_t j = seen; j < n; j++)
-        scores[j] = 0;
-    return max + (real)log(sum);
-}
-
-void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
-{
-    const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(out) / A;
-
-#pragma omp parallel for collapse(2)
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t a = 0; a < A; a++) {
-            const Head h = head_of(qkv, out, probs, b, a);
-            for (int64_t first = 0; first < T; first += QUERIES) {
-                const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-                real *p = h.probs + first * T;
-                matmul(false, true, n, keys, D, 1 / (real)sqrt(D), h.q + first * h.ld, h.ld, h.k, h.ld, 0, p, T);
-                for (int64_t i = 0; i < n; i++)
-                    softmax(p + i * T, first + i + 1, keys);
-                matmul(false, false, n, D, keys, 1, p, T, h.v, h.ld, 0, h.out + first * h.ld_out, h.ld_out);
-            }
-        }
-}
-
-/* dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K, dK = dS^T Q. */
-void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
-{
-    const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(d_out) / A;
-    const real scale = 1 / (real)sqrt(D);
-
-#pragma omp parallel for collapse(2)
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t a = 0; a < A; a++) {
-            const Head h = head_of(qkv, d_out, probs, b, a), d = head_of(d_qkv, d_out, d_probs, b, a);
-            /* from the last block on: it reaches all keys and writes their gradients, the others add to them */
-            for (int64_t first = (T - 1) / QUERIES * QUERIES; first >= 0; first -= QUERIES) {
-                const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-                const real beta = keys == T ? 0 : 1, *p = h.probs + first * T, *d_o = d.out + first * d.ld_out;
-                real *d_p = d.probs + first * T;
-                matmul(false, true, n, keys, D, 1, d_o, d.ld_out, h.v, h.ld, 0, d_p, T);
-                for (int64_t i = 0; i < n; i++) {
-                    const real *p_row = p + i * T;
-                    real *d_row = d_p + i * T, dot = 0;
-#pragma omp simd reduction(+ : dot)
-                    for (int64_t j = 0; j < keys; j++)
-                        dot += d_row[j] * p_row[j];
-                    for (int64_t j = 0; j < keys; j++)
-                        d_row[j] = scale * p_row[j] * (d_row[j] - dot);
-                }
-                matmul(false, false, n, D, keys, 1, d_p, T, h.k, h.ld, 0, d.q + first * d.ld, d.ld);
-                matmul(true, false, keys, D, n, 1, d_p, T, h.q + first * h.ld, h.ld, beta, d.k, d.ld);
-                matmul(true, false, keys, D, n, 1, p, T, d_o, d.ld_out, beta, d.v, d.ld);
-            }
-        }
 }
 
 /* ---- GELU ---- */
@@ -324,10 +330,11 @@ void gelu_forward_kernel(Tensor out, Tensor x)
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = row(x, i);
-        real *o = row(out, i);
+        const real *in = load(x, i * width, width, 0);
+        real *o = room(out, i * width, width, 1);
         for (int64_t j = 0; j < width; j++)
             o[j] = in[j] * gelu_sigmoid(in[j]);
+        store(out, i * width, width, o);
     }
 }
 
@@ -337,13 +344,14 @@ void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x)
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = row(x, i), *d_o = row(d_out, i);
-        real *d_in = row(d_x, i);
+        const real *in = load(x, i * width, width, 0), *d_o = load(d_out, i * width, width, 1);
+        real *d_in = room(d_x, i * width, width, 2);
         for (int64_t j = 0; j < width; j++) {
             const real v = in[j], s = gelu_sigmoid(v);
             const real slope = (real)1.5957691216057308 * (1 + (real)(3 * 0.044715) * v * v);
             d_in[j] = d_o[j] * (s + v * s * (1 - s) * slope);
         }
+        store(d_x, i * width, width, d_in);
     }
 }
 
@@ -352,14 +360,15 @@ void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x)
 void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const real *b = bias.data;
+    const real *b = load(bias, 0, width, 0);
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = row(x, i), *add = row(branch, i);
-        real *o = row(out, i);
+        const real *in = load(x, i * width, width, 1), *add = load(branch, i * width, width, 2);
+        real *o = room(out, i * width, width, 3);
         for (int64_t j = 0; j < width; j++)
             o[j] = in[j] + add[j] + b[j];
+        store(out, i * width, width, o);
     }
 }
 
@@ -377,7 +386,7 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = row(logits, i);
+        const real *in = load(logits, i * width, width, 0);
         real max = in[0], sum = 0;
 #pragma omp simd reduction(max : max)
         for (int64_t j = 0; j < width; j++)
@@ -388,8 +397,10 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
         log_sum[i] = max + (real)log(sum);
     }
     double total = 0;
-    for (int64_t i = 0; i < rows; i++)
-        total += (double)log_sum[i] - (ids_of(targets)[i] < 0 ? 0 : row(logits, i)[ids_of(targets)[i]]);
+    for (int64_t i = 0; i < rows; i++) {
+        const int32_t target = ids_of(targets)[i];
+        total += (double)log_sum[i] - (target < 0 ? 0 : *load(logits, i * width + target, 1, 0));
+    }
     *(double *)loss.data += scale * total;
 }
 
@@ -399,15 +410,16 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = row(logits, i), log_sum = row(lse, 0)[i];
+        const real *in = load(logits, i * width, width, 0), log_sum = row(lse, 0)[i];
         const int32_t target = ids_of(targets)[i];
         const real s = scale;
-        real *d = row(d_logits, i);
+        real *d = room(d_logits, i * width, width, 1);
 #pragma omp simd                                    /* though d may be the row itself */
         for (int64_t j = 0; j < width; j++)
             d[j] = s * real_exp(in[j] - log_sum);
         if (target >= 0)
             d[target] -= s;
+        store(d_logits, i * width, width, d);
     }
 }
 
@@ -469,20 +481,33 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count)
 
 /* ---- the optimizer's ---- */
 
+/* Flat tensors are worked on so many elements at a time. */
+enum { AT_ONCE = 4096 };
+
+static int64_t piece(int64_t first, int64_t count)
+{
+    return count - first < AT_ONCE ? count - first : AT_ONCE;
+}
+
 void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);
     const real beta1 = a.beta1, beta2 = a.beta2, eps = a.eps, scale = a.gradient_scale;
     const real rate = a.lr / a.correction1, root = 1 / sqrt(a.correction2), keep = 1 - a.lr * a.weight_decay;
-    const real *gradient = gradients.data;
-    real *param = params.data, *mean = m.data, *square = v.data;
 
-#pragma omp parallel for simd
-    for (int64_t i = 0; i < count; i++) {
-        const real g = gradient[i] * scale;
-        mean[i] = beta1 * mean[i] + (1 - beta1) * g;
-        square[i] = beta2 * square[i] + (1 - beta2) * g * g;
-        param[i] = keep * param[i] - rate * mean[i] / ((real)sqrt(square[i]) * root + eps);
+#pragma omp parallel for
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        const int64_t n = piece(first, count);
+        const real *gradient = load(gradients, first, n, 0);
+        real *param = update(params, first, n, 1), *mean = (real *)m.data + first, *square = (real *)v.data + first;
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) {
+            const real g = gradient[i] * scale;
+            mean[i] = beta1 * mean[i] + (1 - beta1) * g;
+            square[i] = beta2 * square[i] + (1 - beta2) * g * g;
+            param[i] = keep * param[i] - rate * mean[i] / ((real)sqrt(square[i]) * root + eps);
+        }
+        store(params, first, n, param);
     }
 }
 
@@ -492,15 +517,19 @@ double square_sum_kernel(const Tensor *list, int count)
     double part[PARTS], sum = 0;
 
     for (int k = 0; k < count; k++) {
-        const real *x = list[k].data;
 #pragma omp parallel for
         for (int p = 0; p < PARTS; p++) {
             const Range r = range_part(tensor_count(list[k]), p, PARTS);
-            double s = 0;
+            part[p] = 0;
+            for (int64_t first = 0; first < r.count; first += AT_ONCE) {
+                const int64_t n = piece(first, r.count);
+                const real *x = load(list[k], r.first + first, n, 0);
+                double s = 0;
 #pragma omp simd reduction(+ : s)
-            for (int64_t i = r.first; i < r.first + r.count; i++)
-                s += (double)x[i] * x[i];
-            part[p] = s;
+                for (int64_t i = 0; i < n; i++)
+                    s += (double)x[i] * x[i];
+                part[p] += s;
+            }
         }
         for (int p = 0; p < PARTS; p++)
             sum += part[p];
@@ -508,107 +537,33 @@ double square_sum_kernel(const Tensor *list, int count)
     return sum;
 }
 
-/* ---- attention by blocks of keys ---- */
-
-/* One head's tokens of sequence b, from the first on, in (B, C, A, x): rows lie A*x apart. */
-static real *tokens_of(Tensor t, int64_t b, int64_t first, int64_t head)
+void tensor_convert_kernel(Tensor to, Tensor from)
 {
-    return row(t, (b * t.shape[1] + first) * t.shape[2] + head);
-}
-
-/* scores has room for each head's share, so heads are what threads divide; sequences and queries follow each other. */
-void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
-{
-    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
-    const int64_t ld = A * D;
+    const int64_t count = tensor_count(to);
 
 #pragma omp parallel for
-    for (int64_t a = 0; a < A; a++) {
-        real *p = row(scores, a * Q);
-        for (int64_t b = 0; b < B; b++)
-            for (int64_t first = 0; first < C; first += Q) {
-                const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
-                real *log_sum = tokens_of(lse, b, first, a);
-                matmul(false, true, n, keys, D, 1 / (real)sqrt(D), tokens_of(q, b, first, a), ld, tokens_of(k, b, 0, a),
-                       ld, 0, p, K);
-                for (int64_t i = 0; i < n; i++)
-                    log_sum[i * A] = softmax(p + i * K, causal ? first + i + 1 : keys, keys);
-                matmul(false, false, n, D, keys, 1, p, K, tokens_of(v, b, 0, a), ld, 0, tokens_of(out, b, first, a), ld);
-            }
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        const int64_t n = piece(first, count);
+        formats_write(element(to, first), load(from, first, n, 0), to.dtype, n);
     }
 }
 
-/* P = exp(S - lse), dP = dO V^T, dS = P * (dP - dots) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
-void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
-                                     Tensor v, Tensor lse, Tensor dots, bool causal)
+void tensor_scale_kernel(Tensor t, double factor)
 {
-    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
-    const int64_t ld = A * D;
-    const real scale = 1 / (real)sqrt(D);
+    const int64_t count = tensor_count(t);
+    const real f = factor;
 
 #pragma omp parallel for
-    for (int64_t a = 0; a < A; a++) {
-        real *p = row(scores, a * Q), *d_p = row(scores, (A + a) * Q);
-        for (int64_t b = 0; b < B; b++)
-            for (int64_t first = 0; first < C; first += Q) {
-                const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
-                const real *log_sum = tokens_of(lse, b, first, a), *dot = tokens_of(dots, b, first, a);
-                const real *queries = tokens_of(q, b, first, a), *d_o = tokens_of(d_out, b, first, a);
-                matmul(false, true, n, keys, D, scale, queries, ld, tokens_of(k, b, 0, a), ld, 0, p, K);
-                matmul(false, true, n, keys, D, 1, d_o, ld, tokens_of(v, b, 0, a), ld, 0, d_p, K);
-                for (int64_t i = 0; i < n; i++) {
-                    const int64_t seen = causal ? first + i + 1 : keys;
-                    const real l = log_sum[i * A], d = dot[i * A];
-                    real *p_row = p + i * K, *d_row = d_p + i * K;
-#pragma omp simd
-                    for (int64_t j = 0; j < seen; j++) {
-                        p_row[j] = real_exp(p_row[j] - l);
-                        d_row[j] = scale * p_row[j] * (d_row[j] - d);
-                    }
-                    for (int64_t j = seen; j < keys; j++)
-                        p_row[j] = d_row[j] = 0;
-                }
-                matmul(false, false, n, D, keys, 1, d_p, K, tokens_of(k, b, 0, a), ld, 1, tokens_of(d_q, b, first, a), ld);
-                matmul(true, false, keys, D, n, 1, d_p, K, queries, ld, 1, tokens_of(d_k, b, 0, a), ld);
-                matmul(true, false, keys, D, n, 1, p, K, d_o, ld, 1, tokens_of(d_v, b, 0, a), ld);
-            }
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        const int64_t n = piece(first, count);
+        real *x = update(t, first, n, 0);
+        for (int64_t i = 0; i < n; i++)
+            x[i] *= f;
+        store(t, first, n, x);
     }
 }
 
-/* Both are divided by their own sum, exp(lse): weighed with their shares of the common one they add up. */
-void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
-{
-    const int64_t rows = tensor_rows(out), width = tensor_width(out);
-    const real *part_sum = part_lse.data;
-    real *log_sum = lse.data;
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++) {
-        const real x = log_sum[i], y = part_sum[i], max = x > y ? x : y, in_x = real_exp(x - max), in_y = real_exp(y - max);
-        const real sum = in_x + in_y, share_x = in_x / sum, share_y = in_y / sum;
-        const real *add = row(part, i);
-        real *o = row(out, i);
-        for (int64_t j = 0; j < width; j++)
-            o[j] = share_x * o[j] + share_y * add[j];
-        log_sum[i] = max + (real)log(sum);
-    }
-}
-
-void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
-{
-    const int64_t count = tensor_count(dots), D = tensor_count(out) / count;
-    real *to = dots.data;
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < count; i++) {
-        const real *o = row(out, 0) + i * D, *d_o = row(d_out, 0) + i * D;
-        real dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int64_t j = 0; j < D; j++)
-            dot += d_o[j] * o[j];
-        to[i] = dot;
-    }
-}
+/* ---- plain memory ---- */
 
 void tensor_fill_kernel(Tensor t, double value)
 {

@@ -9,7 +9,7 @@
 
 typedef struct {            /* elements of the layout from `first` on */
     int64_t first;
-    Tensor params, gradients, m, v;         /* (count), REAL, flat; ranges of whatever buffers a stage has */
+    Tensor params, gradients, m, v;         /* (count), flat; ranges of whatever buffers a stage has; m and v REAL */
 } Part;
 
 /* What updating, norms, initial weights, dumps and checkpoints go through. */

@@ -130,8 +130,7 @@ static void open_metrics(void)
 /* Nothing else can be wrong any more: now the old file's rows may go. */
 static void begin_metrics(void)
 {
-    static const char header[] =
-        "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes\n";
+    static const char header[] = "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes";
     struct stat s;
 
     if (!metrics)
@@ -140,8 +139,12 @@ static void begin_metrics(void)
     if (!options.load && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode) && ftruncate(fileno(metrics), 0))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
     fseek(metrics, 0, SEEK_END);
-    if (ftell(metrics) <= 0)
+    if (ftell(metrics) <= 0) {
         fputs(header, metrics);
+        for (int i = 0; i < state.kept_count; i++)
+            fprintf(metrics, ",%s", state.kept[i].name);
+        fputc('\n', metrics);
+    }
     if (fflush(metrics))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
 }
@@ -253,6 +256,11 @@ void run_matmuls_in(DType dtype)
               device_supports(dtype) == SUPPORT_EMULATED ? dtype_name(REAL) : "", peak_flops() / 1e9);
 }
 
+void run_keep(const char *name, double *value)
+{
+    state.kept[state.kept_count++] = (Kept){name, value};
+}
+
 int64_t run_global_batch(void)
 {
     return (int64_t)options.micro_batch * options.accumulate * data_ranks;
@@ -263,7 +271,7 @@ int run_load(AdamW *optimizer)
     const int64_t sequences = run_global_batch();
 
     if (options.load)
-        checkpoint_load(options.load, optimizer);
+        checkpoint_load(options.load, optimizer, &state);
     for (int i = 0; i < optimizer->count && !options.load; i++)
         params_init(optimizer->layout, optimizer->parts[i].first, optimizer->parts[i].params, options.seed);
     if (gradients_file && state.step >= options.steps)
@@ -380,13 +388,16 @@ void run_step(int step, StepResult result)
 
     state.step = step;
     state.tokens += tokens;
-    if (!isfinite(result.loss) || !isfinite(result.norm))
+    if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
         fail("the loss is %g and the gradients' norm %g at step %d%s; a smaller --lr or --clip may help", result.loss,
              result.norm, step, options.save ? ", and the last checkpoint is as it was" : "");
     if (metrics) {
-        fprintf(metrics, "%d,%lld,%.17g,%.17g,%.9g,%.6f,%.1f,%.5f,%lld,%lld\n", step, (long long)state.tokens,
+        fprintf(metrics, "%d,%lld,%.17g,%.17g,%.9g,%.6f,%.1f,%.5f,%lld,%lld", step, (long long)state.tokens,
                 result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu, (long long)memory_total().peak,
                 (long long)comm_bytes());
+        for (int i = 0; i < state.kept_count; i++)
+            fprintf(metrics, ",%.17g", *state.kept[i].value);
+        fputc('\n', metrics);
         if (fflush(metrics))
             fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     }

@@ -9,6 +9,7 @@
 
 typedef struct {
     double loss, norm, lr;              /* of the step: mean over the global batch; before clipping */
+    bool skipped;                       /* no update was made, and the norm may be Inf or NaN */
 } StepResult;
 
 /* Starts MPI, reads the command line, takes the device, opens data and files, and says what will be trained. The
@@ -21,6 +22,9 @@ int64_t run_global_batch(void);         /* sequences of a step: micro_batch * ac
 
 /* 02: the type of what is multiplied, if not REAL: MFU is a part of the device's peak for it. Says so. */
 void run_matmuls_in(DType dtype);
+
+/* 02: a number that goes on with the run: a further column of --metrics, and in checkpoints. Before run_load. */
+void run_keep(const char *name, double *value);
 
 /* Gives the parameters their initial weights, or --load's, with the optimizer's states; the step to go on from. */
 int run_load(AdamW *optimizer);

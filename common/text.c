@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "comm.h"
-#include "device.h"
 #include "error.h"
+#include "formats.h"
 #include "ops.h"
 #include "options.h"
 #include "random.h"
@@ -91,7 +91,7 @@ void text_sample(LogitsFunction logits_of, Tensor logits, Batch batch)
         batch_tokens(batch, window);
         logits_of(batch);
         Tensor row = tensor_range(tensor_view(logits, shape(B * T, V)), n - first - 1, 1);
-        device_download(last, row.data, tensor_bytes(row));
+        tensor_to_host(last, row);
         tokens[n] = draw(last, V, options.temperature, random_uniform(options.seed, STREAM_SAMPLING, 0, n));
         if (comm_rank(world) == 0)
             print_token(tokens[n]);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Draws the figures of the READMEs from runs made now: needs gnuplot and "make cpu". Arguments: of which stages (01).
+# Draws the figures of the READMEs from runs made now: needs gnuplot and "make cpu". Arguments: of which stages (01 02 03).
 set -eu
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -48,6 +48,33 @@ figures_01() {
     echo "drew 01_single_gpu/memory.svg and 01_single_gpu/sequence.svg"
 }
 
+# Losses on the same batches in each type: step, mean of 25 losses, and that less fp32's. A loss scale below 1 stands for
+# a larger batch, whose mean gives each token a smaller share.
+figures_02() {
+    program=build/cpu/02_mixed_precision
+    cp build/text.txt "$work/text"
+    while read -r name options; do
+        echo "02_mixed_precision $options"
+        $program --preset small --seq 64 --accumulate 1 --steps 1000 --lr 3e-4 --threads 1 --quiet $options \
+            --data "$work/text" --metrics "$work/metrics"
+        awk -F, 'NR > 1 { sum += $3; if ($1 % 25 == 0) { print $1 - 12, sum / 25; sum = 0 } }' "$work/metrics" \
+            >"$work/one"
+        rm "$work/metrics"
+        [ "$name" = fp32 ] && cp "$work/one" "$work/base"
+        paste -d " " "$work/one" "$work/base" | awk '{ print $1, $2, $2 - $4 }' >"$work/loss_$name"
+        tail -1 "$work/loss_$name"
+    done <<END
+fp32 --dtype fp32
+bf16 --dtype bf16
+bf16_alone --dtype bf16 --master none
+fp16 --dtype fp16
+fp16_unscaled --dtype fp16 --loss-scale 0.0009765625 --loss-scale-growth 0
+fp8 --dtype fp8
+END
+    gnuplot -e "work='$work'" 02_mixed_precision/losses.gnuplot
+    echo "drew 02_mixed_precision/losses.svg"
+}
+
 # One step under --pretend, the gradients summed after backward and during it.
 figures_03() {
     program=build/cpu/03_data_parallel
@@ -78,6 +105,6 @@ figures_03() {
     echo "drew 03_data_parallel/timeline.svg"
 }
 
-for stage in ${*:-01 03}; do
+for stage in ${*:-01 02 03}; do
     "figures_$stage"
 done

@@ -267,10 +267,12 @@ char *json_text(const char *file, const char *array, int i, const char *name)
     return found;
 }
 
-/* max |a - b| / max |b| over the elements that a class selects: of QKV tensors, rows of q, k or v. */
-static double difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three)
+/* max |a - b| / max |b|, or by the norm |a - b|_2 / |b|_2, over the elements that a class selects: of QKV tensors, rows
+ * of q, k or v. */
+static double difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
+                         bool by_norm)
 {
-    double error = 0, largest = 0;
+    double error = 0, largest = 0, error_square = 0, square = 0;
 
     for (int64_t i = 0; i < rows; i++) {
         if (head && i / head % 3 != of_three)
@@ -280,12 +282,14 @@ static double difference(const double *a, const double *b, int64_t rows, int64_t
                 return INFINITY;
             error = fmax(error, fabs(a[j] - b[j]));
             largest = fmax(largest, fabs(b[j]));
+            error_square += (a[j] - b[j]) * (a[j] - b[j]);
+            square += b[j] * b[j];
         }
     }
-    return error == 0 ? 0 : error / largest;
+    return error == 0 ? 0 : by_norm ? sqrt(error_square / square) : error / largest;
 }
 
-double compare_gradients(const char *file_a, const char *file_b, int heads, char *worst)
+static double compare(const char *file_a, const char *file_b, int heads, char *worst, bool by_norm)
 {
     Safetensors a, b;
     double most = 0;
@@ -308,7 +312,7 @@ double compare_gradients(const char *file_a, const char *file_b, int heads, char
         } else {
             const bool qkv = strstr(x->name, "query_key_value");
             for (int k = 0; k < (qkv ? 3 : 1); k++) {
-                const double d = difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k);
+                const double d = difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k, by_norm);
                 if (d > most && worst)
                     snprintf(worst, 128, "%s%s", x->name, qkv ? (const char *[]){" (q)", " (k)", " (v)"}[k] : "");
                 most = fmax(most, d);
@@ -320,4 +324,14 @@ double compare_gradients(const char *file_a, const char *file_b, int heads, char
     free(safetensors_close(&a, false));
     free(safetensors_close(&b, false));
     return most;
+}
+
+double compare_gradients(const char *file_a, const char *file_b, int heads, char *worst)
+{
+    return compare(file_a, file_b, heads, worst, false);
+}
+
+double compare_gradients_by_norm(const char *file_a, const char *file_b, int heads, char *worst)
+{
+    return compare(file_a, file_b, heads, worst, true);
 }

@@ -43,6 +43,9 @@ char *json_text(const char *file, const char *array, int i, const char *name);
  * characters, or NULL) gets the tensor's name. Batches must be equal. */
 double compare_gradients(const char *a, const char *b, int heads, char *worst);
 
+/* The same, but the largest |a - b| / |b| of any, in the Euclidean norm: what rounding leaves of a tensor. */
+double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
+
 /* A file of `count` random uint16 tokens below `vocab`, the same for the same arguments; named *.bin. */
 const char *token_file(int64_t count, int vocab);
 

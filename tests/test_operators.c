@@ -864,6 +864,8 @@ CALLER(cross_entropy_loss, t[0], t[1], t[2], t[3], 1)
 CALLER(ids_in_slice, t[0], t[1], 0, 5)
 CALLER(adamw_update, t[0], t[1], t[2], t[3], (AdamWArguments){.correction1 = 1, .correction2 = 1})
 CALLER(square_sum, t, 1)
+CALLER(tensor_convert, t[0], t[1])
+CALLER(tensor_scale, t[0], 2)
 
 /* Operands that fit, in the operator's order: R = 6, H = 8, M = 16, V = 11; B = 2, T = 3, A = 2, D = 4. */
 #define MATRIX(name) {name, REAL, shape(6, 8)}
@@ -911,6 +913,8 @@ static const Call calls[] = {
     {"ids_in_slice", call_ids_in_slice, {{"out", I32, shape(6)}, {"ids", I32, shape(6)}}},
     {"adamw_update", call_adamw_update, {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients")}},
     {"square_sum", call_square_sum, {MATRIX("t")}},
+    {"convert", call_tensor_convert, {MATRIX("to"), MATRIX("from")}},
+    {"scale", call_tensor_scale, {MATRIX("t")}},
 };
 
 static int message_pipe[2];
@@ -972,7 +976,7 @@ static void wrong_operands_are_refused(void **state)
             memcpy(wrong, right, sizeof wrong);
             wrong[i].dims = 2, wrong[i].shape[0] = 5, wrong[i].shape[1] = 7, wrong[i].shape[2] = wrong[i].shape[3] = 0;
             snprintf(text, sizeof text, "%s is (5, 7) %s", right[i].name, dtype_name(right[i].dtype));
-            if (c->call != call_square_sum)                             /* takes any shape */
+            if (c->call != call_square_sum && c->call != call_tensor_scale)     /* which take any shape */
                 assert_refused(c, wrong, (const char *[]){c->name, text, "but it takes", NULL});
 
             memcpy(wrong, right, sizeof wrong);
@@ -985,7 +989,7 @@ static void wrong_operands_are_refused(void **state)
             memcpy(wrong, right, sizeof wrong);
             wrong[i] = NONE;
             if (strcmp(right[i].name, "bias") && strcmp(right[i].name, "d_bias"))
-                assert_refused(c, wrong, (const char *[]){c->name, "none is ()", NULL});
+                assert_refused(c, wrong, (const char *[]){c->name, "none", NULL});
         }
         release();
     }

@@ -1,0 +1,26 @@
+# Loss in each type, and its distance from fp32's on the same batches. Columns: step, loss, loss less fp32's.
+set terminal svg size 720,560 font "sans-serif,12" background "white"
+set output "02_mixed_precision/losses.svg"
+set border 3 lc rgb "#666666"
+set tics nomirror out textcolor rgb "#333333"
+set grid ytics lc rgb "#dddddd"
+set xrange [0:1000]
+set multiplot layout 2,1
+set ylabel "loss, nats a byte" tc rgb "#333333"
+set key right top samplen 2
+plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title "fp16, no loss scale, batch of 524,288", \
+     work."/loss_bf16_alone" using 1:2 with lines lw 2 lc rgb "#f28e2b" title "bf16, no master weights", \
+     work."/loss_fp32" using 1:2 with lines lw 5 lc rgb "#bab0ac" title "fp32", \
+     work."/loss_bf16" using 1:2 with lines lw 2 lc rgb "#4e79a7" title "bf16", \
+     work."/loss_fp16" using 1:2 with lines dt 2 lw 2 lc rgb "#59a14f" title "fp16", \
+     work."/loss_fp8" using 1:2 with lines dt 3 lw 2 lc rgb "#b07aa1" title "fp8"
+set xlabel "step" tc rgb "#333333"
+set ylabel "less that of fp32" tc rgb "#333333"
+unset key
+plot work."/loss_fp16_unscaled" using 1:3 with lines lw 2 lc rgb "#e15759", \
+     work."/loss_bf16_alone" using 1:3 with lines lw 2 lc rgb "#f28e2b", \
+     work."/loss_fp32" using 1:3 with lines lw 5 lc rgb "#bab0ac", \
+     work."/loss_bf16" using 1:3 with lines lw 2 lc rgb "#4e79a7", \
+     work."/loss_fp16" using 1:3 with lines dt 2 lw 2 lc rgb "#59a14f", \
+     work."/loss_fp8" using 1:3 with lines dt 3 lw 2 lc rgb "#b07aa1"
+unset multiplot

@@ -1,0 +1,409 @@
+/* 02_mixed_precision: numbers of two bytes, and of one, where four are not needed.
+ *
+ * Activations and weights are stored in BF16 or F16, and operators round what they write; what must keep small
+ * differences stays in fp32: the sums inside of operators, AdamW's moments, the weights' master copy. F16's small range
+ * needs a loss scale. fp8 is for matmuls alone, which get rounded copies. (Playbook: "Mixed Precision Training".)
+ */
+#include "../common/ultrascale.h"
+
+/* --dtype: in which type activations, their gradients and weights are stored; --gradients: the weights' gradients;
+ * --master: whether there is a copy of the weights in REAL, which AdamW updates. */
+enum { DTYPE_BF16, DTYPE_F16, DTYPE_FP8, DTYPE_FP32 };
+enum { GRADIENTS_FP32, GRADIENTS_BF16 };
+enum { MASTER_FP32, MASTER_NONE };
+static int dtype_option = DTYPE_BF16, gradients_option = GRADIENTS_FP32, master_option = MASTER_FP32;
+static DType dtype, gradients_dtype;
+static bool has_master, fp8;
+
+static double loss_scale = 65536;   /* F16: what the loss is multiplied with, so that small gradients don't become 0 */
+static double clean_steps;          /* since the scale has changed */
+static int growth = 2000;           /* clean steps until the scale is doubled */
+
+static Layout layout;               /* which parameter lies where in a flat buffer */
+static Params params, gradients;    /* views of the two buffers */
+static Tensor master;               /* the weights in REAL; without a copy, params' own buffer */
+static AdamW optimizer;
+
+/* Sizes of what is here; capitals in the comments are these. */
+static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
+
+/* What one block's forward leaves for its backward. Its input is in Acts.x. */
+typedef struct {
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
+    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
+    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
+    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
+    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
+    Tensor up, gelu;                /* (B, T, F) */
+    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+} BlockActs;
+
+typedef struct {
+    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
+    BlockActs *blocks;              /* L */
+    Tensor final, final_stats;      /* (R, H), (R, 2) */
+    Tensor logits, lse;             /* (B, T, V), (B, T) */
+} Acts;
+
+static Acts acts;
+static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
+static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
+static Tensor rope;                 /* (T, D)  cos and sin of each position */
+static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
+static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte an element */
+static Tensor scales;               /* (2) F32 theirs */
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+static void dtypes(void)
+{
+    static const DType of_option[] = {[DTYPE_BF16] = BF16, [DTYPE_F16] = F16, [DTYPE_FP8] = BF16, [DTYPE_FP32] = REAL};
+
+    dtype = of_option[dtype_option];
+    gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
+    has_master = dtype != REAL && master_option == MASTER_FP32;
+    if (dtype != F16)
+        loss_scale = 1;
+    if (gradients_dtype == BF16 && dtype != BF16)
+        fail_usage("--gradients bf16 with --dtype %s, but it goes with bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
+    if (device_supports(dtype) == SUPPORT_NONE)
+        fail("%s computes no bf16, which needs compute capability 8.0: take --dtype fp16", device_name());
+    if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
+        fail("%s computes no fp8, which needs compute capability 8.9: take --dtype bf16 or fp16", device_name());
+    fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
+    run_matmuls_in(fp8 ? E4M3 : dtype);
+    if (dtype_option == DTYPE_FP8 && !fp8)
+        run_print("fp8 matmuls take dimensions in 16s: %lld rows and --hidden %lld stay in bf16\n", (long long)R,
+                  (long long)H);
+}
+
+/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+static BlockActs block_acts_create(Category category, const BlockActs *first)
+{
+    BlockActs a = first ? *first : (BlockActs){0};
+
+    if (!first || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!first || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!first)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+static void predict(void)
+{
+    const double real = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
+    const double gradient = dtype_size(gradients_dtype);
+    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * R * 4;      /* linear in T */
+    const double scores = small * B * A * T * T;                                                /* quadratic */
+    const double copies = fp8 ? R * F + fmax(R * F, F * H) + 2 * 4 : 0;
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    memory_predict(MEM_PARAMETERS, small * N);
+    memory_predict(MEM_MASTER, has_master ? real * N : 0);
+    memory_predict(MEM_GRADIENTS, gradient * N);
+    memory_predict(MEM_OPTIMIZER, real * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
+                                        + small * (R * H + B * T * V) + real * (R * 2 + B * T));
+    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T + copies);
+
+    memory_playbook(MEM_PARAMETERS, dtype == REAL ? 4 * N : 2 * N, dtype == REAL ? "4 N" : "2 N");
+    if (has_master)
+        memory_playbook(MEM_MASTER, 4 * N, "4 N");
+    memory_playbook(MEM_GRADIENTS, gradients_dtype == BF16 ? 2 * N : 4 * N, gradients_dtype == BF16 ? "2 N" : "4 N");
+    memory_playbook(MEM_OPTIMIZER, 8 * N, "8 N");
+    switch (options.recompute) {
+    case RECOMPUTE_NONE:
+        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
+        break;
+    case RECOMPUTE_SELECTIVE:
+        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
+        break;
+    case RECOMPUTE_FULL:
+        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
+        break;
+    }
+    memory_plan();
+}
+
+/* Room in a buffer for a matrix (rows, width) in fp8, and for its scale. */
+static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, const char *name, int64_t rows, int64_t width)
+{
+    Tensor t = tensor_view(tensor_range(buffer, 0, rows * width), shape(rows, width));
+
+    t.dtype = fp8_dtype, t.name = name, t.scale = (float *)scales.data + scale;
+    return t;
+}
+
+/* The blocks' linears, as in ops.h, and with fp8 by copies of both operands: E4M3, which has more precision, for
+ * activations and weights, E5M2, which has more range, for gradients. The sums of backward run over rows, so their
+ * operands are transposed on the way. What comes out is BF16; the output projection stays in it altogether. */
+static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    const int64_t k = tensor_width(x), m = tensor_width(out);
+
+    if (!fp8) {
+        linear_forward(out, x, weight, bias);
+        return;
+    }
+    Tensor x8 = fp8_copy(left8, 0, E4M3, "x8", R, k), weight8 = fp8_copy(right8, 1, E4M3, "weight8", m, k);
+    quantize(x8, NONE, x);
+    quantize(weight8, NONE, weight);
+    linear_fp8(out, x8, weight8, bias);
+}
+
+static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    const int64_t k = tensor_width(d_x), m = tensor_width(d_out);
+
+    if (!fp8) {
+        linear_backward_input(d_x, d_out, weight);
+        return;
+    }
+    Tensor d8 = fp8_copy(left8, 0, E5M2, "d_out8", R, m), weight8 = fp8_copy(right8, 1, E4M3, "weight8", k, m);
+    quantize(d8, NONE, d_out);
+    quantize(NONE, weight8, weight);
+    linear_fp8(d_x, d8, weight8, NONE);
+}
+
+static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+{
+    const int64_t k = tensor_width(x), m = tensor_width(d_out);
+
+    if (!fp8) {
+        linear_backward_weight(d_weight, d_bias, d_out, x);
+        return;
+    }
+    Tensor d8 = fp8_copy(left8, 0, E5M2, "d_out8", m, R), x8 = fp8_copy(right8, 1, E4M3, "x8", k, R);
+    quantize(NONE, d8, d_out);
+    quantize(NONE, x8, x);
+    linear_fp8_add(d_weight, d8, x8);
+    if (d_bias.data)
+        residual_backward(d_bias, d_out);
+}
+
+/* One transformer block: from the residual stream x to out, both (R, H). */
+static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
+{
+    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
+    mixed_linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
+    rope_forward(a->qkv, rope);
+    attention_forward(a->heads, a->probs, a->qkv);
+    mixed_linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    residual_forward(a->mid, x, a->branch, w->proj_bias);
+
+    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
+    mixed_linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
+    gelu_forward(a->gelu, a->up);
+    mixed_linear_forward(a->branch, a->gelu, w->down_weight, NONE);
+    residual_forward(out, a->mid, a->branch, w->down_bias);
+}
+
+/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
+ * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
+ * activations, d their gradients. */
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
+{
+    residual_backward(g->down_bias, d_x);
+    mixed_linear_backward_input(d->gelu, d_x, w->down_weight);
+    mixed_linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
+    gelu_backward(d->up, d->gelu, a->up);
+    mixed_linear_backward_input(d->ln2, d->up, w->up_weight);
+    mixed_linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
+    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
+
+    residual_backward(g->proj_bias, d_x);
+    mixed_linear_backward_input(d->heads, d_x, w->proj_weight);
+    mixed_linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
+    attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
+    rope_backward(d->qkv, rope);
+    mixed_linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
+    mixed_linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
+    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
+}
+
+/* Tokens in, their share of the step's loss out. */
+static void forward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params;
+
+    embedding_forward(a->x[0], batch.inputs, w->embedding);
+    for (int l = 0; l < L; l++)
+        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
+    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
+    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
+}
+
+/* Adds this micro-batch's gradients to the step's. */
+static void backward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params, *g = &gradients;
+
+    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    linear_backward_input(d_final, a->logits, w->embedding);
+    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
+    tensor_zero(d_x);
+    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
+    for (int64_t l = L - 1; l >= 0; l--) {
+        if (options.recompute == RECOMPUTE_FULL)
+            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        if (options.recompute == RECOMPUTE_SELECTIVE)
+            attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
+    }
+    embedding_backward(g->embedding, d_x, batch.inputs);
+}
+
+/* Too large a scale shows: some gradient is Inf, or NaN. Too small a one doesn't, so it grows until it is too large. */
+static void adapt_loss_scale(int64_t step, bool overflow)
+{
+    clean_steps = overflow ? 0 : clean_steps + 1;
+    if (overflow) {
+        loss_scale /= 2;
+        run_print("step %lld: Inf or NaN among the gradients, so no update; the loss scale falls to %g\n",
+                  (long long)step + 1, loss_scale);
+        if (loss_scale < 1e-6)
+            fail("gradients are Inf or NaN at step %lld with any loss scale; a smaller --lr may help",
+                 (long long)step + 1);
+    } else if (growth && clean_steps == growth) {
+        loss_scale *= 2;
+        clean_steps = 0;
+    }
+}
+
+/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
+static StepResult train_step(int64_t step, Batch batch)
+{
+    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
+     * and wherever it is computed, is divided by the same count. */
+    const double scale = 1.0 / (B * T * options.accumulate);
+
+    tensor_zero(loss);
+    tensor_zero(gradients.buffer);
+    for (int m = 0; m < options.accumulate; m++) {
+        batch_load(batch, step, m * B, 0);
+        trace_begin("forward");
+        forward(&acts, batch, scale);
+        trace_end();
+        trace_begin("backward");
+        backward(&acts, batch, scale * loss_scale);
+        trace_end();
+    }
+    if (loss_scale != 1)
+        tensor_scale(gradients.buffer, 1 / loss_scale);
+    run_gradients(&optimizer);
+
+    trace_begin("optimizer");
+    double norm = sqrt(gradient_square_sum(&optimizer)), lr = learning_rate(step);
+    const bool overflow = dtype == F16 && !isfinite(norm);
+    if (!overflow)
+        adamw_step(&optimizer, lr, clip_scale(norm));
+    if (!overflow && has_master)
+        tensor_convert(params.buffer, master);
+    trace_end();
+    if (dtype == F16)
+        adapt_loss_scale(step, overflow);
+    return (StepResult){.loss = tensor_item(loss), .norm = norm, .lr = lr, .skipped = overflow};
+}
+
+static void logits_of(Batch batch)      /* for evaluation and sampling */
+{
+    forward(&acts, batch, 1.0 / (B * T));
+}
+
+int main(int argc, char **argv)
+{
+    run_begin("02_mixed_precision", "Trains a transformer whose numbers are stored in two bytes, or one.", argc, argv,
+              (StageOption[]){
+                  {"dtype", OPTION_CHOICE, &dtype_option,
+                   "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
+                  {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
+                  {"master", OPTION_CHOICE, &master_option, "what AdamW updates: an fp32 copy, or the weights themselves",
+                   "fp32|none"},
+                  {"loss-scale", OPTION_DOUBLE, &loss_scale, "with fp16: the first one", "X", 1e-6, 1e30},
+                  {"loss-scale-growth", OPTION_INT, &growth,
+                   "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
+                  TEXT_OPTIONS, {0}});
+    if (comm_size(world) > 1)
+        fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
+    sizes();
+    dtypes();
+    predict();
+
+    layout = layout_create(options.config, WHOLE);
+    Tensor buffer = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count));
+    master = has_master ? tensor_create(MEM_MASTER, REAL, "master", shape(layout.count)) : buffer;
+    Part all = {
+        .params = master,
+        .gradients = tensor_create(MEM_GRADIENTS, gradients_dtype, "gradients", shape(layout.count)),
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    params = params_view(&layout, buffer);
+    gradients = params_view(&layout, all.gradients);
+    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    rope_table(rope, 0);
+    if (fp8) {
+        left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
+        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(R > H ? R * F : F * H));
+        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2));
+    }
+    Batch batch = batch_create();
+
+    if (dtype == F16) {
+        run_keep("loss_scale", &loss_scale);
+        run_keep("clean_steps", &clean_steps);
+    }
+    int step = run_load(&optimizer);
+    if (has_master)
+        tensor_convert(params.buffer, master);
+    while (run_continues(step)) {
+        StepResult result = train_step(step, batch);
+        run_step(++step, result);
+        if (options.eval_every && step % options.eval_every == 0)
+            text_evaluate(logits_of, loss, batch);
+    }
+    if (options.sample)
+        text_sample(logits_of, acts.logits, batch);
+    run_end();
+}

@@ -1,0 +1,104 @@
+/* What the kernels on the CPU share: how they see the elements of a tensor, and BLAS's product.
+ *
+ * Everything is computed in real. A tensor that stores reals is worked on where it lies: row(). One that may store a
+ * small format (formats.h) is seen through load(), room(), update() and store(), which for reals are nothing but
+ * pointers to the tensor's own elements. Otherwise they convert, from and to scratch memory: what a kernel computed is
+ * rounded once, by store(). So there is one copy of each kernel.
+ */
+#ifndef OPS_CPU_H
+#define OPS_CPU_H
+
+#include <cblas.h>
+
+#include "formats.h"
+#include "ops_backend.h"
+#include "vector_math.h"
+
+static inline real *row(Tensor t, int64_t i)
+{
+    return (real *)t.data + i * tensor_width(t);
+}
+
+/* Memory for `count` reals, each thread's own; each number (0 to 4) has its own, which keeps what it holds until asked
+ * for again. It is not in the account, as BLAS's own buffers aren't: a device that computes in small formats needs none. */
+real *scratch(int number, int64_t count);
+
+static inline char *element(Tensor t, int64_t first)
+{
+    return (char *)t.data + first * dtype_size(t.dtype);
+}
+
+/* `count` elements of t from the first on, as reals; where they are converted, in scratch memory of that number. */
+static inline const real *load(Tensor t, int64_t first, int64_t count, int number)
+{
+    if (t.dtype == REAL)
+        return (const real *)t.data + first;
+    real *to = scratch(number, count);
+    formats_read(to, element(t, first), t.dtype, count);
+    return to;
+}
+
+/* Where to compute what store() then stores as those elements. */
+static inline real *room(Tensor t, int64_t first, int64_t count, int number)
+{
+    return t.dtype == REAL ? (real *)t.data + first : scratch(number, count);
+}
+
+/* The same, holding what is there: to add to it. */
+static inline real *update(Tensor t, int64_t first, int64_t count, int number)
+{
+    return (real *)load(t, first, count, number);
+}
+
+static inline void store(Tensor t, int64_t first, int64_t count, const real *from)
+{
+    if (t.dtype != REAL)
+        formats_write(element(t, first), from, t.dtype, count);
+}
+
+/* As load(), room() and store(), for a matrix whose rows lie *ld elements apart: in t, or in scratch memory. */
+static inline const real *load_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t *ld, int number)
+{
+    if (t.dtype == REAL)
+        return (const real *)t.data + first;
+    const int64_t apart = *ld;
+    real *to = scratch(number, rows * width);
+#pragma omp parallel for
+    for (int64_t i = 0; i < rows; i++)
+        formats_read(to + i * width, element(t, first + i * apart), t.dtype, width);
+    *ld = width;
+    return to;
+}
+
+static inline real *room_for_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t *ld, int number)
+{
+    if (t.dtype == REAL)
+        return (real *)t.data + first;
+    *ld = width;
+    return scratch(number, rows * width);
+}
+
+static inline void store_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, const real *from)
+{
+    if (t.dtype == REAL)
+        return;
+#pragma omp parallel for
+    for (int64_t i = 0; i < rows; i++)
+        formats_write(element(t, first + i * ld), from + i * width, t.dtype, width);
+}
+
+/* c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed; ld: the distance
+ * between rows as stored. */
+static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, real alpha, const real *a,
+                   int64_t ld_a, const real *b, int64_t ld_b, real beta, real *c, int64_t ld_c)
+{
+#ifdef REAL64
+    cblas_dgemm
+#else
+    cblas_sgemm
+#endif
+        (CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans, m, n, k,
+         alpha, a, ld_a, b, ld_b, beta, c, ld_c);
+}
+
+#endif
