@@ -230,7 +230,7 @@ const char *comm_choose(void)
         fail("--comm nccl, but tensors of this build lie in the host's memory, which MPI carries: NCCL is for the cuda "
              "build");
     if (options.comm == COMM_NCCL && !transport_nccl)
-        fail("--comm nccl, but this build is without NCCL: nccl.h was not found when it was made (NCCL_HOME says where)");
+        fail("--comm nccl, but this build is without NCCL, as nccl.h was not found (make cuda NCCL_HOME=DIR)");
     if (device_is_host())
         return "MPI";
     transport = &transport_staged;

@@ -5,7 +5,7 @@
  * overlaps with all operators between its start and its wait.
  *
  * NCCL's calls may wait inside for the same call of another rank: a communicator's first transfer connects the ranks.
- * In a ring, where each rank first sends, all would wait forever. So communicators are made non-blocking: a call returns
+ * In a ring, where each rank first sends, all would wait forever. So communicators are non-blocking: a call returns
  * ncclInProgress, and only when that is over may the next one be made and the stream be relied on.
  */
 #include <cuda_runtime_api.h>
@@ -115,7 +115,8 @@ static bool settled(const Line *l)
 
     NCCL(ncclCommGetAsyncError(l->nccl, &state));
     if (state != ncclSuccess && state != ncclInProgress)
-        fail("NCCL, on a communicator of %d ranks: %s; %s", l->size, ncclGetErrorString(state), ncclGetLastError(l->nccl));
+        fail("NCCL, on a communicator of %d ranks: %s; %s", l->size, ncclGetErrorString(state),
+             ncclGetLastError(l->nccl));
     return state == ncclSuccess;
 }
 
@@ -226,10 +227,13 @@ static void call(const Line *l, const Transfer *t)
 
 static bool over(const Move *m)
 {
-    const cudaError_t error = m->state == QUEUED ? cudaEventQuery(m->over) : cudaErrorNotReady;
-
-    if (error != cudaErrorNotReady)
-        CUDA(error);
+    if (m->state != QUEUED)
+        return false;
+    const cudaError_t error = cudaEventQuery(m->over);
+    if (error == cudaErrorNotReady)
+        cudaGetLastError();             /* heard: an operator that asks after its kernel's errors shall not find it */
+    else
+        cuda_check(error, "cudaEventQuery(m->over)", __LINE__);
     return error == cudaSuccess;
 }
 

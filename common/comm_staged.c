@@ -2,7 +2,8 @@
  * upload. So several ranks can share one GPU, which NCCL refuses.
  *
  * The copies are queued in the device's one stream: a download begins when what was queued before it is done, and
- * what is queued after an upload finds its data.
+ * what is queued after an upload finds its data. So nobody waits for an upload, and its buffer may go to the next
+ * transfer: that one's event, before which MPI doesn't touch it, stands behind the upload in the stream.
  */
 #include <stdlib.h>
 
@@ -50,9 +51,9 @@ static void give_back(Buffer *b)
 
 typedef struct Staged {
     Transfer t;                                     /* between tensors on the device */
-    enum { DOWNLOADING, TRAVELING, UPLOADING, DONE } state;
+    enum { DOWNLOADING, TRAVELING, DONE } state;
     Buffer *out, *in;                               /* what of them is on the host */
-    DeviceEvent copied;                             /* the download or the upload */
+    DeviceEvent downloaded;                         /* or nothing was to be */
     void *handle;                                   /* MPI's */
     struct Staged *next;
 } Staged;
@@ -97,7 +98,7 @@ static void *start(Transfer t)
         device_download_start(s->out->data + part.first, t.in, part.count);
     else if (t.op == ALL_REDUCE || (t.op == BROADCAST && t.peer == t.comm->rank))
         device_download_start(s->out->data, t.out, bytes);
-    s->copied = device_event();
+    s->downloaded = device_event();
     while (*last)
         last = &(*last)->next;
     *last = s;
@@ -129,16 +130,6 @@ static void upload(Staged *s)
         device_upload_start(out + end, s->out->data + end, bytes - end);
     } else if (s->out && !(t->op == BROADCAST && t->peer == t->comm->rank))
         device_upload_start(out, s->out->data, bytes);
-    s->copied = device_event();
-    s->state = UPLOADING;
-}
-
-static bool copied(Staged *s)
-{
-    if (!device_event_reached(&s->copied))
-        return false;
-    device_event_seconds(&s->copied);               /* frees it */
-    return true;
 }
 
 /* MPI wants a group's collectives in the same order from all ranks, and messages in theirs: so none overtakes another
@@ -148,13 +139,15 @@ static void progress(void)
     bool first = true;
 
     for (Staged *s = under_way; s; s = s->next) {
-        if (s->state == DOWNLOADING && first && copied(s))
+        if (s->state == DOWNLOADING && first && device_event_reached(&s->downloaded)) {
+            device_event_seconds(&s->downloaded);   /* frees it */
             travel(s);
+        }
         first &= s->state != DOWNLOADING;
-        if (s->state == TRAVELING && transport_mpi.done(s->handle))
+        if (s->state == TRAVELING && transport_mpi.done(s->handle)) {
             upload(s);
-        if (s->state == UPLOADING && copied(s))
             s->state = DONE;
+        }
     }
 }
 

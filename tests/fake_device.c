@@ -84,9 +84,14 @@ FakeMark *fake_mark(FakeStream *s)
     return m;
 }
 
+/* Between two questions much may be done, or nothing. */
 bool fake_passed(FakeMark *m)
 {
-    if (!m->passed)
+    static unsigned x = 12345;
+    const bool then = m->passed;
+
+    x = x * 1664525 + 1013904223;
+    for (int pieces = x >> 16 & 3; pieces > 0 && !then; pieces--)
         fake_step(m->stream);
     return m->passed;
 }

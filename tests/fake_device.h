@@ -1,7 +1,7 @@
 /* A device as slow and as free as a GPU may be, for tests without one. Its memory is apart: what a pointer points to
- * lies elsewhere, and the host that follows the pointer crashes. Work is queued in streams and done as late as possible,
- * a piece when somebody asks whether it is done: who doesn't wait for it finds that it isn't. fake_device.c also
- * implements device.h.
+ * lies elsewhere, and the host that follows the pointer crashes. Work is queued in streams and done late, some pieces
+ * when somebody asks whether it is done: who doesn't wait for it finds that it isn't. fake_device.c also implements
+ * device.h.
  */
 #ifndef FAKE_DEVICE_H
 #define FAKE_DEVICE_H
@@ -21,7 +21,7 @@ void fake_step(FakeStream *stream);             /* one piece of its work, if the
 
 FakeMark *fake_mark(FakeStream *stream);
 void fake_wait(FakeStream *stream, FakeMark *mark);             /* the stream goes on when the mark is passed */
-bool fake_passed(FakeMark *mark);               /* lets the mark's stream do one piece of work, if it isn't */
+bool fake_passed(FakeMark *mark);               /* if not, the mark's stream may do some pieces of work */
 
 void *fake_storage(const void *on_device);      /* where it is */
 

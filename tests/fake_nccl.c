@@ -53,7 +53,18 @@ struct CUevent_st {
     FakeMark *mark;                             /* NULL: not recorded yet */
 };
 
-#define CUDA_MAY_FAIL() do { if (fails(__func__)) return cudaErrorUnknown; } while (0)
+/* An error that cudaGetLastError hasn't taken is found by whoever asks next: the operators, after each kernel. */
+static cudaError_t last_error;
+
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t error = last_error;
+
+    last_error = cudaSuccess;
+    return error;
+}
+
+#define CUDA_MAY_FAIL() do { if (last_error || fails(__func__)) return cudaErrorUnknown; } while (0)
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest)
 {
@@ -103,7 +114,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     CUDA_MAY_FAIL();
-    return !event->mark || fake_passed(event->mark) ? cudaSuccess : cudaErrorNotReady;
+    last_error = !event->mark || fake_passed(event->mark) ? cudaSuccess : cudaErrorNotReady;
+    return last_error;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
@@ -360,14 +372,14 @@ static void set_number(ncclDataType_t type, char *data, size_t i, double x)
 
 static bool sends_to(const Call *c, int me, int r)
 {
-    return c->kind == REDUCE_TO_ALL || (c->kind == REDUCE_TO_ONE && r == c->peer) || (c->kind == FROM_ONE && me == c->peer)
-        || (c->kind == TO_PEER && r == c->peer);
+    return c->kind == REDUCE_TO_ALL || (c->kind == REDUCE_TO_ONE && r == c->peer)
+        || (c->kind == FROM_ONE && me == c->peer) || (c->kind == TO_PEER && r == c->peer);
 }
 
 static bool hears_from(const Call *c, int me, int r)
 {
-    return c->kind == REDUCE_TO_ALL || (c->kind == REDUCE_TO_ONE && me == c->peer) || (c->kind == FROM_ONE && r == c->peer)
-        || (c->kind == FROM_PEER && r == c->peer);
+    return c->kind == REDUCE_TO_ALL || (c->kind == REDUCE_TO_ONE && me == c->peer)
+        || (c->kind == FROM_ONE && r == c->peer) || (c->kind == FROM_PEER && r == c->peer);
 }
 
 static void begin_job(Job *j)
@@ -484,8 +496,8 @@ ncclResult_t ncclGroupEnd(void)
     return --depth ? ncclSuccess : submit();
 }
 
-ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                           cudaStream_t stream)
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream)
 {
     MAY_FAIL();
     return add_alone(comm, stream, (Call){REDUCE_TO_ALL, in, out, count, type, op});
