@@ -39,7 +39,6 @@ FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trappi
 PARTS := $(filter-out %_cpu %_cuda %_nccl,$(basename $(wildcard common/*.c)))
 CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c)) common/no_nccl
 TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
-TESTS_ON_FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
 
 all: cpu cpu64		## what this machine can build
 cpu: $(STAGES:%=$(BUILD)/cpu/%)		## the programs in float, on the CPU
@@ -60,18 +59,19 @@ $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUIL
 $(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_mixed bench_ranks): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
-# test_comm once more, with a device, and an NCCL, that are made for it: ahead of libcommon.a's
-$(BUILD)/$(1)/test_comm_staged: $(BUILD)/$(1)/obj/tests/fake_device.o
-$(BUILD)/$(1)/test_comm_nccl: $(patsubst %,$(BUILD)/$(1)/obj/%.o,tests/fake_device tests/fake_nccl common/comm_nccl)
-$(BUILD)/$(1)/test_comm_staged $(BUILD)/$(1)/test_comm_nccl: $(BUILD)/$(1)/obj/tests/test_comm.o $(BUILD)/$(1)/obj/tests/harness.o \
-		$(BUILD)/$(1)/obj/libcommon.a
-	@echo "  LD  $$@"; $(CC) $(FLAGS) $$(filter %.o,$$^) $$(filter %.a,$$^) $(LIBS) -lcmocka -o $$@
-$(BUILD)/$(1)/obj/common/comm_nccl.o $(BUILD)/$(1)/obj/tests/fake_nccl.o: FLAGS += $(NCCL_CFLAGS)
 endef
 $(eval $(call backend,cpu,))
 $(eval $(call backend,cpu64,-DREAL64))
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
+
+# test_comm twice more: with a device made for it in place of libcommon.a's, and with comm_nccl on an NCCL made for it
+# (so that is compiled for the CPU build too).
+FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
+$(BUILD)/cpu64/test_comm_nccl: $(BUILD)/cpu64/obj/tests/fake_nccl.o $(BUILD)/cpu64/obj/common/comm_nccl.o
+$(FAKES:%=$(BUILD)/cpu64/%): $(patsubst %,$(BUILD)/cpu64/obj/%,tests/test_comm.o tests/harness.o tests/fake_device.o libcommon.a)
+	@echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -lcmocka -o $@
+$(BUILD)/%/comm_nccl.o $(BUILD)/%/fake_nccl.o: FLAGS += $(NCCL_CFLAGS)
 
 # What the programs train on if no --data is given: this repository's own text.
 $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
@@ -89,7 +89,7 @@ test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 test-full: deps		## the whole matrix
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
-TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(TESTS_ON_FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
+TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
 run-tests: cpu cpu64 $(TEST_PROGRAMS)
 	@tests/changes.sh --check
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
@@ -112,7 +112,7 @@ fuzz:			## feeds hostile files to the checkpoint reader for a minute; FUZZ_SECON
 		-timeout=10 corpus $(CURDIR)/tests/fuzz_seeds
 
 lint:			## clang-tidy and cppcheck, whichever is here
-	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS)
+	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## clang-format, on the lines changed since the last commit
 	git clang-format --extensions c,h,cu -- common 0* tests
