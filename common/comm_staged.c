@@ -110,7 +110,7 @@ static void travel(Staged *s)
     Transfer on_host = s->t;
 
     on_host.out = s->out ? s->out->data : NULL;
-    on_host.in = s->in ? s->in->data : s->t.op == ALL_GATHER ? s->out->data + part_of(&s->t).first : NULL;
+    on_host.in = s->in ? s->in->data : s->out ? s->out->data + part_of(&s->t).first : NULL;     /* ALL_GATHER's */
     s->handle = transport_mpi.start(on_host);
     s->state = TRAVELING;
 }
