@@ -20,13 +20,6 @@ BLAS_CFLAGS ?= $(if $(BLAS_DIR),-I$(subst /lib/,/include/,$(BLAS_DIR)),$(shell p
 BLAS_LIBS ?= $(if $(BLAS_DIR),-L$(BLAS_DIR) -Wl$(comma)-rpath$(comma)$(BLAS_DIR)) -lopenblas
 LIBS := $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm
 
-# NCCL, for the cuda build, if nccl.h is found: with CUDA's own headers, or in NCCL_HOME.
-CUDA_HOME ?= /usr/local/cuda
-NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
-NCCL_LIBS ?= $(NCCL_HOME:%=-L%/lib -Wl$(comma)-rpath$(comma)%/lib) -L$(CUDA_HOME)/lib64 -l:libnccl.so.2
-NCCL := $(shell printf '\043include <nccl.h>\n' | cc $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
-NCCL_PART := common/$(if $(NCCL),comm_nccl,no_nccl)
-
 # -fno-math-errno, -fno-trapping-math: sqrt and rint become instructions. Sums keep their order, and NaN stays NaN.
 CC := gcc
 OPTIMIZE ?= $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3 -march=native $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512))
@@ -35,33 +28,58 @@ TEXT := $(CURDIR)/build/text.txt
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARNINGS) \
 	-MMD $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(CURDIR)/$(BUILD)"' -DSOURCE='"$(CURDIR)"'
 
+# CUDA by asking nvcc; its link directories, without the stubs of the driver's library. GPUs: ARCH=sm_90, or several;
+# otherwise this machine's own, or, where none answers, three generations, with code for later ones to compile.
+NVCC ?= $(shell command -v nvcc)
+NVIDIA_GPUS = $(shell nvidia-smi -L 2>/dev/null)
+ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sort -u)
+GENCODE = $(foreach a,$(patsubst sm_%,%,$(or $(ARCH),sm_75 sm_80 sm_90)),'-gencode=arch=compute_$(a),code=[sm_$(a)$(if $(ARCH)$(filter 90,$(a)),$(comma)compute_$(a))]')
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -MMD -Xcompiler -fopenmp,$(subst $(empty) ,$(comma),$(WARNINGS))
+CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n 's/.* LIBRARIES= *//p')))
+CUDA_LIBS = $(CUDA_DIRS) $(CUDA_DIRS:-L%=-Wl$(comma)-rpath$(comma)%) -lcublas -lcublasLt -lcudart -lstdc++
+
+# NCCL, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
+CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
+NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
+NCCL := $(shell printf '\043include <nccl.h>\n' | $(CC) $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
+NCCL_LIBS ?= $(if $(NCCL),$(NCCL_HOME:%=-L%/lib -Wl$(comma)-rpath$(comma)%/lib) -l:libnccl.so.2)
+
 # A backend is a choice of files: the parts that are the same everywhere, *_cpu.c or *_cuda.cu, and NCCL or none.
 PARTS := $(filter-out %_cpu %_cuda %_nccl,$(basename $(wildcard common/*.c)))
 CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c)) common/no_nccl
-TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
+CUDA_PARTS := $(PARTS) $(basename $(wildcard common/*_cuda.cu common/ops_cuda/*.cu)) common/$(if $(NCCL),comm_nccl,no_nccl)
+TESTS := $(filter-out test_cuda,$(patsubst tests/%.c,%,$(wildcard tests/test_*.c)))
 
-all: cpu cpu64		## what this machine can build
+all: cpu cpu64 $(if $(NVCC),cuda)		## what this machine can build
 cpu: $(STAGES:%=$(BUILD)/cpu/%)		## the programs in float, on the CPU
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
+cuda: $(if $(NVCC),$(STAGES:%=$(BUILD)/cuda/%),no-nvcc)	## the programs on NVIDIA GPUs: ARCH=sm_90
 
-cuda:			## the programs on NVIDIA GPUs (there is no such backend yet)
-	@echo "cuda: common/ has no CUDA backend yet; \"make cpu\" builds the programs for the CPU"; exit 1
+no-nvcc:
+	@echo "cuda: nvcc is not in PATH; it comes with NVIDIA's CUDA toolkit. \"make cpu\" builds the programs for the CPU"; exit 1
 
-# $(1): the backend's name, $(2): its flags
+# $(1): the backend's name, $(2): its flags, $(3): its parts, $(4): its libraries
 define backend
 $(BUILD)/$(1)/obj/%.o: %.c
 	@mkdir -p $$(@D)
 	@echo "  CC  $$@"; $(CC) $(FLAGS) $(2) -c $$< -o $$@
-$(BUILD)/$(1)/obj/libcommon.a: $(CPU_PARTS:%=$(BUILD)/$(1)/obj/%.o)
+$(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
-	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_mixed bench_ranks): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
+	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_mixed bench_ranks test_cuda parity bench_cuda): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
-	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) -lcmocka -o $$@
+	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -lcmocka -o $$@
 endef
-$(eval $(call backend,cpu,))
-$(eval $(call backend,cpu64,-DREAL64))
+$(eval $(call backend,cpu,,$(CPU_PARTS)))
+$(eval $(call backend,cpu64,-DREAL64,$(CPU_PARTS)))
+$(eval $(call backend,cuda,,$(CUDA_PARTS),$$(CUDA_LIBS) $$(NCCL_LIBS)))
+$(BUILD)/cuda/obj/%.o: %.cu $(BUILD)/cuda/arch
+	@mkdir -p $(@D)
+	@echo "  NVCC  $@"; $(NVCC) $(NVCC_FLAGS) $(GENCODE) -c $< -o $@
+$(BUILD)/cuda/arch: always		# what objects were built for
+	@mkdir -p $(@D)
+	@echo "$(GENCODE)" | cmp -s - $@ || echo "$(GENCODE)" > $@
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
@@ -78,10 +96,12 @@ $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
 	@mkdir -p $(@D)
 	@cat $^ > $@
 
-run: deps		## train about a minute: STAGE=01 NP=1 ARGS="--preset 10m"
-	@$(MAKE) --no-print-directory cpu
+run: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
+run: deps		## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"
+	@$(if $(NVIDIA_GPUS),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: this runs on the CPU"))
+	@$(MAKE) --no-print-directory $(BACKEND)
 	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/cpu/$(PROGRAM) --steps 300 --eval-every 100 $(if $(filter 01 02 08,$(STAGE)),--sample 300) $(ARGS)
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if $(filter 01 02 08,$(STAGE)),--sample 300) $(ARGS)
 
 test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 	@$(MAKE) --no-print-directory run-tests
@@ -94,6 +114,14 @@ run-tests: cpu cpu64 $(TEST_PROGRAMS)
 	@tests/changes.sh --check
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
 	@tests/run.sh $(if $(FULL),--full) $(TEST_PROGRAMS)
+
+test-cuda: deps		## operators and gradients on a GPU against the CPU's
+	@$(MAKE) --no-print-directory cuda cpu $(if $(NVCC),$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity) $(BUILD)/cpu/parity
+	@$(BUILD)/cuda/test_cuda
+
+bench-cuda: deps	## speed on a GPU: tokens/s, MFU, operators; memory's bandwidth
+	@$(MAKE) --no-print-directory cuda $(BUILD)/cuda/bench_cuda
+	@$(BUILD)/cuda/bench_cuda
 
 BENCH = $(if $(filter 01,$(STAGE)),bench,$(if $(filter 02,$(STAGE)),bench_mixed,bench_ranks))
 bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; STAGE=03: what ranks cost
@@ -132,4 +160,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all cpu cpu64 cuda run test test-full run-tests bench figures fuzz lint format deps diff changes help clean
+.PHONY: all always cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench figures fuzz lint format deps diff changes help clean

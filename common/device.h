@@ -12,16 +12,25 @@
 
 #include "tensor.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Takes the device for this process, one of `local_ranks` on this machine, the local_rank-th of them.
  * threads: of the CPU, 0: the machine's cores divided over the local ranks. */
 void device_init(int local_rank, int local_ranks, int threads);
 const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor, AVX-512" */
 int device_threads(void);
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
+int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, or free and kept; 0: the CPU */
 
 /* Arithmetic rate, in FLOP/s, that MFU is a part of: a GPU's datasheet peak for matmuls of the type, or on the CPU the
  * rate of the machine's own matmul of REAL, measured once. 0: not known. */
 double device_peak_flops(DType dtype);
+
+/* From now on matmuls of F32 round what they read to TF32, a float with 10 bits of mantissa, and take the tensor cores.
+ * false: this device has none. */
+bool device_use_tf32(void);
 
 /* How the device computes with elements of a type: by itself; by rounding what it stores, while it computes in REAL;
  * or not at all. */
@@ -57,7 +66,15 @@ DeviceEvent device_event(void);
 bool device_event_reached(const DeviceEvent *event);    /* without waiting */
 double device_event_seconds(DeviceEvent *event);    /* on clock_seconds's clock; waits until reached; frees it */
 
+/* A named range of time for a profiler of the device's; they nest. */
+void device_range_begin(const char *name);
+void device_range_end(void);
+
 /* Seconds of a clock that only goes forward. */
 double clock_seconds(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

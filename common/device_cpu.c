@@ -82,9 +82,19 @@ int64_t device_memory_available(void)
     return available;
 }
 
+int64_t device_memory_reserved(void)
+{
+    return 0;
+}
+
 Support device_supports(DType dtype)
 {
     return dtype == REAL ? SUPPORT_NATIVE : SUPPORT_EMULATED;
+}
+
+bool device_use_tf32(void)
+{
+    return false;
 }
 
 double device_peak_flops(DType dtype)
@@ -245,6 +255,15 @@ bool device_event_reached(const DeviceEvent *event)
 double device_event_seconds(DeviceEvent *event)
 {
     return event->seconds;
+}
+
+void device_range_begin(const char *text)
+{
+    (void)text;
+}
+
+void device_range_end(void)
+{
 }
 
 double clock_seconds(void)

@@ -8,6 +8,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum {
     MEM_PARAMETERS, MEM_MASTER, MEM_GRADIENTS, MEM_OPTIMIZER, MEM_ACTIVATIONS, MEM_COMMUNICATION, MEM_WORKSPACE,
     MEM_CATEGORIES
@@ -40,5 +44,9 @@ const char *memory_remedy(Category category);   /* which options make a category
 
 /* "17.3 MB", in one of a few static buffers: good until the eighth call after. 1 MB is 10^6 bytes. */
 const char *bytes_text(double bytes);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -28,6 +28,16 @@ static double pretend_flops;
 static OpAccount *current;                      /* the operator between begin and end */
 static double began, flops_of_call;
 
+/* On a GPU an operator has not run yet when its call returns: its time is that between two points of the stream, which
+ * is read later, when the device has been there. */
+enum { POINTS = 4096 };
+static struct {
+    OpAccount *account;
+    DeviceEvent begin, end;
+} points[POINTS];
+static int64_t points_begun, points_read;       /* of all times; number n is at n mod POINTS */
+static bool timed;
+
 static OpAccount *account_of(const char *name)
 {
     for (int i = 0; i < account_count; i++)
@@ -35,6 +45,14 @@ static OpAccount *account_of(const char *name)
             return &accounts[i];
     accounts[account_count].name = name;
     return &accounts[account_count++];
+}
+
+static void read_point(void)
+{
+    const int64_t i = points_read++ % POINTS;
+    const double begin = device_event_seconds(&points[i].begin), end = device_event_seconds(&points[i].end);
+
+    points[i].account->seconds += end - begin;
 }
 
 /* An operator starts: what it writes, what it adds to, what it reads, and whether their shapes follow its rule. */
@@ -69,6 +87,12 @@ static void begin(const char *name, Operands writes, Operands updates, Operands 
     flops_of_call = flops;
     trace_operator_begin(name);
     began = clock_seconds();
+    if (timed) {
+        if (points_begun - points_read == POINTS)
+            read_point();
+        points[points_begun % POINTS].account = current;
+        points[points_begun % POINTS].begin = device_event();
+    }
 }
 
 static void end(void)
@@ -81,20 +105,32 @@ static void end(void)
         }
     }
     comm_progress();                            /* MPI moves data only while somebody calls it */
-    current->seconds += clock_seconds() - began;
+    if (timed)
+        points[points_begun++ % POINTS].end = device_event();
+    else if (device_is_host())
+        current->seconds += clock_seconds() - began;
     trace_operator_end();
 }
 
 int ops_account(const OpAccount **a)
 {
+    while (points_read < points_begun)
+        read_point();
     *a = accounts;
     return account_count;
 }
 
 void ops_account_reset(void)
 {
+    while (points_read < points_begun)
+        read_point();
     account_count = 0;
     memset(accounts, 0, sizeof accounts);
+}
+
+void ops_time(void)
+{
+    timed = !device_is_host();
 }
 
 void ops_pretend(double flops_per_second)

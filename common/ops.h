@@ -19,6 +19,10 @@
 
 #include "tensor.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* ---- plain memory ---- */
 void tensor_zero(Tensor t);
 void tensor_copy(Tensor to, Tensor from);               /* same count and type */
@@ -118,11 +122,19 @@ typedef struct {
     int64_t calls;
     double seconds, flops, bytes;               /* bytes: every operand once, read or written */
 } OpAccount;
-int ops_account(const OpAccount **accounts);    /* how many */
+int ops_account(const OpAccount **accounts);    /* how many; on a GPU this waits for the last of them */
 void ops_account_reset(void);
+
+/* From now on operators' seconds are measured on a GPU too: events before and after each cost the host a little. On the
+ * CPU they always are. */
+void ops_time(void);
 
 /* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
  * matmuls and attention have FLOPs by this count, which is that of the 6N + 12*L*h*s formula. */
 void ops_pretend(double flops_per_second);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

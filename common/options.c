@@ -107,6 +107,7 @@ static const struct {
     {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
              "the first step's gradients and its batch, as safetensors", "FILE"}},
     {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "how ranks communicate", "auto|mpi|nccl"}},
+    {MACHINE, {"tf32", OPTION_FLAG, &options.tf32, "matmuls of F32 in TF32, on GPUs from sm_80 on"}},
     {MACHINE, {"threads", OPTION_INT, &options.threads, "of the CPU, for each rank; 0: its share of the cores", "N", 0,
                4096}},
     {MACHINE, {"timeout", OPTION_INT, &options.timeout, "to wait for a silent rank; 0: for ever", "SECONDS", 0, 1e6}},

@@ -24,6 +24,7 @@ typedef struct {
     int save_every;                         /* steps; 0: at the end only */
     const char *metrics, *report, *trace, *dump_gradients;     /* files; NULL: none */
     CommChoice comm;
+    bool tf32;                              /* of GPUs: matmuls of F32 in TF32 */
     int threads;                            /* 0: the machine's cores divided over its ranks */
     int timeout;                            /* seconds; 0: wait for ever */
     const char *pretend;                    /* as given: "GFLOPS,GB/S,MICROSECONDS"; NULL: the real machine */

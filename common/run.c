@@ -203,8 +203,12 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     signal(SIGPIPE, SIG_IGN);
 
     device_init(comm_local_rank(), comm_local_size(), options.threads);
+    if (options.tf32 && !device_use_tf32())
+        fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
     const char *carrier = comm_choose();
     ops_pretend(options.pretend_flops);
+    if (options.report)
+        ops_time();
     data_open();
     if (options.save)
         checkpoint_claim(options.save);
@@ -233,7 +237,8 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         run_print("ranks   %s\n", table);
         free(table);
     }
-    run_print("device  %s%s, %.0f GFLOP/s in matmul%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(),
+    run_print("device  %s%s, ", comm_size(world) > 1 ? "each rank " : "", device_name());
+    run_print(peak_flops() ? "%.0f GFLOP/s in matmul%s\n" : "whose rate in matmul is not known: no MFU\n",
               peak_flops() / 1e9, options.pretend ? " (pretended)" : "");
     if (comm_size(world) > 1 && !device_is_host())
         run_print("comm    %s\n", carrier);
@@ -384,7 +389,7 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
 void run_step(int step, StepResult result)
 {
     const double seconds = clock_seconds() - step_began, tokens = (double)run_global_batch() * options.config.seq;
-    const double mfu = model_flops_per_token(options.config) * tokens / seconds / peak_flops();
+    const double peak = peak_flops(), mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : 0;
 
     state.step = step;
     state.tokens += tokens;

@@ -11,6 +11,10 @@
 
 #include "memory.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* What common/ computes in: float, or double in build/cpu64, where layouts are compared. */
 #ifdef REAL64
 typedef double real;
@@ -64,5 +68,9 @@ const char *dtype_name(DType dtype);                            /* as in safeten
 
 /* "qkv is (8, 128, 384)", for messages; a new string, which the caller frees. */
 char *tensor_describe(Tensor t);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -71,6 +71,7 @@ void trace_open(int rank, double moment)
 
 void trace_begin(const char *name)
 {
+    device_range_begin(name);
     if (!recording)
         return;
     open_spans[depth++ % 16] = spans.count;
@@ -79,12 +80,14 @@ void trace_begin(const char *name)
 
 void trace_end(void)
 {
+    device_range_end();
     if (recording)
         spans.at[open_spans[--depth % 16]].end = device_event();
 }
 
 void trace_operator_begin(const char *name)
 {
+    device_range_begin(name);
     if (!recording)
         return;
     open_operator = spans.count;
@@ -93,6 +96,7 @@ void trace_operator_begin(const char *name)
 
 void trace_operator_end(void)
 {
+    device_range_end();
     if (recording)
         spans.at[open_operator].end = device_event();
 }
@@ -124,6 +128,8 @@ void trace_transfer_was(int span, double begin, double end)
 {
     if (!recording)
         return;
+    device_event_seconds(&spans.at[span].begin);        /* a GPU's own times go */
+    device_event_seconds(&spans.at[span].end);
     spans.at[span].begin.seconds = begin;
     spans.at[span].end.seconds = end;
 }

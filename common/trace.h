@@ -13,8 +13,12 @@
 
 #include "tensor.h"
 
-/* Starts to record; without it all calls here do nothing. `start`: the moment that counts as 0, on clock_seconds's
- * clock, which ranks of one machine share. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Starts to record; without it calls here record nothing, and only name ranges for a GPU's profiler. `start`: the
+ * moment that counts as 0, on clock_seconds's clock, which ranks of one machine share. */
 void trace_open(int rank, double start);
 
 /* Writes what was recorded: rank after rank appends to one file, and the last one ends it. */
@@ -37,5 +41,9 @@ void trace_transfer_was(int span, double begin, double end);    /* --pretend: wh
 /* For memory.c and tensor.c. */
 void trace_memory(void);                        /* the account has changed */
 void trace_allocation(Tensor t, Category category);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -323,6 +323,25 @@ Support device_supports(DType dtype)
     return SUPPORT_EMULATED;
 }
 
+int64_t device_memory_reserved(void)
+{
+    return 0;
+}
+
+bool device_use_tf32(void)
+{
+    return false;
+}
+
+void device_range_begin(const char *name)
+{
+    (void)name;
+}
+
+void device_range_end(void)
+{
+}
+
 double clock_seconds(void)
 {
     struct timespec t;

@@ -245,6 +245,7 @@ static void the_command_line_is_checked(void **state)
         {"--vocab 1", 2, "--vocab 1|from 2"},
         {"--seq 0", 2, "--seq 0|from 1"},
         {"--threads 4097", 2, "--threads 4097|4096"},
+        {"--tf32", 2, "--tf32|sm_80"},
         {"--lr 1001", 2, "--lr 1001|from 0 to 1000"},
         /* each fits, their product doesn't */
         {"--seq 16777216 --micro-batch 65536", 2, "--micro-batch 65536|--seq 16777216|2.15e+09"},

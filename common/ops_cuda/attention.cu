@@ -1,0 +1,221 @@
+/* Attention by matmuls over the heads of a sequence and softmaxes over the rows of scores between them.
+ *
+ * Queries go in blocks of QUERIES: a block's queries look at the keys up to its last one, and the keys behind it, which
+ * the mask would empty, are not computed. Scores are float; where probabilities are stored in fewer bits, a block's
+ * scores lie in scratch memory, so that they are rounded once, as probabilities. */
+#include "kernel.cuh"
+
+static const int64_t QUERIES = 512;
+
+/* ---- softmax of rows: of each head of `heads`, n queries from `first` on; a block a row ---- */
+
+/* Query `first` + i of each head sees `seen` keys of the `keys` that are there. */
+__device__ static int64_t seen_by(int64_t first, int64_t i, int64_t keys, bool causal)
+{
+    return causal ? first + i + 1 : keys;
+}
+
+/* probs = softmax(scores), 0 behind the mask, and lse[i * heads + head], if wanted. probs may be the scores. */
+template <typename T>
+__global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, float *scores, int64_t ld_s, int64_t stride_s,
+                             float *lse, int64_t heads, int64_t n, int64_t first, int64_t keys, bool causal)
+{
+    EACH_ROW(row, heads * n) {
+        const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);
+        float *s = scores + head * stride_s + i * ld_s, max = -INFINITY, sum = 0;
+        T *p = probs + head * stride_p + i * ld_p;
+        EACH_COLUMN(j, 1, seen)
+            max = fmaxf(max, s[j]);
+        max = block_max(max);
+        EACH_COLUMN(j, 1, seen) {
+            s[j] = expf(s[j] - max);
+            sum += s[j];
+        }
+        sum = block_sum(sum);
+        const float inverse = 1 / sum;
+        EACH_COLUMN(j, 1, keys)
+            set(&p[j], j < seen ? s[j] * inverse : 0);
+        if (lse && threadIdx.x == 0)
+            lse[i * heads + head] = max + logf(sum);
+    }
+}
+
+/* d_scores = probs * (d_probs - sum(d_probs * probs)) * scale, 0 behind the mask. d_scores may be d_probs. */
+template <typename T>
+__global__ void softmax_backward_rows(T *d_scores, int64_t ld, int64_t stride, const float *d_probs, int64_t ld_d,
+                                      int64_t stride_d, const T *probs, int64_t heads, int64_t n, int64_t first,
+                                      int64_t keys, float scale)
+{
+    EACH_ROW(row, heads * n) {
+        const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, true);
+        const float *d = d_probs + head * stride_d + i * ld_d;
+        const T *p = probs + head * stride + i * ld;
+        T *d_s = d_scores + head * stride + i * ld;
+        float dot = 0;
+        EACH_COLUMN(j, 1, seen)
+            dot += d[j] * number(p[j]);
+        dot = block_sum(dot);
+        EACH_COLUMN(j, 1, keys)
+            set(&d_s[j], j < seen ? scale * number(p[j]) * (d[j] - dot) : 0);
+    }
+}
+
+/* ---- attention with all its probabilities ---- */
+
+/* All heads of one sequence, as matrices that lie one head apart. */
+typedef struct {
+    Matrix q, k, v, out, probs;
+} Heads;
+
+static Heads heads_of(Tensor qkv, Tensor out, Tensor probs, int64_t b)
+{
+    const int64_t A = probs.shape[1], T = probs.shape[2], D = tensor_width(out) / A;
+    const Matrix in = {qkv.data, qkv.dtype, 3 * A * D, 3 * D}, o = {out.data, out.dtype, A * D, D};
+    const Matrix p = {probs.data, probs.dtype, T, T * T};
+
+    return (Heads){from(in, b * T, 0), from(in, b * T, D), from(in, b * T, 2 * D), from(o, b * T, 0),
+                   from(p, b * A * T, 0)};
+}
+
+/* Where a block's scores lie: in place, if probabilities are stored as float, else in scratch memory. */
+static Matrix scores_of(Tensor probs, Matrix p, float *scratch)
+{
+    const int64_t T = probs.shape[2], ld = (T + 3) / 4 * 4;
+
+    return probs.dtype == F32 ? p : (Matrix){scratch, F32, ld, (T < QUERIES ? T : QUERIES) * ld};
+}
+
+static int64_t scratch_bytes(Tensor probs)
+{
+    return probs.dtype == F32 ? 0 : probs.shape[1] * scores_of(probs, (Matrix){0}, NULL).stride * 4;
+}
+
+void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
+{
+    const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(out) / A;
+    const int64_t bytes = scratch_bytes(probs);
+    float *scratch = bytes ? (float *)device_scratch(bytes) : NULL;
+
+    for (int64_t b = 0; b < B; b++) {
+        const Heads h = heads_of(qkv, out, probs, b);
+        for (int64_t first = 0; first < T; first += QUERIES) {
+            const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
+            const Matrix p = from(h.probs, first, 0), s = scores_of(probs, p, scratch);
+            matmul(false, true, n, keys, D, 1 / sqrtf(D), from(h.q, first, 0), h.k, 0, s, A);
+            FOR_TYPE(probs.dtype, E,
+                LAUNCH(softmax_rows<E>, row_blocks(A * n), row_threads(keys, 1), (E *)p.data, p.ld, p.stride,
+                       (float *)s.data, s.ld, s.stride, (float *)NULL, A, n, first, keys, true));
+            matmul(false, false, n, D, keys, 1, p, h.v, 0, from(h.out, first, 0), A);
+        }
+    }
+    if (bytes)
+        device_scratch_free(scratch, bytes);
+}
+
+/* dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K, block of queries by block; then dK = dS^T Q and
+ * dV = P^T dO, block of keys by block: over all queries that see it, from the first of its own on, so that each is
+ * written once. */
+void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
+{
+    const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(d_out) / A;
+    const int64_t bytes = scratch_bytes(probs);
+    float *scratch = bytes ? (float *)device_scratch(bytes) : NULL;
+
+    for (int64_t b = 0; b < B; b++) {
+        const Heads h = heads_of(qkv, d_out, probs, b), d = heads_of(d_qkv, d_out, d_probs, b);
+        for (int64_t first = 0; first < T; first += QUERIES) {
+            const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
+            const Matrix p = from(h.probs, first, 0), d_s = from(d.probs, first, 0);
+            const Matrix d_p = scores_of(probs, d_s, scratch);
+            matmul(false, true, n, keys, D, 1, from(d.out, first, 0), h.v, 0, d_p, A);
+            FOR_TYPE(probs.dtype, E,
+                LAUNCH(softmax_backward_rows<E>, row_blocks(A * n), row_threads(keys, 1), (E *)d_s.data, d_s.ld,
+                       d_s.stride, (float *)d_p.data, d_p.ld, d_p.stride, (E *)p.data, A, n, first, keys,
+                       1 / sqrtf(D)));
+            matmul(false, false, n, D, keys, 1, d_s, h.k, 0, from(d.q, first, 0), A);
+        }
+        for (int64_t first = 0; first < T; first += QUERIES) {
+            const int64_t n = T - first < QUERIES ? T - first : QUERIES, queries = T - first;
+            matmul(true, false, n, D, queries, 1, from(d.probs, first, first), from(h.q, first, 0), 0,
+                   from(d.k, first, 0), A);
+            matmul(true, false, n, D, queries, 1, from(h.probs, first, first), from(d.out, first, 0), 0,
+                   from(d.v, first, 0), A);
+        }
+    }
+    if (bytes)
+        device_scratch_free(scratch, bytes);
+}
+
+/* ---- attention by blocks of keys ---- */
+
+/* One sequence's tokens in (B, C, A, x), from the first on: rows lie A*x apart, heads x. */
+static Matrix tokens_of(Tensor t, int64_t b, int64_t first)
+{
+    const int64_t A = t.shape[2], x = t.shape[3];
+    const Matrix all = {t.data, F32, A * x, x};
+
+    return from(all, b * t.shape[1] + first, 0);
+}
+
+/* Half 0 or 1 of the workspace (2, A, Q, K). */
+static Matrix half_of(Tensor scores, int64_t half)
+{
+    const int64_t A = scores.shape[1], Q = scores.shape[2], K = scores.shape[3];
+    const Matrix all = {scores.data, F32, K, Q * K};
+
+    return from(all, half * A * Q, 0);
+}
+
+void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
+{
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
+    const Matrix p = half_of(scores, 0);
+
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t first = 0; first < C; first += Q) {
+            const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
+            matmul(false, true, n, keys, D, 1 / sqrtf(D), tokens_of(q, b, first), tokens_of(k, b, 0), 0, p, A);
+            LAUNCH(softmax_rows<float>, row_blocks(A * n), row_threads(keys, 1), (float *)p.data, p.ld, p.stride,
+                   (float *)p.data, p.ld, p.stride, (float *)tokens_of(lse, b, first).data, A, n, first, keys, causal);
+            matmul(false, false, n, D, keys, 1, p, tokens_of(v, b, 0), 0, tokens_of(out, b, first), A);
+        }
+}
+
+/* In place: p becomes exp(p - lse), d_p becomes p * (d_p - dots) * scale, both 0 behind the mask. */
+__global__ void probs_backward_rows(float *p, float *d_p, int64_t ld, int64_t stride, const float *lse,
+                                    const float *dots, int64_t heads, int64_t n, int64_t first, int64_t keys,
+                                    bool causal, float scale)
+{
+    EACH_ROW(row, heads * n) {
+        const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);
+        const float l = lse[i * heads + head], dot = dots[i * heads + head];
+        float *p_row = p + head * stride + i * ld, *d_row = d_p + head * stride + i * ld;
+        EACH_COLUMN(j, 1, keys) {
+            p_row[j] = j < seen ? expf(p_row[j] - l) : 0;
+            d_row[j] = j < seen ? scale * p_row[j] * (d_row[j] - dot) : 0;
+        }
+    }
+}
+
+/* P = exp(S - lse), dP = dO V^T, dS = P * (dP - dots) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
+void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,
+                                     Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal)
+{
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
+    const Matrix p = half_of(scores, 0), d_p = half_of(scores, 1);
+    const float scale = 1 / sqrtf(D);
+
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t first = 0; first < C; first += Q) {
+            const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
+            const Matrix queries = tokens_of(q, b, first), d_o = tokens_of(d_out, b, first);
+            matmul(false, true, n, keys, D, scale, queries, tokens_of(k, b, 0), 0, p, A);
+            matmul(false, true, n, keys, D, 1, d_o, tokens_of(v, b, 0), 0, d_p, A);
+            LAUNCH(probs_backward_rows, row_blocks(A * n), row_threads(keys, 1), (float *)p.data, (float *)d_p.data,
+                   p.ld, p.stride, (float *)tokens_of(lse, b, first).data, (float *)tokens_of(dots, b, first).data, A,
+                   n, first, keys, causal, scale);
+            matmul(false, false, n, D, keys, 1, d_p, tokens_of(k, b, 0), 1, tokens_of(d_q, b, first), A);
+            matmul(true, false, keys, D, n, 1, d_p, queries, 1, tokens_of(d_k, b, 0), A);
+            matmul(true, false, keys, D, n, 1, p, d_o, 1, tokens_of(d_v, b, 0), A);
+        }
+}

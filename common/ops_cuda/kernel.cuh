@@ -1,0 +1,259 @@
+/* What all kernels share: how elements are read and written, sums over a block, loops over the grid, launches.
+ *
+ * Elements are stored as float, bf16 or fp16 (a template's T; parameters' gradients G), computed with in float and
+ * rounded once, when they are written. Sums have an order that depends on sizes alone: threads add up their own terms,
+ * then a fixed tree combines threads, then parts are added by their index. No atomics.
+ *
+ * Kernels read and write N elements at a time: 16 bytes (PACKED) where all operands lie at multiples of that, else 1.
+ * Elements are counted in 64 bits, and loops stride over the grid, so that no size is too large for it.
+ */
+#ifndef KERNEL_CUH
+#define KERNEL_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "../device_cuda.h"
+#include "../ops_backend.h"
+
+/* ---- elements ---- */
+
+__device__ inline float number(float x)
+{
+    return x;
+}
+
+__device__ inline float number(__nv_bfloat16 x)
+{
+    return __bfloat162float(x);
+}
+
+__device__ inline float number(__half x)
+{
+    return __half2float(x);
+}
+
+/* To the nearest, ties to even. */
+__device__ inline void set(float *to, float x)
+{
+    *to = x;
+}
+
+__device__ inline void set(__nv_bfloat16 *to, float x)
+{
+    *to = __float2bfloat16_rn(x);
+}
+
+__device__ inline void set(__half *to, float x)
+{
+    *to = __float2half_rn(x);
+}
+
+template <typename T, int N> struct alignas(N * sizeof(T)) Pack {
+    T x[N];
+};
+
+/* N elements, or the `left` that there are; the others read as 0. Packs must lie at multiples of their size. */
+template <int N, typename T> __device__ inline void load(float (&to)[N], const T *from, int64_t left)
+{
+    if (N > 1 && left >= N) {
+        const Pack<T, N> p = *(const Pack<T, N> *)from;
+        for (int k = 0; k < N; k++)
+            to[k] = number(p.x[k]);
+    } else {
+        for (int k = 0; k < N; k++)
+            to[k] = k < left ? number(from[k]) : 0;
+    }
+}
+
+template <int N, typename T> __device__ inline void store(T *to, const float (&from)[N], int64_t left)
+{
+    if (N > 1 && left >= N) {
+        Pack<T, N> p;
+        for (int k = 0; k < N; k++)
+            set(&p.x[k], from[k]);
+        *(Pack<T, N> *)to = p;
+    } else {
+        for (int k = 0; k < N && k < left; k++)
+            set(&to[k], from[k]);
+    }
+}
+
+/* ---- loops: packs of a flat tensor over the whole grid; rows over blocks, and a row's packs over a block's threads.
+ * A row's packs are whole: its width is a multiple of N ---- */
+
+#define EACH_PACK(i, N, count) \
+    for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N; i < count; \
+         i += (int64_t)gridDim.x * blockDim.x * N)
+#define EACH_ROW(i, rows) for (int64_t i = blockIdx.x; i < rows; i += gridDim.x)
+#define EACH_COLUMN(j, N, width) for (int64_t j = (int64_t)threadIdx.x * N; j < width; j += (int64_t)blockDim.x * N)
+
+/* ---- sums and maxima, which every thread of the warp or block gets; all of them call, in whole warps ---- */
+
+enum { WARP = 32, THREADS = 256, MOST_THREADS = 512 };
+
+template <typename S> __device__ inline S warp_sum(S x)
+{
+    for (int apart = WARP / 2; apart; apart /= 2)
+        x += __shfl_xor_sync(~0u, x, apart);
+    return x;
+}
+
+__device__ inline float warp_max(float x)
+{
+    for (int apart = WARP / 2; apart; apart /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+    return x;
+}
+
+/* Each warp leaves its own; then every warp combines all of them, in the same way. The first barrier: all are there;
+ * the second: all have been read, and the next call may write. */
+template <typename S> __device__ inline S block_sum(S x)
+{
+    __shared__ S of_warp[WARP];
+    const int lane = threadIdx.x % WARP;
+
+    x = warp_sum(x);
+    if (lane == 0)
+        of_warp[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_sum(lane < blockDim.x / WARP ? of_warp[lane] : 0);
+    __syncthreads();
+    return x;
+}
+
+__device__ inline float block_max(float x)
+{
+    __shared__ float of_warp[WARP];
+    const int lane = threadIdx.x % WARP;
+
+    x = warp_max(x);
+    if (lane == 0)
+        of_warp[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_max(lane < blockDim.x / WARP ? of_warp[lane] : -INFINITY);
+    __syncthreads();
+    return x;
+}
+
+/* ---- launches ---- */
+
+template <typename T> static T *data(Tensor t)
+{
+    return (T *)t.data;
+}
+
+static inline bool aligned(Tensor t, int bytes = 16)
+{
+    return (uintptr_t)t.data % bytes == 0;
+}
+
+static inline int64_t clamped(int64_t x, int64_t least, int64_t most)
+{
+    return x < least ? least : x > most ? most : x;
+}
+
+/* Blocks of THREADS for `count` elements, n a thread; blocks for rows; threads for the columns of a row, n a thread. */
+static inline int64_t blocks(int64_t count, int n)
+{
+    return clamped((count + THREADS * n - 1) / (THREADS * n), 1, 1 << 16);
+}
+
+static inline int64_t row_blocks(int64_t rows)
+{
+    return clamped(rows, 1, 1 << 20);
+}
+
+static inline int row_threads(int64_t width, int n)
+{
+    return clamped((width / n + WARP - 1) / WARP, 1, MOST_THREADS / WARP) * WARP;
+}
+
+template <typename... P, typename... A>
+static void launch(const char *call, const char *file, int line, void (*kernel)(P...), dim3 grid, dim3 threads, A... a)
+{
+    kernel<<<grid, threads, 0, (cudaStream_t)device_stream()>>>(a...);
+    cuda_check(cudaGetLastError(), call, file, line);
+}
+
+/* LAUNCH(kernel, grid, threads, arguments...) */
+#define LAUNCH(...) launch(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+
+/* Statements with T as the type that stands for a dtype. */
+#define FOR_TYPE(dtype_of, T, ...) \
+    do { \
+        switch (dtype_of) { \
+        case BF16: { \
+            typedef __nv_bfloat16 T; \
+            __VA_ARGS__; \
+            break; \
+        } \
+        case F16: { \
+            typedef __half T; \
+            __VA_ARGS__; \
+            break; \
+        } \
+        default: { \
+            typedef float T; \
+            __VA_ARGS__; \
+        } \
+        } \
+    } while (0)
+
+/* The same for the gradients of parameters, which are float or bf16. */
+#define FOR_GRADIENT(dtype_of, G, ...) \
+    do { \
+        if (dtype_of == BF16) { \
+            typedef __nv_bfloat16 G; \
+            __VA_ARGS__; \
+        } else { \
+            typedef float G; \
+            __VA_ARGS__; \
+        } \
+    } while (0)
+
+/* Statements with N as the elements of type T in 16 bytes if `can`, else as 1. */
+#define PACKED(can, T, N, ...) \
+    do { \
+        if (can) { \
+            constexpr int N = 16 / sizeof(T); \
+            __VA_ARGS__; \
+        } else { \
+            constexpr int N = 1; \
+            __VA_ARGS__; \
+        } \
+    } while (0)
+
+/* ---- matmul.cu ---- */
+
+/* Rows lie ld apart; of several matrices, each lies `stride` behind the one before. */
+typedef struct {
+    void *data;
+    DType dtype;
+    int64_t ld, stride;
+} Matrix;
+
+/* The matrix that begins at a row and column of another. */
+static inline Matrix from(Matrix m, int64_t row, int64_t column)
+{
+    m.data = (char *)m.data + (row * m.ld + column) * dtype_size(m.dtype);
+    return m;
+}
+
+static inline Matrix rows_of(Tensor t)
+{
+    Matrix m = {t.data, t.dtype, tensor_width(t), 0};
+
+    return m;
+}
+
+/* `count` times: c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed. a and b
+ * are of one type, c of the same or float; sums are float. */
+void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
+            float beta, Matrix c, int64_t count);
+
+/* ---- rows.cu: sum (W) += the rows of t (R, W) ---- */
+void column_sums(Tensor sum, Tensor t);
+
+#endif

@@ -1,0 +1,524 @@
+/* Operators with sums: over a row, by the block that has the row; over columns and whole tensors, in two passes, parts
+ * first and then the parts in their order. */
+#include <stdlib.h>
+
+#include "../error.h"
+#include "kernel.cuh"
+
+/* ---- sums over the rows of each column ---- */
+
+/* A block takes 32 columns of one part of the rows: a warp reads 32 neighbours, GROUPS warps take turns with the rows.
+ * How many parts there are follows from the rows alone. */
+enum { GROUPS = 8 };
+
+static int64_t parts_of(int64_t rows)
+{
+    return clamped(rows / 64, 1, 128);
+}
+
+/* The warps' sums of a column, added up in the order of the warps; the first warp gets the result. */
+__device__ static float sum_of_groups(float x)
+{
+    __shared__ float of_group[GROUPS][WARP];
+    float sum = 0;
+
+    of_group[threadIdx.y][threadIdx.x] = x;
+    __syncthreads();
+    for (int g = 0; g < GROUPS; g++)
+        sum += of_group[g][threadIdx.x];
+    __syncthreads();
+    return sum;
+}
+
+/* partial (parts, width) */
+template <typename T> __global__ void column_parts(float *partial, const T *in, int64_t rows, int64_t width)
+{
+    const int64_t j = (int64_t)blockIdx.x * WARP + threadIdx.x, p = blockIdx.y, parts = gridDim.y;
+    float sum = 0;
+
+    if (j < width)
+        for (int64_t i = rows * p / parts + threadIdx.y; i < rows * (p + 1) / parts; i += GROUPS)
+            sum += number(in[i * width + j]);
+    sum = sum_of_groups(sum);
+    if (j < width && threadIdx.y == 0)
+        partial[p * width + j] = sum;
+}
+
+template <typename G> __global__ void add_parts(G *sum, const float *partial, int64_t parts, int64_t width)
+{
+    EACH_PACK(j, 1, width) {
+        float s = 0;
+        for (int64_t p = 0; p < parts; p++)
+            s += partial[p * width + j];
+        set(&sum[j], number(sum[j]) + s);
+    }
+}
+
+void column_sums(Tensor sum, Tensor t)
+{
+    const int64_t rows = tensor_rows(t), width = tensor_width(t), parts = parts_of(rows), bytes = parts * width * 4;
+    float *partial = (float *)device_scratch(bytes);
+
+    FOR_TYPE(t.dtype, T,
+        LAUNCH(column_parts<T>, dim3((width + WARP - 1) / WARP, parts), dim3(WARP, GROUPS), partial, data<T>(t), rows,
+               width));
+    FOR_GRADIENT(sum.dtype, G,
+        LAUNCH(add_parts<G>, blocks(width, 1), THREADS, data<G>(sum), partial, parts, width));
+    device_scratch_free(partial, bytes);
+}
+
+void residual_backward_kernel(Tensor d_bias, Tensor d_out)
+{
+    column_sums(d_bias, d_out);
+}
+
+/* ---- LayerNorm ---- */
+
+template <typename T, int N>
+__global__ void layernorm_forward_rows(T *out, float *stats, const T *x, const T *weight, const T *bias, int64_t rows,
+                                       int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const T *in = x + i * width;
+        float v[N], w[N], b[N], sum = 0, squares = 0;
+        EACH_COLUMN(j, N, width) {
+            load(v, in + j, N);
+            for (int k = 0; k < N; k++)
+                sum += v[k];
+        }
+        const float mean = block_sum(sum) / width;
+        EACH_COLUMN(j, N, width) {
+            load(v, in + j, N);
+            for (int k = 0; k < N; k++)
+                squares += (v[k] - mean) * (v[k] - mean);
+        }
+        const float inverse = 1 / sqrtf(block_sum(squares) / width + 1e-5f);
+        EACH_COLUMN(j, N, width) {
+            load(v, in + j, N);
+            load(w, weight + j, N);
+            load(b, bias + j, N);
+            for (int k = 0; k < N; k++)
+                v[k] = (v[k] - mean) * inverse * w[k] + b[k];
+            store(out + i * width + j, v, N);
+        }
+        if (threadIdx.x == 0) {
+            stats[2 * i] = mean;
+            stats[2 * i + 1] = inverse;
+        }
+    }
+}
+
+void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x);
+    const bool wide = width * dtype_size(x.dtype) % 16 == 0;
+
+    FOR_TYPE(x.dtype, T, PACKED(wide && aligned(out) && aligned(x) && aligned(weight) && aligned(bias), T, N,
+        LAUNCH(layernorm_forward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(out), data<float>(stats),
+               data<T>(x), data<T>(weight), data<T>(bias), rows, width)));
+}
+
+/* With n = (x - mean) * inverse and g = d_out * weight: d_x += inverse * (g - mean(g) - n * mean(g * n)). */
+template <typename T, int N>
+__global__ void layernorm_backward_rows(T *d_x, const T *d_out, const T *x, const float *stats, const T *weight,
+                                        int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const T *in = x + i * width, *d_o = d_out + i * width;
+        const float mean = stats[2 * i], inverse = stats[2 * i + 1];
+        float v[N], g[N], w[N], d[N], sum = 0, sum_n = 0;
+        EACH_COLUMN(j, N, width) {
+            load(v, in + j, N);
+            load(g, d_o + j, N);
+            load(w, weight + j, N);
+            for (int k = 0; k < N; k++) {
+                sum += g[k] * w[k];
+                sum_n += g[k] * w[k] * (v[k] - mean) * inverse;
+            }
+        }
+        sum = block_sum(sum) / width;
+        sum_n = block_sum(sum_n) / width;
+        EACH_COLUMN(j, N, width) {
+            load(v, in + j, N);
+            load(g, d_o + j, N);
+            load(w, weight + j, N);
+            load(d, d_x + i * width + j, N);
+            for (int k = 0; k < N; k++)
+                d[k] += inverse * (g[k] * w[k] - sum - (v[k] - mean) * inverse * sum_n);
+            store(d_x + i * width + j, d, N);
+        }
+    }
+}
+
+/* of_weight and of_bias (parts, width), like column_parts. */
+template <typename T>
+__global__ void layernorm_parts(float *of_weight, float *of_bias, const T *d_out, const T *x, const float *stats,
+                                int64_t rows, int64_t width)
+{
+    const int64_t j = (int64_t)blockIdx.x * WARP + threadIdx.x, p = blockIdx.y, parts = gridDim.y;
+    float w = 0, b = 0;
+
+    if (j < width)
+        for (int64_t i = rows * p / parts + threadIdx.y; i < rows * (p + 1) / parts; i += GROUPS) {
+            const float d = number(d_out[i * width + j]);
+            w += d * (number(x[i * width + j]) - stats[2 * i]) * stats[2 * i + 1];
+            b += d;
+        }
+    w = sum_of_groups(w);
+    b = sum_of_groups(b);
+    if (j < width && threadIdx.y == 0) {
+        of_weight[p * width + j] = w;
+        of_bias[p * width + j] = b;
+    }
+}
+
+void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
+                               Tensor weight)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x), parts = parts_of(rows), bytes = 2 * parts * width * 4;
+    const bool wide = width * dtype_size(x.dtype) % 16 == 0;
+    float *of_weight = (float *)device_scratch(bytes), *of_bias = of_weight + parts * width;
+
+    FOR_TYPE(x.dtype, T,
+        PACKED(wide && aligned(d_x) && aligned(d_out) && aligned(x) && aligned(weight), T, N,
+            LAUNCH(layernorm_backward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(d_x), data<T>(d_out),
+                   data<T>(x), data<float>(stats), data<T>(weight), rows, width));
+        LAUNCH(layernorm_parts<T>, dim3((width + WARP - 1) / WARP, parts), dim3(WARP, GROUPS), of_weight, of_bias,
+               data<T>(d_out), data<T>(x), data<float>(stats), rows, width));
+    FOR_GRADIENT(d_bias.dtype, G,
+        LAUNCH(add_parts<G>, blocks(width, 1), THREADS, data<G>(d_weight), of_weight, parts, width);
+        LAUNCH(add_parts<G>, blocks(width, 1), THREADS, data<G>(d_bias), of_bias, parts, width));
+    device_scratch_free(of_weight, bytes);
+}
+
+/* ---- the embedding's gradient ---- */
+
+/* Each row of the weight that is used belongs to one block: that of the first row i with its id; later rows with the
+ * same id leave at once. The block adds up all rows with its id in their order, in float. To find them it looks through
+ * the ids, THREADS at a time: rows^2 comparisons of numbers in the cache, which are little beside the rows themselves,
+ * and nothing needs to be sorted or added atomically. A thread has COLUMNS columns, THREADS apart. */
+enum { COLUMNS = 4 };
+
+template <typename T, typename G>
+__global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32_t *ids, int64_t rows, int64_t width)
+{
+    __shared__ int found[THREADS], of_warp[THREADS / WARP];
+    const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
+    const int64_t i = blockIdx.x, column = (int64_t)blockIdx.y * THREADS * COLUMNS + thread;
+    const int32_t id = ids[i];
+    float sum[COLUMNS] = {0};
+
+    if (id < 0)
+        return;
+    for (int64_t begin = 0; begin < i; begin += THREADS)
+        if (__syncthreads_or(begin + thread < i && ids[begin + thread] == id))
+            return;
+    for (int64_t begin = i; begin < rows; begin += THREADS) {
+        /* which of these rows have the id, in order: each warp's come behind those of the warps before it */
+        const bool same = begin + thread < rows && ids[begin + thread] == id;
+        const unsigned of_lanes = __ballot_sync(~0u, same);
+        int before = __popc(of_lanes & ((1u << lane) - 1)), count = 0;
+        if (lane == 0)
+            of_warp[warp] = __popc(of_lanes);
+        __syncthreads();
+        for (int w = 0; w < THREADS / WARP; w++) {
+            before += w < warp ? of_warp[w] : 0;
+            count += of_warp[w];
+        }
+        if (same)
+            found[before] = thread;
+        __syncthreads();
+        for (int f = 0; f < count; f++)
+            for (int k = 0; k < COLUMNS; k++)
+                if (column + k * THREADS < width)
+                    sum[k] += number(d_out[(begin + found[f]) * width + column + k * THREADS]);
+        __syncthreads();                        /* before the next round writes to found */
+    }
+    for (int k = 0; k < COLUMNS; k++)
+        if (column + k * THREADS < width) {
+            G *d_w = d_weight + id * width + column + k * THREADS;
+            set(d_w, number(*d_w) + sum[k]);
+        }
+}
+
+void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
+{
+    const int64_t rows = tensor_count(ids), width = tensor_width(d_out);
+    const dim3 grid(rows, (width + THREADS * COLUMNS - 1) / (THREADS * COLUMNS));
+
+    FOR_TYPE(d_out.dtype, T, FOR_GRADIENT(d_weight.dtype, G,
+        LAUNCH(embedding_backward_rows<T, G>, grid, THREADS, data<G>(d_weight), data<T>(d_out), data<int32_t>(ids),
+               rows, width)));
+}
+
+/* ---- cross-entropy ---- */
+
+/* The row's maximum, and the sum of exp(x - max), for every thread. */
+template <typename T, int N> __device__ static float row_max(const T *in, int64_t width)
+{
+    float v[N], max = -INFINITY;
+
+    EACH_COLUMN(j, N, width) {
+        load(v, in + j, N);
+        for (int k = 0; k < N; k++)
+            max = fmaxf(max, v[k]);
+    }
+    return block_max(max);
+}
+
+template <typename T, int N> __device__ static float row_sum(const T *in, float max, int64_t width)
+{
+    float v[N], sum = 0;
+
+    EACH_COLUMN(j, N, width) {
+        load(v, in + j, N);
+        for (int k = 0; k < N; k++)
+            sum += expf(v[k] - max);
+    }
+    return block_sum(sum);
+}
+
+template <typename T, int N>
+__global__ void cross_entropy_forward_rows(float *lse, const T *logits, int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const T *in = logits + i * width;
+        const float max = row_max<T, N>(in, width), sum = row_sum<T, N>(in, max, width);
+        if (threadIdx.x == 0)
+            lse[i] = max + logf(sum);
+    }
+}
+
+/* One block: the loss is one sum, in double, and rows are few. */
+template <typename T>
+__global__ void cross_entropy_total(double *loss, const float *lse, const T *logits, const int32_t *targets,
+                                    int64_t rows, int64_t width, double scale)
+{
+    double total = 0;
+
+    EACH_COLUMN(i, 1, rows)
+        total += (double)lse[i] - (targets[i] < 0 ? 0 : number(logits[i * width + targets[i]]));
+    total = block_sum(total);
+    if (threadIdx.x == 0)
+        *loss += scale * total;
+}
+
+void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+    const bool wide = width * dtype_size(logits.dtype) % 16 == 0;
+
+    FOR_TYPE(logits.dtype, T,
+        PACKED(wide && aligned(logits), T, N,
+            LAUNCH(cross_entropy_forward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<float>(lse),
+                   data<T>(logits), rows, width));
+        LAUNCH(cross_entropy_total<T>, 1, MOST_THREADS, data<double>(loss), data<float>(lse), data<T>(logits),
+               data<int32_t>(targets), rows, width, scale));
+}
+
+/* d_logits may be logits: each thread reads what it then writes. */
+template <typename T, int N>
+__global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const float *lse, const int32_t *targets,
+                                            int64_t rows, int64_t width, float scale)
+{
+    EACH_ROW(i, rows) {
+        const float log_sum = lse[i];
+        const int64_t target = targets[i];
+        EACH_COLUMN(j, N, width) {
+            float v[N];
+            load(v, logits + i * width + j, N);
+            for (int k = 0; k < N; k++)
+                v[k] = scale * (expf(v[k] - log_sum) - (j + k == target ? 1 : 0));
+            store(d_logits + i * width + j, v, N);
+        }
+    }
+}
+
+void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+    const bool wide = width * dtype_size(logits.dtype) % 16 == 0;
+
+    FOR_TYPE(logits.dtype, T, PACKED(wide && aligned(logits) && aligned(d_logits), T, N,
+        LAUNCH(cross_entropy_backward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(d_logits),
+               data<T>(logits), data<float>(lse), data<int32_t>(targets), rows, width, (float)scale)));
+}
+
+/* ---- cross-entropy in parts ---- */
+
+template <int N> __global__ void cross_entropy_max_rows(float *max, const float *logits, int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const float most = row_max<float, N>(logits + i * width, width);
+        if (threadIdx.x == 0)
+            max[i] = most;
+    }
+}
+
+void cross_entropy_max_kernel(Tensor max, Tensor logits)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+
+    PACKED(width % 4 == 0 && aligned(logits), float, N,
+        LAUNCH(cross_entropy_max_rows<N>, row_blocks(rows), row_threads(width, N), data<float>(max),
+               data<float>(logits), rows, width));
+}
+
+template <int N>
+__global__ void cross_entropy_sums_rows(float *sums, const float *logits, const float *max, const int32_t *targets,
+                                        int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const float *in = logits + i * width, sum = row_sum<float, N>(in, max[i], width);
+        if (threadIdx.x == 0) {
+            sums[2 * i] = sum;
+            sums[2 * i + 1] = targets[i] < 0 ? 0 : in[targets[i]];
+        }
+    }
+}
+
+void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+
+    PACKED(width % 4 == 0 && aligned(logits), float, N,
+        LAUNCH(cross_entropy_sums_rows<N>, row_blocks(rows), row_threads(width, N), data<float>(sums),
+               data<float>(logits), data<float>(max), data<int32_t>(targets), rows, width));
+}
+
+__global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sums, const float *max, int64_t rows,
+                                      double scale)
+{
+    double total = 0;
+
+    EACH_COLUMN(i, 1, rows) {
+        lse[i] = max[i] + logf(sums[2 * i]);
+        total += (double)lse[i] - sums[2 * i + 1];
+    }
+    total = block_sum(total);
+    if (threadIdx.x == 0)
+        *loss += scale * total;
+}
+
+void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
+{
+    LAUNCH(cross_entropy_of_sums, 1, MOST_THREADS, data<double>(loss), data<float>(lse), data<float>(sums),
+           data<float>(max), tensor_rows(sums), scale);
+}
+
+/* ---- the sum of all squares ---- */
+
+/* Tensors are cut into pieces of this many elements, a block each; one block adds up the pieces. */
+static const int64_t PIECE = 1 << 16;
+
+typedef struct {
+    const void *data;
+    int64_t count;
+    bool is_bf16;
+} Piece;
+
+__global__ void square_pieces(double *partial, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    double sum = 0;
+
+    EACH_COLUMN(i, 1, piece.count) {
+        const double x = piece.is_bf16 ? number(((const __nv_bfloat16 *)piece.data)[i])
+                                       : ((const float *)piece.data)[i];
+        sum += x * x;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        partial[blockIdx.x] = sum;
+}
+
+__global__ void square_total(double *total, const double *partial, int64_t count)
+{
+    double sum = 0;
+
+    EACH_COLUMN(i, 1, count)
+        sum += partial[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        *total = sum;
+}
+
+double square_sum_kernel(const Tensor *list, int count)
+{
+    int64_t n = 0;
+    double sum;
+
+    for (int k = 0; k < count; k++)
+        n += (tensor_count(list[k]) + PIECE - 1) / PIECE;
+    if (n == 0)
+        return 0;
+    Piece *pieces = (Piece *)malloc(n * sizeof *pieces), *next = pieces;
+    if (!pieces)
+        fail("no memory for a list of %lld pieces of gradients", (long long)n);
+    for (int k = 0; k < count; k++)
+        for (int64_t i = 0; i < tensor_count(list[k]); i += PIECE)
+            *next++ = (Piece){(char *)list[k].data + i * dtype_size(list[k].dtype),
+                              clamped(tensor_count(list[k]) - i, 0, PIECE), list[k].dtype == BF16};
+    const int64_t bytes = n * sizeof *pieces, partial_bytes = (n + 1) * sizeof(double);
+    Piece *there = (Piece *)device_scratch(bytes);
+    double *total = (double *)device_scratch(partial_bytes), *partial = total + 1;
+    device_upload(there, pieces, bytes);
+    free(pieces);
+    LAUNCH(square_pieces, n, THREADS, partial, there);
+    LAUNCH(square_total, 1, MOST_THREADS, total, partial, n);
+    device_download(&sum, total, sizeof sum);
+    device_scratch_free(there, bytes);
+    device_scratch_free(total, partial_bytes);
+    return sum;
+}
+
+/* ---- rows that ranks with some of the keys each have computed (07) ---- */
+
+/* A warp a row: rows are a head's, and short. Both are divided by their own sum, exp(lse): weighed with their shares of
+ * the common one they add up. */
+__global__ void attention_merge_rows(float *out, float *lse, const float *part, const float *part_lse, int64_t rows,
+                                     int64_t width)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < rows; i += (int64_t)gridDim.x * blockDim.y) {
+        const float x = lse[i], y = part_lse[i], max = fmaxf(x, y), in_x = expf(x - max), in_y = expf(y - max);
+        const float sum = in_x + in_y, share_x = in_x / sum, share_y = in_y / sum;
+        EACH_COLUMN(j, 1, width)
+            out[i * width + j] = share_x * out[i * width + j] + share_y * part[i * width + j];
+        __syncwarp();                           /* all have read lse */
+        if (threadIdx.x == 0)
+            lse[i] = max + logf(sum);
+    }
+}
+
+static int64_t warp_row_blocks(int64_t rows)
+{
+    return clamped((rows + THREADS / WARP - 1) / (THREADS / WARP), 1, 1 << 20);
+}
+
+void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
+{
+    const int64_t rows = tensor_rows(out);
+
+    LAUNCH(attention_merge_rows, warp_row_blocks(rows), dim3(WARP, THREADS / WARP), data<float>(out), data<float>(lse),
+           data<float>(part), data<float>(part_lse), rows, tensor_width(out));
+}
+
+__global__ void attention_dots_rows(float *dots, const float *d_out, const float *out, int64_t rows, int64_t width)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < rows; i += (int64_t)gridDim.x * blockDim.y) {
+        float dot = 0;
+        EACH_COLUMN(j, 1, width)
+            dot += d_out[i * width + j] * out[i * width + j];
+        dot = warp_sum(dot);
+        if (threadIdx.x == 0)
+            dots[i] = dot;
+    }
+}
+
+void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
+{
+    const int64_t count = tensor_count(dots);
+
+    LAUNCH(attention_dots_rows, warp_row_blocks(count), dim3(WARP, THREADS / WARP), data<float>(dots),
+           data<float>(d_out), data<float>(out), count, tensor_count(out) / count);
+}

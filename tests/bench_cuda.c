@@ -1,0 +1,194 @@
+/* Speed on a GPU: tokens/s and MFU of presets from 10M parameters up, where a step's time goes, operator by operator,
+ * and what part of a device copy's bandwidth reach the operators that only move memory. Presets that the GPU's memory
+ * cannot hold say so.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../common/comm.h"
+#include "../common/device.h"
+#include "../common/ops.h"
+#include "harness.h"
+
+static const struct {
+    const char *stage, *options;
+    int steps;
+} shapes[] = {
+    {"01_single_gpu", "--preset 10m", 20},
+    {"01_single_gpu", "--preset 124m", 8},
+    {"01_single_gpu", "--preset 124m --tf32", 8},
+    {"02_mixed_precision", "--preset 124m --dtype bf16", 8},
+    {"02_mixed_precision", "--preset 124m --dtype bf16 --vocab 50304", 8},     /* a multiple of 16 bytes */
+    {"02_mixed_precision", "--preset 124m --dtype fp8", 8},
+    {"02_mixed_precision", "--preset 350m --dtype bf16", 6},
+    {"02_mixed_precision", "--preset 774m --dtype bf16", 6},
+    {"02_mixed_precision", "--preset 1.3b --dtype bf16", 4},
+    {"02_mixed_precision", "--preset 1.3b --dtype fp8", 4},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes, STEPS = 64 };
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Without the first step, which warms up. */
+static double median_of(const char *column)
+{
+    double x[STEPS];
+    const int n = read_column(in_temporary("m.csv"), column, x, STEPS) - 1;
+
+    qsort(x + 1, n, sizeof *x, ascending);
+    return x[1 + n / 2];
+}
+
+static void print_operators(int steps)
+{
+    double total = 0;
+
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < 64; i++) {
+            static const char *const field[] = {"seconds", "flops", "bytes"};
+            char path[64], *op = json_text(in_temporary("r.json"), "ranks.0.operators", i, "op");
+            double value[3];
+            if (!op)
+                break;
+            for (int k = 0; k < 3; k++) {
+                snprintf(path, sizeof path, "ranks.0.operators.%d.%s", i, field[k]);
+                value[k] = json_number(in_temporary("r.json"), path);
+            }
+            if (pass == 0)
+                total += value[0];
+            else if (value[0] > 0.005 * total)
+                printf("    %-24s %5.1f%%  %9.3f ms a step  %8.1f TFLOP/s  %8.1f GB/s\n", op, 100 * value[0] / total,
+                       1e3 * value[0] / steps, value[1] / value[0] / 1e12, value[2] / value[0] / 1e9);
+            free(op);
+        }
+}
+
+/* Speed without events around operators, then once more with them, for where the time goes. */
+static void measure(int i)
+{
+    const int steps = shapes[i].steps;
+    char command[512];
+
+    snprintf(command, sizeof command, BUILD "/cuda/%s", shapes[i].stage);
+    if (access(command, X_OK))
+        return;
+    snprintf(command, sizeof command, BUILD "/cuda/%s %s --quiet --warmup 1 --metrics m.csv", shapes[i].stage,
+             shapes[i].options);
+    Result r = run("%s --steps %d", command, steps);
+    if (r.status) {
+        printf("%s %s: %s", shapes[i].stage, shapes[i].options, r.err);
+        result_free(r);
+        return;
+    }
+    result_free(r);
+    printf("%s %s: %.0f tokens/s, MFU %.1f%%, %.1f ms a step\n", shapes[i].stage, shapes[i].options,
+           median_of("tokens_per_second"), 100 * median_of("mfu"), 1e3 * median_of("seconds"));
+    run_well("%s --steps 3 --report r.json", command);
+    print_operators(3);
+}
+
+/* ---- bandwidth: bytes read and written, in GB/s ---- */
+
+static Tensor a, b, c, d, vector;
+
+static void copy(void)
+{
+    tensor_copy(a, b);
+}
+
+static void zero(void)
+{
+    tensor_zero(a);
+}
+
+static void add(void)
+{
+    tensor_add(a, b);
+}
+
+static void gelu(void)
+{
+    gelu_forward(a, b);
+}
+
+static void gelu_back(void)
+{
+    gelu_backward(a, b, c);
+}
+
+static void residual(void)
+{
+    residual_forward(a, b, c, vector);
+}
+
+static void adamw(void)
+{
+    adamw_update(a, b, c, d, (AdamWArguments){.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .correction1 = 1,
+                                              .correction2 = 1, .gradient_scale = 1});
+}
+
+static void squares(void)
+{
+    square_sum(&a, 1);
+}
+
+/* Of the best of several runs, as ops.c counts bytes: every operand once. */
+static double bandwidth(void (*operator)(void), int operands)
+{
+    double best = 0;
+
+    for (int i = 0; i < 10; i++) {
+        DeviceEvent begin = device_event();
+        operator();
+        DeviceEvent end = device_event();
+        const double seconds = -device_event_seconds(&begin) + device_event_seconds(&end);
+        best = fmax(best, operands * (double)tensor_bytes(a) / seconds / 1e9);
+    }
+    return best;
+}
+
+static void print_bandwidths(void)
+{
+    enum { ROWS = 65536, WIDTH = 1024 };
+    static const struct {
+        const char *name;
+        void (*operator)(void);
+        int operands;
+    } all[] = {{"copy", copy, 2}, {"zero", zero, 1}, {"add", add, 3}, {"gelu_forward", gelu, 2},
+               {"gelu_backward", gelu_back, 3}, {"residual_forward", residual, 3}, {"adamw_update", adamw, 7},
+               {"square_sum", squares, 1}};
+    Tensor *const tensors[] = {&a, &b, &c, &d};
+
+    for (int i = 0; i < 4; i++)
+        *tensors[i] = tensor_create(MEM_WORKSPACE, REAL, "a", shape(ROWS, WIDTH));
+    vector = tensor_create(MEM_WORKSPACE, REAL, "vector", shape(WIDTH));
+    const double of_copy = bandwidth(copy, 2);
+    printf("bandwidth, float tensors of %d MB:\n", ROWS / 1024 * WIDTH * 4 / 1024);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const double x = bandwidth(all[i].operator, all[i].operands);
+        printf("    %-24s %8.0f GB/s, %3.0f%% of a device copy's\n", all[i].name, x, 100 * x / of_copy);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (device_count() == 0) {
+        printf("SKIPPED: no GPU answers, so there is nothing to measure\n");
+        return 0;
+    }
+    for (int i = 0; i < SHAPES; i++)
+        measure(i);
+    comm_begin(&argc, &argv);
+    device_init(0, 1, 1);
+    printf("%s\n", device_name());
+    print_bandwidths();
+    comm_exit(0);
+}

@@ -1,0 +1,174 @@
+/* A GPU's operators and the stages' gradients against the CPU's. Operators: within 1e-5 in float and 1e-2 in smaller
+ * types, over a tensor's largest number (parity.c runs them). Gradients of step 1, in float: within 1e-3, q, k and v of
+ * QKV tensors apart: those of q and k are small beside what they are the differences of.
+ *
+ * An argument names another build to test: "cpu" tests the test.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../common/device.h"
+#include "harness.h"
+
+static const char *build = "cuda";
+
+/* ---- Operators ---- */
+
+typedef struct {
+    char label[200];
+    int64_t count;
+    double tolerance;
+    float *x;
+} Output;
+
+static bool read_output(FILE *f, Output *o)
+{
+    long long count;
+
+    if (fscanf(f, "%199[^|]|%lld %lg", o->label, &count, &o->tolerance) != 3)
+        return false;
+    assert_int_equal(fgetc(f), '\n');
+    o->count = count;
+    o->x = malloc((count + 1) * sizeof *o->x);
+    assert_non_null(o->x);
+    assert_int_equal(fread(o->x, sizeof *o->x, count, f), count);
+    return true;
+}
+
+/* The largest |a - b| over the largest |b|; infinite if only one of two numbers is NaN. */
+static double difference(const Output *a, const Output *b)
+{
+    double most = 0, largest = 0;
+
+    for (int64_t i = 0; i < a->count; i++) {
+        if (isnan(a->x[i]) != isnan(b->x[i]))
+            return INFINITY;
+        if (isnan(b->x[i]))
+            continue;
+        most = fmax(most, fabs((double)a->x[i] - b->x[i]));
+        largest = fmax(largest, fabs(b->x[i]));
+    }
+    return largest > 0 ? most / largest : most;
+}
+
+/* All are compared before the test fails: which ones differ tells more than that one does. */
+static void operators_agree(void **state)
+{
+    static const char *const types[] = {"F32", "BF16", "F16", "fp8"};
+    Output a, b;
+    int compared = 0, failed = 0;
+    double worst = 0;
+    char worst_label[200] = "";
+
+    (void)state;
+    Result r = run(BUILD "/%s/parity tested 0", build);
+    if (r.status)
+        fail_msg("%s%s", r.out, r.err);
+    const int count = atoi(r.out);
+    result_free(r);
+    run_well(BUILD "/cpu/parity reference %d", count);
+    printf("types: F32");
+    for (int i = 1; i < count; i++)
+        printf(", %s", types[i]);
+    printf("%s\n", count < 4 ? "; this device has no more" : "");
+    FILE *tested = fopen(in_temporary("tested"), "r"), *reference = fopen(in_temporary("reference"), "r");
+    assert_true(tested && reference);
+    while (read_output(tested, &a)) {
+        assert_true(read_output(reference, &b));
+        assert_string_equal(a.label, b.label);
+        assert_int_equal(a.count, b.count);
+        const double d = difference(&a, &b);
+        compared++;
+        if (!(d <= b.tolerance) && failed++ < 40)
+            printf("%s differs by %.2g, more than %.0e\n", a.label, d, b.tolerance);
+        if (d / b.tolerance >= worst) {
+            worst = d / b.tolerance;
+            strcpy(worst_label, a.label);
+        }
+        free(a.x);
+        free(b.x);
+    }
+    assert_false(read_output(reference, &b));
+    fclose(tested);
+    fclose(reference);
+    printf("%d outputs compared; the worst, %s, took %.2g of its tolerance\n", compared, worst_label, worst);
+    assert_int_equal(failed, 0);
+}
+
+/* ---- Gradients ---- */
+
+/* One rank, then two, which share a GPU where there is only one. */
+static const struct {
+    const char *stage, *options;
+    int ranks;
+} cases[] = {
+    {"01_single_gpu", "", 1},
+    {"01_single_gpu", "--recompute selective", 1},
+    {"01_single_gpu", "--recompute full", 1},
+    {"02_mixed_precision", "--dtype fp32", 1},
+    {"03_data_parallel", "", 1},
+    {"04_zero", "--zero 3", 1},
+    {"05_tensor_parallel", "", 1},
+    {"06_pipeline_parallel", "", 1},
+    {"07_context_parallel", "", 1},
+    {"03_data_parallel", "--sync overlap", 2},
+    {"04_zero", "--zero 2", 2},
+    {"04_zero", "--zero 3", 2},
+    {"05_tensor_parallel", "--sequence-parallel", 2},
+    {"06_pipeline_parallel", "--schedule 1f1b", 2},
+    {"06_pipeline_parallel", "--schedule zero-bubble", 2},
+    {"07_context_parallel", "--attention ring", 2},
+    {"07_context_parallel", "--attention ulysses", 2},
+};
+
+/* Both builds start from the same weights and batch; whether 1 or 2 ranks, so does each. */
+static void run_stage(const char *which, int i, const char *gradients)
+{
+    char launch[32] = "";
+    const bool divides = cases[i].ranks > 1 && strstr("03_data_parallel 04_zero", cases[i].stage);
+
+    if (cases[i].ranks > 1)
+        snprintf(launch, sizeof launch, "mpiexec -n %d ", cases[i].ranks);
+    run_well("%s" BUILD "/%s/%s %s --layers 3 --hidden 96 --heads 6 --vocab 97 --seq 40 --micro-batch %d "
+             "--accumulate 2 --steps 2 --warmup 1 --data %s --quiet --dump-gradients %s", launch, which, cases[i].stage,
+             cases[i].options, divides ? 2 : 4, token_file(20000, 97), gradients);
+}
+
+static void gradients_agree(void **state)
+{
+    char worst[128] = "";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char path[256];
+        snprintf(path, sizeof path, BUILD "/%s/%s", build, cases[i].stage);
+        if (access(path, X_OK))
+            continue;
+        run_stage(build, i, "tested.safetensors");
+        run_stage("cpu", i, "reference.safetensors");
+        const double d = compare_gradients(in_temporary("tested.safetensors"), in_temporary("reference.safetensors"), 6,
+                                           worst);
+        printf("%-22s %-24s %d rank%s: gradients differ by %.1e at most (%s)\n", cases[i].stage, cases[i].options,
+               cases[i].ranks, cases[i].ranks > 1 ? "s" : " ", d, worst);
+        if (!(d <= 1e-3))
+            fail_msg("more than 1e-3");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(operators_agree),
+        cmocka_unit_test(gradients_agree),
+    };
+
+    build = argc > 1 ? argv[1] : build;
+    if (!strcmp(build, "cuda") && device_count() == 0) {
+        printf("SKIPPED: no GPU answers, so nothing on one was tested\n");
+        return 0;
+    }
+    return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
+}
