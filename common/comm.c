@@ -209,6 +209,7 @@ static bool share_a_gpu(char text[256])
         fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
     transport_nccl->place(mine.gpu);
+    comm_agree();                               /* a rank that failed would not come here */
     comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
     for (int a = 0; a < world->size; a++)
         for (int b = a + 1; b < world->size && !found; b++)
@@ -237,7 +238,6 @@ const char *comm_choose(void)
     snprintf(words, sizeof words, "MPI, through the host's memory");
     if (options.comm == COMM_MPI || world->size == 1)
         return words;
-    comm_agree();                               /* a rank that failed would not come here */
     if (transport_nccl && !share_a_gpu(shared)) {
         transport = transport_nccl;
         return transport->name;
@@ -448,8 +448,8 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
         link_free = q->when[0] + q->when[1];
     }
     q->clock = transport_mpi.start((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
-                                          .out = q->when, .in = q->when, .count = 2, .dtype = F64, .peer = t.peer,
-                                          .tag = t.tag + CLOCK_TAG});
+                                              .out = q->when, .in = q->when, .count = 2, .dtype = F64, .peer = t.peer,
+                                              .tag = t.tag + CLOCK_TAG});
 }
 
 /* count: of the full tensor; name: of the tensor, for messages. */
