@@ -38,10 +38,16 @@ NVCC_FLAGS := -std=c++17 -O3 -lineinfo -MMD -Xcompiler -fopenmp,$(subst $(empty)
 CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n 's/.* LIBRARIES= *//p')))
 CUDA_LIBS = $(CUDA_DIRS) $(CUDA_DIRS:-L%=-Wl$(comma)-rpath$(comma)%) -lcublas -lcublasLt -lcudart -lstdc++
 
-# A backend is a choice of files: the parts that are the same everywhere, *_cpu.c or *_cuda.cu, and comm_mpi.c.
+# NCCL, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
+CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
+NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
+NCCL := $(shell printf '\043include <nccl.h>\n' | $(CC) $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
+NCCL_LIBS ?= $(if $(NCCL),$(NCCL_HOME:%=-L%/lib -Wl$(comma)-rpath$(comma)%/lib) -l:libnccl.so.2)
+
+# A backend is a choice of files: the parts that are the same everywhere, *_cpu.c or *_cuda.cu, and NCCL or none.
 PARTS := $(filter-out %_cpu %_cuda %_nccl,$(basename $(wildcard common/*.c)))
-CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c))
-CUDA_PARTS := $(PARTS) $(basename $(wildcard common/*_cuda.cu common/ops_cuda/*.cu))
+CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c)) common/no_nccl
+CUDA_PARTS := $(PARTS) $(basename $(wildcard common/*_cuda.cu common/ops_cuda/*.cu)) common/$(if $(NCCL),comm_nccl,no_nccl)
 TESTS := $(filter-out test_cuda,$(patsubst tests/%.c,%,$(wildcard tests/test_*.c)))
 
 all: cpu cpu64 $(if $(NVCC),cuda)		## what this machine can build
@@ -68,7 +74,7 @@ $(BUILD)/$(1)/08_fused_kernels $(BUILD)/$(1)/test_fused: $(BUILD)/$(1)/obj/08_fu
 endef
 $(eval $(call backend,cpu,,$(CPU_PARTS),,cpu))
 $(eval $(call backend,cpu64,-DREAL64,$(CPU_PARTS),,cpu))
-$(eval $(call backend,cuda,,$(CUDA_PARTS),$$(CUDA_LIBS),cuda))
+$(eval $(call backend,cuda,,$(CUDA_PARTS),$$(CUDA_LIBS) $$(NCCL_LIBS),cuda))
 $(BUILD)/cuda/obj/%.o: %.cu $(BUILD)/cuda/arch
 	@mkdir -p $(@D)
 	@echo "  NVCC  $@"; $(NVCC) $(NVCC_FLAGS) $(GENCODE) -c $< -o $@
@@ -77,6 +83,14 @@ $(BUILD)/cuda/arch: always		# what objects were built for
 	@echo "$(GENCODE)" | cmp -s - $@ || echo "$(GENCODE)" > $@
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
+
+# test_comm twice more: with a device made for it in place of libcommon.a's, and with comm_nccl on an NCCL made for it
+# (so that is compiled for the CPU build too).
+FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
+$(BUILD)/cpu64/test_comm_nccl: $(BUILD)/cpu64/obj/tests/fake_nccl.o $(BUILD)/cpu64/obj/common/comm_nccl.o
+$(FAKES:%=$(BUILD)/cpu64/%): $(patsubst %,$(BUILD)/cpu64/obj/%,tests/test_comm.o tests/harness.o tests/fake_device.o libcommon.a)
+	@echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -lcmocka -o $@
+$(BUILD)/%/comm_nccl.o $(BUILD)/%/fake_nccl.o: FLAGS += $(NCCL_CFLAGS)
 
 # What the programs train on if no --data is given: this repository's own text.
 $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
@@ -96,9 +110,11 @@ test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 test-full: deps		## the whole matrix
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
-run-tests: cpu cpu64 $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
+TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
+run-tests: cpu cpu64 $(TEST_PROGRAMS)
 	@tests/changes.sh --check
-	@tests/run.sh $(if $(FULL),--full) $(TESTS:%=$(BUILD)/cpu64/%) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
+	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
+	@tests/run.sh $(if $(FULL),--full) $(TEST_PROGRAMS)
 
 test-cuda: deps		## operators and gradients on a GPU against the CPU's
 	@$(MAKE) --no-print-directory cuda cpu $(if $(NVCC),$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity) $(BUILD)/cpu/parity
@@ -125,7 +141,7 @@ fuzz:			## feeds hostile files to the checkpoint reader for a minute; FUZZ_SECON
 		-timeout=10 corpus $(CURDIR)/tests/fuzz_seeds
 
 lint:			## clang-tidy and cppcheck, whichever is here
-	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS)
+	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## clang-format, on the lines changed since the last commit
 	git clang-format --extensions c,h,cu -- common 0* tests

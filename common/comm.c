@@ -1,7 +1,6 @@
 #include "comm.h"
 
 #include <sched.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,12 +16,11 @@
 static Comm world_group = {.name = "world"};
 static int local_rank, local_size;
 static bool starting, ended;
+static const Transport *transport = &transport_mpi;     /* of tensors: comm_choose's choice */
 
 Comm *world = &world_group;
-
-enum { NUMBER = RECV + 1, OPERATIONS };         /* comm_sum's, for --check */
-static const char *const op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
-                                                "send", "recv", "sum"};
+const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
+                                              "send", "recv", "sum"};
 
 /* ---- Waiting: one loop for everything that is waited for ---- */
 
@@ -40,9 +38,9 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
     if (asker >= 0)
         memcpy(said[asker], asked, ALARM_TEXT);
     snprintf(said[world->rank], ALARM_TEXT, "%s", doing);
-    transport_alarm(said[world->rank]);
+    mpi_alarm(said[world->rank]);
     while (clock_seconds() - begin < 1) {
-        if ((from = transport_alarmed(text)) >= 0)
+        if ((from = mpi_alarmed(text)) >= 0)
             memcpy(said[from], text, ALARM_TEXT);
         sched_yield();
     }
@@ -67,29 +65,26 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
 static void answer_alarm(const char *doing)
 {
     char text[ALARM_TEXT];
-    const int asker = world->size > 1 ? transport_alarmed(text) : -1;
+    const int asker = world->size > 1 ? mpi_alarmed(text) : -1;
 
     if (asker >= 0)
         stalled(doing, asker, text);
 }
 
-/* Until all handles are done; each is then NULL. MPI's own waits spin, and ranks that share a core would spin against
- * each other's work: this one yields, and looks at the clock. */
-static void wait_for(void **const *handles, int count, const Comm *comm, const char *what)
+static void progress(void)
+{
+    if (transport->progress)
+        transport->progress();
+}
+
+/* Until a handle is done; it is then NULL. MPI's own waits spin, and ranks that share a core would spin against each
+ * other's work: this one yields, and looks at the clock. */
+static void wait_for(const Transport *by, void **handle, const Comm *comm, const char *what)
 {
     const double begin = clock_seconds();
     double looked = begin;
-    bool waiting = true;
 
-    while (waiting) {
-        waiting = false;
-        for (int k = 0; k < count; k++) {
-            if (*handles[k] && transport_done(*handles[k]))
-                *handles[k] = NULL;
-            waiting |= *handles[k] != NULL;
-        }
-        if (!waiting)
-            return;
+    while (*handle && !by->done(*handle)) {
         const double now = clock_seconds();
         if (now - looked > 0.01) {              /* not every so many turns: with many ranks on a core each takes long */
             char doing[ALARM_TEXT];
@@ -100,58 +95,43 @@ static void wait_for(void **const *handles, int count, const Comm *comm, const c
             if (options.timeout && now - begin > options.timeout)
                 stalled(doing, -1, NULL);
         }
+        progress();
         sched_yield();
     }
+    *handle = NULL;
 }
 
 void comm_progress(void)
 {
+    progress();
     answer_alarm("computes");
 }
 
-/* `bytes` bytes of each rank, to all; waits. */
-static void gather(Comm *comm, void *all, const void *mine, int64_t bytes, const char *what)
+/* The host waits for its GPU, since so many seconds. If a transfer that the GPU waits for never comes, this is where
+ * the host is, for with NCCL comm_wait itself doesn't wait. */
+static void while_device_works(double seconds)
+{
+    char doing[ALARM_TEXT] = "computes";
+    Transfer t;
+    const bool waits = transport->unfinished && transport->unfinished(&t);
+
+    progress();
+    if (waits)
+        snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s, on its GPU", comm_op_name[t.op],
+                 (long long)t.operation, t.comm->name);
+    answer_alarm(doing);
+    if (waits && options.timeout && seconds > options.timeout)
+        stalled(doing, -1, NULL);
+}
+
+void comm_gather(Comm *comm, void *all, const void *mine, int64_t bytes, const char *what)
 {
     if (comm->size == 1) {
         memcpy(all, mine, bytes);
         return;
     }
-    void *handle = transport_start_gather(comm, all, mine, bytes);
-    void **const handles[] = {&handle};
-    wait_for(handles, 1, comm, what);
-}
-
-/* All ranks of the group must be at the same operation, on as many elements of one type. All find out when they are
- * not; the first one says it. */
-static void check_agreement(const Transfer *t, const char *name)
-{
-    struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
-    struct Call mine = {t->comm->operations, t->op, t->count, t->dtype, t->reduce, t->peer, ""}, *a, *b;
-    struct Call *all = calloc(t->comm->size, sizeof *all);
-    char text[2][128];
-
-    if (!all)
-        fail("no memory for --check");
-    snprintf(mine.name, sizeof mine.name, "%s", name);
-    gather(t->comm, all, &mine, sizeof mine, op_name[t->op]);
-    for (a = all, b = all + 1; b < all + t->comm->size; b++) {
-        if (!memcmp(a, b, offsetof(struct Call, name)))
-            continue;
-        if (t->comm->rank)
-            sleep(1);
-        for (int i = 0; i < 2; i++) {
-            const struct Call *c = i ? b : a;
-            const int at = snprintf(text[i], sizeof text[i], "%s of %s, %lld %s", op_name[c->op], c->name,
-                                    (long long)c->count, dtype_name(c->dtype));
-            if (c->op == ALL_REDUCE)
-                snprintf(text[i] + at, sizeof text[i] - at, ", %s", c->reduce == SUM ? "SUM" : "MAX");
-            if (c->op == BROADCAST)
-                snprintf(text[i] + at, sizeof text[i] - at, ", from rank %lld", (long long)c->root);
-        }
-        fail("operation %lld of group %s: rank 0 calls %s, but rank %d %s", (long long)a->operation, t->comm->name,
-             text[0], (int)(b - all), text[1]);
-    }
-    free(all);
+    void *handle = mpi_start_gather(comm, all, mine, bytes);
+    wait_for(&transport_mpi, &handle, comm, what);
 }
 
 /* ---- The program's beginning and end ---- */
@@ -162,8 +142,8 @@ static int first_failed(int status, int *its_status)
     int *all = calloc(world->size, sizeof *all), r;
 
     if (!all)
-        transport_abort(1);
-    gather(world, all, &status, sizeof status, "the other ranks to start");
+        mpi_abort(1);
+    comm_gather(world, all, &status, sizeof status, "the other ranks to start");
     for (r = 0; r < world->size && !all[r]; r++)
         ;
     *its_status = r < world->size ? all[r] : 0;
@@ -173,8 +153,12 @@ static int first_failed(int status, int *its_status)
 
 _Noreturn void comm_exit(int status)
 {
+    const double begin = clock_seconds();
+
     ended = true;
-    transport_end();
+    while (transport->end && !transport->end() && clock_seconds() - begin < 10)
+        sched_yield();
+    mpi_end();
     exit(status);
 }
 
@@ -194,7 +178,7 @@ static void end_all(const char *line, int status)
         usleep(100000);                         /* a launcher that is told to end all forwards no more lines */
     error_cleanup_now();                        /* as late: who writes to them meanwhile would have other complaints */
     if (world->size > 1)
-        transport_abort(status);
+        mpi_abort(status);
     exit(status);
 }
 
@@ -202,15 +186,67 @@ static void end_all(const char *line, int status)
 static void at_exit(void)
 {
     if (!ended && world->size > 1)
-        transport_abort(1);
+        mpi_abort(1);
 }
 
 void comm_begin(int *argc, char ***argv)
 {
-    transport_begin(argc, argv, world, &local_rank, &local_size);
+    mpi_begin(argc, argv, world, &local_rank, &local_size);
     starting = true;
+    device_while_waiting(while_device_works);
     error_end_with(end_all);
     atexit(at_exit);
+}
+
+/* Which two ranks have the same GPU; false: none, each has one of its own. */
+static bool share_a_gpu(char text[256])
+{
+    struct Place { char host[64], gpu[PLACE_TEXT]; int ranks, gpus; };
+    struct Place mine = {.ranks = local_size, .gpus = device_count()}, *all = calloc(world->size, sizeof *all);
+    bool found = false;
+
+    if (!all)
+        fail("no memory for a table of %d ranks", world->size);
+    gethostname(mine.host, sizeof mine.host - 1);
+    transport_nccl->place(mine.gpu);
+    comm_agree();                               /* a rank that failed would not come here */
+    comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
+    for (int a = 0; a < world->size; a++)
+        for (int b = a + 1; b < world->size && !found; b++)
+            if (!strcmp(all[a].host, all[b].host) && !strcmp(all[a].gpu, all[b].gpu)) {
+                snprintf(text, 256, "ranks %d and %d share GPU %s of %s, which has %d ranks, and %d GPU%s for them", a,
+                         b, all[a].gpu, all[a].host, all[a].ranks, all[a].gpus, all[a].gpus == 1 ? "" : "s");
+                found = true;
+            }
+    free(all);
+    return found;
+}
+
+const char *comm_choose(void)
+{
+    static char words[320];
+    char shared[256];
+
+    if (options.comm == COMM_NCCL && device_is_host())
+        fail("--comm nccl, but tensors of this build lie in the host's memory, which MPI carries: NCCL is for the cuda "
+             "build");
+    if (options.comm == COMM_NCCL && !transport_nccl)
+        fail("--comm nccl, but this build is without NCCL, as nccl.h was not found (make cuda NCCL_HOME=DIR)");
+    if (device_is_host())
+        return "MPI";
+    transport = &transport_staged;
+    snprintf(words, sizeof words, "MPI, through the host's memory");
+    if (options.comm == COMM_MPI || world->size == 1)
+        return words;
+    if (transport_nccl && !share_a_gpu(shared)) {
+        transport = transport_nccl;
+        return transport->name;
+    }
+    if (options.comm == COMM_NCCL)
+        fail("--comm nccl, but %s: NCCL wants one for each rank", shared);
+    snprintf(words, sizeof words, "MPI, through the host's memory: %s",
+             transport_nccl ? shared : "this build is without NCCL");
+    return words;
 }
 
 void comm_agree(void)
@@ -236,7 +272,7 @@ void comm_same(const char *lines)
         fail("no memory for comparing options");
     comm_agree();                               /* a rank that failed would not come here */
     snprintf(mine, TEXT, "%s", lines);
-    gather(world, all, mine, TEXT, "the other ranks' options");
+    comm_gather(world, all, mine, TEXT, "the other ranks' options");
     for (int r = 1; r < world->size; r++) {
         const char *a = all, *b = all + (int64_t)r * TEXT;
         while (*a && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
@@ -258,7 +294,7 @@ char *comm_rank_table(void)
     if (!all || !table)
         fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
-    gather(world, all, &mine, sizeof mine, "the other ranks to start");
+    comm_gather(world, all, &mine, sizeof mine, "the other ranks to start");
     for (int r = 0; r < world->size; r++)
         to += snprintf(to, size - (to - table), "%srank %d = %s:%d",
                        r == 0 ? "" : strcmp(all[r].host, all[r - 1].host) ? "\n" : ", ", r, all[r].host, all[r].pid);
@@ -273,13 +309,13 @@ Comm *comm_split(Comm *comm, int color, const char *name)
     int rank, size;
 
     comm_agree();                               /* a rank that failed would not come here */
-    void *transport = transport_split(comm, color, &rank, &size);
-    if (!transport)
+    void *part = mpi_split(comm, color, &rank, &size);
+    if (!part)
         return NULL;
     Comm *c = malloc(sizeof *c), *last = world;
     if (!c)
         fail("no memory for the group %s", name);
-    *c = (Comm){.name = name, .rank = rank, .size = size, .transport = transport};
+    *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = part};
     while (last->next)
         last = last->next;
     last->next = c;
@@ -319,7 +355,7 @@ double comm_sum(Comm *comm, double x)
         fail("no memory for %d numbers", comm->size);
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
-    gather(comm, all, &x, sizeof x, "a sum");
+    comm_gather(comm, all, &x, sizeof x, "a sum");
     for (int r = 0; r < comm->size; r++)
         sum += all[r];
     free(all);
@@ -328,7 +364,7 @@ double comm_sum(Comm *comm, double x)
 
 void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes)
 {
-    gather(comm, all, mine, bytes, "a gathering");
+    comm_gather(comm, all, mine, bytes, "a gathering");
 }
 
 void comm_barrier(Comm *comm)
@@ -372,7 +408,7 @@ int comm_account(CommAccount *accounts, int most)
     for (const Comm *c = world; c; c = c->next)
         for (int op = 0; op < COMM_OPS && n < most; op++)
             if (c->calls[op] || c->predicted_calls[op])
-                accounts[n++] = (CommAccount){c->name, op_name[op], c->calls[op], c->bytes[op],
+                accounts[n++] = (CommAccount){c->name, comm_op_name[op], c->calls[op], c->bytes[op],
                                               c->predicted_calls[op], c->predicted_bytes[op]};
     return n;
 }
@@ -397,119 +433,6 @@ void comm_account_reset(void)
 
 /* ---- Requests ---- */
 
-struct Request {
-    Comm *comm;
-    int op, span;                               /* span: in the trace */
-    void *handle;                               /* the transport's */
-    Request *also;                              /* a shift's other half */
-    /* --pretend */
-    void *clock;                                /* the transport's, for `when` */
-    double when[2];                             /* from when on all its ranks take part; how long it then takes */
-    double begin;                               /* a message's: when it left, or when it was waited for first */
-    /* --check: a transfer works on private copies. What it will write holds NaN until the wait, and must still hold it
-     * then; what it reads must be unchanged. So a buffer that is used too early is found in every run, and not in the
-     * rare one in which the transfer was slow. */
-    Tensor out, in, written, watched;
-    void *out_copy, *in_copy;
-};
-
-static bool inside(Tensor part, Tensor whole)
-{
-    const char *p = part.data, *w = whole.data;
-
-    return p && w && p >= w && p + tensor_bytes(part) <= w + tensor_bytes(whole);
-}
-
-static void *copy_of(Tensor t)
-{
-    void *copy = device_alloc(tensor_bytes(t));
-
-    if (!copy)
-        fail("no memory for --check's copy of %s, %s", t.name, bytes_text(tensor_bytes(t)));
-    device_copy(copy, t.data, tensor_bytes(t));
-    return copy;
-}
-
-static void *on_host(const void *data, int64_t bytes)
-{
-    void *host = malloc(bytes + 1);
-
-    if (!host)
-        fail("no memory for --check's copy of %s", bytes_text(bytes));
-    device_download(host, data, bytes);
-    return host;
-}
-
-/* A signaling NaN: it shows when it is used, and arithmetic on it, even adding to it, changes its bits. */
-static void fill_with_poison(void *host, DType dtype, int64_t count)
-{
-    static const uint64_t bits64 = 0x7ff5a5a5a5a5a5a5;
-    static const uint32_t bits32 = 0x7fa5a5a5;
-    const int size = dtype_size(dtype);
-
-    for (int64_t i = 0; i < count; i++)
-        memcpy((char *)host + i * size, size == 8 ? (const void *)&bits64 : &bits32, size);
-}
-
-static void *poison_on_host(Tensor t)
-{
-    void *host = malloc(tensor_bytes(t) + 1);
-
-    if (!host)
-        fail("no memory for --check's copy of %s", bytes_text(tensor_bytes(t)));
-    fill_with_poison(host, t.dtype, tensor_count(t));
-    return host;
-}
-
-/* Before a transfer: gives it copies to work on. */
-static void check_begin(Request *q, Transfer *t)
-{
-    q->written = t->op == REDUCE_SCATTER && inside(q->out, q->in) ? q->in : q->out;
-    q->watched = inside(q->in, q->written) ? NONE : q->in;
-    if (q->out.data)
-        t->out = q->out_copy = copy_of(q->out);
-    if (q->in.data)
-        t->in = q->in_copy = copy_of(q->in);
-    if (q->written.data) {
-        void *nan = poison_on_host(q->written);
-        device_upload(q->written.data, nan, tensor_bytes(q->written));
-        free(nan);
-    }
-    t->rendezvous = true;
-}
-
-/* After it: nobody has touched what was under way. */
-static void check_end(Request *q)
-{
-    if (q->written.data) {
-        char *now = on_host(q->written.data, tensor_bytes(q->written)), *nan = poison_on_host(q->written);
-        const int size = dtype_size(q->written.dtype);
-        for (int64_t i = 0; i < tensor_count(q->written); i++)
-            if (memcmp(now + i * size, nan + i * size, size))
-                fail("%s of %s in group %s: element %lld was written to before comm_wait", op_name[q->op],
-                     q->written.name, q->comm->name, (long long)i);
-        free(now);
-        free(nan);
-    }
-    if (q->watched.data) {
-        void *now = on_host(q->watched.data, tensor_bytes(q->watched));
-        void *then = on_host(q->in_copy, tensor_bytes(q->watched));
-        if (memcmp(now, then, tensor_bytes(q->watched)))
-            fail("%s of %s in group %s: it was changed before comm_wait", op_name[q->op], q->watched.name,
-                 q->comm->name);
-        free(now);
-        free(then);
-    }
-    if (q->out_copy) {
-        device_copy(q->out.data, q->out_copy, tensor_bytes(q->out));
-        device_free(q->out_copy, tensor_bytes(q->out));
-    }
-    if (q->in_copy)
-        device_free(q->in_copy, tensor_bytes(q->in));
-}
-
-enum { CLOCK_TAG = 1 << 20 };                   /* beyond the tags of messages */
-
 /* --pretend: a transfer leaves when the link is free, and begins when the last of its ranks has come to it: they tell
  * each other when that is. A ring of n sends n - 1 messages one after the other for a gather or a scatter. */
 static void pretend_begin(Request *q, Transfer t, int64_t bytes)
@@ -524,9 +447,9 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
         q->when[0] = q->begin = link_free > now ? link_free : now;
         link_free = q->when[0] + q->when[1];
     }
-    q->clock = transport_start((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
-                                          .out = q->when, .in = q->when, .count = 2, .dtype = F64, .peer = t.peer,
-                                          .tag = t.tag + CLOCK_TAG});
+    q->clock = transport_mpi.start((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
+                                              .out = q->when, .in = q->when, .count = 2, .dtype = F64, .peer = t.peer,
+                                              .tag = t.tag + CLOCK_TAG});
 }
 
 /* count: of the full tensor; name: of the tensor, for messages. */
@@ -555,10 +478,11 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
         check_agreement(&t, whole.name);
     if (options.check)
         check_begin(q, &t);
-    q->span = trace_transfer_begin(op_name[op]);
+    q->span = trace_transfer_begin(comm_op_name[op]);
     if (options.pretend)
         pretend_begin(q, t, bytes);
-    q->handle = transport_start(t);
+    t.operation = comm->operations;
+    q->handle = transport->start(t);
     return q;
 }
 
@@ -570,8 +494,11 @@ void comm_wait(Request **request)
         return;
     *request = NULL;
     comm_wait(&q->also);
-    void **const handles[] = {&q->handle, &q->clock};
-    wait_for(handles, 2, q->comm, op_name[q->op]);
+    wait_for(&transport_mpi, &q->label, q->comm, comm_op_name[q->op]);
+    if (options.check)
+        check_label(q);                         /* before the wait for a message that would never come */
+    wait_for(&transport_mpi, &q->clock, q->comm, comm_op_name[q->op]);
+    wait_for(transport, &q->handle, q->comm, comm_op_name[q->op]);
     while (options.pretend && clock_seconds() < q->when[0] + q->when[1]) {
         comm_progress();
         sched_yield();
@@ -660,8 +587,6 @@ Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag)
 
 Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
 {
-    enum { SHIFT_TAG = CLOCK_TAG - 1 };
-
     if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
         fail("shift: %s, %s; but both must have as many elements of one type", tensor_describe(out),
              tensor_describe(in));

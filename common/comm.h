@@ -1,5 +1,5 @@
-/* Communication: groups of ranks, and collectives and messages on them. MPI starts the ranks and gives each its
- * number; what carries tensors is behind comm_backend.h.
+/* Communication: groups of ranks, and collectives and messages on them. MPI starts the ranks, gives each its number
+ * and carries numbers of the host; tensors travel over MPI too, or over NCCL, behind comm_backend.h.
  *
  * Every call adds to an account: per group and operation the calls and the logical bytes that this rank sends, as if
  * over a ring, exact by the cutting rule (range_part). For a full tensor of K elements on n ranks:
@@ -48,14 +48,16 @@ Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
-/* Messages with one tag between a pair arrive in the order sent. A send never waits for a receive of its own rank. */
+/* From one rank of the group to another, messages must be received in the order sent: NCCL knows no tags. --check
+ * compares the tags, counts and types of both sides. A send never waits for a receive of its own rank. */
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag);
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
 /* in to the next rank, out from the one before, around the ring: counts as a send. Alone: a copy, and a call that sends
  * nothing. */
 Request *comm_start_shift(Comm *comm, Tensor out, Tensor in);
 
-/* Waits until the buffers may be used, and sets the request to NULL. NULL: nothing to wait for. */
+/* Waits until the buffers may be used, and sets the request to NULL. NULL: nothing to wait for. With NCCL not the host
+ * waits but the GPU's stream: operators that are called from now on find them ready. */
 void comm_wait(Request **request);
 
 /* ---- numbers on the host: losses, norms, flags ---- not in the account of bytes */
@@ -79,6 +81,11 @@ void comm_account_reset(void);                      /* a step begins */
 /* Joins the ranks that mpiexec started; started as it is, a program is a world of one. After it, fail() ends all
  * ranks. comm_exit is how a program ends in agreement: every rank calls it, with the same status. */
 void comm_begin(int *argc, char ***argv);
+
+/* After device_init, on all ranks: takes the library that carries tensors, by --comm and by the GPUs that there are,
+ * and returns it in words: "MPI, through the host's memory: ranks 0 and 1 share a GPU of alpha". */
+const char *comm_choose(void);
+
 _Noreturn void comm_exit(int status);
 
 /* While starting, every rank runs the same checks, and a rank may be the only one whose check fails (its machine has
@@ -94,7 +101,7 @@ void comm_same(const char *lines);
 char *comm_rank_table(void);
 
 /* MPI moves data only while it is called: every operator calls this when it ends. It also answers a rank that has
- * waited too long and asks who is still there. */
+ * waited too long and asks who is still there. NCCL's errors are found here. */
 void comm_progress(void);
 
 #endif

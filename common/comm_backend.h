@@ -1,19 +1,22 @@
-/* What comm.c and a transport (comm_mpi.c, comm_nccl.c) share. */
+/* What comm.c, comm_check.c and the transports (comm_mpi.c, comm_staged.c, comm_nccl.c) share. */
 #ifndef COMM_BACKEND_H
 #define COMM_BACKEND_H
 
 #include "comm.h"
 
-enum { RECV = COMM_OPS };                       /* a transfer too, though only its sender counts it */
+enum { RECV = COMM_OPS, NUMBER, OPERATIONS };   /* RECV: only its sender counts it; NUMBER: comm_sum's, for --check */
+extern const char *const comm_op_name[OPERATIONS];
 
 struct Comm {
     const char *name;
     int rank, size;
-    void *transport;                            /* the transport's own */
+    void *mpi, *nccl;                           /* what MPI and NCCL know the group by */
     int64_t operations;                         /* started so far */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
     Comm *next;                                 /* of all groups, in the order of their making */
 };
+
+/* ---- Transports: what carries tensors ---- */
 
 /* One transfer of this rank, in a group of more than one. out and in are as comm.h says of the operation; ALL_REDUCE
  * and BROADCAST have out alone. count: elements of the full tensor. peer: SEND's receiver, RECV's sender,
@@ -21,27 +24,79 @@ struct Comm {
 typedef struct {
     Comm *comm;
     int op;                                     /* a CommOp, or RECV */
+    int64_t operation;                          /* the how-manieth of the group, for messages */
     Reduce reduce;
     void *out, *in;
     int64_t count;
     DType dtype;
     int peer, tag;
     bool rendezvous;                            /* SEND: doesn't end before its RECV has begun */
+    bool staged;                                /* for MPI: by comm_staged.c */
 } Transfer;
-void *transport_start(Transfer t);
-bool transport_done(void *handle);              /* true: it is done, and the handle gone */
 
-/* `bytes` bytes of host memory of each rank, to all ranks, in their order. */
-void *transport_start_gather(Comm *comm, void *all, const void *mine, int64_t bytes);
+enum { PLACE_TEXT = 32 };
+typedef struct {
+    const char *name;
+    void *(*start)(Transfer t);
+    /* True: what the host does now, or queues on the device, finds the buffers ready; the handle is gone. A transfer
+     * may go on only while this is called, or progress. */
+    bool (*done)(void *handle);
 
-void transport_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size);
-void *transport_split(Comm *comm, int color, int *rank, int *size);     /* NULL: in no group */
-void transport_end(void);
-_Noreturn void transport_abort(int status);     /* and takes all other ranks along */
+    /* The rest may be NULL. */
+    void (*progress)(void);                     /* of all transfers; fails if one has failed */
+    bool (*unfinished)(Transfer *t);            /* one that is done, but which the device still waits for: the oldest */
+    bool (*end)(void);                          /* to be called until true, before the program ends */
+    void (*place)(char text[PLACE_TEXT]);       /* which GPU this rank has, if no two ranks may have the same */
+} Transport;
+
+extern const Transport transport_mpi;           /* tensors in the host's memory */
+extern const Transport transport_staged;        /* a GPU's, over MPI and through the host's memory */
+extern const Transport *const transport_nccl;   /* GPUs' own; NULL: this build is without */
+
+/* ---- MPI, whatever carries tensors: starts the ranks, and carries numbers of the host ---- */
+
+void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size);
+void *mpi_split(Comm *comm, int color, int *rank, int *size);   /* NULL: in no group */
+void mpi_end(void);
+_Noreturn void mpi_abort(int status);           /* and takes all other ranks along */
+
+/* `bytes` bytes of host memory of each rank, to all ranks, in their order; a handle of transport_mpi. */
+void *mpi_start_gather(Comm *comm, void *all, const void *mine, int64_t bytes);
 
 /* Apart from all groups, so that it arrives whatever they are doing: one short text from a rank to all others. */
 enum { ALARM_TEXT = 128 };
-void transport_alarm(const char text[ALARM_TEXT]);
-int transport_alarmed(char text[ALARM_TEXT]);   /* who has sent one, with its text; -1: nobody. Lets transfers go on. */
+void mpi_alarm(const char text[ALARM_TEXT]);
+int mpi_alarmed(char text[ALARM_TEXT]);         /* who has sent one, with its text; -1: nobody. Lets transfers go on. */
+
+/* Tags of MPI's messages, beyond those of tensors: what --pretend and --check tell each other, NCCL's beginnings. */
+enum { SHIFT_TAG = (1 << 20) - 1, CLOCK_TAG = 1 << 20, LABEL_TAG = 1 << 21, NCCL_TAG };
+
+/* ---- comm.c's ---- */
+
+struct Request {
+    Comm *comm;
+    int op, span;                               /* span: in the trace */
+    void *handle;                               /* the transport's */
+    Request *also;                              /* a shift's other half */
+    /* --pretend */
+    void *clock;                                /* MPI's, for `when` */
+    double when[2];                             /* from when on all its ranks take part; how long it then takes */
+    double begin;                               /* a message's: when it left, or when it was waited for first */
+    /* --check: comm_check.c */
+    Tensor out, in, written, watched;
+    void *out_copy, *in_copy;
+    void *label;                                /* MPI's, for the two below */
+    int32_t sent[4], wanted[4];                 /* a message: what its sender says of it, and its receiver */
+};
+
+/* `bytes` bytes of each rank, to all; waits. */
+void comm_gather(Comm *comm, void *all, const void *mine, int64_t bytes, const char *what);
+
+/* ---- --check: comm_check.c ---- */
+
+void check_agreement(const Transfer *t, const char *name);      /* before a collective, over its group */
+void check_begin(Request *q, Transfer *t);      /* gives the transfer copies to work on; a message its label */
+void check_label(const Request *q);             /* when it has come */
+void check_end(Request *q);                     /* after the transfer: nobody has touched what was under way */
 
 #endif

@@ -16,35 +16,49 @@ typedef struct {
     int64_t part_bytes;
 } Handle;
 
-static MPI_Comm alarms;         /* a world of its own, for transport_alarm */
+static MPI_Comm alarms;         /* a world of its own, for mpi_alarm */
+
+/* MPI matches a group's collectives by their order alone. Staged ones begin when their downloads are done, on each rank
+ * at another time: they have a communicator apart from those that begin when they are called. */
+typedef struct {
+    MPI_Comm direct, staged;
+} Group;
 
 static MPI_Comm mpi_of(const Comm *comm)
 {
-    return *(MPI_Comm *)comm->transport;
+    return ((Group *)comm->mpi)->direct;
 }
 
-static MPI_Datatype type_of(DType dtype)
+/* What is only moved may be of any type; MPI's sums know none of the small floating-point ones. */
+static MPI_Datatype type_of(const Transfer *t)
 {
-    return dtype == F64 ? MPI_DOUBLE : dtype == F32 ? MPI_FLOAT : MPI_INT32_T;
+    const int size = dtype_size(t->dtype);
+
+    if ((t->op == ALL_REDUCE || t->op == REDUCE_SCATTER) && t->dtype != F64 && t->dtype != F32 && t->dtype != I32)
+        fail("%s of %s in group %s: MPI reduces F64, F32 and I32 only", comm_op_name[t->op], dtype_name(t->dtype),
+             t->comm->name);
+    return t->dtype == F64 ? MPI_DOUBLE : t->dtype == F32 ? MPI_FLOAT : size == 4 ? MPI_INT32_T
+         : size == 2 ? MPI_INT16_T : MPI_INT8_T;
 }
 
 static void *keep(MPI_Comm mpi)
 {
-    MPI_Comm *kept = malloc(sizeof *kept);
+    Group *g = malloc(sizeof *g);
 
-    if (!kept)
+    if (!g)
         fail("no memory for a group of ranks");
-    *kept = mpi;
-    return kept;
+    g->direct = mpi;
+    MPI_Comm_dup(mpi, &g->staged);
+    return g;
 }
 
-void transport_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size)
+void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size)
 {
     const char *launched = getenv("PMI_SIZE");
     MPI_Comm local;
 
     MPI_Init(argc, argv);
-    all->transport = keep(MPI_COMM_WORLD);
+    all->mpi = keep(MPI_COMM_WORLD);
     MPI_Comm_rank(MPI_COMM_WORLD, &all->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &all->size);
     if (launched && atoi(launched) > 1 && all->size == 1)
@@ -57,7 +71,7 @@ void transport_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *l
     MPI_Comm_free(&local);
 }
 
-void *transport_split(Comm *comm, int color, int *rank, int *size)
+void *mpi_split(Comm *comm, int color, int *rank, int *size)
 {
     MPI_Comm part;
 
@@ -69,12 +83,12 @@ void *transport_split(Comm *comm, int color, int *rank, int *size)
     return keep(part);
 }
 
-void transport_end(void)
+void mpi_end(void)
 {
     MPI_Finalize();
 }
 
-_Noreturn void transport_abort(int status)
+_Noreturn void mpi_abort(int status)
 {
     MPI_Abort(MPI_COMM_WORLD, status);
     abort();                    /* MPI_Abort doesn't return, but isn't declared so */
@@ -104,10 +118,10 @@ static Handle *new_handle(void)
     return h;
 }
 
-void *transport_start(Transfer t)
+static void *start(Transfer t)
 {
-    const MPI_Comm mpi = mpi_of(t.comm);
-    const MPI_Datatype type = type_of(t.dtype);
+    const MPI_Comm mpi = t.staged ? ((Group *)t.comm->mpi)->staged : mpi_of(t.comm);
+    const MPI_Datatype type = type_of(&t);
     const int64_t size = dtype_size(t.dtype);
     char *out = t.out, *in = t.in;
     Handle *h = new_handle();
@@ -157,7 +171,7 @@ void *transport_start(Transfer t)
     return h;
 }
 
-bool transport_done(void *handle)
+static bool done(void *handle)
 {
     Handle *h = handle;
     int done;
@@ -174,7 +188,9 @@ bool transport_done(void *handle)
     return true;
 }
 
-void *transport_start_gather(Comm *comm, void *all, const void *mine, int64_t bytes)
+const Transport transport_mpi = {.name = "MPI", .start = start, .done = done};
+
+void *mpi_start_gather(Comm *comm, void *all, const void *mine, int64_t bytes)
 {
     Handle *h = new_handle();
 
@@ -182,7 +198,7 @@ void *transport_start_gather(Comm *comm, void *all, const void *mine, int64_t by
     return h;
 }
 
-void transport_alarm(const char text[ALARM_TEXT])
+void mpi_alarm(const char text[ALARM_TEXT])
 {
     int rank, size;
 
@@ -197,7 +213,7 @@ void transport_alarm(const char text[ALARM_TEXT])
     }
 }
 
-int transport_alarmed(char text[ALARM_TEXT])
+int mpi_alarmed(char text[ALARM_TEXT])
 {
     MPI_Status status;
     int there;

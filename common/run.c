@@ -195,8 +195,6 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     comm_same(same);                    /* first: then all ranks find the same mistakes in it */
     free(same);
     options_parse(stage, summary, argc, argv, more);
-    if (options.comm == COMM_NCCL)
-        fail("--comm nccl, but this build knows MPI only: the cuda build has NCCL");
 
     const struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
@@ -207,6 +205,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     device_init(comm_local_rank(), comm_local_size(), options.threads);
     if (options.tf32 && !device_use_tf32())
         fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
+    const char *carrier = comm_choose();
     ops_pretend(options.pretend_flops);
     if (options.report)
         ops_time();
@@ -241,6 +240,8 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     run_print("device  %s%s, ", comm_size(world) > 1 ? "each rank " : "", device_name());
     run_print(peak_flops() ? "%.0f GFLOP/s in matmul%s\n" : "whose rate in matmul is not known: no MFU\n",
               peak_flops() / 1e9, options.pretend ? " (pretended)" : "");
+    if (comm_size(world) > 1 && !device_is_host())
+        run_print("comm    %s\n", carrier);
     run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
               number_text(data_held_out()));
 }

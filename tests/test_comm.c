@@ -1,10 +1,14 @@
 /* Communication, on one to eight ranks: every operation against a plain loop over what the ranks put in, the account,
  * and what --check and --pretend promise.
  *
+ * There are three such programs: test_comm over MPI; test_comm_staged with a device whose memory the host cannot touch,
+ * and whose work is done late (fake_device.h); test_comm_nccl with it and an NCCL made for this test (fake_nccl.c).
+ *
  * Run as it is, the program starts itself under mpiexec: "test_comm worker" is one rank of a group that goes through
  * all cases, since starting ranks takes longer than most of them; "test_comm worker NAME" is one that must fail, or one
  * that measures.
  */
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +32,8 @@ typedef struct {
     int color;
 } Group;
 
+static const char *carrier;             /* in comm_choose's words */
+
 enum { GROUPS = 6, GUARD = 3 };
 static Group groups[GROUPS];            /* comm is NULL where this rank is in none */
 
@@ -35,29 +41,121 @@ typedef struct {
     Tensor all, t;                      /* t is the middle of all: GUARD elements on each side must stay as they are */
 } Buffer;
 
-static const double guard_value = -7777;
+/* How a type's elements look, for the whole numbers here: a half-precision number from -256 to 256 is exact. */
+static double decode(DType dtype, const void *element)
+{
+    float f = 0;
+    uint16_t u;
 
+    switch (dtype) {
+    case F64:
+        return *(const double *)element;
+    case F32:
+        return *(const float *)element;
+    case I32:
+        return *(const int32_t *)element;
+    case BF16:
+        memcpy((char *)&f + 2, element, 2);
+        return f;
+    case F16:
+        memcpy(&u, element, 2);
+        return (u & 0x8000 ? -1 : 1) * (u & 0x7fff ? ldexp((u & 0x3ff) | 0x400, (u >> 10 & 31) - 25) : 0);
+    default:
+        return *(const int8_t *)element;        /* is moved, never added */
+    }
+}
+
+static void encode(DType dtype, void *element, double x)
+{
+    const float f = x;
+    const int32_t i = x;
+    int exponent;
+    uint16_t u;
+
+    switch (dtype) {
+    case F64:
+        memcpy(element, &x, 8);
+        break;
+    case F32:
+        memcpy(element, &f, 4);
+        break;
+    case I32:
+        memcpy(element, &i, 4);
+        break;
+    case BF16:
+        memcpy(element, (const char *)&f + 2, 2);
+        break;
+    case F16:
+        u = frexp(fabs(x), &exponent) * 2048;
+        u = x == 0 ? 0 : (x < 0 ? 0x8000 : 0) + ((exponent + 14) << 10) + (u & 0x3ff);
+        memcpy(element, &u, 2);
+        break;
+    default:
+        *(int8_t *)element = i;
+    }
+}
+
+/* Tensors may lie where only the device can touch them. */
 static double get(Tensor t, int64_t i)
 {
-    return t.dtype == F64 ? ((double *)t.data)[i] : t.dtype == F32 ? ((float *)t.data)[i] : ((int32_t *)t.data)[i];
+    double element;
+
+    device_download(&element, (char *)t.data + i * dtype_size(t.dtype), dtype_size(t.dtype));
+    return decode(t.dtype, &element);
 }
 
 static void set(Tensor t, int64_t i, double x)
 {
-    if (t.dtype == F64)
-        ((double *)t.data)[i] = x;
-    else if (t.dtype == F32)
-        ((float *)t.data)[i] = x;
-    else
-        ((int32_t *)t.data)[i] = x;
+    double element;
+
+    encode(t.dtype, &element, x);
+    device_upload((char *)t.data + i * dtype_size(t.dtype), &element, dtype_size(t.dtype));
+}
+
+static double *numbers_of(Tensor t)             /* all elements; the caller frees them */
+{
+    const int64_t count = tensor_count(t), size = dtype_size(t.dtype);
+    double *x = malloc(count * sizeof *x + 1);
+    char *host = malloc(count * size + 1);
+
+    if (count)
+        device_download(host, t.data, count * size);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = decode(t.dtype, host + i * size);
+    free(host);
+    return x;
+}
+
+static void set_all(Tensor t, double *x)        /* and frees them */
+{
+    const int64_t count = tensor_count(t), size = dtype_size(t.dtype);
+    char *host = malloc(count * size + 1);
+
+    for (int64_t i = 0; i < count; i++)
+        encode(t.dtype, host + i * size, x[i]);
+    device_upload(t.data, host, count * size);
+    free(host);
+    free(x);
+}
+
+static double *room(Tensor t)
+{
+    return malloc(tensor_count(t) * sizeof(double) + 1);
+}
+
+static double guard_value(DType dtype)
+{
+    return dtype_size(dtype) < 4 ? -77 : -7777;
 }
 
 static Buffer buffer_create(DType dtype, const char *name, int64_t count)
 {
     Buffer b = {.all = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD))};
 
-    for (int64_t i = 0; i < count + 2 * GUARD; i++)
-        set(b.all, i, guard_value);
+    for (int i = 0; i < GUARD; i++) {
+        set(b.all, i, guard_value(dtype));
+        set(b.all, count + 2 * GUARD - 1 - i, guard_value(dtype));
+    }
     b.t = tensor_range(b.all, GUARD, count);
     return b;
 }
@@ -67,7 +165,7 @@ static void buffer_free(Buffer *b)
     const int64_t count = tensor_count(b->all);
 
     for (int i = 0; i < GUARD && b->all.data; i++)
-        require(get(b->all, i) == guard_value && get(b->all, count - 1 - i) == guard_value,
+        require(get(b->all, i) == guard_value(b->all.dtype) && get(b->all, count - 1 - i) == guard_value(b->all.dtype),
                 "%s: something beyond it was written to", b->all.name);
     tensor_free(&b->all, MEM_WORKSPACE);
 }
@@ -94,6 +192,9 @@ static const char *const kind_name[] = {"all_reduce SUM", "all_reduce MAX", "red
 static const CommOp kind_op[] = {ALL_REDUCE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, SEND};
 static const char *const op_names[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"};
 
+static const DType types[] = {F64, F32, I32, BF16, F16, E4M3};
+enum { WIDE = 3, TYPES = 6 };           /* the first three: summed by every transport */
+
 typedef struct {
     const Group *group;
     Kind kind;
@@ -119,13 +220,25 @@ static void expect(const Case *c)
     const CommOp op = kind_op[c->kind];
 
     expected_calls[c->group - groups][op]++;
-    expected_bytes[c->group - groups][op] += elements[op] * (c->dtype == F64 ? 8 : 4);
+    expected_bytes[c->group - groups][op] += elements[op] * dtype_size(c->dtype);
+}
+
+static double value_of(const Case *c, int rank, int64_t i)
+{
+    const double x = value(c->salt, rank, i);
+
+    return dtype_size(c->dtype) < 4 ? fmod(x, 17) : x;          /* eight of them add up to less than 256 */
 }
 
 static void fill(const Case *c, Tensor t, int64_t first)
 {
-    for (int64_t i = 0; i < tensor_count(t); i++)
-        set(t, i, value(c->salt, comm_rank(c->group->comm), first + i));
+    const int rank = comm_rank(c->group->comm);
+    const int64_t count = tensor_count(t);
+    double *x = room(t);
+
+    for (int64_t i = 0; i < count; i++)
+        x[i] = value_of(c, rank, first + i);
+    set_all(t, x);
 }
 
 static void start(Case *c)
@@ -208,24 +321,24 @@ static double wanted(const Case *c, int64_t i)
         /* fall through */
     case REDUCE_SUM:
         for (r = 0; r < n; r++)
-            x += value(c->salt, r, i);
+            x += value_of(c, r, i);
         return x;
     case REDUCE_MAX:
         for (r = 0; r < n; r++)
-            x = fmax(x, value(c->salt, r, i));
+            x = fmax(x, value_of(c, r, i));
         return x;
     case GATHER:
         while (i >= cut(c->count, r + 1, n))
             r++;
-        return value(c->salt, r, i);
+        return value_of(c, r, i);
     case TO_ALL:
-        return value(c->salt, i / (c->count / n), rank * (c->count / n) + i % (c->count / n));
+        return value_of(c, i / (c->count / n), rank * (c->count / n) + i % (c->count / n));
     case FROM_ROOT:
-        return value(c->salt, c->root, i);
+        return value_of(c, c->root, i);
     case SHIFT:
-        return value(c->salt, (rank + n - 1) % n, i);
+        return value_of(c, (rank + n - 1) % n, i);
     default:
-        return value(c->salt, (rank + n - c->root % n) % n, i);
+        return value_of(c, (rank + n - c->root % n) % n, i);
     }
 }
 
@@ -240,16 +353,19 @@ static void finish(Case *c)
     const Tensor result = c->kind == SCATTER && c->in_place ? tensor_range(c->in.t, first, count) : c->out.t;
     /* of a million every element takes seconds; none of the errors there could be hits a few only */
     const int64_t step = c->count < 20000 || full_tests() ? 1 : 11, last = tensor_count(result) - 1;
+    double *x = numbers_of(result);
     for (int64_t i = 0; i <= last; i = i < last && i + step > last ? last : i + step)
-        require(get(result, i) == wanted(c, i), "%s of %lld %s in group %s of %d%s%s: element %lld is %g, but must "
+        require(x[i] == wanted(c, i), "%s of %lld %s in group %s of %d%s%s: element %lld is %g, but must "
                 "be %g", kind_name[c->kind], (long long)c->count, dtype_name(c->dtype), c->group->name, n,
-                c->in_place ? ", in place" : "", c->blocking ? "" : ", started", (long long)i, get(result, i),
-                wanted(c, i));
-    if (c->in.all.data && !(c->kind == SCATTER && c->in_place))
-        for (int64_t i = 0; i < tensor_count(c->in.t); i++)
-            require(get(c->in.t, i) == value(c->salt, rank, i + (c->kind == GATHER ? first : 0)),
-                    "%s of %lld %s in group %s of %d changed its input", kind_name[c->kind], (long long)c->count,
-                    dtype_name(c->dtype), c->group->name, n);
+                c->in_place ? ", in place" : "", c->blocking ? "" : ", started", (long long)i, x[i], wanted(c, i));
+    free(x);
+    x = c->in.all.data && !(c->kind == SCATTER && c->in_place) ? numbers_of(c->in.t) : NULL;
+    const int64_t elements = x ? tensor_count(c->in.t) : 0;
+    for (int64_t i = 0; i < elements; i++)
+        require(x[i] == value_of(c, rank, i + (c->kind == GATHER ? first : 0)),
+                "%s of %lld %s in group %s of %d changed its input", kind_name[c->kind], (long long)c->count,
+                dtype_name(c->dtype), c->group->name, n);
+    free(x);
     buffer_free(&c->in);
     buffer_free(&c->out);
 }
@@ -270,6 +386,12 @@ static bool make(Case *c, int group, Kind kind, DType dtype, int64_t count, bool
     if (kind == TO_ALL)
         c->count -= count % n;
     return true;
+}
+
+/* MPI sums no small types, and nothing sums fp8. */
+static bool knows(DType dtype, Kind kind)
+{
+    return dtype_size(dtype) >= 4 || kind > SCATTER || (!strcmp(carrier, "NCCL") && dtype != E4M3);
 }
 
 static bool has_two_places(Kind kind)
@@ -346,12 +468,13 @@ static void blocking_cases(void)
     for (int g = 0; g < GROUPS; g++)
         for (Kind kind = 0; kind < KINDS; kind++)
             for (int k = 0; k < 6; k++)
-                for (DType dtype = F64; dtype <= I32; dtype++)
+                for (int type = 0; type < TYPES; type++)
                     for (int in_place = 0; in_place <= has_two_places(kind); in_place++) {
                         Case c;
-                        if (g > 0 && (int)dtype != (k + (int)kind) % 3 && !full_tests())
+                        if (!knows(types[type], kind)
+                            || ((g > 0 || type >= WIDE) && type % 3 != (k + (int)kind) % 3 && !full_tests()))
                             continue;
-                        if (make(&c, g, kind, dtype, counts[k], in_place, true))
+                        if (make(&c, g, kind, types[type], counts[k], in_place, true))
                             start(&c), finish(&c);
                     }
     for (int root = 0; root < comm_size(world); root++) {
@@ -368,7 +491,8 @@ static void large_cases(void)
     for (Kind kind = 0; kind < KINDS; kind++)
         for (int in_place = 0; in_place <= has_two_places(kind); in_place++) {
             Case c;
-            make(&c, 0, kind, (kind + in_place) % 2 ? F64 : F32, 1000000 + in_place, in_place, kind % 3 == 0);
+            make(&c, 0, kind, (kind + in_place) % 2 ? F64 : F32, (device_is_host() ? 1000000 : 30000) + in_place,
+                 in_place, kind % 3 == 0);
             start(&c), finish(&c);
         }
 }
@@ -383,8 +507,8 @@ static void started_cases(int rounds, int64_t largest)
         int count = 0;
         for (int k = 0; k < MOST; k++) {
             const int64_t elements = (uint32_t)((k + 1) * 2654435761u + round * 40503u) % largest;
-            if (make(&under_way[count], k * 5 % GROUPS, (k + round) % KINDS, (k + round / 2) % 3, elements, k % 2,
-                     false))
+            if (make(&under_way[count], k * 5 % GROUPS, (k + round) % KINDS, types[(k + round / 2) % 3], elements,
+                     k % 2, false))
                 start(&under_way[count++]);
         }
         for (int i = count - 1, at = 0; i >= 0; i--) {
@@ -467,26 +591,33 @@ static void sums_are_the_same_everywhere(void)
             Buffer result[3];
             for (int repeat = 0; repeat < 2; repeat++) {
                 result[repeat] = buffer_create(dtype, "fractions", count);
+                double *x = room(result[repeat].t);
                 for (int64_t i = 0; i < count; i++)
-                    set(result[repeat].t, i, 1 / (value(k, comm_rank(groups[g].comm), i) + 0.1));
+                    x[i] = 1 / (value(k, comm_rank(groups[g].comm), i) + 0.1);
+                set_all(result[repeat].t, x);
                 comm_all_reduce(groups[g].comm, result[repeat].t, SUM);
             }
             result[2] = buffer_create(dtype, "the first rank's", count);
-            memcpy(result[2].t.data, result[0].t.data, tensor_bytes(result[0].t));
+            device_copy(result[2].t.data, result[0].t.data, tensor_bytes(result[0].t));
             comm_broadcast(groups[g].comm, result[2].t, 0);
-            for (int i = 1; i < 3; i++)
-                require(!memcmp(result[0].t.data, result[i].t.data, tensor_bytes(result[0].t)),
+            double *x = numbers_of(result[0].t);
+            for (int i = 1; i < 3; i++) {
+                double *y = numbers_of(result[i].t);
+                require(!memcmp(x, y, count * sizeof *x),
                         "all_reduce of %lld %s in group %s: %s", (long long)count, dtype_name(dtype), groups[g].name,
                         i == 1 ? "the same again has other bits" : "other bits than the first rank has");
+                free(y);
+            }
             for (int64_t i = 0; i < count; i++) {
                 double sum = 0, size = 0;
                 for (int r = 0; r < comm_size(groups[g].comm); r++) {
                     sum += 1 / (value(k, r, i) + 0.1);
                     size += fabs(1 / (value(k, r, i) + 0.1));
                 }
-                require(fabs(get(result[0].t, i) - sum) <= size * (dtype == F64 ? 1e-14 : 1e-6),
-                        "all_reduce of fractions: %.17g, but must be %.17g", get(result[0].t, i), sum);
+                require(fabs(x[i] - sum) <= size * (dtype == F64 ? 1e-14 : 1e-6),
+                        "all_reduce of fractions: %.17g, but must be %.17g", x[i], sum);
             }
+            free(x);
             for (int i = 0; i < 3; i++)
                 buffer_free(&result[i]);
         }
@@ -518,30 +649,32 @@ static void host_numbers(void)
 
 /* ---- Messages ---- */
 
-/* To one peer with one tag: in the order sent. With several tags: whatever the order of the receives. */
+/* From one peer, with several tags: in the order sent. They may be waited for in any order. */
 static void message_order(Comm *comm, int64_t count)
 {
-    enum { TAGS = 3, EACH = 20 };
+    enum { TAGS = 3, MESSAGES = 60 };
     const int n = comm_size(comm), rank = comm_rank(comm), to = (rank + 1) % n, from = (rank + n - 1) % n;
-    Buffer in[TAGS * EACH], out[TAGS * EACH];
-    Request *send[TAGS * EACH], *receive[TAGS * EACH];
+    Buffer in[MESSAGES], out[MESSAGES];
+    Request *send[MESSAGES], *receive[MESSAGES];
 
     if (n == 1)
         return;
-    for (int k = 0; k < TAGS * EACH; k++) {                     /* tags 0, 1, 2, 0, 1, 2, ... */
+    for (int k = 0; k < MESSAGES; k++) {                        /* tags 0, 1, 2, 0, 1, 2, ... */
         in[k] = buffer_create(F64, "in", count), out[k] = buffer_create(F64, "out", count);
+        double *x = room(in[k].t);
         for (int64_t i = 0; i < count; i++)
-            set(in[k].t, i, value(k, rank, i));
+            x[i] = value(k, rank, i);
+        set_all(in[k].t, x);
         send[k] = comm_start_send(comm, in[k].t, to, k % TAGS);
     }
-    for (int tag = TAGS - 1; tag >= 0; tag--)                   /* all of tag 2, then 1, then 0 */
-        for (int k = tag; k < TAGS * EACH; k += TAGS)
-            receive[k] = comm_start_recv(comm, out[k].t, from, tag);
-    for (int k = TAGS * EACH - 1; k >= 0; k--) {
+    for (int k = 0; k < MESSAGES; k++)
+        receive[k] = comm_start_recv(comm, out[k].t, from, k % TAGS);
+    for (int k = MESSAGES - 1; k >= 0; k--) {
         comm_wait(&receive[k]);
+        double *x = numbers_of(out[k].t);
         for (int64_t i = 0; i < count; i++)
-            require(get(out[k].t, i) == value(k, from, i), "message %d of tag %d is not the one that was sent so",
-                    k / TAGS, k % TAGS);
+            require(x[i] == value(k, from, i), "message %d is not the one that was sent so", k);
+        free(x);
         comm_wait(&send[k]);
         buffer_free(&in[k]);
         buffer_free(&out[k]);
@@ -557,8 +690,10 @@ static void both_ways(int messages, int64_t count)
 
     if (peer < n) {
         in = buffer_create(F32, "in", messages * count), out = buffer_create(F32, "out", messages * count);
+        double *x = room(in.t);
         for (int64_t i = 0; i < messages * count; i++)
-            set(in.t, i, value(1, rank, i));
+            x[i] = value(1, rank, i);
+        set_all(in.t, x);
         for (int k = 0; k < messages; k++)
             send[k] = comm_start_send(world, tensor_range(in.t, k * count, count), peer, 7);
         for (int k = 0; k < messages; k++)
@@ -567,9 +702,11 @@ static void both_ways(int messages, int64_t count)
             comm_wait(&send[k]);
         for (int k = 0; k < messages; k++)
             comm_wait(&receive[k]);
+        x = numbers_of(out.t);
         for (int64_t i = 0; i < messages * count; i++)
-            require(get(out.t, i) == value(1, peer, i), "message %lld of %d between a pair: element %lld",
+            require(x[i] == value(1, peer, i), "message %lld of %d between a pair: element %lld",
                     (long long)(i / count), messages, (long long)(i % count));
+        free(x);
         buffer_free(&in);
         buffer_free(&out);
     }
@@ -583,8 +720,8 @@ static void messages(void)
         if (groups[g].comm)
             message_order(groups[g].comm, 9);
     message_order(world, 3000);
-    both_ways(1000, 17);
-    both_ways(2, 2000000);
+    both_ways(device_is_host() ? 1000 : 100, 17);
+    both_ways(2, device_is_host() ? 500000 : 50000);
     comm_account_reset();
 }
 
@@ -672,6 +809,12 @@ static void faults(const char *what)
         if (odd)
             set(x, 0, 5);
     }
+    if (!strcmp(what, "message order") && odd)
+        comm_start_send(world, x, 0, 3), q = comm_start_send(world, y, 0, 4);
+    if (!strcmp(what, "message order") && rank == 0)
+        comm_start_recv(world, y, 1, 4), q = comm_start_recv(world, x, 1, 3);
+    if (!strcmp(what, "message size"))
+        q = odd ? comm_start_send(world, x, 0, 3) : rank ? NULL : comm_start_recv(world, tensor_range(x, 0, 99), 1, 3);
     if (!strcmp(what, "shift changed")) {
         q = comm_start_shift(world, y, x);
         if (odd)
@@ -693,6 +836,15 @@ static void faults(const char *what)
         comm_start_send(world, x, rank, 0);
     if (!strcmp(what, "nobody"))
         comm_start_recv(world, x, n, 0);
+    if (!strcmp(what, "words") && rank == 0)
+        fprintf(stderr, "carried by %s\n", carrier);
+    for (int i = 0; i < 3 && !strcmp(what, "transfers"); i++) {
+        comm_all_reduce(world, x, SUM);
+        comm_reduce_scatter(world, part, y);
+        q = comm_start_shift(world, x, y);
+        comm_wait(&q);
+        get(x, 0);                              /* here the host waits for its GPU */
+    }
     if (!strcmp(what, "leave") && odd)
         exit(0);
     if (!strcmp(what, "stuck") && odd)
@@ -840,9 +992,13 @@ static int worker(int argc, char **argv)
 
     snprintf(name, sizeof name, "test_comm worker %s", what);
     error_speaker(name);
+    mallopt(M_MMAP_MAX, 0);                     /* large arrays come and go: without asking the system for each */
+    mallopt(M_TRIM_THRESHOLD, INT32_MAX);
     comm_begin(&argc, &argv);
-    options.timeout = strstr("-stuck -circle -busy stuck-while-starting", what) ? 1 : 60;
+    options.timeout = strstr("-stuck -circle -busy stuck-while-starting", what) || getenv("FAKE_NCCL_LOSE") ? 1 : 60;
+    options.comm = !strcmp(what, "insist") ? COMM_NCCL : COMM_AUTO;
     device_init(comm_local_rank(), comm_local_size(), 1);
+    carrier = comm_choose();
     if (!strcmp(what, "stuck-while-starting") && comm_rank(world) == 1)
         sleep(100);
     groups_create();
@@ -863,11 +1019,14 @@ static int worker(int argc, char **argv)
 /* ---- The tests ---- */
 
 static char self[512];                          /* this program */
+static bool with_nccl, on_host;                 /* it is test_comm_nccl; test_comm */
 
 static void every_operation(void **state)
 {
     (void)state;
     for (int n = 1; n <= 8; n++) {
+        if (!on_host && n != 2 && n != 3 && n != 5 && !full_tests())
+            continue;
         Result r = run("timeout 120 mpiexec -n %d %s worker", n, self);
         if (r.status)
             fail_msg("%d ranks: status %d\n%s%s", n, r.status, r.out, r.err);
@@ -890,53 +1049,66 @@ static int occurrences(const char *in, const char *text)
     return count;
 }
 
-/* Status 1, and one line of ours, with these words (parts of it, with | between them). */
+static void assert_words(const char *what, const char *text, const char *words)     /* with | between them */
+{
+    char copy[512], *rest = copy;
+
+    snprintf(copy, sizeof copy, "%s", words);
+    for (char *word; (word = strsep(&rest, "|"));)
+        if (!strstr(text, word))
+            fail_msg("%s: no \"%s\" in\n%s", what, word, text);
+}
+
+/* Status 1, and one line of ours, with these words. */
 static void assert_fault(const char *what, int status, const char *err, const char *words)
 {
-    char copy[512], *rest = copy, begin[64];
+    char begin[64];
 
     snprintf(begin, sizeof begin, "test_comm worker %s: ", what);
-    snprintf(copy, sizeof copy, "%s", words);
     if (status != 1)
         fail_msg("%s: status %d\n%s", what, status, err);
     if (occurrences(err, begin) != (*words ? 1 : 0))
         fail_msg("%s: not one line, but\n%s", what, err);
-    for (char *word; (word = strsep(&rest, "|"));)
-        if (!strstr(err, word))
-            fail_msg("%s: no \"%s\" in\n%s", what, word, err);
+    assert_words(what, err, words);
 }
 
 static void faults_are_found(void **state)
 {
     static const struct {
         const char *what, *words;
+        bool once;              /* make test: only in test_comm */
     } table[] = {
         {"count", "rank 0 calls all_reduce of x, 100 F64|but rank 1 all_reduce of x, 99 F64|group world"},
-        {"operation", "rank 0 calls all_reduce of x, 100 F64|but rank 1 broadcast of y, 100 F64"},
-        {"dtype", "rank 0 calls all_reduce of x, 100 F64|but rank 1 all_reduce of x, 100 F32"},
-        {"reduce", "rank 0 calls all_reduce of x, 100 F64, SUM|but rank 1 all_reduce of x, 100 F64, MAX"},
-        {"root", "rank 0 calls broadcast of x, 100 F64, from rank 0|but rank 2 broadcast of x, 100 F64, from rank 2"},
-        {"missed", "rank 0 calls all_reduce of x, 100 F64|but rank 1 sum of a number"},
+        {"operation", "rank 0 calls all_reduce of x, 100 F64|but rank 1 broadcast of y, 100 F64", true},
+        {"dtype", "rank 0 calls all_reduce of x, 100 F64|but rank 1 all_reduce of x, 100 F32", true},
+        {"reduce", "rank 0 calls all_reduce of x, 100 F64, SUM|but rank 1 all_reduce of x, 100 F64, MAX", true},
+        {"root", "rank 0 calls broadcast of x, 100 F64, from rank 0|but rank 2 broadcast of x, 100 F64, from rank 2",
+         true},
+        {"missed", "rank 0 calls all_reduce of x, 100 F64|but rank 1 sum of a number", true},
         {"written", "all_reduce of x in group world: element 41 was written to before comm_wait"},
-        {"gathered written", "all_gather of x in group world: element 99 was written to before comm_wait"},
-        {"part changed", "all_gather of part in group world|changed before comm_wait"},
+        {"gathered written", "all_gather of x in group world: element 99 was written to before comm_wait", true},
+        {"part changed", "all_gather of part in group world|changed before comm_wait", true},
         {"scattered changed", "reduce_scatter of x in group world|changed before comm_wait"},
-        {"send changed", "send of x in group world|changed before comm_wait"},
-        {"shift changed", "send of x in group world|changed before comm_wait"},
+        {"send changed", "send of x in group world|changed before comm_wait", true},
+        {"message order", "recv of x in group world: the message has tag 4 and 100 F64, but tag 3 and 100 F64 were"},
+        {"message size", "recv of x in group world: the message has tag 3 and 100 F64, but tag 3 and 99 F64", true},
+        {"shift changed", "send of x in group world|changed before comm_wait", true},
         /* without --check too */
-        {"-no part", "all_gather: y is (20)|rank 0's part of x is (100)|33 elements"},
-        {"-part of dtype", "reduce_scatter: x is (33) F32|x is (100) F64"},
-        {"-place", "all_gather: x lies inside x|rank 0's part"},
-        {"-multiple", "all_to_all: y is (100), x is (100)|multiple of 3 ranks"},
-        {"-overlap", "all_to_all: x and x overlap"},
-        {"-shapes", "shift: y is (99), x is (100)"},
-        {"-itself", "send of x: rank 0 is not another rank of group world, which has 3"},
-        {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3"},
+        {"-no part", "all_gather: y is (20)|rank 0's part of x is (100)|33 elements", true},
+        {"-part of dtype", "reduce_scatter: x is (33) F32|x is (100) F64", true},
+        {"-place", "all_gather: x lies inside x|rank 0's part", true},
+        {"-multiple", "all_to_all: y is (100), x is (100)|multiple of 3 ranks", true},
+        {"-overlap", "all_to_all: x and x overlap", true},
+        {"-shapes", "shift: y is (99), x is (100)", true},
+        {"-itself", "send of x: rank 0 is not another rank of group world, which has 3", true},
+        {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3", true},
         {"-leave", ""},
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (table[i].once && !on_host && !full_tests())
+            continue;
         Result r = run("timeout 20 mpiexec -n 3 %s worker '%s'", self, table[i].what);
         assert_fault(table[i].what, r.status, r.err, table[i].words);
         result_free(r);
@@ -960,6 +1132,8 @@ static void stalls_are_named(void **state)
     char command[4096] = "";
 
     (void)state;
+    if (!on_host && !full_tests())
+        return;
     for (int i = 0; i < COUNT; i++)
         sprintf(command + strlen(command), "(timeout 20 mpiexec -n 3 %s worker %s 2>stall%d; echo $? >status%d)& ",
                 self, table[i].what, i, i);
@@ -972,9 +1146,53 @@ static void stalls_are_named(void **state)
     }
 }
 
+/* What NCCL and CUDA can answer, and which ranks they can be used by. */
+static void nccl_fails(void **state)
+{
+    static const struct {
+        const char *environment, *what, *words;
+    } table[] = {
+        {"FAKE_NCCL_FAIL=ncclCommInitRankConfig~1", "-transfers", "ncclCommInitRankConfig(|at common/comm_nccl.c:|: an "
+         "error of the fake; its last words"},
+        {"FAKE_NCCL_FAIL=ncclGetUniqueId~1", "-transfers", "ncclGetUniqueId(|comm_nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclAllReduce~2", "-transfers", "ncclAllReduce(|comm_nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclReduce~4", "-transfers", "ncclReduce(|comm_nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclSend~3", "-transfers", "ncclSend(|comm_nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=cudaEventRecord~5", "-transfers", "cudaEventRecord(|comm_nccl.c|an error of the fake CUDA"},
+        {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|comm_nccl.c|fake CUDA"},
+        {"FAKE_NCCL_FAIL=async~4", "-transfers", "NCCL, on a communicator of |: an error of the fake; its last words"},
+        {"FAKE_GPUS=2", "insist", "--comm nccl, but ranks 0 and 2 share GPU 0000:00:00.0 of |, which has 3 ranks, and "
+         "2 GPUs for them"},
+        {"FAKE_GPUS=1", "-words", "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of "
+         "|, and 1 GPU for them"},
+        {"FAKE_GPUS=3", "-words", "carried by NCCL"},
+        {"FAKE_NCCL_LOSE=1", "-transfers", "all ranks wait for each other, for 1 seconds; |rank 0 waits for "
+         "all_reduce, operation 1 of group world, on its GPU|rank 1 waits for all_reduce, operation 1 of group world, on its GPU"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table && with_nccl; i++) {
+        const bool well = !strcmp(table[i].what, "-words");
+        char environment[64];
+        snprintf(environment, sizeof environment, "%s", table[i].environment);
+        if (strchr(environment, '~'))
+            *strchr(environment, '~') = ' ';
+        Result r = run("timeout 20 env '%s' mpiexec -n 3 %s worker %s", environment, self, table[i].what);
+        if (well && (r.status || !strstr(r.err, "carried")))
+            fail_msg("%s: status %d\n%s", environment, r.status, r.err);
+        if (well)
+            assert_words(environment, r.err, table[i].words);
+        else
+            assert_fault(table[i].what, r.status, r.err, table[i].words);
+        result_free(r);
+    }
+}
+
 static void pretended_transfers(void **state)
 {
     (void)state;
+    if (!on_host)                               /* on a device that takes its time on purpose */
+        return;
     Result r = run("timeout 60 mpiexec -n 4 %s worker pretend", self);
     if (r.status)
         fail_msg("status %d\n%s%s", r.status, r.out, r.err);
@@ -991,7 +1209,7 @@ static void more_than_32_bits_count(void **state)
     } table[] = {{"huge", 2 * 4 * 2.2e9}, {"huger", 2 * 1.5 * 8.6e9}};
 
     (void)state;
-    for (int i = 0; i < 2 && full_tests(); i++) {
+    for (int i = 0; i < 2 && on_host && full_tests(); i++) {
         const double available = device_memory_available();
         if (available < table[i].needed) {
             print_message("%s: skipped, as it may need %s, and %s are available\n", table[i].what,
@@ -1012,6 +1230,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_operation),
         cmocka_unit_test(faults_are_found),
         cmocka_unit_test(stalls_are_named),
+        cmocka_unit_test(nccl_fails),
         cmocka_unit_test(pretended_transfers),
         cmocka_unit_test(more_than_32_bits_count),
     };
@@ -1019,5 +1238,7 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "worker"))
         return worker(argc, argv);
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    with_nccl = strstr(self, "test_comm_nccl");
+    on_host = !with_nccl && !strstr(self, "test_comm_staged");
     return cmocka_run_group_tests_name("communication", tests, NULL, NULL);
 }

@@ -1,0 +1,162 @@
+/* --check: finds what works by chance.
+ *
+ * Before a collective its ranks compare what they call it with, and a message brings its receiver a label. A transfer
+ * works on private copies: what it will write holds NaN until the wait, and must still hold it then; what it reads must
+ * be unchanged. So a buffer that is used too early is found in every run, and not in the rare one in which the transfer
+ * was slow.
+ */
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "comm_backend.h"
+#include "device.h"
+#include "error.h"
+
+/* All ranks of the group must be at the same operation, on as many elements of one type. All find out when they are
+ * not; the first one says it. */
+void check_agreement(const Transfer *t, const char *name)
+{
+    struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
+    struct Call mine = {t->comm->operations, t->op, t->count, t->dtype, t->reduce, t->peer, ""}, *a, *b;
+    struct Call *all = calloc(t->comm->size, sizeof *all);
+    char text[2][128];
+
+    if (!all)
+        fail("no memory for --check");
+    snprintf(mine.name, sizeof mine.name, "%s", name);
+    comm_gather(t->comm, all, &mine, sizeof mine, comm_op_name[t->op]);
+    for (a = all, b = all + 1; b < all + t->comm->size; b++) {
+        if (!memcmp(a, b, offsetof(struct Call, name)))
+            continue;
+        if (t->comm->rank)
+            sleep(1);
+        for (int i = 0; i < 2; i++) {
+            const struct Call *c = i ? b : a;
+            const int at = snprintf(text[i], sizeof text[i], "%s of %s, %lld %s", comm_op_name[c->op], c->name,
+                                    (long long)c->count, dtype_name(c->dtype));
+            if (c->op == ALL_REDUCE)
+                snprintf(text[i] + at, sizeof text[i] - at, ", %s", c->reduce == SUM ? "SUM" : "MAX");
+            if (c->op == BROADCAST)
+                snprintf(text[i] + at, sizeof text[i] - at, ", from rank %lld", (long long)c->root);
+        }
+        fail("operation %lld of group %s: rank 0 calls %s, but rank %d %s", (long long)a->operation, t->comm->name,
+             text[0], (int)(b - all), text[1]);
+    }
+    free(all);
+}
+
+static bool inside(Tensor part, Tensor whole)
+{
+    const char *p = part.data, *w = whole.data;
+
+    return p && w && p >= w && p + tensor_bytes(part) <= w + tensor_bytes(whole);
+}
+
+static void *copy_of(Tensor t)
+{
+    void *copy = device_alloc(tensor_bytes(t));
+
+    if (!copy)
+        fail("no memory for --check's copy of %s, %s", t.name, bytes_text(tensor_bytes(t)));
+    device_copy(copy, t.data, tensor_bytes(t));
+    return copy;
+}
+
+static void *on_host(const void *data, int64_t bytes)
+{
+    void *host = malloc(bytes + 1);
+
+    if (!host)
+        fail("no memory for --check's copy of %s", bytes_text(bytes));
+    device_download(host, data, bytes);
+    return host;
+}
+
+/* A signaling NaN: it shows when it is used, and arithmetic on it, even adding to it, changes its bits. */
+static void fill_with_poison(void *host, DType dtype, int64_t count)
+{
+    static const uint64_t nan[] = {[F64] = 0x7ff5a5a5a5a5a5a5, [F32] = 0x7fa5a5a5, [BF16] = 0x7fa5, [F16] = 0x7da5,
+                                   [E4M3] = 0x7f, [E5M2] = 0x7d, [I32] = 0x7fa5a5a5};
+    const int size = dtype_size(dtype);
+
+    for (int64_t i = 0; i < count; i++)
+        memcpy((char *)host + i * size, &nan[dtype], size);     /* its low bytes, which come first */
+}
+
+static void *poison_on_host(Tensor t)
+{
+    void *host = malloc(tensor_bytes(t) + 1);
+
+    if (!host)
+        fail("no memory for --check's copy of %s", bytes_text(tensor_bytes(t)));
+    fill_with_poison(host, t.dtype, tensor_count(t));
+    return host;
+}
+
+/* Before a transfer: gives it copies to work on. */
+void check_begin(Request *q, Transfer *t)
+{
+    q->written = t->op == REDUCE_SCATTER && inside(q->out, q->in) ? q->in : q->out;
+    q->watched = inside(q->in, q->written) ? NONE : q->in;
+    if (q->out.data)
+        t->out = q->out_copy = copy_of(q->out);
+    if (q->in.data)
+        t->in = q->in_copy = copy_of(q->in);
+    if (q->written.data) {
+        void *nan = poison_on_host(q->written);
+        device_upload(q->written.data, nan, tensor_bytes(q->written));
+        free(nan);
+    }
+    t->rendezvous = true;
+    if (t->op < SEND)
+        return;
+    int32_t *label = t->op == SEND ? q->sent : q->wanted;
+    const int32_t says[4] = {t->tag, (int32_t)(t->count >> 31), (int32_t)(t->count & INT32_MAX), t->dtype};
+    memcpy(label, says, sizeof says);
+    q->label = transport_mpi.start((Transfer){.comm = t->comm, .op = t->op, .out = q->sent, .in = q->sent, .count = 4,
+                                              .dtype = I32, .peer = t->peer, .tag = LABEL_TAG});
+}
+
+void check_label(const Request *q)
+{
+    const int32_t *s = q->sent, *w = q->wanted;
+
+    if (q->op == RECV && memcmp(s, w, sizeof q->sent))
+        fail("recv of %s in group %s: the message has tag %d and %lld %s, but tag %d and %lld %s were to be received; "
+             "messages from one rank to another are received in the order sent", q->out.name, q->comm->name, s[0],
+             (long long)s[1] << 31 | s[2], dtype_name(s[3]), w[0], (long long)w[1] << 31 | w[2], dtype_name(w[3]));
+}
+
+/* After it: nobody has touched what was under way. */
+void check_end(Request *q)
+{
+    if (q->written.data) {
+        char *now = on_host(q->written.data, tensor_bytes(q->written)), *nan = poison_on_host(q->written);
+        const int size = dtype_size(q->written.dtype);
+        for (int64_t i = 0; i < tensor_count(q->written); i++)
+            if (memcmp(now + i * size, nan + i * size, size))
+                fail("%s of %s in group %s: element %lld was written to before comm_wait", comm_op_name[q->op],
+                     q->written.name, q->comm->name, (long long)i);
+        free(now);
+        free(nan);
+    }
+    if (q->watched.data) {
+        void *now = on_host(q->watched.data, tensor_bytes(q->watched));
+        void *then = on_host(q->in_copy, tensor_bytes(q->watched));
+        if (memcmp(now, then, tensor_bytes(q->watched)))
+            fail("%s of %s in group %s: it was changed before comm_wait", comm_op_name[q->op], q->watched.name,
+                 q->comm->name);
+        free(now);
+        free(then);
+    }
+    if (q->out_copy) {
+        device_copy(q->out.data, q->out_copy, tensor_bytes(q->out));
+        device_free(q->out_copy, tensor_bytes(q->out));
+    }
+    if (q->in_copy)
+        device_free(q->in_copy, tensor_bytes(q->in));
+}
+
