@@ -29,14 +29,16 @@ FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trappi
 	-MMD $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(CURDIR)/$(BUILD)"' -DSOURCE='"$(CURDIR)"'
 
 # CUDA by asking nvcc; its link directories, without the stubs of the driver's library. GPUs: ARCH=sm_90, or several;
-# otherwise this machine's own, or, where none answers, three generations, with code for later ones to compile.
+# otherwise this machine's own, or, where none answers, three generations, with code for later ones to compile. (eval:
+# asked when needed first, and once.)
 NVCC ?= $(shell command -v nvcc)
-NVIDIA_GPUS = $(shell nvidia-smi -L 2>/dev/null)
-ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sort -u)
+NVIDIA_GPUS = $(eval NVIDIA_GPUS := $(shell nvidia-smi -L 2>/dev/null))$(NVIDIA_GPUS)
+ARCH ?= $(eval ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null \
+	| sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sort -u))$(ARCH)
 GENCODE = $(foreach a,$(patsubst sm_%,%,$(or $(ARCH),sm_75 sm_80 sm_90)),'-gencode=arch=compute_$(a),code=[sm_$(a)$(if $(ARCH)$(filter 90,$(a)),$(comma)compute_$(a))]')
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -MMD -Xcompiler -fopenmp,$(subst $(empty) ,$(comma),$(WARNINGS))
 CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n 's/.* LIBRARIES= *//p')))
-CUDA_LIBS = $(CUDA_DIRS) $(CUDA_DIRS:-L%=-Wl$(comma)-rpath$(comma)%) -lcublas -lcublasLt -lcudart -lstdc++
+CUDA_LIBS = $(CUDA_DIRS) $(CUDA_DIRS:-L%=-Wl$(comma)-rpath$(comma)%) -lcublas -lcublasLt -lcudart -lstdc++ -ldl
 
 # NCCL, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
@@ -120,7 +122,7 @@ test-cuda: deps		## operators and gradients on a GPU against the CPU's
 	@$(BUILD)/cuda/test_cuda
 
 bench-cuda: deps	## speed on a GPU: tokens/s, MFU, operators; memory's bandwidth
-	@$(MAKE) --no-print-directory cuda $(BUILD)/cuda/bench_cuda
+	@$(MAKE) --no-print-directory cuda $(if $(NVCC),$(BUILD)/cuda/bench_cuda)
 	@$(BUILD)/cuda/bench_cuda
 
 BENCH = $(if $(filter 01,$(STAGE)),bench,$(if $(filter 02,$(STAGE)),bench_mixed,bench_ranks))

@@ -185,6 +185,14 @@ static double peak_flops(void)
     return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops(matmul_dtype));
 }
 
+static const char *peak_text(void)
+{
+    static char text[64];
+
+    snprintf(text, sizeof text, peak_flops() ? "%.0f GFLOP/s" : "no known rate, so no MFU,", peak_flops() / 1e9);
+    return text;
+}
+
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
 {
     stage_name = stage;
@@ -237,9 +245,8 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         run_print("ranks   %s\n", table);
         free(table);
     }
-    run_print("device  %s%s, ", comm_size(world) > 1 ? "each rank " : "", device_name());
-    run_print(peak_flops() ? "%.0f GFLOP/s in matmul%s\n" : "whose rate in matmul is not known: no MFU\n",
-              peak_flops() / 1e9, options.pretend ? " (pretended)" : "");
+    run_print("device  %s%s, %s in matmul%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(), peak_text(),
+              options.pretend ? " (pretended)" : "");
     if (comm_size(world) > 1 && !device_is_host())
         run_print("comm    %s\n", carrier);
     run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
@@ -256,9 +263,9 @@ void run_matmuls_in(DType dtype)
     matmul_dtype = dtype;
     if (dtype == REAL)
         return;
-    run_print("matmul  of %s%s%s: %.0f GFLOP/s\n", dtype_name(dtype),
+    run_print("matmul  of %s%s%s: %s\n", dtype_name(dtype),
               device_supports(dtype) == SUPPORT_EMULATED ? ", emulated: stored as such, multiplied as " : "",
-              device_supports(dtype) == SUPPORT_EMULATED ? dtype_name(REAL) : "", peak_flops() / 1e9);
+              device_supports(dtype) == SUPPORT_EMULATED ? dtype_name(REAL) : "", peak_text());
 }
 
 void run_keep(const char *name, double *value)
