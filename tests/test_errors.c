@@ -322,7 +322,7 @@ static int option_names(char names[][32], int most)
         size_t bytes;
         char *text = slurp(sources[i], &bytes);
         for (char *at = text; (at = strstr(at, "{\"")); at += 2) {
-            const size_t n = strspn(at + 2, "abcdefghijklmnopqrstuvwxyz-");
+            const size_t n = strspn(at + 2, "abcdefghijklmnopqrstuvwxyz0123456789-");
             const char *after = at + 2 + n;
             if (n && n < 32 && (!strncmp(after, "\", OPTION_", 10) || !strncmp(after, "\", KEY_", 7))) {
                 assert_true(count < most);
@@ -351,7 +351,7 @@ static void help_mentions_every_option(void **state)
         for (char *at = r.out; (at = strstr(at, "--")); at += 2) {
             if (at != r.out && !strchr(" [\n(", at[-1]))
                 continue;                       /* a dash in a word */
-            const int n = strspn(at + 2, "abcdefghijklmnopqrstuvwxyz-");
+            const int n = strspn(at + 2, "abcdefghijklmnopqrstuvwxyz0123456789-");
             int i = 0;
             while (i < count && ((int)strlen(names[i]) != n || strncmp(names[i], at + 2, n)))
                 i++;
