@@ -6,6 +6,7 @@ set tics nomirror out textcolor rgb "#333333"
 set grid ytics lc rgb "#dddddd"
 set xrange [0:1000]
 set multiplot layout 2,1
+set yrange [1.5:6]
 set ylabel "loss, nats a byte" tc rgb "#333333"
 set key right top samplen 2
 plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title "fp16, no loss scale, batch of 524,288", \
@@ -17,6 +18,7 @@ plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title
 set xlabel "step" tc rgb "#333333"
 set ylabel "less that of fp32" tc rgb "#333333"
 unset key
+set yrange [-0.02:0.3]
 plot work."/loss_fp16_unscaled" using 1:3 with lines lw 2 lc rgb "#e15759", \
      work."/loss_bf16_alone" using 1:3 with lines lw 2 lc rgb "#f28e2b", \
      work."/loss_fp32" using 1:3 with lines lw 5 lc rgb "#bab0ac", \
