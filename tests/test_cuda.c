@@ -1,6 +1,7 @@
-/* A GPU's operators and the stages' gradients against the CPU's. Operators: within 1e-5 in float and 1e-2 in smaller
- * types, over a tensor's largest number (parity.c runs them). Gradients of step 1, in float: within 1e-3, q, k and v of
- * QKV tensors apart: those of q and k are small beside what they are the differences of.
+/* A GPU's operators and the stages' gradients against the CPU's, and against themselves in a second run. Operators:
+ * within 1e-5 in float and 1e-2 in smaller types, over a tensor's largest number (parity.c runs them). Gradients of
+ * step 1, in float: within 1e-3, q, k and v of QKV tensors apart: those of q and k are small beside what they are the
+ * differences of.
  *
  * An argument names another build to test: "cpu" tests the test.
  */
@@ -158,11 +159,26 @@ static void gradients_agree(void **state)
     }
 }
 
+/* The same bits, in every operator and in a program. */
+static void runs_repeat(void **state)
+{
+    static const char *const names[] = {"once", "again"};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        run_well(BUILD "/%s/parity %s 0", build, names[i]);
+        run_stage(build, 0, i ? "again.safetensors" : "once.safetensors");
+    }
+    run_well("cmp once again");
+    run_well("cmp once.safetensors again.safetensors");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operators_agree),
         cmocka_unit_test(gradients_agree),
+        cmocka_unit_test(runs_repeat),
     };
 
     build = argc > 1 ? argv[1] : build;
