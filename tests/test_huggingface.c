@@ -56,7 +56,7 @@ static int compare_logits(int argc, char **argv)
     rope_table(rope, 0);
     Batch batch = batch_create();
     batch_load(batch, run_load(&optimizer), 0, 0);
-    logits_of(batch);
+    loss_of(batch);
 
     const int64_t count = B * T * V;
     const real *logits = acts.logits.data;
