@@ -34,7 +34,7 @@ CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c common/*_mpi.c))
 TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
 
 all: cpu cpu64		## what this machine can build
-cpu: $(STAGES:%=$(BUILD)/cpu/%)		## the programs in float, on the CPU
+cpu: $(STAGES:%=$(BUILD)/cpu/%) $(BUILD)/cpu/ladder		## the programs in float, on the CPU
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
 
 cuda:			## the programs on NVIDIA GPUs (there is no such backend yet)
@@ -55,6 +55,18 @@ $(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_mixed bench_ranks): $(BUILD)/$
 endef
 $(eval $(call backend,cpu,))
 $(eval $(call backend,cpu64,-DREAL64))
+
+# The matmul ladder: one program each for the CPU and for GPUs: ARCH=sm_90, or several.
+LADDER := 08_fused_kernels/ladder
+NVCC ?= $(shell command -v nvcc)
+$(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/libcommon.a
+	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -o $@
+$(BUILD)/cuda/ladder: $(LADDER)/ladder_cuda.cu $(LADDER)/ladder.h $(BUILD)/cpu/obj/common/error.o
+	@test -n "$(NVCC)" || { echo "$@: nvcc is not in PATH; it comes with NVIDIA's CUDA toolkit"; exit 1; }
+	@mkdir -p $(@D)
+	@echo "  NVCC  $@"; $(NVCC) -std=c++17 -O3 -lineinfo -Xcompiler -Wall,-Wextra \
+		$(foreach a,$(or $(ARCH:sm_%=%),75 80 90),-gencode=arch=compute_$(a)$(comma)code=sm_$(a)) \
+		$(filter-out %.h,$^) -lcublas -Xlinker -rpath=$(dir $(NVCC))../lib64 -o $@
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
@@ -82,6 +94,11 @@ BENCH = $(if $(filter 01,$(STAGE)),bench,$(if $(filter 02,$(STAGE)),bench_mixed,
 bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; STAGE=03: what ranks cost
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
 	@$(CURDIR)/$(BUILD)/cpu/$(BENCH)
+
+ladder: deps		## matrix multiplication from naive to the library, rung by rung: on a GPU if one answers
+	@$(MAKE) --no-print-directory $(LADDER_PROGRAM)
+	@$(LADDER_PROGRAM) $(ARGS)
+LADDER_PROGRAM = $(BUILD)/$(if $(and $(NVCC),$(shell nvidia-smi -L 2>/dev/null | grep GPU)),cuda,cpu)/ladder
 
 figures: deps		## draws the figures of the READMEs anew, from runs made now
 	@$(MAKE) --no-print-directory cpu
@@ -115,4 +132,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all cpu cpu64 cuda run test test-full run-tests bench figures fuzz lint format deps diff changes help clean
+.PHONY: all cpu cpu64 cuda run test test-full run-tests bench ladder figures fuzz lint format deps diff changes help clean

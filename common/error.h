@@ -6,12 +6,16 @@
 
 #include <stdarg.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Ends the program on all ranks with status 1. While starting, every rank runs the same checks: the lowest rank
  * that fails prints its line. Later, the failing rank prints its line and takes the others with it. */
-_Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 /* The same with status 2, for a command line that cannot be right. */
-_Noreturn void fail_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void fail_usage(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 /* Who speaks: the stage's name. */
 void error_speaker(const char *stage);
@@ -25,5 +29,9 @@ void error_end_with(ErrorEnd end);
 void error_cleanup(const char *path);
 void error_cleanup_done(const char *path);
 void error_cleanup_now(void);           /* only calls what a signal handler may */
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
