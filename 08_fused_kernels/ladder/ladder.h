@@ -113,14 +113,16 @@ static inline error_t ladder_option(int key, char *text, struct argp_state *stat
 /* l holds the defaults and the number of rungs. */
 static inline void ladder_options(Ladder *l, bool cpu, const char *summary, int argc, char **argv)
 {
-    const struct argp_option list[] = {
+    struct argp_option list[] = {
         {"size", 's', "N|MxNxK", 0, "C (m, n) = A (m, k) B (k, n); one number for all three", 0},
         {"rungs", 'r', "LIST", 0, "which rungs: 1,3-5 (default: all)", 0},
         {"seconds", 'x', "X", 0, "to spend on timing each rung (default: 1); 0: one run each", 0},
         {"copy", 'c', "MB", 0, "copied to measure the memory's bandwidth: several times the last cache; 0: don't", 0},
-        {cpu ? "threads" : NULL, cpu ? 't' : 0, cpu ? "N" : NULL, 0, cpu ? "of the last rungs (default: all cores)" : NULL, 0},
+        {"threads", 't', "N", 0, "of rung 6 (default: all cores)", 0},
         {NULL, 0, NULL, 0, NULL, 0},
     };
+    if (!cpu)
+        memset(&list[4], 0, sizeof list[4]);        /* the list ends there */
     const struct argp parser = {list, ladder_option, NULL, summary, NULL, NULL, NULL};
     static char name[] = "ladder";
 
@@ -174,8 +176,8 @@ static inline double *ladder_norms(const float *x, int count, int length, int64_
 /* How far a rung's product is from the library's: the largest |c - want| / (|row of A| |column of B|). What it is
  * divided by bounds the sum of |a b| behind that element (Cauchy-Schwarz), and rounding is a part of that sum. NaN if
  * any element is one. `worst`: the index of the element. */
-static inline double ladder_error(const float *c, const float *want, int m, int n, const double *row, const double *column,
-                                  int64_t *worst)
+static inline double ladder_error(const float *c, const float *want, int m, int n, const double *row,
+                                  const double *column, int64_t *worst)
 {
     double most = -1;
 
@@ -193,8 +195,8 @@ static inline double ladder_error(const float *c, const float *want, int m, int 
     return most;
 }
 
-/* What sums of k products in another order may differ by. One that lacks a product differs by about 1 / k: 1,000 times
- * as much at k = 1024, and still 10 times as much at k = 8192. */
+/* What sums of k products in another order may differ by. One that lacks a product differs by about 0.75 / k: 200 times
+ * as much at k = 1024, and still 8 times as much at k = 8192. */
 static inline double ladder_allowed(int k)
 {
     return FLT_EPSILON * fmax(4, sqrt(k));
@@ -225,7 +227,8 @@ static inline void ladder_head(const Ladder *l, const char *library)
     char part[24];
 
     snprintf(part, sizeof part, "of %s", library);
-    printf("%-18s %10s %12s %9s %9s   %s\n", "rung", l->tera ? "TFLOP/s" : "GFLOP/s", part, "x before", "error", "the idea");
+    printf("%-18s %10s %12s %9s %9s   %s\n", "rung", l->tera ? "TFLOP/s" : "GFLOP/s", part, "x before", "error",
+           "the idea");
 }
 
 /* number 0: none, a line of the library's. part, times, error: negative where there is nothing to say. */
@@ -242,8 +245,8 @@ static inline void ladder_row(const Ladder *l, int number, const char *name, dou
         snprintf(text[2], sizeof text[2], "%.2f", times);
     if (error >= 0)
         snprintf(text[3], sizeof text[3], "%.0e", error);
-    printf("%-2s%-16s %10.*f %12s %9s %9s   %s\n", text[0], name, l->tera ? 2 : 1, rate / (l->tera ? 1e12 : 1e9), text[1],
-           text[2], text[3], idea);
+    printf("%-2s%-16s %10.*f %12s %9s %9s   %s\n", text[0], name, l->tera ? 2 : 1, rate / (l->tera ? 1e12 : 1e9),
+           text[1], text[2], text[3], idea);
     fflush(stdout);
 }
 
@@ -251,13 +254,12 @@ static inline void ladder_row(const Ladder *l, int number, const char *name, dou
  * most min(rate, F * bandwidth). Where the two meet is the ridge. */
 static inline void ladder_roofline(const Ladder *l, const char *what, double rate, double bandwidth, int bytes)
 {
-    const double elements = (double)l->m * l->k + (double)l->k * l->n;
+    const double all = ((double)l->m * l->k + (double)l->k * l->n) * bytes + 4.0 * l->m * l->n;
 
     if (bandwidth > 0)
-        printf("\nroofline: %s multiplies at %.0f GFLOP/s, memory copies at %.1f GB/s: the ridge is at %.1f FLOP a byte.\n"
-               "This product has %.4g FLOP a byte if A, B and C cross once, %.2g if each multiplication fetches its factors.\n",
-               what, rate / 1e9, bandwidth / 1e9, rate / bandwidth,
-               ladder_flops(l) / (elements * bytes + 4.0 * l->m * l->n), 1.0 / bytes);
+        printf("\nroofline: %s does %.0f GFLOP/s, memory copies at %.1f GB/s, the ridge is at %.1f FLOP a byte\n"
+               "this product: %.4g FLOP a byte if A, B, C cross once; %.2g if each multiplication fetches its two\n",
+               what, rate / 1e9, bandwidth / 1e9, rate / bandwidth, ladder_flops(l) / all, 1.0 / bytes);
 }
 
 #endif

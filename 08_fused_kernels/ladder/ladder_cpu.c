@@ -1,5 +1,5 @@
-/* The matmul ladder of the CPU: C (m, n) = A (m, k) B (k, n), float, row-major, seven times. Each rung is the one before
- * with one idea more, and the table says what the idea gained. ladder_cuda.cu climbs the same ladder on a GPU.
+/* The matmul ladder of the CPU: C (m, n) = A (m, k) B (k, n), float, row-major, seven times. Each rung is the one
+ * before with one idea more, and the table says what the idea gained. ladder_cuda.cu climbs the same ladder on a GPU.
  */
 #include <cblas.h>
 #include <omp.h>
@@ -83,11 +83,11 @@ enum { COLUMNS = 2 * LANES };
 /* Wherever a float may lie. The compiler knows +, * and broadcasts of these, for any machine. */
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-/* C (ROWS x COLUMNS) += A (ROWS x k) B (k x COLUMNS), all sums in registers from the first step of k to the last. For each
- * step ROWS + COLUMNS floats are loaded and ROWS * COLUMNS multiplications done with them; rung 3 loads two floats and
- * stores one for each multiplication. Element (i, p) of A is a[i * a_row + p * a_column]. */
-static inline __attribute__((always_inline)) void kernel(int k, const float *a, size_t a_row, size_t a_column, const float *b,
-                                                         size_t b_row, float *c, size_t c_row)
+/* C (ROWS x COLUMNS) += A (ROWS x k) B (k x COLUMNS), all sums in registers from the first step of k to the last. For
+ * each step ROWS + COLUMNS floats are loaded and ROWS * COLUMNS multiplications done with them; rung 3 loads two
+ * floats and stores one for each multiplication. Element (i, p) of A is a[i * a_row + p * a_column]. */
+static inline __attribute__((always_inline)) void kernel(int k, const float *a, size_t a_row, size_t a_column,
+                                                         const float *b, size_t b_row, float *c, size_t c_row)
 {
     Vector sum[ROWS][2] = {0};
 
@@ -125,11 +125,11 @@ static void registers(int m, int n, int k, const float *restrict a, const float 
 
 /* ---- 5. Packing ---- */
 
-/* The kernel of rung 4 reads 256 rows of B that lie n floats apart. Each is on a page of its own, which the processor must
- * look up, and if n is a power of two they all want the same few places of the first cache and drive each other out. So
- * what the kernel will read is copied once into the order in which it will be read, and then used many times. The sizes
- * follow the caches (Goto, van de Geijn 2008): a strip of B (DEPTH x COLUMNS) stays in the first, a block of A (HEIGHT x
- * DEPTH) in the second, a panel of B (DEPTH x WIDTH) in the last. */
+/* The kernel of rung 4 reads 256 rows of B that lie n floats apart. Each is on a page of its own, which the processor
+ * must look up, and if n is a power of two they all want the same few places of the first cache and drive each other
+ * out. So what the kernel will read is copied once into the order in which it will be read, and then used many times.
+ * The sizes follow the caches (Goto, van de Geijn 2008): a strip of B (DEPTH x COLUMNS) stays in the first, a block
+ * of A (HEIGHT x DEPTH) in the second, a panel of B (DEPTH x WIDTH) in the last. */
 enum { DEPTH = 256, HEIGHT = 16 * ROWS, WIDTH = 1024 };
 
 /* Strips of ROWS rows, one after the other; in a strip, column by column. Missing rows are zeros. */
@@ -149,8 +149,8 @@ static void pack_b(float *restrict to, const float *restrict b, int columns, int
             *to++ = j < columns ? b[j] : 0;
 }
 
-/* A block of C += a packed block of A times a packed panel of B. With zeros beyond the edges the kernel always has whole
- * blocks to work on; at an edge it works on a block aside, of which what exists is added. */
+/* A block of C += a packed block of A times a packed panel of B. With zeros beyond the edges the kernel always has
+ * whole blocks to work on; at an edge it works on a block aside, of which what exists is added. */
 static void multiply_packed(const float *a, const float *b, int rows, int columns, int depth, float *c, size_t c_row)
 {
     for (int j = 0; j < columns; j += COLUMNS)
@@ -254,7 +254,8 @@ static double run_once(const Ladder *l, const Rung *r, const float *a, const flo
 
 /* A rung's runs and OpenBLAS's take turns: machines change their pace, and neighbours in time have the same. c has been
  * computed once, in `first` seconds, so caches and pages are warm; where that took long, one run must do. */
-static Times measure(const Ladder *l, const Rung *r, const float *a, const float *b, float *c, float *spare, double first)
+static Times measure(const Ladder *l, const Rung *r, const float *a, const float *b, float *c, float *spare,
+                     double first)
 {
     const Rung *library = r->threaded ? &openblas_threads : &rungs[RUNGS];
     double rung[LADDER_TIMES], other[LADDER_TIMES];
@@ -304,8 +305,8 @@ int main(int argc, char **argv)
 {
     Ladder l = {.m = 1024, .n = 1024, .k = 1024, .copy = 1000, .seconds = 1, .count = RUNGS};
 
-    ladder_options(&l, true, "Multiplies matrices in seven ways, each with one idea more, and says what each gained.", argc,
-                   argv);
+    ladder_options(&l, true, "Multiplies matrices in seven ways, each with one idea more, and says what each gained.",
+                   argc, argv);
     device_init(0, 1, l.threads);
     l.threads = device_threads();
     float *a = ladder_matrix(l.m, l.k), *b = ladder_matrix(l.k, l.n), *c = ladder_matrix(l.m, l.n);
@@ -333,7 +334,8 @@ int main(int argc, char **argv)
                  (long long)(at % l.n), c[at], want[at]);
         const Times t = measure(&l, r, a, b, c, spare, first);
         const double now = ladder_flops(&l) / t.seconds;
-        ladder_row(&l, i, r->name, now, t.library / t.seconds, i < RUNGS && before > 0 ? now / before : -1, error, r->idea);
+        ladder_row(&l, i, r->name, now, t.library / t.seconds, i < RUNGS && before > 0 ? now / before : -1, error,
+                   r->idea);
         before = now;
         if (r->threaded)
             rate = ladder_flops(&l) / t.library;

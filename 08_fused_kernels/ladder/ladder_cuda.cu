@@ -1,9 +1,10 @@
-/* The matmul ladder of CUDA: C (m, n) = A (m, k) B (k, n), row-major, from one thread an element to tensor cores. Each rung
- * is the one before with one idea more, and the table says what the idea gained. ladder_cpu.c climbs it on the CPU.
+/* The matmul ladder of CUDA: C (m, n) = A (m, k) B (k, n), row-major, from one thread an element to tensor cores.
+ * Each rung is the one before with one idea more, and the table says what the idea gained. ladder_cpu.c climbs it on
+ * the CPU.
  *
- * Ragged sizes: the rows of all matrices begin at multiples of 16 bytes, and what lies between a row's end and the next
- * row's beginning is zeros. So whoever reads 16 bytes at a time need only ask whether they begin inside. All else is
- * guards: what would be read outside is 0, what would be written outside isn't.
+ * Ragged sizes: the rows of all matrices begin at multiples of 16 bytes, and what lies between a row's end and the
+ * next row's beginning is zeros. So whoever reads 16 bytes at a time need only ask whether they begin inside. All
+ * else is guards: what would be read outside is 0, what would be written outside isn't.
  */
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
@@ -13,9 +14,9 @@
 
 /* ---- 1. Naive ---- */
 
-/* A thread for each element of C. The 32 threads of a warp have consecutive threadIdx.x and run together: here they have
- * 32 rows of one column. Each reads A in a row of its own and writes C in a row of its own: every access of the warp is
- * 32 accesses to memory, each of 32 bytes of which 4 are used. */
+/* A thread for each element of C. The 32 threads of a warp have consecutive threadIdx.x and run together: here they
+ * have 32 rows of one column. Each reads A in a row of its own and writes C in a row of its own: every access of the
+ * warp is 32 accesses to memory, each of 32 bytes of which 4 are used. */
 __global__ void naive(int m, int n, int k, const float *a, int a_row, const float *b, int b_row, float *c, int c_row)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, j = blockIdx.y * blockDim.y + threadIdx.y;
@@ -30,9 +31,10 @@ __global__ void naive(int m, int n, int k, const float *a, int a_row, const floa
 
 /* ---- 2. Coalesced ---- */
 
-/* i and j exchanged: a warp now has 32 columns of one row. What it reads of B and writes of C is 128 bytes in one piece,
- * one access to memory; what it reads of A is one float for all. */
-__global__ void coalesced(int m, int n, int k, const float *a, int a_row, const float *b, int b_row, float *c, int c_row)
+/* i and j exchanged: a warp now has 32 columns of one row. What it reads of B and writes of C is 128 bytes in one
+ * piece, one access to memory; what it reads of A is one float for all. */
+__global__ void coalesced(int m, int n, int k, const float *a, int a_row, const float *b, int b_row, float *c,
+                          int c_row)
 {
     const int j = blockIdx.x * blockDim.x + threadIdx.x, i = blockIdx.y * blockDim.y + threadIdx.y;
     float sum = 0;
@@ -73,11 +75,11 @@ __global__ void tiles(int m, int n, int k, const float *a, int a_row, const floa
 enum { TILE = 128, EACH = 8, THREADS = TILE / EACH * (TILE / EACH) };
 
 /* In rung 3 each multiplication loads two floats from shared memory, which delivers a quarter of what the units could
- * multiply. Here a thread makes 8 x 8 elements: for each step of k it loads 8 + 8 floats and multiplies 64 times. A block
- * of 256 threads makes 128 x 128. A thread's rows and columns lie 16 apart, so that the threads of a warp read
+ * multiply. Here a thread makes 8 x 8 elements: for each step of k it loads 8 + 8 floats and multiplies 64 times. A
+ * block of 256 threads makes 128 x 128. A thread's rows and columns lie 16 apart, so that the threads of a warp read
  * neighbours: 16 floats in 16 different banks of shared memory. */
-__global__ void __launch_bounds__(THREADS, 2) registers(int m, int n, int k, const float *a, int a_row, const float *b, int b_row,
-                                                     float *c, int c_row)
+__global__ void __launch_bounds__(THREADS, 2) registers(int m, int n, int k, const float *a, int a_row, const float *b,
+                                                        int b_row, float *c, int c_row)
 {
     enum { DEPTH = 8, STEP = TILE / EACH };
     __shared__ float tile_a[TILE][DEPTH], tile_b[DEPTH][TILE];
@@ -120,17 +122,18 @@ __global__ void __launch_bounds__(THREADS, 2) registers(int m, int n, int k, con
 
 /* ---- Copies that nobody waits for ---- */
 
-/* From global to shared memory, 16 bytes; zeros if they don't lie inside the matrix. Since sm_80 the copy goes past the
- * registers, and the thread goes on at once: a group of copies is closed by copies_end(), and copies_wait<N>() waits until
- * all groups but the last N have arrived (those of this thread; __syncthreads() is still needed for the others').
- * Before sm_80 the thread waits in copy_16(). */
+/* From global to shared memory, 16 bytes; zeros if they don't lie inside the matrix. Since sm_80 the copy goes past
+ * the registers, and the thread goes on at once: a group of copies is closed by copies_end(), and copies_wait<N>()
+ * waits until all groups but the last N have arrived (those of this thread; __syncthreads() is still needed for the
+ * others'). Before sm_80 the thread waits in copy_16(). */
 template <typename Element>
 static __device__ __forceinline__ void copy_16(void *to, const Element *from, int offset, bool inside)
 {
     from += inside ? offset : 0;
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)), "r"(inside ? 16 : 0)
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)),
+                   "r"(inside ? 16 : 0)
                  : "memory");
 #else
     *(float4 *)to = inside ? *(const float4 *)from : make_float4(0, 0, 0, 0);
@@ -153,12 +156,12 @@ template <int N> static __device__ __forceinline__ void copies_wait()
 
 /* ---- 5. Wide loads, two buffers ---- */
 
-/* The arithmetic of rung 4. New: all loads are of 16 bytes, from memory and from shared memory, so there are a quarter as
- * many instructions; and while a tile is worked on, the next one travels into a second buffer: one barrier a tile, and
- * nobody waits for memory.
+/* The arithmetic of rung 4. New: all loads are of 16 bytes, from memory and from shared memory, so there are a
+ * quarter as many instructions; and while a tile is worked on, the next one travels into a second buffer: one barrier
+ * a tile, and nobody waits for memory.
  *
- * Who makes what: a warp 32 x 64 elements, its 32 lanes as 4 x 8. A lane has 8 rows, every fourth, and 2 x 4 columns, 32
- * apart. Here are the lanes of the first 4 rows and 32 columns; right of them, and below, the same comes again:
+ * Who makes what: a warp 32 x 64 elements, its 32 lanes as 4 x 8. A lane has 8 rows, every fourth, and 2 x 4 columns,
+ * 32 apart. Here are the lanes of the first 4 rows and 32 columns; right of them, and below, the same comes again:
  *
  *     columns    0..3   4..7  8..11 12..15 16..19 20..23 24..27 28..31
  *       row 0       0      2      4      6      8     10     12     14
@@ -166,9 +169,9 @@ template <int N> static __device__ __forceinline__ void copies_wait()
  *           2      16     18     20     22     24     26     28     30
  *           3      17     19     21     23     25     27     29     31
  *
- * Of a load of 16 bytes a lane, shared memory serves 128 bytes at a time: 8 lanes, or 16 if neighbours in pairs want the
- * same, as lanes 0 and 1 do of B, and 0 and 2 of A. Rows of A take 12 floats where they have 8, so that the 4 rows that a
- * warp reads begin at banks 0, 12, 24 and 4: none in another's place. */
+ * Of a load of 16 bytes a lane, shared memory serves 128 bytes at a time: 8 lanes, or 16 if neighbours in pairs want
+ * the same, as lanes 0 and 1 do of B, and 0 and 2 of A. Rows of A take 12 floats where they have 8, so that the 4
+ * rows that a warp reads begin at banks 0, 12, 24 and 4: none in another's place. */
 enum { WIDE_DEPTH = 8, WIDE_ROW = WIDE_DEPTH + 4 };
 
 /* a, b: where the two tiles begin; m, n, k: how many rows and columns there are from there on. */
@@ -177,7 +180,8 @@ static __device__ __forceinline__ void fetch_wide(float (*tile_a)[WIDE_ROW], flo
 {
 #pragma unroll
     for (int at = threadIdx.x, part = 0; part < TILE * WIDE_DEPTH / 4 / THREADS; part++, at += THREADS) {
-        const int i = at / (WIDE_DEPTH / 4), q = at % (WIDE_DEPTH / 4) * 4, r = at / (TILE / 4), j = at % (TILE / 4) * 4;
+        const int i = at / (WIDE_DEPTH / 4), q = at % (WIDE_DEPTH / 4) * 4;
+        const int r = at / (TILE / 4), j = at % (TILE / 4) * 4;
         copy_16(&tile_a[i][q], a, i * a_row + q, i < m && q < k);
         copy_16(&tile_b[r][j], b, r * b_row + j, r < k && j < n);
     }
@@ -189,9 +193,9 @@ static __device__ __forceinline__ void spread(float *to, float4 from)
     to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
 }
 
-/* Two blocks share a multiprocessor where it has room for four tiles: one computes while the other is at its barrier. */
-__global__ void __launch_bounds__(THREADS, 2) wide(int m, int n, int k, const float *a, int a_row, const float *b, int b_row,
-                                                   float *c, int c_row)
+/* Two blocks to a multiprocessor, at 128 registers a thread: one computes while the other is at its barrier. */
+__global__ void __launch_bounds__(THREADS, 2) wide(int m, int n, int k, const float *a, int a_row, const float *b,
+                                                   int b_row, float *c, int c_row)
 {
     __shared__ __align__(16) float tile_a[2][TILE][WIDE_ROW], tile_b[2][WIDE_DEPTH][TILE];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i0 = blockIdx.y * TILE, j0 = blockIdx.x * TILE;
@@ -238,8 +242,8 @@ __global__ void __launch_bounds__(THREADS, 2) wide(int m, int n, int k, const fl
 
 /* ---- Tensor cores' instructions ---- */
 
-/* Reads four 8 x 8 matrices of 2-byte elements from shared memory. Lane l gives the address of row l % 8 of matrix l / 8
- * (16 bytes); of each matrix it gets the two elements (l % 4) * 2 + 0..1 of row l / 4, in one register. */
+/* Reads four 8 x 8 matrices of 2-byte elements from shared memory. Lane l gives the address of row l % 8 of matrix l
+ * / 8 (16 bytes); of each matrix it gets the two elements (l % 4) * 2 + 0..1 of row l / 4, in one register. */
 static __device__ __forceinline__ void load_matrices(unsigned to[4], const void *from)
 {
 #if __CUDA_ARCH__ >= 800
@@ -261,13 +265,14 @@ static __device__ __forceinline__ void load_matrices_transposed(unsigned to[4], 
 #endif
 }
 
-/* The warp's C (16 x 8, float) += A (16 x 16) B (16 x 8), bf16. Lane l holds of C: rows l / 4 (c[0], c[1]) and
- * l / 4 + 8 (c[2], c[3]), columns (l % 4) * 2 + 0..1. Of A: its four quarters as load_matrices gives them, upper left, lower
- * left, upper right, lower right. Of B: its upper and its lower half, transposed. */
+/* The warp's C (16 x 8, float) += A (16 x 16) B (16 x 8), bf16. Lane l holds of C: rows l / 4 (c[0], c[1]) and l / 4
+ * + 8 (c[2], c[3]), columns (l % 4) * 2 + 0..1. Of A: its four quarters as load_matrices gives them, upper left,
+ * lower left, upper right, lower right. Of B: its upper and its lower half, transposed. */
 static __device__ __forceinline__ void multiply_16_8_16(float c[4], const unsigned a[4], const unsigned b[2])
 {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
@@ -275,13 +280,14 @@ static __device__ __forceinline__ void multiply_16_8_16(float c[4], const unsign
 
 /* ---- 6. Tensor cores ---- */
 
-/* A and B in bf16, C in float. One instruction of a warp multiplies 16 x 16 by 16 x 8; what is left to do is to feed it. A
- * block of 8 warps makes 128 x 256 of C, each warp 64 x 64: 128 sums a thread. Of k, 32 at a time, in four buffers: while
- * one is worked on, three more are on their way.
+/* A and B in bf16, C in float. One instruction of a warp multiplies 16 x 16 by 16 x 8; what is left to do is to feed
+ * it. A block of 8 warps makes 128 x 256 of C, each warp 64 x 64: 128 sums a thread. Of k, 32 at a time, in four
+ * buffers: while one is worked on, three more are on their way.
  *
- * In shared memory, rows consist of pieces of 16 bytes (8 elements), and load_matrices reads the same piece of 8 rows at a
- * time. Rows lie 64 (A) or 512 bytes (B) apart: those pieces would be in the same banks, and be read one after the other.
- * So pieces change places within their row, by exclusive or with the row's number; 8 rows then have 8 different places:
+ * In shared memory, rows consist of pieces of 16 bytes (8 elements), and load_matrices reads the same piece of 8 rows
+ * at a time. Rows lie 64 (A) or 512 bytes (B) apart: those pieces would be in the same banks, and be read one after
+ * the other. So pieces change places within their row, by exclusive or with the row's number; 8 rows then have 8
+ * different places:
  *
  *     piece of A:    row 0:  0 1 2 3     row 2:  1 0 3 2     row 4:  2 3 0 1     row 6:  3 2 1 0
  *                    row 1:  0 1 2 3     row 3:  1 0 3 2     row 5:  2 3 0 1     row 7:  3 2 1 0
@@ -317,8 +323,8 @@ static __device__ __forceinline__ void fetch_tensor(char *stage, int m, int n, i
 }
 
 /* What a warp multiplies in 16 steps of k: 4 blocks of 16 rows of A, 4 of 16 columns of B. */
-static __device__ __forceinline__ void load_tensor(unsigned left[4][4], unsigned right[4][4], const char *stage, int y, int x,
-                                                   int step)
+static __device__ __forceinline__ void load_tensor(unsigned left[4][4], unsigned right[4][4], const char *stage, int y,
+                                                   int x, int step)
 {
     const int lane = threadIdx.x % 32;
 
@@ -336,8 +342,8 @@ __global__ void __launch_bounds__(THREADS) tensor_cores(int m, int n, int k, con
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, y = warp / 4 * 64, x = warp % 4 * 64;
 
-    /* Blocks with neighbouring numbers run at the same time. Together they shall need little of A and B, so that it stays
-     * in the second cache: they go down 8 tiles, then one to the right, and so on. */
+    /* Blocks with neighbouring numbers run at the same time. Together they shall need little of A and B, so that it
+     * stays in the second cache: they go down 8 tiles, then one to the right, and so on. */
     const int down = (m + TENSOR_ROWS - 1) / TENSOR_ROWS, across = (n + TENSOR_COLUMNS - 1) / TENSOR_COLUMNS;
     const int patch = blockIdx.x / (PATCH * across), at = blockIdx.x % (PATCH * across);
     const int height = min(PATCH, down - patch * PATCH);
@@ -356,7 +362,7 @@ __global__ void __launch_bounds__(THREADS) tensor_cores(int m, int n, int k, con
     }
     for (int t = 0; t < tiles; t++) {
         const int next = t + STAGES - 1;
-        copies_wait<STAGES - 2>();                          /* tile t has arrived, t + 1 and t + 2 may be on their way */
+        copies_wait<STAGES - 2>();                          /* tile t has arrived, the next two may be on their way */
         __syncthreads();                                    /* for all; and all are done with tile t - 1 */
         if (next < tiles)                                   /* goes where tile t - 1 was */
             fetch_tensor(shared + next % STAGES * STAGE, m, n, k - next * TENSOR_DEPTH, a, a_row, b, b_row);
@@ -366,7 +372,7 @@ __global__ void __launch_bounds__(THREADS) tensor_cores(int m, int n, int k, con
         load_tensor(left[0], right[0], stage, y, x, 0);
 #pragma unroll
         for (int step = 0; step < TENSOR_DEPTH / 16; step++) {
-            if (step + 1 < TENSOR_DEPTH / 16)               /* the next 16 steps are loaded while these are multiplied */
+            if (step + 1 < TENSOR_DEPTH / 16)               /* the next 16 are loaded while these are multiplied */
                 load_tensor(left[(step + 1) % 2], right[(step + 1) % 2], stage, y, x, step + 1);
 #pragma unroll
             for (int r = 0; r < 4; r++)
@@ -451,10 +457,12 @@ static void run_tensor_cores(const Product *p)
 {
     const int blocks = cut(p->m, TENSOR_ROWS) * cut(p->n, TENSOR_COLUMNS);
     CUDA(cudaFuncSetAttribute(tensor_cores, cudaFuncAttributeMaxDynamicSharedMemorySize, TENSOR_SHARED));
-    tensor_cores<<<blocks, THREADS, TENSOR_SHARED>>>(p->m, p->n, p->k, p->a_16, p->a_row, p->b_16, p->b_row, p->c, p->c_row);
+    tensor_cores<<<blocks, THREADS, TENSOR_SHARED>>>(p->m, p->n, p->k, p->a_16, p->a_row, p->b_16, p->b_row, p->c,
+                                                     p->c_row);
 }
 
-/* cuBLAS wants columns where we have rows: it sees all three transposed, and C^T = B^T A^T. Pedantic: in float, not TF32. */
+/* cuBLAS wants columns where we have rows: it sees all three transposed, and C^T = B^T A^T. Pedantic: in float, not
+ * TF32. */
 static void run_cublas(const Product *p)
 {
     const float one = 1, zero = 0;
@@ -466,8 +474,9 @@ static void run_cublas(const Product *p)
 static void run_cublas_16(const Product *p)
 {
     const float one = 1, zero = 0;
-    CUBLAS(cublasGemmEx(p->cublas, CUBLAS_OP_N, CUBLAS_OP_N, p->n, p->m, p->k, &one, p->b_16, CUDA_R_16BF, p->b_row, p->a_16,
-                        CUDA_R_16BF, p->a_row, &zero, p->c, CUDA_R_32F, p->c_row, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    CUBLAS(cublasGemmEx(p->cublas, CUBLAS_OP_N, CUBLAS_OP_N, p->n, p->m, p->k, &one, p->b_16, CUDA_R_16BF, p->b_row,
+                        p->a_16, CUDA_R_16BF, p->a_row, &zero, p->c, CUDA_R_32F, p->c_row, CUBLAS_COMPUTE_32F,
+                        CUBLAS_GEMM_DEFAULT));
 }
 
 typedef struct {
@@ -511,8 +520,8 @@ static double run_once(const Rung *r, const Product *p)
     return milliseconds / 1e3;
 }
 
-/* A rung's runs and cuBLAS's take turns: GPUs change their clock with their temperature, and neighbours in time have the
- * same. C has been computed once, in `first` seconds; where that took long, one run must do. */
+/* A rung's runs and cuBLAS's take turns: GPUs change their clock with their temperature, and neighbours in time have
+ * the same. C has been computed once, in `first` seconds; where that took long, one run must do. */
 static Times measure(const Ladder *l, const Rung *r, const Product *p, double first)
 {
     const Rung *library = r == &rungs[TENSOR_RUNG] || r == &cublas_16 ? &cublas_16 : &rungs[RUNGS];
@@ -549,7 +558,8 @@ static void upload(void *to, int row, const void *from, int rows, int columns, i
 
 static void download(float *to, const Product *p)
 {
-    CUDA(cudaMemcpy2D(to, p->n * sizeof *to, p->c, p->c_row * sizeof *to, p->n * sizeof *to, p->m, cudaMemcpyDeviceToHost));
+    CUDA(cudaMemcpy2D(to, p->n * sizeof *to, p->c, p->c_row * sizeof *to, p->n * sizeof *to, p->m,
+                      cudaMemcpyDeviceToHost));
 }
 
 static __nv_bfloat16 *upload_rounded(const float *from, int rows, int columns, int row)
@@ -599,7 +609,7 @@ int main(int argc, char **argv)
     cudaDeviceProp gpu;
     int count = 0;
 
-    ladder_options(&l, false, "Multiplies matrices on a GPU in seven ways, each with one idea more, and says what each gained.",
+    ladder_options(&l, false, "Multiplies matrices in seven ways, each with one idea more, and says what each gained.",
                    argc, argv);
     const cudaError_t answer = cudaGetDeviceCount(&count);
     if (answer != cudaSuccess || count == 0)
@@ -632,8 +642,8 @@ int main(int argc, char **argv)
         download(want_16, &p);
     }
 
-    printf("C (%d, %d) = A (%d, %d) B (%d, %d); %s, sm_%d%d, %d multiprocessors\n\n", m, n, m, k, k, n, gpu.name, gpu.major,
-           gpu.minor, gpu.multiProcessorCount);
+    printf("C (%d, %d) = A (%d, %d) B (%d, %d); %s, sm_%d%d, %d multiprocessors\n\n", m, n, m, k, k, n, gpu.name,
+           gpu.major, gpu.minor, gpu.multiProcessorCount);
     ladder_head(&l, "cuBLAS");
     double before = -1;
     for (int i = 1; i <= RUNGS; i++) {
@@ -653,7 +663,8 @@ int main(int argc, char **argv)
                  (long long)(at % n), c[at], right[at]);
         const Times t = measure(&l, r, &p, first);
         const double now = ladder_flops(&l) / t.seconds;
-        ladder_row(&l, i, r->name, now, t.library / t.seconds, i < RUNGS && before > 0 ? now / before : -1, error, r->idea);
+        ladder_row(&l, i, r->name, now, t.library / t.seconds, i < RUNGS && before > 0 ? now / before : -1, error,
+                   r->idea);
         before = now;
     }
     const double rate = ladder_flops(&l) / measure(&l, &rungs[RUNGS], &p, 0).library;
