@@ -53,9 +53,9 @@ CUDA_PARTS := $(PARTS) $(basename $(wildcard common/*_cuda.cu common/ops_cuda/*.
 TESTS := $(filter-out test_cuda,$(patsubst tests/%.c,%,$(wildcard tests/test_*.c)))
 
 all: cpu cpu64 $(if $(NVCC),cuda)		## what this machine can build
-cpu: $(STAGES:%=$(BUILD)/cpu/%)		## the programs in float, on the CPU
+cpu: $(STAGES:%=$(BUILD)/cpu/%) $(BUILD)/cpu/ladder		## the programs in float, on the CPU
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
-cuda: $(if $(NVCC),$(STAGES:%=$(BUILD)/cuda/%),no-nvcc)	## the programs on NVIDIA GPUs: ARCH=sm_90
+cuda: $(if $(NVCC),$(STAGES:%=$(BUILD)/cuda/%) $(BUILD)/cuda/ladder,no-nvcc)	## the programs on NVIDIA GPUs: ARCH=sm_90
 
 no-nvcc:
 	@echo "cuda: nvcc is not in PATH; it comes with NVIDIA's CUDA toolkit. \"make cpu\" builds the programs for the CPU"; exit 1
@@ -83,6 +83,13 @@ $(BUILD)/cuda/obj/%.o: %.cu $(BUILD)/cuda/arch
 $(BUILD)/cuda/arch: always		# what objects were built for
 	@mkdir -p $(@D)
 	@echo "$(GENCODE)" | cmp -s - $@ || echo "$(GENCODE)" > $@
+
+# The matmul ladder: one program each for the CPU and for GPUs.
+LADDER := 08_fused_kernels/ladder
+$(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/libcommon.a
+	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -o $@
+$(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/obj/common/error.o
+	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(CUDA_LIBS) -o $@
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
@@ -131,6 +138,11 @@ bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; 03
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
 	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(STAGE))
 
+ladder: deps		## matrix multiplication from naive to the library, rung by rung: on a GPU if one answers
+	@$(MAKE) --no-print-directory $(LADDER_PROGRAM)
+	@$(LADDER_PROGRAM) $(ARGS)
+LADDER_PROGRAM = $(BUILD)/$(if $(and $(NVCC),$(NVIDIA_GPUS)),cuda,cpu)/ladder
+
 figures: deps		## draws the figures of the READMEs anew, from runs made now
 	@$(MAKE) --no-print-directory cpu
 	@tests/figures.sh
@@ -163,4 +175,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all always cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench figures fuzz lint format deps diff changes help clean
+.PHONY: all always cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench ladder figures fuzz lint format deps diff changes help clean
