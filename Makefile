@@ -89,7 +89,7 @@ LADDER := 08_fused_kernels/ladder
 $(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/libcommon.a
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -o $@
 $(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/obj/common/error.o
-	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(CUDA_LIBS) -o $@
+	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(CUDA_LIBS) -lm -o $@
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
