@@ -50,6 +50,8 @@ NCCL_LIBS ?= $(if $(NCCL),$(NCCL_HOME:%=-L%/lib -Wl$(comma)-rpath$(comma)%/lib) 
 PARTS := $(filter-out %_cpu %_cuda %_nccl,$(basename $(wildcard common/*.c)))
 CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c)) common/no_nccl
 CUDA_PARTS := $(PARTS) $(basename $(wildcard common/*_cuda.cu common/ops_cuda/*.cu)) common/$(if $(NCCL),comm_nccl,no_nccl)
+FUSED_cpu := 08_fused_kernels/fused 08_fused_kernels/fused_cpu
+FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
 TESTS := $(filter-out test_cuda,$(patsubst tests/%.c,%,$(wildcard tests/test_*.c)))
 
 all: cpu cpu64 $(if $(NVCC),cuda)		## what this machine can build
@@ -60,7 +62,7 @@ cuda: $(if $(NVCC),$(STAGES:%=$(BUILD)/cuda/%) $(BUILD)/cuda/ladder,no-nvcc)	## 
 no-nvcc:
 	@echo "cuda: nvcc is not in PATH; it comes with NVIDIA's CUDA toolkit. \"make cpu\" builds the programs for the CPU"; exit 1
 
-# $(1): the backend's name, $(2): its flags, $(3): its parts, $(4): its libraries, $(5): its suffix
+# $(1): the backend's name, $(2): its flags, $(3): its parts, $(4): its libraries, $(5): whose fused operators 08 has
 define backend
 $(BUILD)/$(1)/obj/%.o: %.c
 	@mkdir -p $$(@D)
@@ -72,7 +74,7 @@ $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUIL
 $(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks test_cuda parity bench_cuda): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -lcmocka -o $$@
-$(BUILD)/$(1)/08_fused_kernels $(BUILD)/$(1)/test_fused: $(BUILD)/$(1)/obj/08_fused_kernels/fused.o $(BUILD)/$(1)/obj/08_fused_kernels/fused_$(5).o
+$(patsubst %,$(BUILD)/$(1)/%,08_fused_kernels test_fused parity bench_cuda): $(FUSED_$(5):%=$(BUILD)/$(1)/obj/%.o)
 endef
 $(eval $(call backend,cpu,,$(CPU_PARTS),,cpu))
 $(eval $(call backend,cpu64,-DREAL64,$(CPU_PARTS),,cpu))

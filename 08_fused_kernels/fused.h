@@ -28,7 +28,7 @@ void linear_gelu_backward(Tensor d_up, Tensor d_out, Tensor weight, Tensor up);
 /* ---- cross_entropy_forward and _backward, in place: logits (R, V) become their gradient, with its own scale ---- */
 void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, double scale, double gradient_scale);
 
-/* ---- for fused.c alone: the kernels of a backend, fused_cpu.c or fused_cuda.cu ---- */
+/* ---- for fused.c alone: the kernels of a backend, fused_cpu.c or fused_cuda/ ---- */
 #ifdef __cplusplus
 extern "C" {
 #endif

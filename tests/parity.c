@@ -1,4 +1,4 @@
-/* Runs every operator on random numbers and ragged shapes, and writes what each gave to a file: built for the CPU and
+/* Runs every operator, and 08's fused ones, on random numbers and ragged shapes, and writes what each gave to a file: built for the CPU and
  * for a GPU, the two files must agree (test_cuda.c). Arguments: the file, and in how many types: 1, float; 2, bf16 too;
  * 3, and fp16; 4, and fp8 (0: as many as the device has). Prints how many that was.
  *
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../08_fused_kernels/fused.h"
 #include "../common/device.h"
 #include "../common/error.h"
 #include "../common/formats.h"
@@ -263,14 +264,21 @@ static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
     }
     done();
 
+    static const AdamWArguments arguments = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                                             .correction1 = 0.19, .correction2 = 0.0975, .gradient_scale = 0.5};
     begin("adamw", dtype, R, W, 0, gradient);
     Tensor p = random_tensor(dtype, "params", shape(R * W)), m = random_tensor(REAL, "m", shape(R * W));
     Tensor v = zeros(REAL, "v", shape(R * W)), g = random_tensor(gradient, "gradients", shape(R * W));
     tensor_fill(v, 0.3);
-    adamw_update(p, m, v, g, (AdamWArguments){.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-                                              .correction1 = 0.19, .correction2 = 0.0975, .gradient_scale = 0.5});
+    adamw_update(p, NONE, m, v, g, arguments);
     out(p), out(m), out(v);
     out_number("square_sum", square_sum((Tensor[]){g, random_tensor(REAL, "more", shape(R)), v}, 3));
+    for (int k = 0; k < 3; k++) {
+        Tensor copy = empty(others[k], "copy", shape(R * W));
+        adamw_update(p, copy, m, v, g, arguments);
+        out(copy);
+    }
+    out(p);
     done();
 }
 
@@ -305,6 +313,63 @@ static void attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_t D)
     attention_backward(d_qkv, d_probs, random_tensor(dtype, "d_out", shape(B, T, A * D)), qkv, probs);
     rope_backward(d_qkv, rope);
     out(d_qkv);
+    done();
+}
+
+/* ---- 08's: what each has in place of a chain ---- */
+
+static void flash_attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_t D)
+{
+    begin("flash_attention", dtype, B, T, A, D);
+    Tensor qkv = random_tensor(dtype, "qkv", shape(B, T, 3 * A * D)), o = empty(dtype, "out", shape(B, T, A * D));
+    Tensor lse = empty(REAL, "lse", shape(B, A, T)), dots = empty(REAL, "dots", shape(B, A, T));
+    flash_attention_forward(o, lse, qkv);
+    out(o), out_of(dtype, lse);
+    Tensor d_qkv = empty(dtype, "d_qkv", shape(B, T, 3 * A * D)), d_out = random_tensor(dtype, "d_out", shape(B, T, A * D));
+    flash_attention_backward(d_qkv, dots, d_out, qkv, o, lse);
+    out(d_qkv), out_of(dtype, dots);
+    done();
+}
+
+static void fused_rows(DType dtype, DType gradient, int64_t R, int64_t W)
+{
+    begin("residual_layernorm", dtype, R, W, 0, gradient);
+    Tensor x = random_tensor(dtype, "x", shape(R, W)), branch = random_tensor(dtype, "branch", shape(R, W));
+    Tensor add = random_tensor(dtype, "branch_bias", shape(W)), w = random_tensor(dtype, "weight", shape(W));
+    Tensor b = random_tensor(dtype, "bias", shape(W)), stats = empty(REAL, "stats", shape(R, 2));
+    Tensor sum = empty(dtype, "sum", shape(R, W)), o = empty(dtype, "out", shape(R, W));
+    residual_layernorm_forward(sum, o, stats, x, branch, add, w, b);
+    out(sum), out(o);
+    if (W > 2) {                                /* as for layernorm above */
+        out(stats);
+        Tensor d_sum = random_tensor(dtype, "d_sum", shape(R, W)), d_out = random_tensor(dtype, "d_out", shape(R, W));
+        Tensor d_add = random_tensor(gradient, "d_branch_bias", shape(W));
+        Tensor d_w = random_tensor(gradient, "d_weight", shape(W)), d_b = random_tensor(gradient, "d_bias", shape(W));
+        residual_layernorm_backward(d_sum, d_add, d_w, d_b, d_out, sum, stats, w);
+        out(d_sum), out_of(dtype, d_add), out_of(dtype, d_w), out_of(dtype, d_b);
+    }
+    done();
+
+    begin("cross_entropy_both", dtype, R, W, 0, 0);
+    Tensor logits = random_tensor(dtype, "logits", shape(R, W)), targets = ids_below(R, W);
+    Tensor loss = zeros(F64, "loss", shape(1));
+    cross_entropy_both(loss, logits, targets, 0.01, 0.02);
+    out(logits);
+    out_number("loss", tensor_item(loss));
+    done();
+}
+
+static void linear_gelu(DType dtype, int64_t R, int64_t K, int64_t M)
+{
+    begin("linear_gelu", dtype, R, K, M, 0);
+    Tensor x = random_tensor(dtype, "x", shape(R, K)), w = random_tensor(dtype, "weight", shape(M, K));
+    Tensor o = empty(dtype, "out", shape(R, M)), up = empty(dtype, "up", shape(R, M));
+    tensor_scale(w, 1 / sqrt(K));               /* so that GELU's bend is where numbers are */
+    linear_gelu_forward(o, up, x, w, random_tensor(dtype, "bias", shape(M)));
+    out(o), out(up);
+    Tensor down = random_tensor(dtype, "down", shape(K, M)), d_up = empty(dtype, "d_up", shape(R, M));
+    linear_gelu_backward(d_up, random_tensor(dtype, "d_out", shape(R, K)), down, up);
+    out(d_up);
     done();
 }
 
@@ -407,6 +472,10 @@ int main(int argc, char **argv)
     static const int64_t linear[][3] = {{1, 1, 1}, {3, 17, 5}, {67, 48, 130}, {128, 256, 64}, {320, 130, 1028}};
     static const int64_t heads[][4] = {{1, 1, 1, 2}, {2, 5, 3, 8}, {2, 65, 2, 20}, {1, 130, 3, 64}, {2, 600, 2, 16},
                                        {1, 1030, 1, 8}};
+    /* around the edges of tiles of 16, 32, 64 and 128 tokens, and of heads in 16 bytes or not */
+    static const int64_t flash[][4] = {{1, 1, 1, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {2, 300, 2, 64},
+                                       {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 2, 128}, {2, 70, 1, 126}, {1, 97, 2, 34}};
+    static const int64_t wide[][2] = {{5, 4098}, {3, 12296}};   /* more than shared memory holds, of backward, and at all */
     static const int64_t eight[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
     int count = 1;
 
@@ -427,11 +496,19 @@ int main(int argc, char **argv)
             const DType dtype = types[t];
             for (int g = 0; g < (t == 1 ? 2 : 1); g++) {
                 const DType gradient = g ? BF16 : REAL;
-                for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+                for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
                     rows_and_widths(dtype, gradient, sizes[i][0], sizes[i][1]);
+                    fused_rows(dtype, gradient, sizes[i][0], sizes[i][1]);
+                }
+                for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
+                    fused_rows(dtype, gradient, wide[i][0], wide[i][1]);
                 for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
                     linears(dtype, gradient, linear[i][0], linear[i][1], linear[i][2]);
             }
+            for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
+                linear_gelu(dtype, linear[i][0], linear[i][1], linear[i][2]);
+            for (size_t i = 0; i < sizeof flash / sizeof *flash; i++)
+                flash_attention(dtype, flash[i][0], flash[i][1], flash[i][2], flash[i][3]);
             for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
                 attention(dtype, heads[i][0], heads[i][1], heads[i][2], heads[i][3]);
             for (size_t i = 0; count == 4 && i < sizeof eight / sizeof *eight; i++)

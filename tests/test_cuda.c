@@ -115,6 +115,11 @@ static const struct {
     {"05_tensor_parallel", "", 1},
     {"06_pipeline_parallel", "", 1},
     {"07_context_parallel", "", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse attention", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse layernorm", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse gelu", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse all --recompute full", 1},
     {"03_data_parallel", "--sync overlap", 2},
     {"04_zero", "--zero 2", 2},
     {"04_zero", "--zero 3", 2},
@@ -154,7 +159,7 @@ static void gradients_agree(void **state)
         run_stage("cpu", i, "reference.safetensors");
         const double d = compare_gradients(in_temporary("tested.safetensors"), in_temporary("reference.safetensors"), 6,
                                            worst);
-        printf("%-22s %-24s %d rank%s: gradients differ by %.1e at most (%s)\n", cases[i].stage, cases[i].options,
+        printf("%-22s %-38s %d rank%s: gradients differ by %.1e at most (%s)\n", cases[i].stage, cases[i].options,
                cases[i].ranks, cases[i].ranks > 1 ? "s" : " ", d, worst);
         if (!(d <= 1e-3))
             fail_msg("more than 1e-3");

@@ -260,8 +260,9 @@ typedef struct {
     float beta1, beta2, eps, scale, rate, root, keep;
 } AdamW;
 
-template <typename T, typename G, int N>
-__global__ void adamw_all(T *params, float *m, float *v, const G *gradients, AdamW a, int64_t count)
+/* copy: the new parameters in another type, or NULL. */
+template <typename T, typename C, typename G, int N>
+__global__ void adamw_all(T *params, C *copy, float *m, float *v, const G *gradients, AdamW a, int64_t count)
 {
     EACH_PACK(i, N, count) {
         float param[N], mean[N], square[N], g[N];
@@ -276,20 +277,23 @@ __global__ void adamw_all(T *params, float *m, float *v, const G *gradients, Ada
             param[k] = a.keep * param[k] - a.rate * mean[k] / (sqrtf(square[k]) * a.root + a.eps);
         }
         store(params + i, param, count - i);
+        if (copy)
+            store(copy + i, param, count - i);
         store(m + i, mean, count - i);
         store(v + i, square, count - i);
     }
 }
 
-void adamw_update_kernel(Tensor params, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
+void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);
     const AdamW f = {(float)a.beta1, (float)a.beta2, (float)a.eps, (float)a.gradient_scale,
                      (float)(a.lr / a.correction1), (float)(1 / sqrt(a.correction2)),
                      (float)(1 - a.lr * a.weight_decay)};
-    const bool can = aligned(params) && aligned(m) && aligned(v) && aligned(gradients);
+    const bool can = aligned(params) && aligned(copy, 4 * dtype_size(copy.dtype)) && aligned(m) && aligned(v)
+                     && aligned(gradients);
 
-    FOR_TYPE(params.dtype, T, FOR_GRADIENT(gradients.dtype, G, PACKED(can, float, N,
-        LAUNCH(adamw_all<T, G, N>, blocks(count, N), THREADS, data<T>(params), data<float>(m), data<float>(v),
-               data<G>(gradients), f, count))));
+    FOR_TYPE(params.dtype, T, FOR_TYPE(copy.dtype, C, FOR_GRADIENT(gradients.dtype, G, PACKED(can, float, N,
+        LAUNCH(adamw_all<T, C, G, N>, blocks(count, N), THREADS, data<T>(params), data<C>(copy), data<float>(m),
+               data<float>(v), data<G>(gradients), f, count)))));
 }

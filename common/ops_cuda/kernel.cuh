@@ -170,15 +170,21 @@ static inline int row_threads(int64_t width, int n)
     return clamped((width / n + WARP - 1) / WARP, 1, MOST_THREADS / WARP) * WARP;
 }
 
+/* shared: bytes of `extern __shared__` memory. Of more than 48 KB, CUDA wants to hear before. */
 template <typename... P, typename... A>
-static void launch(const char *call, const char *file, int line, void (*kernel)(P...), dim3 grid, dim3 threads, A... a)
+static void launch(const char *call, const char *file, int line, int shared, void (*kernel)(P...), dim3 grid,
+                   dim3 threads, A... a)
 {
-    kernel<<<grid, threads, 0, (cudaStream_t)device_stream()>>>(a...);
+    if (shared > 48 << 10)
+        cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), call,
+                   file, line);
+    kernel<<<grid, threads, shared, (cudaStream_t)device_stream()>>>(a...);
     cuda_check(cudaGetLastError(), call, file, line);
 }
 
-/* LAUNCH(kernel, grid, threads, arguments...) */
-#define LAUNCH(...) launch(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+/* LAUNCH(kernel, grid, threads, arguments...), LAUNCH_SHARED(bytes, kernel, ...) */
+#define LAUNCH(...) launch(#__VA_ARGS__, __FILE__, __LINE__, 0, __VA_ARGS__)
+#define LAUNCH_SHARED(bytes, ...) launch(#__VA_ARGS__, __FILE__, __LINE__, bytes, __VA_ARGS__)
 
 /* Statements with T as the type that stands for a dtype. */
 #define FOR_TYPE(dtype_of, T, ...) \

@@ -1,29 +1,23 @@
 /* Matmuls: cuBLAS's, and cuBLASLt's where operands are fp8; and what stands around them, bias and quantization.
  *
  * One stream, one workspace, and the algorithm that the library picks for a shape: the same sums in every run. */
-#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_fp8.h>
 #include <stdlib.h>
 
 #include "../error.h"
+#include "cublas.cuh"
 #include "kernel.cuh"
 
 /* ---- the libraries ---- */
 
-#define CUBLAS(call) cublas_check(call, #call, __FILE__, __LINE__)
-
-static void cublas_check(cublasStatus_t status, const char *call, const char *file, int line)
+void cublas_check(cublasStatus_t status, const char *call, const char *file, int line)
 {
     if (status != CUBLAS_STATUS_SUCCESS)
         fail("%s (%s:%d): %s", call, file, line, cublasGetStatusString(status));
 }
 
-/* Both libraries' scratch memory, of the size that cuBLAS takes for itself on the largest GPUs. With memory of its own
- * it would be free to choose anew. */
-static const int64_t WORKSPACE = 32 << 20;
-
-static void *workspace(void)
+void *matmul_workspace(void)
 {
     static void *data;
 
@@ -39,7 +33,7 @@ static cublasHandle_t cublas(void)
     if (!handle) {
         CUBLAS(cublasCreate(&handle));
         CUBLAS(cublasSetStream(handle, (cudaStream_t)device_stream()));
-        CUBLAS(cublasSetWorkspace(handle, workspace(), WORKSPACE));
+        CUBLAS(cublasSetWorkspace(handle, matmul_workspace(), WORKSPACE));
         /* parts of a sum that are computed apart stay float until they are added */
         CUBLAS(cublasSetMathMode(handle, (cublasMath_t)(CUBLAS_DEFAULT_MATH
                                                         | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
@@ -47,7 +41,7 @@ static cublasHandle_t cublas(void)
     return handle;
 }
 
-static cudaDataType_t cuda_type(DType dtype)
+cudaDataType_t cuda_type(DType dtype)
 {
     switch (dtype) {
     case BF16:
@@ -158,7 +152,7 @@ typedef struct Plan {
     cublasLtMatmulAlgo_t algorithm;
 } Plan;
 
-static cublasLtHandle_t cublas_lt(void)
+cublasLtHandle_t cublas_lt(void)
 {
     static cublasLtHandle_t handle;
 
@@ -232,7 +226,7 @@ void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool ad
     SET(p->matmul, A_SCALE_POINTER, weight.scale);
     SET(p->matmul, B_SCALE_POINTER, x.scale);
     CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, x.data, p->layout_x, &beta,
-                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, workspace(), WORKSPACE,
+                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(), WORKSPACE,
                           (cudaStream_t)device_stream()));
 }
 

@@ -1,0 +1,219 @@
+/* What FlashAttention's kernels share: tiles of q, k, v and their gradients in shared memory, and a warp's products of
+ * them, whose sums stay in registers.
+ *
+ * A warp has 16 rows, or M times 16, of a block's own tile, and multiplies them with tiles of other rows, which come one
+ * after the other. Sums lie as tensor cores leave them (tensor_cores.cuh), for float too, which is multiplied without
+ * them: lane 4g + t has of rows g and g + 8, in every 8 columns, columns 2t and 2t + 1; sum[m][n][2 * h + k] is row
+ * 16m + 8h + g, column 8n + 2t + k. The kernels are the same for all types. */
+#ifndef FLASH_CUH
+#define FLASH_CUH
+
+#include "../../common/error.h"
+#include "../../common/ops_cuda/kernel.cuh"
+#include "../fused.h"
+#include "tensor_cores.cuh"
+
+/* wide: heads begin at multiples of 16 bytes, and their rows are as long. */
+typedef struct {
+    int64_t batch, tokens, heads, size;
+    float scale;                        /* of scores: 1 / sqrt(size) */
+    bool wide;
+} Sizes;
+
+constexpr float LOG2_E = 1.44269504f;           /* exp(x) = exp2(x * LOG2_E): exp2 is one instruction */
+
+/* Rows of a tile are PAD long, D numbers and zeros behind them, and lie 16 bytes further apart than that: an odd multiple
+ * of 16 bytes, so that 8 rows at the same column lie in different banks of shared memory. OTHER: rows of the tiles that
+ * come one after the other, such that all tiles together fit, in every type. */
+template <typename T, int PAD> struct Tile {
+    enum { APART = PAD + 16 / sizeof(T), OTHER = sizeof(T) * PAD <= 128 ? 64 : sizeof(T) * PAD <= 256 ? 32 : 16 };
+};
+
+/* Which head of which sequence a block works for, and on which of the head's `blocks` tiles. */
+typedef struct {
+    int64_t batch, head, tile;
+} Place;
+
+__device__ inline Place place_of_block(int64_t heads, int64_t blocks)
+{
+    const int64_t head = blockIdx.x / blocks;
+    Place p = {head / heads, head % heads, blockIdx.x % blocks};
+
+    return p;
+}
+
+/* Begins to load ROWS rows of a head, from row `first` on: ld apart in memory, as many as there are of `tokens`. */
+template <int ROWS, int PAD, typename T>
+__device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t first, Sizes s)
+{
+    constexpr int APART = Tile<T, PAD>::APART, N = 16 / sizeof(T), PACKS = PAD / N;
+
+    if (s.wide)
+        for (int i = threadIdx.x; i < ROWS * PACKS; i += blockDim.x) {
+            const int row = i / PACKS, column = i % PACKS * N;
+            const bool there = first + row < s.tokens && column < s.size;
+            begin_copy<16>(&tile[row * APART + column], there ? &head[(first + row) * ld + column] : head, there);
+        }
+    else
+        for (int i = threadIdx.x; i < ROWS * PAD; i += blockDim.x) {
+            const int row = i / PAD, column = i % PAD;
+            const bool there = first + row < s.tokens && column < s.size;
+            set(&tile[row * APART + column], there ? number(head[(first + row) * ld + column]) : 0);
+        }
+}
+
+/* sum = rows of a, this warp's, times rows of b: 8N of them. */
+template <int PAD, typename T, int M, int N>
+__device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *b)
+{
+    constexpr int APART = Tile<T, PAD>::APART;
+    const int lane = threadIdx.x % WARP;
+
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++)
+        sum[i / 4 / N][i / 4 % N][i % 4] = 0;
+    if constexpr (sizeof(T) == 4) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll 1
+        for (int d = 0; d < PAD; d += 4) {
+            float4 x[M][2];
+#pragma unroll
+            for (int i = 0; i < M * 2; i++)
+                x[i / 2][i % 2] = *(const float4 *)&a[(8 * i + g) * APART + d];
+#pragma unroll
+            for (int j = 0; j < N * 2; j++) {
+                const float4 y = *(const float4 *)&b[(j / 2 * 8 + 2 * t + j % 2) * APART + d];
+#pragma unroll
+                for (int i = 0; i < M * 2; i++) {
+                    float &to = sum[i / 2][j / 2][i % 2 * 2 + j % 2];
+                    const float4 z = x[i / 2][i % 2];
+                    to += z.x * y.x + z.y * y.y + z.z * y.z + z.w * y.w;
+                }
+            }
+        }
+    } else {
+#pragma unroll
+        for (int d = 0; d < PAD; d += 16) {
+            uint32_t x[M][4];
+#pragma unroll
+            for (int m = 0; m < M; m++)
+                load_matrices(x[m], &a[(16 * m + lane % 16) * APART + d + lane / 16 * 8]);
+#pragma unroll
+            for (int n = 0; n < N; n += 2) {    /* rows of b are columns of the right operand */
+                uint32_t y[4];
+                load_matrices(y, &b[(8 * n + lane / 16 * 8 + lane % 8) * APART + d + lane / 8 % 2 * 8]);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    multiply_add<T>(sum[m][n], x[m], y[0], y[1]);
+                    multiply_add<T>(sum[m][n + 1], x[m], y[2], y[3]);
+                }
+            }
+        }
+    }
+}
+
+/* sum (PAD columns) += p, which is a sum of this warp, rounded to T, times b: 8N rows. */
+template <int PAD, typename T, int M, int N>
+__device__ inline void add_product(float (&sum)[M][PAD / 8][4], const float (&p)[M][N][4], const T *b)
+{
+    constexpr int APART = Tile<T, PAD>::APART;
+    const int lane = threadIdx.x % WARP;
+
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int j = 0; j < 8 * N; j++) {       /* column j of a row of p has lane 4g + j % 8 / 2 */
+            float x[M][2];
+#pragma unroll
+            for (int i = 0; i < M * 2; i++)
+                x[i / 2][i % 2] = __shfl_sync(~0u, p[i / 2][j / 8][i % 2 * 2 + j % 2], lane / 4 * 4 + j % 8 / 2);
+#pragma unroll
+            for (int d = 0; d < PAD / 8; d++) {
+                const float2 y = *(const float2 *)&b[j * APART + 8 * d + lane % 4 * 2];
+#pragma unroll
+                for (int i = 0; i < M * 2; i++) {
+                    sum[i / 2][d][i % 2 * 2] += x[i / 2][i % 2] * y.x;
+                    sum[i / 2][d][i % 2 * 2 + 1] += x[i / 2][i % 2] * y.y;
+                }
+            }
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t x[M][4];
+#pragma unroll
+            for (int i = 0; i < M * 4; i++) {
+                const float (&from)[4] = p[i / 4][n + i % 4 / 2];
+                x[i / 4][i % 4] = pair<T>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
+            }
+#pragma unroll
+            for (int d = 0; d < PAD / 8; d += 2) {
+                uint32_t y[4];
+                load_matrices_transposed(y, &b[(8 * n + lane % 16) * APART + 8 * d + lane / 16 * 8]);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    multiply_add<T>(sum[m][d], x[m], y[0], y[1]);
+                    multiply_add<T>(sum[m][d + 1], x[m], y[2], y[3]);
+                }
+            }
+        }
+    }
+}
+
+/* One row of a sum, 16m + 8h + g, times `factor`, to a head's row. All four lanes that have it call. */
+template <int PAD, typename T>
+__device__ inline void store_row(T *to, const float (&sum)[PAD / 8][4], int h, float factor, Sizes s)
+{
+    const int t = threadIdx.x % 4;
+
+#pragma unroll
+    for (int d = 0; d < PAD / 8; d++) {
+        const int64_t column = 8 * d + 2 * t;
+        const float x[2] = {sum[d][2 * h] * factor, sum[d][2 * h + 1] * factor};
+        if (s.wide && column < s.size) {
+            store(to + column, x, 2);
+        } else {
+            if (column < s.size)
+                set(&to[column], x[0]);
+            if (column + 1 < s.size)
+                set(&to[column + 1], x[1]);
+        }
+    }
+}
+
+/* ---- of the host ---- */
+
+static inline Sizes sizes_of(Tensor qkv, Tensor lse, const char *operator_name)
+{
+    const int64_t A = lse.shape[1], D = tensor_width(qkv) / 3 / A;
+
+    if (D > 128)
+        fail("%s: heads of %lld numbers, but 128 are the most that its tiles hold: leave attention out of --fuse",
+             operator_name, (long long)D);
+    return (Sizes){qkv.shape[0], qkv.shape[1], A, D, 1 / sqrtf(D), D * dtype_size(qkv.dtype) % 16 == 0 && aligned(qkv)};
+}
+
+/* Statements with PAD as the rows' length in tiles. */
+#define FOR_HEAD_SIZE(size, PAD, ...) \
+    do { \
+        if (size <= 32) { \
+            constexpr int PAD = 32; \
+            __VA_ARGS__; \
+        } else if (size <= 48) { \
+            constexpr int PAD = 48; \
+            __VA_ARGS__; \
+        } else if (size <= 64) { \
+            constexpr int PAD = 64; \
+            __VA_ARGS__; \
+        } else if (size <= 80) { \
+            constexpr int PAD = 80; \
+            __VA_ARGS__; \
+        } else if (size <= 96) { \
+            constexpr int PAD = 96; \
+            __VA_ARGS__; \
+        } else { \
+            constexpr int PAD = 128; \
+            __VA_ARGS__; \
+        } \
+    } while (0)
+
+#endif

@@ -1,0 +1,166 @@
+/* FlashAttention's backward: P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P * (dP - dots), dQ = dS K / sqrt(D),
+ * dK = dS^T Q / sqrt(D).
+ *
+ * Keys' gradients are sums over queries, queries' are sums over keys. A kernel that does both at once adds one of them up
+ * across blocks: atomically, in an order that changes from run to run. So here one kernel has a block for a tile of keys,
+ * and queries pass by, and another one a block for a tile of queries, and keys pass by: every sum is one block's, in the
+ * order of the tiles. That costs S and dP twice, 7 products of tiles instead of 5. Both are the same program: own rows
+ * with their partners (k and v, or q and dO), and others (q and dO, or k and v); by keys, S and dP come out transposed,
+ * as the products behind them need them. */
+#include "flash.cuh"
+
+/* ---- dots (B, A, T) = rowsum(d_out * out), a warp a row ---- */
+
+template <typename T>
+__global__ void flash_dots_rows(float *dots, const T *d_out, const T *out, int64_t rows, Sizes s)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < rows; i += (int64_t)gridDim.x * blockDim.y) {
+        const int64_t head = i % s.heads, token = i / s.heads % s.tokens, batch = i / s.heads / s.tokens;
+        float dot = 0;
+        EACH_COLUMN(j, 1, s.size)
+            dot += number(d_out[i * s.size + j]) * number(out[i * s.size + j]);
+        dot = warp_sum(dot);
+        if (threadIdx.x == 0)
+            dots[(batch * s.heads + head) * s.tokens + token] = dot;
+    }
+}
+
+/* ---- the two kernels ---- */
+
+template <typename T, int PAD> struct Backward {
+    enum {
+        WARPS = sizeof(T) * PAD > 256 ? 2 : 4,
+        OWN = 16 * WARPS,
+        OTHER = Tile<T, PAD>::OTHER,
+        APART = Tile<T, PAD>::APART,
+        OWN_BYTES = 2 * OWN * APART * sizeof(T),
+        OTHER_BYTES = 2 * OTHER * (APART * sizeof(T) + sizeof(float))
+    };
+};
+
+/* Others, in shared memory: q and dO with their lse and dots; or k and v. */
+template <typename T, int PAD> struct Others {
+    T x[Backward<T, PAD>::OTHER * Backward<T, PAD>::APART], y[Backward<T, PAD>::OTHER * Backward<T, PAD>::APART];
+    float lse[Backward<T, PAD>::OTHER], dots[Backward<T, PAD>::OTHER];
+};
+
+/* buffers: where shared memory holds two tiles of others, the next one is on its way while one is worked on. */
+template <typename T, int PAD, bool BY_KEYS>
+__global__ void __launch_bounds__(Backward<T, PAD>::WARPS *WARP)
+flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, const float *dots, int64_t blocks,
+                     int buffers, Sizes s)
+{
+    typedef Backward<T, PAD> K;
+    extern __shared__ __align__(16) char shared[];
+    T *const own_x = (T *)shared, *const own_y = own_x + K::OWN * K::APART;             /* k and v; or q and dO */
+    Others<T, PAD> *const others = (Others<T, PAD> *)(shared + K::OWN_BYTES);
+    const Place at = place_of_block(s.heads, blocks);
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16;                 /* this warp's first row */
+    const int64_t first = (BY_KEYS ? at.tile : blocks - 1 - at.tile) * K::OWN;          /* the longest come first */
+    const int64_t begin = BY_KEYS ? first : 0;                  /* tiles behind the diagonal are empty */
+    const int64_t end = BY_KEYS || first + K::OWN > s.tokens ? s.tokens : first + K::OWN;
+    const int64_t ld = 3 * s.heads * s.size, ld_out = s.heads * s.size;
+    const int64_t head = (at.batch * s.tokens * s.heads + at.head) * 3 * s.size;
+    const T *q = qkv + head, *k = q + s.size, *v = k + s.size;
+    const T *d_o = d_out + (at.batch * s.tokens * s.heads + at.head) * s.size;
+    float of_x[1][PAD / 8][4] = {}, of_y[1][BY_KEYS ? PAD / 8 : 1][4] = {};             /* dK and dV; or dQ */
+    float p[1][K::OTHER / 8][4], d[1][K::OTHER / 8][4], l[2] = {0, 0}, dot[2] = {0, 0};
+
+    lse += (at.batch * s.heads + at.head) * s.tokens;
+    dots += (at.batch * s.heads + at.head) * s.tokens;
+    for (int h = 0; h < 2 && !BY_KEYS; h++) {
+        const int64_t query = first + own + 8 * h + lane / 4;
+        l[h] = query < s.tokens ? lse[query] : 0;
+        dot[h] = query < s.tokens ? dots[query] : 0;
+    }
+    const auto load_others = [&](Others<T, PAD> *o, int64_t other) {
+        load_tile<K::OTHER, PAD>(o->x, BY_KEYS ? q : k, ld, other, s);
+        load_tile<K::OTHER, PAD>(o->y, BY_KEYS ? d_o : v, BY_KEYS ? ld_out : ld, other, s);
+        if (BY_KEYS && threadIdx.x < K::OTHER) {
+            const bool there = other + threadIdx.x < s.tokens;
+            const int64_t query = there ? other + threadIdx.x : 0;
+            begin_copy<4>(&o->lse[threadIdx.x], &lse[query], there);
+            begin_copy<4>(&o->dots[threadIdx.x], &dots[query], there);
+        }
+    };
+    load_tile<K::OWN, PAD>(own_x, BY_KEYS ? k : q, ld, first, s);
+    load_tile<K::OWN, PAD>(own_y, BY_KEYS ? v : d_o, BY_KEYS ? ld : ld_out, first, s);
+    load_others(others, begin);
+    int now = 0;
+    for (int64_t other = begin; other < end; other += K::OTHER) {
+        const Others<T, PAD> *o = &others[now];
+        const bool next = other + K::OTHER < end;
+        copies_done();
+        __syncthreads();                        /* others are there, and all have done with the last ones */
+        if (next && buffers == 2)
+            load_others(&others[now = !now], other + K::OTHER);
+        if (BY_KEYS ? first + own < other + K::OTHER : other < first + own + 16) {      /* some pair of the warp's is seen */
+            rows_by_rows<PAD>(p, own_x + own * K::APART, o->x);
+            rows_by_rows<PAD>(d, own_y + own * K::APART, o->y);
+#pragma unroll
+            for (int i = 0; i < K::OTHER / 2; i++) {
+                const int h = i % 4 / 2, of_tile = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                const int64_t mine = first + own + 8 * h + lane / 4, theirs = other + of_tile;
+                const int64_t key = BY_KEYS ? mine : theirs, query = BY_KEYS ? theirs : mine;
+                float &x = p[0][i / 4][i % 4], &y = d[0][i / 4][i % 4];
+                x = exp2f(x * (s.scale * LOG2_E) - (BY_KEYS ? o->lse[of_tile] : l[h]) * LOG2_E);
+                y = x * (y - (BY_KEYS ? o->dots[of_tile] : dot[h]));
+                if (key > query || query >= s.tokens)
+                    x = y = 0;
+            }
+            if constexpr (BY_KEYS)
+                add_product<PAD>(of_y, p, o->y);
+            add_product<PAD>(of_x, d, o->x);
+        }
+        if (next && buffers == 1) {
+            __syncthreads();                    /* all have done with these */
+            load_others(others, other + K::OTHER);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int64_t row = first + own + 8 * h + lane / 4;
+        T *to = d_qkv + head + row * ld;
+        if (row >= s.tokens)
+            continue;
+        store_row<PAD>(to + (BY_KEYS ? s.size : 0), of_x[0], h, s.scale, s);
+        if constexpr (BY_KEYS)
+            store_row<PAD>(to + 2 * s.size, of_y[0], h, 1, s);
+    }
+}
+
+/* A GPU's most for one block: 64 KB on sm_75, 99 or more later. */
+static int most_shared_memory(void)
+{
+    static int most;
+    int device;
+
+    if (!most) {
+        CUDA(cudaGetDevice(&device));
+        CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    }
+    return most;
+}
+
+void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
+{
+    Sizes s = sizes_of(qkv, lse, "flash_attention_backward");
+    const int64_t rows = s.batch * s.tokens * s.heads;
+
+    s.wide = s.wide && aligned(d_out) && aligned(d_qkv);
+    FOR_TYPE(qkv.dtype, T,
+        LAUNCH(flash_dots_rows<T>, clamped((rows + THREADS / WARP - 1) / (THREADS / WARP), 1, 1 << 20),
+               dim3(WARP, THREADS / WARP), data<float>(dots), data<T>(d_out), data<T>(out), rows, s);
+        FOR_HEAD_SIZE(s.size, PAD,
+            typedef Backward<T, PAD> K;
+            static_assert(sizeof(Others<T, PAD>) == K::OTHER_BYTES, "tiles lie at multiples of 16 bytes");
+            const int64_t blocks = (s.tokens + K::OWN - 1) / K::OWN;
+            const int buffers = K::OWN_BYTES + 2 * K::OTHER_BYTES <= most_shared_memory() ? 2 : 1;
+            const int bytes = K::OWN_BYTES + buffers * K::OTHER_BYTES;
+            LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, true>, blocks * s.heads * s.batch, K::WARPS * WARP,
+                          data<T>(d_qkv), data<T>(d_out), data<T>(qkv), data<float>(lse), data<float>(dots), blocks,
+                          buffers, s);
+            LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, false>, blocks * s.heads * s.batch, K::WARPS * WARP,
+                          data<T>(d_qkv), data<T>(d_out), data<T>(qkv), data<float>(lse), data<float>(dots), blocks,
+                          buffers, s)));
+}

@@ -1,0 +1,105 @@
+/* What C++ has no words for: a warp's products on tensor cores, how it loads their operands, and copies to shared memory
+ * that nobody waits for until they are needed. Names and layouts are those of the PTX manual.
+ *
+ * A fragment is a small matrix of which each lane holds some numbers. With g = lane / 4 and t = lane % 4:
+ *   left operand, 16 x 16:   registers 0 to 3 are (row g, columns 2t, 2t + 1), the same 8 rows below, 8 columns to the
+ *                            right, and both;
+ *   right operand, 16 x 8:   (rows 2t, 2t + 1, column g), and 8 rows below;
+ *   sum, 16 x 8, float:      (row g, columns 2t, 2t + 1), and 8 rows below.
+ * So where the columns of a sum become those of a left operand, a lane has already what it needs: it only rounds. */
+#ifndef TENSOR_CORES_CUH
+#define TENSOR_CORES_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+#include <type_traits>
+
+__device__ inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Four 8 x 8 matrices of 2-byte numbers: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes at a multiple
+ * of 16. Of each matrix a lane gets (row g, columns 2t, 2t + 1); transposed: (rows 2t, 2t + 1, column g). */
+__device__ inline void load_matrices(uint32_t (&m)[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+}
+
+__device__ inline void load_matrices_transposed(uint32_t (&m)[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+}
+
+/* sum += a times b, of numbers of type T. bf16 has tensor cores from sm_80 on (device_supports tells programs); before,
+ * fp16 has them for half as many columns of a at a time. */
+template <typename T>
+__device__ inline void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same<T, __half>::value)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    if constexpr (std::is_same<T, __half>::value) {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
+    }
+#endif
+}
+
+/* Two numbers, rounded, as they lie in memory: the first in the lower half. */
+template <typename T> __device__ inline uint32_t pair(float x, float y)
+{
+    union {
+        __nv_bfloat162 bf16;
+        __half2 fp16;
+        uint32_t bits;
+    } p = {};
+
+    if constexpr (std::is_same<T, __half>::value)
+        p.fp16 = __floats2half2_rn(x, y);
+    else
+        p.bf16 = __floats2bfloat162_rn(x, y);
+    return p.bits;
+}
+
+/* Begins to copy 16, or 4, bytes to shared memory, or to write zeros there. They are there after copies_done, for the
+ * thread that has asked for them; for the others, after the barrier behind it. Before sm_80: at once. */
+template <int BYTES> __device__ inline void begin_copy(void *to, const void *from, bool there)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     :: "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                     :: "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(there ? 4 : 0) : "memory");
+#else
+    if constexpr (BYTES == 16)
+        *(uint4 *)to = there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
+    else
+        *(uint32_t *)to = there ? *(const uint32_t *)from : 0;
+#endif
+}
+
+__device__ inline void copies_done(void)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+#endif
