@@ -131,8 +131,8 @@ static void residual(void)
 
 static void adamw(void)
 {
-    adamw_update(a, b, c, d, (AdamWArguments){.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .correction1 = 1,
-                                              .correction2 = 1, .gradient_scale = 1});
+    adamw_update(a, NONE, b, c, d, (AdamWArguments){.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
+                                                    .correction1 = 1, .correction2 = 1, .gradient_scale = 1});
 }
 
 static void squares(void)
