@@ -354,17 +354,19 @@ static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's
 
 int main(int argc, char **argv)
 {
-    run_begin("02_mixed_precision", "Trains a transformer whose numbers are stored in two bytes, or one.", argc, argv,
-              (StageOption[]){
-                  {"dtype", OPTION_CHOICE, &dtype_option,
-                   "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
-                  {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
-                  {"master", OPTION_CHOICE, &master_option, "what AdamW updates: an fp32 copy, or the weights themselves",
-                   "fp32|none"},
-                  {"loss-scale", OPTION_DOUBLE, &loss_scale, "with fp16: the first one", "X", 1e-6, 1e30},
-                  {"loss-scale-growth", OPTION_INT, &growth,
-                   "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
-                  TEXT_OPTIONS, {0}});
+    run_begin(
+        "02_mixed_precision", "Trains a transformer whose numbers are stored in two bytes, or one.", argc, argv,
+        (StageOption[]){
+            {"dtype", OPTION_CHOICE, &dtype_option,
+             "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
+            {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
+            {"master", OPTION_CHOICE, &master_option, "what AdamW updates: an fp32 copy, or the weights themselves",
+             "fp32|none"},
+            {"loss-scale", OPTION_DOUBLE, &loss_scale, "with fp16: the first one", "X", 1e-6, 1e30},
+            {"loss-scale-growth", OPTION_INT, &growth,
+             "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
+            TEXT_OPTIONS,
+            {0}});
     if (comm_size(world) > 1)
         fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
     sizes();

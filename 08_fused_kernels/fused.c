@@ -31,12 +31,13 @@ void flash_attention_backward(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qk
 {
     const int64_t rows = tensor_rows(qkv), width = tensor_width(out);
 
-    op_begin("flash_attention_backward", OPERANDS(d_qkv, dots), OPERANDS(), OPERANDS(d_out, qkv, out, lse),
-             2.5 * flash_flops(qkv),
-             as(qkv.dtype, out, rows, width) && as(qkv.dtype, d_out, rows, width)
-                 && as(qkv.dtype, qkv, rows, 3 * width) && as(qkv.dtype, d_qkv, rows, 3 * width)
-                 && is_per_query(lse, qkv, out) && is_per_query(dots, qkv, out) && dots.shape[1] == lse.shape[1],
-             "d_qkv (B, T, 3*A*D), dots (B, A, T) REAL, d_out (B, T, A*D), qkv like d_qkv, out like d_out, lse like dots");
+    op_begin(
+        "flash_attention_backward", OPERANDS(d_qkv, dots), OPERANDS(), OPERANDS(d_out, qkv, out, lse),
+        2.5 * flash_flops(qkv),
+        as(qkv.dtype, out, rows, width) && as(qkv.dtype, d_out, rows, width) && as(qkv.dtype, qkv, rows, 3 * width)
+            && as(qkv.dtype, d_qkv, rows, 3 * width) && is_per_query(lse, qkv, out) && is_per_query(dots, qkv, out)
+            && dots.shape[1] == lse.shape[1],
+        "d_qkv (B, T, 3*A*D), dots (B, A, T) REAL, d_out (B, T, A*D), qkv like d_qkv, out like d_out, lse like dots");
     flash_attention_backward_kernel(d_qkv, dots, d_out, qkv, out, lse);
     op_end();
 }
@@ -46,13 +47,14 @@ void residual_layernorm_forward(Tensor sum, Tensor out, Tensor stats, Tensor x, 
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
-    op_begin("residual_layernorm_forward", OPERANDS(sum, out, stats), OPERANDS(),
-             OPERANDS(x, branch, branch_bias, weight, bias), 0,
-             as(x.dtype, x, rows, width) && as(x.dtype, branch, rows, width) && as(x.dtype, sum, rows, width)
-                 && as(x.dtype, out, rows, width) && is(stats, rows, 2) && as_vector(x.dtype, branch_bias, width)
-                 && as_vector(x.dtype, weight, width) && as_vector(x.dtype, bias, width),
-             "sum (R, H), out (R, H), stats (R, 2), x (R, H), branch (R, H), branch_bias (H), weight (H), bias (H), of one "
-             "type but stats, REAL");
+    op_begin(
+        "residual_layernorm_forward", OPERANDS(sum, out, stats), OPERANDS(),
+        OPERANDS(x, branch, branch_bias, weight, bias), 0,
+        as(x.dtype, x, rows, width) && as(x.dtype, branch, rows, width) && as(x.dtype, sum, rows, width)
+            && as(x.dtype, out, rows, width) && is(stats, rows, 2) && as_vector(x.dtype, branch_bias, width)
+            && as_vector(x.dtype, weight, width) && as_vector(x.dtype, bias, width),
+        "sum (R, H), out (R, H), stats (R, 2), x (R, H), branch (R, H), branch_bias (H), weight (H), bias (H), of one "
+        "type but stats, REAL");
     residual_layernorm_forward_kernel(sum, out, stats, x, branch, branch_bias, weight, bias);
     op_end();
 }
@@ -63,13 +65,14 @@ void residual_layernorm_backward(Tensor d_sum, Tensor d_branch_bias, Tensor d_we
     const int64_t rows = tensor_rows(sum), width = tensor_width(sum);
     const DType g = d_bias.dtype;
 
-    op_begin("residual_layernorm_backward", OPERANDS(), OPERANDS(d_sum, d_branch_bias, d_weight, d_bias),
-             OPERANDS(d_out, sum, stats, weight), 0,
-             as(sum.dtype, sum, rows, width) && as(sum.dtype, d_sum, rows, width) && as(sum.dtype, d_out, rows, width)
-                 && is(stats, rows, 2) && as_vector(sum.dtype, weight, width) && is_gradient(g)
-                 && as_vector(g, d_branch_bias, width) && as_vector(g, d_weight, width) && as_vector(g, d_bias, width),
-             "d_sum (R, H), d_branch_bias (H), d_weight (H), d_bias (H), d_out (R, H), sum (R, H), stats (R, 2), weight "
-             "(H), of one type but the three gradients of parameters, REAL or BF16, and stats, REAL");
+    op_begin(
+        "residual_layernorm_backward", OPERANDS(), OPERANDS(d_sum, d_branch_bias, d_weight, d_bias),
+        OPERANDS(d_out, sum, stats, weight), 0,
+        as(sum.dtype, sum, rows, width) && as(sum.dtype, d_sum, rows, width) && as(sum.dtype, d_out, rows, width)
+            && is(stats, rows, 2) && as_vector(sum.dtype, weight, width) && is_gradient(g)
+            && as_vector(g, d_branch_bias, width) && as_vector(g, d_weight, width) && as_vector(g, d_bias, width),
+        "d_sum (R, H), d_branch_bias (H), d_weight (H), d_bias (H), d_out (R, H), sum (R, H), stats (R, 2), weight "
+        "(H), of one type but the three gradients of parameters, REAL or BF16, and stats, REAL");
     residual_layernorm_backward_kernel(d_sum, d_branch_bias, d_weight, d_bias, d_out, sum, stats, weight);
     op_end();
 }

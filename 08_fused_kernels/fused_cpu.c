@@ -19,10 +19,11 @@ static int64_t least(int64_t a, int64_t b)
  * below; heads are padded with rows of zeros to a multiple of QUERIES. */
 enum { QUERIES = 48, KEYS = 240 };
 
-/* c (m, n) = a (m, k) times b (k, n), or plus c, for operands that lie in the caches: BLAS would first copy them into the
- * order that it likes, which takes about as long as to multiply such small ones. ROWS by two vectors of c stay in
+/* c (m, n) = a (m, k) times b (k, n), or plus c, for operands that lie in the caches: BLAS would first copy them into
+ * the order that it likes, which takes about as long as to multiply such small ones. ROWS by two vectors of c stay in
  * registers while k goes by; each number of a is multiplied with two vectors of b. Element (i, p) of a is at
- * i * a_row + p * a_col, so it may be transposed; rows of b and c are contiguous. m is a multiple of ROWS, n of LANES. */
+ * i * a_row + p * a_col, so it may be transposed; rows of b and c are contiguous. m is a multiple of ROWS, n of
+ * LANES. */
 typedef real Vector __attribute__((vector_size(__BIGGEST_ALIGNMENT__), aligned(sizeof(real)), may_alias));
 enum { ROWS = 6, LANES = sizeof(Vector) / sizeof(real) };
 
@@ -63,8 +64,8 @@ static int64_t padded(int64_t count, int64_t multiple)
     return (count + multiple - 1) / multiple * multiple;
 }
 
-/* One head's D columns of a tensor, from element `at` on, as rows of `width` reals, the rest zeros; transposed too, as D
- * rows of `rows` reals. to or transposed may be NULL. */
+/* One head's D columns of a tensor, from element `at` on, as rows of `width` reals, the rest zeros; transposed too, as
+ * D rows of `rows` reals. to or transposed may be NULL. */
 static void load_columns(real *to, int64_t width, real *transposed, int64_t rows, Tensor t, int64_t at, int64_t ld,
                          int64_t T, int64_t D, real factor)
 {
@@ -81,8 +82,9 @@ static void load_columns(real *to, int64_t width, real *transposed, int64_t rows
     }
 }
 
-/* The softmax of a row whose scores come tile by tile (Milakov & Gimelshein 2018): its largest score so far, and the sum
- * of exp(score - largest). What was summed up under a smaller largest score is multiplied with exp of the difference. */
+/* The softmax of a row whose scores come tile by tile (Milakov & Gimelshein 2018): its largest score so far, and the
+ * sum of exp(score - largest). What was summed up under a smaller largest score is multiplied with exp of the
+ * difference. */
 static void softmax_tile(real *scores, int64_t seen, int64_t keys, real *max, real *sum, real *out, int64_t width)
 {
     real most = *max, s = 0;
@@ -123,7 +125,8 @@ void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
         for (int64_t a = 0; a < A; a++) {
             const int64_t head = (b * T * A + a) * 3 * D, ld = 3 * A * D;
             real *q = scratch(1, 2 * rows * width + D * rows), *v = q + rows * width, *k_transposed = v + rows * width;
-            real *o = scratch(2, QUERIES * (width + KEYS)), *scores = o + QUERIES * width, *log_sum = row(lse, b * A + a);
+            real *o = scratch(2, QUERIES * (width + KEYS)), *scores = o + QUERIES * width,
+                 *log_sum = row(lse, b * A + a);
             load_columns(q, width, NULL, rows, qkv, head, ld, T, D, 1 / (real)sqrt(D));
             load_columns(NULL, 0, k_transposed, rows, qkv, head + D, ld, T, D, 1);
             load_columns(v, width, NULL, rows, qkv, head + 2 * D, ld, T, D, 1);
@@ -135,7 +138,8 @@ void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
                 memset(o, 0, QUERIES * width * sizeof *o);
                 for (int64_t key = 0; key < end; key += KEYS) {         /* tiles behind the diagonal are empty */
                     const int64_t keys = least(KEYS, end - key);
-                    multiply(QUERIES, keys, D, q + first * width, width, 1, k_transposed + key, rows, scores, KEYS, false);
+                    multiply(QUERIES, keys, D, q + first * width, width, 1, k_transposed + key, rows, scores, KEYS,
+                             false);
                     for (int64_t i = 0; i < QUERIES; i++) {
                         const int64_t seen = i < n ? seen_by(first + i, key, keys) : 0;
                         if (seen)
@@ -169,7 +173,8 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
         for (int64_t a = 0; a < A; a++) {
             const int64_t head = (b * T * A + a) * 3 * D, ld = 3 * A * D, to = (b * T * A + a) * D, size = rows * width;
             real *q = scratch(1, 6 * size + 2 * D * rows), *k = q + size, *d_o = k + size, *d_q = d_o + size;
-            real *d_k = d_q + size, *d_v = d_k + size, *k_transposed = d_v + size, *v_transposed = k_transposed + D * rows;
+            real *d_k = d_q + size, *d_v = d_k + size, *k_transposed = d_v + size,
+                 *v_transposed = k_transposed + D * rows;
             real *p = scratch(2, 2 * QUERIES * KEYS), *d_p = p + QUERIES * KEYS;
             real *dot = row(dots, b * A + a), *log_sum = row(lse, b * A + a);
             load_columns(q, width, NULL, rows, qkv, head, ld, T, D, 1);
@@ -190,7 +195,8 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
                 for (int64_t key = 0; key < end; key += KEYS) {
                     const int64_t keys = least(KEYS, end - key);
                     multiply(QUERIES, keys, D, q + first * width, width, 1, k_transposed + key, rows, p, KEYS, false);
-                    multiply(QUERIES, keys, D, d_o + first * width, width, 1, v_transposed + key, rows, d_p, KEYS, false);
+                    multiply(QUERIES, keys, D, d_o + first * width, width, 1, v_transposed + key, rows, d_p, KEYS,
+                             false);
                     for (int64_t i = 0; i < QUERIES; i++) {
                         const int64_t seen = i < n ? seen_by(first + i, key, keys) : 0;
                         const real l = i < n ? log_sum[first + i] : 0, t = i < n ? dot[first + i] : 0;
@@ -203,9 +209,12 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
                         for (int64_t j = seen; j < keys; j++)
                             p_row[j] = d_row[j] = 0;
                     }
-                    multiply(QUERIES, width, keys, d_p, KEYS, 1, k + key * width, width, d_q + first * width, width, true);
-                    multiply(keys, width, QUERIES, d_p, 1, KEYS, q + first * width, width, d_k + key * width, width, true);
-                    multiply(keys, width, QUERIES, p, 1, KEYS, d_o + first * width, width, d_v + key * width, width, true);
+                    multiply(QUERIES, width, keys, d_p, KEYS, 1, k + key * width, width, d_q + first * width, width,
+                             true);
+                    multiply(keys, width, QUERIES, d_p, 1, KEYS, q + first * width, width, d_k + key * width, width,
+                             true);
+                    multiply(keys, width, QUERIES, p, 1, KEYS, d_o + first * width, width, d_v + key * width, width,
+                             true);
                 }
             }
             for (int64_t i = 0; i < T; i++) {
@@ -252,10 +261,10 @@ void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Ten
     }
 }
 
-/* Rows go in a fixed number of parts, each with sums of its own for the vectors' gradients, which are added up in order:
- * so that every row is read once, and the sums don't depend on the number of threads. */
-void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tensor d_weight, Tensor d_bias, Tensor d_out,
-                                        Tensor sum, Tensor stats, Tensor weight)
+/* Rows go in a fixed number of parts, each with sums of its own for the vectors' gradients, which are added up in
+ * order: so that every row is read once, and the sums don't depend on the number of threads. */
+void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tensor d_weight, Tensor d_bias,
+                                        Tensor d_out, Tensor sum, Tensor stats, Tensor weight)
 {
     enum { PARTS = 16 };
     const int64_t rows = tensor_rows(sum), width = tensor_width(sum);

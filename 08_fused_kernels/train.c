@@ -167,8 +167,9 @@ static void predict(void)
 {
     const double real = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
     const double gradient = dtype_size(gradients_dtype);
-    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + (fuse.attention ? B * A * T : 0));         /* linear in T */
-    const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic */
+    const double lse = fuse.attention ? B * A * T : 0;
+    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + lse);      /* linear in T */
+    const double scores = fuse.attention ? 0 : small * B * A * T * T;                                   /* quadratic */
     const double copies = fp8 ? R * F + fmax(R * F, F * H) + 2 * 4 : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
@@ -274,7 +275,8 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
     mixed_linear_forward(a->branch, a->heads, w->proj_weight, NONE);
 
     if (fuse.layernorm) {
-        residual_layernorm_forward(a->mid, a->ln2, a->ln2_stats, x, a->branch, w->proj_bias, w->ln2_weight, w->ln2_bias);
+        residual_layernorm_forward(a->mid, a->ln2, a->ln2_stats, x, a->branch, w->proj_bias, w->ln2_weight,
+                                   w->ln2_bias);
     } else {
         residual_forward(a->mid, x, a->branch, w->proj_bias);
         layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
@@ -448,19 +450,21 @@ static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's
 
 int main(int argc, char **argv)
 {
-    run_begin("08_fused_kernels", "Trains a transformer with kernels that do several operators' work.", argc, argv,
-              (StageOption[]){
-                  {"fuse", OPTION_TEXT, &fuse_list,
-                   "all, none, or some of attention,layernorm,gelu,cross-entropy,adamw (all)", "LIST"},
-                  {"dtype", OPTION_CHOICE, &dtype_option,
-                   "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
-                  {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
-                  {"master", OPTION_CHOICE, &master_option, "what AdamW updates: an fp32 copy, or the weights themselves",
-                   "fp32|none"},
-                  {"loss-scale", OPTION_DOUBLE, &loss_scale, "with fp16: the first one", "X", 1e-6, 1e30},
-                  {"loss-scale-growth", OPTION_INT, &growth,
-                   "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
-                  TEXT_OPTIONS, {0}});
+    run_begin(
+        "08_fused_kernels", "Trains a transformer with kernels that do several operators' work.", argc, argv,
+        (StageOption[]){
+            {"fuse", OPTION_TEXT, &fuse_list,
+             "all, none, or some of attention,layernorm,gelu,cross-entropy,adamw (all)", "LIST"},
+            {"dtype", OPTION_CHOICE, &dtype_option,
+             "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
+            {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
+            {"master", OPTION_CHOICE, &master_option, "what AdamW updates: an fp32 copy, or the weights themselves",
+             "fp32|none"},
+            {"loss-scale", OPTION_DOUBLE, &loss_scale, "with fp16: the first one", "X", 1e-6, 1e30},
+            {"loss-scale-growth", OPTION_INT, &growth,
+             "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
+            TEXT_OPTIONS,
+            {0}});
     if (comm_size(world) > 1)
         fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
     fusions();

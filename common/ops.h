@@ -96,8 +96,8 @@ typedef struct {
     double correction1, correction2;            /* 1 - beta^t, of the moments' bias toward 0 */
     double gradient_scale;                      /* the clipping's */
 } AdamWArguments;
-void adamw_update(Tensor params, Tensor copy /* of params, rounded; or NONE */, Tensor m /* REAL */, Tensor v /* REAL */,
-                  Tensor gradients, AdamWArguments a);
+void adamw_update(Tensor params, Tensor copy /* of params, rounded; or NONE */, Tensor m /* REAL */,
+                  Tensor v /* REAL */, Tensor gradients, AdamWArguments a);
 double square_sum(const Tensor *list, int count);       /* over all of them, in double, in a fixed order; waits */
 
 /* ---- attention by blocks of keys: what ranks compute that have only some of them (07) ----

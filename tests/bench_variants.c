@@ -38,7 +38,8 @@ static double step_of(const char *program, const char *shape, const char *varian
 {
     double seconds[STEPS + 1], bytes[STEPS + 1];
 
-    run_well(BUILD "/cpu/%s %s %s --accumulate 1 --steps %d --quiet --metrics m.csv", program, shape, variant, STEPS + 1);
+    run_well(BUILD "/cpu/%s %s %s --accumulate 1 --steps %d --quiet --metrics m.csv", program, shape, variant,
+             STEPS + 1);
     const int rows = read_column(in_temporary("m.csv"), "seconds", seconds, STEPS + 1);
     read_column(in_temporary("m.csv"), "peak_bytes", bytes, STEPS + 1);
     *peak = bytes[0];
@@ -60,14 +61,16 @@ int main(int argc, char **argv)
                    "of first", "(least, most)", "peak");
             for (int round = 0; round < ROUNDS; round++)
                 for (int v = 0; v < count; v++) {
-                    step[v][round] = step_of(benches[b].program, benches[b].shapes[s], benches[b].variants[v], &peak[v]);
+                    step[v][round] =
+                        step_of(benches[b].program, benches[b].shapes[s], benches[b].variants[v], &peak[v]);
                     ratio[v][round] = step[v][round] / step[0][round];
                 }
             for (int v = 0; v < count; v++) {
                 qsort(step[v], ROUNDS, sizeof **step, ascending);
                 qsort(ratio[v], ROUNDS, sizeof **ratio, ascending);
                 printf("%-24s %9.1f ms %10.2f    (%.2f, %.2f) %9.1f MB\n", benches[b].variants[v],
-                       1e3 * step[v][ROUNDS / 2], ratio[v][ROUNDS / 2], ratio[v][0], ratio[v][ROUNDS - 1], peak[v] / 1e6);
+                       1e3 * step[v][ROUNDS / 2], ratio[v][ROUNDS / 2], ratio[v][0], ratio[v][ROUNDS - 1],
+                       peak[v] / 1e6);
             }
             printf("\n");
         }

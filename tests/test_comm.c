@@ -1152,7 +1152,8 @@ static void nccl_fails(void **state)
     static const struct {
         const char *environment, *what, *words;
     } table[] = {
-        {"FAKE_NCCL_FAIL=ncclCommInitRankConfig~1", "-transfers", "ncclCommInitRankConfig(|at common/comm_nccl.c:|: an "
+        {"FAKE_NCCL_FAIL=ncclCommInitRankConfig~1", "-transfers",
+         "ncclCommInitRankConfig(|at common/comm_nccl.c:|: an "
          "error of the fake; its last words"},
         {"FAKE_NCCL_FAIL=ncclGetUniqueId~1", "-transfers", "ncclGetUniqueId(|comm_nccl.c|its last words"},
         {"FAKE_NCCL_FAIL=ncclAllReduce~2", "-transfers", "ncclAllReduce(|comm_nccl.c|its last words"},
@@ -1161,13 +1162,17 @@ static void nccl_fails(void **state)
         {"FAKE_NCCL_FAIL=cudaEventRecord~5", "-transfers", "cudaEventRecord(|comm_nccl.c|an error of the fake CUDA"},
         {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|comm_nccl.c|fake CUDA"},
         {"FAKE_NCCL_FAIL=async~4", "-transfers", "NCCL, on a communicator of |: an error of the fake; its last words"},
-        {"FAKE_GPUS=2", "insist", "--comm nccl, but ranks 0 and 2 share GPU 0000:00:00.0 of |, which has 3 ranks, and "
+        {"FAKE_GPUS=2", "insist",
+         "--comm nccl, but ranks 0 and 2 share GPU 0000:00:00.0 of |, which has 3 ranks, and "
          "2 GPUs for them"},
-        {"FAKE_GPUS=1", "-words", "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of "
+        {"FAKE_GPUS=1", "-words",
+         "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of "
          "|, and 1 GPU for them"},
         {"FAKE_GPUS=3", "-words", "carried by NCCL"},
-        {"FAKE_NCCL_LOSE=1", "-transfers", "all ranks wait for each other, for 1 seconds; |rank 0 waits for "
-         "all_reduce, operation 1 of group world, on its GPU|rank 1 waits for all_reduce, operation 1 of group world, on its GPU"},
+        {"FAKE_NCCL_LOSE=1", "-transfers",
+         "all ranks wait for each other, for 1 seconds; |rank 0 waits for "
+         "all_reduce, operation 1 of group world, on its GPU|rank 1 waits for all_reduce, operation 1 of group world, "
+         "on its GPU"},
     };
 
     (void)state;

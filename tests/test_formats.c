@@ -350,7 +350,8 @@ static void fp8_products(void **state)
                     sum += (double)h8[i * K + k] * hw8[j * K + k];
                 sum = sum * *x8.scale * *w8.scale;
                 sum += cases[c].out == BF16 ? hb[j] : ((real *)before.data)[i * M + j];
-                assert_true(fabs(ho[i * M + j] - sum) <= (cases[c].out == BF16 ? 0x1p-8 * fabs(sum) : 0) + 1e-6 * largest);
+                assert_true(fabs(ho[i * M + j] - sum)
+                            <= (cases[c].out == BF16 ? 0x1p-8 * fabs(sum) : 0) + 1e-6 * largest);
             }
         release();
     }

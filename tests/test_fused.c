@@ -79,15 +79,18 @@ static const DType types[] = {REAL, BF16, F16};
 /* Sequences around the tiles' sizes, and every head size that models have; a whole row behind the first tile. */
 static void attention_is_the_chain(void **state)
 {
-    static const struct { int64_t B, T, A, D; } cases[] = {{2, 1, 2, 8}, {1, 127, 2, 32}, {1, 128, 1, 48}, {1, 129, 2, 64},
-                                                           {2, 257, 1, 80}, {1, 300, 2, 96}, {1, 520, 1, 128}, {3, 70, 3, 10}};
+    static const struct {
+        int64_t B, T, A, D;
+    } cases[] = {{2, 1, 2, 8},    {1, 127, 2, 32}, {1, 128, 1, 48},  {1, 129, 2, 64},
+                 {2, 257, 1, 80}, {1, 300, 2, 96}, {1, 520, 1, 128}, {3, 70, 3, 10}};
 
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int k = 0; k < 3; k++) {
             const int64_t B = cases[c].B, T = cases[c].T, A = cases[c].A, D = cases[c].D;
             const DType t = types[k];
-            Tensor qkv = filled(t, "qkv", shape(B, T, 3 * A * D), 1.5), d_out = filled(t, "d_out", shape(B, T, A * D), 1);
+            Tensor qkv = filled(t, "qkv", shape(B, T, 3 * A * D), 1.5),
+                   d_out = filled(t, "d_out", shape(B, T, A * D), 1);
             Tensor out = create(t, "out", shape(B, T, A * D)), want = create(t, "want", shape(B, T, A * D));
             Tensor probs = create(t, "probs", shape(B, A, T, T)), d_probs = create(t, "d_probs", shape(B, A, T, T));
             Tensor lse = create(REAL, "lse", shape(B, A, T)), dots = create(REAL, "dots", shape(B, A, T));
@@ -126,7 +129,9 @@ static void attention_of_extremes(void **state)
 
 static void the_others_are_their_chains(void **state)
 {
-    static const struct { int64_t R, H, M, V; } cases[] = {{1, 8, 24, 11}, {37, 50, 200, 97}, {130, 64, 256, 1031}, {300, 33, 1100, 7}};
+    static const struct {
+        int64_t R, H, M, V;
+    } cases[] = {{1, 8, 24, 11}, {37, 50, 200, 97}, {130, 64, 256, 1031}, {300, 33, 1100, 7}};
 
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
@@ -136,7 +141,8 @@ static void the_others_are_their_chains(void **state)
                 const DType t = types[k], tg = g ? BF16 : REAL;
                 const double tolerance = tolerance_of(t);
                 Tensor x = filled(t, "x", shape(R, H), 1), branch = filled(t, "branch", shape(R, H), 1);
-                Tensor add = filled(t, "add", shape(H), 1), w = filled(t, "w", shape(H), 1), b = filled(t, "b", shape(H), 1);
+                Tensor add = filled(t, "add", shape(H), 1), w = filled(t, "w", shape(H), 1),
+                       b = filled(t, "b", shape(H), 1);
                 Tensor sum = create(t, "sum", shape(R, H)), out = create(t, "out", shape(R, H));
                 Tensor want_sum = create(t, "sum", shape(R, H)), want = create(t, "out", shape(R, H));
                 Tensor stats = create(REAL, "stats", shape(R, 2)), want_stats = create(REAL, "stats", shape(R, 2));
@@ -198,8 +204,10 @@ static void adamw_writes_the_copy(void **state)
 
     (void)state;
     for (int k = 1; k < 3; k++) {
-        Tensor w = filled(REAL, "w", shape(N), 1), g = filled(REAL, "g", shape(N), 1), copy = create(types[k], "copy", shape(N));
-        Tensor m = create(REAL, "m", shape(N)), v = create(REAL, "v", shape(N)), want = create(types[k], "want", shape(N));
+        Tensor w = filled(REAL, "w", shape(N), 1), g = filled(REAL, "g", shape(N), 1),
+               copy = create(types[k], "copy", shape(N));
+        Tensor m = create(REAL, "m", shape(N)), v = create(REAL, "v", shape(N)),
+               want = create(types[k], "want", shape(N));
         adamw_update(w, copy, m, v, g, a);
         tensor_convert(want, w);
         assert_memory_equal(copy.data, want.data, tensor_bytes(want));
@@ -241,13 +249,14 @@ static void programs_agree(void **state)
     compare_runs(FUSED " " SHAPE " --fuse none", MIXED " " SHAPE, 0);
     compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0);
     compare_runs(FUSED " " SHAPE " --fuse adamw", MIXED " " SHAPE, 0);
-    compare_runs(FUSED " " SHAPE " --fuse all --dtype fp8 --hidden 96 --seq 64", MIXED " " SHAPE " --dtype fp8 --hidden 96 --seq 64",
-                 0.2);
+    compare_runs(FUSED " " SHAPE " --fuse all --dtype fp8 --hidden 96 --seq 64",
+                 MIXED " " SHAPE " --dtype fp8 --hidden 96 --seq 64", 0.2);
     for (size_t i = 0; i < sizeof fusions / sizeof *fusions; i++)
         for (int m = 0; m < 3; m++) {
             if (!full_tests() && m != (int)i % 3 && i != 5)
                 continue;
-            snprintf(text, sizeof text, FUSED64 " " SHAPE " --dtype fp32 --fuse %s --recompute %s", fusions[i], modes[m]);
+            snprintf(text, sizeof text, FUSED64 " " SHAPE " --dtype fp32 --fuse %s --recompute %s", fusions[i],
+                     modes[m]);
             snprintf(base, sizeof base, SINGLE64 " " SHAPE " --recompute %s", modes[m]);
             compare_runs(text, base, 1e-10);
         }
@@ -261,9 +270,10 @@ static void memory_is_gone(void **state)
     (void)state;
     for (int k = 0; k < 2; k++)
         for (int long_one = 0; long_one < 2; long_one++) {
-            run_well(FUSED " --layers 2 --hidden 32 --heads 2 --vocab 2000 --data %s --seq %d --micro-batch 1 --accumulate 1 "
-                     "--steps 1 --quiet --threads 1 --fuse %s --report r.json", token_file(20000, 97), long_one ? 1024 : 256,
-                     k ? "all" : "none");
+            run_well(FUSED
+                     " --layers 2 --hidden 32 --heads 2 --vocab 2000 --data %s --seq %d --micro-batch 1 --accumulate 1 "
+                     "--steps 1 --quiet --threads 1 --fuse %s --report r.json",
+                     token_file(20000, 97), long_one ? 1024 : 256, k ? "all" : "none");
             activations[k][long_one] = json_number(in_temporary("r.json"), "ranks.0.memory.activations.measured");
         }
     const double L = 2, H = 32, A = 2, V = 2000;
@@ -282,7 +292,8 @@ static void evaluation_and_samples_are_the_base(void **state)
     Result a, b;
 
     (void)state;
-    a = run(FUSED64 " " SHAPE " --data %s --dtype fp32 --steps 4 --eval-every 2 --report a.json --sample 40 --micro-batch 8",
+    a = run(FUSED64 " " SHAPE
+                    " --data %s --dtype fp32 --steps 4 --eval-every 2 --report a.json --sample 40 --micro-batch 8",
             token_file(20000, 97));
     b = run(SINGLE64 " " SHAPE " --data %s --steps 4 --eval-every 2 --report b.json --sample 40 --micro-batch 8",
             token_file(20000, 97));

@@ -39,8 +39,10 @@ static void fp32_is_the_base(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         for (int k = 0; k < 2; k++) {
-            run_well("%s " SHAPE " --micro-batch 3 --accumulate 2 --steps 20 %s --dump-gradients %d.st --metrics %d.csv "
-                     "--report %d.json", programs[i][k], k ? "" : "--dtype fp32", k, k, k);
+            run_well("%s " SHAPE
+                     " --micro-batch 3 --accumulate 2 --steps 20 %s --dump-gradients %d.st --metrics %d.csv "
+                     "--report %d.json",
+                     programs[i][k], k ? "" : "--dtype fp32", k, k, k);
             char csv[16];
             snprintf(csv, sizeof csv, "%d.csv", k);
             assert_int_equal(read_column(in_temporary(csv), "loss", loss[k], 20), 20);
@@ -65,8 +67,10 @@ static void gradients_and_memory_of_each_type(void **state)
     run_well(SINGLE64 " " SHAPE " --micro-batch 4 --accumulate 2 --steps 1 --dump-gradients reference.st");
     for (int i = 0; i < TYPES; i++) {
         for (int m = 0; m < 3; m++) {
-            run_well(MIXED " " SHAPE " %s --micro-batch 4 --accumulate 2 --steps 1 --recompute %s --dump-gradients %s.st "
-                     "--report r.json", types[i].options, modes[m], modes[m]);
+            run_well(MIXED " " SHAPE
+                           " %s --micro-batch 4 --accumulate 2 --steps 1 --recompute %s --dump-gradients %s.st "
+                           "--report r.json",
+                     types[i].options, modes[m], modes[m]);
             static const char *const categories[] = {"parameters", "master", "gradients", "optimizer"};
             for (int c = 0; c < 4; c++) {
                 char path[64];
@@ -185,7 +189,8 @@ static void checkpoints_cross(void **state)
 {
     (void)state;
     for (int i = 0; i < TYPES; i++) {
-        run_well(MIXED " " SHAPE " %s --loss-scale 67108864 --loss-scale-growth 2 --steps 6 --save six", types[i].options);
+        run_well(MIXED " " SHAPE " %s --loss-scale 67108864 --loss-scale-growth 2 --steps 6 --save six",
+                 types[i].options);
         run_well(MIXED " " SHAPE " %s --loss-scale 67108864 --loss-scale-growth 2 --steps 3 --save three%d",
                  types[i].options, i);
         run_well(MIXED " " SHAPE " %s --loss-scale-growth 2 --steps 6 --load three%d --save more", types[i].options, i);
