@@ -168,8 +168,8 @@ static void predict(void)
     const double real = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
     const double gradient = dtype_size(gradients_dtype);
     const double lse = fuse.attention ? B * A * T : 0;
-    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + lse);      /* linear in T */
-    const double scores = fuse.attention ? 0 : small * B * A * T * T;                                   /* quadratic */
+    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + lse);   /* linear */
+    const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic in T */
     const double copies = fp8 ? R * F + fmax(R * F, F * H) + 2 * 4 : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
