@@ -118,7 +118,7 @@ static void doubles_are_rounded_once(void **state)
 
 /* ---- Operators ---- */
 
-static Tensor made[64];
+static Tensor made[128];
 static int made_count;
 
 static Tensor create(DType dtype, const char *name, Shape shape)

@@ -17,7 +17,7 @@
 #define MIXED BUILD "/cpu/02_mixed_precision"
 #define SINGLE64 BUILD "/cpu64/01_single_gpu"
 
-static Tensor made[64];
+static Tensor made[128];
 static int made_count;
 
 static Tensor create(DType dtype, const char *name, Shape shape)
