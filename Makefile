@@ -65,7 +65,7 @@ $(BUILD)/cuda/ladder: $(LADDER)/ladder_cuda.cu $(LADDER)/ladder.h $(BUILD)/cpu/o
 	@test -n "$(NVCC)" || { echo "$@: nvcc is not in PATH; it comes with NVIDIA's CUDA toolkit"; exit 1; }
 	@mkdir -p $(@D)
 	@echo "  NVCC  $@"; $(NVCC) -std=c++17 -O3 -lineinfo -Xcompiler -Wall,-Wextra \
-		$(foreach a,$(or $(ARCH:sm_%=%),75 80 90),-gencode=arch=compute_$(a)$(comma)code=sm_$(a)) \
+		$(foreach a,$(or $(ARCH:sm_%=%),75 80 90),'-gencode=arch=compute_$(a)$(comma)code=[sm_$(a)$(comma)compute_$(a)]') \
 		$(filter-out %.h,$^) -lcublas -Xlinker -rpath=$(dir $(NVCC))../lib64 -o $@
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
