@@ -93,13 +93,13 @@ static inline __attribute__((always_inline)) void kernel(int k, const float *a, 
 
     for (int p = 0; p < k; p++, a += a_column, b += b_row) {
         const Vector left = *(const Vector *)b, right = *(const Vector *)(b + LANES);
-#pragma GCC unroll 12
+#pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++) {
             sum[i][0] += a[i * a_row] * left;
             sum[i][1] += a[i * a_row] * right;
         }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) {
         *(Vector *)(c + i * c_row) += sum[i][0];
         *(Vector *)(c + i * c_row + LANES) += sum[i][1];
@@ -253,18 +253,19 @@ static double run_once(const Ladder *l, const Rung *r, const float *a, const flo
 }
 
 /* A rung's runs and OpenBLAS's take turns: machines change their pace, and neighbours in time have the same. c has been
- * computed once, in `first` seconds, so caches and pages are warm; where that took long, one run must do. */
+ * computed once, in `first` seconds, so caches and pages are warm; where that took long, that one must do. */
 static Times measure(const Ladder *l, const Rung *r, const float *a, const float *b, float *c, float *spare,
                      double first)
 {
     const Rung *library = r->threaded ? &openblas_threads : &rungs[RUNGS];
     double rung[LADDER_TIMES], other[LADDER_TIMES];
     const double begin = clock_seconds();
-    const int at_least = first > l->seconds ? 1 : 5;
     int count = 0;
 
     run_once(l, library, a, b, spare);
-    while (count < LADDER_TIMES && (count < at_least || clock_seconds() - begin < l->seconds)) {
+    if (first > l->seconds)
+        return (Times){first, run_once(l, library, a, b, spare)};
+    while (count < LADDER_TIMES && (count < 5 || clock_seconds() - begin < l->seconds)) {
         rung[count] = run_once(l, r, a, b, c);
         other[count++] = run_once(l, library, a, b, spare);
     }

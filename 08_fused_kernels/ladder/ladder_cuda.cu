@@ -364,12 +364,12 @@ __global__ void __launch_bounds__(THREADS) tensor_cores(int m, int n, int k, con
         const int next = t + STAGES - 1;
         copies_wait<STAGES - 2>();                          /* tile t has arrived, the next two may be on their way */
         __syncthreads();                                    /* for all; and all are done with tile t - 1 */
+        const char *stage = shared + t % STAGES * STAGE;
+        load_tensor(left[0], right[0], stage, y, x, 0);
         if (next < tiles)                                   /* goes where tile t - 1 was */
             fetch_tensor(shared + next % STAGES * STAGE, m, n, k - next * TENSOR_DEPTH, a, a_row, b, b_row);
         copies_end();
         a += TENSOR_DEPTH, b += (size_t)TENSOR_DEPTH * b_row;
-        const char *stage = shared + t % STAGES * STAGE;
-        load_tensor(left[0], right[0], stage, y, x, 0);
 #pragma unroll
         for (int step = 0; step < TENSOR_DEPTH / 16; step++) {
             if (step + 1 < TENSOR_DEPTH / 16)               /* the next 16 are loaded while these are multiplied */
@@ -521,22 +521,27 @@ static double run_once(const Rung *r, const Product *p)
 }
 
 /* A rung's runs and cuBLAS's take turns: GPUs change their clock with their temperature, and neighbours in time have
- * the same. C has been computed once, in `first` seconds; where that took long, one run must do. */
+ * the same. C has been computed once, in `first` seconds; where that took long, that one must do. */
 static Times measure(const Ladder *l, const Rung *r, const Product *p, double first)
 {
     const Rung *library = r == &rungs[TENSOR_RUNG] || r == &cublas_16 ? &cublas_16 : &rungs[RUNGS];
     double rung[LADDER_TIMES], other[LADDER_TIMES], spent = 0;
-    const int at_least = first > l->seconds ? 1 : 5;
+    Times t = {first, 0};
     int count = 0;
 
     run_once(library, p);
-    while (count < LADDER_TIMES && (count < at_least || spent < l->seconds)) {
+    if (first > l->seconds) {
+        t.library = run_once(library, p);
+        return t;
+    }
+    while (count < LADDER_TIMES && (count < 5 || spent < l->seconds)) {
         rung[count] = run_once(r, p);
         other[count] = run_once(library, p);
         spent += rung[count] + other[count];
         count++;
     }
-    const Times t = {ladder_median(rung, count), ladder_median(other, count)};
+    t.seconds = ladder_median(rung, count);
+    t.library = ladder_median(other, count);
     return t;
 }
 
@@ -581,7 +586,7 @@ static __nv_bfloat16 *upload_rounded(const float *from, int rows, int columns, i
 static double copy_bandwidth(const Ladder *l)
 {
     const size_t bytes = (size_t)l->copy * 500000;          /* half of them are read, half written */
-    void *from = room(1, bytes / 16, 16), *to = room(1, bytes / 16, 16);
+    void *from = room(bytes / 16, 16, 1), *to = room(bytes / 16, 16, 1);
     cudaEvent_t begin, end;
     float milliseconds, best = INFINITY;
 
