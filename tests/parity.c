@@ -267,7 +267,7 @@ static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
     for (int k = 0; k < 3; k++) {
         Tensor copy = empty(others[k], "copy", shape(R * W));
         adamw_update(p, copy, m, v, g, arguments);
-        out(copy);
+        out_of(dtype, copy);
     }
     out(p);
     done();
@@ -332,7 +332,7 @@ static void fused_rows(DType dtype, DType gradient, int64_t R, int64_t W)
     residual_layernorm_forward(sum, o, stats, x, branch, add, w, b);
     out(sum), out(o);
     if (W > 2) {                                /* as for layernorm above */
-        out(stats);
+        out_of(dtype, stats);                   /* of a wide row they are those of the rounded sum */
         Tensor d_sum = random_tensor(dtype, "d_sum", shape(R, W)), d_out = random_tensor(dtype, "d_out", shape(R, W));
         Tensor d_add = random_tensor(gradient, "d_branch_bias", shape(W));
         Tensor d_w = random_tensor(gradient, "d_weight", shape(W)), d_b = random_tensor(gradient, "d_bias", shape(W));

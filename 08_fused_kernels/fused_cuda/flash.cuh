@@ -20,7 +20,7 @@ typedef struct {
     bool wide;
 } Sizes;
 
-constexpr float LOG2_E = 1.44269504f;           /* exp(x) = exp2(x * LOG2_E): exp2 is one instruction */
+constexpr float LOG2_E = 1.44269504f;           /* exp(x) = power_of_two(x * LOG2_E) */
 
 /* Rows of a tile are PAD long, D numbers and zeros behind them, and lie 16 bytes further apart than that: an odd multiple
  * of 16 bytes, so that 8 rows at the same column lie in different banks of shared memory. OTHER: rows of the tiles that
@@ -92,7 +92,7 @@ __device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *
             }
         }
     } else {
-#pragma unroll
+#pragma unroll 2                                /* all at once takes more registers than there are, for heads of 128 */
         for (int d = 0; d < PAD; d += 16) {
             uint32_t x[M][4];
 #pragma unroll

@@ -97,15 +97,16 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
         if (BY_KEYS ? first + own < other + K::OTHER : other < first + own + 16) {      /* some pair of the warp's is seen */
             rows_by_rows<PAD>(p, own_x + own * K::APART, o->x);
             rows_by_rows<PAD>(d, own_y + own * K::APART, o->y);
+            /* rows by their numbers in the tile of others; most tiles are left of the diagonal altogether */
+            const int ahead = (int)(first + own - other), left = s.tokens - other < K::OTHER ? s.tokens - other : K::OTHER;
+            const bool edge = BY_KEYS ? ahead + 15 > 0 || left < K::OTHER : ahead < K::OTHER - 1;
 #pragma unroll
             for (int i = 0; i < K::OTHER / 2; i++) {
-                const int h = i % 4 / 2, of_tile = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                const int64_t mine = first + own + 8 * h + lane / 4, theirs = other + of_tile;
-                const int64_t key = BY_KEYS ? mine : theirs, query = BY_KEYS ? theirs : mine;
+                const int h = i % 4 / 2, mine = ahead + 8 * h + lane / 4, theirs = i / 4 * 8 + lane % 4 * 2 + i % 2;
                 float &x = p[0][i / 4][i % 4], &y = d[0][i / 4][i % 4];
-                x = exp2f(x * (s.scale * LOG2_E) - (BY_KEYS ? o->lse[of_tile] : l[h]) * LOG2_E);
-                y = x * (y - (BY_KEYS ? o->dots[of_tile] : dot[h]));
-                if (key > query || query >= s.tokens)
+                x = power_of_two(x * (s.scale * LOG2_E) - (BY_KEYS ? o->lse[theirs] : l[h]) * LOG2_E);
+                y = x * (y - (BY_KEYS ? o->dots[theirs] : dot[h]));
+                if (edge && (BY_KEYS ? mine > theirs || theirs >= left : theirs > mine))
                     x = y = 0;
             }
             if constexpr (BY_KEYS)
