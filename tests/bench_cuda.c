@@ -192,7 +192,7 @@ static void print_bandwidths(void)
         tensor_free(tensors[i], MEM_WORKSPACE);
 }
 
-/* ---- FlashAttention: FLOPs of the pairs that the mask leaves, half of all, over time; a square matmul's beside it ---- */
+/* ---- FlashAttention: FLOPs of the pairs that the mask leaves, half of all; and a square matmul's rate ---- */
 
 static Tensor qkv, out, lse, d_qkv, dots, d_out;
 
@@ -236,8 +236,8 @@ static void print_flash(DType dtype)
     for (int i = 0; i < 3; i++)
         *squares_of[i] = random_of(dtype, shape(SQUARE, SQUARE));
     const double matmul = 2.0 * SQUARE * SQUARE * SQUARE / seconds_of(product);
-    printf("FlashAttention in %s, %d tokens, hidden %d; a matmul of %d by %d: %.1f TFLOP/s\n", dtype_name(dtype), TOKENS,
-           WIDTH, SQUARE, SQUARE, matmul / 1e12);
+    printf("FlashAttention in %s, %d tokens, hidden %d; a matmul of %d by %d: %.1f TFLOP/s\n", dtype_name(dtype),
+           TOKENS, WIDTH, SQUARE, SQUARE, matmul / 1e12);
     for (int h = 0; h < 2; h++)
         for (int l = 0; l < 3; l++) {
             const int64_t D = heads[h], T = lengths[l], A = WIDTH / D, B = TOKENS / T;
@@ -251,9 +251,11 @@ static void print_flash(DType dtype)
             for (int i = 0; i < 6; i++)
                 *all[i].t = random_of(all[i].dtype, all[i].shape);
             const double flops = 4.0 * B * A * T * T * D / 2;
-            const double forward = flops / seconds_of(flash_forward), backward = 2.5 * flops / seconds_of(flash_backward);
-            printf("    heads of %3d, %5d tokens: forward %6.1f TFLOP/s, %3.0f%% of the matmul's; backward %6.1f, %3.0f%%\n",
-                   (int)D, (int)T, forward / 1e12, 100 * forward / matmul, backward / 1e12, 100 * backward / matmul);
+            const double forward = flops / seconds_of(flash_forward);
+            const double backward = 2.5 * flops / seconds_of(flash_backward);
+            printf("    heads of %3d, %5d tokens: forward %6.1f TFLOP/s, %3.0f%% of the matmul's; backward %6.1f, "
+                   "%3.0f%%\n", (int)D, (int)T, forward / 1e12, 100 * forward / matmul, backward / 1e12,
+                   100 * backward / matmul);
             for (int i = 0; i < 6; i++)
                 tensor_free(all[i].t, MEM_WORKSPACE);
         }

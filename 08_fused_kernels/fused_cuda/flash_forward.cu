@@ -66,7 +66,7 @@ flash_forward_tiles(T *out, float *lse, const T *qkv, int64_t blocks, Sizes s)
 #pragma unroll
             for (int i = 0; i < 2 * F::M; i++) {
                 const int m = i / 2, h = i % 2, last = (int)(first + own - key) + 8 * i + lane / 4;
-                if (last < F::KEYS - 1)                         /* this row's last key; in the first tile each has one */
+                if (last < F::KEYS - 1)         /* last: this row's last key, of which the first tile has one */
 #pragma unroll
                     for (int j = 0; j < F::KEYS / 4; j++)
                         if (j / 2 * 8 + lane % 4 * 2 + j % 2 > last)

@@ -1,5 +1,5 @@
-/* What C++ has no words for: a warp's products on tensor cores, how it loads their operands, copies to shared memory that
- * nobody waits for until they are needed, and 2^x in one instruction. Names and layouts are those of the PTX manual.
+/* What C++ has no words for: a warp's products on tensor cores, how it loads their operands, copies to shared memory
+ * that nobody waits for until they are needed, and 2^x in one instruction. Layouts are those of the PTX manual.
  *
  * A fragment is a small matrix of which each lane holds some numbers. With g = lane / 4 and t = lane % 4:
  *   left operand, 16 x 16:   registers 0 to 3 are (row g, columns 2t, 2t + 1), the same 8 rows below, 8 columns to the
