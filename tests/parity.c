@@ -1,6 +1,6 @@
 /* Runs every operator, and 08's fused ones, on random numbers and ragged shapes, and writes what each gave to a file:
- * built for the CPU and for a GPU, the two files must agree (test_cuda.c). Arguments: the file, and in how many types: 1,
- * float; 2, bf16 too; 3, and fp16; 4, and fp8 (0: as many as the device has). Prints how many that was.
+ * built for the CPU and for a GPU, the two files must agree (test_cuda.c). Arguments: the file, and in how many types:
+ * 1, float; 2, bf16 too; 3, and fp16; 4, and fp8 (0: as many as the device has). Prints how many that was.
  *
  * Each tensor lies between guards, at an odd place in every second round, and outputs are NaN before.
  */
