@@ -1,6 +1,6 @@
 /* Speed on a GPU: tokens/s and MFU of presets from 10M parameters up, where a step's time goes, operator by operator,
- * and what part of a device copy's bandwidth reach the operators that only move memory. Presets that the GPU's memory
- * cannot hold say so.
+ * what part of a device copy's bandwidth reach the operators that only move memory, and what part of a matmul's rate
+ * FlashAttention. Presets that the GPU's memory cannot hold say so.
  */
 #include <math.h>
 #include <stdio.h>
@@ -8,8 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../08_fused_kernels/fused.h"
 #include "../common/comm.h"
 #include "../common/device.h"
+#include "../common/formats.h"
 #include "../common/ops.h"
 #include "harness.h"
 
@@ -27,6 +29,10 @@ static const struct {
     {"02_mixed_precision", "--preset 774m --dtype bf16", 6},
     {"02_mixed_precision", "--preset 1.3b --dtype bf16", 4},
     {"02_mixed_precision", "--preset 1.3b --dtype fp8", 4},
+    {"08_fused_kernels", "--preset 124m --vocab 50304 --fuse none", 8},
+    {"08_fused_kernels", "--preset 124m --vocab 50304 --fuse all", 8},
+    {"08_fused_kernels", "--preset 1.3b --fuse none", 4},
+    {"08_fused_kernels", "--preset 1.3b --fuse all", 4},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, STEPS = 64 };
 
@@ -140,19 +146,25 @@ static void squares(void)
     square_sum(&a, 1);
 }
 
-/* Of the best of several runs, as ops.c counts bytes: every operand once. */
-static double bandwidth(void (*operator)(void), int operands)
+/* Of the best of several runs. */
+static double seconds_of(void (*operator)(void))
 {
-    double best = 0;
+    double best = INFINITY;
 
     for (int i = 0; i < 10; i++) {
         DeviceEvent begin = device_event();
         operator();
         DeviceEvent end = device_event();
         const double seconds = -device_event_seconds(&begin) + device_event_seconds(&end);
-        best = fmax(best, operands * (double)tensor_bytes(a) / seconds / 1e9);
+        best = fmin(best, seconds);
     }
     return best;
+}
+
+/* As ops.c counts bytes: every operand once. */
+static double bandwidth(void (*operator)(void), int operands)
+{
+    return operands * (double)tensor_bytes(a) / seconds_of(operator) / 1e9;
 }
 
 static void print_bandwidths(void)
@@ -176,6 +188,77 @@ static void print_bandwidths(void)
         const double x = bandwidth(all[i].operator, all[i].operands);
         printf("    %-24s %8.0f GB/s, %3.0f%% of a device copy's\n", all[i].name, x, 100 * x / of_copy);
     }
+    for (int i = 0; i < 4; i++)
+        tensor_free(tensors[i], MEM_WORKSPACE);
+}
+
+/* ---- FlashAttention: FLOPs of the pairs that the mask leaves, half of all; and a square matmul's rate ---- */
+
+static Tensor qkv, out, lse, d_qkv, dots, d_out;
+
+/* Zeros would need less power, and some GPUs run faster on less. */
+static Tensor random_of(DType dtype, Shape s)
+{
+    enum { AT_ONCE = 1 << 20 };
+    static real x[AT_ONCE];
+    const Tensor t = tensor_create(MEM_WORKSPACE, dtype, "random", s);
+    const int64_t count = tensor_count(t);
+    const Tensor flat = tensor_view(t, shape(count));
+
+    for (int64_t i = 0; i < AT_ONCE; i++)
+        x[i] = (real)rand() / RAND_MAX - (real)0.5;
+    for (int64_t i = 0; i < count; i += AT_ONCE)
+        tensor_from_host(tensor_range(flat, i, count - i < AT_ONCE ? count - i : AT_ONCE), x);
+    return t;
+}
+
+static void product(void)
+{
+    linear_forward(a, b, c, NONE);
+}
+
+static void flash_forward(void)
+{
+    flash_attention_forward(out, lse, qkv);
+}
+
+static void flash_backward(void)
+{
+    flash_attention_backward(d_qkv, dots, d_out, qkv, out, lse);
+}
+
+static void print_flash(DType dtype)
+{
+    enum { SQUARE = 8192, TOKENS = 16384, WIDTH = 2048 };
+    static const int heads[] = {64, 128}, lengths[] = {1024, 4096, 16384};
+    Tensor *const squares_of[] = {&a, &b, &c};
+
+    for (int i = 0; i < 3; i++)
+        *squares_of[i] = random_of(dtype, shape(SQUARE, SQUARE));
+    const double matmul = 2.0 * SQUARE * SQUARE * SQUARE / seconds_of(product);
+    printf("FlashAttention in %s, %d tokens, hidden %d; a matmul of %d by %d: %.1f TFLOP/s\n", dtype_name(dtype),
+           TOKENS, WIDTH, SQUARE, SQUARE, matmul / 1e12);
+    for (int h = 0; h < 2; h++)
+        for (int l = 0; l < 3; l++) {
+            const int64_t D = heads[h], T = lengths[l], A = WIDTH / D, B = TOKENS / T;
+            const struct {
+                Tensor *t;
+                DType dtype;
+                Shape shape;
+            } all[] = {{&qkv, dtype, shape(B, T, 3 * WIDTH)}, {&d_qkv, dtype, shape(B, T, 3 * WIDTH)},
+                       {&out, dtype, shape(B, T, WIDTH)}, {&d_out, dtype, shape(B, T, WIDTH)},
+                       {&lse, REAL, shape(B, A, T)}, {&dots, REAL, shape(B, A, T)}};
+            for (int i = 0; i < 6; i++)
+                *all[i].t = random_of(all[i].dtype, all[i].shape);
+            const double flops = 4.0 * B * A * T * T * D / 2;
+            const double forward = flops / seconds_of(flash_forward);
+            const double backward = 2.5 * flops / seconds_of(flash_backward);
+            printf("    heads of %3d, %5d tokens: forward %6.1f TFLOP/s, %3.0f%% of the matmul's; backward %6.1f, "
+                   "%3.0f%%\n", (int)D, (int)T, forward / 1e12, 100 * forward / matmul, backward / 1e12,
+                   100 * backward / matmul);
+            for (int i = 0; i < 6; i++)
+                tensor_free(all[i].t, MEM_WORKSPACE);
+        }
 }
 
 int main(int argc, char **argv)
@@ -190,5 +273,6 @@ int main(int argc, char **argv)
     device_init(0, 1, 1);
     printf("%s\n", device_name());
     print_bandwidths();
+    print_flash(device_supports(BF16) == SUPPORT_NATIVE ? BF16 : F16);
     comm_exit(0);
 }

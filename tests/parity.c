@@ -1,6 +1,6 @@
-/* Runs every operator, and 08's fused ones, on random numbers and ragged shapes, and writes what each gave to a file: built for the CPU and
- * for a GPU, the two files must agree (test_cuda.c). Arguments: the file, and in how many types: 1, float; 2, bf16 too;
- * 3, and fp16; 4, and fp8 (0: as many as the device has). Prints how many that was.
+/* Runs every operator, and 08's fused ones, on random numbers and ragged shapes, and writes what each gave to a file:
+ * built for the CPU and for a GPU, the two files must agree (test_cuda.c). Arguments: the file, and in how many types:
+ * 1, float; 2, bf16 too; 3, and fp16; 4, and fp8 (0: as many as the device has). Prints how many that was.
  *
  * Each tensor lies between guards, at an odd place in every second round, and outputs are NaN before.
  */
@@ -276,7 +276,7 @@ static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
     for (int k = 0; k < 3; k++) {
         Tensor copy = empty(others[k], "copy", shape(R * W));
         adamw_update(p, copy, m, v, g, arguments);
-        out(copy);
+        out_of(dtype, copy);
     }
     out(p);
     done();
@@ -325,7 +325,8 @@ static void flash_attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_
     Tensor lse = empty(REAL, "lse", shape(B, A, T)), dots = empty(REAL, "dots", shape(B, A, T));
     flash_attention_forward(o, lse, qkv);
     out(o), out_of(dtype, lse);
-    Tensor d_qkv = empty(dtype, "d_qkv", shape(B, T, 3 * A * D)), d_out = random_tensor(dtype, "d_out", shape(B, T, A * D));
+    Tensor d_qkv = empty(dtype, "d_qkv", shape(B, T, 3 * A * D));
+    Tensor d_out = random_tensor(dtype, "d_out", shape(B, T, A * D));
     flash_attention_backward(d_qkv, dots, d_out, qkv, o, lse);
     out(d_qkv), out_of(dtype, dots);
     done();
@@ -341,7 +342,7 @@ static void fused_rows(DType dtype, DType gradient, int64_t R, int64_t W)
     residual_layernorm_forward(sum, o, stats, x, branch, add, w, b);
     out(sum), out(o);
     if (W > 2) {                                /* as for layernorm above */
-        out(stats);
+        out_of(dtype, stats);                   /* of a wide row they are those of the rounded sum */
         Tensor d_sum = random_tensor(dtype, "d_sum", shape(R, W)), d_out = random_tensor(dtype, "d_out", shape(R, W));
         Tensor d_add = random_tensor(gradient, "d_branch_bias", shape(W));
         Tensor d_w = random_tensor(gradient, "d_weight", shape(W)), d_b = random_tensor(gradient, "d_bias", shape(W));
@@ -474,8 +475,9 @@ int main(int argc, char **argv)
                                        {1, 1030, 1, 8}};
     /* around the edges of tiles of 16, 32, 64 and 128 tokens, and of heads in 16 bytes or not */
     static const int64_t flash[][4] = {{1, 1, 1, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {2, 300, 2, 64},
-                                       {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 2, 128}, {2, 70, 1, 126}, {1, 97, 2, 34}};
-    static const int64_t wide[][2] = {{5, 4098}, {3, 12296}};   /* more than shared memory holds, of backward, and at all */
+                                       {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 2, 128}, {2, 70, 1, 126},
+                                       {1, 97, 2, 34}};
+    static const int64_t wide[][2] = {{5, 4098}, {3, 12296}};   /* more than a block's memory holds */
     static const int64_t eight[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
     int count = 1;
 

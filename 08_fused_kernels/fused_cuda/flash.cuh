@@ -1,10 +1,10 @@
-/* What FlashAttention's kernels share: tiles of q, k, v and their gradients in shared memory, and a warp's products of
+/* What FlashAttention's kernels share: tiles of q, k, v and of gradients in shared memory, and a warp's products of
  * them, whose sums stay in registers.
  *
- * A warp has 16 rows, or M times 16, of a block's own tile, and multiplies them with tiles of other rows, which come one
- * after the other. Sums lie as tensor cores leave them (tensor_cores.cuh), for float too, which is multiplied without
- * them: lane 4g + t has of rows g and g + 8, in every 8 columns, columns 2t and 2t + 1; sum[m][n][2 * h + k] is row
- * 16m + 8h + g, column 8n + 2t + k. The kernels are the same for all types. */
+ * A warp has 16 rows, or M times 16, of a block's own tile, and multiplies them with tiles of other rows, which come
+ * one after the other. Sums lie as tensor cores leave them (tensor_cores.cuh), for float too, which is multiplied
+ * without them: lane 4g + t has of rows g and g + 8, in every 8 columns, columns 2t and 2t + 1; sum[m][n][2 * h + k]
+ * is row 16m + 8h + g, column 8n + 2t + k. The kernels are the same for all types. */
 #ifndef FLASH_CUH
 #define FLASH_CUH
 
@@ -20,11 +20,11 @@ typedef struct {
     bool wide;
 } Sizes;
 
-constexpr float LOG2_E = 1.44269504f;           /* exp(x) = exp2(x * LOG2_E): exp2 is one instruction */
+constexpr float LOG2_E = 1.44269504f;           /* exp(x) = power_of_two(x * LOG2_E) */
 
-/* Rows of a tile are PAD long, D numbers and zeros behind them, and lie 16 bytes further apart than that: an odd multiple
- * of 16 bytes, so that 8 rows at the same column lie in different banks of shared memory. OTHER: rows of the tiles that
- * come one after the other, such that all tiles together fit, in every type. */
+/* Rows of a tile are PAD long, D numbers and zeros behind them, and lie 16 bytes further apart than that: an odd
+ * multiple of 16 bytes, so that 8 rows at the same column lie in different banks of shared memory. OTHER: rows of the
+ * tiles that come one after the other, such that all tiles together fit, in every type. */
 template <typename T, int PAD> struct Tile {
     enum { APART = PAD + 16 / sizeof(T), OTHER = sizeof(T) * PAD <= 128 ? 64 : sizeof(T) * PAD <= 256 ? 32 : 16 };
 };
@@ -92,7 +92,7 @@ __device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *
             }
         }
     } else {
-#pragma unroll
+#pragma unroll 2                                /* all at once takes more registers than there are, for heads of 128 */
         for (int d = 0; d < PAD; d += 16) {
             uint32_t x[M][4];
 #pragma unroll

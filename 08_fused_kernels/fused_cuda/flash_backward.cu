@@ -1,12 +1,12 @@
 /* FlashAttention's backward: P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P * (dP - dots), dQ = dS K / sqrt(D),
  * dK = dS^T Q / sqrt(D).
  *
- * Keys' gradients are sums over queries, queries' are sums over keys. A kernel that does both at once adds one of them up
- * across blocks: atomically, in an order that changes from run to run. So here one kernel has a block for a tile of keys,
- * and queries pass by, and another one a block for a tile of queries, and keys pass by: every sum is one block's, in the
- * order of the tiles. That costs S and dP twice, 7 products of tiles instead of 5. Both are the same program: own rows
- * with their partners (k and v, or q and dO), and others (q and dO, or k and v); by keys, S and dP come out transposed,
- * as the products behind them need them. */
+ * Keys' gradients are sums over queries, queries' are sums over keys. A kernel that does both at once adds one of them
+ * up across blocks: atomically, in an order that changes from run to run, and with it the last bits. So here one kernel
+ * has a block for a tile of keys, and queries pass by, and another one a block for a tile of queries, and keys pass by:
+ * every sum is one block's, in the order of the tiles. That costs S and dP twice, 7 products of tiles instead of 5.
+ * Both are the same program: own rows with their partners (k and v, or q and dO), and others (q and dO, or k and v); by
+ * keys, S and dP come out transposed, as the products behind them need them. */
 #include "flash.cuh"
 
 /* ---- dots (B, A, T) = rowsum(d_out * out), a warp a row ---- */
@@ -94,18 +94,20 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
         __syncthreads();                        /* others are there, and all have done with the last ones */
         if (next && buffers == 2)
             load_others(&others[now = !now], other + K::OTHER);
-        if (BY_KEYS ? first + own < other + K::OTHER : other < first + own + 16) {      /* some pair of the warp's is seen */
+        if (BY_KEYS ? first + own < other + K::OTHER : other < first + own + 16) {      /* the mask leaves some pair */
             rows_by_rows<PAD>(p, own_x + own * K::APART, o->x);
             rows_by_rows<PAD>(d, own_y + own * K::APART, o->y);
+            /* rows by their numbers in the tile of others; most tiles are left of the diagonal altogether */
+            const int ahead = (int)(first + own - other);
+            const int left = s.tokens - other < K::OTHER ? s.tokens - other : K::OTHER;
+            const bool edge = BY_KEYS ? ahead + 15 > 0 || left < K::OTHER : ahead < K::OTHER - 1;
 #pragma unroll
             for (int i = 0; i < K::OTHER / 2; i++) {
-                const int h = i % 4 / 2, of_tile = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                const int64_t mine = first + own + 8 * h + lane / 4, theirs = other + of_tile;
-                const int64_t key = BY_KEYS ? mine : theirs, query = BY_KEYS ? theirs : mine;
+                const int h = i % 4 / 2, mine = ahead + 8 * h + lane / 4, theirs = i / 4 * 8 + lane % 4 * 2 + i % 2;
                 float &x = p[0][i / 4][i % 4], &y = d[0][i / 4][i % 4];
-                x = exp2f(x * (s.scale * LOG2_E) - (BY_KEYS ? o->lse[of_tile] : l[h]) * LOG2_E);
-                y = x * (y - (BY_KEYS ? o->dots[of_tile] : dot[h]));
-                if (key > query || query >= s.tokens)
+                x = power_of_two(x * (s.scale * LOG2_E) - (BY_KEYS ? o->lse[theirs] : l[h]) * LOG2_E);
+                y = x * (y - (BY_KEYS ? o->dots[theirs] : dot[h]));
+                if (edge && (BY_KEYS ? mine > theirs || theirs >= left : theirs > mine))
                     x = y = 0;
             }
             if constexpr (BY_KEYS)

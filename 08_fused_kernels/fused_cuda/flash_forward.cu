@@ -28,10 +28,10 @@ template <int N> __device__ static float softmax_tile(float (&p)[N][4], int h, f
 #pragma unroll
     for (int j = 0; j < 2 * N; j++) {
         float &x = p[j / 2][2 * h + j % 2];
-        x = exp2f((x - most) * scale);
+        x = power_of_two(x * scale - most * scale);
         s += x;
     }
-    const float shrink = exp2f((max - most) * scale);           /* -Inf at the first tile: 0 */
+    const float shrink = power_of_two((max - most) * scale);    /* -Inf at the first tile: 0 */
     sum = sum * shrink + s;                                     /* this lane's columns; the others' are added at last */
     max = most;
     return shrink;
@@ -65,12 +65,11 @@ flash_forward_tiles(T *out, float *lse, const T *qkv, int64_t blocks, Sizes s)
             rows_by_rows<PAD>(p, q + own * F::APART, k);
 #pragma unroll
             for (int i = 0; i < 2 * F::M; i++) {
-                const int64_t row = first + own + 8 * i + lane / 4;
-                const int m = i / 2, h = i % 2;
-                if (key + F::KEYS - 1 > row)                    /* every row sees a key of the first tile */
+                const int m = i / 2, h = i % 2, last = (int)(first + own - key) + 8 * i + lane / 4;
+                if (last < F::KEYS - 1)         /* last: this row's last key, of which the first tile has one */
 #pragma unroll
                     for (int j = 0; j < F::KEYS / 4; j++)
-                        if (key + j / 2 * 8 + lane % 4 * 2 + j % 2 > row)
+                        if (j / 2 * 8 + lane % 4 * 2 + j % 2 > last)
                             p[m][j / 2][2 * h + j % 2] = -INFINITY;
                 const float shrink = softmax_tile(p[m], h, max[m][h], total[m][h], s.scale * LOG2_E);
 #pragma unroll

@@ -1,10 +1,10 @@
-/* A linear and GELU as one matmul of cuBLASLt's, whose epilogue applies bias and GELU, or GELU's slope, to sums that are
- * still in registers. It has such matmuls for some types, sizes and places only; for others, the matmul and GELU follow
- * one another, which costs another read and write.
+/* A linear and GELU as one matmul of cuBLASLt's, whose epilogue applies bias and GELU, or GELU's slope, to sums that
+ * are still in registers. It has such matmuls for some types, sizes and places only; for others, the matmul and GELU
+ * follow one another, which costs another read and write.
  *
- * NVIDIA's documentation doesn't say which GELU it is. It is the tanh form, as in ops.h: PyTorch takes this epilogue for
- * that form alone. How tanh is computed is the library's choice, so floats don't go this way: 1e-5 would be too much to
- * ask. */
+ * NVIDIA's documentation doesn't say which GELU it is. It is the tanh form, as in ops.h: PyTorch takes this epilogue
+ * for that form alone. How tanh is computed is the library's choice, so floats don't go this way: 1e-5 would be too
+ * much to ask. */
 #include <stdlib.h>
 
 #include "../../common/error.h"
@@ -74,7 +74,7 @@ static Plan *new_plan(Plan wanted, Tensor up, Tensor bias)
     return p;
 }
 
-/* out (R, M) of in (R, K): with GELU, up written; or backward, times GELU's slope at up. False: there is no such matmul. */
+/* out (R, M) of in (R, K): with GELU, up written; or backward, times GELU's slope at up. False: there is none. */
 static bool matmul_gelu(bool backward, Tensor out, Tensor in, Tensor weight, Tensor up, Tensor bias)
 {
     static Plan *plans;
@@ -93,8 +93,8 @@ static bool matmul_gelu(bool backward, Tensor out, Tensor in, Tensor weight, Ten
         return false;
     set_pointers(p, up, bias);
     CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, in.data, p->layout_in, &zero,
-                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(), WORKSPACE,
-                          (cudaStream_t)device_stream()));
+                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(),
+                          WORKSPACE, (cudaStream_t)device_stream()));
     return true;
 }
 

@@ -67,8 +67,8 @@ void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Ten
                       data<T>(weight), data<T>(bias), rows, width)));
 }
 
-/* Rows go in parts, a block each, which read every row once: for the gradient of the sum, and for their share of the sums
- * over rows. partial (parts, 3, width): of the weight, the bias and the branch's bias. */
+/* Rows go in parts, a block each, which reads every row once: for the gradient of the sum, and for its share of the
+ * sums over rows. partial (parts, 3, width): of the weight, the bias and the branch's bias. */
 template <typename T, int N>
 __global__ void residual_layernorm_backward_rows(T *d_sum, float *partial, const T *d_out, const T *sum,
                                                  const float *stats, const T *weight, int64_t rows, int64_t width)
@@ -130,7 +130,7 @@ __global__ void residual_layernorm_backward_rows(T *d_sum, float *partial, const
         }
 }
 
-/* A block has 32 columns of one of the three; its warps add up every GROUPS-th part each, then the first adds up warps. */
+/* A block has 32 columns of one of the three; its warps add up every GROUPS-th part each, and the first the warps. */
 enum { GROUPS = 8 };
 
 template <typename G>
@@ -154,8 +154,8 @@ __global__ void add_three_parts(G *d_weight, G *d_bias, G *d_branch, const float
     }
 }
 
-void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tensor d_weight, Tensor d_bias, Tensor d_out,
-                                        Tensor sum, Tensor stats, Tensor weight)
+void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tensor d_weight, Tensor d_bias,
+                                        Tensor d_out, Tensor sum, Tensor stats, Tensor weight)
 {
     const int64_t rows = tensor_rows(sum), width = tensor_width(sum), shared = 3 * width * 4;
     const int64_t parts = clamped(rows / 16, 1, 512), bytes = parts * shared;

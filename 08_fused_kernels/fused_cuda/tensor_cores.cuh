@@ -1,5 +1,5 @@
-/* What C++ has no words for: a warp's products on tensor cores, how it loads their operands, and copies to shared memory
- * that nobody waits for until they are needed. Names and layouts are those of the PTX manual.
+/* What C++ has no words for: a warp's products on tensor cores, how it loads their operands, copies to shared memory
+ * that nobody waits for until they are needed, and 2^x in one instruction. Layouts are those of the PTX manual.
  *
  * A fragment is a small matrix of which each lane holds some numbers. With g = lane / 4 and t = lane % 4:
  *   left operand, 16 x 16:   registers 0 to 3 are (row g, columns 2t, 2t + 1), the same 8 rows below, 8 columns to the
@@ -100,6 +100,15 @@ __device__ inline void copies_done(void)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
+}
+
+/* Within 2 units in the last place; results too small for a normal number are 0, as is that of -Inf. */
+__device__ inline float power_of_two(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 #endif

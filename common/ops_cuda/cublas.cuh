@@ -12,8 +12,8 @@ void cublas_check(cublasStatus_t status, const char *call, const char *file, int
 cublasLtHandle_t cublas_lt(void);
 cudaDataType_t cuda_type(DType dtype);
 
-/* Scratch memory of the size that cuBLAS takes for itself on the largest GPUs. With memory of its own it would be free to
- * choose anew which algorithm. */
+/* Scratch memory, of the size that cuBLAS takes for itself on the largest GPUs. With memory of its own it would be free
+ * to choose anew. */
 static const int64_t WORKSPACE = 32 << 20;
 void *matmul_workspace(void);
 

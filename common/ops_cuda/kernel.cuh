@@ -176,8 +176,8 @@ static void launch(const char *call, const char *file, int line, int shared, voi
                    dim3 threads, A... a)
 {
     if (shared > 48 << 10)
-        cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), call,
-                   file, line);
+        cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+                   call, file, line);
     kernel<<<grid, threads, shared, (cudaStream_t)device_stream()>>>(a...);
     cuda_check(cudaGetLastError(), call, file, line);
 }

@@ -226,8 +226,8 @@ void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool ad
     SET(p->matmul, A_SCALE_POINTER, weight.scale);
     SET(p->matmul, B_SCALE_POINTER, x.scale);
     CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, x.data, p->layout_x, &beta,
-                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(), WORKSPACE,
-                          (cudaStream_t)device_stream()));
+                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(),
+                          WORKSPACE, (cudaStream_t)device_stream()));
 }
 
 /* ---- quantization: the largest |x|, the scale, and x / scale rounded ---- */
