@@ -17,7 +17,7 @@ static int64_t least(int64_t a, int64_t b)
 
 /* A tile: so many queries by so many keys. Its scores fit a core's second cache. Both are multiples of ROWS and LANES
  * below; heads are padded with rows of zeros to a multiple of QUERIES. */
-enum { QUERIES = 48, KEYS = 240 };
+enum { QUERIES = 64, KEYS = 256 };
 
 /* c (m, n) = a (m, k) times b (k, n), or plus c, for operands that lie in the caches: BLAS would first copy them into
  * the order that it likes, which takes about as long as to multiply such small ones. ROWS by two vectors of c stay in
@@ -25,7 +25,7 @@ enum { QUERIES = 48, KEYS = 240 };
  * i * a_row + p * a_col, so it may be transposed; rows of b and c are contiguous. m is a multiple of ROWS, n of
  * LANES. */
 typedef real Vector __attribute__((vector_size(__BIGGEST_ALIGNMENT__), aligned(sizeof(real)), may_alias));
-enum { ROWS = 6, LANES = sizeof(Vector) / sizeof(real) };
+enum { ROWS = sizeof(Vector) == 64 ? 8 : 4, LANES = sizeof(Vector) / sizeof(real) };  /* AVX-512 has 32 registers */
 
 static inline __attribute__((always_inline)) void multiply_block(const int vectors, int64_t k, const real *a,
                                                                  int64_t a_row, int64_t a_col, const real *b,
@@ -73,12 +73,19 @@ static void load_columns(real *to, int64_t width, real *transposed, int64_t rows
         memset(to, 0, rows * width * sizeof *to);
     if (transposed)
         memset(transposed, 0, D * rows * sizeof *transposed);
-    for (int64_t i = 0; i < T; i++) {
-        const real *from = load(t, at + i * ld, D, 0);
-        for (int64_t d = 0; to && d < D; d++)
-            to[i * width + d] = factor * from[d];
+    for (int64_t first = 0; first < T; first += 16) {           /* a column's 16 numbers fill a cache line */
+        const int64_t n = least(16, T - first);
+        real *some = scratch(4, 16 * D);
+        for (int64_t i = 0; i < n; i++) {
+            const real *from = load(t, at + (first + i) * ld, D, 0);
+            for (int64_t d = 0; d < D; d++)
+                some[i * D + d] = factor * from[d];
+            if (to)
+                memcpy(to + (first + i) * width, some + i * D, D * sizeof *to);
+        }
         for (int64_t d = 0; transposed && d < D; d++)
-            transposed[d * rows + i] = factor * from[d];
+            for (int64_t i = 0; i < n; i++)
+                transposed[d * rows + first + i] = some[i * D + d];
     }
 }
 
@@ -308,12 +315,6 @@ void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tens
 
 /* ---- linear and GELU ---- */
 
-/* Rows are multiplied so many at a time, and GELU follows while what came out is still in the cache. */
-static int64_t rows_at_once(int64_t rows)
-{
-    return least(128, (rows + omp_get_max_threads() - 1) / omp_get_max_threads());
-}
-
 /* 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u). */
 static inline real gelu_sigmoid(real x)
 {
@@ -322,51 +323,42 @@ static inline real gelu_sigmoid(real x)
 
 void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, Tensor bias)
 {
-    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out), at_once = rows_at_once(rows);
-    int64_t ld_w = k;
-    const real *w = load_matrix(weight, 0, m, k, &ld_w, 0), *b = load(bias, 0, m, 1);
+    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
+    int64_t ld_x = k, ld_w = k, ld = m;
+    const real *in = load_matrix(x, 0, rows, k, &ld_x, 0), *w = load_matrix(weight, 0, m, k, &ld_w, 1);
+    const real *b = load(bias, 0, m, 2);
+    real *u = room_for_matrix(up, 0, rows, m, &ld, 3);
 
+    matmul(false, true, rows, m, k, 1, in, ld_x, w, ld_w, 0, u, ld);
 #pragma omp parallel for
-    for (int64_t first = 0; first < rows; first += at_once) {
-        const int64_t n = least(at_once, rows - first);
-        int64_t ld_x = k, ld_u = m;
-        const real *in = load_matrix(x, first * k, n, k, &ld_x, 2);
-        real *u = room_for_matrix(up, first * m, n, m, &ld_u, 3);
-        matmul(false, true, n, m, k, 1, in, ld_x, w, ld_w, 0, u, ld_u);
-        for (int64_t i = 0; i < n; i++) {
-            real *o = room(out, (first + i) * m, m, 4), *u_row = u + i * ld_u;
-            for (int64_t j = 0; j < m; j++) {
-                u_row[j] += b[j];
-                o[j] = u_row[j] * gelu_sigmoid(u_row[j]);
-            }
-            store(out, (first + i) * m, m, o);
+    for (int64_t i = 0; i < rows; i++) {
+        real *o = room(out, i * m, m, 4), *u_row = u + i * ld;
+        for (int64_t j = 0; j < m; j++) {
+            u_row[j] += b[j];
+            o[j] = u_row[j] * gelu_sigmoid(u_row[j]);
         }
-        store_matrix(up, first * m, n, m, m, u);
+        store(up, i * m, m, u_row);
+        store(out, i * m, m, o);
     }
 }
 
 void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tensor up)
 {
-    const int64_t rows = tensor_rows(up), n = tensor_width(d_out), m = tensor_width(up), at_once = rows_at_once(rows);
-    int64_t ld_w = m;
-    const real *w = load_matrix(weight, 0, n, m, &ld_w, 0);
+    const int64_t rows = tensor_rows(up), n = tensor_width(d_out), m = tensor_width(up);
+    int64_t ld_o = n, ld_w = m, ld = m;
+    const real *d_o = load_matrix(d_out, 0, rows, n, &ld_o, 0), *w = load_matrix(weight, 0, n, m, &ld_w, 1);
+    real *d_u = room_for_matrix(d_up, 0, rows, m, &ld, 3);
 
+    matmul(false, false, rows, m, n, 1, d_o, ld_o, w, ld_w, 0, d_u, ld);
 #pragma omp parallel for
-    for (int64_t first = 0; first < rows; first += at_once) {
-        const int64_t count = least(at_once, rows - first);
-        int64_t ld_o = n, ld_u = m;
-        const real *d_o = load_matrix(d_out, first * n, count, n, &ld_o, 2);
-        real *d_u = room_for_matrix(d_up, first * m, count, m, &ld_u, 3);
-        matmul(false, false, count, m, n, 1, d_o, ld_o, w, ld_w, 0, d_u, ld_u);
-        for (int64_t i = 0; i < count; i++) {
-            const real *in = load(up, (first + i) * m, m, 4);
-            real *d = d_u + i * ld_u;
-            for (int64_t j = 0; j < m; j++) {
-                const real v = in[j], s = gelu_sigmoid(v);
-                d[j] *= s + v * s * (1 - s) * (real)1.5957691216057308 * (1 + (real)(3 * 0.044715) * v * v);
-            }
+    for (int64_t i = 0; i < rows; i++) {
+        const real *in = load(up, i * m, m, 4);
+        real *d = d_u + i * ld;
+        for (int64_t j = 0; j < m; j++) {
+            const real v = in[j], s = gelu_sigmoid(v);
+            d[j] *= s + v * s * (1 - s) * (real)1.5957691216057308 * (1 + (real)(3 * 0.044715) * v * v);
         }
-        store_matrix(d_up, first * m, count, m, m, d_u);
+        store(d_up, i * m, m, d);
     }
 }
 
