@@ -513,6 +513,16 @@ void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor 
     }
 }
 
+static double squares(const real *x, int64_t count)
+{
+    double sum = 0;
+
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++)
+        sum += (double)x[i] * x[i];
+    return sum;
+}
+
 double square_sum_kernel(const Tensor *list, int count)
 {
     enum { PARTS = 64 };                        /* fixed, so that the sum doesn't depend on the number of threads */
@@ -525,12 +535,7 @@ double square_sum_kernel(const Tensor *list, int count)
             part[p] = 0;
             for (int64_t first = 0; first < r.count; first += AT_ONCE) {
                 const int64_t n = piece(first, r.count);
-                const real *x = load(list[k], r.first + first, n, 0);
-                double s = 0;
-#pragma omp simd reduction(+ : s)
-                for (int64_t i = 0; i < n; i++)
-                    s += (double)x[i] * x[i];
-                part[p] += s;
+                part[p] += squares(load(list[k], r.first + first, n, 0), n);
             }
         }
         for (int p = 0; p < PARTS; p++)
