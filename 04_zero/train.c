@@ -163,7 +163,7 @@ static Tensor keep(Category category, const char *name, bool whole, Tensor *unit
             *s = tensor_create(MEM_COMMUNICATION, REAL, name, shape(unit.count));
         if (units)
             units[u] = whole ? tensor_range(buffer, unit.first, unit.count) : *s;
-        parts[u] = whole ? tensor_range(units[u], part.first, part.count) : tensor_range(buffer, at, part.count);
+        parts[u] = tensor_range(buffer, whole ? unit.first + part.first : at, part.count);
         at += part.count;
     }
     return buffer;
