@@ -9,7 +9,7 @@ set multiplot layout 2,1
 set yrange [1.5:6]
 set ylabel "loss, nats a byte" tc rgb "#333333"
 set key right top samplen 2 maxrows 3
-plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title "fp16, no loss scale, batch of 524,288", \
+plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title "fp16 unscaled, large batch", \
      work."/loss_bf16_alone" using 1:2 with lines lw 2 lc rgb "#f28e2b" title "bf16, no master weights", \
      work."/loss_fp32" using 1:2 with lines lw 5 lc rgb "#bab0ac" title "fp32", \
      work."/loss_bf16" using 1:2 with lines lw 2 lc rgb "#4e79a7" title "bf16", \
