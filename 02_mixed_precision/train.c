@@ -62,6 +62,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
 }
 
+/* What the options come to: which type is stored where, and whether this device can. */
 static void dtypes(void)
 {
     static const DType of_option[] = {[DTYPE_BF16] = BF16, [DTYPE_F16] = F16, [DTYPE_FP8] = BF16, [DTYPE_FP32] = REAL};

@@ -315,12 +315,6 @@ void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tens
 
 /* ---- linear and GELU ---- */
 
-/* 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u). */
-static inline real gelu_sigmoid(real x)
-{
-    return 1 / (1 + real_exp((real)-1.5957691216057308 * (x + (real)0.044715 * x * x * x)));
-}
-
 void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
@@ -335,7 +329,7 @@ void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, 
         real *o = room(out, i * m, m, 4), *u_row = u + i * ld;
         for (int64_t j = 0; j < m; j++) {
             u_row[j] += b[j];
-            o[j] = u_row[j] * gelu_sigmoid(u_row[j]);
+            o[j] = gelu(u_row[j]);
         }
         store(up, i * m, m, u_row);
         store(out, i * m, m, o);
@@ -354,10 +348,8 @@ void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tenso
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(up, i * m, m, 4);
         real *d = d_u + i * ld;
-        for (int64_t j = 0; j < m; j++) {
-            const real v = in[j], s = gelu_sigmoid(v);
-            d[j] *= s + v * s * (1 - s) * (real)1.5957691216057308 * (1 + (real)(3 * 0.044715) * v * v);
-        }
+        for (int64_t j = 0; j < m; j++)
+            d[j] *= gelu_slope(in[j]);
         store(d_up, i * m, m, d);
     }
 }

@@ -74,6 +74,7 @@ static void sizes(void)
     S = fuse.cross_entropy && R > 256 ? 256 : R;
 }
 
+/* Reads --fuse, words with commas between them. */
 static void fusions(void)
 {
     const struct {
@@ -95,6 +96,7 @@ static void fusions(void)
     }
 }
 
+/* What the options come to: which type is stored where, and whether this device can. */
 static void dtypes(void)
 {
     static const DType of_option[] = {[DTYPE_BF16] = BF16, [DTYPE_F16] = F16, [DTYPE_FP8] = BF16, [DTYPE_FP32] = REAL};

@@ -61,23 +61,34 @@ void embedding_forward_kernel(Tensor out, Tensor ids, Tensor weight)
 
 void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
 {
-    const int64_t rows = tensor_count(ids), width = tensor_width(d_out);
+    const int64_t rows = tensor_count(ids), width = tensor_width(d_out), vocabulary = tensor_rows(d_weight);
+    int64_t *first = malloc((vocabulary + rows) * sizeof *first), *next = first + vocabulary;
 
-    /* an id may come twice: each thread takes all rows of its own columns */
+    /* the rows of each id, in their order: so that its gradient is rounded once, however often it comes; -1 ends them */
+    if (!first)
+        fail("no memory for the places of %lld tokens", (long long)rows);
+    memset(first, 0xff, vocabulary * sizeof *first);
+    for (int64_t i = rows - 1; i >= 0; i--)
+        if (ids_of(ids)[i] >= 0) {
+            next[i] = first[ids_of(ids)[i]];
+            first[ids_of(ids)[i]] = i;
+        }
 #pragma omp parallel
     {
         const Range c = columns_of_thread(width);
-        for (int64_t i = 0; i < rows; i++) {
-            const int32_t id = ids_of(ids)[i];
-            if (id < 0)
+        for (int64_t id = 0; id < vocabulary; id++) {
+            if (first[id] < 0)
                 continue;
             real *d_w = update(d_weight, id * width + c.first, c.count, 0);
-            const real *d_o = load(d_out, i * width + c.first, c.count, 1);
-            for (int64_t j = 0; j < c.count; j++)
-                d_w[j] += d_o[j];
+            for (int64_t i = first[id]; i >= 0; i = next[i]) {
+                const real *d_o = load(d_out, i * width + c.first, c.count, 1);
+                for (int64_t j = 0; j < c.count; j++)
+                    d_w[j] += d_o[j];
+            }
             store(d_weight, id * width + c.first, c.count, d_w);
         }
     }
+    free(first);
 }
 
 /* ---- LayerNorm ---- */
@@ -318,12 +329,6 @@ void rope_kernel(Tensor qkv, Tensor rope, bool back)
 
 /* ---- GELU ---- */
 
-/* 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u): no cancellation, and one exp. */
-static inline real gelu_sigmoid(real x)
-{
-    return 1 / (1 + real_exp((real)-1.5957691216057308 * (x + (real)0.044715 * x * x * x)));
-}
-
 void gelu_forward_kernel(Tensor out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
@@ -333,7 +338,7 @@ void gelu_forward_kernel(Tensor out, Tensor x)
         const real *in = load(x, i * width, width, 0);
         real *o = room(out, i * width, width, 1);
         for (int64_t j = 0; j < width; j++)
-            o[j] = in[j] * gelu_sigmoid(in[j]);
+            o[j] = gelu(in[j]);
         store(out, i * width, width, o);
     }
 }
@@ -346,11 +351,8 @@ void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x)
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 0), *d_o = load(d_out, i * width, width, 1);
         real *d_in = room(d_x, i * width, width, 2);
-        for (int64_t j = 0; j < width; j++) {
-            const real v = in[j], s = gelu_sigmoid(v);
-            const real slope = (real)1.5957691216057308 * (1 + (real)(3 * 0.044715) * v * v);
-            d_in[j] = d_o[j] * (s + v * s * (1 - s) * slope);
-        }
+        for (int64_t j = 0; j < width; j++)
+            d_in[j] = d_o[j] * gelu_slope(in[j]);
         store(d_x, i * width, width, d_in);
     }
 }

@@ -102,4 +102,22 @@ static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64
          alpha, a, ld_a, b, ld_b, beta, c, ld_c);
 }
 
+/* GELU and its derivative. 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u): no cancellation, and one exp. */
+static inline real gelu_sigmoid(real x)
+{
+    return 1 / (1 + real_exp((real)-1.5957691216057308 * (x + (real)0.044715 * x * x * x)));
+}
+
+static inline real gelu(real x)
+{
+    return x * gelu_sigmoid(x);
+}
+
+static inline real gelu_slope(real x)
+{
+    const real s = gelu_sigmoid(x), inner = (real)1.5957691216057308 * (1 + (real)(3 * 0.044715) * x * x);
+
+    return s + x * s * (1 - s) * inner;
+}
+
 #endif

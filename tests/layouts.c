@@ -9,14 +9,11 @@
 
 static double worst_gradient, worst_loss;
 
-double layout_worst_gradient(void)
+int layout_print_worst(void **state)
 {
-    return worst_gradient;
-}
-
-double layout_worst_loss(void)
-{
-    return worst_loss;
+    (void)state;
+    print_message("worst difference: gradients %.1e, losses %.1e\n", worst_gradient, worst_loss);
+    return 0;
 }
 
 static int or_default(int value, int standard)

@@ -22,7 +22,6 @@ void layout_compare(const LayoutCase *l);
 /* The same global batch in 01: where its gradients and metrics are, each of 256 characters. */
 void layout_reference(const LayoutCase *l, char *gradients, char *metrics);
 
-double layout_worst_gradient(void);     /* so far */
-double layout_worst_loss(void);
+int layout_print_worst(void **state);   /* of all so far: for the end of a group of tests */
 
 #endif

@@ -516,13 +516,6 @@ static void evaluation_is_01s(void **state)
     }
 }
 
-static int print_worst(void **state)
-{
-    (void)state;
-    print_message("worst difference: gradients %.1e, losses %.1e\n", layout_worst_gradient(), layout_worst_loss());
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -540,5 +533,5 @@ int main(void)
     };
 
     device_init(0, 1, 2);
-    return cmocka_run_group_tests_name("context", tests, NULL, print_worst);
+    return cmocka_run_group_tests_name("context", tests, NULL, layout_print_worst);
 }

@@ -162,7 +162,7 @@ static void the_others_are_their_chains(void **state)
                 layernorm_backward(d_want[0], d_want[2], d_want[3], branch, want_sum, want_stats, w);
                 residual_backward(d_want[1], d_want[0]);
                 for (int i = 0; i < 4; i++)
-                    assert_same(d[i], d_want[i], i && t != REAL ? 2e-2 : tolerance);
+                    assert_same(d[i], d_want[i], tolerance);
 
                 Tensor weight = filled(t, "weight", shape(M, H), 0.3), bias = filled(t, "bias", shape(M), 1);
                 Tensor down = filled(t, "down", shape(H, M), 0.3);
@@ -219,7 +219,7 @@ static void adamw_writes_the_copy(void **state)
 
 #define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --lr 1e-3 --quiet --threads 1"
 
-static void compare_runs(const char *fused, const char *base, double tolerance)
+static void compare_runs(const char *fused, const char *base, double tolerance, double of_losses)
 {
     double a[10], b[10];
     char worst[128] = "";
@@ -234,7 +234,7 @@ static void compare_runs(const char *fused, const char *base, double tolerance)
     assert_int_equal(read_column(in_temporary("a.csv"), "loss", a, 10), 10);
     assert_int_equal(read_column(in_temporary("b.csv"), "loss", b, 10), 10);
     for (int i = 0; i < 10; i++)
-        assert_true(fabs(a[i] - b[i]) <= tolerance * b[i]);
+        assert_true(fabs(a[i] - b[i]) <= of_losses * b[i]);
 }
 
 /* Nothing fused is 02 to the bit; each fusion, and all, have the gradients of 01 in float64. */
@@ -243,14 +243,19 @@ static void programs_agree(void **state)
     static const char *const fusions[] = {"attention", "layernorm", "gelu", "cross-entropy", "adamw", "all",
                                           "gelu,attention"};
     static const char *const modes[] = {"none", "selective", "full"};
-    char text[512], base[512];
+    char text[512], base[512], worst[128] = "";
 
     (void)state;
-    compare_runs(FUSED " " SHAPE " --fuse none", MIXED " " SHAPE, 0);
-    compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0);
-    compare_runs(FUSED " " SHAPE " --fuse adamw", MIXED " " SHAPE, 0);
-    compare_runs(FUSED " " SHAPE " --fuse all --dtype fp8 --hidden 96 --seq 64",
-                 MIXED " " SHAPE " --dtype fp8 --hidden 96 --seq 64", 0.2);
+    compare_runs(FUSED " " SHAPE " --fuse none", MIXED " " SHAPE, 0, 0);
+    compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0, 0);
+    compare_runs(FUSED " " SHAPE " --fuse adamw", MIXED " " SHAPE, 0, 0);
+    /* fp8 rounds so much that what differs in a last bit before may differ by an eighth after: against float64, as 02 */
+    run_well(FUSED " --layers 3 --hidden 48 --heads 3 --seq 64 --dtype fp8 --steps 1 --quiet --threads 1 "
+             "--dump-gradients a.st");
+    run_well(SINGLE64 " --layers 3 --hidden 48 --heads 3 --seq 64 --steps 1 --quiet --threads 1 --dump-gradients b.st");
+    const double d = compare_gradients_by_norm(in_temporary("a.st"), in_temporary("b.st"), 3, worst);
+    if (!(d <= 0.25))
+        fail_msg("fp8: %s is %g from float64's, by its norm", worst, d);
     for (size_t i = 0; i < sizeof fusions / sizeof *fusions; i++)
         for (int m = 0; m < 3; m++) {
             if (!full_tests() && m != (int)i % 3 && i != 5)
@@ -258,7 +263,7 @@ static void programs_agree(void **state)
             snprintf(text, sizeof text, FUSED64 " " SHAPE " --dtype fp32 --fuse %s --recompute %s", fusions[i],
                      modes[m]);
             snprintf(base, sizeof base, SINGLE64 " " SHAPE " --recompute %s", modes[m]);
-            compare_runs(text, base, 1e-10);
+            compare_runs(text, base, 1e-10, 1e-10);
         }
 }
 
@@ -276,7 +281,7 @@ static void memory_is_gone(void **state)
                      token_file(20000, 97), long_one ? 1024 : 256, k ? "all" : "none");
             activations[k][long_one] = json_number(in_temporary("r.json"), "ranks.0.memory.activations.measured");
         }
-    const double L = 2, H = 32, A = 2, V = 2000;
+    const double L = 2, A = 2, V = 2000;
     for (int long_one = 0; long_one < 2; long_one++) {
         const double T = long_one ? 1024 : 256;
         assert_true(activations[0][long_one] - activations[1][long_one]
@@ -284,7 +289,6 @@ static void memory_is_gone(void **state)
     }
     /* linear in the sequence, but for the slice of logits */
     assert_true(activations[1][1] - 256 * V * 2 == 4 * (activations[1][0] - 256 * V * 2));
-    assert_true(H > 0);
 }
 
 static void evaluation_and_samples_are_the_base(void **state)

@@ -102,13 +102,6 @@ static void alone_they_are_01(void **state)
     }
 }
 
-static int print_worst(void **state)
-{
-    (void)state;
-    print_message("worst difference: gradients %.1e, losses %.1e\n", layout_worst_gradient(), layout_worst_loss());
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -118,5 +111,5 @@ int main(void)
         cmocka_unit_test(all_layouts_agree),
     };
 
-    return cmocka_run_group_tests_name("layouts", tests, NULL, print_worst);
+    return cmocka_run_group_tests_name("layouts", tests, NULL, layout_print_worst);
 }

@@ -98,6 +98,7 @@ static void gradients_and_memory_of_each_type(void **state)
             }
         }
         const double d = compare_gradients_by_norm(in_temporary("none.st"), in_temporary("reference.st"), 3, worst);
+        print_message("%s: %.2g from float64's gradients (%s)\n", types[i].options, d, worst);
         if (!(d <= types[i].tolerance))
             fail_msg("%s: %s is %g from float64's, by its norm", types[i].options, worst, d);
         if (i && d < 1e-4)

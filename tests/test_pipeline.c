@@ -385,13 +385,6 @@ static void bubbles_are_measured(void **state)
     }
 }
 
-static int print_worst(void **state)
-{
-    (void)state;
-    print_message("worst difference: gradients %.1e, losses %.1e\n", layout_worst_gradient(), layout_worst_loss());
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -408,5 +401,5 @@ int main(void)
         cmocka_unit_test(all_layouts_agree),
     };
 
-    return cmocka_run_group_tests_name("pipeline", tests, NULL, print_worst);
+    return cmocka_run_group_tests_name("pipeline", tests, NULL, layout_print_worst);
 }

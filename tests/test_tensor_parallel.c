@@ -27,10 +27,9 @@ static const LayoutCase cases[] = {
 
 static void layouts_agree(void **state)
 {
-    (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         layout_compare(&cases[i]);
-    print_message("worst difference: gradients %.1e, losses %.1e\n", layout_worst_gradient(), layout_worst_loss());
+    layout_print_worst(state);
 }
 
 static void all_layouts_agree(void **state)
@@ -39,7 +38,6 @@ static void all_layouts_agree(void **state)
     static const char *const sequence[] = {"", "--sequence-parallel"};
     static const int ranks[] = {1, 2, 3, 4, 6, 8};
 
-    (void)state;
     if (!full_tests())
         skip();
     for (int n = 0; n < 6; n++)
@@ -50,7 +48,7 @@ static void all_layouts_agree(void **state)
                     layout_compare(&(LayoutCase){STAGE, sequence[s], ranks[n], 3, 3, accumulate, recompute[k], true, 16,
                                                  by_eight ? 64 : 48, by_eight ? 8 : 6, 97});
                 }
-    print_message("worst difference: gradients %.1e, losses %.1e\n", layout_worst_gradient(), layout_worst_loss());
+    layout_print_worst(state);
 }
 
 /* Saved by one stage, continued by another, on other numbers of ranks: the losses of a run without interruptions. */
