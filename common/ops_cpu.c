@@ -64,7 +64,7 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
     const int64_t rows = tensor_count(ids), width = tensor_width(d_out), vocabulary = tensor_rows(d_weight);
     int64_t *first = malloc((vocabulary + rows) * sizeof *first), *next = first + vocabulary;
 
-    /* the rows of each id, in their order: so that its gradient is rounded once, however often it comes; -1 ends them */
+    /* the rows of each id, in their order, so that its gradient is rounded once, however often it comes; -1: no more */
     if (!first)
         fail("no memory for the places of %lld tokens", (long long)rows);
     memset(first, 0xff, vocabulary * sizeof *first);

@@ -249,7 +249,7 @@ static void programs_agree(void **state)
     compare_runs(FUSED " " SHAPE " --fuse none", MIXED " " SHAPE, 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse adamw", MIXED " " SHAPE, 0, 0);
-    /* fp8 rounds so much that what differs in a last bit before may differ by an eighth after: against float64, as 02 */
+    /* fp8 makes an eighth out of a difference in the last bit, so not against 02, but as 02 against float64 */
     run_well(FUSED " --layers 3 --hidden 48 --heads 3 --seq 64 --dtype fp8 --steps 1 --quiet --threads 1 "
              "--dump-gradients a.st");
     run_well(SINGLE64 " --layers 3 --hidden 48 --heads 3 --seq 64 --steps 1 --quiet --threads 1 --dump-gradients b.st");
