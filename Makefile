@@ -71,7 +71,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks test_cuda parity bench_cuda): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks test_cuda parity bench_cuda diagnose verify): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -lcmocka -o $$@
 $(patsubst %,$(BUILD)/$(1)/%,08_fused_kernels test_fused parity bench_cuda): $(FUSED_$(5):%=$(BUILD)/$(1)/obj/%.o)
@@ -162,6 +162,23 @@ lint:			## clang-tidy and cppcheck, whichever is here
 format:			## clang-format, on the lines changed since the last commit
 	git clang-format --extensions c,h,cu -- common 0* tests
 
+# A reader's train.c, in the tree or in an exercise's copy, as a program in double. -O1: it is compiled more often than run.
+NUMBER = $(firstword $(subst _, ,$(PROGRAM)))
+EXERCISE = build/exercise/$(NUMBER).$(N)
+EDITED = $(if $(N),$(EXERCISE),$(PROGRAM))
+known-stage:
+	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
+
+exercise: known-stage	## a copy of a stage with a part taken out, to put it there again: STAGE=05 N=1; without N: a list
+	@$(if $(N),mkdir -p build/exercise; tests/exercise.sh $(PROGRAM) $(N) $(EXERCISE),tests/exercise.sh $(PROGRAM))
+
+verify: known-stage deps	## an edited train.c against 01, and what is wrong with it: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1
+	@test -d $(EDITED) || { echo "there is no $(EDITED): make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
+	@$(MAKE) --no-print-directory $(BUILD)/cpu64/01_single_gpu $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose >/dev/null
+	@mkdir -p $(BUILD)/verify
+	@$(CC) $(filter-out -MMD,$(FLAGS)) -O1 -DREAL64 $(EDITED)/*.c $(BUILD)/cpu64/obj/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
+	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter command%,$(origin NP)),$(NP))" $(ARGS)
+
 deps:			## install what is missing, from the distribution's packages
 	@tests/deps.sh
 
@@ -177,4 +194,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all always cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench ladder figures fuzz lint format deps diff changes help clean
+.PHONY: all always known-stage exercise verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench ladder figures fuzz lint format deps diff changes help clean

@@ -413,9 +413,9 @@ void run_step(int step, StepResult result)
         if (fflush(metrics))
             fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     }
+    check_account(step);
     if (options.check)
         adamw_check_replicas(run_optimizer);
-    check_account(step);
     if (comm_sum(world, stopped_by != 0) > 0)               /* signals reach ranks in different steps */
         stopping = comm_sum(world, stopped_by == SIGTERM) > 0 ? SIGTERM : SIGINT;
     print_step(step, result, tokens / seconds, mfu);

@@ -3,46 +3,14 @@
  * Started without arguments, this program starts itself once for each shape, with the stage's options: then it is the
  * stage, up to its first step.
  */
-#define main stage_main
-#include "../01_single_gpu/train.c"
-#undef main
-
 #include <stdio.h>
 #include <string.h>
 
 #include "../common/random.h"
+#include "single_gpu.h"     /* before cmocka, which has a fail() too */
 #include "harness.h"
 
 static int of_each;                 /* --of-each: elements of each tensor; 0: all */
-
-/* What the stage's main does before its first step. */
-static Batch set_up(int argc, char **argv)
-{
-    static const StageOption more[] = {{"of-each", OPTION_INT, &of_each, "elements of each tensor", "N", 0, 1e9}, {0}};
-    static Part all;
-
-    run_begin("test_gradients", "Compares gradients with differences.", argc, argv, more);
-    sizes();
-    predict();
-    layout = layout_create(options.config, WHOLE);
-    all = (Part){
-        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
-        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
-        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, all.params);
-    gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
-    acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
-    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
-    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
-    rope_table(rope, 0);
-    run_load(&optimizer);
-    return batch_create();
-}
 
 /* The loss that train_step's gradients are of, by forward passes alone. */
 static double loss_of_step(Batch batch)
@@ -166,6 +134,7 @@ int main(int argc, char **argv)
     };
 
     if (argc > 1)
-        comm_exit(check_all(set_up(argc, argv)));
+        comm_exit(check_all(set_up("test_gradients", "Compares gradients with differences.", argc, argv, (StageOption[]){
+            {"of-each", OPTION_INT, &of_each, "elements of each tensor", "N", 0, 1e9}, {0}})));
     return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
 }

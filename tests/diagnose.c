@@ -1,0 +1,881 @@
+/* What is wrong with a program's gradients. Computes 01's of the same step and the same global batch, in float64, and
+ * compares; where they differ, looks for what explains the numbers to ten digits:
+ *
+ *   1. well-known mistakes: 01 computes once more with the mistake made on purpose, and all tensors must agree with it;
+ *   2. a whole tensor, or the rectangle of it that is wrong: zero, so many times too large, transposed, or made from
+ *      some of the sequences or tokens only.
+ *
+ * "make verify" (verify.c) starts it with the gradients that a program dumped, and prints what it says. Status 0: the
+ * gradients are right; 2: they are not.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../common/safetensors.h"
+#include "../common/ultrascale.h"
+
+/* ---- Mistakes on purpose: 01's operators, intercepted ---- */
+
+typedef enum { CAUSAL, NOT_ITSELF, ONE_AHEAD, OWN_TOKENS, OTHERS_UNMASKED, UNMASKED } Mask;
+typedef enum { POSITIONS, FROM_ZERO, BY_RANK } Rope;
+typedef enum { HOME, NEXT_RANK, RANK_BEFORE, OWN_QUERIES } KeyGradients;
+typedef enum { PROJ_BIAS = 1, DOWN_BIAS = 2 } Biases;
+typedef enum { LN1_SHARE = 1, LN2_SHARE = 2, FINAL_SHARE = 4 } Shares;
+
+typedef struct {
+    const char *text;           /* completes "... as if" */
+    Biases biases;              /* added once a rank */
+    Rope rope;
+    Mask mask;
+    double scores;              /* times their right scale; 0: 1 */
+    KeyGradients keys;
+    bool zigzag;                /* of the last four: which rank has which tokens */
+    bool own_rows;              /* LayerNorms and biases see the first rank's rows of a micro-batch only */
+    bool no_lookup, no_head;    /* one of the embedding's two uses adds no gradient */
+    Shares shares;              /* of the first rank alone: what follows is unlike what ranks would compute */
+    int stale;                  /* a block computes with the parameters of the one so many before it */
+} Mistake;
+
+static const Mistake mistakes[] = {
+    {"proj_bias and down_bias were added on every rank, and not once after the sum over the ranks",
+     .biases = PROJ_BIAS | DOWN_BIAS},
+    {"proj_bias was added on every rank, and not once after the sum over the ranks", .biases = PROJ_BIAS},
+    {"down_bias was added on every rank, and not once after the sum over the ranks", .biases = DOWN_BIAS},
+    {"every rank counted positions (rope_table's first) from 0, not from its first token", .rope = FROM_ZERO},
+    {"every chunk's positions (rope_table's first) began at 0", .rope = FROM_ZERO, .zigzag = true},
+    {"a rank's chunks had consecutive positions (rope_table's first), which zig-zag chunks don't", .rope = BY_RANK,
+     .zigzag = true},
+    {"the mask were off by one: a token doesn't see itself", .mask = NOT_ITSELF},
+    {"the mask were off by one: a token sees the one after it", .mask = ONE_AHEAD},
+    {"there were no mask: every token sees all others", .mask = UNMASKED},
+    {"a token saw its own rank's keys only", .mask = OWN_TOKENS},
+    {"a token saw its own rank's keys only", .mask = OWN_TOKENS, .zigzag = true},
+    {"other ranks' keys were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED},
+    {"other ranks' keys were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED, .zigzag = true},
+    {"scores were not divided by sqrt(D)", .scores = INFINITY},
+    {"dK and dV were added at the next rank, not at the keys' owner", .keys = NEXT_RANK},
+    {"dK and dV were added at the next rank, not at the keys' owner", .keys = NEXT_RANK, .zigzag = true},
+    {"dK and dV were added at the rank before, not at the keys' owner", .keys = RANK_BEFORE},
+    {"dK and dV were added at the rank before, not at the keys' owner", .keys = RANK_BEFORE, .zigzag = true},
+    {"dK and dV had only the share of the owner's own queries", .keys = OWN_QUERIES},
+    {"dK and dV had only the share of the owner's own queries", .keys = OWN_QUERIES, .zigzag = true},
+    {"LayerNorms' parameters and the biases after a projection had the gradients of the first rank's rows only",
+     .own_rows = true},
+    {"the tied embedding had only the output projection's gradient, and not that of the lookup", .no_lookup = true},
+    {"the tied embedding had only the lookup's gradient, and not that of the output projection", .no_head = true},
+    {"the ranks' shares of the last LayerNorm's gradient were not added up", .shares = FINAL_SHARE},
+    {"the ranks' shares of d_ln2 were not added up, before layernorm_backward took it", .shares = LN2_SHARE},
+    {"the ranks' shares of d_ln1 were not added up, before layernorm_backward took it", .shares = LN1_SHARE},
+    {"a block computed with the parameters of the block before it", .stale = 1},
+    {"a block computed with the parameters of the second block before it", .stale = 2},
+    {"a block computed with the parameters of the block after it", .stale = -1},
+    {"a block computed with the parameters of the second block after it", .stale = -2},
+};
+
+static Mistake mistake;                         /* the one being made */
+static int ranks = 1, data_ranks = 1;           /* data_ranks: over so many the sequences are divided */
+static int64_t only_sequence = -1, only_token = -1;     /* of the global batch: others add no gradient; -1: all do */
+static int64_t micro_batch;                     /* being computed */
+
+static void hooked_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias);
+static void hooked_residual_backward(Tensor d_bias, Tensor d_out);
+static void hooked_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
+                                      Tensor weight);
+static void hooked_attention_forward(Tensor out, Tensor probs, Tensor qkv);
+static void hooked_attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs);
+static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
+static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
+static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids);
+static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
+
+#define residual_forward hooked_residual_forward
+#define residual_backward hooked_residual_backward
+#define layernorm_backward hooked_layernorm_backward
+#define attention_forward hooked_attention_forward
+#define attention_backward hooked_attention_backward
+#define linear_backward_input hooked_linear_backward_input
+#define linear_backward_weight hooked_linear_backward_weight
+#define embedding_backward hooked_embedding_backward
+#define cross_entropy_backward hooked_cross_entropy_backward
+#include "single_gpu.h"
+#undef residual_forward
+#undef residual_backward
+#undef layernorm_backward
+#undef attention_forward
+#undef attention_backward
+#undef linear_backward_input
+#undef linear_backward_weight
+#undef embedding_backward
+#undef cross_entropy_backward
+
+static double *numbers(Tensor t)
+{
+    return t.data;
+}
+
+static void hooked_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
+{
+    const bool times = mistake.biases & (strstr(bias.name, "proj") ? PROJ_BIAS : DOWN_BIAS);
+    const int64_t width = tensor_width(out);
+
+    residual_forward(out, x, branch, bias);
+    for (int64_t i = 0; i < tensor_count(out) && times; i++)
+        numbers(out)[i] += (ranks - 1) * numbers(bias)[i % width];
+}
+
+/* The rows that a mistake lets count. */
+static Tensor counting(Tensor t)
+{
+    return mistake.own_rows ? tensor_range(tensor_view(t, shape(R, tensor_width(t))), 0, R / ranks) : t;
+}
+
+static void hooked_residual_backward(Tensor d_bias, Tensor d_out)
+{
+    residual_backward(d_bias, counting(d_out));
+}
+
+static void hooked_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
+                                      Tensor weight)
+{
+    static Tensor nothing[2], scratch;
+
+    if (!mistake.own_rows) {
+        layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
+        return;
+    }
+    for (int i = 0; i < 2 && !nothing[i].data; i++)
+        nothing[i] = tensor_create(MEM_WORKSPACE, REAL, "nothing", shape(H));
+    if (!scratch.data)
+        scratch = tensor_create(MEM_WORKSPACE, REAL, "scratch", shape(R, H));
+    layernorm_backward(d_x, nothing[0], nothing[1], d_out, x, stats, weight);
+    layernorm_backward(counting(scratch), d_weight, d_bias, counting(d_out), counting(x), counting(stats), weight);
+}
+
+/* Which rank has a token, and the how-manieth of its tokens it is; and back. */
+static int64_t chunk_tokens(void)
+{
+    return T / (mistake.zigzag ? 2 * ranks : ranks);
+}
+
+static int rank_of(int64_t token)
+{
+    const int64_t c = token / chunk_tokens();
+
+    return c < ranks ? c : 2 * ranks - 1 - c;
+}
+
+static int64_t index_of(int64_t token)
+{
+    return token / chunk_tokens() < ranks ? token % chunk_tokens() : chunk_tokens() + token % chunk_tokens();
+}
+
+static int64_t token_of(int rank, int64_t index)
+{
+    return index < chunk_tokens() ? rank * chunk_tokens() + index
+                                  : (2 * ranks - 1 - rank) * chunk_tokens() + index - chunk_tokens();
+}
+
+static bool sees(int64_t query, int64_t key)
+{
+    switch (mistake.mask) {
+    case CAUSAL:          return key <= query;
+    case NOT_ITSELF:      return key < query;
+    case ONE_AHEAD:       return key <= query + 1;
+    case OWN_TOKENS:      return key <= query && rank_of(key) == rank_of(query);
+    case OTHERS_UNMASKED: return key <= query || rank_of(key) != rank_of(query);
+    case UNMASKED:        return true;
+    }
+    return false;
+}
+
+static bool attention_is_right(void)
+{
+    return mistake.mask == CAUSAL && !mistake.scores && mistake.keys == HOME;
+}
+
+static double score_scale(void)
+{
+    return mistake.scores ? 1 : 1 / sqrt(D);
+}
+
+/* q (0), k (1) or v (2) of a token's head, in qkv or its gradient. */
+static double *head(Tensor qkv, int64_t b, int64_t t, int64_t a, int which)
+{
+    return numbers(qkv) + ((b * T + t) * A + a) * 3 * D + which * D;
+}
+
+static double dot(const double *x, const double *y)
+{
+    double sum = 0;
+
+    for (int64_t d = 0; d < D; d++)
+        sum += x[d] * y[d];
+    return sum;
+}
+
+static void hooked_attention_forward(Tensor out, Tensor probs, Tensor qkv)
+{
+    if (attention_is_right()) {
+        attention_forward(out, probs, qkv);
+        return;
+    }
+    tensor_zero(out);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t a = 0; a < A; a++)
+            for (int64_t q = 0; q < T; q++) {
+                double *p = numbers(probs) + ((b * A + a) * T + q) * T, most = -INFINITY, sum = 0;
+                for (int64_t k = 0; k < T; k++) {
+                    p[k] = sees(q, k) ? dot(head(qkv, b, q, a, 0), head(qkv, b, k, a, 1)) * score_scale() : -INFINITY;
+                    most = fmax(most, p[k]);
+                }
+                for (int64_t k = 0; k < T; k++)
+                    sum += p[k] = sees(q, k) ? exp(p[k] - most) : 0;
+                for (int64_t k = 0; k < T && sum > 0; k++) {
+                    p[k] /= sum;
+                    for (int64_t d = 0; d < D; d++)
+                        numbers(out)[((b * T + q) * A + a) * D + d] += p[k] * head(qkv, b, k, a, 2)[d];
+                }
+            }
+}
+
+static void hooked_attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
+{
+    if (attention_is_right()) {
+        attention_backward(d_qkv, d_probs, d_out, qkv, probs);
+        return;
+    }
+    const int shift = mistake.keys == NEXT_RANK ? 1 : mistake.keys == RANK_BEFORE ? ranks - 1 : 0;
+    tensor_zero(d_qkv);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t a = 0; a < A; a++)
+            for (int64_t q = 0; q < T; q++) {
+                const double *p = numbers(probs) + ((b * A + a) * T + q) * T;
+                const double *d_o = numbers(d_out) + ((b * T + q) * A + a) * D;
+                double sum = 0;
+                for (int64_t k = 0; k < T; k++)
+                    sum += sees(q, k) ? p[k] * dot(d_o, head(qkv, b, k, a, 2)) : 0;
+                for (int64_t k = 0; k < T; k++) {
+                    if (!sees(q, k))
+                        continue;
+                    const double d_s = p[k] * (dot(d_o, head(qkv, b, k, a, 2)) - sum) * score_scale();
+                    const int64_t to = shift ? token_of((rank_of(k) + shift) % ranks, index_of(k)) : k;
+                    const bool counts = mistake.keys != OWN_QUERIES || rank_of(q) == rank_of(k);
+                    for (int64_t d = 0; d < D; d++) {
+                        head(d_qkv, b, q, a, 0)[d] += d_s * head(qkv, b, k, a, 1)[d];
+                        head(d_qkv, b, to, a, 1)[d] += counts ? d_s * head(qkv, b, q, a, 0)[d] : 0;
+                        head(d_qkv, b, to, a, 2)[d] += counts ? p[k] * d_o[d] : 0;
+                    }
+                }
+            }
+}
+
+static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    const Shares share = strstr(weight.name, "qkv") ? LN1_SHARE : strstr(weight.name, "up") ? LN2_SHARE
+                         : strstr(weight.name, "embedding") ? FINAL_SHARE : 0;
+
+    if (!(mistake.shares & share)) {
+        linear_backward_input(d_x, d_out, weight);
+        return;
+    }
+    /* The first rank's rows of the weight (of qkv: whole heads), in a copy: d_out is read again for the weight. */
+    const int64_t unit = share == LN1_SHARE ? 3 * D : 1, width = tensor_width(d_out);
+    const int64_t columns = unit * range_part(width / unit, 0, ranks).count;
+    Tensor copy = tensor_create(MEM_WORKSPACE, REAL, "share", shape(R, width));
+    for (int64_t i = 0; i < R * width; i++)
+        numbers(copy)[i] = i % width < columns ? numbers(d_out)[i] : 0;
+    linear_backward_input(d_x, copy, weight);
+    tensor_free(&copy, MEM_WORKSPACE);
+}
+
+static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+{
+    if (!mistake.no_head || d_weight.data != gradients.embedding.data)
+        linear_backward_weight(d_weight, d_bias, d_out, x);
+}
+
+static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
+{
+    if (!mistake.no_lookup)
+        embedding_backward(d_weight, d_out, ids);
+}
+
+static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
+{
+    cross_entropy_backward(d_logits, logits, lse, targets, scale);
+    for (int64_t row = 0; row < R; row++)
+        if ((only_sequence >= 0 && micro_batch * B + row / T != only_sequence)
+            || (only_token >= 0 && row % T != only_token))
+            memset(numbers(d_logits) + row * V, 0, V * sizeof(double));
+}
+
+static void set_rope(void)
+{
+    rope_table(rope, 0);
+    for (int64_t t = 0; t < T && mistake.rope != POSITIONS; t++)
+        rope_table(tensor_range(rope, t, 1),
+                   mistake.rope == FROM_ZERO ? t % chunk_tokens() : rank_of(t) * 2 * chunk_tokens() + index_of(t));
+}
+
+/* The step's gradients, with the mistake, into `to`; returns its loss. */
+static double compute(const Mistake *m, Batch batch, double *to)
+{
+    BlockParams *blocks = malloc(L * sizeof *blocks);
+
+    mistake = *m;
+    set_rope();
+    memcpy(blocks, params.blocks, L * sizeof *blocks);
+    for (int64_t l = 0; l < L; l++)
+        if (l - m->stale >= 0 && l - m->stale < L)
+            params.blocks[l] = blocks[l - m->stale];
+    tensor_zero(loss);
+    tensor_zero(gradients.buffer);
+    const double scale = 1.0 / (B * T * options.accumulate);
+    for (micro_batch = 0; micro_batch < options.accumulate; micro_batch++) {
+        batch_load(batch, first_step, micro_batch * B, 0);
+        forward(&acts, batch, scale);
+        backward(&acts, batch, scale);
+    }
+    memcpy(params.blocks, blocks, L * sizeof *blocks);
+    free(blocks);
+    memcpy(to, gradients.buffer.data, layout.count * sizeof *to);
+    return tensor_item(loss);
+}
+
+/* Whether the numbers here can tell this mistake from none. */
+static bool possible(const Mistake *m)
+{
+    const bool by_token = m->rope != POSITIONS || m->mask == OWN_TOKENS || m->mask == OTHERS_UNMASKED || m->keys != HOME;
+
+    if ((by_token || m->biases || m->own_rows || m->shares) && ranks == 1)
+        return false;
+    if (by_token && T % (m->zigzag ? 2 * ranks : ranks))
+        return false;
+    return !(m->own_rows && R % ranks) && m->stale < L && -m->stale < L;
+}
+
+/* ---- Tensors, of QKV's q, k and v apart, in the order in which backward completes them ---- */
+
+typedef struct {
+    char name[64];              /* "blocks.2.qkv_weight (k)" */
+    const ParamInfo *param;
+    int which;                  /* of q, k, v; -1: the whole tensor */
+    int64_t rows, cols;
+} Piece;
+
+static Piece *pieces;
+static int piece_count;
+static double *right, *found;   /* 01's gradients and the program's, by the layout */
+static double tolerance;
+static bool by_norm;
+
+static void list_pieces(void)
+{
+    static const char *const order[] = {"final_weight", "final_bias", "down_bias", "down_weight", "up_weight", "up_bias",
+                                        "ln2_weight", "ln2_bias", "proj_bias", "proj_weight", "qkv_weight", "qkv_bias",
+                                        "ln1_weight", "ln1_bias", "embedding"};
+    const int kinds = sizeof order / sizeof *order;
+
+    pieces = calloc(3 * layout.parameters, sizeof *pieces);
+    for (int64_t l = L; l >= -1; l--)                   /* L: before all blocks, -1: after them */
+        for (int k = l == L ? 0 : l < 0 ? kinds - 1 : 2; k < (l == L ? 2 : l < 0 ? kinds : kinds - 1); k++)
+            for (int i = 0; i < layout.parameters; i++) {
+                const ParamInfo *p = &layout.table[i];
+                char label[64];
+                snprintf(label, sizeof label, l == L || l < 0 ? "%s" : "blocks.%2$lld.%1$s", order[k], (long long)l);
+                if (strcmp(label, p->label))
+                    continue;
+                const bool qkv = strstr(label, "qkv");
+                for (int w = qkv ? 0 : -1; w < (qkv ? 3 : 0); w++) {
+                    Piece *q = &pieces[piece_count++];
+                    *q = (Piece){.param = p, .which = w, .rows = qkv ? p->rows / 3 : p->rows, .cols = p->cols};
+                    snprintf(q->name, sizeof q->name, "%s%s", label, qkv ? (const char *[]){" (q)", " (k)", " (v)"}[w]
+                             : "");
+                }
+            }
+}
+
+static double at(const double *all, const Piece *p, int64_t row, int64_t col)
+{
+    const int64_t r = p->which < 0 ? row : row / D * 3 * D + p->which * D + row % D;
+
+    return all[p->param->range.first + r * p->cols + col];
+}
+
+typedef struct {
+    int64_t row, rows, col, cols;
+} Box;
+
+static Box whole_of(const Piece *p)
+{
+    return (Box){0, p->rows, 0, p->cols};
+}
+
+/* max |a - b| / max |b|, or the same in the Euclidean norm. */
+static double distance(const double *a, const double *b, const Piece *p, Box box)
+{
+    double error = 0, largest = 0, squares = 0, square = 0;
+
+    for (int64_t i = box.row; i < box.row + box.rows; i++)
+        for (int64_t j = box.col; j < box.col + box.cols; j++) {
+            const double x = at(a, p, i, j), y = at(b, p, i, j);
+            if (!isfinite(x))
+                return INFINITY;
+            error = fmax(error, fabs(x - y)), largest = fmax(largest, fabs(y));
+            squares += (x - y) * (x - y), square += y * y;
+        }
+    return error == 0 ? 0 : by_norm ? sqrt(squares / square) : error / largest;
+}
+
+/* Explanations are looked for with more room than there is for being right: a mistake adds rounding of its own. */
+static bool alike(const double *a, const double *b, const Piece *p, Box box)
+{
+    return distance(a, b, p, box) <= 100 * tolerance;
+}
+
+/* ---- What the numbers of one piece tell ---- */
+
+/* " (= ranks)", " (= 1 / accumulate)", or nothing. */
+static const char *factor_name(double x)
+{
+    static char text[256];
+    const int accumulate = options.accumulate / data_ranks;     /* one rank's */
+    const struct {
+        const char *name;
+        double value;
+    } known[] = {{"the number of ranks", ranks}, {"accumulate", accumulate}, {"micro_batch", B}, {"T", T},
+                 {"layers", L}, {"sqrt(D)", sqrt(D)}, {"the number of ranks x accumulate", (double)ranks * accumulate},
+                 {"the tokens of a micro-batch", B * T}};
+
+    text[0] = 0;
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        for (int inverse = 0; inverse < 2; inverse++) {
+            const double value = inverse ? 1 / known[i].value : known[i].value;
+            if (known[i].value != 1 && fabs(x / value - 1) < 1e-6 + tolerance)
+                snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s%s", text[0] ? ", or " : " (= ",
+                         inverse ? "1 / " : "", known[i].name);
+        }
+    if (text[0])
+        strcat(text, ")");
+    return text;
+}
+
+static double **sequence_share, **token_share;  /* each one's gradients alone; NULL: not computed yet */
+static int sequences;
+static Batch batch;
+
+static double **shares_of(int count, int64_t *only)
+{
+    static const Mistake none;
+    double **share = calloc(count, sizeof *share);
+
+    for (int i = 0; i < count; i++) {
+        *only = i;
+        share[i] = malloc(layout.count * sizeof **share);
+        compute(&none, batch, share[i]);
+    }
+    *only = -1;
+    return share;
+}
+
+/* Solves for the weights with which the shares add up to what was found, by the normal equations (Cholesky). False: no
+ * weights do. */
+static bool weights_of(double *w, double **share, int count, const Piece *p, Box box)
+{
+    double *m = calloc((size_t)count * count, sizeof *m), error = 0, square = 0;
+    bool solved = box.rows * box.cols >= 2 * count;
+
+    memset(w, 0, count * sizeof *w);
+    for (int64_t i = box.row; i < box.row + box.rows; i++)
+        for (int64_t j = box.col; j < box.col + box.cols; j++)
+            for (int a = 0; a < count; a++) {
+                w[a] += at(share[a], p, i, j) * at(found, p, i, j);
+                for (int b = 0; b <= a; b++)
+                    m[a * count + b] += at(share[a], p, i, j) * at(share[b], p, i, j);
+            }
+    for (int a = 0; a < count && solved; a++)
+        for (int b = 0; b <= a && solved; b++) {
+            double sum = m[a * count + b];
+            for (int k = 0; k < b; k++)
+                sum -= m[a * count + k] * m[b * count + k];
+            if (a == b)
+                solved = sum > 1e-12 * m[a * count + a];
+            m[a * count + b] = a == b ? sqrt(sum) : sum / m[b * count + b];
+        }
+    for (int a = 0; a < count && solved; a++) {
+        for (int k = 0; k < a; k++)
+            w[a] -= m[a * count + k] * w[k];
+        w[a] /= m[a * count + a];
+    }
+    for (int a = count - 1; a >= 0 && solved; a--) {
+        for (int k = a + 1; k < count; k++)
+            w[a] -= m[k * count + a] * w[k];
+        w[a] /= m[a * count + a];
+    }
+    free(m);
+    for (int64_t i = box.row; i < box.row + box.rows && solved; i++)
+        for (int64_t j = box.col; j < box.col + box.cols; j++) {
+            double rest = at(found, p, i, j);
+            square += rest * rest;
+            for (int a = 0; a < count; a++)
+                rest -= w[a] * at(share[a], p, i, j);
+            error += rest * rest;
+        }
+    return solved && error <= 1e-14 * square;
+}
+
+static bool equal(double a, double b)
+{
+    return fabs(a - b) < 1e-5 * (1 + fabs(a));
+}
+
+/* "0 of 0 to 5, 1 of 6 to 11" */
+static void list_weights(char *text, size_t size, const double *w, int count)
+{
+    text[0] = 0;
+    for (int i = 0, end; i < count; i = end) {
+        for (end = i + 1; end < count && equal(w[end], w[i]); end++)
+            ;
+        snprintf(text + strlen(text), size - strlen(text), i + 1 < end ? "%s%.4g of %d to %d" : "%s%.4g of %d",
+                 i ? ", " : "", equal(w[i], 0) ? 0 : w[i], i, end - 1);
+    }
+}
+
+/* In words, whose sequences counted how often: rank by rank, micro-batch by micro-batch, or one by one. */
+static void name_sequences(char *text, size_t size, const double *w)
+{
+    const int of_rank = sequences / data_ranks, of_micro = B, micros = of_rank / of_micro;
+    bool by_rank = data_ranks > 1, by_micro = micros > 1;
+    char list[512];
+
+    for (int i = 0; i < sequences; i++) {
+        by_rank &= equal(w[i], w[i / of_rank * of_rank]);
+        by_micro &= equal(w[i], w[i % of_rank / of_micro * of_micro]);
+    }
+    double each[64];
+    const int count = by_rank ? data_ranks : by_micro ? micros : sequences;
+    const int stride = by_rank ? of_rank : by_micro ? of_micro : 1;
+    int last = -1, there = 0;
+    for (int i = 0; i < count && i < 64; i++) {
+        each[i] = w[i * stride];
+        if (!equal(each[i], 0))
+            last = i, there++;
+    }
+    const char *what = by_rank ? "rank" : by_micro ? "micro-batch" : "sequence";
+    if (there == 1 && equal(each[last], 1)) {
+        snprintf(text, size, "only the share of %s %d (of 0 to %d)%s", what, last, count - 1,
+                 by_rank ? ": a sum over the ranks is missing"
+                 : by_micro && last == count - 1 ? ": those before it were overwritten, or zeroed" : "");
+        return;
+    }
+    list_weights(list, sizeof list, each, count < 64 ? count : 64);
+    snprintf(text, size, "%ss of the global batch counted differently, not once each: %s", what, list);
+}
+
+/* What one rectangle of a piece is instead of what it should be; false: no idea. */
+static bool explain_box(char *text, size_t size, const Piece *p, Box box)
+{
+    double scale = 0, square = 0, total = 0, w[256];
+    int64_t wrong = 0;
+
+    for (int64_t i = box.row; i < box.row + box.rows; i++)
+        for (int64_t j = box.col; j < box.col + box.cols; j++) {
+            const double x = at(found, p, i, j), y = at(right, p, i, j);
+            wrong += !isfinite(x);
+            scale += x * y, square += y * y, total += x * x;
+        }
+    if (wrong) {
+        snprintf(text, size, "NaN or Inf in %lld of %lld elements", (long long)wrong, (long long)(box.rows * box.cols));
+        return true;
+    }
+    if (total == 0) {
+        snprintf(text, size, "zero");
+        return true;
+    }
+    scale /= square;
+    double rest = 0;
+    for (int64_t i = box.row; i < box.row + box.rows; i++)
+        for (int64_t j = box.col; j < box.col + box.cols; j++)
+            rest += pow(at(found, p, i, j) - scale * at(right, p, i, j), 2);
+    if (rest <= pow(100 * tolerance, 2) * total && box.rows * box.cols > 1) {
+        if (equal(scale, -1))
+            snprintf(text, size, "of the wrong sign");
+        else if (scale > 1)
+            snprintf(text, size, "%.4g times too large%s", scale, factor_name(scale));
+        else
+            snprintf(text, size, "%.4g times too small%s", 1 / scale, factor_name(1 / scale));
+        return true;
+    }
+    if (p->rows == p->cols && box.rows == p->rows && box.cols == p->cols) {
+        rest = 0;
+        for (int64_t i = 0; i < p->rows; i++)
+            for (int64_t j = 0; j < p->cols; j++)
+                rest += pow(at(found, p, i, j) - at(right, p, j, i), 2);
+        if (rest <= pow(100 * tolerance, 2) * total) {
+            snprintf(text, size, "transposed");
+            return true;
+        }
+    }
+    if (by_norm || sequences > 64 || T > 256)
+        return false;
+    if (!sequence_share)
+        sequence_share = shares_of(sequences, &only_sequence);
+    if (sequences > 1 && weights_of(w, sequence_share, sequences, p, box)) {
+        name_sequences(text, size, w);
+        return true;
+    }
+    if (!token_share)
+        token_share = shares_of(T, &only_token);
+    if (weights_of(w, token_share, T, p, box)) {
+        const int at_most = size - 64;
+        char list[512];
+        list_weights(list, sizeof list, w, T);
+        snprintf(text, size, "the losses of a sequence's tokens counted differently: %.*s", at_most, list);
+        return true;
+    }
+    return false;
+}
+
+/* "rows 0 to 23 (rank 0's of 4)" */
+static void name_range(char *text, size_t size, const char *what, int64_t first, int64_t count, int64_t of)
+{
+    snprintf(text, size, "%s %lld to %lld", what, (long long)first, (long long)(first + count - 1));
+    for (int r = 0; r < ranks && ranks > 1; r++) {
+        const Range part = range_part(of, r, ranks);
+        if (part.first == first && part.count == count)
+            snprintf(text + strlen(text), size - strlen(text), " (rank %d's of %d)", r, ranks);
+    }
+}
+
+static const char unexplained[] = "wrong";
+
+static void explain_piece(char *text, size_t size, const Piece *p)
+{
+    int64_t top = p->rows, bottom = -1, left = p->cols, end = -1;
+    double largest = 0;
+    char where[128] = "", what[512];
+
+    if (explain_box(text, size, p, whole_of(p)))
+        return;
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < p->cols; j++)
+            largest = fmax(largest, fabs(at(right, p, i, j)));
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < p->cols; j++)
+            if (fabs(at(found, p, i, j) - at(right, p, i, j)) > 100 * tolerance * largest) {
+                top = i < top ? i : top, bottom = i > bottom ? i : bottom;
+                left = j < left ? j : left, end = j > end ? j : end;
+            }
+    const Box box = {top, bottom - top + 1, left, end - left + 1};
+    if (box.rows < p->rows && !by_norm)
+        name_range(where, sizeof where, "rows", box.row, box.rows, p->rows);
+    else if (box.cols < p->cols && !by_norm)
+        name_range(where, sizeof where, "columns", box.col, box.cols, p->cols);
+    if (where[0] && explain_box(what, sizeof what, p, box))
+        snprintf(text, size, "in %s only: %s", where, what);
+    else if (where[0])
+        snprintf(text, size, "wrong in %s only", where);
+    else
+        snprintf(text, size, "%s", unexplained);
+}
+
+/* ---- The verdict ---- */
+
+static bool is_right(const Piece *p)
+{
+    return distance(found, right, p, whole_of(p)) <= tolerance;
+}
+
+/* "blocks.*.down_bias" for blocks.3.down_bias */
+static void family(char *text, size_t size, const char *name)
+{
+    const char *rest = strncmp(name, "blocks.", 7) ? NULL : strchr(name + 7, '.');
+
+    snprintf(text, size, "%s%s", rest ? "blocks.*" : name, rest ? rest : "");
+}
+
+/* What is wrong with each tensor, those together of which the same is true. If forward is wrong, all are, and only what
+ * can be explained is worth a line. */
+static void print_pieces(bool forward_wrong)
+{
+    enum { MOST = 6 };
+    char (*text)[640] = calloc(piece_count, sizeof *text);
+    int printed = 0;
+
+    for (int i = 0; i < piece_count; i++)
+        if (!is_right(&pieces[i]))
+            explain_piece(text[i], sizeof text[i], &pieces[i]);
+    for (int i = 0; i < piece_count && printed < MOST; i++) {
+        if (!text[i][0] || (forward_wrong && !strcmp(text[i], unexplained)))
+            continue;
+        char names[2048] = "", words[640], last[64] = "";
+        int same = 0;
+        snprintf(words, sizeof words, "%s", text[i]);
+        for (int k = i; k < piece_count; k++) {
+            char f[64];
+            if (strcmp(text[k], words))
+                continue;
+            family(f, sizeof f, pieces[k].name);
+            if (!strstr(names, f) && strlen(names) + sizeof f + 2 < sizeof names)
+                snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", same ? ", " : "", f);
+            snprintf(last, sizeof last, "%s", pieces[k].name);
+            text[k][0] = 0;
+            same++;
+        }
+        if (same == piece_count)
+            printf("every gradient is %s\n", words);
+        else if (same == 1)
+            printf("%s: %s\n", last, words);
+        else
+            printf("%.300s%s (%d tensors): %s\n", names, strlen(names) > 300 ? " ..." : "", same, words);
+        printed++;
+    }
+    free(text);
+}
+
+/* The mistake that gives exactly these gradients; NULL: none here. One that only explains how it begins is the second
+ * choice: *begins is then true. */
+static const Mistake *find_mistake(double candidate_loss, const Piece *first, bool *begins)
+{
+    double *made = malloc(layout.count * sizeof *made);
+    const Mistake *partly = NULL;
+
+    for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && !by_norm; i++) {
+        const Mistake *m = &mistakes[i];
+        if (!possible(m))
+            continue;
+        const double made_loss = compute(m, batch, made);
+        if (isfinite(candidate_loss) && fabs(made_loss / candidate_loss - 1) > 1e-9)
+            continue;
+        bool same = true;
+        for (int k = 0; k < piece_count && same; k++)
+            same = alike(found, made, &pieces[k], whole_of(&pieces[k]));
+        if (same) {
+            *begins = false;
+            free(made);
+            return m;
+        }
+        if (m->shares && !partly && alike(found, made, first, whole_of(first)))
+            partly = m;
+    }
+    *begins = true;
+    free(made);
+    return partly;
+}
+
+/* The norm that a program printed, if its gradients are right. */
+static bool check_norm(double norm)
+{
+    double total = 0, parts = 0, slices = 0, uncut = 0, layers = 0;
+    const Layout first = layout_create(options.config, (Shard){.slices = ranks, .embedding = true, .head = true});
+
+    for (int64_t i = 0; i < layout.count; i++)
+        total += right[i] * right[i];
+    if (fabs(norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
+        return true;
+    for (int u = 0; u < L + 2; u++) {
+        const Range part = range_part(layout.units[u].count, 0, ranks);
+        for (int64_t i = 0; i < layout.units[u].count; i++) {
+            const double square = right[layout.units[u].first + i] * right[layout.units[u].first + i];
+            parts += i < part.count ? square : 0;
+            layers += u <= range_part(L, 0, ranks).count ? square : 0;
+        }
+    }
+    for (int k = 0; k < layout.parameters; k++) {
+        const ParamInfo *p = &layout.table[k], *s = &first.table[k];
+        const bool whole = s->here_rows == p->rows && s->here_cols == p->cols;
+        for (int64_t i = 0; i < p->range.count; i++) {
+            const double square = right[p->range.first + i] * right[p->range.first + i];
+            slices += i / p->cols < s->here_rows && i % p->cols < s->here_cols ? square : 0;
+            uncut += whole ? square : 0;
+        }
+    }
+    const struct {
+        const char *text;
+        double square;
+    } known[] = {{"of the part of each unit that rank 0 updates", parts},
+                 {"of rank 0's slice of each matrix", slices},
+                 {"of rank 0's layers", layers},
+                 {"with every rank's copy counted", ranks * total},
+                 {"with the parameters that are not cut counted on every rank", total + (ranks - 1) * uncut}};
+    printf("the gradients are right, but their norm is %.10g, and should be %.10g", norm, sqrt(total));
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        if (ranks > 1 && fabs(norm * norm / known[i].square - 1) < 1e-8) {
+            printf(": it is the norm %s", known[i].text);
+            break;
+        }
+    printf("\n");
+    return false;
+}
+
+static void read_found(const char *file)
+{
+    Safetensors s;
+    char *wrong = safetensors_open(&s, file);
+
+    if (wrong)
+        fail("%s", wrong);
+    for (int k = 0; k < layout.parameters; k++) {
+        const ParamInfo *p = &layout.table[k];
+        const SafeTensor *t = safetensors_find(&s, p->name);
+        if (!t)
+            fail("%s has no %s", file, p->name);
+        if ((wrong = safetensors_read(&s, t, 0, p->range.count, found + p->range.first, true)))
+            fail("%s", wrong);
+    }
+    free(safetensors_close(&s, false));
+}
+
+int main(int argc, char **argv)
+{
+    static const Mistake none;
+    static const char *candidate = "";
+    static double candidate_loss = NAN, candidate_norm = NAN;
+    bool begins;
+    int wrong = 0, first_wrong = -1;
+
+    tolerance = 1e-10;
+    batch = set_up("diagnose", "Says what is wrong with gradients that a program dumped.", argc, argv, (StageOption[]){
+        {"candidate", OPTION_TEXT, &candidate, "what --dump-gradients wrote", "FILE"},
+        {"candidate-loss", OPTION_DOUBLE, &candidate_loss, "that step's loss", "X", 0, 1e9},
+        {"candidate-norm", OPTION_DOUBLE, &candidate_norm, "that step's norm", "X", 0, 1e30},
+        {"ranks", OPTION_INT, &ranks, "that it was computed on", "N", 1, 1000},
+        {"data-ranks", OPTION_INT, &data_ranks, "over which sequences were divided", "N", 1, 1000},
+        {"tolerance", OPTION_DOUBLE, &tolerance, "how far a right one may be off", "X", 0, 1},
+        {"by-norm", OPTION_FLAG, &by_norm, "measure that by Euclidean norms, not by the largest element"},
+        {0}});
+    right = malloc(layout.count * sizeof *right), found = malloc(layout.count * sizeof *found);
+    sequences = B * options.accumulate;
+    list_pieces();
+    read_found(candidate);
+    const double right_loss = compute(&none, batch, right);
+    for (int i = 0; i < piece_count; i++)
+        if (!is_right(&pieces[i])) {
+            first_wrong = wrong ? first_wrong : i;
+            wrong++;
+        }
+    const bool loss_wrong = isfinite(candidate_loss)
+                            && fabs(candidate_loss / right_loss - 1) > (by_norm ? tolerance : 1e-9);
+    if (loss_wrong)
+        printf("the loss of this step is %.10g, and 01's %.10g: forward is wrong, or the batch, or a scale\n",
+               candidate_loss, right_loss);
+    if (!wrong) {
+        const bool norm_right = !isfinite(candidate_norm) || check_norm(candidate_norm);
+        comm_exit(loss_wrong || !norm_right ? 2 : 0);
+    }
+    const Mistake *m = find_mistake(candidate_loss, &pieces[first_wrong], &begins);
+    if (m && !begins) {
+        printf("the gradients are, to ten digits, what they would be as if %s\n", m->text);
+        comm_exit(2);
+    }
+    if (loss_wrong && wrong == piece_count)
+        printf("all %d gradients are wrong, as they must be then\n", wrong);
+    else
+        printf("%d of %d gradients are wrong; the first, in the order of backward, is %s\n", wrong, piece_count,
+               pieces[first_wrong].name);
+    if (m)
+        printf("it is, to ten digits, what it would be as if %s\n", m->text);
+    print_pieces(loss_wrong);
+    comm_exit(2);
+}
