@@ -176,7 +176,7 @@ verify: known-stage deps	## an edited train.c against 01, and what is wrong with
 	@test -d $(EDITED) || { echo "there is no $(EDITED): make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
 	@$(MAKE) --no-print-directory $(BUILD)/cpu64/01_single_gpu $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose >/dev/null
 	@mkdir -p $(BUILD)/verify
-	@$(CC) $(filter-out -MMD,$(FLAGS)) -O1 -DREAL64 $(EDITED)/*.c $(BUILD)/cpu64/obj/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
+	@$(CC) $(filter-out -MMD,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c $(BUILD)/cpu64/obj/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
 	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter command%,$(origin NP)),$(NP))" $(ARGS)
 
 deps:			## install what is missing, from the distribution's packages

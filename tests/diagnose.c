@@ -17,7 +17,10 @@
 
 /* ---- Mistakes on purpose: 01's operators, intercepted ---- */
 
-typedef enum { CAUSAL, NOT_ITSELF, ONE_AHEAD, OWN_TOKENS, OTHERS_UNMASKED, UNMASKED } Mask;
+typedef enum {
+    CAUSAL, NOT_ITSELF, ONE_AHEAD, UNMASKED,
+    OWN_TOKENS, OTHERS_UNMASKED, NEXT_CHUNK, NOT_OWN_CHUNK      /* these depend on which rank has which tokens */
+} Mask;
 typedef enum { POSITIONS, FROM_ZERO, BY_RANK } Rope;
 typedef enum { HOME, NEXT_RANK, RANK_BEFORE, OWN_QUERIES } KeyGradients;
 typedef enum { PROJ_BIAS = 1, DOWN_BIAS = 2 } Biases;
@@ -26,6 +29,7 @@ typedef enum { LN1_SHARE = 1, LN2_SHARE = 2, FINAL_SHARE = 4 } Shares;
 typedef struct {
     const char *text;           /* completes "... as if" */
     Biases biases;              /* added once a rank */
+    bool once_more;             /* and after the sum too */
     Rope rope;
     Mask mask;
     double scores;              /* times their right scale; 0: 1 */
@@ -42,6 +46,10 @@ static const Mistake mistakes[] = {
      .biases = PROJ_BIAS | DOWN_BIAS},
     {"proj_bias was added on every rank, and not once after the sum over the ranks", .biases = PROJ_BIAS},
     {"down_bias was added on every rank, and not once after the sum over the ranks", .biases = DOWN_BIAS},
+    {"proj_bias was added on every rank, and once more after the sum over the ranks", .biases = PROJ_BIAS,
+     .once_more = true},
+    {"down_bias was added on every rank, and once more after the sum over the ranks", .biases = DOWN_BIAS,
+     .once_more = true},
     {"every rank counted positions (rope_table's first) from 0, not from its first token", .rope = FROM_ZERO},
     {"every chunk's positions (rope_table's first) began at 0", .rope = FROM_ZERO, .zigzag = true},
     {"a rank's chunks had consecutive positions (rope_table's first), which zig-zag chunks don't", .rope = BY_RANK,
@@ -51,8 +59,12 @@ static const Mistake mistakes[] = {
     {"there were no mask: every token sees all others", .mask = UNMASKED},
     {"a token saw its own rank's keys only", .mask = OWN_TOKENS},
     {"a token saw its own rank's keys only", .mask = OWN_TOKENS, .zigzag = true},
-    {"other ranks' keys were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED},
-    {"other ranks' keys were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED, .zigzag = true},
+    {"keys of other chunks were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED},
+    {"keys of other chunks were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED, .zigzag = true},
+    {"the mask were off by one chunk: a token sees all of the chunk after its own", .mask = NEXT_CHUNK},
+    {"the mask were off by one chunk: a token sees all of the chunk after its own", .mask = NEXT_CHUNK, .zigzag = true},
+    {"the mask were off by one chunk: a token sees none of its own chunk", .mask = NOT_OWN_CHUNK},
+    {"the mask were off by one chunk: a token sees none of its own chunk", .mask = NOT_OWN_CHUNK, .zigzag = true},
     {"scores were not divided by sqrt(D)", .scores = INFINITY},
     {"dK and dV were added at the next rank, not at the keys' owner", .keys = NEXT_RANK},
     {"dK and dV were added at the next rank, not at the keys' owner", .keys = NEXT_RANK, .zigzag = true},
@@ -121,7 +133,7 @@ static void hooked_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor 
 
     residual_forward(out, x, branch, bias);
     for (int64_t i = 0; i < tensor_count(out) && times; i++)
-        numbers(out)[i] += (ranks - 1) * numbers(bias)[i % width];
+        numbers(out)[i] += (ranks - 1 + mistake.once_more) * numbers(bias)[i % width];
 }
 
 /* The rows that a mistake lets count. */
@@ -183,7 +195,9 @@ static bool sees(int64_t query, int64_t key)
     case NOT_ITSELF:      return key < query;
     case ONE_AHEAD:       return key <= query + 1;
     case OWN_TOKENS:      return key <= query && rank_of(key) == rank_of(query);
-    case OTHERS_UNMASKED: return key <= query || rank_of(key) != rank_of(query);
+    case OTHERS_UNMASKED: return key <= query || key / chunk_tokens() != query / chunk_tokens();
+    case NEXT_CHUNK:      return key <= query || key / chunk_tokens() == query / chunk_tokens() + 1;
+    case NOT_OWN_CHUNK:   return key <= query && key / chunk_tokens() != query / chunk_tokens();
     case UNMASKED:        return true;
     }
     return false;
@@ -346,7 +360,7 @@ static double compute(const Mistake *m, Batch batch, double *to)
 /* Whether the numbers here can tell this mistake from none. */
 static bool possible(const Mistake *m)
 {
-    const bool by_token = m->rope != POSITIONS || m->mask == OWN_TOKENS || m->mask == OTHERS_UNMASKED || m->keys != HOME;
+    const bool by_token = m->rope != POSITIONS || m->mask >= OWN_TOKENS || m->keys != HOME;
 
     if ((by_token || m->biases || m->own_rows || m->shares) && ranks == 1)
         return false;
@@ -436,29 +450,31 @@ static bool alike(const double *a, const double *b, const Piece *p, Box box)
 
 /* ---- What the numbers of one piece tell ---- */
 
-/* " (= ranks)", " (= 1 / accumulate)", or nothing. */
-static const char *factor_name(double x)
+/* "5 times too large (= accumulate)" */
+static void name_factor(char *text, size_t size, double scale)
 {
-    static char text[256];
+    const double x = fabs(scale) < 1 ? 1 / scale : scale;
+    bool named = false;
     const int accumulate = options.accumulate / data_ranks;     /* one rank's */
     const struct {
         const char *name;
         double value;
-    } known[] = {{"the number of ranks", ranks}, {"accumulate", accumulate}, {"micro_batch", B}, {"T", T},
-                 {"layers", L}, {"sqrt(D)", sqrt(D)}, {"the number of ranks x accumulate", (double)ranks * accumulate},
-                 {"the tokens of a micro-batch", B * T}};
+    } known[] = {{"the number of ranks", ranks}, {"accumulate", accumulate}, {"micro_batch", B}, {"T", T}, {"layers", L},
+                 {"sqrt(D)", sqrt(D)}, {"the tokens of a micro-batch", B * T},
+                 {"the number of ranks x accumulate", ranks > 1 ? ranks * accumulate : 1}};
 
-    text[0] = 0;
+    if (fabs(scale + 1) < 1e-5 + tolerance) {
+        snprintf(text, size, "of the wrong sign");
+        return;
+    }
+    snprintf(text, size, fabs(x) < 1e4 ? "%.4g times too %s" : "%.0f times too %s", x, x == scale ? "large" : "small");
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        for (int inverse = 0; inverse < 2; inverse++) {
-            const double value = inverse ? 1 / known[i].value : known[i].value;
-            if (known[i].value != 1 && fabs(x / value - 1) < 1e-6 + tolerance)
-                snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s%s", text[0] ? ", or " : " (= ",
-                         inverse ? "1 / " : "", known[i].name);
+        if (known[i].value != 1 && fabs(x / known[i].value - 1) < 1e-6 + tolerance) {
+            snprintf(text + strlen(text), size - strlen(text), "%s%s", named ? ", or " : " (= ", known[i].name);
+            named = true;
         }
-    if (text[0])
-        strcat(text, ")");
-    return text;
+    if (named)
+        snprintf(text + strlen(text), size - strlen(text), ")");
 }
 
 static double **sequence_share, **token_share;  /* each one's gradients alone; NULL: not computed yet */
@@ -479,15 +495,40 @@ static double **shares_of(int count, int64_t *only)
     return share;
 }
 
+/* Whether the shares, so weighted, add up to what was found. */
+static bool adds_up(const double *w, double **share, int count, const Piece *p, Box box)
+{
+    double error = 0, square = 0;
+
+    for (int64_t i = box.row; i < box.row + box.rows; i++)
+        for (int64_t j = box.col; j < box.col + box.cols; j++) {
+            double rest = at(found, p, i, j);
+            square += rest * rest;
+            for (int a = 0; a < count; a++)
+                rest -= w[a] * at(share[a], p, i, j);
+            error += rest * rest;
+        }
+    return error <= 1e-14 * square;
+}
+
 /* Solves for the weights with which the shares add up to what was found, by the normal equations (Cholesky). False: no
- * weights do. */
+ * weights do. A small tensor has too few numbers for it: there, weights that explained another one are tried. */
 static bool weights_of(double *w, double **share, int count, const Piece *p, Box box)
 {
-    double *m = calloc((size_t)count * count, sizeof *m), error = 0, square = 0;
+    static double solution[8][64];
+    static double **of[8];
+    static int solutions;
+    double *m = calloc((size_t)count * count, sizeof *m);
     bool solved = box.rows * box.cols >= 2 * count;
 
+    for (int k = 0; k < solutions; k++)
+        if (of[k] == share && adds_up(solution[k], share, count, p, box)) {
+            memcpy(w, solution[k], count * sizeof *w);
+            free(m);
+            return true;
+        }
     memset(w, 0, count * sizeof *w);
-    for (int64_t i = box.row; i < box.row + box.rows; i++)
+    for (int64_t i = box.row; i < box.row + box.rows && solved; i++)
         for (int64_t j = box.col; j < box.col + box.cols; j++)
             for (int a = 0; a < count; a++) {
                 w[a] += at(share[a], p, i, j) * at(found, p, i, j);
@@ -514,15 +555,12 @@ static bool weights_of(double *w, double **share, int count, const Piece *p, Box
         w[a] /= m[a * count + a];
     }
     free(m);
-    for (int64_t i = box.row; i < box.row + box.rows && solved; i++)
-        for (int64_t j = box.col; j < box.col + box.cols; j++) {
-            double rest = at(found, p, i, j);
-            square += rest * rest;
-            for (int a = 0; a < count; a++)
-                rest -= w[a] * at(share[a], p, i, j);
-            error += rest * rest;
-        }
-    return solved && error <= 1e-14 * square;
+    solved = solved && adds_up(w, share, count, p, box);
+    if (solved && solutions < 8) {
+        memcpy(solution[solutions], w, count * sizeof *w);
+        of[solutions++] = share;
+    }
+    return solved;
 }
 
 static bool equal(double a, double b)
@@ -576,7 +614,7 @@ static void name_sequences(char *text, size_t size, const double *w)
 /* What one rectangle of a piece is instead of what it should be; false: no idea. */
 static bool explain_box(char *text, size_t size, const Piece *p, Box box)
 {
-    double scale = 0, square = 0, total = 0, w[256];
+    double scale = 0, square = 0, total = 0, w[64];
     int64_t wrong = 0;
 
     for (int64_t i = box.row; i < box.row + box.rows; i++)
@@ -586,7 +624,7 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
             scale += x * y, square += y * y, total += x * x;
         }
     if (wrong) {
-        snprintf(text, size, "NaN or Inf in %lld of %lld elements", (long long)wrong, (long long)(box.rows * box.cols));
+        snprintf(text, size, wrong == box.rows * box.cols ? "NaN or Inf throughout" : "NaN or Inf in some elements");
         return true;
     }
     if (total == 0) {
@@ -599,12 +637,7 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
         for (int64_t j = box.col; j < box.col + box.cols; j++)
             rest += pow(at(found, p, i, j) - scale * at(right, p, i, j), 2);
     if (rest <= pow(100 * tolerance, 2) * total && box.rows * box.cols > 1) {
-        if (equal(scale, -1))
-            snprintf(text, size, "of the wrong sign");
-        else if (scale > 1)
-            snprintf(text, size, "%.4g times too large%s", scale, factor_name(scale));
-        else
-            snprintf(text, size, "%.4g times too small%s", 1 / scale, factor_name(1 / scale));
+        name_factor(text, size, scale);
         return true;
     }
     if (p->rows == p->cols && box.rows == p->rows && box.cols == p->cols) {
@@ -617,7 +650,7 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
             return true;
         }
     }
-    if (by_norm || sequences > 64 || T > 256)
+    if (by_norm || sequences > 64)
         return false;
     if (!sequence_share)
         sequence_share = shares_of(sequences, &only_sequence);
@@ -625,6 +658,8 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
         name_sequences(text, size, w);
         return true;
     }
+    if (T > 64)
+        return false;
     if (!token_share)
         token_share = shares_of(T, &only_token);
     if (weights_of(w, token_share, T, p, box)) {
@@ -674,7 +709,7 @@ static void explain_piece(char *text, size_t size, const Piece *p)
         name_range(where, sizeof where, "columns", box.col, box.cols, p->cols);
     if (where[0] && explain_box(what, sizeof what, p, box))
         snprintf(text, size, "in %s only: %s", where, what);
-    else if (where[0])
+    else if (where[0] && 4 * box.rows * box.cols <= 3 * p->rows * p->cols)
         snprintf(text, size, "wrong in %s only", where);
     else
         snprintf(text, size, "%s", unexplained);
@@ -695,43 +730,64 @@ static void family(char *text, size_t size, const char *name)
     snprintf(text, size, "%s%s", rest ? "blocks.*" : name, rest ? rest : "");
 }
 
-/* What is wrong with each tensor, those together of which the same is true. If forward is wrong, all are, and only what
- * can be explained is worth a line. */
-static void print_pieces(bool forward_wrong)
+/* What is wrong with each tensor, those together of which the same is true. */
+static void print_pieces(void)
 {
-    enum { MOST = 6 };
+    enum { MOST = 6, NAMES = 5 };
     char (*text)[640] = calloc(piece_count, sizeof *text);
-    int printed = 0;
+    int printed = 0, rest = 0;
 
-    for (int i = 0; i < piece_count; i++)
-        if (!is_right(&pieces[i]))
-            explain_piece(text[i], sizeof text[i], &pieces[i]);
-    for (int i = 0; i < piece_count && printed < MOST; i++) {
-        if (!text[i][0] || (forward_wrong && !strcmp(text[i], unexplained)))
+    for (int pass = 0; pass < 2; pass++)                /* large ones first: they explain small ones */
+        for (int i = 0; i < piece_count; i++)
+            if (!is_right(&pieces[i]) && (pieces[i].cols > 1) == (pass == 0))
+                explain_piece(text[i], sizeof text[i], &pieces[i]);
+    for (int i = 0; i < piece_count; i++) {
+        if (!text[i][0])
             continue;
-        char names[2048] = "", words[640], last[64] = "";
-        int same = 0;
-        snprintf(words, sizeof words, "%s", text[i]);
+        if (!strcmp(text[i], unexplained) || printed == MOST) {
+            rest++;
+            continue;
+        }
+        char names[NAMES * 64] = "", words[640];
+        int same = 0, listed = 0;
+        memcpy(words, text[i], sizeof words);
         for (int k = i; k < piece_count; k++) {
             char f[64];
             if (strcmp(text[k], words))
                 continue;
             family(f, sizeof f, pieces[k].name);
-            if (!strstr(names, f) && strlen(names) + sizeof f + 2 < sizeof names)
+            if (!strstr(names, f) && listed++ < NAMES)
                 snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", same ? ", " : "", f);
-            snprintf(last, sizeof last, "%s", pieces[k].name);
             text[k][0] = 0;
             same++;
         }
-        if (same == piece_count)
-            printf("every gradient is %s\n", words);
-        else if (same == 1)
-            printf("%s: %s\n", last, words);
+        if (same == 1)
+            printf("%s: %s\n", pieces[i].name, words);
         else
-            printf("%.300s%s (%d tensors): %s\n", names, strlen(names) > 300 ? " ..." : "", same, words);
+            printf("%s%s (%d tensors): %s\n", names, listed > NAMES ? " and others" : "", same, words);
         printed++;
     }
+    if (rest && printed)
+        printf("the other %d are wrong, in no way that has a name here\n", rest);
     free(text);
+}
+
+/* Whether all gradients are wrong by one factor, and the loss too: 0 if not. */
+static double common_factor(void)
+{
+    double product = 0, square = 0;
+
+    for (int64_t i = 0; i < layout.count; i++)
+        product += found[i] * right[i], square += right[i] * right[i];
+    const double scale = product / square;
+    double *scaled = malloc(layout.count * sizeof *scaled);
+    for (int64_t i = 0; i < layout.count; i++)
+        scaled[i] = scale * right[i];
+    bool same = scale != 0 && isfinite(scale);
+    for (int k = 0; k < piece_count && same; k++)
+        same = distance(found, scaled, &pieces[k], whole_of(&pieces[k])) <= (by_norm ? 1 : 100) * tolerance;
+    free(scaled);
+    return same ? scale : 0;
 }
 
 /* The mistake that gives exactly these gradients; NULL: none here. One that only explains how it begins is the second
@@ -855,11 +911,19 @@ int main(int argc, char **argv)
             first_wrong = wrong ? first_wrong : i;
             wrong++;
         }
-    const bool loss_wrong = isfinite(candidate_loss)
-                            && fabs(candidate_loss / right_loss - 1) > (by_norm ? tolerance : 1e-9);
+    const bool loss_known = isfinite(candidate_loss);
+    const bool loss_wrong = loss_known && fabs(candidate_loss / right_loss - 1) > (by_norm ? tolerance : 1e-9);
+    const double scale = wrong ? common_factor() : 0;
+    if (scale) {
+        char words[256];
+        const bool loss_too = loss_known && fabs(candidate_loss / right_loss / scale - 1) <= 1e-9 + tolerance;
+        name_factor(words, sizeof words, scale);
+        printf(loss_too ? "the loss and every gradient are %s\n" : "every gradient is %s\n", words);
+        comm_exit(2);
+    }
     if (loss_wrong)
-        printf("the loss of this step is %.10g, and 01's %.10g: forward is wrong, or the batch, or a scale\n",
-               candidate_loss, right_loss);
+        printf("the loss of this step is %.10g, and 01's %.10g: forward is wrong, or the batch\n", candidate_loss,
+               right_loss);
     if (!wrong) {
         const bool norm_right = !isfinite(candidate_norm) || check_norm(candidate_norm);
         comm_exit(loss_wrong || !norm_right ? 2 : 0);
@@ -869,13 +933,13 @@ int main(int argc, char **argv)
         printf("the gradients are, to ten digits, what they would be as if %s\n", m->text);
         comm_exit(2);
     }
-    if (loss_wrong && wrong == piece_count)
-        printf("all %d gradients are wrong, as they must be then\n", wrong);
+    if (wrong == piece_count)
+        printf("all %d gradients are wrong%s\n", wrong, loss_wrong ? ", as they must be then" : "");
     else
         printf("%d of %d gradients are wrong; the first, in the order of backward, is %s\n", wrong, piece_count,
                pieces[first_wrong].name);
     if (m)
         printf("it is, to ten digits, what it would be as if %s\n", m->text);
-    print_pieces(loss_wrong);
+    print_pieces();
     comm_exit(2);
 }

@@ -213,7 +213,7 @@ int read_column(const char *file, const char *column, double *values, int most)
     return rows;
 }
 
-static char *read_file(const char *file)
+char *read_file(const char *file)
 {
     FILE *f = fopen(file, "rb");
     char *text = NULL;

@@ -32,6 +32,8 @@ bool full_tests(void);          /* make test-full: all cases */
 /* A column of a --metrics file by its name; the number of rows is returned, at most `most`. */
 int read_column(const char *file, const char *column, double *values, int most);
 
+char *read_file(const char *file);      /* all of a text; the caller frees it */
+
 /* A number in a JSON file: "ranks.0.memory.activations.measured". Fails the test if it isn't there. */
 double json_number(const char *file, const char *path);
 

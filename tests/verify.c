@@ -80,7 +80,7 @@ static int option(const char *name, int otherwise)
 }
 
 /* Small, divisible by the ranks where it must be, and with no two of ranks, layers, micro-batch and accumulation
- * alike: then a factor has one name. */
+ * alike: then a factor has one name. For 08 more than one tile of attention, more than one slice of rows. */
 static Shape_ shape_for(const Case *c)
 {
     const int n = c->ranks;
@@ -89,12 +89,12 @@ static Shape_ shape_for(const Case *c)
         .ranks = n,
         .layers = option("--layers ", pipeline ? 2 * n + 1 : n == 3 ? 4 : 3),
         .heads = option("--heads ", 12 % n ? n : 12),
-        .seq = option("--seq ", (24 + 2 * n - 1) / (2 * n) * 2 * n),
+        .seq = option("--seq ", starts_with(stage, "08") ? 300 : (24 + 2 * n - 1) / (2 * n) * 2 * n),
         .micro_batch = option("--micro-batch ", n == 2 ? 3 : 2),
-        .accumulate = option("--accumulate ", pipeline ? 2 * n : 5)};
+        .accumulate = option("--accumulate ", pipeline ? 2 * n : 7)};
 
     snprintf(s.model, sizeof s.model, "--layers %d --hidden %d --heads %d --vocab 97 --seq %d --lr 1e-3 --warmup 1 "
-             "--threads 1 --quiet --data %s", s.layers, option("--hidden ", 4 * s.heads), s.heads, s.seq,
+             "--threads 1 --quiet --data %s", s.layers, option("--hidden ", (n == 1 ? 4 : 6) * s.heads), s.heads, s.seq,
              token_file(20000, 97));
     snprintf(s.schedule, sizeof s.schedule, "--micro-batch %d --accumulate %d", s.micro_batch, s.accumulate);
     return s;
@@ -256,7 +256,7 @@ static void print_indented(const char *text)
     free(copy);
 }
 
-static void compare_gradients_of(const Case *c, const Shape_ *s, int sequences)
+static bool compare_gradients_of(const Case *c, const Shape_ *s, int sequences)
 {
     double loss[STEPS], norm[STEPS];
     const int rows = read_column(in_temporary("m.csv"), "loss", loss, STEPS);
@@ -275,30 +275,35 @@ static void compare_gradients_of(const Case *c, const Shape_ *s, int sequences)
     print_indented(r.out);
     if (r.status && r.status != 2)
         print_indented(r.err);
+    const bool right = r.status == 0;
     result_free(r);
+    return right;
 }
 
-/* Norms and losses of all steps; what follows from the first is only worth a word if it was right. */
+/* Norms and losses of all steps, after a first one whose gradients were right. */
 static void compare_losses(const Case *c, const Shape_ *s, int sequences)
 {
     double a[2][STEPS], b[2][STEPS];
     static const char *const column[] = {"loss", "grad_norm"};
-    const double most = c->tolerance ? c->tolerance : 1e-9;
+    const double most = c->tolerance ? c->tolerance / 10 : 1e-9;        /* losses are sums: rounding is less in them */
 
     run_well(BUILD "/cpu64/01_single_gpu %s --load %s --steps %d --micro-batch 1 --accumulate %d --metrics 01.csv",
              s->model, checkpoint(s), TRAINED + STEPS, sequences);
     int rows = 0;
+    bool said = false;
     for (int k = 0; k < 2; k++) {
         rows = read_column(in_temporary("m.csv"), column[k], a[k], STEPS);
         read_column(in_temporary("01.csv"), column[k], b[k], STEPS);
     }
-    for (int i = 0; i < rows && !faults; i++)
-        for (int k = 0; k < 2 && !faults; k++)
-            if (!(fabs(a[k][i] / b[k][i] - 1) <= most))
+    for (int i = 0; i < rows; i++)
+        for (int k = 0; k < 2 && !said; k++)
+            if (!(fabs(a[k][i] / b[k][i] - 1) <= (k ? c->tolerance + 1e-9 : most))) {
                 fault("step %d: the %s is %.10g, and 01's %.10g; %s", i + 1, k ? "gradients' norm" : "loss", a[k][i],
                       b[k][i], i == 0 ? "yet the gradients are right"
                       : "the first step was right, so AdamW got something else than it should, or the next step "
                         "computes with parameters from before it: stale copies");
+                said = true;
+            }
     if (rows < STEPS && !faults)
         fault("it ended after %d of %d steps", rows, STEPS);
 }
@@ -328,8 +333,7 @@ static bool verify(const Case *c)
         printf("    (it was: %s)\n", command);
     compare_memory(in_temporary("r.json"));
     if (sequences && !access(in_temporary("m.csv"), F_OK)) {
-        compare_gradients_of(c, &s, sequences);
-        if (!faults)
+        if (compare_gradients_of(c, &s, sequences))
             compare_losses(c, &s, sequences);
     }
     if (r.status && !faults)

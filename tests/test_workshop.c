@@ -1,0 +1,234 @@
+/* make exercise and make verify. Every exercise can be made; its copy fails with the sentence that exercises.md says,
+ * and passes with the stage's own text in place; classic mistakes, planted in the programs, are found and named.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+/* As a person would call it, whatever make is running this test. */
+#define MAKE_SH "cd " SOURCE " && env -u MAKEFLAGS -u MAKELEVEL make -s %s "
+
+static const char *sanitize(void)
+{
+    return strstr(BUILD, "/sanitize") ? "SANITIZE=1" : "";
+}
+
+/* A stage's files in a directory of their own, beside a link to common/. */
+static const char *copy_of(const char *stage)
+{
+    static char directory[256];
+
+    snprintf(directory, sizeof directory, "%s", in_temporary("edited"));
+    run_well("sh -c 'rm -rf %s && mkdir %s && cp " SOURCE "/%s/*.[ch] %s && ln -sfn " SOURCE "/common %s'", directory,
+             directory, stage, directory, in_temporary("common"));
+    return directory;
+}
+
+/* ---- Mistakes ---- */
+
+/* Replaces every `from` in the copy's train.c, of which there must be one at least. */
+static void replace(const char *directory, const char *from, const char *to)
+{
+    char path[300];
+
+    snprintf(path, sizeof path, "%s/train.c", directory);
+    char *text = read_file(path), *at = text, *next;
+    FILE *f = fopen(path, "w");
+    if (!strstr(text, from))
+        fail_msg("the program has no \"%s\" any more", from);
+    for (; (next = strstr(at, from)); at = next + strlen(from))
+        fprintf(f, "%.*s%s", (int)(next - at), at, to);
+    fputs(at, f);
+    assert_int_equal(fclose(f), 0);
+    free(text);
+}
+
+typedef struct {
+    const char *stage, *from, *to;
+    int ranks;
+    const char *options, *says[2];
+} Planted;
+
+static const Planted planted[] = {
+    /* the sum of the ranks' gradients for their average */
+    {"03_data_parallel", " * comm_size(dp));", ");", 4, "--sync naive",
+     {"the loss and every gradient are 4 times too large (= the number of ranks)"}},
+    /* a bias on every rank */
+    {"05_tensor_parallel", "a->gelu, w->down_weight, NONE)", "a->gelu, w->down_weight, w->down_bias)", 3,
+     "--recompute none",
+     {"as if down_bias was added on every rank, and once more after the sum over the ranks"}},
+    /* a missing all-reduce, backward */
+    {"05_tensor_parallel", "    sum = f_backward(d->ln1);\n", "", 2, "--recompute none",
+     {"all_reduce in group tp is called 91 times in a step, and predict() says 112: 21 are missing = 1 for each layer "
+      "and micro-batch",
+      "blocks.2.ln1_weight\n    it is, to ten digits, what it would be as if the ranks' shares of d_ln1 were not added"}},
+    /* a tied embedding whose gradient is one end's */
+    {"06_pipeline_parallel", "        comm_all_reduce(tied, gradients.embedding, SUM);\n", "        ;\n", 3,
+     "--schedule 1f1b", {"as if the tied embedding had only the", "all_reduce in group tied is called 0 times"}},
+    /* a scale that forgets accumulation */
+    {"06_pipeline_parallel", "1.0 / (B * T * options.accumulate)", "1.0 / (B * T)", 2, "--schedule zero-bubble",
+     {"the loss and every gradient are 4 times too large (= accumulate"}},
+    /* wrong positions */
+    {"07_context_parallel", "C * chunk_number(comm_rank(cp), i / B));", "C * (held * comm_rank(cp) + i / B));", 2,
+     "--attention zigzag", {"as if a rank's chunks had consecutive positions"}},
+    /* a mask that is off by one */
+    {"07_context_parallel", "if (key > query)", "if (key > query + 1)", 3, "--attention ring",
+     {"as if the mask were off by one chunk: a token sees all of the chunk after its own"}},
+    {"07_context_parallel", "if (key > query)", "if (key >= query)", 2, "--attention zigzag",
+     {"as if the mask were off by one chunk: a token sees none of its own chunk"}},
+    /* parameters gathered before the last update; and read before they are here */
+    {"04_zero", "        gathered[i] = -1;\n    for (int u", "        gathered[i] += gathered[i] == 0 ? -1 : 0;\n    for (int u",
+     2, "--zero 3", {"stale copies"}},
+    {"04_zero", "    comm_wait(&gathering[turn(u)]);\n", "", 2, "--zero 3", {"one may be read too early"}},
+    /* a norm over the own shard */
+    {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
+     {"the gradients are right, but their norm is", "it is the norm of the part of each unit that rank 0 updates"}},
+    {"05_tensor_parallel", "comm_sum(tp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 2,
+     "--recompute none", {"it is the norm of rank 0's slice of each matrix"}},
+    /* dK and dV at the wrong rank */
+    {"07_context_parallel", "tensor_range(d_kv_all, 2 * o, 2)", "tensor_range(d_kv_all, 2 * ((o + 1) % n), 2)", 3,
+     "--attention allgather", {"as if dK and dV were added at the next rank, not at the keys' owner"}},
+    /* every rank computes the same sequences; the last micro-batch only */
+    {"03_data_parallel", "(comm_rank(dp) * options.accumulate + m) * B", "m * B", 4, "--sync overlap",
+     {"ranks of the global batch counted differently, not once each: 4 of 0, 0 of 1 to 3"}},
+    {"03_data_parallel", "        trace_begin(\"backward\");\n",
+     "        trace_begin(\"backward\");\n        tensor_zero(gradients.buffer);\n", 2, "--sync naive",
+     {"(51 tensors): only the share of micro-batch 6 (of 0 to 6)"}},
+    /* what the numbers of one tensor tell: its factor, its rows, its shape */
+    {"05_tensor_parallel", "    run_gradients(&optimizer);\n",
+     "    for (int l = 0; l < L; l++)\n        comm_all_reduce(tp, gradients.blocks[l].down_bias, SUM);\n"
+     "    run_gradients(&optimizer);\n", 4, "--recompute none",
+     {"blocks.*.down_bias (3 tensors): 4 times too large (= the number of ranks)", "3 too many = 1 for each layer"}},
+    {"05_tensor_parallel", "    run_gradients(&optimizer);\n",
+     "    if (comm_rank(tp) == 2)\n        tensor_scale(gradients.blocks[1].up_weight, 3);\n"
+     "    run_gradients(&optimizer);\n", 4, "--recompute none",
+     {"blocks.1.up_weight: in rows 144 to 215 (rank 2's of 4) only: 3 times too large"}},
+    {"01_single_gpu", "linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);",
+     "linear_backward_weight(g->proj_weight, NONE, a->heads, d_x);", 1, "--recompute none",
+     {"blocks.*.proj_weight (3 tensors): transposed"}},
+    {"01_single_gpu", "    gelu_backward(d->up, d->gelu, a->up);\n", "    tensor_zero(d->up);\n", 1, "--recompute none",
+     {"the first, in the order of backward, is blocks.2.up_weight", ": zero"}},
+};
+
+static void mistakes_are_named(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < sizeof planted / sizeof *planted; i++) {
+        const Planted *p = &planted[i];
+        if (!full_tests() && i % 2)             /* the others in make test-full */
+            continue;
+        const char *directory = copy_of(p->stage);
+        replace(directory, p->from, p->to);
+        Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s NP=%d EDITED=%s ARGS=\"%s\"'", sanitize(), p->stage, p->ranks,
+                       directory, p->options);
+        for (int k = 0; k < 2 && p->says[k]; k++)
+            if (!r.status || !strstr(r.out, p->says[k]))
+                fail_msg("%s, \"%s\" for \"%s\": status %d, and not \"%s\", but\n%s%s", p->stage, p->to, p->from, r.status,
+                         p->says[k], r.out, r.err);
+        result_free(r);
+    }
+}
+
+/* ---- Exercises ---- */
+
+/* What exercises.md says of exercise n: the title (NULL: there is no such exercise), and the *sentences* that verify
+ * begins with. */
+static char *exercise(const char *stage, int n, char says[4][256])
+{
+    char path[256], mark[32], *title = NULL;
+
+    snprintf(path, sizeof path, SOURCE "/%s/exercises.md", stage);
+    snprintf(mark, sizeof mark, "\n## %d. ", n);
+    char *text = read_file(path), *at = strstr(text, mark);
+    if (at) {
+        at += strlen(mark);
+        title = strndup(at, strcspn(at, "\n"));
+        at = strstr(at, "At first `make verify` says: ");
+        char *end = at ? strstr(at, "\n\n") : NULL;
+        if (!end)
+            fail_msg("exercise %d of %s does not say what make verify says at first", n, stage);
+        *end = 0;
+        for (int k = 0; k < 4 && (at = strchr(at, '*')); k++) {
+            int length = 0;
+            for (at++; *at && *at != '*'; at++) {       /* as Markdown has it: \* is a star, a line's end a space */
+                at += *at == '\\';
+                says[k][length++] = *at == '\n' ? ' ' : *at;
+            }
+            says[k][length] = 0;
+            at++;
+        }
+    }
+    free(text);
+    return title;
+}
+
+static const char *const stages[] = {"01_single_gpu", "02_mixed_precision", "03_data_parallel", "04_zero",
+                                     "05_tensor_parallel", "06_pipeline_parallel", "07_context_parallel",
+                                     "08_fused_kernels"};
+
+/* Made in a directory of this test's, not in build/exercise, where someone may be at work. */
+static void exercises_fail_until_they_are_done(void **state)
+{
+    (void)state;
+    for (int s = 0; s < 8; s++) {
+        int n = 0;
+        for (;; n++) {
+            char says[4][256] = {"", "", "", ""};
+            char *title = exercise(stages[s], n + 1, says);
+            if (!title)
+                break;
+            run_well("sh -c 'cd " SOURCE " && rm -rf %s && tests/exercise.sh %s %d %s'", in_temporary("edited"), stages[s],
+                     n + 1, in_temporary("edited"));
+            run_well("grep -rq 'EXERCISE %.2s.%d:' %s", stages[s], n + 1, in_temporary("edited"));
+            if (full_tests()) {
+                Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s N=%d EDITED=%s'", sanitize(), stages[s], n + 1,
+                               in_temporary("edited"));
+                for (int k = 0; k < 4; k++)
+                    if (!r.status || !strstr(r.out, says[k]))
+                        fail_msg("exercise %d of %s: status %d, and not \"%s\", but\n%s%s", n + 1, stages[s], r.status,
+                                 says[k], r.out, r.err);
+                result_free(r);
+            }
+            free(title);
+        }
+        assert_true(n >= 3);
+        if (full_tests()) {             /* the answer */
+            Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), stages[s], copy_of(stages[s]));
+            if (r.status)
+                fail_msg("%s: status %d\n%s%s", stages[s], r.status, r.out, r.err);
+            result_free(r);
+        }
+    }
+}
+
+static void what_is_there_is_not_overwritten(void **state)
+{
+    (void)state;
+    run_well("sh -c 'cd " SOURCE " && rm -rf %s && tests/exercise.sh 03_data_parallel 1 %s'", in_temporary("mine"),
+             in_temporary("mine"));
+    Result r = run("sh -c 'cd " SOURCE " && tests/exercise.sh 03_data_parallel 1 %s'", in_temporary("mine"));
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.out, "is there already"));
+    result_free(r);
+    r = run("sh -c '" MAKE_SH "exercise STAGE=03 N=99'", sanitize());
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.out, "03_data_parallel has no exercise 99; it has:\n  make exercise STAGE=03 N=1"));
+    result_free(r);
+    r = run("sh -c '" MAKE_SH "verify STAGE=09'", sanitize());
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.out, "STAGE=09 is none of: 01_single_gpu"));
+    result_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_there_is_not_overwritten),
+        cmocka_unit_test(exercises_fail_until_they_are_done),
+        cmocka_unit_test(mistakes_are_named),
+    };
+
+    return cmocka_run_group_tests_name("workshop", tests, NULL, NULL);
+}
