@@ -165,6 +165,10 @@ format:			## clang-format, on the lines changed since the last commit
 deps:			## install what is missing, from the distribution's packages
 	@tests/deps.sh
 
+check-machine:	## what this machine has, what runs on it and how, and what to install for more
+	@CC='$(CC)' OPTIMIZE='$(OPTIMIZE)' MPI_CFLAGS='$(MPI_CFLAGS)' MPI_LIBS='$(MPI_LIBS)' BLAS_CFLAGS='$(BLAS_CFLAGS)' \
+		BLAS_LIBS='$(BLAS_LIBS)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' tests/check_machine.sh
+
 diff:			## what a stage changes: STAGE=05
 	@tests/changes.sh --diff $(PROGRAM)
 
@@ -177,4 +181,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all always cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench ladder figures fuzz lint format deps diff changes help clean
+.PHONY: all always cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench ladder figures fuzz lint format deps check-machine diff changes help clean
