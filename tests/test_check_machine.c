@@ -29,7 +29,8 @@ static void put(const char *name, const char *text)
 static int make_directories(void **state)
 {
     (void)state;
-    run_well("mkdir bin real alone foreign one_gpu two_gpus old_driver old_gpu hangs proc free limited");
+    run_well("mkdir bin real alone foreign one_gpu two_gpus old_driver old_gpu hangs proc free limited "
+             "repaired");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
                    "for f in mpicc mpiexec gnuplot; do\n"
                    "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
@@ -37,6 +38,9 @@ static int make_directories(void **state)
     result_free(run("sh link.sh"));
     put("alone/mpiexec", MPIEXEC("HYDRA build details:"));
     put("alone/dpkg-query", SH "echo 4.2.0-5build3\n");
+    put("repaired/apt-cache", SH "printf 'libmpich12:\\n  Candidate: 4.2.0-5ubuntu1\\n'\n");
+    put("repaired/apt-get", SH "echo apt-get \"$@\" >>apt\n");
+    put("repaired/sudo", SH "exec \"$@\"\n");
     put("foreign/mpiexec", MPIEXEC("mpiexec (OpenRTE) 4.1.4"));
     put("one_gpu/nvidia-smi", SMI("Tesla T4, 15360, 7.5, 550.54\\n", "Version: 12.4"));
     put("one_gpu/nvcc", NVCC("12.6"));
@@ -159,6 +163,22 @@ static void ranks_that_are_alone_are_found(void **state)
     ends_with(r, false);
 }
 
+/* make deps, where apt has a newer package than the broken one, and where it has none. */
+static void a_broken_mpich_is_repaired(void **state)
+{
+    Result r = run("sh -c 'PATH=repaired:alone:real:bin sh " SOURCE "/tests/deps.sh && cat apt'");
+
+    (void)state;
+    says(&r, "installing MPICH 4.2.0-5ubuntu1 in place of 4.2.0-5build3");
+    says(&r, "apt-get install -y -qq --no-install-recommends libmpich12 libmpich-dev mpich\n");
+    ends_with(r, true);
+
+    put("repaired/apt-cache", SH "printf 'libmpich12:\\n  Candidate: 4.2.0-5build3\\n'\n");
+    r = run("sh -c 'PATH=repaired:alone:real:bin sh " SOURCE "/tests/deps.sh'");
+    says(&r, "4.2.0-5.1 is repaired. Fetch\nlibmpich12, libmpich-dev and mpich, for ");
+    ends_with(r, true);
+}
+
 /* Both at once: each waits for what doesn't answer. */
 static void nothing_hangs(void **state)
 {
@@ -184,6 +204,7 @@ int main(void)
         cmocka_unit_test(all_is_well),
         cmocka_unit_test(what_only_limits_some_things_is_no_failure),
         cmocka_unit_test(ranks_that_are_alone_are_found),
+        cmocka_unit_test(a_broken_mpich_is_repaired),
         cmocka_unit_test(nothing_hangs),
     };
     return cmocka_run_group_tests(tests, make_directories, NULL);

@@ -336,8 +336,8 @@ static void fp8_products(void **state)
             linear_fp8_add(out, x8, w8);
         tensor_to_host(ho, out);
         double largest = 0;
-        for (int i = 0; i < R * M; i++)
-            largest = fmax(largest, fabs(ho[i]));
+        for (int i = 0; i < R * M; i++)                 /* no fmax: gcc 12 ends with an internal error on aarch64 */
+            largest = fabs(ho[i]) > largest ? fabs(ho[i]) : largest;
         for (int i = 0; i < R; i++)
             for (int j = 0; j < M; j++) {
                 double sum = 0;
