@@ -176,7 +176,7 @@ changes:		## writes the tables of what changes into the READMEs
 	@tests/changes.sh --update
 
 help:
-	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 clean:			## remove build/
 	rm -rf build
