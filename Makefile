@@ -182,6 +182,10 @@ verify: known-stage deps	## an edited train.c against 01, and what is wrong with
 deps:			## install what is missing, from the distribution's packages
 	@tests/deps.sh
 
+check-machine:	## what this machine has, what runs on it and how, and what to install for more
+	@CC='$(CC)' OPTIMIZE='$(OPTIMIZE)' MPI_CFLAGS='$(MPI_CFLAGS)' MPI_LIBS='$(MPI_LIBS)' BLAS_CFLAGS='$(BLAS_CFLAGS)' \
+		BLAS_LIBS='$(BLAS_LIBS)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' tests/check_machine.sh
+
 diff:			## what a stage changes: STAGE=05
 	@tests/changes.sh --diff $(PROGRAM)
 
@@ -189,9 +193,9 @@ changes:		## writes the tables of what changes into the READMEs
 	@tests/changes.sh --update
 
 help:
-	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all always known-stage exercise verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench ladder figures fuzz lint format deps diff changes help clean
+.PHONY: all always known-stage exercise verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench ladder figures fuzz lint format deps check-machine diff changes help clean

@@ -1,47 +1,84 @@
 #!/bin/sh
 # Installs what is missing to build and test, from Debian's or Ubuntu's packages. Does nothing where all is there.
+# With --missing it only prints the names of the packages that are missing.
 set -eu
 
 packages=""
 need() {                # need PACKAGE COMMAND...: the package, unless the command succeeds
     package=$1
     shift
-    "$@" >/dev/null 2>&1 || packages="$packages $package"
+    "$@" >/dev/null 2>&1 || case " $packages " in *" $package "*) ;; *) packages="$packages $package" ;; esac
 }
 header() {
     printf '#include <%s>\n' "$1" | cc -E - 
 }
-installed() {
-    ls /usr/lib/*/"$1"
+installed() {           # installed FILE...: one of them is where libraries are
+    for file in "$@"; do
+        for found in /usr/lib/*/"$file" /usr/lib64/"$file" /usr/lib/"$file"; do
+            [ ! -e "$found" ] || return 0
+        done
+    done
+    return 1
+}
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+install() {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 need build-essential command -v cc
 need build-essential command -v make
 need mpich command -v mpiexec
 need libmpich-dev command -v mpicc
-need libopenblas-openmp-dev installed openblas-openmp/libopenblas.so
+need libopenblas-openmp-dev installed openblas-openmp/libopenblas.so libopenblaso.so    # Debian's name, Fedora's
 need libcjson-dev header cjson/cJSON.h
 need libcmocka-dev installed libcmocka.so
-need gnuplot-nox command -v gnuplot
-# Ubuntu 24.04's MPICH starts ranks that don't see each other (https://bugs.launchpad.net/bugs/2072338): one rank works.
-broken_mpich() {
-    [ "$(dpkg-query -W -f '${Version}' libmpich12 2>/dev/null)" = 4.2.0-5build3 ] || return 0
-    echo "note: this distribution's MPICH 4.2.0-5build3 is broken: under mpiexec each rank is alone. The repaired packages"
-    echo "mpich and libmpich12 4.2.0-5.1 are at https://launchpad.net/ubuntu/+source/mpich/4.2.0-5.1 (\"Builds\"); fetch"
-    echo "both for this machine, then: sudo dpkg -i libmpich12_*.deb mpich_*.deb"
-}
-[ -n "$packages" ] || { broken_mpich; exit 0; }
+needed=$packages
+need gnuplot-nox command -v gnuplot             # for "make figures" alone
 
+if [ "${1-}" = --missing ]; then
+    echo "${packages# }"
+    exit
+fi
+
+# The MPICH of Ubuntu 24.04 starts ranks that don't see each other: its library speaks PMIx and its mpiexec doesn't
+# (https://bugs.launchpad.net/bugs/2072338). A program of one rank works, so this is no reason to end.
+BROKEN=4.2.0-5build3
+repair_mpich() {
+    [ "$(dpkg-query -W -f '${Version}' libmpich12 2>/dev/null)" = $BROKEN ] || return 0
+    newer=$(apt-cache policy libmpich12 | sed -n 's/^ *Candidate: //p')
+    if dpkg --compare-versions "$newer" gt $BROKEN; then
+        echo "installing MPICH $newer in place of $BROKEN, whose ranks don't see each other"
+        install libmpich12 libmpich-dev mpich
+        return
+    fi
+    cat <<END
+note: this distribution's MPICH $BROKEN is broken: under mpiexec each rank is alone. 4.2.0-5.1 is repaired. Fetch
+libmpich12, libmpich-dev and mpich, for $(dpkg --print-architecture), from
+    https://launchpad.net/ubuntu/+source/mpich/4.2.0-5.1 (under "Builds"), then
+    sudo dpkg -i libmpich12_4.2.0-5.1_*.deb libmpich-dev_4.2.0-5.1_*.deb mpich_4.2.0-5.1_*.deb
+    sudo apt-mark hold libmpich12 libmpich-dev mpich
+END
+}
+[ -n "$packages" ] || { repair_mpich; exit 0; }
+
+cannot() {              # cannot WHY: without what is needed this ends; without gnuplot the programs and tests run
+    echo "missing:$packages; $1"
+    [ -z "$needed" ] || exit 1
+    exit 0
+}
 if ! command -v apt-get >/dev/null; then
-    echo "Missing (by the names of Debian's packages):$packages"
-    echo "Install them with your system's package manager, then try again."
-    exit 1
+    fedora="gcc make mpich-devel openblas-devel cjson-devel libcmocka-devel gnuplot"
+    case "$(uname) $(command -v dnf)" in
+    Linux\ /*) cannot "on Fedora: sudo dnf install $fedora
+then, in each shell: module load mpi/mpich-$(uname -m)
+and with every make: BLAS_LIBS=-lopenblaso BLAS_CFLAGS=-I/usr/include/openblas" ;;
+    Linux*) cannot "these are Debian's names: install them with your system's package manager, then try again" ;;
+    *) cannot "the programs are for Linux; elsewhere use the container that .devcontainer/Dockerfile describes" ;;
+    esac
 fi
-sudo=""
-if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "Missing:$packages. As root: apt-get install$packages"; exit 1; }
-    sudo=sudo
-fi
+[ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || cannot "as root: apt-get install$packages"
 echo "installing$packages"
-$sudo apt-get update -qq
-$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
-broken_mpich
+# shellcheck disable=SC2086
+{ as_root apt-get update -qq && install $packages; } || cannot "apt-get could not install them"
+repair_mpich

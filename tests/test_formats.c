@@ -240,7 +240,7 @@ static void operators_round_once(void **state)
         }
         assert_rounded(wide[1], wide[0], 1);
         assert_rounded(out[1], out[0], 1);
-        assert_rounded(d_weight[1], d_weight[0], g == BF16 ? 1 : 1e-3);
+        assert_rounded(d_weight[1], d_weight[0], g == BF16 ? 1 : 1e-2);
         assert_rounded(d_bias[1], d_bias[0], g == BF16 ? 0 : 1e-3);
         for (int k = 0; k < 2; k++) {
             gelu_forward(wide[k], d_wide[k]);
@@ -336,8 +336,8 @@ static void fp8_products(void **state)
             linear_fp8_add(out, x8, w8);
         tensor_to_host(ho, out);
         double largest = 0;
-        for (int i = 0; i < R * M; i++)
-            largest = fmax(largest, fabs(ho[i]));
+        for (int i = 0; i < R * M; i++)                 /* no fmax: gcc 12 ends with an internal error on aarch64 */
+            largest = fabs(ho[i]) > largest ? fabs(ho[i]) : largest;
         for (int i = 0; i < R; i++)
             for (int j = 0; j < M; j++) {
                 double sum = 0;

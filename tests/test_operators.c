@@ -496,8 +496,8 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
     for (int64_t i = 0; i < R; i++) {
         const real *in = data(logits) + i * V;
         double largest = in[0], sum = 0;
-        for (int64_t j = 0; j < V; j++)
-            largest = fmax(largest, in[j]);
+        for (int64_t j = 0; j < V; j++)                 /* no fmax: gcc 12 ends with an internal error on aarch64 */
+            largest = in[j] > largest ? in[j] : largest;
         for (int64_t j = 0; j < V; j++)
             sum += exp(in[j] - largest);
         want_lse[i] = largest + log(sum);
