@@ -24,11 +24,12 @@
 
 enum { MOST_ROWS = 32, MOST_RANKS = 1024, MOST_STEPS = 4096 };
 static const int STEPS = 6, PRETENDED_STEPS = 3;        /* pretended ones are all alike */
+static const double LATE = 0.05;                        /* so much of a step may be real work that shows */
 
 typedef struct {
     int ranks;
     char why[256];                      /* the run failed: its own words; then there is nothing else */
-    double tokens, seconds;             /* of a step: tokens of all ranks; the median of all steps but the first */
+    double tokens, seconds, least;      /* of a step: tokens of all ranks; median and least of all but the first */
     double computing, waiting, most;    /* shares of a step: means of the ranks, and of the one that waits most */
     bool pipeline;                      /* it reports a bubble: idle over busy time, the mean of the ranks */
     double bubble, formula, simulated;
@@ -167,6 +168,7 @@ static void take_metrics(Row *row)
     row->tokens = tokens[1] - tokens[0];
     qsort(seconds + 1, steps - 1, sizeof *seconds, ascending);
     row->seconds = (seconds[steps / 2] + seconds[(steps + 1) / 2]) / 2;
+    row->least = seconds[1];
 }
 
 /* One rank's entry of the report. `rate`: of a pretended device, in FLOP/s; 0: times are real. */
@@ -346,7 +348,7 @@ static void suggest(void)
 
     for (const Row *row = rows; row < rows + row_count; row++)
         if (!row->why[0]) {
-            gflops = fmin(gflops, 1e-9 * row->flops / (3 * row->seconds));
+            gflops = fmin(gflops, 1e-9 * row->flops / (3 * row->least));
             most = row->ranks;
         }
     if (pretend || !strcmp(backend, "cuda") || most <= omp_get_num_procs())
@@ -363,11 +365,17 @@ static void suggest(void)
 
 static void warn(void)
 {
+    bool warned = false;
+
     for (const Row *row = rows; row < rows + row_count; row++)
-        if (!row->why[0] && row->late > 0.05)
-            printf("WARNING: on %d ranks %.0f%% of a rank's step is real work that took longer than was pretended: its "
-                   "times are too long.\n         --pretend of slower devices is right: fewer GFLOPS, and GB/s in "
-                   "proportion\n", row->ranks, 100 * row->late);
+        if (!row->why[0] && row->late > LATE) {
+            printf("%s%.0f%% of a step on %d", warned ? ", " : "\nWARNING: real work took longer than pretended: ",
+                   100 * row->late, row->ranks);
+            warned = true;
+        }
+    if (warned)
+        printf(" ranks. These times are too long by so much.\nAn idle machine would help, or slower devices: fewer "
+               "GFLOPS in --pretend, and GB/s in proportion\n");
 }
 
 /* ---- Files ---- */
@@ -432,17 +440,25 @@ static void write_quoted(FILE *f, const char *text)
 static bool draw(const char *path)
 {
     char title[8192];
+    double late = 0;
     FILE *f = popen("gnuplot", "w");
 
     if (!f)
         return false;
     fprintf(f, "$rows << END\n");
     for (const Row *row = rows; row < rows + row_count; row++)
-        if (!row->why[0])
+        if (!row->why[0]) {
             fprintf(f, "%d %g %g %g %g %g %g %g\n", row->ranks, rate(row), rate(first) * row->ranks / first->ranks,
                     100 * row->computing, 100 * bubble_share(row), 100 * row->waiting, row->peak / 1e6,
                     row->playbook / 1e6);
-    snprintf(title, sizeof title, "%s%s%s", program, options_given, pretend ? " (times are pretended)" : "");
+            late = fmax(late, row->late);
+        }
+    int at = snprintf(title, sizeof title, "%s%s", program, options_given);
+    if (pretend)
+        at += snprintf(title + at, sizeof title - at, " (times are pretended");
+    if (late > LATE)
+        at += snprintf(title + at, sizeof title - at, ", and up to %.0f%% of them is real work on top", 100 * late);
+    snprintf(title + at, sizeof title - at, pretend ? ")" : "");
     fprintf(f, "END\n"
             "set terminal svg size 1200,430 font 'sans-serif,12' background 'white' noenhanced\n"
             "set output '%s'\n"

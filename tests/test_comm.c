@@ -956,6 +956,12 @@ static void pretending(void)
             comm_rank(world), 1e3 * waited);
     comm_account_reset();
     require(comm_waited() == 0, "comm_account_reset leaves %g s of waiting", comm_waited());
+
+    /* no real transfer is so fast */
+    options.pretend_bandwidth = 1e15, options.pretend_latency = 0;
+    comm_all_reduce(world, x, SUM);
+    require(comm_late() > 0 && comm_late() <= comm_waited(), "of %g s of waiting for a transfer that was pretended to "
+            "take none %g s were late", comm_waited(), comm_late());
     if (comm_rank(world) == 0)
         printf("%.1f ms of transfer add %.1f ms to computing\n", 1e3 * alone, 1e3 * best);
     require(best <= 0.005, "a transfer of %.1f ms, started before 30 ms of computing, adds %.1f ms", 1e3 * alone,
