@@ -369,13 +369,14 @@ static void warn(void)
 
     for (const Row *row = rows; row < rows + row_count; row++)
         if (!row->why[0] && row->late > LATE) {
-            printf("%s%.0f%% of a step on %d", warned ? ", " : "\nWARNING: real work took longer than pretended: ",
+            printf(warned ? ", %.0f%% on %d"
+                          : "\nWARNING: real work took longer than pretended: %.0f%% of a step on %d",
                    100 * row->late, row->ranks);
             warned = true;
         }
     if (warned)
-        printf(" ranks. These times are too long by so much.\nAn idle machine would help, or slower devices: fewer "
-               "GFLOPS in --pretend, and GB/s in proportion\n");
+        printf(" ranks.\nThese times are too long by so much. An idle machine would help, or slower devices: fewer "
+               "GFLOPS in\n--pretend, and GB/s in proportion\n");
 }
 
 /* ---- Files ---- */
