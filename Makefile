@@ -71,7 +71,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks test_cuda parity bench_cuda diagnose verify): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks sweep test_cuda parity bench_cuda diagnose verify): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -lcmocka -o $$@
 $(patsubst %,$(BUILD)/$(1)/%,08_fused_kernels test_fused parity bench_cuda): $(FUSED_$(5):%=$(BUILD)/$(1)/obj/%.o)
@@ -108,7 +108,7 @@ $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
 	@mkdir -p $(@D)
 	@cat $^ > $@
 
-run: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
+run sweep: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
 run: deps		## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"
 	@$(if $(NVIDIA_GPUS),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: this runs on the CPU"))
 	@$(MAKE) --no-print-directory $(BACKEND)
@@ -122,7 +122,7 @@ test-full: deps		## the whole matrix
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
 TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
-run-tests: cpu cpu64 $(TEST_PROGRAMS)
+run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep
 	@tests/changes.sh --check
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
 	@tests/run.sh $(if $(FULL),--full) $(TEST_PROGRAMS)
@@ -139,6 +139,11 @@ BENCH = $(if $(filter 01,$(STAGE)),bench,$(if $(filter 02 08,$(STAGE)),bench_var
 bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; 03: what ranks cost; 08: fusions
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
 	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(STAGE))
+
+sweep: deps		## how a stage scales, as table and figure: STAGE=05 NP="1 2 4 8" ARGS="--sequence-parallel"
+	@$(MAKE) -s --no-print-directory $(BACKEND) $(BUILD)/cpu/sweep
+	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
+	@$(BUILD)/cpu/sweep $(BACKEND) $(PROGRAM) "$(if $(filter file,$(origin NP)),1 2 4 8,$(NP))" $(ARGS)
 
 ladder: deps		## matrix multiplication from naive to the library, rung by rung: on a GPU if one answers
 	@$(MAKE) --no-print-directory $(LADDER_PROGRAM)
@@ -198,4 +203,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all always known-stage exercise verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench ladder figures fuzz lint format deps check-machine diff changes help clean
+.PHONY: all always known-stage exercise verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench sweep ladder figures fuzz lint format deps check-machine diff changes help clean

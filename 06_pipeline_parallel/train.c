@@ -652,6 +652,7 @@ int main(int argc, char **argv)
     }
     run_report("bubble", busy > 0 ? idle / busy : 0);
     run_report("bubble_simulated", bubble);
+    run_report("bubble_formula", (p - 1.0) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m);
     run_print("bubble  rank 0 was idle for %.3f of the time that it computed; simulated, all calls alike, %.3f\n",
               busy > 0 ? idle / busy : 0, bubble);
     run_end();

@@ -1,5 +1,6 @@
 #include "comm.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,6 +133,51 @@ void comm_gather(Comm *comm, void *all, const void *mine, int64_t bytes, const c
     }
     void *handle = mpi_start_gather(comm, all, mine, bytes);
     wait_for(&transport_mpi, &handle, comm, what);
+}
+
+/* ---- How long this rank has waited in a step ---- */
+
+/* Between two points of the device's stream: with NCCL it is a GPU's stream that waits, not the host; and while the
+ * host waits, what was queued before may still compute. They are read later, so that nobody waits for the clock; number
+ * n is at n mod WAITS. */
+enum { WAITS = 4096 };
+static struct { DeviceEvent begin, end; } waits[WAITS];
+static int64_t waits_begun, waits_read;
+static double waited, late;             /* late: --pretend, of these: what a transfer really took longer */
+
+static void read_wait(void)
+{
+    const int64_t i = waits_read++ % WAITS;
+    const double begin = device_event_seconds(&waits[i].begin), end = device_event_seconds(&waits[i].end);
+
+    waited += end - begin;
+}
+
+static void wait_begins(void)
+{
+    if (!options.report)
+        return;
+    if (waits_begun - waits_read == WAITS)
+        read_wait();
+    waits[waits_begun % WAITS].begin = device_event();
+}
+
+static void wait_ends(void)
+{
+    if (options.report)
+        waits[waits_begun++ % WAITS].end = device_event();
+}
+
+double comm_waited(void)
+{
+    while (waits_read < waits_begun)
+        read_wait();
+    return waited;
+}
+
+double comm_late(void)
+{
+    return late;
 }
 
 /* ---- The program's beginning and end ---- */
@@ -355,7 +401,9 @@ double comm_sum(Comm *comm, double x)
         fail("no memory for %d numbers", comm->size);
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
+    wait_begins();
     comm_gather(comm, all, &x, sizeof x, "a sum");
+    wait_ends();
     for (int r = 0; r < comm->size; r++)
         sum += all[r];
     free(all);
@@ -429,6 +477,8 @@ void comm_account_reset(void)
         memset(c->calls, 0, sizeof c->calls);
         memset(c->bytes, 0, sizeof c->bytes);
     }
+    comm_waited();                              /* reads what belongs to the step before */
+    waited = late = 0;
 }
 
 /* ---- Requests ---- */
@@ -486,19 +536,19 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
     return q;
 }
 
-void comm_wait(Request **request)
+static void finish(Request *q)
 {
-    Request *q = *request;
+    const double began = clock_seconds();
 
-    if (!q)
-        return;
-    *request = NULL;
-    comm_wait(&q->also);
+    if (q->also)
+        finish(q->also);
     wait_for(&transport_mpi, &q->label, q->comm, comm_op_name[q->op]);
     if (options.check)
         check_label(q);                         /* before the wait for a message that would never come */
     wait_for(&transport_mpi, &q->clock, q->comm, comm_op_name[q->op]);
     wait_for(transport, &q->handle, q->comm, comm_op_name[q->op]);
+    if (options.pretend)
+        late += fmax(0, clock_seconds() - fmax(began, q->when[0] + q->when[1]));
     while (options.pretend && clock_seconds() < q->when[0] + q->when[1]) {
         comm_progress();
         sched_yield();
@@ -509,6 +559,18 @@ void comm_wait(Request **request)
     if (options.check)
         check_end(q);
     free(q);
+}
+
+void comm_wait(Request **request)
+{
+    Request *q = *request;
+
+    if (!q)
+        return;
+    *request = NULL;
+    wait_begins();
+    finish(q);
+    wait_ends();
 }
 
 /* ---- The operations ---- */

@@ -75,6 +75,10 @@ typedef struct {
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 int comm_account(CommAccount *accounts, int most);  /* how many: those with calls or a prediction */
 int64_t comm_bytes(void);                           /* sent in this step, over all groups */
+/* With --report: seconds of this step in which this rank only waited, for transfers and for numbers of other ranks.
+ * What passed while it computed is not among them. */
+double comm_waited(void);
+double comm_late(void);         /* --pretend: how much of it because real transfers took longer than pretended ones */
 void comm_account_reset(void);                      /* a step begins */
 
 /* ---- the program's beginning and end ---- */

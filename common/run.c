@@ -35,6 +35,8 @@ static int stopping;                    /* a signal that reached some rank; the 
 static bool differs;                    /* something was not as predicted */
 static CommAccount sent[64];            /* in the last step */
 static int sent_count;
+static double operators_before;         /* a step's beginning: operators' seconds until then */
+static struct { int steps; double seconds, operators, waiting, late; } timed;    /* --report: steps but the first */
 
 static FILE *metrics;
 static char *report_file, *trace_file, *gradients_file;
@@ -340,10 +342,34 @@ static void print_account(void)
                   (long long)a->predicted_calls, (long long)a->predicted_bytes);
 }
 
+static double operators_seconds(void)
+{
+    const OpAccount *account;
+    const int count = ops_account(&account);
+    double sum = 0;
+
+    for (int i = 0; i < count; i++)
+        sum += account[i].seconds;
+    return sum;
+}
+
+/* Where a step's time went. The first one also makes threads, and meets memory and libraries for the first time. */
+static void time_step(double seconds)
+{
+    if (!options.report || state.step == first_step + 1)
+        return;
+    timed.steps++;
+    timed.seconds += seconds;
+    timed.operators += operators_seconds() - operators_before;
+    timed.waiting += comm_waited();
+    timed.late += comm_late();
+}
+
 bool run_continues(int step)
 {
     if (step < options.steps && !stopping) {
         comm_account_reset();
+        operators_before = operators_seconds();
         step_began = clock_seconds();
         return true;
     }
@@ -400,6 +426,7 @@ void run_step(int step, StepResult result)
 
     state.step = step;
     state.tokens += tokens;
+    time_step(seconds);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
         fail("the loss is %g and the gradients' norm %g at step %d%s; a smaller --lr or --clip may help", result.loss,
              result.norm, step, options.save ? ", and the last checkpoint is as it was" : "");
@@ -456,7 +483,7 @@ static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
 /* One rank's entry. */
 static cJSON *rank_json(void)
 {
-    cJSON *rank = cJSON_CreateObject(), *memory, *comm, *operators;
+    cJSON *rank = cJSON_CreateObject(), *memory, *comm, *time, *operators;
     const OpAccount *account;
     const int accounts = ops_account(&account);
 
@@ -478,6 +505,13 @@ static cJSON *rank_json(void)
     }
     for (int i = 0; i < reported_count; i++)
         cJSON_AddNumberToObject(rank, reported[i].name, reported[i].value);
+    time = cJSON_AddObjectToObject(rank, "time");
+    cJSON_AddNumberToObject(time, "steps", timed.steps);
+    cJSON_AddNumberToObject(time, "seconds", timed.seconds);
+    cJSON_AddNumberToObject(time, "operators", timed.operators);
+    cJSON_AddNumberToObject(time, "waiting", timed.waiting);
+    if (options.pretend)
+        cJSON_AddNumberToObject(time, "late", timed.late);
     operators = cJSON_AddArrayToObject(rank, "operators");
     for (int i = 0; i < accounts; i++) {
         cJSON *o = cJSON_CreateObject();
@@ -503,6 +537,8 @@ static void write_report(bool first, bool last)
     cJSON_AddNumberToObject(common, "parameters", model_parameters(options.config));
     cJSON_AddNumberToObject(common, "flops_per_token", model_flops_per_token(options.config));
     cJSON_AddNumberToObject(common, "peak_flops", peak_flops());
+    if (options.pretend)                /* so that no time in it is taken for a real one */
+        cJSON_AddStringToObject(common, "pretend", options.pretend);
     cJSON_AddItemToObject(common, "held_out", held_out);
     char *text = cJSON_Print(rank), *rest = cJSON_Print(common);
     if (!f || !text || !rest || fprintf(f, "%s%s", first ? "{\"ranks\": [" : ", ", text) < 0

@@ -935,7 +935,7 @@ static void pretending(void)
 
     /* hidden behind computing: 100 kB at 10 MB/s are 15 ms and 6 ms */
     options.pretend_bandwidth = 1e7;
-    double alone = INFINITY;
+    double alone = INFINITY, waited = INFINITY;
     best = INFINITY;
     for (int trial = 0; trial < 6; trial++) {
         comm_barrier(world);
@@ -943,11 +943,25 @@ static void pretending(void)
         Request *q = comm_start_all_reduce(world, tensor_range(x, 0, 12500), SUM);
         for (int i = 0; i < 30; i++)
             usleep(1000), comm_progress();
-        const double computed = latest(clock_seconds()) - begin;
+        const double computed = latest(clock_seconds()) - begin, before = comm_waited();
         comm_wait(&q);
+        const double hidden = comm_waited();
+        waited = fmin(waited, hidden - before);
         best = fmin(best, latest(clock_seconds()) - begin - computed);
         alone = fmin(alone, measure(REDUCE_SUM, tensor_range(x, 0, 12500), 1, 0, 0.021));
+        require(comm_waited() - hidden >= 0.020, "a transfer of 21 ms behind which nothing is computed makes rank %d "
+                "wait %.1f ms", comm_rank(world), 1e3 * (comm_waited() - hidden));
     }
+    require(waited <= 0.005, "a transfer that is hidden behind computing makes rank %d wait %.1f ms",
+            comm_rank(world), 1e3 * waited);
+    comm_account_reset();
+    require(comm_waited() == 0, "comm_account_reset leaves %g s of waiting", comm_waited());
+
+    /* no real transfer is so fast */
+    options.pretend_bandwidth = 1e15, options.pretend_latency = 0;
+    comm_all_reduce(world, x, SUM);
+    require(comm_late() > 0 && comm_late() <= comm_waited(), "of %g s of waiting for a transfer that was pretended to "
+            "take none %g s were late", comm_waited(), comm_late());
     if (comm_rank(world) == 0)
         printf("%.1f ms of transfer add %.1f ms to computing\n", 1e3 * alone, 1e3 * best);
     require(best <= 0.005, "a transfer of %.1f ms, started before 30 ms of computing, adds %.1f ms", 1e3 * alone,
@@ -997,6 +1011,7 @@ static int worker(int argc, char **argv)
     comm_begin(&argc, &argv);
     options.timeout = strstr("-stuck -circle -busy stuck-while-starting", what) || getenv("FAKE_NCCL_LOSE") ? 1 : 60;
     options.comm = !strcmp(what, "insist") ? COMM_NCCL : COMM_AUTO;
+    options.report = "none";                    /* so that waits are timed */
     device_init(comm_local_rank(), comm_local_size(), 1);
     carrier = comm_choose();
     if (!strcmp(what, "stuck-while-starting") && comm_rank(world) == 1)
