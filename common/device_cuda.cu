@@ -108,6 +108,11 @@ const char *device_name(void)
     return name;
 }
 
+const char *device_advice(void)
+{
+    return NULL;
+}
+
 int device_threads(void)
 {
     return threads;

