@@ -35,6 +35,21 @@ static void proc_value(const char *path, const char *key, char *value, size_t si
         fclose(f);
 }
 
+/* OpenBLAS before 0.3.25 doesn't know the newest Intel CPUs, takes them for one of 2004 (Prescott) and multiplies several
+ * times slower. It decides before main, unless an environment variable does: so the program sets that and begins anew. */
+void device_prepare(char **argv)
+{
+    char flags[4096];
+
+    if (strcmp(openblas_get_corename(), "Prescott") || getenv("OPENBLAS_CORETYPE"))
+        return;
+    proc_value("/proc/cpuinfo", "flags", flags, sizeof flags);
+    const char *kernels = strstr(flags, " avx512bw ") && strstr(flags, " avx512dq ") ? "SkylakeX"
+                        : strstr(flags, " avx2 ") && strstr(flags, " fma ") ? "Haswell" : NULL;
+    if (kernels && setenv("OPENBLAS_CORETYPE", kernels, 1) == 0)
+        execv("/proc/self/exe", argv);      /* if that fails: it works as it is */
+}
+
 void device_init(int local_rank, int local_ranks, int wanted)
 {
     char model[100];
@@ -51,22 +66,6 @@ void device_init(int local_rank, int local_ranks, int wanted)
 const char *device_name(void)
 {
     return name;
-}
-
-/* OpenBLAS before 0.3.25 doesn't know the newest Intel CPUs and multiplies as on one of 2004, several times slower. What
- * it takes a CPU for is decided before main. */
-const char *device_advice(void)
-{
-    static char text[256];
-    char flags[4096];
-
-    proc_value("/proc/cpuinfo", "flags", flags, sizeof flags);
-    const char *better = strstr(flags, " avx512f ") ? "SkylakeX" : strstr(flags, " avx2 ") ? "Haswell" : NULL;
-    if (!better || strcmp(openblas_get_corename(), "Prescott"))
-        return NULL;
-    snprintf(text, sizeof text, "OpenBLAS takes this CPU for one of 2004 (Prescott): \"export OPENBLAS_CORETYPE=%s\" makes "
-             "it several times faster", better);
-    return text;
 }
 
 int device_threads(void)

@@ -78,6 +78,11 @@ int device_count(void)
 static void upload_begin(void);
 static void events_begin(void);
 
+void device_prepare(char **argv)
+{
+    (void)argv;
+}
+
 void device_init(int local_rank, int local_ranks, int wanted)
 {
     int count;
@@ -106,11 +111,6 @@ void device_init(int local_rank, int local_ranks, int wanted)
 const char *device_name(void)
 {
     return name;
-}
-
-const char *device_advice(void)
-{
-    return NULL;
 }
 
 int device_threads(void)

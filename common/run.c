@@ -197,6 +197,7 @@ static const char *peak_text(void)
 
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
 {
+    device_prepare(argv);
     stage_name = stage;
     arguments = argc, argument = argv;
     error_speaker(stage);
@@ -249,8 +250,6 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     }
     run_print("device  %s%s, %s in matmul%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(), peak_text(),
               options.pretend ? " (pretended)" : "");
-    if (device_advice())
-        run_print("note    %s\n", device_advice());
     if (comm_size(world) > 1 && !device_is_host())
         run_print("comm    %s\n", carrier);
     run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),

@@ -280,6 +280,11 @@ double device_event_seconds(DeviceEvent *event)
 
 static int ranks_here;
 
+void device_prepare(char **argv)
+{
+    (void)argv;
+}
+
 void device_init(int local_rank, int local_ranks, int threads)
 {
     (void)local_rank, (void)threads;
@@ -299,11 +304,6 @@ bool device_is_host(void)
 const char *device_name(void)
 {
     return "no device";
-}
-
-const char *device_advice(void)
-{
-    return NULL;
 }
 
 int device_threads(void)

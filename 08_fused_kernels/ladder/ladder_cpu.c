@@ -308,6 +308,7 @@ int main(int argc, char **argv)
 
     ladder_options(&l, true, "Multiplies matrices in seven ways, each with one idea more, and says what each gained.",
                    argc, argv);
+    device_prepare(argv);
     device_init(0, 1, l.threads);
     l.threads = device_threads();
     float *a = ladder_matrix(l.m, l.k), *b = ladder_matrix(l.k, l.n), *c = ladder_matrix(l.m, l.n);
