@@ -35,8 +35,9 @@ static void proc_value(const char *path, const char *key, char *value, size_t si
         fclose(f);
 }
 
-/* OpenBLAS before 0.3.25 doesn't know the newest Intel CPUs, takes them for one of 2004 (Prescott) and multiplies several
- * times slower. It decides before main, unless an environment variable does: so the program sets that and begins anew. */
+/* OpenBLAS before 0.3.25 doesn't know the newest Intel CPUs, takes them for one of 2004 (Prescott) and multiplies
+ * several times slower. It decides before main, unless an environment variable does: so the program sets that and
+ * begins anew. */
 void device_prepare(char **argv)
 {
     char flags[4096];

@@ -34,7 +34,7 @@ need libopenblas-openmp-dev installed openblas-openmp/libopenblas.so libopenblas
 need libcjson-dev header cjson/cJSON.h
 need libcmocka-dev installed libcmocka.so
 needed=$packages
-need gnuplot-nox command -v gnuplot             # for "make figures" alone
+need gnuplot-nox command -v gnuplot             # for figures alone
 
 if [ "${1-}" = --missing ]; then
     echo "${packages# }"

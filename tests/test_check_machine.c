@@ -127,8 +127,8 @@ static void what_only_limits_some_things_is_no_failure(void **state)
                    in_temporary("libopenblas.so"));
 
     (void)state;
-    says(&r, "ok  BLAS      OpenBLAS 0.3.99, OpenMP, takes this CPU for one of 2004 (Prescott), so the programs choose its "
-             "kernels for Haswell: right numbers");
+    says(&r, "ok  BLAS      OpenBLAS 0.3.99, OpenMP, takes this CPU for one of 2004 (Prescott), so the programs choose "
+             "its kernels for Haswell: right numbers");
     says(&r, "8.2 GB of 16.4 GB available: 512 million parameters");
     says(&r, "On 2 GPUs 'NVIDIA H200': all eight, 9.4 billion parameters a GPU; 03 to 07 with up to 2 ranks, a GPU "
              "each, over NCCL.\n");

@@ -249,6 +249,7 @@ static void programs_agree(void **state)
     compare_runs(FUSED " " SHAPE " --fuse none", MIXED " " SHAPE, 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse adamw", MIXED " " SHAPE, 0, 0);
+    compare_runs(FUSED " " SHAPE " --fuse cross-entropy --dtype fp16", MIXED " " SHAPE " --dtype fp16", 1e-2, 1e-3);
     /* fp8 makes an eighth out of a difference in the last bit, so not against 02, but as 02 against float64 */
     run_well(FUSED " --layers 3 --hidden 48 --heads 3 --seq 64 --dtype fp8 --steps 1 --quiet --threads 1 "
              "--dump-gradients a.st");

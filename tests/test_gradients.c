@@ -126,6 +126,7 @@ static void long_sequences(void **state)
 
 int main(int argc, char **argv)
 {
+    static const StageOption more[] = {{"of-each", OPTION_INT, &of_each, "elements of each tensor", "N", 0, 1e9}, {0}};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(three_heads_and_micro_batches),
         cmocka_unit_test(one_head_recomputed),
@@ -134,7 +135,6 @@ int main(int argc, char **argv)
     };
 
     if (argc > 1)
-        comm_exit(check_all(set_up("test_gradients", "Compares gradients with differences.", argc, argv, (StageOption[]){
-            {"of-each", OPTION_INT, &of_each, "elements of each tensor", "N", 0, 1e9}, {0}})));
+        comm_exit(check_all(set_up("test_gradients", "Compares gradients with differences.", argc, argv, more)));
     return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
 }

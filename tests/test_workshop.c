@@ -64,7 +64,7 @@ static const Planted planted[] = {
     {"05_tensor_parallel", "    sum = f_backward(d->ln1);\n", "", 2, "--recompute none",
      {"all_reduce in group tp is called 91 times in a step, and predict() says 112: 21 are missing = 1 for each layer "
       "and micro-batch",
-      "blocks.2.ln1_weight\n    it is, to ten digits, what it would be as if the ranks' shares of d_ln1 were not added"}},
+      "it is, to ten digits, what it would be as if the ranks' shares of d_ln1 were not added up"}},
     /* a tied embedding whose gradient is one end's */
     {"06_pipeline_parallel", "        comm_all_reduce(tied, gradients.embedding, SUM);\n", "        ;\n", 3,
      "--schedule 1f1b", {"as if the tied embedding had only the", "all_reduce in group tied is called 0 times"}},
@@ -80,8 +80,8 @@ static const Planted planted[] = {
     {"07_context_parallel", "if (key > query)", "if (key >= query)", 2, "--attention zigzag",
      {"as if the mask were off by one chunk: a token sees none of its own chunk"}},
     /* parameters gathered before the last update; and read before they are here */
-    {"04_zero", "        gathered[i] = -1;\n    for (int u", "        gathered[i] += gathered[i] == 0 ? -1 : 0;\n    for (int u",
-     2, "--zero 3", {"stale copies"}},
+    {"04_zero", "        gathered[i] = -1;\n    for (int u",
+     "        gathered[i] += gathered[i] == 0 ? -1 : 0;\n    for (int u", 2, "--zero 3", {"stale copies"}},
     {"04_zero", "    comm_wait(&gathering[turn(u)]);\n", "", 2, "--zero 3", {"one may be read too early"}},
     /* a norm over the own shard */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
@@ -122,12 +122,12 @@ static void mistakes_are_named(void **state)
             continue;
         const char *directory = copy_of(p->stage);
         replace(directory, p->from, p->to);
-        Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s NP=%d EDITED=%s ARGS=\"%s\"'", sanitize(), p->stage, p->ranks,
-                       directory, p->options);
+        Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s NP=%d EDITED=%s ARGS=\"%s\"'", sanitize(), p->stage,
+                       p->ranks, directory, p->options);
         for (int k = 0; k < 2 && p->says[k]; k++)
             if (!r.status || !strstr(r.out, p->says[k]))
-                fail_msg("%s, \"%s\" for \"%s\": status %d, and not \"%s\", but\n%s%s", p->stage, p->to, p->from, r.status,
-                         p->says[k], r.out, r.err);
+                fail_msg("%s, \"%s\" for \"%s\": status %d, and not \"%s\", but\n%s%s", p->stage, p->to, p->from,
+                         r.status, p->says[k], r.out, r.err);
         result_free(r);
     }
 }
@@ -180,8 +180,8 @@ static void exercises_fail_until_they_are_done(void **state)
             char *title = exercise(stages[s], n + 1, says);
             if (!title)
                 break;
-            run_well("sh -c 'cd " SOURCE " && rm -rf %s && tests/exercise.sh %s %d %s'", in_temporary("edited"), stages[s],
-                     n + 1, in_temporary("edited"));
+            run_well("sh -c 'cd " SOURCE " && rm -rf %s && tests/exercise.sh %s %d %s'", in_temporary("edited"),
+                     stages[s], n + 1, in_temporary("edited"));
             run_well("grep -rq 'EXERCISE %.2s.%d:' %s", stages[s], n + 1, in_temporary("edited"));
             if (full_tests()) {
                 Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s N=%d EDITED=%s'", sanitize(), stages[s], n + 1,

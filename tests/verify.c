@@ -54,6 +54,7 @@ static const Case cases[] = {
     {"08_fused_kernels", "--dtype fp32 --fuse attention", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu --recompute full", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy,adamw", 1},
+    {"08_fused_kernels", "--dtype fp16 --fuse all", 1, 0.05},
     {"08_fused_kernels", "--dtype bf16 --fuse layernorm,gelu,cross-entropy,adamw", 1, 0.05},
 };
 
@@ -64,52 +65,59 @@ static const char *stage, *program, *given_options = "";
 typedef struct {
     int ranks, layers, heads, seq, micro_batch, accumulate;
     char model[512], schedule[128];     /* options: for all runs, for the program's */
-} Shape_;
+} Shape;
 
 static bool starts_with(const char *text, const char *with)
 {
     return !strncmp(text, with, strlen(with));
 }
 
-/* A number after an option of the command line, or the one that is chosen here. */
+/* What follows an option of the command line, after a space or "="; NULL: it isn't there. */
+static const char *given(const char *name)
+{
+    for (const char *at = given_options; (at = strstr(at, name)); at += strlen(name))
+        if (at[strlen(name)] == ' ' || at[strlen(name)] == '=')
+            return at + strlen(name) + 1;
+    return NULL;
+}
+
 static int option(const char *name, int otherwise)
 {
-    const char *at = strstr(given_options, name);
-
-    return at ? atoi(at + strlen(name)) : otherwise;
+    return given(name) ? atoi(given(name)) : otherwise;
 }
 
 /* Small, divisible by the ranks where it must be, and with no two of ranks, layers, micro-batch and accumulation
  * alike: then a factor has one name. For 08 more than one tile of attention, more than one slice of rows. */
-static Shape_ shape_for(const Case *c)
+static Shape shape_for(const Case *c)
 {
     const int n = c->ranks;
     const bool pipeline = starts_with(stage, "06");
-    Shape_ s = {
+    Shape s = {
         .ranks = n,
-        .layers = option("--layers ", pipeline ? 2 * n + 1 : n == 3 ? 4 : 3),
-        .heads = option("--heads ", 12 % n ? n : 12),
-        .seq = option("--seq ", starts_with(stage, "08") ? 300 : (24 + 2 * n - 1) / (2 * n) * 2 * n),
-        .micro_batch = option("--micro-batch ", n == 2 ? 3 : 2),
-        .accumulate = option("--accumulate ", pipeline ? 2 * n : 7)};
+        .layers = option("--layers", pipeline ? 2 * n + 1 : n == 3 ? 4 : 3),
+        .heads = option("--heads", 12 % n ? n : 12),
+        .seq = option("--seq", starts_with(stage, "08") ? 300 : (24 + 2 * n - 1) / (2 * n) * 2 * n),
+        .micro_batch = option("--micro-batch", n == 2 ? 3 : 2),
+        .accumulate = option("--accumulate", pipeline ? 2 * n : 7)};
 
     snprintf(s.model, sizeof s.model, "--layers %d --hidden %d --heads %d --vocab 97 --seq %d --lr 1e-3 --warmup 1 "
-             "--threads 1 --quiet --data %s", s.layers, option("--hidden ", (n == 1 ? 4 : 6) * s.heads), s.heads, s.seq,
+             "--threads 1 --quiet --data %s", s.layers, option("--hidden", (n == 1 ? 4 : 6) * s.heads), s.heads, s.seq,
              token_file(20000, 97));
     snprintf(s.schedule, sizeof s.schedule, "--micro-batch %d --accumulate %d", s.micro_batch, s.accumulate);
     return s;
 }
 
 /* A trained model of this shape, made once. */
-static const char *checkpoint(const Shape_ *s)
+static const char *checkpoint(const Shape *s)
 {
     static char name[256];
     char saved[64];
 
-    snprintf(saved, sizeof saved, "trained_%d_%d_%d_%d", s->layers, s->heads, s->seq, option("--hidden ", 0));
+    snprintf(saved, sizeof saved, "trained_%d_%d_%d_%d", s->layers, s->heads, s->seq, option("--hidden", 0));
     snprintf(name, sizeof name, "%s", in_temporary(saved));
     if (access(name, F_OK))
-        run_well(BUILD "/cpu64/01_single_gpu %s --lr 0.03 --micro-batch 4 --steps %d --save %s", s->model, TRAINED, name);
+        run_well(BUILD "/cpu64/01_single_gpu %s --lr 0.03 --micro-batch 4 --steps %d --save %s", s->model, TRAINED,
+                 name);
     return name;
 }
 
@@ -138,7 +146,7 @@ static void fault(const char *format, ...)
 static const char *hint(const char *line)
 {
     if (strstr(line, "nan") || strstr(line, "inf and"))
-        return " (under --check a buffer is NaN from the start of its transfer to comm_wait: one may be read too early)";
+        return " (under --check a buffer is NaN from a transfer's start to comm_wait: one may be read too early)";
     if (strstr(line, "has drifted"))
         return " (replicas get the same update only from the same gradients and the same norm)";
     if (strstr(line, "silent") || strstr(line, "waits") || strstr(line, "waited"))
@@ -146,8 +154,8 @@ static const char *hint(const char *line)
     return "";
 }
 
-/* So many calls too many or too few, as a product of what a schedule counts in: " = 2 for each layer and micro-batch". */
-static const char *count_name(int64_t calls, const Shape_ *s)
+/* So many calls too many or too few, in what a schedule counts in: " = 2 for each layer and micro-batch". */
+static const char *count_name(int64_t calls, const Shape *s)
 {
     static char text[128];
     const struct {
@@ -164,21 +172,21 @@ static const char *count_name(int64_t calls, const Shape_ *s)
 }
 
 static void traffic_fault(int rank, const char *op, const char *group, int64_t calls, int64_t bytes, int64_t expected,
-                          int64_t expected_bytes, const Shape_ *s)
+                          int64_t expected_bytes, const Shape *s)
 {
     const long long off = llabs((long long)(calls - expected));
 
     if (off == 0)
-        fault("rank %d: the %lld calls of %s in group %s send %lld bytes, and predict() says %lld: something else is sent",
-              rank, (long long)calls, op, group, (long long)bytes, (long long)expected_bytes);
+        fault("rank %d: the %lld calls of %s in group %s send %lld bytes, and predict() says %lld: something else is "
+              "sent", rank, (long long)calls, op, group, (long long)bytes, (long long)expected_bytes);
     else
-        fault("rank %d: %s in group %s is called %lld times in a step, and predict() says %lld: %lld %s%s", rank, op, group,
-              (long long)calls, (long long)expected, off, calls < expected ? "are missing" : "too many",
+        fault("rank %d: %s in group %s is called %lld times in a step, and predict() says %lld: %lld %s%s", rank, op,
+              group, (long long)calls, (long long)expected, off, calls < expected ? "are missing" : "too many",
               count_name(off, s));
 }
 
 /* The program's own lines: the first ones, and one about its traffic. */
-static void print_messages(const char *text, const Shape_ *s)
+static void print_messages(const char *text, const Shape *s)
 {
     char copy[4096], op[64], group[64];
     int count = 0, rank;
@@ -190,7 +198,8 @@ static void print_messages(const char *text, const Shape_ *s)
         if (!starts_with(line, stage))
             continue;
         if (sscanf(line + strlen(stage), ": rank %d, step %*d: %63s in group %63[^:]: %lld calls sent %lld bytes, but "
-                   "predict() said %lld calls and %lld", &rank, op, group, &calls, &bytes, &expected, &expected_bytes) == 7) {
+                   "predict() said %lld calls and %lld", &rank, op, group, &calls, &bytes, &expected, &expected_bytes)
+            == 7) {
             if (!traffic)
                 traffic_fault(rank, op, group, calls, bytes, expected, expected_bytes, s);
             traffic = true;
@@ -256,7 +265,7 @@ static void print_indented(const char *text)
     free(copy);
 }
 
-static bool compare_gradients_of(const Case *c, const Shape_ *s, int sequences)
+static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
 {
     double loss[STEPS], norm[STEPS];
     const int rows = read_column(in_temporary("m.csv"), "loss", loss, STEPS);
@@ -281,7 +290,7 @@ static bool compare_gradients_of(const Case *c, const Shape_ *s, int sequences)
 }
 
 /* Norms and losses of all steps, after a first one whose gradients were right. */
-static void compare_losses(const Case *c, const Shape_ *s, int sequences)
+static void compare_losses(const Case *c, const Shape *s, int sequences)
 {
     double a[2][STEPS], b[2][STEPS];
     static const char *const column[] = {"loss", "grad_norm"};
@@ -312,7 +321,7 @@ static void compare_losses(const Case *c, const Shape_ *s, int sequences)
 
 static bool verify(const Case *c)
 {
-    const Shape_ s = shape_for(c);
+    const Shape s = shape_for(c);
     char ranks[32] = "", command[2048];
 
     faults = 0;
@@ -336,11 +345,14 @@ static bool verify(const Case *c)
         if (compare_gradients_of(c, &s, sequences))
             compare_losses(c, &s, sequences);
     }
+    if (r.status && !faults && (r.status == 139 || r.status == 11 || strstr(r.err, "Segmentation fault")))
+        fault("it crashed: a segmentation fault, so a tensor or pointer that isn't there; the same make verify with "
+              "SANITIZE=1 says where");
     if (r.status && !faults)
-        fault("it ended with status %d%s:\n%.2000s", r.status, r.status == 139 || strstr(r.err, "EXIT CODE: 11")
-              ? ", a segmentation fault" : "", r.err);
+        fault("it ended with status %d:\n%.2000s", r.status, r.err);
     if (!faults)
-        printf("right: gradients, norms, losses%s, memory, bytes\n", c->tolerance ? " (within the type's precision)" : "");
+        printf("right: gradients, norms, losses%s, memory, bytes\n",
+               c->tolerance ? " (within the type's precision)" : "");
     result_free(r);
     return faults == 0;
 }
@@ -367,6 +379,13 @@ int main(int argc, char **argv)
         fprintf(stderr, "verify: NP=%s, but a number of ranks from 1 to 64 is wanted\n", argv[3]);
         return 2;
     }
+    static const char *const own[] = {"--data", "--vocab", "--load", "--steps", "--preset", "--lr", "--seed"};
+    for (unsigned i = 0; i < sizeof own / sizeof *own; i++)
+        if (given(own[i])) {
+            fprintf(stderr, "verify: ARGS has %s, but data, model and steps are the same for all that are compared; "
+                    "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate can be chosen\n", own[i]);
+            return 2;
+        }
     printf("%s against 01, in float64, with --check:\n", stage);
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         Case c = cases[i];
