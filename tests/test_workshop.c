@@ -231,10 +231,11 @@ static void what_is_there_is_not_overwritten(void **state)
 static void commands_print_what_the_readme_says(void **state)
 {
     char *readme = read_file(SOURCE "/README.md"), *at = strstr(readme, "\n## For an instructor\n");
-    const char *copy = in_temporary("copy");
+    char copy[256];
     int rows = 0;
 
     (void)state;
+    snprintf(copy, sizeof copy, "%s", in_temporary("copy"));    /* whose buffer serves others soon */
     assert_non_null(at);
     *strstr(at + 1, "\n## ") = 0;
     run_well("sh -c 'mkdir -p %s/build && cp -rp " SOURCE "/Makefile " SOURCE "/README.md " SOURCE "/common " SOURCE
