@@ -182,6 +182,8 @@ verify: known-stage deps	## an edited train.c against 01, and what is wrong with
 	@$(MAKE) --no-print-directory $(BUILD)/cpu64/01_single_gpu $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose >/dev/null
 	@mkdir -p $(BUILD)/verify
 	@$(CC) $(filter-out -MMD,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c $(BUILD)/cpu64/obj/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
+	@$(if $(filter 01_%,$(EDITED)),$(MAKE) --no-print-directory $(BUILD)/cpu64/test_gradients >/dev/null; \
+		echo "01's gradients against differences of its losses:"; $(BUILD)/cpu64/test_gradients)
 	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter command%,$(origin NP)),$(NP))" $(ARGS)
 
 deps:			## install what is missing, from the distribution's packages
