@@ -12,25 +12,14 @@
 #include "../common/ops.h"
 #include "harness.h"
 #include "layouts.h"
+#include "tensors.h"
 
 #define CPU64 BUILD "/cpu64/"
 #define PROGRAM CPU64 "07_context_parallel"
 
 static const char *const methods[] = {"ring", "zigzag", "allgather", "ulysses"};
 
-/* ---- Tensors between guards of NaN, as in test_operators.c ---- */
-
-enum { GUARD = 32, MOST = 64 };
-
-static Tensor made[MOST];
-static int made_count;
-static uint64_t random_state = 88172645463325252u;
-
-static double number(void)
-{
-    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
-    return ((double)(random_state >> 11) * 0x1p-53 - 0.5) * sqrt(12);
-}
+/* ---- Tensors ---- */
 
 static real *data(Tensor t)
 {
@@ -39,15 +28,7 @@ static real *data(Tensor t)
 
 static Tensor empty(const char *name, Shape s)
 {
-    int64_t count = 1;
-
-    for (int i = 0; i < s.dims; i++)
-        count *= s.n[i];
-    const Tensor whole = tensor_create(MEM_WORKSPACE, REAL, name, shape(count + 2 * GUARD));
-    memset(whole.data, 0xff, tensor_bytes(whole));
-    assert_true(made_count < MOST);
-    made[made_count++] = whole;
-    return tensor_view(tensor_range(whole, GUARD, count), s);
+    return guarded(REAL, name, s);
 }
 
 static Tensor filled(const char *name, Shape s)
@@ -55,29 +36,8 @@ static Tensor filled(const char *name, Shape s)
     const Tensor t = empty(name, s);
 
     for (int64_t i = 0; i < tensor_count(t); i++)
-        data(t)[i] = number();
+        data(t)[i] = random_number();
     return t;
-}
-
-static Tensor copy_of(Tensor t)
-{
-    const Tensor c = empty(t.name, (Shape){t.dims, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
-
-    memcpy(c.data, t.data, tensor_bytes(t));
-    return c;
-}
-
-static void release(void)
-{
-    for (int i = 0; i < made_count; i++) {
-        const int64_t guard = GUARD * sizeof(real), end = tensor_bytes(made[i]) - guard;
-        const unsigned char *bytes = made[i].data;
-        for (int64_t k = 0; k < guard; k++)
-            if (bytes[k] != 0xff || bytes[end + k] != 0xff)
-                fail_msg("something was written beside %s", made[i].name);
-        tensor_free(&made[i], MEM_WORKSPACE);
-    }
-    made_count = 0;
 }
 
 static void assert_near(Tensor is, Tensor want, double most)
@@ -104,8 +64,8 @@ static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, in
     const Tensor scores = empty("scores", shape(2, A, Q, K));
     const Tensor d_q = filled("d_q", shape(B, C, A, D)), d_k = filled("d_k", shape(B, K, A, D)),
                  d_v = filled("d_v", shape(B, K, A, D));
-    const Tensor want_out = copy_of(out), want_lse = copy_of(lse), want_d_q = copy_of(d_q), want_d_k = copy_of(d_k),
-                 want_d_v = copy_of(d_v);
+    const Tensor want_out = guarded_copy(out), want_lse = guarded_copy(lse), want_d_q = guarded_copy(d_q),
+                 want_d_k = guarded_copy(d_k), want_d_v = guarded_copy(d_v);
     double *p = malloc(K * sizeof *p);
     int64_t pairs = 0;
 
@@ -150,7 +110,7 @@ static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, in
     assert_near(d_k, want_d_k, 1e-12);
     assert_near(d_v, want_d_v, 1e-12);
     assert_int_equal(attention_pairs(), pairs);
-    release();
+    guarded_release();
 }
 
 static void blocks(void **state)
@@ -172,7 +132,7 @@ static void small_operators(void **state)
 {
     const Tensor in = filled("in", shape(3, 5, 7)), out = empty("out", shape(5, 3, 7));
     const Tensor back = empty("back", shape(3, 5, 7));
-    const Tensor to = filled("to", shape(3, 35)), before = copy_of(to), full = empty("full", shape(1003));
+    const Tensor to = filled("to", shape(3, 35)), before = guarded_copy(to), full = empty("full", shape(1003));
     const Tensor o = filled("o", shape(4, 3 * 5)), d_o = filled("d_o", shape(4, 3 * 5));
     const Tensor dots = empty("dots", shape(4, 3));
 
@@ -197,7 +157,7 @@ static void small_operators(void **state)
             sum += data(o)[i * 5 + x] * data(d_o)[i * 5 + x];
         assert_true(fabs(data(dots)[i] - sum) < 1e-14);
     }
-    release();
+    guarded_release();
 }
 
 /* Queries of each chunk meet the keys of the chunks up to their own in the order that `order` gives: the whole
@@ -249,7 +209,7 @@ static void merged_case(int64_t C, const int *order, double shift)
                                      CHUNK(dots, i), i == order[o]);
     transpose_rows(d_back, d_split);
     assert_near(d_back, d_qkv, shift ? 1e-11 : 1e-12);
-    release();
+    guarded_release();
 }
 
 static void blocks_in_any_order_are_the_whole(void **state)
@@ -337,7 +297,7 @@ static void wrong_operands_are_refused(void **state)
             }
         assert_refused(back, true, right, "k is (2, 5, 4, 6)");        /* causal: keys are the queries' tokens */
     }
-    release();
+    guarded_release();
 }
 
 /* ---- The program against 01 ---- */

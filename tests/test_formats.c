@@ -10,6 +10,7 @@
 #include "../common/ops.h"
 #include "../common/random.h"
 #include "harness.h"
+#include "tensors.h"
 
 /* ---- The formats, against their definition ---- */
 
@@ -118,18 +119,12 @@ static void doubles_are_rounded_once(void **state)
 
 /* ---- Operators ---- */
 
-static Tensor made[128];
-static int made_count;
-
 static Tensor create(DType dtype, const char *name, Shape shape)
 {
-    return made[made_count++] = tensor_create(MEM_WORKSPACE, dtype, name, shape);
-}
+    const Tensor t = guarded(dtype, name, shape);
 
-static void release(void)
-{
-    while (made_count)
-        tensor_free(&made[--made_count], MEM_WORKSPACE);
+    tensor_zero(t);
+    return t;
 }
 
 /* Random numbers that the type can hold; a REAL tensor gets the same ones as one of type `as`. */
@@ -269,7 +264,7 @@ static void operators_round_once(void **state)
         }
         assert_rounded(wide[1], wide[0], 0);
         assert_rounded(logits[1], logits[0], 0);
-        release();
+        guarded_release();
     }
 }
 
@@ -296,7 +291,7 @@ static void adamw_rounds_weights(void **state)
             assert_memory_equal(m[0].data, m[1].data, tensor_bytes(m[0]));
             assert_memory_equal(v[0].data, v[1].data, tensor_bytes(v[0]));
             assert_true(fabs(square_sum(&g, 1) - square_sum(&g_small, 1)) <= 1e-12 * square_sum(&g, 1));
-            release();
+            guarded_release();
         }
 }
 
@@ -348,7 +343,7 @@ static void fp8_products(void **state)
                 assert_true(fabs(ho[i * M + j] - sum)
                             <= (cases[c].out == BF16 ? 0x1p-8 * fabs(sum) : 0) + 1e-6 * largest);
             }
-        release();
+        guarded_release();
     }
 }
 
@@ -371,7 +366,7 @@ static void quantized_extremes(void **state)
         assert_true(!isfinite(*x8.scale) || isnan(host[100]));
         assert_false(isfinite(host[100] * *x8.scale));
     }
-    release();
+    guarded_release();
 }
 
 int main(void)

@@ -11,24 +11,19 @@
 #include "../common/formats.h"
 #include "../common/random.h"
 #include "harness.h"
+#include "tensors.h"
 
 #define FUSED BUILD "/cpu/08_fused_kernels"
 #define FUSED64 BUILD "/cpu64/08_fused_kernels"
 #define MIXED BUILD "/cpu/02_mixed_precision"
 #define SINGLE64 BUILD "/cpu64/01_single_gpu"
 
-static Tensor made[128];
-static int made_count;
-
 static Tensor create(DType dtype, const char *name, Shape shape)
 {
-    return made[made_count++] = tensor_create(MEM_WORKSPACE, dtype, name, shape);
-}
+    const Tensor t = guarded(dtype, name, shape);
 
-static void release(void)
-{
-    while (made_count)
-        tensor_free(&made[--made_count], MEM_WORKSPACE);
+    tensor_zero(t);
+    return t;
 }
 
 /* Random numbers, the same for the same name. */
@@ -102,7 +97,7 @@ static void attention_is_the_chain(void **state)
             flash_attention_backward(d_qkv, dots, d_out, qkv, out, lse);
             assert_same(out, want, tolerance_of(t));
             assert_same(d_qkv, d_want, tolerance_of(t));
-            release();
+            guarded_release();
         }
 }
 
@@ -123,7 +118,7 @@ static void attention_of_extremes(void **state)
         attention_forward(want, probs, qkv);
         flash_attention_forward(out, lse, qkv);
         assert_same(out, want, sizeof(real) == 8 ? 1e-9 : 1e-3);
-        release();
+        guarded_release();
     }
 }
 
@@ -191,7 +186,7 @@ static void the_others_are_their_chains(void **state)
                 assert_true(fabs(tensor_item(loss) - tensor_item(want_loss))
                             <= (sizeof(real) == 8 ? 1e-13 : 1e-5) * fabs(tensor_item(want_loss)));
                 assert_same(logits, d_logits, tolerance);
-                release();
+                guarded_release();
             }
 }
 
@@ -211,7 +206,7 @@ static void adamw_writes_the_copy(void **state)
         adamw_update(w, copy, m, v, g, a);
         tensor_convert(want, w);
         assert_memory_equal(copy.data, want.data, tensor_bytes(want));
-        release();
+        guarded_release();
     }
 }
 

@@ -18,6 +18,7 @@
 #include "../common/ops.h"
 #include "../common/vector_math.h"
 #include "harness.h"
+#include "tensors.h"
 
 /* Over the largest value of a tensor. */
 #ifdef REAL64
@@ -35,42 +36,14 @@ static const int64_t all_rows[] = {1, 3, 67}, all_widths[] = {1, 2, 17, 48, 130}
 
 /* ---- Tensors, and what they should be ---- */
 
-enum { GUARD = 32, MOST = 64 };
+enum { MOST = 64 };
 
-static Tensor made[MOST];           /* with their guards */
 static double *arrays[MOST];
-static int made_count, array_count;
-static uint64_t random_state = 88172645463325252u;
-
-/* Mean 0, variance 1, a triangle. */
-static double number(void)
-{
-    double sum = 0;
-
-    for (int i = 0; i < 2; i++) {
-        random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
-        sum += (double)(random_state >> 11) * 0x1p-53 - 0.5;
-    }
-    return sum * sqrt(6);
-}
-
-/* All bits 1: NaN, or the id -1. */
-static Tensor empty_of(DType dtype, const char *name, Shape s)
-{
-    int64_t count = 1;
-
-    for (int i = 0; i < s.dims; i++)
-        count *= s.n[i];
-    const Tensor whole = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
-    memset(whole.data, 0xff, tensor_bytes(whole));
-    assert_true(made_count < MOST);
-    made[made_count++] = whole;
-    return tensor_view(tensor_range(whole, GUARD, count), s);
-}
+static int array_count;
 
 static Tensor empty(const char *name, Shape s)
 {
-    return empty_of(REAL, name, s);
+    return guarded(REAL, name, s);
 }
 
 static real *data(Tensor t)
@@ -83,31 +56,23 @@ static Tensor filled(const char *name, Shape s)
     const Tensor t = empty(name, s);
 
     for (int64_t i = 0; i < tensor_count(t); i++)
-        data(t)[i] = number();
+        data(t)[i] = random_number();
     return t;
 }
 
 /* Ids below `limit`, some of them more than once, every fourth -1. */
 static Tensor ids_below(const char *name, int64_t count, int64_t limit)
 {
-    const Tensor t = empty_of(I32, name, shape(count));
+    const Tensor t = guarded(I32, name, shape(count));
 
     for (int64_t i = 0; i < count; i++)
-        ((int32_t *)t.data)[i] = i % 4 == 1 ? -1 : (int32_t)((uint64_t)fabs(1e6 * number()) % limit);
+        ((int32_t *)t.data)[i] = i % 4 == 1 ? -1 : (int32_t)((uint64_t)fabs(1e6 * random_number()) % limit);
     return t;
 }
 
 static int32_t id(Tensor t, int64_t i)
 {
     return ((const int32_t *)t.data)[i];
-}
-
-static Tensor copy_of(Tensor t)
-{
-    const Tensor c = empty_of(t.dtype, t.name, (Shape){t.dims, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
-
-    memcpy(c.data, t.data, tensor_bytes(t));
-    return c;
 }
 
 static double *zeros(int64_t count)
@@ -125,20 +90,12 @@ static double *numbers(Tensor t)
     return x;
 }
 
-/* After each case: guards are as they were. */
 static void release(void)
 {
-    for (int i = 0; i < made_count; i++) {
-        const int64_t guard = GUARD * dtype_size(made[i].dtype), end = tensor_bytes(made[i]) - guard;
-        const unsigned char *bytes = made[i].data;
-        for (int64_t k = 0; k < guard; k++)
-            if (bytes[k] != 0xff || bytes[end + k] != 0xff)
-                fail_msg("something was written beside %s", made[i].name);
-        tensor_free(&made[i], MEM_WORKSPACE);
-    }
+    guarded_release();
     for (int i = 0; i < array_count; i++)
         free(arrays[i]);
-    made_count = array_count = 0;
+    array_count = 0;
 }
 
 static void assert_near(Tensor t, const double *expected, double most)
@@ -181,7 +138,7 @@ static void plain_memory(void **state)
             assert_true(data(to)[i] == 0);
         release();
     }
-    const Tensor one = filled("one", shape(1, 1)), big = empty_of(F64, "big", shape(1));
+    const Tensor one = filled("one", shape(1, 1)), big = guarded(F64, "big", shape(1));
     *(double *)big.data = 1 / 3.0;
     assert_true(tensor_item(one) == data(one)[0]);
     assert_true(tensor_item(big) == 1 / 3.0);
@@ -313,7 +270,8 @@ static void rotary_positions(void **state)
     (void)state;
     EACH(T, all_lengths) EACH(D, all_heads) EACH(A, heads) EACH(first, firsts) {
         const int64_t B = 2, width = 3 * A * D;
-        const Tensor rope = empty("rope", shape(T, D)), qkv = filled("qkv", shape(B, T, width)), before = copy_of(qkv);
+        const Tensor rope = empty("rope", shape(T, D)), qkv = filled("qkv", shape(B, T, width));
+        const Tensor before = guarded_copy(qkv);
         double *want = numbers(qkv), *table = zeros(T * D);
 
         for (int64_t t = 0; t < T; t++)
@@ -486,7 +444,7 @@ static void residual(void **state)
 static void cross_entropy_case(int64_t R, int64_t V, double center, double spread, double most)
 {
     const Tensor logits = filled("logits", shape(R, V)), lse = empty("lse", shape(R)),
-                 loss = empty_of(F64, "loss", shape(1));
+                 loss = guarded(F64, "loss", shape(1));
     const Tensor targets = ids_below("targets", R, V), d_logits = empty("d_logits", shape(R, V));
     double *want_lse = zeros(R), *want_d = zeros(R * V), want = 0.75;
     const double scale = 0.3;
@@ -522,7 +480,7 @@ static void cross_entropy_in_slices(void **state)
 {
     enum { R = 7, V = 97, SLICES = 3 };
     const Tensor logits = filled("logits", shape(R, V)), targets = ids_below("targets", R, V);
-    const Tensor loss = empty_of(F64, "loss", shape(1)), lse = empty("lse", shape(R)), d = empty("d", shape(R, V));
+    const Tensor loss = guarded(F64, "loss", shape(1)), lse = empty("lse", shape(R)), d = empty("d", shape(R, V));
     const Tensor max = empty("max", shape(R)), sums = empty("sums", shape(R, 2));
     const double scale = 0.3;
     Tensor slice[SLICES], here[SLICES], d_slice[SLICES];
@@ -599,7 +557,7 @@ static void adamw(void **state)
         AdamWArguments a = {
             .lr = 0.05, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.3, .gradient_scale = 0.37};
         const Tensor params = filled("params", shape(count)), gradients = filled("gradients", shape(count));
-        const Tensor m = empty("m", shape(count)), v = empty("v", shape(count)), before = copy_of(gradients);
+        const Tensor m = empty("m", shape(count)), v = empty("v", shape(count)), before = guarded_copy(gradients);
         double *want = numbers(params), *want_m = zeros(count), *want_v = zeros(count);
 
         tensor_zero(m);
@@ -607,7 +565,7 @@ static void adamw(void **state)
         for (int t = 1; t <= 7; t++) {
             a.correction1 = 1 - pow(a.beta1, t), a.correction2 = 1 - pow(a.beta2, t);
             for (int64_t i = 0; i < count; i++) {
-                data(gradients)[i] = i % 5 == 4 ? 1e-8 * number() : number();
+                data(gradients)[i] = i % 5 == 4 ? 1e-8 * random_number() : random_number();
                 const double g = a.gradient_scale * data(gradients)[i];
                 want_m[i] = a.beta1 * want_m[i] + (1 - a.beta1) * g;
                 want_v[i] = a.beta2 * want_v[i] + (1 - a.beta2) * g * g;
@@ -699,7 +657,7 @@ static void nan_stays_nan(void **state)
         const Tensor stats = empty("stats", shape(R, 2)), d_out = filled("d_out", shape(R, H)),
                      d_x = empty("d_x", shape(R, H));
         const Tensor targets = ids_below("targets", R, H), lse = empty("lse", shape(R)),
-                     loss = empty_of(F64, "loss", shape(1));
+                     loss = guarded(F64, "loss", shape(1));
 
         data(x)[place] = NAN;
         ((int32_t *)targets.data)[place / H] = 3;
@@ -751,7 +709,7 @@ static real *bits_with(int threads, int64_t *count)
     double sum;
 
     omp_set_num_threads(threads);
-    random_state = 1234567;
+    random_again();
     const Tensor ids = ids_below("ids", R, V), embedding = filled("embedding", shape(V, H)),
                  x = empty("x", shape(R, H));
     const Tensor weight = filled("weight", shape(H)), bias = filled("bias", shape(H)),
@@ -760,7 +718,7 @@ static real *bits_with(int threads, int64_t *count)
                  curved = empty("curved", shape(R, H));
     const Tensor rope = empty("rope", shape(T, D)), qkv = filled("qkv", shape(R, 3 * H)),
                  d_qkv = filled("d_qkv", shape(R, 3 * H));
-    const Tensor loss = empty_of(F64, "loss", shape(1)), lse = empty("lse", shape(R)),
+    const Tensor loss = guarded(F64, "loss", shape(1)), lse = empty("lse", shape(R)),
                  d_logits = empty("d_logits", shape(R, H));
     const Tensor d_x = filled("d_x", shape(R, H)), d_weight = filled("d_weight", shape(H)),
                  d_bias = filled("d_bias", shape(H));
@@ -968,7 +926,7 @@ static void wrong_operands_are_refused(void **state)
             const DType dtype = c->operands[count].dtype;
             const Shape s = c->operands[count].shape;
             /* room for (5, 7) too; ids are -1 */
-            right[count] = tensor_view(tensor_range(empty_of(dtype, c->operands[count].name, shape(200)), 0,
+            right[count] = tensor_view(tensor_range(guarded(dtype, c->operands[count].name, shape(200)), 0,
                                                     s.n[0] * (s.dims > 1 ? s.n[1] : 1) * (s.dims > 2 ? s.n[2] : 1)
                                                         * (s.dims > 3 ? s.n[3] : 1)), s);
         }

@@ -1,0 +1,64 @@
+#include "tensors.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "harness.h"
+
+enum { GUARD = 32, MOST = 128 };        /* elements on either side; tensors at a time */
+
+static Tensor made[MOST];               /* with their guards */
+static int made_count;
+
+Tensor guarded(DType dtype, const char *name, Shape s)
+{
+    int64_t count = 1;
+
+    for (int i = 0; i < s.dims; i++)
+        count *= s.n[i];
+    const Tensor whole = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
+    memset(whole.data, 0xff, tensor_bytes(whole));
+    assert_true(made_count < MOST);
+    made[made_count++] = whole;
+    return tensor_view(tensor_range(whole, GUARD, count), s);
+}
+
+Tensor guarded_copy(Tensor t)
+{
+    const Tensor c = guarded(t.dtype, t.name, (Shape){t.dims, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
+
+    memcpy(c.data, t.data, tensor_bytes(t));
+    return c;
+}
+
+void guarded_release(void)
+{
+    for (int i = 0; i < made_count; i++) {
+        const int64_t guard = GUARD * dtype_size(made[i].dtype), end = tensor_bytes(made[i]) - guard;
+        const unsigned char *bytes = made[i].data;
+        for (int64_t k = 0; k < guard; k++)
+            if (bytes[k] != 0xff || bytes[end + k] != 0xff)
+                fail_msg("something was written beside %s", made[i].name);
+        tensor_free(&made[i], MEM_WORKSPACE);
+    }
+    made_count = 0;
+}
+
+enum { SEED = 881726454 };
+static uint64_t state = SEED;
+
+void random_again(void)
+{
+    state = SEED;
+}
+
+double random_number(void)
+{
+    double sum = 0;
+
+    for (int i = 0; i < 2; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;        /* xorshift (Marsaglia 2003) */
+        sum += (double)(state >> 11) * 0x1p-53 - 0.5;
+    }
+    return sum * sqrt(6);
+}
