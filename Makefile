@@ -109,10 +109,9 @@ $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
 	@cat $^ > $@
 
 run sweep: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
-run: deps		## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"
+run: known-stage deps		## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"
 	@$(if $(NVIDIA_GPUS),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: this runs on the CPU"))
 	@$(MAKE) --no-print-directory $(BACKEND)
-	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
 	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if $(filter 01 02 08,$(STAGE)),--sample 300) $(ARGS)
 
 test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
@@ -140,9 +139,8 @@ bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; 03
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
 	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(STAGE))
 
-sweep: deps		## how a stage scales, as table and figure: STAGE=05 NP="1 2 4 8" ARGS="--sequence-parallel"
+sweep: known-stage deps		## how a stage scales, as table and figure: STAGE=05 NP="1 2 4 8" ARGS="--sequence-parallel"
 	@$(MAKE) -s --no-print-directory $(BACKEND) $(BUILD)/cpu/sweep
-	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
 	@$(BUILD)/cpu/sweep $(BACKEND) $(PROGRAM) "$(if $(filter file,$(origin NP)),1 2 4 8,$(NP))" $(ARGS)
 
 ladder: deps		## matrix multiplication from naive to the library, rung by rung: on a GPU if one answers
@@ -181,9 +179,10 @@ verify: known-stage deps	## an edited train.c against 01, and what is wrong with
 	@test -d $(EDITED) || { echo "there is no $(EDITED): make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
 	@$(MAKE) --no-print-directory $(BUILD)/cpu64/01_single_gpu $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose >/dev/null
 	@mkdir -p $(BUILD)/verify
-	@$(CC) $(filter-out -MMD,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c $(BUILD)/cpu64/obj/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
-	@$(if $(filter 01_%,$(EDITED)),$(MAKE) --no-print-directory $(BUILD)/cpu64/test_gradients >/dev/null; \
-		echo "01's gradients against differences of its losses:"; $(BUILD)/cpu64/test_gradients)
+	@$(CC) $(filter-out -MMD,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c \
+		$(BUILD)/cpu64/obj/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
+	@$(if $(filter 01_%,$(EDITED)),$(MAKE) --no-print-directory $(BUILD)/cpu64/test_gradients >/dev/null && \
+		echo "01's gradients against differences of its losses:" && $(BUILD)/cpu64/test_gradients)
 	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter command%,$(origin NP)),$(NP))" $(ARGS)
 
 deps:			## install what is missing, from the distribution's packages
@@ -193,7 +192,7 @@ check-machine:	## what this machine has, what runs on it and how, and what to in
 	@CC='$(CC)' OPTIMIZE='$(OPTIMIZE)' MPI_CFLAGS='$(MPI_CFLAGS)' MPI_LIBS='$(MPI_LIBS)' BLAS_CFLAGS='$(BLAS_CFLAGS)' \
 		BLAS_LIBS='$(BLAS_LIBS)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' tests/check_machine.sh
 
-diff:			## what a stage changes: STAGE=05
+diff: known-stage	## what a stage changes: STAGE=05
 	@tests/changes.sh --diff $(PROGRAM)
 
 changes:		## writes the tables of what changes into the READMEs

@@ -88,10 +88,15 @@ static double distance(const double *a, const double *b, const Piece *p, Box box
     return error == 0 ? 0 : by_norm ? sqrt(squares / square) : error / largest;
 }
 
-/* Explanations are looked for with more room than there is for being right: a mistake adds rounding of its own. */
+/* How far off an explanation may be: in float64 more than what is right, as a mistake adds rounding of its own. */
+static double room(void)
+{
+    return by_norm ? tolerance : 100 * tolerance;
+}
+
 static bool alike(const double *a, const double *b, const Piece *p, Box box)
 {
-    return distance(a, b, p, box) <= 100 * tolerance;
+    return distance(a, b, p, box) <= room();
 }
 
 /* ---- What the numbers of one piece tell ---- */
@@ -282,7 +287,7 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
     for (int64_t i = box.row; i < box.row + box.rows; i++)
         for (int64_t j = box.col; j < box.col + box.cols; j++)
             rest += pow(at(found, p, i, j) - scale * at(right, p, i, j), 2);
-    if (rest <= pow(100 * tolerance, 2) * total && box.rows * box.cols > 1) {
+    if (rest <= pow(room(), 2) * total && box.rows * box.cols > 1) {
         name_factor(text, size, scale);
         return true;
     }
@@ -291,7 +296,7 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
         for (int64_t i = 0; i < p->rows; i++)
             for (int64_t j = 0; j < p->cols; j++)
                 rest += pow(at(found, p, i, j) - at(right, p, j, i), 2);
-        if (rest <= pow(100 * tolerance, 2) * total) {
+        if (rest <= pow(room(), 2) * total) {
             snprintf(text, size, "transposed");
             return true;
         }
@@ -344,7 +349,7 @@ static void explain_piece(char *text, size_t size, const Piece *p)
             largest = fmax(largest, fabs(at(right, p, i, j)));
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < p->cols; j++)
-            if (fabs(at(found, p, i, j) - at(right, p, i, j)) > 100 * tolerance * largest) {
+            if (fabs(at(found, p, i, j) - at(right, p, i, j)) > room() * largest) {
                 top = i < top ? i : top, bottom = i > bottom ? i : bottom;
                 left = j < left ? j : left, end = j > end ? j : end;
             }
@@ -357,6 +362,8 @@ static void explain_piece(char *text, size_t size, const Piece *p)
         snprintf(text, size, "in %s only: %s", where, what);
     else if (where[0] && 4 * box.rows * box.cols <= 3 * p->rows * p->cols)
         snprintf(text, size, "wrong in %s only", where);
+    else if (by_norm)
+        snprintf(text, size, "%.2g away, by its norm", distance(found, right, p, whole_of(p)));
     else
         snprintf(text, size, "%s", unexplained);
 }
@@ -431,7 +438,7 @@ static double common_factor(void)
         scaled[i] = scale * right[i];
     bool same = scale != 0 && isfinite(scale);
     for (int k = 0; k < piece_count && same; k++)
-        same = distance(found, scaled, &pieces[k], whole_of(&pieces[k])) <= (by_norm ? 1 : 100) * tolerance;
+        same = distance(found, scaled, &pieces[k], whole_of(&pieces[k])) <= room();
     free(scaled);
     return same ? scale : 0;
 }
@@ -511,6 +518,19 @@ static bool check_norm(double norm)
     return false;
 }
 
+/* Of right ones, and of types of two bytes or one: how far rounding takes a tensor. */
+static void print_farthest(void)
+{
+    const Piece *most = pieces;
+
+    for (const Piece *p = pieces; p < pieces + piece_count; p++)
+        if (distance(found, right, p, whole_of(p)) > distance(found, right, most, whole_of(most)))
+            most = p;
+    if (by_norm)
+        printf("%s is %.2g away, by its norm, and no other farther\n", most->name,
+               distance(found, right, most, whole_of(most)));
+}
+
 static void read_found(const char *file)
 {
     Safetensors s;
@@ -572,7 +592,10 @@ int main(int argc, char **argv)
                right_loss);
     if (!wrong) {
         const bool norm_right = !isfinite(candidate_norm) || check_norm(candidate_norm);
-        comm_exit(loss_wrong || !norm_right ? 2 : 0);
+        if (loss_wrong || !norm_right)
+            comm_exit(2);
+        print_farthest();
+        comm_exit(0);
     }
     const Mistake *m = find_mistake(candidate_loss, &pieces[first_wrong], &begins);
     if (m && !begins) {

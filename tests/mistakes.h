@@ -24,9 +24,9 @@ typedef struct {
     bool once_more;             /* and after the sum too */
     Rope rope;
     Mask mask;
-    double scores;              /* times their right scale; 0: 1 */
+    bool unscaled;              /* scores are not divided by sqrt(D) */
     KeyGradients keys;
-    bool zigzag;                /* of the last four: which rank has which tokens */
+    bool zigzag;                /* of rope, mask and keys: which rank has which tokens */
     bool own_rows;              /* LayerNorms and biases see the first rank's rows of a micro-batch only */
     bool no_lookup, no_head;    /* one of the embedding's two uses adds no gradient */
     Shares shares;              /* of the first rank alone: what follows is unlike what ranks would compute */
@@ -57,7 +57,7 @@ static const Mistake mistakes[] = {
     {"the mask were off by one chunk: a token sees all of the chunk after its own", .mask = NEXT_CHUNK, .zigzag = true},
     {"the mask were off by one chunk: a token sees none of its own chunk", .mask = NOT_OWN_CHUNK},
     {"the mask were off by one chunk: a token sees none of its own chunk", .mask = NOT_OWN_CHUNK, .zigzag = true},
-    {"scores were not divided by sqrt(D)", .scores = INFINITY},
+    {"scores were not divided by sqrt(D)", .unscaled = true},
     {"dK and dV were added at the next rank, not at the keys' owner", .keys = NEXT_RANK},
     {"dK and dV were added at the next rank, not at the keys' owner", .keys = NEXT_RANK, .zigzag = true},
     {"dK and dV were added at the rank before, not at the keys' owner", .keys = RANK_BEFORE},
@@ -197,12 +197,12 @@ static bool sees(int64_t query, int64_t key)
 
 static bool attention_is_right(void)
 {
-    return mistake.mask == CAUSAL && !mistake.scores && mistake.keys == HOME;
+    return mistake.mask == CAUSAL && !mistake.unscaled && mistake.keys == HOME;
 }
 
 static double score_scale(void)
 {
-    return mistake.scores ? 1 : 1 / sqrt(D);
+    return mistake.unscaled ? 1 : 1 / sqrt(D);
 }
 
 /* q (0), k (1) or v (2) of a token's head, in qkv or its gradient. */

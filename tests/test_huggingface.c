@@ -4,14 +4,11 @@
  * Started without arguments, this program runs the tests, one of which starts it again with the stage's options: then
  * it is the stage, for one forward pass.
  */
-#define main stage_main
-#include "../01_single_gpu/train.c"
-#undef main
-
 #include <stdio.h>
 #include <string.h>
 
 #include "../common/safetensors.h"
+#include "single_gpu.h"     /* before cmocka, which has a fail() too */
 #include "harness.h"
 
 #define FIXTURE SOURCE "/tests/huggingface"
@@ -37,25 +34,9 @@ static void read_expected(const char *name, double *to, int64_t count)
 /* As the stage: what its main does, up to the logits of the batch that its next step would take. */
 static int compare_logits(int argc, char **argv)
 {
-    static Part all;
+    Batch batch = set_up("test_huggingface", "Compares logits with Hugging Face's.", argc, argv, (StageOption[]){{0}});
 
-    run_begin("test_huggingface", "Compares logits with Hugging Face's.", argc, argv, (StageOption[]){{0}});
-    sizes();
-    predict();
-    layout = layout_create(options.config, WHOLE);
-    all = (Part){
-        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
-        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
-        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, all.params);
-    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
-    acts = acts_create();
-    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
-    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
-    rope_table(rope, 0);
-    Batch batch = batch_create();
-    batch_load(batch, run_load(&optimizer), 0, 0);
+    batch_load(batch, first_step, 0, 0);
     loss_of(batch);
 
     const int64_t count = B * T * V;

@@ -180,6 +180,7 @@ static void exercises_fail_until_they_are_done(void **state)
             char *title = exercise(stages[s], n + 1, says);
             if (!title)
                 break;
+            assert_true(says[0][0]);
             run_well("sh -c 'cd " SOURCE " && rm -rf %s && tests/exercise.sh %s %d %s'", in_temporary("edited"),
                      stages[s], n + 1, in_temporary("edited"));
             run_well("grep -rq 'EXERCISE %.2s.%d:' %s", stages[s], n + 1, in_temporary("edited"));
