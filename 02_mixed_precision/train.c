@@ -331,6 +331,7 @@ static StepResult train_step(int64_t step, Batch batch)
 
     trace_begin("optimizer");
     double norm = sqrt(gradient_square_sum(&optimizer)), lr = learning_rate(step);
+    double mean = tensor_item(loss);            /* here, so that the host need not wait for the update */
     const bool overflow = dtype == F16 && !isfinite(norm);
     if (!overflow)
         adamw_step(&optimizer, lr, clip_scale(norm));
@@ -339,7 +340,7 @@ static StepResult train_step(int64_t step, Batch batch)
     trace_end();
     if (dtype == F16)
         adapt_loss_scale(step, overflow);
-    return (StepResult){.loss = tensor_item(loss), .norm = norm, .lr = lr, .skipped = overflow};
+    return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
 }
 
 static void loss_of(Batch batch)                    /* for evaluation */

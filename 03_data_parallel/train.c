@@ -264,9 +264,10 @@ static StepResult train_step(int64_t step, Batch batch)
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
+    double mean = comm_sum(dp, tensor_item(loss));  /* here, so that the host need not wait for the update */
     adamw_step(&optimizer, lr, clip_scale(norm));
     trace_end();
-    return (StepResult){.loss = comm_sum(dp, tensor_item(loss)), .norm = norm, .lr = lr};
+    return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
 static void loss_of(Batch batch)      /* for evaluation: the same on all ranks */
