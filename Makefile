@@ -108,7 +108,7 @@ $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
 	@mkdir -p $(@D)
 	@cat $^ > $@
 
-run sweep: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
+run sweep bench-torch: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
 run: known-stage deps		## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"
 	@$(if $(NVIDIA_GPUS),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: this runs on the CPU"))
 	@$(MAKE) --no-print-directory $(BACKEND)
@@ -133,6 +133,13 @@ test-cuda: deps		## operators and gradients on a GPU against the CPU's
 bench-cuda: deps	## speed on a GPU: tokens/s, MFU, operators; memory's bandwidth
 	@$(MAKE) --no-print-directory cuda $(if $(NVCC),$(BUILD)/cuda/bench_cuda)
 	@$(BUILD)/cuda/bench_cuda
+
+PYTHON ?= python3
+bench-torch: deps	## the same model in PyTorch, in turns with ours, on a GPU if one answers: PYTHON=a python with torch
+	@$(PYTHON) -c "import torch, numpy, safetensors" 2>/dev/null || { echo "$(PYTHON) has no torch, numpy or safetensors;" \
+		"python3 -m venv DIR && DIR/bin/pip install torch numpy safetensors, then make bench-torch PYTHON=DIR/bin/python"; exit 1; }
+	@$(MAKE) --no-print-directory $(BACKEND)
+	@$(PYTHON) tests/bench_torch.py $(BACKEND)
 
 BENCH = $(if $(filter 01,$(STAGE)),bench,$(if $(filter 02 08,$(STAGE)),bench_variants,bench_ranks))
 bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; 03: what ranks cost; 08: fusions
@@ -204,4 +211,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all always known-stage exercise verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench sweep ladder figures fuzz lint format deps check-machine diff changes help clean
+.PHONY: all always known-stage exercise verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench-torch bench sweep ladder figures fuzz lint format deps check-machine diff changes help clean

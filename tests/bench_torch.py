@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""PyTorch's speed beside ours: the same model, the same batches, on the same device, in turns.
+
+    make bench-torch                        on a GPU if one answers, else on the CPU
+    make bench-torch PYTHON=/tmp/torch/bin/python3
+
+The model below is ours (common/model.h) as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
+autocast for bf16. That it is the same one is shown first: loss and gradients of the fixture in tests/huggingface.
+Ours is the median step of a program's --metrics, PyTorch's the median of as many; both without their first ones, which
+warm up and, with torch.compile, compile. Needs torch, numpy and safetensors.
+"""
+import csv
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BUILD = os.path.join(HERE, "..", "build")
+WARM_UP, TIMED, ROUNDS = 2, 6, 2
+
+TINY = dict(layers=4, hidden=256, heads=4, vocab=256, seq=256, micro_batch=8, accumulate=1)
+SMALL = dict(layers=12, hidden=768, heads=12, vocab=50257, seq=1024, micro_batch=4, accumulate=8)
+LARGE = dict(layers=24, hidden=2048, heads=16, vocab=50304, seq=2048, micro_batch=2, accumulate=16)
+EVEN = SMALL | dict(vocab=50304)                    # rows of logits that are multiples of 16 bytes: both gain by it
+
+# our program, its options, the model; PyTorch's type, whether its float matmuls may round to TF32, and be compiled
+CASES = {
+    "cpu": [
+        ("01_single_gpu", "", TINY, torch.float32, False, False),
+        ("01_single_gpu", "", TINY | dict(seq=1024, micro_batch=1), torch.float32, False, False),
+        ("01_single_gpu", "", SMALL | dict(seq=128, accumulate=1), torch.float32, False, False),
+    ],
+    "cuda": [
+        ("01_single_gpu", "", SMALL, torch.float32, False, False),
+        ("01_single_gpu", "--tf32", SMALL, torch.float32, True, False),
+        ("02_mixed_precision", "--dtype bf16", EVEN, torch.bfloat16, True, False),
+        ("08_fused_kernels", "--fuse all", EVEN, torch.bfloat16, True, True),
+        ("08_fused_kernels", "--fuse all", LARGE, torch.bfloat16, True, True),
+    ],
+}
+
+
+def rotated(x, cos, sin):
+    """(..., T, D): each pair of elements (i, i + D/2) turned by its position's angle."""
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat((-right, left), -1) * sin
+
+
+class Block(nn.Module):
+    def __init__(self, hidden, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x, cos, sin):
+        B, T, H = x.shape
+        q, k, v = self.qkv(self.ln1(x)).view(B, T, self.heads, -1).transpose(1, 2).chunk(3, -1)     # (B, A, T, D)
+        q, k = rotated(q, cos, sin).to(v.dtype), rotated(k, cos, sin).to(v.dtype)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(heads.transpose(1, 2).reshape(B, T, H))
+        return x + self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
+
+
+class Model(nn.Module):
+    def __init__(self, layers, hidden, heads, vocab, seq):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.final = nn.LayerNorm(hidden)
+        half = hidden // heads // 2
+        angles = torch.outer(torch.arange(seq).double(), 10000.0 ** (-torch.arange(half).double() / half)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos().float())
+        self.register_buffer("sin", angles.sin().float())
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, inputs, targets):
+        x = self.embedding(inputs)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = F.linear(self.final(x), self.embedding.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def our_name(name):
+    """This model's name of a parameter; checkpoints have Hugging Face's."""
+    for long, short in (("gpt_neox.", ""), ("embed_in", "embedding"), ("layers", "blocks"),
+                        ("final_layer_norm", "final"), ("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2"),
+                        ("attention.query_key_value", "qkv"), ("attention.dense", "proj"),
+                        ("mlp.dense_h_to_4h", "up"), ("mlp.dense_4h_to_h", "down")):
+        name = name.replace(long, short)
+    return name
+
+
+def check(device):
+    """That the model gives the fixture's loss and gradients, in float."""
+    def fixture(name):
+        return load_file(os.path.join(HERE, "huggingface", name))
+
+    torch.set_float32_matmul_precision("highest")
+    model = Model(layers=3, hidden=24, heads=3, vocab=97, seq=33)
+    left = model.load_state_dict({our_name(name): x for name, x in fixture("checkpoint/model.safetensors").items()},
+                                 strict=False)
+    assert left.missing_keys == ["cos", "sin"] and set(left.unexpected_keys) <= {"embed_out.weight"}, left
+    model.to(device)
+    expected = fixture("expected_gradients.safetensors")
+    loss = model(*(expected.pop("batch." + part).long().to(device) for part in ("inputs", "targets")))
+    loss.backward()
+    gradients = {name: p.grad.cpu() for name, p in model.named_parameters()}
+    worst = max((gradients[our_name(name)] - x).abs().max() / x.abs().max() for name, x in expected.items())
+    of_loss = abs(loss.item() / fixture("expected_logits.safetensors")["loss"].item() - 1)
+    print(f"the same model: on the fixture PyTorch's loss is ours to {of_loss:.0e}, its gradients to {worst:.0e}")
+    assert len(gradients) == len(expected) and worst <= 1e-4 and of_loss <= 1e-5
+
+
+def ours(device, program, options, shape):
+    """Seconds of a step."""
+    sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in shape.items())
+    with tempfile.NamedTemporaryFile(suffix=".csv") as f:
+        subprocess.run([os.path.join(BUILD, device, program), *sizes.split(), *options.split(), "--quiet", "--metrics",
+                        f.name, "--steps", str(WARM_UP + TIMED)], check=True, cwd=os.path.dirname(BUILD))
+        with open(f.name, encoding="ascii") as rows:
+            return statistics.median(float(row["seconds"]) for row in list(csv.DictReader(rows))[WARM_UP:])
+
+
+def wait(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def theirs(device, shape, dtype, tf32, compiled):
+    """Seconds of a step; each round builds the model anew, as our program does."""
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    batch, accumulate = shape["micro_batch"], shape["accumulate"]
+    model = Model(**{name: shape[name] for name in ("layers", "hidden", "heads", "vocab", "seq")}).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    step_of = torch.compile(model) if compiled else model
+    tokens = torch.randint(shape["vocab"], (accumulate, batch, shape["seq"] + 1), device=device)
+    times = []
+    for _ in range(WARM_UP + TIMED):
+        wait(device)
+        begin = time.perf_counter()
+        for m in range(accumulate):
+            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+                loss = step_of(tokens[m, :, :-1], tokens[m, :, 1:]) / accumulate
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        wait(device)
+        times.append(time.perf_counter() - begin)
+    del model, optimizer, step_of, loss
+    if device == "cuda":                            # our program is next, and may need all of it
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+    return statistics.median(times[WARM_UP:])
+
+
+def print_row(model, program, tokens, how, their_tokens, ratio):
+    print(f"{model:<40} {program:<32} {tokens:>9}  {how:<14} {their_tokens:>9}  {ratio:>5}", flush=True)
+
+
+def compare(device, program, options, shape, dtype, tf32, compiled):
+    times = [(ours(device, program, options, shape), theirs(device, shape, dtype, tf32, compiled))
+             for _ in range(ROUNDS)]
+    our_seconds, their_seconds = (statistics.median(t) for t in zip(*times))
+    tokens = shape["micro_batch"] * shape["accumulate"] * shape["seq"]
+    how = ("compiled" if compiled else "eager") + (", bf16" if dtype == torch.bfloat16 else ", TF32" if tf32 else "")
+    print_row(f"{shape['layers']} layers, hidden {shape['hidden']}, {shape['micro_batch']} x {shape['seq']} tokens",
+              f"{program} {options}", f"{tokens / our_seconds:,.0f}", how, f"{tokens / their_seconds:,.0f}",
+              f"{their_seconds / our_seconds:.2f}")
+
+
+def seconds_of(work):
+    """Of the best of several, by the GPU's clock."""
+    best = float("inf")
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1e3)
+    return best
+
+
+def print_attention():
+    """As bench_cuda prints our FlashAttention: 16,384 tokens, hidden 2048; FLOPs of the pairs that the mask leaves."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    matmul = 2 * 8192 ** 3 / seconds_of(lambda: a @ b)
+    print(f"scaled_dot_product_attention in bf16, 16384 tokens, hidden 2048; a matmul of 8192 by 8192: "
+          f"{matmul / 1e12:.1f} TFLOP/s")
+    for head in 64, 128:
+        for seq in 1024, 4096, 16384:
+            q, k, v = (torch.randn(16384 // seq, 2048 // head, seq, head, device="cuda", dtype=torch.bfloat16,
+                                   requires_grad=True) for _ in range(3))
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            flops = 2 * 16384 * seq * 2048
+            forward = flops / seconds_of(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+            backward = 2.5 * flops / seconds_of(lambda: torch.autograd.grad(out, (q, k, v), out, retain_graph=True))
+            print(f"    heads of {head:3}, {seq:5} tokens: forward {forward / 1e12:6.1f} TFLOP/s, "
+                  f"{100 * forward / matmul:3.0f}% of the matmul's; backward {backward / 1e12:6.1f}, "
+                  f"{100 * backward / matmul:3.0f}%", flush=True)
+
+
+def main():
+    device = sys.argv[1]
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("a GPU answers, but this PyTorch doesn't see it; PYTHON=... names another")
+    print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name() if device == 'cuda' else 'the CPU'}, "
+          f"{torch.get_num_threads()} threads")
+    check(device)
+    print_row("", "ours", "tokens/s", "PyTorch", "tokens/s", "ratio")
+    for case in CASES[device]:
+        compare(device, *case)
+    if device == "cuda":
+        print_attention()
+
+
+main()
