@@ -86,6 +86,20 @@ $(BUILD)/cuda/arch: always		# what objects were built for
 	@mkdir -p $(@D)
 	@echo "$(GENCODE)" | cmp -s - $@ || echo "$(GENCODE)" > $@
 
+# The cuda backend on a GPU emulated by the CPU (tests/emulator.h), where CUDA's headers are found. Not under sanitizers,
+# which don't know its fibers.
+CUDA_HEADERS := $(if $(SANITIZE),,$(shell printf '\043include <cublasLt.h>\n\043include <cuda_fp8.h>\n' | $(CXX) -isystem $(CUDA_HOME)/include -x c++ -fsyntax-only - 2>/dev/null && echo yes))
+EMULATED := $(STAGES:%=$(BUILD)/emulated/%) $(BUILD)/emulated/parity $(BUILD)/emulated/test_cuda
+EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/include -fno-extern-tls-init -Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
+$(eval $(call backend,emulated,,$(filter-out %_nccl,$(CUDA_PARTS)) common/no_nccl,-lstdc++ -ldl,cuda))
+$(EMULATED): $(BUILD)/emulated/obj/tests/emulator.o
+$(BUILD)/emulated/obj/%.o: %.cu tests/emulator.h
+	@mkdir -p $(@D)
+	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) -include tests/emulator.h -x c++ -c $< -o $@
+$(BUILD)/emulated/obj/%.o: %.cc
+	@mkdir -p $(@D)
+	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) -c $< -o $@
+
 # The matmul ladder: one program each for the CPU and for GPUs.
 LADDER := 08_fused_kernels/ladder
 $(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/libcommon.a
@@ -93,6 +107,7 @@ $(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/li
 $(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/obj/common/error.o
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(CUDA_LIBS) -lm -o $@
 .SECONDARY:
+.DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
 # test_comm twice more: with a device made for it in place of libcommon.a's, and with comm_nccl on an NCCL made for it
@@ -120,9 +135,11 @@ test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 test-full: deps		## the whole matrix
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
-TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats
-run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep
+TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats \
+	$(if $(CUDA_HEADERS),$(BUILD)/emulated/test_cuda)
+run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/cpu/parity)
 	@tests/changes.sh --check
+	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of GPUs' kernels on an emulated one: CUDA's headers were not found (CUDA_HOME=DIR says where)")
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
 	@tests/run.sh $(if $(FULL),--full) $(TEST_PROGRAMS)
 

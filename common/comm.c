@@ -238,6 +238,8 @@ static void at_exit(void)
 void comm_begin(int *argc, char ***argv)
 {
     mpi_begin(argc, argv, world, &local_rank, &local_size);
+    if (transport_nccl && world->size > 1)
+        transport_nccl->prepare();
     starting = true;
     device_while_waiting(while_device_works);
     error_end_with(end_all);

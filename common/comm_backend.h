@@ -43,6 +43,7 @@ typedef struct {
     bool (*done)(void *handle);
 
     /* The rest may be NULL. */
+    void (*prepare)(void);                      /* before the device is taken, where there are several ranks */
     void (*progress)(void);                     /* of all transfers; fails if one has failed */
     bool (*unfinished)(Transfer *t);            /* one that is done, but which the device still waits for: the oldest */
     bool (*end)(void);                          /* to be called until true, before the program ends */

@@ -342,6 +342,14 @@ static bool end(void)
     return !lines;
 }
 
+/* NCCL's kernels wait for other ranks': one that is loaded only then, or that shares a queue of the hardware with one
+ * that waits, could keep them waiting for ever. One rank alone waits for nobody, and starts a second earlier without. */
+static void prepare(void)
+{
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 static void place(char text[PLACE_TEXT])
 {
     int device;
@@ -351,5 +359,5 @@ static void place(char text[PLACE_TEXT])
 }
 
 static const Transport transport = {.name = "NCCL", .start = start, .done = done, .progress = progress,
-                                    .unfinished = unfinished, .end = end, .place = place};
+                                    .unfinished = unfinished, .prepare = prepare, .end = end, .place = place};
 const Transport *const transport_nccl = &transport;

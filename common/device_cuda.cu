@@ -86,11 +86,6 @@ void device_prepare(char **argv)
 void device_init(int local_rank, int local_ranks, int wanted)
 {
     int count;
-
-    /* NCCL's kernels wait for other ranks': one that is loaded only then, or that shares a queue of the hardware with one
-     * that waits, could keep them waiting for ever */
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     const cudaError_t error = cudaGetDeviceCount(&count);       /* without a driver, count stays unset */
 
     if (error != cudaSuccess || count == 0)

@@ -471,13 +471,14 @@ int main(int argc, char **argv)
     static const int64_t sizes[][2] = {{1, 1}, {1, 2}, {5, 2}, {3, 17}, {67, 48}, {320, 130}, {67, 1028}, {3, 2504},
                                        {700, 9}};
     static const int64_t linear[][3] = {{1, 1, 1}, {3, 17, 5}, {67, 48, 130}, {128, 256, 64}, {320, 130, 1028}};
-    static const int64_t heads[][4] = {{1, 1, 1, 2}, {2, 5, 3, 8}, {2, 65, 2, 20}, {1, 130, 3, 64}, {2, 600, 2, 16},
+    static const int64_t heads[][4] = {{1, 1, 1, 2}, {2, 5, 3, 8}, {2, 65, 2, 20}, {1, 130, 3, 64}, {1, 600, 2, 16},
                                        {1, 1030, 1, 8}};
     /* around the edges of tiles of 16, 32, 64 and 128 tokens, and of heads in 16 bytes or not */
-    static const int64_t flash[][4] = {{1, 1, 1, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {2, 300, 2, 64},
+    static const int64_t flash[][4] = {{3, 1, 2, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {2, 300, 2, 64},
                                        {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 2, 128}, {2, 70, 1, 126},
                                        {1, 97, 2, 34}};
-    static const int64_t wide[][2] = {{5, 4098}, {3, 12296}};   /* more than a block's memory holds */
+    /* the last rows that a block's memory holds, and the first that it doesn't: of backward, of forward */
+    static const int64_t wide[][2] = {{5, 4096}, {5, 4098}, {3, 12288}, {3, 12296}};
     static const int64_t eight[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
     int count = 1;
 

@@ -42,23 +42,28 @@ __device__ inline Place place_of_block(int64_t heads, int64_t blocks)
     return p;
 }
 
-/* Begins to load ROWS rows of a head, from row `first` on: ld apart in memory, as many as there are of `tokens`. */
-template <int ROWS, int PAD, typename T>
+/* Begins to load ROWS rows of a head, from row `first` on: ld apart in memory, as many as there are of `tokens`. A thread
+ * has the same columns of every STEP-th row, and all but its first row is known to the compiler: so a copy is a few
+ * instructions, beside the many of a tile's products. */
+template <int ROWS, int PAD, int THREADS, typename T>
 __device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t first, Sizes s)
 {
-    constexpr int APART = Tile<T, PAD>::APART, N = 16 / sizeof(T), PACKS = PAD / N;
+    constexpr int APART = Tile<T, PAD>::APART, N = 16 / sizeof(T), PACKS = PAD / N, STEP = THREADS / PACKS;
+    const int own = threadIdx.x / PACKS, column = threadIdx.x % PACKS * N;
+    const int there = s.tokens - first < ROWS ? s.tokens - first : ROWS, rows = column < s.size ? there : 0;
+    const T *from = head + (first + own) * ld + column;
+    T *to = tile + own * APART + column;
 
-    if (s.wide)
-        for (int i = threadIdx.x; i < ROWS * PACKS; i += blockDim.x) {
-            const int row = i / PACKS, column = i % PACKS * N;
-            const bool there = first + row < s.tokens && column < s.size;
-            begin_copy<16>(&tile[row * APART + column], there ? &head[(first + row) * ld + column] : head, there);
-        }
-    else
-        for (int i = threadIdx.x; i < ROWS * PAD; i += blockDim.x) {
-            const int row = i / PAD, column = i % PAD;
-            const bool there = first + row < s.tokens && column < s.size;
-            set(&tile[row * APART + column], there ? number(head[(first + row) * ld + column]) : 0);
+    if (s.wide && own < STEP)                   /* a few threads may have no columns */
+#pragma unroll
+        for (int row = 0; row < ROWS; row += STEP)
+            if (ROWS % STEP == 0 || own + row < ROWS)
+                begin_copy<16>(to + row * APART, from + row * ld, own + row < rows);
+    if (!s.wide)
+#pragma unroll 1
+        for (int i = threadIdx.x; i < ROWS * PAD; i += THREADS) {
+            const bool is = i / PAD < there && i % PAD < s.size;
+            set(&tile[i / PAD * APART + i % PAD], is ? number(head[(first + i / PAD) * ld + i % PAD]) : 0);
         }
 }
 

@@ -33,6 +33,7 @@ template <typename T, int PAD> struct Backward {
         OWN = 16 * WARPS,
         OTHER = Tile<T, PAD>::OTHER,
         APART = Tile<T, PAD>::APART,
+        THREADS = WARPS * WARP,
         OWN_BYTES = 2 * OWN * APART * sizeof(T),
         OTHER_BYTES = 2 * OTHER * (APART * sizeof(T) + sizeof(float))
     };
@@ -46,7 +47,7 @@ template <typename T, int PAD> struct Others {
 
 /* buffers: where shared memory holds two tiles of others, the next one is on its way while one is worked on. */
 template <typename T, int PAD, bool BY_KEYS>
-__global__ void __launch_bounds__(Backward<T, PAD>::WARPS *WARP)
+__global__ void __launch_bounds__(Backward<T, PAD>::THREADS)
 flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, const float *dots, int64_t blocks,
                      int buffers, Sizes s)
 {
@@ -74,8 +75,8 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
         dot[h] = query < s.tokens ? dots[query] : 0;
     }
     const auto load_others = [&](Others<T, PAD> *o, int64_t other) {
-        load_tile<K::OTHER, PAD>(o->x, BY_KEYS ? q : k, ld, other, s);
-        load_tile<K::OTHER, PAD>(o->y, BY_KEYS ? d_o : v, BY_KEYS ? ld_out : ld, other, s);
+        load_tile<K::OTHER, PAD, K::THREADS>(o->x, BY_KEYS ? q : k, ld, other, s);
+        load_tile<K::OTHER, PAD, K::THREADS>(o->y, BY_KEYS ? d_o : v, BY_KEYS ? ld_out : ld, other, s);
         if (BY_KEYS && threadIdx.x < K::OTHER) {
             const bool there = other + threadIdx.x < s.tokens;
             const int64_t query = there ? other + threadIdx.x : 0;
@@ -83,8 +84,8 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
             begin_copy<4>(&o->dots[threadIdx.x], &dots[query], there);
         }
     };
-    load_tile<K::OWN, PAD>(own_x, BY_KEYS ? k : q, ld, first, s);
-    load_tile<K::OWN, PAD>(own_y, BY_KEYS ? v : d_o, BY_KEYS ? ld : ld_out, first, s);
+    load_tile<K::OWN, PAD, K::THREADS>(own_x, BY_KEYS ? k : q, ld, first, s);
+    load_tile<K::OWN, PAD, K::THREADS>(own_y, BY_KEYS ? v : d_o, BY_KEYS ? ld : ld_out, first, s);
     load_others(others, begin);
     int now = 0;
     for (int64_t other = begin; other < end; other += K::OTHER) {
@@ -97,19 +98,23 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
         if (BY_KEYS ? first + own < other + K::OTHER : other < first + own + 16) {      /* the mask leaves some pair */
             rows_by_rows<PAD>(p, own_x + own * K::APART, o->x);
             rows_by_rows<PAD>(d, own_y + own * K::APART, o->y);
-            /* rows by their numbers in the tile of others; most tiles are left of the diagonal altogether */
-            const int ahead = (int)(first + own - other);
-            const int left = s.tokens - other < K::OTHER ? s.tokens - other : K::OTHER;
-            const bool edge = BY_KEYS ? ahead + 15 > 0 || left < K::OTHER : ahead < K::OTHER - 1;
 #pragma unroll
             for (int i = 0; i < K::OTHER / 2; i++) {
-                const int h = i % 4 / 2, mine = ahead + 8 * h + lane / 4, theirs = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                const int h = i % 4 / 2, theirs = i / 4 * 8 + lane % 4 * 2 + i % 2;     /* rows of the tile of others */
                 float &x = p[0][i / 4][i % 4], &y = d[0][i / 4][i % 4];
                 x = power_of_two(x * (s.scale * LOG2_E) - (BY_KEYS ? o->lse[theirs] : l[h]) * LOG2_E);
                 y = x * (y - (BY_KEYS ? o->dots[theirs] : dot[h]));
-                if (edge && (BY_KEYS ? mine > theirs || theirs >= left : theirs > mine))
-                    x = y = 0;
             }
+            /* own rows by such numbers too; most tiles are left of the diagonal altogether */
+            const int ahead = (int)(first + own - other);
+            const int left = s.tokens - other < K::OTHER ? s.tokens - other : K::OTHER;
+            if (BY_KEYS ? ahead + 15 > 0 || left < K::OTHER : ahead < K::OTHER - 1)
+#pragma unroll
+                for (int i = 0; i < K::OTHER / 2; i++) {
+                    const int mine = ahead + i % 4 / 2 * 8 + lane / 4, theirs = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                    if (BY_KEYS ? mine > theirs || theirs >= left : theirs > mine)
+                        p[0][i / 4][i % 4] = d[0][i / 4][i % 4] = 0;
+                }
             if constexpr (BY_KEYS)
                 add_product<PAD>(of_y, p, o->y);
             add_product<PAD>(of_x, d, o->x);
@@ -159,10 +164,10 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
             const int64_t blocks = (s.tokens + K::OWN - 1) / K::OWN;
             const int buffers = K::OWN_BYTES + 2 * K::OTHER_BYTES <= most_shared_memory() ? 2 : 1;
             const int bytes = K::OWN_BYTES + buffers * K::OTHER_BYTES;
-            LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, true>, blocks * s.heads * s.batch, K::WARPS * WARP,
+            LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, true>, blocks * s.heads * s.batch, K::THREADS,
                           data<T>(d_qkv), data<T>(d_out), data<T>(qkv), data<float>(lse), data<float>(dots), blocks,
                           buffers, s);
-            LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, false>, blocks * s.heads * s.batch, K::WARPS * WARP,
+            LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, false>, blocks * s.heads * s.batch, K::THREADS,
                           data<T>(d_qkv), data<T>(d_out), data<T>(qkv), data<float>(lse), data<float>(dots), blocks,
                           buffers, s)));
 }

@@ -10,6 +10,7 @@ template <typename T, int PAD> struct Forward {
         QUERIES = 16 * M * WARPS,
         KEYS = Tile<T, PAD>::OTHER,
         APART = Tile<T, PAD>::APART,
+        THREADS = WARPS * WARP,
         BYTES = (QUERIES + 2 * KEYS) * APART * sizeof(T)
     };
 };
@@ -38,7 +39,7 @@ template <int N> __device__ static float softmax_tile(float (&p)[N][4], int h, f
 }
 
 template <typename T, int PAD>
-__global__ void __launch_bounds__(Forward<T, PAD>::WARPS *WARP)
+__global__ void __launch_bounds__(Forward<T, PAD>::THREADS)
 flash_forward_tiles(T *out, float *lse, const T *qkv, int64_t blocks, Sizes s)
 {
     typedef Forward<T, PAD> F;
@@ -54,33 +55,37 @@ flash_forward_tiles(T *out, float *lse, const T *qkv, int64_t blocks, Sizes s)
     for (int m = 0; m < F::M; m++)
         for (int h = 0; h < 2; h++)
             max[m][h] = -INFINITY, total[m][h] = 0;
-    load_tile<F::QUERIES, PAD>(q, in, ld, first, s);
-    load_tile<F::KEYS, PAD>(k, in + s.size, ld, 0, s);
+    load_tile<F::QUERIES, PAD, F::THREADS>(q, in, ld, first, s);
+    load_tile<F::KEYS, PAD, F::THREADS>(k, in + s.size, ld, 0, s);
     for (int64_t key = 0; key < end; key += F::KEYS) {          /* tiles behind the diagonal are empty */
         const bool seen = key < first + own + 16 * F::M;        /* by this warp's last row */
         copies_done();
         __syncthreads();                        /* keys are there, and all have done with the last values */
-        load_tile<F::KEYS, PAD>(v, in + 2 * s.size, ld, key, s);
+        load_tile<F::KEYS, PAD, F::THREADS>(v, in + 2 * s.size, ld, key, s);
         if (seen) {
             rows_by_rows<PAD>(p, q + own * F::APART, k);
+            const int ahead = (int)(first + own - key);         /* of this warp's first row: its last key */
+            if (ahead < F::KEYS - 1)            /* else the tile is left of the diagonal altogether, as most are */
+#pragma unroll
+                for (int i = 0; i < F::M * F::KEYS / 2; i++) {
+                    const int m = i / (F::KEYS / 2), h = i % 4 / 2, j = i % (F::KEYS / 2) / 4;
+                    if (j * 8 + lane % 4 * 2 + i % 2 > ahead + 16 * m + 8 * h + lane / 4)
+                        p[m][j][i % 4] = -INFINITY;
+                }
 #pragma unroll
             for (int i = 0; i < 2 * F::M; i++) {
-                const int m = i / 2, h = i % 2, last = (int)(first + own - key) + 8 * i + lane / 4;
-                if (last < F::KEYS - 1)         /* last: this row's last key, of which the first tile has one */
-#pragma unroll
-                    for (int j = 0; j < F::KEYS / 4; j++)
-                        if (j / 2 * 8 + lane % 4 * 2 + j % 2 > last)
-                            p[m][j / 2][2 * h + j % 2] = -INFINITY;
+                const int m = i / 2, h = i % 2;
                 const float shrink = softmax_tile(p[m], h, max[m][h], total[m][h], s.scale * LOG2_E);
+                if (__any_sync(~0u, shrink != 1))               /* rarely, after the first tiles */
 #pragma unroll
-                for (int j = 0; j < PAD / 4; j++)
-                    sum[m][j / 2][2 * h + j % 2] *= shrink;
+                    for (int j = 0; j < PAD / 4; j++)
+                        sum[m][j / 2][2 * h + j % 2] *= shrink;
             }
         }
         copies_done();
         __syncthreads();                        /* values are there, and all have done with the keys */
         if (key + F::KEYS < end)
-            load_tile<F::KEYS, PAD>(k, in + s.size, ld, key + F::KEYS, s);
+            load_tile<F::KEYS, PAD, F::THREADS>(k, in + s.size, ld, key + F::KEYS, s);
         if (seen)
             add_product<PAD>(sum, p, v);
     }
@@ -107,6 +112,6 @@ void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
     FOR_TYPE(qkv.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
         typedef Forward<T, PAD> F;
         const int64_t blocks = (s.tokens + F::QUERIES - 1) / F::QUERIES;
-        LAUNCH_SHARED(F::BYTES, flash_forward_tiles<T, PAD>, blocks * s.heads * s.batch, F::WARPS * WARP, data<T>(out),
+        LAUNCH_SHARED(F::BYTES, flash_forward_tiles<T, PAD>, blocks * s.heads * s.batch, F::THREADS, data<T>(out),
                       data<float>(lse), data<T>(qkv), blocks, s)));
 }

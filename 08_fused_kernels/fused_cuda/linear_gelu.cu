@@ -26,21 +26,22 @@ typedef struct Plan {
 #define SET(attribute, value) \
     CUBLAS(cublasLtMatmulDescSetAttribute(p->matmul, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value)))
 
-static void set_pointers(Plan *p, Tensor up, Tensor bias)
+static void set_pointers(Plan *p, void *up, void *bias)
 {
-    SET(EPILOGUE_AUX_POINTER, up.data);
+    SET(EPILOGUE_AUX_POINTER, up);
     if (!p->backward)
-        SET(BIAS_POINTER, bias.data);
+        SET(BIAS_POINTER, bias);
 }
 
 /* For the library's column-first eyes: out^T (m, rows) = weight, transposed or not, times in^T (k, rows). */
-static Plan *new_plan(Plan wanted, Tensor up, Tensor bias)
+static Plan *new_plan(Plan wanted)
 {
     Plan *p = (Plan *)malloc(sizeof *p);
     const cublasOperation_t of_weight = wanted.backward ? CUBLAS_OP_N : CUBLAS_OP_T;
     const cublasLtEpilogue_t epilogue = wanted.backward ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     const cudaDataType_t type = cuda_type(wanted.dtype);
     const size_t most = WORKSPACE;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t best;
     int found = 0;
@@ -52,7 +53,7 @@ static Plan *new_plan(Plan wanted, Tensor up, Tensor bias)
     SET(TRANSA, of_weight);
     SET(EPILOGUE, epilogue);
     SET(EPILOGUE_AUX_LD, p->m);
-    set_pointers(p, up, bias);
+    set_pointers(p, (void *)16, (void *)16);    /* of later ones too no more is known than that 16 divides them */
     CUBLAS(p->backward ? cublasLtMatrixLayoutCreate(&p->layout_weight, type, p->m, p->k, p->m)
                        : cublasLtMatrixLayoutCreate(&p->layout_weight, type, p->k, p->m, p->k));
     CUBLAS(cublasLtMatrixLayoutCreate(&p->layout_in, type, p->k, p->rows, p->k));
@@ -60,6 +61,8 @@ static Plan *new_plan(Plan wanted, Tensor up, Tensor bias)
     CUBLAS(cublasLtMatmulPreferenceCreate(&preference));        /* by itself it counts on multiples of 256 bytes: */
     CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most,
                                                 sizeof most));
+    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                sizeof reduction));     /* as matmul.cu: parts of a sum stay float */
     for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++) {
         const uint32_t alignment = 16;
         CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)a, &alignment,
@@ -67,7 +70,7 @@ static Plan *new_plan(Plan wanted, Tensor up, Tensor bias)
     }
     p->can = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p->matmul, p->layout_weight, p->layout_in, p->layout_out,
                                             p->layout_out, preference, 1, &best, &found) == CUBLAS_STATUS_SUCCESS
-             && found > 0;
+             && found > 0 && best.state == CUBLAS_STATUS_SUCCESS;
     CUBLAS(cublasLtMatmulPreferenceDestroy(preference));
     if (p->can)
         p->algorithm = best.algo;
@@ -88,10 +91,10 @@ static bool matmul_gelu(bool backward, Tensor out, Tensor in, Tensor weight, Ten
     while (p && (p->backward != backward || p->rows != rows || p->k != k || p->m != m || p->dtype != out.dtype))
         p = p->next;
     if (!p)
-        p = plans = new_plan((Plan){plans, backward, false, rows, k, m, out.dtype}, up, bias);
+        p = plans = new_plan((Plan){plans, backward, false, rows, k, m, out.dtype});
     if (!p->can)
         return false;
-    set_pointers(p, up, bias);
+    set_pointers(p, up.data, bias.data);
     CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, in.data, p->layout_in, &zero,
                           out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(),
                           WORKSPACE, (cudaStream_t)device_stream()));

@@ -158,7 +158,7 @@ void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tens
                                         Tensor d_out, Tensor sum, Tensor stats, Tensor weight)
 {
     const int64_t rows = tensor_rows(sum), width = tensor_width(sum), shared = 3 * width * 4;
-    const int64_t parts = clamped(rows / 16, 1, 512), bytes = parts * shared;
+    const int64_t parts = clamped(rows / 8, 1, 1024), bytes = parts * shared;
     const bool can = width * dtype_size(sum.dtype) % 16 == 0 && aligned(d_sum) && aligned(d_out) && aligned(sum)
                      && aligned(weight);
 
@@ -181,17 +181,19 @@ void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tens
 
 /* Once over the row for its largest logit and the sum of exp(logit - largest), together: a sum under a smaller largest
  * one is multiplied with exp of the difference, in a thread and between them. Once more for the gradient, in place. */
-template <typename T, int N>
+template <typename T>
 __global__ void cross_entropy_both_rows(double *losses, T *logits, const int32_t *targets, int64_t rows, int64_t width,
                                         float gradient_scale)
 {
+    constexpr int N = 16 / sizeof(T);
+
     EACH_ROW(i, rows) {
         T *const row = logits + i * width;
         const int64_t target = targets[i];
         float v[N], max = -INFINITY, sum = 0;
-        EACH_COLUMN(j, N, width) {
+        EACH_RAGGED(j, N, row, width) {
             float most = max;
-            load(v, row + j, N);
+            load_ragged(v, row, j, width, -INFINITY);
             for (int k = 0; k < N; k++)
                 most = fmaxf(most, v[k]);
             if (most > max)                     /* at first sum is 0, and exp(-Inf) too */
@@ -206,11 +208,11 @@ __global__ void cross_entropy_both_rows(double *losses, T *logits, const int32_t
             losses[i] = (double)(largest + logf(sum)) - (target < 0 ? 0 : number(row[target]));
         __syncthreads();                        /* the target's logit is read */
         const float share = gradient_scale / sum;
-        EACH_COLUMN(j, N, width) {
-            load(v, row + j, N);
+        EACH_RAGGED(j, N, row, width) {
+            load_ragged(v, row, j, width, -INFINITY);
             for (int k = 0; k < N; k++)
                 v[k] = share * expf(v[k] - largest) - (j + k == target ? gradient_scale : 0);
-            store(row + j, v, N);
+            store_ragged(row, v, j, width);
         }
     }
 }
@@ -230,12 +232,11 @@ __global__ void cross_entropy_both_total(double *loss, const double *losses, int
 void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, double scale, double gradient_scale)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits), bytes = rows * sizeof(double);
-    const bool wide = width * dtype_size(logits.dtype) % 16 == 0;
     double *losses = (double *)device_scratch(bytes);
 
-    FOR_TYPE(logits.dtype, T, PACKED(wide && aligned(logits), T, N,
-        LAUNCH(cross_entropy_both_rows<T, N>, row_blocks(rows), row_threads(width, N), losses, data<T>(logits),
-               data<int32_t>(targets), rows, width, (float)gradient_scale)));
+    FOR_TYPE(logits.dtype, T,
+        LAUNCH(cross_entropy_both_rows<T>, row_blocks(rows), row_threads(width, 16 / sizeof(T)), losses, data<T>(logits),
+               data<int32_t>(targets), rows, width, (float)gradient_scale));
     LAUNCH(cross_entropy_both_total, 1, MOST_THREADS, data<double>(loss), losses, rows, scale);
     device_scratch_free(losses, bytes);
 }

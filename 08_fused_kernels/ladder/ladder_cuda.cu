@@ -467,7 +467,7 @@ static void run_cublas(const Product *p)
 {
     const float one = 1, zero = 0;
     CUBLAS(cublasGemmEx(p->cublas, CUBLAS_OP_N, CUBLAS_OP_N, p->n, p->m, p->k, &one, p->b, CUDA_R_32F, p->b_row, p->a,
-                        CUDA_R_32F, p->a_row, &zero, p->c, CUDA_R_32F, p->c_row, CUBLAS_COMPUTE_32F_PEDANTIC,
+                        CUDA_R_32F, p->a_row, &zero, p->c, CUDA_R_32F, p->c_row, CUBLAS_COMPUTE_32F,
                         CUBLAS_GEMM_DEFAULT));
 }
 

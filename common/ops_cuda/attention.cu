@@ -17,24 +17,23 @@ __device__ static int64_t seen_by(int64_t first, int64_t i, int64_t keys, bool c
 
 /* probs = softmax(scores), 0 behind the mask, and lse[i * heads + head], if wanted. probs may be the scores. */
 template <typename T>
-__global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, float *scores, int64_t ld_s, int64_t stride_s,
+__global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, const float *scores, int64_t ld_s, int64_t stride_s,
                              float *lse, int64_t heads, int64_t n, int64_t first, int64_t keys, bool causal)
 {
     EACH_ROW(row, heads * n) {
         const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);
-        float *s = scores + head * stride_s + i * ld_s, max = -INFINITY, sum = 0;
+        const float *s = scores + head * stride_s + i * ld_s;
+        float max = -INFINITY, sum = 0;
         T *p = probs + head * stride_p + i * ld_p;
         EACH_COLUMN(j, 1, seen)
             max = fmaxf(max, s[j]);
         max = block_max(max);
-        EACH_COLUMN(j, 1, seen) {
-            s[j] = expf(s[j] - max);
-            sum += s[j];
-        }
+        EACH_COLUMN(j, 1, seen)
+            sum += expf(s[j] - max);
         sum = block_sum(sum);
         const float inverse = 1 / sum;
-        EACH_COLUMN(j, 1, keys)
-            set(&p[j], j < seen ? s[j] * inverse : 0);
+        EACH_COLUMN(j, 1, keys)                 /* exp again: to write it, and read it here, would take longer */
+            set(&p[j], j < seen ? expf(s[j] - max) * inverse : 0);
         if (lse && threadIdx.x == 0)
             lse[i * heads + head] = max + logf(sum);
     }
@@ -103,7 +102,7 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
             const Matrix p = from(h.probs, first, 0), s = scores_of(probs, p, scratch);
             matmul(false, true, n, keys, D, 1 / sqrtf(D), from(h.q, first, 0), h.k, 0, s, A);
             FOR_TYPE(probs.dtype, E,
-                LAUNCH(softmax_rows<E>, row_blocks(A * n), row_threads(keys, 1), (E *)p.data, p.ld, p.stride,
+                LAUNCH(softmax_rows<E>, row_blocks(A * n), row_threads(keys, 4), (E *)p.data, p.ld, p.stride,
                        (float *)s.data, s.ld, s.stride, (float *)NULL, A, n, first, keys, true));
             matmul(false, false, n, D, keys, 1, p, h.v, 0, from(h.out, first, 0), A);
         }
@@ -129,7 +128,7 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
             const Matrix d_p = scores_of(probs, d_s, scratch);
             matmul(false, true, n, keys, D, 1, from(d.out, first, 0), h.v, 0, d_p, A);
             FOR_TYPE(probs.dtype, E,
-                LAUNCH(softmax_backward_rows<E>, row_blocks(A * n), row_threads(keys, 1), (E *)d_s.data, d_s.ld,
+                LAUNCH(softmax_backward_rows<E>, row_blocks(A * n), row_threads(keys, 4), (E *)d_s.data, d_s.ld,
                        d_s.stride, (float *)d_p.data, d_p.ld, d_p.stride, (E *)p.data, A, n, first, keys,
                        1 / sqrtf(D)));
             matmul(false, false, n, D, keys, 1, d_s, h.k, 0, from(d.q, first, 0), A);
@@ -175,7 +174,7 @@ void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tenso
         for (int64_t first = 0; first < C; first += Q) {
             const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
             matmul(false, true, n, keys, D, 1 / sqrtf(D), tokens_of(q, b, first), tokens_of(k, b, 0), 0, p, A);
-            LAUNCH(softmax_rows<float>, row_blocks(A * n), row_threads(keys, 1), (float *)p.data, p.ld, p.stride,
+            LAUNCH(softmax_rows<float>, row_blocks(A * n), row_threads(keys, 4), (float *)p.data, p.ld, p.stride,
                    (float *)p.data, p.ld, p.stride, (float *)tokens_of(lse, b, first).data, A, n, first, keys, causal);
             matmul(false, false, n, D, keys, 1, p, tokens_of(v, b, 0), 0, tokens_of(out, b, first), A);
         }
@@ -211,7 +210,7 @@ void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor 
             const Matrix queries = tokens_of(q, b, first), d_o = tokens_of(d_out, b, first);
             matmul(false, true, n, keys, D, scale, queries, tokens_of(k, b, 0), 0, p, A);
             matmul(false, true, n, keys, D, 1, d_o, tokens_of(v, b, 0), 0, d_p, A);
-            LAUNCH(probs_backward_rows, row_blocks(A * n), row_threads(keys, 1), (float *)p.data, (float *)d_p.data,
+            LAUNCH(probs_backward_rows, row_blocks(A * n), row_threads(keys, 4), (float *)p.data, (float *)d_p.data,
                    p.ld, p.stride, (float *)tokens_of(lse, b, first).data, (float *)tokens_of(dots, b, first).data, A,
                    n, first, keys, causal, scale);
             matmul(false, false, n, D, keys, 1, d_p, tokens_of(k, b, 0), 1, tokens_of(d_q, b, first), A);

@@ -1,10 +1,12 @@
 /* What all kernels share: how elements are read and written, sums over a block, loops over the grid, launches.
  *
  * Elements are stored as float, bf16 or fp16 (a template's T; parameters' gradients G), computed with in float and
- * rounded once, when they are written. Sums have an order that depends on sizes alone: threads add up their own terms,
- * then a fixed tree combines threads, then parts are added by their index. No atomics.
+ * rounded once, when they are written. Sums have an order that follows from sizes and from where tensors lie, so it is
+ * the same in every run: threads add up their own terms, then a fixed tree combines threads, then parts are added by
+ * their index. No atomics.
  *
  * Kernels read and write N elements at a time: 16 bytes (PACKED) where all operands lie at multiples of that, else 1.
+ * Rows of logits are long, and often odd (50,257): there 16 bytes at a time go over the row's ends (RAGGED).
  * Elements are counted in 64 bits, and loops stride over the grid, so that no size is too large for it.
  */
 #ifndef KERNEL_CUH
@@ -80,14 +82,39 @@ template <int N, typename T> __device__ inline void store(T *to, const float (&f
     }
 }
 
+/* N elements from the j-th of a row on, of which some may be outside: these read as `outside`, and aren't written. */
+template <int N, typename T>
+__device__ inline void load_ragged(float (&to)[N], const T *row, int64_t j, int64_t width, float outside)
+{
+    if (j >= 0 && j + N <= width)
+        load(to, row + j, N);
+    else
+        for (int k = 0; k < N; k++)
+            to[k] = j + k >= 0 && j + k < width ? number(row[j + k]) : outside;
+}
+
+template <int N, typename T> __device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, int64_t width)
+{
+    if (j >= 0 && j + N <= width)
+        store(row + j, from, N);
+    else
+        for (int k = 0; k < N; k++)
+            if (j + k >= 0 && j + k < width)
+                set(&row[j + k], from[k]);
+}
+
 /* ---- loops: packs of a flat tensor over the whole grid; rows over blocks, and a row's packs over a block's threads.
- * A row's packs are whole: its width is a multiple of N ---- */
+ * A row's packs are whole: its width is a multiple of N. Or ragged: they begin at the last multiple of 16 bytes before
+ * the row, or with it ---- */
 
 #define EACH_PACK(i, N, count) \
     for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N; i < count; \
          i += (int64_t)gridDim.x * blockDim.x * N)
 #define EACH_ROW(i, rows) for (int64_t i = blockIdx.x; i < rows; i += gridDim.x)
 #define EACH_COLUMN(j, N, width) for (int64_t j = (int64_t)threadIdx.x * N; j < width; j += (int64_t)blockDim.x * N)
+#define EACH_RAGGED(j, N, row, width) \
+    for (int64_t j = (int64_t)threadIdx.x * N - (int64_t)((uintptr_t)(row) / sizeof *(row) % N); j < width; \
+         j += (int64_t)blockDim.x * N)
 
 /* ---- sums and maxima, which every thread of the warp or block gets; all of them call, in whole warps ---- */
 
@@ -170,16 +197,20 @@ static inline int row_threads(int64_t width, int n)
     return clamped((width / n + WARP - 1) / WARP, 1, MOST_THREADS / WARP) * WARP;
 }
 
-/* shared: bytes of `extern __shared__` memory. Of more than 48 KB, CUDA wants to hear before. */
+/* shared: bytes of `extern __shared__` memory. Of more than 48 KB, together with the kernel's other shared memory, CUDA
+ * wants to hear before. */
 template <typename... P, typename... A>
 static void launch(const char *call, const char *file, int line, int shared, void (*kernel)(P...), dim3 grid,
                    dim3 threads, A... a)
 {
-    if (shared > 48 << 10)
+    cudaLaunchConfig_t config = {};
+
+    config.gridDim = grid, config.blockDim = threads;
+    config.dynamicSmemBytes = shared, config.stream = (cudaStream_t)device_stream();
+    if (shared > 40 << 10)
         cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                    call, file, line);
-    kernel<<<grid, threads, shared, (cudaStream_t)device_stream()>>>(a...);
-    cuda_check(cudaGetLastError(), call, file, line);
+    cuda_check(cudaLaunchKernelEx(&config, kernel, a...), call, file, line);
 }
 
 /* LAUNCH(kernel, grid, threads, arguments...), LAUNCH_SHARED(bytes, kernel, ...) */

@@ -66,7 +66,7 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
     const cublasOperation_t op_b = b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cudaDataType_t type = cuda_type(a.dtype), type_c = cuda_type(c.dtype);
     const cublasComputeType_t compute = a.dtype != F32 ? CUBLAS_COMPUTE_32F
-                                      : device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F_PEDANTIC;
+                                      : device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 
     if (count == 1)
         CUBLAS(cublasGemmEx_64(cublas(), op_b, op_a, n, m, k, &alpha, b.data, type, b.ld, a.data, type, a.ld, &beta,
@@ -169,6 +169,7 @@ static Plan *new_plan(Plan p, Tensor x, Tensor weight)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
     const uint32_t alignment = 16;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  /* parts of a sum stay float here too */
     const size_t most = WORKSPACE;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t best;
@@ -187,13 +188,15 @@ static Plan *new_plan(Plan p, Tensor x, Tensor weight)
     CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most,
                                                 sizeof most));
+    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                sizeof reduction));
     for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++)
         CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)a, &alignment,
                                                     sizeof alignment));
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p.matmul, p.layout_weight, p.layout_x, p.layout_out, p.layout_out,
                                        preference, 1, &best, &found);
-    if (status != CUBLAS_STATUS_SUCCESS || found == 0)
+    if (status != CUBLAS_STATUS_SUCCESS || found == 0 || best.state != CUBLAS_STATUS_SUCCESS)
         fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU: %s",
              (long long)p.rows, (long long)p.k, dtype_name(p.x), (long long)p.m, (long long)p.k, dtype_name(p.weight),
              dtype_name(p.out), cublasGetStatusString(status));

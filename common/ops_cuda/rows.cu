@@ -44,14 +44,18 @@ template <typename T> __global__ void column_parts(float *partial, const T *in, 
         partial[p * width + j] = sum;
 }
 
+/* Likewise, of the parts. */
 template <typename G> __global__ void add_parts(G *sum, const float *partial, int64_t parts, int64_t width)
 {
-    EACH_PACK(j, 1, width) {
-        float s = 0;
-        for (int64_t p = 0; p < parts; p++)
+    const int64_t j = (int64_t)blockIdx.x * WARP + threadIdx.x;
+    float s = 0;
+
+    if (j < width)
+        for (int64_t p = threadIdx.y; p < parts; p += GROUPS)
             s += partial[p * width + j];
+    s = sum_of_groups(s);
+    if (j < width && threadIdx.y == 0)
         set(&sum[j], number(sum[j]) + s);
-    }
 }
 
 void column_sums(Tensor sum, Tensor t)
@@ -63,7 +67,7 @@ void column_sums(Tensor sum, Tensor t)
         LAUNCH(column_parts<T>, dim3((width + WARP - 1) / WARP, parts), dim3(WARP, GROUPS), partial, data<T>(t), rows,
                width));
     FOR_GRADIENT(sum.dtype, G,
-        LAUNCH(add_parts<G>, blocks(width, 1), THREADS, data<G>(sum), partial, parts, width));
+        LAUNCH(add_parts<G>, (width + WARP - 1) / WARP, dim3(WARP, GROUPS), data<G>(sum), partial, parts, width));
     device_scratch_free(partial, bytes);
 }
 
@@ -186,8 +190,8 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
         LAUNCH(layernorm_parts<T>, dim3((width + WARP - 1) / WARP, parts), dim3(WARP, GROUPS), of_weight, of_bias,
                data<T>(d_out), data<T>(x), data<float>(stats), rows, width));
     FOR_GRADIENT(d_bias.dtype, G,
-        LAUNCH(add_parts<G>, blocks(width, 1), THREADS, data<G>(d_weight), of_weight, parts, width);
-        LAUNCH(add_parts<G>, blocks(width, 1), THREADS, data<G>(d_bias), of_bias, parts, width));
+        LAUNCH(add_parts<G>, (width + WARP - 1) / WARP, dim3(WARP, GROUPS), data<G>(d_weight), of_weight, parts, width);
+        LAUNCH(add_parts<G>, (width + WARP - 1) / WARP, dim3(WARP, GROUPS), data<G>(d_bias), of_bias, parts, width));
     device_scratch_free(of_weight, bytes);
 }
 
@@ -206,6 +210,7 @@ __global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32
     const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const int64_t i = blockIdx.x, column = (int64_t)blockIdx.y * THREADS * COLUMNS + thread;
     const int32_t id = ids[i];
+    const T *from[COLUMNS];                     /* behind the row's end: its last column, read in vain */
     float sum[COLUMNS] = {0};
 
     if (id < 0)
@@ -213,6 +218,8 @@ __global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32
     for (int64_t begin = 0; begin < i; begin += THREADS)
         if (__syncthreads_or(begin + thread < i && ids[begin + thread] == id))
             return;
+    for (int k = 0; k < COLUMNS; k++)
+        from[k] = d_out + (column + k * THREADS < width ? column + k * THREADS : width - 1);
     for (int64_t begin = i; begin < rows; begin += THREADS) {
         /* which of these rows have the id, in order: each warp's come behind those of the warps before it */
         const bool same = begin + thread < rows && ids[begin + thread] == id;
@@ -228,12 +235,11 @@ __global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32
         if (same)
             found[before] = thread;
         __syncthreads();
+#pragma unroll 8                                /* a frequent id has many rows: several on their way at a time */
         for (int f = 0; f < count; f++)
             for (int k = 0; k < COLUMNS; k++)
-                if (column + k * THREADS < width)
-                    sum[k] += number(d_out[(begin + found[f]) * width + column + k * THREADS]);
-        __syncthreads();                        /* before the next round writes to found */
-    }
+                sum[k] += number(from[k][(begin + found[f]) * width]);
+    }                                           /* found is written again only behind the next round's first barrier */
     for (int k = 0; k < COLUMNS; k++)
         if (column + k * THREADS < width) {
             G *d_w = d_weight + id * width + column + k * THREADS;
@@ -253,37 +259,39 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
 
 /* ---- cross-entropy ---- */
 
-/* The row's maximum, and the sum of exp(x - max), for every thread. */
-template <typename T, int N> __device__ static float row_max(const T *in, int64_t width)
+/* The row's maximum, and the sum of exp(x - max), for every thread: of outside the row, -Inf and 0. */
+template <typename T> __device__ static float row_max(const T *in, int64_t width)
 {
+    constexpr int N = 16 / sizeof(T);
     float v[N], max = -INFINITY;
 
-    EACH_COLUMN(j, N, width) {
-        load(v, in + j, N);
+    EACH_RAGGED(j, N, in, width) {
+        load_ragged(v, in, j, width, -INFINITY);
         for (int k = 0; k < N; k++)
             max = fmaxf(max, v[k]);
     }
     return block_max(max);
 }
 
-template <typename T, int N> __device__ static float row_sum(const T *in, float max, int64_t width)
+template <typename T> __device__ static float row_sum(const T *in, float max, int64_t width)
 {
+    constexpr int N = 16 / sizeof(T);
     float v[N], sum = 0;
 
-    EACH_COLUMN(j, N, width) {
-        load(v, in + j, N);
+    EACH_RAGGED(j, N, in, width) {
+        load_ragged(v, in, j, width, -INFINITY);
         for (int k = 0; k < N; k++)
             sum += expf(v[k] - max);
     }
     return block_sum(sum);
 }
 
-template <typename T, int N>
+template <typename T>
 __global__ void cross_entropy_forward_rows(float *lse, const T *logits, int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
         const T *in = logits + i * width;
-        const float max = row_max<T, N>(in, width), sum = row_sum<T, N>(in, max, width);
+        const float max = row_max(in, width), sum = row_sum(in, max, width);
         if (threadIdx.x == 0)
             lse[i] = max + logf(sum);
     }
@@ -306,12 +314,10 @@ __global__ void cross_entropy_total(double *loss, const float *lse, const T *log
 void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
-    const bool wide = width * dtype_size(logits.dtype) % 16 == 0;
 
     FOR_TYPE(logits.dtype, T,
-        PACKED(wide && aligned(logits), T, N,
-            LAUNCH(cross_entropy_forward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<float>(lse),
-                   data<T>(logits), rows, width));
+        LAUNCH(cross_entropy_forward_rows<T>, row_blocks(rows), row_threads(width, 16 / sizeof(T)), data<float>(lse),
+               data<T>(logits), rows, width);
         LAUNCH(cross_entropy_total<T>, 1, MOST_THREADS, data<double>(loss), data<float>(lse), data<T>(logits),
                data<int32_t>(targets), rows, width, scale));
 }
@@ -324,12 +330,12 @@ __global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const 
     EACH_ROW(i, rows) {
         const float log_sum = lse[i];
         const int64_t target = targets[i];
-        EACH_COLUMN(j, N, width) {
+        EACH_RAGGED(j, N, logits + i * width, width) {
             float v[N];
-            load(v, logits + i * width + j, N);
+            load_ragged(v, logits + i * width, j, width, 0);
             for (int k = 0; k < N; k++)
                 v[k] = scale * (expf(v[k] - log_sum) - (j + k == target ? 1 : 0));
-            store(d_logits + i * width + j, v, N);
+            store_ragged(d_logits + i * width, v, j, width);
         }
     }
 }
@@ -337,19 +343,19 @@ __global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const 
 void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
-    const bool wide = width * dtype_size(logits.dtype) % 16 == 0;
+    const bool alike = ((uintptr_t)logits.data - (uintptr_t)d_logits.data) % 16 == 0;
 
-    FOR_TYPE(logits.dtype, T, PACKED(wide && aligned(logits) && aligned(d_logits), T, N,
+    FOR_TYPE(logits.dtype, T, PACKED(alike, T, N,
         LAUNCH(cross_entropy_backward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(d_logits),
                data<T>(logits), data<float>(lse), data<int32_t>(targets), rows, width, (float)scale)));
 }
 
 /* ---- cross-entropy in parts ---- */
 
-template <int N> __global__ void cross_entropy_max_rows(float *max, const float *logits, int64_t rows, int64_t width)
+__global__ void cross_entropy_max_rows(float *max, const float *logits, int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
-        const float most = row_max<float, N>(logits + i * width, width);
+        const float most = row_max(logits + i * width, width);
         if (threadIdx.x == 0)
             max[i] = most;
     }
@@ -359,17 +365,15 @@ void cross_entropy_max_kernel(Tensor max, Tensor logits)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
 
-    PACKED(width % 4 == 0 && aligned(logits), float, N,
-        LAUNCH(cross_entropy_max_rows<N>, row_blocks(rows), row_threads(width, N), data<float>(max),
-               data<float>(logits), rows, width));
+    LAUNCH(cross_entropy_max_rows, row_blocks(rows), row_threads(width, 4), data<float>(max), data<float>(logits), rows,
+           width);
 }
 
-template <int N>
 __global__ void cross_entropy_sums_rows(float *sums, const float *logits, const float *max, const int32_t *targets,
                                         int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
-        const float *in = logits + i * width, sum = row_sum<float, N>(in, max[i], width);
+        const float *in = logits + i * width, sum = row_sum(in, max[i], width);
         if (threadIdx.x == 0) {
             sums[2 * i] = sum;
             sums[2 * i + 1] = targets[i] < 0 ? 0 : in[targets[i]];
@@ -381,9 +385,8 @@ void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor ta
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
 
-    PACKED(width % 4 == 0 && aligned(logits), float, N,
-        LAUNCH(cross_entropy_sums_rows<N>, row_blocks(rows), row_threads(width, N), data<float>(sums),
-               data<float>(logits), data<float>(max), data<int32_t>(targets), rows, width));
+    LAUNCH(cross_entropy_sums_rows, row_blocks(rows), row_threads(width, 4), data<float>(sums), data<float>(logits),
+           data<float>(max), data<int32_t>(targets), rows, width);
 }
 
 __global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sums, const float *max, int64_t rows,
@@ -417,17 +420,27 @@ typedef struct {
     bool is_bf16;
 } Piece;
 
+/* This thread's share. */
+template <typename T> __device__ static double squares(const T *x, int64_t count)
+{
+    constexpr int N = 16 / sizeof(T);
+    double sum = 0;
+
+    EACH_RAGGED(i, N, x, count) {
+        float v[N];
+        load_ragged(v, x, i, count, 0);
+        for (int k = 0; k < N; k++)
+            sum += (double)v[k] * v[k];
+    }
+    return sum;
+}
+
 __global__ void square_pieces(double *partial, const Piece *pieces)
 {
     const Piece piece = pieces[blockIdx.x];
-    double sum = 0;
+    const double sum = block_sum(piece.is_bf16 ? squares((const __nv_bfloat16 *)piece.data, piece.count)
+                                               : squares((const float *)piece.data, piece.count));
 
-    EACH_COLUMN(i, 1, piece.count) {
-        const double x = piece.is_bf16 ? number(((const __nv_bfloat16 *)piece.data)[i])
-                                       : ((const float *)piece.data)[i];
-        sum += x * x;
-    }
-    sum = block_sum(sum);
     if (threadIdx.x == 0)
         partial[blockIdx.x] = sum;
 }

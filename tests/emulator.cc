@@ -1,0 +1,674 @@
+/* The emulated GPU's side that programs don't see: fibers for threads; and the calls of the CUDA runtime, of cuBLAS
+ * and of cuBLASLt that the backend makes, with arguments checked as far as NVIDIA's documentation says what they must
+ * be. Everything is done when a call returns. */
+#include "emulator.h"
+
+#include <cblas.h>
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <vector>
+
+[[noreturn]] static void wrong(const char *what)
+{
+    fprintf(stderr, "emulated GPU: %s\n", what);
+    exit(1);
+}
+
+/* ---- fibers ---- */
+
+enum State { READY, AT_EXCHANGE, AT_BARRIER, DONE };
+enum { WARP_SIZE = 32, MOST_THREADS_OF_BLOCK = 1024, STACK = 256 << 10, SHARED_BYTES = 227 << 10 };
+
+struct Copy {
+    void *to;
+    const void *from;
+    int bytes;
+    bool there;
+};
+
+struct Fiber {
+    uint3 index;
+    int lane;
+    State state;
+    bool started;
+    unsigned exchanges;
+    void *stack;
+    jmp_buf at;
+    std::vector<Copy> copies;
+};
+
+/* A block on one of the CPU's threads; its fibers are kept for the next one. */
+static thread_local struct {
+    Fiber fibers[MOST_THREADS_OF_BLOCK];
+    char given[2][MOST_THREADS_OF_BLOCK][64];           /* in this exchange, and in the one before */
+    Fiber *now;
+    const std::function<void()> *kernel;
+    jmp_buf scheduler;
+    bool any, any_before;
+} block;
+
+thread_local uint3 threadIdx, blockIdx;
+thread_local dim3 blockDim, gridDim;
+thread_local int emulated_lane;
+alignas(128) thread_local char shared[SHARED_BYTES];    /* each kernel's `extern __shared__` memory has one of these names */
+alignas(128) thread_local float row[SHARED_BYTES / 4], sums[SHARED_BYTES / 4];
+
+static void leave(State state)
+{
+    Fiber *f = block.now;
+
+    f->state = state;
+    if (!_setjmp(f->at))
+        _longjmp(block.scheduler, 1);
+}
+
+static void fiber_main(void)
+{
+    for (;;) {
+        (*block.kernel)();
+        leave(DONE);
+    }
+}
+
+static void resume(Fiber *f)
+{
+    block.now = f;
+    threadIdx = f->index;
+    emulated_lane = f->lane;
+    if (_setjmp(block.scheduler))
+        return;
+    if (f->started)
+        _longjmp(f->at, 1);
+    f->started = true;
+    f->stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (f->stack == MAP_FAILED)
+        wrong("no memory for the stack of a thread");
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = f->stack;
+    context.uc_stack.ss_size = STACK;
+    context.uc_link = NULL;
+    makecontext(&context, fiber_main, 0);
+    setcontext(&context);
+}
+
+void emulated_syncthreads(void)
+{
+    leave(AT_BARRIER);
+}
+
+bool emulated_syncthreads_or(bool value)
+{
+    block.any |= value;
+    leave(AT_BARRIER);
+    return block.any_before;
+}
+
+const char *emulated_exchange(const void *mine, int bytes)
+{
+    Fiber *f = block.now;
+    auto &given = block.given[f->exchanges++ % 2];
+    const int thread = f - block.fibers;
+
+    memcpy(given[thread], mine, bytes);
+    leave(AT_EXCHANGE);
+    return given[thread / WARP_SIZE * WARP_SIZE];
+}
+
+void emulated_copy(void *to, const void *from, int bytes, bool there)
+{
+    if ((uintptr_t)to % bytes || (uintptr_t)from % bytes)
+        wrong("an asynchronous copy of 16 or 4 bytes that does not begin at a multiple of them");
+    memset(to, 0xff, bytes);
+    block.now->copies.push_back({to, from, bytes, there});
+}
+
+void copies_done(void)
+{
+    for (const Copy &c : block.now->copies)
+        if (c.there)
+            memcpy(c.to, c.from, c.bytes);
+        else
+            memset(c.to, 0, c.bytes);
+    block.now->copies.clear();
+}
+
+/* Until all of the warp's threads are at a barrier of the block, or at their end. */
+static void run_warp(Fiber *warp, bool reverse)
+{
+    for (;;) {
+        int count[4] = {0};
+        for (int i = 0; i < WARP_SIZE; i++) {
+            Fiber *f = &warp[reverse ? WARP_SIZE - 1 - i : i];
+            if (f->state == READY)
+                resume(f);
+            count[f->state]++;
+        }
+        if (count[AT_EXCHANGE] == 0)
+            return;
+        if (count[AT_EXCHANGE] < WARP_SIZE)
+            wrong("lanes of a warp wait for others, which have ended or wait at a barrier of the block");
+        for (int i = 0; i < WARP_SIZE; i++)
+            warp[i].state = READY;
+    }
+}
+
+static void run_block(int threads, bool reverse)
+{
+    for (int live = threads; live;) {
+        const int warps = threads / WARP_SIZE;
+        for (int w = 0; w < warps; w++)
+            run_warp(&block.fibers[(reverse ? warps - 1 - w : w) * WARP_SIZE], reverse);
+        block.any_before = block.any;
+        block.any = false;
+        live = 0;
+        for (int i = 0; i < threads; i++)
+            if (block.fibers[i].state == AT_BARRIER) {
+                block.fibers[i].state = READY;
+                live++;
+            }
+    }
+    for (int i = 0; i < threads; i++)
+        if (!block.fibers[i].copies.empty())
+            wrong("a thread ended before its asynchronous copies were waited for");
+}
+
+void emulated_grid(const cudaLaunchConfig_t *c, const std::function<void()> &thread)
+{
+    const int64_t blocks = (int64_t)c->gridDim.x * c->gridDim.y * c->gridDim.z;
+    const int threads = c->blockDim.x * c->blockDim.y * c->blockDim.z;
+    static int launches;
+
+    launches++;
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t b = 0; b < blocks; b++) {
+        block.kernel = &thread;
+        blockIdx.x = b % c->gridDim.x;
+        blockIdx.y = b / c->gridDim.x % c->gridDim.y;
+        blockIdx.z = b / c->gridDim.x / c->gridDim.y;
+        blockDim = c->blockDim;
+        gridDim = c->gridDim;
+        memset(shared, 0xff, c->dynamicSmemBytes);
+        memset(row, 0xff, c->dynamicSmemBytes);
+        memset(sums, 0xff, c->dynamicSmemBytes);
+        for (int i = 0; i < threads; i++) {
+            Fiber *f = &block.fibers[i];
+            f->index.x = i % c->blockDim.x;
+            f->index.y = i / c->blockDim.x % c->blockDim.y;
+            f->index.z = i / c->blockDim.x / c->blockDim.y;
+            f->lane = i % WARP_SIZE;
+            f->state = READY;
+        }
+        run_block(threads, (b + launches) % 2);
+    }
+}
+
+/* ---- launches ---- */
+
+static std::map<const void *, int> most_shared;
+
+extern "C" cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value)
+{
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > SHARED_BYTES)
+        return cudaErrorInvalidValue;
+    most_shared[kernel] = value;
+    return cudaSuccess;
+}
+
+/* What a kernel has of `__shared__` memory besides isn't known here: it is taken to be a KB, as block_sum's nearly are. */
+cudaError_t emulated_check(const cudaLaunchConfig_t *c, const void *kernel)
+{
+    const dim3 g = c->gridDim, b = c->blockDim;
+    const uint64_t threads = (uint64_t)b.x * b.y * b.z;
+
+    if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535 || threads == 0 || threads > 1024)
+        return cudaErrorInvalidConfiguration;
+    if (threads % WARP_SIZE)
+        wrong("a block that is not made of whole warps");
+    if (c->dynamicSmemBytes > (most_shared.count(kernel) ? (size_t)most_shared[kernel] : 47 << 10))
+        return cudaErrorInvalidValue;
+    return cudaSuccess;
+}
+
+/* ---- the runtime ---- */
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+{
+    memset(p, 0, sizeof *p);
+    strcpy(p->name, "emulated GPU");
+    p->major = 9;
+    p->totalGlobalMem = (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    p->multiProcessorCount = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
+{
+    if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin)
+        return cudaErrorInvalidValue;
+    *value = SHARED_BYTES;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int)
+{
+    snprintf(id, length, "0000:00:00.0");
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
+{
+    *available = (size_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    *total = (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **data, size_t bytes)
+{
+    *data = aligned_alloc(512, (bytes + 511) / 512 * 512);
+    if (!*data)
+        return cudaErrorMemoryAllocation;
+    memset(*data, 0xff, bytes);                         /* NaN, until it is written */
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *data)
+{
+    free(data);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned)
+{
+    return cudaMalloc(data, bytes);
+}
+
+cudaError_t cudaFreeHost(void *data)
+{
+    return cudaFree(data);
+}
+
+cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t)
+{
+    memset(data, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)
+{
+    memmove(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
+{
+    *stream = (cudaStream_t)malloc(1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
+{
+    *event = (cudaEvent_t)calloc(1, sizeof(double));
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event)
+{
+    return cudaEventCreateWithFlags(event, 0);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
+{
+    *(double *)event = now();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to)
+{
+    *milliseconds = 1e3 * (*(double *)to - *(double *)from);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    return error == cudaErrorInvalidConfiguration ? "invalid configuration argument"
+         : error == cudaErrorMemoryAllocation     ? "out of memory"
+                                                  : "invalid argument";
+}
+
+/* ---- cuBLAS: matrices as it sees them, columns first ---- */
+
+}
+
+static int size_of(cudaDataType_t type)
+{
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2 ? 1 : 2;
+}
+
+static float get(const void *data, cudaDataType_t type, int64_t i)
+{
+    switch (type) {
+    case CUDA_R_32F:
+        return ((const float *)data)[i];
+    case CUDA_R_16BF:
+        return __bfloat162float(((const __nv_bfloat16 *)data)[i]);
+    case CUDA_R_16F:
+        return __half2float(((const __half *)data)[i]);
+    case CUDA_R_8F_E4M3:
+        return (float)((const __nv_fp8_e4m3 *)data)[i];
+    case CUDA_R_8F_E5M2:
+        return (float)((const __nv_fp8_e5m2 *)data)[i];
+    default:
+        wrong("a matrix of a type that the backend doesn't use");
+    }
+}
+
+static void put(void *data, cudaDataType_t type, int64_t i, float x)
+{
+    if (type == CUDA_R_32F)
+        ((float *)data)[i] = x;
+    else if (type == CUDA_R_16BF)
+        ((__nv_bfloat16 *)data)[i] = __float2bfloat16_rn(x);
+    else if (type == CUDA_R_16F)
+        ((__half *)data)[i] = __float2half_rn(x);
+    else
+        wrong("a product of a type that the backend doesn't use");
+}
+
+/* rows x columns, as floats one column after the other. */
+static std::vector<float> floats(const void *data, cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld)
+{
+    std::vector<float> x(rows * columns);
+
+    for (int64_t j = 0; j < columns; j++)
+        for (int64_t i = 0; i < rows; i++)
+            x[j * rows + i] = get(data, type, j * ld + i);
+    return x;
+}
+
+/* alpha op(a) op(b): m x n, of k. */
+static std::vector<float> product(cublasOperation_t op_a, cublasOperation_t op_b, int64_t m, int64_t n, int64_t k,
+                                  float alpha, const void *a, cudaDataType_t type_a, int64_t ld_a, const void *b,
+                                  cudaDataType_t type_b, int64_t ld_b)
+{
+    const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T;
+    const int64_t rows_a = ta ? k : m, rows_b = tb ? n : k;
+    const std::vector<float> x = floats(a, type_a, rows_a, ta ? m : k, ld_a), y = floats(b, type_b, rows_b, tb ? k : n, ld_b);
+    std::vector<float> c(m * n);
+
+    cblas_sgemm(CblasColMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, alpha,
+                x.data(), rows_a, y.data(), rows_b, 0, c.data(), m);
+    return c;
+}
+
+static bool is_half(cudaDataType_t type)
+{
+    return type == CUDA_R_16BF || type == CUDA_R_16F;
+}
+
+extern "C" {
+
+cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
+                                             int64_t n, int64_t k, const void *alpha, const void *a,
+                                             cudaDataType_t type_a, int64_t ld_a, long long stride_a, const void *b,
+                                             cudaDataType_t type_b, int64_t ld_b, long long stride_b, const void *beta,
+                                             void *c, cudaDataType_t type_c, int64_t ld_c, long long stride_c,
+                                             int64_t count, cublasComputeType_t compute, cublasGemmAlgo_t)
+{
+    const float old = *(const float *)beta;
+
+    if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_c < m || ld_a < (op_a == CUBLAS_OP_T ? k : m)
+        || ld_b < (op_b == CUBLAS_OP_T ? n : k))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (type_a != type_b || (type_c != type_a && !(type_c == CUDA_R_32F && is_half(type_a)))
+        || (compute != CUBLAS_COMPUTE_32F && type_a != CUDA_R_32F))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    for (int64_t i = 0; i < count; i++) {
+        const std::vector<float> x = product(op_a, op_b, m, n, k, *(const float *)alpha,
+                                             (const char *)a + i * stride_a * size_of(type_a), type_a, ld_a,
+                                             (const char *)b + i * stride_b * size_of(type_b), type_b, ld_b);
+        char *to = (char *)c + i * stride_c * size_of(type_c);
+        for (int64_t j = 0; j < m * n; j++) {
+            const int64_t at = j / m * ld_c + j % m;
+            put(to, type_c, at, x[j] + (old ? old * get(to, type_c, at) : 0));
+        }
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGemmEx_64(cublasHandle_t h, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m, int64_t n,
+                               int64_t k, const void *alpha, const void *a, cudaDataType_t type_a, int64_t ld_a,
+                               const void *b, cudaDataType_t type_b, int64_t ld_b, const void *beta, void *c,
+                               cudaDataType_t type_c, int64_t ld_c, cublasComputeType_t compute, cublasGemmAlgo_t how)
+{
+    return cublasGemmStridedBatchedEx_64(h, op_a, op_b, m, n, k, alpha, a, type_a, ld_a, 0, b, type_b, ld_b, 0, beta, c,
+                                         type_c, ld_c, 0, 1, compute, how);
+}
+
+cublasStatus_t cublasCreate_v2(cublasHandle_t *handle)
+{
+    *handle = (cublasHandle_t)malloc(1);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetStream_v2(cublasHandle_t, cudaStream_t)
+{
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void *workspace, size_t)
+{
+    return (uintptr_t)workspace % 256 ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t)
+{
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+const char *cublasGetStatusString(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED ? "not supported" : "invalid value";
+}
+
+}
+
+/* ---- cuBLASLt ---- */
+
+/* Attributes by their number; as pointers, numbers of 32 bits or of 64. */
+struct Description {
+    std::map<int, std::vector<char>> attributes;
+    cudaDataType_t type;
+    int64_t rows, columns, ld;
+
+    template <typename T> T at(int attribute, T otherwise) const
+    {
+        T value = otherwise;
+        const auto found = attributes.find(attribute);
+        if (found != attributes.end())
+            memcpy(&value, found->second.data(), sizeof value);
+        return value;
+    }
+};
+
+static const Description *described(const void *description)
+{
+    return (const Description *)description;
+}
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
+{
+    *handle = (cublasLtHandle_t)malloc(1);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale)
+{
+    *d = (cublasLtMatmulDesc_t) new Description();
+    return compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes)
+{
+    ((Description *)d)->attributes[attribute].assign((const char *)value, (const char *)value + bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows, uint64_t columns,
+                                          int64_t ld)
+{
+    Description *d = new Description();
+
+    d->type = type, d->rows = rows, d->columns = columns, d->ld = ld;
+    *l = (cublasLtMatrixLayout_t)d;
+    return ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
+{
+    *p = (cublasLtMatmulPreference_t) new Description();
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t bytes)
+{
+    ((Description *)p)->attributes[attribute].assign((const char *)value, (const char *)value + bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
+{
+    delete (Description *)p;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static bool is_fp8(cudaDataType_t type)
+{
+    return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
+/* fp8 has one form, and lengths and places in multiples of 16; epilogues' other matrix has rows in multiples of 8. */
+static bool supported(const Description *matmul, const Description *a, const Description *b, const Description *d)
+{
+    const int epilogue = matmul->at<int>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
+
+    if (is_fp8(a->type) != is_fp8(b->type) || (a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2))
+        return false;
+    if (is_fp8(a->type))
+        return matmul->at<int>(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N) == CUBLAS_OP_T && a->rows % 16 == 0
+               && a->columns % 16 == 0 && b->columns % 16 == 0;
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT
+        && (d->rows % 8 || matmul->at<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0) < d->rows))
+        return false;
+    return a->type == b->type && is_half(a->type) && d->type == a->type;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int,
+                                              cublasLtMatmulHeuristicResult_t *best, int *found)
+{
+    memset(best, 0, sizeof *best);
+    *found = supported(described(matmul), described(a), described(b), described(d));
+    return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t layout_a, const void *b, cublasLtMatrixLayout_t layout_b,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t, void *d,
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *, void *, size_t,
+                              cudaStream_t)
+{
+    const Description *matmul = described(description), *of_a = described(layout_a), *of_b = described(layout_b);
+    const Description *of_d = described(layout_d);
+    const cublasOperation_t op_a = matmul->at(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N);
+    const int epilogue = matmul->at<int>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
+    const int64_t ld_aux = matmul->at<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
+    void *aux = matmul->at<void *>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, NULL);
+    const void *bias = matmul->at<const void *>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, NULL);
+    const float *scale_a = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, NULL);
+    const float *scale_b = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, NULL);
+    const int64_t m = of_d->rows, n = of_d->columns, k = op_a == CUBLAS_OP_T ? of_a->rows : of_a->columns;
+    const float scale = *(const float *)alpha * (scale_a ? *scale_a : 1) * (scale_b ? *scale_b : 1);
+
+    if (!supported(matmul, of_a, of_b, of_d) || of_b->rows != k || of_b->columns != n
+        || (op_a == CUBLAS_OP_T ? of_a->columns : of_a->rows) != m)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    const std::vector<float> x = product(op_a, CUBLAS_OP_N, m, n, k, scale, a, of_a->type, of_a->ld, b, of_b->type,
+                                         of_b->ld);
+    for (int64_t i = 0; i < m * n; i++) {
+        const int64_t at = i / m * of_d->ld + i % m, at_aux = i / m * ld_aux + i % m;
+        const float old = *(const float *)beta, u = x[i] + (old ? old * get(c, of_d->type, at) : 0);
+        const float up = epilogue == CUBLASLT_EPILOGUE_DGELU ? get(aux, of_d->type, at_aux)
+                       : epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? u + get(bias, of_d->type, i % m) : 0;
+        const float root = 0.7978845608f, t = tanhf(root * (up + 0.044715f * up * up * up));
+        if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
+            put(d, of_d->type, at, u);
+        } else if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+            put(aux, of_d->type, at_aux, up);
+            put(d, of_d->type, at, 0.5f * up * (1 + t));
+        } else if (epilogue == CUBLASLT_EPILOGUE_DGELU) {
+            const float slope = root * (1 + 3 * 0.044715f * up * up);
+            put(d, of_d->type, at, u * (0.5f * (1 + t) + 0.5f * up * (1 - t * t) * slope));
+        } else {
+            wrong("an epilogue that the backend doesn't use");
+        }
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+}

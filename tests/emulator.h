@@ -1,0 +1,164 @@
+/* A GPU for machines without one: CUDA C++ compiled by g++, each thread of a block a fiber of the CPU (emulator.cc).
+ * Put in front of every .cu (-include), with the toolkit's own headers: bf16 and fp16 are NVIDIA's. What it shows are
+ * results, as threads' indices, tensor cores' layouts and barriers make them, not speed.
+ *
+ * Threads run one at a time, from one barrier (or exchange between lanes) to the next, a warp after the other; every
+ * second block, and every second launch, has them in reverse. So what a missing barrier leaves to chance goes wrong in one of the two, and
+ * threads that wait at different barriers are an error.
+ */
+#ifndef EMULATOR_H
+#define EMULATOR_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define __shared__ thread_local                 /* one block at a time on a thread of the CPU; static inside functions */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+#include <functional>
+#include <map>
+#include <string.h>
+#include <type_traits>
+
+/* ---- a thread, as a kernel sees itself ---- */
+
+extern thread_local uint3 threadIdx, blockIdx;
+extern thread_local dim3 blockDim, gridDim;
+extern thread_local int emulated_lane;
+#define __launch_bounds__(...)
+
+void emulated_syncthreads(void);
+bool emulated_syncthreads_or(bool value);
+/* What all lanes of the warp give, each `bytes` long (at most 64) and 64 apart. All of them call. */
+const char *emulated_exchange(const void *mine, int bytes);
+
+#define __syncthreads emulated_syncthreads
+#define __syncthreads_or emulated_syncthreads_or
+#define __syncwarp() emulated_exchange("", 0)
+#define __shfl_sync(mask, x, lane) emulated_shuffle(mask, x, lane)
+#define __shfl_xor_sync(mask, x, apart) emulated_shuffle(mask, x, emulated_lane ^ (apart))
+#define __ballot_sync(mask, x) emulated_ballot(mask, x)
+#define __any_sync(mask, x) (emulated_ballot(mask, x) != 0)
+#define __popc __builtin_popcount
+#define __fdividef(x, y) ((x) / (y))
+
+template <typename T> T emulated_shuffle(unsigned, T x, int lane)
+{
+    const char *all = emulated_exchange(&x, sizeof x);
+
+    memcpy(&x, all + 64 * lane, sizeof x);
+    return x;
+}
+
+inline unsigned emulated_ballot(unsigned, bool x)
+{
+    const char *all = emulated_exchange(&x, sizeof x);
+    unsigned lanes = 0;
+
+    for (int i = 0; i < 32; i++)
+        lanes |= (unsigned)(all[64 * i] != 0) << i;
+    return lanes;
+}
+
+/* ---- launches ---- */
+
+void emulated_grid(const cudaLaunchConfig_t *config, const std::function<void()> &thread);
+cudaError_t emulated_check(const cudaLaunchConfig_t *config, const void *kernel);
+
+template <typename... P, typename... A>
+cudaError_t emulated_launch(const cudaLaunchConfig_t *config, void (*kernel)(P...), A... a)
+{
+    const cudaError_t error = emulated_check(config, (const void *)kernel);
+
+    if (error == cudaSuccess)
+        emulated_grid(config, [=] { kernel((P)a...); });
+    return error;
+}
+#define cudaLaunchKernelEx emulated_launch
+
+/* ---- tensor_cores.cuh, by the PTX manual's layouts ---- */
+
+#define TENSOR_CORES_CUH
+
+inline void emulated_load(uint32_t (&m)[4], const void *row, bool transposed)
+{
+    const int lane = emulated_lane, g = lane / 4, t = lane % 4;
+    const char *all = emulated_exchange(&row, sizeof row);
+
+    for (int i = 0; i < 4; i++) {
+        uint16_t pair[2];
+        for (int k = 0; k < 2; k++) {
+            const int r = transposed ? 2 * t + k : g, c = transposed ? g : 2 * t + k;
+            const uint16_t *of_row;
+            memcpy(&of_row, all + 64 * (8 * i + r), sizeof of_row);
+            if ((uintptr_t)of_row % 16)
+                abort();                        /* as the GPU would */
+            pair[k] = of_row[c];
+        }
+        memcpy(&m[i], pair, sizeof pair);
+    }
+}
+
+inline void load_matrices(uint32_t (&m)[4], const void *row)
+{
+    emulated_load(m, row, false);
+}
+
+inline void load_matrices_transposed(uint32_t (&m)[4], const void *row)
+{
+    emulated_load(m, row, true);
+}
+
+template <typename T> float emulated_half(uint32_t two, int which)
+{
+    const uint16_t bits = two >> 16 * which;
+    T x;
+
+    memcpy((void *)&x, &bits, sizeof x);
+    return (float)x;
+}
+
+template <typename T> void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    const int lane = emulated_lane, g = lane / 4, t = lane % 4;
+    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const char *all = emulated_exchange(mine, sizeof mine);
+    uint32_t of[32][6];
+
+    for (int i = 0; i < 32; i++)
+        memcpy(of[i], all + 64 * i, sizeof of[i]);
+    for (int i = 0; i < 4; i++) {
+        const int row = g + i / 2 * 8, column = 2 * t + i % 2;
+        for (int k = 0; k < 16; k++)
+            sum[i] += emulated_half<T>(of[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2)
+                      * emulated_half<T>(of[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+}
+
+template <typename T> uint32_t pair(float x, float y)
+{
+    const T both[2] = {(T)x, (T)y};
+    uint32_t bits;
+
+    memcpy(&bits, both, sizeof bits);
+    return bits;
+}
+
+/* Nothing has arrived before copies_done. */
+void emulated_copy(void *to, const void *from, int bytes, bool there);
+void copies_done(void);
+
+template <int BYTES> void begin_copy(void *to, const void *from, bool there)
+{
+    emulated_copy(to, from, BYTES, there);
+}
+
+inline float power_of_two(float x)
+{
+    return exp2f(x);
+}
+
+#endif
