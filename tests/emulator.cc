@@ -6,6 +6,7 @@
 #include <cblas.h>
 #include <cublasLt.h>
 #include <cublas_v2.h>
+#include <map>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@
 #include <unistd.h>
 #include <vector>
 
-[[noreturn]] static void wrong(const char *what)
+[[noreturn]] void emulated_wrong(const char *what)
 {
     fprintf(stderr, "emulated GPU: %s\n", what);
     exit(1);
@@ -57,7 +58,8 @@ static thread_local struct {
 thread_local uint3 threadIdx, blockIdx;
 thread_local dim3 blockDim, gridDim;
 thread_local int emulated_lane;
-alignas(128) thread_local char shared[SHARED_BYTES];    /* each kernel's `extern __shared__` memory has one of these names */
+/* Each kernel's `extern __shared__` memory has one of these names. */
+alignas(128) thread_local char shared[SHARED_BYTES];
 alignas(128) thread_local float row[SHARED_BYTES / 4], sums[SHARED_BYTES / 4];
 
 static void leave(State state)
@@ -89,7 +91,7 @@ static void resume(Fiber *f)
     f->started = true;
     f->stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (f->stack == MAP_FAILED)
-        wrong("no memory for the stack of a thread");
+        emulated_wrong("no memory for the stack of a thread");
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = f->stack;
@@ -125,7 +127,7 @@ const char *emulated_exchange(const void *mine, int bytes)
 void emulated_copy(void *to, const void *from, int bytes, bool there)
 {
     if ((uintptr_t)to % bytes || (uintptr_t)from % bytes)
-        wrong("an asynchronous copy of 16 or 4 bytes that does not begin at a multiple of them");
+        emulated_wrong("an asynchronous copy of 16 or 4 bytes that does not begin at a multiple of them");
     memset(to, 0xff, bytes);
     block.now->copies.push_back({to, from, bytes, there});
 }
@@ -154,7 +156,7 @@ static void run_warp(Fiber *warp, bool reverse)
         if (count[AT_EXCHANGE] == 0)
             return;
         if (count[AT_EXCHANGE] < WARP_SIZE)
-            wrong("lanes of a warp wait for others, which have ended or wait at a barrier of the block");
+            emulated_wrong("lanes of a warp wait for others, which have ended or wait at a barrier of the block");
         for (int i = 0; i < WARP_SIZE; i++)
             warp[i].state = READY;
     }
@@ -177,7 +179,7 @@ static void run_block(int threads, bool reverse)
     }
     for (int i = 0; i < threads; i++)
         if (!block.fibers[i].copies.empty())
-            wrong("a thread ended before its asynchronous copies were waited for");
+            emulated_wrong("a thread ended before its asynchronous copies were waited for");
 }
 
 void emulated_grid(const cudaLaunchConfig_t *c, const std::function<void()> &thread)
@@ -222,7 +224,7 @@ extern "C" cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribut
     return cudaSuccess;
 }
 
-/* What a kernel has of `__shared__` memory besides isn't known here: it is taken to be a KB, as block_sum's nearly are. */
+/* What a kernel has of `__shared__` memory besides isn't known here: it is taken to be a KB. */
 cudaError_t emulated_check(const cudaLaunchConfig_t *c, const void *kernel)
 {
     const dim3 g = c->gridDim, b = c->blockDim;
@@ -231,7 +233,7 @@ cudaError_t emulated_check(const cudaLaunchConfig_t *c, const void *kernel)
     if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535 || threads == 0 || threads > 1024)
         return cudaErrorInvalidConfiguration;
     if (threads % WARP_SIZE)
-        wrong("a block that is not made of whole warps");
+        emulated_wrong("a block that is not made of whole warps");
     if (c->dynamicSmemBytes > (most_shared.count(kernel) ? (size_t)most_shared[kernel] : 47 << 10))
         return cudaErrorInvalidValue;
     return cudaSuccess;
@@ -408,7 +410,7 @@ static float get(const void *data, cudaDataType_t type, int64_t i)
     case CUDA_R_8F_E5M2:
         return (float)((const __nv_fp8_e5m2 *)data)[i];
     default:
-        wrong("a matrix of a type that the backend doesn't use");
+        emulated_wrong("a matrix of a type that the backend doesn't use");
     }
 }
 
@@ -421,7 +423,7 @@ static void put(void *data, cudaDataType_t type, int64_t i, float x)
     else if (type == CUDA_R_16F)
         ((__half *)data)[i] = __float2half_rn(x);
     else
-        wrong("a product of a type that the backend doesn't use");
+        emulated_wrong("a product of a type that the backend doesn't use");
 }
 
 /* rows x columns, as floats one column after the other. */
@@ -442,7 +444,8 @@ static std::vector<float> product(cublasOperation_t op_a, cublasOperation_t op_b
 {
     const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T;
     const int64_t rows_a = ta ? k : m, rows_b = tb ? n : k;
-    const std::vector<float> x = floats(a, type_a, rows_a, ta ? m : k, ld_a), y = floats(b, type_b, rows_b, tb ? k : n, ld_b);
+    const std::vector<float> x = floats(a, type_a, rows_a, ta ? m : k, ld_a);
+    const std::vector<float> y = floats(b, type_b, rows_b, tb ? k : n, ld_b);
     std::vector<float> c(m * n);
 
     cblas_sgemm(CblasColMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, alpha,
@@ -665,7 +668,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
             const float slope = root * (1 + 3 * 0.044715f * up * up);
             put(d, of_d->type, at, u * (0.5f * (1 + t) + 0.5f * up * (1 - t * t) * slope));
         } else {
-            wrong("an epilogue that the backend doesn't use");
+            emulated_wrong("an epilogue that the backend doesn't use");
         }
     }
     return CUBLAS_STATUS_SUCCESS;

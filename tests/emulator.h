@@ -3,23 +3,21 @@
  * results, as threads' indices, tensor cores' layouts and barriers make them, not speed.
  *
  * Threads run one at a time, from one barrier (or exchange between lanes) to the next, a warp after the other; every
- * second block, and every second launch, has them in reverse. So what a missing barrier leaves to chance goes wrong in one of the two, and
- * threads that wait at different barriers are an error.
+ * second block, and every second launch, has them in reverse. So what a missing barrier leaves to chance goes wrong in
+ * one of the two, and threads that wait at different barriers are an error.
  */
 #ifndef EMULATOR_H
 #define EMULATOR_H
 
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 
-#define __shared__ thread_local                 /* one block at a time on a thread of the CPU; static inside functions */
+#define __shared__ thread_local                 /* a thread of the CPU has one block at a time */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <functional>
-#include <map>
 #include <string.h>
 #include <type_traits>
 
@@ -30,6 +28,7 @@ extern thread_local dim3 blockDim, gridDim;
 extern thread_local int emulated_lane;
 #define __launch_bounds__(...)
 
+[[noreturn]] void emulated_wrong(const char *what);
 void emulated_syncthreads(void);
 bool emulated_syncthreads_or(bool value);
 /* What all lanes of the warp give, each `bytes` long (at most 64) and 64 apart. All of them call. */
@@ -95,7 +94,7 @@ inline void emulated_load(uint32_t (&m)[4], const void *row, bool transposed)
             const uint16_t *of_row;
             memcpy(&of_row, all + 64 * (8 * i + r), sizeof of_row);
             if ((uintptr_t)of_row % 16)
-                abort();                        /* as the GPU would */
+                emulated_wrong("ldmatrix of a row that does not begin at a multiple of 16 bytes");
             pair[k] = of_row[c];
         }
         memcpy(&m[i], pair, sizeof pair);

@@ -3,8 +3,8 @@
  * step 1, in float: within 1e-4, q, k and v of QKV tensors apart; and so are 20 losses. (The CPU's, in float and in
  * double, are 1e-6 apart.)
  *
- * build/emulated has the same backend on a GPU that is emulated (emulator.h), of which "make test" has time for a part. An
- * argument names another build to test: "cpu" tests the test.
+ * build/emulated has the same backend on a GPU that is emulated (emulator.h), of which "make test" has time for a part.
+ * An argument names another build to test: "cpu" tests the test.
  */
 #include <math.h>
 #include <stdio.h>
@@ -178,8 +178,8 @@ static void gradients_agree(void **state)
             failed++;
             continue;
         }
-        const double d = compare_gradients(in_temporary("tested.safetensors"), in_temporary("reference.safetensors"), 12,
-                                           worst);
+        const double d = compare_gradients(in_temporary("tested.safetensors"), in_temporary("reference.safetensors"),
+                                           12, worst);
         printf("%-20s %-38s %d rank%s: gradients differ by %.1e at most (%s)%s\n", cases[i].stage, cases[i].options,
                cases[i].ranks, cases[i].ranks > 1 ? "s" : " ", d, worst, d <= 1e-4 ? "" : ": WRONG");
         failed += !(d <= 1e-4);

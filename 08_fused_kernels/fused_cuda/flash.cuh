@@ -42,9 +42,9 @@ __device__ inline Place place_of_block(int64_t heads, int64_t blocks)
     return p;
 }
 
-/* Begins to load ROWS rows of a head, from row `first` on: ld apart in memory, as many as there are of `tokens`. A thread
- * has the same columns of every STEP-th row, and all but its first row is known to the compiler: so a copy is a few
- * instructions, beside the many of a tile's products. */
+/* Begins to load ROWS rows of a head, from row `first` on: ld apart in memory, as many as there are of `tokens`. A
+ * thread has the same columns of every STEP-th row, and all but its first row is known to the compiler: so a copy is a
+ * few instructions, beside the many of a tile's products. */
 template <int ROWS, int PAD, int THREADS, typename T>
 __device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t first, Sizes s)
 {

@@ -17,8 +17,9 @@ __device__ static int64_t seen_by(int64_t first, int64_t i, int64_t keys, bool c
 
 /* probs = softmax(scores), 0 behind the mask, and lse[i * heads + head], if wanted. probs may be the scores. */
 template <typename T>
-__global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, const float *scores, int64_t ld_s, int64_t stride_s,
-                             float *lse, int64_t heads, int64_t n, int64_t first, int64_t keys, bool causal)
+__global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, const float *scores, int64_t ld_s,
+                             int64_t stride_s, float *lse, int64_t heads, int64_t n, int64_t first, int64_t keys,
+                             bool causal)
 {
     EACH_ROW(row, heads * n) {
         const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);

@@ -93,7 +93,8 @@ __device__ inline void load_ragged(float (&to)[N], const T *row, int64_t j, int6
             to[k] = j + k >= 0 && j + k < width ? number(row[j + k]) : outside;
 }
 
-template <int N, typename T> __device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, int64_t width)
+template <int N, typename T>
+__device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, int64_t width)
 {
     if (j >= 0 && j + N <= width)
         store(row + j, from, N);
