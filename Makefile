@@ -89,7 +89,7 @@ $(BUILD)/cuda/arch: always		# what objects were built for
 # The cuda backend on a GPU emulated by the CPU (tests/emulator.h), where CUDA's headers are found. Not under sanitizers,
 # which don't know its fibers.
 CUDA_HEADERS := $(if $(SANITIZE),,$(shell printf '\043include <cublasLt.h>\n\043include <cuda_fp8.h>\n' | $(CXX) -isystem $(CUDA_HOME)/include -x c++ -fsyntax-only - 2>/dev/null && echo yes))
-EMULATED := $(STAGES:%=$(BUILD)/emulated/%) $(BUILD)/emulated/parity $(BUILD)/emulated/test_cuda
+EMULATED := $(patsubst %,$(BUILD)/emulated/%,$(STAGES) parity test_cuda)
 EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/include -fno-extern-tls-init -Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
 $(eval $(call backend,emulated,,$(filter-out %_nccl,$(CUDA_PARTS)) common/no_nccl,-lstdc++ -ldl,cuda))
 $(EMULATED): $(BUILD)/emulated/obj/tests/emulator.o
@@ -104,6 +104,12 @@ $(BUILD)/emulated/obj/%.o: %.cc
 LADDER := 08_fused_kernels/ladder
 $(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/libcommon.a
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -o $@
+$(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o: $(LADDER)/ladder_cuda.cu tests/emulator.h
+	@mkdir -p $(@D)
+	@echo "  CXX $@"; sed -E 's/(\w+)<<<(.*)>>>\(/emulated_start({\2}, \1, /' $< | \
+		$(CXX) $(EMULATED_FLAGS) -include tests/emulator.h -I$(LADDER) -x c++ -c - -o $@
+$(BUILD)/emulated/ladder: $(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/common/error.o
+	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -lstdc++ -o $@
 $(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/obj/common/error.o
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(CUDA_LIBS) -lm -o $@
 .SECONDARY:
@@ -137,7 +143,7 @@ test-full: deps		## the whole matrix
 
 TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats \
 	$(if $(CUDA_HEADERS),$(BUILD)/emulated/test_cuda)
-run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/cpu/parity)
+run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/emulated/ladder $(BUILD)/cpu/parity)
 	@tests/changes.sh --check
 	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of GPUs' kernels on an emulated one: CUDA's headers were not found (CUDA_HOME=DIR says where)")
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")

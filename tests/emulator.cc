@@ -330,6 +330,19 @@ cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t)
     return cudaSuccess;
 }
 
+cudaError_t cudaMemset(void *data, int value, size_t bytes)
+{
+    return cudaMemsetAsync(data, value, bytes, NULL);
+}
+
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind)
+{
+    for (size_t i = 0; i < height; i++)
+        memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)
 {
     memmove(to, from, bytes);
@@ -366,6 +379,17 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
 
 cudaError_t cudaEventQuery(cudaEvent_t)
 {
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    free(event);
     return cudaSuccess;
 }
 
@@ -495,6 +519,21 @@ cublasStatus_t cublasGemmEx_64(cublasHandle_t h, cublasOperation_t op_a, cublasO
 {
     return cublasGemmStridedBatchedEx_64(h, op_a, op_b, m, n, k, alpha, a, type_a, ld_a, 0, b, type_b, ld_b, 0, beta, c,
                                          type_c, ld_c, 0, 1, compute, how);
+}
+
+cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
+                            const void *alpha, const void *a, cudaDataType_t type_a, int ld_a, const void *b,
+                            cudaDataType_t type_b, int ld_b, const void *beta, void *c, cudaDataType_t type_c, int ld_c,
+                            cublasComputeType_t compute, cublasGemmAlgo_t how)
+{
+    return cublasGemmEx_64(h, op_a, op_b, m, n, k, alpha, a, type_a, ld_a, b, type_b, ld_b, beta, c, type_c, ld_c,
+                           compute, how);
+}
+
+cublasStatus_t cublasDestroy_v2(cublasHandle_t handle)
+{
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t *handle)

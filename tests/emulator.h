@@ -44,6 +44,11 @@ const char *emulated_exchange(const void *mine, int bytes);
 #define __popc __builtin_popcount
 #define __fdividef(x, y) ((x) / (y))
 
+inline int min(int x, int y)
+{
+    return x < y ? x : y;
+}
+
 template <typename T> T emulated_shuffle(unsigned, T x, int lane)
 {
     const char *all = emulated_exchange(&x, sizeof x);
@@ -77,6 +82,26 @@ cudaError_t emulated_launch(const cudaLaunchConfig_t *config, void (*kernel)(P..
     return error;
 }
 #define cudaLaunchKernelEx emulated_launch
+
+template <typename... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value)
+{
+    return cudaFuncSetAttribute((const void *)kernel, attribute, value);
+}
+
+/* kernel<<<grid, block, shared>>>(...), which the Makefile writes as emulated_start({grid, block, shared}, kernel, ...) */
+struct EmulatedStart {
+    dim3 grid, block;
+    size_t shared = 0;
+};
+
+template <typename... P, typename... A> void emulated_start(EmulatedStart s, void (*kernel)(P...), A... a)
+{
+    cudaLaunchConfig_t config = {};
+
+    config.gridDim = s.grid, config.blockDim = s.block, config.dynamicSmemBytes = s.shared;
+    if (emulated_launch(&config, kernel, a...) != cudaSuccess)
+        emulated_wrong("a launch with a grid, a block or shared memory that no GPU takes");
+}
 
 /* ---- tensor_cores.cuh, by the PTX manual's layouts ---- */
 

@@ -205,6 +205,16 @@ static void losses_agree(void **state)
     assert_true(most <= 1e-4);
 }
 
+/* The matmul ladder compares each of its rungs with the last, and fails if one is wrong. */
+static void ladder_is_right(void **state)
+{
+    static const char *const sizes[] = {"1", "100x37x129", "129x257x33", "300x270x70", "520x512x64"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        run_well(BUILD "/%s/ladder --size %s --seconds 0 --copy 1", build, sizes[i]);
+}
+
 /* The same bits, in every operator and in a program. */
 static void runs_repeat(void **state)
 {
@@ -227,6 +237,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(operators_agree),
         cmocka_unit_test(gradients_agree),
         cmocka_unit_test(losses_agree),
+        cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(runs_repeat),
     };
 

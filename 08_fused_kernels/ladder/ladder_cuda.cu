@@ -10,6 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "../fused_cuda/tensor_cores.cuh"       /* for rung 6: what a warp loads and multiplies at once */
 #include "ladder.h"
 
 /* ---- 1. Naive ---- */
@@ -240,48 +241,10 @@ __global__ void __launch_bounds__(THREADS, 2) wide(int m, int n, int k, const fl
         }
 }
 
-/* ---- Tensor cores' instructions ---- */
-
-/* Reads four 8 x 8 matrices of 2-byte elements from shared memory. Lane l gives the address of row l % 8 of matrix l
- * / 8 (16 bytes); of each matrix it gets the two elements (l % 4) * 2 + 0..1 of row l / 4, in one register. */
-static __device__ __forceinline__ void load_matrices(unsigned to[4], const void *from)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(from))
-                 : "memory");
-#endif
-}
-
-/* The same, each matrix transposed: a lane gets elements (l % 4) * 2 + 0..1 of column l / 4. */
-static __device__ __forceinline__ void load_matrices_transposed(unsigned to[4], const void *from)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(from))
-                 : "memory");
-#endif
-}
-
-/* The warp's C (16 x 8, float) += A (16 x 16) B (16 x 8), bf16. Lane l holds of C: rows l / 4 (c[0], c[1]) and l / 4
- * + 8 (c[2], c[3]), columns (l % 4) * 2 + 0..1. Of A: its four quarters as load_matrices gives them, upper left,
- * lower left, upper right, lower right. Of B: its upper and its lower half, transposed. */
-static __device__ __forceinline__ void multiply_16_8_16(float c[4], const unsigned a[4], const unsigned b[2])
-{
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
-}
-
 /* ---- 6. Tensor cores ---- */
 
-/* A and B in bf16, C in float. One instruction of a warp multiplies 16 x 16 by 16 x 8; what is left to do is to feed
- * it. A block of 8 warps makes 128 x 256 of C, each warp 64 x 64: 128 sums a thread. Of k, 32 at a time, in four
+/* A and B in bf16, C in float. One instruction of a warp multiplies 16 x 16 by 16 x 8 (multiply_add; tensor_cores.cuh
+ * says which lane has what); what is left to do is to feed it. A block of 8 warps makes 128 x 256 of C, each warp 64 x 64: 128 sums a thread. Of k, 32 at a time, in four
  * buffers: while one is worked on, three more are on their way.
  *
  * In shared memory, rows consist of pieces of 16 bytes (8 elements), and load_matrices reads the same piece of 8 rows
@@ -378,7 +341,8 @@ __global__ void __launch_bounds__(THREADS) tensor_cores(int m, int n, int k, con
             for (int r = 0; r < 4; r++)
 #pragma unroll
                 for (int s = 0; s < 8; s++)
-                    multiply_16_8_16(sum[r][s], left[step % 2][r], right[step % 2][s / 2] + s % 2 * 2);
+                    multiply_add<__nv_bfloat16>(sum[r][s], left[step % 2][r], right[step % 2][s / 2][s % 2 * 2],
+                                                right[step % 2][s / 2][s % 2 * 2 + 1]);
         }
     }
 #pragma unroll
@@ -461,8 +425,8 @@ static void run_tensor_cores(const Product *p)
                                                      p->c_row);
 }
 
-/* cuBLAS wants columns where we have rows: it sees all three transposed, and C^T = B^T A^T. Pedantic: in float, not
- * TF32. */
+/* cuBLAS wants columns where we have rows: it sees all three transposed, and C^T = B^T A^T. In float: TF32 would have
+ * to be asked for. */
 static void run_cublas(const Product *p)
 {
     const float one = 1, zero = 0;
