@@ -88,7 +88,7 @@ template <typename... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), 
     return cudaFuncSetAttribute((const void *)kernel, attribute, value);
 }
 
-/* kernel<<<grid, block, shared>>>(...), which the Makefile writes as emulated_start({grid, block, shared}, kernel, ...) */
+/* kernel<<<grid, block, shared>>>(...): the Makefile writes it as emulated_start({grid, block, shared}, kernel, ...) */
 struct EmulatedStart {
     dim3 grid, block;
     size_t shared = 0;

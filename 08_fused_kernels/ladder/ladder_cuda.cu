@@ -244,8 +244,8 @@ __global__ void __launch_bounds__(THREADS, 2) wide(int m, int n, int k, const fl
 /* ---- 6. Tensor cores ---- */
 
 /* A and B in bf16, C in float. One instruction of a warp multiplies 16 x 16 by 16 x 8 (multiply_add; tensor_cores.cuh
- * says which lane has what); what is left to do is to feed it. A block of 8 warps makes 128 x 256 of C, each warp 64 x 64: 128 sums a thread. Of k, 32 at a time, in four
- * buffers: while one is worked on, three more are on their way.
+ * says which lane has what); what is left to do is to feed it. A block of 8 warps makes 128 x 256 of C, each warp 64 x
+ * 64: 128 sums a thread. Of k, 32 at a time, in four buffers: while one is worked on, three more are on their way.
  *
  * In shared memory, rows consist of pieces of 16 bytes (8 elements), and load_matrices reads the same piece of 8 rows
  * at a time. Rows lie 64 (A) or 512 bytes (B) apart: those pieces would be in the same banks, and be read one after
