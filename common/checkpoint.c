@@ -117,6 +117,8 @@ static void read_parts(const Safetensors *file, const char *prefix, const AdamW 
             fail("%s: %s has %d dimensions (%lld, %lld), but this model's is (%lld, %lld)", file->path, name, t->dims,
                  (long long)t->shape[0], (long long)t->shape[1], (long long)p->rows,
                  (long long)(p->vector ? 0 : p->cols));
+        if (strcmp(t->dtype, "F32") && strcmp(t->dtype, "F64"))
+            fail("%s: %s is %s, but F32 or F64 is needed", file->path, name, t->dtype);
         free(name);
     }
     for (int i = 0; i < optimizer->count; i++) {
@@ -309,18 +311,23 @@ static bool is_empty_directory(const char *path)
 
 void checkpoint_claim(const char *directory)
 {
-    char *tmp = path_of(directory, ".tmp", NULL), *trainer = path_of(directory, "", "trainer.json");
+    char *plain = path_of(directory, "", NULL), *tmp = path_of(directory, ".tmp", NULL);
+    char *trainer = path_of(directory, "", "trainer.json");
+    struct stat s;
 
     /* an empty directory may be replaced, a checkpoint too; anything else is somebody's */
     if (comm_rank(world) == 0) {
         if (exists(directory) && !exists(trainer) && !is_empty_directory(directory))
             fail("--save %s: it is there and is not a checkpoint (it has no trainer.json); name another directory",
                  directory);
+        if (lstat(plain, &s) == 0 && !exists(plain))
+            fail("--save %s: it is a link to a directory that is not there; make that directory", directory);
         remove_directory(tmp);
         if (mkdir(tmp, 0755))
             fail("--save %s: %s cannot be made: %s", directory, tmp, strerror(errno));
         rmdir(tmp);
     }
+    free(plain);
     free(tmp);
     free(trainer);
 }

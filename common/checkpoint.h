@@ -27,7 +27,7 @@ typedef struct {
     int kept_count;
 } TrainState;
 
-/* Before training: fails if DIR cannot be written, or is there and is not a checkpoint, which saving would replace. */
+/* Before training: fails if DIR cannot be written, or is neither a checkpoint nor empty: saving would replace it. */
 void checkpoint_claim(const char *directory);
 
 /* Writes DIR.tmp, and when all of it is on the disk puts it in DIR's place in one step: a program killed at any

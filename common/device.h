@@ -22,7 +22,7 @@ void device_prepare(char **argv);
 /* Takes the device for this process, one of `local_ranks` on this machine, the local_rank-th of them.
  * threads: of the CPU, 0: the machine's cores divided over the local ranks. */
 void device_init(int local_rank, int local_ranks, int threads);
-const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor, AVX-512" */
+const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor" */
 int device_threads(void);
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
 int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, or free and kept; 0: the CPU */

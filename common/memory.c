@@ -1,8 +1,11 @@
 #include "memory.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "comm.h"
 #include "device.h"
 #include "error.h"
 #include "options.h"
@@ -95,11 +98,35 @@ const char *memory_remedy(Category category)
     return remedy[category];
 }
 
+/* What the ranks that take their memory from the same machine, or GPU, need together, and how many they are. */
+static double needed_here(int *ranks)
+{
+    struct Need { char host[64]; int gpu; double bytes; } mine = {.bytes = memory_total().predicted}, *all;
+    double bytes = 0;
+
+    gethostname(mine.host, sizeof mine.host - 1);
+    mine.gpu = device_is_host() ? 0 : comm_local_rank() % device_count();
+    all = calloc(comm_size(world), sizeof *all);
+    if (!all)
+        fail("no memory for a table of %d ranks", comm_size(world));
+    comm_agree();                               /* a rank that failed would not come here */
+    comm_gather_host(world, all, &mine, sizeof mine);
+    *ranks = 0;
+    for (const struct Need *r = all; r < all + comm_size(world); r++)
+        if (!strcmp(r->host, mine.host) && r->gpu == mine.gpu) {
+            bytes += r->bytes;
+            ++*ranks;
+        }
+    free(all);
+    return bytes;
+}
+
 void memory_plan(void)
 {
-    const int64_t available = device_memory_available();
+    const int64_t available = device_memory_available();    /* first: other ranks may soon begin to take it */
     const double total = memory_total().predicted;
-    int largest = 0;
+    int largest = 0, ranks;
+    const double needed = needed_here(&ranks);
 
     run_print("memory will be");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
@@ -108,11 +135,17 @@ void memory_plan(void)
             run_print("%s %s %s", c ? "," : "", memory_name[c], bytes_text(entry[c].predicted));
     }
     run_print(": %s", bytes_text(total));
+    if (ranks > 1)
+        run_print(", %s for the %d ranks here,", bytes_text(needed), ranks);
     run_print(available < 0 ? "\n" : " of %s available\n", bytes_text(available));
-    if (available >= 0 && total > available)
-        fail("this needs %s of memory, and %s are available; the largest category is %s with %s: %s would shrink it",
-             bytes_text(total), bytes_text(available), memory_name[largest], bytes_text(entry[largest].predicted),
-             memory_remedy(largest));
+    if (available >= 0 && needed > available) {
+        char shared[64] = "";
+        if (ranks > 1)
+            snprintf(shared, sizeof shared, " for the %d ranks here", ranks);
+        fail("this needs %s of memory%s, and %s are available; the largest category is %s with %s: %s would shrink it",
+             bytes_text(needed), shared, bytes_text(available), memory_name[largest],
+             bytes_text(entry[largest].predicted), memory_remedy(largest));
+    }
 }
 
 bool memory_print(void)

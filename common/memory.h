@@ -35,7 +35,8 @@ MemoryEntry memory_total(void);                 /* its peak is that of the sum, 
 void memory_predict(Category category, double bytes);
 void memory_playbook(Category category, double bytes, const char *formula);
 
-/* Prints the prediction, and refuses what the device cannot hold: names the category to shrink, and how. */
+/* All ranks call it: prints the prediction, and refuses what the device cannot hold, for all ranks that share it: names
+ * the category to shrink, and how. */
 void memory_plan(void);
 bool memory_print(void);                        /* at the end: measured beside predicted; true: they are equal */
 

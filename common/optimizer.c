@@ -50,11 +50,12 @@ void adamw_step(AdamW *o, double lr, double gradient_scale)
 double gradient_square_sum(const AdamW *o)
 {
     const Layout *layout = o->layout;
-    Tensor *owned = malloc(o->count * layout->parameters * sizeof *owned);
+    const int64_t most = layout->parameters + o->count;         /* a part may end within a parameter */
+    Tensor *owned = malloc(most * sizeof *owned);
     int count = 0;
 
     if (!owned)
-        fail("no memory for a list of %d gradients", o->count * layout->parameters);
+        fail("no memory for a list of %lld gradients", (long long)most);
     for (int i = 0; i < o->count; i++)
         for (int k = 0; k < layout->parameters; k++) {
             const Range r = overlap(&layout->table[k], &o->parts[i]);

@@ -194,6 +194,7 @@ static int set_up(void **state)
     run_well("mv %s data.bin", token_file(2000, 97));
     run_well("mkdir adir");
     run_well("sh -c 'echo precious > adir/file; echo precious > afile; echo precious > old.csv; mkfifo fifo'");
+    run_well("ln -s nowhere alink");
     run_well(CPU " " SMALL " --steps 2 --save good --seed 7");
     return 0;
 }
@@ -393,8 +394,21 @@ static void what_cannot_fit_is_refused(void **state)
     fails(1, "TB of memory|--recompute full", CPU64 " --quiet --preset 405b --data long.bin");
     fails(1, "TB of memory", CPU " --preset 405b --data long.bin --save keep");          /* an empty directory stays */
 
+    /* Two ranks of which each would find enough, but not both: 16 bytes a parameter. A limit, in case they go on. */
+    Result r = run(CPU " --preset tiny --steps 0");
+    const char *said = strstr(r.out, "memory will be"), *of = said ? strstr(said, " of ") : NULL;
+    double available = 0;
+    if (of && sscanf(of, " of %lf GB available", &available) == 1) {
+        Result two = run("sh -c 'ulimit -v 40000000; timeout 15 mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 1 "
+                         "--hidden 128 --heads 2 --seq 4 --micro-batch 1 --vocab %.0f'", 0.7e9 * available / 16 / 128);
+        assert_int_equal(two.status, 1);
+        assert_words(two.err, "03_data_parallel: |of memory for the 2 ranks here, and|available", "2 ranks");
+        result_free(two);
+    }
+    result_free(r);
+
     /* An allocation that fails although there seems to be memory enough: 8M x 16 parameters are 0.5 GB. */
-    Result r = run("sh -c 'ulimit -v 1000000; exec " CPU " " SMALL "'");
+    r = run("sh -c 'ulimit -v 1000000; exec " CPU " " SMALL "'");
     if (r.status == 0)
         fails(1, "needs|in use|would need less", "sh -c 'ulimit -v 1000000; exec " CPU " " SMALL " --vocab "
               "8000000 --report new'");
@@ -577,18 +591,21 @@ static void other_models_are_refused(void **state)
     change(config, "\"vocab_size\":\t97", "\"vocab_size\":\t98");
     fails(1, "bad/model.safetensors|embed|97|98", GO_ON " --vocab 98");
 
-    /* a dtype that isn't read; a tensor that isn't there */
+    /* dtypes that aren't read, one of them wider than what is; a tensor that isn't there */
+    static const char *const dtypes[] = {"BF16", "I64", "F32"};
     Safetensors good, bad;
-    for (int way = 0; way < 2; way++) {
+    for (int way = 0; way < 3; way++) {
         const char *path = spoil("model.safetensors");
+        char words[64];
         assert_null(safetensors_open(&good, in_temporary("good/model.safetensors")));
-        for (int i = 0; i < good.count && way == 0; i++)
-            strcpy(good.tensors[i].dtype, "BF16");
-        safetensors_lay_out(&bad, path, good.tensors, good.count - way);
+        for (int i = 0; i < good.count; i++)
+            strcpy(good.tensors[i].dtype, dtypes[way]);
+        safetensors_lay_out(&bad, path, good.tensors, good.count - (way == 2));
         assert_null(safetensors_create(&bad));
         assert_null(safetensors_close(&bad, false));
         free(safetensors_close(&good, false));
-        fails(1, way ? "bad/model.safetensors|missing" : "bad/model.safetensors|BF16|F32", GO_ON);
+        snprintf(words, sizeof words, "bad/model.safetensors|%s", way == 2 ? "missing" : dtypes[way]);
+        fails(1, words, GO_ON);
     }
 }
 
@@ -760,6 +777,7 @@ static void unwritable_outputs_are_refused(void **state)
         {"--save adir/", 1, "--save adir|not a checkpoint|another"},
         {"--save .", 1, "--save .|not a checkpoint"},
         {"--save /dev/null", 1, "--save /dev/null|not a checkpoint"},
+        {"--save alink", 1, "--save alink|not there"},
         {"--save /proc/x", 1, "--save /proc/x|cannot be made"},
         {"--save good --report missing/x", 1, "--report missing/x"},
         {"--save adir --metrics old.csv --report new --trace new.trace --dump-gradients new.g", 1, "--save adir"},
