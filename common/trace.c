@@ -220,7 +220,10 @@ static void lives_of(const Access *access, int64_t count)
         const int64_t *at = bsearch(over ? &cuts[0] : &first, cuts, pieces, sizeof *cuts, by_number);
         for (int64_t p = at - cuts; p < pieces - 1 && cuts[p] < end; p++) {
             const int64_t bytes = cuts[p + 1] - cuts[p];
-            const TraceAccess how = over ? TRACE_ZERO : access[i].access;
+            /* what an operator puts in the place of what it has just read is no second value at the same time */
+            const bool in_place = !over && access[i].access == TRACE_WRITE && piece[p].born >= 0
+                                  && piece[p].last == access[i].span;
+            const TraceAccess how = over ? TRACE_ZERO : in_place ? TRACE_UPDATE : access[i].access;
             if (piece[p].born >= 0 && (how == TRACE_WRITE || how == TRACE_ZERO)) {
                 if (piece[p].last > piece[p].born || (over && lasts))       /* else nobody used it */
                     APPEND(changes, (Change){piece[p].born, false, a->category, bytes});

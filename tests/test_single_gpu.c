@@ -1,6 +1,7 @@
 /* 01 as a whole program: that its numbers don't depend on how a batch is divided, what is recomputed or where it was
  * interrupted, and that memory is what it said.
  */
+#include <cjson/cJSON.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../common/memory.h"
 #include "harness.h"
 
 #define CPU BUILD "/cpu/01_single_gpu"
@@ -219,10 +221,34 @@ static void the_trace_tells(void **state)
     r = run("grep -c '\"optimizer\",\"ph\":\"X\"' trace.json");
     assert_int_equal(atoi(r.out), 2);
     result_free(r);
-    r = run("grep -c '\"name\":\"live\"' trace.json");
-    assert_true(atoi(r.out) > 50);
+    /* the most that each category had, of "allocated" and of "live" */
+    r = run("cat trace.json");
+    cJSON *trace = cJSON_Parse(r.out), *event, *value;
+    double most[2][MEM_CATEGORIES] = {{0}};
+    int samples = 0, category;
+    assert_true(cJSON_IsArray(trace));
+    cJSON_ArrayForEach(event, trace) {
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(event, "name"));
+        const bool live = !strcmp(name, "live");
+        if (!live && strcmp(name, "allocated"))
+            continue;
+        samples += live;
+        category = 0;
+        cJSON_ArrayForEach(value, cJSON_GetObjectItem(event, "args")) {
+            most[live][category] = fmax(most[live][category], value->valuedouble);
+            category++;
+        }
+        assert_int_equal(category, MEM_CATEGORIES);
+    }
+    assert_true(samples > 50);
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        if (most[1][c] > most[0][c])
+            fail_msg("%s: %.0f bytes live, %.0f allocated", memory_name[c], most[1][c], most[0][c]);
+        if (most[1][c] < most[0][c] / 4)
+            fail_msg("%s: only %.0f bytes live of %.0f allocated", memory_name[c], most[1][c], most[0][c]);
+    }
+    cJSON_Delete(trace);
     result_free(r);
-    json_number(in_temporary("trace.json"), "0.pid");           /* parses */
 }
 
 static void pretended_hardware_is_slower(void **state)
