@@ -48,7 +48,7 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
+static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's: d_x */
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
@@ -142,11 +142,11 @@ static void predict(void)
                                         + small * (R * H + B * T * V) + real * (R * 2 + B * T));
     memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T + copies);
 
-    memory_playbook(MEM_PARAMETERS, dtype == REAL ? 4 * N : 2 * N, dtype == REAL ? "4 N" : "2 N");
+    memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
-        memory_playbook(MEM_MASTER, 4 * N, "4 N");
-    memory_playbook(MEM_GRADIENTS, gradients_dtype == BF16 ? 2 * N : 4 * N, gradients_dtype == BF16 ? "2 N" : "4 N");
-    memory_playbook(MEM_OPTIMIZER, 8 * N, "8 N");
+        memory_playbook(MEM_MASTER, real * N, "4 N");
+    memory_playbook(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
+    memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
     switch (options.recompute) {
     case RECOMPUTE_NONE:
         memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
@@ -171,8 +171,8 @@ static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, const char *na
 }
 
 /* The blocks' linears, as in ops.h, and with fp8 by copies of both operands: E4M3, which has more precision, for
- * activations and weights, E5M2, which has more range, for gradients. The sums of backward run over rows, so their
- * operands are transposed on the way. What comes out is BF16; the output projection stays in it altogether. */
+ * activations and weights, E5M2, which has more range, for gradients. Where backward sums over a matrix's rows, it is
+ * transposed on the way. What comes out is BF16; the output projection stays in it altogether. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t k = tensor_width(x), m = tensor_width(out);

@@ -41,7 +41,7 @@ static char *text_of(const char *format, ...)
     return strdup(text);
 }
 
-/* One more parameter of the table; `unit` is how many elements cannot be told apart by a cut (a head's rows). */
+/* One more parameter of the table; `unit`: how many rows or columns a cut keeps together (a head's). */
 static void add(Layout *l, Shard shard, bool here, const char *name, const char *label, int64_t rows, int64_t cols,
                 bool vector, Cut cut, int64_t unit, double mean, double deviation)
 {

@@ -23,7 +23,7 @@ double model_flops_per_token(Config config);                /* of forward and ba
 
 /* Which part of the model is here. */
 typedef struct {
-    int slice, slices;              /* the how-manieth cut through every matrix, of how many */
+    int slice, slices;              /* which slice of every matrix is here, from 0, of how many */
     const bool *layer;              /* by layer; NULL: all */
     bool embedding, head;           /* the embedding at the start; the final LayerNorm and the output projection */
     int replica;                    /* of ranks with the same part; number 0 owns it: counts it in norms, saves it */

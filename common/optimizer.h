@@ -22,7 +22,7 @@ typedef struct {
 } AdamW;
 
 /* One update: m and v are moving averages of the gradient (times gradient_scale) and of its square, each divided by
- * its bias correction; matrices and the embedding also decay. Constants and --weight-decay from options.h. */
+ * its bias correction; matrices and the embedding also decay, by --weight-decay. Beta and eps: optimizer.c. */
 void adamw_step(AdamW *optimizer, double lr, double gradient_scale);
 
 /* Sum of squares of the gradients of what this rank owns, in double. Summed over the ranks, its root is the norm. */

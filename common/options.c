@@ -92,9 +92,10 @@ static const struct {
                 "the step at which its decay, half a cosine, ends; 0: no decay", "N", 0, 1e9}},
     {TRAINING, {"weight-decay", OPTION_DOUBLE, &options.weight_decay, "of matrices and the embedding", "X", 0, 1e3}},
     {TRAINING, {"clip", OPTION_DOUBLE, &options.clip, "the largest norm of gradients; 0: any", "X", 0, 1e30}},
-    {TRAINING, {"seed", OPTION_SEED, &options.seed, "of initial weights, batches and samples", "N"}},
+    {TRAINING, {"seed", OPTION_SEED, &options.seed,
+                "of initial weights, batches and samples; with --load the checkpoint's", "N"}},
     {TRAINING, {"eval-every", OPTION_INT, &options.eval_every,
-                "loss on the held-out tenth every N steps; 0: never", "N", 0, 1e9}},
+                "loss on 64 sequences of the held-out tenth every N steps; 0: never", "N", 0, 1e9}},
     {FILES, {"data", OPTION_TEXT, &options.data,
              "text, or uint16 tokens if named *.bin or with llm.c's header; the default is this project's own text",
              "FILE"}},
@@ -112,7 +113,8 @@ static const struct {
                4096}},
     {MACHINE, {"timeout", OPTION_INT, &options.timeout, "to wait for a silent rank; 0: for ever", "SECONDS", 0, 1e6}},
     {MACHINE, {"pretend", OPTION_TEXT, &options.pretend,
-               "make operators and transfers last as long as on such a machine", "GFLOPS,GB/S,MICROSECONDS"}},
+               "make operators and transfers last at least as long as on such a machine, slower than this one",
+               "GFLOPS,GB/S,MICROSECONDS"}},
     {MACHINE, {"check", OPTION_FLAG, &options.check, "compare calls over the ranks, and watch buffers in transfer"}},
     {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print errors and the sample only"}},
 };
@@ -204,12 +206,26 @@ static void take_pretend(void)
 
 /* ---- What must hold between options ---- */
 
+/* The directory that a path is in, and its name there; false: no such directory. */
+static bool place(const char *path, struct stat *directory, const char **name)
+{
+    const char *slash = strrchr(path, '/');
+    char *text = slash ? strndup(path, slash + 1 - path) : strdup(".");
+    const bool there = text && stat(text, directory) == 0;
+
+    *name = slash ? slash + 1 : path;
+    free(text);
+    return there;
+}
+
 static bool same_file(const char *a, const char *b)
 {
     struct stat s, t;
+    const char *name_a, *name_b;
 
-    if (stat(a, &s) || stat(b, &t))
-        return !strcmp(a, b);
+    if (stat(a, &s) || stat(b, &t))     /* not there yet: one name in one directory */
+        return !strcmp(a, b) || (place(a, &s, &name_a) && place(b, &t, &name_b) && !strcmp(name_a, name_b)
+                                 && s.st_dev == t.st_dev && s.st_ino == t.st_ino);
     return s.st_dev == t.st_dev && s.st_ino == t.st_ino && (S_ISREG(s.st_mode) || S_ISDIR(s.st_mode));
 }
 
@@ -330,7 +346,7 @@ void options_parse(const char *stage, const char *summary, int argc, char **argv
     static const char *const titles[] = {
         [MODEL] = "The model:", [TRAINING] = "Training:", [STAGE] = "This stage:", [FILES] = "Files:",
         [MACHINE] = "The machine:"};
-    static struct argp_option list[OPTIONS + MORE + STAGE + 10];     /* ends with zeros */
+    static struct argp_option list[OPTIONS + MORE + MACHINE + 4];    /* titles; --preset, --help, --usage; zeros */
     int n = 0;
 
     stage_name = stage;

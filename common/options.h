@@ -47,11 +47,11 @@ typedef struct {
     double min, max;                        /* of a number, inclusive */
 } StageOption;
 
-/* For the table of a stage that can evaluate and sample (text.h). */
+/* For the table of a stage that can sample (text.h). */
 #define TEXT_OPTIONS \
     {"sample", OPTION_INT, &options.sample, "write so many tokens at the end", "N", 0, 1e6}, \
     {"temperature", OPTION_DOUBLE, &options.temperature, "of sampling; 0 takes the likeliest", "X", 0, 100}, \
-    {"prompt", OPTION_TEXT, &options.prompt, "what the sample continues", "TEXT"}
+    {"prompt", OPTION_TEXT, &options.prompt, "what the sample continues: its bytes are the tokens", "TEXT"}
 
 /* Fills `options` and the stage's own variables; `more` ends with {0}. --help prints and ends the program. What cannot
  * be right, alone or together, ends it with status 2 and the values. */

@@ -74,7 +74,7 @@ const char *number_text(int64_t n)
 
 const char *divisors_text(int n)
 {
-    static char text[1024];             /* the 96 divisors of 50400, the most that any number below 2^16 has, fit */
+    static char text[1024];             /* the 120 divisors of 55440, the most that any number below 2^16 has, fit */
     int at = 0;
 
     for (int d = 1; d <= n; d++)

@@ -36,7 +36,7 @@ bool run_continues(int step);
 void run_gradients(const AdamW *optimizer);
 
 /* After the step-th step: prints and writes what came of it, compares traffic with the prediction, saves if it is
- * time; ends the run if the loss is NaN. */
+ * time; ends the run if the loss or the norm is NaN or Inf (a skipped step's norm may be). */
 void run_step(int step, StepResult result);
 
 /* One more number in this rank's entry of --report; the name lives as long as the program. */

@@ -76,12 +76,8 @@ void text_sample(LogitsFunction logits_of, Batch batch)
 
     if (!tokens || !window || !last)
         fail("no memory for a sample of %lld tokens", (long long)total);
-    for (int64_t i = 0; i < prompt; i++) {
-        tokens[i] = (unsigned char)options.prompt[i];
-        if (tokens[i] >= V)
-            fail("--prompt: byte %d, at position %lld, is not below --vocab %lld", tokens[i], (long long)i,
-                 (long long)V);
-    }
+    for (int64_t i = 0; i < prompt; i++)
+        tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: options.c */
     if (comm_rank(world) == 0)
         printf("\n%s", options.config.vocab > 256 ? "" : options.prompt);
     for (int64_t n = prompt; n < total; n++) {

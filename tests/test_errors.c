@@ -290,6 +290,8 @@ static void the_command_line_is_checked(void **state)
         {"--sample 5 --prompt zz --save new", 2, "--prompt|122|--vocab 97"},
         {"--steps 0 --dump-gradients new --report new.json", 1, "--dump-gradients|no step"},
         {"--report same --trace same", 2, "--report|--trace|same"},
+        {"--report same --trace ./same", 2, "--report|--trace|same"},
+        {"--metrics adir/same --save ./adir/../adir/same", 2, "--metrics|--save|same"},
         {"--save same --dump-gradients same", 2, "--save|--dump-gradients|same"},
         {"--metrics data.bin", 2, "--data data.bin|--metrics data.bin"},
         {"--report ./data.bin", 2, "--data data.bin|--report ./data.bin"},
