@@ -271,7 +271,7 @@ static void forward(Acts *a, Batch batch, double scale)
         use(l + 1, l + 2);
         block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
     }
-    use(L + 1, 0);
+    use(L + 1, 0);                              /* 0, the embedding, is still there */
     layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
     linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
@@ -315,7 +315,7 @@ static StepResult train_step(int64_t step, Batch batch)
     tensor_zero(loss);
     tensor_zero(kept_gradients);
     for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, (comm_rank(dp) * options.accumulate + m) * B, 0);
+        batch_load(batch, step, ((int64_t)comm_rank(dp) * options.accumulate + m) * B, 0);
         trace_begin("forward");
         forward(&acts, batch, scale);
         trace_end();

@@ -54,6 +54,8 @@ static void sizes(void)
         fail("--heads %ld cannot be divided over %d ranks; %s could", (long)A, t, divisors_text(A));
     if (sequence_parallel && R % t)
         fail("--micro-batch %ld x --seq %ld = %ld rows cannot be divided over %d ranks", (long)B, (long)T, (long)R, t);
+    if (V < t)
+        fail("--vocab %ld cannot be divided over %d ranks: each needs a token or more", (long)V, t);
     A /= t, F /= t, V = V * (r + 1) / t - V * r / t;
     if (sequence_parallel)
         R /= t;
@@ -138,7 +140,7 @@ static void predict(void)
     const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
     const int64_t again = options.recompute == RECOMPUTE_FULL ? 2 * L : 0;
     if (sequence_parallel) {
-        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; again; g's backward */
+        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; backward: f's input, g */
         comm_predict(tp, REDUCE_SCATTER, m * (crossings + again + crossings), rows);   /* g; f's backward */
         comm_predict(tp, ALL_REDUCE, L, 6 * H);                                     /* uncut parameters' gradients */
         comm_predict(tp, ALL_REDUCE, 1, 2 * H);
@@ -210,8 +212,9 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     linear_backward_weight(g->down_weight, NONE, d_out, a->gelu);
     gelu_backward(d->up, d->gelu, a->up);
     linear_backward_input(share(d->ln2), d->up, w->up_weight);
+    Tensor in = f_forward(a->ln2);              /* before the sum starts: a gather would wait behind it */
     Request *sum = f_backward(d->ln2);
-    linear_backward_weight(g->up_weight, g->up_bias, d->up, f_forward(a->ln2));
+    linear_backward_weight(g->up_weight, g->up_bias, d->up, in);
     comm_wait(&sum);
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
@@ -222,8 +225,9 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
     rope_backward(d->qkv, rope);
     linear_backward_input(share(d->ln1), d->qkv, w->qkv_weight);
+    in = f_forward(a->ln1);
     sum = f_backward(d->ln1);
-    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, f_forward(a->ln1));
+    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, in);
     comm_wait(&sum);
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
@@ -255,8 +259,9 @@ static void backward(Acts *a, Batch batch, double scale)
 
     cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
     linear_backward_input(share(d_final), a->logits, w->embedding);
+    Tensor in = f_forward(a->final);
     Request *sum = f_backward(d_final);
-    linear_backward_weight(g->embedding, NONE, a->logits, f_forward(a->final));
+    linear_backward_weight(g->embedding, NONE, a->logits, in);
     comm_wait(&sum);
     tensor_zero(d_x);
     layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);

@@ -38,7 +38,8 @@ Range comm_part(const Comm *comm, int64_t count);           /* this rank's, by r
 void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce);
 void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in);    /* out: our part of the sum over the ranks' ins */
 void comm_all_gather(Comm *comm, Tensor out, Tensor in);        /* in: our part of out */
-void comm_all_to_all(Comm *comm, Tensor out, Tensor in);        /* nth part of in to rank n, of out from rank n */
+void comm_all_to_all(Comm *comm, Tensor out, Tensor in);        /* nth part of in to rank n, of out from rank n; parts
+                                                                 * are equal, and out is apart from in */
 void comm_broadcast(Comm *comm, Tensor t, int root);
 void comm_barrier(Comm *comm);
 
@@ -87,7 +88,8 @@ void comm_account_reset(void);                      /* a step begins */
 void comm_begin(int *argc, char ***argv);
 
 /* After device_init, on all ranks: takes the library that carries tensors, by --comm and by the GPUs that there are,
- * and returns it in words: "MPI, through the host's memory: ranks 0 and 1 share a GPU of alpha". */
+ * and returns it in words: "MPI, through the host's memory: ranks 0 and 1 share GPU 0000:01:00.0 of alpha, which has 2
+ * ranks, and 1 GPU for them". */
 const char *comm_choose(void);
 
 _Noreturn void comm_exit(int status);

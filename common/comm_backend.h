@@ -82,7 +82,7 @@ struct Request {
     /* --pretend */
     void *clock;                                /* MPI's, for `when` */
     double when[2];                             /* from when on all its ranks take part; how long it then takes */
-    double begin;                               /* a message's: when it left, or when it was waited for first */
+    double begin;                               /* a message's: when it left; a receive's: when it was started */
     /* --check: comm_check.c */
     Tensor out, in, written, watched;
     void *out_copy, *in_copy;

@@ -92,7 +92,7 @@ static const Planted planted[] = {
     {"07_context_parallel", "tensor_range(d_kv_all, 2 * o, 2)", "tensor_range(d_kv_all, 2 * ((o + 1) % n), 2)", 3,
      "--attention allgather", {"as if dK and dV were added at the next rank, not at the keys' owner"}},
     /* every rank computes the same sequences; the last micro-batch only */
-    {"03_data_parallel", "(comm_rank(dp) * options.accumulate + m) * B", "m * B", 4, "--sync overlap",
+    {"03_data_parallel", "((int64_t)comm_rank(dp) * options.accumulate + m) * B", "m * B", 4, "--sync overlap",
      {"ranks of the global batch counted differently, not once each: 4 of 0, 0 of 1 to 3"}},
     {"03_data_parallel", "        trace_begin(\"backward\");\n",
      "        trace_begin(\"backward\");\n        tensor_zero(gradients.buffer);\n", 2, "--sync naive",
