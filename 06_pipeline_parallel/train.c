@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../common/device.h"
 #include "../common/ultrascale.h"
 
 static Layout layout;               /* which parameter lies where in a flat buffer */
@@ -353,14 +352,14 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
  * activations, d their gradients. The gradients of matrices are left to block_backward_weight. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
-    tensor_copy(d->branch, d_x);
+    tensor_copy(d->branch, d_x);                /* for block_backward_weight: d_x itself goes on changing */
     residual_backward(g->down_bias, d_x);
     linear_backward_input(d->gelu, d_x, w->down_weight);
     gelu_backward(d->up, d->gelu, a->up);
     linear_backward_input(d->ln2, d->up, w->up_weight);
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
-    tensor_copy(d->mid, d_x);
+    tensor_copy(d->mid, d_x);                   /* likewise */
     residual_backward(g->proj_bias, d_x);
     linear_backward_input(d->heads, d_x, w->proj_weight);
     attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
@@ -595,14 +594,16 @@ int main(int argc, char **argv)
     if (schedule_kind == INTERLEAVED && m % p)
         fail("--accumulate %d is not a multiple of the %d ranks, in whose number --schedule interleaved takes "
              "micro-batches", m, p);
-    if (L < (int64_t)p * chunks)
-        fail("--layers %d, but %d ranks x %d chunks need at least %lld", (int)L, p, chunks, (long long)p * chunks);
     if (p == 1)
         chunks = 1;                             /* nobody to hand chunks to */
+    if (L < (int64_t)p * chunks)
+        fail("--layers %d, but %d ranks x %d chunks need at least %lld", (int)L, p, chunks, (long long)p * chunks);
     const double bubble = simulate(schedule_kind, p, m, chunks, print_schedule && r == 0);
+    const double formula = (p - 1.0) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m;
     if (print_schedule) {
         if (r == 0)
-            printf("bubble %.4f of the time that is computed; (p-1)/(v m) = %.4f\n", bubble, (p - 1.0) / chunks / m);
+            printf("bubble %.4f of the time that is computed; (p-1)/(%s m) = %.4f\n", bubble,
+                   schedule_kind == ZERO_BUBBLE ? "3" : "v", formula);
         error_cleanup_now();
         comm_exit(0);
     }
@@ -653,8 +654,9 @@ int main(int argc, char **argv)
     }
     run_report("bubble", busy > 0 ? idle / busy : 0);
     run_report("bubble_simulated", bubble);
-    run_report("bubble_formula", (p - 1.0) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m);
-    run_print("bubble  rank 0 was idle for %.3f of the time that it computed; simulated, all calls alike, %.3f\n",
-              busy > 0 ? idle / busy : 0, bubble);
+    run_report("bubble_formula", formula);
+    if (busy > 0)                               /* from the second step on */
+        run_print("bubble  rank 0 was idle for %.3f of the time that it computed; simulated, all calls alike, %.3f\n",
+                  idle / busy, bubble);
     run_end();
 }

@@ -74,7 +74,8 @@ int device_threads(void)
     return threads;
 }
 
-/* What the machine has left, or what this process's control group (a container) may still take, if that is less. */
+/* What the machine has left, or what a container (control groups, version 2) may still take, if that is less; files
+ * that are cached for it count as taken. */
 int64_t device_memory_available(void)
 {
     char text[100];

@@ -89,7 +89,7 @@ static void what_cannot_be_cut_is_refused(void **state)
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "= 7 rows cannot be divided over 2 ranks"));
     result_free(r);
-    r = run("mpiexec -n 4 " BUILD "/cpu/" STAGE " --vocab 3 --data %s --quiet", token_file(1000, 3));
+    r = run("mpiexec -n 4 " BUILD "/cpu/" STAGE " --vocab 3 --data %s --quiet", token_file(2000, 3));
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "--vocab 3 cannot be divided over 4 ranks"));
     result_free(r);
