@@ -39,6 +39,7 @@ struct Fiber {
     int lane;
     State state;
     bool started;
+    int line;                                           /* of the barrier that it waits at */
     unsigned exchanges;
     void *stack;
     jmp_buf at;
@@ -101,15 +102,16 @@ static void resume(Fiber *f)
     setcontext(&context);
 }
 
-void emulated_syncthreads(void)
+void emulated_syncthreads(int line)
 {
+    block.now->line = line;
     leave(AT_BARRIER);
 }
 
-bool emulated_syncthreads_or(bool value)
+bool emulated_syncthreads_or(int line, bool value)
 {
     block.any |= value;
-    leave(AT_BARRIER);
+    emulated_syncthreads(line);
     return block.any_before;
 }
 
@@ -173,9 +175,13 @@ static void run_block(int threads, bool reverse)
         live = 0;
         for (int i = 0; i < threads; i++)
             if (block.fibers[i].state == AT_BARRIER) {
+                if (block.fibers[i].line != block.fibers[0].line)
+                    emulated_wrong("threads of a block wait at different barriers");
                 block.fibers[i].state = READY;
                 live++;
             }
+        if (live && live < threads)
+            emulated_wrong("threads of a block have ended, and others wait for them at a barrier");
     }
     for (int i = 0; i < threads; i++)
         if (!block.fibers[i].copies.empty())

@@ -4,7 +4,7 @@
  *
  * Threads run one at a time, from one barrier (or exchange between lanes) to the next, a warp after the other; every
  * second block, and every second launch, has them in reverse. So what a missing barrier leaves to chance goes wrong in
- * one of the two, and threads that wait at different barriers are an error.
+ * one of the two, and a barrier or an exchange that only some of the threads reach is an error.
  */
 #ifndef EMULATOR_H
 #define EMULATOR_H
@@ -29,13 +29,13 @@ extern thread_local int emulated_lane;
 #define __launch_bounds__(...)
 
 [[noreturn]] void emulated_wrong(const char *what);
-void emulated_syncthreads(void);
-bool emulated_syncthreads_or(bool value);
+void emulated_syncthreads(int line);
+bool emulated_syncthreads_or(int line, bool value);
 /* What all lanes of the warp give, each `bytes` long (at most 64) and 64 apart. All of them call. */
 const char *emulated_exchange(const void *mine, int bytes);
 
-#define __syncthreads emulated_syncthreads
-#define __syncthreads_or emulated_syncthreads_or
+#define __syncthreads() emulated_syncthreads(__LINE__)
+#define __syncthreads_or(value) emulated_syncthreads_or(__LINE__, value)
 #define __syncwarp() emulated_exchange("", 0)
 #define __shfl_sync(mask, x, lane) emulated_shuffle(mask, x, lane)
 #define __shfl_xor_sync(mask, x, apart) emulated_shuffle(mask, x, emulated_lane ^ (apart))
