@@ -193,7 +193,7 @@ lint:			## clang-tidy and cppcheck, whichever is here
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## clang-format, on the lines changed since the last commit
-	git clang-format --extensions c,h,cu -- common 0* tests
+	git clang-format --extensions c,h,cu,cuh,cc -- common 0* tests
 
 # A reader's train.c, in the tree or in an exercise's copy, as a program in double. -O1: it is compiled more often than run.
 NUMBER = $(firstword $(subst _, ,$(PROGRAM)))

@@ -13,8 +13,8 @@ void flash_attention_forward(Tensor out, Tensor lse, Tensor qkv);
 void flash_attention_backward(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qkv, Tensor out, Tensor lse);
 
 /* ---- residual_forward and layernorm_forward of the sum: sum = x + branch + branch_bias, out = LayerNorm(sum);
- * backward adds LayerNorm's gradient to d_sum, and then d_sum's to that of the bias, d_sum itself being the gradient of
- * x and branch. ---- */
+ * backward adds LayerNorm's gradient to d_sum, which then is the gradient of x and branch, and adds the sum of d_sum's
+ * rows to d_branch_bias. ---- */
 void residual_layernorm_forward(Tensor sum, Tensor out, Tensor stats, Tensor x, Tensor branch, Tensor branch_bias,
                                 Tensor weight, Tensor bias);
 void residual_layernorm_backward(Tensor d_sum /* += */, Tensor d_branch_bias /* += */, Tensor d_weight /* += */,

@@ -43,7 +43,7 @@ typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
     Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
     Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T; fused: there is none */
-    Tensor lse;                     /* (B, A, T)        fused: each row's log sum exp, instead; in d: of dots */
+    Tensor lse;                     /* (B, A, T)        fused: each row's log sum exp, instead; in d_block: dots */
     Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
     Tensor mid;                     /* (R, H)           the residual stream between the two halves */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
@@ -55,7 +55,7 @@ typedef struct {
     Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
     BlockActs *blocks;              /* L */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
-    Tensor logits, lse;             /* (B, T, V), (B, T)  fused: (S, V), of one slice of rows, and no lse */
+    Tensor logits, lse;             /* (S, V), (B, T)   not fused: S is R; fused: one slice of rows, and no lse */
 } Acts;
 
 static Acts acts;
@@ -88,14 +88,14 @@ static void fusions(void)
 
     for (const char *word = fuse_list; *word; word += strcspn(word, ","), word += *word == ',') {
         const size_t length = strcspn(word, ",");
-        bool found = length == 4 && !strncmp(word, "none", 4);
+        bool found = !strcmp(fuse_list, "none");
         for (int i = 0; i < 5; i++)
             if ((length == 3 && !strncmp(word, "all", 3))
                 || (length == strlen(known[i].name) && !strncmp(word, known[i].name, length)))
                 found = *known[i].on = true;
         if (!found)
-            fail_usage("--fuse %s: \"%.*s\" is none of all, none, attention, layernorm, gelu, cross-entropy, adamw",
-                       fuse_list, (int)length, word);
+            fail_usage("--fuse %s: \"%.*s\" is none of all, attention, layernorm, gelu, cross-entropy, adamw, or none "
+                       "alone", fuse_list, (int)length, word);
     }
 }
 

@@ -19,7 +19,8 @@
 
 #include "tensor.h"
 
-/* As many numbers, between a type's storage and reals. Not for I32; scales of fp8 are left to the caller. */
+/* As many numbers, between a type's storage and reals. REAL or a small format, no other type; scales of fp8 are left to
+ * the caller. */
 void formats_read(real *to, const void *from, DType dtype, int64_t count);
 void formats_write(void *to, const real *from, DType dtype, int64_t count);
 

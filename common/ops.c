@@ -445,7 +445,8 @@ static int64_t block_pairs(Tensor q, Tensor k, bool causal)
     return q.shape[0] * q.shape[2] * (causal ? C * (C + 1) / 2 : C * k.shape[1]);
 }
 
-/* FLOPs of the pairs that the mask leaves, unlike attention_flops: the causal half, over all blocks. */
+/* FLOPs of the pairs that the mask leaves, unlike attention_flops: the causal half, over all blocks. Backward computes
+ * the scores again, which is not counted. */
 void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {
     op_begin(

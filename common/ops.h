@@ -1,8 +1,9 @@
 /* The operators: everything that is computed. Outputs come first, then inputs. Forward writes its outputs;
  * gradients of parameters accumulate (+=), gradients of activations are written, except the residual stream's.
  *
- * ops.c checks shapes and types, measures, and calls the kernel of the backend (ops_backend.h), in ops_cpu.c or
- * ops_cuda.cu. A call whose shapes don't fit ends the program and names the operator, the tensors and their shapes.
+ * ops.c checks shapes and types, measures, and calls the kernel of the backend (ops_backend.h), in ops_cpu.c and
+ * attention_cpu.c or in ops_cuda/. A call whose shapes don't fit ends the program and names the operator, the tensors
+ * and their shapes.
  *
  * Shapes: R rows are often (B, T) sequences x tokens; only the last dimension and the product of the others count,
  * where nothing else is said. A heads of size D.
@@ -84,7 +85,7 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
 /* ---- the same in parts, for logits (R, V) that are one slice of the vocabulary (05): each rank's row maxima, (R),
  * become the maximum over the ranks; each rank's sums, (R, 2), of exp(logit - max) and of the target's logit (0 where
  * the target is another rank's, -1), become their sum over the ranks; then lse and loss as above, on every rank.
- * Backward is cross_entropy_backward, on the slice. ---- */
+ * Backward is cross_entropy_backward, on the slice. REAL, all but loss, targets and ids. ---- */
 void cross_entropy_max(Tensor max, Tensor logits);
 void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets);
 void cross_entropy_loss(Tensor loss /* += */, Tensor lse, Tensor sums, Tensor max, double scale);
@@ -114,6 +115,7 @@ void attention_merge(Tensor out /* in place */, Tensor lse /* in place */, Tenso
 void attention_dots(Tensor dots, Tensor d_out, Tensor out);     /* (R, A) = sums over D of d_out * out, (R, A*D) */
 int64_t attention_pairs(void);                  /* pairs of a query and a key that block_forward has computed, so far */
 
+/* ---- REAL only ---- */
 void tensor_fill(Tensor t, double value);
 void tensor_add(Tensor to /* += */, Tensor from);
 void transpose_rows(Tensor out, Tensor in);     /* in (X, Y, W), out (Y, X, W): rows of W change places */
@@ -132,7 +134,8 @@ void ops_account_reset(void);
 void ops_time(void);
 
 /* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
- * matmuls and attention have FLOPs by this count, which is that of the 6N + 12*L*h*s formula. */
+ * matmuls and attention have FLOPs by this count: that of the 6N + 12*L*h*s formula, but attention by blocks of keys
+ * (07) and FlashAttention (08) count only the pairs that the mask leaves. */
 void ops_pretend(double flops_per_second);
 
 #ifdef __cplusplus

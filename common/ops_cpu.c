@@ -1,9 +1,10 @@
 /* The kernels on the CPU. Matmuls are OpenBLAS; the rest are loops that OpenMP spreads over threads and the compiler
  * over vector lanes.
  *
- * Every sum has an order that depends on the sizes alone, so that two runs are equal bit for bit: threads divide
- * rows or columns, never the terms of one sum. ("omp simd reduction" keeps partial sums in the lanes of a vector,
- * always the same ones; "omp parallel reduction" would combine threads as they happen to finish.)
+ * Every sum has an order that depends on the sizes alone, so that two runs are equal bit for bit: threads divide rows
+ * or columns, or the parts of a sum, of which there is a fixed number and which are added up in their order. ("omp simd
+ * reduction" keeps partial sums in the lanes of a vector, always the same ones; "omp parallel reduction" would combine
+ * threads as they happen to finish.)
  *
  * ops_cpu.h says how they see what tensors store. Attention is in attention_cpu.c.
  */

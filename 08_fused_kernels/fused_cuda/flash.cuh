@@ -13,7 +13,7 @@
 #include "../fused.h"
 #include "tensor_cores.cuh"
 
-/* wide: heads begin at multiples of 16 bytes, and their rows are as long. */
+/* wide: each row of a head begins at a multiple of 16 bytes, and its length is one. */
 typedef struct {
     int64_t batch, tokens, heads, size;
     float scale;                        /* of scores: 1 / sqrt(size) */

@@ -105,7 +105,7 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
                 x = power_of_two(x * (s.scale * LOG2_E) - (BY_KEYS ? o->lse[theirs] : l[h]) * LOG2_E);
                 y = x * (y - (BY_KEYS ? o->dots[theirs] : dot[h]));
             }
-            /* own rows by such numbers too; most tiles are left of the diagonal altogether */
+            /* both counted from the others' first row; most tiles are on one side of the diagonal, and count whole */
             const int ahead = (int)(first + own - other);
             const int left = s.tokens - other < K::OTHER ? s.tokens - other : K::OTHER;
             if (BY_KEYS ? ahead + 15 > 0 || left < K::OTHER : ahead < K::OTHER - 1)

@@ -58,11 +58,12 @@ static Plan *new_plan(Plan wanted)
                        : cublasLtMatrixLayoutCreate(&p->layout_weight, type, p->k, p->m, p->k));
     CUBLAS(cublasLtMatrixLayoutCreate(&p->layout_in, type, p->k, p->rows, p->k));
     CUBLAS(cublasLtMatrixLayoutCreate(&p->layout_out, type, p->m, p->rows, p->m));
-    CUBLAS(cublasLtMatmulPreferenceCreate(&preference));        /* by itself it counts on multiples of 256 bytes: */
+    CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most,
                                                 sizeof most));
     CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
                                                 sizeof reduction));     /* as matmul.cu: parts of a sum stay float */
+    /* by itself it counts on operands at multiples of 256 bytes */
     for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++) {
         const uint32_t alignment = 16;
         CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)a, &alignment,

@@ -16,8 +16,8 @@
 /* ---- 1. Naive ---- */
 
 /* A thread for each element of C. The 32 threads of a warp have consecutive threadIdx.x and run together: here they
- * have 32 rows of one column. Each reads A in a row of its own and writes C in a row of its own: every access of the
- * warp is 32 accesses to memory, each of 32 bytes of which 4 are used. */
+ * have 32 rows of one column. Each reads A in a row of its own and writes C in a row of its own: for the warp, that is
+ * 32 accesses to memory, each of 32 bytes of which 4 are used. (What it reads of B is one float for all.) */
 __global__ void naive(int m, int n, int k, const float *a, int a_row, const float *b, int b_row, float *c, int c_row)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, j = blockIdx.y * blockDim.y + threadIdx.y;
