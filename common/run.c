@@ -357,8 +357,13 @@ static double operators_seconds(void)
 /* Where a step's time went. The first one also makes threads, and meets memory and libraries for the first time. */
 static void time_step(double seconds)
 {
-    if (!options.report || state.step == first_step + 1)
+    if (!options.report)
         return;
+    if (state.step == first_step + 1) {
+        if (state.step < options.steps)
+            ops_account_reset();                /* on a GPU it loads cuBLAS, and every kernel, inside of operators */
+        return;
+    }
     timed.steps++;
     timed.seconds += seconds;
     timed.operators += operators_seconds() - operators_before;

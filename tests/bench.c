@@ -139,7 +139,7 @@ int main(int argc, char **argv)
             else if (one.rounds)
                 printf("%-32s two threads are %.2f times one; sgemm's are %.2f times\n", "", one.step / s.step,
                        s.sgemm / one.sgemm);
-            print_operators(shapes[shape].steps + 1);
+            print_operators(shapes[shape].steps);
         }
     }
     return 0;

@@ -207,8 +207,8 @@ static void take_rank(Row *row, const cJSON *rank, double rate)
         row->simulated = number(rank, "bubble_simulated");
     }
 
-    cJSON_ArrayForEach(item, cJSON_GetObjectItem(rank, "operators"))    /* of all steps, and all are alike */
-        flops += number(item, "flops") / (number(time, "steps") + 1);
+    cJSON_ArrayForEach(item, cJSON_GetObjectItem(rank, "operators"))    /* of the same steps, and all are alike */
+        flops += number(item, "flops") / number(time, "steps");
     row->flops = fmax(row->flops, flops);
     if (rate)                           /* neither pretended computing nor waiting; or waits that are too long */
         row->late = fmax(row->late, 1 - waiting - flops / rate / step + number(time, "late") / number(time, "seconds"));
