@@ -1,5 +1,6 @@
 # ultrascale.c: "make run" trains, "make test" tests, "make help" lists the rest.
 
+$(if $(word 2,$(CURDIR)),$(error this directory's path has a space in it, which make takes for two: $(CURDIR)))
 STAGE ?= 01
 NP ?= 1
 ARGS ?=
@@ -7,7 +8,7 @@ BUILD := build$(if $(SANITIZE),/sanitize)
 STAGES := $(patsubst %/train.c,%,$(wildcard 0*/train.c))
 PROGRAM = $(firstword $(filter $(STAGE)%,$(STAGES)))
 ifeq ($(MAKELEVEL),0)
-MAKEFLAGS += -j$(shell nproc)
+MAKEFLAGS += -j$(if $(filter clean,$(MAKECMDGOALS)),1,$(shell nproc))
 endif
 comma := ,
 
@@ -26,7 +27,7 @@ OPTIMIZE ?= $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-san
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
 TEXT := $(CURDIR)/build/text.txt
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARNINGS) \
-	-MMD $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(CURDIR)/$(BUILD)"' -DSOURCE='"$(CURDIR)"'
+	-MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(CURDIR)/$(BUILD)"' -DSOURCE='"$(CURDIR)"'
 
 # CUDA by asking nvcc; its link directories, without the stubs of the driver's library. GPUs: ARCH=sm_90, or several;
 # otherwise this machine's own, or, where none answers, three generations, with code for later ones to compile. (eval:
@@ -36,7 +37,7 @@ NVIDIA_GPUS = $(eval NVIDIA_GPUS := $(shell nvidia-smi -L 2>/dev/null))$(NVIDIA_
 ARCH ?= $(eval ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null \
 	| sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sort -u))$(ARCH)
 GENCODE = $(foreach a,$(patsubst sm_%,%,$(or $(ARCH),sm_75 sm_80 sm_90)),'-gencode=arch=compute_$(a),code=[sm_$(a)$(if $(ARCH)$(filter 90,$(a)),$(comma)compute_$(a))]')
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -MMD -Xcompiler -fopenmp,$(subst $(empty) ,$(comma),$(WARNINGS))
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -MMD -MP -Xcompiler -fopenmp,$(subst $(empty) ,$(comma),$(WARNINGS))
 CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n 's/.* LIBRARIES= *//p')))
 CUDA_LIBS = $(CUDA_DIRS) $(CUDA_DIRS:-L%=-Wl$(comma)-rpath$(comma)%) -lcublas -lcublasLt -lcudart -lstdc++ -ldl
 
@@ -132,8 +133,9 @@ $(TEXT): $(wildcard README.md */README.md */*.h */*.c)
 run sweep bench-torch: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
 run: known-stage deps		## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"
 	@$(if $(NVIDIA_GPUS),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: this runs on the CPU"))
+	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP="$(NP)" is not a number of ranks, from 1 on'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if $(filter 01 02 08,$(STAGE)),--sample 300) $(ARGS)
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if $(filter 01 02 08,$(NUMBER)),--sample 300) $(ARGS)
 
 test: deps		## the tests, under five minutes; SANITIZE=1: under sanitizers
 	@$(MAKE) --no-print-directory run-tests
@@ -164,10 +166,10 @@ bench-torch: deps	## the same model in PyTorch, in turns with ours, on a GPU if 
 	@$(MAKE) --no-print-directory $(BACKEND)
 	@$(PYTHON) tests/bench_torch.py $(BACKEND)
 
-BENCH = $(if $(filter 01,$(STAGE)),bench,$(if $(filter 02 08,$(STAGE)),bench_variants,bench_ranks))
-bench: deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; 03: what ranks cost; 08: fusions
+BENCH = $(if $(filter 01,$(NUMBER)),bench,$(if $(filter 02 08,$(NUMBER)),bench_variants,bench_ranks))
+bench: known-stage deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; 03: what ranks cost; 08: fusions
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
-	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(STAGE))
+	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(NUMBER))
 
 sweep: known-stage deps		## how a stage scales, as table and figure: STAGE=05 NP="1 2 4 8" ARGS="--sequence-parallel"
 	@$(MAKE) -s --no-print-directory $(BACKEND) $(BUILD)/cpu/sweep
@@ -189,7 +191,7 @@ fuzz:			## feeds hostile files to the checkpoint reader for a minute; FUZZ_SECON
 	cd $(BUILD)/fuzz && ./fuzz_safetensors -max_total_time=$(or $(FUZZ_SECONDS),60) -max_len=1024 -use_value_profile=1 \
 		-timeout=10 corpus $(CURDIR)/tests/fuzz_seeds
 
-lint:			## clang-tidy and cppcheck, whichever is here
+lint:			## clang-tidy over the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## clang-format, on the lines changed since the last commit
@@ -203,13 +205,13 @@ known-stage:
 	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
 
 exercise: known-stage	## a copy of a stage with a part taken out, to put it there again: STAGE=05 N=1; without N: a list
-	@$(if $(N),mkdir -p build/exercise; tests/exercise.sh $(PROGRAM) $(N) $(EXERCISE),tests/exercise.sh $(PROGRAM))
+	@$(if $(N),mkdir -p build/exercise; tests/exercise.sh $(PROGRAM) "$(N)" "$(EXERCISE)",tests/exercise.sh $(PROGRAM))
 
 verify: known-stage deps	## an edited train.c against 01, and what is wrong with it: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1
 	@test -d $(EDITED) || { echo "there is no $(EDITED): make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
 	@$(MAKE) --no-print-directory $(BUILD)/cpu64/01_single_gpu $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose >/dev/null
 	@mkdir -p $(BUILD)/verify
-	@$(CC) $(filter-out -MMD,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c \
+	@$(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c \
 		$(BUILD)/cpu64/obj/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
 	@$(if $(filter 01_%,$(EDITED)),$(MAKE) --no-print-directory $(BUILD)/cpu64/test_gradients >/dev/null && \
 		echo "01's gradients against differences of its losses:" && $(BUILD)/cpu64/test_gradients)

@@ -53,7 +53,8 @@ static void sizes(void)
     if (A % t)
         fail("--heads %ld cannot be divided over %d ranks; %s could", (long)A, t, divisors_text(A));
     if (sequence_parallel && R % t)
-        fail("--micro-batch %ld x --seq %ld = %ld rows cannot be divided over %d ranks", (long)B, (long)T, (long)R, t);
+        fail("--micro-batch %ld x --seq %ld = %ld rows cannot be divided over %d ranks, as --sequence-parallel does",
+             (long)B, (long)T, (long)R, t);
     if (V < t)
         fail("--vocab %ld cannot be divided over %d ranks: each needs a token or more", (long)V, t);
     A /= t, F /= t, V = V * (r + 1) / t - V * r / t;

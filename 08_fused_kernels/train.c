@@ -192,7 +192,8 @@ static void predict(void)
         memory_playbook(MEM_MASTER, real * N, "4 N");
     memory_playbook(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    switch (options.recompute) {
+    /* FlashAttention computes the scores again by itself */
+    switch (fuse.attention && options.recompute == RECOMPUTE_NONE ? RECOMPUTE_SELECTIVE : options.recompute) {
     case RECOMPUTE_NONE:
         memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
         break;

@@ -268,8 +268,8 @@ static void check_together(void)
         fail_usage("--save-every %d, but --save DIR is not given", options.save_every);
     for (int i = 0; options.sample && options.prompt[i]; i++)
         if ((unsigned char)options.prompt[i] >= c->vocab)
-            fail_usage("--prompt: byte %d, at position %d, is not below --vocab %d",
-                       (unsigned char)options.prompt[i], i, c->vocab);
+            fail_usage("--sample %d goes on from --prompt (a line feed, if not given): its byte %d, at position %d, is "
+                       "not below --vocab %d", options.sample, (unsigned char)options.prompt[i], i, c->vocab);
     check_files();
 }
 

@@ -42,24 +42,25 @@ case "${1-}" in
     ;;
 --update | --check)
     stale=0
+    made=$(mktemp -d)
+    trap 'rm -rf "$made"' EXIT
     for readme in 0*/README.md; do
         grep -q '^<!-- what changes' "$readme" || continue
-        "$0" "${readme%/README.md}" >"$readme.table"
-        awk -v table="$readme.table" '
+        "$0" "${readme%/README.md}" >"$made/table"
+        awk -v table="$made/table" '
             /^<!-- what changes/ {
                 print; print ""
                 while ((getline line < table) > 0) print line
                 print ""; skip = 1; next
             }
             /^<!-- end/ { skip = 0 }
-            !skip' "$readme" >"$readme.new"
+            !skip' "$readme" >"$made/new"
         if [ "$1" = --update ]; then
-            mv "$readme.new" "$readme"
-        elif ! cmp -s "$readme" "$readme.new"; then
+            cat "$made/new" >"$readme"
+        elif ! cmp -s "$readme" "$made/new"; then
             echo "$readme: its table of what changes is not that of the programs: run \"make changes\""
             stale=1
         fi
-        rm -f "$readme.new" "$readme.table"
     done
     exit $stale
     ;;

@@ -14,7 +14,8 @@ if [ $# -lt 3 ]; then
 fi
 n=$2
 to=$3
-grep -q "^## $n\. " "$list" || { echo "$stage has no exercise $n; it has:"; "$0" "$stage"; exit 2; }
+case $n in *[!0-9]*) found="" ;; *) found=$(grep "^## $n\. " "$list") || true ;; esac
+[ -n "$found" ] || { echo "$stage has no exercise $n; it has:"; "$0" "$stage"; exit 2; }
 if [ -e "$to" ]; then
     echo "$to is there already, with what you have done in it; to begin anew: rm -r $to"
     exit 2

@@ -5,6 +5,7 @@
 #include <ftw.h>
 #include <math.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,14 @@ static void remove_temporary(void)
         nftw(directory, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+/* Ctrl-C: what was started gets it too, and may still write for a moment. */
+static void on_signal(int number)
+{
+    usleep(200000);
+    remove_temporary();
+    _exit(128 + number);
+}
+
 const char *temporary(void)
 {
     if (!directory[0]) {
@@ -40,6 +49,8 @@ const char *temporary(void)
             fail_msg("no temporary directory");
         owner = getpid();
         atexit(remove_temporary);
+        signal(SIGINT, on_signal);
+        signal(SIGTERM, on_signal);
     }
     return directory;
 }

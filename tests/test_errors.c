@@ -288,6 +288,7 @@ static void the_command_line_is_checked(void **state)
         {"--dump-gradients ''", 2, "--dump-gradients|empty|FILE"},
         /* what can be known before training is said before it */
         {"--sample 5 --prompt zz --save new", 2, "--prompt|122|--vocab 97"},
+        {"--sample 5 --vocab 5", 2, "--sample 5|--prompt|10|--vocab 5"},
         {"--steps 0 --dump-gradients new --report new.json", 1, "--dump-gradients|no step"},
         {"--report same --trace same", 2, "--report|--trace|same"},
         {"--report same --trace ./same", 2, "--report|--trace|same"},

@@ -55,6 +55,55 @@ static void all_layouts_agree(void **state)
                                                      ranks[n] == 8 ? 1 : 3, accumulate, recompute[k]});
 }
 
+/* The column "playbook" of every stage, from its formulas written out: L = 4, s = 32, b = 2, h = 64, a = 4. */
+static void playbook_columns(void **state)
+{
+    const double block = 12 * 64 * 64 + 13 * 64, N = 64 * 97 + 4 * block + 2 * 64, sbh = 32 * 2 * 64;
+    const double square = 5.0 * 4 * 32 / 64;                    /* 5 a s / h */
+    const struct {
+        const char *start, *options;
+        int rank;
+        const char *category;
+        double bytes;
+    } cases[] = {
+        {"01_single_gpu", "", 0, "activations", 4 * sbh * (34 + square)},
+        {"01_single_gpu", "--recompute selective", 0, "activations", 4 * sbh * 34},
+        {"01_single_gpu", "--recompute full", 0, "activations", 4 * sbh * 2},
+        {"01_single_gpu", "", 0, "optimizer", 8 * N},
+        {"02_mixed_precision", "--gradients bf16", 0, "parameters", 2 * N},
+        {"02_mixed_precision", "--gradients bf16", 0, "master", 4 * N},
+        {"02_mixed_precision", "--gradients bf16", 0, "gradients", 2 * N},
+        {"mpiexec -n 2 03_data_parallel", "", 1, "gradients", 4 * N},
+        {"mpiexec -n 2 04_zero", "--zero 1", 1, "gradients", 4 * N},
+        {"mpiexec -n 2 04_zero", "--zero 1", 1, "optimizer", 8 * N / 2},
+        {"mpiexec -n 2 04_zero", "--zero 2", 1, "gradients", 4 * N / 2},
+        {"mpiexec -n 2 04_zero", "--zero 3", 1, "parameters", 4 * N / 2},
+        {"mpiexec -n 2 05_tensor_parallel", "", 1, "parameters", 4 * N / 2},
+        {"mpiexec -n 2 05_tensor_parallel", "", 1, "activations", 4 * sbh * (10 + 24 / 2 + square / 2)},
+        {"mpiexec -n 2 05_tensor_parallel", "--sequence-parallel", 1, "activations", 4 * sbh * (34 + square) / 2},
+        {"mpiexec -n 2 06_pipeline_parallel", "", 0, "parameters", 4 * (64 * 97 + 2 * block)},
+        {"mpiexec -n 2 06_pipeline_parallel", "", 0, "activations", 2 * 2 * sbh * (34 + square)},
+        {"mpiexec -n 2 06_pipeline_parallel", "", 1, "activations", 2 * sbh * (34 + square)},
+        {"mpiexec -n 2 07_context_parallel", "", 1, "activations", 4 * sbh * 34 / 2},
+        {"08_fused_kernels", "", 0, "activations", 4 * sbh * 34},
+        {"08_fused_kernels", "--fuse none", 0, "activations", 4 * sbh * (34 + square)},
+    };
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *program = strrchr(cases[i].start, ' ') ? strrchr(cases[i].start, ' ') + 1 : cases[i].start;
+        char path[64];
+        run_well("%.*s" BUILD "/cpu/%s --layers 4 --hidden 64 --heads 4 --vocab 97 --seq 32 --micro-batch 2 "
+                 "--accumulate 2 --steps 0 --threads 1 --quiet --data %s --report playbook.json %s",
+                 (int)(program - cases[i].start), cases[i].start, program, token_file(20000, 97), cases[i].options);
+        snprintf(path, sizeof path, "ranks.%d.memory.%s.playbook", cases[i].rank, cases[i].category);
+        const double bytes = json_number(in_temporary("playbook.json"), path);
+        if (bytes != cases[i].bytes)
+            fail_msg("%s %s: the playbook's %s are %.0f bytes, not %.0f", cases[i].start, cases[i].options,
+                     cases[i].category, cases[i].bytes, bytes);
+    }
+}
+
 /* Saved with one layout, continued with another, through all stages: the losses of a run without interruptions. */
 static void checkpoints_cross(void **state)
 {
@@ -107,6 +156,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layouts_agree),
         cmocka_unit_test(alone_they_are_01),
+        cmocka_unit_test(playbook_columns),
         cmocka_unit_test(checkpoints_cross),
         cmocka_unit_test(all_layouts_agree),
     };

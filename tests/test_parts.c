@@ -1,10 +1,12 @@
 /* What is neither an operator nor a whole program: random numbers, the layout, initial weights, the optimizer, batches,
  * the memory account.
  */
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../common/comm.h"
 #include "../common/data.h"
@@ -15,6 +17,7 @@
 #include "../common/options.h"
 #include "../common/random.h"
 #include "../common/run.h"
+#include "../common/text.h"
 #include "harness.h"
 
 static uint64_t random_state = 88172645463325252u;
@@ -915,6 +918,50 @@ static void files_of_three_kinds(void **state)
     }
 }
 
+/* ---- Samples ---- */
+
+static int64_t asked, ones;             /* for how many tokens, and how many 1s came before them */
+
+/* Odds of 3 to 1 for token 1; of the last token in the window, which must be the one asked for. */
+static Tensor odds(Batch batch, int64_t row)
+{
+    static Tensor logits;
+    const int64_t T = batch.inputs.shape[1];
+
+    if (!logits.data) {
+        logits = flat("logits", 2);
+        data(logits)[1] = log(3);
+    }
+    assert_int_equal(row, asked < T ? asked : T - 1);
+    ones += token_at(batch.inputs, 0, row);
+    asked++;
+    return logits;
+}
+
+static void samples_have_their_odds(void **state)
+{
+    enum { COUNT = 4000 };
+    static const double temperatures[] = {0, 1, 2}, share[] = {1, 0.75, 0.633975};
+    const Batch batch = batch_of(1, 8);
+    const int out = dup(1), nowhere = open("/dev/null", O_WRONLY);
+
+    (void)state;
+    options.config.vocab = 2, options.prompt = "\1", options.sample = COUNT;
+    for (int i = 0; i < 3; i++) {
+        options.temperature = temperatures[i];
+        asked = ones = 0;
+        fflush(stdout);
+        dup2(nowhere, 1);
+        text_sample(odds, batch);
+        fflush(stdout);
+        dup2(out, 1);
+        assert_int_equal(asked, COUNT);
+        assert_true(fabs((double)ones / COUNT - share[i]) <= 5 * sqrt(share[i] * (1 - share[i]) / COUNT));
+    }
+    close(out), close(nowhere);
+    batch_free(batch);
+}
+
 /* ---- Memory, and numbers in words ---- */
 
 static void memory_is_accounted(void **state)
@@ -1064,6 +1111,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_are_pieces_of_one),
         cmocka_unit_test(the_held_out_tenth_stays_apart),
         cmocka_unit_test(files_of_three_kinds),
+        cmocka_unit_test(samples_have_their_odds),
         cmocka_unit_test(bytes_in_words),
         cmocka_unit_test(numbers_in_words),
     };

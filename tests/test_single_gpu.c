@@ -192,6 +192,14 @@ static void it_learns(void **state)
     result_free(r);
 }
 
+/* Runs until it has done a step, and then sends it a signal. */
+static Result signalled(int signal, const char *options)
+{
+    return run("sh -c 'rm -f rows; timeout -k 1 60 " CPU " " SHAPE " --data %s --steps 1000000 --metrics rows %s & "
+               "until [ $(grep -c . rows) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; kill -%d $!; wait $!'",
+               tokens(), options, signal);
+}
+
 /* A signal ends the run after the step that is under way, with a checkpoint and 128 + its number. */
 static void signals_save(void **state)
 {
@@ -199,14 +207,14 @@ static void signals_save(void **state)
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        Result r = run("timeout -s %d 1 " CPU " " SHAPE " --data %s --steps 1000000 --save stopped", signals[i],
-                       tokens());
-        assert_true(r.status == 124);                           /* timeout's own: it did send the signal */
+        Result r = signalled(signals[i], "--save stopped");
+        assert_int_equal(r.status, 128 + signals[i]);
         assert_true(json_number(in_temporary("stopped/trainer.json"), "step") >= 1);
         result_free(r);
-        r = run("timeout --preserve-status -s %d 1 " CPU " " SHAPE " --data %s --steps 1000000", signals[i], tokens());
+        r = signalled(signals[i], "");
         assert_int_equal(r.status, 128 + signals[i]);
         result_free(r);
+        run_well("rm -r stopped");
     }
 }
 
@@ -268,9 +276,86 @@ static void pretended_hardware_is_slower(void **state)
     }
 }
 
+/* A row of --metrics by the numbers beside it; pretended, so that the peak is known. */
+static void a_row_tells(void **state)
+{
+    static const char *const names[] = {"tokens", "lr", "seconds", "tokens_per_second", "mfu", "peak_bytes"};
+    double x[6][4];
+
+    (void)state;
+    run_well("mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 2 --hidden 32 --heads 2 --vocab 97 --seq 16 "
+             "--micro-batch 2 --accumulate 3 --lr 1e-3 --warmup 2 --steps 4 --quiet --pretend 1,1,0 --threads 1 "
+             "--data %s --metrics row.csv --report row.json --save row", tokens());
+    for (int k = 0; k < 6; k++)
+        assert_int_equal(read_column(in_temporary("row.csv"), names[k], x[k], 4), 4);
+    const double step = 2 * 2 * 3 * 16, N = 97 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 64;
+    for (int i = 0; i < 4; i++) {
+        assert_true(x[0][i] == (i + 1) * step && x[1][i] == (i ? 1e-3 : 5e-4));
+        assert_true(fabs(x[3][i] * x[2][i] / step - 1) < 1e-3);
+        assert_true(fabs(x[4][i] / ((6 * N + 12 * 2 * 32 * 16) * x[3][i] / 2e9) - 1) < 1e-2);
+        assert_true(x[5][i] == json_number(in_temporary("row.json"), "ranks.0.memory.total.measured"));
+    }
+    assert_true(json_number(in_temporary("row/trainer.json"), "tokens") == 4 * step);
+
+    /* the report: of three steps, with 3 micro-batches, 2 blocks of 4 linears and the output projection */
+    const double R = 2 * 16, linears = R * (32 + 96) + 96 * 33 + R * (32 + 32) + 32 * 32 + R * (32 + 128) + 128 * 33
+                                       + R * (128 + 32) + 128 * 32, output = R * (32 + 97) + 97 * 32;
+    assert_true(json_number(in_temporary("row.json"), "parameters") == N);
+    assert_true(json_number(in_temporary("row.json"), "flops_per_token") == 6 * N + 12 * 2 * 32 * 16);
+    char *name = NULL, path[64];
+    int at = -1;
+    do
+        free(name), name = json_text(in_temporary("row.json"), "ranks.1.operators", ++at, "op");
+    while (name && strcmp(name, "linear_forward"));
+    assert_non_null(name);
+    snprintf(path, sizeof path, "ranks.1.operators.%d.calls", at);
+    assert_true(json_number(in_temporary("row.json"), path) == 3 * 3 * (2 * 4 + 1));
+    snprintf(path, sizeof path, "ranks.1.operators.%d.bytes", at);
+    assert_true(json_number(in_temporary("row.json"), path) == 3 * 3 * 4 * (2 * linears + output));
+    snprintf(path, sizeof path, "ranks.1.operators.%d.flops", at);
+    assert_true(json_number(in_temporary("row.json"), path) == 3 * 3 * 2 * R * (2 * 12 * 32 * 32 + 97 * 32));
+    free(name);
+}
+
+/* The traces of ranks are one file; every span of the program ends, and they fill their steps. */
+static void ranks_share_a_trace(void **state)
+{
+    static const char *const names[] = {"forward", "backward", "optimizer"};
+    double seconds[2], lasted[2] = {0};
+    int count[2][3] = {{0}};
+
+    (void)state;
+    run_well("mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 2 --hidden 32 --heads 2 --vocab 97 --seq 16 "
+             "--micro-batch 2 --accumulate 3 --steps 2 --quiet --pretend 0.5,1,0 --threads 1 --data %s --trace t.json "
+             "--metrics t.csv", tokens());
+    assert_int_equal(read_column(in_temporary("t.csv"), "seconds", seconds, 2), 2);
+    Result r = run("cat t.json");
+    cJSON *trace = cJSON_Parse(r.out), *event;
+    assert_true(cJSON_IsArray(trace));
+    cJSON_ArrayForEach(event, trace) {
+        const int rank = cJSON_GetNumberValue(cJSON_GetObjectItem(event, "pid"));
+        const double took = cJSON_GetNumberValue(cJSON_GetObjectItem(event, "dur"));
+        assert_in_range(rank, 0, 1);
+        for (int k = 0; k < 3; k++)
+            if (!strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(event, "name")), names[k])) {
+                assert_true(took > 0);
+                lasted[rank] += 1e-6 * took;
+                count[rank][k]++;
+            }
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        assert_true(count[rank][0] == 6 && count[rank][1] == 6 && count[rank][2] == 2);
+        assert_true(lasted[rank] > 0.5 * (seconds[0] + seconds[1]) && lasted[rank] < 1.1 * (seconds[0] + seconds[1]));
+    }
+    cJSON_Delete(trace);
+    result_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_share_a_trace),
+        cmocka_unit_test(a_row_tells),
         cmocka_unit_test(recomputation_changes_nothing),
         cmocka_unit_test(accumulation_changes_nothing),
         cmocka_unit_test(runs_repeat_bit_for_bit),

@@ -240,8 +240,8 @@ static void commands_print_what_the_readme_says(void **state)
     assert_non_null(at);
     *strstr(at + 1, "\n## ") = 0;
     run_well("sh -c 'mkdir -p %s/build && cp -rp " SOURCE "/Makefile " SOURCE "/README.md " SOURCE "/common " SOURCE
-             "/tests " SOURCE "/0* %s && ln -s " SOURCE "/build/* %s/build && rm -f %s/build/exercise %s/build/sweep'",
-             copy, copy, copy, copy, copy);
+             "/tests " SOURCE "/0* %s && ln -s " SOURCE "/build/* %s/build && rm -f %s/build/exercise %s/build/sweep "
+             "&& ln -sfn " BUILD "/cpu " BUILD "/cpu64 %s/build'", copy, copy, copy, copy, copy, copy);
     for (char *line = strtok(at, "\n"); line; line = strtok(NULL, "\n")) {
         char command[512], prints[256];
         int seconds;
