@@ -301,7 +301,7 @@ static void adapt_loss_scale(int64_t step, bool overflow)
         if (loss_scale < 1e-6)
             fail("gradients are Inf or NaN at step %lld with any loss scale; a smaller --lr may help",
                  (long long)step + 1);
-    } else if (growth && clean_steps == growth) {
+    } else if (growth && clean_steps >= growth) {
         loss_scale *= 2;
         clean_steps = 0;
     }

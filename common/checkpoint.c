@@ -309,6 +309,18 @@ static bool is_empty_directory(const char *path)
     return count == 2;                          /* . and .. */
 }
 
+/* Whether another directory can be put in the place of this one: not of a disk's mount point, or of "." and "..". */
+static bool is_replaceable(const char *directory)
+{
+    const char *slash = strrchr(directory, '/'), *name = slash ? slash + 1 : directory;
+    char *parent = path_of(directory, "", "..");
+    struct stat here, above;
+    const bool there = stat(directory, &here) == 0 && stat(parent, &above) == 0;
+
+    free(parent);
+    return strcmp(name, ".") && strcmp(name, "..") && !(there && here.st_dev != above.st_dev);
+}
+
 void checkpoint_claim(const char *directory)
 {
     char *plain = path_of(directory, "", NULL), *tmp = path_of(directory, ".tmp", NULL);
@@ -322,10 +334,22 @@ void checkpoint_claim(const char *directory)
                  directory);
         if (lstat(plain, &s) == 0 && !exists(plain))
             fail("--save %s: it is a link to a directory that is not there; make that directory", directory);
+        if (!is_replaceable(plain))
+            fail("--save %s: a checkpoint takes the place of the old one, but nothing can take that of \".\", of "
+                 "\"..\", or of where a disk is mounted; name a directory inside", directory);
         remove_directory(tmp);
         if (mkdir(tmp, 0755))
             fail("--save %s: %s cannot be made: %s", directory, tmp, strerror(errno));
+        error_cleanup(tmp);
+    }
+    comm_agree();
+    if (!exists(tmp))
+        fail("--save %s: rank 0 has made %s, but rank %d doesn't find it: all ranks need one file system", directory,
+             tmp, comm_rank(world));
+    comm_agree();
+    if (comm_rank(world) == 0) {
         rmdir(tmp);
+        error_cleanup_done(tmp);
     }
     free(plain);
     free(tmp);
@@ -346,8 +370,8 @@ static void exchange(char *tmp, char *directory, char *old)
         if (rename(directory, old) || rename(tmp, directory))
             fail("%s could not be renamed to %s (what was there is %s): %s", tmp, directory, old, strerror(errno));
         keep_others(old, directory);
+        remove_directory(old);
     }
-    remove_directory(old);
 }
 
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
@@ -366,7 +390,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
         error_cleanup(path[i]);
     if (comm_rank(world) == 0) {
         remove_directory(tmp);                  /* of a program that was killed */
-        if (mkdir(tmp, 0755))
+        if (mkdir(tmp, 0755) && errno != EEXIST)        /* what keep_others may not move stays there */
             fail("%s cannot be made: %s", tmp, strerror(errno));
         write_json(path[1], config_json(optimizer->layout->config));
         write_json(path[3], trainer_json(optimizer, state, argc, argv));
@@ -409,7 +433,7 @@ static char *directory_to_load(const char *directory)
         return old;
     }
     if (!exists(given))
-        fail("--load %s: %s", given, strerror(ENOENT));
+        fail("--load %s: %s", given, strerror(errno));
     free(old);
     return given;
 }

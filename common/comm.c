@@ -301,8 +301,10 @@ void comm_agree(void)
 {
     int status;
 
-    if (starting && first_failed(0, &status) < world->size)             /* that rank prints its line */
+    if (starting && first_failed(0, &status) < world->size) {           /* that rank prints its line */
+        error_cleanup_now();
         comm_exit(status);
+    }
 }
 
 void comm_started(void)

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,12 +19,25 @@ enum { HEADER_BYTES = 256 * 4, HEADER_MAGIC = 20240520, HEADER_VERSION = 1 };
 
 static const uint8_t *bytes;        /* the file, mapped; tokens of one or two bytes from here on */
 static int width;
+static uint8_t *map;                /* the whole file */
+static int64_t map_bytes;
 static int64_t training, held_out;
 static uint64_t hash;
 
 static int64_t token(int64_t i)
 {
     return width == 1 ? bytes[i] : bytes[2 * i] | bytes[2 * i + 1] << 8;
+}
+
+/* A file that is cut short is gone from memory too. */
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    const uint8_t *at = info->si_addr;
+
+    (void)context;
+    if (at >= map && at < map + map_bytes)
+        fail("--data %s: it was cut short while it was in use", options.data);
+    signal(number, SIG_DFL);                    /* somebody else's: the same access ends the program */
 }
 
 void data_open(void)
@@ -40,10 +54,12 @@ void data_open(void)
              S_ISDIR(s.st_mode) ? "a directory" : "not a regular file");
     if (s.st_size == 0)
         fail("--data %s: the file is empty", path);
-    uint8_t *map = mmap(NULL, s.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+    map = mmap(NULL, s.st_size, PROT_READ, MAP_PRIVATE, file, 0);
     if (map == MAP_FAILED)
         fail("--data %s: %s", path, strerror(errno));
     close(file);
+    map_bytes = s.st_size;
+    sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO}, NULL);
 
     int32_t header[3] = {0};
     memcpy(header, map, s.st_size < 12 ? s.st_size : 12);

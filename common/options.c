@@ -229,6 +229,18 @@ static bool same_file(const char *a, const char *b)
     return s.st_dev == t.st_dev && s.st_ino == t.st_ino && (S_ISREG(s.st_mode) || S_ISDIR(s.st_mode));
 }
 
+/* Whether b is the file in which a is written until it is complete. */
+static bool is_tmp_of(const char *b, const char *a)
+{
+    char *tmp;
+
+    if (asprintf(&tmp, "%s.tmp", a) < 0)
+        fail("no memory for a path");
+    const bool same = same_file(tmp, b);
+    free(tmp);
+    return same;
+}
+
 /* Of two outputs in one place the later would replace the earlier, or the data that is being read. */
 static void check_files(void)
 {
@@ -238,10 +250,16 @@ static void check_files(void)
                 {"report", options.report}, {"trace", options.trace}, {"dump-gradients", options.dump_gradients}};
 
     for (int i = 0; i < 6; i++)
-        for (int k = 0; k < i; k++)
-            if (file[i].path && file[k].path && same_file(file[i].path, file[k].path))
+        for (int k = 0; k < 6; k++) {
+            if (i == k || !file[i].path || !file[k].path)
+                continue;
+            if (k < i && same_file(file[i].path, file[k].path))
                 fail_usage("--%s %s and --%s %s are the same, but each needs its own", file[k].option, file[k].path,
                            file[i].option, file[i].path);
+            if (i > 0 && is_tmp_of(file[k].path, file[i].path))
+                fail_usage("--%s %s is where --%s %s is written until it is complete; name another", file[k].option,
+                           file[k].path, file[i].option, file[i].path);
+        }
 }
 
 static void check_together(void)

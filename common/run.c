@@ -110,6 +110,22 @@ static char *claim(const char *option, const char *path)
     return tmp;
 }
 
+/* "/dev/stdout", when that is a file: a log, which keeps what it has, and gets what is printed in between. */
+static bool is_stdout(const char *path)
+{
+    struct stat s, out;
+
+    return stat(path, &s) == 0 && fstat(STDOUT_FILENO, &out) == 0 && s.st_dev == out.st_dev && s.st_ino == out.st_ino;
+}
+
+/* Rank after rank adds to a file: all must find what rank 0 has made. */
+static void check_shared(const char *option, const char *tmp, const char *path)
+{
+    if (tmp && strcmp(tmp, path) && access(tmp, W_OK))
+        fail("--%s %s: rank 0 has made %s, but rank %d doesn't find it: all ranks need one file system", option, path,
+             tmp, comm_rank(world));
+}
+
 static void deliver(const char *option, const char *tmp, const char *path)
 {
     if (comm_rank(world) == 0 && strcmp(tmp, path) && rename(tmp, path))
@@ -121,8 +137,9 @@ static void open_metrics(void)
 {
     if (!options.metrics || comm_rank(world))
         return;
-    const bool there = access(options.metrics, F_OK) == 0;
-    metrics = fopen(options.metrics, "a");
+    struct stat s;
+    const bool there = lstat(options.metrics, &s) == 0;         /* a link, wherever it leads, is not ours to remove */
+    metrics = is_stdout(options.metrics) ? fdopen(dup(STDOUT_FILENO), "a") : fopen(options.metrics, "a");
     if (!metrics)
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
     if (!there)
@@ -138,10 +155,11 @@ static void begin_metrics(void)
     if (!metrics)
         return;
     error_cleanup_done(options.metrics);
-    if (!options.load && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode) && ftruncate(fileno(metrics), 0))
+    if (!options.load && !is_stdout(options.metrics) && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)
+        && ftruncate(fileno(metrics), 0))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
     fseek(metrics, 0, SEEK_END);
-    if (ftell(metrics) <= 0) {
+    if (ftell(metrics) <= 0 || is_stdout(options.metrics)) {
         fputs(header, metrics);
         for (int i = 0; i < state.kept_count; i++)
             fprintf(metrics, ",%s", state.kept[i].name);
@@ -175,6 +193,7 @@ static char *arguments_text(int argc, char **argv)
 
     if (!f)
         fail("no memory for comparing arguments");
+    fprintf(f, "%s in %s\n", stage_name, dtype_name(REAL));      /* programs of two kinds don't train together */
     for (int i = 1; i < argc; i++)
         fprintf(f, "%s%s", i == 1 ? "" : strncmp(argv[i], "--", 2) ? " " : "\n", argv[i]);
     fprintf(f, "\n");
@@ -207,7 +226,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     free(same);
     options_parse(stage, summary, argc, argv, more);
 
-    const struct sigaction action = {.sa_handler = on_signal};
+    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
@@ -232,10 +251,16 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     gradients_file = claim("dump-gradients", options.dump_gradients);
     open_metrics();
     held_out = cJSON_CreateArray();
-    char data[64];
-    snprintf(data, sizeof data, "--data whose tokens hash to %016llx\n", (unsigned long long)data_hash());
+    char seen[256];
+    int at = snprintf(seen, sizeof seen, "--data whose tokens hash to %016llx\n", (unsigned long long)data_hash());
+    if (options.load)
+        snprintf(seen + at, sizeof seen - at, "--load of step %lld, %lld tokens and seed %llu\n", (long long)state.step,
+                 (long long)state.tokens, (unsigned long long)state.seed);
     comm_agree();
-    comm_same(data);
+    check_shared("report", report_file, options.report);
+    check_shared("trace", trace_file, options.trace);
+    check_shared("dump-gradients", gradients_file, options.dump_gradients);
+    comm_same(seen);
     if (trace_file)
         trace_open(comm_rank(world), comm_sum(world, comm_rank(world) ? 0 : clock_seconds()));
 
@@ -474,6 +499,15 @@ void run_held_out(double loss)
     run_print("step %lld: %.4f nats a token on held-out data\n", (long long)state.step, loss);
 }
 
+bool run_interrupted(void)
+{
+    static bool interrupted;
+
+    if (stopped_by && !stopping)                /* not the one that ended training */
+        stopping = stopped_by, interrupted = true;
+    return interrupted;
+}
+
 /* ---- The end ---- */
 
 static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
@@ -537,7 +571,7 @@ static cJSON *rank_json(void)
 static void write_report(bool first, bool last)
 {
     cJSON *rank = rank_json(), *common = cJSON_CreateObject();
-    FILE *f = fopen(report_file, first ? "w" : "a");
+    FILE *f = fopen(report_file, "a");
 
     cJSON_AddStringToObject(common, "stage", stage_name);
     cJSON_AddNumberToObject(common, "parameters", model_parameters(options.config));
@@ -556,8 +590,21 @@ static void write_report(bool first, bool last)
     cJSON_Delete(common);
 }
 
+/* What is in a file from before goes. */
+static void empty(const char *path)
+{
+    struct stat s;
+
+    if (path && stat(path, &s) == 0 && S_ISREG(s.st_mode) && !is_stdout(path) && truncate(path, 0))
+        fail("%s cannot be written: %s", path, strerror(errno));
+}
+
 _Noreturn void run_end(void)
 {
+    if (comm_rank(world) == 0) {
+        empty(report_file);
+        empty(trace_file);
+    }
     for (int r = 0; r < comm_size(world); r++) {
         if (r == comm_rank(world) && report_file)
             write_report(r == 0, r == comm_size(world) - 1);
@@ -571,7 +618,8 @@ _Noreturn void run_end(void)
         deliver("trace", trace_file, options.trace);
     if (metrics && fclose(metrics))
         fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
-    fflush(stdout);
+    if (fflush(stdout) || ferror(stdout))
+        fail("what was printed could not be written to standard output");
     const bool wrong = comm_sum(world, differs) > 0;
     comm_exit(stopping ? 128 + stopping : wrong);
 }

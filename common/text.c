@@ -80,7 +80,7 @@ void text_sample(LogitsFunction logits_of, Batch batch)
         tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: options.c */
     if (comm_rank(world) == 0)
         printf("\n%s", options.config.vocab > 256 ? "" : options.prompt);
-    for (int64_t n = prompt; n < total; n++) {
+    for (int64_t n = prompt; n < total && !run_interrupted(); n++) {
         /* the last T tokens; what comes behind them is not looked at: attention is causal */
         const int64_t first = n > T ? n - T : 0;
         memcpy(window, tokens + first, (n - first) * sizeof *window);

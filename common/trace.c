@@ -244,13 +244,15 @@ static void lives_of(const Access *access, int64_t count)
 
 static void find_lives(void)
 {
-    qsort(accesses.at, accesses.count, sizeof *accesses.at, by_allocation);
+    if (accesses.count)                                 /* else no step was done, and there is no list to sort */
+        qsort(accesses.at, accesses.count, sizeof *accesses.at, by_allocation);
     for (int64_t i = 0, n; i < accesses.count; i += n) {
         for (n = 1; i + n < accesses.count && accesses.at[i + n].allocation == accesses.at[i].allocation;)
             n++;
         lives_of(&accesses.at[i], n);
     }
-    qsort(changes.at, changes.count, sizeof *changes.at, by_time);
+    if (changes.count)
+        qsort(changes.at, changes.count, sizeof *changes.at, by_time);
 }
 
 /* ---- The file ---- */
@@ -270,7 +272,7 @@ static void write_counter(FILE *f, const char *name, double when, const int64_t 
 
 void trace_write(const char *path, bool first, bool last)
 {
-    FILE *f = fopen(path, first ? "w" : "a");
+    FILE *f = fopen(path, "a");
 
     if (!f)
         fail("--trace %s cannot be written: %s", options.trace, strerror(errno));

@@ -781,6 +781,9 @@ static void unwritable_outputs_are_refused(void **state)
         {"--save .", 1, "--save .|not a checkpoint"},
         {"--save /dev/null", 1, "--save /dev/null|not a checkpoint"},
         {"--save alink", 1, "--save alink|not there"},
+        {"--report x --data x.tmp", 2, "--data x.tmp|--report x"},
+        {"--metrics x.tmp --trace x", 2, "--metrics x.tmp|--trace x"},
+        {"--save ck --report ck.tmp", 2, "--report ck.tmp|--save ck"},
         {"--save /proc/x", 1, "--save /proc/x|cannot be made"},
         {"--save good --report missing/x", 1, "--report missing/x"},
         {"--save adir --metrics old.csv --report new --trace new.trace --dump-gradients new.g", 1, "--save adir"},
@@ -808,6 +811,29 @@ static void unwritable_outputs_are_refused(void **state)
     all_fail(saves);
     fails(1, "--save nnn|too long", CPU " " SMALL " --save %s", name);
     fails(1, "--save adir", CPU64 " " SMALL " --save adir");
+    fails(1, "--save .|name a directory inside",
+          "sh -c 'cd good && exec " CPU " " SMALL " --data ../data.bin --save .'");
+    fails(1, "standard output", "sh -c 'exec " CPU " " SMALL " --quiet --sample 5 >/dev/full'");
+}
+
+/* What is called like a checkpoint's own file, but is none of this run's. */
+static void others_stay(void **state)
+{
+    (void)state;
+    run_well("cp -r good good.old");
+    run_well(CPU " " SMALL " --steps 4 --load good --save good");
+    run_well("test -e good.old/trainer.json");
+    /* a log is not emptied, nor written over */
+    static const char *const logs[][2] = {
+        {"metrics", "^3,"}, {"report", "flops_per_token"}, {"trace", "process_name"}};
+    for (int i = 0; i < 3; i++) {
+        run_well("sh -c '" CPU " " SMALL " --%s /dev/stdout >log'", logs[i][0]);
+        run_well("grep -q '^memory will be' log");
+        run_well("grep -q '^step 3/3' log");
+        run_well("grep -q '^parameters ' log");
+        run_well("grep -q '%s' log", logs[i][1]);
+    }
+    run_well("rm -r good.old log");
 }
 
 static void assert_json(const char *text, const char *what)
@@ -1129,6 +1155,29 @@ static void ranks_speak_once(void **state)
             assert_same_listing(before, listing(), c->options);
             result_free(r);
         }
+
+    /* ranks of two programs, in two directories, going on from two checkpoints */
+#define DATA_PARALLEL BUILD "/cpu/03_data_parallel " SMALL
+    static const char *const pairs[][3] = {
+        {"", BUILD "/cpu/05_tensor_parallel " SMALL, "rank 0 has 03_data_parallel in F32|rank 1 05_tensor_parallel"},
+        {"--report new", "sh -c 'cd elsewhere && exec " DATA_PARALLEL " --report new'", "one file system"},
+        {"--metrics new.csv --save new", "sh -c 'cd elsewhere && exec " DATA_PARALLEL " --metrics new.csv --save new'",
+         "one file system"},
+        {"--load good", "sh -c 'cd elsewhere && exec " DATA_PARALLEL " --load good'", "seed 7|seed 8"}};
+    run_well("mkdir elsewhere");
+    run_well("cp data.bin elsewhere");
+    run_well("sh -c 'cd elsewhere && exec " CPU " " SMALL " --steps 2 --save good --seed 8'");
+    for (unsigned i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        char *before = listing();
+        Result r = run("timeout 15 mpiexec -n 1 " DATA_PARALLEL " %s : -n 1 %s", pairs[i][0], pairs[i][1]);
+        if (r.status != 1 && r.status != 2)
+            fail_msg("%s with %s: status %d", pairs[i][0], pairs[i][1], r.status);
+        assert_words(r.err, pairs[i][2], pairs[i][1]);
+        assert_same_listing(before, listing(), pairs[i][1]);
+        result_free(r);
+    }
+    run_well("rm -r elsewhere");
+
     Result r = run("timeout 15 mpiexec -n 3 " CPU " --help");
     assert_int_equal(r.status, 0);
     const char *usage = strstr(r.out, "Usage:");
@@ -1249,6 +1298,7 @@ int main(void)
         TEST(nan_stops_the_run),
         TEST(a_blow_up_ends_clearly),
         TEST(unwritable_outputs_are_refused),
+        TEST(others_stay),
         TEST(special_files_work),
         TEST(what_is_not_ours_stays),
         TEST(two_signals_quit_at_once),

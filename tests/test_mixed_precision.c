@@ -177,6 +177,10 @@ static void an_overflow_skips_its_step(void **state)
     assert_true(skipped > 5 && skipped < 40);
     assert_true(loss[59] < 0.85 * loss[0]);
     assert_true(json_number(in_temporary("s/trainer.json"), "optimizer_step") == 60 - skipped);
+    /* going on with a shorter wait than has passed already */
+    run_well(MIXED " " SHAPE " --dtype fp16 --steps 4 --loss-scale 8 --save clean");
+    run_well(MIXED " " SHAPE " --dtype fp16 --steps 5 --loss-scale-growth 3 --load clean --save clean");
+    assert_true(json_number(in_temporary("clean/trainer.json"), "loss_scale") == 16);
     char says[64];
     for (int i = 0; i < 60; i++) {
         snprintf(says, sizeof says, "step %d: Inf or NaN", i + 1);

@@ -216,6 +216,13 @@ static void signals_save(void **state)
         result_free(r);
         run_well("rm -r stopped");
     }
+    /* after the last step, while it samples */
+    Result r = run("sh -c 'rm -f rows; timeout -k 1 60 " CPU " " SHAPE " --data %s --steps 1 --metrics rows --seq 64 "
+                   "--sample 1000000 & until [ $(grep -c . rows) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; "
+                   "sleep 0.5; kill $!; wait $!'", tokens());
+    assert_int_equal(r.status, 128 + SIGTERM);
+    assert_true(r.seconds < 30);
+    result_free(r);
 }
 
 /* The trace is JSON, has the spans of every step and both counters, and live memory never exceeds what is allocated. */
