@@ -280,7 +280,7 @@ int main(int argc, char **argv)
     run_begin("03_data_parallel", "Trains a transformer with the batch divided over the ranks.", argc, argv,
               (StageOption[]){
         {"sync", OPTION_CHOICE, &sync, "when gradients are summed over the ranks", "naive|overlap|bucket"},
-        {"bucket-mb", OPTION_DOUBLE, &bucket_mb, "what is summed in one call, --sync bucket only", "MB", 1e-5, 1e6},
+        {"bucket-mb", OPTION_DOUBLE, &bucket_mb, "what is summed in one call, --sync bucket only", "MB", 1e-3, 1e6},
         {0}});
     dp = comm_split(world, 0, "dp");
     run_data_parallel(comm_size(dp));
