@@ -248,7 +248,8 @@ void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Ten
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 0), *br = load(branch, i * width, width, 1);
-        real *s = room(sum, i * width, width, 2), *o = room(out, i * width, width, 3), total = 0, squares = 0;
+        real *s = room(sum, i * width, width, 2), *o = room(out, i * width, width, 3), squares = 0;
+        double total = 0;                       /* a mean that is off by little counts where all numbers are alike */
 #pragma omp simd reduction(+ : total)
         for (int64_t j = 0; j < width; j++) {
             s[j] = in[j] + br[j] + add[j];
@@ -382,7 +383,7 @@ void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, doubl
         if (ids[i] >= 0)
             d[ids[i]] -= (real)gradient_scale;
         store(logits, i * width, width, d);
-        losses[i] = max + (real)log(sum) - target;
+        losses[i] = max - target + (real)log(sum);      /* in this order: max and target may be large and alike */
     }
     double total = 0;
     for (int64_t i = 0; i < rows; i++)

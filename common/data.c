@@ -161,11 +161,11 @@ void data_sequence(int64_t step, int64_t g, int64_t *tokens)
 
 void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t first)
 {
-    const int64_t B = batch.inputs.shape[0], last = held_out - options.config.seq - 1;
+    const int64_t B = batch.inputs.shape[0], last = held_out - options.config.seq - 1, n = pieces * B;
     int64_t starts[B];
 
-    for (int64_t b = 0; b < B; b++)
-        starts[b] = training + range_part(last, i * B + b, pieces * B).first + first;
+    for (int64_t b = 0; b < B; b++)             /* the first at the beginning, the last at the end */
+        starts[b] = training + (n > 1 ? last * (i * B + b) / (n - 1) : 0) + first;
     load(batch, starts);
 }
 

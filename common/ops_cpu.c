@@ -1,10 +1,10 @@
 /* The kernels on the CPU. Matmuls are OpenBLAS; the rest are loops that OpenMP spreads over threads and the compiler
  * over vector lanes.
  *
- * Every sum has an order that depends on the sizes alone, so that two runs are equal bit for bit: threads divide rows
- * or columns, or the parts of a sum, of which there is a fixed number and which are added up in their order. ("omp simd
- * reduction" keeps partial sums in the lanes of a vector, always the same ones; "omp parallel reduction" would combine
- * threads as they happen to finish.)
+ * Every sum here has an order that depends on the sizes alone, and OpenBLAS's on the number of threads too, so that
+ * two runs with as many threads are equal bit for bit: threads divide rows or columns, or the parts of a sum, of which
+ * there is a fixed number and which are added up in their order. ("omp simd reduction" keeps partial sums in the lanes
+ * of a vector, always the same ones; "omp parallel reduction" would combine threads as they happen to finish.)
  *
  * ops_cpu.h says how they see what tensors store. Attention is in attention_cpu.c.
  */
@@ -102,7 +102,8 @@ void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight,
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 2);
-        real *o = room(out, i * width, width, 3), sum = 0, squares = 0;
+        real *o = room(out, i * width, width, 3), squares = 0;
+        double sum = 0;                         /* a mean that is off by little counts where all numbers are alike */
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < width; j++)
             sum += in[j];
@@ -385,7 +386,7 @@ void residual_backward_kernel(Tensor d_bias, Tensor d_out)
 void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
-    real *log_sum = lse.data;
+    real *log_sum = lse.data, *losses = scratch(4, rows);
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
@@ -397,13 +398,13 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < width; j++)
             sum += real_exp(in[j] - max);
+        const int32_t target = ids_of(targets)[i];
         log_sum[i] = max + (real)log(sum);
+        losses[i] = max - (target < 0 ? 0 : in[target]) + (real)log(sum);   /* in this order: both may be large */
     }
     double total = 0;
-    for (int64_t i = 0; i < rows; i++) {
-        const int32_t target = ids_of(targets)[i];
-        total += (double)log_sum[i] - (target < 0 ? 0 : *load(logits, i * width + target, 1, 0));
-    }
+    for (int64_t i = 0; i < rows; i++)
+        total += losses[i];
     *(double *)loss.data += scale * total;
 }
 
@@ -466,8 +467,9 @@ void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max,
     double total = 0;
 
     for (int64_t i = 0; i < rows; i++) {
-        row(lse, 0)[i] = row(max, 0)[i] + (real)log(row(sums, i)[0]);
-        total += (double)row(lse, 0)[i] - row(sums, i)[1];
+        const real log_sum = log(row(sums, i)[0]);
+        row(lse, 0)[i] = row(max, 0)[i] + log_sum;
+        total += (double)row(max, 0)[i] - row(sums, i)[1] + log_sum;
     }
     *(double *)loss.data += scale * total;
 }
@@ -496,7 +498,8 @@ void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor 
 {
     const int64_t count = tensor_count(params);
     const real beta1 = a.beta1, beta2 = a.beta2, eps = a.eps, scale = a.gradient_scale;
-    const real rate = a.lr / a.correction1, root = 1 / sqrt(a.correction2), keep = 1 - a.lr * a.weight_decay;
+    const real rate = a.lr / a.correction1, root = 1 / sqrt(a.correction2);
+    const real decay = a.lr * a.weight_decay;   /* not 1 - this: near 1 a float has few digits for it */
 
 #pragma omp parallel for
     for (int64_t first = 0; first < count; first += AT_ONCE) {
@@ -508,7 +511,7 @@ void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor 
             const real g = gradient[i] * scale;
             mean[i] = beta1 * mean[i] + (1 - beta1) * g;
             square[i] = beta2 * square[i] + (1 - beta2) * g * g;
-            param[i] = keep * param[i] - rate * mean[i] / ((real)sqrt(square[i]) * root + eps);
+            param[i] -= decay * param[i] + rate * mean[i] / ((real)sqrt(square[i]) * root + eps);
         }
         store(params, first, n, param);
         if (copy.data)

@@ -214,6 +214,25 @@ static void layernorm_case(int64_t R, int64_t H, double center)
     release();
 }
 
+/* Numbers that are alike have no deviation, whatever their mean: nothing but the bias is left of them. */
+static void layernorm_of_equal_numbers(void **state)
+{
+    static const double values[] = {1.0123, 101.23, -1012.3, 1.0123e6};
+    enum { H = 4096 };
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        const Tensor x = empty("x", shape(1, H)), out = empty("out", shape(1, H)), stats = empty("stats", shape(1, 2));
+        const Tensor weight = filled("weight", shape(H)), bias = filled("bias", shape(H));
+        double *want = numbers(bias);
+        for (int j = 0; j < H; j++)
+            data(x)[j] = values[i];
+        layernorm_forward(out, stats, x, weight, bias);
+        assert_near(out, want, 1e-5);
+        release();
+    }
+}
+
 static void layernorm(void **state)
 {
     (void)state;
@@ -475,6 +494,28 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
     release();
 }
 
+/* What all logits of a row have in common is nothing to its loss. */
+static void cross_entropy_of_shifted_logits(void **state)
+{
+    enum { V = 50 };
+    const Tensor logits = empty("logits", shape(1, V)), lse = empty("lse", shape(1)), ids = ids_below("ids", 1, 1);
+    const Tensor sums = empty("sums", shape(1, 2)), max = empty("max", shape(1)), loss = guarded(F64, "loss", shape(1));
+    double *at = (double *)loss.data;
+
+    (void)state;
+    for (int i = 0; i < V; i++)
+        data(logits)[i] = 1e4;
+    *at = 0;
+    cross_entropy_forward(loss, lse, logits, ids, 1);
+    assert_true(fabs(*at - log(V)) < 1e-6);
+    *at = 0;
+    cross_entropy_max(max, logits);
+    cross_entropy_sums(sums, logits, max, ids);
+    cross_entropy_loss(loss, lse, sums, max, 1);
+    assert_true(fabs(*at - log(V)) < 1e-6);
+    release();
+}
+
 /* A vocabulary cut into slices, each seen by itself, gives what the whole gives. */
 static void cross_entropy_in_slices(void **state)
 {
@@ -581,6 +622,32 @@ static void adamw(void **state)
         }
         release();
     }
+}
+
+/* At a learning rate of 1e-5 a step's decay is 1e-6 of a weight, which 1 - 1e-6 in float would miss by some percent, for
+ * all weights alike. */
+static void weight_decay_does_not_drift(void **state)
+{
+    enum { COUNT = 1000, STEPS = 2000 };
+    const AdamWArguments a = {.lr = 1e-5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                              .gradient_scale = 1, .correction1 = 1, .correction2 = 1};
+    const Tensor params = filled("params", shape(COUNT)), gradients = empty("gradients", shape(COUNT));
+    const Tensor m = empty("m", shape(COUNT)), v = empty("v", shape(COUNT));
+    double *before = numbers(params), sum = 0, expected = 0;
+
+    (void)state;
+    tensor_zero(gradients);
+    tensor_zero(m);
+    tensor_zero(v);
+    for (int t = 0; t < STEPS; t++)
+        adamw_update(params, NONE, m, v, gradients, a);
+    for (int i = 0; i < COUNT; i++) {
+        sum += fabs(before[i]) - fabs(data(params)[i]);
+        expected += fabs(before[i]) * (1 - pow(1 - 1e-6, STEPS));
+    }
+    if (fabs(sum / expected - 1) > 0.002)
+        fail_msg("weights decayed by %.8g, not %.8g", sum, expected);
+    release();
 }
 
 static void square_sums(void **state)
@@ -1002,6 +1069,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(plain_memory),
         cmocka_unit_test(embedding),
         cmocka_unit_test(layernorm),
+        cmocka_unit_test(layernorm_of_equal_numbers),
         cmocka_unit_test(linear),
         cmocka_unit_test(rotary_positions),
         cmocka_unit_test(attention),
@@ -1010,7 +1078,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(residual),
         cmocka_unit_test(cross_entropy),
         cmocka_unit_test(cross_entropy_in_slices),
+        cmocka_unit_test(cross_entropy_of_shifted_logits),
         cmocka_unit_test(adamw),
+        cmocka_unit_test(weight_decay_does_not_drift),
         cmocka_unit_test(square_sums),
         cmocka_unit_test(exponential),
         cmocka_unit_test(nan_stays_nan),

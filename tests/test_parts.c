@@ -873,7 +873,7 @@ static void the_held_out_tenth_stays_apart(void **state)
                 assert_true(i > 0 || token_at(batch.inputs, 0, 0) == TRAINING);
                 for (int b = 0; b < 7; b++) {
                     const int64_t first = token_at(batch.inputs, b, 0);
-                    const int64_t even = (int64_t)(HELD_OUT - T - 1) * (i * 7 + b) / (pieces * 7);
+                    const int64_t even = (int64_t)(HELD_OUT - T - 1) * (i * 7 + b) / (pieces * 7 - 1);
                     assert_int_equal(first, TRAINING + even);
                     for (int t = 0; t < T; t++) {
                         assert_int_equal(token_at(batch.inputs, b, t), first + t);

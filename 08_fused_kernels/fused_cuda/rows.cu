@@ -205,7 +205,7 @@ __global__ void cross_entropy_both_rows(double *losses, T *logits, const int32_t
         const float largest = block_max(max);
         sum = block_sum(max == -INFINITY ? sum : sum * expf(max - largest));
         if (threadIdx.x == 0)
-            losses[i] = (double)(largest + logf(sum)) - (target < 0 ? 0 : number(row[target]));
+            losses[i] = (double)largest - (target < 0 ? 0 : number(row[target])) + logf(sum);
         __syncthreads();                        /* the target's logit is read */
         const float share = gradient_scale / sum;
         EACH_RAGGED(j, N, row, width) {

@@ -258,7 +258,7 @@ void transpose_rows_kernel(Tensor out, Tensor in)
 
 /* What is the same for all elements. */
 typedef struct {
-    float beta1, beta2, eps, scale, rate, root, keep;
+    float beta1, beta2, eps, scale, rate, root, decay;
 } AdamW;
 
 /* copy: the new parameters in another type, or NULL. */
@@ -275,7 +275,7 @@ __global__ void adamw_all(T *params, C *copy, float *m, float *v, const G *gradi
             g[k] *= a.scale;
             mean[k] = a.beta1 * mean[k] + (1 - a.beta1) * g[k];
             square[k] = a.beta2 * square[k] + (1 - a.beta2) * g[k] * g[k];
-            param[k] = a.keep * param[k] - a.rate * mean[k] / (sqrtf(square[k]) * a.root + a.eps);
+            param[k] -= a.decay * param[k] + a.rate * mean[k] / (sqrtf(square[k]) * a.root + a.eps);
         }
         store(params + i, param, count - i);
         if (copy)
@@ -290,7 +290,7 @@ void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor 
     const int64_t count = tensor_count(params);
     const AdamW f = {(float)a.beta1, (float)a.beta2, (float)a.eps, (float)a.gradient_scale,
                      (float)(a.lr / a.correction1), (float)(1 / sqrt(a.correction2)),
-                     (float)(1 - a.lr * a.weight_decay)};
+                     (float)(a.lr * a.weight_decay)};
     const bool can = aligned(params) && aligned(copy, 4 * dtype_size(copy.dtype)) && aligned(m) && aligned(v)
                      && aligned(gradients);
 

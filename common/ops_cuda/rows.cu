@@ -396,7 +396,7 @@ __global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sum
 
     EACH_COLUMN(i, 1, rows) {
         lse[i] = max[i] + logf(sums[2 * i]);
-        total += (double)lse[i] - sums[2 * i + 1];
+        total += (double)max[i] - sums[2 * i + 1] + logf(sums[2 * i]);     /* lse is rounded at the logits' size */
     }
     total = block_sum(total);
     if (threadIdx.x == 0)
