@@ -16,7 +16,7 @@ plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title
      work."/loss_fp16" using 1:2 with lines dt 2 lw 2 lc rgb "#59a14f" title "fp16", \
      work."/loss_fp8" using 1:2 with lines dt 3 lw 2 lc rgb "#b07aa1" title "fp8"
 set xlabel "step" tc rgb "#333333"
-set ylabel "less that of fp32" tc rgb "#333333"
+set ylabel "loss minus fp32's" tc rgb "#333333"
 unset key
 set yrange [-0.02:0.3]
 plot work."/loss_fp16_unscaled" using 1:3 with lines lw 2 lc rgb "#e15759", \

@@ -104,6 +104,7 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
                                             + R * (H + 2) + B * T * (V + 1)));
+    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
     memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
 
     memory_playbook(MEM_PARAMETERS, real * N, "4 N");
@@ -260,7 +261,7 @@ static StepResult train_step(int64_t step, Batch batch)
         trace_end();
     }
     sync_wait();
-    run_gradients(&optimizer);
+    run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);

@@ -109,6 +109,7 @@ static void predict(void)
     memory_predict(MEM_COMMUNICATION, real * shared * (zero - 1));              /* for gradients; for parameters too */
     memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
                                             + R * (H + 2) + B * T * (V + 1)));
+    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
     memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
 
     memory_playbook(MEM_PARAMETERS, real * (zero == 3 ? N / n : N), zero == 3 ? "4 N / n" : "4 N");
@@ -324,7 +325,7 @@ static StepResult train_step(int64_t step, Batch batch)
         trace_end();
     }
     gradients_wait();
-    run_gradients(&optimizer);
+    run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);

@@ -115,6 +115,7 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
                                             + R * (H + 2) + B * T * (V + 1)));
+    /* d_block; branch twice, d_x, d_final; rope; max, sums; the loss; a batch's two ids a token */
     memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D + 3 * B * T) + 8 + 2 * 4 * B * T);
     memory_predict(MEM_COMMUNICATION, sequence_parallel ? real * 2 * B * T * H : 0);
 
@@ -298,7 +299,7 @@ static StepResult train_step(int64_t step, Batch batch)
         comm_all_reduce(tp, gradients.blocks[l].uncut, SUM);
     if (sequence_parallel)
         comm_all_reduce(tp, gradients.final, SUM);
-    run_gradients(&optimizer);
+    run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(tp, gradient_square_sum(&optimizer))), lr = learning_rate(step);

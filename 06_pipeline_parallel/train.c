@@ -71,11 +71,13 @@ typedef struct {
 } Action;
 typedef struct {
     Action *list;
-    int count;
+    int count, most;
 } Schedule;
 
 static void then(Schedule *s, ActionKind kind, int micro, int chunk)
 {
+    if (s->count == s->most)
+        fail("this schedule has more than %d actions: a micro-batch has at most three in each chunk", s->most);
     s->list[s->count++] = (Action){kind, micro, chunk};
 }
 
@@ -141,7 +143,7 @@ static void zero_bubble(Schedule *s, int r, int p, int m)
 /* What rank r of p does in a step of m micro-batches, with v chunks of layers on each rank. */
 static Schedule schedule_of(ScheduleKind kind, int r, int p, int m, int v)
 {
-    Schedule s = {.list = calloc(3 * (size_t)m * v, sizeof(Action))};
+    Schedule s = {.list = calloc(3 * (size_t)m * v, sizeof(Action)), .most = 3 * m * v};
 
     if (!s.list)
         fail("no memory for a schedule of %d micro-batches", m);
@@ -159,15 +161,16 @@ static Schedule schedule_of(ScheduleKind kind, int r, int p, int m, int v)
  * micro-batch, small letters backwards, capitals the weights' part where it comes later; below them their chunks. */
 static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
 {
-    const int stages = p * v, width = 3 * v * (m + p);
+    const int stages = p * v;
+    const size_t width = draw ? 3 * (size_t)v * m * p : 1;          /* the longest: one rank after the other */
     int *end = calloc(2 * (size_t)stages * m, sizeof(int));         /* of F and B: when it ended, + 1 */
     int *clock = calloc(p, sizeof(int)), *next = calloc(p, sizeof(int)), last = 0;
-    char *chart = malloc(2 * (size_t)p * width);
+    char *chart = malloc(2 * p * width);
     Schedule *s = calloc(p, sizeof(Schedule));
 
     if (!end || !clock || !next || !chart || !s)
         fail("no memory to simulate %d ranks and %d micro-batches", p, m);
-    memset(chart, '.', 2 * (size_t)p * width);
+    memset(chart, '.', 2 * p * width);
     for (int r = 0; r < p; r++)
         s[r] = schedule_of(kind, r, p, m, v);
     for (bool moved = true; moved;) {
@@ -176,6 +179,9 @@ static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
             while (next[r] < s[r].count) {
                 const Action a = s[r].list[next[r]];
                 const int stage = a.chunk * p + r;
+                if (a.micro < 0 || a.micro >= m || a.chunk < 0 || a.chunk >= v)
+                    fail("rank %d's action %d is of micro-batch %d in chunk %d: there are %d in %d", r, next[r],
+                         a.micro, a.chunk, m, v);
                 int *f = &end[(size_t)stage * m + a.micro], *b = f + (size_t)stages * m, began = 1;
                 const int needed = a.kind == BACKWARD_WEIGHT ? *b
                                  : a.kind == FORWARD ? (stage > 0 ? f[-m] : began)
@@ -184,7 +190,9 @@ static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
                     break;                                          /* another rank's turn */
                 clock[r] = needed - 1 > clock[r] ? needed - 1 : clock[r];
                 for (int k = 0; k < (a.kind == BACKWARD ? 2 : 1); k++, clock[r]++) {
-                    char *at = chart + (size_t)2 * r * width + clock[r];
+                    if (!draw)
+                        continue;
+                    char *at = chart + 2 * r * width + clock[r];
                     at[0] = (a.kind == FORWARD ? '0' : a.kind == BACKWARD_WEIGHT ? 'A' : 'a') + a.micro % 10;
                     at[width] = '0' + a.chunk % 10;
                 }
@@ -199,9 +207,9 @@ static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
         if (next[r] < s[r].count)
             fail("this schedule waits for itself: rank %d cannot begin its action %d", r, next[r]);
         if (draw)
-            printf("rank %-3d %.*s\n", r, last, chart + (size_t)2 * r * width);
+            printf("rank %-3d %.*s\n", r, last, chart + 2 * r * width);
         if (draw && v > 1)
-            printf("  chunk  %.*s\n", last, chart + (size_t)(2 * r + 1) * width);
+            printf("  chunk  %.*s\n", last, chart + (2 * r + 1) * width);
         free(s[r].list);
     }
     free(end), free(clock), free(next), free(chart), free(s);
@@ -309,6 +317,7 @@ static void predict(void)
     memory_predict(MEM_ACTIVATIONS, real * ((kept + alive) * R * H + blocks * block + quadratic * scores
                                             + kept * delayed + head));
     memory_predict(MEM_COMMUNICATION, real * arriving * R * H);
+    /* d_block; branch twice, d_final; rope; the loss; the batches' two ids a token */
     memory_predict(MEM_WORKSPACE, real * (block + scores + 3 * R * H + T * D) + 8 + alive * 2 * 4 * B * T);
     if (tied)
         comm_predict(tied, ALL_REDUCE, 1, H * V);
@@ -546,7 +555,7 @@ static StepResult train_step(int64_t step, Schedule schedule)
     execute(schedule, step, scale);
     if (tied)                                   /* each end has seen only its own use of the embedding */
         comm_all_reduce(tied, gradients.embedding, SUM);
-    run_gradients(&optimizer);
+    run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(pp, gradient_square_sum(&optimizer))), lr = learning_rate(step);

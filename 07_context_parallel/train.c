@@ -125,6 +125,7 @@ static void predict(void)
     memory_predict(MEM_GRADIENTS, real * N);
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + R * (H + 2) + R * (V + 1)));
+    /* d_block; attention; branch twice, d_x, d_final; split twice; rope; the loss; a batch's two ids a token */
     memory_predict(MEM_WORKSPACE, real * (block + attention + 4 * R * H + 6 * R * A * D + R * D) + 8 + 2 * 4 * R);
     memory_predict(MEM_COMMUNICATION, real * kv * buffers[method]);
 
@@ -431,7 +432,7 @@ static StepResult train_step(int64_t step, Batch batch)
         trace_end();
     }
     comm_all_reduce(cp, gradients.buffer, SUM);                         /* from our tokens only, so far */
-    run_gradients(&optimizer);
+    run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(cp, gradient_square_sum(&optimizer))), lr = learning_rate(step);

@@ -185,6 +185,7 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
                                         + small * (R * H + S * V) + real * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
+    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token; fp8 */
     memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T + copies);
 
     memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
@@ -425,7 +426,7 @@ static StepResult train_step(int64_t step, Batch batch)
     }
     if (loss_scale != 1)
         tensor_scale(gradients.buffer, 1 / loss_scale);
-    run_gradients(&optimizer);
+    run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
     double norm = sqrt(gradient_square_sum(&optimizer)), lr = learning_rate(step);

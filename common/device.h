@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* What must be before all else, MPI too; may begin the program anew. */
+/* First of all, before MPI too; may exec the program anew. */
 void device_prepare(char **argv);
 
 /* Takes the device for this process, one of `local_ranks` on this machine, the local_rank-th of them.
@@ -27,8 +27,8 @@ int device_threads(void);
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
 int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, or free and kept; 0: the CPU */
 
-/* Arithmetic rate, in FLOP/s, that MFU is a part of: a GPU's datasheet peak for matmuls of the type, or on the CPU the
- * rate of the machine's own matmul of REAL, measured once. 0: not known. */
+/* Arithmetic rate, in FLOP/s, that MFU is a fraction of: a GPU's datasheet peak for matmuls of the type, or on the CPU
+ * the rate of the machine's own matmul of REAL, measured once. 0: not known. */
 double device_peak_flops(DType dtype);
 
 /* From now on matmuls of F32 round what they read to TF32, a float with 10 bits of mantissa, and take the tensor cores.

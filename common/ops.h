@@ -10,7 +10,7 @@
  *
  * Types: activations, their gradients and weights are REAL, or all of a call are BF16, or all F16: then each element is
  * read, computed with in REAL (matmuls accumulate in it) and rounded once, when it is written. Gradients of parameters
- * (+=) are REAL or BF16, all of a call alike. REAL always: stats, lse, rope, and what has its own REAL below.
+ * (+=) are REAL or BF16, all of a call alike. REAL always: stats, lse, rope, and what is marked REAL below.
  */
 #ifndef OPS_H
 #define OPS_H
@@ -47,7 +47,7 @@ void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
 void linear_backward_weight(Tensor d_weight /* += */, Tensor d_bias /* +=, or NONE */, Tensor d_out, Tensor x);
 
 /* ---- linear in fp8 (Micikevicius et al. 2022). E4M3 holds numbers up to 448, E5M2 up to 57344, so a tensor is stored
- * divided by its scale, amax(|x|) / that number, which quantize puts where out.scale points to. fp8 tensor cores
+ * divided by its scale, max |x| over that number, which quantize writes to where out.scale points. fp8 tensor cores
  * multiply in one form only: rows of one matrix by rows of the other. So backward, which sums over other dimensions
  * than forward, needs transposed copies: quantize makes either copy or both, with one scale for the two.
  * out (R, M) = x (R, K) times weight (M, K) transposed, plus bias (M) or NONE; x and weight fp8, not both E5M2; R, K

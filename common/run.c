@@ -273,8 +273,8 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         run_print("ranks   %s\n", table);
         free(table);
     }
-    run_print("device  %s%s, %s in matmul%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(), peak_text(),
-              options.pretend ? " (pretended)" : "");
+    run_print("device  %s%s, %s in matmul%s%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(), peak_text(),
+              comm_size(world) > 1 ? " together" : "", options.pretend ? " (pretended)" : "");
     if (comm_size(world) > 1 && !device_is_host())
         run_print("comm    %s\n", carrier);
     run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
@@ -412,7 +412,7 @@ bool run_continues(int step)
     return false;
 }
 
-void run_gradients(const AdamW *optimizer)
+void run_dump_gradients(const AdamW *optimizer)
 {
     if (!gradients_file || state.step != first_step)
         return;
@@ -455,6 +455,7 @@ void run_step(int step, StepResult result)
     const double seconds = clock_seconds() - step_began, tokens = (double)run_global_batch() * options.config.seq;
     const double peak = peak_flops(), mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : 0;
 
+    result.norm = fabs(result.norm);            /* a NaN's sign says nothing: "nan", never "-nan" */
     state.step = step;
     state.tokens += tokens;
     time_step(seconds);

@@ -20,7 +20,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
 void run_data_parallel(int ranks);
 int64_t run_global_batch(void);         /* sequences of a step: micro_batch * accumulate * ranks */
 
-/* 02: the type of what is multiplied, if not REAL: MFU is a part of the device's peak for it. Says so. */
+/* 02: the type of what is multiplied, if not REAL: MFU is a fraction of the device's peak for it. Says so. */
 void run_matmuls_in(DType dtype);
 
 /* 02: a number that goes on with the run: a further column of --metrics, and in checkpoints. Before run_load. */
@@ -33,7 +33,7 @@ int run_load(AdamW *optimizer);
 bool run_continues(int step);
 
 /* Between backward and the update: --dump-gradients writes them, at the first step of the run. */
-void run_gradients(const AdamW *optimizer);
+void run_dump_gradients(const AdamW *optimizer);
 
 /* After the step-th step: prints and writes what came of it, compares traffic with the prediction, saves if it is
  * time; ends the run if the loss or the norm is NaN or Inf (a skipped step's norm may be). */

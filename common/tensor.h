@@ -29,7 +29,7 @@ typedef enum { F64, F32, BF16, F16, E4M3, E5M2, I32 } DType;
 
 typedef struct {
     void *data;             /* on the device; NULL: no tensor */
-    const char *name;       /* for messages: "qkv", "blocks.3.qkv_weight"; lives at least as long */
+    const char *name;       /* for messages: "qkv", "blocks.3.qkv_weight"; not copied */
     DType dtype;
     int dims;
     int64_t shape[4];

@@ -6,8 +6,8 @@
 
 #include "data.h"
 
-/* The stage's forward pass over a batch: adds the batch's mean loss to the stage's loss tensor; and the same for the
- * logits (1, V) of one of its B*T tokens. */
+/* The stage's forward pass over a batch. The one adds the batch's mean loss to the stage's loss tensor, the other
+ * returns the logits (1, V) of one of the batch's B*T tokens. */
 typedef void (*LossFunction)(Batch batch);
 typedef Tensor (*LogitsFunction)(Batch batch, int64_t row);
 

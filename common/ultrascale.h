@@ -7,7 +7,7 @@
 
 #include "tensor.h"         /* a pointer, a name, a type, a shape */
 #include "memory.h"         /* the account of every byte, and what was predicted */
-#include "device.h"         /* where that happens, and in which types */
+#include "device.h"         /* the CPU or GPU that computes */
 #include "ops.h"            /* what is computed */
 #include "model.h"          /* which parameters there are, and where */
 #include "optimizer.h"      /* AdamW */

@@ -112,6 +112,7 @@ static void name_factor(char *text, size_t size, double scale)
         double value;
     } known[] = {{"the number of ranks", ranks}, {"accumulate", accumulate}, {"micro_batch", B}, {"T", T},
                  {"layers", L}, {"sqrt(D)", sqrt(D)}, {"the tokens of a micro-batch", B * T},
+                 {"added twice", ranks == 2 ? 1 : 2}, {"the loss scale", by_norm ? 65536 : 1},
                  {"the number of ranks x accumulate", ranks > 1 ? ranks * accumulate : 1}};
 
     if (fabs(scale + 1) < 1e-5 + tolerance) {

@@ -208,5 +208,8 @@ figures_07() {
 }
 
 for stage in ${*:-01 02 03 06 07}; do
-    "figures_$stage"
+    case $stage in
+    01 | 02 | 03 | 06 | 07) "figures_$stage" ;;
+    *) echo "figures.sh: $stage has no figures; 01, 02, 03, 06 and 07 have"; exit 2 ;;
+    esac
 done

@@ -624,8 +624,8 @@ static void adamw(void **state)
     }
 }
 
-/* At a learning rate of 1e-5 a step's decay is 1e-6 of a weight, which 1 - 1e-6 in float would miss by some percent, for
- * all weights alike. */
+/* At a learning rate of 1e-5 a step's decay is 1e-6 of a weight, which 1 - 1e-6 in float would miss by some percent,
+ * for all weights alike. */
 static void weight_decay_does_not_drift(void **state)
 {
     enum { COUNT = 1000, STEPS = 2000 };

@@ -98,13 +98,13 @@ static const Planted planted[] = {
      "        trace_begin(\"backward\");\n        tensor_zero(gradients.buffer);\n", 2, "--sync naive",
      {"(51 tensors): only the share of micro-batch 6 (of 0 to 6)"}},
     /* what the numbers of one tensor tell: its factor, its rows, its shape */
-    {"05_tensor_parallel", "    run_gradients(&optimizer);\n",
+    {"05_tensor_parallel", "    run_dump_gradients(&optimizer);\n",
      "    for (int l = 0; l < L; l++)\n        comm_all_reduce(tp, gradients.blocks[l].down_bias, SUM);\n"
-     "    run_gradients(&optimizer);\n", 4, "--recompute none",
+     "    run_dump_gradients(&optimizer);\n", 4, "--recompute none",
      {"blocks.*.down_bias (3 tensors): 4 times too large (= the number of ranks)", "3 too many = 1 for each layer"}},
-    {"05_tensor_parallel", "    run_gradients(&optimizer);\n",
+    {"05_tensor_parallel", "    run_dump_gradients(&optimizer);\n",
      "    if (comm_rank(tp) == 2)\n        tensor_scale(gradients.blocks[1].up_weight, 3);\n"
-     "    run_gradients(&optimizer);\n", 4, "--recompute none",
+     "    run_dump_gradients(&optimizer);\n", 4, "--recompute none",
      {"blocks.1.up_weight: in rows 144 to 215 (rank 2's of 4) only: 3 times too large"}},
     {"01_single_gpu", "linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);",
      "linear_backward_weight(g->proj_weight, NONE, a->heads, d_x);", 1, "--recompute none",

@@ -234,6 +234,21 @@ static void compare_memory(const char *file)
     free(text);
 }
 
+/* 06: any order that can be executed gives the right gradients; a good one has the formula's bubble too. */
+static void compare_bubble(const char *file, const Shape *s)
+{
+    if (access(file, F_OK) || !starts_with(stage, "06") || s->accumulate < s->ranks)
+        return;
+    char *text = read_file(file);
+    cJSON *json = cJSON_Parse(text), *rank = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "ranks"), 0);
+    const double simulated = number(rank, "bubble_simulated"), formula = number(rank, "bubble_formula");
+    if (simulated > formula + 1e-9)
+        fault("the schedule's bubble is %.3f, and it should be %.3f: a rank waits where it could compute", simulated,
+              formula);
+    cJSON_Delete(json);
+    free(text);
+}
+
 /* ---- Gradients ---- */
 
 /* Sequences of the batch that was dumped; 0: there is no dump. */
@@ -268,11 +283,9 @@ static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
     const int rows = read_column(in_temporary("m.csv"), "loss", loss, STEPS);
 
     read_column(in_temporary("m.csv"), "grad_norm", norm, STEPS);
-    const double first_loss = rows && isfinite(loss[0]) ? loss[0] : 0;
-    const double first_norm = rows && isfinite(norm[0]) ? norm[0] : 0;
     char known[128] = "";
-    if (first_loss && first_norm)
-        snprintf(known, sizeof known, "--candidate-loss %.17g --candidate-norm %.17g", first_loss, first_norm);
+    if (rows && isfinite(loss[0]) && isfinite(norm[0]))
+        snprintf(known, sizeof known, "--candidate-loss %.17g --candidate-norm %.17g", loss[0], norm[0]);
     Result r = run(BUILD "/cpu64/diagnose %s --load %s --steps %d --micro-batch %d --accumulate %d --ranks %d "
                    "--data-ranks %d --candidate g.safetensors %s --tolerance %g %s", s->model, checkpoint(s),
                    TRAINED + STEPS, s->micro_batch, sequences / s->micro_batch, s->ranks,
@@ -341,6 +354,7 @@ static bool verify(const Case *c)
     if (r.status == 2)                          /* its options: nothing to compare */
         printf("    (it was: %s)\n", command);
     compare_memory(in_temporary("r.json"));
+    compare_bubble(in_temporary("r.json"), &s);
     if (sequences && !access(in_temporary("m.csv"), F_OK)) {
         if (compare_gradients_of(c, &s, sequences))
             compare_losses(c, &s, sequences);
@@ -375,8 +389,12 @@ int main(int argc, char **argv)
     for (int i = 4; i < argc; i++)
         snprintf(options + strlen(options), sizeof options - strlen(options), "%s%s", i > 4 ? " " : "", argv[i]);
     given_options = options;
-    if (argc > 3 && *argv[3] && (ranks < 1 || ranks > 64)) {
+    if (argc > 3 && *argv[3] && (ranks < 1 || ranks > 64 || argv[3][strspn(argv[3], "0123456789")])) {
         fprintf(stderr, "verify: NP=%s, but a number of ranks from 1 to 64 is wanted\n", argv[3]);
+        return 2;
+    }
+    if (ranks > 1 && (starts_with(stage, "01") || starts_with(stage, "02") || starts_with(stage, "08"))) {
+        fprintf(stderr, "verify: NP=%d, but %s is for one rank, as 01, 02 and 08 are\n", ranks, stage);
         return 2;
     }
     static const char *const own[] = {"--data", "--vocab", "--load", "--steps", "--preset", "--lr", "--seed"};
