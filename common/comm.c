@@ -32,7 +32,7 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
 {
     char (*said)[ALARM_TEXT] = calloc(world->size, sizeof *said), text[ALARM_TEXT], line[1024];
     const double begin = clock_seconds();
-    int from, silent = 0, lowest = world->rank, at;
+    int from, silent = 0, computing = 0, lowest = world->rank, at;
 
     if (!said)
         fail("a rank is stuck, and there is no memory to find out which");
@@ -40,20 +40,23 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
         memcpy(said[asker], asked, ALARM_TEXT);
     snprintf(said[world->rank], ALARM_TEXT, "%s", doing);
     mpi_alarm(said[world->rank]);
-    while (clock_seconds() - begin < 1) {
+    while (clock_seconds() - begin < fmax(1, options.timeout / 10.)) {      /* an operator may take long */
         if ((from = mpi_alarmed(text)) >= 0)
             memcpy(said[from], text, ALARM_TEXT);
         sched_yield();
     }
     for (int r = world->size - 1; r >= 0; r--) {
         silent += !said[r][0];
+        computing += !strcmp(said[r], "computes");
         lowest = said[r][0] ? r : lowest;
     }
     if (world->rank != lowest)
         sleep(2);                               /* for it to speak first */
     starting = false;                           /* no agreement with a rank that is stuck */
     at = snprintf(line, sizeof line,
-                  silent ? "silent for %d seconds:" : "all ranks wait for each other, for %d seconds", options.timeout);
+                  silent ? "silent for %d seconds:"
+                  : computing ? "a rank that computes keeps others waiting, for %d seconds (--timeout)"
+                  : "all ranks wait for each other, for %d seconds", options.timeout);
     for (int r = 0; r < world->size && silent && at < (int)sizeof line; r++)
         if (!said[r][0])
             at += snprintf(line + at, sizeof line - at, "%s rank %d", line[at - 1] == ':' ? "" : ",", r);
@@ -80,18 +83,25 @@ static void progress(void)
 
 /* Until a handle is done; it is then NULL. MPI's own waits spin, and ranks that share a core would spin against each
  * other's work: this one yields, and looks at the clock. */
-static void wait_for(const Transport *by, void **handle, const Comm *comm, const char *what)
+static void wait_for(const Transport *by, void **handle, const Comm *comm, const char *what, const Request *q)
 {
-    const double begin = clock_seconds();
-    double looked = begin;
+    double begin = clock_seconds(), looked = begin;
 
     while (*handle && !by->done(*handle)) {
         const double now = clock_seconds();
         if (now - looked > 0.01) {              /* not every so many turns: with many ranks on a core each takes long */
             char doing[ALARM_TEXT];
+            begin += fmax(0, now - looked - 1); /* stopped meanwhile (SIGSTOP), and so may the others have been */
             looked = now;
-            snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s", what, (long long)comm->operations,
-                     comm->name);
+            if (by->pending && by->pending(*handle)) {
+                begin = now;
+                snprintf(doing, sizeof doing, "computes");
+            } else if (q && q->op >= SEND)
+                snprintf(doing, sizeof doing, "waits for %s %s rank %d of group %s", what,
+                         q->op == SEND ? "to" : "from", q->peer, comm->name);
+            else
+                snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s", what,
+                         (long long)(q ? q->operation : comm->operations), comm->name);
             answer_alarm(doing);
             if (options.timeout && now - begin > options.timeout)
                 stalled(doing, -1, NULL);
@@ -114,14 +124,18 @@ static void while_device_works(double seconds)
 {
     char doing[ALARM_TEXT] = "computes";
     Transfer t;
-    const bool waits = transport->unfinished && transport->unfinished(&t);
+    double since;
+    const bool waits = transport->unfinished && transport->unfinished(&t, &since);
 
     progress();
-    if (waits)
+    if (waits && t.op >= SEND)
+        snprintf(doing, sizeof doing, "waits for %s %s rank %d of group %s, on its GPU", comm_op_name[t.op],
+                 t.op == SEND ? "to" : "from", t.peer, t.comm->name);
+    else if (waits)
         snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s, on its GPU", comm_op_name[t.op],
                  (long long)t.operation, t.comm->name);
     answer_alarm(doing);
-    if (waits && options.timeout && seconds > options.timeout)
+    if (waits && options.timeout && fmin(seconds, clock_seconds() - since) > options.timeout)
         stalled(doing, -1, NULL);
 }
 
@@ -132,7 +146,7 @@ void comm_gather(Comm *comm, void *all, const void *mine, int64_t bytes, const c
         return;
     }
     void *handle = mpi_start_gather(comm, all, mine, bytes);
-    wait_for(&transport_mpi, &handle, comm, what);
+    wait_for(&transport_mpi, &handle, comm, what, NULL);
 }
 
 /* ---- How long this rank has waited in a step ---- */
@@ -210,7 +224,10 @@ _Noreturn void comm_exit(int status)
 
 static void end_all(const char *line, int status)
 {
+    static const char *first;                   /* what this rank failed with, when another then didn't answer */
+
     if (starting) {
+        first = line;
         error_cleanup_now();
         if (first_failed(status, &status) == world->rank)
             fprintf(stderr, "%s\n", line);
@@ -218,6 +235,8 @@ static void end_all(const char *line, int status)
     }
     ended = true;
     usleep(300000 * (world->rank < 4 ? world->rank : 4));       /* where all fail alike, the lowest ends the others */
+    if (first)
+        fprintf(stderr, "%s\n", first);
     fprintf(stderr, "%s\n", line);
     fflush(stderr);
     if (world->size > 1)
@@ -358,7 +377,8 @@ Comm *comm_split(Comm *comm, int color, const char *name)
 {
     int rank, size;
 
-    comm_agree();                               /* a rank that failed would not come here */
+    if (comm == world)
+        comm_agree();                           /* a rank that failed would not come here */
     void *part = mpi_split(comm, color, &rank, &size);
     if (!part)
         return NULL;
@@ -481,6 +501,8 @@ void comm_account_reset(void)
         memset(c->calls, 0, sizeof c->calls);
         memset(c->bytes, 0, sizeof c->bytes);
     }
+    if (options.check)
+        check_waited_for();
     comm_waited();                              /* reads what belongs to the step before */
     waited = late = 0;
 }
@@ -527,7 +549,7 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
     Request *q = calloc(1, sizeof *q);
     if (!q)
         fail("no memory for a request");
-    q->comm = comm, q->op = op, q->out = out, q->in = in;
+    q->comm = comm, q->op = op, q->peer = peer, q->operation = comm->operations, q->out = out, q->in = in;
     if (options.check && op < SEND)
         check_agreement(&t, whole.name);
     if (options.check)
@@ -546,11 +568,11 @@ static void finish(Request *q)
 
     if (q->also)
         finish(q->also);
-    wait_for(&transport_mpi, &q->label, q->comm, comm_op_name[q->op]);
+    wait_for(&transport_mpi, &q->label, q->comm, comm_op_name[q->op], q);
     if (options.check)
         check_label(q);                         /* before the wait for a message that would never come */
-    wait_for(&transport_mpi, &q->clock, q->comm, comm_op_name[q->op]);
-    wait_for(transport, &q->handle, q->comm, comm_op_name[q->op]);
+    wait_for(&transport_mpi, &q->clock, q->comm, comm_op_name[q->op], q);
+    wait_for(transport, &q->handle, q->comm, comm_op_name[q->op], q);
     if (options.pretend)
         late += fmax(0, clock_seconds() - fmax(began, q->when[0] + q->when[1]));
     while (options.pretend && clock_seconds() < q->when[0] + q->when[1]) {
@@ -629,6 +651,8 @@ Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in)
 
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
 {
+    if (root < 0 || root >= comm->size)
+        fail("broadcast of %s: rank %d is not in group %s, which has %d", t.name, root, comm->name, comm->size);
     return start(comm, BROADCAST, t, NONE, t, SUM, root, 0);
 }
 

@@ -45,7 +45,9 @@ typedef struct {
     /* The rest may be NULL. */
     void (*prepare)(void);                      /* before the device is taken, where there are several ranks */
     void (*progress)(void);                     /* of all transfers; fails if one has failed */
-    bool (*unfinished)(Transfer *t);            /* one that is done, but which the device still waits for: the oldest */
+    bool (*pending)(void *handle);              /* the device hasn't come to its start: nobody else is waited for */
+    bool (*unfinished)(Transfer *t, double *since);     /* one that is done, but which the device still waits for, and
+                                                         * since when: the oldest */
     bool (*end)(void);                          /* to be called until true, before the program ends */
     void (*place)(char text[PLACE_TEXT]);       /* which GPU this rank has, if no two ranks may have the same */
 } Transport;
@@ -77,8 +79,11 @@ enum { SHIFT_TAG = (1 << 20) - 1, CLOCK_TAG = 1 << 20, LABEL_TAG = 1 << 21, NCCL
 struct Request {
     Comm *comm;
     int op, span;                               /* span: in the trace */
+    int peer;                                   /* a message's */
+    int64_t operation;                          /* a collective's number in its group */
     void *handle;                               /* the transport's */
     Request *also;                              /* a shift's other half */
+    Request *open;                              /* --check: the one started before it and not waited for */
     /* --pretend */
     void *clock;                                /* MPI's, for `when` */
     double when[2];                             /* from when on all its ranks take part; how long it then takes */
@@ -99,5 +104,6 @@ void check_agreement(const Transfer *t, const char *name);      /* before a coll
 void check_begin(Request *q, Transfer *t);      /* gives the transfer copies to work on; a message its label */
 void check_label(const Request *q);             /* when it has come */
 void check_end(Request *q);                     /* after the transfer: nobody has touched what was under way */
+void check_waited_for(void);                    /* at a step's begin: no transfer is under way that nobody waited for */
 
 #endif

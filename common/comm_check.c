@@ -96,9 +96,12 @@ static void *poison_on_host(Tensor t)
     return host;
 }
 
+static Request *open_requests;
+
 /* Before a transfer: gives it copies to work on. */
 void check_begin(Request *q, Transfer *t)
 {
+    q->open = open_requests, open_requests = q;
     q->written = t->op == REDUCE_SCATTER && inside(q->out, q->in) ? q->in : q->out;
     q->watched = inside(q->in, q->written) ? NONE : q->in;
     if (q->out.data)
@@ -130,9 +133,23 @@ void check_label(const Request *q)
              (long long)s[1] << 31 | s[2], dtype_name(s[3]), w[0], (long long)w[1] << 31 | w[2], dtype_name(w[3]));
 }
 
+void check_waited_for(void)
+{
+    const Request *q = open_requests;
+
+    if (q)
+        fail("%s of %s in group %s was started, but nobody called comm_wait for it in this step",
+             comm_op_name[q->op], q->out.data ? q->out.name : q->in.name, q->comm->name);
+}
+
 /* After it: nobody has touched what was under way. */
 void check_end(Request *q)
 {
+    Request **at = &open_requests;
+
+    while (*at != q)
+        at = &(*at)->open;
+    *at = q->open;
     if (q->written.data) {
         char *now = on_host(q->written.data, tensor_bytes(q->written)), *nan = poison_on_host(q->written);
         const int size = dtype_size(q->written.dtype);

@@ -216,9 +216,10 @@ void mpi_alarm(const char text[ALARM_TEXT])
 int mpi_alarmed(char text[ALARM_TEXT])
 {
     MPI_Status status;
-    int there;
+    int there = 0;
 
-    MPI_Iprobe(MPI_ANY_SOURCE, 0, alarms, &there, &status);
+    for (int i = 0; i < 2 && !there; i++)       /* MPICH looks first and only then lets messages in */
+        MPI_Iprobe(MPI_ANY_SOURCE, 0, alarms, &there, &status);
     if (!there)
         return -1;
     MPI_Recv(text, ALARM_TEXT, MPI_CHAR, status.MPI_SOURCE, 0, alarms, MPI_STATUS_IGNORE);

@@ -40,6 +40,7 @@ typedef struct Move {                   /* a transfer */
     cudaEvent_t ready, over;            /* the device's stream has come to its start; it is done, in the line's */
     enum { WAITING, CALLED, QUEUED } state;     /* for the line; NCCL was called; NCCL has put it into the stream */
     bool waited;                        /* the device's stream waits for it */
+    double since;                       /* when the device was seen to have come to its start; 0: not yet */
     struct Move *next;
 } Move;
 
@@ -225,16 +226,20 @@ static void call(const Line *l, const Transfer *t)
 
 /* ---- The transport ---- */
 
-static bool over(const Move *m)
+static bool reached(cudaEvent_t event)
 {
-    if (m->state != QUEUED)
-        return false;
-    const cudaError_t error = cudaEventQuery(m->over);
+    const cudaError_t error = cudaEventQuery(event);
+
     if (error == cudaErrorNotReady)
         cudaGetLastError();             /* heard: an operator that asks after its kernel's errors shall not find it */
     else
-        cuda_check(error, "cudaEventQuery(m->over)", __LINE__);
+        cuda_check(error, "cudaEventQuery(event)", __LINE__);
     return error == cudaSuccess;
+}
+
+static bool over(const Move *m)
+{
+    return m->state == QUEUED && reached(m->over);
 }
 
 /* As far as it goes without waiting. */
@@ -309,16 +314,19 @@ static bool done(void *handle)
     return true;
 }
 
-static bool unfinished(Transfer *t)
+static bool unfinished(Transfer *t, double *since)
 {
     const Move *oldest = NULL;
 
-    for (const Line *l = lines; l; l = l->next)
-        for (const Move *m = l->first; m; m = m->next)
-            if (m->waited && !over(m) && (!oldest || m->number < oldest->number))
+    for (Line *l = lines; l; l = l->next)
+        for (Move *m = l->first; m; m = m->next) {
+            if (!m->since && reached(m->ready))         /* until then this GPU computes, and waits for nobody */
+                m->since = clock_seconds();
+            if (m->since && m->waited && !over(m) && (!oldest || m->number < oldest->number))
                 oldest = m;
+        }
     if (oldest)
-        *t = oldest->t;
+        *t = oldest->t, *since = oldest->since;
     return oldest != NULL;
 }
 

@@ -166,4 +166,10 @@ static bool done(void *handle)
     return true;
 }
 
-const Transport transport_staged = {.name = "MPI", .start = start, .done = done, .progress = progress};
+static bool pending(void *handle)
+{
+    return ((Staged *)handle)->state == DOWNLOADING;
+}
+
+const Transport transport_staged = {.name = "MPI", .start = start, .done = done, .progress = progress,
+                                    .pending = pending};

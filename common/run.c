@@ -214,6 +214,14 @@ static const char *peak_text(void)
     return text;
 }
 
+/* On one machine all ranks' clocks are one; on several each counts from when its own ranks left a barrier. */
+static double trace_start(void)
+{
+    const double first = comm_sum(world, comm_rank(world) ? 0 : clock_seconds());
+
+    return comm_local_size() == comm_size(world) ? first : clock_seconds();
+}
+
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
 {
     device_prepare(argv);
@@ -233,6 +241,9 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     signal(SIGPIPE, SIG_IGN);
 
     device_init(comm_local_rank(), comm_local_size(), options.threads);
+    if (options.pretend && comm_local_size() < comm_size(world))
+        fail_usage("--pretend %s, but the ranks are on several machines: it compares their clocks, and works on one",
+                   options.pretend);
     if (options.tf32 && !device_use_tf32())
         fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
     const char *carrier = comm_choose();
@@ -262,7 +273,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     check_shared("dump-gradients", gradients_file, options.dump_gradients);
     comm_same(seen);
     if (trace_file)
-        trace_open(comm_rank(world), comm_sum(world, comm_rank(world) ? 0 : clock_seconds()));
+        trace_open(comm_rank(world), trace_start());
 
     const Config *c = &options.config;
     run_print("%s%s\n", stage, options.pretend ? ", pretending other hardware: times are not this machine's" : "");
@@ -460,8 +471,10 @@ void run_step(int step, StepResult result)
     state.tokens += tokens;
     time_step(seconds);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
-        fail("the loss is %g and the gradients' norm %g at step %d%s; a smaller --lr or --clip may help", result.loss,
-             result.norm, step, options.save ? ", and the last checkpoint is as it was" : "");
+        fail("the loss is %g and the gradients' norm %g at step %d%s; a smaller --lr or --clip may help%s", result.loss,
+             result.norm, step, options.save ? ", and the last checkpoint is as it was" : "",
+             !options.check || comm_size(world) == 1 ? "" : "; under --check what a transfer will write is NaN until "
+             "comm_wait, so it may have been read before");
     if (metrics) {
         fprintf(metrics, "%d,%lld,%.17g,%.17g,%.9g,%.6f,%.1f,%.5f,%lld,%lld", step, (long long)state.tokens,
                 result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu, (long long)memory_total().peak,

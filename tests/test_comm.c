@@ -1141,7 +1141,7 @@ static void stalls_are_named(void **state)
         {"stuck-while-starting", "silent for 1 seconds: rank 1;|rank 0 waits for the other ranks to start"},
         {"-circle", "all ranks wait for each other, for 1 seconds|rank 0 waits for recv|rank 1 waits for recv|rank 2 "
                     "waits for recv"},
-        {"-busy", "all ranks wait for each other, for 1 seconds|rank 0 waits for a sum|rank 1 computes"},
+        {"-busy", "a rank that computes keeps others waiting, for 1 seconds|rank 0 waits for a sum|rank 1 computes"},
     };
     enum { COUNT = sizeof table / sizeof *table };
     char command[4096] = "";
