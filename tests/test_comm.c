@@ -836,6 +836,22 @@ static void faults(const char *what)
         comm_start_send(world, x, rank, 0);
     if (!strcmp(what, "nobody"))
         comm_start_recv(world, x, n, 0);
+    if (!strcmp(what, "root of nobody"))
+        comm_broadcast(world, x, n);
+    if (!strcmp(what, "forgotten")) {           /* and another one, which is waited for */
+        comm_start_shift(world, y, x);
+        q = comm_start_all_reduce(world, single, SUM);
+        comm_wait(&q);
+        comm_barrier(world);
+        comm_account_reset();
+    }
+    if (!strcmp(what, "second")) {              /* of three: a rank doesn't come to it */
+        comm_all_reduce(world, x, SUM);
+        if (odd)
+            sleep(100);
+        q = comm_start_all_reduce(world, y, SUM);
+        comm_start_all_reduce(world, single, SUM);
+    }
     if (!strcmp(what, "words") && rank == 0)
         fprintf(stderr, "carried by %s\n", carrier);
     for (int i = 0; i < 3 && !strcmp(what, "transfers"); i++) {
@@ -1009,7 +1025,8 @@ static int worker(int argc, char **argv)
     mallopt(M_MMAP_MAX, 0);                     /* large arrays come and go: without asking the system for each */
     mallopt(M_TRIM_THRESHOLD, INT32_MAX);
     comm_begin(&argc, &argv);
-    options.timeout = strstr("-stuck -circle -busy stuck-while-starting", what) || getenv("FAKE_NCCL_LOSE") ? 1 : 60;
+    options.timeout = strstr("-stuck -circle -busy -second stuck-while-starting", what) || getenv("FAKE_NCCL_LOSE") ? 1
+                    : 60;
     options.comm = !strcmp(what, "insist") ? COMM_NCCL : COMM_AUTO;
     options.report = "none";                    /* so that waits are timed */
     device_init(comm_local_rank(), comm_local_size(), 1);
@@ -1117,6 +1134,8 @@ static void faults_are_found(void **state)
         {"-shapes", "shift: y is (99), x is (100)", true},
         {"-itself", "send of x: rank 0 is not another rank of group world, which has 3", true},
         {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3", true},
+        {"-root of nobody", "broadcast of x: rank 3 is not in group world, which has 3", true},
+        {"forgotten", " of y in group world was started, but nobody called comm_wait for it in this step", true},
         {"-leave", ""},
     };
 
@@ -1141,6 +1160,8 @@ static void stalls_are_named(void **state)
         {"stuck-while-starting", "silent for 1 seconds: rank 1;|rank 0 waits for the other ranks to start"},
         {"-circle", "all ranks wait for each other, for 1 seconds|rank 0 waits for recv|rank 1 waits for recv|rank 2 "
                     "waits for recv"},
+        {"-second", "silent for 1 seconds: rank 1;|rank 0 waits for all_reduce, operation 2 of group world|rank 2 "
+                    "waits for all_reduce, operation 2 of group world"},
         {"-busy", "a rank that computes keeps others waiting, for 1 seconds|rank 0 waits for a sum|rank 1 computes"},
     };
     enum { COUNT = sizeof table / sizeof *table };

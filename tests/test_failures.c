@@ -286,6 +286,24 @@ static void a_stopped_rank_is_named(void **state)
     }
 }
 
+/* All ranks are stopped for longer than --timeout, as by a scheduler, and go on. */
+static void a_suspended_run_goes_on(void **state)
+{
+    (void)state;
+    launch("mpiexec -n 2 %s " SHAPE " --accumulate 1 --steps 1000000 --timeout 1", programs[0].path);
+    wait_for("step 5/");
+    for (int r = 0; r < 2; r++)
+        kill(job.rank[r], SIGSTOP);
+    usleep(2500000);
+    for (int r = 0; r < 2; r++)
+        kill(job.rank[r], SIGCONT);
+    usleep(1500000);
+    for (int r = 0; r < 2; r++)
+        assert_int_equal(kill(job.rank[r], 0), 0);
+    kill(job.rank[0], SIGTERM);
+    end_within(5);
+}
+
 /* ---- A person or a scheduler ends the run ---- */
 
 /* All ranks stop after the same step and save it. What mpiexec reports when it was interrupted itself is its business
@@ -471,6 +489,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_takes_all_along),
         TEST(a_stopped_rank_is_named),
+        TEST(a_suspended_run_goes_on),
         TEST(signals_stop_all_ranks),
         TEST(ranks_must_be_started_alike),
         TEST(all_end_if_one_cannot_start),
