@@ -43,7 +43,8 @@ void comm_all_to_all(Comm *comm, Tensor out, Tensor in);        /* nth part of i
 void comm_broadcast(Comm *comm, Tensor t, int root);
 void comm_barrier(Comm *comm);
 
-/* ---- the same, and messages, started only: buffers are not to be touched until comm_wait ---- */
+/* ---- the same, and messages, started only: buffers are not to be touched until comm_wait ----
+ * With --check the start of a collective waits until all ranks of its group have come to it. */
 Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce);
 Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);

@@ -195,7 +195,7 @@ static void it_learns(void **state)
 /* Runs until it has done a step, and then sends it a signal. */
 static Result signalled(int signal, const char *options)
 {
-    return run("sh -c 'rm -f rows; timeout -k 1 60 " CPU " " SHAPE " --data %s --steps 1000000 --metrics rows %s & "
+    return run("sh -c 'rm -f rows; timeout -k 20 60 " CPU " " SHAPE " --data %s --steps 1000000 --metrics rows %s & "
                "until [ $(grep -c . rows) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; kill -%d $!; wait $!'",
                tokens(), options, signal);
 }
@@ -217,7 +217,7 @@ static void signals_save(void **state)
         run_well("rm -r stopped");
     }
     /* after the last step, while it samples */
-    Result r = run("sh -c 'rm -f rows; timeout -k 1 60 " CPU " " SHAPE " --data %s --steps 1 --metrics rows --seq 64 "
+    Result r = run("sh -c 'rm -f rows; timeout -k 20 60 " CPU " " SHAPE " --data %s --steps 1 --metrics rows --seq 64 "
                    "--sample 1000000 & until [ $(grep -c . rows) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; "
                    "sleep 0.5; kill $!; wait $!'", tokens());
     assert_int_equal(r.status, 128 + SIGTERM);
@@ -352,7 +352,7 @@ static void ranks_share_a_trace(void **state)
     }
     for (int rank = 0; rank < 2; rank++) {
         assert_true(count[rank][0] == 6 && count[rank][1] == 6 && count[rank][2] == 2);
-        assert_true(lasted[rank] > 0.5 * (seconds[0] + seconds[1]) && lasted[rank] < 1.1 * (seconds[0] + seconds[1]));
+        assert_true(lasted[rank] > 0.2 * (seconds[0] + seconds[1]) && lasted[rank] < 1.1 * (seconds[0] + seconds[1]));
     }
     cJSON_Delete(trace);
     result_free(r);
