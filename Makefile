@@ -93,13 +93,19 @@ CUDA_HEADERS := $(if $(SANITIZE),,$(shell printf '\043include <cublasLt.h>\n\043
 EMULATED := $(patsubst %,$(BUILD)/emulated/%,$(STAGES) parity test_cuda)
 EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/include -fno-extern-tls-init -Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
 $(eval $(call backend,emulated,,$(filter-out %_nccl,$(CUDA_PARTS)) common/no_nccl,-lstdc++ -ldl,cuda))
-$(EMULATED): $(BUILD)/emulated/obj/tests/emulator.o
+KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
+$(BUILD)/emulated/obj/common/device_cuda.o: KERNEL_CHECKS :=		# has no kernels
+$(EMULATED): $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/tests/emulator_check.o
 $(BUILD)/emulated/obj/%.o: %.cu tests/emulator.h
 	@mkdir -p $(@D)
-	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) -include tests/emulator.h -x c++ -c $< -o $@
+	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/emulator.h -x c++ -c $< -o $@
 $(BUILD)/emulated/obj/%.o: %.cc
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) -c $< -o $@
+
+$(BUILD)/emulated/emulator_mistakes: $(BUILD)/emulated/obj/tests/emulator_mistakes.o $(BUILD)/emulated/obj/tests/emulator.o \
+		$(BUILD)/emulated/obj/tests/emulator_check.o
+	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -lstdc++ -o $@
 
 # The matmul ladder: one program each for the CPU and for GPUs.
 LADDER := 08_fused_kernels/ladder
@@ -108,8 +114,9 @@ $(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/li
 $(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o: $(LADDER)/ladder_cuda.cu tests/emulator.h
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; sed -E 's/(\w+)<<<(.*)>>>\(/emulated_start({\2}, \1, /' $< | \
-		$(CXX) $(EMULATED_FLAGS) -include tests/emulator.h -I$(LADDER) -x c++ -c - -o $@
-$(BUILD)/emulated/ladder: $(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/common/error.o
+		$(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/emulator.h -I$(LADDER) -x c++ -c - -o $@
+$(BUILD)/emulated/ladder: $(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/tests/emulator_check.o \
+		$(BUILD)/emulated/obj/common/error.o
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -lstdc++ -o $@
 $(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/obj/common/error.o
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(CUDA_LIBS) -lm -o $@
@@ -145,7 +152,7 @@ test-full: deps		## the whole matrix
 
 TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats \
 	$(if $(CUDA_HEADERS),$(BUILD)/emulated/test_cuda)
-run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/emulated/ladder $(BUILD)/cpu/parity)
+run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/emulated/ladder $(BUILD)/emulated/emulator_mistakes $(BUILD)/cpu/parity)
 	@tests/changes.sh --check
 	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of GPUs' kernels on an emulated one: CUDA's headers were not found (CUDA_HOME=DIR says where)")
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")

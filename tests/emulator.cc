@@ -2,6 +2,7 @@
  * and of cuBLASLt that the backend makes, with arguments checked as far as NVIDIA's documentation says what they must
  * be. Everything is done when a call returns. */
 #include "emulator.h"
+#include "emulator_check.h"
 
 #include <cblas.h>
 #include <cublasLt.h>
@@ -25,12 +26,12 @@
 /* ---- fibers ---- */
 
 enum State { READY, AT_EXCHANGE, AT_BARRIER, DONE };
-enum { WARP_SIZE = 32, MOST_THREADS_OF_BLOCK = 1024, STACK = 256 << 10, SHARED_BYTES = 227 << 10 };
+enum { WARP_SIZE = 32, MOST_THREADS_OF_BLOCK = 1024, STACK = 256 << 10 };
 
 struct Copy {
     void *to;
     const void *from;
-    int bytes;
+    int bytes, group;
     bool there;
 };
 
@@ -40,10 +41,11 @@ struct Fiber {
     State state;
     bool started;
     int line;                                           /* of the barrier that it waits at */
-    unsigned exchanges;
+    unsigned exchanges, syncs;                          /* the latter since the last barrier */
     void *stack;
     jmp_buf at;
     std::vector<Copy> copies;
+    int group;                                          /* of the copies that are asked for now */
 };
 
 /* A block on one of the CPU's threads; its fibers are kept for the next one. */
@@ -51,7 +53,8 @@ static thread_local struct {
     Fiber fibers[MOST_THREADS_OF_BLOCK];
     char given[2][MOST_THREADS_OF_BLOCK][64];           /* in this exchange, and in the one before */
     Fiber *now;
-    const std::function<void()> *kernel;
+    void (*thread)(const void *call);
+    const void *call;
     jmp_buf scheduler;
     bool any, any_before;
 } block;
@@ -75,7 +78,7 @@ static void leave(State state)
 static void fiber_main(void)
 {
     for (;;) {
-        (*block.kernel)();
+        block.thread(block.call);
         leave(DONE);
     }
 }
@@ -85,14 +88,21 @@ static void resume(Fiber *f)
     block.now = f;
     threadIdx = f->index;
     emulated_lane = f->lane;
-    if (_setjmp(block.scheduler))
+    actor.thread = f - block.fibers;
+    actor.syncs = f->syncs;
+    actor.stack = (const char *)f->stack;
+    if (_setjmp(block.scheduler)) {
+        actor.in_kernel = false;
         return;
+    }
+    actor.in_kernel = true;
     if (f->started)
         _longjmp(f->at, 1);
     f->started = true;
     f->stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (f->stack == MAP_FAILED)
         emulated_wrong("no memory for the stack of a thread");
+    actor.stack = (const char *)f->stack;
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = f->stack;
@@ -126,22 +136,58 @@ const char *emulated_exchange(const void *mine, int bytes)
     return given[thread / WARP_SIZE * WARP_SIZE];
 }
 
+void emulated_syncwarp(void)
+{
+    emulated_exchange("", 0);
+    actor.syncs = ++block.now->syncs;
+    if (actor.syncs >> SYNC_BITS)
+        emulated_wrong("more of __syncwarp than are counted");
+}
+
 void emulated_copy(void *to, const void *from, int bytes, bool there)
 {
     if ((uintptr_t)to % bytes || (uintptr_t)from % bytes)
         emulated_wrong("an asynchronous copy of 16 or 4 bytes that does not begin at a multiple of them");
+    check_access(to, bytes, true, __builtin_return_address(0));
+    if (there)
+        check_access(from, bytes, false, __builtin_return_address(0));
     memset(to, 0xff, bytes);
-    block.now->copies.push_back({to, from, bytes, there});
+    block.now->copies.push_back({to, from, bytes, block.now->group, there});
 }
 
-void copies_done(void)
+/* The copies of all groups before this one arrive. */
+static void arrive(int group, const void *at)
 {
-    for (const Copy &c : block.now->copies)
+    std::vector<Copy> later;
+
+    for (const Copy &c : block.now->copies) {
+        if (c.group >= group) {
+            later.push_back(c);
+            continue;
+        }
+        check_access(c.to, c.bytes, true, at);
         if (c.there)
             memcpy(c.to, c.from, c.bytes);
         else
             memset(c.to, 0, c.bytes);
-    block.now->copies.clear();
+    }
+    block.now->copies = later;
+}
+
+void copies_done(void)
+{
+    copies_end();
+    arrive(block.now->group, __builtin_return_address(0));
+}
+
+void copies_end(void)
+{
+    block.now->group++;
+}
+
+void emulated_copies_wait(int groups)
+{
+    arrive(block.now->group - groups, __builtin_return_address(0));
 }
 
 /* Until all of the warp's threads are at a barrier of the block, or at their end. */
@@ -172,12 +218,15 @@ static void run_block(int threads, bool reverse)
             run_warp(&block.fibers[(reverse ? warps - 1 - w : w) * WARP_SIZE], reverse);
         block.any_before = block.any;
         block.any = false;
+        if (++actor.barriers >> BARRIER_BITS)
+            emulated_wrong("more barriers than are counted");
         live = 0;
         for (int i = 0; i < threads; i++)
             if (block.fibers[i].state == AT_BARRIER) {
                 if (block.fibers[i].line != block.fibers[0].line)
                     emulated_wrong("threads of a block wait at different barriers");
                 block.fibers[i].state = READY;
+                block.fibers[i].syncs = 0;
                 live++;
             }
         if (live && live < threads)
@@ -188,21 +237,32 @@ static void run_block(int threads, bool reverse)
             emulated_wrong("a thread ended before its asynchronous copies were waited for");
 }
 
-void emulated_grid(const cudaLaunchConfig_t *c, const std::function<void()> &thread)
+void emulated_grid(const cudaLaunchConfig_t *c, void (*thread)(const void *call), const void *call)
 {
     const int64_t blocks = (int64_t)c->gridDim.x * c->gridDim.y * c->gridDim.z;
     const int threads = c->blockDim.x * c->blockDim.y * c->blockDim.z;
     static int launches;
+    static int64_t runs = 1;
+    const int64_t first_run = runs;
 
     launches++;
+    runs += blocks;
+    if (runs >> RUN_BITS)
+        emulated_wrong("more blocks than are counted");
 #pragma omp parallel for schedule(dynamic)
     for (int64_t b = 0; b < blocks; b++) {
-        block.kernel = &thread;
+        block.thread = thread;
+        block.call = call;
         blockIdx.x = b % c->gridDim.x;
         blockIdx.y = b / c->gridDim.x % c->gridDim.y;
         blockIdx.z = b / c->gridDim.x / c->gridDim.y;
         blockDim = c->blockDim;
         gridDim = c->gridDim;
+        actor.run = first_run + b;
+        actor.first_run = first_run;
+        actor.barriers = 0;
+        actor.stack_bytes = STACK;
+        actor.shared_bytes = c->dynamicSmemBytes;
         memset(shared, 0xff, c->dynamicSmemBytes);
         memset(row, 0xff, c->dynamicSmemBytes);
         memset(sums, 0xff, c->dynamicSmemBytes);
@@ -213,6 +273,8 @@ void emulated_grid(const cudaLaunchConfig_t *c, const std::function<void()> &thr
             f->index.z = i / c->blockDim.x / c->blockDim.y;
             f->lane = i % WARP_SIZE;
             f->state = READY;
+            f->syncs = 0;
+            f->group = 0;
         }
         run_block(threads, (b + launches) % 2);
     }
@@ -288,7 +350,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
 {
     if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin)
         return cudaErrorInvalidValue;
-    *value = SHARED_BYTES;
+    *value = 64 << 10;                  /* as on sm_75: what has less room for the largest heads is tried too */
     return cudaSuccess;
 }
 
@@ -307,7 +369,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
 
 cudaError_t cudaMalloc(void **data, size_t bytes)
 {
-    *data = aligned_alloc(512, (bytes + 511) / 512 * 512);
+    *data = check_alloc(bytes);
     if (!*data)
         return cudaErrorMemoryAllocation;
     memset(*data, 0xff, bytes);                         /* NaN, until it is written */
@@ -316,22 +378,25 @@ cudaError_t cudaMalloc(void **data, size_t bytes)
 
 cudaError_t cudaFree(void *data)
 {
-    free(data);
+    check_free(data);
     return cudaSuccess;
 }
 
 cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned)
 {
-    return cudaMalloc(data, bytes);
+    *data = malloc(bytes);
+    return *data ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFreeHost(void *data)
 {
-    return cudaFree(data);
+    free(data);
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t)
 {
+    check_whole(data, bytes, "cudaMemset");
     memset(data, value, bytes);
     return cudaSuccess;
 }
@@ -342,17 +407,20 @@ cudaError_t cudaMemset(void *data, int value, size_t bytes)
 }
 
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                         cudaMemcpyKind)
+                         cudaMemcpyKind kind)
 {
+    if (height && kind != cudaMemcpyDeviceToHost)
+        check_whole(to, (height - 1) * to_pitch + width, "a copy to memory");
+    if (height && kind != cudaMemcpyHostToDevice)
+        check_whole(from, (height - 1) * from_pitch + width, "a copy from memory");
     for (size_t i = 0; i < height; i++)
         memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t)
 {
-    memmove(to, from, bytes);
-    return cudaSuccess;
+    return cudaMemcpy2D(to, bytes, from, bytes, bytes, 1, kind);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
@@ -461,6 +529,7 @@ static std::vector<float> floats(const void *data, cudaDataType_t type, int64_t 
 {
     std::vector<float> x(rows * columns);
 
+    check_whole(data, ((columns - 1) * ld + rows) * size_of(type), "a product's operand");
     for (int64_t j = 0; j < columns; j++)
         for (int64_t i = 0; i < rows; i++)
             x[j * rows + i] = get(data, type, j * ld + i);
@@ -499,6 +568,7 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
 {
     const float old = *(const float *)beta;
 
+    check_whole(c, ((count - 1) * stride_c + (n - 1) * ld_c + m) * size_of(type_c), "a product");
     if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_c < m || ld_a < (op_a == CUBLAS_OP_T ? k : m)
         || ld_b < (op_b == CUBLAS_OP_T ? n : k))
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -696,6 +766,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     if (!supported(matmul, of_a, of_b, of_d) || of_b->rows != k || of_b->columns != n
         || (op_a == CUBLAS_OP_T ? of_a->columns : of_a->rows) != m)
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    check_whole(d, ((n - 1) * of_d->ld + m) * size_of(of_d->type), "a product");
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        check_whole(aux, ((n - 1) * ld_aux + m) * size_of(of_d->type), "GELU's argument");
     const std::vector<float> x = product(op_a, CUBLAS_OP_N, m, n, k, scale, a, of_a->type, of_a->ld, b, of_b->type,
                                          of_b->ld);
     for (int64_t i = 0; i < m * n; i++) {

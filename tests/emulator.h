@@ -4,7 +4,8 @@
  *
  * Threads run one at a time, from one barrier (or exchange between lanes) to the next, a warp after the other; every
  * second block, and every second launch, has them in reverse. So what a missing barrier leaves to chance goes wrong in
- * one of the two, and a barrier or an exchange that only some of the threads reach is an error.
+ * one of the two, and a barrier or an exchange that only some of the threads reach is an error. Errors of memory are in
+ * emulator_check.h.
  */
 #ifndef EMULATOR_H
 #define EMULATOR_H
@@ -17,7 +18,6 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
-#include <functional>
 #include <string.h>
 #include <type_traits>
 
@@ -33,10 +33,11 @@ void emulated_syncthreads(int line);
 bool emulated_syncthreads_or(int line, bool value);
 /* What all lanes of the warp give, each `bytes` long (at most 64) and 64 apart. All of them call. */
 const char *emulated_exchange(const void *mine, int bytes);
+void emulated_syncwarp(void);
 
 #define __syncthreads() emulated_syncthreads(__LINE__)
 #define __syncthreads_or(value) emulated_syncthreads_or(__LINE__, value)
-#define __syncwarp() emulated_exchange("", 0)
+#define __syncwarp() emulated_syncwarp()
 #define __shfl_sync(mask, x, lane) emulated_shuffle(mask, x, lane)
 #define __shfl_xor_sync(mask, x, apart) emulated_shuffle(mask, x, emulated_lane ^ (apart))
 #define __ballot_sync(mask, x) emulated_ballot(mask, x)
@@ -69,16 +70,24 @@ inline unsigned emulated_ballot(unsigned, bool x)
 
 /* ---- launches ---- */
 
-void emulated_grid(const cudaLaunchConfig_t *config, const std::function<void()> &thread);
+#define UNCHECKED __attribute__((no_sanitize("thread")))        /* reads the kernel's arguments, which the host has */
+
+void emulated_grid(const cudaLaunchConfig_t *config, void (*thread)(const void *call), const void *call);
 cudaError_t emulated_check(const cudaLaunchConfig_t *config, const void *kernel);
+
+template <typename Call> UNCHECKED void emulated_thread(const void *call)
+{
+    (*(const Call *)call)();
+}
 
 template <typename... P, typename... A>
 cudaError_t emulated_launch(const cudaLaunchConfig_t *config, void (*kernel)(P...), A... a)
 {
     const cudaError_t error = emulated_check(config, (const void *)kernel);
+    const auto call = [=]() UNCHECKED { kernel((P)a...); };
 
     if (error == cudaSuccess)
-        emulated_grid(config, [=] { kernel((P)a...); });
+        emulated_grid(config, emulated_thread<decltype(call)>, &call);
     return error;
 }
 #define cudaLaunchKernelEx emulated_launch
@@ -171,9 +180,16 @@ template <typename T> uint32_t pair(float x, float y)
     return bits;
 }
 
-/* Nothing has arrived before copies_done. */
+/* Nothing has arrived before it was waited for. */
 void emulated_copy(void *to, const void *from, int bytes, bool there);
+void emulated_copies_wait(int groups);
 void copies_done(void);
+void copies_end(void);
+
+template <int N> void copies_wait()
+{
+    emulated_copies_wait(N);
+}
 
 template <int BYTES> void begin_copy(void *to, const void *from, bool there)
 {

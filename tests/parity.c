@@ -59,6 +59,21 @@ static void *on_host(int64_t bytes)
     return data;
 }
 
+/* The emulated GPU's, which then looks at each access (emulator_check.cc). */
+void emulated_forbid(const void *data, int64_t bytes, bool forbidden) __attribute__((weak));
+
+static void forbid_guards(int i, bool forbidden)
+{
+    const Tensor whole = made[i].whole;
+    const int64_t size = dtype_size(whole.dtype), bytes = tensor_bytes(whole), first = made[i].before * size;
+    const int64_t end = first + bytes - 2 * GUARD * size;
+
+    if (emulated_forbid) {
+        emulated_forbid(whole.data, first, forbidden);
+        emulated_forbid((char *)whole.data + end, bytes - end, forbidden);
+    }
+}
+
 /* All bits 1: NaN, or the id -1. */
 static Tensor empty_moved(DType dtype, const char *name, Shape s, int by)
 {
@@ -72,7 +87,8 @@ static Tensor empty_moved(DType dtype, const char *name, Shape s, int by)
     if (made_count == MOST)
         fail("%s has more than %d tensors", label, MOST);
     made[made_count].whole = whole;
-    made[made_count++].before = GUARD + by;
+    made[made_count].before = GUARD + by;
+    forbid_guards(made_count++, true);
     return tensor_view(tensor_range(whole, GUARD + by, count), s);
 }
 
@@ -170,6 +186,7 @@ static void done(void)
             if ((k < first || k >= end) && x[k] != 0xff)
                 fail("%s: something was written beside %s", label, whole.name);
         free(x);
+        forbid_guards(i, false);
         tensor_free(&made[i].whole, MEM_WORKSPACE);
     }
     made_count = 0;
@@ -474,8 +491,8 @@ int main(int argc, char **argv)
     static const int64_t heads[][4] = {{1, 1, 1, 2}, {2, 5, 3, 8}, {2, 65, 2, 20}, {1, 130, 3, 64}, {1, 600, 2, 16},
                                        {1, 1030, 1, 8}};
     /* around the edges of tiles of 16, 32, 64 and 128 tokens, and of heads in 16 bytes or not */
-    static const int64_t flash[][4] = {{3, 1, 2, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {2, 300, 2, 64},
-                                       {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 2, 128}, {2, 70, 1, 126},
+    static const int64_t flash[][4] = {{3, 1, 2, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {1, 300, 2, 64},
+                                       {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 1, 128}, {2, 70, 1, 126},
                                        {1, 97, 2, 34}};
     /* the last rows that a block's memory holds, and the first that it doesn't: of backward, of forward */
     static const int64_t wide[][2] = {{5, 4096}, {5, 4098}, {3, 12288}, {3, 12296}};

@@ -77,7 +77,8 @@ template <typename T> __device__ inline uint32_t pair(float x, float y)
 }
 
 /* Begins to copy 16, or 4, bytes to shared memory, or to write zeros there. They are there after copies_done, for the
- * thread that has asked for them; for the others, after the barrier behind it. Before sm_80: at once. */
+ * thread that has asked for them; for the others, after the barrier behind it. Before sm_80: at once. To wait for some
+ * of them only: copies_end closes a group, and copies_wait<N> waits for all groups but the last N. */
 template <int BYTES> __device__ inline void begin_copy(void *to, const void *from, bool there)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -99,6 +100,20 @@ __device__ inline void copies_done(void)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+__device__ inline void copies_end(void)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N> __device__ inline void copies_wait(void)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 #endif
 }
 

@@ -10,7 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "../fused_cuda/tensor_cores.cuh"       /* for rung 6: what a warp loads and multiplies at once */
+#include "../fused_cuda/tensor_cores.cuh"       /* copies, for rungs 5 and 6, and what a warp multiplies */
 #include "ladder.h"
 
 /* ---- 1. Naive ---- */
@@ -126,33 +126,11 @@ __global__ void __launch_bounds__(THREADS, 2) registers(int m, int n, int k, con
 /* From global to shared memory, 16 bytes; zeros if they don't lie inside the matrix. Since sm_80 the copy goes past
  * the registers, and the thread goes on at once: a group of copies is closed by copies_end(), and copies_wait<N>()
  * waits until all groups but the last N have arrived (those of this thread; __syncthreads() is still needed for the
- * others'). Before sm_80 the thread waits in copy_16(). */
+ * others'). Before sm_80 the thread waits in begin_copy(). */
 template <typename Element>
 static __device__ __forceinline__ void copy_16(void *to, const Element *from, int offset, bool inside)
 {
-    from += inside ? offset : 0;
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)),
-                   "r"(inside ? 16 : 0)
-                 : "memory");
-#else
-    *(float4 *)to = inside ? *(const float4 *)from : make_float4(0, 0, 0, 0);
-#endif
-}
-
-static __device__ __forceinline__ void copies_end()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-template <int N> static __device__ __forceinline__ void copies_wait()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-#endif
+    begin_copy<16>(to, from + (inside ? offset : 0), inside);
 }
 
 /* ---- 5. Wide loads, two buffers ---- */
