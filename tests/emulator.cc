@@ -1,12 +1,18 @@
 /* The emulated GPU's side that programs don't see: fibers for threads; and the calls of the CUDA runtime, of cuBLAS
  * and of cuBLASLt that the backend makes, with arguments checked as far as NVIDIA's documentation says what they must
- * be. Everything is done when a call returns. */
+ * be.
+ *
+ * There is one stream, and its work is done as late as can be: when the host waits. So a buffer that the host reads, or
+ * uses again, before it has waited for the copy is sure to have the wrong numbers.
+ */
 #include "emulator.h"
 #include "emulator_check.h"
 
 #include <cblas.h>
 #include <cublasLt.h>
 #include <cublas_v2.h>
+#include <deque>
+#include <functional>
 #include <map>
 #include <setjmp.h>
 #include <stdio.h>
@@ -21,6 +27,26 @@
 {
     fprintf(stderr, "emulated GPU: %s\n", what);
     exit(1);
+}
+
+/* ---- the stream ---- */
+
+static std::deque<std::function<void()>> stream;
+static uint64_t queued, done;                           /* pieces of work, since the beginning */
+
+static void later(std::function<void()> work)
+{
+    stream.push_back(work);
+    queued++;
+}
+
+static void work_until(uint64_t piece)
+{
+    while (done < piece) {
+        stream.front()();
+        stream.pop_front();
+        done++;
+    }
 }
 
 /* ---- fibers ---- */
@@ -237,10 +263,10 @@ static void run_block(int threads, bool reverse)
             emulated_wrong("a thread ended before its asynchronous copies were waited for");
 }
 
-void emulated_grid(const cudaLaunchConfig_t *c, void (*thread)(const void *call), const void *call)
+static void run_grid(cudaLaunchConfig_t c, void (*thread)(const void *call), const void *call)
 {
-    const int64_t blocks = (int64_t)c->gridDim.x * c->gridDim.y * c->gridDim.z;
-    const int threads = c->blockDim.x * c->blockDim.y * c->blockDim.z;
+    const int64_t blocks = (int64_t)c.gridDim.x * c.gridDim.y * c.gridDim.z;
+    const int threads = c.blockDim.x * c.blockDim.y * c.blockDim.z;
     static int launches;
     static int64_t runs = 1;
     const int64_t first_run = runs;
@@ -253,24 +279,24 @@ void emulated_grid(const cudaLaunchConfig_t *c, void (*thread)(const void *call)
     for (int64_t b = 0; b < blocks; b++) {
         block.thread = thread;
         block.call = call;
-        blockIdx.x = b % c->gridDim.x;
-        blockIdx.y = b / c->gridDim.x % c->gridDim.y;
-        blockIdx.z = b / c->gridDim.x / c->gridDim.y;
-        blockDim = c->blockDim;
-        gridDim = c->gridDim;
+        blockIdx.x = b % c.gridDim.x;
+        blockIdx.y = b / c.gridDim.x % c.gridDim.y;
+        blockIdx.z = b / c.gridDim.x / c.gridDim.y;
+        blockDim = c.blockDim;
+        gridDim = c.gridDim;
         actor.run = first_run + b;
         actor.first_run = first_run;
         actor.barriers = 0;
         actor.stack_bytes = STACK;
-        actor.shared_bytes = c->dynamicSmemBytes;
-        memset(shared, 0xff, c->dynamicSmemBytes);
-        memset(row, 0xff, c->dynamicSmemBytes);
-        memset(sums, 0xff, c->dynamicSmemBytes);
+        actor.shared_bytes = c.dynamicSmemBytes;
+        memset(shared, 0xff, c.dynamicSmemBytes);
+        memset(row, 0xff, c.dynamicSmemBytes);
+        memset(sums, 0xff, c.dynamicSmemBytes);
         for (int i = 0; i < threads; i++) {
             Fiber *f = &block.fibers[i];
-            f->index.x = i % c->blockDim.x;
-            f->index.y = i / c->blockDim.x % c->blockDim.y;
-            f->index.z = i / c->blockDim.x / c->blockDim.y;
+            f->index.x = i % c.blockDim.x;
+            f->index.y = i / c.blockDim.x % c.blockDim.y;
+            f->index.z = i / c.blockDim.x / c.blockDim.y;
             f->lane = i % WARP_SIZE;
             f->state = READY;
             f->syncs = 0;
@@ -278,6 +304,15 @@ void emulated_grid(const cudaLaunchConfig_t *c, void (*thread)(const void *call)
         }
         run_block(threads, (b + launches) % 2);
     }
+}
+
+void emulated_grid(const cudaLaunchConfig_t *config, void (*thread)(const void *call), const void *call, size_t bytes)
+{
+    const cudaLaunchConfig_t c = *config;
+    std::vector<max_align_t> copy(bytes / sizeof(max_align_t) + 1);
+
+    memcpy(copy.data(), call, bytes);
+    later([=] { run_grid(c, thread, copy.data()); });
 }
 
 /* ---- launches ---- */
@@ -378,6 +413,7 @@ cudaError_t cudaMalloc(void **data, size_t bytes)
 
 cudaError_t cudaFree(void *data)
 {
+    work_until(queued);
     check_free(data);
     return cudaSuccess;
 }
@@ -390,6 +426,7 @@ cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned)
 
 cudaError_t cudaFreeHost(void *data)
 {
+    work_until(queued);
     free(data);
     return cudaSuccess;
 }
@@ -397,7 +434,7 @@ cudaError_t cudaFreeHost(void *data)
 cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t)
 {
     check_whole(data, bytes, "cudaMemset");
-    memset(data, value, bytes);
+    later([=] { memset(data, value, bytes); });
     return cudaSuccess;
 }
 
@@ -406,13 +443,20 @@ cudaError_t cudaMemset(void *data, int value, size_t bytes)
     return cudaMemsetAsync(data, value, bytes, NULL);
 }
 
+static void check_copy(void *to, size_t to_bytes, const void *from, size_t from_bytes, cudaMemcpyKind kind)
+{
+    if (kind != cudaMemcpyDeviceToHost)
+        check_whole(to, to_bytes, "a copy to memory");
+    if (kind != cudaMemcpyHostToDevice)
+        check_whole(from, from_bytes, "a copy from memory");
+}
+
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind)
 {
-    if (height && kind != cudaMemcpyDeviceToHost)
-        check_whole(to, (height - 1) * to_pitch + width, "a copy to memory");
-    if (height && kind != cudaMemcpyHostToDevice)
-        check_whole(from, (height - 1) * from_pitch + width, "a copy from memory");
+    work_until(queued);
+    if (height)
+        check_copy(to, (height - 1) * to_pitch + width, from, (height - 1) * from_pitch + width, kind);
     for (size_t i = 0; i < height; i++)
         memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
     return cudaSuccess;
@@ -420,7 +464,9 @@ cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t fro
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t)
 {
-    return cudaMemcpy2D(to, bytes, from, bytes, bytes, 1, kind);
+    check_copy(to, bytes, from, bytes, kind);
+    later([=] { memmove(to, from, bytes); });
+    return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
@@ -431,12 +477,19 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
+    work_until(queued);
     return cudaSuccess;
 }
 
+/* Recorded: with all work before it. */
+struct Event {
+    uint64_t piece;
+    double seconds;
+};
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
 {
-    *event = (cudaEvent_t)calloc(1, sizeof(double));
+    *event = (cudaEvent_t) new Event();
     return cudaSuccess;
 }
 
@@ -447,29 +500,43 @@ cudaError_t cudaEventCreate(cudaEvent_t *event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
 {
-    *(double *)event = now();
+    Event *e = (Event *)event;
+
+    later([=] { e->seconds = now(); });
+    e->piece = queued;
     return cudaSuccess;
 }
 
-cudaError_t cudaEventQuery(cudaEvent_t)
+/* The GPU gets a little further each time that the host looks. */
+cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    return cudaSuccess;
+    const uint64_t piece = ((const Event *)event)->piece;
+
+    if (done < piece)
+        work_until(done + 1);
+    return done < piece ? cudaErrorNotReady : cudaSuccess;
 }
 
-cudaError_t cudaEventSynchronize(cudaEvent_t)
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
+    work_until(((const Event *)event)->piece);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-    free(event);
+    work_until(((const Event *)event)->piece);
+    delete (Event *)event;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to)
 {
-    *milliseconds = 1e3 * (*(double *)to - *(double *)from);
+    const Event *a = (const Event *)from, *b = (const Event *)to;
+
+    if (done < a->piece || done < b->piece)
+        return cudaErrorNotReady;
+    *milliseconds = 1e3 * (b->seconds - a->seconds);
     return cudaSuccess;
 }
 
@@ -566,7 +633,7 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
                                              void *c, cudaDataType_t type_c, int64_t ld_c, long long stride_c,
                                              int64_t count, cublasComputeType_t compute, cublasGemmAlgo_t)
 {
-    const float old = *(const float *)beta;
+    const float scale = *(const float *)alpha, old = *(const float *)beta;         /* read now */
 
     check_whole(c, ((count - 1) * stride_c + (n - 1) * ld_c + m) * size_of(type_c), "a product");
     if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_c < m || ld_a < (op_a == CUBLAS_OP_T ? k : m)
@@ -575,16 +642,18 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
     if (type_a != type_b || (type_c != type_a && !(type_c == CUDA_R_32F && is_half(type_a)))
         || (compute != CUBLAS_COMPUTE_32F && type_a != CUDA_R_32F))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    for (int64_t i = 0; i < count; i++) {
-        const std::vector<float> x = product(op_a, op_b, m, n, k, *(const float *)alpha,
-                                             (const char *)a + i * stride_a * size_of(type_a), type_a, ld_a,
-                                             (const char *)b + i * stride_b * size_of(type_b), type_b, ld_b);
-        char *to = (char *)c + i * stride_c * size_of(type_c);
-        for (int64_t j = 0; j < m * n; j++) {
-            const int64_t at = j / m * ld_c + j % m;
-            put(to, type_c, at, x[j] + (old ? old * get(to, type_c, at) : 0));
+    later([=] {
+        for (int64_t i = 0; i < count; i++) {
+            const std::vector<float> x = product(op_a, op_b, m, n, k, scale,
+                                                 (const char *)a + i * stride_a * size_of(type_a), type_a, ld_a,
+                                                 (const char *)b + i * stride_b * size_of(type_b), type_b, ld_b);
+            char *to = (char *)c + i * stride_c * size_of(type_c);
+            for (int64_t j = 0; j < m * n; j++) {
+                const int64_t at = j / m * ld_c + j % m;
+                put(to, type_c, at, x[j] + (old ? old * get(to, type_c, at) : 0));
+            }
         }
-    }
+    });
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -751,8 +820,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
                               cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *, void *, size_t,
                               cudaStream_t)
 {
-    const Description *matmul = described(description), *of_a = described(layout_a), *of_b = described(layout_b);
-    const Description *of_d = described(layout_d);
+    const Description *matmul = described(description), of_a = *described(layout_a), of_b = *described(layout_b);
+    const Description of_d = *described(layout_d);
     const cublasOperation_t op_a = matmul->at(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N);
     const int epilogue = matmul->at<int>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
     const int64_t ld_aux = matmul->at<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
@@ -760,35 +829,38 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     const void *bias = matmul->at<const void *>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, NULL);
     const float *scale_a = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, NULL);
     const float *scale_b = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, NULL);
-    const int64_t m = of_d->rows, n = of_d->columns, k = op_a == CUBLAS_OP_T ? of_a->rows : of_a->columns;
-    const float scale = *(const float *)alpha * (scale_a ? *scale_a : 1) * (scale_b ? *scale_b : 1);
+    const int64_t m = of_d.rows, n = of_d.columns, k = op_a == CUBLAS_OP_T ? of_a.rows : of_a.columns;
+    const float scale = *(const float *)alpha, factor = *(const float *)beta;      /* read now */
 
-    if (!supported(matmul, of_a, of_b, of_d) || of_b->rows != k || of_b->columns != n
-        || (op_a == CUBLAS_OP_T ? of_a->columns : of_a->rows) != m)
+    if (!supported(matmul, &of_a, &of_b, &of_d) || of_b.rows != k || of_b.columns != n
+        || (op_a == CUBLAS_OP_T ? of_a.columns : of_a.rows) != m)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    check_whole(d, ((n - 1) * of_d->ld + m) * size_of(of_d->type), "a product");
+    check_whole(d, ((n - 1) * of_d.ld + m) * size_of(of_d.type), "a product");
     if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
-        check_whole(aux, ((n - 1) * ld_aux + m) * size_of(of_d->type), "GELU's argument");
-    const std::vector<float> x = product(op_a, CUBLAS_OP_N, m, n, k, scale, a, of_a->type, of_a->ld, b, of_b->type,
-                                         of_b->ld);
-    for (int64_t i = 0; i < m * n; i++) {
-        const int64_t at = i / m * of_d->ld + i % m, at_aux = i / m * ld_aux + i % m;
-        const float old = *(const float *)beta, u = x[i] + (old ? old * get(c, of_d->type, at) : 0);
-        const float up = epilogue == CUBLASLT_EPILOGUE_DGELU ? get(aux, of_d->type, at_aux)
-                       : epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? u + get(bias, of_d->type, i % m) : 0;
-        const float root = 0.7978845608f, t = tanhf(root * (up + 0.044715f * up * up * up));
-        if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
-            put(d, of_d->type, at, u);
-        } else if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-            put(aux, of_d->type, at_aux, up);
-            put(d, of_d->type, at, 0.5f * up * (1 + t));
-        } else if (epilogue == CUBLASLT_EPILOGUE_DGELU) {
-            const float slope = root * (1 + 3 * 0.044715f * up * up);
-            put(d, of_d->type, at, u * (0.5f * (1 + t) + 0.5f * up * (1 - t * t) * slope));
-        } else {
-            emulated_wrong("an epilogue that the backend doesn't use");
+        check_whole(aux, ((n - 1) * ld_aux + m) * size_of(of_d.type), "GELU's argument");
+    later([=] {
+        const std::vector<float> x = product(op_a, CUBLAS_OP_N, m, n, k,
+                                             scale * (scale_a ? *scale_a : 1) * (scale_b ? *scale_b : 1), a, of_a.type,
+                                             of_a.ld, b, of_b.type, of_b.ld);
+        for (int64_t i = 0; i < m * n; i++) {
+            const int64_t at = i / m * of_d.ld + i % m, at_aux = i / m * ld_aux + i % m;
+            const float u = x[i] + (factor ? factor * get(c, of_d.type, at) : 0);
+            const float up = epilogue == CUBLASLT_EPILOGUE_DGELU ? get(aux, of_d.type, at_aux)
+                           : epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? u + get(bias, of_d.type, i % m) : 0;
+            const float root = 0.7978845608f, t = tanhf(root * (up + 0.044715f * up * up * up));
+            if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
+                put(d, of_d.type, at, u);
+            } else if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+                put(aux, of_d.type, at_aux, up);
+                put(d, of_d.type, at, 0.5f * up * (1 + t));
+            } else if (epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                const float slope = root * (1 + 3 * 0.044715f * up * up);
+                put(d, of_d.type, at, u * (0.5f * (1 + t) + 0.5f * up * (1 - t * t) * slope));
+            } else {
+                emulated_wrong("an epilogue that the backend doesn't use");
+            }
         }
-    }
+    });
     return CUBLAS_STATUS_SUCCESS;
 }
 

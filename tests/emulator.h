@@ -72,7 +72,8 @@ inline unsigned emulated_ballot(unsigned, bool x)
 
 #define UNCHECKED __attribute__((no_sanitize("thread")))        /* reads the kernel's arguments, which the host has */
 
-void emulated_grid(const cudaLaunchConfig_t *config, void (*thread)(const void *call), const void *call);
+/* call: a thread's, with the kernel's arguments, which are copied. */
+void emulated_grid(const cudaLaunchConfig_t *config, void (*thread)(const void *call), const void *call, size_t bytes);
 cudaError_t emulated_check(const cudaLaunchConfig_t *config, const void *kernel);
 
 template <typename Call> UNCHECKED void emulated_thread(const void *call)
@@ -86,8 +87,9 @@ cudaError_t emulated_launch(const cudaLaunchConfig_t *config, void (*kernel)(P..
     const cudaError_t error = emulated_check(config, (const void *)kernel);
     const auto call = [=]() UNCHECKED { kernel((P)a...); };
 
+    static_assert(std::is_trivially_copyable<decltype(call)>::value, "kernels have plain arguments");
     if (error == cudaSuccess)
-        emulated_grid(config, emulated_thread<decltype(call)>, &call);
+        emulated_grid(config, emulated_thread<decltype(call)>, &call, sizeof call);
     return error;
 }
 #define cudaLaunchKernelEx emulated_launch

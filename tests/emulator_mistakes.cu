@@ -113,5 +113,6 @@ int main(int argc, char **argv)
         emulated_start({16, THREADS, 0}, elements<0>, to, (const float *)x);
     if (!strcmp(name, "copied"))
         cudaMemcpyAsync(to, numbers, sizeof numbers + 4 * mistake, cudaMemcpyHostToDevice, NULL);
+    cudaStreamSynchronize(NULL);
     return 0;
 }

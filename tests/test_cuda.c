@@ -122,6 +122,7 @@ static const struct {
     {"01_single_gpu", "", 1},
     {"01_single_gpu", "--recompute selective", 1},
     {"01_single_gpu", "--recompute full", 1},
+    {"01_single_gpu", "--layers 1 --seq 8 --accumulate 20 --trace trace.json --report report.json", 1, true},
     {"02_mixed_precision", "--dtype fp32", 1},
     {"03_data_parallel", "", 1},
     {"04_zero", "--zero 3", 1},
