@@ -60,15 +60,25 @@ static thread_local struct {
 /* Where the linker puts the program, and in it what isn't constant. */
 extern const char program asm("__executable_start"), variables asm("__data_start");
 
+static void *must(void *data, size_t bytes)
+{
+    if (data && data != MAP_FAILED)
+        return data;
+    fprintf(stderr, "emulated GPU: no room for %zu bytes\n", bytes);
+    exit(1);
+}
+
+/* Addresses, without memory behind them. */
 static void *reserve(size_t bytes)
 {
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return must(mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), bytes);
+}
 
-    if (data == MAP_FAILED) {
-        fprintf(stderr, "emulated GPU: no room for %zu bytes of addresses\n", bytes);
-        exit(1);
-    }
-    return data;
+static bool fill(void *data, size_t bytes)
+{
+    const uintptr_t page = sysconf(_SC_PAGESIZE), first = (uintptr_t)data / page * page;
+
+    return mprotect((void *)first, (uintptr_t)data + bytes - first, PROT_READ | PROT_WRITE) == 0;
 }
 
 static void forbid(const void *data, size_t bytes, uint64_t value)
@@ -84,9 +94,10 @@ void *check_alloc(size_t bytes)
         gpu_bytes = (Byte *)reserve(GPU_BYTES * sizeof(Byte));
     }
     const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + APART;
-    if (rounded > GPU_BYTES - gpu_used)
-        return NULL;
     char *data = gpu + gpu_used;
+    if (rounded > GPU_BYTES - gpu_used || !fill(data, rounded)
+        || !fill(&gpu_bytes[gpu_used], rounded * sizeof(Byte)))
+        return NULL;
     gpu_used += rounded;
     forbid(data + bytes, rounded - bytes, FORBIDDEN);
     for (size_t i = 0; i < bytes; i += 4096 / sizeof(Byte))     /* so that Linux has no empty page to copy later */
@@ -116,7 +127,8 @@ static int find_thread_locals(struct dl_phdr_info *info, size_t, void *)
         if (info->dlpi_phdr[i].p_type == PT_TLS) {
             local.first = (char *)info->dlpi_tls_data;
             local.end = local.first + info->dlpi_phdr[i].p_memsz;
-            local.bytes = (Byte *)reserve((local.end - local.first) * sizeof(Byte));
+            const size_t count = local.end - local.first;
+            local.bytes = (Byte *)must(calloc(count, sizeof(Byte)), count * sizeof(Byte));
         }
     return 1;                                   /* the program is the first */
 }
