@@ -93,9 +93,11 @@ CUDA_HEADERS := $(if $(SANITIZE),,$(shell printf '\043include <cublasLt.h>\n\043
 EMULATED := $(patsubst %,$(BUILD)/emulated/%,$(STAGES) parity test_cuda)
 EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/include -fno-extern-tls-init -Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
 $(eval $(call backend,emulated,,$(filter-out %_nccl,$(CUDA_PARTS)) common/no_nccl,-lstdc++ -ldl,cuda))
+EMULATOR := $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/tests/emulator_check.o
+# calls before each access to memory, which end in emulator_check.cc; -g1 for lines' numbers
 KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
 $(BUILD)/emulated/obj/common/device_cuda.o: KERNEL_CHECKS :=		# has no kernels
-$(EMULATED): $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/tests/emulator_check.o
+$(EMULATED): $(EMULATOR)
 $(BUILD)/emulated/obj/%.o: %.cu tests/emulator.h
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/emulator.h -x c++ -c $< -o $@
@@ -103,8 +105,7 @@ $(BUILD)/emulated/obj/%.o: %.cc
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) -c $< -o $@
 
-$(BUILD)/emulated/emulator_mistakes: $(BUILD)/emulated/obj/tests/emulator_mistakes.o $(BUILD)/emulated/obj/tests/emulator.o \
-		$(BUILD)/emulated/obj/tests/emulator_check.o
+$(BUILD)/emulated/emulator_mistakes: $(BUILD)/emulated/obj/tests/emulator_mistakes.o $(EMULATOR)
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -lstdc++ -o $@
 
 # The matmul ladder: one program each for the CPU and for GPUs.
@@ -115,8 +116,7 @@ $(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o: $(LADDER)/ladder_cuda.cu tests/em
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; sed -E 's/(\w+)<<<(.*)>>>\(/emulated_start({\2}, \1, /' $< | \
 		$(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/emulator.h -I$(LADDER) -x c++ -c - -o $@
-$(BUILD)/emulated/ladder: $(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/tests/emulator_check.o \
-		$(BUILD)/emulated/obj/common/error.o
+$(BUILD)/emulated/ladder: $(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o $(EMULATOR) $(BUILD)/emulated/obj/common/error.o
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -lstdc++ -o $@
 $(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/obj/common/error.o
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(CUDA_LIBS) -lm -o $@

@@ -184,11 +184,11 @@ void emulated_copy(void *to, const void *from, int bytes, bool there)
 /* The copies of all groups before this one arrive. */
 static void arrive(int group, const void *at)
 {
-    std::vector<Copy> later;
+    std::vector<Copy> under_way;
 
     for (const Copy &c : block.now->copies) {
         if (c.group >= group) {
-            later.push_back(c);
+            under_way.push_back(c);
             continue;
         }
         check_access(c.to, c.bytes, true, at);
@@ -197,7 +197,7 @@ static void arrive(int group, const void *at)
         else
             memset(c.to, 0, c.bytes);
     }
-    block.now->copies = later;
+    block.now->copies = under_way;
 }
 
 void copies_done(void)

@@ -214,7 +214,7 @@ void check_access(const void *data, int64_t bytes, bool writes, const void *at)
         read = b[i].read.load(std::memory_order_relaxed);
         if (written != last_written) {
             if (written == FORBIDDEN)
-                wrong(at, "goes beyond a tensor, or to one that was freed");
+                wrong(at, "goes beside a tensor, or to one that was freed");
             if (written && races(stamp_of(written), on_gpu))
                 wrong(at, writes ? "writes what another one writes, and nothing orders the two"
                                  : "reads what another one writes, and nothing orders the two");

@@ -3,7 +3,7 @@
  * and not in the sanitizer's library, which knows neither a GPU's barriers nor its memories.
  *
  * Wrong is an access
- * - to what is no memory of the GPU: behind a tensor, freed, or the host's;
+ * - to what is no memory of the GPU: beside a tensor, freed, or the host's;
  * - that isn't aligned to its size, or has an index beyond an array's bounds;
  * - to what another thread writes, or that writes what another one reads, if nothing orders the two: the block's
  *   barrier does, and __syncwarp between lanes of a warp, but not an exchange between lanes; between blocks nothing.
