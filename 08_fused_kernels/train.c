@@ -63,6 +63,8 @@ static BlockActs d_block;           /* gradients of a block's activations, each 
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
+static Tensor squares, clipping;    /* (1)     the sum of the gradients' squares, their scale; with --fuse adamw */
+static double *arrived;             /* [2]     squares and loss, on the host, where the device can write by itself */
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte an element */
 static Tensor scales;               /* (2) F32 theirs */
 
@@ -185,8 +187,9 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
                                         + small * (R * H + S * V) + real * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
-    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token; fp8 */
-    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T + copies);
+    /* d_block; branch twice, d_x, d_final; rope; the loss, squares, clipping; a batch's two ids a token; fp8 */
+    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + (fuse.adamw ? 3 : 1) * 8
+                                      + 2 * 4 * B * T + copies);
 
     memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
@@ -406,6 +409,22 @@ static void adapt_loss_scale(int64_t step, bool overflow)
     }
 }
 
+/* AdamW, clipping and the small copy in one pass, without the host: what follows from the norm, the device finds by
+ * itself. So the update is queued before the host waits for the two numbers, and the device has work meanwhile. */
+static void update_fused(double lr, double *norm, double *mean)
+{
+    gradient_square_sum_into(squares, &optimizer);
+    device_download_start(&arrived[0], squares.data, sizeof *arrived);
+    device_download_start(&arrived[1], loss.data, sizeof *arrived);
+    DeviceEvent both = device_event();
+    clip_scale_into(clipping, squares, options.clip);
+    adamw_step_scaled(&optimizer, lr, clipping);
+    device_event_seconds(&both);                /* until the numbers are there; not until the update is */
+    *norm = sqrt(arrived[0]), *mean = arrived[1];
+    if (!isfinite(*norm))
+        optimizer.step--;                       /* it was none */
+}
+
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step, Batch batch)
 {
@@ -429,10 +448,15 @@ static StepResult train_step(int64_t step, Batch batch)
     run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
-    double norm = sqrt(gradient_square_sum(&optimizer)), lr = learning_rate(step);
-    double mean = tensor_item(loss);            /* here, so that the host need not wait for the update */
+    double norm, mean, lr = learning_rate(step);
+    if (fuse.adamw) {
+        update_fused(lr, &norm, &mean);
+    } else {
+        norm = sqrt(gradient_square_sum(&optimizer));
+        mean = tensor_item(loss);               /* here, so that the host need not wait for the update */
+    }
     const bool overflow = dtype == F16 && !isfinite(norm);
-    if (!overflow)
+    if (!overflow && !fuse.adamw)
         adamw_step(&optimizer, lr, clip_scale(norm));
     if (!overflow && has_master && !fuse.adamw)
         tensor_convert(params.buffer, master);
@@ -497,6 +521,13 @@ int main(int argc, char **argv)
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    if (fuse.adamw) {
+        squares = tensor_create(MEM_WORKSPACE, F64, "squares", shape(1));
+        clipping = tensor_create(MEM_WORKSPACE, F64, "clipping", shape(1));
+        arrived = device_host_alloc(2 * sizeof *arrived);
+        if (!arrived)
+            fail("no memory of the host for copies from the device");
+    }
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
     if (fp8) {

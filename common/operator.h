@@ -58,6 +58,12 @@ static inline bool as_vector(DType dtype, Tensor t, int64_t count)
     return is_stored(dtype) && t.data && t.dtype == dtype && tensor_count(t) == count;
 }
 
+/* (1) F64: the loss, a sum of squares. */
+static inline bool is_total(Tensor t)
+{
+    return t.data && t.dtype == F64 && tensor_count(t) == 1;
+}
+
 static inline bool are_ids(Tensor t, int64_t count)
 {
     return t.data && t.dtype == I32 && tensor_count(t) == count;

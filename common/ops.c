@@ -319,7 +319,7 @@ void cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor target
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_forward", OPERANDS(lse), OPERANDS(loss), OPERANDS(logits, targets), 0,
-             tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows)
+             is_total(loss) && is_vector(lse, rows)
                  && as(logits.dtype, logits, rows, tensor_width(logits)) && are_ids(targets, rows),
              "lse (R), loss (1) F64, logits (R, V), targets (R) I32; lse REAL");
     cross_entropy_forward_kernel(loss, lse, logits, targets, scale);
@@ -366,7 +366,7 @@ void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double
     const int64_t rows = tensor_rows(sums);
 
     op_begin("cross_entropy_loss", OPERANDS(lse), OPERANDS(loss), OPERANDS(sums, max), 0,
-             tensor_count(loss) == 1 && loss.dtype == F64 && is_vector(lse, rows) && is(sums, rows, 2)
+             is_total(loss) && is_vector(lse, rows) && is(sums, rows, 2)
                  && is_vector(max, rows),
              "lse (R), loss (1) F64, sums (R, 2), max (R)");
     cross_entropy_loss_kernel(loss, lse, sums, max, scale);
@@ -385,19 +385,20 @@ void adamw_update(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradien
 {
     const int64_t count = tensor_count(params);
 
-    op_begin("adamw_update", OPERANDS(copy), OPERANDS(params, m, v), OPERANDS(gradients), 0,
+    op_begin("adamw_update", OPERANDS(copy), OPERANDS(params, m, v), OPERANDS(gradients, a.scale), 0,
              as_vector(params.dtype, params, count) && (!copy.data || as_vector(copy.dtype, copy, count))
                  && is_vector(m, count) && is_vector(v, count) && is_gradient(gradients.dtype)
-                 && as_vector(gradients.dtype, gradients, count),
-             "copy or none, params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16");
+                 && as_vector(gradients.dtype, gradients, count) && (!a.scale.data || is_total(a.scale)),
+             "copy or none, params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16; scale (1) "
+             "F64 or none");
     adamw_update_kernel(params, copy, m, v, gradients, a);
     op_end();
 }
 
-double square_sum(const Tensor *list, int count)
+/* sum: where it stays, if it does; fits: whether it can. */
+static void square_sum_begin(Operands sum, bool fits, const Tensor *list, int count)
 {
     Tensor shown = count ? list[0] : NONE; /* the first, or the first that doesn't fit */
-    bool fits = true;
 
     for (int i = count - 1; i >= 0; i--) {
         if (is_gradient(list[i].dtype) && list[i].data)
@@ -407,10 +408,31 @@ double square_sum(const Tensor *list, int count)
     }
     for (int i = 1; fits && i < count; i++)
         op_reads(list[i]);
-    op_begin("square_sum", OPERANDS(), OPERANDS(), OPERANDS(shown), 0, fits, "tensors that are REAL or BF16");
+    op_begin("square_sum", sum, OPERANDS(), OPERANDS(shown), 0, fits,
+             "tensors that are REAL or BF16, and for their sum (1) F64");
+}
+
+double square_sum(const Tensor *list, int count)
+{
+    square_sum_begin(OPERANDS(), true, list, count);
     const double sum = square_sum_kernel(list, count);
     op_end();
     return sum;
+}
+
+void square_sum_into(Tensor sum, const Tensor *list, int count)
+{
+    square_sum_begin(OPERANDS(sum), is_total(sum), list, count);
+    square_sum_into_kernel(sum, list, count);
+    op_end();
+}
+
+void clip_scale_into(Tensor scale, Tensor square_sum, double clip)
+{
+    op_begin("clip_scale", OPERANDS(scale), OPERANDS(), OPERANDS(square_sum), 0,
+             is_total(scale) && is_total(square_sum), "scale (1) F64, square_sum (1) F64");
+    clip_scale_into_kernel(scale, square_sum, clip);
+    op_end();
 }
 
 /* ---- Attention by blocks of keys ---- */

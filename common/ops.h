@@ -95,11 +95,16 @@ void ids_in_slice(Tensor out, Tensor ids, int64_t first, int64_t count);        
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double correction1, correction2;            /* 1 - beta^t, of the moments' bias toward 0 */
-    double gradient_scale;                      /* the clipping's */
+    double gradient_scale;                      /* the clipping's; NaN: nothing is updated */
+    Tensor scale;                               /* the same on the device, (1) F64, in its place; or NONE */
 } AdamWArguments;
 void adamw_update(Tensor params, Tensor copy /* of params, rounded; or NONE */, Tensor m /* REAL */,
                   Tensor v /* REAL */, Tensor gradients, AdamWArguments a);
 double square_sum(const Tensor *list, int count);       /* over all of them, in double, in a fixed order; waits */
+/* The same, and what follows from it, as F64 (1) on the device: to the host these don't matter. The scale is
+ * clip_scale's (optimizer.h) of the sum's root; NaN if that is Inf or NaN. */
+void square_sum_into(Tensor sum, const Tensor *list, int count);
+void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
 
 /* ---- attention by blocks of keys: what ranks compute that have only some of them (07) ----
  * q, out (B, C, A, D), queries; k, v (B, K, A, D), keys; lse, dots (B, C, A, 1). causal: queries and keys are the

@@ -35,6 +35,8 @@ void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max,
 void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count);
 void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
 double square_sum_kernel(const Tensor *list, int count);
+void square_sum_into_kernel(Tensor sum, const Tensor *list, int count);
+void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip);
 
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
 void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,

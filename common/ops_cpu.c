@@ -497,9 +497,13 @@ static int64_t piece(int64_t first, int64_t count)
 void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);
-    const real beta1 = a.beta1, beta2 = a.beta2, eps = a.eps, scale = a.gradient_scale;
+    const real beta1 = a.beta1, beta2 = a.beta2, eps = a.eps;
     const real rate = a.lr / a.correction1, root = 1 / sqrt(a.correction2);
     const real decay = a.lr * a.weight_decay;   /* not 1 - this: near 1 a float has few digits for it */
+    const real scale = a.scale.data ? *(double *)a.scale.data : a.gradient_scale;
+
+    if (isnan(scale))
+        return;
 
 #pragma omp parallel for
     for (int64_t first = 0; first < count; first += AT_ONCE) {
@@ -548,6 +552,18 @@ double square_sum_kernel(const Tensor *list, int count)
             sum += part[p];
     }
     return sum;
+}
+
+void square_sum_into_kernel(Tensor sum, const Tensor *list, int count)
+{
+    *(double *)sum.data = square_sum_kernel(list, count);
+}
+
+void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
+{
+    const double norm = sqrt(*(double *)square_sum.data);
+
+    *(double *)scale.data = !isfinite(norm) ? NAN : clip > 0 && norm + 1e-6 > clip ? clip / (norm + 1e-6) : 1;
 }
 
 void tensor_convert_kernel(Tensor to, Tensor from)

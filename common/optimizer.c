@@ -22,12 +22,13 @@ static Range overlap(const ParamInfo *info, const Part *part)
     return (Range){first - begin, after > first ? after - first : 0};
 }
 
-void adamw_step(AdamW *o, double lr, double gradient_scale)
+/* a: what of it is this step's. */
+static void step(AdamW *o, AdamWArguments a)
 {
-    AdamWArguments a = {.lr = lr, .beta1 = BETA1, .beta2 = BETA2, .eps = EPS, .gradient_scale = gradient_scale};
     const ParamInfo *table = o->layout->table;
 
     o->step++;
+    a.beta1 = BETA1, a.beta2 = BETA2, a.eps = EPS;
     a.correction1 = 1 - pow(BETA1, o->step);
     a.correction2 = 1 - pow(BETA2, o->step);
     for (int i = 0; i < o->count; i++) {
@@ -47,24 +48,52 @@ void adamw_step(AdamW *o, double lr, double gradient_scale)
     }
 }
 
-double gradient_square_sum(const AdamW *o)
+void adamw_step(AdamW *optimizer, double lr, double gradient_scale)
+{
+    step(optimizer, (AdamWArguments){.lr = lr, .gradient_scale = gradient_scale});
+}
+
+void adamw_step_scaled(AdamW *optimizer, double lr, Tensor gradient_scale)
+{
+    step(optimizer, (AdamWArguments){.lr = lr, .scale = gradient_scale});
+}
+
+/* The gradients of what this rank owns, one tensor a parameter and part; to be freed. */
+static Tensor *owned_gradients(const AdamW *o, int *count)
 {
     const Layout *layout = o->layout;
     const int64_t most = layout->parameters + o->count;         /* a part may end within a parameter */
     Tensor *owned = malloc(most * sizeof *owned);
-    int count = 0;
 
+    *count = 0;
     if (!owned)
         fail("no memory for a list of %lld gradients", (long long)most);
     for (int i = 0; i < o->count; i++)
         for (int k = 0; k < layout->parameters; k++) {
             const Range r = overlap(&layout->table[k], &o->parts[i]);
             if (layout->table[k].owned && r.count)
-                owned[count++] = tensor_range(o->parts[i].gradients, r.first, r.count);
+                owned[(*count)++] = tensor_range(o->parts[i].gradients, r.first, r.count);
         }
+    return owned;
+}
+
+double gradient_square_sum(const AdamW *optimizer)
+{
+    int count;
+    Tensor *owned = owned_gradients(optimizer, &count);
     const double sum = square_sum(owned, count);
+
     free(owned);
     return sum;
+}
+
+void gradient_square_sum_into(Tensor sum, const AdamW *optimizer)
+{
+    int count;
+    Tensor *owned = owned_gradients(optimizer, &count);
+
+    square_sum_into(sum, owned, count);
+    free(owned);
 }
 
 /* What a rank holds of one parameter: from which element of the whole on, how many, and a hash of all bits. */

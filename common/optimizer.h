@@ -25,8 +25,13 @@ typedef struct {
  * its bias correction; matrices and the embedding also decay, by --weight-decay. Beta and eps: optimizer.c. */
 void adamw_step(AdamW *optimizer, double lr, double gradient_scale);
 
-/* Sum of squares of the gradients of what this rank owns, in double. Summed over the ranks, its root is the norm. */
+/* The same with a scale that is on the device, (1) F64. If it is NaN, no element is updated, but t has gone on. */
+void adamw_step_scaled(AdamW *optimizer, double lr, Tensor gradient_scale);
+
+/* Sum of squares of the gradients of what this rank owns, in double. Summed over the ranks, its root is the norm. The
+ * first one waits for it, the other leaves it on the device, (1) F64. */
 double gradient_square_sum(const AdamW *optimizer);
+void gradient_square_sum_into(Tensor sum, const AdamW *optimizer);
 
 /* --check: ranks that update the same elements hold the same numbers, bit for bit; fails with the first parameter that
  * has drifted. */

@@ -296,6 +296,22 @@ static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
         out_of(dtype, copy);
     }
     out(p);
+    static const double clips[] = {0, 0.5, 1e9};
+    for (int k = 0; k < 3; k++) {
+        Tensor sum = zeros(F64, "sum", shape(1)), scale = zeros(F64, "scale", shape(1));
+        AdamWArguments scaled = arguments;
+        scaled.scale = scale;
+        square_sum_into(sum, (Tensor[]){g, v}, 2);
+        out_number("square_sum", tensor_item(sum));
+        clip_scale_into(scale, sum, clips[k]);
+        out_number("clip_scale", tensor_item(scale));
+        adamw_update(p, NONE, m, v, g, scaled);
+        out(p), out(m), out(v);
+        device_upload(sum.data, (double[]){k ? NAN : INFINITY}, sizeof(double));
+        clip_scale_into(scale, sum, clips[k]);
+        adamw_update(p, NONE, m, v, g, scaled);
+    }
+    out(p), out(m), out(v);
     done();
 }
 

@@ -9,6 +9,8 @@
 #include "../08_fused_kernels/fused.h"
 #include "../common/device.h"
 #include "../common/formats.h"
+#include "../common/optimizer.h"
+#include "../common/options.h"
 #include "../common/random.h"
 #include "harness.h"
 #include "tensors.h"
@@ -210,6 +212,40 @@ static void adamw_writes_the_copy(void **state)
     }
 }
 
+/* Gradients are clipped on the device as by the host; if their square sum is Inf or NaN, nothing is updated. */
+static void adamw_clips_by_itself(void **state)
+{
+    enum { N = 10001 };
+    static const struct { double sum, clip; } cases[] = {{4, 1}, {4, 2}, {4, 2.000001}, {4, 3}, {0, 1}, {4e200, 1},
+                                                         {4, 0}, {INFINITY, 1}, {NAN, 1}, {INFINITY, 0}};
+    AdamWArguments a = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                        .correction1 = 0.1, .correction2 = 0.05};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int k = 0; k < 3; k++) {
+            Tensor g = filled(REAL, "g", shape(N), 1), by_host[4], by_device[4];
+            Tensor sum = create(F64, "sum", shape(1)), scale = create(F64, "scale", shape(1));
+            for (int h = 0; h < 2; h++) {
+                Tensor *t = h ? by_host : by_device;
+                t[0] = filled(REAL, "w", shape(N), 1), t[1] = filled(types[k], "copy", shape(N), 1);
+                t[2] = filled(REAL, "m", shape(N), 1), t[3] = create(REAL, "v", shape(N));
+                tensor_fill(t[3], 0.3);
+            }
+            device_upload(sum.data, &cases[i].sum, sizeof cases[i].sum);
+            clip_scale_into(scale, sum, cases[i].clip);
+            a.scale = scale, a.gradient_scale = 7;                      /* which must not matter */
+            adamw_update(by_device[0], by_device[1], by_device[2], by_device[3], g, a);
+            options.clip = cases[i].clip;
+            a.scale = NONE, a.gradient_scale = clip_scale(sqrt(cases[i].sum));
+            if (isfinite(cases[i].sum))
+                adamw_update(by_host[0], by_host[1], by_host[2], by_host[3], g, a);
+            for (int j = 0; j < 4; j++)
+                assert_memory_equal(by_host[j].data, by_device[j].data, tensor_bytes(by_host[j]));
+            guarded_release();
+        }
+}
+
 /* ---- The program ---- */
 
 #define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --lr 1e-3 --quiet --threads 1"
@@ -230,6 +266,32 @@ static void compare_runs(const char *fused, const char *base, double tolerance, 
     assert_int_equal(read_column(in_temporary("b.csv"), "loss", b, 10), 10);
     for (int i = 0; i < 10; i++)
         assert_true(fabs(a[i] - b[i]) <= of_losses * b[i]);
+}
+
+/* The update that the device clips, and with fp16 leaves out, is 02's, whose host does so: with a loss scale that is
+ * doubled after every clean step, and so becomes too large again and again; and with little clipped, or nothing. */
+static void the_update_needs_no_host(void **state)
+{
+    static const char *const cases[] = {"--dtype fp16 --loss-scale 1048576 --loss-scale-growth 1",
+                                        "--dtype bf16 --clip 3",
+                                        "--dtype bf16 --gradients bf16 --clip 0 --master none"};
+    double norm[30];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int steps = 30;
+        run_well(FUSED " " SHAPE " --fuse adamw %s --data %s --steps 30 --save a --metrics a.csv", cases[i],
+                 token_file(20000, 97));
+        run_well(MIXED " " SHAPE " %s --data %s --steps 30 --save b", cases[i], token_file(20000, 97));
+        run_well("cmp a/model.safetensors b/model.safetensors");
+        run_well("cmp a/optimizer.safetensors b/optimizer.safetensors");
+        assert_int_equal(read_column(in_temporary("a.csv"), "grad_norm", norm, 30), 30);
+        for (int s = 0; s < 30; s++)
+            steps -= !isfinite(norm[s]);
+        assert_true(i ? steps == 30 : steps > 5 && steps < 28);
+        assert_true(json_number(in_temporary("a/trainer.json"), "optimizer_step") == steps);
+        run_well("rm -r a b");
+    }
 }
 
 /* Nothing fused is 02 to the bit; each fusion, and all, have the gradients of 01 in float64. */
@@ -327,6 +389,8 @@ int main(void)
         cmocka_unit_test(attention_of_extremes),
         cmocka_unit_test(the_others_are_their_chains),
         cmocka_unit_test(adamw_writes_the_copy),
+        cmocka_unit_test(adamw_clips_by_itself),
+        cmocka_unit_test(the_update_needs_no_host),
         cmocka_unit_test(programs_agree),
         cmocka_unit_test(memory_is_gone),
         cmocka_unit_test(evaluation_and_samples_are_the_base),

@@ -661,6 +661,9 @@ static void square_sums(void **state)
         for (int64_t i = 0; i < count; i++)
             want += (long double)data(x)[i] * data(x)[i];
         assert_true(fabsl(square_sum(&x, 1) - want) <= 1e-13L * want);
+        const Tensor sum = guarded(F64, "sum", shape(1));
+        square_sum_into(sum, &x, 1);
+        assert_true(tensor_item(sum) == square_sum(&x, 1));
         release();
     }
 }
@@ -889,8 +892,16 @@ CALLER(cross_entropy_loss, t[0], t[1], t[2], t[3], 1)
 CALLER(ids_in_slice, t[0], t[1], 0, 5)
 CALLER(adamw_update, t[0], NONE, t[1], t[2], t[3], (AdamWArguments){.correction1 = 1, .correction2 = 1})
 CALLER(square_sum, t, 1)
+CALLER(square_sum_into, t[0], t + 1, 1)
+CALLER(clip_scale_into, t[0], t[1], 1)
 CALLER(tensor_convert, t[0], t[1])
 CALLER(tensor_scale, t[0], 2)
+
+static void call_adamw_scaled(const Tensor *t)
+{
+    adamw_update(t[0], NONE, t[1], t[2], t[3],
+                 (AdamWArguments){.correction1 = 1, .correction2 = 1, .scale = t[4]});
+}
 
 /* Operands that fit, in the operator's order: R = 6, H = 8, M = 16, V = 11; B = 2, T = 3, A = 2, D = 4. */
 #define MATRIX(name) {name, REAL, shape(6, 8)}
@@ -938,7 +949,11 @@ static const Call calls[] = {
      {{"loss", F64, shape(1)}, {"lse", REAL, shape(6)}, {"sums", REAL, shape(6, 2)}, {"max", REAL, shape(6)}}},
     {"ids_in_slice", call_ids_in_slice, {{"out", I32, shape(6)}, {"ids", I32, shape(6)}}},
     {"adamw_update", call_adamw_update, {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients")}},
+    {"adamw_update", call_adamw_scaled,
+     {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients"), {"scale", F64, shape(1)}}},
     {"square_sum", call_square_sum, {MATRIX("t")}},
+    {"square_sum", call_square_sum_into, {{"sum", F64, shape(1)}, MATRIX("t")}},
+    {"clip_scale", call_clip_scale_into, {{"clip", F64, shape(1)}, {"square_sum", F64, shape(1)}}},
     {"convert", call_tensor_convert, {MATRIX("to"), MATRIX("from")}},
     {"scale", call_tensor_scale, {MATRIX("t")}},
 };
@@ -1002,7 +1017,7 @@ static void wrong_operands_are_refused(void **state)
             memcpy(wrong, right, sizeof wrong);
             wrong[i].dims = 2, wrong[i].shape[0] = 5, wrong[i].shape[1] = 7, wrong[i].shape[2] = wrong[i].shape[3] = 0;
             snprintf(text, sizeof text, "%s is (5, 7) %s", right[i].name, dtype_name(right[i].dtype));
-            if (c->call != call_square_sum && c->call != call_tensor_scale)     /* which take any shape */
+            if (strcmp(right[i].name, "t"))                                     /* which may have any shape */
                 assert_refused(c, wrong, (const char *[]){c->name, text, "but it takes", NULL});
 
             memcpy(wrong, right, sizeof wrong);
@@ -1014,7 +1029,7 @@ static void wrong_operands_are_refused(void **state)
 
             memcpy(wrong, right, sizeof wrong);
             wrong[i] = NONE;
-            if (strcmp(right[i].name, "bias") && strcmp(right[i].name, "d_bias"))
+            if (strcmp(right[i].name, "bias") && strcmp(right[i].name, "d_bias") && strcmp(right[i].name, "scale"))
                 assert_refused(c, wrong, (const char *[]){c->name, "none", NULL});
         }
         release();

@@ -259,12 +259,17 @@ void transpose_rows_kernel(Tensor out, Tensor in)
 /* What is the same for all elements. */
 typedef struct {
     float beta1, beta2, eps, scale, rate, root, decay;
+    const double *scale_there;      /* or NULL; if not, it takes scale's place */
 } AdamW;
 
 /* copy: the new parameters in another type, or NULL. */
 template <typename T, typename C, typename G, int N>
 __global__ void adamw_all(T *params, C *copy, float *m, float *v, const G *gradients, AdamW a, int64_t count)
 {
+    if (a.scale_there)
+        a.scale = *a.scale_there;
+    if (isnan(a.scale))
+        return;
     EACH_PACK(i, N, count) {
         float param[N], mean[N], square[N], g[N];
         load(param, params + i, count - i);
@@ -290,7 +295,7 @@ void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor 
     const int64_t count = tensor_count(params);
     const AdamW f = {(float)a.beta1, (float)a.beta2, (float)a.eps, (float)a.gradient_scale,
                      (float)(a.lr / a.correction1), (float)(1 / sqrt(a.correction2)),
-                     (float)(a.lr * a.weight_decay)};
+                     (float)(a.lr * a.weight_decay), data<double>(a.scale)};
     const bool can = aligned(params) && aligned(copy, 4 * dtype_size(copy.dtype)) && aligned(m) && aligned(v)
                      && aligned(gradients);
 

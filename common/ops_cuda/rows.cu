@@ -456,15 +456,16 @@ __global__ void square_total(double *total, const double *partial, int64_t count
         *total = sum;
 }
 
-double square_sum_kernel(const Tensor *list, int count)
+static void square_sum_to(double *total, const Tensor *list, int count)
 {
     int64_t n = 0;
-    double sum;
 
     for (int k = 0; k < count; k++)
         n += (tensor_count(list[k]) + PIECE - 1) / PIECE;
-    if (n == 0)
-        return 0;
+    if (n == 0) {
+        device_zero(total, sizeof *total);
+        return;
+    }
     Piece *pieces = (Piece *)malloc(n * sizeof *pieces), *next = pieces;
     if (!pieces)
         fail("no memory for a list of %lld pieces of gradients", (long long)n);
@@ -472,16 +473,43 @@ double square_sum_kernel(const Tensor *list, int count)
         for (int64_t i = 0; i < tensor_count(list[k]); i += PIECE)
             *next++ = (Piece){(char *)list[k].data + i * dtype_size(list[k].dtype),
                               clamped(tensor_count(list[k]) - i, 0, PIECE), list[k].dtype == BF16};
-    const int64_t bytes = n * sizeof *pieces, partial_bytes = (n + 1) * sizeof(double);
+    const int64_t bytes = n * sizeof *pieces, partial_bytes = n * sizeof(double);
     Piece *there = (Piece *)device_scratch(bytes);
-    double *total = (double *)device_scratch(partial_bytes), *partial = total + 1;
+    double *partial = (double *)device_scratch(partial_bytes);
     device_upload(there, pieces, bytes);
     free(pieces);
     LAUNCH(square_pieces, n, THREADS, partial, there);
     LAUNCH(square_total, 1, MOST_THREADS, total, partial, n);
-    device_download(&sum, total, sizeof sum);
     device_scratch_free(there, bytes);
-    device_scratch_free(total, partial_bytes);
+    device_scratch_free(partial, partial_bytes);
+}
+
+void square_sum_into_kernel(Tensor sum, const Tensor *list, int count)
+{
+    square_sum_to(data<double>(sum), list, count);
+}
+
+/* By one thread, once: AdamW's would each take a square root and a division in double. */
+__global__ void clip_scale(double *scale, const double *square_sum, double clip)
+{
+    const double norm = sqrt(*square_sum);
+
+    if (threadIdx.x == 0)
+        *scale = !isfinite(norm) ? NAN : clip > 0 && norm + 1e-6 > clip ? clip / (norm + 1e-6) : 1;
+}
+
+void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
+{
+    LAUNCH(clip_scale, 1, WARP, data<double>(scale), data<double>(square_sum), clip);
+}
+
+double square_sum_kernel(const Tensor *list, int count)
+{
+    double sum, *total = (double *)device_scratch(sizeof *total);
+
+    square_sum_to(total, list, count);
+    device_download(&sum, total, sizeof sum);
+    device_scratch_free(total, sizeof *total);
     return sum;
 }
 
