@@ -101,7 +101,7 @@ typedef struct {
 void adamw_update(Tensor params, Tensor copy /* of params, rounded; or NONE */, Tensor m /* REAL */,
                   Tensor v /* REAL */, Tensor gradients, AdamWArguments a);
 double square_sum(const Tensor *list, int count);       /* over all of them, in double, in a fixed order; waits */
-/* The same, and what follows from it, as F64 (1) on the device: to the host these don't matter. The scale is
+/* The same, and the scale that follows from it, (1) F64 each, on the device: the host waits for neither. The scale is
  * clip_scale's (optimizer.h) of the sum's root; NaN if that is Inf or NaN. */
 void square_sum_into(Tensor sum, const Tensor *list, int count);
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
