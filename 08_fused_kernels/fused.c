@@ -106,8 +106,7 @@ void cross_entropy_both(Tensor loss, Tensor logits, Tensor targets, double scale
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_both", OPERANDS(), OPERANDS(loss, logits), OPERANDS(targets), 0,
-             is_total(loss) && as(logits.dtype, logits, rows, tensor_width(logits))
-                 && are_ids(targets, rows),
+             is_total(loss) && as(logits.dtype, logits, rows, tensor_width(logits)) && are_ids(targets, rows),
              "loss (1) F64, logits (R, V), targets (R) I32");
     cross_entropy_both_kernel(loss, logits, targets, scale, gradient_scale);
     op_end();

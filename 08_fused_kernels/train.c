@@ -422,7 +422,7 @@ static void update_fused(double lr, double *norm, double *mean)
     device_event_seconds(&both);                /* until the numbers are there; not until the update is */
     *norm = sqrt(arrived[0]), *mean = arrived[1];
     if (!isfinite(*norm))
-        optimizer.step--;                       /* it was none */
+        optimizer.step--;                       /* nothing was updated */
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */

@@ -319,8 +319,8 @@ void cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor target
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_forward", OPERANDS(lse), OPERANDS(loss), OPERANDS(logits, targets), 0,
-             is_total(loss) && is_vector(lse, rows)
-                 && as(logits.dtype, logits, rows, tensor_width(logits)) && are_ids(targets, rows),
+             is_total(loss) && is_vector(lse, rows) && as(logits.dtype, logits, rows, tensor_width(logits))
+                 && are_ids(targets, rows),
              "lse (R), loss (1) F64, logits (R, V), targets (R) I32; lse REAL");
     cross_entropy_forward_kernel(loss, lse, logits, targets, scale);
     op_end();
@@ -366,8 +366,7 @@ void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double
     const int64_t rows = tensor_rows(sums);
 
     op_begin("cross_entropy_loss", OPERANDS(lse), OPERANDS(loss), OPERANDS(sums, max), 0,
-             is_total(loss) && is_vector(lse, rows) && is(sums, rows, 2)
-                 && is_vector(max, rows),
+             is_total(loss) && is_vector(lse, rows) && is(sums, rows, 2) && is_vector(max, rows),
              "lse (R), loss (1) F64, sums (R, 2), max (R)");
     cross_entropy_loss_kernel(loss, lse, sums, max, scale);
     op_end();

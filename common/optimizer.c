@@ -22,8 +22,8 @@ static Range overlap(const ParamInfo *info, const Part *part)
     return (Range){first - begin, after > first ? after - first : 0};
 }
 
-/* a: what of it is this step's. */
-static void step(AdamW *o, AdamWArguments a)
+/* a: only the rate and the scale. */
+static void update(AdamW *o, AdamWArguments a)
 {
     const ParamInfo *table = o->layout->table;
 
@@ -50,12 +50,12 @@ static void step(AdamW *o, AdamWArguments a)
 
 void adamw_step(AdamW *optimizer, double lr, double gradient_scale)
 {
-    step(optimizer, (AdamWArguments){.lr = lr, .gradient_scale = gradient_scale});
+    update(optimizer, (AdamWArguments){.lr = lr, .gradient_scale = gradient_scale});
 }
 
 void adamw_step_scaled(AdamW *optimizer, double lr, Tensor gradient_scale)
 {
-    step(optimizer, (AdamWArguments){.lr = lr, .scale = gradient_scale});
+    update(optimizer, (AdamWArguments){.lr = lr, .scale = gradient_scale});
 }
 
 /* The gradients of what this rank owns, one tensor a parameter and part; to be freed. */

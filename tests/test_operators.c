@@ -950,10 +950,10 @@ static const Call calls[] = {
     {"ids_in_slice", call_ids_in_slice, {{"out", I32, shape(6)}, {"ids", I32, shape(6)}}},
     {"adamw_update", call_adamw_update, {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients")}},
     {"adamw_update", call_adamw_scaled,
-     {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients"), {"scale", F64, shape(1)}}},
+     {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients"), {"gradient_scale", F64, shape(1)}}},
     {"square_sum", call_square_sum, {MATRIX("t")}},
     {"square_sum", call_square_sum_into, {{"sum", F64, shape(1)}, MATRIX("t")}},
-    {"clip_scale", call_clip_scale_into, {{"clip", F64, shape(1)}, {"square_sum", F64, shape(1)}}},
+    {"clip_scale", call_clip_scale_into, {{"scale", F64, shape(1)}, {"square_sum", F64, shape(1)}}},
     {"convert", call_tensor_convert, {MATRIX("to"), MATRIX("from")}},
     {"scale", call_tensor_scale, {MATRIX("t")}},
 };
@@ -1029,7 +1029,8 @@ static void wrong_operands_are_refused(void **state)
 
             memcpy(wrong, right, sizeof wrong);
             wrong[i] = NONE;
-            if (strcmp(right[i].name, "bias") && strcmp(right[i].name, "d_bias") && strcmp(right[i].name, "scale"))
+            if (strcmp(right[i].name, "bias") && strcmp(right[i].name, "d_bias")
+                && strcmp(right[i].name, "gradient_scale"))
                 assert_refused(c, wrong, (const char *[]){c->name, "none", NULL});
         }
         release();
