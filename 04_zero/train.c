@@ -358,7 +358,7 @@ int main(int argc, char **argv)
     Tensor p[L + 2], g[L + 2], m[L + 2], v[L + 2];              /* this rank's part of each unit */
     Part parts[L + 2];
     unit_params = calloc(L + 2, sizeof(Tensor)), unit_gradients = calloc(L + 2, sizeof(Tensor));
-    keep(MEM_PARAMETERS, "params", zero < 3, unit_params, p);
+    const Tensor kept_params = keep(MEM_PARAMETERS, "params", zero < 3, unit_params, p);
     kept_gradients = keep(MEM_GRADIENTS, "gradients", zero < 2, unit_gradients, g);
     keep(MEM_OPTIMIZER, "m", false, NULL, m);
     keep(MEM_OPTIMIZER, "v", false, NULL, v);
@@ -366,7 +366,7 @@ int main(int argc, char **argv)
         parts[u] = (Part){layout.units[u].first + comm_part(dp, layout.units[u].count).first, p[u], g[u], m[u], v[u]};
     params = params_view_units(&layout, unit_params);
     gradients = params_view_units(&layout, unit_gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = parts, .count = L + 2};
+    optimizer = (AdamW){.layout = &layout, .parts = parts, .count = L + 2, .gathered = zero < 3 ? kept_params : NONE};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
     d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));

@@ -129,10 +129,10 @@ static void read_parts(const Safetensors *file, const char *prefix, const AdamW 
             fail("no memory for %s on their way from %s", bytes_text(tensor_bytes(t)), file->path);
         for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);) {
             check(safetensors_read(file, found[s.parameter], s.in_whole, s.count, host + s.in_range, REAL == F64));
-            /* a weight like this shows in the next loss; a moment in the loss after that, and the weights between
-             * may be the last that are saved */
+            /* a weight like this would show in the next loss, if there is a next step; a moment in the loss after that,
+             * and the weights between may be the last that are saved */
             const real *x = host + s.in_range;
-            for (int64_t k = 0; k < s.count && which != PARAMS; k++)
+            for (int64_t k = 0; k < s.count; k++)
                 if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
                     fail("%s: %s has %g at element %lld, but a %s is needed", file->path, found[s.parameter]->name,
                          x[k], (long long)(s.in_whole + k), which == MOMENT_V ? "number from 0 on" : "number");
@@ -321,7 +321,31 @@ static bool is_replaceable(const char *directory)
     return strcmp(name, ".") && strcmp(name, "..") && !(there && here.st_dev != above.st_dev);
 }
 
-void checkpoint_claim(const char *directory)
+/* Whether all in a directory has the names of a checkpoint's files; so too if it isn't there. */
+static bool is_ours(const char *directory)
+{
+    DIR *d = opendir(directory);
+    bool ours = true;
+
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        bool known = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
+        for (int i = 0; i < FILES; i++)
+            known |= !strcmp(e->d_name, files[i]);
+        ours &= known;
+    }
+    if (d)
+        closedir(d);
+    return ours;
+}
+
+static bool is_same(const char *a, const char *b)
+{
+    struct stat s, t;
+
+    return stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+}
+
+void checkpoint_claim(const char *directory, const char *load)
 {
     char *plain = path_of(directory, "", NULL), *tmp = path_of(directory, ".tmp", NULL);
     char *trainer = path_of(directory, "", "trainer.json");
@@ -337,6 +361,12 @@ void checkpoint_claim(const char *directory)
         if (!is_replaceable(plain))
             fail("--save %s: a checkpoint takes the place of the old one, but nothing can take that of \".\", of "
                  "\"..\", or of where a disk is mounted; name a directory inside", directory);
+        if (load && is_same(load, tmp))
+            fail("--load %s is where --save %s is written until it is complete; give --save another name", load,
+                 directory);
+        if (!is_ours(tmp))
+            fail("--save %s: %s is where it is written until it is complete, but other files are there; move them",
+                 directory, tmp);
         remove_directory(tmp);
         if (mkdir(tmp, 0755))
             fail("--save %s: %s cannot be made: %s", directory, tmp, strerror(errno));

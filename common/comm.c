@@ -26,7 +26,7 @@ const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "a
 /* ---- Waiting: one loop for everything that is waited for ---- */
 
 /* Some rank has waited for --timeout seconds. Each rank that is asked says what it is doing; who stays silent for a
- * second is stuck. The lowest that spoke tells the person, and all end. asker: the rank that asked, with its text; -1:
+ * tenth of that is stuck. The lowest that spoke tells the person, and all end. asker: the rank that asked, with its text; -1:
  * it is this one. */
 static _Noreturn void stalled(const char *doing, int asker, const char *asked)
 {
@@ -334,16 +334,23 @@ void comm_started(void)
 
 void comm_same(const char *lines)
 {
-    enum { TEXT = 16384 };
-    char *all = calloc(world->size + 1, TEXT), *mine = all + (int64_t)world->size * TEXT;
+    const int64_t length = strlen(lines) + 1;
+    int64_t *lengths = calloc(world->size, sizeof *lengths), room = 0;
 
-    if (!all)
+    if (!lengths)
         fail("no memory for comparing options");
     comm_agree();                               /* a rank that failed would not come here */
-    snprintf(mine, TEXT, "%s", lines);
-    comm_gather(world, all, mine, TEXT, "the other ranks' options");
+    comm_gather(world, lengths, &length, sizeof length, "the other ranks' options");
+    for (int r = 0; r < world->size; r++)
+        room = lengths[r] > room ? lengths[r] : room;
+    char *all = calloc(world->size + 1, room), *mine = all + world->size * room;
+    if (!all)
+        fail("no memory for comparing options");
+    strcpy(mine, lines);
+    comm_agree();
+    comm_gather(world, all, mine, room, "the other ranks' options");
     for (int r = 1; r < world->size; r++) {
-        const char *a = all, *b = all + (int64_t)r * TEXT;
+        const char *a = all, *b = all + r * room;
         while (*a && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
             a += strcspn(a, "\n") + 1, b += strcspn(b, "\n") + 1;
         a = *a || !*b ? a : "nothing more", b = *b || !*a ? b : "nothing more";
@@ -351,6 +358,7 @@ void comm_same(const char *lines)
             fail_usage("rank 0 has %.*s, but rank %d %.*s: all ranks must have the same", (int)strcspn(a, "\n"), a, r,
                        (int)strcspn(b, "\n"), b);
     }
+    free(lengths);
     free(all);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cblas.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,28 +83,44 @@ int device_threads(void)
     return threads;
 }
 
-/* What the machine has left, or what a container (control groups, version 2) may still take, if that is less; files
- * that are cached for it count as taken. */
+/* The number that follows key at the beginning of a line; -1: there is none. */
+static int64_t number_after(const char *path, const char *key)
+{
+    char line[256];
+    int64_t number = -1;
+    FILE *f = fopen(path, "r");
+
+    while (number < 0 && f && fgets(line, sizeof line, f))
+        if (!strncmp(line, key, strlen(key)))
+            sscanf(line + strlen(key), "%" SCNd64, &number);
+    if (f)
+        fclose(f);
+    return number;
+}
+
+/* What the machine has left, or what a container (a control group, of version 2 or 1) may still take, if that is less.
+ * Files that are cached for it, --data too, are given up when memory is needed: they don't count as taken. */
 int64_t device_memory_available(void)
 {
-    char text[100];
-    int64_t available = -1, limit = -1, current = -1;
+    static const struct {
+        const char *limit, *used, *kinds, *inactive, *active;
+    } groups[] = {
+        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file ",
+         "active_file "},
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+         "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file ", "total_active_file "}};
+    int64_t available = number_after("/proc/meminfo", "MemAvailable:");
 
-    proc_value("/proc/meminfo", "MemAvailable", text, sizeof text);
-    if (text[0])
-        available = strtoll(text, NULL, 10) * 1024;
-    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r"), *now = fopen("/sys/fs/cgroup/memory.current", "r");
-    long long value;
-    if (max && fscanf(max, "%lld", &value) == 1)        /* "max": no limit, and no number */
-        limit = value;
-    if (now && fscanf(now, "%lld", &value) == 1)
-        current = value;
-    if (max)
-        fclose(max);
-    if (now)
-        fclose(now);
-    if (limit >= 0 && current >= 0 && (available < 0 || limit - current < available))
-        available = limit - current;
+    available = available < 0 ? -1 : available * 1024;          /* it is in kB */
+    for (int i = 0; i < 2; i++) {
+        const int64_t limit = number_after(groups[i].limit, ""), used = number_after(groups[i].used, "");
+        if (limit < 0 || used < 0)          /* "max" is no limit */
+            continue;
+        const int64_t cached = number_after(groups[i].kinds, groups[i].inactive)
+                               + number_after(groups[i].kinds, groups[i].active);
+        const int64_t left = limit - (used > cached && cached > 0 ? used - cached : used);
+        available = available < 0 || left < available ? left : available;
+    }
     return available;
 }
 

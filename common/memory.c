@@ -164,6 +164,8 @@ bool memory_print(void)
         run_print("%s\n", e->peak == e->predicted ? "" : "  DIFFERS");
     }
     run_print("%-14s %16lld %16.0f\n", "total", (long long)peak, memory_total().predicted);
+    if (REAL == F64)
+        run_print("(with 8 bytes in place of the playbook's 4 for a number, as this program computes in float64)\n");
     if (device_memory_reserved())
         run_print("%-14s %16lld  taken from the GPU: also operators' scratch, and what is free and kept\n", "reserved",
                   (long long)device_memory_reserved());

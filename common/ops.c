@@ -11,8 +11,8 @@
 
 void tensor_zero(Tensor t)
 {
-    op_begin("zero", OPERANDS(t), OPERANDS(), OPERANDS(), 0, t.data, "a tensor");
     trace_operand(t, TRACE_ZERO);
+    op_begin("zero", OPERANDS(t), OPERANDS(), OPERANDS(), 0, t.data, "a tensor");
     device_zero(t.data, tensor_bytes(t));
     op_end();
 }

@@ -117,21 +117,23 @@ static uint64_t hash_of(uint64_t hash, Tensor t)
 
 void adamw_check_replicas(const AdamW *o)
 {
-    const int64_t most = o->layout->parameters + o->count;      /* a part may end within a parameter */
+    const int64_t most = 2 * o->layout->parameters + o->count;  /* a part may end within a parameter; and gathered */
     const int ranks = comm_size(world);
     Held *mine = calloc(most, sizeof *mine), *all = calloc(most * ranks, sizeof *all), *held = mine;
 
     if (!mine || !all)
         fail("no memory for --check");
-    for (int i = 0; i < o->count; i++)
+    for (int i = 0; i < o->count + (o->gathered.data != NULL); i++) {
+        const Part part = i < o->count ? o->parts[i] : (Part){.params = o->gathered};
         for (int k = 0; k < o->layout->parameters; k++) {
-            const Range r = overlap(&o->layout->table[k], &o->parts[i]);
+            const Range r = overlap(&o->layout->table[k], &part);
             Stretch s = {0};
-            if (!r.count || !layout_next(o->layout, (Range){o->parts[i].first + r.first, r.count}, &s))
+            if (!r.count || !layout_next(o->layout, (Range){part.first + r.first, r.count}, &s))
                 continue;
             *held++ = (Held){k, s.in_whole, r.count, hash_of(14695981039346656037u,
-                                                             tensor_range(o->parts[i].params, r.first, r.count))};
+                                                             tensor_range(part.params, r.first, r.count))};
         }
+    }
     comm_gather_host(world, all, mine, most * sizeof *mine);
     for (held = mine; held < mine + most; held++)
         for (const Held *other = all; other < all + most * ranks; other++)

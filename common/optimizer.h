@@ -19,6 +19,7 @@ typedef struct {
     Part *parts;
     int count;
     int64_t step;           /* Adam's t: updates so far */
+    Tensor gathered;        /* all ranks' parts together, where each rank keeps them so (ZeRO); or NONE */
 } AdamW;
 
 /* One update: m and v are moving averages of the gradient (times gradient_scale) and of its square, each divided by
@@ -33,8 +34,8 @@ void adamw_step_scaled(AdamW *optimizer, double lr, Tensor gradient_scale);
 double gradient_square_sum(const AdamW *optimizer);
 void gradient_square_sum_into(Tensor sum, const AdamW *optimizer);
 
-/* --check: ranks that update the same elements hold the same numbers, bit for bit; fails with the first parameter that
- * has drifted. */
+/* --check: ranks that update or have gathered the same elements hold the same numbers, bit for bit; fails with the first
+ * parameter that has drifted. */
 void adamw_check_replicas(const AdamW *optimizer);
 
 /* What gradients of this norm are multiplied with: min(1, clip / (norm + 1e-6)), 1 if --clip is 0. */

@@ -35,8 +35,9 @@ static int stopping;                    /* a signal that reached some rank; the 
 static bool differs;                    /* something was not as predicted */
 static CommAccount sent[64];            /* in the last step */
 static int sent_count;
-static double operators_before;         /* a step's beginning: operators' seconds until then */
 static struct { int steps; double seconds, operators, waiting, late; } timed;    /* --report: steps but the first */
+static OpAccount operators[64];         /* of the same steps; or of the first, if there is no other */
+static int operator_count;
 
 static FILE *metrics;
 static char *report_file, *trace_file, *gradients_file;
@@ -146,24 +147,41 @@ static void open_metrics(void)
         error_cleanup(options.metrics);
 }
 
+/* Rows that are added to a file need the columns that it has: with another type of numbers (02) there are others. */
+static void check_columns(const char *header)
+{
+    FILE *f = fopen(options.metrics, "r");
+    char line[1024] = "";
+
+    if (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\r\n")] = 0;
+        if (strcmp(line, header))
+            fail("--metrics %s has the columns \"%s\", but this run's rows have \"%s\"; name another file",
+                 options.metrics, line, header);
+    }
+    if (f)
+        fclose(f);
+}
+
 /* Nothing else can be wrong any more: now the old file's rows may go. */
 static void begin_metrics(void)
 {
-    static const char header[] = "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes";
+    char header[256] = "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes";
     struct stat s;
 
     if (!metrics)
         return;
     error_cleanup_done(options.metrics);
+    for (int i = 0; i < state.kept_count; i++)
+        strcat(strcat(header, ","), state.kept[i].name);
     if (!options.load && !is_stdout(options.metrics) && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)
         && ftruncate(fileno(metrics), 0))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
     fseek(metrics, 0, SEEK_END);
     if (ftell(metrics) <= 0 || is_stdout(options.metrics)) {
-        fputs(header, metrics);
-        for (int i = 0; i < state.kept_count; i++)
-            fprintf(metrics, ",%s", state.kept[i].name);
-        fputc('\n', metrics);
+        fprintf(metrics, "%s\n", header);
+    } else {
+        check_columns(header);
     }
     if (fflush(metrics))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
@@ -252,7 +270,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         ops_time();
     data_open();
     if (options.save)
-        checkpoint_claim(options.save);
+        checkpoint_claim(options.save, options.load);
     if (options.load)
         state = checkpoint_open(options.load, options.config), options.seed = state.seed;
     else
@@ -330,15 +348,14 @@ int run_load(AdamW *optimizer)
              options.dump_gradients, (long long)state.step, options.steps);
     begin_metrics();
     comm_started();
-    if (options.check)
-        adamw_check_replicas(optimizer);
     run_optimizer = optimizer;
     first_step = state.step;
     run_print("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n", options.micro_batch,
               options.accumulate, data_ranks > 1 ? " x ranks" : "", number_text(sequences), options.config.seq,
               number_text(sequences * options.config.seq));
     if (options.load)
-        run_print("going on from %s at step %d\n", options.load, first_step);
+        run_print("going on from %s at step %d%s\n", options.load, first_step,
+                  first_step < options.steps ? "" : ": no step to do, as --steps says at which to stop");
     run_print("\n");
     run_began = step_began = clock_seconds();
     return first_step;
@@ -379,39 +396,48 @@ static void print_account(void)
                   (long long)a->predicted_calls, (long long)a->predicted_bytes);
 }
 
-static double operators_seconds(void)
+static OpAccount *operator_of(const char *name)
 {
-    const OpAccount *account;
-    const int count = ops_account(&account);
-    double sum = 0;
-
-    for (int i = 0; i < count; i++)
-        sum += account[i].seconds;
-    return sum;
+    for (int i = 0; i < operator_count; i++)
+        if (!strcmp(operators[i].name, name))
+            return &operators[i];
+    operators[operator_count].name = name;
+    return &operators[operator_count++];
 }
 
-/* Where a step's time went. The first one also makes threads, and meets memory and libraries for the first time. */
+/* What ran in a step, and where its time went. The first one also makes threads, and meets memory and libraries for
+ * the first time: on a GPU it loads cuBLAS, and every kernel, inside of operators. */
 static void time_step(double seconds)
 {
-    if (!options.report)
+    const bool first = state.step == first_step + 1;
+    const OpAccount *account;
+
+    if (!options.report || (first && state.step < options.steps))
         return;
-    if (state.step == first_step + 1) {
-        if (state.step < options.steps)
-            ops_account_reset();                /* on a GPU it loads cuBLAS, and every kernel, inside of operators */
-        return;
+    const int count = ops_account(&account);
+    for (int i = 0; i < count; i++) {
+        OpAccount *sum = operator_of(account[i].name);
+        sum->calls += account[i].calls;
+        sum->seconds += account[i].seconds;
+        sum->flops += account[i].flops;
+        sum->bytes += account[i].bytes;
+        timed.operators += first ? 0 : account[i].seconds;
     }
+    if (first)
+        return;
     timed.steps++;
     timed.seconds += seconds;
-    timed.operators += operators_seconds() - operators_before;
     timed.waiting += comm_waited();
     timed.late += comm_late();
 }
 
 bool run_continues(int step)
 {
+    if (options.check && step == first_step)
+        adamw_check_replicas(run_optimizer);
     if (step < options.steps && !stopping) {
         comm_account_reset();
-        operators_before = operators_seconds();
+        ops_account_reset();            /* of an evaluation after the last step */
         step_began = clock_seconds();
         return true;
     }
@@ -537,9 +563,7 @@ static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
 /* One rank's entry. */
 static cJSON *rank_json(void)
 {
-    cJSON *rank = cJSON_CreateObject(), *memory, *comm, *time, *operators;
-    const OpAccount *account;
-    const int accounts = ops_account(&account);
+    cJSON *rank = cJSON_CreateObject(), *memory, *comm, *time, *list;
 
     cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
     memory = cJSON_AddObjectToObject(rank, "memory");
@@ -566,15 +590,15 @@ static cJSON *rank_json(void)
     cJSON_AddNumberToObject(time, "waiting", timed.waiting);
     if (options.pretend)
         cJSON_AddNumberToObject(time, "late", timed.late);
-    operators = cJSON_AddArrayToObject(rank, "operators");
-    for (int i = 0; i < accounts; i++) {
+    list = cJSON_AddArrayToObject(rank, "operators");
+    for (const OpAccount *a = operators; a < operators + operator_count; a++) {
         cJSON *o = cJSON_CreateObject();
-        cJSON_AddStringToObject(o, "op", account[i].name);
-        cJSON_AddNumberToObject(o, "calls", account[i].calls);
-        cJSON_AddNumberToObject(o, "seconds", account[i].seconds);
-        cJSON_AddNumberToObject(o, "flops", account[i].flops);
-        cJSON_AddNumberToObject(o, "bytes", account[i].bytes);
-        cJSON_AddItemToArray(operators, o);
+        cJSON_AddStringToObject(o, "op", a->name);
+        cJSON_AddNumberToObject(o, "calls", a->calls);
+        cJSON_AddNumberToObject(o, "seconds", a->seconds);
+        cJSON_AddNumberToObject(o, "flops", a->flops);
+        cJSON_AddNumberToObject(o, "bytes", a->bytes);
+        cJSON_AddItemToArray(list, o);
     }
     if (attention_pairs())              /* of all steps */
         cJSON_AddNumberToObject(rank, "attention_pairs", attention_pairs());

@@ -270,11 +270,16 @@ if [ "${load%%.*}" -gt "$cpus" ] 2>/dev/null; then
 fi
 total=$(($(sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' "$PROC/meminfo" 2>/dev/null || echo 0) * 1024))
 available=$(($(sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' "$PROC/meminfo" 2>/dev/null || echo 0) * 1024))
-limit=$(number "$CGROUP/memory.max") used=$(number "$CGROUP/memory.current")
+limit=$(number "$CGROUP/memory.max") used=$(number "$CGROUP/memory.current") kinds=$CGROUP/memory.stat of=""
 [ -n "$limit" ] || {
     limit=$(number "$CGROUP/memory/memory.limit_in_bytes")
     used=$(number "$CGROUP/memory/memory.usage_in_bytes")
+    kinds=$CGROUP/memory/memory.stat of=total_
 }
+# files that are cached are given up when memory is needed
+cached=$(awk -v of="$of" '$1 == of "inactive_file" || $1 == of "active_file" {sum += $2}
+    END {printf "%.0f", sum}' "$kinds" 2>/dev/null)
+[ -z "$used" ] || [ "${cached:-0}" -gt "$used" ] || used=$((used - ${cached:-0}))
 limited=""
 if [ -n "$limit" ] && [ -n "$used" ] && [ "${#limit}" -lt 16 ] && [ $((limit - used)) -lt "$available" ]; then
     available=$((limit - used))

@@ -59,7 +59,8 @@ static int make_directories(void **state)
     put("proc/loadavg", "0.10 0.20 0.30 1/100 4242\n");
     put("limited/cpu.max", "50000 100000\n");
     put("limited/memory.max", "3000000000\n");
-    put("limited/memory.current", "1000000000\n");
+    put("limited/memory.current", "1500000000\n");
+    put("limited/memory.stat", "anon 900000000\ninactive_file 400000000\nactive_file 100000000\n");
 
     /* OpenBLAS as it could be otherwise */
     put("blas.c", "#include <stdlib.h>\n"

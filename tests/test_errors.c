@@ -716,26 +716,35 @@ static void garbage_in_json_is_refused(void **state)
 
 /* ---- NaN and Inf ---- */
 
-/* A weight that is none: the first step's loss shows it, and the checkpoint isn't replaced. */
+/* A weight that is no number is found when it is read, also where no step follows; one so large that it makes NaN of
+ * others, in the first step's loss. The checkpoint isn't replaced. */
 static void nan_stops_the_run(void **state)
 {
-    static const float values[] = {NAN, INFINITY, -INFINITY};
+    static const float values[] = {NAN, INFINITY, -INFINITY}, large = 3e38f;
     Safetensors good;
 
     (void)state;
     assert_null(safetensors_open(&good, in_temporary("good/model.safetensors")));
     for (int i = 0; i < good.count; i++)
         for (int v = 0; v < 3; v++) {
-            /* small tensors of the one layer, all of their elements: any token meets one of them */
             if (!full_tests() && v != i % 3)
                 continue;
             FILE *f = fopen(spoil("model.safetensors"), "r+b");
             fseek(f, good.tensors[i].first_byte, SEEK_SET);
             fwrite(&values[v], sizeof *values, 1, f);
             fclose(f);
-            fails(1, "at step 3", CPU " " SMALL " --load bad --save bad --report new.json --trace new.trace");
+            fails(1, "bad/model.safetensors|at element 0", CPU " " SMALL " --load bad --save bad --report new.json "
+                     "--trace new.trace");
         }
-    fails(1, "at step 3", CPU64 " " SMALL " --load bad --save bad --save-every 1 --recompute full");
+    fails(1, "bad/model.safetensors|at element 0", CPU64 " " SMALL " --steps 0 --load bad --sample 5");
+    for (int i = 0; i < 2; i++) {
+        FILE *f = fopen(spoil("model.safetensors"), "r+b");
+        fseek(f, safetensors_find(&good, "gpt_neox.layers.0.input_layernorm.weight")->first_byte, SEEK_SET);
+        fwrite(&large, sizeof large, 1, f);
+        fclose(f);
+        fails(1, "at step 3", "%s " SMALL " --load bad --save bad --report new.json --trace new.trace",
+              i ? CPU " --save-every 1 --recompute full" : CPU);
+    }
     free(safetensors_close(&good, false));
 
     /* Moments that are none would make the weights so, after the loss of the last step was seen. */
@@ -815,6 +824,15 @@ static void unwritable_outputs_are_refused(void **state)
     all_fail(saves);
     fails(1, "--save nnn|too long", CPU " " SMALL " --save %s", name);
     fails(1, "--save adir", CPU64 " " SMALL " --save adir");
+    fails(1, "--metrics old.csv|\"precious\"|step,tokens,loss", CPU " " SMALL " --load good --metrics old.csv");
+    /* what lies where a checkpoint is written: one to read, and others' files */
+    run_well("cp -r good ck.tmp");
+    run_well("ln -s . here");
+    fails(1, "--load ck.tmp|--save ck|another name", CPU " " SMALL " --load ck.tmp --save ck");
+    fails(1, "--load here/ck.tmp/|--save ck/|another name", CPU " " SMALL " --load here/ck.tmp/ --save ck/");
+    run_well("cp afile ck.tmp/notes");
+    fails(1, "--save ck|ck.tmp|move them", CPU " " SMALL " --save ck");
+    run_well("rm -r ck.tmp here");
     fails(1, "--save .|name a directory inside",
           "sh -c 'cd good && exec " CPU " " SMALL " --data ../data.bin --save .'");
     fails(1, "standard output", "sh -c 'exec " CPU " " SMALL " --quiet --sample 5 >/dev/full'");

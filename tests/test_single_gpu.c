@@ -262,6 +262,23 @@ static void the_trace_tells(void **state)
         if (most[1][c] < most[0][c] / 4)
             fail_msg("%s: only %.0f bytes live of %.0f allocated", memory_name[c], most[1][c], most[0][c]);
     }
+    /* d_x, the residual stream's gradient, has been added to when a block's backward begins with reading it */
+    int reads = 0;
+    cJSON_ArrayForEach(event, trace)
+        if (!strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(event, "name")), "residual_backward")) {
+            const double begin = cJSON_GetObjectItem(event, "ts")->valuedouble;
+            cJSON *sample, *then = NULL;
+            cJSON_ArrayForEach(sample, trace)
+                if (!strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(sample, "name")), "live")
+                    && cJSON_GetObjectItem(sample, "ts")->valuedouble <= begin)
+                    then = sample;
+            assert_non_null(then);
+            const double live = cJSON_GetObjectItem(cJSON_GetObjectItem(then, "args"), "workspace")->valuedouble;
+            if (live < 4.0 * 2 * 70 * 48)
+                fail_msg("%.0f bytes of workspace are live, less than d_x has", live);
+            reads++;
+        }
+    assert_int_equal(reads, 2 * 3 * 3 * 2);     /* steps, micro-batches, layers, halves of a block */
     cJSON_Delete(trace);
     result_free(r);
 }
@@ -292,7 +309,7 @@ static void a_row_tells(void **state)
     (void)state;
     run_well("mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 2 --hidden 32 --heads 2 --vocab 97 --seq 16 "
              "--micro-batch 2 --accumulate 3 --lr 1e-3 --warmup 2 --steps 4 --quiet --pretend 1,1,0 --threads 1 "
-             "--data %s --metrics row.csv --report row.json --save row", tokens());
+             "--eval-every 2 --data %s --metrics row.csv --report row.json --save row", tokens());
     for (int k = 0; k < 6; k++)
         assert_int_equal(read_column(in_temporary("row.csv"), names[k], x[k], 4), 4);
     const double step = 2 * 2 * 3 * 16, N = 97 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 64;
@@ -304,7 +321,8 @@ static void a_row_tells(void **state)
     }
     assert_true(json_number(in_temporary("row/trainer.json"), "tokens") == 4 * step);
 
-    /* the report: of three steps, with 3 micro-batches, 2 blocks of 4 linears and the output projection */
+    /* the report: of three steps, with 3 micro-batches, 2 blocks of 4 linears and the output projection; nothing of
+     * what was evaluated between them */
     const double R = 2 * 16, linears = R * (32 + 96) + 96 * 33 + R * (32 + 32) + 32 * 32 + R * (32 + 128) + 128 * 33
                                        + R * (128 + 32) + 128 * 32, output = R * (32 + 97) + 97 * 32;
     assert_true(json_number(in_temporary("row.json"), "parameters") == N);

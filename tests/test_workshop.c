@@ -111,6 +111,15 @@ static const Planted planted[] = {
      {"blocks.*.proj_weight (3 tensors): transposed"}},
     {"01_single_gpu", "    gelu_backward(d->up, d->gelu, a->up);\n", "    tensor_zero(d->up);\n", 1, "--recompute none",
      {"the first, in the order of backward, is blocks.2.up_weight", ": zero"}},
+    /* replicas that drift apart: what ranks update, and what they gather */
+    {"03_data_parallel", "    adamw_step(&optimizer, lr, clip_scale(norm));\n",
+     "    adamw_step(&optimizer, lr, clip_scale(norm));\n"
+     "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--sync naive",
+     {"final_weight has drifted"}},
+    {"04_zero", "    adamw_step(&optimizer, lr, clip_scale(norm));\n    params_changed();\n",
+     "    adamw_step(&optimizer, lr, clip_scale(norm));\n    params_changed();\n"
+     "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--zero 2",
+     {"final_weight has drifted"}},
 };
 
 static void mistakes_are_named(void **state)
