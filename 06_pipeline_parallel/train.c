@@ -605,13 +605,16 @@ int main(int argc, char **argv)
              "micro-batches", m, p);
     if (p == 1)
         chunks = 1;                             /* nobody to hand chunks to */
+    if (schedule_kind == INTERLEAVED && chunks == 1 && p > 1)
+        run_print("interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the bubble\n");
     if (L < (int64_t)p * chunks)
         fail("--layers %d, but %d ranks x %d chunks need at least %lld", (int)L, p, chunks, (long long)p * chunks);
     const double bubble = simulate(schedule_kind, p, m, chunks, print_schedule && r == 0);
-    const double formula = (p - 1.0) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m;
+    const int too_few = schedule_kind == ZERO_BUBBLE && m < p ? p - m : 0;      /* W to fill the bubble with */
+    const double formula = (p - 1.0 + too_few) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m;
     if (print_schedule) {
         if (r == 0)
-            printf("bubble %.4f of the time that is computed; (p-1)/(%s m) = %.4f\n", bubble,
+            printf("bubble %.4f of the time that is computed; (p-1%s)/(%s m) = %.4f\n", bubble, too_few ? " + p-m" : "",
                    schedule_kind == ZERO_BUBBLE ? "3" : "v", formula);
         error_cleanup_now();
         comm_exit(0);
@@ -661,11 +664,12 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, acts[0][0].batch);
     }
-    run_report("bubble", busy > 0 ? idle / busy : 0);
     run_report("bubble_simulated", bubble);
     run_report("bubble_formula", formula);
-    if (busy > 0)                               /* from the second step on */
+    if (busy > 0) {                             /* from the second step on */
+        run_report("bubble", idle / busy);
         run_print("bubble  rank 0 was idle for %.3f of the time that it computed; simulated, all calls alike, %.3f\n",
                   idle / busy, bubble);
+    }
     run_end();
 }
