@@ -28,10 +28,11 @@ void linear_gelu_backward(Tensor d_up, Tensor d_out, Tensor weight, Tensor up);
 /* ---- cross_entropy_forward and _backward, in place: logits (R, V) become their gradient, with its own scale ---- */
 void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, double scale, double gradient_scale);
 
-/* ---- for fused.c alone: the kernels of a backend, fused_cpu.c or fused_cuda/ ---- */
+/* ---- what a backend has, fused_cpu.c or fused_cuda/; the kernels for fused.c alone ---- */
 #ifdef __cplusplus
 extern "C" {
 #endif
+const char *linear_gelu_unfused(DType dtype);   /* why this device has no such pass for the type; NULL: it has */
 void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv);
 void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qkv, Tensor out, Tensor lse);
 void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Tensor x, Tensor branch,

@@ -118,9 +118,10 @@ static void dtypes(void)
     if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
         fail("%s computes no fp8, which needs compute capability 8.9: take --dtype bf16 or fp16", device_name());
     fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
-    if (fp8 && fuse.gelu) {
+    const char *unfused = fp8 ? "its linears' products are in fp8" : linear_gelu_unfused(dtype);
+    if (fuse.gelu && unfused) {
         fuse.gelu = false;
-        run_print("GELU is not fused: its linears' products are in fp8\n");
+        run_print("GELU is not fused: %s\n", unfused);
     }
     run_matmuls_in(fp8 ? E4M3 : dtype);
     if (dtype_option == DTYPE_FP8 && !fp8)

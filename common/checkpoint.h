@@ -27,8 +27,8 @@ typedef struct {
     int kept_count;
 } TrainState;
 
-/* Before training: fails if DIR cannot be written, or is neither a checkpoint nor empty: saving would replace it. So too
- * if what lies in DIR.tmp isn't ours, or is load, the checkpoint to read (NULL: none). */
+/* Before training: fails if DIR cannot be written, or is neither a checkpoint nor empty: saving would replace it. So
+ * too if what lies in DIR.tmp isn't ours, or is load, the checkpoint to read (NULL: none). */
 void checkpoint_claim(const char *directory, const char *load);
 
 /* Writes DIR.tmp, and when all of it is on the disk puts it in DIR's place in one step: a program killed at any

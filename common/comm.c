@@ -26,8 +26,8 @@ const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "a
 /* ---- Waiting: one loop for everything that is waited for ---- */
 
 /* Some rank has waited for --timeout seconds. Each rank that is asked says what it is doing; who stays silent for a
- * tenth of that is stuck. The lowest that spoke tells the person, and all end. asker: the rank that asked, with its text; -1:
- * it is this one. */
+ * tenth of that is stuck. The lowest that spoke tells the person, and all end. asker: the rank that asked, with its
+ * text; -1: it is this one. */
 static _Noreturn void stalled(const char *doing, int asker, const char *asked)
 {
     char (*said)[ALARM_TEXT] = calloc(world->size, sizeof *said), text[ALARM_TEXT], line[1024];

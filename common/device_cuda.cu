@@ -118,7 +118,7 @@ bool device_is_host(void)
     return false;
 }
 
-static int capability(void)
+int device_capability(void)
 {
     return 10 * gpu.major + gpu.minor;
 }
@@ -130,10 +130,10 @@ Support device_supports(DType dtype)
     case F16:
         return SUPPORT_NATIVE;
     case BF16:
-        return capability() >= 80 ? SUPPORT_NATIVE : SUPPORT_NONE;
+        return device_capability() >= 80 ? SUPPORT_NATIVE : SUPPORT_NONE;
     case E4M3:
     case E5M2:
-        return capability() >= 89 ? SUPPORT_NATIVE : SUPPORT_NONE;
+        return device_capability() >= 89 ? SUPPORT_NATIVE : SUPPORT_NONE;
     default:
         return SUPPORT_NONE;
     }
@@ -141,7 +141,7 @@ Support device_supports(DType dtype)
 
 bool device_use_tf32(void)
 {
-    tf32 = capability() >= 80;
+    tf32 = device_capability() >= 80;
     return tf32;
 }
 
@@ -151,8 +151,9 @@ bool device_uses_tf32(void)
 }
 
 /* Peaks of NVIDIA's datasheets and architecture whitepapers in TFLOP/s, without sparsity, tensor cores accumulating in
- * float. Names alone don't tell (a laptop's "RTX 4090" is another chip), so the number of multiprocessors must match
- * too. Where one name is part of another with the same number, the longer comes first. */
+ * float. Names alone don't tell: the number of multiprocessors must match too. A laptop's GPU is none of these, even
+ * where its name and number are (an "RTX 4060 Laptop GPU"): how fast it may run is the laptop's choice. Where one name
+ * is part of another with the same number, the longer comes first. */
 static const struct {
     const char *name;
     int multiprocessors;
@@ -211,7 +212,7 @@ double device_peak_flops(DType dtype)
 {
     const bool fp8 = dtype == E4M3 || dtype == E5M2;
 
-    if (device_supports(dtype) == SUPPORT_NONE)
+    if (device_supports(dtype) == SUPPORT_NONE || strstr(gpu.name, "Laptop") || strstr(gpu.name, "Max-Q"))
         return 0;
     for (const auto &p : peaks)
         if (strstr(gpu.name, p.name) && gpu.multiProcessorCount == p.multiprocessors)

@@ -21,6 +21,7 @@ void *device_scratch(int64_t bytes);
 void device_scratch_free(void *data, int64_t bytes);
 
 bool device_uses_tf32(void);
+int device_capability(void);                /* 80: sm_80 */
 
 #ifdef __cplusplus
 }

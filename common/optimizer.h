@@ -34,8 +34,8 @@ void adamw_step_scaled(AdamW *optimizer, double lr, Tensor gradient_scale);
 double gradient_square_sum(const AdamW *optimizer);
 void gradient_square_sum_into(Tensor sum, const AdamW *optimizer);
 
-/* --check: ranks that update or have gathered the same elements hold the same numbers, bit for bit; fails with the first
- * parameter that has drifted. */
+/* --check: ranks that update or have gathered the same elements hold the same numbers, bit for bit; fails with the
+ * first parameter that has drifted. */
 void adamw_check_replicas(const AdamW *optimizer);
 
 /* What gradients of this norm are multiplied with: min(1, clip / (norm + 1e-6)), 1 if --clip is 0. */

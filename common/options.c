@@ -21,9 +21,9 @@ Options options = {
 
 /* ---- Presets ---- */
 
-/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1) and Llama (Touvron et al. 2023; 405B, and
- * 70B's vocabulary: Dubey et al. 2024), all with this project's blocks: so a model has the size that its name says, or
- * near it. */
+/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1) and Llama (Touvron et al. 2023; 405B,
+ * and 70B's vocabulary: Dubey et al. 2024), all with this project's blocks: so a model has the size that its name says,
+ * or near it. */
 static const struct {
     const char *name;
     Config config;
@@ -96,7 +96,8 @@ static const struct {
     {TRAINING, {"seed", OPTION_SEED, &options.seed,
                 "of initial weights, batches and samples; with --load the checkpoint's", "N"}},
     {TRAINING, {"eval-every", OPTION_INT, &options.eval_every,
-                "loss on 64 sequences of the held-out tenth (in whole micro-batches) every N steps; 0: never", "N", 0, 1e9}},
+                "loss on 64 sequences of the held-out tenth (in whole micro-batches) every N steps; 0: never", "N", 0,
+                1e9}},
     {FILES, {"data", OPTION_TEXT, &options.data,
              "text, or uint16 tokens if named *.bin or with llm.c's header; the default is this project's own text",
              "FILE"}},

@@ -5,9 +5,15 @@
     make bench-torch PYTHON=/tmp/torch/bin/python3
 
 The model below is ours (common/model.h) as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
-autocast for bf16. That it is the same one is shown first: loss and gradients of the fixture in tests/huggingface.
-Ours is the median step of a program's --metrics, PyTorch's the median of as many; both without their first ones, which
-warm up and, with torch.compile, compile. Needs torch, numpy and safetensors.
+autocast for bf16. That it is the same one is shown first, in float: loss and gradients of the fixture in
+tests/huggingface. Ours is the median step of a program's --metrics, PyTorch's the median of as many; both without their
+first ones, which warm up and, with torch.compile, compile. Needs torch, numpy and safetensors.
+
+In bf16 the two don't do the same. Autocast keeps the residual stream, LayerNorms and the loss in float, turns q and k
+in float, and rounds the weights anew in every micro-batch: it moves more bytes than ours, and more exactly. A model
+that is all bf16 has its weights, their gradients and AdamW's states in bf16 too, and no float copy: it moves fewer, and
+trains worse (02). Ours, with bf16 activations and weights, float sums of gradients, master weights and states, is in
+between.
 """
 import csv
 import gc
@@ -32,19 +38,21 @@ SMALL = dict(layers=12, hidden=768, heads=12, vocab=50257, seq=1024, micro_batch
 LARGE = dict(layers=24, hidden=2048, heads=16, vocab=50304, seq=2048, micro_batch=2, accumulate=16)
 EVEN = SMALL | dict(vocab=50304)                    # rows of logits that are multiples of 16 bytes: both gain by it
 
-# our program, its options, the model; PyTorch's type, whether its float matmuls may round to TF32, and be compiled
+# our program, its options, the model; PyTorch's numbers (float, TF32 in matmuls, autocast, bf16), and if it is compiled
 CASES = {
     "cpu": [
-        ("01_single_gpu", "", TINY, torch.float32, False, False),
-        ("01_single_gpu", "", TINY | dict(seq=1024, micro_batch=1), torch.float32, False, False),
-        ("01_single_gpu", "", SMALL | dict(seq=128, accumulate=1), torch.float32, False, False),
+        ("01_single_gpu", "", TINY, "float", False),
+        ("01_single_gpu", "", TINY | dict(seq=1024, micro_batch=1), "float", False),
+        ("01_single_gpu", "", SMALL | dict(seq=128, accumulate=1), "float", False),
     ],
     "cuda": [
-        ("01_single_gpu", "", SMALL, torch.float32, False, False),
-        ("01_single_gpu", "--tf32", SMALL, torch.float32, True, False),
-        ("02_mixed_precision", "--dtype bf16", EVEN, torch.bfloat16, True, False),
-        ("08_fused_kernels", "--fuse all", EVEN, torch.bfloat16, True, True),
-        ("08_fused_kernels", "--fuse all", LARGE, torch.bfloat16, True, True),
+        ("01_single_gpu", "", SMALL, "float", False),
+        ("01_single_gpu", "--tf32", SMALL, "TF32", False),
+        ("02_mixed_precision", "--dtype bf16", EVEN, "autocast", False),
+        ("08_fused_kernels", "--fuse all", EVEN, "autocast", True),
+        ("08_fused_kernels", "--fuse all", EVEN, "bf16", True),
+        ("08_fused_kernels", "--fuse all", LARGE, "autocast", True),
+        ("08_fused_kernels", "--fuse all", LARGE, "bf16", True),
     ],
 }
 
@@ -66,7 +74,7 @@ class Block(nn.Module):
     def forward(self, x, cos, sin):
         B, T, H = x.shape
         q, k, v = self.qkv(self.ln1(x)).view(B, T, self.heads, -1).transpose(1, 2).chunk(3, -1)     # (B, A, T, D)
-        q, k = rotated(q, cos, sin).to(v.dtype), rotated(k, cos, sin).to(v.dtype)
+        q, k = rotated(q, cos, sin).to(v.dtype), rotated(k, cos, sin).to(v.dtype)       # cos and sin: always float
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(heads.transpose(1, 2).reshape(B, T, H))
         return x + self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
@@ -140,12 +148,15 @@ def wait(device):
         torch.cuda.synchronize()
 
 
-def theirs(device, shape, dtype, tf32, compiled):
+def theirs(device, shape, numbers, compiled):
     """Seconds of a step; each round builds the model anew, as our program does."""
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.set_float32_matmul_precision("highest" if numbers == "float" else "high")
     batch, accumulate = shape["micro_batch"], shape["accumulate"]
     with torch.device(device):                      # its weights are drawn there: a CPU takes long for a billion
         model = Model(**{name: shape[name] for name in ("layers", "hidden", "heads", "vocab", "seq")})
+    if numbers == "bf16":
+        for p in model.parameters():
+            p.data = p.data.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step_of = torch.compile(model) if compiled else model
     tokens = torch.randint(shape["vocab"], (accumulate, batch, shape["seq"] + 1), device=device)
@@ -154,7 +165,7 @@ def theirs(device, shape, dtype, tf32, compiled):
         wait(device)
         begin = time.perf_counter()
         for m in range(accumulate):
-            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            with torch.autocast(device, torch.bfloat16, enabled=numbers == "autocast"):
                 loss = step_of(tokens[m, :, :-1], tokens[m, :, 1:]) / accumulate
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -162,27 +173,49 @@ def theirs(device, shape, dtype, tf32, compiled):
         optimizer.zero_grad(set_to_none=True)
         wait(device)
         times.append(time.perf_counter() - begin)
-    del model, optimizer, step_of, loss
-    if device == "cuda":                            # our program is next, and may need all of it
-        torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
     return statistics.median(times[WARM_UP:])
 
 
+def free(device):
+    """What PyTorch still holds: our program is next, and may need all of the memory."""
+    if device == "cuda":
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def print_row(model, program, tokens, how, their_tokens, ratio):
-    print(f"{model:<40} {program:<32} {tokens:>9}  {how:<14} {their_tokens:>9}  {ratio:>5}", flush=True)
+    print(f"{model:<40} {program:<32} {tokens:>9}  {how:<18} {their_tokens:>9}  {ratio:>5}", flush=True)
 
 
-def compare(device, program, options, shape, dtype, tf32, compiled):
-    times = [(ours(device, program, options, shape), theirs(device, shape, dtype, tf32, compiled))
-             for _ in range(ROUNDS)]
-    our_seconds, their_seconds = (statistics.median(t) for t in zip(*times))
+def if_possible(work, device, *arguments):
+    """None: this machine can't (a GPU without bf16, or with too little memory), and why has been printed."""
+    try:
+        return work(device, *arguments)
+    except subprocess.CalledProcessError:           # our program has said why
+        return None
+    except torch.OutOfMemoryError as error:
+        print(f"PyTorch: {str(error).split('. ', maxsplit=1)[0]}", file=sys.stderr)
+        return None
+    finally:
+        free(device)
+
+
+def compare(device, program, options, shape, numbers, compiled):
+    """A row: the medians of all rounds; "-" for what can't run here, which isn't tried again."""
+    times = []
+    for _ in range(ROUNDS):
+        times.append((if_possible(ours, device, program, options, shape),
+                      if_possible(theirs, device, shape, numbers, compiled)))
+        if None in times[-1]:
+            break
+    our_seconds, their_seconds = (None if None in t else statistics.median(t) for t in zip(*times))
     tokens = shape["micro_batch"] * shape["accumulate"] * shape["seq"]
-    how = ("compiled" if compiled else "eager") + (", bf16" if dtype == torch.bfloat16 else ", TF32" if tf32 else "")
     print_row(f"{shape['layers']} layers, hidden {shape['hidden']}, {shape['micro_batch']} x {shape['seq']} tokens",
-              f"{program} {options}", f"{tokens / our_seconds:,.0f}", how, f"{tokens / their_seconds:,.0f}",
-              f"{their_seconds / our_seconds:.2f}")
+              f"{program} {options}", f"{tokens / our_seconds:,.0f}" if our_seconds else "-",
+              f"{'compiled' if compiled else 'eager'}, {numbers}",
+              f"{tokens / their_seconds:,.0f}" if their_seconds else "-",
+              f"{their_seconds / our_seconds:.2f}" if our_seconds and their_seconds else "-")
 
 
 def seconds_of(work):
@@ -200,23 +233,28 @@ def seconds_of(work):
     return best
 
 
-def print_attention():
+def print_attention_row(device, dtype, matmul, head, seq):
+    q, k, v = (torch.randn(16384 // seq, 2048 // head, seq, head, device=device, dtype=dtype, requires_grad=True)
+               for _ in range(3))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    flops = 2 * 16384 * seq * 2048
+    forward = flops / seconds_of(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    backward = 2.5 * flops / seconds_of(lambda: torch.autograd.grad(out, (q, k, v), out, retain_graph=True))
+    print(f"    heads of {head:3}, {seq:5} tokens: forward {forward / 1e12:6.1f} TFLOP/s, "
+          f"{100 * forward / matmul:3.0f}% of the matmul's; backward {backward / 1e12:6.1f}, "
+          f"{100 * backward / matmul:3.0f}%", flush=True)
+
+
+def print_attention(device):
     """As bench_cuda prints our FlashAttention: 16,384 tokens, hidden 2048; FLOPs of the pairs that the mask leaves."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    dtype = torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16
+    a, b = (torch.randn(8192, 8192, device=device, dtype=dtype) for _ in range(2))
     matmul = 2 * 8192 ** 3 / seconds_of(lambda: a @ b)
-    print(f"scaled_dot_product_attention in bf16, 16384 tokens, hidden 2048; a matmul of 8192 by 8192: "
+    print(f"scaled_dot_product_attention in {dtype}, 16384 tokens, hidden 2048; a matmul of 8192 by 8192: "
           f"{matmul / 1e12:.1f} TFLOP/s")
     for head in 64, 128:
         for seq in 1024, 4096, 16384:
-            q, k, v = (torch.randn(16384 // seq, 2048 // head, seq, head, device="cuda", dtype=torch.bfloat16,
-                                   requires_grad=True) for _ in range(3))
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            flops = 2 * 16384 * seq * 2048
-            forward = flops / seconds_of(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
-            backward = 2.5 * flops / seconds_of(lambda: torch.autograd.grad(out, (q, k, v), out, retain_graph=True))
-            print(f"    heads of {head:3}, {seq:5} tokens: forward {forward / 1e12:6.1f} TFLOP/s, "
-                  f"{100 * forward / matmul:3.0f}% of the matmul's; backward {backward / 1e12:6.1f}, "
-                  f"{100 * backward / matmul:3.0f}%", flush=True)
+            if_possible(print_attention_row, device, dtype, matmul, head, seq)
 
 
 def main():
@@ -227,8 +265,7 @@ def main():
           f"{torch.get_num_threads()} threads")
     check(device)
     if device == "cuda":                            # seconds; what is below takes minutes
-        print_attention()
-        torch.cuda.empty_cache()
+        if_possible(print_attention, device)
     print_row("", "ours", "tokens/s", "PyTorch", "tokens/s", "ratio")
     for case in CASES[device]:
         compare(device, *case)

@@ -383,7 +383,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
 {
-    if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin)
+    if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin
+        && attribute != cudaDevAttrMaxSharedMemoryPerMultiprocessor)
         return cudaErrorInvalidValue;
     *value = 64 << 10;                  /* as on sm_75: what has less room for the largest heads is tried too */
     return cudaSuccess;

@@ -136,17 +136,21 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
     }
 }
 
-/* A GPU's most for one block: 64 KB on sm_75, 99 or more later. */
-static int most_shared_memory(void)
+/* How many buffers there are: two, if they fit, unless only one would let two blocks share a multiprocessor (sm_86 and
+ * sm_89: heads of 64 and 96 in bf16): of one block's few warps none can work while all wait. */
+static int buffers_for(int own, int other)
 {
-    static int most;
+    static int most, together;                  /* shared memory of a block; of a multiprocessor's blocks, each with */
+    enum { RESERVED = 1024 };                   /* so much more that CUDA keeps */
     int device;
 
     if (!most) {
         CUDA(cudaGetDevice(&device));
         CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+        CUDA(cudaDeviceGetAttribute(&together, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
     }
-    return most;
+    const int one = own + other, two = own + 2 * other;
+    return two <= most && (together / (two + RESERVED) >= 2 || together / (one + RESERVED) < 2) ? 2 : 1;
 }
 
 void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
@@ -162,7 +166,7 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
             typedef Backward<T, PAD> K;
             static_assert(sizeof(Others<T, PAD>) == K::OTHER_BYTES, "tiles lie at multiples of 16 bytes");
             const int64_t blocks = (s.tokens + K::OWN - 1) / K::OWN;
-            const int buffers = K::OWN_BYTES + 2 * K::OTHER_BYTES <= most_shared_memory() ? 2 : 1;
+            const int buffers = buffers_for(K::OWN_BYTES, K::OTHER_BYTES);
             const int bytes = K::OWN_BYTES + buffers * K::OTHER_BYTES;
             LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, true>, blocks * s.heads * s.batch, K::THREADS,
                           data<T>(d_qkv), data<T>(d_out), data<T>(qkv), data<float>(lse), data<float>(dots), blocks,

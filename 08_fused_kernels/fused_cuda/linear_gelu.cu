@@ -1,16 +1,34 @@
 /* A linear and GELU as one matmul of cuBLASLt's, whose epilogue applies bias and GELU, or GELU's slope, to sums that
- * are still in registers. It has such matmuls for some types, sizes and places only; for others, the matmul and GELU
- * follow one another, which costs another read and write.
+ * are still in registers. It has such matmuls for some sizes and places only; for others, the matmul and GELU follow
+ * one another, which costs another read and write.
  *
  * NVIDIA's documentation doesn't say which GELU it is. It is the tanh form, as in ops.h: PyTorch takes this epilogue
  * for that form alone. How tanh is computed is the library's choice, so floats don't go this way: 1e-5 would be too
- * much to ask. */
+ * much to ask.
+ *
+ * Nor does it say that not all GPUs have it: on some the library takes the epilogue, and then runs it as a kernel of
+ * its own, which is slower than ours. In bf16 that is so before Hopper (github.com/karpathy/llm.c, pull requests 338,
+ * 591 and 653: RTX 4090, where H100 fuses and fp16 is fused too) and on sm_120 (github.com/sgl-project/sglang, pull
+ * request 34350: RTX 5090, 296 us with it, 236 without; faster on H100 and H200. 28168: faster on B200, sm_100). */
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "../../common/device_cuda.h"
 #include "../../common/error.h"
 #include "../../common/ops_cuda/cublas.cuh"
 #include "../../common/ops_cuda/kernel.cuh"
 #include "../fused.h"
+
+const char *linear_gelu_unfused(DType dtype)
+{
+    const int major = device_capability() / 10;
+
+    if (dtype == F32)
+        return "cuBLASLt's tanh is not exact enough for floats";
+    if (major >= 12 || (dtype == BF16 && major != 9 && major != 10))
+        return "on this GPU cuBLASLt would run it as a slow kernel of its own";
+    return NULL;
+}
 
 /* cublasLt is asked once for each kind of matmul how it would do it, if it can. */
 typedef struct Plan {
@@ -75,6 +93,9 @@ static Plan *new_plan(Plan wanted)
     CUBLAS(cublasLtMatmulPreferenceDestroy(preference));
     if (p->can)
         p->algorithm = best.algo;
+    else
+        fprintf(stderr, "cuBLASLt has no matmul of (%lld, %lld) by %lld with GELU%s: GELU follows it\n",
+                (long long)p->rows, (long long)p->k, (long long)p->m, p->backward ? "'s slope" : "");
     return p;
 }
 
