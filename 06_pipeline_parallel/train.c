@@ -609,6 +609,9 @@ int main(int argc, char **argv)
         run_print("interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the bubble\n");
     if (L < (int64_t)p * chunks)
         fail("--layers %d, but %d ranks x %d chunks need at least %lld", (int)L, p, chunks, (long long)p * chunks);
+    if (3.0 * m * chunks > INT32_MAX)
+        fail("--accumulate %d x %d chunks: a rank would have %.0f actions, more than the %d that are counted", m, chunks,
+             3.0 * m * chunks, INT32_MAX);
     const double bubble = simulate(schedule_kind, p, m, chunks, print_schedule && r == 0);
     const int too_few = schedule_kind == ZERO_BUBBLE && m < p ? p - m : 0;      /* W to fill the bubble with */
     const double formula = (p - 1.0 + too_few) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m;
