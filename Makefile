@@ -7,8 +7,10 @@ ARGS ?=
 BUILD := build$(if $(SANITIZE),/sanitize)
 STAGES := $(patsubst %/train.c,%,$(wildcard 0*/train.c))
 PROGRAM = $(firstword $(filter $(STAGE)%,$(STAGES)))
-ifeq ($(MAKELEVEL),0)
-MAKEFLAGS += -j$(if $(filter clean,$(MAKECMDGOALS)),1,$(shell nproc))
+ifneq ($(filter clean,$(MAKECMDGOALS)),)
+.NOTPARALLEL:			# "make clean cpu": one after the other
+else ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc)
 endif
 comma := ,
 
@@ -222,7 +224,7 @@ verify: known-stage deps	## an edited train.c against 01, and what is wrong with
 		$(BUILD)/cpu64/obj/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
 	@$(if $(filter 01_%,$(EDITED)),$(MAKE) --no-print-directory $(BUILD)/cpu64/test_gradients >/dev/null && \
 		echo "01's gradients against differences of its losses:" && $(BUILD)/cpu64/test_gradients)
-	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter command%,$(origin NP)),$(NP))" $(ARGS)
+	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS)
 
 deps:			## install what is missing, from the distribution's packages
 	@tests/deps.sh

@@ -667,6 +667,7 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, acts[0][0].batch);
     }
+    run_report("in_flight", in_flight[0]);      /* of its first chunk */
     run_report("bubble_simulated", bubble);
     run_report("bubble_formula", formula);
     if (busy > 0) {                             /* from the second step on */

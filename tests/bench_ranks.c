@@ -59,12 +59,12 @@ static void worker(void)
 
 /* ---- As the one that starts them ---- */
 
-static double tokens_per_second(const char *program, int accumulate)
+static double tokens_per_second(const char *program, int threads, int accumulate)
 {
     double values[64], best = 0;
 
-    run_well("%s --layers 4 --hidden 256 --heads 4 --seq 128 --micro-batch 4 --accumulate %d --steps 12 --quiet "
-             "--metrics m.csv", program, accumulate);
+    run_well("%s --threads %d --layers 4 --hidden 256 --heads 4 --seq 128 --micro-batch 4 --accumulate %d --steps 12 "
+             "--quiet --metrics m.csv", program, threads, accumulate);
     const int rows = read_column(in_temporary("m.csv"), "tokens_per_second", values, 64);
     for (int i = 1; i < rows; i++)
         best = fmax(best, values[i]);
@@ -112,9 +112,9 @@ int main(int argc, char **argv)
     for (unsigned p = 0; p < sizeof programs / sizeof *programs; p++) {
         double ratio[ROUNDS], two[ROUNDS];
         for (int r = 0; r < ROUNDS; r++) {
-            const double before = tokens_per_second(BUILD "/cpu/01_single_gpu --threads 2", 4);
-            two[r] = tokens_per_second(programs[p], 2);
-            ratio[r] = 2 * two[r] / (before + tokens_per_second(BUILD "/cpu/01_single_gpu --threads 2", 4));
+            const double before = tokens_per_second(BUILD "/cpu/01_single_gpu", 2, 4);
+            two[r] = tokens_per_second(programs[p], 1, 2);
+            ratio[r] = 2 * two[r] / (before + tokens_per_second(BUILD "/cpu/01_single_gpu", 2, 4));
         }
         double least = ratio[0], most = ratio[0], middle = 0, speed = 0;
         for (int r = 0; r < ROUNDS; r++) {

@@ -78,6 +78,8 @@ and with every make: BLAS_LIBS=-lopenblaso BLAS_CFLAGS=-I/usr/include/openblas" 
     esac
 fi
 [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || cannot "as root: apt-get install$packages"
+# nobody is asked for a password again and again for what only figures need
+[ -n "$needed" ] || [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null || cannot "for figures: sudo apt-get install$packages"
 echo "installing$packages"
 # shellcheck disable=SC2086
 { as_root apt-get update -qq && install $packages; } || cannot "apt-get could not install them"

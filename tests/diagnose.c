@@ -1,5 +1,6 @@
 /* What is wrong with a program's gradients. Computes 01's of the same step and the same global batch, in float64, and
- * compares; where they differ, looks for what explains the numbers to ten digits:
+ * compares; where they differ, looks for what explains the numbers to eight digits (a mistake
+ * adds rounding of its own to that of a right program, which agrees to ten):
  *
  *   1. well-known mistakes: 01 computes once more with the mistake made on purpose, and all tensors must agree with it;
  *   2. a whole tensor, or the rectangle of it that is wrong: zero, so many times too large, transposed, or made from
@@ -121,7 +122,8 @@ static void name_factor(char *text, size_t size, double scale)
     }
     snprintf(text, size, fabs(x) < 1e4 ? "%.4g times too %s" : "%.0f times too %s", x, x == scale ? "large" : "small");
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        if (known[i].value != 1 && fabs(x / known[i].value - 1) < 1e-6 + tolerance) {
+        if (known[i].value != 1 && fabs(x / known[i].value - 1) < 1e-6 + tolerance
+            && (x == scale || strcmp(known[i].name, "added twice"))) {
             snprintf(text + strlen(text), size - strlen(text), "%s%s", named ? ", or " : " (= ", known[i].name);
             named = true;
         }
@@ -377,9 +379,15 @@ static bool is_right(const Piece *p)
 }
 
 /* "blocks.*.down_bias" for blocks.3.down_bias */
+/* The block's number in a name; -1: it is of none. */
+static int block_of(const char *name)
+{
+    return strncmp(name, "blocks.", 7) ? -1 : atoi(name + 7);
+}
+
 static void family(char *text, size_t size, const char *name)
 {
-    const char *rest = strncmp(name, "blocks.", 7) ? NULL : strchr(name + 7, '.');
+    const char *rest = block_of(name) < 0 ? NULL : strchr(name + 7, '.');
 
     snprintf(text, size, "%s%s", rest ? "blocks.*" : name, rest ? rest : "");
 }
@@ -389,7 +397,7 @@ static void print_pieces(void)
 {
     enum { MOST = 6, NAMES = 5 };
     char (*text)[720] = calloc(piece_count, sizeof *text);
-    int printed = 0, rest = 0;
+    int printed = 0, rest = 0, more = 0;
 
     for (int pass = 0; pass < 2; pass++)                /* large ones first: they explain small ones */
         for (int i = 0; i < piece_count; i++)
@@ -398,18 +406,31 @@ static void print_pieces(void)
     for (int i = 0; i < piece_count; i++) {
         if (!text[i][0])
             continue;
-        if (!strcmp(text[i], unexplained) || printed == MOST) {
+        if (!strcmp(text[i], unexplained)) {
             rest++;
             continue;
         }
+        if (printed == MOST) {
+            more++;
+            continue;
+        }
         char names[NAMES * 64] = "", words[720];
-        int same = 0, listed = 0;
+        int same = 0, listed = 0, block = -1;
+        bool several = false;                           /* blocks: or else which one it is tells something */
         memcpy(words, text[i], sizeof words);
+        for (int k = i; k < piece_count; k++)
+            if (!strcmp(text[k], words) && block_of(pieces[k].name) >= 0) {
+                several |= block >= 0 && block_of(pieces[k].name) != block;
+                block = block_of(pieces[k].name);
+            }
         for (int k = i; k < piece_count; k++) {
             char f[64];
             if (strcmp(text[k], words))
                 continue;
-            family(f, sizeof f, pieces[k].name);
+            if (several)
+                family(f, sizeof f, pieces[k].name);
+            else
+                snprintf(f, sizeof f, "%s", pieces[k].name);
             if (!strstr(names, f) && listed++ < NAMES)
                 snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", same ? ", " : "", f);
             text[k][0] = 0;
@@ -421,6 +442,8 @@ static void print_pieces(void)
             printf("%s%s (%d tensors): %s\n", names, listed > NAMES ? " and others" : "", same, words);
         printed++;
     }
+    if (more)
+        printf("and %d more, in ways of their own\n", more);
     if (rest && printed)
         printf("the other %d are wrong, in no way that has a name here\n", rest);
     free(text);
@@ -600,7 +623,7 @@ int main(int argc, char **argv)
     }
     const Mistake *m = find_mistake(candidate_loss, &pieces[first_wrong], &begins);
     if (m && !begins) {
-        printf("the gradients are, to ten digits, what they would be as if %s\n", m->text);
+        printf("the gradients are, to eight digits, what they would be as if %s\n", m->text);
         comm_exit(2);
     }
     if (wrong == piece_count)
@@ -609,7 +632,7 @@ int main(int argc, char **argv)
         printf("%d of %d gradients are wrong; the first, in the order of backward, is %s\n", wrong, piece_count,
                pieces[first_wrong].name);
     if (m)
-        printf("it is, to ten digits, what it would be as if %s\n", m->text);
+        printf("it is, to eight digits, what it would be as if %s\n", m->text);
     print_pieces();
     comm_exit(2);
 }
