@@ -206,6 +206,12 @@ static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
     for (int r = 0; r < p; r++) {
         if (next[r] < s[r].count)
             fail("this schedule waits for itself: rank %d cannot begin its action %d", r, next[r]);
+        int units = 0;
+        for (int i = 0; i < s[r].count; i++)
+            units += s[r].list[i].kind == BACKWARD ? 2 : 1;
+        if (units != 3 * m * v)
+            fail("rank %d computes %d of a step's %d forwards, input gradients and weights' gradients", r, units,
+                 3 * m * v);
         if (draw)
             printf("rank %-3d %.*s\n", r, last, chart + 2 * r * width);
         if (draw && v > 1)

@@ -413,6 +413,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 
     if (!tensors)
         fail("no memory for names");
+    comm_pause_timeout(true);
     for (int i = 0; i < FILES; i++)
         path[i] = path_of(tmp, "", files[i]);
     error_cleanup(tmp);                         /* by whichever rank fails */
@@ -442,6 +443,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     if (comm_rank(world) == 0)
         exchange(tmp, final, old);
     comm_sum(world, 0);                         /* nobody goes on, and perhaps ends, before it is in place */
+    comm_pause_timeout(false);
     for (int i = 0; i < FILES; i++)
         free(path[i]);
     free(final);

@@ -15,7 +15,7 @@
 #include "trace.h"
 
 static Comm world_group = {.name = "world"};
-static int local_rank, local_size;
+static int local_rank, local_size, local_threads;
 static bool starting, ended;
 static const Transport *transport = &transport_mpi;     /* of tensors: comm_choose's choice */
 
@@ -81,6 +81,13 @@ static void progress(void)
         transport->progress();
 }
 
+static bool timeout_paused;
+
+void comm_pause_timeout(bool pause)
+{
+    timeout_paused = pause;
+}
+
 /* Until a handle is done; it is then NULL. MPI's own waits spin, and ranks that share a core would spin against each
  * other's work: this one yields, and looks at the clock. */
 static void wait_for(const Transport *by, void **handle, const Comm *comm, const char *what, const Request *q)
@@ -103,7 +110,7 @@ static void wait_for(const Transport *by, void **handle, const Comm *comm, const
                 snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s", what,
                          (long long)(q ? q->operation : comm->operations), comm->name);
             answer_alarm(doing);
-            if (options.timeout && now - begin > options.timeout)
+            if (options.timeout && now - begin > options.timeout && !timeout_paused)
                 stalled(doing, -1, NULL);
         }
         progress();
@@ -256,7 +263,7 @@ static void at_exit(void)
 
 void comm_begin(int *argc, char ***argv)
 {
-    mpi_begin(argc, argv, world, &local_rank, &local_size);
+    mpi_begin(argc, argv, world, &local_rank, &local_size, &local_threads);
     if (transport_nccl && world->size > 1)
         transport_nccl->prepare();
     starting = true;
@@ -265,17 +272,24 @@ void comm_begin(int *argc, char ***argv)
     atexit(at_exit);
 }
 
-/* Which two ranks have the same GPU; false: none, each has one of its own. */
-static bool share_a_gpu(char text[256])
+static int nccl_digits(int version, int unit)          /* 22803: 2.28.3 */
 {
-    struct Place { char host[64], gpu[PLACE_TEXT]; int ranks, gpus; };
+    return version / unit % 100;
+}
+
+/* Why NCCL can't carry: which two ranks have the same GPU, or which has an old NCCL; false: it can. */
+static bool nccl_cannot(char text[256])
+{
+    struct Place { char host[64], gpu[PLACE_TEXT]; int ranks, gpus, nccl; };
     struct Place mine = {.ranks = local_size, .gpus = device_count()}, *all = calloc(world->size, sizeof *all);
     bool found = false;
+    int needed;
 
     if (!all)
         fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
     transport_nccl->place(mine.gpu);
+    mine.nccl = transport_nccl->version(&needed);
     comm_agree();                               /* a rank that failed would not come here */
     comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
     for (int a = 0; a < world->size; a++)
@@ -285,6 +299,13 @@ static bool share_a_gpu(char text[256])
                          b, all[a].gpu, all[a].host, all[a].ranks, all[a].gpus, all[a].gpus == 1 ? "" : "s");
                 found = true;
             }
+    for (int r = 0; r < world->size && !found; r++)
+        if (all[r].nccl < needed) {
+            snprintf(text, 256, "rank %d has NCCL %d.%d.%d, and from %d.%d on it can connect several pairs of ranks at "
+                     "once", r, nccl_digits(all[r].nccl, 10000), nccl_digits(all[r].nccl, 100),
+                     nccl_digits(all[r].nccl, 1), nccl_digits(needed, 10000), nccl_digits(needed, 100));
+            found = true;
+        }
     free(all);
     return found;
 }
@@ -292,7 +313,7 @@ static bool share_a_gpu(char text[256])
 const char *comm_choose(void)
 {
     static char words[320];
-    char shared[256];
+    char why[256];
 
     if (options.comm == COMM_NCCL && device_is_host())
         fail("--comm nccl, but tensors of this build lie in the host's memory, which MPI carries: NCCL is for the cuda "
@@ -305,14 +326,14 @@ const char *comm_choose(void)
     snprintf(words, sizeof words, "MPI, through the host's memory");
     if (options.comm == COMM_MPI || world->size == 1)
         return words;
-    if (transport_nccl && !share_a_gpu(shared)) {
+    if (transport_nccl && !nccl_cannot(why)) {
         transport = transport_nccl;
         return transport->name;
     }
     if (options.comm == COMM_NCCL)
-        fail("--comm nccl, but %s: NCCL wants one for each rank", shared);
+        fail("--comm nccl, but %s%s", why, strstr(why, " share GPU ") ? ": NCCL wants one for each rank" : "");
     snprintf(words, sizeof words, "MPI, through the host's memory: %s",
-             transport_nccl ? shared : "this build is without NCCL");
+             transport_nccl ? why : "this build is without NCCL");
     return words;
 }
 
@@ -418,6 +439,11 @@ int comm_local_rank(void)
 int comm_local_size(void)
 {
     return local_size;
+}
+
+int comm_local_threads(void)
+{
+    return local_threads;
 }
 
 Range comm_part(const Comm *comm, int64_t count)

@@ -30,6 +30,8 @@ int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
 int comm_local_rank(void);                      /* among the ranks on this machine */
 int comm_local_size(void);
+int comm_local_threads(void);                   /* this rank's share of the cores that these may use together; no more
+                                                 * than a launcher has bound it to */
 Range comm_part(const Comm *comm, int64_t count);           /* this rank's, by range_part */
 
 /* ---- collectives: all ranks of the group call them, in the same order, with the same counts ----
@@ -100,6 +102,9 @@ _Noreturn void comm_exit(int status);
  * end alike. From comm_started on, a rank that fails takes the others with it at once. */
 void comm_agree(void);
 void comm_started(void);
+
+/* Until it is called with false, --timeout doesn't count: some rank writes, as long as its disk takes. */
+void comm_pause_timeout(bool pause);
 
 /* Lines "NAME VALUE" that must be the same on all ranks: otherwise the program ends and shows the first that differ. */
 void comm_same(const char *lines);

@@ -50,6 +50,7 @@ typedef struct {
                                                          * since when: the oldest */
     bool (*end)(void);                          /* to be called until true, before the program ends */
     void (*place)(char text[PLACE_TEXT]);       /* which GPU this rank has, if no two ranks may have the same */
+    int (*version)(int *needed);                /* 22803: 2.28.3; it works from the needed one on */
 } Transport;
 
 extern const Transport transport_mpi;           /* tensors in the host's memory */
@@ -58,7 +59,7 @@ extern const Transport *const transport_nccl;   /* GPUs' own; NULL: this build i
 
 /* ---- MPI, whatever carries tensors: starts the ranks, and carries numbers of the host ---- */
 
-void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size);
+void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size, int *local_threads);
 void *mpi_split(Comm *comm, int color, int *rank, int *size);   /* NULL: in no group */
 void mpi_end(void);
 _Noreturn void mpi_abort(int status);           /* and takes all other ranks along */

@@ -1,6 +1,7 @@
 /* Transfers over MPI, whose buffers are on the host. No blocking calls: what waits is comm.c's one loop. The variants
  * with _c count in 64 bits. */
 #include <mpi.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,12 +53,25 @@ static void *keep(MPI_Comm mpi)
     return g;
 }
 
-void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size)
+/* Of the cores that the ranks here may use together. Where a launcher has bound each rank to its own, that is these. */
+static int share_of_cores(MPI_Comm local, int ranks)
+{
+    cpu_set_t mine, together;
+
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+    MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
+    const int share = CPU_COUNT(&together) / ranks, bound = CPU_COUNT(&mine);
+    return share < 1 ? 1 : bound < share ? bound : share;
+}
+
+void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size, int *local_threads)
 {
     const char *launched = getenv("PMI_SIZE");
     MPI_Comm local;
+    int threads;
 
-    MPI_Init(argc, argv);
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &threads);         /* operators' threads don't call MPI */
     all->mpi = keep(MPI_COMM_WORLD);
     MPI_Comm_rank(MPI_COMM_WORLD, &all->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &all->size);
@@ -68,6 +82,7 @@ void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_s
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, all->rank, MPI_INFO_NULL, &local);
     MPI_Comm_rank(local, local_rank);
     MPI_Comm_size(local, local_size);
+    *local_threads = share_of_cores(local, *local_size);
     MPI_Comm_free(&local);
 }
 

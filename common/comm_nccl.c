@@ -6,7 +6,9 @@
  *
  * NCCL's calls may wait inside for the same call of another rank: a communicator's first transfer connects the ranks.
  * In a ring, where each rank first sends, all would wait forever. So communicators are non-blocking: a call returns
- * ncclInProgress, and only when that is over may the next one be made and the stream be relied on.
+ * ncclInProgress, and only when that is over may the next one on this communicator be made and the stream be relied on.
+ * On another one it may be made meanwhile from NCCL 2.27 on: before, a thread had one call in progress in all (its
+ * src/include/group.h), and the ranks of a ring need two.
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -366,6 +368,16 @@ static void place(char text[PLACE_TEXT])
     CUDA(cudaDeviceGetPCIBusId(text, PLACE_TEXT, device));
 }
 
+static int version(int *needed)
+{
+    int here;
+
+    NCCL(ncclGetVersion(&here));
+    *needed = NCCL_VERSION(2, 27, 0);
+    return here;
+}
+
 static const Transport transport = {.name = "NCCL", .start = start, .done = done, .progress = progress,
-                                    .unfinished = unfinished, .prepare = prepare, .end = end, .place = place};
+                                    .unfinished = unfinished, .prepare = prepare, .end = end, .place = place,
+                                    .version = version};
 const Transport *const transport_nccl = &transport;

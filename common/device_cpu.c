@@ -10,13 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "error.h"
 
 static char name[160];
-static int threads;
+static int threads, ranks_here;
 
 /* The first "key : value" line of a file in /proc; an empty string if there is none. */
 static void proc_value(const char *path, const char *key, char *value, size_t size)
@@ -60,29 +61,6 @@ void device_prepare(char **argv)
         execv("/proc/self/exe", argv);      /* if that fails: it works as it is */
 }
 
-void device_init(int local_rank, int local_ranks, int wanted)
-{
-    char model[100];
-
-    (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
-    threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
-    threads = threads < 1 ? 1 : threads;
-    omp_set_dynamic(0);
-    omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
-    proc_value("/proc/cpuinfo", "model name", model, sizeof model);
-    snprintf(name, sizeof name, "%d thread%s of %s", threads, threads == 1 ? "" : "s", model[0] ? model : "this CPU");
-}
-
-const char *device_name(void)
-{
-    return name;
-}
-
-int device_threads(void)
-{
-    return threads;
-}
-
 /* The number that follows key at the beginning of a line; -1: there is none. */
 static int64_t number_after(const char *path, const char *key)
 {
@@ -98,30 +76,87 @@ static int64_t number_after(const char *path, const char *key)
     return number;
 }
 
-/* What the machine has left, or what a container (a control group, of version 2 or 1) may still take, if that is less.
+/* What "ulimit -v" leaves each process, less 128 MB a thread for OpenBLAS, which asks for them until it gets them. */
+static int64_t left_by_ulimit(void)
+{
+    struct rlimit l;
+
+    if (getrlimit(RLIMIT_AS, &l) || l.rlim_cur == RLIM_INFINITY)
+        return INT64_MAX;
+    return (int64_t)l.rlim_cur - number_after("/proc/self/statm", "") * sysconf(_SC_PAGESIZE) - ((int64_t)threads << 27);
+}
+
+void device_init(int local_rank, int local_ranks, int wanted)
+{
+    char model[100];
+
+    (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
+    ranks_here = local_ranks;
+    threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
+    threads = threads < 1 ? 1 : threads;
+    omp_set_dynamic(0);
+    omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
+    if (left_by_ulimit() < 0)
+        fail("\"ulimit -v\" leaves too little memory for %d thread%s: OpenBLAS alone takes 128 MB for each", threads,
+             threads == 1 ? "" : "s");
+    proc_value("/proc/cpuinfo", "model name", model, sizeof model);
+    snprintf(name, sizeof name, "%d thread%s of %s", threads, threads == 1 ? "" : "s", model[0] ? model : "this CPU");
+}
+
+const char *device_name(void)
+{
+    return name;
+}
+
+int device_threads(void)
+{
+    return threads;
+}
+
+/* What the control groups that this process is in may still take, from its own up to the whole: a job's, a container's.
  * Files that are cached for it, --data too, are given up when memory is needed: they don't count as taken. */
+static int64_t left_in_groups(const char *mine, const char *root, const char *const names[4])
+{
+    char line[4096] = "", directory[4200], path[4300];
+    int64_t left = INT64_MAX, number[4];
+    FILE *f = fopen("/proc/self/cgroup", "r");
+    const char *at = NULL;
+
+    while (!at && f && fgets(line, sizeof line, f))             /* "0::/job", or "9:memory:/job" */
+        at = strstr(line, mine);
+    if (f)
+        fclose(f);
+    at = at ? at + strlen(mine) : "";
+    snprintf(directory, sizeof directory, "%s%.*s", root, (int)strcspn(at, "\n"), at);
+    for (char *end; strlen(directory) >= strlen(root); *end = 0) {
+        for (int i = 0; i < 4; i++) {
+            snprintf(path, sizeof path, "%s/%s", directory, i < 2 ? names[i] : "memory.stat");
+            number[i] = number_after(path, i < 2 ? "" : names[i]);
+        }
+        const int64_t limit = number[0], used = number[1], cached = number[2] + number[3];
+        const int64_t here = limit - (used > cached && cached > 0 ? used - cached : used);
+        if (limit >= 0 && used >= 0 && here < left)             /* "max" is no limit */
+            left = here;
+        end = strrchr(directory, '/');
+    }
+    return left;
+}
+
 int64_t device_memory_available(void)
 {
-    static const struct {
-        const char *limit, *used, *kinds, *inactive, *active;
-    } groups[] = {
-        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file ",
-         "active_file "},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-         "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file ", "total_active_file "}};
-    int64_t available = number_after("/proc/meminfo", "MemAvailable:");
+    static const char *const version2[] = {"memory.max", "memory.current", "inactive_file ", "active_file "};
+    static const char *const version1[] = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ",
+                                           "total_active_file "};
+    const int64_t machine = number_after("/proc/meminfo", "MemAvailable:");             /* kB */
+    const int64_t left[] = {machine < 0 ? INT64_MAX : machine * 1024,
+                            left_in_groups("0::", "/sys/fs/cgroup", version2),
+                            left_in_groups(":memory:", "/sys/fs/cgroup/memory", version1)};
+    int64_t least = left_by_ulimit();
 
-    available = available < 0 ? -1 : available * 1024;          /* it is in kB */
-    for (int i = 0; i < 2; i++) {
-        const int64_t limit = number_after(groups[i].limit, ""), used = number_after(groups[i].used, "");
-        if (limit < 0 || used < 0)          /* "max" is no limit */
-            continue;
-        const int64_t cached = number_after(groups[i].kinds, groups[i].inactive)
-                               + number_after(groups[i].kinds, groups[i].active);
-        const int64_t left = limit - (used > cached && cached > 0 ? used - cached : used);
-        available = available < 0 || left < available ? left : available;
-    }
-    return available;
+    least = least == INT64_MAX ? least : least * ranks_here;
+    for (int i = 0; i < 3; i++)
+        least = left[i] < least ? left[i] : least;
+    return least == INT64_MAX ? -1 : least < 0 ? 0 : least;
 }
 
 int64_t device_memory_reserved(void)

@@ -37,8 +37,9 @@ void error_cleanup_done(const char *path)
 {
     for (int i = 0; i < PATHS; i++)
         if (half_written[i] && !strcmp(half_written[i], path)) {
-            free(half_written[i]);
-            half_written[i] = NULL;
+            char *done = half_written[i];
+            half_written[i] = NULL;             /* first: a signal may come, and error_cleanup_now with it */
+            free(done);
         }
 }
 

@@ -147,18 +147,26 @@ static void open_metrics(void)
         error_cleanup(options.metrics);
 }
 
-/* Rows that are added to a file need the columns that it has: with another type of numbers (02) there are others. */
-static void check_columns(const char *header)
+/* Rows that are added to a file need the columns that it has: with another type of numbers (02) there are others. A row
+ * without its end, of a run that was killed or whose disk was full, goes. */
+static void continue_rows(const char *header)
 {
     FILE *f = fopen(options.metrics, "r");
-    char line[1024] = "";
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length;
+    off_t whole = 0;
 
-    if (f && fgets(line, sizeof line, f)) {
+    for (bool first = true; f && (length = getline(&line, &room, f)) > 0; first = false) {
+        whole += line[length - 1] == '\n' ? length : 0;
         line[strcspn(line, "\r\n")] = 0;
-        if (strcmp(line, header))
+        if (first && strcmp(line, header))
             fail("--metrics %s has the columns \"%s\", but this run's rows have \"%s\"; name another file",
                  options.metrics, line, header);
     }
+    if (f && ftruncate(fileno(metrics), whole))
+        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    free(line);
     if (f)
         fclose(f);
 }
@@ -180,8 +188,8 @@ static void begin_metrics(void)
     fseek(metrics, 0, SEEK_END);
     if (ftell(metrics) <= 0 || is_stdout(options.metrics)) {
         fprintf(metrics, "%s\n", header);
-    } else {
-        check_columns(header);
+    } else if (fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)) {
+        continue_rows(header);
     }
     if (fflush(metrics))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
@@ -258,7 +266,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
     signal(SIGPIPE, SIG_IGN);
 
-    device_init(comm_local_rank(), comm_local_size(), options.threads);
+    device_init(comm_local_rank(), comm_local_size(), options.threads ? options.threads : comm_local_threads());
     if (options.pretend && comm_local_size() < comm_size(world))
         fail_usage("--pretend %s, but the ranks are on several machines: it compares their clocks, and works on one",
                    options.pretend);

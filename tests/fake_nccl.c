@@ -3,7 +3,7 @@
  * one until all its ranks have made it), and whoever goes on meanwhile gets an error.
  *
  * FAKE_NCCL_FAIL="ncclSend 3": the third such call of rank 1 returns an error; "async 3": a communicator of rank 1 has
- * one after its third operation. FAKE_NCCL_LOSE=3: rank 1's third operation never comes to an end.
+ * one after its third operation. FAKE_NCCL_LOSE=3: rank 1's third operation never comes to an end. FAKE_NCCL_VERSION.
  */
 #include <cuda_runtime_api.h>
 #include <mpi.h>
@@ -28,6 +28,12 @@ static bool fails(const char *name)
 
     return wish && comm_rank(world) == 1 && !strncmp(wish, name, length) && wish[length] == ' '
         && ++calls == atoi(wish + length);
+}
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = getenv("FAKE_NCCL_VERSION") ? atoi(getenv("FAKE_NCCL_VERSION")) : NCCL_VERSION_CODE;
+    return ncclSuccess;
 }
 
 const char *ncclGetErrorString(ncclResult_t result)

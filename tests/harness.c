@@ -188,8 +188,10 @@ void run_well(const char *format, ...)
     va_start(list, format);
     Result r = run_list(format, list);
     va_end(list);
-    if (r.status)
-        fail_msg("status %d from %s\n%s%s", r.status, command, r.out, r.err);
+    if (r.status) {
+        fprintf(stderr, "%s%s", r.out, r.err);          /* apart: of fail_msg only 1,024 characters are shown */
+        fail_msg("status %d from %s", r.status, command);
+    }
     result_free(r);
 }
 

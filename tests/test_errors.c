@@ -414,12 +414,17 @@ static void what_cannot_fit_is_refused(void **state)
         print_message("skipped: two ranks that share memory, of which %.0f GB are available\n", available);
     result_free(r);
 
-    /* An allocation that fails although there seems to be memory enough: 8M x 16 parameters are 0.5 GB. */
+    /* 8M x 16 parameters are 0.5 GB, four times. With a limit of address space it is known before; with one of data an
+     * allocation fails although there seems to be memory enough. */
     r = run("sh -c 'ulimit -v 1000000; exec " CPU " " SMALL "'");
-    if (r.status == 0)
-        fails(1, "needs|in use|would need less", "sh -c 'ulimit -v 1000000; exec " CPU " " SMALL " --vocab "
-              "8000000 --report new'");
-    else
+    if (r.status == 0) {
+        fails(1, "of memory, and|are available", "sh -c 'ulimit -v 1000000; exec " CPU " " SMALL " --vocab 8000000 "
+              "--report new'");
+        fails(1, "needs|in use|would need less", "sh -c 'ulimit -d 1000000; exec " CPU " " SMALL " --vocab 8000000 "
+              "--report new'");
+        fails(1, "ulimit -v|too little memory for 16 threads", "sh -c 'ulimit -v 1000000; exec " CPU " " SMALL
+              " --threads 16'");
+    } else
         print_message("skipped: a limit of address space\n");
     result_free(r);
 }

@@ -83,7 +83,8 @@ static int check_all(Batch batch)
                sqrt(squares));
         good = false;
     }
-    for (int k = 0; k < layout.parameters; k++) {
+    /* the last block first, as backward goes: what it gets wrong is wrong in all before it, too */
+    for (int k = layout.parameters - 1; k >= 0; k--) {
         const ParamInfo *p = &layout.table[k];
         good &= check(p, batch, weights + p->range.first, gradient + p->range.first);
     }
