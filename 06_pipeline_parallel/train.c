@@ -616,8 +616,8 @@ int main(int argc, char **argv)
     if (L < (int64_t)p * chunks)
         fail("--layers %d, but %d ranks x %d chunks need at least %lld", (int)L, p, chunks, (long long)p * chunks);
     if (3.0 * m * chunks > INT32_MAX)
-        fail("--accumulate %d x %d chunks: a rank would have %.0f actions, more than the %d that are counted", m, chunks,
-             3.0 * m * chunks, INT32_MAX);
+        fail("--accumulate %d x %d chunks: a rank would have %.0f actions, more than the %d that are counted", m,
+             chunks, 3.0 * m * chunks, INT32_MAX);
     const double bubble = simulate(schedule_kind, p, m, chunks, print_schedule && r == 0);
     const int too_few = schedule_kind == ZERO_BUBBLE && m < p ? p - m : 0;      /* W to fill the bubble with */
     const double formula = (p - 1.0 + too_few) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m;

@@ -404,6 +404,8 @@ static void exchange(char *tmp, char *directory, char *old)
     }
 }
 
+enum { SLOW_DISK = 10000000 };                  /* bytes a second: one that is slower has stopped */
+
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
 {
     const int count = optimizer->layout->parameters;
@@ -413,7 +415,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 
     if (!tensors)
         fail("no memory for names");
-    comm_pause_timeout(true);
+    comm_allow(3.0 * sizeof(real) * model_parameters(optimizer->layout->config) / SLOW_DISK);
     for (int i = 0; i < FILES; i++)
         path[i] = path_of(tmp, "", files[i]);
     error_cleanup(tmp);                         /* by whichever rank fails */
@@ -443,7 +445,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     if (comm_rank(world) == 0)
         exchange(tmp, final, old);
     comm_sum(world, 0);                         /* nobody goes on, and perhaps ends, before it is in place */
-    comm_pause_timeout(false);
+    comm_allow(0);
     for (int i = 0; i < FILES; i++)
         free(path[i]);
     free(final);

@@ -25,6 +25,9 @@ const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "a
 
 /* ---- Waiting: one loop for everything that is waited for ---- */
 
+static double allowed;                          /* seconds beyond --timeout */
+static char failing[ALARM_TEXT] = "fails";      /* the alarm of a rank that ends the others, and has said why */
+
 /* Some rank has waited for --timeout seconds. Each rank that is asked says what it is doing; who stays silent for a
  * tenth of that is stuck. The lowest that spoke tells the person, and all end. asker: the rank that asked, with its
  * text; -1: it is this one. */
@@ -56,7 +59,7 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
     at = snprintf(line, sizeof line,
                   silent ? "silent for %d seconds:"
                   : computing ? "a rank that computes keeps others waiting, for %d seconds (--timeout)"
-                  : "all ranks wait for each other, for %d seconds", options.timeout);
+                  : "all ranks wait for each other, for %d seconds", options.timeout + (int)allowed);
     for (int r = 0; r < world->size && silent && at < (int)sizeof line; r++)
         if (!said[r][0])
             at += snprintf(line + at, sizeof line - at, "%s rank %d", line[at - 1] == ':' ? "" : ",", r);
@@ -71,7 +74,7 @@ static void answer_alarm(const char *doing)
     char text[ALARM_TEXT];
     const int asker = world->size > 1 ? mpi_alarmed(text) : -1;
 
-    if (asker >= 0)
+    if (asker >= 0 && strcmp(text, failing))
         stalled(doing, asker, text);
 }
 
@@ -81,11 +84,9 @@ static void progress(void)
         transport->progress();
 }
 
-static bool timeout_paused;
-
-void comm_pause_timeout(bool pause)
+void comm_allow(double seconds)
 {
-    timeout_paused = pause;
+    allowed = seconds;
 }
 
 /* Until a handle is done; it is then NULL. MPI's own waits spin, and ranks that share a core would spin against each
@@ -110,7 +111,7 @@ static void wait_for(const Transport *by, void **handle, const Comm *comm, const
                 snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s", what,
                          (long long)(q ? q->operation : comm->operations), comm->name);
             answer_alarm(doing);
-            if (options.timeout && now - begin > options.timeout && !timeout_paused)
+            if (options.timeout && now - begin > options.timeout + allowed)
                 stalled(doing, -1, NULL);
         }
         progress();
@@ -241,10 +242,20 @@ static void end_all(const char *line, int status)
         comm_exit(status);
     }
     ended = true;
-    usleep(300000 * (world->rank < 4 ? world->rank : 4));       /* where all fail alike, the lowest ends the others */
-    if (first)
+    /* where several fail alike, the lowest speaks, and ends the others */
+    char text[ALARM_TEXT];
+    bool told = false;
+    if (world->size > 1)
+        mpi_alarm(failing);
+    usleep(300000 * (world->rank < 4 ? world->rank : 4));
+    for (int from; world->size > 1 && (from = mpi_alarmed(text)) >= 0;)
+        told |= from < world->rank && !strcmp(text, failing);
+    if (told)
+        sleep(2);
+    if (first && !told)
         fprintf(stderr, "%s\n", first);
-    fprintf(stderr, "%s\n", line);
+    if (!told)
+        fprintf(stderr, "%s\n", line);
     fflush(stderr);
     if (world->size > 1)
         usleep(100000);                         /* a launcher that is told to end all forwards no more lines */

@@ -103,8 +103,8 @@ _Noreturn void comm_exit(int status);
 void comm_agree(void);
 void comm_started(void);
 
-/* Until it is called with false, --timeout doesn't count: some rank writes, as long as its disk takes. */
-void comm_pause_timeout(bool pause);
+/* So many seconds more than --timeout, until it is called with 0: some rank writes, as long as its disk takes. */
+void comm_allow(double seconds);
 
 /* Lines "NAME VALUE" that must be the same on all ranks: otherwise the program ends and shows the first that differ. */
 void comm_same(const char *lines);

@@ -83,7 +83,8 @@ static int64_t left_by_ulimit(void)
 
     if (getrlimit(RLIMIT_AS, &l) || l.rlim_cur == RLIM_INFINITY)
         return INT64_MAX;
-    return (int64_t)l.rlim_cur - number_after("/proc/self/statm", "") * sysconf(_SC_PAGESIZE) - ((int64_t)threads << 27);
+    return (int64_t)l.rlim_cur - number_after("/proc/self/statm", "") * sysconf(_SC_PAGESIZE)
+           - ((int64_t)threads << 27);
 }
 
 void device_init(int local_rank, int local_ranks, int wanted)

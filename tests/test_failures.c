@@ -483,6 +483,28 @@ static void a_rank_that_cannot_write_ends_all(void **state)
     }
 }
 
+/* Several ranks of many fail alike, none of the first ones: one of them says so. */
+static void one_speaks_for_all(void **state)
+{
+    static const struct rlimit limit = {1000, 1000};
+
+    (void)state;
+    launch("mpiexec -n 8 " BUILD "/cpu/04_zero --zero 1 --layers 1 --hidden 16 --heads 2 --seq 8 --micro-batch 1 "
+           "--accumulate 1 --threads 1 --steps 1000000 --save kept --save-every 1");
+    wait_for("saved step");
+    for (int r = 4; r < 8; r++)
+        assert_int_equal(prlimit(job.rank[r], RLIMIT_FSIZE, &limit, NULL), 0);
+    assert_int_equal(end_within(8), 1);
+    char *err = text_of("err");
+    int lines = 0;
+    for (const char *at = err; (at = strstr(at, "File too large")); at++)
+        lines++;
+    if (lines != 1)
+        fail_msg("%d lines for one failure:\n%s", lines, err);
+    free(err);
+    run_well("rm -r kept");
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, clean_up)
@@ -496,6 +518,7 @@ int main(void)
         TEST(a_wrong_command_line_is_told_once),
         TEST(divergence_ends_all),
         TEST(a_rank_that_cannot_write_ends_all),
+        TEST(one_speaks_for_all),
     };
 
     return cmocka_run_group_tests_name("failures of ranks", tests, NULL, NULL);

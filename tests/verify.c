@@ -252,8 +252,8 @@ static void compare_schedule(const char *file, const char *options, const Shape 
         const int behind = s->ranks - (one_f_one_b ? (int)number(rank, "rank") : 0);
         const int needed = behind < s->accumulate ? behind : s->accumulate;
         if ((one_f_one_b || zero_bubble) && number(rank, "in_flight") > needed && !said) {
-            fault("rank %.0f keeps the activations of %.0f micro-batches at once, and %d are enough: backwards come too "
-                  "late", number(rank, "rank"), number(rank, "in_flight"), needed);
+            fault("rank %.0f keeps the activations of %.0f micro-batches at once, and %d are enough: backwards come "
+                  "too late", number(rank, "rank"), number(rank, "in_flight"), needed);
             said = true;
         }
     }
@@ -367,7 +367,8 @@ static bool verify(const Case *c)
         printf("    (it was: %s)\n", command);
     compare_memory(in_temporary("r.json"));
     compare_schedule(in_temporary("r.json"), c->options, &s);
-    const char *left_out = !sequences ? "gradients (run_dump_gradients)" : access(in_temporary("m.csv"), F_OK) ? "metrics"
+    const char *left_out = !sequences ? "gradients (run_dump_gradients)"
+                         : access(in_temporary("m.csv"), F_OK) ? "metrics"
                          : access(in_temporary("r.json"), F_OK) ? "report" : NULL;
     if (!r.status && left_out)
         fault("it ended well, but left no %s: there is nothing to compare", left_out);
