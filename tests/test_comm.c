@@ -865,6 +865,11 @@ static void faults(const char *what)
         exit(0);
     if (!strcmp(what, "stuck") && odd)
         sleep(100);
+    if (!strcmp(what, "send-first") && rank < 2) {      /* works only while a send's numbers find a place on the way */
+        q = comm_start_send(world, x, rank ^ 1, 3);
+        comm_wait(&q);
+        q = comm_start_recv(world, y, rank ^ 1, 3);
+    }
     if (!strcmp(what, "patient")) {
         comm_allow(10);
         usleep(odd ? 3500000 : 0);
@@ -1031,7 +1036,7 @@ static int worker(int argc, char **argv)
     mallopt(M_MMAP_MAX, 0);                     /* large arrays come and go: without asking the system for each */
     mallopt(M_TRIM_THRESHOLD, INT32_MAX);
     comm_begin(&argc, &argv);
-    options.timeout = strstr("-stuck -circle -busy -second -patient stuck-while-starting", what)
+    options.timeout = strstr("-stuck -circle -busy -second -patient send-first stuck-while-starting", what)
                               || getenv("FAKE_NCCL_LOSE") ? 1 : 60;
     options.comm = !strcmp(what, "insist") ? COMM_NCCL : COMM_AUTO;
     options.report = "none";                    /* so that waits are timed */
@@ -1171,7 +1176,8 @@ static void stalls_are_named(void **state)
                     "waits for all_reduce, operation 2 of group world",
          "silent for 1 seconds: rank 1;|rank 0 waits for a sum|rank 2 waits for a sum"},
         {"-busy", "a rank that computes keeps others waiting, for 1 seconds|rank 0 waits for a sum|rank 1 computes"},
-        {"-patient"},                               /* none: it is allowed longer */
+        {"send-first", "all ranks wait for each other, for 1 seconds|rank 0 waits for send", ""},
+        {"-patient", ""},                           /* it is allowed longer */
     };
     enum { COUNT = sizeof table / sizeof *table };
     char command[4096] = "";
@@ -1185,10 +1191,10 @@ static void stalls_are_named(void **state)
     result_free(run("sh -c '%s wait'", command));
     for (int i = 0; i < COUNT; i++) {
         Result status = run("cat status%d", i), err = run("cat stall%d", i);
-        if (table[i].words)
-            assert_fault(table[i].what, atoi(status.out), err.out,
-                         with_nccl && table[i].words_nccl ? table[i].words_nccl : table[i].words);
-        else if (atoi(status.out))
+        const char *words = with_nccl && table[i].words_nccl ? table[i].words_nccl : table[i].words;
+        if (*words)
+            assert_fault(table[i].what, atoi(status.out), err.out, words);
+        else if (atoi(status.out))                  /* nothing is wrong with it */
             fail_msg("%s: status %s%s", table[i].what, status.out, err.out);
         result_free(status);
         result_free(err);

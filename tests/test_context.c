@@ -99,6 +99,9 @@ static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, in
                 }
             }
     free(p);
+    const double forward = 4.0 * pairs * D, backward = 8.0 * pairs * D;        /* FLOPs */
+    const OpAccount *account;
+    ops_account_reset();
     pairs += attention_pairs();
     attention_block_forward(out, lse, scores, q, k, v, causal);
     assert_int_equal(attention_pairs(), pairs);
@@ -110,6 +113,8 @@ static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, in
     assert_near(d_k, want_d_k, 1e-12);
     assert_near(d_v, want_d_v, 1e-12);
     assert_int_equal(attention_pairs(), pairs);
+    assert_int_equal(ops_account(&account), 2);
+    assert_true(account[0].flops == forward && account[1].flops == backward);
     guarded_release();
 }
 

@@ -1105,6 +1105,7 @@ static void a_full_disk(void **state)
         print_message("skipped: mounting a small disk isn't permitted here\n");
         return;
     }
+    fails(1, "--save disk|where a disk is mounted|name a directory inside", CPU " " SMALL " --save disk");
     run_well(CPU " " SMALL " --hidden 64 --steps 2 --save disk/kept");
     run_well("cp -r disk/kept copy");
     fails(1, "disk/kept.tmp/|safetensors|No space left",

@@ -326,10 +326,14 @@ static void fp8_products(void **state)
                 assert_true(fabs(got - hx[i * K + j]) <= relative * fabs(hx[i * K + j]) + amax * 1e-4);
             }
         tensor_convert(before, out);
+        const OpAccount *account;
+        ops_account_reset();
         if (cases[c].out == BF16)
             linear_fp8(out, x8, w8, bias);
         else
             linear_fp8_add(out, x8, w8);
+        assert_int_equal(ops_account(&account), 1);
+        assert_true(account->flops == 2.0 * R * K * M);
         tensor_to_host(ho, out);
         double largest = 0;
         for (int i = 0; i < R * M; i++)                 /* no fmax: gcc 12 ends with an internal error on aarch64 */

@@ -131,6 +131,33 @@ static void checkpoints_cross(void **state)
             fail_msg("the loss of step %d is %.17g, but %.17g without interruptions", s + 1, a[s], b[s]);
 }
 
+/* The loss on held-out data is 01's, and what evaluating leaves behind changes no step after it. */
+static void evaluations_agree(void **state)
+{
+    static const struct {
+        const char *program;
+        int accumulate;
+    } ways[] = {{BUILD "/cpu64/02_mixed_precision --dtype fp32", 6}, {"mpiexec -n 2 " BUILD "/cpu64/03_data_parallel", 3},
+                {"mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 1", 3}, {"mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3", 3},
+                {"mpiexec -n 2 " BUILD "/cpu64/05_tensor_parallel", 6},
+                {"mpiexec -n 2 " BUILD "/cpu64/05_tensor_parallel --sequence-parallel", 6}};
+    double expected[2];
+
+    (void)state;
+    for (int i = -1; i < 6; i++) {
+        run_well("%s " SHAPE " --micro-batch 4 --accumulate %d --steps 4 --eval-every 2 --threads 1 --check --data %s "
+                 "--report r.json", i < 0 ? BUILD "/cpu64/01_single_gpu" : ways[i].program,
+                 i < 0 ? 6 : ways[i].accumulate, token_file(20000, 97));
+        for (int k = 0; k < 2; k++) {
+            const double loss = json_number(in_temporary("r.json"), k ? "held_out.1.loss" : "held_out.0.loss");
+            if (i < 0)
+                expected[k] = loss;
+            else if (!(fabs(loss / expected[k] - 1) <= 1e-9))
+                fail_msg("%s: %.17g on held-out data, but 01 has %.17g", ways[i].program, loss, expected[k]);
+        }
+    }
+}
+
 /* One rank of 03 and 04 is 01, bit for bit. */
 static void alone_they_are_01(void **state)
 {
@@ -158,6 +185,7 @@ int main(void)
         cmocka_unit_test(alone_they_are_01),
         cmocka_unit_test(playbook_columns),
         cmocka_unit_test(checkpoints_cross),
+        cmocka_unit_test(evaluations_agree),
         cmocka_unit_test(all_layouts_agree),
     };
 

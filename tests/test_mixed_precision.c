@@ -181,6 +181,28 @@ static void an_overflow_skips_its_step(void **state)
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 4 --loss-scale 8 --save clean");
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 5 --loss-scale-growth 3 --load clean --save clean");
     assert_true(json_number(in_temporary("clean/trainer.json"), "loss_scale") == 16);
+    /* doubled after so many clean steps, and then they are counted anew; after an overflow too; with 0 never */
+    static const struct {
+        const char *options;
+        double scale[8];
+    } growth[] = {{"--loss-scale 8 --loss-scale-growth 3", {8, 8, 16, 16, 16, 32, 32, 32}},
+                  {"--loss-scale 8 --loss-scale-growth 0", {8, 8, 8, 8, 8, 8, 8, 8}}};
+    for (int g = 0; g < 2; g++) {
+        run_well("rm -f g.csv");
+        run_well(MIXED " " SHAPE " --dtype fp16 --steps 8 %s --metrics g.csv", growth[g].options);
+        assert_int_equal(read_column(in_temporary("g.csv"), "loss_scale", scale, 60), 8);
+        assert_memory_equal(scale, growth[g].scale, sizeof growth[g].scale);
+    }
+    run_well("rm -f g.csv");
+    run_well(MIXED " " SHAPE " --dtype fp16 --steps 60 --loss-scale 4194304 --loss-scale-growth 4 --metrics g.csv");
+    assert_int_equal(read_column(in_temporary("g.csv"), "loss_scale", scale, 60), 60);
+    for (int i = 0, clean = 0, doubled = 0; i < 60; i++) {
+        const double before = i ? scale[i - 1] : 4194304;
+        clean = scale[i] < before ? 0 : clean + 1;
+        assert_true((scale[i] > before) == (clean > 0 && clean % 4 == 0));
+        doubled += scale[i] > before;
+        assert_true(i < 59 || doubled > 2);
+    }
     char says[64];
     for (int i = 0; i < 60; i++) {
         snprintf(says, sizeof says, "step %d: Inf or NaN", i + 1);
@@ -232,6 +254,15 @@ static void what_cannot_be_is_refused(void **state)
     r = run(MIXED " --layers 2 --hidden 40 --heads 4 --seq 20 --dtype fp8 --steps 1 --threads 1");
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.out, "stay in bf16"));
+    result_free(r);
+    r = run(MIXED " --layers 2 --hidden 48 --heads 3 --seq 20 --micro-batch 1 --dtype fp8 --steps 1 --threads 1");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "20 rows and --hidden 48 stay in bf16"));
+    result_free(r);
+    /* fewer rows than a weight has: its copy is the larger */
+    run_well(MIXED " --layers 1 --hidden 48 --heads 3 --seq 16 --micro-batch 1 --dtype fp8 --steps 1 --threads 1");
+    r = run(MIXED " --help");
+    assert_non_null(strstr(r.out, "(2000)"));
     result_free(r);
     r = run(MIXED " --layers 2 --hidden 48 --heads 4 --seq 20 --dtype fp8 --steps 1 --threads 1 --sample 10");
     assert_int_equal(r.status, 0);

@@ -938,6 +938,71 @@ static Tensor odds(Batch batch, int64_t row)
     return logits;
 }
 
+/* What is held out is evaluated in whole micro-batches: 64 sequences, or more if they don't divide 64, or all. */
+static void evaluations_have_their_size(void **state)
+{
+    static const struct {
+        int tokens, micro_batch, pieces;
+    } cases[] = {{1010, 100, 1}, {1010, 4, 3}, {10010, 1, 64}, {10010, 4, 16}, {10010, 3, 22}, {10010, 65, 1},
+                 {10010, 64, 1}, {10010, 63, 2}};
+    uint16_t tokens[10010] = {0};
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        open_data(file_of("pieces.bin", tokens, cases[i].tokens * sizeof *tokens), 2, 7);
+        options.micro_batch = cases[i].micro_batch;
+        if (text_pieces() != cases[i].pieces)
+            fail_msg("%lld held out, %d at once: %lld pieces, not %d", (long long)data_held_out(), cases[i].micro_batch,
+                     (long long)text_pieces(), cases[i].pieces);
+    }
+}
+
+static int token_forced;
+
+static Tensor forced(Batch batch, int64_t row)
+{
+    static Tensor logits;
+
+    (void)batch, (void)row;
+    if (!logits.data)
+        logits = flat("forced", 257);
+    memset(logits.data, 0, tensor_bytes(logits));
+    data(logits)[token_forced] = 1000;
+    return logits;
+}
+
+/* Bytes are printed as they are, but for what could move a terminal's cursor; other tokens as numbers. */
+static void tokens_are_printed(void **state)
+{
+    static const struct {
+        int vocab, token;
+        const char *printed;
+    } cases[] = {{256, 'x', "\n>x\n"}, {256, '\n', "\n>\n\n"}, {256, '\t', "\n>\t\n"}, {256, 27, "\n>?\n"},
+                 {256, 127, "\n>?\n"}, {256, 200, "\n>\310\n"}, {257, 65, "\n65 \n"}};
+    const Batch batch = batch_of(1, 8);
+    const int out = dup(1);
+    char printed[32];
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        FILE *f = tmpfile();
+        options.config.vocab = cases[i].vocab;
+        options.prompt = ">", options.sample = 1, options.temperature = 0;
+        token_forced = cases[i].token;
+        fflush(stdout);
+        dup2(fileno(f), 1);
+        text_sample(forced, batch);
+        fflush(stdout);
+        dup2(out, 1);
+        rewind(f);
+        printed[fread(printed, 1, sizeof printed - 1, f)] = 0;
+        fclose(f);
+        assert_string_equal(printed, cases[i].printed);
+    }
+    close(out);
+    batch_free(batch);
+}
+
 static void samples_have_their_odds(void **state)
 {
     enum { COUNT = 4000 };
@@ -1062,9 +1127,13 @@ static void presets_have_their_size(void **state)
     static const struct {
         char *name;
         double least, most;
-    } presets[] = {{"tiny", 1e5, 2e5}, {"small", 8e5, 9e5}, {"10m", 10e6, 11e6}, {"124m", 123e6, 125e6},
-                   {"350m", 345e6, 360e6}, {"774m", 770e6, 780e6}, {"1.3b", 1.25e9, 1.35e9}, {"7b", 6.5e9, 7e9},
-                   {"13b", 12.5e9, 13.1e9}, {"70b", 65e9, 70e9}, {"175b", 173e9, 177e9}, {"405b", 403e9, 410e9}};
+        int heads, seq, micro_batch, accumulate;
+    } presets[] = {{"tiny", 1e5, 2e5, 2, 64, 4, 1}, {"small", 8e5, 9e5, 4, 128, 8, 4}, {"10m", 10e6, 11e6, 6, 256, 8, 4},
+                   {"124m", 123e6, 125e6, 12, 1024, 4, 8}, {"350m", 345e6, 360e6, 16, 1024, 4, 8},
+                   {"774m", 770e6, 780e6, 20, 1024, 4, 8}, {"1.3b", 1.25e9, 1.35e9, 16, 2048, 2, 16},
+                   {"7b", 6.5e9, 7e9, 32, 4096, 1, 16}, {"13b", 12.5e9, 13.1e9, 40, 4096, 1, 16},
+                   {"70b", 65e9, 70e9, 64, 4096, 1, 16}, {"175b", 173e9, 177e9, 96, 2048, 1, 16},
+                   {"405b", 403e9, 410e9, 128, 8192, 1, 16}};
     const Options before = options;
 
     (void)state;
@@ -1078,7 +1147,22 @@ static void presets_have_their_size(void **state)
             fail_msg("--preset %s has %lld parameters, by the formula %lld", presets[i].name, (long long)l.count,
                      (long long)N);
         layout_free(l);
+        assert_true(options.config.heads == presets[i].heads && options.config.seq == presets[i].seq);
+        assert_true(options.micro_batch == presets[i].micro_batch && options.accumulate == presets[i].accumulate);
     }
+    options = before;
+}
+
+static void pretended_hardware_is_what_was_said(void **state)
+{
+    const Options before = options;
+    char *argv[] = {"test", "--pretend", "2,3,4", NULL};
+
+    (void)state;
+    options_parse("test", "A test.", 3, argv, NULL);
+    assert_true(options.pretend_flops == 2e9);
+    assert_true(options.pretend_bandwidth == 3e9);
+    assert_true(fabs(options.pretend_latency - 4e-6) < 1e-18);
     options = before;
 }
 
@@ -1094,6 +1178,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(parts_leave_nothing_over),
         cmocka_unit_test(parameters_are_counted),
         cmocka_unit_test(presets_have_their_size),
+        cmocka_unit_test(pretended_hardware_is_what_was_said),
         cmocka_unit_test(slices_cover),
         cmocka_unit_test(layers_divide),
         cmocka_unit_test(replicas_own_nothing),
@@ -1111,6 +1196,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_are_pieces_of_one),
         cmocka_unit_test(the_held_out_tenth_stays_apart),
         cmocka_unit_test(files_of_three_kinds),
+        cmocka_unit_test(evaluations_have_their_size),
+        cmocka_unit_test(tokens_are_printed),
         cmocka_unit_test(samples_have_their_odds),
         cmocka_unit_test(bytes_in_words),
         cmocka_unit_test(numbers_in_words),

@@ -356,6 +356,10 @@ static void charts_are_printed(void **state)
     r = run("ls %s", temporary());
     assert_null(strstr(r.out, "r2.json"));
     result_free(r);
+    r = run("mpiexec -n 4 " BUILD "/cpu64/" STAGE " --layers 4 --hidden 16 --heads 2 --seq 8 --accumulate 2 "
+            "--schedule zero-bubble --print-schedule");
+    assert_non_null(strstr(r.out, "(p-1 + p-m)/(3 m) = 0.8333"));
+    result_free(r);
 }
 
 /* On pretended hardware, slow enough that two cores carry four ranks, the idle time is the simulation's. */

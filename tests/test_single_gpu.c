@@ -123,6 +123,14 @@ static void saving_on_the_way(void **state)
     assert_true(json_number(in_temporary("way/trainer.json"), "step") == 5);
     run_well("test ! -e way.tmp");
     run_well("test ! -e way.old");
+    /* steps are counted from the model's birth, when it goes on too */
+    Result r = run(CPU " --layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --data %s --steps 8 --save-every 3 "
+                   "--load way --save way", tokens());
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "saved step 6 "));
+    assert_non_null(strstr(r.out, "saved step 8 "));
+    assert_null(strstr(r.out, "saved step 7 "));
+    result_free(r);
 }
 
 /* A program killed between the two renames of a file system that cannot exchange leaves DIR.old alone. */
@@ -137,6 +145,50 @@ static void an_old_checkpoint_is_found(void **state)
     assert_non_null(strstr(r.out, "lost.old"));
     assert_true(json_number(in_temporary("lost/trainer.json"), "step") == 2);
     result_free(r);
+}
+
+/* Every option of training changes what is trained, and the defaults are what --help says. */
+static void each_option_counts(void **state)
+{
+    static const char *const others[] = {"--lr 2e-3", "--weight-decay 0", "--clip 0.01", "--warmup 3", "--seed 2"};
+    const char *run_of = CPU " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 2 --accumulate 1 "
+                         "--threads 1 --quiet";
+
+    (void)state;
+    run_well("%s --data %s --steps 4 --save standard", run_of, tokens());
+    run_well("%s --data %s --steps 4 --lr 1e-3 --weight-decay 0.1 --clip 1 --warmup 20 --seed 1 --save explicit", run_of,
+             tokens());
+    run_well("cmp standard/model.safetensors explicit/model.safetensors");
+    for (int i = 0; i < 5; i++) {
+        run_well("%s --data %s --steps 4 --save other %s", run_of, tokens(), others[i]);
+        Result r = run("cmp -s standard/model.safetensors other/model.safetensors");
+        if (r.status != 1)
+            fail_msg("%s changes nothing", others[i]);
+        result_free(r);
+    }
+    for (int i = 0; i < 2; i++)
+        run_well("%s --data %s --steps 12 --warmup 2 --lr-decay-steps 10 --save %s", run_of, tokens(),
+                 i ? "explicit --min-lr 1e-4" : "standard");
+    run_well("cmp standard/model.safetensors explicit/model.safetensors");
+    run_well("%s --data %s --steps 12 --warmup 2 --lr-decay-steps 10 --min-lr 1e-5 --save other", run_of, tokens());
+    Result r = run("cmp -s standard/model.safetensors other/model.safetensors");
+    assert_int_equal(r.status, 1);
+    result_free(r);
+}
+
+/* A sample begins with its prompt, goes on by so many bytes, and depends on the seed. */
+static void samples_are_texts(void **state)
+{
+    const char *run_of = CPU " --preset tiny --steps 0 --sample 12 --quiet --threads 1 --prompt Hi";
+
+    (void)state;
+    Result r = run("%s", run_of), other = run("%s --seed 2", run_of);
+    assert_int_equal(r.status, 0);
+    assert_int_equal(strlen(r.out), 1 + 2 + 12 + 1);
+    assert_memory_equal(r.out, "\nHi", 3);
+    assert_string_not_equal(r.out, other.out);
+    result_free(r);
+    result_free(other);
 }
 
 static void memory_is_as_predicted(void **state)
@@ -389,6 +441,8 @@ int main(void)
         cmocka_unit_test(an_old_checkpoint_is_found),
         cmocka_unit_test(memory_is_as_predicted),
         cmocka_unit_test(it_learns),
+        cmocka_unit_test(each_option_counts),
+        cmocka_unit_test(samples_are_texts),
         cmocka_unit_test(signals_save),
         cmocka_unit_test(the_trace_tells),
         cmocka_unit_test(pretended_hardware_is_slower),

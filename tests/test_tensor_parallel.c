@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/safetensors.h"
 #include "harness.h"
 #include "layouts.h"
 
@@ -77,6 +78,38 @@ static void checkpoints_cross(void **state)
             fail_msg("the loss of step %d is %.17g, but %.17g without interruptions", s + 1, a[s], b[s]);
 }
 
+/* exp of a logit of some hundreds is infinite: a row's largest is subtracted, of all slices. */
+static void large_logits(void **state)
+{
+    static const char *const programs[] = {BUILD "/cpu64/01_single_gpu", "mpiexec -n 6 " BUILD "/cpu64/" STAGE};
+    const char *shape = "--layers 1 --hidden 48 --heads 6 --vocab 97 --seq 16 --lr 1e-3 --micro-batch 2 --accumulate 2 "
+                        "--threads 1 --quiet";
+    double weights[48], loss[2], norm[2];
+    Safetensors file;
+
+    (void)state;
+    run_well(BUILD "/cpu64/01_single_gpu %s --data %s --steps 1 --save large", shape, token_file(20000, 97));
+    assert_null(safetensors_open(&file, in_temporary("large/model.safetensors")));
+    const SafeTensor *t = safetensors_find(&file, "gpt_neox.final_layer_norm.weight");
+    assert_null(safetensors_read(&file, t, 0, 48, weights, true));
+    for (int i = 0; i < 48; i++)
+        weights[i] *= 2000;
+    FILE *f = fopen(in_temporary("large/model.safetensors"), "r+b");
+    fseek(f, t->first_byte, SEEK_SET);
+    fwrite(weights, sizeof *weights, 48, f);
+    fclose(f);
+    free(safetensors_close(&file, false));
+    for (int i = 0; i < 2; i++) {
+        run_well("rm -f m.csv");
+        run_well("%s %s --data %s --load large --steps 2 --metrics m.csv", programs[i], shape, token_file(20000, 97));
+        assert_int_equal(read_column(in_temporary("m.csv"), "loss", &loss[i], 1), 1);
+        assert_int_equal(read_column(in_temporary("m.csv"), "grad_norm", &norm[i], 1), 1);
+    }
+    assert_true(loss[0] > 500);
+    assert_true(fabs(loss[1] / loss[0] - 1) <= 1e-9);
+    assert_true(fabs(norm[1] / norm[0] - 1) <= 1e-9);
+}
+
 static void what_cannot_be_cut_is_refused(void **state)
 {
     (void)state;
@@ -100,6 +133,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layouts_agree),
         cmocka_unit_test(checkpoints_cross),
+        cmocka_unit_test(large_logits),
         cmocka_unit_test(what_cannot_be_cut_is_refused),
         cmocka_unit_test(all_layouts_agree),
     };
