@@ -147,6 +147,33 @@ static void mistakes_are_named(void **state)
     }
 }
 
+/* Memory or traffic unlike predict()'s is said, and is no success. */
+static void wrong_predictions_are_failures(void **state)
+{
+    static const struct {
+        const char *stage, *from, *to, *start, *says;
+    } table[] = {
+        {"01_single_gpu", "memory_predict(MEM_GRADIENTS, real * N);", "memory_predict(MEM_GRADIENTS, real * N + 4);", "",
+         "DIFFERS"},
+        {"03_data_parallel", "    memory_plan();\n", "    memory_plan();\n    comm_predict(dp, ALL_REDUCE, 1, 7);\n",
+         "mpiexec -n 2 ", "but predict() said"},
+    };
+
+    (void)state;
+    if (!full_tests())
+        skip();
+    for (int i = 0; i < 2; i++) {
+        const char *directory = copy_of(table[i].stage);
+        replace(directory, table[i].from, table[i].to);
+        result_free(run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), table[i].stage, directory));
+        Result r = run("%s" BUILD "/verify/edited --preset tiny --steps 1 --threads 1", table[i].start);
+        if (r.status != 1 || (!strstr(r.out, table[i].says) && !strstr(r.err, table[i].says)))
+            fail_msg("%s with \"%s\": status %d, and not \"%s\": %s%s", table[i].stage, table[i].to, r.status,
+                     table[i].says, r.out, r.err);
+        result_free(r);
+    }
+}
+
 /* ---- Exercises ---- */
 
 /* What exercises.md says of exercise n: the title (NULL: there is no such exercise), and the *sentences* that verify
@@ -286,6 +313,7 @@ int main(void)
         cmocka_unit_test(what_is_there_is_not_overwritten),
         cmocka_unit_test(exercises_fail_until_they_are_done),
         cmocka_unit_test(mistakes_are_named),
+        cmocka_unit_test(wrong_predictions_are_failures),
         cmocka_unit_test(commands_print_what_the_readme_says),
     };
 
