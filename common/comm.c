@@ -383,7 +383,7 @@ void comm_same(const char *lines)
     comm_gather(world, all, mine, room, "the other ranks' options");
     for (int r = 1; r < world->size; r++) {
         const char *a = all, *b = all + r * room;
-        while (*a && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
+        while (*a && *b && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
             a += strcspn(a, "\n") + 1, b += strcspn(b, "\n") + 1;
         a = *a || !*b ? a : "nothing more", b = *b || !*a ? b : "nothing more";
         if (*a || *b)

@@ -31,7 +31,7 @@ int comm_size(const Comm *comm);
 int comm_local_rank(void);                      /* among the ranks on this machine */
 int comm_local_size(void);
 int comm_local_threads(void);                   /* this rank's share of the cores that these may use together; no more
-                                                 * than a launcher has bound it to */
+                                                 * than a launcher has bound it to; 0: not known */
 Range comm_part(const Comm *comm, int64_t count);           /* this rank's, by range_part */
 
 /* ---- collectives: all ranks of the group call them, in the same order, with the same counts ----

@@ -53,7 +53,8 @@ static void *keep(MPI_Comm mpi)
     return g;
 }
 
-/* Of the cores that the ranks here may use together. Where a launcher has bound each rank to its own, that is these. */
+/* Of the cores that the ranks here may use together. Where a launcher has bound each rank to its own, that is these.
+ * 0: more cores than a cpu_set_t has. */
 static int share_of_cores(MPI_Comm local, int ranks)
 {
     cpu_set_t mine, together;
@@ -62,7 +63,7 @@ static int share_of_cores(MPI_Comm local, int ranks)
     sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
     const int share = CPU_COUNT(&together) / ranks, bound = CPU_COUNT(&mine);
-    return share < 1 ? 1 : bound < share ? bound : share;
+    return bound < share || bound == 0 ? bound : share < 1 ? 1 : share;
 }
 
 void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size, int *local_threads)
