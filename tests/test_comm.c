@@ -1176,7 +1176,7 @@ static void stalls_are_named(void **state)
                     "waits for all_reduce, operation 2 of group world",
          "silent for 1 seconds: rank 1;|rank 0 waits for a sum|rank 2 waits for a sum"},
         {"-busy", "a rank that computes keeps others waiting, for 1 seconds|rank 0 waits for a sum|rank 1 computes"},
-        {"send-first", "all ranks wait for each other, for 1 seconds|rank 0 waits for send", ""},
+        {"send-first", "all ranks wait for each other, for 1 seconds|rank 0 waits for send"},
         {"-patient", ""},                           /* it is allowed longer */
     };
     enum { COUNT = sizeof table / sizeof *table };

@@ -148,7 +148,8 @@ static const char *hint(const char *line)
     if (strstr(line, "nan") || strstr(line, "inf and"))
         return " (under --check a buffer is NaN from a transfer's start to comm_wait: one may be read too early)";
     if (strstr(line, "has drifted"))
-        return " (replicas get the same update only from the same gradients and the same norm)";
+        return " (replicas get the same update only from the same gradients and the same norm; what was gathered before "
+               "an update is out of date)";
     if (strstr(line, "silent") || strstr(line, "waits") || strstr(line, "waited"))
         return " (some ranks call what others don't, or in another order)";
     return "";
