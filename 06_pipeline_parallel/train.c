@@ -143,10 +143,11 @@ static void zero_bubble(Schedule *s, int r, int p, int m)
 /* What rank r of p does in a step of m micro-batches, with v chunks of layers on each rank. */
 static Schedule schedule_of(ScheduleKind kind, int r, int p, int m, int v)
 {
-    Schedule s = {.list = calloc(3 * (size_t)m * v, sizeof(Action)), .most = 3 * m * v};
+    const size_t most = 3 * (size_t)m * v;
+    Schedule s = {.list = most < INT32_MAX ? calloc(most, sizeof(Action)) : NULL, .most = most};
 
     if (!s.list)
-        fail("no memory for a schedule of %d micro-batches", m);
+        fail("no room for a schedule of %d micro-batches in %d chunks", m, v);
     switch (kind) {
     case AFAB:        afab(&s, m); break;
     case ONE_F_ONE_B: one_f_one_b(&s, r, p, m); break;
@@ -615,9 +616,6 @@ int main(int argc, char **argv)
         run_print("interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the bubble\n");
     if (L < (int64_t)p * chunks)
         fail("--layers %d, but %d ranks x %d chunks need at least %lld", (int)L, p, chunks, (long long)p * chunks);
-    if (3.0 * m * chunks > INT32_MAX)
-        fail("--accumulate %d x %d chunks: a rank would have %.0f actions, more than the %d that are counted", m,
-             chunks, 3.0 * m * chunks, INT32_MAX);
     const double bubble = simulate(schedule_kind, p, m, chunks, print_schedule && r == 0);
     const int too_few = schedule_kind == ZERO_BUBBLE && m < p ? p - m : 0;      /* W to fill the bubble with */
     const double formula = (p - 1.0 + too_few) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m;

@@ -15,6 +15,8 @@ static int account_count;
 static double pretend_flops;
 
 static OpAccount *current;                      /* the operator between op_begin and op_end */
+static OpAccount others;                        /* those that are not to be counted */
+static bool counting = true;
 static double began, flops_of_call, read_before;
 
 /* On a GPU an operator has not run yet when its call returns: its time is that between two points of the stream, which
@@ -68,7 +70,7 @@ void op_begin(const char *name, Operands writes, Operands updates, Operands read
             bytes += tensor_bytes(all[k]->t[i]);
             trace_operand(all[k]->t[i], k == 0 ? TRACE_WRITE : k == 1 ? TRACE_UPDATE : TRACE_READ);
         }
-    current = account_of(name);
+    current = counting ? account_of(name) : &others;
     current->calls++;
     current->flops += flops;
     current->bytes += bytes;
@@ -121,6 +123,11 @@ void ops_account_reset(void)
         read_point();
     account_count = 0;
     memset(accounts, 0, sizeof accounts);
+}
+
+void ops_count(bool yes)
+{
+    counting = yes;
 }
 
 void ops_time(void)

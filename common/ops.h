@@ -133,6 +133,7 @@ typedef struct {
 } OpAccount;
 int ops_account(const OpAccount **accounts);    /* how many; on a GPU this waits for the last of them */
 void ops_account_reset(void);
+void ops_count(bool yes);                       /* whether operators are entered from now on: they are at first */
 
 /* From now on operators' seconds are measured on a GPU too: events before and after each cost the host a little. On the
  * CPU they always are. */

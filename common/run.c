@@ -35,9 +35,8 @@ static int stopping;                    /* a signal that reached some rank; the 
 static bool differs;                    /* something was not as predicted */
 static CommAccount sent[64];            /* in the last step */
 static int sent_count;
+static double operators_before;         /* a step's beginning: operators' seconds until then */
 static struct { int steps; double seconds, operators, waiting, late; } timed;    /* --report: steps but the first */
-static OpAccount operators[64];         /* of the same steps; or of the first, if there is no other */
-static int operator_count;
 
 static FILE *metrics;
 static char *report_file, *trace_file, *gradients_file;
@@ -182,15 +181,14 @@ static void begin_metrics(void)
     error_cleanup_done(options.metrics);
     for (int i = 0; i < state.kept_count; i++)
         strcat(strcat(header, ","), state.kept[i].name);
-    if (!options.load && !is_stdout(options.metrics) && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)
-        && ftruncate(fileno(metrics), 0))
-        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
-    fseek(metrics, 0, SEEK_END);
-    if (ftell(metrics) <= 0 || is_stdout(options.metrics)) {
-        fprintf(metrics, "%s\n", header);
-    } else if (fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)) {
+    if (!is_stdout(options.metrics) && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)) {
+        if (!options.load && ftruncate(fileno(metrics), 0))
+            fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
         continue_rows(header);
     }
+    fseek(metrics, 0, SEEK_END);
+    if (ftell(metrics) <= 0 || is_stdout(options.metrics))
+        fprintf(metrics, "%s\n", header);
     if (fflush(metrics))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
 }
@@ -274,6 +272,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
     const char *carrier = comm_choose();
     ops_pretend(options.pretend_flops);
+    ops_count(false);
     if (options.report)
         ops_time();
     data_open();
@@ -404,37 +403,31 @@ static void print_account(void)
                   (long long)a->predicted_calls, (long long)a->predicted_bytes);
 }
 
-static OpAccount *operator_of(const char *name)
+static double operators_seconds(void)
 {
-    for (int i = 0; i < operator_count; i++)
-        if (!strcmp(operators[i].name, name))
-            return &operators[i];
-    operators[operator_count].name = name;
-    return &operators[operator_count++];
+    const OpAccount *account;
+    const int count = ops_account(&account);
+    double sum = 0;
+
+    for (int i = 0; i < count; i++)
+        sum += account[i].seconds;
+    return sum;
 }
 
-/* What ran in a step, and where its time went. The first one also makes threads, and meets memory and libraries for
- * the first time: on a GPU it loads cuBLAS, and every kernel, inside of operators. */
+/* Where a step's time went. The first one also makes threads, and meets memory and libraries for the first time. */
 static void time_step(double seconds)
 {
-    const bool first = state.step == first_step + 1;
-    const OpAccount *account;
-
-    if (!options.report || (first && state.step < options.steps))
+    ops_count(false);                           /* evaluations and samples are no part of a step */
+    if (!options.report)
         return;
-    const int count = ops_account(&account);
-    for (int i = 0; i < count; i++) {
-        OpAccount *sum = operator_of(account[i].name);
-        sum->calls += account[i].calls;
-        sum->seconds += account[i].seconds;
-        sum->flops += account[i].flops;
-        sum->bytes += account[i].bytes;
-        timed.operators += first ? 0 : account[i].seconds;
+    if (state.step == first_step + 1) {
+        if (state.step < options.steps)
+            ops_account_reset();                /* on a GPU it loads cuBLAS, and every kernel, inside of operators */
+        return;
     }
-    if (first)
-        return;
     timed.steps++;
     timed.seconds += seconds;
+    timed.operators += operators_seconds() - operators_before;
     timed.waiting += comm_waited();
     timed.late += comm_late();
 }
@@ -445,7 +438,8 @@ bool run_continues(int step)
         adamw_check_replicas(run_optimizer);
     if (step < options.steps && !stopping) {
         comm_account_reset();
-        ops_account_reset();            /* of an evaluation after the last step */
+        ops_count(true);
+        operators_before = operators_seconds();
         step_began = clock_seconds();
         return true;
     }
@@ -571,7 +565,9 @@ static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
 /* One rank's entry. */
 static cJSON *rank_json(void)
 {
-    cJSON *rank = cJSON_CreateObject(), *memory, *comm, *time, *list;
+    cJSON *rank = cJSON_CreateObject(), *memory, *comm, *time, *operators;
+    const OpAccount *account;
+    const int accounts = ops_account(&account);
 
     cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
     memory = cJSON_AddObjectToObject(rank, "memory");
@@ -598,15 +594,15 @@ static cJSON *rank_json(void)
     cJSON_AddNumberToObject(time, "waiting", timed.waiting);
     if (options.pretend)
         cJSON_AddNumberToObject(time, "late", timed.late);
-    list = cJSON_AddArrayToObject(rank, "operators");
-    for (const OpAccount *a = operators; a < operators + operator_count; a++) {
+    operators = cJSON_AddArrayToObject(rank, "operators");
+    for (int i = 0; i < accounts; i++) {
         cJSON *o = cJSON_CreateObject();
-        cJSON_AddStringToObject(o, "op", a->name);
-        cJSON_AddNumberToObject(o, "calls", a->calls);
-        cJSON_AddNumberToObject(o, "seconds", a->seconds);
-        cJSON_AddNumberToObject(o, "flops", a->flops);
-        cJSON_AddNumberToObject(o, "bytes", a->bytes);
-        cJSON_AddItemToArray(list, o);
+        cJSON_AddStringToObject(o, "op", account[i].name);
+        cJSON_AddNumberToObject(o, "calls", account[i].calls);
+        cJSON_AddNumberToObject(o, "seconds", account[i].seconds);
+        cJSON_AddNumberToObject(o, "flops", account[i].flops);
+        cJSON_AddNumberToObject(o, "bytes", account[i].bytes);
+        cJSON_AddItemToArray(operators, o);
     }
     if (attention_pairs())              /* of all steps */
         cJSON_AddNumberToObject(rank, "attention_pairs", attention_pairs());

@@ -1,6 +1,6 @@
 /* What is wrong with a program's gradients. Computes 01's of the same step and the same global batch, in float64, and
- * compares; where they differ, looks for what explains the numbers to eight digits (a mistake
- * adds rounding of its own to that of a right program, which agrees to ten):
+ * compares; where they differ, looks for what explains the numbers to eight digits (a mistake adds rounding of its own
+ * to that of a right program, which agrees to ten):
  *
  *   1. well-known mistakes: 01 computes once more with the mistake made on purpose, and all tensors must agree with it;
  *   2. a whole tensor, or the rectangle of it that is wrong: zero, so many times too large, transposed, or made from
@@ -378,13 +378,13 @@ static bool is_right(const Piece *p)
     return distance(found, right, p, whole_of(p)) <= tolerance;
 }
 
-/* "blocks.*.down_bias" for blocks.3.down_bias */
 /* The block's number in a name; -1: it is of none. */
 static int block_of(const char *name)
 {
     return strncmp(name, "blocks.", 7) ? -1 : atoi(name + 7);
 }
 
+/* "blocks.*.down_bias" for blocks.3.down_bias */
 static void family(char *text, size_t size, const char *name)
 {
     const char *rest = block_of(name) < 0 ? NULL : strchr(name + 7, '.');

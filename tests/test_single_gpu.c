@@ -133,6 +133,24 @@ static void saving_on_the_way(void **state)
     result_free(r);
 }
 
+/* A row that was cut off, by a full disk, goes, and so does a header; the rows after it are whole. */
+static void a_cut_row_goes(void **state)
+{
+    static const char *const cut[] = {"truncate -s -9 cut.csv",
+                                      "sh -c 'head -n 1 cut.csv >x; truncate -s -1 x; mv x cut.csv'"};
+    double step[4];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        run_well("rm -f cut.csv");
+        run_well(CPU " " SHAPE " --data %s --steps 2 --save cut --metrics cut.csv", tokens());
+        run_well("%s", cut[i]);
+        run_well(CPU " " SHAPE " --data %s --steps 4 --load cut --metrics cut.csv", tokens());
+        assert_int_equal(read_column(in_temporary("cut.csv"), "step", step, 4), i ? 2 : 3);
+        assert_true(step[i ? 0 : 1] == 3 && step[i ? 1 : 2] == 4);
+    }
+}
+
 /* A program killed between the two renames of a file system that cannot exchange leaves DIR.old alone. */
 static void an_old_checkpoint_is_found(void **state)
 {
@@ -438,6 +456,7 @@ int main(void)
         cmocka_unit_test(runs_repeat_bit_for_bit),
         cmocka_unit_test(a_checkpoint_loses_nothing),
         cmocka_unit_test(saving_on_the_way),
+        cmocka_unit_test(a_cut_row_goes),
         cmocka_unit_test(an_old_checkpoint_is_found),
         cmocka_unit_test(memory_is_as_predicted),
         cmocka_unit_test(it_learns),
