@@ -134,10 +134,11 @@ $(FAKES:%=$(BUILD)/cpu64/%): $(patsubst %,$(BUILD)/cpu64/obj/%,tests/test_comm.o
 	@echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -lcmocka -o $@
 $(BUILD)/%/comm_nccl.o $(BUILD)/%/fake_nccl.o: FLAGS += $(NCCL_CFLAGS)
 
-# What the programs train on if no --data is given: this repository's own text.
-$(TEXT): $(wildcard README.md */README.md */*.h */*.c)
+# What the programs train on if no --data is given: this repository's own text. It is made once, so that who edits a
+# program can compare its losses with those from before; "make clean", and it is made anew.
+$(TEXT):
 	@mkdir -p $(@D)
-	@cat $^ > $@
+	@cat $(wildcard README.md */README.md */*.h */*.c) > $@
 
 run sweep bench-torch: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
 run: known-stage deps		## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"

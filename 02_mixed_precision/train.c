@@ -173,7 +173,7 @@ static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, const char *na
 
 /* The blocks' linears, as in ops.h, and with fp8 by copies of both operands: E4M3, which has more precision, for
  * activations and weights, E5M2, which has more range, for gradients. Where backward sums over a matrix's rows, it is
- * transposed on the way. What comes out is BF16; the output projection stays in it altogether. */
+ * transposed on the way. What comes out is BF16, or as gradients are stored; the output projection stays in BF16. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t k = tensor_width(x), m = tensor_width(out);
@@ -365,7 +365,8 @@ int main(int argc, char **argv)
             {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
             {"master", OPTION_CHOICE, &master_option, "what AdamW updates: an fp32 copy, or the weights themselves",
              "fp32|none"},
-            {"loss-scale", OPTION_DOUBLE, &loss_scale, "with fp16: the first one", "X", 1e-6, 1e30},
+            {"loss-scale", OPTION_DOUBLE, &loss_scale,
+             "with fp16: the first one; with --load the checkpoint's, if it has one", "X", 1e-6, 1e30},
             {"loss-scale-growth", OPTION_INT, &growth,
              "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
             TEXT_OPTIONS,

@@ -353,7 +353,8 @@ static bool end(void)
 }
 
 /* NCCL's kernels wait for other ranks': one that is loaded only then, or that shares a queue of the hardware with one
- * that waits, could keep them waiting for ever. One rank alone waits for nobody, and starts earlier without. */
+ * that waits, could keep them waiting for ever. One rank alone waits for nobody, and starts earlier without.
+ * (Where MPI_Init itself uses CUDA this comes too late: there the launcher's environment must have them.) */
 static void prepare(void)
 {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);

@@ -237,8 +237,11 @@ static int64_t rounded(int64_t bytes)
     return bytes < 512 ? 512 : (bytes + 511) / 512 * 512;
 }
 
+/* cudaFree waits for all streams, and meanwhile this host does nothing for other ranks. So it first does all that it
+ * can while the GPU comes to where it is. */
 static void give_all_back(void)
 {
+    device_wait();
     while (kept) {
         Kept *k = kept;
         kept = k->next;

@@ -148,14 +148,11 @@ void memory_plan(void)
     }
 }
 
-bool memory_print(void)
+void memory_print(void)
 {
-    bool equal = true;
-
     run_print("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const MemoryEntry *e = &entry[c];
-        equal &= e->peak == e->predicted;
         if (!e->peak && !e->predicted)
             continue;
         run_print("%-14s %16lld %16.0f", memory_name[c], (long long)e->peak, e->predicted);
@@ -164,10 +161,12 @@ bool memory_print(void)
         run_print("%s\n", e->peak == e->predicted ? "" : "  DIFFERS");
     }
     run_print("%-14s %16lld %16.0f\n", "total", (long long)peak, memory_total().predicted);
+    if (entry[MEM_ACTIVATIONS].formula)
+        run_print(
+            "(the playbook counts blocks' activations only, of 2 bytes and with dropout's; ours have no dropout)\n");
     if (REAL == F64)
         run_print("(with 8 bytes in place of the playbook's 4 for a number, as this program computes in float64)\n");
     if (device_memory_reserved())
         run_print("%-14s %16lld  taken from the GPU: also operators' scratch, and what is free and kept\n", "reserved",
                   (long long)device_memory_reserved());
-    return equal;
 }

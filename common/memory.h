@@ -38,7 +38,7 @@ void memory_playbook(Category category, double bytes, const char *formula);
 /* All ranks call it: prints the prediction, and refuses what the device cannot hold, for all ranks that share it: names
  * the category to shrink, and how. */
 void memory_plan(void);
-bool memory_print(void);                        /* at the end: measured beside predicted; true: they are equal */
+void memory_print(void);                        /* at the end: measured beside predicted */
 
 const char *memory_in_use(void);                /* "3.1 GB in use, parameters 0.5 GB, ...": a static buffer */
 const char *memory_remedy(Category category);   /* which options make a category smaller */

@@ -48,8 +48,8 @@ void linear_backward_weight(Tensor d_weight /* += */, Tensor d_bias /* +=, or NO
 
 /* ---- linear in fp8 (Micikevicius et al. 2022). E4M3 holds numbers up to 448, E5M2 up to 57344, so a tensor is stored
  * divided by its scale, max |x| over that number, which quantize writes to where out.scale points. fp8 tensor cores
- * multiply in one form only: rows of one matrix by rows of the other. So backward, which sums over other dimensions
- * than forward, needs transposed copies: quantize makes either copy or both, with one scale for the two.
+ * (but a B200's) multiply in one form only: rows of one matrix by rows of the other. So backward, which sums over other
+ * dimensions than forward, needs transposed copies: quantize makes either copy or both, with one scale for the two.
  * out (R, M) = x (R, K) times weight (M, K) transposed, plus bias (M) or NONE; x and weight fp8, not both E5M2; R, K
  * and M multiples of 16 ---- */
 void quantize(Tensor out /* (R, K) or NONE */, Tensor transposed /* (K, R) or NONE */, Tensor x);
@@ -141,7 +141,8 @@ void ops_time(void);
 
 /* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
  * matmuls and attention have FLOPs by this count: that of the 6N + 12*L*h*s formula, but attention by blocks of keys
- * (07) and FlashAttention (08) count only the pairs that the mask leaves. */
+ * (07) and FlashAttention (08) count only the pairs that the mask leaves. What they compute again in backward 07 leaves
+ * out, as the formula does, and 08 counts, as the FlashAttention papers do. */
 void ops_pretend(double flops_per_second);
 
 #ifdef __cplusplus

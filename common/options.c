@@ -21,9 +21,10 @@ Options options = {
 
 /* ---- Presets ---- */
 
-/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1) and Llama (Touvron et al. 2023; 405B,
- * and 70B's vocabulary: Dubey et al. 2024), all with this project's blocks: so a model has the size that its name says,
- * or near it. */
+/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B with 16 heads of 128, as 24 don't
+ * make its width) and Llama (Touvron et al. 2023; 405B, and 70B's vocabulary: Dubey et al. 2024), all with this
+ * project's blocks: so a model has the size that its name says, or near it. The batch is for trying them: the
+ * largest were trained on millions of tokens a step. */
 static const struct {
     const char *name;
     Config config;
@@ -104,7 +105,7 @@ static const struct {
     {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write, at the end and when interrupted", "DIR"}},
     {FILES, {"save-every", OPTION_INT, &options.save_every, "and every N steps", "N", 0, 1e9}},
     {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to go on from, of any stage", "DIR"}},
-    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "a row of CSV for every step; added to, with --load", "FILE"}},
+    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "a row of CSV for every step; with --load it goes on", "FILE"}},
     {FILES, {"report", OPTION_TEXT, &options.report, "memory and time at the end, as JSON", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
     {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
@@ -378,7 +379,7 @@ void options_parse(const char *stage, const char *summary, int argc, char **argv
         list[n++] = (struct argp_option){.doc = titles[group], .group = group};
         if (group == MODEL)
             list[n++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0,
-                                             "sizes and batch of a known model; later options override", group};
+                                             "a known model's sizes, a small batch; later options override", group};
         for (int i = 0; i < OPTIONS + MORE; i++) {
             if (group == STAGE && !more[i].name)
                 break;

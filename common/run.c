@@ -147,7 +147,8 @@ static void open_metrics(void)
 }
 
 /* Rows that are added to a file need the columns that it has: with another type of numbers (02) there are others. A row
- * without its end, of a run that was killed or whose disk was full, goes. */
+ * without its end, of a run that was killed or whose disk was full, goes, and so do rows of steps that a killed run has
+ * made since its last checkpoint: they are made again. */
 static void continue_rows(const char *header)
 {
     FILE *f = fopen(options.metrics, "r");
@@ -157,6 +158,8 @@ static void continue_rows(const char *header)
     off_t whole = 0;
 
     for (bool first = true; f && (length = getline(&line, &room, f)) > 0; first = false) {
+        if (!first && atoll(line) > state.step)
+            break;
         whole += line[length - 1] == '\n' ? length : 0;
         line[strcspn(line, "\r\n")] = 0;
         if (first && strcmp(line, header))
@@ -393,6 +396,19 @@ static void check_account(int step)
         }
 }
 
+/* On every rank, and with --quiet too: the table that follows is rank 0's. */
+static void check_memory(void)
+{
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        const MemoryEntry e = memory_entry(c);
+        if (e.peak == e.predicted)
+            continue;
+        fprintf(stderr, "%s: rank %d: %s took %lld bytes, but predict() said %.0f\n", stage_name, comm_rank(world),
+                memory_name[c], (long long)e.peak, e.predicted);
+        differs = true;
+    }
+}
+
 static void print_account(void)
 {
     if (sent_count)
@@ -446,7 +462,8 @@ bool run_continues(int step)
     if (stopping)
         run_print("stopped by signal %d after step %d\n", stopping, step);
     save();
-    differs |= !memory_print();
+    check_memory();
+    memory_print();
     print_account();
     return false;
 }

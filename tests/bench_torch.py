@@ -194,7 +194,7 @@ def if_possible(work, device, *arguments):
         return work(device, *arguments)
     except subprocess.CalledProcessError:           # our program has said why
         return None
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         print(f"PyTorch: {str(error).split('. ', maxsplit=1)[0]}", file=sys.stderr)
         return None
     finally:

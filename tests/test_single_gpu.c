@@ -151,6 +151,20 @@ static void a_cut_row_goes(void **state)
     }
 }
 
+/* Rows of steps that a killed run has made since it saved are there only once. */
+static void steps_made_again_have_one_row(void **state)
+{
+    double step[5];
+
+    (void)state;
+    run_well(CPU " " SHAPE " --data %s --steps 2 --save again", tokens());
+    run_well(CPU " " SHAPE " --data %s --steps 4 --metrics again.csv", tokens());
+    run_well(CPU " " SHAPE " --data %s --steps 3 --load again --metrics again.csv", tokens());
+    assert_int_equal(read_column(in_temporary("again.csv"), "step", step, 5), 3);
+    for (int i = 0; i < 3; i++)
+        assert_true(step[i] == i + 1);
+}
+
 /* A program killed between the two renames of a file system that cannot exchange leaves DIR.old alone. */
 static void an_old_checkpoint_is_found(void **state)
 {
@@ -252,11 +266,11 @@ static void it_learns(void **state)
         print_message("held-out loss after 600 steps: %.4f nats a byte\n", loss);
         assert_true(loss < 2.2);
     }
-    Result r = run(CPU " --preset tiny --steps 60 --lr 3e-3 --warmup 5 --eval-every 30 --report r.json --sample 20 "
+    Result r = run(CPU " --preset tiny --steps 120 --lr 3e-3 --warmup 5 --eval-every 60 --report r.json --sample 20 "
                    "--quiet");
     assert_int_equal(r.status, 0);
     assert_true(strlen(r.out) >= 20);
-    assert_true(json_number(in_temporary("r.json"), "held_out.0.step") == 30);
+    assert_true(json_number(in_temporary("r.json"), "held_out.0.step") == 60);
     assert_true(json_number(in_temporary("r.json"), "held_out.1.loss") < 3.4);
     assert_true(json_number(in_temporary("r.json"), "held_out.1.loss") > 1.5);
     result_free(r);
@@ -457,6 +471,7 @@ int main(void)
         cmocka_unit_test(a_checkpoint_loses_nothing),
         cmocka_unit_test(saving_on_the_way),
         cmocka_unit_test(a_cut_row_goes),
+        cmocka_unit_test(steps_made_again_have_one_row),
         cmocka_unit_test(an_old_checkpoint_is_found),
         cmocka_unit_test(memory_is_as_predicted),
         cmocka_unit_test(it_learns),
