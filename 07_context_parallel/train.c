@@ -22,8 +22,9 @@ static int chunks;                  /* the same while attention runs; with ulyss
 static int64_t chunk_heads;         /* ... of so many heads: chunks * B * C * chunk_heads = R * A */
 static int64_t Q;                   /* queries whose scores exist at a time */
 
-/* What one block's forward leaves for its backward. Its input is in Acts.x. While attention runs with
- * ulysses, qkv, heads and lse hold all tokens of some heads instead: (chunks, B, C, chunk_heads, ...). */
+/* What one block's forward leaves for its backward. Its input is in Acts.x. With ulysses
+ * qkv and lse hold all tokens of some heads instead, (chunks, B, C, chunk_heads, ...), from attention on until backward,
+ * and heads while attention runs. */
 typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
     Tensor qkv;                     /* (R, 3*A*D)       head by head: q, k, v; q and k rotated */

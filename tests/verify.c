@@ -86,6 +86,14 @@ static int option(const char *name, int otherwise)
     return given(name) ? atoi(given(name)) : otherwise;
 }
 
+static double tolerance_of(const char *dtype)
+{
+    return !dtype || starts_with(dtype, "fp32") ? 0
+           : starts_with(dtype, "fp16")         ? 0.01
+           : starts_with(dtype, "bf16")         ? 0.04
+                                                : 0.25;
+}
+
 /* Small, divisible by the ranks where it must be, and with no two of ranks, layers, micro-batch and accumulation
  * alike: then a factor has one name. For 08 more than one tile of attention, more than one slice of rows. */
 static Shape shape_for(const Case *c)
@@ -145,7 +153,7 @@ static void fault(const char *format, ...)
 /* What a message of the program's may mean; "" if it says all there is to say. */
 static const char *hint(const char *line)
 {
-    if (strstr(line, "nan") || strstr(line, "inf and"))
+    if ((strstr(line, "nan") || strstr(line, "inf and")) && !strstr(line, "under --check"))
         return " (under --check a buffer is NaN from a transfer's start to comm_wait: one may be read too early)";
     if (strstr(line, "has drifted"))
         return " (replicas get the same update only from the same gradients and the same norm; what was gathered before "
@@ -426,14 +434,17 @@ int main(int argc, char **argv)
                     "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate can be chosen\n", own[i]);
             return 2;
         }
+    /* 02's and 08's own type is bf16: who asks for nothing that needs it gets the exact comparison */
+    if (*options && !given("--dtype") && (starts_with(stage, "02") || starts_with(stage, "08")))
+        snprintf(options + strlen(options), sizeof options - strlen(options), " --dtype %s",
+                 given("--gradients") || given("--master") ? "bf16" : "fp32");
     printf("%s against 01, in float64, with --check:\n", stage);
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         Case c = cases[i];
         if (strcmp(c.stage, stage) || (*options && count))
             continue;
         if (*options)
-            c.options = options, c.tolerance = strstr(options, "fp8") ? 0.25 : strstr(options, "bf16") ? 0.04
-                                              : strstr(options, "fp16") ? 0.01 : 0;
+            c.options = options, c.tolerance = tolerance_of(given("--dtype"));
         if (ranks)
             c.ranks = ranks;
         wrong += !verify(&c);
