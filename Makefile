@@ -1,6 +1,8 @@
 # ultrascale.c: "make run" trains, "make test" tests, "make help" lists the rest.
 
-$(if $(word 2,$(CURDIR)),$(error this directory's path has a space in it, which make takes for two: $(CURDIR)))
+$(if $(word 2,$(CURDIR))$(findstring %,$(CURDIR)),$(error this directory's path has a space or a %, which make reads otherwise: $(CURDIR)))
+# Objects know this directory's path. A test that runs in a copy of it, with links to what is built here, says ROOT=here.
+ROOT := $(CURDIR)
 STAGE ?= 01
 NP ?= 1
 ARGS ?=
@@ -27,14 +29,14 @@ LIBS := $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm
 CC := gcc
 OPTIMIZE ?= $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3 -march=native $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512))
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
-TEXT := $(CURDIR)/build/text.txt
+TEXT := $(ROOT)/build/text.txt
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARNINGS) \
-	-MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(CURDIR)/$(BUILD)"' -DSOURCE='"$(CURDIR)"'
+	-MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
 
 # CUDA by asking nvcc; its link directories, without the stubs of the driver's library. GPUs: ARCH=sm_90, or several;
 # otherwise this machine's own, or, where none answers, three generations, with code for later ones to compile. (eval:
 # asked when needed first, and once.)
-NVCC ?= $(shell command -v nvcc)
+NVCC ?= $(shell command -v nvcc 2>/dev/null)
 NVIDIA_GPUS = $(eval NVIDIA_GPUS := $(shell nvidia-smi -L 2>/dev/null))$(NVIDIA_GPUS)
 ARCH ?= $(eval ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null \
 	| sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sort -u))$(ARCH)
@@ -65,13 +67,18 @@ cuda: $(if $(NVCC),$(STAGES:%=$(BUILD)/cuda/%) $(BUILD)/cuda/ladder,no-nvcc)	## 
 no-nvcc:
 	@echo "cuda: nvcc is not in PATH; it comes with NVIDIA's CUDA toolkit. \"make cpu\" builds the programs for the CPU"; exit 1
 
-# $(1): the backend's name, $(2): its flags, $(3): its parts, $(4): its libraries, $(5): whose fused operators 08 has
+# $(1): the backend's name, $(2): its flags, $(3): its parts, $(4): its libraries, $(5): whose fused operators 08 has.
+# Its file `flags` has what objects were made with (-march=native is this machine's), and changes if that does.
 define backend
-$(BUILD)/$(1)/obj/%.o: %.c
+$(BUILD)/$(1)/flags: always
+	@mkdir -p $$(@D)
+	@{ echo "$(subst ",\",$(CC) $(FLAGS) $(2)) $(3)"; $(CC) $(OPTIMIZE) -Q --help=target 2>/dev/null | grep -m1 march=; } >$$@.new; \
+		if cmp -s $$@.new $$@; then rm $$@.new; else mv $$@.new $$@; fi
+$(BUILD)/$(1)/obj/%.o: %.c $(BUILD)/$(1)/flags
 	@mkdir -p $$(@D)
 	@echo "  CC  $$@"; $(CC) $(FLAGS) $(2) -c $$< -o $$@
-$(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o)
-	@rm -f $$@; ar rcs $$@ $$^
+$(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o) $(BUILD)/$(1)/flags
+	@rm -f $$@; ar rcs $$@ $$(filter %.o,$$^)
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
 $(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks sweep test_cuda parity bench_cuda diagnose verify): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o $(BUILD)/$(1)/obj/tests/tensors.o \
@@ -100,10 +107,10 @@ EMULATOR := $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/tests/e
 KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
 $(BUILD)/emulated/obj/common/device_cuda.o: KERNEL_CHECKS :=		# has no kernels
 $(EMULATED): $(EMULATOR)
-$(BUILD)/emulated/obj/%.o: %.cu tests/emulator.h
+$(BUILD)/emulated/obj/%.o: %.cu tests/emulator.h $(BUILD)/emulated/flags
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/emulator.h -x c++ -c $< -o $@
-$(BUILD)/emulated/obj/%.o: %.cc
+$(BUILD)/emulated/obj/%.o: %.cc $(BUILD)/emulated/flags
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) -c $< -o $@
 
@@ -114,7 +121,7 @@ $(BUILD)/emulated/emulator_mistakes: $(BUILD)/emulated/obj/tests/emulator_mistak
 LADDER := 08_fused_kernels/ladder
 $(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/libcommon.a
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -o $@
-$(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o: $(LADDER)/ladder_cuda.cu tests/emulator.h
+$(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o: $(LADDER)/ladder_cuda.cu tests/emulator.h $(BUILD)/emulated/flags
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; sed -E 's/(\w+)<<<(.*)>>>\(/emulated_start({\2}, \1, /' $< | \
 		$(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/emulator.h -I$(LADDER) -x c++ -c - -o $@

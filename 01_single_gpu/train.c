@@ -34,7 +34,7 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; for mid and branch: d_x */
+static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
@@ -201,7 +201,7 @@ static StepResult train_step(int64_t step, Batch batch)
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, m * B, 0);
+        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from this one on; all their tokens */
         trace_begin("forward");
         forward(&acts, batch, scale);
         trace_end();
@@ -256,7 +256,7 @@ int main(int argc, char **argv)
     rope_table(rope, 0);
     Batch batch = batch_create();
 
-    int step = run_load(&optimizer);
+    int step = run_load(&optimizer);            /* initial weights, or those of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);
         run_step(++step, result);

@@ -48,7 +48,7 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; for mid and branch: d_x */
+static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
@@ -130,7 +130,7 @@ static void predict(void)
     const double gradient = dtype_size(gradients_dtype);
     const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * R * 4;      /* linear in T */
     const double scores = small * B * A * T * T;                                                /* quadratic */
-    const double copies = fp8 ? R * F + fmax(R * F, F * H) + 2 * 4 : 0;
+    const double copies = fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
@@ -397,7 +397,7 @@ int main(int argc, char **argv)
     rope_table(rope, 0);
     if (fp8) {
         left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
-        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(R > H ? R * F : F * H));
+        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(F * (R > H ? R : H)));
         scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2));
     }
     Batch batch = batch_create();
@@ -406,7 +406,7 @@ int main(int argc, char **argv)
         run_keep("loss_scale", &loss_scale);
         run_keep("clean_steps", &clean_steps);
     }
-    int step = run_load(&optimizer);
+    int step = run_load(&optimizer);            /* initial weights, or those of --load */
     if (has_master)
         tensor_convert(params.buffer, master);
     while (run_continues(step)) {

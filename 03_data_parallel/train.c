@@ -40,7 +40,7 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; for mid and branch: d_x */
+static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
@@ -290,7 +290,7 @@ int main(int argc, char **argv)
     predict();
 
     Shard shard = WHOLE;
-    shard.replica = comm_rank(dp);
+    shard.replica = comm_rank(dp);             /* the norm counts number 0's gradients, and no other's */
     layout = layout_create(options.config, shard);
     syncing = calloc(L + 2 + layout.count / bucket, sizeof(Request *));
     Part all = {
@@ -310,7 +310,7 @@ int main(int argc, char **argv)
     rope_table(rope, 0);
     Batch batch = batch_create();
 
-    int step = run_load(&optimizer);
+    int step = run_load(&optimizer);            /* initial weights, or those of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);
         run_step(++step, result);

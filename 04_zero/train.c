@@ -40,7 +40,7 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; for mid and branch: d_x */
+static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
@@ -196,8 +196,7 @@ static void params_changed(void)
         comm_all_gather(dp, unit_params[u], optimizer.parts[u].params);
 }
 
-/* Before backward adds to a unit's gradients. From ZeRO-2 on they start with our part's sum so far and
- * zeros in the others' parts: what the ranks' buffers add up to is then the new sum. */
+/* Before backward adds to a unit's gradients. */
 static void gradients_begin(int u)
 {
     comm_wait(&scattering[turn(u)]);            /* of the unit that was in this buffer */
@@ -205,6 +204,7 @@ static void gradients_begin(int u)
         return;
     const Range part = comm_part(dp, layout.units[u].count);
     tensor_zero(unit_gradients[u]);
+    /* our part's sum so far, zeros in the others' parts: what the ranks' buffers add up to is then the new sum */
     tensor_copy(tensor_range(unit_gradients[u], part.first, part.count), optimizer.parts[u].gradients);
 }
 
@@ -284,7 +284,7 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
     const Params *w = &params, *g = &gradients;
 
     use(L + 1, L);
-    gradients_begin(0);                         /* and to its end, at the lookup */
+    gradients_begin(0);                         /* the embedding's: a share now, one at the end from the lookup */
     gradients_begin(L + 1);
     cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
     linear_backward_input(d_final, a->logits, w->embedding);
@@ -339,7 +339,7 @@ static StepResult train_step(int64_t step, Batch batch)
 static void loss_of(Batch batch)      /* for evaluation: the same on all ranks */
 {
     forward(&acts, batch, 1.0 / (B * T));
-    for (int i = 0; i < 4; i++)             /* a step gathers for itself, whatever came before it */
+    for (int i = 0; i < 4; i++)             /* not here any more: a step's traffic shall be what predict() says */
         gathered[i] = -1;
 }
 
@@ -376,7 +376,7 @@ int main(int argc, char **argv)
     rope_table(rope, 0);
     Batch batch = batch_create();
 
-    int step = run_load(&optimizer);
+    int step = run_load(&optimizer);            /* initial weights, or those of --load */
     params_changed();
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);

@@ -36,7 +36,7 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; for mid and branch: d_x */
+static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
@@ -49,7 +49,7 @@ static void sizes(void)
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
 
-    const int t = comm_size(tp), r = comm_rank(tp);
+    const int t = comm_size(tp);
     if (A % t)
         fail("--heads %ld cannot be divided over %d ranks; %s could", (long)A, t, divisors_text(A));
     if (sequence_parallel && R % t)
@@ -57,7 +57,7 @@ static void sizes(void)
              (long)B, (long)T, (long)R, t);
     if (V < t)
         fail("--vocab %ld cannot be divided over %d ranks: each needs a token or more", (long)V, t);
-    A /= t, F /= t, V = V * (r + 1) / t - V * r / t;
+    A /= t, F /= t, V = comm_part(tp, V).count;
     if (sequence_parallel)
         R /= t;
 }
@@ -208,6 +208,8 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
  * activations, d their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
+    Request *sum;
+
     residual_backward(g->down_bias, d_x);
     Tensor d_out = g_backward(d_x);
     linear_backward_input(d->gelu, d_out, w->down_weight);
@@ -215,7 +217,7 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     gelu_backward(d->up, d->gelu, a->up);
     linear_backward_input(share(d->ln2), d->up, w->up_weight);
     Tensor in = f_forward(a->ln2);              /* before the sum starts: a gather would wait behind it */
-    Request *sum = f_backward(d->ln2);
+    sum = f_backward(d->ln2);
     linear_backward_weight(g->up_weight, g->up_bias, d->up, in);
     comm_wait(&sum);
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
@@ -349,7 +351,7 @@ int main(int argc, char **argv)
     rope_table(rope, 0);
     Batch batch = batch_create();
 
-    int step = run_load(&optimizer);
+    int step = run_load(&optimizer);            /* initial weights, or those of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);
         run_step(++step, result);

@@ -239,7 +239,7 @@ static int most_in_flight(Schedule s, int chunk)
 /* Stage q of p * chunks has the layers from layers_before(q) to layers_before(q + 1); rank q % p has it. */
 static int layers_before(int q)
 {
-    return L * q / (comm_size(pp) * chunks);
+    return range_part(L, q, comm_size(pp) * chunks).first;
 }
 
 /* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
@@ -365,7 +365,7 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 
 /* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
  * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
- * activations, d their gradients. The gradients of matrices are left to block_backward_weight. */
+ * activations, d their gradients. The linears' parameters are left to block_backward_weight. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     tensor_copy(d->branch, d_x);                /* for block_backward_weight: d_x itself goes on changing */
@@ -409,7 +409,7 @@ static void forward(Acts *a, Batch batch, double scale)
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
 }
 
-/* Adds this micro-batch's gradients to the step's, of the chunk's layers; those of matrices now, or later by
+/* Adds this micro-batch's gradients to the step's, of the chunk's layers; those of linears now, or later by
  * backward_weight. */
 static void backward(Acts *a, Batch batch, double scale, bool weights)
 {
@@ -664,7 +664,7 @@ int main(int argc, char **argv)
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
 
-    int step = run_load(&optimizer);
+    int step = run_load(&optimizer);            /* initial weights, or those of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step, schedule);
         run_step(++step, result);

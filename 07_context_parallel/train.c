@@ -22,9 +22,9 @@ static int chunks;                  /* the same while attention runs; with ulyss
 static int64_t chunk_heads;         /* ... of so many heads: chunks * B * C * chunk_heads = R * A */
 static int64_t Q;                   /* queries whose scores exist at a time */
 
-/* What one block's forward leaves for its backward. Its input is in Acts.x. With ulysses
- * qkv and lse hold all tokens of some heads instead, (chunks, B, C, chunk_heads, ...), from attention on until backward,
- * and heads while attention runs. */
+/* What one block's forward leaves for its backward. Its input is in Acts.x. With ulysses qkv and lse hold all
+ * tokens of some heads instead, (chunks, B, C, chunk_heads, ...), from attention on until backward, and heads
+ * while attention runs. */
 typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
     Tensor qkv;                     /* (R, 3*A*D)       head by head: q, k, v; q and k rotated */
@@ -45,7 +45,7 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; for mid and branch: d_x */
+static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (R, D)  cos and sin of each row's position in its sequence */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
@@ -466,7 +466,7 @@ int main(int argc, char **argv)
     predict();
 
     Shard shard = WHOLE;
-    shard.replica = comm_rank(cp);
+    shard.replica = comm_rank(cp);             /* the norm counts number 0's gradients, and no other's */
     layout = layout_create(options.config, shard);
     Part all = {
         .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
@@ -482,8 +482,9 @@ int main(int argc, char **argv)
     d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(R, D));
-    for (int i = 0; i < held * B; i++)
-        rope_table(tensor_range(rope, i * C, C), C * chunk_number(comm_rank(cp), i / B));
+    for (int i = 0; i < held; i++)
+        for (int b = 0; b < B; b++)
+            rope_table(tensor_range(rope, (i * B + b) * C, C), C * chunk_number(comm_rank(cp), i));
     part = tensor_create(MEM_WORKSPACE, REAL, "part", shape(B, C, chunk_heads, D));
     part_lse = tensor_create(MEM_WORKSPACE, REAL, "part_lse", shape(B, C, chunk_heads, 1));
     scores = tensor_create(MEM_WORKSPACE, REAL, "scores", shape(2, chunk_heads, Q, C));
@@ -501,7 +502,7 @@ int main(int argc, char **argv)
     Batch batch = {tensor_create(MEM_WORKSPACE, I32, "inputs", shape(held * B, C)),
                    tensor_create(MEM_WORKSPACE, I32, "targets", shape(held * B, C))};
 
-    int step = run_load(&optimizer);
+    int step = run_load(&optimizer);            /* initial weights, or those of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);
         run_step(++step, result);

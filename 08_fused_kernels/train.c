@@ -59,7 +59,7 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; for mid and branch: d_x */
+static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
 static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
@@ -178,7 +178,7 @@ static void predict(void)
     const double lse = fuse.attention ? B * A * T : 0;
     const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + lse);   /* linear */
     const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic in T */
-    const double copies = fp8 ? R * F + fmax(R * F, F * H) + 2 * 4 : 0;
+    const double copies = fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
@@ -223,7 +223,7 @@ static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, const char *na
 
 /* The blocks' linears, as in ops.h, and with fp8 by copies of both operands: E4M3, which has more precision, for
  * activations and weights, E5M2, which has more range, for gradients. Where backward sums over a matrix's rows, it is
- * transposed on the way. What comes out is BF16; the output projection stays in it altogether. */
+ * transposed on the way. What comes out is BF16, or as gradients are stored; the output projection stays in BF16. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t k = tensor_width(x), m = tensor_width(out);
@@ -268,21 +268,16 @@ static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor 
         residual_backward(d_bias, d_out);
 }
 
-static void attend(BlockActs *a)
-{
-    if (fuse.attention)
-        flash_attention_forward(a->heads, a->lse, a->qkv);
-    else
-        attention_forward(a->heads, a->probs, a->qkv);
-}
-
 /* One transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
     layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
     mixed_linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
     rope_forward(a->qkv, rope);
-    attend(a);
+    if (fuse.attention)
+        flash_attention_forward(a->heads, a->lse, a->qkv);
+    else
+        attention_forward(a->heads, a->probs, a->qkv);
     mixed_linear_forward(a->branch, a->heads, w->proj_weight, NONE);
 
     if (fuse.layernorm) {
@@ -534,7 +529,7 @@ int main(int argc, char **argv)
     rope_table(rope, 0);
     if (fp8) {
         left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
-        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(R > H ? R * F : F * H));
+        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(F * (R > H ? R : H)));
         scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2));
     }
     Batch batch = batch_create();
@@ -543,7 +538,7 @@ int main(int argc, char **argv)
         run_keep("loss_scale", &loss_scale);
         run_keep("clean_steps", &clean_steps);
     }
-    int step = run_load(&optimizer);
+    int step = run_load(&optimizer);            /* initial weights, or those of --load */
     if (has_master)
         tensor_convert(params.buffer, master);
     while (run_continues(step)) {

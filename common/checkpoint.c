@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,6 +144,20 @@ static void read_parts(const Safetensors *file, const char *prefix, const AdamW 
     free(found);
 }
 
+/* For up to a minute NFS's clients remember which directory had a name: the last checkpoint's, now moved to its place.
+ * Asked for the attributes that the directory above has now, they see that names in it have changed. */
+static void ask_for_names(const char *path)
+{
+    char *above = strdup(path);
+    struct statx now;
+
+    for (int i = 0; above && i < 2; i++)
+        dirname(above);
+    if (above)
+        statx(AT_FDCWD, above, AT_STATX_FORCE_SYNC, STATX_MTIME, &now);
+    free(above);
+}
+
 /* A file with the given tensors: rank 0 makes it, then all open it. */
 static Safetensors create_shared(const char *path, SafeTensor *tensors, int count)
 {
@@ -152,8 +167,10 @@ static Safetensors create_shared(const char *path, SafeTensor *tensors, int coun
     if (comm_rank(world) == 0)
         check(safetensors_create(&file));
     comm_sum(world, 0);                         /* a barrier */
-    if (comm_rank(world) != 0)
+    if (comm_rank(world) != 0) {
+        ask_for_names(path);
         check(safetensors_join(&file));
+    }
     for (int i = 0; i < count; i++)
         free(tensors[i].name);
     return file;
@@ -404,8 +421,6 @@ static void exchange(char *tmp, char *directory, char *old)
     }
 }
 
-enum { SLOW_DISK = 10000000 };                  /* bytes a second: one that is slower has stopped */
-
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
 {
     const int count = optimizer->layout->parameters;
@@ -415,7 +430,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 
     if (!tensors)
         fail("no memory for names");
-    comm_allow(3.0 * sizeof(real) * model_parameters(optimizer->layout->config) / SLOW_DISK);
+    comm_allow(3.0 * sizeof(real) * model_parameters(optimizer->layout->config));
     for (int i = 0; i < FILES; i++)
         path[i] = path_of(tmp, "", files[i]);
     error_cleanup(tmp);                         /* by whichever rank fails */

@@ -15,7 +15,7 @@
 #include "trace.h"
 
 static Comm world_group = {.name = "world"};
-static int local_rank, local_size, local_threads;
+static int machine, local_rank, local_size, local_threads;
 static bool starting, ended;
 static const Transport *transport = &transport_mpi;     /* of tensors: comm_choose's choice */
 
@@ -84,9 +84,11 @@ static void progress(void)
         transport->progress();
 }
 
-void comm_allow(double seconds)
+void comm_allow(double bytes)
 {
-    allowed = seconds;
+    enum { SLOW_DISK = 10000000 };              /* bytes a second: one that is slower has stopped */
+
+    allowed = bytes / SLOW_DISK;
 }
 
 /* Until a handle is done; it is then NULL. MPI's own waits spin, and ranks that share a core would spin against each
@@ -130,11 +132,15 @@ void comm_progress(void)
  * the host is, for with NCCL comm_wait itself doesn't wait. */
 static void while_device_works(double seconds)
 {
+    static double looked, stopped;              /* when last; how long it was stopped (SIGSTOP) in this wait */
+    const double now = clock_seconds();
     char doing[ALARM_TEXT] = "computes";
     Transfer t;
     double since;
     const bool waits = transport->unfinished && transport->unfinished(&t, &since);
 
+    stopped = seconds < now - looked ? 0 : stopped + fmax(0, now - looked - 1);
+    looked = now;
     progress();
     if (waits && t.op >= SEND)
         snprintf(doing, sizeof doing, "waits for %s %s rank %d of group %s, on its GPU", comm_op_name[t.op],
@@ -143,7 +149,7 @@ static void while_device_works(double seconds)
         snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s, on its GPU", comm_op_name[t.op],
                  (long long)t.operation, t.comm->name);
     answer_alarm(doing);
-    if (waits && options.timeout && fmin(seconds, clock_seconds() - since) > options.timeout)
+    if (waits && options.timeout && fmin(seconds, now - since) - stopped > options.timeout + allowed)
         stalled(doing, -1, NULL);
 }
 
@@ -274,7 +280,7 @@ static void at_exit(void)
 
 void comm_begin(int *argc, char ***argv)
 {
-    mpi_begin(argc, argv, world, &local_rank, &local_size, &local_threads);
+    mpi_begin(argc, argv, world, &machine, &local_rank, &local_size, &local_threads);
     if (transport_nccl && world->size > 1)
         transport_nccl->prepare();
     starting = true;
@@ -291,8 +297,9 @@ static int nccl_digits(int version, int unit)          /* 22803: 2.28.3 */
 /* Why NCCL can't carry: which two ranks have the same GPU, or which has an old NCCL; false: it can. */
 static bool nccl_cannot(char text[256])
 {
-    struct Place { char host[64], gpu[PLACE_TEXT]; int ranks, gpus, nccl; };
-    struct Place mine = {.ranks = local_size, .gpus = device_count()}, *all = calloc(world->size, sizeof *all);
+    struct Place { char host[64], gpu[PLACE_TEXT]; int machine, ranks, gpus, nccl; };
+    struct Place mine = {.machine = machine, .ranks = local_size, .gpus = device_count()};
+    struct Place *all = calloc(world->size, sizeof *all);
     bool found = false;
     int needed;
 
@@ -305,7 +312,7 @@ static bool nccl_cannot(char text[256])
     comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
     for (int a = 0; a < world->size; a++)
         for (int b = a + 1; b < world->size && !found; b++)
-            if (!strcmp(all[a].host, all[b].host) && !strcmp(all[a].gpu, all[b].gpu)) {
+            if (all[a].machine == all[b].machine && !strcmp(all[a].gpu, all[b].gpu)) {
                 snprintf(text, 256, "ranks %d and %d share GPU %s of %s, which has %d ranks, and %d GPU%s for them", a,
                          b, all[a].gpu, all[a].host, all[a].ranks, all[a].gpus, all[a].gpus == 1 ? "" : "s");
                 found = true;
@@ -440,6 +447,11 @@ int comm_rank(const Comm *comm)
 int comm_size(const Comm *comm)
 {
     return comm->size;
+}
+
+int comm_machine(void)
+{
+    return machine;
 }
 
 int comm_local_rank(void)
@@ -599,6 +611,7 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
         check_agreement(&t, whole.name);
     if (options.check)
         check_begin(q, &t);
+    t.tag %= TAGS;
     q->span = trace_transfer_begin(comm_op_name[op]);
     if (options.pretend)
         pretend_begin(q, t, bytes);

@@ -29,6 +29,7 @@ Comm *comm_split(Comm *comm, int color, const char *name);
 int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
 int comm_local_rank(void);                      /* among the ranks on this machine */
+int comm_machine(void);                         /* the world's first rank on this machine */
 int comm_local_size(void);
 int comm_local_threads(void);                   /* this rank's share of the cores that these may use together; no more
                                                  * than a launcher has bound it to; 0: not known */
@@ -103,8 +104,9 @@ _Noreturn void comm_exit(int status);
 void comm_agree(void);
 void comm_started(void);
 
-/* So many seconds more than --timeout, until it is called with 0: some rank writes, as long as its disk takes. */
-void comm_allow(double seconds);
+/* Some rank reads or writes so many bytes, as long as its disk takes: a second more than --timeout for every 10 MB,
+ * until it is called with 0. */
+void comm_allow(double bytes);
 
 /* Lines "NAME VALUE" that must be the same on all ranks: otherwise the program ends and shows the first that differ. */
 void comm_same(const char *lines);

@@ -59,7 +59,7 @@ extern const Transport *const transport_nccl;   /* GPUs' own; NULL: this build i
 
 /* ---- MPI, whatever carries tensors: starts the ranks, and carries numbers of the host ---- */
 
-void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size, int *local_threads);
+void mpi_begin(int *argc, char ***argv, Comm *all, int *machine, int *local_rank, int *local_size, int *local_threads);
 void *mpi_split(Comm *comm, int color, int *rank, int *size);   /* NULL: in no group */
 void mpi_end(void);
 _Noreturn void mpi_abort(int status);           /* and takes all other ranks along */
@@ -72,8 +72,9 @@ enum { ALARM_TEXT = 128 };
 void mpi_alarm(const char text[ALARM_TEXT]);
 int mpi_alarmed(char text[ALARM_TEXT]);         /* who has sent one, with its text; -1: nobody. Lets transfers go on. */
 
-/* Tags of MPI's messages, beyond those of tensors: what --pretend and --check tell each other, NCCL's beginnings. */
-enum { SHIFT_TAG = (1 << 20) - 1, CLOCK_TAG = 1 << 20, LABEL_TAG = 1 << 21, NCCL_TAG };
+/* MPI promises tags to 32,767 only. So of a tensor's 12 bits travel, which is enough, since messages are received in
+ * the order sent; behind them, what --pretend and --check tell each other, and NCCL's beginnings. */
+enum { TAGS = 4096, SHIFT_TAG = TAGS - 1, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS, NCCL_TAG };
 
 /* ---- comm.c's ---- */
 

@@ -66,9 +66,12 @@ static int share_of_cores(MPI_Comm local, int ranks)
     return bound < share || bound == 0 ? bound : share < 1 ? 1 : share;
 }
 
-void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_size, int *local_threads)
+void mpi_begin(int *argc, char ***argv, Comm *all, int *machine, int *local_rank, int *local_size, int *local_threads)
 {
-    const char *launched = getenv("PMI_SIZE");
+    static const struct { const char *ranks, *launcher, *todo; } launchers[] = {
+        {"PMI_SIZE", "mpiexec", "Ubuntu 24.04's MPICH 4.2.0-5build3 does this: \"make deps\" says how to repair it"},
+        {"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", "the mpiexec of the MPI that it was built with could do it"},
+        {"SLURM_STEP_NUM_TASKS", "srun", "srun --mpi=pmi2 lets them find each other"}};
     MPI_Comm local;
     int threads;
 
@@ -76,14 +79,18 @@ void mpi_begin(int *argc, char ***argv, Comm *all, int *local_rank, int *local_s
     all->mpi = keep(MPI_COMM_WORLD);
     MPI_Comm_rank(MPI_COMM_WORLD, &all->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &all->size);
-    if (launched && atoi(launched) > 1 && all->size == 1)
-        fail("mpiexec started %s ranks, but MPI shows each a world of one (Ubuntu 24.04's MPICH 4.2.0-5build3 does "
-             "this): \"make deps\" says how to repair it", launched);
+    for (int i = 0; i < 3 && all->size == 1; i++) {
+        const char *launched = getenv(launchers[i].ranks);
+        if (launched && atoi(launched) > 1)
+            fail("%s started %s ranks, but MPI shows each a world of one; %s", launchers[i].launcher, launched,
+                 launchers[i].todo);
+    }
     MPI_Comm_dup(MPI_COMM_WORLD, &alarms);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, all->rank, MPI_INFO_NULL, &local);
     MPI_Comm_rank(local, local_rank);
     MPI_Comm_size(local, local_size);
     *local_threads = share_of_cores(local, *local_size);
+    MPI_Allreduce(&all->rank, machine, 1, MPI_INT, MPI_MIN, local);
     MPI_Comm_free(&local);
 }
 

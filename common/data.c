@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "comm.h"
 #include "device.h"
 #include "error.h"
 #include "options.h"
@@ -83,6 +84,7 @@ void data_open(void)
     if (held_out <= seq)
         fail("--data %s: %lld tokens are too few: a tenth is held out, and that tenth must exceed --seq %d, so at "
              "least %lld are needed", path, (long long)tokens, seq, 10ll * (seq + 1));
+    comm_allow(s.st_size);                                      /* another rank may have read it already */
     hash = 14695981039346656037u;                               /* FNV-1a, a token at a time */
     for (int64_t i = 0; i < tokens; i++) {
         if (token(i) >= vocab)
@@ -120,7 +122,7 @@ Batch batch_create(void)
                    tensor_create(MEM_WORKSPACE, I32, "targets", shape(B, T))};
 }
 
-/* Row b of the batch is the tokens from start_of(b) on; for each, the next one is the target. */
+/* Row b of the batch is the tokens from starts[b] on; for each, the next one is the target. */
 static void load(Batch batch, const int64_t *starts)
 {
     const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1];

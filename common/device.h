@@ -23,6 +23,8 @@ void device_prepare(char **argv);
  * threads: of the CPU, 0: the machine's cores divided over the local ranks. */
 void device_init(int local_rank, int local_ranks, int threads);
 const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor" */
+enum { DEVICE_IDENTITY = 33 };
+const char *device_identity(void);          /* which of its machine's devices: a GPU's id from NVIDIA; the CPU: "" */
 int device_threads(void);
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
 int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, or free and kept; 0: the CPU */

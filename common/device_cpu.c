@@ -289,6 +289,11 @@ void *device_stream(void)
     return NULL;
 }
 
+const char *device_identity(void)
+{
+    return "";
+}
+
 bool device_is_host(void)
 {
     return true;

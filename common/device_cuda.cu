@@ -113,6 +113,15 @@ int device_threads(void)
     return threads;
 }
 
+const char *device_identity(void)
+{
+    static char text[DEVICE_IDENTITY];
+
+    for (int i = 0; i < (int)sizeof gpu.uuid.bytes; i++)
+        snprintf(text + 2 * i, 3, "%02x", (unsigned char)gpu.uuid.bytes[i]);
+    return text;
+}
+
 bool device_is_host(void)
 {
     return false;

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "comm.h"
 #include "device.h"
@@ -101,11 +100,11 @@ const char *memory_remedy(Category category)
 /* What the ranks that take their memory from the same machine, or GPU, need together, and how many they are. */
 static double needed_here(int *ranks)
 {
-    struct Need { char host[64]; int gpu; double bytes; } mine = {.bytes = memory_total().predicted}, *all;
+    struct Need { int machine; char device[DEVICE_IDENTITY]; double bytes; } mine = {.machine = comm_machine()}, *all;
     double bytes = 0;
 
-    gethostname(mine.host, sizeof mine.host - 1);
-    mine.gpu = device_is_host() ? 0 : comm_local_rank() % device_count();
+    mine.bytes = memory_total().predicted;
+    strcpy(mine.device, device_identity());
     all = calloc(comm_size(world), sizeof *all);
     if (!all)
         fail("no memory for a table of %d ranks", comm_size(world));
@@ -113,7 +112,7 @@ static double needed_here(int *ranks)
     comm_gather_host(world, all, &mine, sizeof mine);
     *ranks = 0;
     for (const struct Need *r = all; r < all + comm_size(world); r++)
-        if (!strcmp(r->host, mine.host) && r->gpu == mine.gpu) {
+        if (r->machine == mine.machine && !strcmp(r->device, mine.device)) {
             bytes += r->bytes;
             ++*ranks;
         }

@@ -296,6 +296,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         snprintf(seen + at, sizeof seen - at, "--load of step %lld, %lld tokens and seed %llu\n", (long long)state.step,
                  (long long)state.tokens, (unsigned long long)state.seed);
     comm_agree();
+    comm_allow(0);
     check_shared("report", report_file, options.report);
     check_shared("trace", trace_file, options.trace);
     check_shared("dump-gradients", gradients_file, options.dump_gradients);
@@ -349,6 +350,7 @@ int run_load(AdamW *optimizer)
 {
     const int64_t sequences = run_global_batch();
 
+    comm_allow(options.load ? 3.0 * sizeof(real) * model_parameters(options.config) : 0);
     if (options.load)
         checkpoint_load(options.load, optimizer, &state);
     for (int i = 0; i < optimizer->count && !options.load; i++)
@@ -358,6 +360,7 @@ int run_load(AdamW *optimizer)
              options.dump_gradients, (long long)state.step, options.steps);
     begin_metrics();
     comm_started();
+    comm_allow(0);
     run_optimizer = optimizer;
     first_step = state.step;
     run_print("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n", options.micro_batch,

@@ -533,7 +533,7 @@ static int64_t data_end(const Safetensors *s)
 
 char *safetensors_create(Safetensors *s)
 {
-    s->file = open(s->path, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0644);
+    s->file = open(s->path, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
     if (s->file < 0)
         return problem(s->path, "cannot be created: %s", strerror(errno));
 
@@ -556,7 +556,8 @@ char *safetensors_join(Safetensors *s)
     struct stat status;
     char *wrong = NULL;
 
-    s->file = open(s->path, O_RDWR | O_CLOEXEC);
+    /* O_WRONLY: of a file that may be read NFS's clients keep whole pages, and write their bytes over other ranks' */
+    s->file = open(s->path, O_WRONLY | O_CLOEXEC);
     if (s->file < 0 || fstat(s->file, &status) < 0)
         wrong = problem(s->path, "cannot be opened for writing: %s", strerror(errno));
     else if (status.st_size < data_end(s))

@@ -301,6 +301,11 @@ bool device_is_host(void)
     return false;
 }
 
+const char *device_identity(void)
+{
+    return "";
+}
+
 const char *device_name(void)
 {
     return "no device";

@@ -67,7 +67,8 @@ static void check_report(const LayoutCase *l)
         }
         snprintf(path, sizeof path, "ranks.%d.comm", r);
         char *op;
-        for (int k = 0; (op = json_text(in_temporary("r.json"), path, k, "op")); k++) {
+        int k;
+        for (k = 0; (op = json_text(in_temporary("r.json"), path, k, "op")); k++) {
             static const char *const names[] = {"calls", "predicted_calls", "bytes", "predicted"};
             char field[160];
             double value[4];
@@ -80,6 +81,8 @@ static void check_report(const LayoutCase *l)
                          r, op, value[0], value[2], value[1], value[3]);
             free(op);
         }
+        if (l->ranks > 1 && !k)
+            fail_msg("%s %s, rank %d: the report has nothing that was sent", l->stage, l->options, r);
     }
 }
 
@@ -92,6 +95,7 @@ void layout_compare(const LayoutCase *l)
     snprintf(command, sizeof command, "mpiexec -n %d " BUILD "/cpu64/%s %s %s --micro-batch %d --accumulate %d "
              "--recompute %s", l->ranks, l->stage, l->options, model_options(l), l->micro_batch, l->accumulate,
              l->recompute);
+    result_free(run("rm -f g.safetensors m.csv r.json"));
     run_well("%s --check --dump-gradients g.safetensors --metrics m.csv --report r.json", command);
     const double d = compare_gradients(in_temporary("g.safetensors"), gradients, or_default(l->heads, 6), worst);
     if (!(d <= 1e-10))

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <math.h>
 #include <omp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -443,7 +444,10 @@ static bool draw(const char *path)
 {
     char title[8192];
     double late = 0;
-    FILE *f = popen("gnuplot", "w");
+    FILE *f;
+
+    signal(SIGPIPE, SIG_IGN);                   /* it may end before all is written, or not be there */
+    f = popen("gnuplot", "w");
 
     if (!f)
         return false;

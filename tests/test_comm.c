@@ -871,7 +871,7 @@ static void faults(const char *what)
         q = comm_start_recv(world, y, rank ^ 1, 3);
     }
     if (!strcmp(what, "patient")) {
-        comm_allow(10);
+        comm_allow(1e8);                        /* ten seconds */
         usleep(odd ? 3500000 : 0);
         comm_barrier(world);
         comm_allow(0);
@@ -962,7 +962,7 @@ static void pretending(void)
 
     /* hidden behind computing: 100 kB at 10 MB/s are 15 ms and 6 ms */
     options.pretend_bandwidth = 1e7;
-    double alone = INFINITY, waited = INFINITY;
+    double alone = INFINITY, waited = INFINITY, bare = 0;
     best = INFINITY;
     for (int trial = 0; trial < 6; trial++) {
         comm_barrier(world);
@@ -976,9 +976,10 @@ static void pretending(void)
         waited = fmin(waited, hidden - before);
         best = fmin(best, latest(clock_seconds()) - begin - computed);
         alone = fmin(alone, measure(REDUCE_SUM, tensor_range(x, 0, 12500), 1, 0, 0.021));
-        require(comm_waited() - hidden >= 0.020, "a transfer of 21 ms behind which nothing is computed makes rank %d "
-                "wait %.1f ms", comm_rank(world), 1e3 * (comm_waited() - hidden));
+        bare = fmax(bare, comm_waited() - hidden);
     }
+    require(bare >= 0.020, "a transfer of 21 ms behind which nothing is computed makes rank %d wait %.1f ms",
+            comm_rank(world), 1e3 * bare);
     require(waited <= 0.005, "a transfer that is hidden behind computing makes rank %d wait %.1f ms",
             comm_rank(world), 1e3 * waited);
     comm_account_reset();
@@ -1185,9 +1186,9 @@ static void stalls_are_named(void **state)
     (void)state;
     if (!on_host && !full_tests())
         skip();
-    for (int i = 0; i < COUNT; i++)
-        sprintf(command + strlen(command), "(timeout 20 mpiexec -n 3 %s worker %s 2>stall%d; echo $? >status%d)& ",
-                self, table[i].what, i, i);
+    for (int i = 0; i < COUNT; i++)                 /* four at a time: ranks fill a container's 64 MB of /dev/shm */
+        sprintf(command + strlen(command), "(timeout 20 mpiexec -n 3 %s worker %s 2>stall%d; echo $? >status%d)& %s",
+                self, table[i].what, i, i, i == 3 ? "wait; " : "");
     result_free(run("sh -c '%s wait'", command));
     for (int i = 0; i < COUNT; i++) {
         Result status = run("cat status%d", i), err = run("cat stall%d", i);

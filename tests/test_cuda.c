@@ -106,6 +106,7 @@ static void operators_agree(void **state)
         free(b.x);
     }
     assert_false(read_output(reference, &b));
+    assert_true(feof(tested) && feof(reference));
     fclose(tested);
     fclose(reference);
     printf("%d outputs compared; the worst, %s, took %.2g of its tolerance\n", compared, worst_label, worst);
@@ -159,6 +160,7 @@ static bool run_stage(const char *which, int i, const char *gradients)
 
     if (cases[i].ranks > 1)
         snprintf(launch, sizeof launch, "mpiexec -n %d ", cases[i].ranks);
+    unlink(in_temporary(gradients));
     Result r = run("%s" BUILD "/%s/%s --layers 3 --hidden 96 --heads 12 --vocab 97 --seq 40 --micro-batch %d "
                    "--accumulate 2 --steps 2 --warmup 1 --data %s --quiet --dump-gradients %s %s", launch, which,
                    cases[i].stage, divides ? 4 / cases[i].ranks : 4, token_file(20000, 97), gradients,
@@ -178,9 +180,7 @@ static void gradients_agree(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char path[256];
-        snprintf(path, sizeof path, BUILD "/%s/%s", build, cases[i].stage);
-        if (access(path, X_OK) || (covering() && !cases[i].covering))
+        if (covering() && !cases[i].covering)
             continue;
         compared++;
         if (!run_stage(build, i, "tested.safetensors") || !run_stage("cpu", i, "reference.safetensors")) {

@@ -255,7 +255,7 @@ static void a_killed_rank_takes_all_along(void **state)
         } else {
             run_well(ONE " " SHAPE " --accumulate 3 --steps 0 --load kept --quiet");
         }
-        run_well("sh -c 'test ! -e kept.tmp && test ! -e kept.old && rm -r kept on.csv'");
+        run_well("sh -c 'test ! -e kept.tmp && test ! -e kept.old && rm -rf kept on.csv'");
     }
 }
 

@@ -255,6 +255,7 @@ static void compare_runs(const char *fused, const char *base, double tolerance, 
     double a[10], b[10];
     char worst[128] = "";
 
+    result_free(run("rm -f a.st b.st a.csv b.csv"));
     run_well("%s --data %s --micro-batch 4 --accumulate 2 --steps 10 --dump-gradients a.st --metrics a.csv", fused,
              token_file(20000, 97));
     run_well("%s --data %s --micro-batch 4 --accumulate 2 --steps 10 --dump-gradients b.st --metrics b.csv", base,

@@ -68,6 +68,7 @@ static void gradients_and_memory_of_each_type(void **state)
     run_well(SINGLE64 " " SHAPE " --micro-batch 4 --accumulate 2 --steps 1 --dump-gradients reference.st");
     for (int i = 0; i < TYPES; i++) {
         for (int m = 0; m < 3; m++) {
+            result_free(run("rm -f %s.st r.json", modes[m]));
             run_well(MIXED " " SHAPE
                            " %s --micro-batch 4 --accumulate 2 --steps 1 --recompute %s --dump-gradients %s.st "
                            "--report r.json",

@@ -370,7 +370,8 @@ static void bubbles_are_measured(void **state)
     (void)state;
     if (!full_tests())
         skip();
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0, tries = 0; i < 4; ) {
+        int wrong = 0;
         run_well("mpiexec -n 4 " BUILD "/cpu/" STAGE " --layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 "
                  "--micro-batch 2 --accumulate 8 --steps 2 --threads 1 --quiet --pretend 0.04,10,1 --data %s "
                  "--report r.json --schedule %s", token_file(2000, 4), schedules[i]);
@@ -380,9 +381,12 @@ static void bubbles_are_measured(void **state)
             const double measured = json_number(in_temporary("r.json"), path);
             const double simulated = json_number(in_temporary("r.json"), "ranks.0.bubble_simulated");
             print_message("%s, rank %d: idle %.4f of busy, simulated %.4f\n", schedules[i], r, measured, simulated);
-            if (!(fabs(measured - simulated) <= 0.1 * simulated))
-                fail_msg("%s, rank %d: idle %.4f of busy, simulated %.4f", schedules[i], r, measured, simulated);
+            wrong += !(fabs(measured - simulated) <= 0.1 * simulated);
         }
+        if (wrong && ++tries == 3)              /* one step is measured, and something else may have run meanwhile */
+            fail_msg("%s: %d ranks are not idle as simulated, in three runs", schedules[i], wrong);
+        if (!wrong)
+            i++, tries = 0;
     }
 }
 
