@@ -1207,15 +1207,17 @@ static void nccl_fails(void **state)
 {
     static const struct {
         const char *environment, *what, *words;
+        bool full;              /* for make test-full */
     } table[] = {
         {"FAKE_NCCL_FAIL=ncclCommInitRankConfig~1", "-transfers",
          "ncclCommInitRankConfig(|at common/comm_nccl.c:|: an "
          "error of the fake; its last words"},
         {"FAKE_NCCL_FAIL=ncclGetUniqueId~1", "-transfers", "ncclGetUniqueId(|comm_nccl.c|its last words"},
         {"FAKE_NCCL_FAIL=ncclAllReduce~2", "-transfers", "ncclAllReduce(|comm_nccl.c|its last words"},
-        {"FAKE_NCCL_FAIL=ncclReduce~4", "-transfers", "ncclReduce(|comm_nccl.c|its last words"},
-        {"FAKE_NCCL_FAIL=ncclSend~3", "-transfers", "ncclSend(|comm_nccl.c|its last words"},
-        {"FAKE_NCCL_FAIL=cudaEventRecord~5", "-transfers", "cudaEventRecord(|comm_nccl.c|an error of the fake CUDA"},
+        {"FAKE_NCCL_FAIL=ncclReduce~4", "-transfers", "ncclReduce(|comm_nccl.c|its last words", true},
+        {"FAKE_NCCL_FAIL=ncclSend~3", "-transfers", "ncclSend(|comm_nccl.c|its last words", true},
+        {"FAKE_NCCL_FAIL=cudaEventRecord~5", "-transfers", "cudaEventRecord(|comm_nccl.c|an error of the fake CUDA",
+         true},
         {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|comm_nccl.c|fake CUDA"},
         {"FAKE_NCCL_FAIL=async~4", "-transfers", "NCCL, on a communicator of |: an error of the fake; its last words"},
         {"FAKE_GPUS=2", "insist",
@@ -1240,6 +1242,8 @@ static void nccl_fails(void **state)
         skip();
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const bool well = !strcmp(table[i].what, "-words");
+        if (table[i].full && !full_tests())
+            continue;
         char environment[64];
         snprintf(environment, sizeof environment, "%s", table[i].environment);
         if (strchr(environment, '~'))

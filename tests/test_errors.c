@@ -1244,7 +1244,7 @@ static void random_command_lines(void **state)
     static const char *const word_options[] = {"preset", "recompute", "comm", "pretend"};
     static const char *const flags[] = {"--check", "--quiet", "--nonsense", "--s", "stray", "-x", "--quiet=1", "-",
                                         "--help", "--usage", "---", "--=", "''"};
-    const int runs = full_tests() ? 3000 : 100;
+    const int runs = full_tests() ? 3000 : 60;
     char *before = listing();
     int count[3] = {0};
 
