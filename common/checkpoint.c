@@ -148,14 +148,12 @@ static void read_parts(const Safetensors *file, const char *prefix, const AdamW 
  * Asked for the attributes that the directory above has now, they see that names in it have changed. */
 static void ask_for_names(const char *path)
 {
-    char *above = strdup(path);
+    char *copy = strdup(path);
     struct statx now;
 
-    for (int i = 0; above && i < 2; i++)
-        dirname(above);
-    if (above)
-        statx(AT_FDCWD, above, AT_STATX_FORCE_SYNC, STATX_MTIME, &now);
-    free(above);
+    if (copy)
+        statx(AT_FDCWD, dirname(dirname(copy)), AT_STATX_FORCE_SYNC, STATX_MTIME, &now);
+    free(copy);
 }
 
 /* A file with the given tensors: rank 0 makes it, then all open it. */
