@@ -73,8 +73,9 @@ static const Planted planted[] = {
     {"06_pipeline_parallel", "1.0 / (B * T * options.accumulate)", "1.0 / (B * T)", 2, "--schedule zero-bubble",
      {"the loss and every gradient are 4 times too large (= accumulate"}},
     /* wrong positions */
-    {"07_context_parallel", "C * chunk_number(comm_rank(cp), i));", "C * (held * comm_rank(cp) + i));", 2,
-     "--attention zigzag", {"as if a rank's chunks had consecutive positions"}},
+    {"07_context_parallel", "(i * B + b) * C, C), C * chunk_number(comm_rank(cp), i));",
+     "(i * B + b) * C, C), C * (held * comm_rank(cp) + i));", 2, "--attention zigzag",
+     {"as if a rank's chunks had consecutive positions"}},
     /* a mask that is off by one */
     {"07_context_parallel", "if (key > query)", "if (key > query + 1)", 3, "--attention ring",
      {"as if the mask were off by one chunk: a token sees all of the chunk after its own"}},
