@@ -266,7 +266,10 @@ static void small_types_agree(void **state)
                 fail_msg("%s %s: status %d: %s", runs[i].stage, runs[i].options, r.status, r.err);
             result_free(r);
         }
-        const double loss = metric_difference("loss", 4), norm = metric_difference("grad_norm", 4);
+        /* fp8's steps are so coarse that sums in another order give, after three updates, norms 0.01 apart: on the CPU
+         * too, where --fuse all and none, which round alike, are 0.007 apart in one of six seeds */
+        const int norms = runs[i].type == 8 ? 2 : 4;
+        const double loss = metric_difference("loss", 4), norm = metric_difference("grad_norm", norms);
         printf("%-20s %-53s: losses differ by %.1e at most, gradients' norms by %.1e\n", runs[i].stage,
                runs[i].options, loss, norm);
         assert_true(loss <= 1e-3);
