@@ -339,7 +339,7 @@ static StepResult train_step(int64_t step, Batch batch)
 static void loss_of(Batch batch)      /* for evaluation: the same on all ranks */
 {
     forward(&acts, batch, 1.0 / (B * T));
-    for (int i = 0; i < 4; i++)             /* not here any more: a step's traffic shall be what predict() says */
+    for (int i = 0; i < 4; i++)             /* forgotten, so that every step gathers what predict() says */
         gathered[i] = -1;
 }
 

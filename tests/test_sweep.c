@@ -104,8 +104,10 @@ static void tensor_parallel(void **state)
     r = run("sh -c 'command -v gnuplot'");          /* all else runs without it */
     const bool drawn = r.status == 0;
     result_free(r);
-    if (!drawn)
+    if (!drawn) {
+        print_message("skipped: the figure, which gnuplot draws\n");
         return;
+    }
     r = run("cat build/sweep/05_tensor_parallel.svg");
     expect(r, 0, "pretended tokens/s of all ranks");
     expect(r, 0, "05_tensor_parallel");
