@@ -26,7 +26,7 @@
 [[noreturn]] void emulated_wrong(const char *what)
 {
     fprintf(stderr, "emulated GPU: %s\n", what);
-    exit(1);
+    _exit(1);                   /* not exit: other threads are amid other blocks, and use what it would destroy */
 }
 
 /* ---- the stream ---- */
@@ -744,7 +744,8 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale)
 {
     *d = (cublasLtMatmulDesc_t) new Description();
-    return compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    return (compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_FAST_TF32) && scale == CUDA_R_32F
+         ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute,
@@ -789,6 +790,11 @@ static bool is_fp8(cudaDataType_t type)
     return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
 }
 
+static bool has_aux(int epilogue)
+{
+    return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
 /* fp8 has one form, and lengths and places in multiples of 16; epilogues' other matrix has rows in multiples of 8. */
 static bool supported(const Description *matmul, const Description *a, const Description *b, const Description *d)
 {
@@ -798,11 +804,13 @@ static bool supported(const Description *matmul, const Description *a, const Des
         return false;
     if (is_fp8(a->type))
         return matmul->at<int>(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N) == CUBLAS_OP_T && a->rows % 16 == 0
-               && a->columns % 16 == 0 && b->columns % 16 == 0;
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT
+               && a->columns % 16 == 0 && b->columns % 16 == 0
+               && (epilogue == CUBLASLT_EPILOGUE_DEFAULT
+                   || (epilogue == CUBLASLT_EPILOGUE_BIAS && is_half(d->type)));
+    if (has_aux(epilogue)
         && (d->rows % 8 || matmul->at<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0) < d->rows))
         return false;
-    return a->type == b->type && is_half(a->type) && d->type == a->type;
+    return a->type == b->type && d->type == a->type && (is_half(a->type) || epilogue == CUBLASLT_EPILOGUE_BIAS);
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
@@ -837,19 +845,22 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
         || (op_a == CUBLAS_OP_T ? of_a.columns : of_a.rows) != m)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     check_whole(d, ((n - 1) * of_d.ld + m) * size_of(of_d.type), "a product");
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+    if (has_aux(epilogue))
         check_whole(aux, ((n - 1) * ld_aux + m) * size_of(of_d.type), "GELU's argument");
+    if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+        check_whole(bias, m * size_of(of_d.type), "a bias");
     later([=] {
         const std::vector<float> x = product(op_a, CUBLAS_OP_N, m, n, k,
                                              scale * (scale_a ? *scale_a : 1) * (scale_b ? *scale_b : 1), a, of_a.type,
                                              of_a.ld, b, of_b.type, of_b.ld);
         for (int64_t i = 0; i < m * n; i++) {
             const int64_t at = i / m * of_d.ld + i % m, at_aux = i / m * ld_aux + i % m;
-            const float u = x[i] + (factor ? factor * get(c, of_d.type, at) : 0);
-            const float up = epilogue == CUBLASLT_EPILOGUE_DGELU ? get(aux, of_d.type, at_aux)
-                           : epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? u + get(bias, of_d.type, i % m) : 0;
+            const bool biased = epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+            const float u = x[i] + (factor ? factor * get(c, of_d.type, at) : 0)
+                            + (biased ? get(bias, of_d.type, i % m) : 0);
+            const float up = epilogue == CUBLASLT_EPILOGUE_DGELU ? get(aux, of_d.type, at_aux) : u;
             const float root = 0.7978845608f, t = tanhf(root * (up + 0.044715f * up * up * up));
-            if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
+            if (epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS) {
                 put(d, of_d.type, at, u);
             } else if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
                 put(aux, of_d.type, at_aux, up);

@@ -65,7 +65,7 @@ static void *must(void *data, size_t bytes)
     if (data && data != MAP_FAILED)
         return data;
     fprintf(stderr, "emulated GPU: no room for %zu bytes\n", bytes);
-    exit(1);
+    _exit(1);
 }
 
 /* Addresses, without memory behind them. */
@@ -148,7 +148,7 @@ static int find_thread_locals(struct dl_phdr_info *info, size_t, void *)
              (size_t)((const char *)at - &program));
     if (system(command))
         fprintf(stderr, "(without addr2line it isn't known where)\n");
-    exit(1);
+    _exit(1);
 }
 
 /* Whether nothing orders what the stamp stands for and an access now. */
@@ -244,7 +244,7 @@ void check_whole(const void *data, int64_t bytes, const char *what)
             return;
     }
     fprintf(stderr, "emulated GPU: %s of %lld bytes that aren't all the GPU's\n", what, (long long)bytes);
-    exit(1);
+    _exit(1);
 }
 
 /* ---- the compiler's calls ---- */
@@ -293,13 +293,13 @@ struct Where {
 void __ubsan_handle_out_of_bounds(const Where *where, void *)
 {
     fprintf(stderr, "emulated GPU: an index beyond its array, %s:%u\n", where->file, where->line);
-    exit(1);
+    _exit(1);
 }
 
 void __ubsan_handle_type_mismatch_v1(const Where *where, void *)
 {
     fprintf(stderr, "emulated GPU: an address that isn't aligned to its type, %s:%u\n", where->file, where->line);
-    exit(1);
+    _exit(1);
 }
 
 }

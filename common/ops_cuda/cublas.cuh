@@ -9,8 +9,14 @@
 #define CUBLAS(call) cublas_check(call, #call, __FILE__, __LINE__)
 void cublas_check(cublasStatus_t status, const char *call, const char *file, int line);
 
-cublasLtHandle_t cublas_lt(void);
-cudaDataType_t cuda_type(DType dtype);
+/* out (R, M) = in (R, K) times weight, plus beta * out, and then what the epilogue adds while sums are in registers:
+ *     DEFAULT           nothing
+ *     BIAS              bias (M)
+ *     GELU_AUX_BIAS     bias, of which the sum goes to up (R, M), and GELU of it to out
+ *     DGELU             the product times GELU's slope at up (R, M)
+ * weight is (M, K), with DGELU, which is backward's, (K, M); bias and up are NONE where not named.
+ * False, and nothing was done: cuBLASLt has no such matmul of these sizes, or places. */
+bool matmul_lt(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up, float beta);
 
 /* Scratch memory, of the size that cuBLAS takes for itself on the largest GPUs. With memory of its own it would be free
  * to choose anew. */

@@ -1,8 +1,9 @@
-/* Matmuls: cuBLAS's, and cuBLASLt's where operands are fp8; and what stands around them, bias and quantization.
+/* Matmuls: cuBLAS's, and cuBLASLt's for operands in fp8 and for a bias; and what stands around them: quantization.
  *
  * One stream, one workspace, and the algorithm that the library picks for a shape: the same sums in every run. */
 #include <cublas_v2.h>
 #include <cuda_fp8.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "../error.h"
@@ -41,7 +42,7 @@ static cublasHandle_t cublas(void)
     return handle;
 }
 
-cudaDataType_t cuda_type(DType dtype)
+static cudaDataType_t cuda_type(DType dtype)
 {
     switch (dtype) {
     case BF16:
@@ -57,6 +58,11 @@ cudaDataType_t cuda_type(DType dtype)
     }
 }
 
+static cublasComputeType_t compute_type(DType dtype)
+{
+    return dtype == F32 && device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
 /* cuBLAS counts columns first: our rows are its columns, so it sees every matrix transposed. c^T = b^T a^T then takes
  * the operands in the other order, and nothing moves. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
@@ -65,8 +71,7 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
     const cublasOperation_t op_a = a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cudaDataType_t type = cuda_type(a.dtype), type_c = cuda_type(c.dtype);
-    const cublasComputeType_t compute = a.dtype != F32 ? CUBLAS_COMPUTE_32F
-                                      : device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    const cublasComputeType_t compute = compute_type(a.dtype);
 
     if (count == 1)
         CUBLAS(cublasGemmEx_64(cublas(), op_b, op_a, n, m, k, &alpha, b.data, type, b.ld, a.data, type, a.ld, &beta,
@@ -75,6 +80,131 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
         CUBLAS(cublasGemmStridedBatchedEx_64(cublas(), op_b, op_a, n, m, k, &alpha, b.data, type, b.ld, b.stride,
                                              a.data, type, a.ld, a.stride, &beta, c.data, type_c, c.ld, c.stride, count,
                                              compute, CUBLAS_GEMM_DEFAULT));
+}
+
+/* ---- cuBLASLt: a matmul whose operands are fp8, or that ends with more than a sum ---- */
+
+/* The library is asked once for each kind of matmul how it would do it, if it can. */
+typedef struct Plan {
+    struct Plan *next;
+    cublasLtEpilogue_t epilogue;
+    int64_t rows, k, m;
+    DType out, in, weight;
+    bool can;
+    cublasLtMatmulDesc_t matmul;
+    cublasLtMatrixLayout_t layout_in, layout_weight, layout_out;
+    cublasLtMatmulAlgo_t algorithm;
+} Plan;
+
+static cublasLtHandle_t cublas_lt(void)
+{
+    static cublasLtHandle_t handle;
+
+    if (!handle)
+        CUBLAS(cublasLtCreate(&handle));
+    return handle;
+}
+
+#define SET(p, attribute, value) \
+    CUBLAS(cublasLtMatmulDescSetAttribute((p)->matmul, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value)))
+#define PREFER(preference, attribute, value) \
+    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &(value), sizeof(value)))
+
+static bool is_fp8(DType dtype)
+{
+    return dtype == E4M3 || dtype == E5M2;
+}
+
+static void set_pointers(const Plan *p, Tensor in, Tensor weight, Tensor bias, Tensor up)
+{
+    if (is_fp8(p->in)) {
+        SET(p, A_SCALE_POINTER, weight.scale);
+        SET(p, B_SCALE_POINTER, in.scale);
+    }
+    if (bias.data)
+        SET(p, BIAS_POINTER, bias.data);
+    if (up.data)
+        SET(p, EPILOGUE_AUX_POINTER, up.data);
+}
+
+/* For the library's column-first eyes: out^T (m, rows) = weight, transposed or not, times in^T (k, rows). */
+static Plan *new_plan(Plan wanted, Tensor in, Tensor weight, Tensor bias, Tensor up)
+{
+    Plan *p = (Plan *)malloc(sizeof *p);
+    const bool backward = wanted.epilogue == CUBLASLT_EPILOGUE_DGELU;
+    const cublasOperation_t of_weight = backward ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cudaDataType_t type = cuda_type(wanted.weight);
+    const size_t most = WORKSPACE;
+    /* Parts of a sum stay float here too. With an epilogue there must be none: it may come to a sum of parts that is
+     * rounded already (github.com/pytorch/pytorch, pull request 180875). */
+    const uint32_t parts = wanted.epilogue == CUBLASLT_EPILOGUE_DEFAULT ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                                                        : CUBLASLT_REDUCTION_SCHEME_NONE;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t best;
+    int found = 0;
+
+    if (!p)
+        fail("no memory for the plan of a matmul");
+    *p = wanted;
+    CUBLAS(cublasLtMatmulDescCreate(&p->matmul, compute_type(p->in), CUDA_R_32F));
+    SET(p, TRANSA, of_weight);
+    SET(p, EPILOGUE, p->epilogue);
+    if (up.data)
+        SET(p, EPILOGUE_AUX_LD, p->m);
+    bias.data = bias.data ? (void *)16 : NULL;  /* of later ones no more is known than that 16 divides them */
+    up.data = up.data ? (void *)16 : NULL;
+    set_pointers(p, in, weight, bias, up);
+    CUBLAS(backward ? cublasLtMatrixLayoutCreate(&p->layout_weight, type, p->m, p->k, p->m)
+                    : cublasLtMatrixLayoutCreate(&p->layout_weight, type, p->k, p->m, p->k));
+    CUBLAS(cublasLtMatrixLayoutCreate(&p->layout_in, cuda_type(p->in), p->k, p->rows, p->k));
+    CUBLAS(cublasLtMatrixLayoutCreate(&p->layout_out, cuda_type(p->out), p->m, p->rows, p->m));
+    CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
+    PREFER(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most);
+    PREFER(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, parts);
+    /* by itself it counts on operands at multiples of 256 bytes; of a bias, on the 16 that matmul_lt asks for
+     * (pull request 194497 there) */
+    for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++) {
+        const uint32_t alignment = 16;
+        PREFER(preference, (cublasLtMatmulPreferenceAttributes_t)a, alignment);
+    }
+    p->can = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p->matmul, p->layout_weight, p->layout_in, p->layout_out,
+                                            p->layout_out, preference, 1, &best, &found) == CUBLAS_STATUS_SUCCESS
+             && found > 0 && best.state == CUBLAS_STATUS_SUCCESS;
+    CUBLAS(cublasLtMatmulPreferenceDestroy(preference));
+    if (p->can)
+        p->algorithm = best.algo;
+    else
+        fprintf(stderr, "cuBLASLt has no matmul of (%lld, %lld) %s by %lld%s on this GPU\n", (long long)p->rows,
+                (long long)p->k, dtype_name(p->in), (long long)p->m,
+                p->epilogue == CUBLASLT_EPILOGUE_BIAS ? " with a bias: it goes before"
+                : p->epilogue == CUBLASLT_EPILOGUE_DGELU ? " with GELU's slope: it follows"
+                : p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? " with GELU: it follows" : "");
+    return p;
+}
+
+bool matmul_lt(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up, float beta)
+{
+    static Plan *plans;
+    const int64_t rows = tensor_rows(in), k = tensor_width(in), m = tensor_width(out);
+    const float one = 1;
+    Plan *p = plans;
+
+    if (k * dtype_size(in.dtype) % 16 || m * dtype_size(out.dtype) % 16 || !aligned(out) || !aligned(in)
+        || !aligned(weight) || !aligned(bias) || !aligned(up))
+        return false;
+    while (p && (p->epilogue != epilogue || p->rows != rows || p->k != k || p->m != m || p->out != out.dtype
+                 || p->in != in.dtype || p->weight != weight.dtype))
+        p = p->next;
+    if (!p)
+        p = plans = new_plan((Plan){plans, epilogue, rows, k, m, out.dtype, in.dtype, weight.dtype}, in, weight, bias,
+                             up);
+    if (!p->can)
+        return false;
+    set_pointers(p, in, weight, bias, up);
+    CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, in.data, p->layout_in, &beta,
+                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(),
+                          WORKSPACE, (cudaStream_t)device_stream()));
+    return true;
 }
 
 /* ---- linear ---- */
@@ -89,7 +219,8 @@ template <typename T, int N> __global__ void fill_rows(T *out, const T *row, int
         }
 }
 
-/* The bias first, and the product added to it: so the sum of both is rounded once. Returns the product's beta. */
+/* Where cuBLASLt doesn't add it: the bias first, and the product added to it, so the sum of both is rounded once too,
+ * but out is written, read and written again. Returns the product's beta. */
 static float begin_with(Tensor out, Tensor bias)
 {
     const int64_t rows = tensor_rows(out), width = tensor_width(out);
@@ -105,8 +236,10 @@ static float begin_with(Tensor out, Tensor bias)
 void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
-    const float beta = begin_with(out, bias);
 
+    if (bias.data && matmul_lt(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, 0))
+        return;
+    const float beta = begin_with(out, bias);
     matmul(false, true, rows, m, k, 1, rows_of(x), rows_of(weight), beta, rows_of(out), 1);
 }
 
@@ -141,97 +274,19 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
 
 /* ---- fp8 ---- */
 
-/* cublasLt is asked once for each kind of matmul how it would do it. */
-typedef struct Plan {
-    struct Plan *next;
-    int64_t rows, k, m;
-    DType x, weight, out;
-    float beta;
-    cublasLtMatmulDesc_t matmul;
-    cublasLtMatrixLayout_t layout_x, layout_weight, layout_out;
-    cublasLtMatmulAlgo_t algorithm;
-} Plan;
-
-cublasLtHandle_t cublas_lt(void)
-{
-    static cublasLtHandle_t handle;
-
-    if (!handle)
-        CUBLAS(cublasLtCreate(&handle));
-    return handle;
-}
-
-#define SET(matmul, attribute, value) \
-    CUBLAS(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value)))
-
-/* weight (M, K) transposed times x^T, for the library's column-first eyes: the one form that fp8 has. */
-static Plan *new_plan(Plan p, Tensor x, Tensor weight)
-{
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    const uint32_t alignment = 16;
-    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  /* parts of a sum stay float here too */
-    const size_t most = WORKSPACE;
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t best;
-    int found = 0;
-    Plan *plan = (Plan *)malloc(sizeof *plan);
-
-    if (!plan)
-        fail("no memory for the plan of a matmul");
-    CUBLAS(cublasLtMatmulDescCreate(&p.matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    SET(p.matmul, TRANSA, transposed);
-    SET(p.matmul, A_SCALE_POINTER, weight.scale);
-    SET(p.matmul, B_SCALE_POINTER, x.scale);
-    CUBLAS(cublasLtMatrixLayoutCreate(&p.layout_weight, cuda_type(p.weight), p.k, p.m, p.k));
-    CUBLAS(cublasLtMatrixLayoutCreate(&p.layout_x, cuda_type(p.x), p.k, p.rows, p.k));
-    CUBLAS(cublasLtMatrixLayoutCreate(&p.layout_out, cuda_type(p.out), p.m, p.rows, p.m));
-    CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
-    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most,
-                                                sizeof most));
-    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                sizeof reduction));
-    /* by itself it counts on operands at multiples of 256 bytes */
-    for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++)
-        CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)a, &alignment,
-                                                    sizeof alignment));
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p.matmul, p.layout_weight, p.layout_x, p.layout_out, p.layout_out,
-                                       preference, 1, &best, &found);
-    if (status != CUBLAS_STATUS_SUCCESS || found == 0 || best.state != CUBLAS_STATUS_SUCCESS)
-        fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU: %s",
-             (long long)p.rows, (long long)p.k, dtype_name(p.x), (long long)p.m, (long long)p.k, dtype_name(p.weight),
-             dtype_name(p.out), cublasGetStatusString(status));
-    CUBLAS(cublasLtMatmulPreferenceDestroy(preference));
-    p.algorithm = best.algo;
-    *plan = p;
-    return plan;
-}
-
-static const Plan *plan_of(Tensor out, Tensor x, Tensor weight, float beta)
-{
-    static Plan *plans;
-    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_rows(weight);
-
-    for (const Plan *p = plans; p; p = p->next)
-        if (p->rows == rows && p->k == k && p->m == m && p->x == x.dtype && p->weight == weight.dtype
-            && p->out == out.dtype && p->beta == beta)
-            return p;
-    plans = new_plan((Plan){plans, rows, k, m, x.dtype, weight.dtype, out.dtype, beta}, x, weight);
-    return plans;
-}
-
+/* A bias of floats is none of those that cuBLASLt adds to a product of fp8. */
 void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
 {
-    const float one = 1, beta = add ? 1 : begin_with(out, bias);
-
     if (!aligned(out) || !aligned(x) || !aligned(weight))
         fail("linear_fp8: %s, %s and %s must begin at multiples of 16 bytes", out.name, x.name, weight.name);
-    const Plan *p = plan_of(out, x, weight, beta);
-    SET(p->matmul, A_SCALE_POINTER, weight.scale);
-    SET(p->matmul, B_SCALE_POINTER, x.scale);
-    CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, x.data, p->layout_x, &beta,
-                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(),
-                          WORKSPACE, (cudaStream_t)device_stream()));
+    if (bias.data && bias.dtype != F32 && matmul_lt(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, 0))
+        return;
+    const float beta = add ? 1 : begin_with(out, bias);
+    if (!matmul_lt(CUBLASLT_EPILOGUE_DEFAULT, out, x, weight, NONE, NONE, beta))
+        fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU",
+             (long long)tensor_rows(x), (long long)tensor_width(x), dtype_name(x.dtype),
+             (long long)tensor_rows(weight), (long long)tensor_width(weight), dtype_name(weight.dtype),
+             dtype_name(out.dtype));
 }
 
 /* ---- quantization: the largest |x|, the scale, and x / scale rounded ---- */

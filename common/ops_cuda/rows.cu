@@ -7,8 +7,8 @@
 
 /* ---- sums over the rows of each column ---- */
 
-/* A block takes 32 columns of one part of the rows: a warp reads 32 neighbours, GROUPS warps take turns with the rows.
- * How many parts there are follows from the rows alone. */
+/* A block takes a warp's width of columns, N a thread, of one part of the rows; its GROUPS warps take turns with the
+ * rows. How many parts there are follows from the rows alone. */
 enum { GROUPS = 8 };
 
 static int64_t parts_of(int64_t rows)
@@ -16,58 +16,72 @@ static int64_t parts_of(int64_t rows)
     return clamped(rows / 64, 1, 128);
 }
 
-/* The warps' sums of a column, added up in the order of the warps; the first warp gets the result. */
-__device__ static float sum_of_groups(float x)
+static dim3 column_blocks(int64_t width, int n, int64_t parts)
 {
-    __shared__ float of_group[GROUPS][WARP];
-    float sum = 0;
+    return dim3((width + WARP * n - 1) / (WARP * n), parts);
+}
 
-    of_group[threadIdx.y][threadIdx.x] = x;
+/* out[0 .. N) = the warps' sums of each column, added up in the order of the warps; out is the thread's own place, and
+ * each warp writes some of its columns. */
+template <int N> __device__ static void store_sums(float *out, const float (&x)[N])
+{
+    __shared__ float of_group[GROUPS][N][WARP];
+
+    for (int k = 0; k < N; k++)
+        of_group[threadIdx.y][k][threadIdx.x] = x[k];
     __syncthreads();
-    for (int g = 0; g < GROUPS; g++)
-        sum += of_group[g][threadIdx.x];
+    if (out)
+        for (int k = threadIdx.y; k < N; k += GROUPS) {
+            float sum = 0;
+            for (int g = 0; g < GROUPS; g++)
+                sum += of_group[g][k][threadIdx.x];
+            out[k] = sum;
+        }
     __syncthreads();
-    return sum;
 }
 
 /* partial (parts, width) */
-template <typename T> __global__ void column_parts(float *partial, const T *in, int64_t rows, int64_t width)
+template <typename T, int N> __global__ void column_parts(float *partial, const T *in, int64_t rows, int64_t width)
 {
-    const int64_t j = (int64_t)blockIdx.x * WARP + threadIdx.x, p = blockIdx.y, parts = gridDim.y;
-    float sum = 0;
+    const int64_t j = ((int64_t)blockIdx.x * WARP + threadIdx.x) * N, p = blockIdx.y, parts = gridDim.y;
+    float sum[N] = {0}, v[N];
 
     if (j < width)
-        for (int64_t i = rows * p / parts + threadIdx.y; i < rows * (p + 1) / parts; i += GROUPS)
-            sum += number(in[i * width + j]);
-    sum = sum_of_groups(sum);
-    if (j < width && threadIdx.y == 0)
-        partial[p * width + j] = sum;
+#pragma unroll 4                                /* several rows on their way at a time */
+        for (int64_t i = rows * p / parts + threadIdx.y; i < rows * (p + 1) / parts; i += GROUPS) {
+            load(v, in + i * width + j, N);
+            for (int k = 0; k < N; k++)
+                sum[k] += v[k];
+        }
+    store_sums(j < width ? partial + p * width + j : NULL, sum);
 }
 
-/* Likewise, of the parts. */
+/* sum += the parts, in their order: a block a warp's width of columns, its warps in turn. */
 template <typename G> __global__ void add_parts(G *sum, const float *partial, int64_t parts, int64_t width)
 {
+    __shared__ float total[WARP];
     const int64_t j = (int64_t)blockIdx.x * WARP + threadIdx.x;
-    float s = 0;
+    float s[1] = {0};
 
     if (j < width)
         for (int64_t p = threadIdx.y; p < parts; p += GROUPS)
-            s += partial[p * width + j];
-    s = sum_of_groups(s);
+            s[0] += partial[p * width + j];
+    store_sums(&total[threadIdx.x], s);
     if (j < width && threadIdx.y == 0)
-        set(&sum[j], number(sum[j]) + s);
+        set(&sum[j], number(sum[j]) + total[threadIdx.x]);
 }
 
 void column_sums(Tensor sum, Tensor t)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t), parts = parts_of(rows), bytes = parts * width * 4;
+    const bool wide = width * dtype_size(t.dtype) % 16 == 0;
     float *partial = (float *)device_scratch(bytes);
 
-    FOR_TYPE(t.dtype, T,
-        LAUNCH(column_parts<T>, dim3((width + WARP - 1) / WARP, parts), dim3(WARP, GROUPS), partial, data<T>(t), rows,
-               width));
+    FOR_TYPE(t.dtype, T, PACKED(wide && aligned(t), T, N,
+        LAUNCH(column_parts<T, N>, column_blocks(width, N, parts), dim3(WARP, GROUPS), partial, data<T>(t), rows,
+               width)));
     FOR_GRADIENT(sum.dtype, G,
-        LAUNCH(add_parts<G>, (width + WARP - 1) / WARP, dim3(WARP, GROUPS), data<G>(sum), partial, parts, width));
+        LAUNCH(add_parts<G>, column_blocks(width, 1, 1), dim3(WARP, GROUPS), data<G>(sum), partial, parts, width));
     device_scratch_free(partial, bytes);
 }
 
@@ -155,25 +169,26 @@ __global__ void layernorm_backward_rows(T *d_x, const T *d_out, const T *x, cons
 }
 
 /* of_weight and of_bias (parts, width), like column_parts. */
-template <typename T>
+template <typename T, int N>
 __global__ void layernorm_parts(float *of_weight, float *of_bias, const T *d_out, const T *x, const float *stats,
                                 int64_t rows, int64_t width)
 {
-    const int64_t j = (int64_t)blockIdx.x * WARP + threadIdx.x, p = blockIdx.y, parts = gridDim.y;
-    float w = 0, b = 0;
+    const int64_t j = ((int64_t)blockIdx.x * WARP + threadIdx.x) * N, p = blockIdx.y, parts = gridDim.y;
+    float w[N] = {0}, b[N] = {0}, d[N], v[N];
 
     if (j < width)
+#pragma unroll 4
         for (int64_t i = rows * p / parts + threadIdx.y; i < rows * (p + 1) / parts; i += GROUPS) {
-            const float d = number(d_out[i * width + j]);
-            w += d * (number(x[i * width + j]) - stats[2 * i]) * stats[2 * i + 1];
-            b += d;
+            const float mean = stats[2 * i], inverse = stats[2 * i + 1];
+            load(d, d_out + i * width + j, N);
+            load(v, x + i * width + j, N);
+            for (int k = 0; k < N; k++) {
+                w[k] += d[k] * (v[k] - mean) * inverse;
+                b[k] += d[k];
+            }
         }
-    w = sum_of_groups(w);
-    b = sum_of_groups(b);
-    if (j < width && threadIdx.y == 0) {
-        of_weight[p * width + j] = w;
-        of_bias[p * width + j] = b;
-    }
+    store_sums(j < width ? of_weight + p * width + j : NULL, w);
+    store_sums(j < width ? of_bias + p * width + j : NULL, b);
 }
 
 void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
@@ -186,12 +201,13 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
     FOR_TYPE(x.dtype, T,
         PACKED(wide && aligned(d_x) && aligned(d_out) && aligned(x) && aligned(weight), T, N,
             LAUNCH(layernorm_backward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(d_x), data<T>(d_out),
-                   data<T>(x), data<float>(stats), data<T>(weight), rows, width));
-        LAUNCH(layernorm_parts<T>, dim3((width + WARP - 1) / WARP, parts), dim3(WARP, GROUPS), of_weight, of_bias,
-               data<T>(d_out), data<T>(x), data<float>(stats), rows, width));
+                   data<T>(x), data<float>(stats), data<T>(weight), rows, width);
+            LAUNCH(layernorm_parts<T, N>, column_blocks(width, N, parts), dim3(WARP, GROUPS), of_weight, of_bias,
+                   data<T>(d_out), data<T>(x), data<float>(stats), rows, width)));
     FOR_GRADIENT(d_bias.dtype, G,
-        LAUNCH(add_parts<G>, (width + WARP - 1) / WARP, dim3(WARP, GROUPS), data<G>(d_weight), of_weight, parts, width);
-        LAUNCH(add_parts<G>, (width + WARP - 1) / WARP, dim3(WARP, GROUPS), data<G>(d_bias), of_bias, parts, width));
+        LAUNCH(add_parts<G>, column_blocks(width, 1, 1), dim3(WARP, GROUPS), data<G>(d_weight), of_weight, parts,
+               width);
+        LAUNCH(add_parts<G>, column_blocks(width, 1, 1), dim3(WARP, GROUPS), data<G>(d_bias), of_bias, parts, width));
     device_scratch_free(of_weight, bytes);
 }
 
