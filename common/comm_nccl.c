@@ -359,6 +359,9 @@ static void prepare(void)
 {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    /* An order of all communicators' kernels on a GPU, that of the program, is not to be had here: a call that is in
+     * progress makes its kernel later, in a thread of NCCL's, which then would end with "invalid usage". */
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
 }
 
 static void place(char text[PLACE_TEXT])

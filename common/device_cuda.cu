@@ -101,6 +101,7 @@ void device_init(int local_rank, int local_ranks, int wanted)
     snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor);
     upload_begin();
     events_begin();
+    matmul_begin();
 }
 
 const char *device_name(void)

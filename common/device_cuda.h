@@ -20,6 +20,10 @@ void cuda_check(cudaError_t error, const char *call, const char *file, int line)
 void *device_scratch(int64_t bytes);
 void device_scratch_free(void *data, int64_t bytes);
 
+/* matmul.cu: creates what its libraries need, which they take from the GPU by themselves. At the start: so memory_plan
+ * finds it gone. */
+void matmul_begin(void);
+
 bool device_uses_tf32(void);
 int device_capability(void);                /* 80: sm_80 */
 

@@ -492,19 +492,22 @@ static const char *duration_text(double seconds)
     return text;
 }
 
-/* At most a few lines a second on a terminal; a file gets all of them. */
+/* At most a few lines a second on a terminal; a file gets all of them. mfu: NaN if the device's rate isn't known. */
 static void print_step(int step, StepResult r, double tokens_per_second, double mfu)
 {
     static double printed;
     const double now = clock_seconds();
     const bool terminal = isatty(STDOUT_FILENO), last = step >= options.steps || stopping;
     const char *dim = terminal ? "\033[2m" : "", *bold = terminal ? "\033[1m" : "", *plain = terminal ? "\033[0m" : "";
+    char utilization[32] = "";
 
     if (terminal && now - printed < 0.25 && !last)
         return;
     printed = now;
-    run_print("step %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak %s  %s left%s\n", step,
-              options.steps, bold, r.loss, plain, r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,
+    if (!isnan(mfu))
+        snprintf(utilization, sizeof utilization, "  MFU %.1f%%", 100 * mfu);
+    run_print("step %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s%s  peak %s  %s left%s\n", step,
+              options.steps, bold, r.loss, plain, r.norm, r.lr, dim, number_text(tokens_per_second), utilization,
               bytes_text(memory_total().peak),
               duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
 }
@@ -512,7 +515,8 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
 void run_step(int step, StepResult result)
 {
     const double seconds = clock_seconds() - step_began, tokens = (double)run_global_batch() * options.config.seq;
-    const double peak = peak_flops(), mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : 0;
+    const double peak = peak_flops();
+    const double mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : NAN;
 
     result.norm = fabs(result.norm);            /* a NaN's sign says nothing: "nan", never "-nan" */
     state.step = step;

@@ -105,6 +105,12 @@ static cublasLtHandle_t cublas_lt(void)
     return handle;
 }
 
+void matmul_begin(void)
+{
+    cublas();
+    cublas_lt();
+}
+
 #define SET(p, attribute, value) \
     CUBLAS(cublasLtMatmulDescSetAttribute((p)->matmul, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value)))
 #define PREFER(preference, attribute, value) \
