@@ -456,11 +456,11 @@ static Tensor inbox_of(Action action)
     return inbox[action.chunk][action.micro % (in_flight[action.chunk] + 1)];
 }
 
-/* A message is known by what it carries: x (back 0) or d_x (1) of this micro-batch, into this stage. Tags end at 2^20;
- * long before they repeat, the message that had the same one has arrived. */
+/* A message is known by what it carries: x (back 0) or d_x (1) of this micro-batch, into this stage. Long before a tag
+ * repeats, the message that had the same one has arrived. */
 static int tag(int micro, int stage, int back)
 {
-    return (micro % 1024 * comm_size(pp) * chunks + stage) % (1 << 18) * 2 + back;
+    return (micro % 1024 * comm_size(pp) * chunks + stage) * 2 + back;
 }
 
 /* Starts to receive what an action needs, one action ahead, so that it arrives during the one before. */
