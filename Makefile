@@ -8,7 +8,7 @@ NP ?= 1
 ARGS ?=
 BUILD := build$(if $(SANITIZE),/sanitize)
 STAGES := $(patsubst %/train.c,%,$(wildcard 0*/train.c))
-PROGRAM = $(firstword $(filter $(STAGE)%,$(STAGES)))
+PROGRAM = $(if $(word 2,$(filter $(STAGE)%,$(STAGES))),,$(filter $(STAGE)%,$(STAGES)))
 ifneq ($(filter clean,$(MAKECMDGOALS)),)
 .NOTPARALLEL:			# "make clean cpu": one after the other
 else ifeq ($(MAKELEVEL),0)

@@ -623,6 +623,8 @@ int main(int argc, char **argv)
         if (r == 0)
             printf("bubble %.4f of the time that is computed; (p-1%s)/(%s m) = %.4f\n", bubble, too_few ? " + p-m" : "",
                    schedule_kind == ZERO_BUBBLE ? "3" : "v", formula);
+        fail_unprinted();
+        comm_agree();
         error_cleanup_now();
         comm_exit(0);
     }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -324,7 +325,15 @@ static bool is_empty_directory(const char *path)
     return count == 2;                          /* . and .. */
 }
 
-/* Whether another directory can be put in the place of this one: not of a disk's mount point, or of "." and "..". */
+static bool is_same(const char *a, const char *b)
+{
+    struct stat s, t;
+
+    return stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+}
+
+/* Whether another directory can be put in the place of this one: not of a disk's mount point, of "." and "..", or of
+ * where this program runs, by whatever name: other files that it writes would go with the old one. */
 static bool is_replaceable(const char *directory)
 {
     const char *slash = strrchr(directory, '/'), *name = slash ? slash + 1 : directory;
@@ -333,7 +342,8 @@ static bool is_replaceable(const char *directory)
     const bool there = stat(directory, &here) == 0 && stat(parent, &above) == 0;
 
     free(parent);
-    return strcmp(name, ".") && strcmp(name, "..") && !(there && here.st_dev != above.st_dev);
+    return strcmp(name, ".") && strcmp(name, "..") && !(there && here.st_dev != above.st_dev)
+           && !is_same(directory, ".");
 }
 
 /* Whether all in a directory has the names of a checkpoint's files; so too if it isn't there. */
@@ -353,21 +363,49 @@ static bool is_ours(const char *directory)
     return ours;
 }
 
-static bool is_same(const char *a, const char *b)
+static bool ends_with(const char *text, const char *end)
 {
-    struct stat s, t;
+    const size_t length = strlen(text), n = strlen(end);
 
-    return stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+    return length >= n && !strcmp(text + length - n, end);
+}
+
+/* One program at a time saves to a directory: two would write into each other's DIR.tmp. The system gives the lock back
+ * when the process ends, however it does; the file goes when it ends well. */
+static void lock(const char *directory)
+{
+    char *path = path_of(directory, ".lock", NULL);
+    struct stat mine, there;
+
+    for (;;) {
+        const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (file < 0)
+            fail("--save %s: %s cannot be made: %s", directory, path, strerror(errno));
+        if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)     /* some file systems have no locks */
+            fail("--save %s: another program that is running saves to it (it holds %s); wait for it, or name another "
+                 "directory", directory, path);
+        if (fstat(file, &mine) == 0 && stat(path, &there) == 0 && mine.st_ino == there.st_ino)
+            break;
+        close(file);                            /* who had it has ended meanwhile, and removed it */
+    }
+    error_cleanup(path);
+    free(path);
 }
 
 void checkpoint_claim(const char *directory, const char *load)
 {
     char *plain = path_of(directory, "", NULL), *tmp = path_of(directory, ".tmp", NULL);
     char *trainer = path_of(directory, "", "trainer.json");
+    bool made = false;
     struct stat s;
 
     /* an empty directory may be replaced, a checkpoint too; anything else is somebody's */
     if (comm_rank(world) == 0) {
+        if (ends_with(plain, ".tmp") || ends_with(plain, ".old") || ends_with(plain, ".lock"))
+            fail("--save %s: names that end in .tmp, .old or .lock are those of what --save makes beside a checkpoint, "
+                 "and removes", directory);
+        if (stat(directory, &s) == 0 && S_ISDIR(s.st_mode) && access(directory, R_OK | W_OK | X_OK))
+            fail("--save %s: it is there, but cannot be changed: %s", directory, strerror(errno));
         if (exists(directory) && !exists(trainer) && !is_empty_directory(directory))
             fail("--save %s: it is there and is not a checkpoint (it has no trainer.json); name another directory",
                  directory);
@@ -375,30 +413,42 @@ void checkpoint_claim(const char *directory, const char *load)
             fail("--save %s: it is a link to a directory that is not there; make that directory", directory);
         if (!is_replaceable(plain))
             fail("--save %s: a checkpoint takes the place of the old one, but nothing can take that of \".\", of "
-                 "\"..\", or of where a disk is mounted; name a directory inside", directory);
+                 "\"..\", of the directory that this runs in, or of where a disk is mounted; name a directory inside", directory);
         if (load && is_same(load, tmp))
             fail("--load %s is where --save %s is written until it is complete; give --save another name", load,
                  directory);
-        if (!is_ours(tmp))
+        if (!is_ours(tmp) || (lstat(tmp, &s) == 0 && !S_ISDIR(s.st_mode)))
             fail("--save %s: %s is where it is written until it is complete, but other files are there; move them",
                  directory, tmp);
-        remove_directory(tmp);
-        if (mkdir(tmp, 0755))
+        lock(directory);
+        made = mkdir(tmp, 0755) == 0;
+        if (!made && (errno != EEXIST || access(tmp, W_OK | X_OK)))     /* it is there if a program was killed */
             fail("--save %s: %s cannot be made: %s", directory, tmp, strerror(errno));
-        error_cleanup(tmp);
+        if (made)
+            error_cleanup(tmp);
     }
     comm_agree();
     if (!exists(tmp))
         fail("--save %s: rank 0 has made %s, but rank %d doesn't find it: all ranks need one file system", directory,
              tmp, comm_rank(world));
     comm_agree();
-    if (comm_rank(world) == 0) {
+    if (made) {
         rmdir(tmp);
         error_cleanup_done(tmp);
     }
     free(plain);
     free(tmp);
     free(trainer);
+}
+
+void checkpoint_release(const char *directory)
+{
+    char *path = path_of(directory, ".lock", NULL);
+
+    if (comm_rank(world) == 0)
+        unlink(path);
+    error_cleanup_done(path);
+    free(path);
 }
 
 /* Puts the finished directory in the place of the old one. */
@@ -411,6 +461,8 @@ static void exchange(char *tmp, char *directory, char *old)
         keep_others(tmp, directory);
         remove_directory(tmp);
     } else {                                    /* not every file system can: for a moment only the old one is there */
+        if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
+            fail("%s could not be put in the place of %s: %s", tmp, directory, strerror(errno));
         remove_directory(old);
         if (rename(directory, old) || rename(tmp, directory))
             fail("%s could not be renamed to %s (what was there is %s): %s", tmp, directory, old, strerror(errno));
@@ -485,10 +537,31 @@ static char *directory_to_load(const char *directory)
     return given;
 }
 
+/* Of a file's size and a thousandth of it or more, from all over it: enough to tell weights that were trained apart. */
+static uint64_t hash_of(const char *path)
+{
+    enum { BLOCKS = 256 };
+    const int file = open(path, O_RDONLY | O_NONBLOCK);
+    unsigned char block[4096];
+    struct stat s;
+
+    if (file < 0 || fstat(file, &s))
+        fail("%s: %s", path, strerror(errno));
+    uint64_t hash = 14695981039346656037u ^ (uint64_t)s.st_size;        /* FNV-1a */
+    for (int64_t i = 0; i < BLOCKS; i++) {
+        const ssize_t length = pread(file, block, sizeof block, s.st_size * i / BLOCKS);
+        for (ssize_t k = 0; k < length; k++)
+            hash = (hash ^ block[k]) * 1099511628211u;
+    }
+    close(file);
+    return hash;
+}
+
 TrainState checkpoint_open(const char *directory, Config c)
 {
     char *from = directory_to_load(directory);
     char *config_path = path_of(from, "", "config.json"), *trainer_path = path_of(from, "", "trainer.json");
+    char *model_path = path_of(from, "", "model.safetensors");
     cJSON *config = read_json(config_path), *trainer = read_json(trainer_path);
     const int64_t layers = json_integer(config, config_path, "num_hidden_layers");
     const int64_t hidden = json_integer(config, config_path, "hidden_size");
@@ -511,10 +584,12 @@ TrainState checkpoint_open(const char *directory, Config c)
     if (*end || errno)
         fail("%s: \"seed\" is %s, but a whole number from 0 to 2^64 - 1 in quotes is needed", trainer_path,
              seed ? cJSON_PrintUnformatted(seed) : "missing");
+    state.hash = hash_of(model_path);
     cJSON_Delete(config);
     cJSON_Delete(trainer);
     free(config_path);
     free(trainer_path);
+    free(model_path);
     free(from);
     return state;
 }

@@ -23,13 +23,16 @@ typedef struct {
 typedef struct {
     int64_t step, tokens;           /* since the model's birth */
     uint64_t seed;
+    uint64_t hash;                  /* of the weights that were loaded: all ranks must have found the same */
     Kept kept[4];
     int kept_count;
 } TrainState;
 
 /* Before training: fails if DIR cannot be written, or is neither a checkpoint nor empty: saving would replace it. So
- * too if what lies in DIR.tmp isn't ours, or is load, the checkpoint to read (NULL: none). */
+ * too if what lies in DIR.tmp isn't ours, or is load, the checkpoint to read (NULL: none), or if another program that
+ * is running has claimed DIR: until checkpoint_release, or its end, DIR.lock is locked. */
 void checkpoint_claim(const char *directory, const char *load);
+void checkpoint_release(const char *directory);
 
 /* Writes DIR.tmp, and when all of it is on the disk puts it in DIR's place in one step: a program killed at any
  * moment leaves the previous checkpoint whole. */

@@ -79,6 +79,12 @@ void fail(const char *format, ...)
     fail_list(1, format, list);
 }
 
+void fail_unprinted(void)
+{
+    if (fflush(stdout) || ferror(stdout))
+        fail("what was printed could not be written to standard output");
+}
+
 void fail_usage(const char *format, ...)
 {
     va_list list;

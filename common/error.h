@@ -17,6 +17,9 @@ void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)
 /* The same with status 2, for a command line that cannot be right. */
 void fail_usage(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
+/* Fails if standard output has not taken all that was printed: its disk is full, or it is closed. */
+void fail_unprinted(void);
+
 /* Who speaks: the stage's name. */
 void error_speaker(const char *stage);
 

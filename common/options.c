@@ -146,9 +146,10 @@ static int place_of(const char *word, const char *words)        /* among "a|b|c"
 static double number_of(const StageOption *o, const char *text)
 {
     char *end;
-    const double x = strtod(text, &end);
 
-    if (end == text || *end || !isfinite(x) || x < o->min || x > o->max)
+    errno = 0;
+    const double x = strtod(text, &end);
+    if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
         fail_usage("--%s %s, but it is a number from %g to %g", o->name, text, o->min, o->max);
     return x;
 }
@@ -306,6 +307,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         if (comm_rank(world) == 0)
             argp_help(&parser, stdout, key == KEY_HELP ? ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC
                                                        : ARGP_HELP_USAGE, (char *)stage_name);
+        fail_unprinted();
+        comm_agree();
         comm_exit(0);
     }
     if (key == KEY_PRESET)

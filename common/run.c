@@ -181,7 +181,6 @@ static void begin_metrics(void)
 
     if (!metrics)
         return;
-    error_cleanup_done(options.metrics);
     for (int i = 0; i < state.kept_count; i++)
         strcat(strcat(header, ","), state.kept[i].name);
     if (!is_stdout(options.metrics) && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)) {
@@ -194,6 +193,7 @@ static void begin_metrics(void)
         fprintf(metrics, "%s\n", header);
     if (fflush(metrics))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    error_cleanup_done(options.metrics);
 }
 
 /* ---- The start ---- */
@@ -249,8 +249,17 @@ static double trace_start(void)
     return comm_local_size() == comm_size(world) ? first : clock_seconds();
 }
 
+/* Otherwise what is opened first takes their numbers, a socket of MPI's perhaps, and gets what is printed. */
+static void open_standard_streams(void)
+{
+    for (int file = 0; file <= STDERR_FILENO; file++)
+        if (fcntl(file, F_GETFD) < 0)
+            open("/dev/null", file ? O_RDONLY : O_WRONLY);      /* using it stays an error, and is found */
+}
+
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
 {
+    open_standard_streams();
     device_prepare(argv);
     stage_name = stage;
     arguments = argc, argument = argv;
@@ -264,6 +273,10 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    /* The terminal is closed. Not under nohup, which takes the streams away from it; that it ignores the signal can't
+     * be seen any more, as UCX under MPI has taken that for its debugging, before main. */
+    if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))
+        sigaction(SIGHUP, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
     signal(SIGPIPE, SIG_IGN);
 
@@ -293,8 +306,9 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     char seen[256];
     int at = snprintf(seen, sizeof seen, "--data whose tokens hash to %016llx\n", (unsigned long long)data_hash());
     if (options.load)
-        snprintf(seen + at, sizeof seen - at, "--load of step %lld, %lld tokens and seed %llu\n", (long long)state.step,
-                 (long long)state.tokens, (unsigned long long)state.seed);
+        snprintf(seen + at, sizeof seen - at, "--load of step %lld, %lld tokens and seed %llu, whose weights hash to "
+                 "%016llx\n", (long long)state.step, (long long)state.tokens, (unsigned long long)state.seed,
+                 (unsigned long long)state.hash);
     comm_agree();
     comm_allow(0);
     check_shared("report", report_file, options.report);
@@ -541,7 +555,9 @@ void run_step(int step, StepResult result)
     if (options.check)
         adamw_check_replicas(run_optimizer);
     if (comm_sum(world, stopped_by != 0) > 0)               /* signals reach ranks in different steps */
-        stopping = comm_sum(world, stopped_by == SIGTERM) > 0 ? SIGTERM : SIGINT;
+        stopping = comm_sum(world, stopped_by == SIGTERM) > 0  ? SIGTERM
+                   : comm_sum(world, stopped_by == SIGHUP) > 0 ? SIGHUP
+                                                               : SIGINT;
     print_step(step, result, tokens / seconds, mfu);
     if (options.save_every && step % options.save_every == 0)
         save();
@@ -684,8 +700,10 @@ _Noreturn void run_end(void)
         deliver("trace", trace_file, options.trace);
     if (metrics && fclose(metrics))
         fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
-    if (fflush(stdout) || ferror(stdout))
-        fail("what was printed could not be written to standard output");
+    if (options.save)
+        checkpoint_release(options.save);
+    if (stopping != SIGHUP)                     /* then the terminal may be gone */
+        fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
     comm_exit(stopping ? 128 + stopping : wrong);
 }

@@ -248,6 +248,7 @@ static void the_command_line_is_checked(void **state)
         {"--threads 4097", 2, "--threads 4097|4096"},
         {"--tf32", 2, "--tf32|sm_80"},
         {"--lr 1001", 2, "--lr 1001|from 0 to 1000"},
+        {"--lr 1e-999", 2, "--lr 1e-999|from 0 to 1000"},
         /* each fits, their product doesn't */
         {"--seq 16777216 --micro-batch 65536", 2, "--micro-batch 65536|--seq 16777216|2.15e+09"},
         {"--seq 16777216 --micro-batch 128", 2, "--micro-batch 128|--seq 16777216|2.15e+09"},
@@ -799,6 +800,7 @@ static void unwritable_outputs_are_refused(void **state)
         {"--save .", 1, "--save .|not a checkpoint"},
         {"--save /dev/null", 1, "--save /dev/null|not a checkpoint"},
         {"--save alink", 1, "--save alink|not there"},
+        {"--save ck.tmp/", 1, "--save ck.tmp/|end in .tmp"},
         {"--report x --data x.tmp", 2, "--data x.tmp|--report x"},
         {"--metrics x.tmp --trace x", 2, "--metrics x.tmp|--trace x"},
         {"--save ck --report ck.tmp", 2, "--report ck.tmp|--save ck"},
@@ -840,7 +842,15 @@ static void unwritable_outputs_are_refused(void **state)
     run_well("rm -r ck.tmp here");
     fails(1, "--save .|name a directory inside",
           "sh -c 'cd good && exec " CPU " " SMALL " --data ../data.bin --save .'");
+    fails(1, "--save ../good|runs in|name a directory inside",
+          "sh -c 'cd good && exec " CPU " " SMALL " --data ../data.bin --load ../good --save ../good'");
+    run_well("mkdir ck");
+    run_well("ln -s ../adir ck/new.tmp");
+    fails(1, "--save ck/new|move them", CPU " " SMALL " --save ck/new");
+    run_well("rm -r ck");
     fails(1, "standard output", "sh -c 'exec " CPU " " SMALL " --quiet --sample 5 >/dev/full'");
+    fails(1, "standard output", "sh -c 'exec " CPU " --help >/dev/full'");
+    fails(1, "standard output", "sh -c 'exec " CPU " " SMALL " <&- >&-'");
 }
 
 /* What is called like a checkpoint's own file, but is none of this run's. */
@@ -1034,6 +1044,8 @@ static void two_signals_quit_at_once(void **state)
         char *before = listing();
         start(CPU " " SHAPE " --accumulate 1048576 --load kept --save kept --report new.json --trace new.trace");
         kill(process, signals[i]);
+        if (i == 0)                                     /* what it saves to is nobody else's */
+            fails(1, "--save kept|another program|kept.lock", CPU " " SMALL " --load kept --save kept");
         usleep(500000);                                 /* sooner it would count as the first one again */
         assert_int_equal(waitpid(process, NULL, WNOHANG), 0);           /* it would finish the step */
         kill(process, signals[i]);
@@ -1189,10 +1201,13 @@ static void ranks_speak_once(void **state)
         {"--report new", "sh -c 'cd elsewhere && exec " DATA_PARALLEL " --report new'", "one file system"},
         {"--metrics new.csv --save new", "sh -c 'cd elsewhere && exec " DATA_PARALLEL " --metrics new.csv --save new'",
          "one file system"},
-        {"--load good", "sh -c 'cd elsewhere && exec " DATA_PARALLEL " --load good'", "seed 7|seed 8"}};
+        {"--load good", "sh -c 'cd elsewhere && exec " DATA_PARALLEL " --load good'", "seed 7|seed 8"},
+        {"--load like", "sh -c 'cd elsewhere && exec " DATA_PARALLEL " --load like'", "weights hash to"}};
     run_well("mkdir elsewhere");
     run_well("cp data.bin elsewhere");
     run_well("sh -c 'cd elsewhere && exec " CPU " " SMALL " --steps 2 --save good --seed 8'");
+    run_well("cp -r good like");
+    run_well("sh -c 'cd elsewhere && exec " CPU " " SMALL " --steps 2 --save like --seed 7 --lr 0.1'");
     for (unsigned i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         char *before = listing();
         Result r = run("timeout 15 mpiexec -n 1 " DATA_PARALLEL " %s : -n 1 %s", pairs[i][0], pairs[i][1]);
@@ -1202,7 +1217,7 @@ static void ranks_speak_once(void **state)
         assert_same_listing(before, listing(), pairs[i][1]);
         result_free(r);
     }
-    run_well("rm -r elsewhere");
+    run_well("rm -r elsewhere like");
 
     Result r = run("timeout 15 mpiexec -n 3 " CPU " --help");
     assert_int_equal(r.status, 0);

@@ -3,7 +3,9 @@
  */
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <pty.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -284,6 +286,54 @@ static Result signalled(int signal, const char *options)
                tokens(), options, signal);
 }
 
+static int lines(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    int count = 0;
+
+    for (int c; f && (c = getc(f)) != EOF;)
+        count += c == '\n';
+    if (f)
+        fclose(f);
+    return count;
+}
+
+/* Starts a program in a terminal, closes that after the first step, and returns the program's status. */
+static int hung_up(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static int hung_up(const char *format, ...)
+{
+    char command[2000];
+    int terminal, status;
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    unlink(in_temporary("rows"));
+    const pid_t process = forkpty(&terminal, NULL, NULL, NULL);
+    if (process == 0) {
+        if (!chdir(in_temporary("")))
+            execl("/bin/sh", "sh", "-c", command, NULL);
+        _exit(127);
+    }
+    assert_true(process > 0);
+    for (int i = 0; i < 1000 && lines(in_temporary("rows")) < 2; i++)
+        usleep(20000);
+    close(terminal);
+    assert_int_equal(waitpid(process, &status, 0), process);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void a_closed_terminal_saves(void **state)
+{
+    (void)state;
+    assert_int_equal(hung_up("exec " CPU " " SHAPE " --data %s --steps 1000000 --metrics rows --save left", tokens()),
+                     128 + SIGHUP);
+    assert_true(json_number(in_temporary("left/trainer.json"), "step") >= 1);
+    assert_int_equal(hung_up("exec nohup " CPU " " SHAPE " --data %s --steps 100 --metrics rows", tokens()), 0);
+}
+
 /* A signal ends the run after the step that is under way, with a checkpoint and 128 + its number. */
 static void signals_save(void **state)
 {
@@ -478,6 +528,7 @@ int main(void)
         cmocka_unit_test(each_option_counts),
         cmocka_unit_test(samples_are_texts),
         cmocka_unit_test(signals_save),
+        cmocka_unit_test(a_closed_terminal_saves),
         cmocka_unit_test(the_trace_tells),
         cmocka_unit_test(pretended_hardware_is_slower),
     };

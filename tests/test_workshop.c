@@ -269,6 +269,13 @@ static void what_is_there_is_not_overwritten(void **state)
     assert_int_equal(r.status, 2);
     assert_non_null(strstr(r.out, "STAGE=09 is none of: 01_single_gpu"));
     result_free(r);
+    r = run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize());
+    assert_int_equal(r.status, 2);
+    result_free(r);
+    r = run(BUILD "/cpu64/verify 03_data_parallel " BUILD "/cpu64/03_data_parallel 2 --hid 48");
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "ARGS has --hid, which may be --hidden"));
+    result_free(r);
 }
 
 /* ---- The README's table of commands ---- */

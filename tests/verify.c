@@ -81,6 +81,18 @@ static const char *given(const char *name)
     return NULL;
 }
 
+/* Programs take "--hid" for "--hidden"; here options are looked for by their names. */
+static void refuse_short(const char *word, const char *name)
+{
+    const size_t length = strcspn(word, "=");
+
+    if (length > 2 && length < strlen(name) && !strncmp(word, name, length)) {
+        fprintf(stderr, "verify: ARGS has %.*s, which may be %s: write options with their whole names here\n",
+                (int)length, word, name);
+        exit(2);
+    }
+}
+
 static int option(const char *name, int otherwise)
 {
     return given(name) ? atoi(given(name)) : otherwise;
@@ -428,6 +440,14 @@ int main(int argc, char **argv)
         return 2;
     }
     static const char *const own[] = {"--data", "--vocab", "--load", "--steps", "--preset", "--lr", "--seed"};
+    static const char *const others[] = {"--layers", "--hidden", "--heads", "--seq", "--micro-batch", "--accumulate",
+                                         "--dtype", "--gradients", "--master"};
+    for (int i = 4; i < argc; i++) {
+        for (unsigned k = 0; k < sizeof own / sizeof *own; k++)
+            refuse_short(argv[i], own[k]);
+        for (unsigned k = 0; k < sizeof others / sizeof *others; k++)
+            refuse_short(argv[i], others[k]);
+    }
     for (unsigned i = 0; i < sizeof own / sizeof *own; i++)
         if (given(own[i])) {
             fprintf(stderr, "verify: ARGS has %s, but data, model and steps are the same for all that are compared; "

@@ -30,14 +30,15 @@ typedef struct {
 
 /* ---- Options ---- */
 
-static inline long ladder_number(const char *text, const char **end, const char *option, const char *all, long most)
+static inline long ladder_number(const char *text, const char **end, const char *option, const char *all, long least,
+                                 long most)
 {
     char *after;
 
     errno = 0;
     const long x = strtol(text, &after, 10);
-    if (after == text || errno || x < 1 || x > most || *text < '0' || *text > '9')
-        fail_usage("--%s %s: numbers from 1 to %ld are possible there", option, all, most);
+    if (after == text || errno || x < least || x > most || *text < '0' || *text > '9')
+        fail_usage("--%s %s: numbers from %ld to %ld are possible there", option, all, least, most);
     *end = after;
     return x;
 }
@@ -48,12 +49,12 @@ static inline void ladder_size(Ladder *l, const char *text)
     const char *at;
     enum { MOST = 1 << 17 };
 
-    l->m = l->n = l->k = ladder_number(text, &at, "size", text, MOST);
+    l->m = l->n = l->k = ladder_number(text, &at, "size", text, 1, MOST);
     if (*at == 'x') {
-        l->n = ladder_number(at + 1, &at, "size", text, MOST);
+        l->n = ladder_number(at + 1, &at, "size", text, 1, MOST);
         if (*at != 'x')
             fail_usage("--size %s: one number, or three as in 100x37x129 (m x n x k)", text);
-        l->k = ladder_number(at + 1, &at, "size", text, MOST);
+        l->k = ladder_number(at + 1, &at, "size", text, 1, MOST);
     }
     if (*at)
         fail_usage("--size %s: one number, or three as in 100x37x129 (m x n x k)", text);
@@ -64,8 +65,8 @@ static inline void ladder_rungs(Ladder *l, const char *text)
 {
     memset(l->rung, 0, sizeof l->rung);
     for (const char *at = text;; at++) {
-        const long first = ladder_number(at, &at, "rungs", text, l->count);
-        const long last = *at == '-' ? ladder_number(at + 1, &at, "rungs", text, l->count) : first;
+        const long first = ladder_number(at, &at, "rungs", text, 1, l->count);
+        const long last = *at == '-' ? ladder_number(at + 1, &at, "rungs", text, 1, l->count) : first;
         for (long i = first; i <= last; i++)
             l->rung[i] = true;
         if (last < first || (*at && *at != ','))
@@ -89,13 +90,13 @@ static inline error_t ladder_option(int key, char *text, struct argp_state *stat
         ladder_rungs(l, text);
         return 0;
     case 't':
-        l->threads = ladder_number(text, &end, "threads", text, 1024);
+        l->threads = ladder_number(text, &end, "threads", text, 1, 1024);
         if (*end)
             fail_usage("--threads %s: one number", text);
         return 0;
     case 'c':
-        l->copy = strcmp(text, "0") ? ladder_number(text, &end, "copy", text, 1 << 17) : 0;
-        if (l->copy && *end)
+        l->copy = ladder_number(text, &end, "copy", text, 0, 1 << 17);
+        if (*end)
             fail_usage("--copy %s: one number", text);
         return 0;
     case 'x':

@@ -348,5 +348,6 @@ int main(int argc, char **argv)
     if (l.copy)
         ladder_roofline(&l, openblas_threads.name, rate, copy_bandwidth(&l), sizeof(float));
     free(a), free(b), free(c), free(want), free(spare), free(row), free(column);
+    fail_unprinted();
     return 0;
 }

@@ -631,5 +631,6 @@ int main(int argc, char **argv)
     CUDA(cudaFree(p.a_16));
     CUDA(cudaFree(p.b_16));
     free(a), free(b), free(c), free(want), free(want_16), free(row), free(column);
+    fail_unprinted();
     return 0;
 }
