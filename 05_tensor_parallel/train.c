@@ -13,7 +13,8 @@ static Comm *tp;                    /* the ranks that share every matrix */
 static bool sequence_parallel;
 
 /* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T,
+                                     * or with --sequence-parallel this rank's part */
 static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
 
 /* What one block's forward leaves for its backward. Its input is in Acts.x. */
@@ -51,12 +52,12 @@ static void sizes(void)
 
     const int t = comm_size(tp);
     if (A % t)
-        fail("--heads %ld cannot be divided over %d ranks; %s could", (long)A, t, divisors_text(A));
+        fail("--heads %lld cannot be divided over %d ranks; %s could", (long long)A, t, divisors_text(A));
     if (sequence_parallel && R % t)
-        fail("--micro-batch %ld x --seq %ld = %ld rows cannot be divided over %d ranks, as --sequence-parallel does",
-             (long)B, (long)T, (long)R, t);
+        fail("--micro-batch %lld x --seq %lld = %lld rows cannot be divided over %d ranks, as --sequence-parallel does",
+             (long long)B, (long long)T, (long long)R, t);
     if (V < t)
-        fail("--vocab %ld cannot be divided over %d ranks: each needs a token or more", (long)V, t);
+        fail("--vocab %lld cannot be divided over %d ranks: each needs a token or more", (long long)V, t);
     A /= t, F /= t, V = comm_part(tp, V).count;
     if (sequence_parallel)
         R /= t;
@@ -289,7 +290,7 @@ static StepResult train_step(int64_t step, Batch batch)
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, m * B, 0);
+        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from this one on; all their tokens */
         trace_begin("forward");
         forward(&acts, batch, scale);
         trace_end();

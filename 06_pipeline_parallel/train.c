@@ -587,7 +587,7 @@ static void loss_of(Batch batch)      /* for evaluation: one micro-batch through
             a->sending[0] = comm_start_send(pp, a->x[a->end], (r + 1) % p, tag(0, c * p + r + 1, 0));
         comm_wait(&a->sending[0]);
     }
-    comm_broadcast(world, loss, p - 1);
+    comm_broadcast(pp, loss, p - 1);
 }
 
 int main(int argc, char **argv)

@@ -66,7 +66,8 @@ static void sizes(void)
     B = options.micro_batch, T = held * C, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
     if (method == ULYSSES && A % n)
-        fail("--heads %ld cannot be divided over %d ranks, as --attention ulysses does", (long)A, n);
+        fail("--heads %lld cannot be divided over %d ranks, as --attention ulysses does; %s could", (long long)A, n,
+             divisors_text(A));
     chunks = method == ULYSSES ? n : held;
     chunk_heads = method == ULYSSES ? A / n : A;
     Q = C < 64 ? C : 64;

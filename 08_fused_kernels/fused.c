@@ -12,7 +12,9 @@ static bool is_per_query(Tensor t, Tensor qkv, Tensor out)
 /* Of the half of the pairs that the mask leaves, with the diagonal. */
 static double flash_flops(Tensor qkv)
 {
-    return 4.0 * tensor_rows(qkv) * (tensor_width(qkv) / 3) * (qkv.shape[1] + 1) / 2;
+    const int64_t width = tensor_width(qkv) / 3;
+
+    return 4.0 * tensor_rows(qkv) * width * (qkv.shape[1] + 1) / 2;
 }
 
 void flash_attention_forward(Tensor out, Tensor lse, Tensor qkv)

@@ -2,7 +2,6 @@
  * tiles and blocks of rows are small enough for that.
  */
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #include "../common/ops_cpu.h"

@@ -431,7 +431,7 @@ static StepResult train_step(int64_t step, Batch batch)
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, m * B, 0);
+        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from this one on; all their tokens */
         trace_begin("forward");
         forward(&acts, batch, scale, scale * loss_scale);
         trace_end();

@@ -165,7 +165,7 @@ static Safetensors create_shared(const char *path, SafeTensor *tensors, int coun
     safetensors_lay_out(&file, path, tensors, count);
     if (comm_rank(world) == 0)
         check(safetensors_create(&file));
-    comm_sum(world, 0);                         /* a barrier */
+    comm_barrier(world);
     if (comm_rank(world) != 0) {
         ask_for_names(path);
         check(safetensors_join(&file));
@@ -413,7 +413,8 @@ void checkpoint_claim(const char *directory, const char *load)
             fail("--save %s: it is a link to a directory that is not there; make that directory", directory);
         if (!is_replaceable(plain))
             fail("--save %s: a checkpoint takes the place of the old one, but nothing can take that of \".\", of "
-                 "\"..\", of the directory that this runs in, or of where a disk is mounted; name a directory inside", directory);
+                 "\"..\", of the directory that this runs in, or of where a disk is mounted; name a directory inside",
+                 directory);
         if (load && is_same(load, tmp))
             fail("--load %s is where --save %s is written until it is complete; give --save another name", load,
                  directory);
@@ -503,13 +504,13 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     write_parts(&moments, count, optimizer, MOMENT_V);
     check(safetensors_close(&moments, true));
 
-    comm_sum(world, 0);                         /* all ranks' parts are on the disk */
+    comm_barrier(world);                        /* all ranks' parts are on the disk */
     for (int i = 0; i < FILES; i++)
         error_cleanup_done(path[i]);
     error_cleanup_done(tmp);
     if (comm_rank(world) == 0)
         exchange(tmp, final, old);
-    comm_sum(world, 0);                         /* nobody goes on, and perhaps ends, before it is in place */
+    comm_barrier(world);                        /* nobody goes on, and perhaps ends, before it is in place */
     comm_allow(0);
     for (int i = 0; i < FILES; i++)
         free(path[i]);
@@ -653,6 +654,6 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
         free(tokens);
     }
     check(safetensors_close(&file, false));
-    comm_sum(world, 0);
+    comm_barrier(world);
     free(tensors);
 }

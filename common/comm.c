@@ -585,7 +585,7 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
                                               .tag = t.tag + CLOCK_TAG});
 }
 
-/* count: of the full tensor; name: of the tensor, for messages. */
+/* whole: the full tensor, whose count, type and name are the transfer's. */
 static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, Reduce reduce, int peer, int tag)
 {
     Transfer t = {.comm = comm, .op = op, .reduce = reduce, .out = out.data, .in = in.data,

@@ -72,8 +72,8 @@ enum { ALARM_TEXT = 128 };
 void mpi_alarm(const char text[ALARM_TEXT]);
 int mpi_alarmed(char text[ALARM_TEXT]);         /* who has sent one, with its text; -1: nobody. Lets transfers go on. */
 
-/* MPI promises tags to 32,767 only. So of a tensor's 12 bits travel, which is enough, since messages are received in
- * the order sent; behind them, what --pretend and --check tell each other, and NCCL's beginnings. */
+/* MPI promises tags to 32,767 only. So only 12 bits of a message's tag travel, which is enough, since messages are
+ * received in the order sent. The numbers above them are for what --pretend and --check send, and for NCCL's ids. */
 enum { TAGS = 4096, SHIFT_TAG = TAGS - 1, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS, NCCL_TAG };
 
 /* ---- comm.c's ---- */

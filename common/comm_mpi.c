@@ -2,7 +2,6 @@
  * with _c count in 64 bits. */
 #include <mpi.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

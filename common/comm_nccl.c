@@ -12,7 +12,6 @@
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "comm_backend.h"

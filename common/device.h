@@ -58,7 +58,6 @@ void *device_stream(void);
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 int device_count(void);                     /* GPUs in this machine, for each rank one of its own; 0: the CPU */
 void *device_host_alloc(int64_t bytes);     /* of the host, for fast copies to the device; NULL: no more memory */
-void device_host_free(void *data);
 void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event says when it is done */
 void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; `from` stays as it is till then */
 

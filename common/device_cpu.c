@@ -3,7 +3,6 @@
 #include "device.h"
 
 #include <cblas.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
@@ -307,11 +306,6 @@ int device_count(void)
 void *device_host_alloc(int64_t bytes)
 {
     return malloc(bytes + 1);
-}
-
-void device_host_free(void *data)
-{
-    free(data);
 }
 
 void device_download_start(void *to, const void *from, int64_t bytes)

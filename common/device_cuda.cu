@@ -370,11 +370,6 @@ void *device_host_alloc(int64_t bytes)
     return data;
 }
 
-void device_host_free(void *data)
-{
-    CUDA(cudaFreeHost(data));
-}
-
 void device_download_start(void *to, const void *from, int64_t bytes)
 {
     CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));

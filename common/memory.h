@@ -5,7 +5,6 @@
 #ifndef MEMORY_H
 #define MEMORY_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus

@@ -25,7 +25,7 @@ real *scratch(int number, int64_t count)
         free(buffer[number].data);
         buffer[number].count = count;
         if (posix_memalign((void **)&buffer[number].data, 64, count * sizeof(real)))
-            fail("no memory for converting %lld numbers", (long long)count);
+            fail("no scratch memory for %lld numbers", (long long)count);
     }
     return buffer[number].data;
 }

@@ -20,7 +20,7 @@ static inline real *row(Tensor t, int64_t i)
 }
 
 /* Memory for `count` reals, each thread's own; each number (0 to 4) has its own, which keeps what it holds until asked
- * for again. Not in the account, as BLAS's own buffers aren't: a device that computes in small formats has none. */
+ * for again. Not in the account, as BLAS's own buffers and a GPU's scratch (device_cuda.h) aren't. */
 real *scratch(int number, int64_t count);
 
 static inline char *element(Tensor t, int64_t first)

@@ -355,14 +355,14 @@ void run_keep(const char *name, double *value)
     state.kept[state.kept_count++] = (Kept){name, value};
 }
 
-int64_t run_global_batch(void)
+static int64_t global_batch(void)          /* sequences of a step */
 {
     return (int64_t)options.micro_batch * options.accumulate * data_ranks;
 }
 
 int run_load(AdamW *optimizer)
 {
-    const int64_t sequences = run_global_batch();
+    const int64_t sequences = global_batch();
 
     comm_allow(options.load ? 3.0 * sizeof(real) * model_parameters(options.config) : 0);
     if (options.load)
@@ -489,7 +489,7 @@ void run_dump_gradients(const AdamW *optimizer)
 {
     if (!gradients_file || state.step != first_step)
         return;
-    checkpoint_dump_gradients(gradients_file, optimizer, state.step, run_global_batch());
+    checkpoint_dump_gradients(gradients_file, optimizer, state.step, global_batch());
     deliver("dump-gradients", gradients_file, options.dump_gradients);
 }
 
@@ -528,7 +528,7 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
 
 void run_step(int step, StepResult result)
 {
-    const double seconds = clock_seconds() - step_began, tokens = (double)run_global_batch() * options.config.seq;
+    const double seconds = clock_seconds() - step_began, tokens = (double)global_batch() * options.config.seq;
     const double peak = peak_flops();
     const double mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : NAN;
 

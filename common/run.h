@@ -18,7 +18,6 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
 
 /* 03, 04: the batch is divided over so many ranks. Otherwise 1. */
 void run_data_parallel(int ranks);
-int64_t run_global_batch(void);         /* sequences of a step: micro_batch * accumulate * ranks */
 
 /* 02: the type of what is multiplied, if not REAL: MFU is a fraction of the device's peak for it. Says so. */
 void run_matmuls_in(DType dtype);

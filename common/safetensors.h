@@ -7,7 +7,6 @@
 #define SAFETENSORS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 typedef struct {

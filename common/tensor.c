@@ -1,7 +1,6 @@
 #include "tensor.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "device.h"

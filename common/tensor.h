@@ -6,7 +6,6 @@
 #ifndef TENSOR_H
 #define TENSOR_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "memory.h"

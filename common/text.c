@@ -22,7 +22,7 @@ int64_t text_pieces(void)
     return most < enough ? most : enough;
 }
 
-double text_evaluate(LossFunction loss_of, Tensor loss, Batch batch)
+void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch)
 {
     const int64_t pieces = text_pieces();
 
@@ -31,9 +31,7 @@ double text_evaluate(LossFunction loss_of, Tensor loss, Batch batch)
         batch_held_out(batch, i, pieces, 0);
         loss_of(batch);
     }
-    const double mean = tensor_item(loss) / pieces;
-    run_held_out(mean);
-    return mean;
+    run_held_out(tensor_item(loss) / pieces);
 }
 
 /* Draws from softmax(logits / temperature); at 0, the largest. u is uniform in (0, 1). */

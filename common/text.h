@@ -13,8 +13,8 @@ typedef Tensor (*LogitsFunction)(Batch batch, int64_t row);
 
 int64_t text_pieces(void);         /* batches that an evaluation takes, of data.h's held-out pieces */
 
-/* Mean loss in nats a token over pieces spread evenly over the held-out tokens; prints and returns it. */
-double text_evaluate(LossFunction loss_of, Tensor loss, Batch batch);
+/* Mean loss in nats a token over pieces spread evenly over the held-out tokens; prints it. */
+void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch);
 
 /* Writes --sample tokens that continue --prompt: each drawn from softmax(logits / --temperature). */
 void text_sample(LogitsFunction logits_of, Batch batch);

@@ -1,6 +1,5 @@
 /* Kernels with a mistake each, which the emulated GPU must find (test_cuda.c): the argument says which to run. Without
  * the mistake (0) each is right. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,6 @@
 #include "fake_device.h"
 
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -243,11 +242,6 @@ void *device_stream(void)
 void *device_host_alloc(int64_t bytes)
 {
     return malloc(bytes + 1);
-}
-
-void device_host_free(void *data)
-{
-    free(data);
 }
 
 void device_download_start(void *to, const void *from, int64_t bytes)

@@ -7,7 +7,6 @@
 #define FAKE_DEVICE_H
 
 #include <stdbool.h>
-#include <stdint.h>
 
 typedef struct FakeStream FakeStream;
 typedef struct FakeMark FakeMark;               /* a point in a stream */

@@ -1,7 +1,6 @@
 /* 03 and 04 against 01 (layouts.h), and checkpoints that cross from one layout to another. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "harness.h"

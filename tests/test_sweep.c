@@ -2,9 +2,7 @@
  * where a run, or all, cannot be. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../common/run.h"
 #include "harness.h"

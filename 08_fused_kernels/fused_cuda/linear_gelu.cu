@@ -9,8 +9,8 @@
  * Nor does it say that not all GPUs have it: on some the library takes the epilogue, and then runs it as a kernel of
  * its own, which is slower than ours. In bf16 that is so before Hopper (github.com/karpathy/llm.c, pull requests 338,
  * 591 and 653: RTX 4090, where H100 fuses and fp16 is fused too) and on sm_120 (github.com/sgl-project/sglang, pull
- * request 34350: RTX 5090, 296 us with it, 236 without; faster on H100 and H200. 28168: faster on B200, sm_100). Of GPUs before
- * sm_80 nobody says anything. */
+ * request 34350: RTX 5090, 296 us with it, 236 without, but faster on H100 and H200; 28168: faster on B200, sm_100). Of
+ * GPUs before sm_80 nobody says anything. */
 #include "../../common/device_cuda.h"
 #include "../../common/ops_cuda/cublas.cuh"
 #include "../../common/ops_cuda/kernel.cuh"

@@ -235,7 +235,7 @@ void tensor_add_kernel(Tensor to, Tensor from)
 template <int N>
 __global__ void transpose_rows_all(float *out, const float *in, int64_t X, int64_t Y, int64_t W)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < X * Y; i += (int64_t)gridDim.x * blockDim.y) {
+    EACH_WARP_ROW(i, X * Y) {
         const int64_t y = i / X, x = i % X;
         EACH_COLUMN(j, N, W) {
             float v[N];
@@ -248,10 +248,10 @@ __global__ void transpose_rows_all(float *out, const float *in, int64_t X, int64
 void transpose_rows_kernel(Tensor out, Tensor in)
 {
     const int64_t X = in.shape[0], Y = in.shape[1], W = in.shape[2];
-    const int64_t grid = clamped((X * Y + THREADS / WARP - 1) / (THREADS / WARP), 1, 1 << 20);
 
     PACKED(W % 4 == 0 && aligned(out) && aligned(in), float, N,
-        LAUNCH(transpose_rows_all<N>, grid, dim3(WARP, THREADS / WARP), data<float>(out), data<float>(in), X, Y, W));
+        LAUNCH(transpose_rows_all<N>, warp_row_blocks(X * Y), dim3(WARP, THREADS / WARP), data<float>(out),
+               data<float>(in), X, Y, W));
 }
 
 /* ---- AdamW (Loshchilov & Hutter 2019) ---- */

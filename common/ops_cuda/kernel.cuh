@@ -112,6 +112,8 @@ __device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, i
     for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N; i < count; \
          i += (int64_t)gridDim.x * blockDim.x * N)
 #define EACH_ROW(i, rows) for (int64_t i = blockIdx.x; i < rows; i += gridDim.x)
+#define EACH_WARP_ROW(i, rows) \
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < rows; i += (int64_t)gridDim.x * blockDim.y)
 #define EACH_COLUMN(j, N, width) for (int64_t j = (int64_t)threadIdx.x * N; j < width; j += (int64_t)blockDim.x * N)
 #define EACH_RAGGED(j, N, row, width) \
     for (int64_t j = (int64_t)threadIdx.x * N - (int64_t)((uintptr_t)(row) / sizeof *(row) % N); j < width; \
@@ -191,6 +193,12 @@ static inline int64_t blocks(int64_t count, int n)
 static inline int64_t row_blocks(int64_t rows)
 {
     return clamped(rows, 1, 1 << 20);
+}
+
+/* Of a warp for each row. */
+static inline int64_t warp_row_blocks(int64_t rows)
+{
+    return clamped((rows + THREADS / WARP - 1) / (THREADS / WARP), 1, 1 << 20);
 }
 
 static inline int row_threads(int64_t width, int n)

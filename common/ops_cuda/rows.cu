@@ -536,7 +536,7 @@ double square_sum_kernel(const Tensor *list, int count)
 __global__ void attention_merge_rows(float *out, float *lse, const float *part, const float *part_lse, int64_t rows,
                                      int64_t width)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < rows; i += (int64_t)gridDim.x * blockDim.y) {
+    EACH_WARP_ROW(i, rows) {
         const float x = lse[i], y = part_lse[i], max = fmaxf(x, y), in_x = expf(x - max), in_y = expf(y - max);
         const float sum = in_x + in_y, share_x = in_x / sum, share_y = in_y / sum;
         EACH_COLUMN(j, 1, width)
@@ -545,11 +545,6 @@ __global__ void attention_merge_rows(float *out, float *lse, const float *part, 
         if (threadIdx.x == 0)
             lse[i] = max + logf(sum);
     }
-}
-
-static int64_t warp_row_blocks(int64_t rows)
-{
-    return clamped((rows + THREADS / WARP - 1) / (THREADS / WARP), 1, 1 << 20);
 }
 
 void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
@@ -562,7 +557,7 @@ void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse
 
 __global__ void attention_dots_rows(float *dots, const float *d_out, const float *out, int64_t rows, int64_t width)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < rows; i += (int64_t)gridDim.x * blockDim.y) {
+    EACH_WARP_ROW(i, rows) {
         float dot = 0;
         EACH_COLUMN(j, 1, width)
             dot += d_out[i * width + j] * out[i * width + j];
