@@ -30,8 +30,8 @@ CC := gcc
 OPTIMIZE ?= $(if $(SANITIZE),-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3 -march=native $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512))
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
 TEXT := $(ROOT)/build/text.txt
-FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) \
-	-MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
+FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast $(WARNINGS) \
+	$(if $(findstring clang,$(CC)),-Wno-pass-failed) -MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
 
 # CUDA by asking nvcc; its link directories, without the stubs of the driver's library. GPUs: ARCH=sm_90, or several;
 # otherwise this machine's own, or, where none answers, three generations, with code for later ones to compile. (eval:

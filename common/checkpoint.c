@@ -538,7 +538,7 @@ static char *directory_to_load(const char *directory)
     return given;
 }
 
-/* Of a file's size and a thousandth of it or more, from all over it: enough to tell weights that were trained apart. */
+/* Of a file's size and a megabyte from all over it: enough to tell weights that were trained apart. */
 static uint64_t hash_of(const char *path)
 {
     enum { BLOCKS = 256 };

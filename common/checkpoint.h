@@ -30,7 +30,8 @@ typedef struct {
 
 /* Before training: fails if DIR cannot be written, or is neither a checkpoint nor empty: saving would replace it. So
  * too if what lies in DIR.tmp isn't ours, or is load, the checkpoint to read (NULL: none), or if another program that
- * is running has claimed DIR: until checkpoint_release, or its end, DIR.lock is locked. */
+ * is running has claimed DIR: until checkpoint_release, or its end, DIR.lock is locked. (Of a program that was killed
+ * the file stays, and means nothing.) */
 void checkpoint_claim(const char *directory, const char *load);
 void checkpoint_release(const char *directory);
 
