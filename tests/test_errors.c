@@ -845,7 +845,7 @@ static void unwritable_outputs_are_refused(void **state)
     fails(1, "--save ../good|runs in|name a directory inside",
           "sh -c 'cd good && exec " CPU " " SMALL " --data ../data.bin --load ../good --save ../good'");
     run_well("mkdir ck");
-    run_well("ln -s ../adir ck/new.tmp");
+    run_well("ln -s ../good ck/new.tmp");
     fails(1, "--save ck/new|move them", CPU " " SMALL " --save ck/new");
     run_well("rm -r ck");
     fails(1, "standard output", "sh -c 'exec " CPU " " SMALL " --quiet --sample 5 >/dev/full'");

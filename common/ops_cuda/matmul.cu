@@ -12,13 +12,18 @@
 
 /* ---- the libraries ---- */
 
-void cublas_check(cublasStatus_t status, const char *call, const char *file, int line)
+#define CUBLAS(call) cublas_check(call, #call, __FILE__, __LINE__)
+static void cublas_check(cublasStatus_t status, const char *call, const char *file, int line)
 {
     if (status != CUBLAS_STATUS_SUCCESS)
         fail("%s (%s:%d): %s", call, file, line, cublasGetStatusString(status));
 }
 
-void *matmul_workspace(void)
+/* Scratch memory, of the size that cuBLAS takes for itself on the largest GPUs. With memory of its own it would be free
+ * to choose anew. */
+static const int64_t WORKSPACE = 32 << 20;
+
+static void *matmul_workspace(void)
 {
     static void *data;
 
