@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +14,12 @@
 #include "ops.h"
 #include "options.h"
 #include "trace.h"
+#include "watchdog.h"
 
 static Comm world_group = {.name = "world"};
 static int machine, local_rank, local_size, local_threads;
 static bool starting, ended;
+static pid_t launcher;                          /* the parent when the program began */
 static const Transport *transport = &transport_mpi;     /* of tensors: comm_choose's choice */
 
 Comm *world = &world_group;
@@ -35,7 +38,7 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
 {
     char (*said)[ALARM_TEXT] = calloc(world->size, sizeof *said), text[ALARM_TEXT], line[1024];
     const double begin = clock_seconds();
-    int from, silent = 0, computing = 0, lowest = world->rank, at;
+    int from, silent = 0, stopped = 0, computing = 0, lowest = world->rank, at;
 
     if (!said)
         fail("a rank is stuck, and there is no memory to find out which");
@@ -50,6 +53,7 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
     }
     for (int r = world->size - 1; r >= 0; r--) {
         silent += !said[r][0];
+        stopped += !strncmp(said[r], "was stopped", strlen("was stopped"));
         computing += !strcmp(said[r], "computes");
         lowest = said[r][0] ? r : lowest;
     }
@@ -58,6 +62,7 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
     starting = false;                           /* no agreement with a rank that is stuck */
     at = snprintf(line, sizeof line,
                   silent ? "silent for %d seconds:"
+                  : stopped ? "a rank that was stopped kept others waiting, for %d seconds (--timeout)"
                   : computing ? "a rank that computes keeps others waiting, for %d seconds (--timeout)"
                   : "all ranks wait for each other, for %d seconds", options.timeout + (int)allowed);
     for (int r = 0; r < world->size && silent && at < (int)sizeof line; r++)
@@ -69,13 +74,21 @@ static _Noreturn void stalled(const char *doing, int asker, const char *asked)
     fail("%s", line);
 }
 
+static volatile double went_on = -INFINITY;     /* when this rank was last continued (SIGCONT) after a stop */
+
+static void on_continue(int signal_number)
+{
+    (void)signal_number;
+    went_on = clock_seconds();
+}
+
 static void answer_alarm(const char *doing)
 {
     char text[ALARM_TEXT];
     const int asker = world->size > 1 ? mpi_alarmed(text) : -1;
 
     if (asker >= 0 && strcmp(text, failing))
-        stalled(doing, asker, text);
+        stalled(clock_seconds() - went_on < options.timeout ? "was stopped, and goes on" : doing, asker, text);
 }
 
 static void progress(void)
@@ -225,15 +238,29 @@ static int first_failed(int status, int *its_status)
     return r;
 }
 
+/* MPI_Finalize waits without a deadline for ranks that are stopped before it, in it, or in their exit. So nobody goes
+ * there before all have a watchdog that knows when they must have ended. */
 _Noreturn void comm_exit(int status)
 {
     const double begin = clock_seconds();
 
+    if (world->size > 1 && !comm_orphaned()) {
+        char all[world->size], mine = 0;
+        watchdog_expect(options.timeout ? options.timeout + allowed : 0, world->rank, "end the program");
+        comm_gather(world, all, &mine, 1, "the other ranks to end");
+    }
     ended = true;
     while (transport->end && !transport->end() && clock_seconds() - begin < 10)
         sched_yield();
-    mpi_end();
+    if (!comm_orphaned())
+        mpi_end();
     exit(status);
+}
+
+/* The process that started this one is gone: the parent is another one now. Alone a program may outlive its shell. */
+bool comm_orphaned(void)
+{
+    return world->size > 1 && getppid() != launcher;
 }
 
 static void end_all(const char *line, int status)
@@ -248,14 +275,17 @@ static void end_all(const char *line, int status)
         comm_exit(status);
     }
     ended = true;
-    /* where several fail alike, the lowest speaks, and ends the others */
+    /* where several fail alike, the lowest speaks, and ends the others; messages arrive only while somebody asks */
     char text[ALARM_TEXT];
     bool told = false;
     if (world->size > 1)
         mpi_alarm(failing);
-    usleep(300000 * (world->rank < 4 ? world->rank : 4));
-    for (int from; world->size > 1 && (from = mpi_alarmed(text)) >= 0;)
-        told |= from < world->rank && !strcmp(text, failing);
+    const double until = clock_seconds() + 0.3 * (world->rank < 4 ? world->rank : 4);
+    while (world->size > 1 && !told && clock_seconds() < until) {
+        for (int from; (from = mpi_alarmed(text)) >= 0;)
+            told |= from < world->rank && !strcmp(text, failing);
+        usleep(1000);
+    }
     if (told)
         sleep(2);
     if (first && !told)
@@ -280,6 +310,8 @@ static void at_exit(void)
 
 void comm_begin(int *argc, char ***argv)
 {
+    launcher = getppid();
+    signal(SIGCONT, on_continue);
     mpi_begin(argc, argv, world, &machine, &local_rank, &local_size, &local_threads);
     if (transport_nccl && world->size > 1)
         transport_nccl->prepare();
@@ -426,7 +458,9 @@ Comm *comm_split(Comm *comm, int color, const char *name)
 
     if (comm == world)
         comm_agree();                           /* a rank that failed would not come here */
+    watchdog_expect(options.timeout, world->rank, "make groups of ranks");
     void *part = mpi_split(comm, color, &rank, &size);
+    watchdog_expect(0, world->rank, "");
     if (!part)
         return NULL;
     Comm *c = malloc(sizeof *c), *last = world;

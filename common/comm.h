@@ -98,6 +98,9 @@ const char *comm_choose(void);
 
 _Noreturn void comm_exit(int status);
 
+/* Whether what started the ranks here (mpiexec's process on this machine) has died: the rank should end. */
+bool comm_orphaned(void);
+
 /* While starting, every rank runs the same checks, and a rank may be the only one whose check fails (its machine has
  * less memory). Each rank calls this when its own went well: if another's didn't, that one prints its line, and all
  * end alike. From comm_started on, a rank that fails takes the others with it at once. */

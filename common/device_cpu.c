@@ -93,6 +93,8 @@ void device_init(int local_rank, int local_ranks, int wanted)
     (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
     ranks_here = local_ranks;
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
+    if (threads > omp_get_thread_limit())   /* OMP_THREAD_LIMIT: OpenBLAS would wait for ever for the others */
+        threads = omp_get_thread_limit();
     threads = threads < 1 ? 1 : threads;
     omp_set_dynamic(0);
     omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */

@@ -19,6 +19,7 @@
 #include "error.h"
 #include "ops.h"
 #include "trace.h"
+#include "watchdog.h"
 
 static const char *stage_name;
 static int arguments;
@@ -30,6 +31,7 @@ static const AdamW *run_optimizer;
 static TrainState state;                /* what trainer.json will say */
 static int first_step, saved_step = -1;
 static double run_began, step_began;
+static volatile sig_atomic_t training;  /* the start is over */
 static volatile sig_atomic_t stopped_by;
 static int stopping;                    /* a signal that reached some rank; the same on all; 0: none */
 static bool differs;                    /* something was not as predicted */
@@ -202,6 +204,10 @@ static void on_signal(int signal_number)
 {
     static double first;
 
+    if (!training) {                                /* nothing to save yet, and what is waited for may never come */
+        error_cleanup_now();
+        _exit(128 + signal_number);
+    }
     if (!stopped_by) {
         stopped_by = signal_number;
         first = clock_seconds();
@@ -257,6 +263,17 @@ static void open_standard_streams(void)
             open("/dev/null", file ? O_RDONLY : O_WRONLY);      /* using it stays an error, and is found */
 }
 
+/* --timeout for MPI's own start, which comes before the command line is looked at. */
+static int timeout_of(int argc, char **argv)
+{
+    int seconds = options.timeout;
+
+    for (int i = 1; i < argc; i++)
+        if (!strncmp(argv[i], "--timeout", 9))
+            seconds = atoi(argv[i][9] ? argv[i] + 10 : i + 1 < argc ? argv[i + 1] : "");
+    return seconds;
+}
+
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
 {
     open_standard_streams();
@@ -264,7 +281,12 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     stage_name = stage;
     arguments = argc, argument = argv;
     error_speaker(stage);
+    watchdog_start(stage);
+    watchdog_expect(timeout_of(argc, argv), -1, "start");
     comm_begin(&argc, &argv);
+    watchdog_expect(0, comm_rank(world), "");
+    if (comm_size(world) == 1)
+        watchdog_stop();                /* nobody is waited for */
     char *same = arguments_text(argc, argv);
     comm_same(same);                    /* first: then all ranks find the same mistakes in it */
     free(same);
@@ -374,6 +396,7 @@ int run_load(AdamW *optimizer)
              options.dump_gradients, (long long)state.step, options.steps);
     begin_metrics();
     comm_started();
+    training = true;
     comm_allow(0);
     run_optimizer = optimizer;
     first_step = state.step;
@@ -532,7 +555,9 @@ void run_step(int step, StepResult result)
     const double peak = peak_flops();
     const double mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : NAN;
 
-    result.norm = fabs(result.norm);            /* a NaN's sign says nothing: "nan", never "-nan" */
+    if (isnan(result.loss))                     /* a NaN's sign says nothing: "nan", never "-nan" */
+        result.loss = NAN;
+    result.norm = fabs(result.norm);
     state.step = step;
     state.tokens += tokens;
     time_step(seconds);
@@ -554,6 +579,8 @@ void run_step(int step, StepResult result)
     check_account(step);
     if (options.check)
         adamw_check_replicas(run_optimizer);
+    if (comm_orphaned())                                    /* nobody reads what is printed: as if a terminal closed */
+        stopped_by = SIGHUP;
     if (comm_sum(world, stopped_by != 0) > 0)               /* signals reach ranks in different steps */
         stopping = comm_sum(world, stopped_by == SIGTERM) > 0  ? SIGTERM
                    : comm_sum(world, stopped_by == SIGHUP) > 0 ? SIGHUP
