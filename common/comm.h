@@ -1,5 +1,5 @@
 /* Communication: groups of ranks, and collectives and messages on them. MPI starts the ranks, gives each its number
- * and carries numbers of the host; tensors travel over MPI too, or over NCCL, behind comm_backend.h.
+ * and carries numbers of the host; tensors travel over MPI too, or over NCCL, behind comm/transport.h.
  *
  * Every call adds to an account: per group and operation the calls and the logical bytes that this rank sends, as if
  * over a ring, exact by the cutting rule (range_part). For a full tensor of K elements on n ranks:

@@ -6,7 +6,7 @@
 #include "device.h"
 #include "error.h"
 #include "operator.h"
-#include "ops_backend.h"
+#include "kernels.h"
 #include "trace.h"
 
 void tensor_zero(Tensor t)

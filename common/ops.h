@@ -1,8 +1,8 @@
 /* The operators: everything that is computed. Outputs come first, then inputs. Forward writes its outputs;
  * gradients of parameters accumulate (+=), gradients of activations are written, except the residual stream's.
  *
- * ops.c checks shapes and types, measures, and calls the kernel of the backend (ops_backend.h), in ops_cpu.c and
- * attention_cpu.c or in ops_cuda/. A call whose shapes don't fit ends the program and names the operator, the tensors
+ * ops.c checks shapes and types, measures, and calls the kernel of the backend (kernels.h), in cpu/ops.c and
+ * cpu/attention.c or in cuda/. A call whose shapes don't fit ends the program and names the operator, the tensors
  * and their shapes.
  *
  * Shapes: R rows are often (B, T) sequences x tokens; only the last dimension and the product of the others count,

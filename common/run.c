@@ -19,7 +19,6 @@
 #include "error.h"
 #include "ops.h"
 #include "trace.h"
-#include "watchdog.h"
 
 static const char *stage_name;
 static int arguments;
@@ -263,17 +262,6 @@ static void open_standard_streams(void)
             open("/dev/null", file ? O_RDONLY : O_WRONLY);      /* using it stays an error, and is found */
 }
 
-/* --timeout for MPI's own start, which comes before the command line is looked at. */
-static int timeout_of(int argc, char **argv)
-{
-    int seconds = options.timeout;
-
-    for (int i = 1; i < argc; i++)
-        if (!strncmp(argv[i], "--timeout", 9))
-            seconds = atoi(argv[i][9] ? argv[i] + 10 : i + 1 < argc ? argv[i + 1] : "");
-    return seconds;
-}
-
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
 {
     open_standard_streams();
@@ -281,12 +269,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     stage_name = stage;
     arguments = argc, argument = argv;
     error_speaker(stage);
-    watchdog_start(stage);
-    watchdog_expect(timeout_of(argc, argv), -1, "start");
     comm_begin(&argc, &argv);
-    watchdog_expect(0, comm_rank(world), "");
-    if (comm_size(world) == 1)
-        watchdog_stop();                /* nobody is waited for */
     char *same = arguments_text(argc, argv);
     comm_same(same);                    /* first: then all ranks find the same mistakes in it */
     free(same);

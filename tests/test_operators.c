@@ -16,7 +16,7 @@
 #include "../common/device.h"
 #include "../common/error.h"
 #include "../common/ops.h"
-#include "../common/vector_math.h"
+#include "../common/cpu/vector_math.h"
 #include "harness.h"
 #include "tensors.h"
 

@@ -7,9 +7,9 @@
  */
 #include <stdlib.h>
 
-#include "comm_backend.h"
-#include "device.h"
-#include "error.h"
+#include "transport.h"
+#include "../device.h"
+#include "../error.h"
 
 /* ---- Buffers on the host, kept for the next transfer: pinning memory takes longer than most transfers ---- */
 

@@ -9,13 +9,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../error.h"
+
 typedef struct {
     double seconds;
     int rank;
     char todo[64];
 } Order;
 
-static const char *speaker;
 static int orders = -1;         /* a socket to the watchdog; where it ends, with the rank, the watchdog ends too */
 static pid_t watchdog;
 
@@ -48,7 +49,7 @@ static _Noreturn void end_rank(const Order *o, pid_t rank, char state)
     gethostname(host, sizeof host - 1);
     if (o->rank >= 0)
         snprintf(name, sizeof name, "rank %d = ", o->rank);
-    dprintf(STDERR_FILENO, "%s: %s%s:%d %s; it had %.0f seconds to %s (--timeout)\n", speaker, name, host, rank,
+    dprintf(STDERR_FILENO, "%s: %s%s:%d %s; it had %.0f seconds to %s (--timeout)\n", error_name(), name, host, rank,
             state == 'T' ? "is stopped" : "still waits for other ranks, or for what started them", o->seconds, o->todo);
     kill(rank, SIGKILL);
     _exit(1);
@@ -76,12 +77,11 @@ static _Noreturn void watch(int from, pid_t rank)
     }
 }
 
-void watchdog_start(const char *program)
+void watchdog_start(void)
 {
     const pid_t rank = getpid();
     int ends[2];
 
-    speaker = program;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
         return;                                 /* without a watchdog all else works */
     watchdog = fork();

@@ -4,8 +4,8 @@
 #ifndef WATCHDOG_H
 #define WATCHDOG_H
 
-/* Starts that process, before there are threads; it ends with the rank. speaker: the program's name. */
-void watchdog_start(const char *speaker);
+/* Starts that process, before there are threads; it ends with the rank. */
+void watchdog_start(void);
 void watchdog_stop(void);
 
 /* The rank has so many seconds until the next call, or its end; 0: as long as it likes. A rank that takes longer is

@@ -1,6 +1,6 @@
 /* The device that every machine has. Work is done when a call returns, so streams and events are trivial here;
  * what is left is memory, threads, and knowing how fast this machine multiplies matrices. */
-#include "device.h"
+#include "../device.h"
 
 #include <cblas.h>
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "../error.h"
 
 static char name[160];
 static int threads, ranks_here;

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "comm_backend.h"
-#include "error.h"
+#include "transport.h"
+#include "../error.h"
 
 typedef struct {
     MPI_Request request;

@@ -11,7 +11,7 @@
 #include <time.h>
 
 #include "device_cuda.h"
-#include "error.h"
+#include "../error.h"
 
 static cudaDeviceProp gpu;
 static char name[320];
