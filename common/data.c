@@ -9,10 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "allocate.h"
 #include "comm.h"
 #include "device.h"
 #include "error.h"
 #include "options.h"
+#include "print.h"
 #include "random.h"
 
 enum { HEADER_BYTES = 256 * 4, HEADER_MAGIC = 20240520, HEADER_VERSION = 1 };

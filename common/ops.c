@@ -5,8 +5,9 @@
 
 #include "device.h"
 #include "error.h"
-#include "operator.h"
 #include "kernels.h"
+#include "operator.h"
+#include "print.h"
 #include "trace.h"
 
 void tensor_zero(Tensor t)

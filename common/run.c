@@ -17,7 +17,10 @@
 #include "data.h"
 #include "device.h"
 #include "error.h"
+#include "memory_plan.h"
+#include "operator.h"
 #include "ops.h"
+#include "print.h"
 #include "trace.h"
 
 static const char *stage_name;
@@ -55,33 +58,6 @@ void run_print(const char *format, ...)
     vprintf(format, list);
     va_end(list);
     fflush(stdout);
-}
-
-const char *number_text(int64_t n)
-{
-    static char text[8][32];
-    static int next;
-    char digits[32], *t = text[next++ % 8], *to = t;
-    const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);
-
-    for (int i = 0; i < length; i++) {
-        *to++ = digits[i];
-        if (digits[i] != '-' && i + 1 < length && (length - i - 1) % 3 == 0)
-            *to++ = ',';
-    }
-    *to = 0;
-    return t;
-}
-
-const char *divisors_text(int n)
-{
-    static char text[1024];             /* the 120 divisors of 55440, the most that any number below 2^16 has, fit */
-    int at = 0;
-
-    for (int d = 1; d <= n; d++)
-        if (n % d == 0)
-            at += snprintf(text + at, sizeof text - at, "%s%d", d == 1 ? "" : ", ", d);
-    return text;
 }
 
 /* ---- Output files: written beside their place, and put there when complete ---- */
@@ -497,19 +473,6 @@ void run_dump_gradients(const AdamW *optimizer)
         return;
     checkpoint_dump_gradients(gradients_file, optimizer, state.step, global_batch());
     deliver("dump-gradients", gradients_file, options.dump_gradients);
-}
-
-/* "1:05:09" */
-static const char *duration_text(double seconds)
-{
-    static char text[32];
-    const int64_t s = lround(seconds);
-
-    if (s >= 3600)
-        snprintf(text, sizeof text, "%lld:%02d:%02d", (long long)(s / 3600), (int)(s / 60 % 60), (int)(s % 60));
-    else
-        snprintf(text, sizeof text, "%d:%02d", (int)(s / 60), (int)(s % 60));
-    return text;
 }
 
 /* At most a few lines a second on a terminal; a file gets all of them. mfu: NaN if the device's rate isn't known. */

@@ -15,10 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../common/comm.h"
-#include "../common/device.h"
-#include "../common/error.h"
-#include "../common/options.h"
+#include "../common/ultrascale.h"
 #include "harness.h"
 
 /* ---- A rank: what is communicated ---- */

@@ -14,6 +14,7 @@
 #include "transport.h"
 #include "../device.h"
 #include "../error.h"
+#include "../print.h"
 
 /* All ranks of the group must be at the same operation, on as many elements of one type. All find out when they are
  * not; the first one says it. */

@@ -10,6 +10,7 @@
 #include "transport.h"
 #include "../device.h"
 #include "../error.h"
+#include "../print.h"
 
 /* ---- Buffers on the host, kept for the next transfer: pinning memory takes longer than most transfers ---- */
 

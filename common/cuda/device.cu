@@ -12,6 +12,8 @@
 
 #include "device_cuda.h"
 #include "../error.h"
+#include "../memory.h"
+#include "../print.h"
 
 static cudaDeviceProp gpu;
 static char name[320];
