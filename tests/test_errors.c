@@ -613,7 +613,7 @@ static void other_models_are_refused(void **state)
         assert_null(safetensors_open(&good, in_temporary("good/model.safetensors")));
         for (int i = 0; i < good.count; i++)
             strcpy(good.tensors[i].dtype, dtypes[way]);
-        safetensors_lay_out(&bad, path, good.tensors, good.count - (way == 2));
+        safetensors_lay_out(&bad, path, good.tensors, good.count - (way == 2), NULL);
         assert_null(safetensors_create(&bad));
         assert_null(safetensors_close(&bad, false));
         free(safetensors_close(&good, false));

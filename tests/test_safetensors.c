@@ -138,7 +138,7 @@ static void write_all(void)
     const int64_t counts[TENSORS] = {1, 0, 6, 3, 4, 3};
     Safetensors s;
 
-    safetensors_lay_out(&s, path, layout, TENSORS);
+    safetensors_lay_out(&s, path, layout, TENSORS, NULL);
     assert_fine(safetensors_create(&s));
     for (int i = TENSORS - 1; i >= 0; i--)
         assert_fine(safetensors_write(&s, &s.tensors[i], 0, counts[i], data[i]));
@@ -155,7 +155,7 @@ static void test_round_trip(void **state)
 
     (void)state;
     write_all();
-    safetensors_lay_out(&laid_out, path, layout, TENSORS);
+    safetensors_lay_out(&laid_out, path, layout, TENSORS, NULL);
     assert_fine(safetensors_open(&s, path));
     assert_int_equal(s.count, TENSORS);
     for (int i = 0; i < TENSORS; i++) {
@@ -195,7 +195,7 @@ static void test_conversion(void **state)
     (void)state;
     for (int i = 0; i < COUNT; i++)
         narrow[i] = (float)(wide[i] = i / 7.0);
-    safetensors_lay_out(&s, path, both, 2);
+    safetensors_lay_out(&s, path, both, 2, NULL);
     assert_fine(safetensors_create(&s));
     assert_fine(safetensors_write(&s, &s.tensors[0], 0, COUNT, wide));
     assert_fine(safetensors_write(&s, &s.tensors[1], 0, COUNT, narrow));
@@ -249,12 +249,12 @@ static void test_two_writers(void **state)
 
     (void)state;
     for (int r = 0; r < 2; r++)
-        safetensors_lay_out(&writers[r], path, both, 2);
+        safetensors_lay_out(&writers[r], path, both, 2, NULL);
     assert_complains(safetensors_join(&writers[0]), path, WORDS("cannot be opened for writing: No such file"));
     write_file("", 0, 0);
     assert_complains(safetensors_join(&writers[0]), path, WORDS("the file has 0 bytes", "must be created before"));
 
-    safetensors_lay_out(&creator, path, both, 2);
+    safetensors_lay_out(&creator, path, both, 2, NULL);
     assert_fine(safetensors_create(&creator));
     for (int r = 0; r < 2; r++)
         assert_fine(safetensors_join(&writers[r]));
@@ -283,7 +283,7 @@ static void test_large(void **state)
     float two[2];
 
     (void)state;
-    safetensors_lay_out(&s, path, &large, 1);
+    safetensors_lay_out(&s, path, &large, 1, NULL);
     assert_fine(safetensors_create(&s));
     assert_fine(safetensors_write(&s, s.tensors, 1999999998, 2, floats));
     assert_fine(safetensors_close(&s, false));
@@ -308,7 +308,7 @@ static void test_header_as_written(void **state)
     } header = {0};
 
     (void)state;
-    safetensors_lay_out(&s, path, two, 2);
+    safetensors_lay_out(&s, path, two, 2, NULL);
     assert_fine(safetensors_create(&s));
     const int written = open(path, O_RDONLY);           /* s.file is only for writing */
     assert_true(pread(written, &header, sizeof header, 0) > 0);
@@ -330,7 +330,7 @@ static void test_offsets_are_exact(void **state)
     char text[256] = "";
 
     (void)state;
-    safetensors_lay_out(&s, path, two, 2);
+    safetensors_lay_out(&s, path, two, 2, NULL);
     free(safetensors_create(&s));           /* a disk may refuse such a length, but the header comes first */
     FILE *f = fopen(path, "rb");
     assert_non_null(f);
@@ -348,7 +348,7 @@ static void test_no_tensors(void **state)
 
     (void)state;
     write_file("", 0, 100);                 /* what was there before goes */
-    safetensors_lay_out(&s, path, NULL, 0);
+    safetensors_lay_out(&s, path, NULL, 0, NULL);
     assert_fine(safetensors_create(&s));
     assert_fine(safetensors_close(&s, true));
     assert_fine(safetensors_open(&s, path));
@@ -582,11 +582,11 @@ static void test_writing_fails(void **state)
     Safetensors s;
 
     (void)state;
-    safetensors_lay_out(&s, directory, &one, 1);
+    safetensors_lay_out(&s, directory, &one, 1, NULL);
     assert_complains(safetensors_create(&s), directory, WORDS("cannot be created", "directory"));
     assert_fine(safetensors_close(&s, false));
 
-    safetensors_lay_out(&s, "/dev/full", &one, 1);
+    safetensors_lay_out(&s, "/dev/full", &one, 1, NULL);
     assert_complains(safetensors_create(&s), "/dev/full", WORDS("cannot be written", "No space left on device"));
     assert_int_equal(s.file, -1);
     assert_fine(safetensors_close(&s, false));
@@ -600,7 +600,7 @@ static void test_short_write(void **state)
     struct rlimit before;
 
     (void)state;
-    safetensors_lay_out(&s, path, &one, 1);
+    safetensors_lay_out(&s, path, &one, 1, NULL);
     assert_fine(safetensors_create(&s));
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     const struct rlimit lower = {.rlim_cur = s.tensors[0].first_byte + 8, .rlim_max = before.rlim_max};
