@@ -242,7 +242,7 @@ static bool open_files(OpenDirectory *d)
 
 OpenDirectory directory_open(const char *directory)
 {
-    enum { TRIES = 100 };                       /* one fails only if another program puts a checkpoint there just then */
+    enum { TRIES = 100 };               /* one fails only if another program puts a checkpoint there just then */
 
     for (int left = TRIES; ; left--) {
         bool old;

@@ -38,7 +38,7 @@ cJSON *json_read(const char *path, int file, int error)
         fail("%s could not be read", path);
     close(file);
     cJSON *json = cJSON_ParseWithLengthOpts(text, s.st_size + 1, NULL, true);
-    if (!cJSON_IsObject(json))
+    if (!cJSON_IsObject(json) || (off_t)strlen(text) != s.st_size)
         fail("%s: not a JSON object", path);
     free(text);
     return json;
@@ -164,12 +164,13 @@ static void check_key(const cJSON *config, const char *path, ModelKey k)
         const cJSON *value = find(config, key);
         there |= value != NULL;
         if (value && !is_one_of(value, ours))
-            fail("%s: \"%s\" is %s, but these programs compute a model with %s%s", path, key,
+            fail("%s: \"%s\" is %s, but must be %s%s: that is what these programs compute", path, key,
                  cJSON_PrintUnformatted(value), cJSON_IsArray(ours) ? "one of " : "", k.ours);
     }
     if (!there && !is_one_of(standard, ours))
-        fail("%s: \"%.*s\" is missing, which to Hugging Face means %s, but these programs compute a model with %s%s",
-             path, (int)strcspn(k.keys, "|"), k.keys, k.standard, cJSON_IsArray(ours) ? "one of " : "", k.ours);
+        fail("%s: \"%.*s\" is missing, which to Hugging Face means %s, but must be %s%s: that is what these programs "
+             "compute", path, (int)strcspn(k.keys, "|"), k.keys, k.standard, cJSON_IsArray(ours) ? "one of " : "",
+             k.ours);
     cJSON_Delete(ours);
     cJSON_Delete(standard);
 }

@@ -23,7 +23,7 @@ static void hold(const char *option, const char *given, const char *path)
     for (;;) {
         const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
         if (file < 0)
-            fail("--%s %s: %s cannot be made: %s", option, given, path, strerror(errno));
+            fail("--%s %s cannot be written: %s cannot be made: %s", option, given, path, strerror(errno));
         if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)     /* some file systems have no locks */
             fail("--%s %s: another program that is running writes there (it holds %s); wait for it, or name another "
                  "place", option, given, path);
