@@ -95,7 +95,7 @@ static const struct {
     {TRAINING, {"weight-decay", OPTION_DOUBLE, &options.weight_decay, "of matrices and the embedding", "X", 0, 1e3}},
     {TRAINING, {"clip", OPTION_DOUBLE, &options.clip, "the largest norm of gradients; 0: any", "X", 0, 1e30}},
     {TRAINING, {"seed", OPTION_SEED, &options.seed,
-                "of initial weights, batches and samples; with --load the checkpoint's", "N"}},
+                "of initial weights, batches and samples; with --load the checkpoint's, if it has one", "N"}},
     {TRAINING, {"eval-every", OPTION_INT, &options.eval_every,
                 "loss on 64 sequences of the held-out tenth (in whole micro-batches) every N steps; 0: never", "N", 0,
                 1e9}},
@@ -104,7 +104,8 @@ static const struct {
              "FILE"}},
     {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write, at the end and when interrupted", "DIR"}},
     {FILES, {"save-every", OPTION_INT, &options.save_every, "and every N steps", "N", 0, 1e9}},
-    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to go on from, of any stage", "DIR"}},
+    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to go on from, of any stage; or a GPT-NeoX model "
+            "from Hugging Face's save_pretrained", "DIR"}},
     {FILES, {"metrics", OPTION_TEXT, &options.metrics, "a row of CSV for every step; with --load it goes on", "FILE"}},
     {FILES, {"report", OPTION_TEXT, &options.report, "memory and time at the end, as JSON", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
@@ -234,15 +235,19 @@ static bool same_file(const char *a, const char *b)
     return s.st_dev == t.st_dev && s.st_ino == t.st_ino && (S_ISREG(s.st_mode) || S_ISDIR(s.st_mode));
 }
 
-/* Whether b is the file in which a is written until it is complete. */
-static bool is_tmp_of(const char *b, const char *a)
+/* Whether b is what a has beside it: the file in which it is written until it is complete, or its lock. */
+static bool is_beside(const char *b, const char *a)
 {
-    char *tmp;
+    static const char *const suffixes[] = {".tmp", ".lock"};
+    bool same = false;
 
-    if (asprintf(&tmp, "%s.tmp", a) < 0)
-        fail("no memory for a path");
-    const bool same = same_file(tmp, b);
-    free(tmp);
+    for (int i = 0; i < 2; i++) {
+        char *path;
+        if (asprintf(&path, "%s%s", a, suffixes[i]) < 0)
+            fail("no memory for a path");
+        same |= same_file(path, b);
+        free(path);
+    }
     return same;
 }
 
@@ -261,8 +266,8 @@ static void check_files(void)
             if (k < i && same_file(file[i].path, file[k].path))
                 fail_usage("--%s %s and --%s %s are the same, but each needs its own", file[k].option, file[k].path,
                            file[i].option, file[i].path);
-            if (i > 0 && is_tmp_of(file[k].path, file[i].path))
-                fail_usage("--%s %s is where --%s %s is written until it is complete; name another", file[k].option,
+            if (i > 0 && is_beside(file[k].path, file[i].path))
+                fail_usage("--%s %s is a name that --%s %s needs until it is complete; name another", file[k].option,
                            file[k].path, file[i].option, file[i].path);
         }
 }

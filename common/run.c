@@ -17,6 +17,7 @@
 #include "data.h"
 #include "device.h"
 #include "error.h"
+#include "lock.h"
 #include "memory_plan.h"
 #include "operator.h"
 #include "ops.h"
@@ -31,6 +32,7 @@ static DType matmul_dtype = REAL;
 
 static const AdamW *run_optimizer;
 static TrainState state;                /* what trainer.json will say */
+static Checkpoint *loaded;              /* --load, open from run_begin to run_load */
 static int first_step, saved_step = -1;
 static double run_began, step_began;
 static volatile sig_atomic_t training;  /* the start is over */
@@ -60,18 +62,29 @@ void run_print(const char *format, ...)
     fflush(stdout);
 }
 
-/* ---- Output files: written beside their place, and put there when complete ---- */
+/* ---- Output files: one program writes them, beside their place, and puts them there when complete ---- */
 
-/* Checks, before anything is computed, that a file can be written, and returns where to write it. Devices, pipes and
- * links (/dev/stdout) are written to directly: renaming would replace them. */
-static char *claim(const char *option, const char *path)
+/* Devices, pipes and links (/dev/stdout) are written to directly, as renaming would replace them, and by whoever wants
+ * to; other files are for one program at a time. What rank 0 sees counts. */
+static bool take_file(const char *option, const char *path)
 {
     struct stat s;
+
+    comm_agree();                       /* a rank that failed would not come here */
+    if (comm_sum(world, comm_rank(world) == 0 && lstat(path, &s) == 0 && !S_ISREG(s.st_mode)) > 0)
+        return false;
+    lock_take(option, path, path);
+    return true;
+}
+
+/* Checks, before anything is computed, that a file can be written, and returns where to write it. */
+static char *claim(const char *option, const char *path)
+{
     char *tmp;
 
     if (!path)
         return NULL;
-    const bool direct = lstat(path, &s) == 0 && !S_ISREG(s.st_mode);
+    const bool direct = !take_file(option, path);
     if (asprintf(&tmp, "%s%s", path, direct ? "" : ".tmp") < 0)
         fail("no memory for a path");
     if (!direct)
@@ -112,9 +125,12 @@ static void deliver(const char *option, const char *tmp, const char *path)
 
 static void open_metrics(void)
 {
+    struct stat s;
+
+    if (options.metrics)
+        take_file("metrics", options.metrics);
     if (!options.metrics || comm_rank(world))
         return;
-    struct stat s;
     const bool there = lstat(options.metrics, &s) == 0;         /* a link, wherever it leads, is not ours to remove */
     metrics = is_stdout(options.metrics) ? fdopen(dup(STDOUT_FILENO), "a") : fopen(options.metrics, "a");
     if (!metrics)
@@ -275,10 +291,9 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     data_open();
     if (options.save)
         checkpoint_claim(options.save, options.load);
+    state.seed = options.seed;
     if (options.load)
-        state = checkpoint_open(options.load, options.config), options.seed = state.seed;
-    else
-        state = (TrainState){.seed = options.seed};
+        loaded = checkpoint_open(options.load, options.config, &state), options.seed = state.seed;
     report_file = claim("report", options.report);
     trace_file = claim("trace", options.trace);
     gradients_file = claim("dump-gradients", options.dump_gradients);
@@ -346,9 +361,9 @@ int run_load(AdamW *optimizer)
     const int64_t sequences = global_batch();
 
     comm_allow(options.load ? 3.0 * sizeof(real) * model_parameters(options.config) : 0);
-    if (options.load)
-        checkpoint_load(options.load, optimizer, &state);
-    for (int i = 0; i < optimizer->count && !options.load; i++)
+    if (loaded)
+        checkpoint_load(loaded, optimizer, &state);
+    for (int i = 0; i < optimizer->count && !loaded; i++)
         params_init(optimizer->layout, optimizer->parts[i].first, optimizer->parts[i].params, options.seed);
     if (gradients_file && state.step >= options.steps)
         fail("--dump-gradients %s: no step will be done, as this is step %lld and --steps %d is where to stop",
@@ -363,7 +378,9 @@ int run_load(AdamW *optimizer)
               options.accumulate, data_ranks > 1 ? " x ranks" : "", number_text(sequences), options.config.seq,
               number_text(sequences * options.config.seq));
     if (options.load)
-        run_print("going on from %s at step %d%s\n", options.load, first_step,
+        run_print("%s %s at step %d%s%s\n", state.weights_only ? "beginning with the weights of" : "going on from",
+                  options.load, first_step,
+                  state.weights_only ? ", as there are no trainer.json and no optimizer.safetensors" : "",
                   first_step < options.steps ? "" : ": no step to do, as --steps says at which to stop");
     run_print("\n");
     run_began = step_began = clock_seconds();
@@ -506,6 +523,7 @@ void run_step(int step, StepResult result)
     result.norm = fabs(result.norm);
     state.step = step;
     state.tokens += tokens;
+    checkpoint_note(&state, (double[]){result.loss, result.norm, result.lr, options.weight_decay, options.clip}, 5);
     time_step(seconds);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
         fail("the loss is %g and the gradients' norm %g at step %d%s; a smaller --lr or --clip may help%s", result.loss,
@@ -673,8 +691,7 @@ _Noreturn void run_end(void)
         deliver("trace", trace_file, options.trace);
     if (metrics && fclose(metrics))
         fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
-    if (options.save)
-        checkpoint_release(options.save);
+    lock_release_all();
     if (stopping != SIGHUP)                     /* then the terminal may be gone */
         fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;

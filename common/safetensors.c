@@ -12,12 +12,15 @@
 
 #include <cjson/cJSON.h>
 
+#include "formats.h"
+
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian; bytes are not swapped here");
 
 #define LENGTH_BYTES 8                          /* of the header's length, at the start of the file */
 #define HEADER_LIMIT 100000000                  /* as in the reference implementation */
 #define EXACT_LIMIT ((int64_t)1 << 53)          /* from here on, a double no longer holds every whole number */
 #define METADATA "__metadata__"
+#define CHECKPOINT "checkpoint"                 /* the entry of METADATA that is ours */
 
 static const struct {
     const char *name;
@@ -112,6 +115,7 @@ static void release(Safetensors *s)
     for (int i = 0; i < s->count; i++)
         free(s->tensors[i].name);
     free(s->tensors);
+    free(s->checkpoint);
     free(s->path);
     *s = (Safetensors){.file = -1};
 }
@@ -205,7 +209,7 @@ static char *read_header(const Safetensors *s, cJSON **header, int64_t *data_sta
     return wrong;
 }
 
-static char *check_metadata(const Safetensors *s, const cJSON *metadata)
+static char *read_metadata(Safetensors *s, const cJSON *metadata)
 {
     const cJSON *entry;
     char text[32];
@@ -216,6 +220,9 @@ static char *check_metadata(const Safetensors *s, const cJSON *metadata)
         if (!cJSON_IsString(entry))
             return problem(s->path, METADATA ": %.80s is %s, but a string is needed", entry->string,
                            describe(entry, text));
+    entry = cJSON_GetObjectItemCaseSensitive(metadata, CHECKPOINT);
+    if (entry)
+        s->checkpoint = have(strdup(entry->valuestring));
     return NULL;
 }
 
@@ -338,7 +345,7 @@ static char *read_tensors(Safetensors *s, const cJSON *header, int64_t data_star
         char *wrong;
 
         if (!strcmp(entry->string, METADATA)) {
-            wrong = metadata ? problem(s->path, METADATA " is there twice") : check_metadata(s, entry);
+            wrong = metadata ? problem(s->path, METADATA " is there twice") : read_metadata(s, entry);
             metadata = true;
         } else {
             SafeTensor *t = &s->tensors[s->count++];
@@ -382,12 +389,16 @@ static char *check_together(Safetensors *s, int64_t data_start, int64_t file_byt
 
 char *safetensors_open(Safetensors *s, const char *path)
 {
+    /* O_NONBLOCK changes nothing for a file, but keeps a pipe, refused a little later, from waiting for a writer. */
+    return safetensors_take(s, path, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+}
+
+char *safetensors_take(Safetensors *s, const char *path, int file)
+{
     cJSON *header = NULL;
     int64_t data_start = 0, file_bytes = 0;
 
-    *s = (Safetensors){.path = have(strdup(path))};
-    /* O_NONBLOCK changes nothing for a file, but keeps a pipe, refused a little later, from waiting for a writer. */
-    s->file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    *s = (Safetensors){.path = have(strdup(path)), .file = file};
     char *wrong = read_header(s, &header, &data_start, &file_bytes);
     if (!wrong)
         wrong = read_tensors(s, header, data_start, file_bytes - data_start);
@@ -417,28 +428,29 @@ static char *check_range(const Safetensors *s, const SafeTensor *t, int64_t firs
     return NULL;
 }
 
-/* Reads F64 as floats (narrow) or F32 as doubles, a piece at a time. */
-static char *read_converted(const Safetensors *s, int64_t first_byte, int64_t count, void *to, bool narrow)
+/* Reads numbers of one dtype as floats or doubles of another, a piece at a time. */
+static char *read_converted(const Safetensors *s, const char *dtype, int64_t first_byte, int64_t count, void *to,
+                            bool double_out)
 {
     enum { PIECE = 4096 };
-    double wide_piece[PIECE];
-    float narrow_piece[PIECE];
+    union { double f64[PIECE]; float f32[PIECE]; uint16_t half[PIECE]; } piece;
+    const int size = element_bytes(dtype);
+    const bool f16 = !strcmp(dtype, "F16");
 
     for (int64_t done = 0; done < count; done += PIECE) {
         const int64_t n = count - done < PIECE ? count - done : PIECE;
-        char *wrong;
+        char *wrong = read_bytes(s, first_byte + done * size, n * size, &piece);
 
-        if (narrow)
-            wrong = read_bytes(s, first_byte + done * 8, n * 8, wide_piece);
-        else
-            wrong = read_bytes(s, first_byte + done * 4, n * 4, narrow_piece);
         if (wrong)
             return wrong;
-        for (int64_t i = 0; i < n; i++)
-            if (narrow)
-                ((float *)to)[done + i] = (float)wide_piece[i];
+        for (int64_t i = 0; i < n; i++) {
+            const double x = size == 8 ? piece.f64[i] : size == 4 ? piece.f32[i]
+                             : f16 ? float_of_f16(piece.half[i]) : float_of_bf16(piece.half[i]);
+            if (double_out)
+                ((double *)to)[done + i] = x;
             else
-                ((double *)to)[done + i] = narrow_piece[i];
+                ((float *)to)[done + i] = (float)x;
+        }
     }
     return NULL;
 }
@@ -446,18 +458,19 @@ static char *read_converted(const Safetensors *s, int64_t first_byte, int64_t co
 char *safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to,
                        bool double_out)
 {
-    const bool f64 = !strcmp(t->dtype, "F64"), f32 = !strcmp(t->dtype, "F32"), i64 = !strcmp(t->dtype, "I64");
+    static const char *const readable[] = {"F64", "F32", "F16", "BF16"};
+    const int size = element_bytes(t->dtype);
+    const int64_t first_byte = t->first_byte + first * size;
     char *wrong = check_range(s, t, first, count);
 
     if (wrong)
         return wrong;
-    if (!f64 && !f32 && !i64)
-        return problem(s->path, "%.80s is %s, but F32 or F64 is needed", t->name, t->dtype);
-    const int size = element_bytes(t->dtype);
-    const int64_t first_byte = t->first_byte + first * size;
-    if (i64 || f64 == double_out)
+    if (!strcmp(t->dtype, "I64") || !strcmp(t->dtype, double_out ? "F64" : "F32"))
         return read_bytes(s, first_byte, count * size, to);
-    return read_converted(s, first_byte, count, to, f64);
+    for (size_t i = 0; i < sizeof readable / sizeof *readable; i++)
+        if (!strcmp(t->dtype, readable[i]))
+            return read_converted(s, t->dtype, first_byte, count, to, double_out);
+    return problem(s->path, "%.80s is %s, but F64, F32, F16 or BF16 is needed", t->name, t->dtype);
 }
 
 static void put_quoted(const char *name, FILE *out)
@@ -480,7 +493,12 @@ static char *header_text(const Safetensors *s, size_t *bytes)
     char *text = NULL;
     FILE *out = have(open_memstream(&text, bytes));
 
-    fputs("{\"" METADATA "\":{\"format\":\"pt\"}", out);
+    fputs("{\"" METADATA "\":{\"format\":\"pt\"", out);
+    if (s->checkpoint) {
+        fputs(",\"" CHECKPOINT "\":", out);
+        put_quoted(s->checkpoint, out);
+    }
+    fputc('}', out);
     for (int i = 0; i < s->count; i++) {
         const SafeTensor *t = &s->tensors[i];
         const int64_t begin = t->first_byte - s->tensors[0].first_byte;
@@ -500,12 +518,14 @@ static char *header_text(const Safetensors *s, size_t *bytes)
     return text;
 }
 
-void safetensors_lay_out(Safetensors *s, const char *path, const SafeTensor *tensors, int count)
+void safetensors_lay_out(Safetensors *s, const char *path, const SafeTensor *tensors, int count,
+                         const char *checkpoint)
 {
     int64_t end = 0;
     size_t header_bytes;
 
     *s = (Safetensors){.path = have(strdup(path)), .file = -1, .count = count,
+                       .checkpoint = checkpoint ? have(strdup(checkpoint)) : NULL,
                        .tensors = have(calloc(count + 1, sizeof *s->tensors))};
     for (int i = 0; i < count; i++) {
         SafeTensor *t = &s->tensors[i];

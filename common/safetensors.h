@@ -19,6 +19,7 @@ typedef struct {
 
 typedef struct {
     char *path;                     /* for messages */
+    char *checkpoint;               /* __metadata__'s text of that name: which one the file is of; NULL: it has none */
     int file;                       /* descriptor, open for reading or for writing; -1: closed */
     int count;
     SafeTensor *tensors;            /* ordered by first_byte */
@@ -30,19 +31,24 @@ typedef struct {
  * but the file has 40"); *s is then closed and empty. Data is read later, by safetensors_read. */
 char *safetensors_open(Safetensors *s, const char *path);
 
+/* The same of a file that is open already (-1: it could not be opened; errno says why). *s owns the descriptor. */
+char *safetensors_take(Safetensors *s, const char *path, int file);
+
 /* The tensor of that name; NULL if there is none. */
 const SafeTensor *safetensors_find(const Safetensors *s, const char *name);
 
-/* `count` elements from element `first` on, converted from the file's F32 or F64 to doubles or floats (double_out),
- * or copied as they are for I64 (to int64_t; double_out is not looked at). NULL, or what is wrong. */
+/* `count` elements from element `first` on, converted from the file's F64, F32, F16 or BF16 to doubles or floats
+ * (double_out), or copied as they are for I64 (to int64_t; double_out is not looked at). NULL, or what is wrong. */
 char *safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to,
                        bool double_out);
 
-/* A file to write: give name, dtype, dims and shape of each tensor; offsets are computed, in this order, and the
- * header is padded with spaces so that data starts at a multiple of 8. safetensors_lay_out does only the computing
- * (each rank does it and gets the same numbers); safetensors_create also writes the header and gives the file its
- * full length (one rank); safetensors_join opens what another rank created. NULL, or what is wrong. */
-void safetensors_lay_out(Safetensors *s, const char *path, const SafeTensor *tensors, int count);
+/* A file to write: give name, dtype, dims and shape of each tensor, and `checkpoint` or NULL; offsets are computed, in
+ * this order, and the header is padded with spaces so that data starts at a multiple of 8. safetensors_lay_out does
+ * only the computing (each rank does it and gets the same numbers, for a `checkpoint` of the same length);
+ * safetensors_create also writes the header and gives the file its full length (one rank); safetensors_join opens what
+ * another rank created. NULL, or what is wrong. */
+void safetensors_lay_out(Safetensors *s, const char *path, const SafeTensor *tensors, int count,
+                         const char *checkpoint);
 char *safetensors_create(Safetensors *s);
 char *safetensors_join(Safetensors *s);
 char *safetensors_write(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, const void *from);

@@ -88,7 +88,7 @@ static void check_round_trip(const Safetensors *s)
     const int file = memory_file(path);
     Safetensors written, again;
 
-    safetensors_lay_out(&written, path, s->tensors, s->count);
+    safetensors_lay_out(&written, path, s->tensors, s->count, NULL);
     assert(!safetensors_create(&written));
     assert(!safetensors_open(&again, path));
     assert(again.count == s->count);

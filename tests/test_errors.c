@@ -581,6 +581,8 @@ static void incomplete_checkpoints_are_refused(void **state)
         char words[128];
         snprintf(words, sizeof words, "bad/%s|No such file", name);
         run_well("rm %s", spoil(name));
+        if (f >= 2)
+            strcat(words, "|has both");
         fails(1, words, CPU " " SMALL " --load bad --report new.json --metrics new.csv --trace new.trace");
         fails(1, name, GO_ON);                  /* --save doesn't want it either, without its trainer.json */
         run_well("mkdir bad/%s", name);
@@ -628,7 +630,7 @@ static void other_models_are_refused(void **state)
     fails(1, "bad/model.safetensors|embed|97|98", GO_ON " --vocab 98");
 
     /* dtypes that aren't read, one of them wider than what is; a tensor that isn't there */
-    static const char *const dtypes[] = {"BF16", "I64", "F32"};
+    static const char *const dtypes[] = {"I32", "I64", "F32"};
     Safetensors good, bad;
     for (int way = 0; way < 3; way++) {
         const char *path = spoil("model.safetensors");
@@ -636,13 +638,109 @@ static void other_models_are_refused(void **state)
         assert_null(safetensors_open(&good, in_temporary("good/model.safetensors")));
         for (int i = 0; i < good.count; i++)
             strcpy(good.tensors[i].dtype, dtypes[way]);
-        safetensors_lay_out(&bad, path, good.tensors, good.count - (way == 2));
+        safetensors_lay_out(&bad, path, good.tensors, good.count - (way == 2), good.checkpoint);
         assert_null(safetensors_create(&bad));
         assert_null(safetensors_close(&bad, false));
         free(safetensors_close(&good, false));
         snprintf(words, sizeof words, "bad/model.safetensors|%s", way == 2 ? "missing" : dtypes[way]);
         fails(1, words, GO_ON);
     }
+}
+
+/* Each key that makes another model, as every version of transformers has called it, in a checkpoint of ours and in a
+ * model from elsewhere. */
+static void configurations_of_other_models_are_refused(void **state)
+{
+#define KEY(name) "\"" name "\":\t"
+    static const struct {
+        const char *from, *to, *words;
+    } changes[] = {
+        {KEY("model_type") "\"gpt_neox\"", KEY("model_type") "\"llama\"", "\"model_type\" is \"llama\"|\"gpt_neox\""},
+        {"\"gelu_pytorch_tanh\"", "\"gelu\"", "\"hidden_act\" is \"gelu\"|one of|\"gelu_pytorch_tanh\""},
+        {"\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|means \"gelu\"|\"gelu_pytorch_tanh\""},
+        {KEY("rotary_pct") "1", KEY("rotary_pct") "0.25", "\"rotary_pct\" is 0.25|must be 1"},
+        {"\"rotary_pct\"", "\"x\"", "\"rotary_pct\" is missing|means 0.25|must be 1"},
+        {KEY("rotary_pct") "1", "\"partial_rotary_factor\": 0.5", "\"partial_rotary_factor\" is 0.5|must be 1"},
+        {KEY("rotary_pct") "1", "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}",
+         "\"rope_parameters.partial_rotary_factor\" is 0.5|must be 1"},
+        {KEY("rotary_emb_base") "10000", KEY("rotary_emb_base") "500000", "\"rotary_emb_base\" is 500000|10000"},
+        {KEY("rotary_emb_base") "10000", "\"rope_theta\": 500000", "\"rope_theta\" is 500000|10000"},
+        {KEY("rotary_emb_base") "10000", "\"rope_parameters\": {\"rope_theta\": 1e6}",
+         "\"rope_parameters.rope_theta\" is 1000000|10000"},
+        {KEY("rotary_emb_base"), "\"rope_parameters\": {\"rope_type\": \"yarn\"}, \"rotary_emb_base\": ",
+         "\"rope_parameters.rope_type\" is \"yarn\"|\"default\""},
+        {KEY("rotary_emb_base"), "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}, \"rotary_emb_base\": ",
+         "\"rope_scaling\" is {\"type\":\"linear\",\"factor\":2}|must be null"},
+        {KEY("layer_norm_eps") "1e-05", KEY("layer_norm_eps") "1e-12", "\"layer_norm_eps\" is 1e-12|1e-5"},
+        {KEY("use_parallel_residual") "false", KEY("use_parallel_residual") "true",
+         "\"use_parallel_residual\" is true|must be false"},
+        {"\"use_parallel_residual\"", "\"x\"", "\"use_parallel_residual\" is missing|means true|must be false"},
+        {KEY("tie_word_embeddings") "true", KEY("tie_word_embeddings") "false",
+         "\"tie_word_embeddings\" is false|must be true"},
+        {"\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|means false|must be true"},
+        {KEY("attention_bias") "true", KEY("attention_bias") "false", "\"attention_bias\" is false|must be true"},
+        {KEY("intermediate_size") "64", KEY("intermediate_size") "48", "\"intermediate_size\" is 48|must be 64"},
+        {"\"intermediate_size\"", "\"x\"", "\"intermediate_size\" is missing|means 24576|must be 64"},
+    };
+    static const struct {
+        const char *from, *to;
+    } same[] = {
+        {"\"gelu_pytorch_tanh\"", "\"gelu_new\""},
+        {"\"rotary_emb_base\"", "\"rope_scaling\": null, \"rope_theta\": 1e4, \"rotary_emb_base\""},
+        {KEY("rotary_pct") "1", "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4, "
+         "\"partial_rotary_factor\": 1.0}"},
+        {"\"rotary_emb_base\"", "\"x\""},                       /* missing: 10000 to them too */
+        {"\"max_position_embeddings\":\t8", "\"max_position_embeddings\":\t2048"},
+        {KEY("hidden_dropout") "0", KEY("hidden_dropout") "0.1"},
+    };
+#undef KEY
+
+    (void)state;
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+        for (int foreign = 0; foreign < 2; foreign++) {
+            char words[256];
+            if (!full_tests() && foreign != (int)i % 2)
+                continue;
+            change(spoil("config.json"), changes[i].from, changes[i].to);
+            if (foreign)
+                run_well("rm bad/trainer.json bad/optimizer.safetensors");
+            snprintf(words, sizeof words, "bad/config.json|%s", changes[i].words);
+            fails(1, words, CPU " " SMALL " --load bad --report new.json --metrics new.csv");
+        }
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        change(spoil("config.json"), same[i].from, same[i].to);
+        run_well(CPU " " SMALL " --load bad");
+    }
+}
+
+/* A file of another run, or of another step of the same, or of a trainer.json that was edited. */
+static void files_of_two_checkpoints_are_refused(void **state)
+{
+    static const char *const others[] = {"--seed 8 --steps 2", "--seed 7 --steps 1", "--seed 7 --steps 2 --lr 0.5",
+                                         "--seed 7 --steps 2 --weight-decay 0.5", "--load good --steps 3"};
+    static const char *const edits[][2] = {{"\"step\":\t2", "\"step\":\t1"}, {"\"tokens\":\t16", "\"tokens\":\t8"},
+        {"\"optimizer_step\":\t2", "\"optimizer_step\":\t1"}, {"\"seed\":\t\"7\"", "\"seed\":\t\"8\""}};
+
+    (void)state;
+    run_well(CPU " " SHAPE " --pretend 1e6,1e6,0 --seed 7 --steps 2 --save again");
+    run_well("diff -r -x trainer.json good again");             /* the same run: the same files */
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        run_well(CPU " " SHAPE " --pretend 1e6,1e6,0 %s --save other", others[i]);
+        for (int f = 0; f < 4; f++) {
+            char words[128];
+            snprintf(words, sizeof words, "bad/%s|bad/trainer.json|history|two checkpoints",
+                     checkpoint_files[f == 3 ? 1 : f]);
+            run_well("cp other/%s %s", checkpoint_files[f], spoil(checkpoint_files[f]));
+            fails(1, words, CPU " " SMALL " --load bad --save new");
+        }
+        run_well(CPU " " SMALL " --load other");
+        run_well("rm -r other");
+    }
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        change(spoil("trainer.json"), edits[i][0], edits[i][1]);
+        fails(1, "bad/trainer.json|two checkpoints", GO_ON);
+    }
+    run_well("rm -r again bad");
 }
 
 static void hostile_headers_are_refused(void **state)
@@ -708,6 +806,8 @@ static void garbage_in_json_is_refused(void **state)
         {3, "\"seed\":\t\"7\"", "\"seed\":\t\"7x\"", "seed|7x"},
         {3, "\"seed\":\t\"7\"", "\"seed\":\t\"18446744073709551616\"", "seed|18446744073709551616"},
         {3, "\"seed\":\t\"7\"", "\"sea\":\t\"7\"", "seed"},
+        {3, "\"history\":\t\"", "\"history\":\t\"x", "history|hexadecimal"},
+        {3, "\"history\"", "\"story\"", "history|missing"},
         {1, "\"hidden_size\":\t16", "\"hidden_size\":\t-16", "hidden_size|-16"},
         {1, "\"hidden_size\":\t16", "\"hidden_size\":\t\"16\"", "hidden_size"},
         {1, "\"hidden_size\":\t16", "\"hidden_size\":\t1e999", "hidden_size"},
@@ -1096,6 +1196,55 @@ static void the_start_can_be_ended(void **state)
     run_well("timeout 15 env OMP_THREAD_LIMIT=1 " CPU " " SMALL " --hidden 128 --threads 2");
 }
 
+/* A second run with one of the first's outputs: refused, and nothing of the first's is touched. */
+static void two_runs_do_not_write_one_file(void **state)
+{
+    static const char *const options[] = {"metrics", "report", "trace", "dump-gradients"};
+    static const char *const second[] = {CPU " " SMALL, "mpiexec -n 2 " BUILD "/cpu/03_data_parallel " SMALL};
+
+    (void)state;
+    start(CPU " " SHAPE " --steps 2 --accumulate 1000 --metrics a --report b --trace c --dump-gradients d");
+    kill(process, SIGSTOP);                             /* it lives until all have tried */
+    for (int of = 0; of < 2; of++)
+        for (int i = 0; i < (of ? 1 : 4); i++)
+            for (int by = 0; by < 2; by++) {            /* its file, by the same option and by another one */
+                char words[64], file[] = {"abcd"[i], 0};
+                const char *option = options[(i + by) % 4];
+                snprintf(words, sizeof words, "--%s %s|another program|%s.lock", option, file, file);
+                Result r = run("timeout 15 %s --%s %s --save new", second[of], option, file);
+                assert_int_equal(r.status, 1);
+                assert_words(r.err, words, second[of]);
+                assert_null(strchr(strchr(r.err, '\n') + 1, '\n'));
+                result_free(r);
+                run_well("test ! -e new");
+                run_well("test -e %s.lock", file);
+            }
+    kill(process, SIGCONT);
+    Result r = end_process(60);
+    assert_int_equal(r.status, 0);
+    result_free(r);
+    run_well("sh -c 'test $(grep -c . a) = 3'");
+    for (int i = 1; i < 3; i++) {
+        size_t bytes;
+        char *text = slurp(in_temporary(i == 1 ? "b" : "c"), &bytes);
+        assert_json(text, options[i]);
+        free(text);
+    }
+    run_well("sh -c 'test ! -e a.lock && test ! -e b.lock && test ! -e c.lock && test ! -e d.lock && test ! -e b.tmp'");
+
+    /* the lock of a program that was killed means nothing; a file of that name that isn't empty is somebody's */
+    run_well("touch a.lock");
+    run_well(CPU " " SMALL " --metrics a");
+    run_well("test ! -e a.lock");
+    run_well("cp afile a.lock");
+    fails(1, "--metrics a|a.lock|bytes|move it", CPU " " SMALL " --metrics a");
+    fails(2, "--report a.lock|--metrics a|name another", CPU " " SMALL " --metrics a --report a.lock");
+    /* pipes, devices and links are anybody's */
+    for (int i = 0; i < 2; i++)
+        run_well(CPU " " SMALL " --metrics /dev/null --report /dev/null");
+    run_well("rm a a.lock b c d");
+}
+
 /* ---- A full disk ---- */
 
 /* Files may not grow beyond so many bytes, from the first step on: MPI's own start needs one of megabytes. */
@@ -1373,6 +1522,8 @@ int main(void)
         TEST(overwritten_data_is_noticed),
         TEST(incomplete_checkpoints_are_refused),
         TEST(other_models_are_refused),
+        TEST(configurations_of_other_models_are_refused),
+        TEST(files_of_two_checkpoints_are_refused),
         TEST(hostile_headers_are_refused),
         TEST(garbage_in_json_is_refused),
         TEST(nan_stops_the_run),
@@ -1383,6 +1534,7 @@ int main(void)
         TEST(what_is_not_ours_stays),
         TEST(two_signals_quit_at_once),
         TEST(the_start_can_be_ended),
+        TEST(two_runs_do_not_write_one_file),
         TEST(files_that_cannot_grow),
         TEST(a_full_disk),
         TEST(nothing_may_be_written),

@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/formats.h"
 #include "../common/safetensors.h"
 
 static char directory[] = "/tmp/test_safetensors.XXXXXX";
@@ -138,7 +139,7 @@ static void write_all(void)
     const int64_t counts[TENSORS] = {1, 0, 6, 3, 4, 3};
     Safetensors s;
 
-    safetensors_lay_out(&s, path, layout, TENSORS);
+    safetensors_lay_out(&s, path, layout, TENSORS, NULL);
     assert_fine(safetensors_create(&s));
     for (int i = TENSORS - 1; i >= 0; i--)
         assert_fine(safetensors_write(&s, &s.tensors[i], 0, counts[i], data[i]));
@@ -155,7 +156,7 @@ static void test_round_trip(void **state)
 
     (void)state;
     write_all();
-    safetensors_lay_out(&laid_out, path, layout, TENSORS);
+    safetensors_lay_out(&laid_out, path, layout, TENSORS, NULL);
     assert_fine(safetensors_open(&s, path));
     assert_int_equal(s.count, TENSORS);
     for (int i = 0; i < TENSORS; i++) {
@@ -177,7 +178,7 @@ static void test_round_trip(void **state)
     assert_fine(safetensors_read(&s, &s.tensors[DOUBLES], 0, 4, four, true));
     assert_memory_equal(four, doubles, sizeof four);
     assert_complains(safetensors_read(&s, &s.tensors[BYTES], 0, 3, four, true), path,
-                     WORDS("bytes is U8, but F32 or F64 is needed"));
+                     WORDS("bytes is U8, but F64, F32, F16 or BF16 is needed"));
     assert_fine(safetensors_close(&s, false));
     assert_fine(safetensors_close(&laid_out, false));
 }
@@ -185,29 +186,66 @@ static void test_round_trip(void **state)
 /* Enough elements for more than one piece of the conversion, and not a multiple of one. */
 static void test_conversion(void **state)
 {
-    enum { COUNT = 10001 };
-    static double wide[COUNT], wide_back[COUNT];
-    static float narrow[COUNT], narrow_back[COUNT];
-    const SafeTensor both[2] = {{.name = "wide", .dtype = "F64", .dims = 1, .shape = {COUNT}},
-                                {.name = "narrow", .dtype = "F32", .dims = 1, .shape = {COUNT}}};
+    enum { COUNT = 10001, DTYPES = 4 };
+    static const char *const dtypes[DTYPES] = {"F64", "F32", "BF16", "F16"};
+    static double numbers[DTYPES][COUNT], wide[COUNT];
+    static float singles[COUNT], narrow[COUNT];
+    static uint16_t halves[2][COUNT];
+    const void *const data[DTYPES] = {numbers[0], singles, halves[0], halves[1]};
+    SafeTensor all[DTYPES] = {{0}};
     Safetensors s;
 
     (void)state;
-    for (int i = 0; i < COUNT; i++)
-        narrow[i] = (float)(wide[i] = i / 7.0);
-    safetensors_lay_out(&s, path, both, 2);
+    for (int i = 0; i < COUNT; i++) {
+        const double x = numbers[0][i] = ldexp(i % 7 ? i / 7.0 : -i, i % 23 - 15);
+        numbers[1][i] = singles[i] = (float)x;
+        numbers[2][i] = float_of_bf16(halves[0][i] = bf16_of((real)x));
+        numbers[3][i] = float_of_f16(halves[1][i] = f16_of((real)x));      /* subnormal ones among them */
+    }
+    for (int d = 0; d < DTYPES; d++) {
+        all[d] = (SafeTensor){.name = (char *)dtypes[d], .dims = 1, .shape = {COUNT}};
+        strcpy(all[d].dtype, dtypes[d]);
+    }
+    safetensors_lay_out(&s, path, all, DTYPES, NULL);
     assert_fine(safetensors_create(&s));
-    assert_fine(safetensors_write(&s, &s.tensors[0], 0, COUNT, wide));
-    assert_fine(safetensors_write(&s, &s.tensors[1], 0, COUNT, narrow));
+    for (int d = 0; d < DTYPES; d++)
+        assert_fine(safetensors_write(&s, &s.tensors[d], 0, COUNT, data[d]));
     assert_fine(safetensors_close(&s, false));
 
     assert_fine(safetensors_open(&s, path));
-    assert_fine(safetensors_read(&s, &s.tensors[0], 0, COUNT, narrow_back, false));
-    assert_fine(safetensors_read(&s, &s.tensors[1], 0, COUNT, wide_back, true));
-    for (int i = 0; i < COUNT; i++) {
-        assert_true(narrow_back[i] == narrow[i]);
-        assert_true(wide_back[i] == narrow[i]);
+    for (int d = 0; d < DTYPES; d++) {
+        const SafeTensor *t = safetensors_find(&s, dtypes[d]);
+        assert_fine(safetensors_read(&s, t, 0, COUNT, wide, true));
+        assert_fine(safetensors_read(&s, t, 0, COUNT, narrow, false));
+        for (int i = 0; i < COUNT; i++)
+            assert_true(wide[i] == numbers[d][i] && narrow[i] == (float)numbers[d][i]);
+        assert_fine(safetensors_read(&s, t, COUNT - 2, 2, wide, true));
+        assert_true(wide[1] == numbers[d][COUNT - 1]);
     }
+    assert_fine(safetensors_close(&s, false));
+}
+
+/* Numbers as their formats' definitions have them, not as our own conversions write them. */
+static void test_halves(void **state)
+{
+    static const char header[] = "{\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[0,8]},"
+                                 "\"h\":{\"dtype\":\"F16\",\"shape\":[5],\"data_offsets\":[8,18]}}";
+    static const uint16_t bits[9] = {0x3f80, 0xc040, 0x0001, 0x7f80, 0x3c00, 0xc200, 0x0001, 0x7bff, 0xfc00};
+    static const double expected[9] = {1, -3, 0x1p-133, HUGE_VAL, 1, -3, 0x1p-24, 65504, -HUGE_VAL};
+    Safetensors s;
+    double x[9];
+
+    (void)state;
+    write_header(header, sizeof header - 1, 18);
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, -18, SEEK_END), 0);
+    assert_int_equal(fwrite(bits, sizeof *bits, 9, f), 9);
+    assert_int_equal(fclose(f), 0);
+    assert_fine(safetensors_open(&s, path));
+    assert_fine(safetensors_read(&s, safetensors_find(&s, "b"), 0, 4, x, true));
+    assert_fine(safetensors_read(&s, safetensors_find(&s, "h"), 0, 5, x + 4, true));
+    assert_memory_equal(x, expected, sizeof x);
     assert_fine(safetensors_close(&s, false));
 }
 
@@ -249,12 +287,12 @@ static void test_two_writers(void **state)
 
     (void)state;
     for (int r = 0; r < 2; r++)
-        safetensors_lay_out(&writers[r], path, both, 2);
+        safetensors_lay_out(&writers[r], path, both, 2, NULL);
     assert_complains(safetensors_join(&writers[0]), path, WORDS("cannot be opened for writing: No such file"));
     write_file("", 0, 0);
     assert_complains(safetensors_join(&writers[0]), path, WORDS("the file has 0 bytes", "must be created before"));
 
-    safetensors_lay_out(&creator, path, both, 2);
+    safetensors_lay_out(&creator, path, both, 2, NULL);
     assert_fine(safetensors_create(&creator));
     for (int r = 0; r < 2; r++)
         assert_fine(safetensors_join(&writers[r]));
@@ -283,7 +321,7 @@ static void test_large(void **state)
     float two[2];
 
     (void)state;
-    safetensors_lay_out(&s, path, &large, 1);
+    safetensors_lay_out(&s, path, &large, 1, NULL);
     assert_fine(safetensors_create(&s));
     assert_fine(safetensors_write(&s, s.tensors, 1999999998, 2, floats));
     assert_fine(safetensors_close(&s, false));
@@ -298,7 +336,7 @@ static void test_header_as_written(void **state)
 {
     const SafeTensor two[2] = {{.name = "abc", .dtype = "F64", .dims = 2, .shape = {2, 3}},
                                {.name = "\"\\\t\u00fc", .dtype = "U8"}};
-    const char expected[] = "{\"__metadata__\":{\"format\":\"pt\"},"
+    const char expected[] = "{\"__metadata__\":{\"format\":\"pt\",\"checkpoint\":\"step \\\"1\\\"\"},"
                             "\"abc\":{\"dtype\":\"F64\",\"shape\":[2,3],\"data_offsets\":[0,48]},"
                             "\"\\\"\\\\\\u0009\u00fc\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[48,49]}}";
     Safetensors s;
@@ -308,7 +346,7 @@ static void test_header_as_written(void **state)
     } header = {0};
 
     (void)state;
-    safetensors_lay_out(&s, path, two, 2);
+    safetensors_lay_out(&s, path, two, 2, "step \"1\"");
     assert_fine(safetensors_create(&s));
     const int written = open(path, O_RDONLY);           /* s.file is only for writing */
     assert_true(pread(written, &header, sizeof header, 0) > 0);
@@ -318,6 +356,9 @@ static void test_header_as_written(void **state)
     assert_memory_equal(header.text, expected, sizeof expected - 1);
     for (size_t i = sizeof expected - 1; i < header.length; i++)
         assert_int_equal(header.text[i], ' ');
+    assert_fine(safetensors_close(&s, false));
+    assert_fine(safetensors_open(&s, path));
+    assert_string_equal(s.checkpoint, "step \"1\"");
     assert_fine(safetensors_close(&s, false));
 }
 
@@ -330,7 +371,7 @@ static void test_offsets_are_exact(void **state)
     char text[256] = "";
 
     (void)state;
-    safetensors_lay_out(&s, path, two, 2);
+    safetensors_lay_out(&s, path, two, 2, NULL);
     free(safetensors_create(&s));           /* a disk may refuse such a length, but the header comes first */
     FILE *f = fopen(path, "rb");
     assert_non_null(f);
@@ -348,7 +389,7 @@ static void test_no_tensors(void **state)
 
     (void)state;
     write_file("", 0, 100);                 /* what was there before goes */
-    safetensors_lay_out(&s, path, NULL, 0);
+    safetensors_lay_out(&s, path, NULL, 0, NULL);
     assert_fine(safetensors_create(&s));
     assert_fine(safetensors_close(&s, true));
     assert_fine(safetensors_open(&s, path));
@@ -376,8 +417,10 @@ static void test_foreign_header(void **state)
     assert_string_equal(s.tensors[2].name, "b");
     assert_int_equal(s.tensors[2].first_byte, 8 + sizeof header - 1 + 8);
     assert_int_equal(s.tensors[2].bytes, 4);
-    assert_complains(safetensors_read(&s, &s.tensors[2], 0, 1, NULL, true), path,
-                     WORDS("b is BF16, but F32 or F64 is needed"));
+    assert_null(s.checkpoint);
+    double one[2];
+    assert_fine(safetensors_read(&s, &s.tensors[2], 0, 2, one, true));
+    assert_true(one[0] == 0 && one[1] == 0);
     assert_fine(safetensors_close(&s, false));
 }
 
@@ -582,11 +625,11 @@ static void test_writing_fails(void **state)
     Safetensors s;
 
     (void)state;
-    safetensors_lay_out(&s, directory, &one, 1);
+    safetensors_lay_out(&s, directory, &one, 1, NULL);
     assert_complains(safetensors_create(&s), directory, WORDS("cannot be created", "directory"));
     assert_fine(safetensors_close(&s, false));
 
-    safetensors_lay_out(&s, "/dev/full", &one, 1);
+    safetensors_lay_out(&s, "/dev/full", &one, 1, NULL);
     assert_complains(safetensors_create(&s), "/dev/full", WORDS("cannot be written", "No space left on device"));
     assert_int_equal(s.file, -1);
     assert_fine(safetensors_close(&s, false));
@@ -600,7 +643,7 @@ static void test_short_write(void **state)
     struct rlimit before;
 
     (void)state;
-    safetensors_lay_out(&s, path, &one, 1);
+    safetensors_lay_out(&s, path, &one, 1, NULL);
     assert_fine(safetensors_create(&s));
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     const struct rlimit lower = {.rlim_cur = s.tensors[0].first_byte + 8, .rlim_max = before.rlim_max};
@@ -618,8 +661,8 @@ static void test_short_write(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_round_trip), TEST(test_conversion), TEST(test_part_of_a_tensor), TEST(test_two_writers),
-        TEST(test_large), TEST(test_header_as_written), TEST(test_offsets_are_exact), TEST(test_no_tensors),
+        TEST(test_round_trip), TEST(test_conversion), TEST(test_halves), TEST(test_part_of_a_tensor),
+        TEST(test_two_writers), TEST(test_large), TEST(test_header_as_written), TEST(test_offsets_are_exact), TEST(test_no_tensors),
         TEST(test_foreign_header), TEST(test_hostile_headers), TEST(test_hostile_lengths), TEST(test_nul_in_header),
         TEST(test_deep_nesting), TEST(test_long_name), TEST(test_truncated_everywhere), TEST(test_not_a_file),
         TEST(test_writing_fails), TEST(test_short_write),

@@ -1,0 +1,32 @@
+/* Where a checkpoint lies: a directory that takes its place as a whole, and is opened as a whole. */
+#ifndef CHECKPOINT_DIRECTORY_H
+#define CHECKPOINT_DIRECTORY_H
+
+enum { MODEL_FILE, CONFIG_FILE, OPTIMIZER_FILE, TRAINER_FILE, CHECKPOINT_FILES };
+extern const char *const checkpoint_file[CHECKPOINT_FILES];         /* their names: "model.safetensors", ... */
+
+/* directory + suffix + "/" + file, or without the last two if file is NULL; the caller frees it. A link stands for the
+ * directory it leads to: the link itself is never replaced. */
+char *path_of(const char *directory, const char *suffix, const char *file);
+
+/* Removes a checkpoint's files from a directory, and the directory, if nothing else is in it. */
+void directory_remove(const char *directory);
+
+/* Puts the finished directory in the place of the old one; what a person has put beside the old one's files goes on
+ * into the new one. */
+void directory_replace(const char *finished, const char *directory);
+
+/* A directory whose files were opened together, while it had its name: they are of one save, and stay readable when
+ * another program puts the next one in its place. */
+typedef struct {
+    char *path;                         /* DIR, or DIR.old; for messages */
+    int directory;                      /* descriptors: its own, */
+    int file[CHECKPOINT_FILES];         /* and the files'; -1: not opened, and error is the errno that says why */
+    int error[CHECKPOINT_FILES];
+} OpenDirectory;
+
+OpenDirectory directory_open(const char *directory);    /* DIR.old if that alone is there; fails if neither is */
+int directory_open_file(const OpenDirectory *from, const char *name);   /* one more file; -1: not, and errno says why */
+void directory_close(OpenDirectory *from);              /* the directory; files stay open */
+
+#endif
