@@ -85,8 +85,7 @@ void ops_time(void);
 
 /* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
  * matmuls and attention have FLOPs by this count: that of the 6N + 12*L*h*s formula, but attention by blocks of keys
- * (07) and FlashAttention (08) count only the pairs that the mask leaves. What they compute again in backward 07 leaves
- * out, as the formula does, and 08 counts, as the FlashAttention papers do. */
+ * counts only the pairs that the mask leaves, and what it computes again in backward not at all, as the formula does. */
 void ops_pretend(double flops_per_second);
 
 #endif

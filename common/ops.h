@@ -82,7 +82,7 @@ void residual_backward(Tensor d_bias /* += */, Tensor d_out);
 void cross_entropy_forward(Tensor loss /* += */, Tensor lse, Tensor logits, Tensor targets, double scale);
 void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
 
-/* ---- the same in parts, for logits (R, V) that are one slice of the vocabulary (05): each rank's row maxima, (R),
+/* ---- the same in parts, for logits (R, V) that are one slice of the vocabulary: each rank's row maxima, (R),
  * become the maximum over the ranks; each rank's sums, (R, 2), of exp(logit - max) and of the target's logit (0 where
  * the target is another rank's, -1), become their sum over the ranks; then lse and loss as above, on every rank.
  * Backward is cross_entropy_backward, on the slice. REAL, all but loss, targets and ids. ---- */
@@ -106,7 +106,7 @@ double square_sum(const Tensor *list, int count);       /* over all of them, in 
 void square_sum_into(Tensor sum, const Tensor *list, int count);
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
 
-/* ---- attention by blocks of keys: what ranks compute that have only some of them (07) ----
+/* ---- attention by blocks of keys: what ranks compute that have only some of them ----
  * q, out (B, C, A, D), queries; k, v (B, K, A, D), keys; lse, dots (B, C, A, 1). causal: queries and keys are the
  * same tokens (K = C), and query i sees keys 0 to i; otherwise every query sees every key. scores (2, A, Q, K) is
  * workspace, for Q queries of each head at a time. All REAL. Queries that see several blocks of keys merge what each

@@ -139,7 +139,7 @@ static void open_metrics(void)
         error_cleanup(options.metrics);
 }
 
-/* Rows that are added to a file need the columns that it has: with another type of numbers (02) there are others. A row
+/* Rows that are added to a file need the columns that it has: a program that keeps more numbers has more. A row
  * without its end, of a run that was killed or whose disk was full, goes, and so do rows of steps that a killed run has
  * made since its last checkpoint: they are made again. */
 static void continue_rows(const char *header)

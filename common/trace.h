@@ -2,10 +2,10 @@
  * parts of a step and every operator, and how much memory was in use, by category.
  *
  * Two counters tell of memory. "allocated" is what the account (memory.h) holds. "live" is what was needed: from an
- * operator's write to the last read of what it wrote by an operator. (What only a transfer writes, such as keys that
- * arrive in 07 or x in 06, is not in it.) The programs allocate everything once, at the start, so "allocated" is flat,
- * and "live" draws the anatomy of a step: activations grow through forward and fall through backward, while gradients
- * grow. (Playbook: "Profiling the memory usage".)
+ * operator's write to the last read of what it wrote by an operator. (What only a transfer writes is not in it.) The
+ * programs allocate everything once, at the start, so "allocated" is flat, and "live" draws the anatomy of a step:
+ * activations grow through forward and fall through backward, while gradients grow. (Playbook: "Profiling the memory
+ * usage".)
  */
 #ifndef TRACE_H
 #define TRACE_H

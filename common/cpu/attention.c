@@ -1,4 +1,4 @@
-/* Attention on the CPU: whole, with its probabilities kept, and by blocks of keys (07). Each head of a sequence is a
+/* Attention on the CPU: whole, with its probabilities kept, and by blocks of keys. Each head of a sequence is a
  * few small products, which threads take one by one.
  */
 #include "kernel.h"

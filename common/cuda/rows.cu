@@ -529,7 +529,7 @@ double square_sum_kernel(const Tensor *list, int count)
     return sum;
 }
 
-/* ---- rows that ranks with some of the keys each have computed (07) ---- */
+/* ---- rows that were computed with some of the keys each ---- */
 
 /* A warp a row: rows are a head's, and short. Both are divided by their own sum, exp(lse): weighed with their shares of
  * the common one they add up. */
