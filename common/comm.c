@@ -449,6 +449,16 @@ int comm_size(const Comm *comm)
     return comm->size;
 }
 
+const char *comm_name(const Comm *comm)
+{
+    return comm->name;
+}
+
+const Comm *comm_next(const Comm *comm)
+{
+    return comm->next;
+}
+
 int comm_machine(void)
 {
     return machine;
