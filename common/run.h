@@ -8,7 +8,7 @@
 #include "options.h"
 
 typedef struct {
-    double loss, norm, lr;              /* of the step: mean over the global batch; before clipping; same on all ranks */
+    double loss, norm, lr;              /* of the step: mean over the global batch; before clipping; on all ranks alike */
     bool skipped;                       /* no update was made, and the norm may be Inf or NaN */
 } StepResult;
 
