@@ -163,7 +163,7 @@ test-full: deps		## the whole matrix
 
 TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats \
 	$(if $(CUDA_HEADERS),$(BUILD)/emulated/test_cuda)
-run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(BUILD)/cpu64/verify $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/emulated/ladder $(BUILD)/emulated/emulator_mistakes $(BUILD)/cpu/parity)
+run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(BUILD)/cpu64/verify $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/emulated/ladder $(BUILD)/emulated/emulator_mistakes $(BUILD)/cpu/parity)
 	@tests/changes.sh --check
 	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of GPUs' kernels on an emulated one: CUDA's headers were not found (CUDA_HOME=DIR says where)")
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
