@@ -1,5 +1,5 @@
-/* make compare: two --dump-gradients files, tensor by tensor, the worst first. Measured is max |a - b| / max |b|; with the
- * number of heads of q, k and v apart, since k's gradients are small beside v's, and would hide behind them.
+/* make compare: two --dump-gradients files, tensor by tensor, the worst first. Measured is max |a - b| / max |b|; with
+ * HEADS that of q, k and v apart, since k's gradients are small beside v's, and would hide behind them.
  *
  *   compare A B [TOLERANCE [HEADS]]       status 0: no tensor is farther; 1: one is, or they are not of one model
  */
@@ -50,7 +50,8 @@ static void print_shape(const SafeTensor *t, const char *path)
     printf(") in %s", path);
 }
 
-static void compare_tensor(const Safetensors *a, const Safetensors *b, const SafeTensor *x, const SafeTensor *y, int heads)
+static void compare_tensor(const Safetensors *a, const Safetensors *b, const SafeTensor *x, const SafeTensor *y,
+                           int heads)
 {
     const int64_t height = x->dims ? x->shape[0] : 1;
     int64_t width = 1;

@@ -76,7 +76,8 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
     !told             { task = task " " $0 }
     END {
         if (failed) {
-            printf "exercise %s takes its lines out of %s, where they are %s: has it been changed? ", name, stage, failed
+            printf "exercise %s takes its lines out of %s, where they are %s: ", name, stage, failed
+            printf "has it been changed? "
             printf "\"git stash\" puts your changes aside (\"git stash pop\" brings them back), "
             printf "\"git checkout -- %s\" drops them\n", stage
         }

@@ -339,7 +339,8 @@ static void hooked_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bi
     }
     for (int64_t first = 0; first < R; first += SLICE) {
         const int64_t rows = R - first < SLICE ? R - first : SLICE;
-        linear_forward(tensor_range(tensor_view(out, shape(R, V)), first, rows), tensor_range(x, 0, rows), weight, bias);
+        linear_forward(tensor_range(tensor_view(out, shape(R, V)), first, rows), tensor_range(x, 0, rows), weight,
+                       bias);
     }
 }
 
@@ -349,12 +350,14 @@ static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor
 
     if (head && mistake.no_head)
         return;
-    for (int64_t first = 0, rows; first < R; first += rows) {
-        rows = head && mistake.slices && R - first > SLICE ? SLICE : R - first;
-        linear_backward_weight(d_weight, d_bias,
-                               tensor_range(tensor_view(d_out, shape(R, tensor_width(d_out))), first, rows),
-                               tensor_range(tensor_view(x, shape(R, tensor_width(x))), head && mistake.slices ? 0 : first,
-                                            rows));
+    if (!head || !mistake.slices) {
+        linear_backward_weight(d_weight, d_bias, d_out, x);
+        return;
+    }
+    for (int64_t first = 0; first < R; first += SLICE) {
+        const int64_t rows = R - first < SLICE ? R - first : SLICE;
+        linear_backward_weight(d_weight, d_bias, tensor_range(tensor_view(d_out, shape(R, V)), first, rows),
+                               tensor_range(x, 0, rows));
     }
 }
 

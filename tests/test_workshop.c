@@ -206,8 +206,10 @@ static void what_a_new_schedule_costs_is_printed(void **state)
 
     (void)state;
     replace(directory, "afab|1f1b|interleaved|zero-bubble", "afab|1f1b|interleaved|zero-bubble|eager");
-    replace(directory, "zero_bubble(&s, r, p, m); break;", "zero_bubble(&s, r, p, m); break;\n    default: afab(&s, m);");
-    Result r = run("sh -c '" MAKE_SH "verify STAGE=06 NP=3 EDITED=%s ARGS=\"--schedule eager\"'", sanitize(), directory);
+    replace(directory, "zero_bubble(&s, r, p, m); break;",
+            "zero_bubble(&s, r, p, m); break;\n    default: afab(&s, m);");
+    Result r = run("sh -c '" MAKE_SH "verify STAGE=06 NP=3 EDITED=%s ARGS=\"--schedule eager\"'", sanitize(),
+                   directory);
     if (r.status || !strstr(r.out, "micro-batches in flight 6, 6, 6; bubble 0.333 simulated"))
         fail_msg("status %d\n%s%s", r.status, r.out, r.err);
     result_free(r);
@@ -359,7 +361,7 @@ static void what_is_there_is_not_overwritten(void **state)
     result_free(r);
     r = run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize());
     assert_int_equal(r.status, 2);
-    assert_non_null(strstr(r.out, "STAGE=0 is the beginning of several names; write one of them whole: 01_single_gpu 02"));
+    assert_non_null(strstr(r.out, "STAGE=0 is the beginning of several names; write one of them whole: 01_single_gpu"));
     result_free(r);
     r = run(BUILD "/cpu64/verify 03_data_parallel " BUILD "/cpu64/03_data_parallel 2 --hid 48");
     assert_int_equal(r.status, 2);
@@ -433,8 +435,8 @@ static void a_program_of_ones_own_is_compared(void **state)
 
     (void)state;
     snprintf(directory, sizeof directory, "%s/09_mine", copy_of_tree());
-    run_well("sh -c 'mkdir %s && cp " SOURCE "/05_tensor_parallel/*.[ch] %s && mkdir %s2 && touch %s2/train.c'", directory,
-             directory, directory, directory);
+    run_well("sh -c 'mkdir %s && cp " SOURCE "/05_tensor_parallel/*.[ch] %s && mkdir %s2 && touch %s2/train.c'",
+             directory, directory, directory, directory);
     expect_in_copy("make -s verify STAGE=09", 2, "STAGE=09 is the beginning of several names; write one of them whole: "
                    "09_mine 09_mine2");
     run_well("rm -r %s2", directory);
@@ -484,7 +486,8 @@ static void dumps_are_compared(void **state)
                          r.out, r.err);
         result_free(r);
     }
-    Result r = run("sh -c '" MAKE_SH "compare A=%s B=%s HEADS=2'", sanitize(), in_temporary("one"), in_temporary("two"));
+    Result r = run("sh -c '" MAKE_SH "compare A=%s B=%s HEADS=2'", sanitize(), in_temporary("one"),
+                   in_temporary("two"));
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.out, "0 of 35 tensors are farther than 1e-10\n"));
     result_free(r);

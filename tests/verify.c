@@ -99,9 +99,9 @@ static void traffic_fault(int rank, const char *op, const char *group, int64_t c
               count_name(off, s));
 }
 
-/* The program's own lines, "09_mine: what": the first ones, and one about its traffic. A program that began as a copy
- * of another may still speak in its name. */
-static void print_messages(const char *text, const Shape *s)
+/* The program's own lines, "09_mine: what": the first ones, and one about its traffic; or those about replicas that
+ * have drifted. A program that began as a copy of another may still speak in its name. */
+static void print_messages(const char *text, const Shape *s, bool drifted)
 {
     char copy[4096], op[64], group[64];
     int count = 0, rank;
@@ -111,7 +111,8 @@ static void print_messages(const char *text, const Shape *s)
     snprintf(copy, sizeof copy, "%s", text);
     for (char *line = strtok(copy, "\n"); line && count < 3; line = strtok(NULL, "\n")) {
         const size_t name = strcspn(line, ": ");
-        if (name < 3 || line[0] != '0' || line[2] != '_' || line[name] != ':')
+        if (name < 3 || line[0] != '0' || line[2] != '_' || line[name] != ':'
+            || (strstr(line, "has drifted") != NULL) != drifted)
             continue;
         if (sscanf(line + name, ": rank %d, step %*d: %63s in group %63[^:]: %lld calls sent %lld bytes, but "
                    "predict() said %lld calls and %lld", &rank, op, group, &calls, &bytes, &expected, &expected_bytes)
@@ -178,8 +179,8 @@ static void describe(const Shape *s, cJSON *report)
 {
     cJSON *first = cJSON_GetArrayItem(ranks_of(report), 0);
 
-    snprintf(about, sizeof about, "micro_batch %d, accumulate %d, T %d, layers %d", s->micro_batch, s->accumulate, s->seq,
-             s->layers);
+    snprintf(about, sizeof about, "micro_batch %d, accumulate %d, T %d, layers %d", s->micro_batch, s->accumulate,
+             s->seq, s->layers);
     for (const char *g = groups; *g; g += strcspn(g, ",") + 1)
         snprintf(about + strlen(about), sizeof about - strlen(about), "%s %.*s %d", g == groups ? "; groups" : ",",
                  (int)strcspn(g, "="), g, atoi(g + strcspn(g, "=") + 1));
@@ -270,8 +271,8 @@ static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
     Result r = run(BUILD "/cpu64/diagnose %s --load %s --steps %d --micro-batch %d --accumulate %d --ranks %d "
                    "--data-ranks %d --groups %s --candidate g.safetensors %s --tolerance %g %s", s->model,
                    checkpoint(s), TRAINED + STEPS, s->micro_batch, sequences / s->micro_batch, s->ranks,
-                   sequences / (s->micro_batch * s->accumulate), *groups ? groups : "none", known, c->tolerance ? c->tolerance : 1e-10,
-                   c->tolerance ? "--by-norm" : "");
+                   sequences / (s->micro_batch * s->accumulate), *groups ? groups : "none", known,
+                   c->tolerance ? c->tolerance : 1e-10, c->tolerance ? "--by-norm" : "");
     const bool right = r.status == 0;
     if (right)
         snprintf(farthest, sizeof farthest, "%.*s", (int)strcspn(r.out, "\n"), r.out);
@@ -324,8 +325,8 @@ static void compare_losses(const Case *c, const Shape *s, int sequences)
         fault("step %d: the %s is %.10g, and 01's %.10g; %s", i + 1, k ? "gradients' norm" : "loss", a[k][i], b[k][i],
               i == 0 ? "yet the gradients are right"
               : loss_distance(a[0], never[0], rows) < 0.2 * loss_distance(b[0], never[0], rows)
-              ? "the losses are as if no step had changed the weights that forward reads: stale copies (after the update "
-                "a tensor_convert is missing, or its two arguments are swapped)"
+              ? "the losses are as if no step had changed the weights that forward reads: stale copies (after the "
+                "update a tensor_convert is missing, or its two arguments are swapped)"
               : "the first step was right, so AdamW got something else than it should, or the next step computes with "
                 "parameters from before it: stale copies");
     }
@@ -337,8 +338,8 @@ static void compare_losses(const Case *c, const Shape *s, int sequences)
 
 /* ---- One layout ---- */
 
-/* What a sanitizer has found, and the lines of ours that led there. (MPICH's UCX may print a page before it, and several
- * ranks print at once.) */
+/* What a sanitizer has found, and the lines of ours that led there. (MPICH's UCX may print a page before it, and
+ * several ranks print at once.) */
 static void print_sanitizer(const char *err)
 {
     char *copy = strdup(err), last[256] = "";
@@ -379,7 +380,7 @@ static bool verify(const Case *c)
     read_groups(report ? report : of_start);
     describe(&s, report);
     if (r.status)
-        print_messages(r.err, &s);
+        print_messages(r.err, &s, false);
     if (r.status == 2)                          /* its options: nothing to compare */
         printf("    (it was: %s)\n", command);
     compare_memory(report);
@@ -389,10 +390,12 @@ static bool verify(const Case *c)
                          : !report ? "report" : NULL;
     if (!r.status && left_out)
         fault("it ended well, but left no %s: there is nothing to compare", left_out);
-    if (sequences && !access(in_temporary("m.csv"), F_OK)) {
-        if (compare_gradients_of(c, &s, sequences))
-            compare_losses(c, &s, sequences);
-    }
+    const bool comparable = sequences && !access(in_temporary("m.csv"), F_OK);
+    const bool right = comparable && compare_gradients_of(c, &s, sequences);
+    if (r.status && (right || !comparable))     /* after wrong gradients replicas drift as they must */
+        print_messages(r.err, &s, true);
+    if (right)
+        compare_losses(c, &s, sequences);
     if (r.status)
         print_sanitizer(r.err);
     if (r.status && !faults && (r.status == 139 || r.status == 11 || strstr(r.err, "Segmentation fault")))
@@ -441,8 +444,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "verify: NP=%d, but %s is for one rank, as 01, 02 and 08 are\n", ranks, stage);
         return 2;
     }
-    static const char *const fixed[] = {"--data", "--vocab", "--load", "--steps", "--preset", "--seed", "--lr", "--clip",
-                                        "--min-lr", "--warmup", "--lr-decay-steps", "--weight-decay"};
+    static const char *const fixed[] = {"--data", "--vocab", "--load", "--steps", "--preset", "--seed", "--lr",
+                                        "--clip", "--min-lr", "--warmup", "--lr-decay-steps", "--weight-decay"};
     static const char *const others[] = {"--layers", "--hidden", "--heads", "--seq", "--micro-batch", "--accumulate",
                                          "--dtype", "--gradients", "--master"};
     for (int i = 4; i < argc; i++) {
