@@ -52,10 +52,10 @@ NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
 NCCL := $(shell printf '\043include <nccl.h>\n' | $(CC) $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
 NCCL_LIBS ?= $(if $(NCCL),$(NCCL_HOME:%=-L%/lib -Wl$(comma)-rpath$(comma)%/lib) -l:libnccl.so.2)
 
-# A backend is a choice of files: the parts that are the same everywhere, *_cpu.c or *_cuda.cu, and NCCL or none.
-PARTS := $(filter-out %_cpu %_cuda %_nccl,$(basename $(wildcard common/*.c)))
-CPU_PARTS := $(PARTS) $(basename $(wildcard common/*_cpu.c)) common/no_nccl
-CUDA_PARTS := $(PARTS) $(basename $(wildcard common/*_cuda.cu common/ops_cuda/*.cu)) common/$(if $(NCCL),comm_nccl,no_nccl)
+# A backend is a choice of files: the parts that are the same everywhere, cpu/ or cuda/, and NCCL or none.
+PARTS := $(filter-out %/nccl %/no_nccl,$(basename $(wildcard common/*.c common/comm/*.c)))
+CPU_PARTS := $(PARTS) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
+CUDA_PARTS := $(PARTS) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
 FUSED_cpu := 08_fused_kernels/fused 08_fused_kernels/fused_cpu
 FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
 TESTS := $(filter-out test_cuda,$(patsubst tests/%.c,%,$(wildcard tests/test_*.c)))
@@ -79,7 +79,7 @@ $(BUILD)/$(1)/obj/%.o: %.c $(BUILD)/$(1)/flags
 	@mkdir -p $$(@D)
 	@echo "  CC  $$@"; $(CC) $(FLAGS) $(2) -c $$< -o $$@
 $(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o) $(BUILD)/$(1)/flags
-	@rm -f $$@; ar rcs $$@ $$(filter %.o,$$^)
+	@rm -f $$@; ar qcs $$@ $$(filter %.o,$$^)
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
 $(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks sweep test_cuda parity bench_cuda diagnose verify compare): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o $(BUILD)/$(1)/obj/tests/tensors.o \
@@ -102,11 +102,11 @@ $(BUILD)/cuda/arch: always		# what objects were built for
 CUDA_HEADERS := $(if $(SANITIZE),,$(shell printf '\043include <cublasLt.h>\n\043include <cuda_fp8.h>\n' | $(CXX) -isystem $(CUDA_HOME)/include -x c++ -fsyntax-only - 2>/dev/null && echo yes))
 EMULATED := $(patsubst %,$(BUILD)/emulated/%,$(STAGES) parity test_cuda)
 EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/include -fno-extern-tls-init -Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
-$(eval $(call backend,emulated,,$(filter-out %_nccl,$(CUDA_PARTS)) common/no_nccl,-lstdc++ -ldl,cuda))
+$(eval $(call backend,emulated,,$(filter-out %nccl,$(CUDA_PARTS)) common/comm/no_nccl,-lstdc++ -ldl,cuda))
 EMULATOR := $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/tests/emulator_check.o
 # calls before each access to memory, which end in emulator_check.cc; -g1 for lines' numbers
 KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
-$(BUILD)/emulated/obj/common/device_cuda.o: KERNEL_CHECKS :=		# has no kernels
+$(BUILD)/emulated/obj/common/cuda/device.o: KERNEL_CHECKS :=		# has no kernels
 $(EMULATED): $(EMULATOR)
 $(BUILD)/emulated/obj/%.o: %.cu tests/emulator.h $(BUILD)/emulated/flags
 	@mkdir -p $(@D)
@@ -134,19 +134,19 @@ $(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/ob
 .DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
-# test_comm twice more: with a device made for it in place of libcommon.a's, and with comm_nccl on an NCCL made for it
+# test_comm twice more: with a device made for it in place of libcommon.a's, and with comm/nccl.c on an NCCL made for it
 # (so that is compiled for the CPU build too).
 FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
-$(BUILD)/cpu64/test_comm_nccl: $(BUILD)/cpu64/obj/tests/fake_nccl.o $(BUILD)/cpu64/obj/common/comm_nccl.o
+$(BUILD)/cpu64/test_comm_nccl: $(BUILD)/cpu64/obj/tests/fake_nccl.o $(BUILD)/cpu64/obj/common/comm/nccl.o
 $(FAKES:%=$(BUILD)/cpu64/%): $(patsubst %,$(BUILD)/cpu64/obj/%,tests/test_comm.o tests/harness.o tests/fake_device.o libcommon.a)
 	@echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -lcmocka -o $@
-$(BUILD)/%/comm_nccl.o $(BUILD)/%/fake_nccl.o: FLAGS += $(NCCL_CFLAGS)
+$(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: FLAGS += $(NCCL_CFLAGS)
 
 # What the programs train on if no --data is given: this repository's own text. It is made once, so that who edits a
 # program can compare its losses with those from before; "make clean", and it is made anew.
 $(TEXT):
 	@mkdir -p $(@D)
-	@cat $(wildcard README.md */README.md */*.h */*.c) > $@
+	@cat $(wildcard README.md */README.md */*.h */*.c */*/*.h */*/*.c) > $@
 
 run sweep bench-torch: BACKEND = $(if $(NVIDIA_GPUS),$(if $(NVCC),cuda,cpu),cpu)
 run: known-stage deps		## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"

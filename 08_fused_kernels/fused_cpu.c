@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../common/ops_cpu.h"
+#include "../common/cpu/kernel.h"
 #include "fused.h"
 
 static int64_t least(int64_t a, int64_t b)

@@ -17,6 +17,7 @@
 #include "data.h"
 #include "error.h"
 #include "formats.h"
+#include "print.h"
 #include "run.h"
 #include "safetensors.h"
 

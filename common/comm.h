@@ -1,5 +1,5 @@
 /* Communication: groups of ranks, and collectives and messages on them. MPI starts the ranks, gives each its number
- * and carries numbers of the host; tensors travel over MPI too, or over NCCL, behind comm_backend.h.
+ * and carries numbers of the host; tensors travel over MPI too, or over NCCL, behind comm/transport.h.
  *
  * Every call adds to an account: per group and operation the calls and the logical bytes that this rank sends, as if
  * over a ring, exact by the cutting rule (range_part). For a full tensor of K elements on n ranks:
@@ -100,6 +100,9 @@ void comm_begin(int *argc, char ***argv);
 const char *comm_choose(void);
 
 _Noreturn void comm_exit(int status);
+
+/* Whether what started the ranks here (mpiexec's process on this machine) has died: the rank should end. */
+bool comm_orphaned(void);
 
 /* While starting, every rank runs the same checks, and a rank may be the only one whose check fails (its machine has
  * less memory). Each rank calls this when its own went well: if another's didn't, that one prints its line, and all

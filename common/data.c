@@ -9,10 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "allocate.h"
 #include "comm.h"
 #include "device.h"
 #include "error.h"
 #include "options.h"
+#include "print.h"
 #include "random.h"
 
 enum { HEADER_BYTES = 256 * 4, HEADER_MAGIC = 20240520, HEADER_VERSION = 1 };
@@ -24,9 +26,16 @@ static int64_t map_bytes;
 static int64_t training, held_out;
 static uint64_t hash;
 
+/* Every id is checked where it is read: another program may overwrite the file during the run. */
 static int64_t token(int64_t i)
 {
-    return width == 1 ? bytes[i] : bytes[2 * i] | bytes[2 * i + 1] << 8;
+    const int64_t id = width == 1 ? bytes[i] : bytes[2 * i] | bytes[2 * i + 1] << 8;
+
+    if (id >= options.config.vocab)
+        fail("--data %s: token %lld, at position %lld, is not below --vocab %d%s", options.data, (long long)id,
+             (long long)i, options.config.vocab,
+             hash ? "; when the run began it was, so the file was overwritten during the run" : "");
+    return id;
 }
 
 /* A file that is cut short is gone from memory too. */
@@ -43,7 +52,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
 void data_open(void)
 {
     const char *path = options.data, *dot = strrchr(path, '.');
-    const int seq = options.config.seq, vocab = options.config.vocab;
+    const int seq = options.config.seq;
     struct stat s;
     const int file = open(path, O_RDONLY | O_NONBLOCK);         /* a pipe, refused below, would wait for a writer */
 
@@ -84,13 +93,10 @@ void data_open(void)
         fail("--data %s: %lld tokens are too few: a tenth is held out, and that tenth must exceed --seq %d, so at "
              "least %lld are needed", path, (long long)tokens, seq, 10ll * (seq + 1));
     comm_allow(s.st_size);                                      /* another rank may have read it already */
-    hash = 14695981039346656037u;                               /* FNV-1a, a token at a time */
-    for (int64_t i = 0; i < tokens; i++) {
-        if (token(i) >= vocab)
-            fail("--data %s: token %lld, at position %lld, is not below --vocab %d", path, (long long)token(i),
-                 (long long)i, vocab);
-        hash = (hash ^ token(i)) * 1099511628211u;
-    }
+    uint64_t sum = 14695981039346656037u;                       /* FNV-1a, a token at a time */
+    for (int64_t i = 0; i < tokens; i++)
+        sum = (sum ^ token(i)) * 1099511628211u;
+    hash = sum;
 }
 
 uint64_t data_hash(void)

@@ -1,4 +1,4 @@
-/* The device: where tensors live and operators run. device_cpu.c is the machine itself; device_cuda.cu is a GPU.
+/* The device: where tensors live and operators run. cpu/device.c is the machine itself; cuda/device.cu is a GPU.
  *
  * Work on a device is a stream: operators and copies are queued in order and the host may run ahead; device_wait
  * and everything that brings numbers to the host waits for what was queued before. On the CPU every call is done

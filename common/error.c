@@ -19,6 +19,11 @@ void error_speaker(const char *stage)
     speaker = stage;
 }
 
+const char *error_name(void)
+{
+    return speaker;
+}
+
 void error_end_with(ErrorEnd e)
 {
     end = e;

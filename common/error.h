@@ -22,6 +22,7 @@ void fail_unprinted(void);
 
 /* Who speaks: the stage's name. */
 void error_speaker(const char *stage);
+const char *error_name(void);
 
 /* How the line reaches a person, half-written files go and the program ends; comm.c sets it as soon as there are other
  * ranks. */

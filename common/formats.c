@@ -4,6 +4,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "print.h"
 
 void formats_read(real *to, const void *from, DType dtype, int64_t count)
 {

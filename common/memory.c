@@ -4,12 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm.h"
-#include "device.h"
 #include "error.h"
 #include "options.h"
-#include "run.h"
-#include "trace.h"
+#include "print.h"
 
 const char *const memory_name[MEM_CATEGORIES] = {
     "parameters", "master", "gradients", "optimizer", "activations", "communication", "workspace"};
@@ -35,7 +32,6 @@ void memory_account(Category category, int64_t bytes)
     e->peak = e->used > e->peak ? e->used : e->peak;
     used += bytes;
     peak = used > peak ? used : peak;
-    trace_memory();
 }
 
 MemoryEntry memory_entry(Category category)
@@ -63,22 +59,6 @@ void memory_playbook(Category category, double bytes, const char *formula)
     entry[category].formula = formula;
 }
 
-const char *bytes_text(double bytes)
-{
-    static char text[8][32];
-    static int next;
-    static const char *const unit[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
-    char *t = text[next++ % 8];
-    int u = 0;
-
-    while (u < 6 && (bytes >= 999.5 || bytes <= -999.5)) {
-        bytes /= 1000;
-        u++;
-    }
-    snprintf(t, sizeof text[0], u && bytes < 99.95 ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
-    return t;
-}
-
 const char *memory_in_use(void)
 {
     static char text[256];
@@ -95,77 +75,4 @@ const char *memory_remedy(Category category)
     if (category == MEM_ACTIVATIONS && options.recompute == RECOMPUTE_FULL)
         return remedy[MEM_WORKSPACE];           /* the rest of the advice */
     return remedy[category];
-}
-
-/* What the ranks that take their memory from the same machine, or GPU, need together, and how many they are. */
-static double needed_here(int *ranks)
-{
-    struct Need { int machine; char device[DEVICE_IDENTITY]; double bytes; } mine = {.machine = comm_machine()}, *all;
-    double bytes = 0;
-
-    mine.bytes = memory_total().predicted;
-    strcpy(mine.device, device_identity());
-    all = calloc(comm_size(world), sizeof *all);
-    if (!all)
-        fail("no memory for a table of %d ranks", comm_size(world));
-    comm_agree();                               /* a rank that failed would not come here */
-    comm_gather_host(world, all, &mine, sizeof mine);
-    *ranks = 0;
-    for (const struct Need *r = all; r < all + comm_size(world); r++)
-        if (r->machine == mine.machine && !strcmp(r->device, mine.device)) {
-            bytes += r->bytes;
-            ++*ranks;
-        }
-    free(all);
-    return bytes;
-}
-
-void memory_plan(void)
-{
-    const int64_t available = device_memory_available();    /* first: other ranks may soon begin to take it */
-    const double total = memory_total().predicted;
-    int largest = 0, ranks;
-    const double needed = needed_here(&ranks);
-
-    run_print("memory will be");
-    for (int c = 0; c < MEM_CATEGORIES; c++) {
-        largest = entry[c].predicted > entry[largest].predicted ? c : largest;
-        if (entry[c].predicted)
-            run_print("%s %s %s", c ? "," : "", memory_name[c], bytes_text(entry[c].predicted));
-    }
-    run_print(": %s", bytes_text(total));
-    if (ranks > 1)
-        run_print(", %s for the %d ranks here,", bytes_text(needed), ranks);
-    run_print(available < 0 ? "\n" : " of %s available\n", bytes_text(available));
-    if (available >= 0 && needed > available) {
-        char shared[64] = "";
-        if (ranks > 1)
-            snprintf(shared, sizeof shared, " for the %d ranks here", ranks);
-        fail("this needs %s of memory%s, and %s are available; the largest category is %s with %s: %s would shrink it",
-             bytes_text(needed), shared, bytes_text(available), memory_name[largest],
-             bytes_text(entry[largest].predicted), memory_remedy(largest));
-    }
-}
-
-void memory_print(void)
-{
-    run_print("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
-    for (int c = 0; c < MEM_CATEGORIES; c++) {
-        const MemoryEntry *e = &entry[c];
-        if (!e->peak && !e->predicted)
-            continue;
-        run_print("%-14s %16lld %16.0f", memory_name[c], (long long)e->peak, e->predicted);
-        if (e->formula)
-            run_print(" %16.0f  %s", e->playbook, e->formula);
-        run_print("%s\n", e->peak == e->predicted ? "" : "  DIFFERS");
-    }
-    run_print("%-14s %16lld %16.0f\n", "total", (long long)peak, memory_total().predicted);
-    if (entry[MEM_ACTIVATIONS].formula)
-        run_print(
-            "(the playbook counts blocks' activations only, of 2 bytes and with dropout's; ours have no dropout)\n");
-    if (REAL == F64)
-        run_print("(with 8 bytes in place of the playbook's 4 for a number, as this program computes in float64)\n");
-    if (device_memory_reserved())
-        run_print("%-14s %16lld  taken from the GPU: also operators' scratch, and what is free and kept\n", "reserved",
-                  (long long)device_memory_reserved());
 }

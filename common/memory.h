@@ -34,16 +34,8 @@ MemoryEntry memory_total(void);                 /* its peak is that of the sum, 
 void memory_predict(Category category, double bytes);
 void memory_playbook(Category category, double bytes, const char *formula);
 
-/* All ranks call it: prints the prediction, and refuses what the device cannot hold, for all ranks that share it: names
- * the category to shrink, and how. */
-void memory_plan(void);
-void memory_print(void);                        /* at the end: measured beside predicted */
-
 const char *memory_in_use(void);                /* "3.1 GB in use, parameters 0.5 GB, ...": a static buffer */
 const char *memory_remedy(Category category);   /* which options make a category smaller */
-
-/* "17.3 MB", in one of a few static buffers: good until the eighth call after. 1 MB is 10^6 bytes. */
-const char *bytes_text(double bytes);
 
 #ifdef __cplusplus
 }

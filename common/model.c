@@ -8,6 +8,7 @@
 
 #include "error.h"
 #include "formats.h"
+#include "print.h"
 #include "random.h"
 
 const Shard WHOLE = {.slices = 1, .embedding = true, .head = true};

@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-#include "ops.h"
+#include "tensor.h"
 
 typedef struct {
     int count;
@@ -68,5 +68,25 @@ static inline bool are_ids(Tensor t, int64_t count)
 {
     return t.data && t.dtype == I32 && tensor_count(t) == count;
 }
+
+/* ---- what ran so far, in order of first use ---- */
+typedef struct {
+    const char *name;
+    int64_t calls;
+    double seconds, flops, bytes;               /* bytes: every operand once, read or written */
+} OpAccount;
+int ops_account(const OpAccount **accounts);    /* how many; on a GPU this waits for the last of them */
+void ops_account_reset(void);
+void ops_count(bool yes);                       /* whether operators are entered from now on: they are at first */
+
+/* From now on operators' seconds are measured on a GPU too: events before and after each cost the host a little. On the
+ * CPU they always are. */
+void ops_time(void);
+
+/* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
+ * matmuls and attention have FLOPs by this count: that of the 6N + 12*L*h*s formula, but attention by blocks of keys
+ * (07) and FlashAttention (08) count only the pairs that the mask leaves. What they compute again in backward 07 leaves
+ * out, as the formula does, and 08 counts, as the FlashAttention papers do. */
+void ops_pretend(double flops_per_second);
 
 #endif

@@ -5,8 +5,9 @@
 
 #include "device.h"
 #include "error.h"
+#include "kernels.h"
 #include "operator.h"
-#include "ops_backend.h"
+#include "print.h"
 #include "trace.h"
 
 void tensor_zero(Tensor t)

@@ -1,8 +1,8 @@
 /* The operators: everything that is computed. Outputs come first, then inputs. Forward writes its outputs;
  * gradients of parameters accumulate (+=), gradients of activations are written, except the residual stream's.
  *
- * ops.c checks shapes and types, measures, and calls the kernel of the backend (ops_backend.h), in ops_cpu.c and
- * attention_cpu.c or in ops_cuda/. A call whose shapes don't fit ends the program and names the operator, the tensors
+ * ops.c checks shapes and types, measures, and calls the kernel of the backend (kernels.h), in cpu/ops.c and
+ * cpu/attention.c or in cuda/. A call whose shapes don't fit ends the program and names the operator, the tensors
  * and their shapes.
  *
  * Shapes: R rows are often (B, T) sequences x tokens; only the last dimension and the product of the others count,
@@ -124,26 +124,6 @@ int64_t attention_pairs(void);                  /* pairs of a query and a key th
 void tensor_fill(Tensor t, double value);
 void tensor_add(Tensor to /* += */, Tensor from);
 void transpose_rows(Tensor out, Tensor in);     /* in (X, Y, W), out (Y, X, W): rows of W change places */
-
-/* ---- what ran so far, in order of first use ---- */
-typedef struct {
-    const char *name;
-    int64_t calls;
-    double seconds, flops, bytes;               /* bytes: every operand once, read or written */
-} OpAccount;
-int ops_account(const OpAccount **accounts);    /* how many; on a GPU this waits for the last of them */
-void ops_account_reset(void);
-void ops_count(bool yes);                       /* whether operators are entered from now on: they are at first */
-
-/* From now on operators' seconds are measured on a GPU too: events before and after each cost the host a little. On the
- * CPU they always are. */
-void ops_time(void);
-
-/* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
- * matmuls and attention have FLOPs by this count: that of the 6N + 12*L*h*s formula, but attention by blocks of keys
- * (07) and FlashAttention (08) count only the pairs that the mask leaves. What they compute again in backward 07 leaves
- * out, as the formula does, and 08 counts, as the FlashAttention papers do. */
-void ops_pretend(double flops_per_second);
 
 #ifdef __cplusplus
 }

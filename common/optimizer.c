@@ -8,6 +8,7 @@
 #include "error.h"
 #include "ops.h"
 #include "options.h"
+#include "print.h"
 
 /* As GPT-3's (Brown et al. 2020, appendix B), and those of most models since. */
 static const double BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8;

@@ -17,7 +17,10 @@
 #include "data.h"
 #include "device.h"
 #include "error.h"
+#include "memory_plan.h"
+#include "operator.h"
 #include "ops.h"
+#include "print.h"
 #include "trace.h"
 
 static const char *stage_name;
@@ -30,6 +33,7 @@ static const AdamW *run_optimizer;
 static TrainState state;                /* what trainer.json will say */
 static int first_step, saved_step = -1;
 static double run_began, step_began;
+static volatile sig_atomic_t training;  /* the start is over */
 static volatile sig_atomic_t stopped_by;
 static int stopping;                    /* a signal that reached some rank; the same on all; 0: none */
 static bool differs;                    /* something was not as predicted */
@@ -54,33 +58,6 @@ void run_print(const char *format, ...)
     vprintf(format, list);
     va_end(list);
     fflush(stdout);
-}
-
-const char *number_text(int64_t n)
-{
-    static char text[8][32];
-    static int next;
-    char digits[32], *t = text[next++ % 8], *to = t;
-    const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);
-
-    for (int i = 0; i < length; i++) {
-        *to++ = digits[i];
-        if (digits[i] != '-' && i + 1 < length && (length - i - 1) % 3 == 0)
-            *to++ = ',';
-    }
-    *to = 0;
-    return t;
-}
-
-const char *divisors_text(int n)
-{
-    static char text[1024];             /* the 120 divisors of 55440, the most that any number below 2^16 has, fit */
-    int at = 0;
-
-    for (int d = 1; d <= n; d++)
-        if (n % d == 0)
-            at += snprintf(text + at, sizeof text - at, "%s%d", d == 1 ? "" : ", ", d);
-    return text;
 }
 
 /* ---- Output files: written beside their place, and put there when complete ---- */
@@ -202,6 +179,10 @@ static void on_signal(int signal_number)
 {
     static double first;
 
+    if (!training) {                                /* nothing to save yet, and what is waited for may never come */
+        error_cleanup_now();
+        _exit(128 + signal_number);
+    }
     if (!stopped_by) {
         stopped_by = signal_number;
         first = clock_seconds();
@@ -374,6 +355,7 @@ int run_load(AdamW *optimizer)
              options.dump_gradients, (long long)state.step, options.steps);
     begin_metrics();
     comm_started();
+    training = true;
     comm_allow(0);
     run_optimizer = optimizer;
     first_step = state.step;
@@ -496,19 +478,6 @@ void run_dump_gradients(const AdamW *optimizer)
     deliver("dump-gradients", gradients_file, options.dump_gradients);
 }
 
-/* "1:05:09" */
-static const char *duration_text(double seconds)
-{
-    static char text[32];
-    const int64_t s = lround(seconds);
-
-    if (s >= 3600)
-        snprintf(text, sizeof text, "%lld:%02d:%02d", (long long)(s / 3600), (int)(s / 60 % 60), (int)(s % 60));
-    else
-        snprintf(text, sizeof text, "%d:%02d", (int)(s / 60), (int)(s % 60));
-    return text;
-}
-
 /* At most a few lines a second on a terminal; a file gets all of them. mfu: NaN if the device's rate isn't known. */
 static void print_step(int step, StepResult r, double tokens_per_second, double mfu)
 {
@@ -551,7 +520,9 @@ void run_step(int step, StepResult result)
     const double peak = peak_flops();
     const double mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : NAN;
 
-    result.norm = fabs(result.norm);            /* a NaN's sign says nothing: "nan", never "-nan" */
+    if (isnan(result.loss))                     /* a NaN's sign says nothing: "nan", never "-nan" */
+        result.loss = NAN;
+    result.norm = fabs(result.norm);
     state.step = step;
     state.tokens += tokens;
     time_step(seconds);
@@ -575,6 +546,8 @@ void run_step(int step, StepResult result)
         check_same(step, result);
         adamw_check_replicas(run_optimizer);
     }
+    if (comm_orphaned())                                    /* nobody reads what is printed: as if a terminal closed */
+        stopped_by = SIGHUP;
     if (comm_sum(world, stopped_by != 0) > 0)               /* signals reach ranks in different steps */
         stopping = comm_sum(world, stopped_by == SIGTERM) > 0  ? SIGTERM
                    : comm_sum(world, stopped_by == SIGHUP) > 0 ? SIGHUP

@@ -54,10 +54,4 @@ _Noreturn void run_end(void);
 /* To a person: rank 0's stdout, unless --quiet. */
 void run_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* "12,345,678", in one of a few static buffers. */
-const char *number_text(int64_t n);
-
-/* "1, 2, 3, 6": what divides n (at most 65536), for messages; a static buffer. */
-const char *divisors_text(int n);
-
 #endif

@@ -3,9 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device.h"
 #include "error.h"
-#include "trace.h"
 
 Range range_part(int64_t count, int r, int n)
 {
@@ -31,29 +29,6 @@ static Tensor with_shape(Tensor t, Shape s)
     for (int i = 0; i < 4; i++)
         t.shape[i] = i < s.dims ? s.n[i] : 0;
     return t;
-}
-
-Tensor tensor_create(Category category, DType dtype, const char *name, Shape shape)
-{
-    Tensor t = with_shape((Tensor){.name = name, .dtype = dtype}, shape);
-    const int64_t bytes = shape_count(shape) * dtype_size(dtype);
-
-    t.data = device_alloc(bytes);
-    if (!t.data)
-        fail("%s %s needs %s, but the device has no more: %s; %s would need less", memory_name[category], name,
-             bytes_text(bytes), memory_in_use(), memory_remedy(category));
-    memory_account(category, bytes);
-    trace_allocation(t, category);
-    return t;
-}
-
-void tensor_free(Tensor *t, Category category)
-{
-    if (t->data) {
-        memory_account(category, -tensor_bytes(*t));
-        device_free(t->data, tensor_bytes(*t));
-    }
-    *t = NONE;
 }
 
 Tensor tensor_view(Tensor t, Shape shape)

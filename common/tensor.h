@@ -1,14 +1,12 @@
 /* Tensors: a pointer, a name, a type, a shape. Always contiguous and row-major, passed by value.
  *
- * A tensor owns nothing: tensor_create takes memory from the device and enters it into the account
- * (memory.h), tensor_free gives it back; views and ranges are other ways to look at the same memory.
+ * A tensor owns nothing: allocate.h takes memory for it and gives it back; views and ranges are other ways to look at
+ * the same memory.
  */
 #ifndef TENSOR_H
 #define TENSOR_H
 
 #include <stdint.h>
-
-#include "memory.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,10 +48,6 @@ typedef struct {            /* so many elements (or rows, or bytes) from the fir
 /* Part r of `count` things cut n ways: [count*r/n, count*(r+1)/n). The one rule by which vocabulary,
  * layers, shards and elements are cut; the parts differ by at most one and leave nothing over. */
 Range range_part(int64_t count, int r, int n);
-
-/* New memory, zeroed. Fails with the tensor's size and what is in use when the device has no more. */
-Tensor tensor_create(Category category, DType dtype, const char *name, Shape shape);
-void tensor_free(Tensor *t, Category category);                 /* and sets it to NONE */
 
 Tensor tensor_view(Tensor t, Shape shape);                      /* the same elements in another shape */
 Tensor tensor_range(Tensor t, int64_t first, int64_t count);    /* rows of dimension 0; elements, if t is flat */

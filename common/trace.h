@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 
+#include "memory.h"
 #include "tensor.h"
 
 #ifdef __cplusplus
@@ -39,7 +40,7 @@ int trace_transfer_begin(const char *name);     /* returns what trace_transfer_e
 void trace_transfer_end(int span);
 void trace_transfer_was(int span, double begin, double end);    /* --pretend: when it would have been */
 
-/* For memory.c and tensor.c. */
+/* For allocate.c. */
 void trace_memory(void);                        /* the account has changed */
 void trace_allocation(Tensor t, Category category);
 

@@ -8,6 +8,9 @@
 #include "tensor.h"         /* a pointer, a name, a type, a shape */
 #include "memory.h"         /* the account of every byte, and what was predicted */
 #include "device.h"         /* the CPU or GPU that computes */
+#include "allocate.h"       /* memory for tensors */
+#include "print.h"          /* numbers in words */
+#include "operator.h"       /* what is around every operator */
 #include "ops.h"            /* what is computed */
 #include "model.h"          /* which parameters there are, and where */
 #include "optimizer.h"      /* AdamW */
@@ -15,6 +18,7 @@
 #include "comm.h"           /* the ranks */
 #include "options.h"        /* the command line */
 #include "trace.h"          /* the timeline */
+#include "memory_plan.h"    /* what a step will take, and took */
 #include "run.h"            /* everything around a step */
 #include "text.h"           /* evaluation and samples */
 #include "error.h"          /* what is wrong, in one line */

@@ -9,10 +9,8 @@
 #include <unistd.h>
 
 #include "../08_fused_kernels/fused.h"
-#include "../common/comm.h"
-#include "../common/device.h"
+#include "../common/ultrascale.h"
 #include "../common/formats.h"
-#include "../common/ops.h"
 #include "harness.h"
 
 static const struct {

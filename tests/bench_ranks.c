@@ -6,9 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../common/comm.h"
-#include "../common/device.h"
-#include "../common/options.h"
+#include "../common/ultrascale.h"
 #include "harness.h"
 
 enum { ROUNDS = 5, REPEAT = 8 };

@@ -1,4 +1,4 @@
-/* NCCL and the part of CUDA that comm_nccl.c uses, for tests without a GPU: on fake_device.c's streams, over MPI. It is
+/* NCCL and the part of CUDA that comm/nccl.c uses, for tests without a GPU: on fake_device.c's streams, over MPI. It is
  * as unkind as the real ones may be: work is done late, a call is in progress for some time (and a communicator's first
  * one until all its ranks have made it), and whoever goes on meanwhile gets an error.
  *

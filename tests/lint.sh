@@ -4,10 +4,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 command -v clang-tidy >/dev/null || { echo "clang-tidy is not installed (apt-get install clang-tidy)"; exit 1; }
-without=comm_nccl.c             # where its headers are not to be found
+without=comm/nccl.c             # where its headers are not to be found
 printf '#include <nccl.h>\n' | cc "$@" -E - >/dev/null 2>&1 && without=nothing
 for real in "" -DREAL64; do
     # shellcheck disable=SC2046
-    clang-tidy --quiet $(ls common/*.c 0*/*.c 0*/*/*.c | grep -v "$without") -- -std=c11 -D_GNU_SOURCE -fopenmp -DDEFAULT_DATA='"text"' $real "$@"
+    clang-tidy --quiet $(ls common/*.c common/c*/*.c 0*/*.c 0*/*/*.c | grep -v "$without") -- -std=c11 -D_GNU_SOURCE -fopenmp -DDEFAULT_DATA='"text"' $real "$@"
 done
 echo "clean"

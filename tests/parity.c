@@ -10,10 +10,8 @@
 #include <string.h>
 
 #include "../08_fused_kernels/fused.h"
-#include "../common/device.h"
-#include "../common/error.h"
+#include "../common/ultrascale.h"
 #include "../common/formats.h"
-#include "../common/ops.h"
 
 static FILE *file;
 static int shift;                       /* 0 or 1: elements by which tensors are moved from where loads are fast */

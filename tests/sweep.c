@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../common/run.h"
+#include "../common/print.h"
 #include "harness.h"
 
 /* Eight ranks can divide its layers, its heads and its sequences, and 16 micro-batches fill a pipeline of eight. One

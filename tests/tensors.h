@@ -2,7 +2,7 @@
 #ifndef TENSORS_H
 #define TENSORS_H
 
-#include "../common/tensor.h"
+#include "../common/ultrascale.h"
 
 /* Of which all bits are 1: NaN, or the id -1. */
 Tensor guarded(DType dtype, const char *name, Shape s);

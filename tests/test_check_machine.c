@@ -30,7 +30,7 @@ static int make_directories(void **state)
 {
     (void)state;
     run_well("mkdir bin real alone foreign one_gpu two_gpus old_driver old_gpu hangs proc free limited "
-             "repaired");
+             "repaired nccl");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
                    "for f in mpicc mpiexec gnuplot; do\n"
                    "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
@@ -47,6 +47,7 @@ static int make_directories(void **state)
     put("two_gpus/nvidia-smi", SMI("NVIDIA H200, 143771, 9.0, 610.43\\nNVIDIA H200, 143771, 9.0, 610.43\\n",
                                    "UMD Version: 13.3"));
     put("two_gpus/nvcc", NVCC("13.0"));
+    put("nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n#define NCCL_PATCH 3\n");
     put("old_driver/nvidia-smi", SMI("Tesla T4, 15360, 7.5, 470.82\\n", "Version: 11.4"));
     put("old_driver/nvcc", NVCC("12.2"));
     put("old_gpu/nvidia-smi", SMI("GeForce GTX 1080, 8192, 6.1, 550.54\\n", "Version: 12.4"));
@@ -134,13 +135,14 @@ static void all_is_well(void **state)
 
 static void what_only_limits_some_things_is_no_failure(void **state)
 {
-    Result r = run("sh machine.sh 'real two_gpus' free PARALLEL=2 NCCL=yes BLAS_LIBS=%s",
-                   in_temporary("libopenblas.so"));
+    Result r = run("sh machine.sh 'real two_gpus' free PARALLEL=2 NCCL_CFLAGS=-I%s BLAS_LIBS=%s",
+                   in_temporary("nccl"), in_temporary("libopenblas.so"));
 
     (void)state;
     says(&r, "ok  BLAS      OpenBLAS 0.3.99, OpenMP, takes this CPU for one of 2004 (Prescott), so the programs choose "
              "its kernels for Haswell: right numbers");
     says(&r, "8.2 GB of 16.4 GB available: 512 million parameters");
+    says(&r, "ok  NCCL      nccl.h 2.28.3");
     says(&r, "On 2 GPUs 'NVIDIA H200': all eight, 9.4 billion parameters a GPU; 03 to 07 with up to 2 ranks, a GPU "
              "each, over NCCL.\n");
     ends_with(r, true);

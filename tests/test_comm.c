@@ -15,10 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../common/comm.h"
-#include "../common/device.h"
-#include "../common/error.h"
-#include "../common/options.h"
+#include "../common/ultrascale.h"
 #include "harness.h"
 
 /* ---- A rank: what is communicated ---- */
@@ -1210,15 +1207,15 @@ static void nccl_fails(void **state)
         bool full;              /* for make test-full */
     } table[] = {
         {"FAKE_NCCL_FAIL=ncclCommInitRankConfig~1", "-transfers",
-         "ncclCommInitRankConfig(|at common/comm_nccl.c:|: an "
+         "ncclCommInitRankConfig(|at common/comm/nccl.c:|: an "
          "error of the fake; its last words"},
-        {"FAKE_NCCL_FAIL=ncclGetUniqueId~1", "-transfers", "ncclGetUniqueId(|comm_nccl.c|its last words"},
-        {"FAKE_NCCL_FAIL=ncclAllReduce~2", "-transfers", "ncclAllReduce(|comm_nccl.c|its last words"},
-        {"FAKE_NCCL_FAIL=ncclReduce~4", "-transfers", "ncclReduce(|comm_nccl.c|its last words", true},
-        {"FAKE_NCCL_FAIL=ncclSend~3", "-transfers", "ncclSend(|comm_nccl.c|its last words", true},
-        {"FAKE_NCCL_FAIL=cudaEventRecord~5", "-transfers", "cudaEventRecord(|comm_nccl.c|an error of the fake CUDA",
+        {"FAKE_NCCL_FAIL=ncclGetUniqueId~1", "-transfers", "ncclGetUniqueId(|nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclAllReduce~2", "-transfers", "ncclAllReduce(|nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclReduce~4", "-transfers", "ncclReduce(|nccl.c|its last words", true},
+        {"FAKE_NCCL_FAIL=ncclSend~3", "-transfers", "ncclSend(|nccl.c|its last words", true},
+        {"FAKE_NCCL_FAIL=cudaEventRecord~5", "-transfers", "cudaEventRecord(|nccl.c|an error of the fake CUDA",
          true},
-        {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|comm_nccl.c|fake CUDA"},
+        {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|nccl.c|fake CUDA"},
         {"FAKE_NCCL_FAIL=async~4", "-transfers", "NCCL, on a communicator of |: an error of the fake; its last words"},
         {"FAKE_GPUS=2", "insist",
          "--comm nccl, but ranks 0 and 2 share GPU 0000:00:00.0 of |, which has 3 ranks, and "

@@ -7,9 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../common/device.h"
-#include "../common/error.h"
-#include "../common/ops.h"
+#include "../common/ultrascale.h"
 #include "harness.h"
 #include "layouts.h"
 #include "tensors.h"

@@ -286,6 +286,116 @@ static void a_stopped_rank_is_named(void **state)
     }
 }
 
+/* Of process pid; 0: it isn't there. */
+static pid_t parent_of(pid_t pid)
+{
+    char path[64];
+    int parent = 0;
+
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "r");
+    if (f && fscanf(f, "%*d (%*[^)]) %*c %d", &parent) != 1)
+        parent = 0;
+    if (f)
+        fclose(f);
+    return parent;
+}
+
+/* In its last moments: in the last sums, in MPI_Finalize, in its exit. */
+static void a_rank_stopped_at_the_end_is_named(void **state)
+{
+    const int times = full_tests() ? 20 : 3;
+    int ended = 0;
+
+    (void)state;
+    for (int i = 0; i < times; i++) {
+        const int victim = i % 2, timeout = full_tests() ? 3 : 1;
+        char words[64];
+        launch("mpiexec -n 2 %s " SHAPE " --accumulate 1%s --steps 60 --timeout %d", programs[i % 4].path,
+               programs[i % 4].options, timeout);
+        wait_for("step 60/60");
+        usleep(below(4000));
+        kill(job.rank[victim], SIGSTOP);
+        const int status = end_within(timeout + 5);
+        char *err = text_of("err");
+        snprintf(words, sizeof words, strstr(err, "silent") ? "silent for %d seconds: rank %d;" : "%d seconds|rank %d = ",
+                 timeout, victim);
+        if (status)
+            assert_said(err, programs[i % 4].name, words);
+        ended += !status;                       /* it had ended when the signal came */
+        free(err);
+    }
+    assert_true(ended < times);
+}
+
+/* In MPI_Init, before the program knows which rank it is; one that isn't there yet. */
+static void a_rank_stopped_at_the_start_ends_all(void **state)
+{
+    (void)state;
+    if (!full_tests())
+        return;
+    launch("mpiexec -n 1 " BUILD "/cpu/03_data_parallel " SHAPE " --timeout 1 : -n 1 sh -c 'kill -STOP $$; exec " BUILD
+           "/cpu/03_data_parallel " SHAPE " --timeout 1'");
+    assert_true(end_within(12) != 0);
+    char *err = text_of("err");
+    assert_said(err, "03_data_parallel", "still waits for other ranks|it had 1 seconds to start");
+    free(err);
+}
+
+/* It goes on when the others have just missed it. */
+static void a_rank_that_was_stopped_is_said_to(void **state)
+{
+    (void)state;
+    if (!full_tests())
+        return;
+    launch("mpiexec -n 2 " BUILD "/cpu/03_data_parallel " SHAPE " --accumulate 1 --steps 1000000 --timeout 2");
+    wait_for("step 5/");
+    kill(job.rank[1], SIGSTOP);
+    usleep(2400000);
+    kill(job.rank[1], SIGCONT);
+    assert_true(end_within(6) != 0);
+    char *err = text_of("err");
+    assert_said(err, "03_data_parallel", "a rank that was stopped kept others waiting, for 2 seconds|rank 1 was stopped");
+    free(err);
+}
+
+/* The launcher's process here is killed: nobody else would end the ranks. */
+static void ranks_without_a_launcher_end(void **state)
+{
+    (void)state;
+    for (int i = 0; i < (full_tests() ? 4 : 1); i++) {
+        launch("mpiexec -n 3 %s " SHAPE " --accumulate 1%s --steps 1000000 --save kept", programs[3 - i].path,
+               programs[3 - i].options);
+        wait_for("step 5/");
+        kill(parent_of(job.rank[0]), SIGKILL);
+        end_within(5);
+        assert_true(step_saved("kept") >= 5);
+        run_well(ONE " " SHAPE " --steps 0 --load kept --quiet");
+        run_well("sh -c 'test ! -e kept.tmp && rm -r kept'");
+    }
+}
+
+/* As on a machine that is cut off: MPI_Abort waits for a launcher that doesn't answer. */
+static void a_launcher_that_is_silent_keeps_nobody(void **state)
+{
+    (void)state;
+    if (!full_tests())
+        return;
+    launch("mpiexec -n 2 " BUILD "/cpu/03_data_parallel " SHAPE " --accumulate 1 --steps 1000000 --timeout 1");
+    wait_for("step 5/");
+    const pid_t proxy = parent_of(job.rank[0]);
+    kill(proxy, SIGSTOP);
+    kill(job.rank[1], SIGSTOP);
+    for (double begin = now(); !gone(job.rank[0]) && now() < begin + 12;)
+        usleep(10000);
+    assert_true(gone(job.rank[0]));
+    kill(proxy, SIGCONT);
+    end_within(5);
+    char *err = text_of("err");
+    assert_said(err, "03_data_parallel", "silent for 1 seconds: rank 1");
+    free(err);
+}
+
 /* All ranks are stopped for longer than --timeout, as by a scheduler, and go on. */
 static void a_suspended_run_goes_on(void **state)
 {
@@ -511,6 +621,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_takes_all_along),
         TEST(a_stopped_rank_is_named),
+        TEST(a_rank_stopped_at_the_end_is_named),
+        TEST(a_rank_stopped_at_the_start_ends_all),
+        TEST(a_rank_that_was_stopped_is_said_to),
+        TEST(ranks_without_a_launcher_end),
+        TEST(a_launcher_that_is_silent_keeps_nobody),
         TEST(a_suspended_run_goes_on),
         TEST(signals_stop_all_ranks),
         TEST(ranks_must_be_started_alike),

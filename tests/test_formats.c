@@ -5,9 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../common/device.h"
+#include "../common/ultrascale.h"
 #include "../common/formats.h"
-#include "../common/ops.h"
 #include "../common/random.h"
 #include "harness.h"
 #include "tensors.h"

@@ -7,10 +7,8 @@
 #include <string.h>
 
 #include "../08_fused_kernels/fused.h"
-#include "../common/device.h"
+#include "../common/ultrascale.h"
 #include "../common/formats.h"
-#include "../common/optimizer.h"
-#include "../common/options.h"
 #include "../common/random.h"
 #include "harness.h"
 #include "tensors.h"

@@ -12,11 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../common/comm.h"
-#include "../common/device.h"
-#include "../common/error.h"
-#include "../common/ops.h"
-#include "../common/vector_math.h"
+#include "../common/ultrascale.h"
+#include "../common/cpu/vector_math.h"
 #include "harness.h"
 #include "tensors.h"
 

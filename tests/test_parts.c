@@ -8,16 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../common/comm.h"
-#include "../common/data.h"
-#include "../common/device.h"
-#include "../common/memory.h"
-#include "../common/model.h"
-#include "../common/optimizer.h"
-#include "../common/options.h"
+#include "../common/ultrascale.h"
 #include "../common/random.h"
-#include "../common/run.h"
-#include "../common/text.h"
 #include "harness.h"
 
 static uint64_t random_state = 88172645463325252u;

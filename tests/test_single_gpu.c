@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../common/memory.h"
+#include "../common/ultrascale.h"
 #include "harness.h"
 
 #define CPU BUILD "/cpu/01_single_gpu"

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../common/run.h"
+#include "../common/print.h"
 #include "harness.h"
 
 #define SWEEP BUILD "/cpu/sweep cpu "

@@ -9,7 +9,7 @@
 #define FLASH_CUH
 
 #include "../../common/error.h"
-#include "../../common/ops_cuda/kernel.cuh"
+#include "../../common/cuda/kernel.cuh"
 #include "../fused.h"
 #include "tensor_cores.cuh"
 

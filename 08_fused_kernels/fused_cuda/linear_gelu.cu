@@ -11,9 +11,9 @@
  * 591 and 653: RTX 4090, where H100 fuses and fp16 is fused too) and on sm_120 (github.com/sgl-project/sglang, pull
  * request 34350: RTX 5090, 296 us with it, 236 without, but faster on H100 and H200; 28168: faster on B200, sm_100). Of
  * GPUs before sm_80 nobody says anything. */
-#include "../../common/device_cuda.h"
-#include "../../common/ops_cuda/cublas.cuh"
-#include "../../common/ops_cuda/kernel.cuh"
+#include "../../common/cuda/device_cuda.h"
+#include "../../common/cuda/cublas.cuh"
+#include "../../common/cuda/kernel.cuh"
 #include "../fused.h"
 
 const char *linear_gelu_unfused(DType dtype)

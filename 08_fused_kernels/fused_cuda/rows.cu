@@ -1,5 +1,5 @@
 /* Fused operators of which every row is one block's: residual and LayerNorm, the loss and its gradient. */
-#include "../../common/ops_cuda/kernel.cuh"
+#include "../../common/cuda/kernel.cuh"
 #include "../fused.h"
 
 /* Rows of float in shared memory: each thread's own columns, so that no thread waits for another. */

@@ -1,8 +1,8 @@
-/* What comm.c, comm_check.c and the transports (comm_mpi.c, comm_staged.c, comm_nccl.c) share. */
-#ifndef COMM_BACKEND_H
-#define COMM_BACKEND_H
+/* What the files of comm/ share: transports, which carry tensors; MPI, which starts ranks; requests; waiting. */
+#ifndef TRANSPORT_H
+#define TRANSPORT_H
 
-#include "comm.h"
+#include "../comm.h"
 
 enum { RECV = COMM_OPS, NUMBER, OPERATIONS };   /* RECV: only its sender counts it; NUMBER: comm_sum's, for --check */
 extern const char *const comm_op_name[OPERATIONS];
@@ -31,7 +31,7 @@ typedef struct {
     DType dtype;
     int peer, tag;
     bool rendezvous;                            /* SEND: doesn't end before its RECV has begun */
-    bool staged;                                /* for MPI: by comm_staged.c */
+    bool staged;                                /* for MPI: by staged.c */
 } Transfer;
 
 enum { PLACE_TEXT = 32 };
@@ -76,7 +76,7 @@ int mpi_alarmed(char text[ALARM_TEXT]);         /* who has sent one, with its te
  * received in the order sent. The numbers above them are for what --pretend and --check send, and for NCCL's ids. */
 enum { TAGS = 4096, SHIFT_TAG = TAGS - 1, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS, NCCL_TAG };
 
-/* ---- comm.c's ---- */
+/* ---- groups.c ---- */
 
 struct Request {
     Comm *comm;
@@ -90,17 +90,36 @@ struct Request {
     void *clock;                                /* MPI's, for `when` */
     double when[2];                             /* from when on all its ranks take part; how long it then takes */
     double begin;                               /* a message's: when it left; a receive's: when it was started */
-    /* --check: comm_check.c */
+    /* --check: check.c */
     Tensor out, in, written, watched;
     void *out_copy, *in_copy;
     void *label;                                /* MPI's, for the two below */
     int32_t sent[4], wanted[4];                 /* a message: what its sender says of it, and its receiver */
 };
 
+/* ---- start.c ---- */
+
+extern bool comm_starting;                      /* a rank that fails waits until all know */
+extern const Transport *comm_transport;         /* of tensors: comm_choose's choice */
+
+/* ---- wait.c ---- */
+
+/* Until a handle is done; it is then NULL. q: the request that it belongs to, or NULL. */
+void comm_wait_for(const Transport *by, void **handle, const Comm *comm, const char *what, const Request *q);
+
 /* `bytes` bytes of each rank, to all; waits. */
 void comm_gather(Comm *comm, void *all, const void *mine, int64_t bytes, const char *what);
 
-/* ---- --check: comm_check.c ---- */
+extern char alarm_fails[ALARM_TEXT];            /* the alarm of a rank that ends the others, and has said why */
+double comm_deadline(void);                     /* --timeout, with what comm_allow adds; 0: there is none */
+void comm_waiting_begins(void);                 /* from now on the device, and signals, are looked after */
+
+void comm_wait_begins(void);                    /* what passes between these two is comm_waited's */
+void comm_wait_ends(void);
+void comm_was_late(double seconds);             /* so much of it is comm_late's */
+void comm_waits_reset(void);
+
+/* ---- --check: check.c ---- */
 
 void check_agreement(const Transfer *t, const char *name);      /* before a collective, over its group */
 void check_begin(Request *q, Transfer *t);      /* gives the transfer copies to work on; a message its label */

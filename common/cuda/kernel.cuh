@@ -16,8 +16,8 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#include "../device_cuda.h"
-#include "../ops_backend.h"
+#include "device_cuda.h"
+#include "../kernels.h"
 
 /* ---- elements ---- */
 

@@ -1,10 +1,10 @@
-/* The kernels behind ops.h, one set a backend: ops_cpu.c and attention_cpu.c, or ops_cuda/. Called by ops.c, and by
+/* The kernels behind ops.h, one set a backend: ops.c and attention.c in cpu/, or cuda/. Called by ops.c, and by
  * 08's fused kernels for what they leave apart, with operands that have been checked; arguments are those of the
  * operator without the suffix. (rope_kernel is rope_forward and, with `back`, rope_backward; linear_fp8_kernel is
  * linear_fp8 and, with `add`, linear_fp8_add.)
  */
-#ifndef OPS_BACKEND_H
-#define OPS_BACKEND_H
+#ifndef KERNELS_H
+#define KERNELS_H
 
 #include "ops.h"
 

@@ -1,7 +1,7 @@
 /* Attention on the CPU: whole, with its probabilities kept, and by blocks of keys (07). Each head of a sequence is a
  * few small products, which threads take one by one.
  */
-#include "ops_cpu.h"
+#include "kernel.h"
 
 #include <math.h>
 

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "tensor.h"
+#include "../tensor.h"
 
 /* exp(x) = 2^n * exp(r) with n = round(x / ln 2), so that |r| <= ln(2) / 2, where Taylor's series is short. ln 2 is
  * subtracted in two pieces, the first with so few bits that n times it is exact. 2^n is written into the exponent

@@ -7,9 +7,10 @@
  */
 #include <stdlib.h>
 
-#include "comm_backend.h"
-#include "device.h"
-#include "error.h"
+#include "transport.h"
+#include "../device.h"
+#include "../error.h"
+#include "../print.h"
 
 /* ---- Buffers on the host, kept for the next transfer: pinning memory takes longer than most transfers ---- */
 

@@ -11,7 +11,9 @@
 #include <time.h>
 
 #include "device_cuda.h"
-#include "error.h"
+#include "../error.h"
+#include "../memory.h"
+#include "../print.h"
 
 static cudaDeviceProp gpu;
 static char name[320];

@@ -1,6 +1,6 @@
 /* The device that every machine has. Work is done when a call returns, so streams and events are trivial here;
  * what is left is memory, threads, and knowing how fast this machine multiplies matrices. */
-#include "device.h"
+#include "../device.h"
 
 #include <cblas.h>
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "../error.h"
 
 static char name[160];
 static int threads, ranks_here;
@@ -93,6 +93,8 @@ void device_init(int local_rank, int local_ranks, int wanted)
     (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
     ranks_here = local_ranks;
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
+    if (threads > omp_get_thread_limit())   /* OMP_THREAD_LIMIT: OpenBLAS would wait for ever for the others */
+        threads = omp_get_thread_limit();
     threads = threads < 1 ? 1 : threads;
     omp_set_dynamic(0);
     omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "device.h"
+#include "../device.h"
 
 #ifdef __cplusplus
 extern "C" {

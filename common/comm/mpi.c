@@ -2,11 +2,13 @@
  * with _c count in 64 bits. */
 #include <mpi.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "comm_backend.h"
-#include "error.h"
+#include "transport.h"
+#include "../error.h"
 
 typedef struct {
     MPI_Request request;
@@ -65,16 +67,34 @@ static int share_of_cores(MPI_Comm local, int ranks)
     return bound < share || bound == 0 ? bound : share < 1 ? 1 : share;
 }
 
+/* What fails inside of MPI ends the program as all else does, not in a place of MPI's that may wait for the launcher. */
+static void on_error(MPI_Comm *mpi, int *code, ...)
+{
+    static bool failing;
+    char text[MPI_MAX_ERROR_STRING];
+    int length;
+
+    (void)mpi;
+    if (failing)                                /* telling the others fails too: the call returns */
+        return;
+    failing = true;
+    MPI_Error_string(*code, text, &length);
+    fail("MPI: %s", text);
+}
+
 void mpi_begin(int *argc, char ***argv, Comm *all, int *machine, int *local_rank, int *local_size, int *local_threads)
 {
     static const struct { const char *ranks, *launcher, *todo; } launchers[] = {
         {"PMI_SIZE", "mpiexec", "Ubuntu 24.04's MPICH 4.2.0-5build3 does this: \"make deps\" says how to repair it"},
         {"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", "the mpiexec of the MPI that it was built with could do it"},
         {"SLURM_STEP_NUM_TASKS", "srun", "srun --mpi=pmi2 lets them find each other"}};
+    MPI_Errhandler handler;
     MPI_Comm local;
     int threads;
 
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &threads);         /* operators' threads don't call MPI */
+    MPI_Comm_create_errhandler(on_error, &handler);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);                   /* groups made from it inherit it */
     all->mpi = keep(MPI_COMM_WORLD);
     MPI_Comm_rank(MPI_COMM_WORLD, &all->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &all->size);
@@ -110,8 +130,12 @@ void mpi_end(void)
     MPI_Finalize();
 }
 
+/* MPI_Abort asks the launcher to end all ranks, and waits for it; from a machine that is cut off the launcher can't be
+ * reached, so the system's alarm ends the rank then. */
 _Noreturn void mpi_abort(int status)
 {
+    signal(SIGALRM, SIG_DFL);
+    alarm(5);
     MPI_Abort(MPI_COMM_WORLD, status);
     abort();                    /* MPI_Abort doesn't return, but isn't declared so */
 }

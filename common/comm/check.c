@@ -11,9 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "comm_backend.h"
-#include "device.h"
-#include "error.h"
+#include "transport.h"
+#include "../device.h"
+#include "../error.h"
+#include "../print.h"
 
 /* All ranks of the group must be at the same operation, on as many elements of one type. All find out when they are
  * not; the first one says it. */

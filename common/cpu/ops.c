@@ -6,16 +6,16 @@
  * there is a fixed number and which are added up in their order. ("omp simd reduction" keeps partial sums in the lanes
  * of a vector, always the same ones; "omp parallel reduction" would combine threads as they happen to finish.)
  *
- * ops_cpu.h says how they see what tensors store. Attention is in attention_cpu.c.
+ * kernel.h says how they see what tensors store. Attention is in attention.c.
  */
-#include "ops_cpu.h"
+#include "kernel.h"
 
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
+#include "../error.h"
 
 real *scratch(int number, int64_t count)
 {

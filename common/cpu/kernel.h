@@ -5,13 +5,13 @@
  * pointers to the tensor's own elements. Otherwise they convert, from and to scratch memory: what a kernel computed is
  * rounded once, by store(). So there is one copy of each kernel.
  */
-#ifndef OPS_CPU_H
-#define OPS_CPU_H
+#ifndef CPU_KERNEL_H
+#define CPU_KERNEL_H
 
 #include <cblas.h>
 
-#include "formats.h"
-#include "ops_backend.h"
+#include "../formats.h"
+#include "../kernels.h"
 #include "vector_math.h"
 
 static inline real *row(Tensor t, int64_t i)

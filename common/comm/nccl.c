@@ -14,9 +14,9 @@
 #include <nccl.h>
 #include <stdlib.h>
 
-#include "comm_backend.h"
-#include "device.h"
-#include "error.h"
+#include "transport.h"
+#include "../device.h"
+#include "../error.h"
 
 static void nccl_check(ncclResult_t result, const char *call, int line)
 {

@@ -1,0 +1,35 @@
+#include "allocate.h"
+
+#include "device.h"
+#include "error.h"
+#include "print.h"
+#include "trace.h"
+
+Tensor tensor_create(Category category, DType dtype, const char *name, Shape shape)
+{
+    Tensor t = {.name = name, .dtype = dtype, .dims = shape.dims};
+    int64_t bytes = dtype_size(dtype);
+
+    for (int i = 0; i < shape.dims; i++) {
+        t.shape[i] = shape.n[i];
+        bytes *= shape.n[i];
+    }
+    t.data = device_alloc(bytes);
+    if (!t.data)
+        fail("%s %s needs %s, but the device has no more: %s; %s would need less", memory_name[category], name,
+             bytes_text(bytes), memory_in_use(), memory_remedy(category));
+    memory_account(category, bytes);
+    trace_memory();
+    trace_allocation(t, category);
+    return t;
+}
+
+void tensor_free(Tensor *t, Category category)
+{
+    if (t->data) {
+        memory_account(category, -tensor_bytes(*t));
+        trace_memory();
+        device_free(t->data, tensor_bytes(*t));
+    }
+    *t = NONE;
+}

@@ -1,0 +1,364 @@
+/* Groups, the operations on them, and the account of what they send. */
+#include <math.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../device.h"
+#include "../error.h"
+#include "../options.h"
+#include "../trace.h"
+#include "transport.h"
+#include "watchdog.h"
+
+const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
+                                              "send", "recv", "sum"};
+
+/* ---- Groups ---- */
+
+Comm *comm_split(Comm *comm, int color, const char *name)
+{
+    int rank, size;
+
+    if (comm == world)
+        comm_agree();                           /* a rank that failed would not come here */
+    watchdog_expect(options.timeout, world->rank, "make groups of ranks");
+    void *part = mpi_split(comm, color, &rank, &size);
+    watchdog_expect(0, world->rank, "");
+    if (!part)
+        return NULL;
+    Comm *c = malloc(sizeof *c), *last = world;
+    if (!c)
+        fail("no memory for the group %s", name);
+    *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = part};
+    while (last->next)
+        last = last->next;
+    last->next = c;
+    return c;
+}
+
+int comm_rank(const Comm *comm)
+{
+    return comm->rank;
+}
+
+int comm_size(const Comm *comm)
+{
+    return comm->size;
+}
+
+const char *comm_name(const Comm *comm)
+{
+    return comm->name;
+}
+
+const Comm *comm_next(const Comm *comm)
+{
+    return comm->next;
+}
+
+
+Range comm_part(const Comm *comm, int64_t count)
+{
+    return range_part(count, comm->rank, comm->size);
+}
+
+double comm_sum(Comm *comm, double x)
+{
+    double *all = malloc(comm->size * sizeof *all), sum = 0;
+
+    if (!all)
+        fail("no memory for %d numbers", comm->size);
+    if (options.check && comm->size > 1)
+        check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
+    comm_wait_begins();
+    comm_gather(comm, all, &x, sizeof x, "a sum");
+    comm_wait_ends();
+    for (int r = 0; r < comm->size; r++)
+        sum += all[r];
+    free(all);
+    return sum;
+}
+
+void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes)
+{
+    comm_gather(comm, all, mine, bytes, "a gathering");
+}
+
+void comm_barrier(Comm *comm)
+{
+    comm_sum(comm, 0);
+}
+
+/* ---- The account ---- */
+
+/* Elements that this rank sends for a full tensor of K, as comm.h says. */
+static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
+{
+    const int64_t scatter = K - range_part(K, c->rank, c->size).count;
+    const int64_t gather = K - range_part(K, (c->rank + 1) % c->size, c->size).count;
+
+    switch (op) {
+    case ALL_REDUCE:
+        return scatter + gather;
+    case REDUCE_SCATTER:
+    case ALL_TO_ALL:
+        return scatter;
+    case ALL_GATHER:
+        return gather;
+    case BROADCAST:
+        return root && c->size > 1 ? K : 0;
+    default:
+        return c->size > 1 ? K : 0;
+    }
+}
+
+void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
+{
+    comm->predicted_calls[op] += calls;
+    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(REAL);
+}
+
+int comm_account(CommAccount *accounts, int most)
+{
+    int n = 0;
+
+    for (const Comm *c = world; c; c = c->next)
+        for (int op = 0; op < COMM_OPS && n < most; op++)
+            if (c->calls[op] || c->predicted_calls[op])
+                accounts[n++] = (CommAccount){c->name, comm_op_name[op], c->calls[op], c->bytes[op],
+                                              c->predicted_calls[op], c->predicted_bytes[op]};
+    return n;
+}
+
+int64_t comm_bytes(void)
+{
+    int64_t sum = 0;
+
+    for (const Comm *c = world; c; c = c->next)
+        for (int op = 0; op < COMM_OPS; op++)
+            sum += c->bytes[op];
+    return sum;
+}
+
+void comm_account_reset(void)
+{
+    for (Comm *c = world; c; c = c->next) {
+        memset(c->calls, 0, sizeof c->calls);
+        memset(c->bytes, 0, sizeof c->bytes);
+    }
+    if (options.check)
+        check_waited_for();
+    comm_waits_reset();
+}
+
+/* ---- Requests ---- */
+
+/* --pretend: a transfer leaves when the link is free, and begins when the last of its ranks has come to it: they tell
+ * each other when that is. A ring of n sends n - 1 messages one after the other for a gather or a scatter. */
+static void pretend_begin(Request *q, Transfer t, int64_t bytes)
+{
+    static double link_free;
+    const int size = t.comm->size, messages = t.op == ALL_REDUCE ? 2 * (size - 1) : t.op >= SEND ? 1 : size - 1;
+    const double now = clock_seconds();
+
+    q->when[0] = q->begin = now;
+    if (t.op != RECV) {
+        q->when[1] = messages * options.pretend_latency + bytes / options.pretend_bandwidth;
+        q->when[0] = q->begin = link_free > now ? link_free : now;
+        link_free = q->when[0] + q->when[1];
+    }
+    q->clock = transport_mpi.start((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
+                                              .out = q->when, .in = q->when, .count = 2, .dtype = F64, .peer = t.peer,
+                                              .tag = t.tag + CLOCK_TAG});
+}
+
+/* whole: the full tensor, whose count, type and name are the transfer's. */
+static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, Reduce reduce, int peer, int tag)
+{
+    Transfer t = {.comm = comm, .op = op, .reduce = reduce, .out = out.data, .in = in.data,
+                  .count = tensor_count(whole), .dtype = whole.dtype, .peer = peer, .tag = tag};
+    int64_t bytes = 0;
+
+    comm->operations += op < SEND;              /* messages are not for all ranks to count */
+    if (op != RECV) {
+        bytes = elements_sent(comm, op, t.count, comm->rank == peer) * dtype_size(t.dtype);
+        comm->calls[op]++;
+        comm->bytes[op] += bytes;
+    }
+    if (comm->size == 1) {                      /* nobody to talk to: a part is the whole */
+        if (out.data != in.data && in.data)
+            device_copy(out.data, in.data, tensor_bytes(in));
+        return NULL;
+    }
+    Request *q = calloc(1, sizeof *q);
+    if (!q)
+        fail("no memory for a request");
+    q->comm = comm, q->op = op, q->peer = peer, q->operation = comm->operations, q->out = out, q->in = in;
+    if (options.check && op < SEND)
+        check_agreement(&t, whole.name);
+    if (options.check)
+        check_begin(q, &t);
+    t.tag %= TAGS;
+    q->span = trace_transfer_begin(comm_op_name[op]);
+    if (options.pretend)
+        pretend_begin(q, t, bytes);
+    t.operation = comm->operations;
+    q->handle = comm_transport->start(t);
+    return q;
+}
+
+static void finish(Request *q)
+{
+    const double began = clock_seconds();
+
+    if (q->also)
+        finish(q->also);
+    comm_wait_for(&transport_mpi, &q->label, q->comm, comm_op_name[q->op], q);
+    if (options.check)
+        check_label(q);                         /* before the wait for a message that would never come */
+    comm_wait_for(&transport_mpi, &q->clock, q->comm, comm_op_name[q->op], q);
+    comm_wait_for(comm_transport, &q->handle, q->comm, comm_op_name[q->op], q);
+    if (options.pretend)
+        comm_was_late(fmax(0, clock_seconds() - fmax(began, q->when[0] + q->when[1])));
+    while (options.pretend && clock_seconds() < q->when[0] + q->when[1]) {
+        comm_progress();
+        sched_yield();
+    }
+    trace_transfer_end(q->span);
+    if (options.pretend)
+        trace_transfer_was(q->span, q->op >= SEND ? q->begin : q->when[0], q->when[0] + q->when[1]);
+    if (options.check)
+        check_end(q);
+    free(q);
+}
+
+void comm_wait(Request **request)
+{
+    Request *q = *request;
+
+    if (!q)
+        return;
+    *request = NULL;
+    comm_wait_begins();
+    finish(q);
+    comm_wait_ends();
+}
+
+/* ---- The operations ---- */
+
+Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce)
+{
+    return start(comm, ALL_REDUCE, t, NONE, t, reduce, 0, 0);
+}
+
+static bool overlap(Tensor a, Tensor b)
+{
+    const char *p = a.data, *q = b.data;
+
+    return p < q + tensor_bytes(b) && q < p + tensor_bytes(a);
+}
+
+/* `part` must be this rank's part of `whole`, and if it lies inside, then at its place. */
+static void check_part(const Comm *comm, const char *op, Tensor part, Tensor whole)
+{
+    const Range r = comm_part(comm, tensor_count(whole));
+    const char *place = (char *)whole.data + r.first * dtype_size(whole.dtype), *p = part.data;
+
+    if (part.dtype != whole.dtype || tensor_count(part) != r.count)
+        fail("%s: %s %s; but rank %d's part of %s %s of group %s has %lld elements", op, tensor_describe(part),
+             dtype_name(part.dtype), comm->rank, tensor_describe(whole), dtype_name(whole.dtype), comm->name,
+             (long long)r.count);
+    if (r.count && p != place && overlap(part, whole))
+        fail("%s: %s lies inside %s, but not where rank %d's part of it is", op, part.name, whole.name, comm->rank);
+}
+
+Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in)
+{
+    check_part(comm, "reduce_scatter", out, in);
+    return start(comm, REDUCE_SCATTER, out, in, in, SUM, 0, 0);
+}
+
+Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in)
+{
+    check_part(comm, "all_gather", in, out);
+    return start(comm, ALL_GATHER, out, in, out, SUM, 0, 0);
+}
+
+Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in)
+{
+    if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype || tensor_count(in) % comm->size)
+        fail("all_to_all: %s, %s; but both must have as many elements, a multiple of %d ranks", tensor_describe(out),
+             tensor_describe(in), comm->size);
+    if (overlap(out, in))
+        fail("all_to_all: %s and %s overlap", out.name, in.name);
+    return start(comm, ALL_TO_ALL, out, in, in, SUM, 0, 0);
+}
+
+Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
+{
+    if (root < 0 || root >= comm->size)
+        fail("broadcast of %s: rank %d is not in group %s, which has %d", t.name, root, comm->name, comm->size);
+    return start(comm, BROADCAST, t, NONE, t, SUM, root, 0);
+}
+
+static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
+{
+    if (peer < 0 || peer >= comm->size || peer == comm->rank)
+        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name,
+             comm->size);
+}
+
+Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)
+{
+    check_peer(comm, "send", t, to);
+    return start(comm, SEND, NONE, t, t, SUM, to, tag);
+}
+
+Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag)
+{
+    check_peer(comm, "recv", t, from);
+    return start(comm, RECV, t, NONE, t, SUM, from, tag);
+}
+
+Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
+{
+    if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
+        fail("shift: %s, %s; but both must have as many elements of one type", tensor_describe(out),
+             tensor_describe(in));
+    if (comm->size == 1)
+        return start(comm, SEND, out, in, in, SUM, 0, 0);
+    Request *q = comm_start_send(comm, in, (comm->rank + 1) % comm->size, SHIFT_TAG);
+    q->also = comm_start_recv(comm, out, (comm->rank + comm->size - 1) % comm->size, SHIFT_TAG);
+    return q;
+}
+
+void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce)
+{
+    Request *q = comm_start_all_reduce(comm, t, reduce);
+    comm_wait(&q);
+}
+
+void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in)
+{
+    Request *q = comm_start_reduce_scatter(comm, out, in);
+    comm_wait(&q);
+}
+
+void comm_all_gather(Comm *comm, Tensor out, Tensor in)
+{
+    Request *q = comm_start_all_gather(comm, out, in);
+    comm_wait(&q);
+}
+
+void comm_all_to_all(Comm *comm, Tensor out, Tensor in)
+{
+    Request *q = comm_start_all_to_all(comm, out, in);
+    comm_wait(&q);
+}
+
+void comm_broadcast(Comm *comm, Tensor t, int root)
+{
+    Request *q = comm_start_broadcast(comm, t, root);
+    comm_wait(&q);
+}

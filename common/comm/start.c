@@ -1,0 +1,284 @@
+/* The program's beginning and end: what carries tensors, what all ranks must agree on, and how all end alike. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../device.h"
+#include "../error.h"
+#include "../options.h"
+#include "transport.h"
+#include "watchdog.h"
+
+static Comm world_group = {.name = "world"};
+static int machine, local_rank, local_size, local_threads;
+static bool ended;
+static pid_t launcher;                          /* the parent when the program began */
+
+Comm *world = &world_group;
+bool comm_starting;
+const Transport *comm_transport = &transport_mpi;
+
+
+/* What all ranks must know before they go on or end: the lowest rank that failed, and its status; or size, and 0. */
+static int first_failed(int status, int *its_status)
+{
+    int *all = calloc(world->size, sizeof *all), r;
+
+    if (!all)
+        mpi_abort(1);
+    comm_gather(world, all, &status, sizeof status, "the other ranks to start");
+    for (r = 0; r < world->size && !all[r]; r++)
+        ;
+    *its_status = r < world->size ? all[r] : 0;
+    free(all);
+    return r;
+}
+
+/* MPI_Finalize waits without a deadline for ranks that are stopped before it, in it, or in their exit. So nobody goes
+ * there before all have a watchdog that knows when they must have ended. */
+_Noreturn void comm_exit(int status)
+{
+    const double begin = clock_seconds();
+
+    if (world->size > 1 && !comm_orphaned()) {
+        char all[world->size], mine = 0;
+        watchdog_expect(comm_deadline(), world->rank, "end the program");
+        comm_gather(world, all, &mine, 1, "the other ranks to end");
+    }
+    ended = true;
+    while (comm_transport->end && !comm_transport->end() && clock_seconds() - begin < 10)
+        sched_yield();
+    if (!comm_orphaned())
+        mpi_end();
+    exit(status);
+}
+
+/* The process that started this one is gone: the parent is another one now. Alone a program may outlive its shell. */
+bool comm_orphaned(void)
+{
+    return world->size > 1 && getppid() != launcher;
+}
+
+static void end_all(const char *line, int status)
+{
+    static const char *first;                   /* what this rank failed with, when another then didn't answer */
+
+    if (comm_starting) {
+        first = line;
+        error_cleanup_now();
+        if (first_failed(status, &status) == world->rank)
+            fprintf(stderr, "%s\n", line);
+        comm_exit(status);
+    }
+    ended = true;
+    /* where several fail alike, the lowest speaks, and ends the others; messages arrive only while somebody asks */
+    char text[ALARM_TEXT];
+    bool told = false;
+    if (world->size > 1)
+        mpi_alarm(alarm_fails);
+    const double until = clock_seconds() + 0.3 * (world->rank < 4 ? world->rank : 4);
+    while (world->size > 1 && !told && clock_seconds() < until) {
+        for (int from; (from = mpi_alarmed(text)) >= 0;)
+            told |= from < world->rank && !strcmp(text, alarm_fails);
+        usleep(1000);
+    }
+    if (told)
+        sleep(2);
+    if (first && !told)
+        fprintf(stderr, "%s\n", first);
+    if (!told)
+        fprintf(stderr, "%s\n", line);
+    fflush(stderr);
+    if (world->size > 1)
+        usleep(100000);                         /* a launcher that is told to end all forwards no more lines */
+    error_cleanup_now();                        /* as late: who writes to them meanwhile would have other complaints */
+    if (world->size > 1)
+        mpi_abort(status);
+    exit(status);
+}
+
+/* A rank that leaves without a word would keep the others waiting, under a launcher that reports success. */
+static void at_exit(void)
+{
+    if (!ended && world->size > 1)
+        mpi_abort(1);
+}
+
+/* --timeout for MPI's own start, which comes before the command line is looked at. */
+static int timeout_of(int argc, char **argv)
+{
+    int seconds = options.timeout;
+
+    for (int i = 1; i < argc; i++)
+        if (!strncmp(argv[i], "--timeout", 9))
+            seconds = atoi(argv[i][9] ? argv[i] + 10 : i + 1 < argc ? argv[i + 1] : "");
+    return seconds;
+}
+
+void comm_begin(int *argc, char ***argv)
+{
+    launcher = getppid();
+    watchdog_start();
+    watchdog_expect(timeout_of(*argc, *argv), -1, "start");
+    mpi_begin(argc, argv, world, &machine, &local_rank, &local_size, &local_threads);
+    watchdog_expect(0, world->rank, "");
+    if (world->size == 1)
+        watchdog_stop();                        /* nobody is waited for */
+    if (transport_nccl && world->size > 1)
+        transport_nccl->prepare();
+    comm_starting = true;
+    comm_waiting_begins();
+    error_end_with(end_all);
+    atexit(at_exit);
+}
+
+static int nccl_digits(int version, int unit)          /* 22803: 2.28.3 */
+{
+    return version / unit % 100;
+}
+
+/* Why NCCL can't carry: which two ranks have the same GPU, or which has an old NCCL; false: it can. */
+static bool nccl_cannot(char text[256])
+{
+    struct Place { char host[64], gpu[PLACE_TEXT]; int machine, ranks, gpus, nccl; };
+    struct Place mine = {.machine = machine, .ranks = local_size, .gpus = device_count()};
+    struct Place *all = calloc(world->size, sizeof *all);
+    bool found = false;
+    int needed;
+
+    if (!all)
+        fail("no memory for a table of %d ranks", world->size);
+    gethostname(mine.host, sizeof mine.host - 1);
+    transport_nccl->place(mine.gpu);
+    mine.nccl = transport_nccl->version(&needed);
+    comm_agree();                               /* a rank that failed would not come here */
+    comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
+    for (int a = 0; a < world->size; a++)
+        for (int b = a + 1; b < world->size && !found; b++)
+            if (all[a].machine == all[b].machine && !strcmp(all[a].gpu, all[b].gpu)) {
+                snprintf(text, 256, "ranks %d and %d share GPU %s of %s, which has %d ranks, and %d GPU%s for them", a,
+                         b, all[a].gpu, all[a].host, all[a].ranks, all[a].gpus, all[a].gpus == 1 ? "" : "s");
+                found = true;
+            }
+    for (int r = 0; r < world->size && !found; r++)
+        if (all[r].nccl < needed) {
+            snprintf(text, 256, "rank %d has NCCL %d.%d.%d, and from %d.%d on it can connect several pairs of ranks at "
+                     "once", r, nccl_digits(all[r].nccl, 10000), nccl_digits(all[r].nccl, 100),
+                     nccl_digits(all[r].nccl, 1), nccl_digits(needed, 10000), nccl_digits(needed, 100));
+            found = true;
+        }
+    free(all);
+    return found;
+}
+
+const char *comm_choose(void)
+{
+    static char words[320];
+    char why[256];
+
+    if (options.comm == COMM_NCCL && device_is_host())
+        fail("--comm nccl, but tensors of this build lie in the host's memory, which MPI carries: NCCL is for the cuda "
+             "build");
+    if (options.comm == COMM_NCCL && !transport_nccl)
+        fail("--comm nccl, but this build is without NCCL, as nccl.h was not found (make cuda NCCL_HOME=DIR)");
+    if (device_is_host())
+        return "MPI";
+    comm_transport = &transport_staged;
+    snprintf(words, sizeof words, "MPI, through the host's memory");
+    if (options.comm == COMM_MPI || world->size == 1)
+        return words;
+    if (transport_nccl && !nccl_cannot(why)) {
+        comm_transport = transport_nccl;
+        return comm_transport->name;
+    }
+    if (options.comm == COMM_NCCL)
+        fail("--comm nccl, but %s%s", why, strstr(why, " share GPU ") ? ": NCCL wants one for each rank" : "");
+    snprintf(words, sizeof words, "MPI, through the host's memory: %s",
+             transport_nccl ? why : "this build is without NCCL");
+    return words;
+}
+
+void comm_agree(void)
+{
+    int status;
+
+    if (comm_starting && first_failed(0, &status) < world->size) {           /* that rank prints its line */
+        error_cleanup_now();
+        comm_exit(status);
+    }
+}
+
+void comm_started(void)
+{
+    comm_agree();
+    comm_starting = false;
+}
+
+void comm_same(const char *lines)
+{
+    const int64_t length = strlen(lines) + 1;
+    int64_t *lengths = calloc(world->size, sizeof *lengths), room = 0;
+
+    if (!lengths)
+        fail("no memory for comparing options");
+    comm_agree();                               /* a rank that failed would not come here */
+    comm_gather(world, lengths, &length, sizeof length, "the other ranks' options");
+    for (int r = 0; r < world->size; r++)
+        room = lengths[r] > room ? lengths[r] : room;
+    char *all = calloc(world->size + 1, room), *mine = all + world->size * room;
+    if (!all)
+        fail("no memory for comparing options");
+    strcpy(mine, lines);
+    comm_agree();
+    comm_gather(world, all, mine, room, "the other ranks' options");
+    for (int r = 1; r < world->size; r++) {
+        const char *a = all, *b = all + r * room;
+        while (*a && *b && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
+            a += strcspn(a, "\n") + 1, b += strcspn(b, "\n") + 1;
+        a = *a || !*b ? a : "nothing more", b = *b || !*a ? b : "nothing more";
+        if (*a || *b)
+            fail_usage("rank 0 has %.*s, but rank %d %.*s: all ranks must have the same", (int)strcspn(a, "\n"), a, r,
+                       (int)strcspn(b, "\n"), b);
+    }
+    free(lengths);
+    free(all);
+}
+
+char *comm_rank_table(void)
+{
+    struct Process { char host[64]; int pid; } mine = {.pid = getpid()}, *all = calloc(world->size, sizeof *all);
+    const size_t size = 128 * (size_t)world->size + 1;
+    char *table = calloc(size, 1), *to = table;
+
+    if (!all || !table)
+        fail("no memory for a table of %d ranks", world->size);
+    gethostname(mine.host, sizeof mine.host - 1);
+    comm_gather(world, all, &mine, sizeof mine, "the other ranks to start");
+    for (int r = 0; r < world->size; r++)
+        to += snprintf(to, size - (to - table), "%srank %d = %s:%d",
+                       r == 0 ? "" : strcmp(all[r].host, all[r - 1].host) ? "\n" : ", ", r, all[r].host, all[r].pid);
+    free(all);
+    return table;
+}
+
+int comm_machine(void)
+{
+    return machine;
+}
+
+int comm_local_rank(void)
+{
+    return local_rank;
+}
+
+int comm_local_size(void)
+{
+    return local_size;
+}
+
+int comm_local_threads(void)
+{
+    return local_threads;
+}

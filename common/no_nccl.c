@@ -1,6 +1,0 @@
-/* In place of comm_nccl.c: the CPU has no use for NCCL, and a build for GPUs may not have found it. */
-#include <stddef.h>
-
-#include "comm_backend.h"
-
-const Transport *const transport_nccl = NULL;
