@@ -213,6 +213,13 @@ static void what_a_new_schedule_costs_is_printed(void **state)
     if (r.status || !strstr(r.out, "micro-batches in flight 6, 6, 6; bubble 0.333 simulated"))
         fail_msg("status %d\n%s%s", r.status, r.out, r.err);
     result_free(r);
+    r = run("mpiexec -n 3 " BUILD "/cpu64/06_pipeline_parallel --preset tiny --layers 3 --accumulate 6 --steps 3");
+    double idle[3], simulated;                  /* and what it took: of every rank */
+    const char *line = strstr(r.out, "bubble  idle over busy time");
+    if (!line || sscanf(line, "bubble %*[^:]: %lf %lf %lf; simulated, all calls alike, %lf", &idle[0], &idle[1],
+                        &idle[2], &simulated) != 4)
+        fail_msg("status %d\n%s%s", r.status, r.out, r.err);
+    result_free(r);
 }
 
 /* Where a sanitizer knows the line, verify says it. */

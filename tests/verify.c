@@ -156,10 +156,11 @@ static void read_groups(cJSON *report)
     groups[0] = 0;
     cJSON_ArrayForEach(rank, ranks_of(report))
         cJSON_ArrayForEach(group, cJSON_GetObjectItem(rank, "groups")) {
-            char entry[64];
-            snprintf(entry, sizeof entry, "%.40s=%.0f,", group->string, cJSON_GetNumberValue(group));
-            if (strcmp(group->string, "world") && !strstr(groups, entry))
-                snprintf(groups + strlen(groups), sizeof groups - strlen(groups), "%s", entry);
+            char entry[64], before[300];
+            snprintf(entry, sizeof entry, ",%.40s=%.0f,", group->string, cJSON_GetNumberValue(group));
+            snprintf(before, sizeof before, ",%s", groups);
+            if (strcmp(group->string, "world") && !strstr(before, entry))
+                snprintf(groups + strlen(groups), sizeof groups - strlen(groups), "%s", entry + 1);
         }
 }
 
