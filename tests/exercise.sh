@@ -9,6 +9,7 @@ set -eu
 stage=$1
 list=$stage/exercises.md
 number=${stage%%_*}
+[ -f "$list" ] || { echo "$stage has no exercises"; exit 2; }
 if [ $# -lt 3 ]; then
     sed -n "s/^## \([0-9]*\)\. \(.*\)/  make exercise STAGE=$number N=\1    \2/p" "$list"
     exit 0

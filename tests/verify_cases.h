@@ -10,7 +10,7 @@
 
 #include "harness.h"
 
-static const double CLIP = 0.1;         /* below the norm of every layout */
+static const double CLIP = 0.05;        /* below the norm of every layout */
 
 typedef struct {
     const char *stage, *options;
