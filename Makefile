@@ -8,7 +8,8 @@ NP ?= 1
 ARGS ?=
 BUILD := build$(if $(SANITIZE),/sanitize)
 STAGES := $(patsubst %/train.c,%,$(wildcard 0*/train.c))
-PROGRAM = $(if $(word 2,$(filter $(STAGE)%,$(STAGES))),,$(filter $(STAGE)%,$(STAGES)))
+MATCHES = $(or $(filter $(STAGE),$(STAGES)),$(filter $(STAGE)%,$(STAGES)))
+PROGRAM = $(if $(word 2,$(MATCHES)),,$(MATCHES))
 ifneq ($(filter clean,$(MAKECMDGOALS)),)
 .NOTPARALLEL:			# "make clean cpu": one after the other
 else ifeq ($(MAKELEVEL),0)
@@ -81,7 +82,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o) $(BUILD)/$(1)/flags
 	@rm -f $$@; ar qcs $$@ $$(filter %.o,$$^)
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks sweep test_cuda parity bench_cuda diagnose verify): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o $(BUILD)/$(1)/obj/tests/tensors.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks sweep test_cuda parity bench_cuda diagnose verify compare): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o $(BUILD)/$(1)/obj/tests/tensors.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -lcmocka -o $$@
 $(patsubst %,$(BUILD)/$(1)/%,08_fused_kernels test_fused parity bench_cuda): $(FUSED_$(5):%=$(BUILD)/$(1)/obj/%.o)
@@ -162,7 +163,7 @@ test-full: deps		## the whole matrix
 
 TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats \
 	$(if $(CUDA_HEADERS),$(BUILD)/emulated/test_cuda)
-run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(BUILD)/cpu64/verify $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/emulated/ladder $(BUILD)/emulated/emulator_mistakes $(BUILD)/cpu/parity)
+run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(BUILD)/cpu64/verify $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/emulated/ladder $(BUILD)/emulated/emulator_mistakes $(BUILD)/cpu/parity)
 	@tests/changes.sh --check
 	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of GPUs' kernels on an emulated one: CUDA's headers were not found (CUDA_HOME=DIR says where)")
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
@@ -219,12 +220,16 @@ NUMBER = $(firstword $(subst _, ,$(PROGRAM)))
 EXERCISE = build/exercise/$(NUMBER).$(N)
 EDITED = $(if $(N),$(EXERCISE),$(PROGRAM))
 known-stage:
-	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is none of: $(STAGES)"; exit 2; }
+	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is $(if $(MATCHES),the beginning of several names; write one of them whole: $(MATCHES),none of: $(STAGES))"; exit 2; }
 
 exercise: known-stage	## a copy of a stage with a part taken out, to put it there again: STAGE=05 N=1; without N: a list
 	@$(if $(N),mkdir -p build/exercise; tests/exercise.sh $(PROGRAM) "$(N)" "$(EXERCISE)",tests/exercise.sh $(PROGRAM))
 
-verify: known-stage deps	## an edited train.c against 01, and what is wrong with it: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1
+compare: deps		## two --dump-gradients files, tensor by tensor: A=one.safetensors B=two.safetensors TOLERANCE=1e-4 HEADS=12
+	@$(MAKE) --no-print-directory $(BUILD)/cpu/compare >/dev/null
+	@$(BUILD)/cpu/compare "$(A)" "$(B)" "$(TOLERANCE)" "$(HEADS)"
+
+verify: known-stage deps	## an edited train.c, or your own 09_name, against 01, and what is wrong with it: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1
 	@test -d $(EDITED) || { echo "there is no $(EDITED): make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
 	@$(MAKE) --no-print-directory $(BUILD)/cpu64/01_single_gpu $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose >/dev/null
 	@mkdir -p $(BUILD)/verify
@@ -253,4 +258,4 @@ help:
 clean:			## remove build/
 	rm -rf build
 
-.PHONY: all always known-stage exercise verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench-torch bench sweep ladder figures fuzz lint format deps check-machine diff changes help clean
+.PHONY: all always known-stage exercise compare verify cpu cpu64 cuda no-nvcc run test test-full run-tests test-cuda bench-cuda bench-torch bench sweep ladder figures fuzz lint format deps check-machine diff changes help clean

@@ -677,9 +677,14 @@ int main(int argc, char **argv)
     run_report("bubble_simulated", bubble);
     run_report("bubble_formula", formula);
     if (busy > 0) {                             /* from the second step on */
-        run_report("bubble", idle / busy);
-        run_print("bubble  rank 0 was idle for %.3f of the time that it computed; simulated, all calls alike, %.3f\n",
-                  idle / busy, bubble);
+        const double mine = idle / busy;
+        double all[p];
+        run_report("bubble", mine);
+        comm_gather_host(pp, all, &mine, sizeof mine);
+        run_print("bubble  idle over busy time, rank by rank:");
+        for (int i = 0; i < p; i++)
+            run_print(" %.3f", all[i]);
+        run_print("; simulated, all calls alike, %.3f\n", bubble);
     }
     run_end();
 }

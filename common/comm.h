@@ -28,6 +28,9 @@ extern Comm *world;                             /* all ranks */
 Comm *comm_split(Comm *comm, int color, const char *name);
 int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
+const char *comm_name(const Comm *comm);
+const Comm *comm_next(const Comm *comm);        /* this rank's group that was made after it, world being the first; or
+                                                 * NULL */
 int comm_local_rank(void);                      /* among the ranks on this machine */
 int comm_machine(void);                         /* the world's first rank on this machine */
 int comm_local_size(void);

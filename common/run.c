@@ -374,8 +374,11 @@ int run_load(AdamW *optimizer)
     comm_allow(0);
     run_optimizer = optimizer;
     first_step = state.step;
+    char ranks[32] = "";
+    if (data_ranks > 1)
+        snprintf(ranks, sizeof ranks, " x %d ranks", data_ranks);
     run_print("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n", options.micro_batch,
-              options.accumulate, data_ranks > 1 ? " x ranks" : "", number_text(sequences), options.config.seq,
+              options.accumulate, ranks, number_text(sequences), options.config.seq,
               number_text(sequences * options.config.seq));
     if (options.load)
         run_print("%s %s at step %d%s%s\n", state.weights_only ? "beginning with the weights of" : "going on from",
@@ -512,6 +515,22 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
               duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
 }
 
+/* --check: loss and norm are of the global batch, so every rank must have the same. Only rank 0's are written. */
+static void check_same(int step, StepResult mine)
+{
+    double (*all)[2] = calloc(comm_size(world), sizeof *all);
+
+    if (!all)
+        fail("no memory for --check");
+    comm_gather_host(world, all, (double[2]){mine.loss, mine.norm}, sizeof *all);
+    for (int r = 1; r < comm_size(world); r++)
+        for (int k = 0; k < 2; k++)
+            if (memcmp(&all[r][k], &all[0][k], sizeof(double)))
+                fail("step %d: the %s is %.10g on rank 0, but %.10g on rank %d: the ranks' shares of it have to be "
+                     "summed (comm_sum)", step, k ? "gradients' norm" : "loss", all[0][k], all[r][k], r);
+    free(all);
+}
+
 void run_step(int step, StepResult result)
 {
     const double seconds = clock_seconds() - step_began, tokens = (double)global_batch() * options.config.seq;
@@ -541,8 +560,10 @@ void run_step(int step, StepResult result)
             fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
     }
     check_account(step);
-    if (options.check)
+    if (options.check) {
+        check_same(step, result);
         adamw_check_replicas(run_optimizer);
+    }
     if (comm_orphaned())                                    /* nobody reads what is printed: as if a terminal closed */
         stopped_by = SIGHUP;
     if (comm_sum(world, stopped_by != 0) > 0)               /* signals reach ranks in different steps */
@@ -596,11 +617,14 @@ static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
 /* One rank's entry. */
 static cJSON *rank_json(void)
 {
-    cJSON *rank = cJSON_CreateObject(), *memory, *comm, *time, *operators;
+    cJSON *rank = cJSON_CreateObject(), *groups, *memory, *comm, *time, *operators;
     const OpAccount *account;
     const int accounts = ops_account(&account);
 
     cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
+    groups = cJSON_AddObjectToObject(rank, "groups");
+    for (const Comm *c = world; c; c = comm_next(c))
+        cJSON_AddNumberToObject(groups, comm_name(c), comm_size(c));
     memory = cJSON_AddObjectToObject(rank, "memory");
     for (int c = 0; c < MEM_CATEGORIES; c++)
         add_bytes(memory, memory_name[c], memory_entry(c));

@@ -8,7 +8,7 @@
 #include "options.h"
 
 typedef struct {
-    double loss, norm, lr;              /* of the step: mean over the global batch; before clipping */
+    double loss, norm, lr;              /* of the step, on all ranks alike: global batch's mean; before clipping */
     bool skipped;                       /* no update was made, and the norm may be Inf or NaN */
 } StepResult;
 

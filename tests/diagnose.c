@@ -102,32 +102,77 @@ static bool alike(const double *a, const double *b, const Piece *p, Box box)
 
 /* ---- What the numbers of one piece tell ---- */
 
-/* "5 times too large (= accumulate)" */
-static void name_factor(char *text, size_t size, double scale)
+/* The program's groups that are not all ranks, by name and size: --groups dp=2,tp=4; or none. */
+static struct {
+    char name[32];
+    int size;
+} group[8];
+static int groups;
+
+static void read_groups(const char *list)
+{
+    for (int length; groups < 8 && sscanf(list, "%31[^=]=%d%n", group[groups].name, &group[groups].size, &length) == 2;
+         list += length + (list[length] == ',')) {
+        bool known = group[groups].size < 2 || group[groups].size == ranks;
+        for (int i = 0; i < groups; i++)
+            known |= !strcmp(group[i].name, group[groups].name) && group[i].size == group[groups].size;
+        groups += !known;
+    }
+}
+
+/* A mistake may be one of all ranks or of a group: the sizes, each once, ended by 0. */
+static const int *sizes_of_groups(void)
+{
+    static int size[10];
+    int count = 1;
+
+    size[0] = ranks;
+    for (int i = 0; i < groups; i++) {
+        bool known = false;
+        for (int k = 0; k < count; k++)
+            known |= size[k] == group[i].size;
+        if (!known)
+            size[count++] = group[i].size;
+    }
+    size[count] = 0;
+    return size;
+}
+
+/* Adds " (= NAME", or ", or NAME", if the factor is this number. */
+static void name_number(char *text, size_t size, double factor, double number, const char *name, const char *more)
+{
+    const size_t at = strlen(text);
+
+    if (number != 1 && fabs(factor / number - 1) < 1e-6 + tolerance)
+        snprintf(text + at, size - at, "%s%s%s", strstr(text, " (= ") ? ", or " : " (= ", name, more);
+}
+
+/* "5 times too large (= accumulate)": all that a factor may be. common: of the loss and all gradients. */
+static void name_factor(char *text, size_t size, double scale, bool common)
 {
     const double x = fabs(scale) < 1 ? 1 / scale : scale;
-    bool named = false;
     const int accumulate = options.accumulate / data_ranks;     /* one rank's */
-    const struct {
-        const char *name;
-        double value;
-    } known[] = {{"the number of ranks", ranks}, {"accumulate", accumulate}, {"micro_batch", B}, {"T", T},
-                 {"layers", L}, {"sqrt(D)", sqrt(D)}, {"the tokens of a micro-batch", B * T},
-                 {"added twice", ranks == 2 ? 1 : 2}, {"the loss scale", by_norm ? 65536 : 1},
-                 {"the number of ranks x accumulate", ranks > 1 ? ranks * accumulate : 1}};
 
     if (fabs(scale + 1) < 1e-5 + tolerance) {
         snprintf(text, size, "of the wrong sign");
         return;
     }
     snprintf(text, size, fabs(x) < 1e4 ? "%.4g times too %s" : "%.0f times too %s", x, x == scale ? "large" : "small");
-    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        if (known[i].value != 1 && fabs(x / known[i].value - 1) < 1e-6 + tolerance
-            && (x == scale || strcmp(known[i].name, "added twice"))) {
-            snprintf(text + strlen(text), size - strlen(text), "%s%s", named ? ", or " : " (= ", known[i].name);
-            named = true;
-        }
-    if (named)
+    name_number(text, size, x, ranks, "the number of ranks", "");
+    for (int i = 0; i < groups; i++)
+        name_number(text, size, x, group[i].size, "the size of ", group[i].name);
+    name_number(text, size, x, accumulate, "accumulate", "");
+    name_number(text, size, x, B, "micro_batch", "");
+    name_number(text, size, x, T, "T", "");
+    name_number(text, size, x, L, "layers", "");
+    name_number(text, size, x, sqrt(D), "sqrt(D)", "");
+    name_number(text, size, x, B * T, "the tokens of a micro-batch", "");
+    name_number(text, size, x, by_norm ? 65536 : 1, "the loss scale", "");
+    name_number(text, size, x, x == scale && !common ? 2 : 1, "added twice", "");
+    name_number(text, size, x, ranks > 1 ? ranks * accumulate : 1, "the number of ranks x accumulate", "");
+    for (int i = 0; i < groups; i++)
+        name_number(text, size, x, group[i].size * accumulate, "accumulate x the size of ", group[i].name);
+    if (strstr(text, " (= "))
         snprintf(text + strlen(text), size - strlen(text), ")");
 }
 
@@ -291,7 +336,7 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
         for (int64_t j = box.col; j < box.col + box.cols; j++)
             rest += pow(at(found, p, i, j) - scale * at(right, p, i, j), 2);
     if (rest <= pow(room(), 2) * total && box.rows * box.cols > 1) {
-        name_factor(text, size, scale);
+        name_factor(text, size, scale, false);
         return true;
     }
     if (p->rows == p->cols && box.rows == p->rows && box.cols == p->cols) {
@@ -330,11 +375,12 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
 static void name_range(char *text, size_t size, const char *what, int64_t first, int64_t count, int64_t of)
 {
     snprintf(text, size, "%s %lld to %lld", what, (long long)first, (long long)(first + count - 1));
-    for (int r = 0; r < ranks && ranks > 1; r++) {
-        const Range part = range_part(of, r, ranks);
-        if (part.first == first && part.count == count)
-            snprintf(text + strlen(text), size - strlen(text), " (rank %d's of %d)", r, ranks);
-    }
+    for (const int *n = sizes_of_groups(); *n; n++)
+        for (int r = 0; r < *n && *n > 1; r++) {
+            const Range part = range_part(of, r, *n);
+            if (part.first == first && part.count == count)
+                snprintf(text + strlen(text), size - strlen(text), " (rank %d's of %d)", r, *n);
+        }
 }
 
 static const char unexplained[] = "wrong";
@@ -467,52 +513,63 @@ static double common_factor(void)
     return same ? scale : 0;
 }
 
-/* The mistake that gives exactly these gradients; NULL: none here. One that only explains how it begins is the second
- * choice: *begins is then true. */
-static const Mistake *find_mistake(double candidate_loss, const Piece *first, bool *begins)
+/* Whether a mistake gives these gradients: all of them, the first wrong one only, or not even that. */
+typedef enum { NOT_THIS, BEGINS, EXPLAINS } Verdict;
+static Verdict judge(const Mistake *m, double candidate_loss, const Piece *first)
 {
     double *made = malloc(layout.count * sizeof *made);
-    const Mistake *partly = NULL;
+    const double made_loss = compute(m, batch, made);
+    bool same = !isfinite(candidate_loss) || fabs(made_loss / candidate_loss - 1) <= 1e-9;
+    const bool begins = same && m->shares && alike(found, made, first, whole_of(first));
 
-    for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && !by_norm; i++) {
-        const Mistake *m = &mistakes[i];
-        if (!possible(m))
-            continue;
-        const double made_loss = compute(m, batch, made);
-        if (isfinite(candidate_loss) && fabs(made_loss / candidate_loss - 1) > 1e-9)
-            continue;
-        bool same = true;
-        for (int k = 0; k < piece_count && same; k++)
-            same = alike(found, made, &pieces[k], whole_of(&pieces[k]));
-        if (same) {
-            *begins = false;
-            free(made);
-            return m;
-        }
-        if (m->shares && !partly && alike(found, made, first, whole_of(first)))
-            partly = m;
-    }
-    *begins = true;
+    for (int k = 0; k < piece_count && same; k++)
+        same = alike(found, made, &pieces[k], whole_of(&pieces[k]));
     free(made);
-    return partly;
+    return same ? EXPLAINS : begins ? BEGINS : NOT_THIS;
 }
 
-/* The norm that a program printed, if its gradients are right. */
-static bool check_norm(double norm)
+/* The well-known mistake behind these gradients, in words; "" if there is none. One that only explains how it begins is
+ * the second choice. Rounded numbers tell one mistake only, whose gradients are exactly 0. */
+static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool loss_wrong, const Piece *first)
 {
-    double total = 0, parts = 0, slices = 0, uncut = 0, layers = 0;
-    const Layout first = layout_create(options.config, (Shard){.slices = ranks, .embedding = true, .head = true});
+    static const char *const ways[] = {"", ", in forward only", ", in backward only"};
+    Verdict best = NOT_THIS;
+    const int all = ranks;
 
-    for (int64_t i = 0; i < layout.count; i++)
-        total += right[i] * right[i];
-    if (fabs(norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
-        return true;
+    text[0] = 0;
+    for (const int *n = sizes_of_groups(); *n && best != EXPLAINS; n++)
+        for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && best != EXPLAINS; i++)
+            for (Way way = BOTH_WAYS; way <= IN_BACKWARD && best != EXPLAINS; way++) {
+                Mistake m = mistakes[i];
+                if (m.mask == CAUSAL ? way != BOTH_WAYS : (way == IN_BACKWARD) == loss_wrong)
+                    continue;                   /* a mask in forward shows in the loss */
+                m.way = way;
+                ranks = *n;
+                const bool worth_it = possible(&m) && (!by_norm || m.empty);
+                const Verdict v = worth_it ? judge(&m, candidate_loss, first) : NOT_THIS;
+                if (v <= best)
+                    continue;
+                best = v;
+                snprintf(text, size, "%s%s", m.text, ways[way]);
+                if (*n != all)
+                    snprintf(text + strlen(text), size - strlen(text), " (ranks: the %d of a group)", *n);
+            }
+    ranks = all;
+    return best;
+}
+
+/* What a wrong norm is the norm of, if n ranks share the work; NULL: no idea. */
+static const char *name_norm(double norm, double total, int n)
+{
+    double parts = 0, slices = 0, uncut = 0, layers = 0;
+    const Layout first = layout_create(options.config, (Shard){.slices = n, .embedding = true, .head = true});
+
     for (int u = 0; u < L + 2; u++) {
-        const Range part = range_part(layout.units[u].count, 0, ranks);
+        const Range part = range_part(layout.units[u].count, 0, n);
         for (int64_t i = 0; i < layout.units[u].count; i++) {
             const double square = right[layout.units[u].first + i] * right[layout.units[u].first + i];
             parts += i < part.count ? square : 0;
-            layers += u <= range_part(L, 0, ranks).count ? square : 0;
+            layers += u <= range_part(L, 0, n).count ? square : 0;
         }
     }
     for (int k = 0; k < layout.parameters; k++) {
@@ -530,15 +587,28 @@ static bool check_norm(double norm)
     } known[] = {{"of the part of each unit that rank 0 updates", parts},
                  {"of rank 0's slice of each matrix", slices},
                  {"of rank 0's layers", layers},
-                 {"with every rank's copy counted", ranks * total},
-                 {"with the parameters that are not cut counted on every rank", total + (ranks - 1) * uncut}};
-    printf("the gradients are right, but their norm is %.10g, and should be %.10g", norm, sqrt(total));
+                 {"with every rank's copy counted", n * total},
+                 {"with the parameters that are not cut counted on every rank", total + (n - 1) * uncut}};
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        if (ranks > 1 && fabs(norm * norm / known[i].square - 1) < 1e-8) {
-            printf(": it is the norm %s", known[i].text);
-            break;
-        }
-    printf("\n");
+        if (n > 1 && fabs(norm * norm / known[i].square - 1) < 1e-8)
+            return known[i].text;
+    return NULL;
+}
+
+/* The norm that a program printed, if its gradients are right. */
+static bool check_norm(double norm)
+{
+    double total = 0;
+    const char *what = NULL;
+
+    for (int64_t i = 0; i < layout.count; i++)
+        total += right[i] * right[i];
+    if (fabs(norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
+        return true;
+    for (const int *n = sizes_of_groups(); *n && !what; n++)
+        what = name_norm(norm, total, *n);
+    printf("the gradients are right, but their norm is %.10g, and should be %.10g%s%s\n", norm, sqrt(total),
+           what ? ": it is the norm " : "", what ? what : "");
     return false;
 }
 
@@ -573,12 +643,25 @@ static void read_found(const char *file)
     free(safetensors_close(&s, false));
 }
 
+/* A wrong loss: by which factor, if that has a name. */
+static void print_loss(double loss, double right_loss)
+{
+    char words[256];
+
+    name_factor(words, sizeof words, loss / right_loss, true);
+    printf("the loss of this step is %.10g, and 01's %.10g: ", loss, right_loss);
+    if (strstr(words, " (= "))
+        printf("%s\n", words);
+    else
+        printf("forward is wrong, or the batch\n");
+}
+
 int main(int argc, char **argv)
 {
     static const Mistake none;
-    static const char *candidate = "";
+    static const char *candidate = "", *group_list = "none";
     static double candidate_loss = NAN, candidate_norm = NAN;
-    bool begins;
+    char words[512];
     int wrong = 0, first_wrong = -1;
 
     tolerance = 1e-10;
@@ -588,9 +671,11 @@ int main(int argc, char **argv)
         {"candidate-norm", OPTION_DOUBLE, &candidate_norm, "that step's norm", "X", 0, 1e30},
         {"ranks", OPTION_INT, &ranks, "that it was computed on", "N", 1, 1000},
         {"data-ranks", OPTION_INT, &data_ranks, "over which sequences were divided", "N", 1, 1000},
+        {"groups", OPTION_TEXT, &group_list, "of these ranks, with their sizes: dp=2,tp=4, or none", "LIST"},
         {"tolerance", OPTION_DOUBLE, &tolerance, "how far a right one may be off", "X", 0, 1},
         {"by-norm", OPTION_FLAG, &by_norm, "measure that by Euclidean norms, not by the largest element"},
         {0}});
+    read_groups(group_list);
     right = malloc(layout.count * sizeof *right), found = malloc(layout.count * sizeof *found);
     sequences = B * options.accumulate;
     list_pieces();
@@ -603,36 +688,32 @@ int main(int argc, char **argv)
         }
     const bool loss_known = isfinite(candidate_loss);
     const bool loss_wrong = loss_known && fabs(candidate_loss / right_loss - 1) > (by_norm ? tolerance : 1e-9);
-    const double scale = wrong ? common_factor() : 0;
-    if (scale) {
-        char words[256];
-        const bool loss_too = loss_known && fabs(candidate_loss / right_loss / scale - 1) <= 1e-9 + tolerance;
-        name_factor(words, sizeof words, scale);
-        printf(loss_too ? "the loss and every gradient are %s\n" : "every gradient is %s\n", words);
-        comm_exit(2);
-    }
-    if (loss_wrong)
-        printf("the loss of this step is %.10g, and 01's %.10g: forward is wrong, or the batch\n", candidate_loss,
-               right_loss);
     if (!wrong) {
+        if (loss_wrong)
+            print_loss(candidate_loss, right_loss);
         const bool norm_right = !isfinite(candidate_norm) || check_norm(candidate_norm);
         if (loss_wrong || !norm_right)
             comm_exit(2);
         print_farthest();
         comm_exit(0);
     }
-    const Mistake *m = find_mistake(candidate_loss, &pieces[first_wrong], &begins);
-    if (m && !begins) {
-        printf("the gradients are, to eight digits, what they would be as if %s\n", m->text);
-        comm_exit(2);
+    const double scale = common_factor();
+    const Verdict known = scale ? NOT_THIS : find_mistake(words, sizeof words, candidate_loss, loss_wrong,
+                                                               &pieces[first_wrong]);
+    if (scale) {
+        const bool loss_too = loss_known && fabs(candidate_loss / right_loss / scale - 1) <= 1e-9 + tolerance;
+        name_factor(words, sizeof words, scale, true);
+        printf(loss_too ? "the loss and every gradient are %s\n" : "every gradient is %s\n", words);
+    } else if (known == EXPLAINS) {
+        printf("the gradients are, to eight digits, what they would be as if %s\n", words);
+    } else if (loss_wrong) {
+        print_loss(candidate_loss, right_loss);
     }
-    if (wrong == piece_count)
-        printf("all %d gradients are wrong%s\n", wrong, loss_wrong ? ", as they must be then" : "");
-    else
-        printf("%d of %d gradients are wrong; the first, in the order of backward, is %s\n", wrong, piece_count,
-               pieces[first_wrong].name);
-    if (m)
-        printf("it is, to eight digits, what it would be as if %s\n", m->text);
-    print_pieces();
+    printf("%d of %d gradients are wrong%s; the first, in the order of backward, is %s\n", wrong, piece_count,
+           loss_wrong && !scale && known != EXPLAINS ? ", as they must be then" : "", pieces[first_wrong].name);
+    if (known == BEGINS)
+        printf("it is, to eight digits, what it would be as if %s\n", words);
+    if (!scale && known != EXPLAINS)
+        print_pieces();
     comm_exit(2);
 }

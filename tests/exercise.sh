@@ -3,11 +3,13 @@
 #   exercise.sh STAGE            lists the stage's exercises
 #   exercise.sh STAGE N DIR      makes number N in DIR, which must not be there yet
 # STAGE/exercises.md says what each takes out, as diffs of the stage's own text: so what is taken out is always the text
-# that is there, and the answer is the stage itself.
+# that is there, and the answer is the stage itself. The first diff gets the task as a comment, others a mark; a diff
+# that changes only a comment, as it would tell the answer, gets none.
 set -eu
 stage=$1
 list=$stage/exercises.md
 number=${stage%%_*}
+[ -f "$list" ] || { echo "$stage has no exercises"; exit 2; }
 if [ $# -lt 3 ]; then
     sed -n "s/^## \([0-9]*\)\. \(.*\)/  make exercise STAGE=$number N=\1    \2/p" "$list"
     exit 0
@@ -24,7 +26,7 @@ fi
 mkdir -p "$to.new"
 cp "$stage"/*.[ch] "$to.new"
 ln -sfn "$PWD/common" "$(dirname "$to")/common"         # programs include ../common/ultrascale.h
-awk -v want="$n" -v name="$number.$n" -v dir="$to.new" '
+awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.new"/*.c)" '
     # The task as a C comment at an indentation, in lines of at most 100 columns.
     function comment(indent,    words, count, i, line, text) {
         count = split(task, words, " ")
@@ -35,29 +37,33 @@ awk -v want="$n" -v name="$number.$n" -v dir="$to.new" '
         }
         return text line "\n" indent " * make verify STAGE=" substr(name, 1, 2) " N=" want " */\n"
     }
-    # Replaces the one place of `file` that has the old lines.
-    function replace(    text, line, indent, at, again, path) {
-        path = dir "/" file
-        text = ""
-        while ((getline line < path) > 0) text = text line "\n"
-        close(path)
-        at = index(text, old)
-        again = at ? index(substr(text, at + 1), old) : 0
-        if (!at || again) {
-            printf "exercise %s: what it takes out is %s %s\n", name, at ? "more than once in" : "not in", file
-            failed = 1
+    # Replaces the one place of the program that has the old lines.
+    function replace(    path, files, i, line, text, at, found, before, after) {
+        files = split(paths, path, " ")
+        found = 0
+        for (i = 1; i <= files; i++) {
+            text = ""
+            while ((getline line < path[i]) > 0) text = text line "\n"
+            close(path[i])
+            while ((at = index(text, old)) && ++found == 1) {
+                before = substr(text, 1, at - 1); after = substr(text, at + length(old)); to = path[i]
+                text = after
+            }
+        }
+        if (found != 1) {
+            failed = failed ? failed : found ? "more than once" : "not"
             return
         }
-        printf "%s%s%s", substr(text, 1, at - 1), new, substr(text, at + length(old)) > path
-        close(path)
+        printf "%s%s%s", before, new, after > to
+        close(to)
     }
-    /^## /            { here = ($2 == want "."); task = ""; blocks = 0; next }
+    /^## /            { here = ($2 == want "."); task = ""; told = blocks = 0; next }
     !here             { next }
-    /^```diff/        { inside = 1; file = $2 ? $2 : "train.c"; old = new = ""; marked = 0; blocks++; next }
+    /^```diff/        { inside = 1; old = new = ""; marked = 0; blocks++; next }
     /^```/ && inside  { inside = 0; replace(); next }
     inside {
         sign = substr($0, 1, 1); line = substr($0, 2)
-        if (sign != " " && sign != "" && !marked) {
+        if (sign != " " && sign != "" && !marked && line !~ /^ *(\/\*| \*)/) {
             match(line, /^ */)
             indent = substr(line, 1, RLENGTH)
             new = new (blocks == 1 ? comment(indent) : indent "/* EXERCISE " name ", here too */\n")
@@ -68,8 +74,16 @@ awk -v want="$n" -v name="$number.$n" -v dir="$to.new" '
         next
     }
     /^<details>/ || /^At first/ { told = 1 }
-    blocks == 0 && !/^<|^At first/ { task = task " " $0 }
-    END { exit failed }
+    !told             { task = task " " $0 }
+    END {
+        if (failed) {
+            printf "exercise %s takes its lines out of %s, where they are %s: ", name, stage, failed
+            printf "has it been changed? "
+            printf "\"git stash\" puts your changes aside (\"git stash pop\" brings them back), "
+            printf "\"git checkout -- %s\" drops them\n", stage
+        }
+        exit failed != ""
+    }
 ' "$list" || { rm -r "$to.new"; exit 1; }
 mv "$to.new" "$to"
 where=$(grep -Hn "EXERCISE $number.$n" "$to"/*.c | head -n 1 | cut -d: -f1,2)

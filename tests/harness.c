@@ -280,9 +280,7 @@ char *json_text(const char *file, const char *array, int i, const char *name)
     return found;
 }
 
-/* max |a - b| / max |b|, or by the norm |a - b|_2 / |b|_2, over the elements that a class selects: of QKV tensors, rows
- * of q, k or v. */
-static double difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
+double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
                          bool by_norm)
 {
     double error = 0, largest = 0, error_square = 0, square = 0;
@@ -325,7 +323,7 @@ static double compare(const char *file_a, const char *file_b, int heads, char *w
         } else {
             const bool qkv = strstr(x->name, "query_key_value");
             for (int k = 0; k < (qkv ? 3 : 1); k++) {
-                const double d = difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k, by_norm);
+                const double d = matrix_difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k, by_norm);
                 if (d > most && worst)
                     snprintf(worst, 128, "%s%s", x->name, qkv ? (const char *[]){" (q)", " (k)", " (v)"}[k] : "");
                 most = fmax(most, d);

@@ -48,6 +48,11 @@ double compare_gradients(const char *a, const char *b, int heads, char *worst);
 /* The same, but the largest |a - b| / |b| of any, in the Euclidean norm: what rounding leaves of a tensor. */
 double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
 
+/* max |a - b| / max |b| of two matrices, or by_norm |a - b| / |b|; Inf if either has a NaN or Inf. With `head`, the
+ * rows of a head's q, k or v, only the of_three-th of these three counts. */
+double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
+                         bool by_norm);
+
 /* A file of `count` random uint16 tokens below `vocab`, the same for the same arguments; named *.bin. */
 const char *token_file(int64_t count, int vocab);
 

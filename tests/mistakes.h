@@ -11,11 +11,14 @@
 
 typedef enum {
     CAUSAL, NOT_ITSELF, ONE_AHEAD, UNMASKED,
-    OWN_TOKENS, OTHERS_UNMASKED, NEXT_CHUNK, NOT_OWN_CHUNK      /* these depend on which rank has which tokens */
+    OWN_TOKENS, OTHERS_UNMASKED, OWN_UNMASKED, NEXT_CHUNK, NOT_OWN_CHUNK,   /* these depend on which rank has which */
+    RANKS_COMPARED, RANKS_SKIPPED, RANKS_MASKED                             /* tokens */
 } Mask;
+typedef enum { BOTH_WAYS, IN_FORWARD, IN_BACKWARD } Way;
 typedef enum { POSITIONS, FROM_ZERO, BY_RANK } Rope;
 typedef enum { HOME, NEXT_RANK, RANK_BEFORE, OWN_QUERIES } KeyGradients;
 typedef enum { PROJ_BIAS = 1, DOWN_BIAS = 2 } Biases;
+typedef enum { RIGHT_ROWS, IN_EMBEDDING, IN_LOGITS_TOO } SliceRows;
 typedef enum { LN1_SHARE = 1, LN2_SHARE = 2, FINAL_SHARE = 4 } Shares;
 
 typedef struct {
@@ -24,6 +27,7 @@ typedef struct {
     bool once_more;             /* and after the sum too */
     Rope rope;
     Mask mask;
+    Way way;                    /* of the mask: backward computes probabilities again, and may mask others */
     bool unscaled;              /* scores are not divided by sqrt(D) */
     KeyGradients keys;
     bool zigzag;                /* of rope, mask and keys: which rank has which tokens */
@@ -31,9 +35,17 @@ typedef struct {
     bool no_lookup, no_head;    /* one of the embedding's two uses adds no gradient */
     Shares shares;              /* of the first rank alone: what follows is unlike what ranks would compute */
     int stale;                  /* a block computes with the parameters of the one so many before it */
+    bool empty;                 /* all parameters are 0 */
+    SliceRows slices;           /* of 08's loss: each one's gradients are made with the first one's rows of `final` */
 } Mistake;
 
+/* What is quick to compute comes first: attention is slow here. */
 static const Mistake mistakes[] = {
+    {"every slice's share of the embedding's gradient were made with the first slice's rows of `final`",
+     .slices = IN_EMBEDDING},
+    {"every slice's logits and gradients were made with the first slice's rows of `final`", .slices = IN_LOGITS_TOO},
+    {"all parameters were 0: what was loaded has not reached what forward reads (a tensor_convert is missing, or its "
+     "two arguments are swapped)", .empty = true},
     {"proj_bias and down_bias were added on every rank, and not once after the sum over the ranks",
      .biases = PROJ_BIAS | DOWN_BIAS},
     {"proj_bias was added on every rank, and not once after the sum over the ranks", .biases = PROJ_BIAS},
@@ -53,6 +65,13 @@ static const Mistake mistakes[] = {
     {"a token saw its own rank's keys only", .mask = OWN_TOKENS, .zigzag = true},
     {"keys of other chunks were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED},
     {"keys of other chunks were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED, .zigzag = true},
+    {"keys of a token's own chunk were not masked: a token sees those after it too", .mask = OWN_UNMASKED},
+    {"keys of a token's own chunk were not masked: a token sees those after it too", .mask = OWN_UNMASKED,
+     .zigzag = true},
+    {"ranks were compared, and not chunks, to tell which keys come after a query", .mask = RANKS_COMPARED,
+     .zigzag = true},
+    {"ranks were compared, and not chunks, to tell which keys to leave out", .mask = RANKS_SKIPPED, .zigzag = true},
+    {"ranks were compared, and not chunks, to tell where to mask", .mask = RANKS_MASKED, .zigzag = true},
     {"the mask were off by one chunk: a token sees all of the chunk after its own", .mask = NEXT_CHUNK},
     {"the mask were off by one chunk: a token sees all of the chunk after its own", .mask = NEXT_CHUNK, .zigzag = true},
     {"the mask were off by one chunk: a token sees none of its own chunk", .mask = NOT_OWN_CHUNK},
@@ -77,6 +96,8 @@ static const Mistake mistakes[] = {
     {"a block computed with the parameters of the second block after it", .stale = -2},
 };
 
+enum { SLICE = 256 };                           /* rows of a slice of 08's loss, on the CPU */
+
 static Mistake mistake;                         /* the one being made */
 static int ranks = 1, data_ranks = 1;           /* data_ranks: over so many the sequences are divided */
 static int64_t only_sequence = -1, only_token = -1;     /* of the global batch: others add no gradient; -1: all do */
@@ -88,6 +109,7 @@ static void hooked_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias
                                       Tensor weight);
 static void hooked_attention_forward(Tensor out, Tensor probs, Tensor qkv);
 static void hooked_attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs);
+static void hooked_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
 static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
 static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
 static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids);
@@ -98,6 +120,7 @@ static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor
 #define layernorm_backward hooked_layernorm_backward
 #define attention_forward hooked_attention_forward
 #define attention_backward hooked_attention_backward
+#define linear_forward hooked_linear_forward
 #define linear_backward_input hooked_linear_backward_input
 #define linear_backward_weight hooked_linear_backward_weight
 #define embedding_backward hooked_embedding_backward
@@ -108,6 +131,7 @@ static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor
 #undef layernorm_backward
 #undef attention_forward
 #undef attention_backward
+#undef linear_forward
 #undef linear_backward_input
 #undef linear_backward_weight
 #undef embedding_backward
@@ -159,7 +183,9 @@ static void hooked_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias
 /* Which rank has a token, and the how-manieth of its tokens it is; and back. */
 static int64_t chunk_tokens(void)
 {
-    return T / (mistake.zigzag ? 2 * ranks : ranks);
+    const int64_t chunks = mistake.zigzag ? 2 * ranks : ranks;
+
+    return T < chunks ? 1 : T / chunks;
 }
 
 static int rank_of(int64_t token)
@@ -180,16 +206,24 @@ static int64_t token_of(int rank, int64_t index)
                                   : (2 * ranks - 1 - rank) * chunk_tokens() + index - chunk_tokens();
 }
 
-static bool sees(int64_t query, int64_t key)
+static bool sees(int64_t query, int64_t key, Way way)
 {
-    switch (mistake.mask) {
+    const int64_t chunk = query / chunk_tokens(), of_key = key / chunk_tokens();
+    const bool own_rank = rank_of(key) == rank_of(query);
+    const bool within = key % chunk_tokens() <= query % chunk_tokens();     /* by places in their chunks */
+
+    switch (mistake.way == BOTH_WAYS || mistake.way == way ? mistake.mask : CAUSAL) {
     case CAUSAL:          return key <= query;
     case NOT_ITSELF:      return key < query;
     case ONE_AHEAD:       return key <= query + 1;
-    case OWN_TOKENS:      return key <= query && rank_of(key) == rank_of(query);
-    case OTHERS_UNMASKED: return key <= query || key / chunk_tokens() != query / chunk_tokens();
-    case NEXT_CHUNK:      return key <= query || key / chunk_tokens() == query / chunk_tokens() + 1;
-    case NOT_OWN_CHUNK:   return key <= query && key / chunk_tokens() != query / chunk_tokens();
+    case OWN_TOKENS:      return key <= query && own_rank;
+    case OTHERS_UNMASKED: return key <= query || of_key != chunk;
+    case OWN_UNMASKED:    return key <= query || of_key == chunk;
+    case NEXT_CHUNK:      return key <= query || of_key == chunk + 1;
+    case NOT_OWN_CHUNK:   return key <= query && of_key != chunk;
+    case RANKS_COMPARED:  return own_rank ? within : rank_of(key) < rank_of(query);
+    case RANKS_SKIPPED:   return own_rank ? of_key != chunk || within : rank_of(key) < rank_of(query);
+    case RANKS_MASKED:    return own_rank ? of_key <= chunk && within : of_key < chunk;
     case UNMASKED:        return true;
     }
     return false;
@@ -232,14 +266,16 @@ static void hooked_attention_forward(Tensor out, Tensor probs, Tensor qkv)
             for (int64_t q = 0; q < T; q++) {
                 double *p = numbers(probs) + ((b * A + a) * T + q) * T, most = -INFINITY, sum = 0;
                 for (int64_t k = 0; k < T; k++) {
-                    p[k] = sees(q, k) ? dot(head(qkv, b, q, a, 0), head(qkv, b, k, a, 1)) * score_scale() : -INFINITY;
-                    most = fmax(most, p[k]);
+                    p[k] = dot(head(qkv, b, q, a, 0), head(qkv, b, k, a, 1)) * score_scale();
+                    most = sees(q, k, IN_FORWARD) ? fmax(most, p[k]) : most;
                 }
-                for (int64_t k = 0; k < T; k++)
-                    sum += p[k] = sees(q, k) ? exp(p[k] - most) : 0;
-                for (int64_t k = 0; k < T && sum > 0; k++) {
-                    p[k] /= sum;
-                    for (int64_t d = 0; d < D; d++)
+                for (int64_t k = 0; k < T; k++) {
+                    p[k] = exp(p[k] - most);
+                    sum += sees(q, k, IN_FORWARD) ? p[k] : 0;
+                }
+                for (int64_t k = 0; k < T; k++) {
+                    p[k] = sum > 0 ? p[k] / sum : 0;
+                    for (int64_t d = 0; d < D && sees(q, k, IN_FORWARD); d++)
                         numbers(out)[((b * T + q) * A + a) * D + d] += p[k] * head(qkv, b, k, a, 2)[d];
                 }
             }
@@ -260,9 +296,9 @@ static void hooked_attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out
                 const double *d_o = numbers(d_out) + ((b * T + q) * A + a) * D;
                 double sum = 0;
                 for (int64_t k = 0; k < T; k++)
-                    sum += sees(q, k) ? p[k] * dot(d_o, head(qkv, b, k, a, 2)) : 0;
+                    sum += sees(q, k, IN_FORWARD) ? p[k] * dot(d_o, head(qkv, b, k, a, 2)) : 0;
                 for (int64_t k = 0; k < T; k++) {
-                    if (!sees(q, k))
+                    if (!sees(q, k, IN_BACKWARD))
                         continue;
                     const double d_s = p[k] * (dot(d_o, head(qkv, b, k, a, 2)) - sum) * score_scale();
                     const int64_t to = shift ? token_of((rank_of(k) + shift) % ranks, index_of(k)) : k;
@@ -295,10 +331,34 @@ static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight
     tensor_free(&copy, MEM_WORKSPACE);
 }
 
+static void hooked_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    if (mistake.slices < IN_LOGITS_TOO || weight.data != params.embedding.data) {
+        linear_forward(out, x, weight, bias);
+        return;
+    }
+    for (int64_t first = 0; first < R; first += SLICE) {
+        const int64_t rows = R - first < SLICE ? R - first : SLICE;
+        linear_forward(tensor_range(tensor_view(out, shape(R, V)), first, rows), tensor_range(x, 0, rows), weight,
+                       bias);
+    }
+}
+
 static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
-    if (!mistake.no_head || d_weight.data != gradients.embedding.data)
+    const bool head = d_weight.data == gradients.embedding.data;
+
+    if (head && mistake.no_head)
+        return;
+    if (!head || !mistake.slices) {
         linear_backward_weight(d_weight, d_bias, d_out, x);
+        return;
+    }
+    for (int64_t first = 0; first < R; first += SLICE) {
+        const int64_t rows = R - first < SLICE ? R - first : SLICE;
+        linear_backward_weight(d_weight, d_bias, tensor_range(tensor_view(d_out, shape(R, V)), first, rows),
+                               tensor_range(x, 0, rows));
+    }
 }
 
 static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
@@ -328,8 +388,12 @@ static void set_rope(void)
 static double compute(const Mistake *m, Batch batch, double *to)
 {
     BlockParams *blocks = malloc(L * sizeof *blocks);
+    double *weights = malloc(layout.count * sizeof *weights);
 
     mistake = *m;
+    memcpy(weights, params.buffer.data, layout.count * sizeof *weights);
+    if (m->empty)
+        tensor_zero(params.buffer);
     set_rope();
     memcpy(blocks, params.blocks, L * sizeof *blocks);
     for (int64_t l = 0; l < L; l++)
@@ -344,7 +408,9 @@ static double compute(const Mistake *m, Batch batch, double *to)
         backward(&acts, batch, scale);
     }
     memcpy(params.blocks, blocks, L * sizeof *blocks);
+    memcpy(params.buffer.data, weights, layout.count * sizeof *weights);
     free(blocks);
+    free(weights);
     memcpy(to, gradients.buffer.data, layout.count * sizeof *to);
     return tensor_item(loss);
 }
@@ -357,6 +423,8 @@ static bool possible(const Mistake *m)
     if ((by_token || m->biases || m->own_rows || m->shares) && ranks == 1)
         return false;
     if (by_token && T % (m->zigzag ? 2 * ranks : ranks))
+        return false;
+    if (m->slices && R <= SLICE)
         return false;
     return !(m->own_rows && R % ranks) && m->stale < L && -m->stale < L;
 }

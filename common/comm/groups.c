@@ -47,6 +47,16 @@ int comm_size(const Comm *comm)
     return comm->size;
 }
 
+const char *comm_name(const Comm *comm)
+{
+    return comm->name;
+}
+
+const Comm *comm_next(const Comm *comm)
+{
+    return comm->next;
+}
+
 
 Range comm_part(const Comm *comm, int64_t count)
 {
