@@ -1,5 +1,6 @@
 #include "checkpoint.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -234,6 +235,7 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
         for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);) {
             const Found f = found[s.parameter];
             real *x = host + s.in_range;
+            assert(f.file);                     /* all were found above */
             check(safetensors_read(f.file, f.tensor, s.in_whole, s.count, x, REAL == F64));
             /* a weight like this would show in the next loss, if there is a next step; a moment in the loss after that,
              * and the weights between may be the last that are saved */

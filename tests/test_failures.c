@@ -259,6 +259,49 @@ static void a_killed_rank_takes_all_along(void **state)
     }
 }
 
+/* ---- Another run saves where one loads ---- */
+
+/* Each load is of one step, on all ranks: what goes on from it takes the steps that the saving run takes. */
+static void what_is_loaded_is_one_checkpoint(void **state)
+{
+    enum { STEPS = 8000 };
+    static double reference[STEPS];
+    static const char *const loaders[] = {ONE " " SHAPE " --accumulate 2",
+                                          "mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3 " SHAPE " --accumulate 1",
+                                          "mpiexec -n 4 " BUILD "/cpu64/03_data_parallel " SHAPE " --accumulate 1"};
+    const int times = full_tests() ? 60 : 6;
+    int64_t last = 0;
+    int compared = 0;
+
+    (void)state;
+    run_well(ONE " " SHAPE " --accumulate 2 --steps %d --metrics reference.csv --quiet", STEPS);
+    assert_int_equal(read_column(in_temporary("reference.csv"), "loss", reference, STEPS), STEPS);
+    launch("mpiexec -n 2 %s " SHAPE " --accumulate 1 --steps 1000000 --save kept --save-every 1", programs64[0].path);
+    wait_for("saved step");
+    for (int i = 0; i < times; i++) {
+        double loss[3];
+        /* no step is left to do: it saves what it has loaded */
+        run_well("%s --load kept --steps 0 --save copy --quiet", loaders[i % 3]);
+        const int64_t step = step_saved("copy");
+        assert_true(step >= last);
+        last = step;
+        if (step + 3 <= STEPS) {
+            run_well(ONE " " SHAPE " --accumulate 2 --steps %lld --load copy --metrics on.csv --quiet",
+                     (long long)step + 3);
+            assert_int_equal(read_column(in_temporary("on.csv"), "loss", loss, 3), 3);
+            for (int k = 0; k < 3; k++)
+                if (!(fabs(loss[k] - reference[step + k]) <= 1e-9 * reference[step + k]))
+                    fail_msg("%s: after step %lld, the loss of step %lld is %.17g instead of %.17g", loaders[i % 3],
+                             (long long)step, (long long)step + k + 1, loss[k], reference[step + k]);
+            run_well("rm on.csv");
+            compared++;
+        }
+    }
+    assert_true(last > 1 && compared > 2);
+    kill(job.rank[0], SIGTERM);
+    end_within(5);
+}
+
 /* ---- A rank hangs ---- */
 
 static void a_stopped_rank_is_named(void **state)
@@ -510,6 +553,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, clean_up)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_takes_all_along),
+        TEST(what_is_loaded_is_one_checkpoint),
         TEST(a_stopped_rank_is_named),
         TEST(a_suspended_run_goes_on),
         TEST(signals_stop_all_ranks),
