@@ -354,7 +354,8 @@ static uint64_t hash_of(Files files)
 static void check_belongs(const char *path, const char *says, const char *trainer_path, const char *trainer_says)
 {
     if (!says || strcmp(says, trainer_says))
-        fail("%s is of \"%s\", but %s of \"%s\": they are of two checkpoints", path, says ? says : "no checkpoint",
+        fail("%s is of \"%s\", but %s of \"%s\": they are of two checkpoints (without trainer.json and "
+             "optimizer.safetensors there would be only weights to begin with)", path, says ? says : "no checkpoint",
              trainer_path, trainer_says);
 }
 

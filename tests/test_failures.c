@@ -1,11 +1,13 @@
 /* What ranks do when one of them dies, hangs, is interrupted, or was started differently: nobody waits for ever, the
  * person learns why, and the checkpoint before is whole.
  */
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -302,6 +304,38 @@ static void what_is_loaded_is_one_checkpoint(void **state)
     end_within(5);
 }
 
+/* Two checkpoints change places as fast as they can: what is loaded is one of them. */
+static void a_directory_is_opened_as_a_whole(void **state)
+{
+    static const char *const loaders[] = {ONE " " SHAPE " --accumulate 2",
+                                          "mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3 " SHAPE " --accumulate 1"};
+    const int times = full_tests() ? 100 : 10;
+
+    (void)state;
+    for (int seed = 1; seed <= 2; seed++)
+        run_well(ONE " " SHAPE " --accumulate 2 --seed %d --steps %d --save seed%d --quiet", seed, seed, seed);
+    const char *in = temporary();
+    job.launcher = fork();
+    if (job.launcher == 0) {
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        while (chdir(in) == 0)
+            renameat2(AT_FDCWD, "seed1", AT_FDCWD, "seed2", RENAME_EXCHANGE);
+        _exit(1);
+    }
+    setpgid(job.launcher, job.launcher);
+    for (int i = 0; i < times; i++) {
+        run_well("%s --load seed1 --steps 0 --save copy --quiet", loaders[i % 2]);
+        char *seed = NULL, *text = text_of("copy/trainer.json");
+        const int64_t step = step_saved("copy");
+        assert_true(step == 1 || step == 2);
+        assert_true(asprintf(&seed, "\"seed\":\t\"%lld\"", (long long)step) > 0);
+        assert_non_null(strstr(text, seed));
+        free(seed);
+        free(text);
+    }
+}
+
 /* ---- A rank hangs ---- */
 
 static void a_stopped_rank_is_named(void **state)
@@ -554,6 +588,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_takes_all_along),
         TEST(what_is_loaded_is_one_checkpoint),
+        TEST(a_directory_is_opened_as_a_whole),
         TEST(a_stopped_rank_is_named),
         TEST(a_suspended_run_goes_on),
         TEST(signals_stop_all_ranks),
