@@ -53,7 +53,7 @@ NCCL := $(shell printf '\043include <nccl.h>\n' | $(CC) $(NCCL_CFLAGS) -x c -fsy
 NCCL_LIBS ?= $(if $(NCCL),$(NCCL_HOME:%=-L%/lib -Wl$(comma)-rpath$(comma)%/lib) -l:libnccl.so.2)
 
 # A backend is a choice of files: the parts that are the same everywhere, cpu/ or cuda/, and NCCL or none.
-PARTS := $(filter-out %/nccl %/no_nccl,$(basename $(wildcard common/*.c common/comm/*.c)))
+PARTS := $(filter-out %/nccl %/no_nccl,$(basename $(wildcard common/*.c common/comm/*.c common/checkpoint/*.c)))
 CPU_PARTS := $(PARTS) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 CUDA_PARTS := $(PARTS) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
 FUSED_cpu := 08_fused_kernels/fused 08_fused_kernels/fused_cpu

@@ -433,10 +433,9 @@ static char *read_converted(const Safetensors *s, const char *dtype, int64_t fir
                             bool double_out)
 {
     enum { PIECE = 4096 };
-    union { double f64[PIECE]; float f32[PIECE]; uint16_t half[PIECE]; } piece;
+    union { double f64[PIECE]; float f32[PIECE]; uint16_t half[PIECE]; } piece = {{0}};
     const int size = element_bytes(dtype);
     const bool f16 = !strcmp(dtype, "F16");
-
     for (int64_t done = 0; done < count; done += PIECE) {
         const int64_t n = count - done < PIECE ? count - done : PIECE;
         char *wrong = read_bytes(s, first_byte + done * size, n * size, &piece);

@@ -65,7 +65,7 @@ static void check_reading(const Safetensors *s)
 
     for (int i = 0; i < s->count; i++) {
         const SafeTensor *t = &s->tensors[i];
-        const bool readable = !strcmp(t->dtype, "F32") || !strcmp(t->dtype, "F64") || !strcmp(t->dtype, "I64");
+        const bool readable = strstr("F64 F32 F16 BF16 I64", t->dtype);
         const int64_t elements = t->bytes / element_bytes(t->dtype);
         const int64_t count = elements < MOST_ELEMENTS ? elements : MOST_ELEMENTS;
 
@@ -88,10 +88,11 @@ static void check_round_trip(const Safetensors *s)
     const int file = memory_file(path);
     Safetensors written, again;
 
-    safetensors_lay_out(&written, path, s->tensors, s->count, NULL);
+    safetensors_lay_out(&written, path, s->tensors, s->count, s->checkpoint);
     assert(!safetensors_create(&written));
     assert(!safetensors_open(&again, path));
     assert(again.count == s->count);
+    assert(!s->checkpoint == !again.checkpoint && (!s->checkpoint || !strcmp(s->checkpoint, again.checkpoint)));
     for (int i = 0; i < s->count; i++) {
         const SafeTensor *t = &s->tensors[i], *u = &again.tensors[i];
 
@@ -114,7 +115,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t input_bytes)
     char *wrong = safetensors_open(&s, path);
     if (wrong) {
         check_message(wrong, path);
-        assert(s.file == -1 && s.count == 0 && !s.tensors && !s.path);
+        assert(s.file == -1 && s.count == 0 && !s.tensors && !s.path && !s.checkpoint);
         free(wrong);
     } else {
         check_layout(&s, input_bytes);

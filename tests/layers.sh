@@ -1,6 +1,6 @@
 #!/bin/sh
 # common/ in layers: each unit includes only units below it, in the order of common/ultrascale.h, bottom first. A unit is
-# a header of common/ with what implements it: its .c file, or files of comm/, cpu/ and cuda/. An argument: another root.
+# a header of common/ with what implements it: its .c file, or the files of a folder. An argument: another root.
 set -eu
 cd "${1:-$(dirname "$0")/..}"
 find common -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#include "' | awk -F'[:"]' '
@@ -12,6 +12,7 @@ find common -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#i
         folder = path
         sub(/^common\//, "", folder)
         if (folder ~ /^comm\//) return "comm"
+        if (folder ~ /^checkpoint\//) return "checkpoint"
         if (folder ~ /^c(pu|uda)\//) return name ~ /^device/ ? "device" : "ops"
         return name == "kernels" ? "ops" : name
     }

@@ -1,11 +1,13 @@
 /* What ranks do when one of them dies, hangs, is interrupted, or was started differently: nobody waits for ever, the
  * person learns why, and the checkpoint before is whole.
  */
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -256,6 +258,81 @@ static void a_killed_rank_takes_all_along(void **state)
             run_well(ONE " " SHAPE " --accumulate 3 --steps 0 --load kept --quiet");
         }
         run_well("sh -c 'test ! -e kept.tmp && test ! -e kept.old && rm -rf kept on.csv'");
+    }
+}
+
+/* ---- Another run saves where one loads ---- */
+
+/* Each load is of one step, on all ranks: what goes on from it takes the steps that the saving run takes. */
+static void what_is_loaded_is_one_checkpoint(void **state)
+{
+    enum { STEPS = 8000 };
+    static double reference[STEPS];
+    static const char *const loaders[] = {ONE " " SHAPE " --accumulate 2",
+                                          "mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3 " SHAPE " --accumulate 1",
+                                          "mpiexec -n 4 " BUILD "/cpu64/03_data_parallel " SHAPE " --accumulate 1"};
+    const int times = full_tests() ? 60 : 6;
+    int64_t last = 0;
+    int compared = 0;
+
+    (void)state;
+    run_well(ONE " " SHAPE " --accumulate 2 --steps %d --metrics reference.csv --quiet", STEPS);
+    assert_int_equal(read_column(in_temporary("reference.csv"), "loss", reference, STEPS), STEPS);
+    launch("mpiexec -n 2 %s " SHAPE " --accumulate 1 --steps 1000000 --save kept --save-every 1", programs64[0].path);
+    wait_for("saved step");
+    for (int i = 0; i < times; i++) {
+        double loss[3];
+        /* no step is left to do: it saves what it has loaded */
+        run_well("%s --load kept --steps 0 --save copy --quiet", loaders[i % 3]);
+        const int64_t step = step_saved("copy");
+        assert_true(step >= last);
+        last = step;
+        if (step + 3 <= STEPS) {
+            run_well(ONE " " SHAPE " --accumulate 2 --steps %lld --load copy --metrics on.csv --quiet",
+                     (long long)step + 3);
+            assert_int_equal(read_column(in_temporary("on.csv"), "loss", loss, 3), 3);
+            for (int k = 0; k < 3; k++)
+                if (!(fabs(loss[k] - reference[step + k]) <= 1e-9 * reference[step + k]))
+                    fail_msg("%s: after step %lld, the loss of step %lld is %.17g instead of %.17g", loaders[i % 3],
+                             (long long)step, (long long)step + k + 1, loss[k], reference[step + k]);
+            run_well("rm on.csv");
+            compared++;
+        }
+    }
+    assert_true(last > 1 && compared > 2);
+    kill(job.rank[0], SIGTERM);
+    end_within(5);
+}
+
+/* Two checkpoints change places as fast as they can: what is loaded is one of them. */
+static void a_directory_is_opened_as_a_whole(void **state)
+{
+    static const char *const loaders[] = {ONE " " SHAPE " --accumulate 2",
+                                          "mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3 " SHAPE " --accumulate 1"};
+    const int times = full_tests() ? 100 : 10;
+
+    (void)state;
+    for (int seed = 1; seed <= 2; seed++)
+        run_well(ONE " " SHAPE " --accumulate 2 --seed %d --steps %d --save seed%d --quiet", seed, seed, seed);
+    const char *in = temporary();
+    job.launcher = fork();
+    if (job.launcher == 0) {
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        while (chdir(in) == 0)
+            renameat2(AT_FDCWD, "seed1", AT_FDCWD, "seed2", RENAME_EXCHANGE);
+        _exit(1);
+    }
+    setpgid(job.launcher, job.launcher);
+    for (int i = 0; i < times; i++) {
+        run_well("%s --load seed1 --steps 0 --save copy --quiet", loaders[i % 2]);
+        char *seed = NULL, *text = text_of("copy/trainer.json");
+        const int64_t step = step_saved("copy");
+        assert_true(step == 1 || step == 2);
+        assert_true(asprintf(&seed, "\"seed\":\t\"%lld\"", (long long)step) > 0);
+        assert_non_null(strstr(text, seed));
+        free(seed);
+        free(text);
     }
 }
 
@@ -620,6 +697,8 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, clean_up)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_takes_all_along),
+        TEST(what_is_loaded_is_one_checkpoint),
+        TEST(a_directory_is_opened_as_a_whole),
         TEST(a_stopped_rank_is_named),
         TEST(a_rank_stopped_at_the_end_is_named),
         TEST(a_rank_stopped_at_the_start_ends_all),

@@ -148,14 +148,26 @@ static void assert_files_equal(const char *a, const char *b)
     run_well("cmp %s %s", a, b);
 }
 
+/* All numbers of two checkpoints, which need not be of one step. */
+static void assert_same_numbers(const char *a, const char *b)
+{
+    static const char *const files[] = {"model", "optimizer"};
+    char names[2][64];
+
+    for (int i = 0; i < 2; i++) {
+        snprintf(names[0], sizeof *names, "%s/%s.safetensors", a, files[i]);
+        snprintf(names[1], sizeof *names, "%s/%s.safetensors", b, files[i]);
+        assert_true(compare_gradients(in_temporary(names[0]), in_temporary(names[1]), 1, NULL) == 0);
+    }
+}
+
 /* An overflow leaves everything as it was but the scale, and what comes after is what would have come without it. */
 static void an_overflow_skips_its_step(void **state)
 {
     (void)state;
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 0 --save born");
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 1 --loss-scale 1e30 --save skipped --metrics skipped.csv");
-    assert_files_equal("born/model.safetensors", "skipped/model.safetensors");
-    assert_files_equal("born/optimizer.safetensors", "skipped/optimizer.safetensors");
+    assert_same_numbers("born", "skipped");
     assert_true(json_number(in_temporary("skipped/trainer.json"), "optimizer_step") == 0);
     assert_true(json_number(in_temporary("skipped/trainer.json"), "step") == 1);
     assert_true(json_number(in_temporary("skipped/trainer.json"), "loss_scale") == 5e29);

@@ -1,4 +1,4 @@
-#include "checkpoint_json.h"
+#include "json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "error.h"
-#include "print.h"
+#include "../error.h"
+#include "../print.h"
 
 void json_write(const char *path, cJSON *json)
 {

@@ -5,8 +5,8 @@
 
 #include <cjson/cJSON.h>
 
-#include "checkpoint.h"
-#include "model.h"
+#include "../checkpoint.h"
+#include "../model.h"
 
 cJSON *json_read(const char *path, int file, int error);    /* an object, of an open file, which it closes; -1: it
                                                                could not be opened, and error is the errno */

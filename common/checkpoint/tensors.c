@@ -1,5 +1,6 @@
-#include "checkpoint.h"
+#include "../checkpoint.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -10,14 +11,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "checkpoint_directory.h"
-#include "checkpoint_json.h"
-#include "comm.h"
-#include "data.h"
-#include "error.h"
-#include "formats.h"
-#include "print.h"
-#include "safetensors.h"
+#include "directory.h"
+#include "json.h"
+#include "../comm.h"
+#include "../data.h"
+#include "../error.h"
+#include "../formats.h"
+#include "../print.h"
+#include "../safetensors.h"
 
 /* What safetensors.h found wrong, if anything. */
 static void check(char *wrong)
@@ -235,6 +236,7 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
         for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);) {
             const Found f = found[s.parameter];
             real *x = host + s.in_range;
+            assert(f.file);                     /* all were found above */
             check(safetensors_read(f.file, f.tensor, s.in_whole, s.count, x, REAL == F64));
             /* a weight like this would show in the next loss, if there is a next step; a moment in the loss after that,
              * and the weights between may be the last that are saved */
@@ -353,7 +355,8 @@ static uint64_t hash_of(Files files)
 static void check_belongs(const char *path, const char *says, const char *trainer_path, const char *trainer_says)
 {
     if (!says || strcmp(says, trainer_says))
-        fail("%s is of \"%s\", but %s of \"%s\": they are of two checkpoints", path, says ? says : "no checkpoint",
+        fail("%s is of \"%s\", but %s of \"%s\": they are of two checkpoints (without trainer.json and "
+             "optimizer.safetensors there would be only weights to begin with)", path, says ? says : "no checkpoint",
              trainer_path, trainer_says);
 }
 

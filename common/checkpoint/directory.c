@@ -1,4 +1,4 @@
-#include "checkpoint_directory.h"
+#include "directory.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,11 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "checkpoint.h"
-#include "comm.h"
-#include "error.h"
-#include "lock.h"
-#include "run.h"
+#include "../checkpoint.h"
+#include "../comm.h"
+#include "../error.h"
+#include "../lock.h"
+#include "../run.h"
 
 const char *const checkpoint_file[CHECKPOINT_FILES] = {
     [MODEL_FILE] = "model.safetensors", [CONFIG_FILE] = "config.json", [OPTIMIZER_FILE] = "optimizer.safetensors",
