@@ -81,8 +81,8 @@ static void dtypes(void)
     fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
     run_matmuls_in(fp8 ? E4M3 : dtype);
     if (dtype_option == DTYPE_FP8 && !fp8)
-        run_print("fp8 matmuls take dimensions in 16s: %lld rows and --hidden %lld stay in bf16\n", (long long)R,
-                  (long long)H);
+        print_rank_0("fp8 matmuls take dimensions in 16s: %lld rows and --hidden %lld stay in bf16\n", (long long)R,
+                     (long long)H);
 }
 
 /* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
@@ -297,8 +297,8 @@ static void adapt_loss_scale(int64_t step, bool overflow)
     clean_steps = overflow ? 0 : clean_steps + 1;
     if (overflow) {
         loss_scale /= 2;
-        run_print("step %lld: Inf or NaN among the gradients, so no update; the loss scale falls to %g\n",
-                  (long long)step + 1, loss_scale);
+        print_rank_0("step %lld: Inf or NaN among the gradients, so no update; the loss scale falls to %g\n",
+                     (long long)step + 1, loss_scale);
         if (loss_scale < 1e-6)
             fail("gradients are Inf or NaN at step %lld with any loss scale; a smaller --lr may help",
                  (long long)step + 1);

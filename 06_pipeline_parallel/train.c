@@ -613,7 +613,8 @@ int main(int argc, char **argv)
     if (p == 1)
         chunks = 1;                             /* nobody to hand chunks to */
     if (schedule_kind == INTERLEAVED && chunks == 1 && p > 1)
-        run_print("interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the bubble\n");
+        print_rank_0(
+            "interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the bubble\n");
     if (L < (int64_t)p * chunks)
         fail("--layers %d, but %d ranks x %d chunks need at least %lld", (int)L, p, chunks, (long long)p * chunks);
     const double bubble = simulate(schedule_kind, p, m, chunks, print_schedule && r == 0);
@@ -681,10 +682,10 @@ int main(int argc, char **argv)
         double all[p];
         run_report("bubble", mine);
         comm_gather_host(pp, all, &mine, sizeof mine);
-        run_print("bubble  idle over busy time, rank by rank:");
+        print_rank_0("bubble  idle over busy time, rank by rank:");
         for (int i = 0; i < p; i++)
-            run_print(" %.3f", all[i]);
-        run_print("; simulated, all calls alike, %.3f\n", bubble);
+            print_rank_0(" %.3f", all[i]);
+        print_rank_0("; simulated, all calls alike, %.3f\n", bubble);
     }
     run_end();
 }

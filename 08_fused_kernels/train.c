@@ -121,12 +121,12 @@ static void dtypes(void)
     const char *unfused = fp8 ? "its linears' products are in fp8" : linear_gelu_unfused(dtype);
     if (fuse.gelu && unfused) {
         fuse.gelu = false;
-        run_print("GELU is not fused: %s\n", unfused);
+        print_rank_0("GELU is not fused: %s\n", unfused);
     }
     run_matmuls_in(fp8 ? E4M3 : dtype);
     if (dtype_option == DTYPE_FP8 && !fp8)
-        run_print("fp8 matmuls take dimensions in 16s: %lld rows and --hidden %lld stay in bf16\n", (long long)R,
-                  (long long)H);
+        print_rank_0("fp8 matmuls take dimensions in 16s: %lld rows and --hidden %lld stay in bf16\n", (long long)R,
+                     (long long)H);
 }
 
 /* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
@@ -394,8 +394,8 @@ static void adapt_loss_scale(int64_t step, bool overflow)
     clean_steps = overflow ? 0 : clean_steps + 1;
     if (overflow) {
         loss_scale /= 2;
-        run_print("step %lld: Inf or NaN among the gradients, so no update; the loss scale falls to %g\n",
-                  (long long)step + 1, loss_scale);
+        print_rank_0("step %lld: Inf or NaN among the gradients, so no update; the loss scale falls to %g\n",
+                     (long long)step + 1, loss_scale);
         if (loss_scale < 1e-6)
             fail("gradients are Inf or NaN at step %lld with any loss scale; a smaller --lr may help",
                  (long long)step + 1);

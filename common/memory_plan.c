@@ -9,7 +9,6 @@
 #include "error.h"
 #include "memory.h"
 #include "print.h"
-#include "run.h"
 
 /* What the ranks that take their memory from the same machine, or GPU, need together, and how many they are. */
 static double needed_here(int *ranks)
@@ -41,17 +40,17 @@ void memory_plan(void)
     int largest = 0, ranks;
     const double needed = needed_here(&ranks);
 
-    run_print("memory will be");
+    print_rank_0("memory will be");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const double bytes = memory_entry(c).predicted;
         largest = bytes > memory_entry(largest).predicted ? c : largest;
         if (bytes)
-            run_print("%s %s %s", c ? "," : "", memory_name[c], bytes_text(bytes));
+            print_rank_0("%s %s %s", c ? "," : "", memory_name[c], bytes_text(bytes));
     }
-    run_print(": %s", bytes_text(total));
+    print_rank_0(": %s", bytes_text(total));
     if (ranks > 1)
-        run_print(", %s for the %d ranks here,", bytes_text(needed), ranks);
-    run_print(available < 0 ? "\n" : " of %s available\n", bytes_text(available));
+        print_rank_0(", %s for the %d ranks here,", bytes_text(needed), ranks);
+    print_rank_0(available < 0 ? "\n" : " of %s available\n", bytes_text(available));
     if (available >= 0 && needed > available) {
         char shared[64] = "";
         if (ranks > 1)
@@ -64,23 +63,23 @@ void memory_plan(void)
 
 void memory_print(void)
 {
-    run_print("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
+    print_rank_0("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const MemoryEntry e = memory_entry(c);
         if (!e.peak && !e.predicted)
             continue;
-        run_print("%-14s %16lld %16.0f", memory_name[c], (long long)e.peak, e.predicted);
+        print_rank_0("%-14s %16lld %16.0f", memory_name[c], (long long)e.peak, e.predicted);
         if (e.formula)
-            run_print(" %16.0f  %s", e.playbook, e.formula);
-        run_print("%s\n", e.peak == e.predicted ? "" : "  DIFFERS");
+            print_rank_0(" %16.0f  %s", e.playbook, e.formula);
+        print_rank_0("%s\n", e.peak == e.predicted ? "" : "  DIFFERS");
     }
-    run_print("%-14s %16lld %16.0f\n", "total", (long long)memory_total().peak, memory_total().predicted);
+    print_rank_0("%-14s %16lld %16.0f\n", "total", (long long)memory_total().peak, memory_total().predicted);
     if (memory_entry(MEM_ACTIVATIONS).formula)
-        run_print(
+        print_rank_0(
             "(the playbook counts blocks' activations only, of 2 bytes and with dropout's; ours have no dropout)\n");
     if (REAL == F64)
-        run_print("(with 8 bytes in place of the playbook's 4 for a number, as this program computes in float64)\n");
+        print_rank_0("(with 8 bytes in place of the playbook's 4 for a number, as this program computes in float64)\n");
     if (device_memory_reserved())
-        run_print("%-14s %16lld  taken from the GPU: also operators' scratch, and what is free and kept\n", "reserved",
-                  (long long)device_memory_reserved());
+        print_rank_0("%-14s %16lld  taken from the GPU: also operators' scratch, and what is free and kept\n",
+                     "reserved", (long long)device_memory_reserved());
 }

@@ -12,11 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "options.h"
 #include "tensor.h"
-
-typedef struct {
-    int layers, hidden, heads, vocab, seq;
-} Config;
 
 int64_t model_parameters(Config config);                    /* N: h*v + L*(12*h^2 + 13*h) + 2*h */
 double model_flops_per_token(Config config);                /* of forward and backward: 6*N + 12*L*h*s */

@@ -1,7 +1,27 @@
 #include "print.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
+
+static bool enabled = true;
+
+void print_enable(bool yes)
+{
+    enabled = yes;
+}
+
+void print_rank_0(const char *format, ...)
+{
+    va_list list;
+
+    if (!enabled)
+        return;
+    va_start(list, format);
+    vprintf(format, list);
+    va_end(list);
+    fflush(stdout);
+}
 
 const char *number_text(int64_t n)
 {

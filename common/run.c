@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,18 +48,6 @@ static char *report_file, *trace_file, *gradients_file;
 static cJSON *held_out;                 /* for the report: losses on held-out tokens, by step */
 static struct { const char *name; double value; } reported[8];     /* and a stage's own numbers */
 static int reported_count;
-
-void run_print(const char *format, ...)
-{
-    va_list list;
-
-    if (options.quiet || comm_rank(world))
-        return;
-    va_start(list, format);
-    vprintf(format, list);
-    va_end(list);
-    fflush(stdout);
-}
 
 /* ---- Output files: one program writes them, beside their place, and puts them there when complete ---- */
 
@@ -266,6 +253,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     comm_same(same);                    /* first: then all ranks find the same mistakes in it */
     free(same);
     options_parse(stage, summary, argc, argv, more);
+    print_enable(comm_rank(world) == 0 && !options.quiet);
 
     const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
@@ -315,20 +303,20 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         trace_open(comm_rank(world), trace_start());
 
     const Config *c = &options.config;
-    run_print("%s%s\n", stage, options.pretend ? ", pretending other hardware: times are not this machine's" : "");
-    run_print("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
-              c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
+    print_rank_0("%s%s\n", stage, options.pretend ? ", pretending other hardware: times are not this machine's" : "");
+    print_rank_0("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
+                 c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
     if (comm_size(world) > 1) {
         char *table = comm_rank_table();
-        run_print("ranks   %s\n", table);
+        print_rank_0("ranks   %s\n", table);
         free(table);
     }
-    run_print("device  %s%s, %s in matmul%s%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(), peak_text(),
-              comm_size(world) > 1 ? " together" : "", options.pretend ? " (pretended)" : "");
+    print_rank_0("device  %s%s, %s in matmul%s%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(),
+                 peak_text(), comm_size(world) > 1 ? " together" : "", options.pretend ? " (pretended)" : "");
     if (comm_size(world) > 1 && !device_is_host())
-        run_print("comm    %s\n", carrier);
-    run_print("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
-              number_text(data_held_out()));
+        print_rank_0("comm    %s\n", carrier);
+    print_rank_0("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
+                 number_text(data_held_out()));
 }
 
 void run_data_parallel(int ranks)
@@ -341,9 +329,9 @@ void run_matmuls_in(DType dtype)
     matmul_dtype = dtype;
     if (dtype == REAL)
         return;
-    run_print("matmul  of %s%s%s: %s\n", dtype_name(dtype),
-              device_supports(dtype) == SUPPORT_EMULATED ? ", emulated: stored as such, multiplied as " : "",
-              device_supports(dtype) == SUPPORT_EMULATED ? dtype_name(REAL) : "", peak_text());
+    print_rank_0("matmul  of %s%s%s: %s\n", dtype_name(dtype),
+                 device_supports(dtype) == SUPPORT_EMULATED ? ", emulated: stored as such, multiplied as " : "",
+                 device_supports(dtype) == SUPPORT_EMULATED ? dtype_name(REAL) : "", peak_text());
 }
 
 void run_keep(const char *name, double *value)
@@ -377,15 +365,15 @@ int run_load(AdamW *optimizer)
     char ranks[32] = "";
     if (data_ranks > 1)
         snprintf(ranks, sizeof ranks, " x %d ranks", data_ranks);
-    run_print("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n", options.micro_batch,
-              options.accumulate, ranks, number_text(sequences), options.config.seq,
-              number_text(sequences * options.config.seq));
+    print_rank_0("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n",
+                 options.micro_batch, options.accumulate, ranks, number_text(sequences), options.config.seq,
+                 number_text(sequences * options.config.seq));
     if (options.load)
-        run_print("%s %s at step %d%s%s\n", state.weights_only ? "beginning with the weights of" : "going on from",
-                  options.load, first_step,
-                  state.weights_only ? ", as there are no trainer.json and no optimizer.safetensors" : "",
-                  first_step < options.steps ? "" : ": no step to do, as --steps says at which to stop");
-    run_print("\n");
+        print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "beginning with the weights of" : "going on from",
+                     options.load, first_step,
+                     state.weights_only ? ", as there are no trainer.json and no optimizer.safetensors" : "",
+                     first_step < options.steps ? "" : ": no step to do, as --steps says at which to stop");
+    print_rank_0("\n");
     run_began = step_began = clock_seconds();
     return first_step;
 }
@@ -398,7 +386,7 @@ static void save(void)
         return;
     checkpoint_save(options.save, run_optimizer, state, arguments, argument);
     saved_step = state.step;
-    run_print("saved step %lld to %s\n", (long long)state.step, options.save);
+    print_rank_0("saved step %lld to %s\n", (long long)state.step, options.save);
 }
 
 /* What was sent in the step must be what predict() said, call by call and byte by byte. */
@@ -431,11 +419,11 @@ static void check_memory(void)
 static void print_account(void)
 {
     if (sent_count)
-        run_print("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls",
-                  "predicted");
+        print_rank_0("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls",
+                     "predicted");
     for (const CommAccount *a = sent; a < sent + sent_count; a++)
-        run_print("%-15s %-8s %7lld %16lld %7lld %16lld\n", a->op, a->group, (long long)a->calls, (long long)a->bytes,
-                  (long long)a->predicted_calls, (long long)a->predicted_bytes);
+        print_rank_0("%-15s %-8s %7lld %16lld %7lld %16lld\n", a->op, a->group, (long long)a->calls,
+                     (long long)a->bytes, (long long)a->predicted_calls, (long long)a->predicted_bytes);
 }
 
 static double operators_seconds(void)
@@ -479,7 +467,7 @@ bool run_continues(int step)
         return true;
     }
     if (stopping)
-        run_print("stopped by signal %d after step %d\n", stopping, step);
+        print_rank_0("stopped by signal %d after step %d\n", stopping, step);
     save();
     check_memory();
     memory_print();
@@ -509,10 +497,10 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
     printed = now;
     if (!isnan(mfu))
         snprintf(utilization, sizeof utilization, "  MFU %.1f%%", 100 * mfu);
-    run_print("step %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s%s  peak %s  %s left%s\n", step,
-              options.steps, bold, r.loss, plain, r.norm, r.lr, dim, number_text(tokens_per_second), utilization,
-              bytes_text(memory_total().peak),
-              duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
+    print_rank_0("step %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s%s  peak %s  %s left%s\n", step,
+                 options.steps, bold, r.loss, plain, r.norm, r.lr, dim, number_text(tokens_per_second), utilization,
+                 bytes_text(memory_total().peak),
+                 duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
 }
 
 /* --check: loss and norm are of the global batch, so every rank must have the same. Only rank 0's are written. */
@@ -590,7 +578,7 @@ void run_held_out(double loss)
     cJSON_AddNumberToObject(entry, "step", state.step);
     cJSON_AddNumberToObject(entry, "loss", loss);
     cJSON_AddItemToArray(held_out, entry);
-    run_print("step %lld: %.4f nats a token on held-out data\n", (long long)state.step, loss);
+    print_rank_0("step %lld: %.4f nats a token on held-out data\n", (long long)state.step, loss);
 }
 
 bool run_interrupted(void)

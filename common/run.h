@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 
+#include "command_line.h"
 #include "optimizer.h"
-#include "options.h"
 
 typedef struct {
     double loss, norm, lr;              /* of the step, on all ranks alike: global batch's mean; before clipping */
@@ -50,8 +50,5 @@ bool run_interrupted(void);
 /* Writes --report and --trace; does not return, but ends the program: 0; 1, if memory or traffic was not as predicted;
  * 128 + the signal that stopped it. */
 _Noreturn void run_end(void);
-
-/* To a person: rank 0's stdout, unless --quiet. */
-void run_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -1,26 +1,44 @@
-/* All parts at once, for a stage's train.c. Read them in this order: */
+/* All of common/, for a train.c. It stands in layers, bottom first: each unit includes only units above it in this list
+ * (tests/layers.sh). */
 #ifndef ULTRASCALE_H
 #define ULTRASCALE_H
 
 #include <math.h>
 #include <stdlib.h>
 
+/* bottom */
+#include "error.h"          /* what is wrong, in one line; all ranks end alike */
+#include "print.h"          /* what a person reads; numbers in words */
+#include "random.h"         /* counter-based random numbers */
+#include "options.h"        /* what the command line chose */
+
+/* memory */
 #include "tensor.h"         /* a pointer, a name, a type, a shape */
 #include "memory.h"         /* the account of every byte, and what was predicted */
-#include "device.h"         /* the CPU or GPU that computes */
+#include "device.h"         /* the CPU or GPU that computes: cpu/device.c, cuda/device.cu */
+#include "trace.h"          /* the timeline */
 #include "allocate.h"       /* memory for tensors */
-#include "print.h"          /* numbers in words */
+
+/* ranks */
+#include "comm.h"           /* groups of ranks, collectives, messages: comm/ */
+
+/* compute */
+#include "formats.h"        /* the small number formats */
 #include "operator.h"       /* what is around every operator */
-#include "ops.h"            /* what is computed */
+#include "ops.h"            /* the operators: ops.c; their kernels in cpu/ and cuda/ */
 #include "model.h"          /* which parameters there are, and where */
 #include "optimizer.h"      /* AdamW */
+
+/* files */
+#include "lock.h"           /* one program at a time writes to a file */
 #include "data.h"           /* batches */
-#include "comm.h"           /* the ranks */
-#include "options.h"        /* the command line */
-#include "trace.h"          /* the timeline */
+#include "safetensors.h"    /* tensors in files */
+#include "checkpoint.h"     /* the whole model in files: checkpoint/ */
+
+/* around a step */
+#include "command_line.h"   /* options: --help, what they may be */
 #include "memory_plan.h"    /* what a step will take, and took */
-#include "run.h"            /* everything around a step */
+#include "run.h"            /* a run's life, and what it leaves */
 #include "text.h"           /* evaluation and samples */
-#include "error.h"          /* what is wrong, in one line */
 
 #endif

@@ -1158,6 +1158,27 @@ static void pretended_hardware_is_what_was_said(void **state)
     options = before;
 }
 
+/* Each unit of common/ includes only what stands below it; an include that points up, and a unit that the list of
+ * layers lacks, are found. */
+static void includes_point_down(void **state)
+{
+    static const char *const planted[][3] = {
+        {"tensor.h", "run.h", "common/tensor.h includes common/run.h, but run stands above tensor"},
+        {"comm/mpi.c", "../optimizer.h", "common/comm/mpi.c includes common/optimizer.h, but optimizer stands above comm"},
+        {"other.h", "error.h", "lists no other.h"}};
+
+    (void)state;
+    run_well(SOURCE "/tests/layers.sh");
+    for (int i = 0; i < 3; i++) {
+        run_well("sh -c 'rm -rf common && cp -r " SOURCE "/common . && echo \"#include \\\"%s\\\"\" >>common/%s'",
+                 planted[i][1], planted[i][0]);
+        Result r = run(SOURCE "/tests/layers.sh .");
+        if (r.status != 1 || !strstr(r.out, planted[i][2]))
+            fail_msg("status %d, and not \"%s\", but %s%s", r.status, planted[i][2], r.out, r.err);
+        result_free(r);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -1193,6 +1214,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(samples_have_their_odds),
         cmocka_unit_test(bytes_in_words),
         cmocka_unit_test(numbers_in_words),
+        cmocka_unit_test(includes_point_down),
     };
 
     comm_begin(&argc, &argv);

@@ -14,7 +14,7 @@
 #include "../comm.h"
 #include "../error.h"
 #include "../lock.h"
-#include "../run.h"
+#include "../print.h"
 
 const char *const checkpoint_file[CHECKPOINT_FILES] = {
     [MODEL_FILE] = "model.safetensors", [CONFIG_FILE] = "config.json", [OPTIMIZER_FILE] = "optimizer.safetensors",
@@ -252,8 +252,8 @@ OpenDirectory directory_open(const char *directory)
             fail("--load %s: %s", d.path, strerror(errno));
         if (d.directory >= 0 && open_files(&d)) {
             if (old)
-                run_print("%s is not there, but %s is: the program that saved it was stopped half-way; using that\n",
-                          directory, d.path);
+                print_rank_0("%s is not there, but %s is: the program that saved it was stopped half-way; using that\n",
+                             directory, d.path);
             return d;
         }
         if (!left)

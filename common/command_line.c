@@ -1,0 +1,403 @@
+#include "command_line.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "comm.h"
+#include "error.h"
+
+/* ---- Presets ---- */
+
+/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B with 16 heads of 128, as 24 don't
+ * make its width) and Llama (Touvron et al. 2023; 405B, and 70B's vocabulary: Dubey et al. 2024), all with this
+ * project's blocks: so a model has the size that its name says, or near it. The batch is for trying them: the
+ * largest were trained on millions of tokens a step. */
+static const struct {
+    const char *name;
+    Config config;
+    int micro_batch, accumulate;
+} presets[] = {
+    {"tiny", {2, 64, 2, 256, 64}, 4, 1},
+    {"small", {4, 128, 4, 256, 128}, 8, 4},
+    {"10m", {6, 384, 6, 256, 256}, 8, 4},
+    {"124m", {12, 768, 12, 50257, 1024}, 4, 8},
+    {"350m", {24, 1024, 16, 50257, 1024}, 4, 8},
+    {"774m", {36, 1280, 20, 50257, 1024}, 4, 8},
+    {"1.3b", {24, 2048, 16, 50257, 2048}, 2, 16},
+    {"7b", {32, 4096, 32, 32000, 4096}, 1, 16},
+    {"13b", {40, 5120, 40, 32000, 4096}, 1, 16},
+    {"70b", {80, 8192, 64, 128256, 4096}, 1, 16},
+    {"175b", {96, 12288, 96, 50257, 2048}, 1, 16},
+    {"405b", {126, 16384, 128, 128256, 8192}, 1, 16},
+};
+enum { PRESETS = sizeof presets / sizeof *presets };
+
+static const char *preset_names(void)
+{
+    static char names[256];
+
+    if (!names[0])
+        for (int i = 0; i < PRESETS; i++)
+            strcat(strcat(names, i ? "|" : ""), presets[i].name);
+    return names;
+}
+
+static void take_preset(const char *name)
+{
+    for (int i = 0; i < PRESETS; i++)
+        if (!strcmp(name, presets[i].name)) {
+            options.config = presets[i].config;
+            options.micro_batch = presets[i].micro_batch, options.accumulate = presets[i].accumulate;
+            return;
+        }
+    fail_usage("--preset %s, but there are %s", name, preset_names());
+}
+
+/* ---- The table ---- */
+
+enum { MODEL = 1, TRAINING, STAGE, FILES, MACHINE };
+
+static const struct {
+    int group;
+    StageOption option;
+} table[] = {
+    {MODEL, {"layers", OPTION_INT, &options.config.layers, "transformer blocks", "N", 1, 10000}},
+    {MODEL, {"hidden", OPTION_INT, &options.config.hidden, "width of the residual stream", "N", 2, 1 << 20}},
+    {MODEL, {"heads", OPTION_INT, &options.config.heads, "attention heads, of hidden/heads each", "N", 1, 1 << 16}},
+    {MODEL, {"vocab", OPTION_INT, &options.config.vocab, "tokens in the vocabulary", "N", 2, 1 << 24}},
+    {MODEL, {"seq", OPTION_INT, &options.config.seq, "tokens of a sequence", "N", 1, 1 << 24}},
+    {TRAINING, {"micro-batch", OPTION_INT, &options.micro_batch, "sequences computed at once", "N", 1, 1 << 16}},
+    {TRAINING, {"accumulate", OPTION_INT, &options.accumulate, "micro-batches of a step, on each rank", "N", 1,
+                1 << 20}},
+    {TRAINING, {"recompute", OPTION_CHOICE, &options.recompute,
+                "what backward computes again instead of keeping it: nothing, attention's scores, or whole blocks",
+                "none|selective|full"}},
+    {TRAINING, {"steps", OPTION_INT, &options.steps, "the step to stop after, counted from the model's birth", "N", 0,
+                1e9}},
+    {TRAINING, {"lr", OPTION_DOUBLE, &options.lr, "learning rate", "X", 0, 1e3}},
+    {TRAINING, {"min-lr", OPTION_DOUBLE, &options.min_lr, "learning rate at the end of its decay", "X", 0, 1e3}},
+    {TRAINING, {"warmup", OPTION_INT, &options.warmup, "steps until the learning rate is reached", "N", 0, 1e9}},
+    {TRAINING, {"lr-decay-steps", OPTION_INT, &options.decay_steps,
+                "the step at which its decay, half a cosine, ends; 0: no decay", "N", 0, 1e9}},
+    {TRAINING, {"weight-decay", OPTION_DOUBLE, &options.weight_decay, "of matrices and the embedding", "X", 0, 1e3}},
+    {TRAINING, {"clip", OPTION_DOUBLE, &options.clip, "the largest norm of gradients; 0: any", "X", 0, 1e30}},
+    {TRAINING, {"seed", OPTION_SEED, &options.seed,
+                "of initial weights, batches and samples; with --load the checkpoint's, if it has one", "N"}},
+    {TRAINING, {"eval-every", OPTION_INT, &options.eval_every,
+                "loss on 64 sequences of the held-out tenth (in whole micro-batches) every N steps; 0: never", "N", 0,
+                1e9}},
+    {FILES, {"data", OPTION_TEXT, &options.data,
+             "text, or uint16 tokens if named *.bin or with llm.c's header; the default is this project's own text",
+             "FILE"}},
+    {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write, at the end and when interrupted", "DIR"}},
+    {FILES, {"save-every", OPTION_INT, &options.save_every, "and every N steps", "N", 0, 1e9}},
+    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to go on from, of any stage; or a GPT-NeoX model "
+            "from Hugging Face's save_pretrained", "DIR"}},
+    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "a row of CSV for every step; with --load it goes on", "FILE"}},
+    {FILES, {"report", OPTION_TEXT, &options.report, "memory and time at the end, as JSON", "FILE"}},
+    {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
+    {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
+             "the first step's gradients and its batch, as safetensors", "FILE"}},
+    {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "how ranks communicate", "auto|mpi|nccl"}},
+    {MACHINE, {"tf32", OPTION_FLAG, &options.tf32, "matmuls of F32 in TF32, on GPUs from sm_80 on"}},
+    {MACHINE, {"threads", OPTION_INT, &options.threads, "of the CPU, for each rank; 0: its share of the cores", "N", 0,
+               4096}},
+    {MACHINE, {"timeout", OPTION_INT, &options.timeout, "to wait for a rank, silent or busy; 0: for ever", "SECONDS", 0,
+               1e6}},
+    {MACHINE, {"pretend", OPTION_TEXT, &options.pretend,
+               "make operators and transfers last at least as long as on such a machine, slower than this one",
+               "GFLOPS,GB/S,MICROSECONDS"}},
+    {MACHINE, {"check", OPTION_FLAG, &options.check, "compare calls over the ranks, and watch buffers in transfer"}},
+    {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print errors and the sample only"}},
+};
+enum { OPTIONS = sizeof table / sizeof *table, MORE = 16, FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP, KEY_USAGE };
+
+static const StageOption *known[OPTIONS + MORE];
+static int known_count;
+
+/* ---- One option's argument ---- */
+
+static int place_of(const char *word, const char *words)        /* among "a|b|c"; -1: not there */
+{
+    const size_t length = strlen(word);
+
+    for (int at = 0;; at++) {
+        const size_t n = strcspn(words, "|");
+        if (n == length && !strncmp(word, words, n))
+            return at;
+        if (!words[n])
+            return -1;
+        words += n + 1;
+    }
+}
+
+static double number_of(const StageOption *o, const char *text)
+{
+    char *end;
+
+    errno = 0;
+    const double x = strtod(text, &end);
+    if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
+        fail_usage("--%s %s, but it is a number from %g to %g", o->name, text, o->min, o->max);
+    return x;
+}
+
+static void take(const StageOption *o, const char *text)
+{
+    char *end;
+
+    errno = 0;
+    switch (o->kind) {
+    case OPTION_FLAG:
+        *(bool *)o->value = true;
+        break;
+    case OPTION_INT: {
+        const long long n = strtoll(text, &end, 10);
+        if (end == text || *end || errno || n < o->min || n > o->max)
+            fail_usage("--%s %s, but it is a whole number from %.0f to %.0f", o->name, text, o->min, o->max);
+        *(int *)o->value = n;
+        break;
+    }
+    case OPTION_SEED:
+        *(uint64_t *)o->value = strtoull(text, &end, 10);
+        if (end == text || *end || errno || strchr(text, '-'))
+            fail_usage("--%s %s, but it is a whole number from 0 to 2^64 - 1", o->name, text);
+        break;
+    case OPTION_DOUBLE:
+        *(double *)o->value = number_of(o, text);
+        break;
+    case OPTION_TEXT:
+        if (!*text)
+            fail_usage("--%s is empty, but it is a %s", o->name, o->argument);
+        *(const char **)o->value = text;
+        break;
+    case OPTION_CHOICE: {
+        const int at = place_of(text, o->argument);
+        if (at < 0)
+            fail_usage("--%s %s, but it is one of %s", o->name, text, o->argument);
+        *(int *)o->value = at;
+        break;
+    }
+    }
+}
+
+static void take_pretend(void)
+{
+    double gflops, gigabytes, microseconds;
+    char rest;
+
+    if (!options.pretend)
+        return;
+    if (sscanf(options.pretend, "%lf,%lf,%lf%c", &gflops, &gigabytes, &microseconds, &rest) != 3 || !(gflops >= 1e-3)
+        || !(gigabytes >= 1e-6) || !(microseconds >= 0) || !(microseconds <= 1e6) || gflops > 1e9 || gigabytes > 1e9)
+        fail_usage("--pretend %s, but it is GFLOPS,GB/S,MICROSECONDS: the speed of a device (0.001 to 1e9), of its "
+                   "link (1e-6 to 1e9), and the link's delay (0 to 1e6), such as 1000,50,5", options.pretend);
+    options.pretend_flops = 1e9 * gflops;
+    options.pretend_bandwidth = 1e9 * gigabytes;
+    options.pretend_latency = 1e-6 * microseconds;
+}
+
+/* ---- What must hold between options ---- */
+
+/* The directory that a path is in, and its name there; false: no such directory. */
+static bool place(const char *path, struct stat *directory, const char **name)
+{
+    const char *slash = strrchr(path, '/');
+    char *text = slash ? strndup(path, slash + 1 - path) : strdup(".");
+    const bool there = text && stat(text, directory) == 0;
+
+    *name = slash ? slash + 1 : path;
+    free(text);
+    return there;
+}
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat s, t;
+    const char *name_a, *name_b;
+
+    if (stat(a, &s) || stat(b, &t))     /* not there yet: one name in one directory */
+        return !strcmp(a, b) || (place(a, &s, &name_a) && place(b, &t, &name_b) && !strcmp(name_a, name_b)
+                                 && s.st_dev == t.st_dev && s.st_ino == t.st_ino);
+    return s.st_dev == t.st_dev && s.st_ino == t.st_ino && (S_ISREG(s.st_mode) || S_ISDIR(s.st_mode));
+}
+
+/* Whether b is what a has beside it: the file in which it is written until it is complete, or its lock. */
+static bool is_beside(const char *b, const char *a)
+{
+    static const char *const suffixes[] = {".tmp", ".lock"};
+    bool same = false;
+
+    for (int i = 0; i < 2; i++) {
+        char *path;
+        if (asprintf(&path, "%s%s", a, suffixes[i]) < 0)
+            fail("no memory for a path");
+        same |= same_file(path, b);
+        free(path);
+    }
+    return same;
+}
+
+/* Of two outputs in one place the later would replace the earlier, or the data that is being read. */
+static void check_files(void)
+{
+    const struct {
+        const char *option, *path;
+    } file[] = {{"data", options.data}, {"save", options.save}, {"metrics", options.metrics},
+                {"report", options.report}, {"trace", options.trace}, {"dump-gradients", options.dump_gradients}};
+
+    for (int i = 0; i < 6; i++)
+        for (int k = 0; k < 6; k++) {
+            if (i == k || !file[i].path || !file[k].path)
+                continue;
+            if (k < i && same_file(file[i].path, file[k].path))
+                fail_usage("--%s %s and --%s %s are the same, but each needs its own", file[k].option, file[k].path,
+                           file[i].option, file[i].path);
+            if (i > 0 && is_beside(file[k].path, file[i].path))
+                fail_usage("--%s %s is a name that --%s %s needs until it is complete; name another", file[k].option,
+                           file[k].path, file[i].option, file[i].path);
+        }
+}
+
+static void check_together(void)
+{
+    const Config *c = &options.config;
+    const double B = options.micro_batch, T = c->seq, L = c->layers, H = c->hidden, A = c->heads, V = c->vocab;
+
+    if (c->hidden % c->heads)
+        fail_usage("--hidden %d is not a multiple of --heads %d", c->hidden, c->heads);
+    if (c->hidden / c->heads % 2)
+        fail_usage("--hidden %d / --heads %d gives heads of %d, but rotary positions turn pairs: an even size is "
+                   "needed", c->hidden, c->heads, c->hidden / c->heads);
+    const double rows = B * T, largest = fmax(fmax(rows * V, L * B * A * T * T), L * rows * 16 * H);
+    const double limit = 1e15;              /* elements: far from overflow, farther from any machine */
+    if (rows > INT32_MAX || largest > limit)
+        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d is %.3g rows and "
+                   "tensors of %.3g elements, more than the %.3g and %.3g that can be counted", options.micro_batch,
+                   c->seq, c->layers, c->hidden, c->heads, c->vocab, rows, largest, (double)INT32_MAX, limit);
+    if (options.decay_steps && options.decay_steps <= options.warmup)
+        fail_usage("--lr-decay-steps %d must come after --warmup %d", options.decay_steps, options.warmup);
+    if (options.min_lr > options.lr && options.decay_steps)
+        fail_usage("--min-lr %g is above --lr %g", options.min_lr, options.lr);
+    if (options.save_every && !options.save)
+        fail_usage("--save-every %d, but --save DIR is not given", options.save_every);
+    for (int i = 0; options.sample && options.prompt[i]; i++)
+        if ((unsigned char)options.prompt[i] >= c->vocab)
+            fail_usage("--sample %d goes on from --prompt (a line feed, if not given): its byte %d, at position %d, is "
+                       "not below --vocab %d", options.sample, (unsigned char)options.prompt[i], i, c->vocab);
+    check_files();
+}
+
+/* ---- argp ---- */
+
+static const char *stage_name;
+static struct argp parser;
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    if (key == KEY_HELP || key == KEY_USAGE) {
+        if (comm_rank(world) == 0)
+            argp_help(&parser, stdout, key == KEY_HELP ? ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC
+                                                       : ARGP_HELP_USAGE, (char *)stage_name);
+        fail_unprinted();
+        comm_agree();
+        comm_exit(0);
+    }
+    if (key == KEY_PRESET)
+        take_preset(text);
+    else if (key >= FIRST_KEY && key < FIRST_KEY + known_count)
+        take(known[key - FIRST_KEY], text);
+    else if (key == ARGP_KEY_ARG)
+        fail_usage("\"%s\" is not an option: they all begin with --, as --help shows", state->argv[state->next - 1]);
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+/* An option's value as one would type it; empty if there is none. */
+static void value_text(const StageOption *o, char *text, size_t size)
+{
+    const char *word = o->argument;
+
+    text[0] = 0;
+    switch (o->kind) {
+    case OPTION_FLAG:
+        snprintf(text, size, "%s", *(bool *)o->value ? "yes" : "no");
+        break;
+    case OPTION_INT:
+        snprintf(text, size, "%d", *(int *)o->value);
+        break;
+    case OPTION_SEED:
+        snprintf(text, size, "%llu", (unsigned long long)*(uint64_t *)o->value);
+        break;
+    case OPTION_DOUBLE:
+        snprintf(text, size, "%.17g", *(double *)o->value);
+        break;
+    case OPTION_TEXT:
+        if (*(const char **)o->value)
+            snprintf(text, size, "%s", *(const char **)o->value);
+        break;
+    case OPTION_CHOICE:
+        for (int i = *(int *)o->value; i > 0; i--)
+            word += strcspn(word, "|") + 1;
+        snprintf(text, size, "%.*s", (int)strcspn(word, "|"), word);
+        break;
+    }
+}
+
+/* "learning rate (0.001)": with the default, where there is one to tell. */
+static char *help_of(const StageOption *o)
+{
+    char text[512], standard[256] = "";
+
+    if (o->kind == OPTION_DOUBLE)
+        snprintf(standard, sizeof standard, "%g", *(double *)o->value);
+    else if (o->kind != OPTION_FLAG && o->kind != OPTION_TEXT)
+        value_text(o, standard, sizeof standard);
+    snprintf(text, sizeof text, standard[0] ? "%s (%s)" : "%s", o->help, standard);
+    return strdup(text);
+}
+
+void options_parse(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
+{
+    static const char *const titles[] = {
+        [MODEL] = "The model:", [TRAINING] = "Training:", [STAGE] = "This stage:", [FILES] = "Files:",
+        [MACHINE] = "The machine:"};
+    static struct argp_option list[OPTIONS + MORE + MACHINE + 4];    /* titles; --preset, --help, --usage; zeros */
+    int n = 0;
+
+    stage_name = stage;
+    known_count = 0;
+    for (int group = MODEL; group <= MACHINE; group++) {
+        if (group == STAGE && !(more && more->name))
+            continue;
+        list[n++] = (struct argp_option){.doc = titles[group], .group = group};
+        if (group == MODEL)
+            list[n++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0,
+                                             "a known model's sizes, a small batch; later options override", group};
+        for (int i = 0; i < OPTIONS + MORE; i++) {
+            if (group == STAGE && !more[i].name)
+                break;
+            if (group != STAGE && (i >= OPTIONS || table[i].group != group))
+                continue;
+            const StageOption *o = group == STAGE ? &more[i] : &table[i].option;
+            known[known_count] = o;
+            list[n++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument, 0, help_of(o), group};
+        }
+    }
+    list[n++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
+    list[n++] = (struct argp_option){"usage", KEY_USAGE, NULL, 0, "the options in short", -1};
+
+    parser = (struct argp){.options = list, .parser = parse, .doc = summary};
+    argv[0] = (char *)stage;                    /* argp's own messages begin with it */
+    const int silent = comm_rank(world) ? ARGP_NO_ERRS : 0;
+    if (argp_parse(&parser, argc, argv, ARGP_NO_HELP | ARGP_NO_EXIT | silent, NULL, NULL))
+        comm_exit(2);
+    take_pretend();
+    check_together();
+}
