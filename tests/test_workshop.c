@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "harness.h"
 
@@ -29,16 +30,22 @@ static const char *copy_of(const char *stage)
 
 /* ---- Mistakes ---- */
 
-/* Replaces every `from` in the copy's train.c, of which there must be one at least. */
+/* Replaces every `from` in the copy's train.c, or in its schedule.c, of which there must be one at least. */
 static void replace(const char *directory, const char *from, const char *to)
 {
     char path[300];
 
     snprintf(path, sizeof path, "%s/train.c", directory);
-    char *text = read_file(path), *at = text, *next;
-    FILE *f = fopen(path, "w");
+    char *text = read_file(path);
+    if (!strstr(text, from)) {
+        free(text);
+        snprintf(path, sizeof path, "%s/schedule.c", directory);
+        text = access(path, F_OK) ? strdup("") : read_file(path);
+    }
     if (!strstr(text, from))
         fail_msg("the program has no \"%s\" any more", from);
+    FILE *f = fopen(path, "w");
+    char *at = text, *next;
     for (; (next = strstr(at, from)); at = next + strlen(from))
         fprintf(f, "%.*s%s", (int)(next - at), at, to);
     fputs(at, f);
@@ -121,6 +128,11 @@ static const Planted planted[] = {
     {"06_pipeline_parallel", "const int warmup = p - r - 1 < m ? p - r - 1 : m;",
      "const int warmup = p - r - 1 < m ? m : m;", 3, "--schedule 1f1b",
      {"rank 0 keeps the activations of 6 micro-batches at once, and 3 are enough"}},
+    {"06_pipeline_parallel", "        if (warmup + i < m)\n            schedule_add(s, FORWARD, warmup + i, 0);\n"
+     "        schedule_add(s, BACKWARD, i, 0);\n",
+     "        schedule_add(s, BACKWARD, i, 0);\n        if (warmup + i < m)\n"
+     "            schedule_add(s, FORWARD, warmup + i, 0);\n", 3, "--schedule 1f1b",
+     {"this schedule waits for itself: rank 0 waits at its action B0 for B0 of rank 1"}},
     /* replicas that drift apart: what ranks update, and what they gather */
     {"03_data_parallel", "    adamw_step(&optimizer, lr, clip_scale(norm));\n",
      "    adamw_step(&optimizer, lr, clip_scale(norm));\n"
