@@ -161,10 +161,12 @@ static Tensor view_from(const Layout *layout, int parameter, int count, int unit
 Params params_view_units(const Layout *layout, const Tensor *units)
 {
     const int layers = layout->config.layers;
-    Params p = {.embedding = view_of(layout, 0, 0, units[0]), .blocks = calloc(layers, sizeof(BlockParams))};
+    Params p = {.embedding = view_of(layout, 0, 0, units[0]), .blocks = calloc(layers, sizeof(BlockParams)),
+                .units = calloc(layers + 2, sizeof(Tensor))};
 
-    if (!p.blocks)
+    if (!p.blocks || !p.units)
         fail("no memory for views of %d layers", layers);
+    memcpy(p.units, units, (layers + 2) * sizeof(Tensor));
     for (int l = 0; l < layers; l++) {
         const int first = 1 + l * BLOCK_PARAMETERS;
         BlockParams *b = &p.blocks[l];

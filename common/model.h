@@ -75,6 +75,7 @@ typedef struct {                        /* where a parameter isn't here, NONE */
     BlockParams *blocks;                /* by the whole model's layer number */
     Tensor final_weight, final_bias;    /* (H) */
     Tensor final;                       /* (2*H)         both as one range */
+    Tensor *units;                      /* layers + 2: each unit as one range */
 } Params;
 
 Params params_view(const Layout *layout, Tensor buffer);                /* of layout->count elements */
