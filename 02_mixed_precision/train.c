@@ -148,17 +148,7 @@ static void predict(void)
         memory_playbook(MEM_MASTER, real * N, "4 N");
     memory_playbook(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    switch (options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
-        break;
-    }
+    playbook_activations(options.recompute, L * R, "");
     memory_plan();
 }
 
@@ -344,15 +334,9 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
 }
 
-static void loss_of(Batch batch)                    /* for evaluation */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
-}
-
-static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's */
-{
-    forward(&acts, batch, 1.0 / (B * T));
-    return tensor_range(tensor_view(acts.logits, shape(R, V)), row, 1);
 }
 
 int main(int argc, char **argv)
@@ -371,8 +355,7 @@ int main(int argc, char **argv)
              "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
             TEXT_OPTIONS,
             {0}});
-    if (comm_size(world) > 1)
-        fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
+    run_alone();
     sizes();
     dtypes();
     predict();
@@ -416,6 +399,6 @@ int main(int argc, char **argv)
             text_evaluate(loss_of, loss, batch);
     }
     if (options.sample)
-        text_sample(logits_of, batch);
+        text_sample(loss_of, acts.logits, batch);
     run_end();
 }

@@ -9,6 +9,7 @@
 static Layout layout;               /* which parameter lies where in a flat buffer */
 static Params params, gradients;    /* views of full units, in a buffer of all or in slots */
 static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* the ranks that divide the batch */
 static int zero = 1;
 static Tensor gradient_buffer;                  /* all of them, or from ZeRO-2 on this rank's part of each unit */
@@ -57,20 +58,20 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     BlockActs a = first ? *first : (BlockActs){0};
 
     if (!first || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
-        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
     if (!first)
-        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
@@ -79,12 +80,12 @@ static Acts acts_create(void)
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
 
     for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
-    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
     a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
@@ -114,17 +115,7 @@ static void predict(void)
     memory_playbook(MEM_PARAMETERS, real * (zero == 3 ? N / n : N), zero == 3 ? "4 N / n" : "4 N");
     memory_playbook(MEM_GRADIENTS, real * (zero >= 2 ? N / n : N), zero >= 2 ? "4 N / n" : "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N / n, "8 N / n");
-    switch (options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
-        break;
-    }
+    playbook_activations(options.recompute, L * R, "");
     memory_plan();
 
     /* ZeRO-2 cannot wait for the last micro-batch: it has nowhere to keep the sum. ZeRO-3 gathers blocks for
@@ -170,7 +161,7 @@ static Tensor *slots_create(const char *name)
     for (int u = 0; u < L + 2; u++) {
         Tensor *slot = &slots[slot_of(u)];
         if (!slot->data)
-            *slot = tensor_create(MEM_COMMUNICATION, REAL, name, shape(layout.units[u].count));
+            *slot = tensor_create(MEM_COMMUNICATION, dtype, name, shape(layout.units[u].count));
         units[u] = *slot;
     }
     return units;
@@ -342,7 +333,7 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)      /* for evaluation: the same on all ranks */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
     for (int i = 0; i < 4; i++)             /* forgotten, so that every step gathers what predict() says */
@@ -375,8 +366,8 @@ int main(int argc, char **argv)
     optimizer = (AdamW){.layout = &layout, .parts = parts, .count = L + 2, .gathered = params.buffer};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);

@@ -9,6 +9,7 @@
 static Layout layout;               /* which parameter lies where in a flat buffer */
 static Params params, gradients;    /* views of the two buffers */
 static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *tp;                    /* the ranks that share every matrix */
 static bool sequence_parallel;
 
@@ -69,20 +70,20 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     BlockActs a = first ? *first : (BlockActs){0};
 
     if (!first || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
-        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
     if (!first)
-        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
@@ -91,12 +92,12 @@ static Acts acts_create(void)
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
 
     for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
-    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
     a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
@@ -312,7 +313,7 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)      /* for evaluation; the loss is the same on all ranks */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
 }
@@ -330,8 +331,8 @@ int main(int argc, char **argv)
     shard.slice = comm_rank(tp), shard.slices = comm_size(tp);
     layout = layout_create(options.config, shard);
     Part all = {
-        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
+        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
+        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
@@ -339,11 +340,11 @@ int main(int argc, char **argv)
     optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     if (sequence_parallel) {
-        whole = tensor_create(MEM_COMMUNICATION, REAL, "whole", shape(B * T, H));
-        partial = tensor_create(MEM_COMMUNICATION, REAL, "partial", shape(B * T, H));
+        whole = tensor_create(MEM_COMMUNICATION, dtype, "whole", shape(B * T, H));
+        partial = tensor_create(MEM_COMMUNICATION, dtype, "partial", shape(B * T, H));
     }
     max = tensor_create(MEM_WORKSPACE, REAL, "max", shape(B, T));
     sums = tensor_create(MEM_WORKSPACE, REAL, "sums", shape(B, T, 2));

@@ -10,6 +10,7 @@
 static Layout layout;               /* which parameter lies where in a flat buffer */
 static Params params, gradients;    /* views of the two buffers */
 static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *pp, *tied;             /* all ranks; the first and the last, which share the embedding */
 static ScheduleKind schedule_kind = ONE_F_ONE_B;
 static int chunks = 1;              /* of layers, on each rank */
@@ -70,20 +71,20 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     BlockActs a = first ? *first : (BlockActs){0};
 
     if (!first || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
-        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
     if (!first)
-        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
@@ -94,25 +95,25 @@ static Acts acts_create(int stage, const BlockActs *first)
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
 
     a.d = calloc(L, sizeof(BlockActs));
-    a.d_x = tensor_create(MEM_ACTIVATIONS, REAL, "d_x", shape(R, H));
+    a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
     a.batch = batch_create();
     for (int l = begin + 1; l <= end; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = begin; l < end; l++) {
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l > begin && !first ? &a.blocks[begin] : first);
         a.d[l] = d_block;
         if (schedule_kind == ZERO_BUBBLE) {             /* what block_backward_weight will read */
-            a.d[l].branch = tensor_create(MEM_ACTIVATIONS, REAL, "d_branch", shape(R, H));
-            a.d[l].mid = tensor_create(MEM_ACTIVATIONS, REAL, "d_mid", shape(R, H));
-            a.d[l].up = tensor_create(MEM_ACTIVATIONS, REAL, "d_up", shape(B, T, F));
-            a.d[l].qkv = tensor_create(MEM_ACTIVATIONS, REAL, "d_qkv", shape(B, T, 3 * A * D));
+            a.d[l].branch = tensor_create(MEM_ACTIVATIONS, dtype, "d_branch", shape(R, H));
+            a.d[l].mid = tensor_create(MEM_ACTIVATIONS, dtype, "d_mid", shape(R, H));
+            a.d[l].up = tensor_create(MEM_ACTIVATIONS, dtype, "d_up", shape(B, T, F));
+            a.d[l].qkv = tensor_create(MEM_ACTIVATIONS, dtype, "d_qkv", shape(B, T, 3 * A * D));
         }
     }
     if (end < L)
         return a;
-    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
     a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
@@ -155,17 +156,7 @@ static void predict(void)
     memory_playbook(MEM_PARAMETERS, real * N, "4 N, N: here");
     memory_playbook(MEM_GRADIENTS, real * N, "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    switch (options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, kept * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h), L: in flight");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, kept * R * 34.0 * H, "L s b h 34, L: in flight");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, kept * R * 2.0 * H, "L s b h 2, L: in flight");
-        break;
-    }
+    playbook_activations(options.recompute, kept * R, ", L: in flight");
     memory_plan();
 }
 
@@ -365,7 +356,7 @@ static StepResult train_step(int64_t step, Schedule schedule)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)      /* for evaluation: one micro-batch through all stages */
+static void loss_of(Batch batch)        /* no backward follows: one micro-batch through all stages */
 {
     for (int c = 0; c < chunks; c++) {
         const Action action = {FORWARD, 0, c};
@@ -424,8 +415,8 @@ int main(int argc, char **argv)
     layout = layout_create(options.config,
                            (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == p - 1});
     Part all = {
-        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
+        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
+        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
@@ -438,9 +429,9 @@ int main(int argc, char **argv)
         acts[c] = calloc(in_flight[c], sizeof(Acts));
         for (int i = 0; i < in_flight[c]; i++)
             acts[c][i] = acts_create(stage_of(r, c, p), c || i ? &acts[0][0].blocks[acts[0][0].begin] : NULL);
-        inbox[c] = tensor_create(MEM_COMMUNICATION, REAL, "inbox", shape((in_flight[c] + 1) * R, H));
+        inbox[c] = tensor_create(MEM_COMMUNICATION, dtype, "inbox", shape((in_flight[c] + 1) * R, H));
     }
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);

@@ -197,18 +197,8 @@ static void predict(void)
         memory_playbook(MEM_MASTER, real * N, "4 N");
     memory_playbook(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    /* FlashAttention computes the scores again by itself */
-    switch (fuse.attention && options.recompute == RECOMPUTE_NONE ? RECOMPUTE_SELECTIVE : options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
-        break;
-    }
+    const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* scores: FlashAttention does */
+    playbook_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
     memory_plan();
 }
 
@@ -462,7 +452,7 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
 }
 
-static void loss_of(Batch batch)                    /* for evaluation */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T), 0);
 }
@@ -494,8 +484,7 @@ int main(int argc, char **argv)
              "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
             TEXT_OPTIONS,
             {0}});
-    if (comm_size(world) > 1)
-        fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
+    run_alone();
     fusions();
     sizes();
     dtypes();
@@ -548,6 +537,6 @@ int main(int argc, char **argv)
             text_evaluate(loss_of, loss, batch);
     }
     if (options.sample)
-        text_sample(logits_of, batch);
+        text_sample_from(logits_of, batch);
     run_end();
 }

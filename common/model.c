@@ -12,6 +12,14 @@
 
 const Shard WHOLE = {.slices = 1, .embedding = true, .head = true};
 
+Shard replica(int number)
+{
+    Shard s = WHOLE;
+
+    s.replica = number;
+    return s;
+}
+
 enum { BLOCK_PARAMETERS = 12, UNCUT = 6 };
 
 int64_t model_parameters(Config c)

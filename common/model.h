@@ -29,6 +29,7 @@ typedef struct {
     int replica;                    /* of ranks with the same part; number 0 owns it: counts it in norms, saves it */
 } Shard;
 extern const Shard WHOLE;
+Shard replica(int number);          /* the whole model, with this number */
 
 /* One parameter of the whole model, and the rectangle of it that is here. */
 typedef struct {

@@ -83,6 +83,15 @@ const char *divisors_text(int n)
     return text;
 }
 
+int64_t equal_share(int64_t count, int n, const char *what)
+{
+    if (count % n && count <= 65536)
+        fail("%s %lld cannot be divided over %d ranks; %s could", what, (long long)count, n, divisors_text(count));
+    if (count % n)
+        fail("%s %lld cannot be divided over %d ranks", what, (long long)count, n);
+    return count / n;
+}
+
 /* ---- Output files: written beside their place, and put there when complete ---- */
 
 /* Checks, before anything is computed, that a file can be written, and returns where to write it. Devices, pipes and
@@ -706,4 +715,18 @@ _Noreturn void run_end(void)
         fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
     comm_exit(stopping ? 128 + stopping : wrong);
+}
+
+_Noreturn void run_leave(void)
+{
+    fail_unprinted();
+    comm_agree();
+    error_cleanup_now();
+    comm_exit(0);
+}
+
+void run_alone(void)
+{
+    if (comm_size(world) > 1)
+        fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
 }

@@ -44,12 +44,18 @@ void run_report(const char *name, double value);
 /* text.h's evaluation, for the report. */
 void run_held_out(double loss);
 
+/* In a program for one rank: fails if there are more. */
+void run_alone(void);
+
 /* After training, on one rank: whether a signal wants the program to end. */
 bool run_interrupted(void);
 
 /* Writes --report and --trace; does not return, but ends the program: 0; 1, if memory or traffic was not as predicted;
  * 128 + the signal that stopped it. */
 _Noreturn void run_end(void);
+
+/* Ends the program before it trains, when what was asked for has been printed: leaves no files behind. All ranks. */
+_Noreturn void run_leave(void);
 
 /* To a person: rank 0's stdout, unless --quiet. */
 void run_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -59,5 +65,9 @@ const char *number_text(int64_t n);
 
 /* "1, 2, 3, 6": what divides n (at most 65536), for messages; a static buffer. */
 const char *divisors_text(int n);
+
+/* What each of n ranks has of `count`, which n must divide: otherwise fails, and what is divided begins the message
+ * ("--heads"). */
+int64_t equal_share(int64_t count, int n, const char *what);
 
 #endif

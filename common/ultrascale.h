@@ -14,6 +14,7 @@
 #include "data.h"           /* batches */
 #include "comm.h"           /* the ranks */
 #include "options.h"        /* the command line */
+#include "playbook.h"       /* formulas to compare memory with */
 #include "trace.h"          /* the timeline */
 #include "run.h"            /* everything around a step */
 #include "text.h"           /* evaluation and samples */
