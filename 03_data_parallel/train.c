@@ -100,6 +100,7 @@ static void predict(void)
     const double scores = B * A * T * T;                                    /* quadratic */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+    const int64_t embedding = H * V, one = 12 * H * H + 13 * H, final = 2 * H;     /* elements of the units */
 
     memory_predict(MEM_PARAMETERS, real * N);
     memory_predict(MEM_GRADIENTS, real * N);
@@ -121,9 +122,9 @@ static void predict(void)
         comm_predict(dp, ALL_REDUCE, total / bucket_elements, bucket_elements);
         comm_predict(dp, ALL_REDUCE, total % bucket_elements > 0, total % bucket_elements);
     } else {
-        comm_predict(dp, ALL_REDUCE, 1, H * V);
-        comm_predict(dp, ALL_REDUCE, L, 12 * H * H + 13 * H);
-        comm_predict(dp, ALL_REDUCE, 1, 2 * H);
+        comm_predict(dp, ALL_REDUCE, 1, embedding);
+        comm_predict(dp, ALL_REDUCE, L, one);
+        comm_predict(dp, ALL_REDUCE, 1, final);
     }
 }
 
@@ -282,9 +283,7 @@ int main(int argc, char **argv)
     sizes();
     predict();
 
-    Shard shard = WHOLE;
-    shard.replica = comm_rank(dp);             /* the norm counts number 0's gradients, and no other's */
-    layout = layout_create(options.config, shard);
+    layout = layout_create(options.config, replica(comm_rank(dp)));    /* the norm counts number 0's gradients */
     buckets_create();
     Part all = {
         .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),

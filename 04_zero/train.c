@@ -12,7 +12,6 @@ static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* the ranks that divide the batch */
 static int zero = 1;
-static Tensor gradient_buffer;                  /* all of them, or from ZeRO-2 on this rank's part of each unit */
 static Request *gather_request[4], *scatter_request[4];     /* in flight, into or out of each slot */
 static int slot_unit[4];                        /* the unit whose parameters a slot has, -1: none */
 
@@ -98,7 +97,6 @@ static void predict(void)
     const double scores = B * A * T * T;                                    /* quadratic */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-
     const int64_t embedding = H * V, one = 12 * H * H + 13 * H, final = 2 * H;     /* elements of the units */
     const double own = comm_part(dp, embedding).count + L * comm_part(dp, one).count + comm_part(dp, final).count;
     const double shared = embedding + (L < 2 ? L : 2) * one + final, n = comm_size(dp);
@@ -137,33 +135,14 @@ static int slot_of(int u)
     return u == 0 ? 2 : u == L + 1 ? 3 : u % 2;
 }
 
-/* A buffer of one kind of numbers, full or with this rank's part of each unit alone; and these parts of it. */
-static Tensor buffer_create(Category category, const char *name, bool full, Tensor *parts)
-{
-    int64_t count = 0, at = 0;
-
-    for (int u = 0; u < L + 2; u++)
-        count += full ? layout.units[u].count : comm_part(dp, layout.units[u].count).count;
-    Tensor buffer = tensor_create(category, REAL, name, shape(count));
-    for (int u = 0; u < L + 2; u++) {
-        const Range unit = layout.units[u], part = comm_part(dp, unit.count);
-        parts[u] = tensor_range(buffer, full ? unit.first + part.first : at, part.count);
-        at += part.count;
-    }
-    return buffer;
-}
-
-/* A slot for each unit, which it shares with others. */
+/* Each unit's slot: blocks share two, as slot_of says. */
 static Tensor *slots_create(const char *name)
 {
-    Tensor slots[4] = {NONE}, *units = calloc(L + 2, sizeof(Tensor));
+    Tensor *units = calloc(L + 2, sizeof(Tensor));
 
-    for (int u = 0; u < L + 2; u++) {
-        Tensor *slot = &slots[slot_of(u)];
-        if (!slot->data)
-            *slot = tensor_create(MEM_COMMUNICATION, dtype, name, shape(layout.units[u].count));
-        units[u] = *slot;
-    }
+    for (int u = 0; u < L + 2; u++)
+        units[u] = u > 2 && u <= L ? units[u - 2]
+                                   : tensor_create(MEM_COMMUNICATION, dtype, name, shape(layout.units[u].count));
     return units;
 }
 
@@ -311,7 +290,8 @@ static StepResult train_step(int64_t step, Batch batch)
     const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
 
     tensor_zero(loss);
-    tensor_zero(gradient_buffer);
+    for (int u = 0; u < L + 2; u++)
+        tensor_zero(zero == 1 ? gradients.units[u] : optimizer.parts[u].gradients);
     for (int m = 0; m < options.accumulate; m++) {
         batch_load(batch, step, ((int64_t)comm_rank(dp) * options.accumulate + m) * B, 0);
         trace_begin("forward");
@@ -352,17 +332,22 @@ int main(int argc, char **argv)
     predict();
 
     layout = layout_create(options.config, WHOLE);
-    Tensor p[L + 2], g[L + 2], m[L + 2], v[L + 2];              /* this rank's part of each unit */
-    Part parts[L + 2];
-    const Tensor param_buffer = buffer_create(MEM_PARAMETERS, "params", zero < 3, p);
-    gradient_buffer = buffer_create(MEM_GRADIENTS, "gradients", zero < 2, g);
-    buffer_create(MEM_OPTIMIZER, "m", false, m);
-    buffer_create(MEM_OPTIMIZER, "v", false, v);
-    for (int u = 0; u < L + 2; u++)
-        parts[u] = (Part){layout.units[u].first + comm_part(dp, layout.units[u].count).first, p[u], g[u], m[u], v[u]};
-    params = zero < 3 ? params_view(&layout, param_buffer) : params_view_units(&layout, slots_create("params"));
-    gradients = zero < 2 ? params_view(&layout, gradient_buffer)
+    params = zero < 3 ? params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)))
+                      : params_view_units(&layout, slots_create("params"));
+    gradients = zero < 2 ? params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)))
                          : params_view_units(&layout, slots_create("gradients"));
+    Part parts[L + 2];
+    for (int u = 0; u < L + 2; u++) {           /* of full units, or alone */
+        const Range part = comm_part(dp, layout.units[u].count);
+        parts[u] = (Part){
+            .first = layout.units[u].first + part.first,
+            .params = zero < 3 ? tensor_range(params.units[u], part.first, part.count)
+                               : tensor_create(MEM_PARAMETERS, dtype, "params", shape(part.count)),
+            .gradients = zero < 2 ? tensor_range(gradients.units[u], part.first, part.count)
+                                  : tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(part.count)),
+            .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(part.count)),
+            .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(part.count))};
+    }
     optimizer = (AdamW){.layout = &layout, .parts = parts, .count = L + 2, .gathered = params.buffer};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
