@@ -1,8 +1,7 @@
 /* 06_pipeline_parallel: 01 with its layers divided over the ranks.
  *
- * forward and backward work on one micro-batch and one chunk of layers. A schedule is a list of such
- * calls, made from counts alone (schedule.h); execute() goes through it, receiving before each call and
- * sending after it.
+ * forward and backward work on one micro-batch and one chunk of layers. A schedule (schedule.h) is a
+ * list of such calls; execute() goes through it, receiving before each call and sending after it.
  */
 #include "../common/ultrascale.h"
 #include "schedule.h"
@@ -126,7 +125,7 @@ static void predict(void)
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic */
     const double delayed = schedule_kind == ZERO_BUBBLE ? 2 * R * H + B * T * (F + 3 * A * D) : 0;
-    double N = r == 0 || r == p - 1 ? H * V : 0;                            /* the embedding, as input or output */
+    double N = (r == 0 || r == p - 1 ? H * V : 0) + (r == p - 1 ? 2 * H : 0);       /* at the model's ends */
     double kept = 0, alive = 0, arriving = 0;   /* blocks x micro-batches in flight; the latter; receive buffers */
 
     for (int c = 0; c < chunks; c++) {
@@ -137,7 +136,6 @@ static void predict(void)
         arriving += in_flight[c] + 1;
         comm_predict(pp, SEND, m * ((stage < p * chunks - 1) + (stage > 0)), R * H);
     }
-    N += r == p - 1 ? 2 * H : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : kept;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? kept : 1;
     const double head = r == p - 1 ? in_flight[chunks - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
@@ -395,10 +393,7 @@ int main(int argc, char **argv)
     if (print_schedule) {
         if (r == 0)
             simulation_print(&simulation, schedule_kind);
-        fail_unprinted();
-        comm_agree();
-        error_cleanup_now();
-        comm_exit(0);
+        run_leave();
     }
     simulation_free(&simulation);
     const Schedule schedule = schedule_of(schedule_kind, r, p, m, chunks);
