@@ -28,12 +28,12 @@ static int64_t Q;                   /* queries whose scores exist at a time */
  * while attention runs. */
 typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
-    Tensor qkv;                     /* (R, 3*A*D)       head by head: q, k, v; q and k rotated */
-    Tensor lse;                     /* (R, A)           log of each softmax's sum, for probs; in d, rowsum(dO*O) */
-    Tensor heads;                   /* (R, A*D)         attention's output, before the projection */
+    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
+    Tensor lse;                     /* (B, T, A)        log of each softmax's sum, for probs; in d, rowsum(dO*O) */
+    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
     Tensor mid;                     /* (R, H)           the residual stream between the two halves */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
-    Tensor up, gelu;                /* (R, F) */
+    Tensor up, gelu;                /* (B, T, F) */
     Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
     Tensor split;                   /* (3, R, A*D)      qkv as all of q, all of k, all of v; not kept */
 } BlockActs;
@@ -42,7 +42,7 @@ typedef struct {
     Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
     BlockActs *blocks;              /* L */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
-    Tensor logits, lse;             /* (R, V), (R) */
+    Tensor logits, lse;             /* (B, T, V), (B, T) */
 } Acts;
 
 static Acts acts;
@@ -66,11 +66,8 @@ static void sizes(void)
     C = c->seq / (held * n);
     B = options.micro_batch, T = held * C, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    if (method == ULYSSES && A % n)
-        fail("--heads %lld cannot be divided over %d ranks, as --attention ulysses does; %s could", (long long)A, n,
-             divisors_text(A));
     chunks = method == ULYSSES ? n : held;
-    chunk_heads = method == ULYSSES ? A / n : A;
+    chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
     Q = C < 64 ? C : 64;
 }
 
@@ -82,14 +79,14 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     if (!first || options.recompute != RECOMPUTE_FULL) {
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(R, 3 * A * D));
-        a.lse = tensor_create(category, REAL, "lse", shape(R, A));
-        a.heads = tensor_create(category, dtype, "heads", shape(R, A * D));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.lse = tensor_create(category, REAL, "lse", shape(B, T, A));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
         a.mid = tensor_create(category, dtype, "mid", shape(R, H));
         a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(R, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(R, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first) {
         a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
@@ -108,8 +105,8 @@ static Acts acts_create(void)
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
     a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(R, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(R));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
 
@@ -459,9 +456,7 @@ int main(int argc, char **argv)
     sizes();
     predict();
 
-    Shard shard = WHOLE;
-    shard.replica = comm_rank(cp);             /* the norm counts number 0's gradients, and no other's */
-    layout = layout_create(options.config, shard);
+    layout = layout_create(options.config, replica(comm_rank(cp)));    /* the norm counts number 0's gradients */
     Part all = {
         .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
         .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
