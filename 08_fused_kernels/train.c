@@ -4,16 +4,13 @@
  * matrix of probabilities, residual and LayerNorm, a linear and GELU, the loss and its gradient slice by slice, AdamW
  * and the weights' small copy. (Playbook: "Diving into the GPUs - fusing, threading, mixing".)
  */
-#include <string.h>
-
 #include "../common/ultrascale.h"
 #include "fused.h"
 
 /* --fuse: which chains are one operator. */
-static const char *fuse_list = "all";
 static struct {
     bool attention, layernorm, gelu, cross_entropy, adamw;
-} fuse;
+} fuse = {true, true, true, true, true};
 
 /* --dtype: in which type activations, their gradients and weights are stored; --gradients: the weights' gradients;
  * --master: whether there is a copy of the weights in REAL, which AdamW updates. */
@@ -41,8 +38,8 @@ static int64_t S;                   /* rows whose logits are there at once */
 typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
     Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
-    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T; fused: there is none */
-    Tensor lse;                     /* (B, A, T)        fused: each row's log sum exp, instead; in d_block: dots */
+    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
+    Tensor lse;                     /* (B, A, T)        fused, for probs: each row's log sum exp; in d_block: dots */
     Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
     Tensor mid;                     /* (R, H)           the residual stream between the two halves */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
@@ -76,28 +73,6 @@ static void sizes(void)
      * device's FLOPs a byte. */
     const int64_t rows = device_is_host() ? 256 : 2048;
     S = fuse.cross_entropy && R > rows ? rows : R;
-}
-
-/* Reads --fuse, words with commas between them. */
-static void fusions(void)
-{
-    const struct {
-        const char *name;
-        bool *on;
-    } known[] = {{"attention", &fuse.attention}, {"layernorm", &fuse.layernorm}, {"gelu", &fuse.gelu},
-                 {"cross-entropy", &fuse.cross_entropy}, {"adamw", &fuse.adamw}};
-
-    for (const char *word = fuse_list; *word; word += strcspn(word, ","), word += *word == ',') {
-        const size_t length = strcspn(word, ",");
-        bool found = !strcmp(fuse_list, "none");
-        for (int i = 0; i < 5; i++)
-            if ((length == 3 && !strncmp(word, "all", 3))
-                || (length == strlen(known[i].name) && !strncmp(word, known[i].name, length)))
-                found = *known[i].on = true;
-        if (!found)
-            fail_usage("--fuse %s: \"%.*s\" is none of all, attention, layernorm, gelu, cross-entropy, adamw, or none "
-                       "alone", fuse_list, (int)length, word);
-    }
 }
 
 /* What the options come to: which type is stored where, and whether this device can. */
@@ -175,7 +150,6 @@ static void predict(void)
     const double lse = fuse.attention ? B * A * T : 0;
     const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + lse);   /* linear */
     const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic in T */
-    const double copies = fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
@@ -185,9 +159,10 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
                                         + small * (R * H + S * V) + real * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
-    /* d_block; branch twice, d_x, d_final; rope; the loss, squares, clipping; a batch's two ids a token; fp8 */
-    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + (fuse.adamw ? 3 : 1) * 8
-                                      + 2 * 4 * B * T + copies);
+    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
+    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
 
     memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
@@ -281,13 +256,13 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     residual_backward(g->down_bias, d_x);
-    mixed_linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
-    if (fuse.gelu) {
+    if (fuse.gelu)
         linear_gelu_backward(d->up, d_x, w->down_weight, a->up);
-    } else {
+    else
         mixed_linear_backward_input(d->gelu, d_x, w->down_weight);
+    mixed_linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
+    if (!fuse.gelu)
         gelu_backward(d->up, d->gelu, a->up);
-    }
     mixed_linear_backward_input(d->ln2, d->up, w->up_weight);
     mixed_linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
     if (fuse.layernorm) {
@@ -385,7 +360,7 @@ static void adapt_loss_scale(int64_t step, bool overflow)
 
 /* AdamW, clipping and the small copy in one pass, without the host: what follows from the norm, the device finds by
  * itself. So the update is queued before the host waits for the two numbers, and the device has work meanwhile. */
-static void update_fused(double lr, double *norm, double *mean)
+static double update_fused(double lr)
 {
     gradient_square_sum_into(squares, &optimizer);
     device_download_start(&arrived[0], squares.data, sizeof *arrived);
@@ -394,9 +369,9 @@ static void update_fused(double lr, double *norm, double *mean)
     clip_scale_into(clipping, squares, options.clip);
     adamw_step_scaled(&optimizer, lr, clipping);
     device_event_seconds(&both);                /* until the numbers are there; not until the update is */
-    *norm = sqrt(arrived[0]), *mean = arrived[1];
-    if (!isfinite(*norm))
+    if (!isfinite(arrived[0]))
         optimizer.step--;                       /* nothing was updated */
+    return arrived[0];                          /* the sum of the gradients' squares */
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
@@ -422,13 +397,8 @@ static StepResult train_step(int64_t step, Batch batch)
     run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
-    double norm, mean, lr = learning_rate(step);
-    if (fuse.adamw) {
-        update_fused(lr, &norm, &mean);
-    } else {
-        norm = sqrt(gradient_square_sum(&optimizer));
-        mean = tensor_item(loss);               /* here, so that the host need not wait for the update */
-    }
+    double lr = learning_rate(step), norm = sqrt(fuse.adamw ? update_fused(lr) : gradient_square_sum(&optimizer));
+    double mean = fuse.adamw ? arrived[1] : tensor_item(loss);      /* here: the host need not wait for the update */
     const bool overflow = dtype == F16 && !isfinite(norm);
     if (!overflow && !fuse.adamw)
         adamw_step(&optimizer, lr, clip_scale(norm));
@@ -447,20 +417,17 @@ static void loss_of(Batch batch)        /* no backward follows */
 
 static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's */
 {
-    Tensor logits = tensor_range(acts.logits, 0, 1);
-
-    forward(&acts, batch, 1.0 / (B * T), 0);
-    linear_forward(logits, tensor_range(acts.final, row, 1), params.embedding, NONE);
-    return logits;
+    loss_of(batch);
+    linear_forward(tensor_range(acts.logits, 0, 1), tensor_range(acts.final, row, 1), params.embedding, NONE);
+    return tensor_range(acts.logits, 0, 1);
 }
 
 int main(int argc, char **argv)
 {
-    run_begin(
-        "08_fused_kernels", "Trains a transformer with kernels that do several operators' work.", argc, argv,
-        (StageOption[]){
-            {"fuse", OPTION_TEXT, &fuse_list,
-             "all, none, or some of attention,layernorm,gelu,cross-entropy,adamw (all)", "LIST"},
+    run_begin("08_fused_kernels", "Trains a transformer with kernels that do several operators' work.", argc, argv,
+              (StageOption[]){
+            {"fuse", OPTION_SET, &fuse, "chains that are one operator: all, none, or some with commas between them",
+             "attention|layernorm|gelu|cross-entropy|adamw"},
             {"dtype", OPTION_CHOICE, &dtype_option,
              "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
             {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
@@ -473,7 +440,6 @@ int main(int argc, char **argv)
             TEXT_OPTIONS,
             {0}});
     run_alone();
-    fusions();
     sizes();
     dtypes();
     predict();
