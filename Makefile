@@ -56,6 +56,8 @@ NCCL_LIBS ?= $(if $(NCCL),$(NCCL_HOME:%=-L%/lib -Wl$(comma)-rpath$(comma)%/lib) 
 PARTS := $(filter-out %/nccl %/no_nccl,$(basename $(wildcard common/*.c common/comm/*.c common/checkpoint/*.c)))
 CPU_PARTS := $(PARTS) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 CUDA_PARTS := $(PARTS) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
+# A program is all .c files of its directory, but for a backend's own.
+PROGRAM_OBJECTS = $(addsuffix .o,$(basename $(filter-out %_cpu.c,$(wildcard $(1)/*.c))))
 FUSED_cpu := 08_fused_kernels/fused 08_fused_kernels/fused_cpu
 FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
 TESTS := $(filter-out test_cuda,$(patsubst tests/%.c,%,$(wildcard tests/test_*.c)))
@@ -70,6 +72,7 @@ no-nvcc:
 
 # $(1): the backend's name, $(2): its flags, $(3): its parts, $(4): its libraries, $(5): whose fused operators 08 has.
 # Its file `flags` has what objects were made with (-march=native is this machine's), and changes if that does.
+.SECONDEXPANSION:
 define backend
 $(BUILD)/$(1)/flags: always
 	@mkdir -p $$(@D)
@@ -80,7 +83,7 @@ $(BUILD)/$(1)/obj/%.o: %.c $(BUILD)/$(1)/flags
 	@echo "  CC  $$@"; $(CC) $(FLAGS) $(2) -c $$< -o $$@
 $(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o) $(BUILD)/$(1)/flags
 	@rm -f $$@; ar qcs $$@ $$(filter %.o,$$^)
-$(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/%/train.o $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
+$(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $$$$(addprefix $(BUILD)/$(1)/obj/,$$$$(call PROGRAM_OBJECTS,$$$$*)) $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
 $(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks sweep test_cuda parity bench_cuda diagnose verify compare): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o $(BUILD)/$(1)/obj/tests/tensors.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)

@@ -8,10 +8,9 @@
 
 /* --dtype: in which type activations, their gradients and weights are stored; --gradients: the weights' gradients;
  * --master: whether there is a copy of the weights in REAL, which AdamW updates. */
-enum { DTYPE_BF16, DTYPE_F16, DTYPE_FP8, DTYPE_FP32 };
-enum { GRADIENTS_FP32, GRADIENTS_BF16 };
-enum { MASTER_FP32, MASTER_NONE };
-static int dtype_option = DTYPE_BF16, gradients_option = GRADIENTS_FP32, master_option = MASTER_FP32;
+static enum { DTYPE_BF16, DTYPE_F16, DTYPE_FP8, DTYPE_FP32 } dtype_option = DTYPE_BF16;
+static enum { GRADIENTS_FP32, GRADIENTS_BF16 } gradients_option = GRADIENTS_FP32;
+static enum { MASTER_FP32, MASTER_NONE } master_option = MASTER_FP32;
 static DType dtype, gradients_dtype;
 static bool has_master, fp8;
 
@@ -65,9 +64,7 @@ static void sizes(void)
 /* What the options come to: which type is stored where, and whether this device can. */
 static void dtypes(void)
 {
-    static const DType of_option[] = {[DTYPE_BF16] = BF16, [DTYPE_F16] = F16, [DTYPE_FP8] = BF16, [DTYPE_FP32] = REAL};
-
-    dtype = of_option[dtype_option];
+    dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
     gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
     has_master = dtype != REAL && master_option == MASTER_FP32;
     if (dtype != F16)
@@ -130,7 +127,6 @@ static void predict(void)
     const double gradient = dtype_size(gradients_dtype);
     const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * R * 4;      /* linear in T */
     const double scores = small * B * A * T * T;                                                /* quadratic */
-    const double copies = fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
@@ -140,35 +136,29 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
                                         + small * (R * H + B * T * V) + real * (R * 2 + B * T));
-    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token; fp8 */
-    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T + copies);
+    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
+    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
 
     memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
         memory_playbook(MEM_MASTER, real * N, "4 N");
     memory_playbook(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    switch (options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
-        break;
-    }
+    playbook_activations(options.recompute, L * R, "");
     memory_plan();
 }
 
-/* Room in a buffer for a matrix (rows, width) in fp8, and for its scale. */
-static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, const char *name, int64_t rows, int64_t width)
+/* The fp8 copy of a matrix in a buffer, beside its scale; or of the matrix transposed. */
+static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
 {
-    Tensor t = tensor_view(tensor_range(buffer, 0, rows * width), shape(rows, width));
+    const int64_t rows = tensor_rows(t), width = tensor_width(t);
+    const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
+    Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
 
-    t.dtype = fp8_dtype, t.name = name, t.scale = (float *)scales.data + scale;
-    return t;
+    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
+    quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
+    return copy;
 }
 
 /* The blocks' linears, as in ops.h, and with fp8 by copies of both operands: E4M3, which has more precision, for
@@ -176,43 +166,31 @@ static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, const char *na
  * transposed on the way. What comes out is BF16, or as gradients are stored; the output projection stays in BF16. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    const int64_t k = tensor_width(x), m = tensor_width(out);
-
     if (!fp8) {
         linear_forward(out, x, weight, bias);
         return;
     }
-    Tensor x8 = fp8_copy(left8, 0, E4M3, "x8", R, k), weight8 = fp8_copy(right8, 1, E4M3, "weight8", m, k);
-    quantize(x8, NONE, x);
-    quantize(weight8, NONE, weight);
+    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
     linear_fp8(out, x8, weight8, bias);
 }
 
 static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
 {
-    const int64_t k = tensor_width(d_x), m = tensor_width(d_out);
-
     if (!fp8) {
         linear_backward_input(d_x, d_out, weight);
         return;
     }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, "d_out8", R, m), weight8 = fp8_copy(right8, 1, E4M3, "weight8", k, m);
-    quantize(d8, NONE, d_out);
-    quantize(NONE, weight8, weight);
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
     linear_fp8(d_x, d8, weight8, NONE);
 }
 
 static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
-    const int64_t k = tensor_width(x), m = tensor_width(d_out);
-
     if (!fp8) {
         linear_backward_weight(d_weight, d_bias, d_out, x);
         return;
     }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, "d_out8", m, R), x8 = fp8_copy(right8, 1, E4M3, "x8", k, R);
-    quantize(NONE, d8, d_out);
-    quantize(NONE, x8, x);
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
     linear_fp8_add(d_weight, d8, x8);
     if (d_bias.data)
         residual_backward(d_bias, d_out);
@@ -344,22 +322,15 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
 }
 
-static void loss_of(Batch batch)                    /* for evaluation */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
-}
-
-static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's */
-{
-    forward(&acts, batch, 1.0 / (B * T));
-    return tensor_range(tensor_view(acts.logits, shape(R, V)), row, 1);
 }
 
 int main(int argc, char **argv)
 {
-    run_begin(
-        "02_mixed_precision", "Trains a transformer whose numbers are stored in two bytes, or one.", argc, argv,
-        (StageOption[]){
+    run_begin("02_mixed_precision", "Trains a transformer whose numbers are stored in two bytes, or one.", argc, argv,
+              (StageOption[]){
             {"dtype", OPTION_CHOICE, &dtype_option,
              "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
             {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
@@ -371,8 +342,7 @@ int main(int argc, char **argv)
              "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
             TEXT_OPTIONS,
             {0}});
-    if (comm_size(world) > 1)
-        fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
+    run_alone();
     sizes();
     dtypes();
     predict();
@@ -416,6 +386,6 @@ int main(int argc, char **argv)
             text_evaluate(loss_of, loss, batch);
     }
     if (options.sample)
-        text_sample(logits_of, batch);
+        text_sample(loss_of, acts.logits, batch);
     run_end();
 }

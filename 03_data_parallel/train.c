@@ -9,12 +9,14 @@
 static Layout layout;               /* which parameter lies where in a flat buffer */
 static Params params, gradients;    /* views of the two buffers */
 static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* the ranks that divide the batch */
 static enum { NAIVE, OVERLAP, BUCKET } sync = BUCKET;
 static double bucket_mb = 25;
-static int64_t bucket;              /* elements */
-static Request **syncing;           /* all-reduces under way */
-static int syncs;
+static int64_t bucket_elements;
+static Range *buckets;              /* of the gradients: what one all-reduce sums */
+static Request **reducing;          /* for each bucket, in flight or NULL */
+static int bucket_count, started;
 
 /* Sizes of what is here; capitals in the comments are these. */
 static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
@@ -58,20 +60,20 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     BlockActs a = first ? *first : (BlockActs){0};
 
     if (!first || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
-        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
     if (!first)
-        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
@@ -80,12 +82,12 @@ static Acts acts_create(void)
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
 
     for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
-    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
     a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
@@ -98,6 +100,7 @@ static void predict(void)
     const double scores = B * A * T * T;                                    /* quadratic */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+    const int64_t embedding = H * V, one = 12 * H * H + 13 * H, final = 2 * H;     /* elements of the units */
 
     memory_predict(MEM_PARAMETERS, real * N);
     memory_predict(MEM_GRADIENTS, real * N);
@@ -110,56 +113,51 @@ static void predict(void)
     memory_playbook(MEM_PARAMETERS, real * N, "4 N");
     memory_playbook(MEM_GRADIENTS, real * N, "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    switch (options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
-        break;
-    }
+    playbook_activations(options.recompute, L * R, "");
     memory_plan();
 
     /* Sums in a step, however many micro-batches it has; together always N elements. */
     if (sync == BUCKET) {
         const int64_t total = model_parameters(options.config);
-        comm_predict(dp, ALL_REDUCE, total / bucket, bucket);
-        comm_predict(dp, ALL_REDUCE, total % bucket > 0, total % bucket);
+        comm_predict(dp, ALL_REDUCE, total / bucket_elements, bucket_elements);
+        comm_predict(dp, ALL_REDUCE, total % bucket_elements > 0, total % bucket_elements);
     } else {
-        comm_predict(dp, ALL_REDUCE, 1, H * V);
-        comm_predict(dp, ALL_REDUCE, L, 12 * H * H + 13 * H);
-        comm_predict(dp, ALL_REDUCE, 1, 2 * H);
+        comm_predict(dp, ALL_REDUCE, 1, embedding);
+        comm_predict(dp, ALL_REDUCE, L, one);
+        comm_predict(dp, ALL_REDUCE, 1, final);
     }
 }
 
 /* Backward fills the flat buffer from its end to its start: the final LayerNorm, the last block, ..., the
- * embedding. `complete` is the first element that no later operator adds to: sums what now can be summed. */
-static void sync_gradients(int64_t complete)
+ * embedding. So buckets are cut from its end: so many megabytes, or else a unit each. */
+static void buckets_create(void)
 {
-    static int64_t unsynced;                    /* elements before this one still have to be summed */
-
-    if (sync == NAIVE && complete > 0)          /* only when backward is over */
-        return;
-    if (syncs == 0)
-        unsynced = layout.count;
-    while (unsynced > complete) {
-        int64_t from = sync == BUCKET ? unsynced - bucket : layout.units[L + 1 - syncs].first;
-        from = from < 0 ? 0 : from;
-        if (from < complete)                    /* not all of it yet */
-            return;
-        syncing[syncs++] = comm_start_all_reduce(dp, tensor_range(gradients.buffer, from, unsynced - from), SUM);
-        unsynced = from;
+    buckets = calloc(L + 2 + layout.count / bucket_elements, sizeof(Range));
+    reducing = calloc(L + 2 + layout.count / bucket_elements, sizeof(Request *));
+    for (int64_t first, end = layout.count; end > 0; end = first) {
+        first = sync == BUCKET ? end - bucket_elements : layout.units[L + 1 - bucket_count].first;
+        first = first < 0 ? 0 : first;
+        buckets[bucket_count++] = (Range){first, end - first};
     }
 }
 
-static void sync_wait(void)
+/* After backward of unit u: starts the all-reduces of buckets to which no later operator adds. Only the last
+ * micro-batch completes any: the sums of all micro-batches are sent once. */
+static void gradients_end(int u, bool last)
 {
-    for (int i = 0; i < syncs; i++)
-        comm_wait(&syncing[i]);
-    syncs = 0;
+    if (!last || (sync == NAIVE && u > 0))      /* naive: only when backward is over */
+        return;
+    for (; started < bucket_count && buckets[started].first >= layout.units[u].first; started++) {
+        const Range r = buckets[started];
+        reducing[started] = comm_start_all_reduce(dp, tensor_range(gradients.buffer, r.first, r.count), SUM);
+    }
+}
+
+static void gradients_wait(void)
+{
+    for (int i = 0; i < started; i++)
+        comm_wait(&reducing[i]);
+    started = 0;
 }
 
 /* One transformer block: from the residual stream x to out, both (R, H). */
@@ -215,8 +213,7 @@ static void forward(Acts *a, Batch batch, double scale)
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
 }
 
-/* Adds this micro-batch's gradients to the step's. Only the last one's backward completes any: the sums
- * of all micro-batches travel once. */
+/* Adds this micro-batch's gradients to the step's. */
 static void backward(Acts *a, Batch batch, double scale, bool last)
 {
     const Params *w = &params, *g = &gradients;
@@ -226,20 +223,17 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
     linear_backward_weight(g->embedding, NONE, a->logits, a->final);
     tensor_zero(d_x);
     layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
-    if (last)
-        sync_gradients(layout.units[L + 1].first);
+    gradients_end(L + 1, last);
     for (int64_t l = L - 1; l >= 0; l--) {
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         if (options.recompute == RECOMPUTE_SELECTIVE)
             attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
-        if (last)
-            sync_gradients(layout.units[l + 1].first);
+        gradients_end(l + 1, last);
     }
     embedding_backward(g->embedding, d_x, batch.inputs);
-    if (last)
-        sync_gradients(0);
+    gradients_end(0, last);
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences on each rank. */
@@ -260,7 +254,7 @@ static StepResult train_step(int64_t step, Batch batch)
         backward(&acts, batch, scale, m == options.accumulate - 1);
         trace_end();
     }
-    sync_wait();
+    gradients_wait();
     run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
@@ -271,7 +265,7 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)      /* for evaluation: the same on all ranks */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
 }
@@ -285,17 +279,15 @@ int main(int argc, char **argv)
         {0}});
     dp = comm_split(world, 0, "dp");
     run_data_parallel(comm_size(dp));
-    bucket = 1e6 * bucket_mb / dtype_size(REAL);
+    bucket_elements = 1e6 * bucket_mb / dtype_size(REAL);
     sizes();
     predict();
 
-    Shard shard = WHOLE;
-    shard.replica = comm_rank(dp);             /* the norm counts number 0's gradients, and no other's */
-    layout = layout_create(options.config, shard);
-    syncing = calloc(L + 2 + layout.count / bucket, sizeof(Request *));
+    layout = layout_create(options.config, replica(comm_rank(dp)));    /* the norm counts number 0's gradients */
+    buckets_create();
     Part all = {
-        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
+        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
+        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
@@ -303,8 +295,8 @@ int main(int argc, char **argv)
     optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);

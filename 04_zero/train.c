@@ -7,14 +7,13 @@
 #include "../common/ultrascale.h"
 
 static Layout layout;               /* which parameter lies where in a flat buffer */
-static Params params, gradients;    /* views of whole units, wherever they are */
+static Params params, gradients;    /* views of full units, in a buffer of all or in slots */
 static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* the ranks that divide the batch */
 static int zero = 1;
-static Tensor *unit_params, *unit_gradients;    /* each unit whole: kept, or in a buffer that units share */
-static Tensor kept_gradients;                   /* all of them, or from ZeRO-2 on our parts of them */
-static Request *gathering[4], *scattering[4];   /* under way, into or out of each shared buffer */
-static int gathered[4];                         /* the unit that a shared buffer has whole, -1: none */
+static Request *gather_request[4], *scatter_request[4];     /* in flight, into or out of each slot */
+static int slot_unit[4];                        /* the unit whose parameters a slot has, -1: none */
 
 /* Sizes of what is here; capitals in the comments are these. */
 static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
@@ -58,20 +57,20 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     BlockActs a = first ? *first : (BlockActs){0};
 
     if (!first || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
-        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
     if (!first)
-        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
@@ -80,12 +79,12 @@ static Acts acts_create(void)
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
 
     for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
-    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
     a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
@@ -98,7 +97,6 @@ static void predict(void)
     const double scores = B * A * T * T;                                    /* quadratic */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-
     const int64_t embedding = H * V, one = 12 * H * H + 13 * H, final = 2 * H;     /* elements of the units */
     const double own = comm_part(dp, embedding).count + L * comm_part(dp, one).count + comm_part(dp, final).count;
     const double shared = embedding + (L < 2 ? L : 2) * one + final, n = comm_size(dp);
@@ -115,17 +113,7 @@ static void predict(void)
     memory_playbook(MEM_PARAMETERS, real * (zero == 3 ? N / n : N), zero == 3 ? "4 N / n" : "4 N");
     memory_playbook(MEM_GRADIENTS, real * (zero >= 2 ? N / n : N), zero >= 2 ? "4 N / n" : "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N / n, "8 N / n");
-    switch (options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
-        break;
-    }
+    playbook_activations(options.recompute, L * R, "");
     memory_plan();
 
     /* ZeRO-2 cannot wait for the last micro-batch: it has nowhere to keep the sum. ZeRO-3 gathers blocks for
@@ -140,85 +128,73 @@ static void predict(void)
     comm_predict(dp, ALL_GATHER, 1, final);
 }
 
-/* Units that are not kept whole share four buffers. Blocks take turns in two of them, so that one computes
- * while the other travels; the embedding, used at both ends, and the final LayerNorm have their own. */
-static int turn(int u)
+/* Units that are not kept full share four slots. Blocks take turns in two of them, so that one computes while
+ * the next is in flight; the embedding, used at both ends, and the final LayerNorm have their own. */
+static int slot_of(int u)
 {
     return u == 0 ? 2 : u == L + 1 ? 3 : u % 2;
 }
 
-/* Makes the buffer of one kind of numbers: all of them if whole, else this rank's parts. Says where each
- * unit is as a whole (NULL: nowhere) and where this rank's part of it is. */
-static Tensor keep(Category category, const char *name, bool whole, Tensor *units, Tensor *parts)
+/* Each unit's slot: blocks share two, as slot_of says. */
+static Tensor *slots_create(const char *name)
 {
-    Tensor shared[4] = {NONE};
-    int64_t count = 0, at = 0;
+    Tensor *units = calloc(L + 2, sizeof(Tensor));
 
     for (int u = 0; u < L + 2; u++)
-        count += whole ? layout.units[u].count : comm_part(dp, layout.units[u].count).count;
-    Tensor buffer = tensor_create(category, REAL, name, shape(count));
-    for (int u = 0; u < L + 2; u++) {
-        const Range unit = layout.units[u], part = comm_part(dp, unit.count);
-        Tensor *s = &shared[turn(u)];
-        if (units && !whole && !s->data)
-            *s = tensor_create(MEM_COMMUNICATION, REAL, name, shape(unit.count));
-        if (units)
-            units[u] = whole ? tensor_range(buffer, unit.first, unit.count) : *s;
-        parts[u] = tensor_range(buffer, whole ? unit.first + part.first : at, part.count);
-        at += part.count;
-    }
-    return buffer;
+        units[u] = u > 2 && u <= L ? units[u - 2]
+                                   : tensor_create(MEM_COMMUNICATION, dtype, name, shape(layout.units[u].count));
+    return units;
 }
 
-/* ZeRO-3: starts to gather a unit from all ranks' parts, unless it is still there. */
-static void gather(int u)
+/* ZeRO-3: starts to all-gather a unit's parameters into its slot, unless they are still there. */
+static void start_gather(int u)
 {
-    if (zero < 3 || gathered[turn(u)] == u)
+    if (zero < 3 || slot_unit[slot_of(u)] == u)
         return;
-    gathered[turn(u)] = u;
-    gathering[turn(u)] = comm_start_all_gather(dp, unit_params[u], optimizer.parts[u].params);
+    slot_unit[slot_of(u)] = u;
+    gather_request[slot_of(u)] = comm_start_all_gather(dp, params.units[u], optimizer.parts[u].params);
 }
 
-/* Before unit u computes; the next one travels meanwhile. */
-static void use(int u, int next)
+/* Before unit u computes; the next one is in flight meanwhile. */
+static void gather_and_prefetch(int u, int next)
 {
-    gather(u);
-    comm_wait(&gathering[turn(u)]);
-    gather(next);
+    start_gather(u);
+    comm_wait(&gather_request[slot_of(u)]);
+    start_gather(next);
 }
 
-/* After each rank has changed its parts: whole units are out of date. */
-static void params_changed(void)
+/* After each rank has changed its parts: full units are out of date. */
+static void refresh_params(void)
 {
     for (int i = 0; i < 4; i++)
-        gathered[i] = -1;
+        slot_unit[i] = -1;
     for (int u = 0; u < L + 2 && zero < 3; u++)
-        comm_all_gather(dp, unit_params[u], optimizer.parts[u].params);
+        comm_all_gather(dp, params.units[u], optimizer.parts[u].params);
 }
 
 /* Before backward adds to a unit's gradients. */
 static void gradients_begin(int u)
 {
-    comm_wait(&scattering[turn(u)]);            /* of the unit that was in this buffer */
+    comm_wait(&scatter_request[slot_of(u)]);    /* of the unit that was in this slot */
     if (zero == 1)
         return;
     const Range part = comm_part(dp, layout.units[u].count);
-    tensor_zero(unit_gradients[u]);
+    tensor_zero(gradients.units[u]);
     /* our part's sum so far, zeros in the others' parts: what the ranks' buffers add up to is then the new sum */
-    tensor_copy(tensor_range(unit_gradients[u], part.first, part.count), optimizer.parts[u].gradients);
+    tensor_copy(tensor_range(gradients.units[u], part.first, part.count), optimizer.parts[u].gradients);
 }
 
-/* After it: each rank gets its part of the sum over the ranks. */
+/* After it: each rank gets its part of the sum over the ranks. With ZeRO-1 only the last micro-batch completes any. */
 static void gradients_end(int u, bool last)
 {
     if (zero > 1 || last)
-        scattering[turn(u)] = comm_start_reduce_scatter(dp, optimizer.parts[u].gradients, unit_gradients[u]);
+        scatter_request[slot_of(u)] = comm_start_reduce_scatter(dp, optimizer.parts[u].gradients, gradients.units[u]);
 }
 
 static void gradients_wait(void)
 {
     for (int i = 0; i < 4; i++)
-        comm_wait(&scattering[i]);
+        comm_wait(&scatter_request[i]);
 }
 
 /* One transformer block: from the residual stream x to out, both (R, H). */
@@ -266,24 +242,24 @@ static void forward(Acts *a, Batch batch, double scale)
 {
     const Params *w = &params;
 
-    use(0, 1);
+    gather_and_prefetch(0, 1);
     embedding_forward(a->x[0], batch.inputs, w->embedding);
     for (int l = 0; l < L; l++) {
-        use(l + 1, l + 2);
+        gather_and_prefetch(l + 1, l + 2);
         block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
     }
-    use(L + 1, 0);                              /* 0, the embedding, is still there */
+    gather_and_prefetch(L + 1, 0);              /* 0, the embedding, is still there */
     layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
     linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
 }
 
-/* Adds this micro-batch's gradients to the step's. With ZeRO-1 only the last one's backward completes any. */
+/* Adds this micro-batch's gradients to the step's. */
 static void backward(Acts *a, Batch batch, double scale, bool last)
 {
     const Params *w = &params, *g = &gradients;
 
-    use(L + 1, L);
+    gather_and_prefetch(L + 1, L);
     gradients_begin(0);                         /* the embedding's: a share now, one at the end from the lookup */
     gradients_begin(L + 1);
     cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
@@ -293,7 +269,7 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
     layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
     gradients_end(L + 1, last);
     for (int64_t l = L - 1; l >= 0; l--) {
-        use(l + 1, l);
+        gather_and_prefetch(l + 1, l);
         gradients_begin(l + 1);
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
@@ -314,7 +290,8 @@ static StepResult train_step(int64_t step, Batch batch)
     const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
 
     tensor_zero(loss);
-    tensor_zero(kept_gradients);
+    for (int u = 0; u < L + 2; u++)
+        tensor_zero(zero == 1 ? gradients.units[u] : optimizer.parts[u].gradients);
     for (int m = 0; m < options.accumulate; m++) {
         batch_load(batch, step, ((int64_t)comm_rank(dp) * options.accumulate + m) * B, 0);
         trace_begin("forward");
@@ -331,16 +308,16 @@ static StepResult train_step(int64_t step, Batch batch)
     double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
     double mean = comm_sum(dp, tensor_item(loss));  /* here, so that the host need not wait for the update */
     adamw_step(&optimizer, lr, clip_scale(norm));
-    params_changed();
+    refresh_params();
     trace_end();
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)      /* for evaluation: the same on all ranks */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
     for (int i = 0; i < 4; i++)             /* forgotten, so that every step gathers what predict() says */
-        gathered[i] = -1;
+        slot_unit[i] = -1;
 }
 
 int main(int argc, char **argv)
@@ -355,29 +332,34 @@ int main(int argc, char **argv)
     predict();
 
     layout = layout_create(options.config, WHOLE);
-    Tensor p[L + 2], g[L + 2], m[L + 2], v[L + 2];              /* this rank's part of each unit */
+    params = zero < 3 ? params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)))
+                      : params_view_units(&layout, slots_create("params"));
+    gradients = zero < 2 ? params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)))
+                         : params_view_units(&layout, slots_create("gradients"));
     Part parts[L + 2];
-    unit_params = calloc(L + 2, sizeof(Tensor)), unit_gradients = calloc(L + 2, sizeof(Tensor));
-    const Tensor kept_params = keep(MEM_PARAMETERS, "params", zero < 3, unit_params, p);
-    kept_gradients = keep(MEM_GRADIENTS, "gradients", zero < 2, unit_gradients, g);
-    keep(MEM_OPTIMIZER, "m", false, NULL, m);
-    keep(MEM_OPTIMIZER, "v", false, NULL, v);
-    for (int u = 0; u < L + 2; u++)
-        parts[u] = (Part){layout.units[u].first + comm_part(dp, layout.units[u].count).first, p[u], g[u], m[u], v[u]};
-    params = params_view_units(&layout, unit_params);
-    gradients = params_view_units(&layout, unit_gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = parts, .count = L + 2, .gathered = zero < 3 ? kept_params : NONE};
+    for (int u = 0; u < L + 2; u++) {           /* of full units, or alone */
+        const Range part = comm_part(dp, layout.units[u].count);
+        parts[u] = (Part){
+            .first = layout.units[u].first + part.first,
+            .params = zero < 3 ? tensor_range(params.units[u], part.first, part.count)
+                               : tensor_create(MEM_PARAMETERS, dtype, "params", shape(part.count)),
+            .gradients = zero < 2 ? tensor_range(gradients.units[u], part.first, part.count)
+                                  : tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(part.count)),
+            .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(part.count)),
+            .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(part.count))};
+    }
+    optimizer = (AdamW){.layout = &layout, .parts = parts, .count = L + 2, .gathered = params.buffer};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
     Batch batch = batch_create();
 
     int step = run_load(&optimizer);            /* initial weights, or those of --load */
-    params_changed();
+    refresh_params();
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);
         run_step(++step, result);

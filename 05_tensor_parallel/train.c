@@ -9,12 +9,12 @@
 static Layout layout;               /* which parameter lies where in a flat buffer */
 static Params params, gradients;    /* views of the two buffers */
 static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *tp;                    /* the ranks that share every matrix */
-static bool sequence_parallel;
+static bool sequence_parallel;      /* R is this rank's part of B*T rows */
 
 /* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T,
-                                     * or with --sequence-parallel this rank's part */
+static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
 static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
 
 /* What one block's forward leaves for its backward. Its input is in Acts.x. */
@@ -49,18 +49,11 @@ static void sizes(void)
     const Config *c = &options.config;
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-
-    const int t = comm_size(tp);
-    if (A % t)
-        fail("--heads %lld cannot be divided over %d ranks; %s could", (long long)A, t, divisors_text(A));
-    if (sequence_parallel && R % t)
-        fail("--micro-batch %lld x --seq %lld = %lld rows cannot be divided over %d ranks, as --sequence-parallel does",
-             (long long)B, (long long)T, (long long)R, t);
-    if (V < t)
-        fail("--vocab %lld cannot be divided over %d ranks: each needs a token or more", (long long)V, t);
-    A /= t, F /= t, V = comm_part(tp, V).count;
+    A = equal_share(A, comm_size(tp), "--heads"), F /= comm_size(tp), V = comm_part(tp, V).count;
     if (sequence_parallel)
-        R /= t;
+        R = equal_share(R, comm_size(tp), "--sequence-parallel: --micro-batch x --seq =");
+    if (c->vocab < comm_size(tp))
+        fail("--vocab %d cannot be divided over %d ranks: each needs a token or more", c->vocab, comm_size(tp));
 }
 
 /* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
@@ -69,20 +62,20 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     BlockActs a = first ? *first : (BlockActs){0};
 
     if (!first || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
-        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
     if (!first)
-        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
@@ -91,12 +84,12 @@ static Acts acts_create(void)
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
 
     for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
-    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
     a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
@@ -104,7 +97,7 @@ static Acts acts_create(void)
 /* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
 static void predict(void)
 {
-    const double real = dtype_size(REAL), t = comm_size(tp);
+    const double real = dtype_size(REAL), t = comm_size(tp), all = real * model_parameters(options.config);
     const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* LayerNorms, biases after g: whole */
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic */
@@ -116,27 +109,20 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
                                             + R * (H + 2) + B * T * (V + 1)));
-    /* d_block; branch twice, d_x, d_final; rope; max, sums; the loss; a batch's two ids a token */
-    memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D + 3 * B * T) + 8 + 2 * 4 * B * T);
+    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
+    memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, real * 3 * B * T);                        /* max, sums */
     memory_predict(MEM_COMMUNICATION, sequence_parallel ? real * 2 * B * T * H : 0);
 
-    const double K = B * T * H, all = real * model_parameters(options.config);
     memory_playbook(MEM_PARAMETERS, all / t, "4 N / t");
     memory_playbook(MEM_GRADIENTS, all / t, "4 N / t");
     memory_playbook(MEM_OPTIMIZER, 2 * all / t, "8 N / t");
-    switch (options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, L * (sequence_parallel ? 34 * K / t : K * (10 + 24 / t)) + L * 5 * scores,
-                        sequence_parallel ? "L s b h (34 + 5 a s / h) / t" : "L s b h (10 + 24 / t + 5 a s / (h t))");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * (sequence_parallel ? 34 * K / t : K * (10 + 24 / t)),
-                        sequence_parallel ? "L s b h 34 / t" : "L s b h (10 + 24 / t)");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, sequence_parallel ? "L s b h 2 / t" : "L s b h 2");
-        break;
-    }
+    const bool none = options.recompute == RECOMPUTE_NONE;
+    if (sequence_parallel || options.recompute == RECOMPUTE_FULL)
+        playbook_activations(options.recompute, L * R, sequence_parallel ? " / t" : "");
+    else
+        memory_playbook(MEM_ACTIVATIONS, L * (B * T * H * (10 + 24 / t)) + (none ? L * 5 * scores : 0),
+                        none ? "L s b h (10 + 24 / t + 5 a s / (h t))" : "L s b h (10 + 24 / t)");
     memory_plan();
 
     /* What is sent in a step: f and g are crossed twice a block each way, and at the model's ends. */
@@ -209,8 +195,6 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
  * activations, d their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
-    Request *sum;
-
     residual_backward(g->down_bias, d_x);
     Tensor d_out = g_backward(d_x);
     linear_backward_input(d->gelu, d_out, w->down_weight);
@@ -218,7 +202,7 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     gelu_backward(d->up, d->gelu, a->up);
     linear_backward_input(share(d->ln2), d->up, w->up_weight);
     Tensor in = f_forward(a->ln2);              /* before the sum starts: a gather would wait behind it */
-    sum = f_backward(d->ln2);
+    Request *sum = f_backward(d->ln2);
     linear_backward_weight(g->up_weight, g->up_bias, d->up, in);
     comm_wait(&sum);
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
@@ -312,7 +296,7 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)      /* for evaluation; the loss is the same on all ranks */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
 }
@@ -326,12 +310,10 @@ int main(int argc, char **argv)
     sizes();
     predict();
 
-    Shard shard = WHOLE;
-    shard.slice = comm_rank(tp), shard.slices = comm_size(tp);
-    layout = layout_create(options.config, shard);
+    layout = layout_create(options.config, (Shard){comm_rank(tp), comm_size(tp), .embedding = true, .head = true});
     Part all = {
-        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
+        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
+        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
@@ -339,11 +321,11 @@ int main(int argc, char **argv)
     optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     if (sequence_parallel) {
-        whole = tensor_create(MEM_COMMUNICATION, REAL, "whole", shape(B * T, H));
-        partial = tensor_create(MEM_COMMUNICATION, REAL, "partial", shape(B * T, H));
+        whole = tensor_create(MEM_COMMUNICATION, dtype, "whole", shape(B * T, H));
+        partial = tensor_create(MEM_COMMUNICATION, dtype, "partial", shape(B * T, H));
     }
     max = tensor_create(MEM_WORKSPACE, REAL, "max", shape(B, T));
     sums = tensor_create(MEM_WORKSPACE, REAL, "sums", shape(B, T, 2));

@@ -1,23 +1,19 @@
 /* 06_pipeline_parallel: 01 with its layers divided over the ranks.
  *
- * forward and backward work on one micro-batch and one chunk of layers. A schedule is a list of such
- * calls, made from counts alone; execute() goes through it, receiving before each call and sending
- * after it.
+ * forward and backward work on one micro-batch and one chunk of layers. A schedule (schedule.h) is a
+ * list of such calls; execute() goes through it, receiving before each call and sending after it.
  */
-#include <stdio.h>
-#include <string.h>
-
 #include "../common/ultrascale.h"
+#include "schedule.h"
 
 static Layout layout;               /* which parameter lies where in a flat buffer */
 static Params params, gradients;    /* views of the two buffers */
 static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *pp, *tied;             /* all ranks; the first and the last, which share the embedding */
-typedef enum { AFAB, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE } ScheduleKind;
 static ScheduleKind schedule_kind = ONE_F_ONE_B;
 static int chunks = 1;              /* of layers, on each rank */
 static bool print_schedule;
-static double idle, busy;           /* seconds of this rank in all steps but the first */
 
 /* Sizes of what is here; capitals in the comments are these. */
 static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
@@ -49,7 +45,7 @@ typedef struct {
 
 static Acts **acts;                 /* [chunk][micro-batch % in_flight] */
 static int *in_flight;              /* [chunk]  micro-batches whose activations are kept at once */
-static Tensor **inbox;              /* [chunk][in_flight + 1]  x as it arrives, one ahead of what is in flight */
+static Tensor *inbox;               /* [chunk] of ((in_flight + 1)*R, H): x as it arrives, one ahead of what is used */
 static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
 static Tensor d_final;              /* (R, H)  of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
@@ -62,184 +58,10 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
 }
 
-/* ---- Schedules: lists of calls, made from rank and counts alone ---- */
-
-typedef enum { FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT } ActionKind;
-typedef struct {
-    ActionKind kind;
-    int micro, chunk;
-} Action;
-typedef struct {
-    Action *list;
-    int count, most;
-} Schedule;
-
-static void then(Schedule *s, ActionKind kind, int micro, int chunk)
+/* Of p * chunks stages, this one has the layers from layers_before(stage) to layers_before(stage + 1). */
+static int layers_before(int stage)
 {
-    if (s->count == s->most)
-        fail("this schedule has more than %d actions: a micro-batch has at most three in each chunk", s->most);
-    s->list[s->count++] = (Action){kind, micro, chunk};
-}
-
-/* All forward, all backward (GPipe, Huang et al. 2019). */
-static void afab(Schedule *s, int m)
-{
-    for (int i = 0; i < m; i++)
-        then(s, FORWARD, i, 0);
-    for (int i = 0; i < m; i++)
-        then(s, BACKWARD, i, 0);
-}
-
-/* One forward, one backward (PipeDream-Flush, Narayanan et al. 2021a): each backward as soon as it can be. */
-static void one_f_one_b(Schedule *s, int r, int p, int m)
-{
-    const int warmup = p - r - 1 < m ? p - r - 1 : m;
-
-    for (int i = 0; i < warmup; i++)
-        then(s, FORWARD, i, 0);
-    for (int i = 0; i < m; i++) {
-        if (warmup + i < m)
-            then(s, FORWARD, warmup + i, 0);
-        then(s, BACKWARD, i, 0);
-    }
-}
-
-/* Rounds of p micro-batches through chunk 0, then the same p through chunk 1, ... (Narayanan et al. 2021b). */
-static void interleaved(Schedule *s, int r, int p, int m, int v)
-{
-    const int total = m * v, most = 2 * (p - r - 1) + (v - 1) * p, warmup = most < total ? most : total;
-
-    for (int f = 0, b = 0; b < total;) {
-        if (f < total) {
-            then(s, FORWARD, f / (p * v) * p + f % p, f / p % v);
-            f++;
-        }
-        if (f > warmup || f == total) {
-            then(s, BACKWARD, b / (p * v) * p + b % p, v - 1 - b / p % v);
-            b++;
-        }
-    }
-}
-
-/* 1F1B whose weights' gradients come r micro-batches later, where 1F1B would wait (ZB-H1, Qi et al. 2023). */
-static void zero_bubble(Schedule *s, int r, int p, int m)
-{
-    const int warmup = p - r - 1 < m ? p - r - 1 : m;
-    int w = 0;
-
-    for (int i = 0; i < warmup; i++)
-        then(s, FORWARD, i, 0);
-    for (int i = 0; i < m; i++) {
-        if (warmup + i < m)
-            then(s, FORWARD, warmup + i, 0);
-        then(s, BACKWARD_INPUT, i, 0);
-        if (i >= r)
-            then(s, BACKWARD_WEIGHT, w++, 0);
-    }
-    while (w < m)
-        then(s, BACKWARD_WEIGHT, w++, 0);
-}
-
-/* What rank r of p does in a step of m micro-batches, with v chunks of layers on each rank. */
-static Schedule schedule_of(ScheduleKind kind, int r, int p, int m, int v)
-{
-    const size_t most = 3 * (size_t)m * v;
-    Schedule s = {.list = most < INT32_MAX ? calloc(most, sizeof(Action)) : NULL, .most = most};
-
-    if (!s.list)
-        fail("no room for a schedule of %d micro-batches in %d chunks", m, v);
-    switch (kind) {
-    case AFAB:        afab(&s, m); break;
-    case ONE_F_ONE_B: one_f_one_b(&s, r, p, m); break;
-    case INTERLEAVED: interleaved(&s, r, p, m, v); break;
-    case ZERO_BUBBLE: zero_bubble(&s, r, p, m); break;
-    }
-    return s;
-}
-
-/* All ranks' lists against a clock on which forward, the input's gradient and the weights' take one unit each, and
- * messages none. Returns the bubble: idle time over busy time. Draws a line a rank: digits are forwards of the
- * micro-batch, small letters backwards, capitals the weights' part where it comes later; below them their chunks. */
-static double simulate(ScheduleKind kind, int p, int m, int v, bool draw)
-{
-    const int stages = p * v;
-    const size_t width = draw ? 3 * (size_t)v * m * p : 1;          /* the longest: one rank after the other */
-    int *end = calloc(2 * (size_t)stages * m, sizeof(int));         /* of F and B: when it ended, + 1 */
-    int *clock = calloc(p, sizeof(int)), *next = calloc(p, sizeof(int)), last = 0;
-    char *chart = malloc(2 * p * width);
-    Schedule *s = calloc(p, sizeof(Schedule));
-
-    if (!end || !clock || !next || !chart || !s)
-        fail("no memory to simulate %d ranks and %d micro-batches", p, m);
-    memset(chart, '.', 2 * p * width);
-    for (int r = 0; r < p; r++)
-        s[r] = schedule_of(kind, r, p, m, v);
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int r = 0; r < p; r++)
-            while (next[r] < s[r].count) {
-                const Action a = s[r].list[next[r]];
-                const int stage = a.chunk * p + r;
-                if (a.micro < 0 || a.micro >= m || a.chunk < 0 || a.chunk >= v)
-                    fail("rank %d's action %d is of micro-batch %d in chunk %d: there are %d in %d", r, next[r],
-                         a.micro, a.chunk, m, v);
-                int *f = &end[(size_t)stage * m + a.micro], *b = f + (size_t)stages * m, began = 1;
-                const int needed = a.kind == BACKWARD_WEIGHT ? *b
-                                 : a.kind == FORWARD ? (stage > 0 ? f[-m] : began)
-                                 : stage < stages - 1 ? b[m] : *f;
-                if (!needed)
-                    break;                                          /* another rank's turn */
-                clock[r] = needed - 1 > clock[r] ? needed - 1 : clock[r];
-                for (int k = 0; k < (a.kind == BACKWARD ? 2 : 1); k++, clock[r]++) {
-                    if (!draw)
-                        continue;
-                    char *at = chart + 2 * r * width + clock[r];
-                    at[0] = (a.kind == FORWARD ? '0' : a.kind == BACKWARD_WEIGHT ? 'A' : 'a') + a.micro % 10;
-                    at[width] = '0' + a.chunk % 10;
-                }
-                if (a.kind != BACKWARD_WEIGHT)
-                    *(a.kind == FORWARD ? f : b) = clock[r] + 1;
-                last = clock[r] > last ? clock[r] : last;
-                next[r]++;
-                moved = true;
-            }
-    }
-    for (int r = 0; r < p; r++) {
-        if (next[r] < s[r].count)
-            fail("this schedule waits for itself: rank %d cannot begin its action %d", r, next[r]);
-        int units = 0;
-        for (int i = 0; i < s[r].count; i++)
-            units += s[r].list[i].kind == BACKWARD ? 2 : 1;
-        if (units != 3 * m * v)
-            fail("rank %d computes %d of a step's %d forwards, input gradients and weights' gradients", r, units,
-                 3 * m * v);
-        if (draw)
-            printf("rank %-3d %.*s\n", r, last, chart + 2 * r * width);
-        if (draw && v > 1)
-            printf("  chunk  %.*s\n", last, chart + (2 * r + 1) * width);
-        free(s[r].list);
-    }
-    free(end), free(clock), free(next), free(chart), free(s);
-    return (last - 3.0 * m * v) / (3.0 * m * v);
-}
-
-/* The most micro-batches of a chunk whose activations are needed at once: from forward to the last backward. */
-static int most_in_flight(Schedule s, int chunk)
-{
-    int now = 0, most = 0;
-
-    for (const Action *a = s.list; a < s.list + s.count; a++)
-        if (a->chunk == chunk && a->kind != BACKWARD_INPUT) {
-            now += a->kind == FORWARD ? 1 : -1;
-            most = now > most ? now : most;
-        }
-    return most;
-}
-
-/* Stage q of p * chunks has the layers from layers_before(q) to layers_before(q + 1); rank q % p has it. */
-static int layers_before(int q)
-{
-    return range_part(L, q, comm_size(pp) * chunks).first;
+    return range_part(L, stage, comm_size(pp) * chunks).first;
 }
 
 /* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
@@ -248,48 +70,49 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     BlockActs a = first ? *first : (BlockActs){0};
 
     if (!first || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, REAL, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, REAL, "heads", shape(B, T, A * D));
-        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, REAL, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, REAL, "gelu", shape(B, T, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, REAL, "probs", shape(B, A, T, T));
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
     if (!first)
-        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
-/* For one micro-batch in flight through the layers from begin to end. Its x[begin] is where it arrived. */
-static Acts acts_create(int begin, int end, const BlockActs *first)
+/* For one micro-batch in flight through a stage's layers. Its x[begin] is where it arrived. */
+static Acts acts_create(int stage, const BlockActs *first)
 {
+    const int begin = layers_before(stage), end = layers_before(stage + 1);
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
 
     a.d = calloc(L, sizeof(BlockActs));
-    a.d_x = tensor_create(MEM_ACTIVATIONS, REAL, "d_x", shape(R, H));
+    a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
     a.batch = batch_create();
     for (int l = begin + 1; l <= end; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = begin; l < end; l++) {
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l > begin && !first ? &a.blocks[begin] : first);
         a.d[l] = d_block;
         if (schedule_kind == ZERO_BUBBLE) {             /* what block_backward_weight will read */
-            a.d[l].branch = tensor_create(MEM_ACTIVATIONS, REAL, "d_branch", shape(R, H));
-            a.d[l].mid = tensor_create(MEM_ACTIVATIONS, REAL, "d_mid", shape(R, H));
-            a.d[l].up = tensor_create(MEM_ACTIVATIONS, REAL, "d_up", shape(B, T, F));
-            a.d[l].qkv = tensor_create(MEM_ACTIVATIONS, REAL, "d_qkv", shape(B, T, 3 * A * D));
+            a.d[l].branch = tensor_create(MEM_ACTIVATIONS, dtype, "d_branch", shape(R, H));
+            a.d[l].mid = tensor_create(MEM_ACTIVATIONS, dtype, "d_mid", shape(R, H));
+            a.d[l].up = tensor_create(MEM_ACTIVATIONS, dtype, "d_up", shape(B, T, F));
+            a.d[l].qkv = tensor_create(MEM_ACTIVATIONS, dtype, "d_qkv", shape(B, T, 3 * A * D));
         }
     }
     if (end < L)
         return a;
-    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(B, T, V));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
     a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
@@ -302,18 +125,17 @@ static void predict(void)
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic */
     const double delayed = schedule_kind == ZERO_BUBBLE ? 2 * R * H + B * T * (F + 3 * A * D) : 0;
-    double N = r == 0 || r == p - 1 ? H * V : 0;                            /* the embedding, as input or output */
+    double N = (r == 0 || r == p - 1 ? H * V : 0) + (r == p - 1 ? 2 * H : 0);       /* at the model's ends */
     double kept = 0, alive = 0, arriving = 0;   /* blocks x micro-batches in flight; the latter; receive buffers */
 
     for (int c = 0; c < chunks; c++) {
-        const int q = c * p + r, layers = layers_before(q + 1) - layers_before(q);
+        const int stage = stage_of(r, c, p), layers = layers_before(stage + 1) - layers_before(stage);
         N += layers * (12 * H * H + 13 * H);
         kept += in_flight[c] * layers;
         alive += in_flight[c];
         arriving += in_flight[c] + 1;
-        comm_predict(pp, SEND, m * ((q < p * chunks - 1) + (q > 0)), R * H);
+        comm_predict(pp, SEND, m * ((stage < p * chunks - 1) + (stage > 0)), R * H);
     }
-    N += r == p - 1 ? 2 * H : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : kept;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? kept : 1;
     const double head = r == p - 1 ? in_flight[chunks - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
@@ -332,17 +154,7 @@ static void predict(void)
     memory_playbook(MEM_PARAMETERS, real * N, "4 N, N: here");
     memory_playbook(MEM_GRADIENTS, real * N, "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    switch (options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, kept * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h), L: in flight");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, kept * R * 34.0 * H, "L s b h 34, L: in flight");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, kept * R * 2.0 * H, "L s b h 2, L: in flight");
-        break;
-    }
+    playbook_activations(options.recompute, kept * R, ", L: in flight");
     memory_plan();
 }
 
@@ -453,101 +265,71 @@ static Acts *acts_of(Action action)
 
 static Tensor inbox_of(Action action)
 {
-    return inbox[action.chunk][action.micro % (in_flight[action.chunk] + 1)];
-}
-
-/* A message is known by what it carries: x (back 0) or d_x (1) of this micro-batch, into this stage. Long before a tag
- * repeats, the message that had the same one has arrived. */
-static int tag(int micro, int stage, int back)
-{
-    return (micro % 1024 * comm_size(pp) * chunks + stage) * 2 + back;
+    return tensor_range(inbox[action.chunk], action.micro % (in_flight[action.chunk] + 1) * R, R);
 }
 
 /* Starts to receive what an action needs, one action ahead, so that it arrives during the one before. */
-static void receive(Action action)
+static void start_receive(Action action)
 {
-    const int p = comm_size(pp), r = comm_rank(pp), stage = action.chunk * p + r;
+    const Message in = message_in(action, comm_rank(pp), comm_size(pp), chunks);
     Acts *a = acts_of(action);
 
-    if (action.kind == FORWARD && stage > 0)
-        a->receiving[0] = comm_start_recv(pp, inbox_of(action), (r + p - 1) % p, tag(action.micro, stage, 0));
-    if ((action.kind == BACKWARD || action.kind == BACKWARD_INPUT) && stage < p * chunks - 1) {
+    if (in.peer >= 0 && action.kind == FORWARD)
+        a->receiving[0] = comm_start_recv(pp, inbox_of(action), in.peer, in.tag);
+    if (in.peer >= 0 && action.kind != FORWARD) {
         comm_wait(&a->sending[1]);              /* of the micro-batch that was here before */
-        a->receiving[1] = comm_start_recv(pp, a->d_x, (r + 1) % p, tag(action.micro, stage, 1));
+        a->receiving[1] = comm_start_recv(pp, a->d_x, in.peer, in.tag);
     }
 }
 
-static void compute(Action action, Acts *a, double scale)
+static void start_send(Action action)
 {
-    static const char *const names[] = {"forward", "backward", "backward_input", "backward_weight"};
+    const Message out = message_out(action, comm_rank(pp), comm_size(pp), chunks);
+    const bool back = action.kind != FORWARD;
+    Acts *a = acts_of(action);
 
-    trace_begin(names[action.kind]);
-    if (action.kind == FORWARD)
-        forward(a, a->batch, scale);
-    else if (action.kind == BACKWARD_WEIGHT)
-        backward_weight(a);
-    else
-        backward(a, a->batch, scale, action.kind == BACKWARD);
-    trace_end();
-}
-
-/* A step lasts from when all ranks are ready until all are done: what this one doesn't compute of it, it is idle. */
-static void measure(DeviceEvent *moment, int actions, double began)
-{
-    static bool warm;
-    double sum = 0;
-
-    for (int i = 0; i < actions; i++)
-        sum += -device_event_seconds(&moment[2 * i]) + device_event_seconds(&moment[2 * i + 1]);
-    comm_barrier(pp);
-    idle += warm ? clock_seconds() - began - sum : 0;
-    busy += warm ? sum : 0;
-    warm = true;
+    if (out.peer >= 0)
+        a->sending[back] = comm_start_send(pp, back ? a->d_x : a->x[a->end], out.peer, out.tag);
 }
 
 /* Any schedule. Sends and receives are only started here; what is waited for is always something that another rank
  * has started, or starts one action ahead: so it cannot matter whether a send ends before its receive begins. */
 static void execute(Schedule s, int64_t step, double scale)
 {
-    const int p = comm_size(pp), r = comm_rank(pp);
-    DeviceEvent *moment = calloc(2 * (size_t)s.count, sizeof *moment);     /* begin and end of each action */
-
-    if (!moment)
-        fail("no memory to time %d actions", s.count);
-    comm_barrier(pp);
-    const double began = clock_seconds();
-    receive(s.list[0]);
+    bubble_step_begin(pp, s.count);
+    start_receive(s.list[0]);
     for (int i = 0; i < s.count; i++) {
         const Action action = s.list[i];
-        const bool back = action.kind == BACKWARD || action.kind == BACKWARD_INPUT;
-        const int stage = action.chunk * p + r;
         Acts *a = acts_of(action);
 
         if (i + 1 < s.count)
-            receive(s.list[i + 1]);
+            start_receive(s.list[i + 1]);
         if (action.kind == FORWARD) {
             comm_wait(&a->receiving[0]);
             a->x[a->begin] = inbox_of(action);
             batch_load(a->batch, step, action.micro * B, 0);
-        } else if (back) {
+        } else if (action.kind != BACKWARD_WEIGHT) {
             comm_wait(&a->receiving[1]);
             comm_wait(&a->sending[0]);          /* x[end] may be written again, now or by the next forward here */
             comm_wait(&a->sending[1]);          /* of the micro-batch that was here before */
         }
-        moment[2 * i] = device_event();
-        compute(action, a, scale);
-        moment[2 * i + 1] = device_event();
-        if (action.kind == FORWARD && a->end < L)
-            a->sending[0] = comm_start_send(pp, a->x[a->end], (r + 1) % p, tag(action.micro, stage + 1, 0));
-        if (back && a->begin > 0)
-            a->sending[1] = comm_start_send(pp, a->d_x, (r + p - 1) % p, tag(action.micro, stage - 1, 1));
+        bubble_moment();
+        trace_begin(action_name[action.kind]);
+        if (action.kind == FORWARD)
+            forward(a, a->batch, scale);
+        else if (action.kind == BACKWARD_WEIGHT)
+            backward_weight(a);
+        else
+            backward(a, a->batch, scale, action.kind == BACKWARD);
+        trace_end();
+        bubble_moment();
+        start_send(action);
     }
     for (int c = 0; c < chunks; c++)
         for (int i = 0; i < in_flight[c]; i++)
             for (int k = 0; k < 2; k++)
                 comm_wait(&acts[c][i].sending[k]);
-    measure(moment, s.count, began);
-    free(moment);
+    bubble_step_end(pp);
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
@@ -572,22 +354,19 @@ static StepResult train_step(int64_t step, Schedule schedule)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)      /* for evaluation: one micro-batch through all stages */
+static void loss_of(Batch batch)        /* no backward follows: one micro-batch through all stages */
 {
-    const int p = comm_size(pp), r = comm_rank(pp);
-
     for (int c = 0; c < chunks; c++) {
         const Action action = {FORWARD, 0, c};
         Acts *a = acts_of(action);
-        receive(action);
+        start_receive(action);
         comm_wait(&a->receiving[0]);
         a->x[a->begin] = inbox_of(action);
         forward(a, batch, 1.0 / (B * T));
-        if (a->end < L)
-            a->sending[0] = comm_start_send(pp, a->x[a->end], (r + 1) % p, tag(0, c * p + r + 1, 0));
+        start_send(action);
         comm_wait(&a->sending[0]);
     }
-    comm_broadcast(pp, loss, p - 1);
+    comm_broadcast(pp, loss, comm_size(pp) - 1);
 }
 
 int main(int argc, char **argv)
@@ -602,49 +381,38 @@ int main(int argc, char **argv)
     pp = comm_split(world, 0, "pp");
     const int p = comm_size(pp), r = comm_rank(pp), m = options.accumulate;
     sizes();
-    if (schedule_kind != INTERLEAVED && chunks > 1)
-        fail_usage("--chunks %d, but only --schedule interleaved has more than 1", chunks);
+    if (p == 1 && schedule_kind == INTERLEAVED)
+        chunks = 1;                             /* nobody to hand chunks to */
+    schedule_check(schedule_kind, p, m, chunks, L);
     if (schedule_kind == ZERO_BUBBLE && options.recompute == RECOMPUTE_FULL)
         fail_usage("--recompute full with --schedule zero-bubble: the weights' gradients come later, and need what "
                    "full recomputation has overwritten by then; --recompute selective works");
-    if (schedule_kind == INTERLEAVED && m % p)
-        fail("--accumulate %d is not a multiple of the %d ranks, in whose number --schedule interleaved takes "
-             "micro-batches", m, p);
-    if (p == 1)
-        chunks = 1;                             /* nobody to hand chunks to */
     if (schedule_kind == INTERLEAVED && chunks == 1 && p > 1)
-        print_rank_0(
-            "interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the bubble\n");
-    if (L < (int64_t)p * chunks)
-        fail("--layers %d, but %d ranks x %d chunks need at least %lld", (int)L, p, chunks, (long long)p * chunks);
-    const double bubble = simulate(schedule_kind, p, m, chunks, print_schedule && r == 0);
-    const int too_few = schedule_kind == ZERO_BUBBLE && m < p ? p - m : 0;      /* W to fill the bubble with */
-    const double formula = (p - 1.0 + too_few) / (schedule_kind == ZERO_BUBBLE ? 3 : chunks) / m;
+        print_rank_0("interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the "
+                     "bubble\n");
+    Simulation simulation = simulate(schedule_kind, p, m, chunks, r == 0 ? stderr : NULL);
     if (print_schedule) {
         if (r == 0)
-            printf("bubble %.4f of the time that is computed; (p-1%s)/(%s m) = %.4f\n", bubble, too_few ? " + p-m" : "",
-                   schedule_kind == ZERO_BUBBLE ? "3" : "v", formula);
-        fail_unprinted();
-        comm_agree();
-        error_cleanup_now();
-        comm_exit(0);
+            simulation_print(&simulation, schedule_kind);
+        run_leave();
     }
+    simulation_free(&simulation);
     const Schedule schedule = schedule_of(schedule_kind, r, p, m, chunks);
+    bool *here = calloc(L, sizeof(bool));
     in_flight = calloc(chunks, sizeof(int));
-    for (int c = 0; c < chunks; c++)
+    for (int c = 0; c < chunks; c++) {
         in_flight[c] = most_in_flight(schedule, c);
+        for (int l = layers_before(stage_of(r, c, p)); l < layers_before(stage_of(r, c, p) + 1); l++)
+            here[l] = true;
+    }
     tied = comm_split(world, p > 1 && (r == 0 || r == p - 1) ? 0 : -1, "tied");
     predict();
 
-    bool *here = calloc(L, sizeof(bool));
-    for (int c = 0; c < chunks; c++)
-        for (int l = layers_before(c * p + r); l < layers_before(c * p + r + 1); l++)
-            here[l] = true;
     layout = layout_create(options.config,
                            (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == p - 1});
     Part all = {
-        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
+        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
+        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
@@ -652,17 +420,14 @@ int main(int argc, char **argv)
     optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
     acts = calloc(chunks, sizeof(Acts *));
-    inbox = calloc(chunks, sizeof(Tensor *));
+    inbox = calloc(chunks, sizeof(Tensor));
     for (int c = 0; c < chunks; c++) {
-        const int begin = layers_before(c * p + r), end = layers_before(c * p + r + 1);
         acts[c] = calloc(in_flight[c], sizeof(Acts));
         for (int i = 0; i < in_flight[c]; i++)
-            acts[c][i] = acts_create(begin, end, c || i ? &acts[0][0].blocks[acts[0][0].begin] : NULL);
-        inbox[c] = calloc(in_flight[c] + 1, sizeof(Tensor));
-        for (int i = 0; i <= in_flight[c]; i++)
-            inbox[c][i] = tensor_create(MEM_COMMUNICATION, REAL, "inbox", shape(R, H));
+            acts[c][i] = acts_create(stage_of(r, c, p), c || i ? &acts[0][0].blocks[acts[0][0].begin] : NULL);
+        inbox[c] = tensor_create(MEM_COMMUNICATION, dtype, "inbox", shape((in_flight[c] + 1) * R, H));
     }
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
@@ -675,17 +440,17 @@ int main(int argc, char **argv)
             text_evaluate(loss_of, loss, acts[0][0].batch);
     }
     run_report("in_flight", in_flight[0]);      /* of its first chunk */
-    run_report("bubble_simulated", bubble);
-    run_report("bubble_formula", formula);
-    if (busy > 0) {                             /* from the second step on */
-        const double mine = idle / busy;
+    run_report("bubble_simulated", simulation.bubble);
+    run_report("bubble_formula", bubble_formula(schedule_kind, p, m, chunks));
+    if (bubble_measured() > 0) {                /* from the second step on */
+        const double mine = bubble_measured();
         double all[p];
         run_report("bubble", mine);
         comm_gather_host(pp, all, &mine, sizeof mine);
         print_rank_0("bubble  idle over busy time, rank by rank:");
         for (int i = 0; i < p; i++)
             print_rank_0(" %.3f", all[i]);
-        print_rank_0("; simulated, all calls alike, %.3f\n", bubble);
+        print_rank_0("; simulated, all calls alike, %.3f\n", simulation.bubble);
     }
     run_end();
 }

@@ -10,6 +10,7 @@
 static Layout layout;               /* which parameter lies where in a flat buffer */
 static Params params, gradients;    /* views of the two buffers */
 static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *cp;                    /* the ranks that share every sequence */
 static enum { RING, ZIGZAG, ALLGATHER, ULYSSES } method = ZIGZAG;
 
@@ -27,12 +28,12 @@ static int64_t Q;                   /* queries whose scores exist at a time */
  * while attention runs. */
 typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
-    Tensor qkv;                     /* (R, 3*A*D)       head by head: q, k, v; q and k rotated */
-    Tensor lse;                     /* (R, A)           log of each softmax's sum, for probs; in d, rowsum(dO*O) */
-    Tensor heads;                   /* (R, A*D)         attention's output, before the projection */
+    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
+    Tensor lse;                     /* (B, T, A)        log of each softmax's sum, for probs; in d, rowsum(dO*O) */
+    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
     Tensor mid;                     /* (R, H)           the residual stream between the two halves */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
-    Tensor up, gelu;                /* (R, F) */
+    Tensor up, gelu;                /* (B, T, F) */
     Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
     Tensor split;                   /* (3, R, A*D)      qkv as all of q, all of k, all of v; not kept */
 } BlockActs;
@@ -41,7 +42,7 @@ typedef struct {
     Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
     BlockActs *blocks;              /* L */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
-    Tensor logits, lse;             /* (R, V), (R) */
+    Tensor logits, lse;             /* (B, T, V), (B, T) */
 } Acts;
 
 static Acts acts;
@@ -65,11 +66,8 @@ static void sizes(void)
     C = c->seq / (held * n);
     B = options.micro_batch, T = held * C, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    if (method == ULYSSES && A % n)
-        fail("--heads %lld cannot be divided over %d ranks, as --attention ulysses does; %s could", (long long)A, n,
-             divisors_text(A));
     chunks = method == ULYSSES ? n : held;
-    chunk_heads = method == ULYSSES ? A / n : A;
+    chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
     Q = C < 64 ? C : 64;
 }
 
@@ -79,20 +77,20 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     BlockActs a = first ? *first : (BlockActs){0};
 
     if (!first || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, REAL, "ln1", shape(R, H));
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, REAL, "qkv", shape(R, 3 * A * D));
-        a.lse = tensor_create(category, REAL, "lse", shape(R, A));
-        a.heads = tensor_create(category, REAL, "heads", shape(R, A * D));
-        a.mid = tensor_create(category, REAL, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, REAL, "ln2", shape(R, H));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.lse = tensor_create(category, REAL, "lse", shape(B, T, A));
+        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, REAL, "up", shape(R, F));
-        a.gelu = tensor_create(category, REAL, "gelu", shape(R, F));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
     if (!first) {
-        a.branch = tensor_create(MEM_WORKSPACE, REAL, "branch", shape(R, H));
-        a.split = tensor_create(MEM_WORKSPACE, REAL, "split", shape(3, R, A * D));
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+        a.split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, R, A * D));
     }
     return a;
 }
@@ -102,13 +100,13 @@ static Acts acts_create(void)
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
 
     for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, REAL, "x", shape(R, H));
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
-    a.final = tensor_create(MEM_ACTIVATIONS, REAL, "final", shape(R, H));
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, REAL, "logits", shape(R, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(R));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
     return a;
 }
 
@@ -134,15 +132,7 @@ static void predict(void)
     memory_playbook(MEM_PARAMETERS, real * N, "4 N");
     memory_playbook(MEM_GRADIENTS, real * N, "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    switch (options.recompute) {                                            /* R has its s / n */
-    case RECOMPUTE_NONE:
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34 / n");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2 / n");
-        break;
-    }
+    playbook_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
     memory_plan();
 
     /* What a rank sends in a step: attention's traffic of every layer, forward (full recomputation: twice)
@@ -466,12 +456,10 @@ int main(int argc, char **argv)
     sizes();
     predict();
 
-    Shard shard = WHOLE;
-    shard.replica = comm_rank(cp);             /* the norm counts number 0's gradients, and no other's */
-    layout = layout_create(options.config, shard);
+    layout = layout_create(options.config, replica(comm_rank(cp)));    /* the norm counts number 0's gradients */
     Part all = {
-        .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
+        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
+        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
@@ -479,8 +467,8 @@ int main(int argc, char **argv)
     optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(R, D));
     for (int i = 0; i < held; i++)
@@ -491,14 +479,14 @@ int main(int argc, char **argv)
     scores = tensor_create(MEM_WORKSPACE, REAL, "scores", shape(2, chunk_heads, Q, C));
     const int n = comm_size(cp);
     if (method == RING || method == ZIGZAG) {
-        kv_next = tensor_create(MEM_COMMUNICATION, REAL, "kv_next", shape(2, R, A * D));
+        kv_next = tensor_create(MEM_COMMUNICATION, dtype, "kv_next", shape(2, R, A * D));
         for (int i = 0; i < 2; i++)
-            d_kv[i] = tensor_create(MEM_COMMUNICATION, REAL, "d_kv", shape(2, R, A * D));
+            d_kv[i] = tensor_create(MEM_COMMUNICATION, dtype, "d_kv", shape(2, R, A * D));
     } else if (method == ALLGATHER) {
-        kv_all = tensor_create(MEM_COMMUNICATION, REAL, "kv_all", shape(2 * n, R, A * D));
-        d_kv_all = tensor_create(MEM_COMMUNICATION, REAL, "d_kv_all", shape(2 * n, R, A * D));
+        kv_all = tensor_create(MEM_COMMUNICATION, dtype, "kv_all", shape(2 * n, R, A * D));
+        d_kv_all = tensor_create(MEM_COMMUNICATION, dtype, "d_kv_all", shape(2 * n, R, A * D));
     } else {
-        packed = tensor_create(MEM_COMMUNICATION, REAL, "packed", shape(3 * R * A * D));
+        packed = tensor_create(MEM_COMMUNICATION, dtype, "packed", shape(3 * R * A * D));
     }
     Batch batch = {tensor_create(MEM_WORKSPACE, I32, "inputs", shape(held * B, C)),
                    tensor_create(MEM_WORKSPACE, I32, "targets", shape(held * B, C))};

@@ -4,23 +4,19 @@
  * matrix of probabilities, residual and LayerNorm, a linear and GELU, the loss and its gradient slice by slice, AdamW
  * and the weights' small copy. (Playbook: "Diving into the GPUs - fusing, threading, mixing".)
  */
-#include <string.h>
-
 #include "../common/ultrascale.h"
 #include "fused.h"
 
 /* --fuse: which chains are one operator. */
-static const char *fuse_list = "all";
 static struct {
     bool attention, layernorm, gelu, cross_entropy, adamw;
-} fuse;
+} fuse = {true, true, true, true, true};
 
 /* --dtype: in which type activations, their gradients and weights are stored; --gradients: the weights' gradients;
  * --master: whether there is a copy of the weights in REAL, which AdamW updates. */
-enum { DTYPE_BF16, DTYPE_F16, DTYPE_FP8, DTYPE_FP32 };
-enum { GRADIENTS_FP32, GRADIENTS_BF16 };
-enum { MASTER_FP32, MASTER_NONE };
-static int dtype_option = DTYPE_BF16, gradients_option = GRADIENTS_FP32, master_option = MASTER_FP32;
+static enum { DTYPE_BF16, DTYPE_F16, DTYPE_FP8, DTYPE_FP32 } dtype_option = DTYPE_BF16;
+static enum { GRADIENTS_FP32, GRADIENTS_BF16 } gradients_option = GRADIENTS_FP32;
+static enum { MASTER_FP32, MASTER_NONE } master_option = MASTER_FP32;
 static DType dtype, gradients_dtype;
 static bool has_master, fp8;
 
@@ -42,8 +38,8 @@ static int64_t S;                   /* rows whose logits are there at once */
 typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
     Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
-    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T; fused: there is none */
-    Tensor lse;                     /* (B, A, T)        fused: each row's log sum exp, instead; in d_block: dots */
+    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
+    Tensor lse;                     /* (B, A, T)        fused, for probs: each row's log sum exp; in d_block: dots */
     Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
     Tensor mid;                     /* (R, H)           the residual stream between the two halves */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
@@ -79,34 +75,10 @@ static void sizes(void)
     S = fuse.cross_entropy && R > rows ? rows : R;
 }
 
-/* Reads --fuse, words with commas between them. */
-static void fusions(void)
-{
-    const struct {
-        const char *name;
-        bool *on;
-    } known[] = {{"attention", &fuse.attention}, {"layernorm", &fuse.layernorm}, {"gelu", &fuse.gelu},
-                 {"cross-entropy", &fuse.cross_entropy}, {"adamw", &fuse.adamw}};
-
-    for (const char *word = fuse_list; *word; word += strcspn(word, ","), word += *word == ',') {
-        const size_t length = strcspn(word, ",");
-        bool found = !strcmp(fuse_list, "none");
-        for (int i = 0; i < 5; i++)
-            if ((length == 3 && !strncmp(word, "all", 3))
-                || (length == strlen(known[i].name) && !strncmp(word, known[i].name, length)))
-                found = *known[i].on = true;
-        if (!found)
-            fail_usage("--fuse %s: \"%.*s\" is none of all, attention, layernorm, gelu, cross-entropy, adamw, or none "
-                       "alone", fuse_list, (int)length, word);
-    }
-}
-
 /* What the options come to: which type is stored where, and whether this device can. */
 static void dtypes(void)
 {
-    static const DType of_option[] = {[DTYPE_BF16] = BF16, [DTYPE_F16] = F16, [DTYPE_FP8] = BF16, [DTYPE_FP32] = REAL};
-
-    dtype = of_option[dtype_option];
+    dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
     gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
     has_master = dtype != REAL && master_option == MASTER_FP32;
     if (dtype != F16)
@@ -178,7 +150,6 @@ static void predict(void)
     const double lse = fuse.attention ? B * A * T : 0;
     const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + lse);   /* linear */
     const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic in T */
-    const double copies = fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0;
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
@@ -188,37 +159,31 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
                                         + small * (R * H + S * V) + real * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
-    /* d_block; branch twice, d_x, d_final; rope; the loss, squares, clipping; a batch's two ids a token; fp8 */
-    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + (fuse.adamw ? 3 : 1) * 8
-                                      + 2 * 4 * B * T + copies);
+    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
+    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
 
     memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
         memory_playbook(MEM_MASTER, real * N, "4 N");
     memory_playbook(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    /* FlashAttention computes the scores again by itself */
-    switch (fuse.attention && options.recompute == RECOMPUTE_NONE ? RECOMPUTE_SELECTIVE : options.recompute) {
-    case RECOMPUTE_NONE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * (34.0 * H + 5.0 * A * T), "L s b h (34 + 5 a s / h)");
-        break;
-    case RECOMPUTE_SELECTIVE:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 34.0 * H, "L s b h 34");
-        break;
-    case RECOMPUTE_FULL:
-        memory_playbook(MEM_ACTIVATIONS, L * R * 2.0 * H, "L s b h 2");
-        break;
-    }
+    const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* scores: FlashAttention does */
+    playbook_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
     memory_plan();
 }
 
-/* Room in a buffer for a matrix (rows, width) in fp8, and for its scale. */
-static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, const char *name, int64_t rows, int64_t width)
+/* The fp8 copy of a matrix in a buffer, beside its scale; or of the matrix transposed. */
+static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
 {
-    Tensor t = tensor_view(tensor_range(buffer, 0, rows * width), shape(rows, width));
+    const int64_t rows = tensor_rows(t), width = tensor_width(t);
+    const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
+    Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
 
-    t.dtype = fp8_dtype, t.name = name, t.scale = (float *)scales.data + scale;
-    return t;
+    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
+    quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
+    return copy;
 }
 
 /* The blocks' linears, as in ops.h, and with fp8 by copies of both operands: E4M3, which has more precision, for
@@ -226,43 +191,31 @@ static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, const char *na
  * transposed on the way. What comes out is BF16, or as gradients are stored; the output projection stays in BF16. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    const int64_t k = tensor_width(x), m = tensor_width(out);
-
     if (!fp8) {
         linear_forward(out, x, weight, bias);
         return;
     }
-    Tensor x8 = fp8_copy(left8, 0, E4M3, "x8", R, k), weight8 = fp8_copy(right8, 1, E4M3, "weight8", m, k);
-    quantize(x8, NONE, x);
-    quantize(weight8, NONE, weight);
+    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
     linear_fp8(out, x8, weight8, bias);
 }
 
 static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
 {
-    const int64_t k = tensor_width(d_x), m = tensor_width(d_out);
-
     if (!fp8) {
         linear_backward_input(d_x, d_out, weight);
         return;
     }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, "d_out8", R, m), weight8 = fp8_copy(right8, 1, E4M3, "weight8", k, m);
-    quantize(d8, NONE, d_out);
-    quantize(NONE, weight8, weight);
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
     linear_fp8(d_x, d8, weight8, NONE);
 }
 
 static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
-    const int64_t k = tensor_width(x), m = tensor_width(d_out);
-
     if (!fp8) {
         linear_backward_weight(d_weight, d_bias, d_out, x);
         return;
     }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, "d_out8", m, R), x8 = fp8_copy(right8, 1, E4M3, "x8", k, R);
-    quantize(NONE, d8, d_out);
-    quantize(NONE, x8, x);
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
     linear_fp8_add(d_weight, d8, x8);
     if (d_bias.data)
         residual_backward(d_bias, d_out);
@@ -303,13 +256,13 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     residual_backward(g->down_bias, d_x);
-    mixed_linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
-    if (fuse.gelu) {
+    if (fuse.gelu)
         linear_gelu_backward(d->up, d_x, w->down_weight, a->up);
-    } else {
+    else
         mixed_linear_backward_input(d->gelu, d_x, w->down_weight);
+    mixed_linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
+    if (!fuse.gelu)
         gelu_backward(d->up, d->gelu, a->up);
-    }
     mixed_linear_backward_input(d->ln2, d->up, w->up_weight);
     mixed_linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
     if (fuse.layernorm) {
@@ -407,7 +360,7 @@ static void adapt_loss_scale(int64_t step, bool overflow)
 
 /* AdamW, clipping and the small copy in one pass, without the host: what follows from the norm, the device finds by
  * itself. So the update is queued before the host waits for the two numbers, and the device has work meanwhile. */
-static void update_fused(double lr, double *norm, double *mean)
+static double update_fused(double lr)
 {
     gradient_square_sum_into(squares, &optimizer);
     device_download_start(&arrived[0], squares.data, sizeof *arrived);
@@ -416,9 +369,9 @@ static void update_fused(double lr, double *norm, double *mean)
     clip_scale_into(clipping, squares, options.clip);
     adamw_step_scaled(&optimizer, lr, clipping);
     device_event_seconds(&both);                /* until the numbers are there; not until the update is */
-    *norm = sqrt(arrived[0]), *mean = arrived[1];
-    if (!isfinite(*norm))
+    if (!isfinite(arrived[0]))
         optimizer.step--;                       /* nothing was updated */
+    return arrived[0];                          /* the sum of the gradients' squares */
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
@@ -444,13 +397,8 @@ static StepResult train_step(int64_t step, Batch batch)
     run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
-    double norm, mean, lr = learning_rate(step);
-    if (fuse.adamw) {
-        update_fused(lr, &norm, &mean);
-    } else {
-        norm = sqrt(gradient_square_sum(&optimizer));
-        mean = tensor_item(loss);               /* here, so that the host need not wait for the update */
-    }
+    double lr = learning_rate(step), norm = sqrt(fuse.adamw ? update_fused(lr) : gradient_square_sum(&optimizer));
+    double mean = fuse.adamw ? arrived[1] : tensor_item(loss);      /* here: the host need not wait for the update */
     const bool overflow = dtype == F16 && !isfinite(norm);
     if (!overflow && !fuse.adamw)
         adamw_step(&optimizer, lr, clip_scale(norm));
@@ -462,27 +410,24 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
 }
 
-static void loss_of(Batch batch)                    /* for evaluation */
+static void loss_of(Batch batch)        /* no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T), 0);
 }
 
 static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's */
 {
-    Tensor logits = tensor_range(acts.logits, 0, 1);
-
-    forward(&acts, batch, 1.0 / (B * T), 0);
-    linear_forward(logits, tensor_range(acts.final, row, 1), params.embedding, NONE);
-    return logits;
+    loss_of(batch);
+    linear_forward(tensor_range(acts.logits, 0, 1), tensor_range(acts.final, row, 1), params.embedding, NONE);
+    return tensor_range(acts.logits, 0, 1);
 }
 
 int main(int argc, char **argv)
 {
-    run_begin(
-        "08_fused_kernels", "Trains a transformer with kernels that do several operators' work.", argc, argv,
-        (StageOption[]){
-            {"fuse", OPTION_TEXT, &fuse_list,
-             "all, none, or some of attention,layernorm,gelu,cross-entropy,adamw (all)", "LIST"},
+    run_begin("08_fused_kernels", "Trains a transformer with kernels that do several operators' work.", argc, argv,
+              (StageOption[]){
+            {"fuse", OPTION_SET, &fuse, "chains that are one operator: all, none, or some with commas between them",
+             "attention|layernorm|gelu|cross-entropy|adamw"},
             {"dtype", OPTION_CHOICE, &dtype_option,
              "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
             {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
@@ -494,9 +439,7 @@ int main(int argc, char **argv)
              "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
             TEXT_OPTIONS,
             {0}});
-    if (comm_size(world) > 1)
-        fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
-    fusions();
+    run_alone();
     sizes();
     dtypes();
     predict();
@@ -548,6 +491,6 @@ int main(int argc, char **argv)
             text_evaluate(loss_of, loss, batch);
     }
     if (options.sample)
-        text_sample(logits_of, batch);
+        text_sample_from(logits_of, batch);
     run_end();
 }

@@ -122,10 +122,8 @@ static int known_count;
 
 /* ---- One option's argument ---- */
 
-static int place_of(const char *word, const char *words)        /* among "a|b|c"; -1: not there */
+static int place_of(const char *word, size_t length, const char *words)     /* among "a|b|c"; -1: not there */
 {
-    const size_t length = strlen(word);
-
     for (int at = 0;; at++) {
         const size_t n = strcspn(words, "|");
         if (n == length && !strncmp(word, words, n))
@@ -145,6 +143,25 @@ static double number_of(const StageOption *o, const char *text)
     if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
         fail_usage("--%s %s, but it is a number from %g to %g", o->name, text, o->min, o->max);
     return x;
+}
+
+static void take_set(const StageOption *o, const char *text)
+{
+    bool *set = o->value;
+    int count = 1;
+
+    for (const char *c = o->argument; *c; c++)
+        count += *c == '|';
+    memset(set, false, count * sizeof *set);
+    if (!strcmp(text, "none"))
+        return;
+    for (const char *word = text, *end = text; *end; word = end + 1) {
+        end = word + strcspn(word, ",");
+        const int length = end - word, at = place_of(word, length, o->argument);
+        if (at < 0 && (length != 3 || strncmp(word, "all", 3)))
+            fail_usage("--%s %s: \"%.*s\" is none of all, %s, or none alone", o->name, text, length, word, o->argument);
+        memset(set + (at < 0 ? 0 : at), true, (at < 0 ? count : 1) * sizeof *set);
+    }
 }
 
 static void take(const StageOption *o, const char *text)
@@ -177,12 +194,15 @@ static void take(const StageOption *o, const char *text)
         *(const char **)o->value = text;
         break;
     case OPTION_CHOICE: {
-        const int at = place_of(text, o->argument);
+        const int at = place_of(text, strlen(text), o->argument);
         if (at < 0)
             fail_usage("--%s %s, but it is one of %s", o->name, text, o->argument);
         *(int *)o->value = at;
         break;
     }
+    case OPTION_SET:
+        take_set(o, text);
+        break;
     }
 }
 
@@ -346,6 +366,11 @@ static void value_text(const StageOption *o, char *text, size_t size)
         for (int i = *(int *)o->value; i > 0; i--)
             word += strcspn(word, "|") + 1;
         snprintf(text, size, "%.*s", (int)strcspn(word, "|"), word);
+        break;
+    case OPTION_SET:
+        for (int i = 0, at = 0; *word; i++, word += strcspn(word, "|"), word += *word == '|')
+            if (((bool *)o->value)[i])
+                at += snprintf(text + at, size - at, "%s%.*s", at ? "," : "", (int)strcspn(word, "|"), word);
         break;
     }
 }

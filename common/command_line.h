@@ -6,13 +6,14 @@
 
 #include "options.h"
 
-typedef enum { OPTION_FLAG, OPTION_INT, OPTION_DOUBLE, OPTION_SEED, OPTION_TEXT, OPTION_CHOICE } OptionKind;
+typedef enum { OPTION_FLAG, OPTION_INT, OPTION_DOUBLE, OPTION_SEED, OPTION_TEXT, OPTION_CHOICE, OPTION_SET } OptionKind;
 typedef struct {
     const char *name;                       /* without the dashes */
     OptionKind kind;
-    void *value;                            /* bool, int, double, uint64_t, const char *, int (an enum, from 0) */
+    void *value;                            /* bool, int, double, uint64_t, const char *, int (an enum, from 0), and
+                                             * of a SET a bool for each word; one types words with commas, all, none */
     const char *help;
-    const char *argument;                   /* what --help calls it; of a CHOICE, the words: "ring|zigzag" */
+    const char *argument;                   /* what --help calls it; of a CHOICE or SET, the words: "ring|zigzag" */
     double min, max;                        /* of a number, inclusive */
 } StageOption;
 

@@ -13,6 +13,14 @@
 
 const Shard WHOLE = {.slices = 1, .embedding = true, .head = true};
 
+Shard replica(int number)
+{
+    Shard s = WHOLE;
+
+    s.replica = number;
+    return s;
+}
+
 enum { BLOCK_PARAMETERS = 12, UNCUT = 6 };
 
 int64_t model_parameters(Config c)
@@ -162,10 +170,12 @@ static Tensor view_from(const Layout *layout, int parameter, int count, int unit
 Params params_view_units(const Layout *layout, const Tensor *units)
 {
     const int layers = layout->config.layers;
-    Params p = {.embedding = view_of(layout, 0, 0, units[0]), .blocks = calloc(layers, sizeof(BlockParams))};
+    Params p = {.embedding = view_of(layout, 0, 0, units[0]), .blocks = calloc(layers, sizeof(BlockParams)),
+                .units = calloc(layers + 2, sizeof(Tensor))};
 
-    if (!p.blocks)
+    if (!p.blocks || !p.units)
         fail("no memory for views of %d layers", layers);
+    memcpy(p.units, units, (layers + 2) * sizeof(Tensor));
     for (int l = 0; l < layers; l++) {
         const int first = 1 + l * BLOCK_PARAMETERS;
         BlockParams *b = &p.blocks[l];

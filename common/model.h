@@ -26,6 +26,7 @@ typedef struct {
     int replica;                    /* of ranks with the same part; number 0 owns it: counts it in norms, saves it */
 } Shard;
 extern const Shard WHOLE;
+Shard replica(int number);          /* the whole model, with this number */
 
 /* One parameter of the whole model, and the rectangle of it that is here. */
 typedef struct {
@@ -72,6 +73,7 @@ typedef struct {                        /* where a parameter isn't here, NONE */
     BlockParams *blocks;                /* by the whole model's layer number */
     Tensor final_weight, final_bias;    /* (H) */
     Tensor final;                       /* (2*H)         both as one range */
+    Tensor *units;                      /* layers + 2: each unit as one range */
 } Params;
 
 Params params_view(const Layout *layout, Tensor buffer);                /* of layout->count elements */

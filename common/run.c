@@ -709,3 +709,17 @@ _Noreturn void run_end(void)
     const bool wrong = comm_sum(world, differs) > 0;
     comm_exit(stopping ? 128 + stopping : wrong);
 }
+
+_Noreturn void run_leave(void)
+{
+    fail_unprinted();
+    comm_agree();
+    error_cleanup_now();
+    comm_exit(0);
+}
+
+void run_alone(void)
+{
+    if (comm_size(world) > 1)
+        fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
+}

@@ -44,11 +44,17 @@ void run_report(const char *name, double value);
 /* text.h's evaluation, for the report. */
 void run_held_out(double loss);
 
+/* In a program for one rank: fails if there are more. */
+void run_alone(void);
+
 /* After training, on one rank: whether a signal wants the program to end. */
 bool run_interrupted(void);
 
 /* Writes --report and --trace; does not return, but ends the program: 0; 1, if memory or traffic was not as predicted;
  * 128 + the signal that stopped it. */
 _Noreturn void run_end(void);
+
+/* Ends the program before it trains, when what was asked for has been printed: leaves no files behind. All ranks. */
+_Noreturn void run_leave(void);
 
 #endif

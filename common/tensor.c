@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "print.h"
 
 Range range_part(int64_t count, int r, int n)
 {
@@ -12,6 +13,15 @@ Range range_part(int64_t count, int r, int n)
     const int64_t first = whole * r + rest * r / n, end = whole * (r + 1) + rest * (r + 1) / n;
 
     return (Range){first, end - first};
+}
+
+int64_t equal_share(int64_t count, int n, const char *what)
+{
+    if (count % n && count <= 65536)
+        fail("%s %lld cannot be divided over %d ranks; %s could", what, (long long)count, n, divisors_text(count));
+    if (count % n)
+        fail("%s %lld cannot be divided over %d ranks", what, (long long)count, n);
+    return count / n;
 }
 
 static int64_t shape_count(Shape s)

@@ -49,6 +49,10 @@ typedef struct {            /* so many elements (or rows, or bytes) from the fir
  * layers, shards and elements are cut; the parts differ by at most one and leave nothing over. */
 Range range_part(int64_t count, int r, int n);
 
+/* What each of n ranks has of `count`, which n must divide: otherwise fails, and what is divided begins the message
+ * ("--heads"). */
+int64_t equal_share(int64_t count, int n, const char *what);
+
 Tensor tensor_view(Tensor t, Shape shape);                      /* the same elements in another shape */
 Tensor tensor_range(Tensor t, int64_t first, int64_t count);    /* rows of dimension 0; elements, if t is flat */
 

@@ -65,7 +65,7 @@ static void print_token(int token)
     fflush(stdout);
 }
 
-void text_sample(LogitsFunction logits_of, Batch batch)
+void text_sample_from(LogitsFunction logits_of, Batch batch)
 {
     const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = options.config.vocab;
     const int64_t prompt = strlen(options.prompt), total = prompt + options.sample;
@@ -93,4 +93,19 @@ void text_sample(LogitsFunction logits_of, Batch batch)
     free(tokens);
     free(window);
     free(last);
+}
+
+static LossFunction forward_of;
+static Tensor logits_left;
+
+static Tensor row_left(Batch batch, int64_t row)
+{
+    forward_of(batch);
+    return tensor_range(tensor_view(logits_left, shape(tensor_rows(logits_left), tensor_width(logits_left))), row, 1);
+}
+
+void text_sample(LossFunction loss_of, Tensor logits, Batch batch)
+{
+    forward_of = loss_of, logits_left = logits;
+    text_sample_from(row_left, batch);
 }

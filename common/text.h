@@ -17,6 +17,9 @@ int64_t text_pieces(void);         /* batches that an evaluation takes, of data.
 void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch);
 
 /* Writes --sample tokens that continue --prompt: each drawn from softmax(logits / --temperature). */
-void text_sample(LogitsFunction logits_of, Batch batch);
+void text_sample_from(LogitsFunction logits_of, Batch batch);
+
+/* The same where loss_of leaves the logits of all the batch's tokens. */
+void text_sample(LossFunction loss_of, Tensor logits, Batch batch);
 
 #endif

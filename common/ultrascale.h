@@ -37,6 +37,7 @@
 
 /* around a step */
 #include "command_line.h"   /* options: --help, what they may be */
+#include "playbook.h"       /* its formulas, to compare memory with */
 #include "memory_plan.h"    /* what a step will take, and took */
 #include "run.h"            /* a run's life, and what it leaves */
 #include "text.h"           /* evaluation and samples */

@@ -1,7 +1,7 @@
 #!/bin/sh
-# What a stage's train.c changes in that of its base, function by function.
+# What a stage's train.c changes in that of its base, function by function; the comment at its beginning left out.
 #   changes.sh STAGE          a table: function, its lines, lines added and removed
-#   changes.sh --diff STAGE   the changes themselves, each function whole, coloured on a terminal
+#   changes.sh --diff STAGE   the changes themselves, coloured on a terminal; FULL=1: each changed function whole
 #   changes.sh --update       writes the tables into the stages' READMEs, between the two marks
 #   changes.sh --check        fails if a README has another table than the programs
 set -eu
@@ -15,6 +15,10 @@ base_of() {
     *) echo 01_single_gpu ;;
     esac
 }
+
+# A program below the comment at its beginning; and that comment.
+below() { awk 'done; / \*\/$/ { done = 1 }' "$1"; }
+head_of() { awk '{ print } / \*\/$/ { exit }' "$1"; }
 
 # Splits a program into $2/FUNCTION, with the comment above each, and $2/(top) for all else.
 split() {
@@ -68,17 +72,24 @@ esac
 stage=${1:?usage: changes.sh [--diff] STAGE}
 base=$(base_of "$stage")
 [ -n "$base" ] || { echo "$stage is the first program: it changes nothing, all others change it"; exit 0; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 if [ $mode = diff ]; then
+    mkdir "$work/$base" "$work/$stage"          # with the same comment at the beginning, so that lines keep their numbers
+    { head_of "$stage/train.c"; below "$base/train.c"; } >"$work/$base/train.c"
+    cp "$stage/train.c" "$work/$stage/train.c"
+    cd "$work"
     colour=never
     [ -t 1 ] && colour=always
     command -v git >/dev/null || { diff -u "$base/train.c" "$stage/train.c" || true; exit 0; }
-    git --no-pager diff --no-index --color=$colour --function-context "$base/train.c" "$stage/train.c" || true
+    # shellcheck disable=SC2086
+    git --no-pager diff --no-index --color=$colour ${FULL:+--function-context} "$base/train.c" "$stage/train.c" || true
     exit 0
 fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-split "$base/train.c" "$work/a"
-split "$stage/train.c" "$work/b"
+for side in "a $base" "b $stage"; do
+    below "${side#* }/train.c" >"$work/train.c"
+    split "$work/train.c" "$work/${side%% *}"
+done
 printf '| in `%s/train.c` | lines | added | removed |\n|---|--:|--:|--:|\n' "$stage"
 ls "$work/a" "$work/b" | grep -v -e : -e '^$' | sort -u >"$work/names"
 # in the order of the program

@@ -432,7 +432,7 @@ static void what_cannot_be_cut_is_refused(void **state)
     assert_says("--seq 20", 4, "--seq 20 cannot be cut into 8 chunks, 2 for each of 4 ranks");
     assert_says("--seq 2 --hidden 12 --heads 2 --attention ulysses", 3, "--seq 2 cannot be cut into 3 chunks");
     assert_says("--seq 24 --hidden 48 --heads 4 --attention ulysses", 3,
-                "--heads 4 cannot be divided over 3 ranks, as --attention ulysses does");
+                "--attention ulysses: --heads 4 cannot be divided over 3 ranks; 1, 2, 4 could");
 }
 
 #define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 48 --lr 1e-3 --warmup 3 --quiet"

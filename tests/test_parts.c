@@ -983,7 +983,7 @@ static void tokens_are_printed(void **state)
         token_forced = cases[i].token;
         fflush(stdout);
         dup2(fileno(f), 1);
-        text_sample(forced, batch);
+        text_sample_from(forced, batch);
         fflush(stdout);
         dup2(out, 1);
         rewind(f);
@@ -1009,7 +1009,7 @@ static void samples_have_their_odds(void **state)
         asked = ones = 0;
         fflush(stdout);
         dup2(nowhere, 1);
-        text_sample(odds, batch);
+        text_sample_from(odds, batch);
         fflush(stdout);
         dup2(out, 1);
         assert_int_equal(asked, COUNT);

@@ -2,6 +2,11 @@
 #define main stage_main
 #include "../06_pipeline_parallel/train.c"
 #undef main
+#include "../06_pipeline_parallel/schedule.c"
+
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "harness.h"
 #include "layouts.h"
@@ -154,11 +159,13 @@ static void runs_with_rendezvous(ScheduleKind kind, int p, int m, int v)
 
 static void bubble_is_the_formula(ScheduleKind kind, int p, int m, int v)
 {
-    const double bubble = simulate(kind, p, m, v, false);
+    Simulation s = simulate(kind, p, m, v, NULL);
+    const double bubble = s.bubble;
     const double formula = kind == ZERO_BUBBLE ? (p - 1 + fmax(0, p - m)) / (3.0 * m) : (p - 1.0) / ((double)v * m);
 
     if (!(fabs(bubble - formula) < 1e-12))
         fail_msg("%s, p %d, m %d, v %d: a bubble of %g, not %g", kind_name[kind], p, m, v, bubble, formula);
+    simulation_free(&s);
 }
 
 static void in_flight_is_bounded(ScheduleKind kind, int p, int m, int v)
@@ -207,6 +214,58 @@ static void activations_are_bounded(void **state)
 {
     (void)state;
     for_all_schedules(in_flight_is_bounded);
+}
+
+static void end_child(const char *line, int status)
+{
+    fprintf(stderr, "%s\n", line);
+    fflush(stderr);
+    _exit(status);
+}
+
+/* The last rank has two actions in the wrong order, B0 before F0, and then B1 of chunk 0 before F1 of chunk 1: the chart
+ * so far, and what each rank waits for. */
+static void waiting_for_itself_is_explained(void **state)
+{
+    static const char *const says[] = {
+        "rank 0   01.\nrank 1   .01\nrank 2   ...\n"
+        "rank 0 waits at its action B0 for B0 of rank 1\n"
+        "rank 1 waits at its action B0 for B0 of rank 2\n"
+        "rank 2 waits at its action B0 for F0 of rank 2\n"
+        "ultrascale: this schedule waits for itself: rank 0 waits at its action B0 for B0 of rank 1\n",
+        "rank 0   0101..aa\n  chunk  0011..11\nrank 1   .010aa..\n  chunk  .00111..\n"
+        "rank 0 waits at its action B1 (chunk 1) for B1 (chunk 1) of rank 1\n"
+        "rank 1 waits at its action B1 (chunk 0) for B1 (chunk 1) of rank 0\n"
+        "ultrascale: this schedule waits for itself: "
+        "rank 0 waits at its action B1 (chunk 1) for B1 (chunk 1) of rank 1\n"};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        Simulation s = simulate(i ? INTERLEAVED : ONE_F_ONE_B, 3 - i, 2, 1 + i, NULL);
+        Action *list = s.ranks[2 - i].list;
+        int one = i ? 4 : 0, other = i ? 7 : 1, status;
+        const Action swapped = list[one];
+        list[one] = list[other], list[other] = swapped;
+        memset(s.ended, 0, 3 * s.p * s.v * s.m * sizeof(int));
+        memset(s.done, 0, s.p * sizeof(int)), memset(s.clock, 0, s.p * sizeof(int));
+        s.slots = 0;
+        play(&s);
+        const char *path = in_temporary("stuck");
+        const pid_t child = fork();
+        if (child == 0) {
+            error_end_with(end_child);
+            if (freopen(path, "w", stderr))
+                check_ended(&s, stderr);
+            _exit(0);
+        }
+        waitpid(child, &status, 0);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 1);
+        char *text = read_file(path);
+        assert_string_equal(text, says[i]);
+        free(text);
+        simulation_free(&s);
+    }
 }
 
 /* ---- The program against 01 ---- */
@@ -397,6 +456,7 @@ int main(void)
         cmocka_unit_test(schedules_never_deadlock),
         cmocka_unit_test(bubbles_are_the_formulas),
         cmocka_unit_test(activations_are_bounded),
+        cmocka_unit_test(waiting_for_itself_is_explained),
         cmocka_unit_test(layouts_agree),
         cmocka_unit_test(evaluations_agree),
         cmocka_unit_test(checkpoints_cross),

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "harness.h"
 
@@ -90,9 +91,9 @@ static const Planted planted[] = {
     {"07_context_parallel", "if (key > query)", "if (key >= query)", 2, "--attention zigzag",
      {"as if the mask were off by one chunk: a token sees none of its own chunk"}},
     /* parameters gathered before the last update; and read before they are here */
-    {"04_zero", "        gathered[i] = -1;\n    for (int u",
-     "        gathered[i] += gathered[i] == 0 ? -1 : 0;\n    for (int u", 2, "--zero 3", {"stale copies"}},
-    {"04_zero", "    comm_wait(&gathering[turn(u)]);\n", "", 2, "--zero 3",
+    {"04_zero", "        slot_unit[i] = -1;\n    for (int u",
+     "        slot_unit[i] += slot_unit[i] == 0 ? -1 : 0;\n    for (int u", 2, "--zero 3", {"stale copies"}},
+    {"04_zero", "    comm_wait(&gather_request[slot_of(u)]);\n", "", 2, "--zero 3",
      {"NaN until comm_wait, so it may have been read before"}, true},
     /* a norm over the own shard */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
@@ -166,13 +167,18 @@ static const Planted planted[] = {
     {"06_pipeline_parallel", "const int warmup = p - r - 1 < m ? p - r - 1 : m;",
      "const int warmup = p - r - 1 < m ? m : m;", 3, "--schedule 1f1b",
      {"rank 0 keeps the activations of 6 micro-batches at once, and 3 are enough"}},
+    {"06_pipeline_parallel", "        if (warmup + i < m)\n            schedule_add(s, FORWARD, warmup + i, 0);\n"
+     "        schedule_add(s, BACKWARD, i, 0);\n",
+     "        schedule_add(s, BACKWARD, i, 0);\n        if (warmup + i < m)\n"
+     "            schedule_add(s, FORWARD, warmup + i, 0);\n", 3, "--schedule 1f1b",
+     {"this schedule waits for itself: rank 0 waits at its action B0 for B0 of rank 1"}},
     /* replicas that drift apart: what ranks update, and what they gather */
     {"03_data_parallel", "    adamw_step(&optimizer, lr, clip_scale(norm));\n",
      "    adamw_step(&optimizer, lr, clip_scale(norm));\n"
      "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--sync naive",
      {"final_weight has drifted"}, true},
-    {"04_zero", "    adamw_step(&optimizer, lr, clip_scale(norm));\n    params_changed();\n",
-     "    adamw_step(&optimizer, lr, clip_scale(norm));\n    params_changed();\n"
+    {"04_zero", "    adamw_step(&optimizer, lr, clip_scale(norm));\n    refresh_params();\n",
+     "    adamw_step(&optimizer, lr, clip_scale(norm));\n    refresh_params();\n"
      "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--zero 2",
      {"final_weight has drifted"}},
 };
