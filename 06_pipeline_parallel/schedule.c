@@ -362,5 +362,5 @@ void bubble_step_end(Comm *pp)
 
 double bubble_measured(void)
 {
-    return busy > 0 ? idle / busy : 0;
+    return idle / busy;
 }

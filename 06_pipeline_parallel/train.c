@@ -441,7 +441,7 @@ int main(int argc, char **argv)
     run_report("in_flight", in_flight[0]);      /* of its first chunk */
     run_report("bubble_simulated", simulation.bubble);
     run_report("bubble_formula", bubble_formula(schedule_kind, p, m, chunks));
-    if (bubble_measured() > 0) {                /* from the second step on */
+    if (!isnan(bubble_measured())) {            /* from the second step on */
         run_report("bubble", bubble_measured());
         run_print("bubble  rank 0 was idle for %.3f of the time that it computed; simulated, all calls alike, %.3f\n",
                   bubble_measured(), simulation.bubble);
