@@ -299,7 +299,7 @@ static void check_ended(const Simulation *s, FILE *to)
 
     while (stuck < s->p && s->done[stuck] == s->ranks[stuck].count)
         stuck++;
-    if (stuck == s->p)
+    if (stuck >= s->p)
         return;
     if (to)
         simulation_draw(s, to);
