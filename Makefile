@@ -249,7 +249,7 @@ check-machine:	## what this machine has, what runs on it and how, and what to in
 	@CC='$(CC)' OPTIMIZE='$(OPTIMIZE)' MPI_CFLAGS='$(MPI_CFLAGS)' MPI_LIBS='$(MPI_LIBS)' BLAS_CFLAGS='$(BLAS_CFLAGS)' \
 		BLAS_LIBS='$(BLAS_LIBS)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' tests/check_machine.sh
 
-diff: known-stage	## what a stage changes: STAGE=05
+diff: known-stage	## what a stage changes: STAGE=05; FULL=1: changed functions whole
 	@tests/changes.sh --diff $(PROGRAM)
 
 changes:		## writes the tables of what changes into the READMEs

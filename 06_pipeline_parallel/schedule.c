@@ -299,7 +299,7 @@ static void check_ended(const Simulation *s, FILE *to)
 
     while (stuck < s->p && s->done[stuck] == s->ranks[stuck].count)
         stuck++;
-    if (stuck == s->p)
+    if (stuck >= s->p)
         return;
     if (to)
         simulation_draw(s, to);
@@ -362,5 +362,5 @@ void bubble_step_end(Comm *pp)
 
 double bubble_measured(void)
 {
-    return busy > 0 ? idle / busy : 0;
+    return idle / busy;
 }

@@ -77,6 +77,6 @@ void simulation_print(const Simulation *s, ScheduleKind kind);
 void bubble_step_begin(Comm *pp, int actions);
 void bubble_moment(void);
 void bubble_step_end(Comm *pp);
-double bubble_measured(void);       /* over all steps but the first; 0: there are none */
+double bubble_measured(void);       /* over all steps but the first; NaN: there are none */
 
 #endif

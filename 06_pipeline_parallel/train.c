@@ -439,10 +439,10 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, acts[0][0].batch);
     }
-    report_number("in_flight", in_flight[0]);      /* of its first chunk */
+    report_number("in_flight", in_flight[0]);   /* of its first chunk */
     report_number("bubble_simulated", simulation.bubble);
     report_number("bubble_formula", bubble_formula(schedule_kind, p, m, chunks));
-    if (bubble_measured() > 0) {                /* from the second step on */
+    if (!isnan(bubble_measured())) {            /* from the second step on */
         const double mine = bubble_measured();
         double all[p];
         report_number("bubble", mine);
