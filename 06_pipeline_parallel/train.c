@@ -442,15 +442,6 @@ int main(int argc, char **argv)
     report_number("in_flight", in_flight[0]);   /* of its first chunk */
     report_number("bubble_simulated", simulation.bubble);
     report_number("bubble_formula", bubble_formula(schedule_kind, p, m, chunks));
-    if (!isnan(bubble_measured())) {            /* from the second step on */
-        const double mine = bubble_measured();
-        double all[p];
-        report_number("bubble", mine);
-        comm_gather_host(pp, all, &mine, sizeof mine);
-        print_rank_0("bubble  idle over busy time, rank by rank:");
-        for (int i = 0; i < p; i++)
-            print_rank_0(" %.3f", all[i]);
-        print_rank_0("; simulated, all calls alike, %.3f\n", simulation.bubble);
-    }
+    bubble_report(pp, simulation.bubble);
     run_end();
 }
