@@ -60,7 +60,7 @@ CUDA_PARTS := $(PARTS) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if
 PROGRAM_OBJECTS = $(addsuffix .o,$(basename $(filter-out %_cpu.c,$(wildcard $(1)/*.c))))
 FUSED_cpu := 08_fused_kernels/fused 08_fused_kernels/fused_cpu
 FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
-TESTS := $(filter-out test_cuda,$(patsubst tests/%.c,%,$(wildcard tests/test_*.c)))
+TESTS := $(filter-out test_cuda,$(basename $(notdir $(wildcard tests/*/test_*.c))))
 
 all: cpu cpu64 $(if $(NVCC),cuda)		## what this machine can build
 cpu: $(STAGES:%=$(BUILD)/cpu/%) $(BUILD)/cpu/ladder		## the programs in float, on the CPU
@@ -85,7 +85,7 @@ $(BUILD)/$(1)/obj/libcommon.a: $(3:%=$(BUILD)/$(1)/obj/%.o) $(BUILD)/$(1)/flags
 	@rm -f $$@; ar qcs $$@ $$(filter %.o,$$^)
 $(STAGES:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/%: $$$$(addprefix $(BUILD)/$(1)/obj/,$$$$(call PROGRAM_OBJECTS,$$$$*)) $(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -o $$@
-$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks sweep test_cuda parity bench_cuda diagnose verify compare): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/tests/%.o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o $(BUILD)/$(1)/obj/tests/tensors.o \
+$(patsubst %,$(BUILD)/$(1)/%,$(TESTS) bench bench_variants bench_ranks sweep test_cuda parity bench_cuda diagnose verify compare): $(BUILD)/$(1)/%: $(BUILD)/$(1)/obj/$$$$(basename $$$$(wildcard tests/*/$$$$*.c)).o $(BUILD)/$(1)/obj/tests/harness.o $(BUILD)/$(1)/obj/tests/layouts.o $(BUILD)/$(1)/obj/tests/tensors.o \
 		$(BUILD)/$(1)/obj/libcommon.a | $(TEXT)
 	@echo "  LD  $$@"; $(CC) $(FLAGS) $$^ $(LIBS) $(4) -lcmocka -o $$@
 $(patsubst %,$(BUILD)/$(1)/%,08_fused_kernels test_fused parity bench_cuda): $(FUSED_$(5):%=$(BUILD)/$(1)/obj/%.o)
@@ -100,35 +100,35 @@ $(BUILD)/cuda/arch: always		# what objects were built for
 	@mkdir -p $(@D)
 	@echo "$(GENCODE)" | cmp -s - $@ || echo "$(GENCODE)" > $@
 
-# The cuda backend on a GPU emulated by the CPU (tests/emulator.h), where CUDA's headers are found. Not under sanitizers,
+# The cuda backend on a GPU emulated by the CPU (tests/fakes/emulator.h), where CUDA's headers are found. Not under sanitizers,
 # which don't know its fibers.
 CUDA_HEADERS := $(if $(SANITIZE),,$(shell printf '\043include <cublasLt.h>\n\043include <cuda_fp8.h>\n' | $(CXX) -isystem $(CUDA_HOME)/include -x c++ -fsyntax-only - 2>/dev/null && echo yes))
 EMULATED := $(patsubst %,$(BUILD)/emulated/%,$(STAGES) parity test_cuda)
 EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/include -fno-extern-tls-init -Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
 $(eval $(call backend,emulated,,$(filter-out %nccl,$(CUDA_PARTS)) common/comm/no_nccl,-lstdc++ -ldl,cuda))
-EMULATOR := $(BUILD)/emulated/obj/tests/emulator.o $(BUILD)/emulated/obj/tests/emulator_check.o
+EMULATOR := $(BUILD)/emulated/obj/tests/fakes/emulator.o $(BUILD)/emulated/obj/tests/fakes/emulator_check.o
 # calls before each access to memory, which end in emulator_check.cc; -g1 for lines' numbers
 KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
 $(BUILD)/emulated/obj/common/cuda/device.o: KERNEL_CHECKS :=		# has no kernels
 $(EMULATED): $(EMULATOR)
-$(BUILD)/emulated/obj/%.o: %.cu tests/emulator.h $(BUILD)/emulated/flags
+$(BUILD)/emulated/obj/%.o: %.cu tests/fakes/emulator.h $(BUILD)/emulated/flags
 	@mkdir -p $(@D)
-	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/emulator.h -x c++ -c $< -o $@
+	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/fakes/emulator.h -x c++ -c $< -o $@
 $(BUILD)/emulated/obj/%.o: %.cc $(BUILD)/emulated/flags
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS) -c $< -o $@
 
-$(BUILD)/emulated/emulator_mistakes: $(BUILD)/emulated/obj/tests/emulator_mistakes.o $(EMULATOR)
+$(BUILD)/emulated/emulator_mistakes: $(BUILD)/emulated/obj/tests/fakes/emulator_mistakes.o $(EMULATOR)
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -lstdc++ -o $@
 
 # The matmul ladder: one program each for the CPU and for GPUs.
 LADDER := 08_fused_kernels/ladder
 $(BUILD)/cpu/ladder: $(BUILD)/cpu/obj/$(LADDER)/ladder_cpu.o $(BUILD)/cpu/obj/libcommon.a
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -o $@
-$(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o: $(LADDER)/ladder_cuda.cu tests/emulator.h $(BUILD)/emulated/flags
+$(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o: $(LADDER)/ladder_cuda.cu tests/fakes/emulator.h $(BUILD)/emulated/flags
 	@mkdir -p $(@D)
 	@echo "  CXX $@"; sed -E 's/(\w+)<<<(.*)>>>\(/emulated_start({\2}, \1, /' $< | \
-		$(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/emulator.h -I$(LADDER) -x c++ -c - -o $@
+		$(CXX) $(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/fakes/emulator.h -I$(LADDER) -x c++ -c - -o $@
 $(BUILD)/emulated/ladder: $(BUILD)/emulated/obj/$(LADDER)/ladder_cuda.o $(EMULATOR) $(BUILD)/emulated/obj/common/error.o
 	@echo "  LD  $@"; $(CC) $(FLAGS) $^ $(LIBS) -lstdc++ -o $@
 $(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/obj/common/error.o
@@ -140,8 +140,8 @@ $(BUILD)/cuda/ladder: $(BUILD)/cuda/obj/$(LADDER)/ladder_cuda.o $(BUILD)/cuda/ob
 # test_comm twice more: with a device made for it in place of libcommon.a's, and with comm/nccl.c on an NCCL made for it
 # (so that is compiled for the CPU build too).
 FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
-$(BUILD)/cpu64/test_comm_nccl: $(BUILD)/cpu64/obj/tests/fake_nccl.o $(BUILD)/cpu64/obj/common/comm/nccl.o
-$(FAKES:%=$(BUILD)/cpu64/%): $(patsubst %,$(BUILD)/cpu64/obj/%,tests/test_comm.o tests/harness.o tests/fake_device.o libcommon.a)
+$(BUILD)/cpu64/test_comm_nccl: $(BUILD)/cpu64/obj/tests/fakes/fake_nccl.o $(BUILD)/cpu64/obj/common/comm/nccl.o
+$(FAKES:%=$(BUILD)/cpu64/%): $(patsubst %,$(BUILD)/cpu64/obj/%,tests/common/test_comm.o tests/harness.o tests/fakes/fake_device.o libcommon.a)
 	@echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -lcmocka -o $@
 $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: FLAGS += $(NCCL_CFLAGS)
 
@@ -167,7 +167,7 @@ test-full: deps		## the whole matrix
 TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(TESTS) $(FAKES)) $(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats \
 	$(if $(CUDA_HEADERS),$(BUILD)/emulated/test_cuda)
 run-tests: cpu cpu64 $(TEST_PROGRAMS) $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(BUILD)/cpu64/verify $(if $(CUDA_HEADERS),$(EMULATED) $(BUILD)/emulated/ladder $(BUILD)/emulated/emulator_mistakes $(BUILD)/cpu/parity)
-	@tests/changes.sh --check
+	@tests/workshop/changes.sh --check
 	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of GPUs' kernels on an emulated one: CUDA's headers were not found (CUDA_HOME=DIR says where)")
 	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
 	@tests/run.sh $(if $(FULL),--full) $(TEST_PROGRAMS)
@@ -185,7 +185,7 @@ bench-torch: deps	## the same model in PyTorch, in turns with ours, on a GPU if 
 	@$(PYTHON) -c "import torch, numpy, safetensors" 2>/dev/null || { echo "$(PYTHON) has no torch, numpy or safetensors;" \
 		"python3 -m venv DIR && DIR/bin/pip install torch numpy safetensors, then make bench-torch PYTHON=DIR/bin/python"; exit 1; }
 	@$(MAKE) --no-print-directory $(BACKEND)
-	@$(PYTHON) tests/bench_torch.py $(BACKEND)
+	@$(PYTHON) tests/bench/bench_torch.py $(BACKEND)
 
 BENCH = $(if $(filter 01,$(NUMBER)),bench,$(if $(filter 02 08,$(NUMBER)),bench_variants,bench_ranks))
 bench: known-stage deps		## speed: 01 as ratios to this machine's sgemm; STAGE=02: types; 03: what ranks cost; 08: fusions
@@ -203,14 +203,14 @@ LADDER_PROGRAM = $(BUILD)/$(if $(and $(NVCC),$(NVIDIA_GPUS)),cuda,cpu)/ladder
 
 figures: deps		## draws the figures of the READMEs anew, from runs made now
 	@$(MAKE) --no-print-directory cpu
-	@tests/figures.sh
+	@tests/workshop/figures.sh
 
 fuzz:			## feeds hostile files to the checkpoint reader for a minute; FUZZ_SECONDS=60
 	@mkdir -p $(BUILD)/fuzz/corpus
 	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-		tests/fuzz_safetensors.c common/safetensors.c -lcjson -o $(BUILD)/fuzz/fuzz_safetensors
+		tests/common/fuzz_safetensors.c common/safetensors.c -lcjson -o $(BUILD)/fuzz/fuzz_safetensors
 	cd $(BUILD)/fuzz && ./fuzz_safetensors -max_total_time=$(or $(FUZZ_SECONDS),60) -max_len=1024 -use_value_profile=1 \
-		-timeout=10 corpus $(CURDIR)/tests/fuzz_seeds
+		-timeout=10 corpus $(CURDIR)/tests/common/fuzz_seeds
 
 lint:			## clang-tidy over the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
@@ -226,7 +226,7 @@ known-stage:
 	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is $(if $(MATCHES),the beginning of several names; write one of them whole: $(MATCHES),none of: $(STAGES))"; exit 2; }
 
 exercise: known-stage	## a copy of a stage with a part taken out, to put it there again: STAGE=05 N=1; without N: a list
-	@$(if $(N),mkdir -p build/exercise; tests/exercise.sh $(PROGRAM) "$(N)" "$(EXERCISE)",tests/exercise.sh $(PROGRAM))
+	@$(if $(N),mkdir -p build/exercise; tests/workshop/exercise.sh $(PROGRAM) "$(N)" "$(EXERCISE)",tests/workshop/exercise.sh $(PROGRAM))
 
 compare: deps		## two --dump-gradients files, tensor by tensor: A=one.safetensors B=two.safetensors TOLERANCE=1e-4 HEADS=12
 	@$(MAKE) --no-print-directory $(BUILD)/cpu/compare >/dev/null
@@ -243,17 +243,17 @@ verify: known-stage deps	## an edited train.c, or your own 09_name, against 01, 
 	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS)
 
 deps:			## install what is missing, from the distribution's packages
-	@tests/deps.sh
+	@tests/workshop/deps.sh
 
 check-machine:	## what this machine has, what runs on it and how, and what to install for more
 	@CC='$(CC)' OPTIMIZE='$(OPTIMIZE)' MPI_CFLAGS='$(MPI_CFLAGS)' MPI_LIBS='$(MPI_LIBS)' BLAS_CFLAGS='$(BLAS_CFLAGS)' \
-		BLAS_LIBS='$(BLAS_LIBS)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' tests/check_machine.sh
+		BLAS_LIBS='$(BLAS_LIBS)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' tests/workshop/check_machine.sh
 
 diff: known-stage	## what a stage changes: STAGE=05
-	@tests/changes.sh --diff $(PROGRAM)
+	@tests/workshop/changes.sh --diff $(PROGRAM)
 
 changes:		## writes the tables of what changes into the READMEs
-	@tests/changes.sh --update
+	@tests/workshop/changes.sh --update
 
 help:
 	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
