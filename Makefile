@@ -115,8 +115,8 @@ run: known-stage deps	## train about a minute, on a GPU if one answers: STAGE=01
 	@$(if $(GPU),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: this runs on the CPU"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP="$(NP)" is not a number of ranks, from 1 on'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 \
-		$(if $(filter 01 02 08,$(NUMBER)),--sample 300) $(ARGS)
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if \
+		$(filter 01 02 08,$(NUMBER)),--sample 300) $(ARGS)
 # Whether a GPU answers, asked for these targets alone.
 GPU := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null))
 BACKEND := $(if $(and $(GPU),$(NVCC)),cuda,cpu)

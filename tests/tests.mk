@@ -73,7 +73,7 @@ test-full: known-test deps	## the whole matrix; TEST=pipeline: of one test
 known-test:
 	@test -z "$(filter-out $(TEST_NAMES),$(TEST))" || { echo "TEST=$(TEST) is none of: $(TEST_NAMES)"; exit 2; }
 
-run-tests: cpu cpu64 $(CHOSEN) $(STARTED)
+run-tests: known-test cpu cpu64 $(CHOSEN) $(STARTED)
 ifndef TEST
 	@tests/workshop/changes.sh --check
 	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of GPUs' kernels on an emulated one: CUDA's headers were not" \
