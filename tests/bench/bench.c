@@ -1,0 +1,146 @@
+/* Speed of 01_single_gpu as a part of what this machine's OpenBLAS reaches in sgemm (1024 x 1024 x 1024), measured
+ * before and after every run: machines change their pace, ratios of neighbours in time stay. The model's FLOPs are
+ * 6N + 12*L*h*s a token. A round whose two sgemm measurements differ by more than a tenth was disturbed and is done
+ * again, a few times. Then, where a step's time goes, operator by operator.
+ */
+#include <cblas.h>
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/device.h"
+#include "../harness.h"
+
+enum { ROUNDS = 5, TRIES = 12, STEPS = 64 };
+
+static const struct {
+    const char *name, *options;
+    int steps;
+} shapes[] = {
+    {"small: L4 h256 T128 B4 v256", "--layers 4 --hidden 256 --heads 4 --vocab 256 --seq 128 --micro-batch 4", 30},
+    {"124M: L12 h768 T64 B4 v50257", "--preset 124m --seq 64 --micro-batch 4", 4},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static double sgemm_rate(int threads)
+{
+    enum { N = 1024 };
+    static float *a;
+    double best = 0;
+
+    if (!a)
+        a = calloc(3 * N * N, sizeof *a);
+    omp_set_num_threads(threads);
+    for (int i = 0; i < 20; i++) {
+        const double begin = clock_seconds();
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, N, N, 1, a, N, a + N * N, N, 0, a + 2 * N * N, N);
+        best = fmax(best, 2.0 * N * N * N / (clock_seconds() - begin));
+    }
+    return best;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, int n)
+{
+    qsort(x, n, sizeof *x, ascending);
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+typedef struct {
+    double ratio, least, most, sgemm, step;     /* of sgemm: median, least, most; FLOP/s; seconds of a step */
+    int rounds;
+} Speed;
+
+static Speed measure(int shape, int threads)
+{
+    double ratio[TRIES], sgemm[TRIES], step[TRIES];
+    Speed s = {0};
+
+    for (int try = 0; try < TRIES && s.rounds < ROUNDS; try++) {
+        double seconds[STEPS];
+        const double before = sgemm_rate(threads);
+        run_well(BUILD "/cpu/01_single_gpu %s --accumulate 1 --steps %d --threads %d --quiet --metrics m.csv "
+                 "--report r.json", shapes[shape].options, shapes[shape].steps + 1, threads);
+        const double after = sgemm_rate(threads);
+        const int rows = read_column(in_temporary("m.csv"), "seconds", seconds, STEPS) - 1;
+        if (fabs(before - after) > 0.1 * fmax(before, after))
+            continue;
+        double tokens[1];
+        read_column(in_temporary("m.csv"), "tokens", tokens, 1);
+        step[s.rounds] = median(seconds + 1, rows);             /* without the first, which warms up */
+        sgemm[s.rounds] = (before + after) / 2;
+        ratio[s.rounds] = json_number(in_temporary("r.json"), "flops_per_token") * tokens[0] / step[s.rounds]
+                          / sgemm[s.rounds];
+        s.rounds++;
+    }
+    if (s.rounds == 0)
+        return s;
+    s.sgemm = median(sgemm, s.rounds);
+    s.step = median(step, s.rounds);
+    s.ratio = median(ratio, s.rounds);
+    s.least = ratio[0], s.most = ratio[s.rounds - 1];
+    return s;
+}
+
+/* Of the last run. */
+static void print_operators(int steps)
+{
+    double total = 0;
+
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < 64; i++) {
+            char path[64];
+            double value[4];
+            static const char *const field[] = {"seconds", "calls", "flops", "bytes"};
+            char *op = json_text(in_temporary("r.json"), "ranks.0.operators", i, "op");
+            if (!op)
+                break;
+            for (int k = 0; k < 4; k++) {
+                snprintf(path, sizeof path, "ranks.0.operators.%d.%s", i, field[k]);
+                value[k] = json_number(in_temporary("r.json"), path);
+            }
+            if (pass == 0)
+                total += value[0];
+            else if (value[0] > 0.001 * total)
+                printf("    %-24s %5.1f%%  %8.3f ms a step  %6.1f GFLOP/s  %6.1f GB/s\n", op, 100 * value[0] / total,
+                       1e3 * value[0] / steps, value[2] / value[0] / 1e9, value[3] / value[0] / 1e9);
+            free(op);
+        }
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    device_prepare(argv);
+    const int cores = omp_get_num_procs();
+
+    printf("%-32s %8s %14s %14s %8s %16s\n", "shape", "threads", "sgemm GFLOP/s", "step", "ratio", "(least, most)");
+    for (int shape = 0; shape < SHAPES; shape++) {
+        Speed one = {0};
+        for (int threads = 1; threads <= (cores > 1 ? 2 : 1); threads++) {
+            const Speed s = measure(shape, threads);
+            if (s.rounds == 0) {
+                printf("%-32s %8d   the machine was too restless to measure\n", shapes[shape].name, threads);
+                continue;
+            }
+            printf("%-32s %8d %14.1f %11.1f ms %8.2f    (%.2f, %.2f) of %d rounds\n", shapes[shape].name, threads,
+                   s.sgemm / 1e9, 1e3 * s.step, s.ratio, s.least, s.most, s.rounds);
+            if (threads == 1)
+                one = s;
+            else if (one.rounds)
+                printf("%-32s two threads are %.2f times one; sgemm's are %.2f times\n", "", one.step / s.step,
+                       s.sgemm / one.sgemm);
+            print_operators(shapes[shape].steps);
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,79 @@
+/* make bench STAGE=02, STAGE=08: a step in each type, or with each fusion, against the first variant's. Variants follow
+ * one another in every round, so that what disturbs the machine disturbs all of them; of each the ratio to the first in
+ * the same round, the median of five.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../harness.h"
+
+enum { ROUNDS = 5, STEPS = 6, MOST = 8 };
+
+static const struct {
+    const char *stage, *program;
+    const char *variants[MOST];             /* options; the others are compared with the first */
+    const char *shapes[2];
+} benches[] = {
+    {"02", "02_mixed_precision",
+     {"--dtype fp32", "--dtype bf16", "--dtype fp16", "--dtype fp8"},
+     {"--layers 4 --hidden 256 --heads 4 --vocab 256 --seq 128 --micro-batch 4",
+      "--layers 4 --hidden 768 --heads 12 --vocab 256 --seq 256 --micro-batch 4"}},
+    {"08", "08_fused_kernels",
+     {"--fuse none", "--fuse attention", "--fuse layernorm", "--fuse gelu", "--fuse cross-entropy", "--fuse adamw",
+      "--fuse all"},
+     {"--layers 4 --hidden 256 --heads 4 --vocab 256 --seq 128 --micro-batch 8",
+      "--layers 4 --hidden 256 --heads 4 --vocab 256 --seq 1024 --micro-batch 1"}},
+};
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Seconds of a step, without the first, which warms up; and the run's peak of memory. */
+static double step_of(const char *program, const char *shape, const char *variant, double *peak)
+{
+    double seconds[STEPS + 1], bytes[STEPS + 1];
+
+    run_well(BUILD "/cpu/%s %s %s --accumulate 1 --steps %d --quiet --metrics m.csv", program, shape, variant,
+             STEPS + 1);
+    const int rows = read_column(in_temporary("m.csv"), "seconds", seconds, STEPS + 1);
+    read_column(in_temporary("m.csv"), "peak_bytes", bytes, STEPS + 1);
+    *peak = bytes[0];
+    qsort(seconds + 1, rows - 1, sizeof *seconds, ascending);
+    return seconds[1 + (rows - 1) / 2];
+}
+
+int main(int argc, char **argv)
+{
+    for (size_t b = 0; b < sizeof benches / sizeof *benches; b++) {
+        if (argc < 2 || strcmp(argv[1], benches[b].stage))
+            continue;
+        for (int s = 0; s < 2; s++) {
+            double step[MOST][ROUNDS], ratio[MOST][ROUNDS], peak[MOST];
+            int count = 0;
+            while (count < MOST && benches[b].variants[count])
+                count++;
+            printf("%s %s\n%-24s %12s %10s %15s %12s\n", benches[b].program, benches[b].shapes[s], "", "step",
+                   "of first", "(least, most)", "peak");
+            for (int round = 0; round < ROUNDS; round++)
+                for (int v = 0; v < count; v++) {
+                    step[v][round] =
+                        step_of(benches[b].program, benches[b].shapes[s], benches[b].variants[v], &peak[v]);
+                    ratio[v][round] = step[v][round] / step[0][round];
+                }
+            for (int v = 0; v < count; v++) {
+                qsort(step[v], ROUNDS, sizeof **step, ascending);
+                qsort(ratio[v], ROUNDS, sizeof **ratio, ascending);
+                printf("%-24s %9.1f ms %10.2f    (%.2f, %.2f) %9.1f MB\n", benches[b].variants[v],
+                       1e3 * step[v][ROUNDS / 2], ratio[v][ROUNDS / 2], ratio[v][0], ratio[v][ROUNDS - 1],
+                       peak[v] / 1e6);
+            }
+            printf("\n");
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,564 @@
+/* Runs every operator, and 08's fused ones, on random numbers and ragged shapes, and writes what each gave to a file:
+ * built for the CPU and for a GPU, the two files must agree (test_cuda.c). Arguments: the file, and a sum that says in
+ * which types: 1, float; 2, bf16; 4, fp16; 8, fp8 (0: all that the device computes with). Prints what was taken.
+ *
+ * Each tensor lies between guards, at an odd place in every second round, and outputs are NaN before.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../08_fused_kernels/fused.h"
+#include "../../common/ultrascale.h"
+#include "../../common/formats.h"
+
+static FILE *file;
+static int shift;                       /* 0 or 1: elements by which tensors are moved from where loads are fast */
+static char label[160];                 /* the operator, its type and sizes */
+
+/* ---- Tensors ---- */
+
+enum { GUARD = 64, MOST = 32 };
+static struct {
+    Tensor whole;                       /* with its guards */
+    int64_t before;                     /* elements of the first one */
+} made[MOST];
+static int made_count;
+
+/* Mean 0, variance 1; the same numbers in every build. */
+static double number(void)
+{
+    static uint64_t state = 88172645463325252u;
+    double sum = 0;
+
+    for (int i = 0; i < 2; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;        /* xorshift (Marsaglia 2003) */
+        sum += (double)(state >> 11) * 0x1p-53 - 0.5;
+    }
+    return sum * sqrt(6);
+}
+
+static int64_t count_of(Shape s)
+{
+    int64_t n = 1;
+
+    for (int i = 0; i < s.dims; i++)
+        n *= s.n[i];
+    return n;
+}
+
+static void *on_host(int64_t bytes)
+{
+    void *data = malloc(bytes + 1);
+
+    if (!data)
+        fail("no memory for %lld bytes", (long long)bytes);
+    return data;
+}
+
+/* The emulated GPU's, which then looks at each access (emulator_check.cc). */
+void emulated_forbid(const void *data, int64_t bytes, bool forbidden) __attribute__((weak));
+
+static void forbid_guards(int i, bool forbidden)
+{
+    const Tensor whole = made[i].whole;
+    const int64_t size = dtype_size(whole.dtype), bytes = tensor_bytes(whole), first = made[i].before * size;
+    const int64_t end = first + bytes - 2 * GUARD * size;
+
+    if (emulated_forbid) {
+        emulated_forbid(whole.data, first, forbidden);
+        emulated_forbid((char *)whole.data + end, bytes - end, forbidden);
+    }
+}
+
+/* All bits 1: NaN, or the id -1. */
+static Tensor empty_moved(DType dtype, const char *name, Shape s, int by)
+{
+    const int64_t count = count_of(s);
+    const Tensor whole = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
+    void *ones = on_host(tensor_bytes(whole));
+
+    memset(ones, 0xff, tensor_bytes(whole));
+    device_upload(whole.data, ones, tensor_bytes(whole));
+    free(ones);
+    if (made_count == MOST)
+        fail("%s has more than %d tensors", label, MOST);
+    made[made_count].whole = whole;
+    made[made_count].before = GUARD + by;
+    forbid_guards(made_count++, true);
+    return tensor_view(tensor_range(whole, GUARD + by, count), s);
+}
+
+static Tensor empty(DType dtype, const char *name, Shape s)
+{
+    return empty_moved(dtype, name, s, shift);
+}
+
+static Tensor random_like(Tensor t)
+{
+    real *x = on_host(tensor_count(t) * sizeof *x);
+
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        x[i] = number();
+    tensor_from_host(t, x);
+    free(x);
+    return t;
+}
+
+static Tensor random_tensor(DType dtype, const char *name, Shape s)
+{
+    return random_like(empty(dtype, name, s));
+}
+
+static Tensor zeros(DType dtype, const char *name, Shape s)
+{
+    const Tensor t = empty(dtype, name, s);
+
+    tensor_zero(t);
+    return t;
+}
+
+/* Below `limit`, some of them more than once, every fourth -1. */
+static Tensor ids_below(int64_t count, int64_t limit)
+{
+    const Tensor t = empty(I32, "ids", shape(count));
+    int32_t *ids = on_host(4 * count);
+
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = i % 4 == 1 ? -1 : (int32_t)((uint64_t)fabs(1e6 * number()) % limit);
+    device_upload(t.data, ids, 4 * count);
+    free(ids);
+    return t;
+}
+
+/* ---- Output: a line of text for each tensor, with how far it may be off over its largest, then floats ---- */
+
+static void write_numbers(const char *name, const float *x, int64_t count, double tolerance)
+{
+    fprintf(file, "%s: %s|%lld %g\n", label, name, (long long)count, tolerance);
+    fwrite(x, sizeof *x, count, file);
+}
+
+/* lower: of a (..., T, T), only what lies on and below the diagonal counts. */
+static void write_tensor(Tensor t, double tolerance, bool lower)
+{
+    const int64_t count = tensor_count(t), width = tensor_width(t);
+    real *x = on_host(count * sizeof *x);
+    float *to = on_host(count * sizeof *to);
+
+    tensor_to_host(x, t);
+    for (int64_t i = 0; i < count; i++)
+        to[i] = lower && i % width > i / width % width ? 0 : x[i];
+    write_numbers(t.name, to, count, tolerance);
+    free(x);
+    free(to);
+}
+
+static void out(Tensor t)
+{
+    write_tensor(t, t.dtype == BF16 || t.dtype == F16 ? 1e-2 : 1e-5, false);
+}
+
+/* What half-width numbers went into may be float and yet no better. */
+static void out_of(DType dtype, Tensor t)
+{
+    write_tensor(t, dtype == REAL && t.dtype == REAL ? 1e-5 : 1e-2, false);
+}
+
+static void out_number(const char *name, double x)
+{
+    write_numbers(name, &(float){x}, 1, 1e-5);
+}
+
+/* After each case: guards are as they were. */
+static void done(void)
+{
+    for (int i = 0; i < made_count; i++) {
+        const Tensor whole = made[i].whole;
+        const int64_t bytes = tensor_bytes(whole), first = made[i].before * dtype_size(whole.dtype);
+        const int64_t end = bytes - 2 * GUARD * dtype_size(whole.dtype) + first;
+        unsigned char *x = on_host(bytes);
+        device_download(x, whole.data, bytes);
+        for (int64_t k = 0; k < bytes; k++)
+            if ((k < first || k >= end) && x[k] != 0xff)
+                fail("%s: something was written beside %s", label, whole.name);
+        free(x);
+        forbid_guards(i, false);
+        tensor_free(&made[i].whole, MEM_WORKSPACE);
+    }
+    made_count = 0;
+}
+
+static void begin(const char *name, DType dtype, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    snprintf(label, sizeof label, "%s %s %lld %lld %lld %lld +%d", name, dtype_name(dtype), (long long)a, (long long)b,
+             (long long)c, (long long)d, shift);
+}
+
+/* ---- The operators ---- */
+
+static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
+{
+    const int64_t V = 23;
+
+    begin("embedding", dtype, R, W, V, gradient);
+    Tensor ids = ids_below(R, V), w = random_tensor(dtype, "weight", shape(V, W)), o = empty(dtype, "out", shape(R, W));
+    embedding_forward(o, ids, w);
+    out(o);
+    Tensor d_w = random_tensor(gradient, "d_weight", shape(V, W));
+    embedding_backward(d_w, random_tensor(dtype, "d_out", shape(R, W)), ids);
+    /* an id comes many times, and the CPU rounds to bf16 each time */
+    write_tensor(d_w, gradient == BF16 ? 1e-2 : dtype == REAL ? 1e-5 : 1e-2, false);
+    done();
+
+    begin("layernorm", dtype, R, W, 0, gradient);
+    Tensor x = random_tensor(dtype, "x", shape(R, W)), stats = empty(REAL, "stats", shape(R, 2));
+    Tensor b = random_tensor(dtype, "bias", shape(W));
+    w = random_tensor(dtype, "weight", shape(W)), o = empty(dtype, "out", shape(R, W));
+    layernorm_forward(o, stats, x, w, b);
+    out(o);
+    /* of a row of two numbers close to each other, gradients are differences of large ones */
+    if (W > 2) {
+        out(stats);
+        Tensor d_x = random_tensor(dtype, "d_x", shape(R, W)), d_out = random_tensor(dtype, "d_out", shape(R, W));
+        Tensor d_b = random_tensor(gradient, "d_bias", shape(W));
+        d_w = random_tensor(gradient, "d_weight", shape(W));
+        layernorm_backward(d_x, d_w, d_b, d_out, x, stats, w);
+        out(d_x), out_of(dtype, d_w), out_of(dtype, d_b);
+    }
+    done();
+
+    begin("gelu", dtype, R, W, 0, 0);
+    x = random_tensor(dtype, "x", shape(R, W)), o = empty(dtype, "out", shape(R, W));
+    gelu_forward(o, x);
+    out(o);
+    Tensor d_x = empty(dtype, "d_x", shape(R, W));
+    gelu_backward(d_x, random_tensor(dtype, "d_out", shape(R, W)), x);
+    out(d_x);
+    tensor_scale(x, 60);                /* beyond what exp can hold */
+    gelu_forward(o, x);
+    gelu_backward(d_x, random_tensor(dtype, "d_out", shape(R, W)), x);
+    out(o), out(d_x);
+    done();
+
+    begin("residual", dtype, R, W, 0, gradient);
+    o = empty(dtype, "out", shape(R, W));
+    residual_forward(o, random_tensor(dtype, "x", shape(R, W)), random_tensor(dtype, "branch", shape(R, W)),
+                     random_tensor(dtype, "bias", shape(W)));
+    out(o);
+    Tensor d_b = random_tensor(gradient, "d_bias", shape(W));
+    residual_backward(d_b, random_tensor(dtype, "d_out", shape(R, W)));
+    out_of(dtype, d_b);
+    done();
+
+    begin("cross_entropy", dtype, R, W, 0, 0);
+    Tensor logits = random_tensor(dtype, "logits", shape(R, W)), lse = empty(REAL, "lse", shape(R));
+    Tensor targets = ids_below(R, W), loss = zeros(F64, "loss", shape(1));
+    cross_entropy_forward(loss, lse, logits, targets, 0.01);
+    cross_entropy_forward(loss, lse, logits, targets, 0.01);
+    out(lse);
+    out_number("loss", tensor_item(loss));
+    cross_entropy_backward(logits, logits, lse, targets, 0.01);
+    out(logits);
+    tensor_scale(random_like(logits), 3000);
+    cross_entropy_forward(loss, lse, logits, targets, 0.01);
+    out(lse);
+    out_number("loss of extremes", tensor_item(loss));
+    done();
+
+    begin("scale and convert", dtype, R, W, 0, 0);
+    x = random_tensor(dtype, "x", shape(R, W));
+    tensor_scale(x, 0.37);
+    out(x);
+    static const DType others[] = {REAL, BF16, F16};
+    for (int k = 0; k < 3; k++) {
+        Tensor c = empty(others[k], "converted", shape(R, W));
+        tensor_convert(c, x);
+        out(c);
+    }
+    done();
+
+    static const AdamWArguments arguments = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                                             .correction1 = 0.19, .correction2 = 0.0975, .gradient_scale = 0.5};
+    begin("adamw", dtype, R, W, 0, gradient);
+    Tensor p = random_tensor(dtype, "params", shape(R * W)), m = random_tensor(REAL, "m", shape(R * W));
+    Tensor v = zeros(REAL, "v", shape(R * W)), g = random_tensor(gradient, "gradients", shape(R * W));
+    tensor_fill(v, 0.3);
+    adamw_update(p, NONE, m, v, g, arguments);
+    out(p), out(m), out(v);
+    out_number("square_sum", square_sum((Tensor[]){g, random_tensor(REAL, "more", shape(R)), v}, 3));
+    for (int k = 0; k < 3; k++) {
+        Tensor copy = empty(others[k], "copy", shape(R * W));
+        adamw_update(p, copy, m, v, g, arguments);
+        out_of(dtype, copy);
+    }
+    out(p);
+    static const double clips[] = {0, 0.5, 1e9};
+    for (int k = 0; k < 3; k++) {
+        Tensor sum = zeros(F64, "sum", shape(1)), scale = zeros(F64, "scale", shape(1));
+        AdamWArguments scaled = arguments;
+        scaled.scale = scale;
+        square_sum_into(sum, (Tensor[]){g, v}, 2);
+        out_number("square_sum", tensor_item(sum));
+        clip_scale_into(scale, sum, clips[k]);
+        out_number("clip_scale", tensor_item(scale));
+        adamw_update(p, NONE, m, v, g, scaled);
+        out(p), out(m), out(v);
+        device_upload(sum.data, (double[]){k ? NAN : INFINITY}, sizeof(double));
+        clip_scale_into(scale, sum, clips[k]);
+        adamw_update(p, NONE, m, v, g, scaled);
+    }
+    out(p), out(m), out(v);
+    done();
+}
+
+static void linears(DType dtype, DType gradient, int64_t R, int64_t K, int64_t M)
+{
+    begin("linear", dtype, R, K, M, gradient);
+    Tensor x = random_tensor(dtype, "x", shape(R, K)), w = random_tensor(dtype, "weight", shape(M, K));
+    Tensor o = empty(dtype, "out", shape(R, M)), with = empty(dtype, "with bias", shape(R, M));
+    linear_forward(o, x, w, NONE);
+    linear_forward(with, x, w, random_tensor(dtype, "bias", shape(M)));
+    out(o), out(with);
+    Tensor d_x = empty(dtype, "d_x", shape(R, K)), d_out = random_tensor(dtype, "d_out", shape(R, M));
+    Tensor d_w = random_tensor(gradient, "d_weight", shape(M, K)), d_b = random_tensor(gradient, "d_bias", shape(M));
+    linear_backward_input(d_x, d_out, w);
+    linear_backward_weight(d_w, d_b, d_out, x);
+    out(d_x), out_of(dtype, d_w), out_of(dtype, d_b);
+    done();
+}
+
+static void attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_t D)
+{
+    begin("attention", dtype, B, T, A, D);
+    Tensor rope = empty(REAL, "rope", shape(T, D)), qkv = random_tensor(dtype, "qkv", shape(B, T, 3 * A * D));
+    rope_table(rope, 3);
+    rope_forward(qkv, rope);
+    out(rope), out(qkv);
+    Tensor o = empty(dtype, "out", shape(B, T, A * D)), probs = empty(dtype, "probs", shape(B, A, T, T));
+    attention_forward(o, probs, qkv);
+    out(o);
+    write_tensor(probs, dtype == REAL ? 1e-5 : 1e-2, true);
+    Tensor d_qkv = empty(dtype, "d_qkv", shape(B, T, 3 * A * D)), d_probs = empty(dtype, "d_probs", shape(B, A, T, T));
+    attention_backward(d_qkv, d_probs, random_tensor(dtype, "d_out", shape(B, T, A * D)), qkv, probs);
+    rope_backward(d_qkv, rope);
+    out(d_qkv);
+    done();
+}
+
+/* ---- 08's: what each has in place of a chain ---- */
+
+static void flash_attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_t D)
+{
+    begin("flash_attention", dtype, B, T, A, D);
+    Tensor qkv = random_tensor(dtype, "qkv", shape(B, T, 3 * A * D)), o = empty(dtype, "out", shape(B, T, A * D));
+    Tensor lse = empty(REAL, "lse", shape(B, A, T)), dots = empty(REAL, "dots", shape(B, A, T));
+    flash_attention_forward(o, lse, qkv);
+    out(o), out_of(dtype, lse);
+    Tensor d_qkv = empty(dtype, "d_qkv", shape(B, T, 3 * A * D));
+    Tensor d_out = random_tensor(dtype, "d_out", shape(B, T, A * D));
+    flash_attention_backward(d_qkv, dots, d_out, qkv, o, lse);
+    out(d_qkv), out_of(dtype, dots);
+    done();
+}
+
+static void fused_rows(DType dtype, DType gradient, int64_t R, int64_t W)
+{
+    begin("residual_layernorm", dtype, R, W, 0, gradient);
+    Tensor x = random_tensor(dtype, "x", shape(R, W)), branch = random_tensor(dtype, "branch", shape(R, W));
+    Tensor add = random_tensor(dtype, "branch_bias", shape(W)), w = random_tensor(dtype, "weight", shape(W));
+    Tensor b = random_tensor(dtype, "bias", shape(W)), stats = empty(REAL, "stats", shape(R, 2));
+    Tensor sum = empty(dtype, "sum", shape(R, W)), o = empty(dtype, "out", shape(R, W));
+    residual_layernorm_forward(sum, o, stats, x, branch, add, w, b);
+    out(sum), out(o);
+    if (W > 2) {                                /* as for layernorm above */
+        out_of(dtype, stats);                   /* of a wide row they are those of the rounded sum */
+        Tensor d_sum = random_tensor(dtype, "d_sum", shape(R, W)), d_out = random_tensor(dtype, "d_out", shape(R, W));
+        Tensor d_add = random_tensor(gradient, "d_branch_bias", shape(W));
+        Tensor d_w = random_tensor(gradient, "d_weight", shape(W)), d_b = random_tensor(gradient, "d_bias", shape(W));
+        residual_layernorm_backward(d_sum, d_add, d_w, d_b, d_out, sum, stats, w);
+        out(d_sum), out_of(dtype, d_add), out_of(dtype, d_w), out_of(dtype, d_b);
+    }
+    done();
+
+    begin("cross_entropy_both", dtype, R, W, 0, 0);
+    Tensor logits = random_tensor(dtype, "logits", shape(R, W)), targets = ids_below(R, W);
+    Tensor loss = zeros(F64, "loss", shape(1));
+    cross_entropy_both(loss, logits, targets, 0.01, 0.02);
+    out(logits);
+    out_number("loss", tensor_item(loss));
+    done();
+}
+
+static void linear_gelu(DType dtype, int64_t R, int64_t K, int64_t M)
+{
+    begin("linear_gelu", dtype, R, K, M, 0);
+    Tensor x = random_tensor(dtype, "x", shape(R, K)), w = random_tensor(dtype, "weight", shape(M, K));
+    Tensor o = empty(dtype, "out", shape(R, M)), up = empty(dtype, "up", shape(R, M));
+    tensor_scale(w, 1 / sqrt(K));               /* so that GELU's bend is where numbers are */
+    linear_gelu_forward(o, up, x, w, random_tensor(dtype, "bias", shape(M)));
+    out(o), out(up);
+    Tensor down = random_tensor(dtype, "down", shape(K, M)), d_up = empty(dtype, "d_up", shape(R, M));
+    linear_gelu_backward(d_up, random_tensor(dtype, "d_out", shape(R, K)), down, up);
+    out(d_up);
+    done();
+}
+
+static void attention_blocks(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, int64_t Q, bool causal)
+{
+    begin(causal ? "attention_block causal" : "attention_block", REAL, B, 1000 * C + K, A, 1000 * D + Q);
+    Tensor q = random_tensor(REAL, "q", shape(B, C, A, D)), k = random_tensor(REAL, "k", shape(B, K, A, D));
+    Tensor v = random_tensor(REAL, "v", shape(B, K, A, D)), o = empty(REAL, "out", shape(B, C, A, D));
+    Tensor lse = empty(REAL, "lse", shape(B, C, A, 1)), scores = empty(REAL, "scores", shape(2, A, Q, K));
+    attention_block_forward(o, lse, scores, q, k, v, causal);
+    out(o), out(lse);
+    Tensor d_out = random_tensor(REAL, "d_out", shape(B, C, A, D)), dots = empty(REAL, "dots", shape(B, C, A, 1));
+    Tensor d_q = random_tensor(REAL, "d_q", shape(B, C, A, D)), d_k = random_tensor(REAL, "d_k", shape(B, K, A, D));
+    Tensor d_v = random_tensor(REAL, "d_v", shape(B, K, A, D));
+    attention_dots(tensor_view(dots, shape(B * C, A)), tensor_view(d_out, shape(B * C, A * D)),
+                   tensor_view(o, shape(B * C, A * D)));
+    out(dots);
+    attention_block_backward(d_q, d_k, d_v, scores, d_out, q, k, v, lse, dots, causal);
+    out(d_q), out(d_k), out(d_v);
+    Tensor whole = random_tensor(REAL, "merged", shape(B, C, A, D));
+    Tensor whole_lse = random_tensor(REAL, "merged lse", shape(B, C, A, 1));
+    attention_merge(whole, whole_lse, o, lse);
+    out(whole), out(whole_lse);
+    done();
+}
+
+static void floats(int64_t R, int64_t W)
+{
+    begin("in parts", REAL, R, W, 0, 0);
+    Tensor logits = random_tensor(REAL, "logits", shape(R, W)), max = empty(REAL, "max", shape(R));
+    Tensor sums = empty(REAL, "sums", shape(R, 2));
+    Tensor targets = ids_below(R, 3 * W), slice = empty(I32, "slice", shape(R));
+    Tensor loss = zeros(F64, "loss", shape(1)), lse = empty(REAL, "lse", shape(R));
+    ids_in_slice(slice, targets, W, W);
+    cross_entropy_max(max, logits);
+    cross_entropy_sums(sums, logits, max, slice);
+    cross_entropy_loss(loss, lse, sums, max, 0.01);
+    out(max), out(sums), out(lse);
+    out_number("loss", tensor_item(loss));
+    done();
+
+    begin("plain", REAL, R, W, 0, 0);
+    Tensor x = empty(REAL, "x", shape(R * W));
+    tensor_fill(x, 0.7);
+    tensor_add(x, random_tensor(REAL, "add", shape(R * W)));
+    out(x);
+    Tensor in = random_tensor(REAL, "in", shape(R, 5, W)), t = empty(REAL, "transposed", shape(5, R, W));
+    transpose_rows(t, in);
+    out(t);
+    done();
+}
+
+static Tensor fp8(DType dtype, const char *name, Shape s, float *scale, int by)
+{
+    Tensor t = empty_moved(dtype, name, s, by);
+
+    t.scale = scale;
+    return t;
+}
+
+static void eights(DType dtype, DType format, int64_t R, int64_t K, int64_t M)
+{
+    Tensor scales = empty(REAL, "scales", shape(3));
+    float *scale = scales.data;
+
+    begin(format == E4M3 ? "quantize E4M3" : "quantize E5M2", dtype, R, K, M, 0);
+    Tensor x = random_tensor(dtype, "x", shape(R, K));
+    Tensor q = fp8(format, "out", shape(R, K), scale, shift), t = fp8(format, "transposed", shape(K, R), scale, shift);
+    quantize(q, t, x);
+    Tensor alone = fp8(format, "alone", shape(K, R), scale + 1, shift);
+    quantize(NONE, alone, x);
+    out(q), out(t), out(alone);
+    write_tensor(tensor_range(scales, 0, 2), 1e-6, false);
+    quantize(q, t, zeros(dtype, "nothing", shape(R, K)));
+    out(q), out(t), out(scales);
+    Tensor infinite = random_tensor(dtype, "infinite", shape(R, K));
+    tensor_scale(infinite, INFINITY);
+    quantize(q, t, infinite);
+    out(q), out(t), out(scales);
+    quantize(q, t, x);
+    if (R % 16 == 0 && K % 16 == 0 && M % 16 == 0) {
+        /* their matmuls take what begins at multiples of 16 bytes only */
+        Tensor a = fp8(format, "a", shape(R, K), scale, 0), b = fp8(E4M3, "b", shape(M, K), scale + 2, 0);
+        Tensor o = empty_moved(dtype, "product", shape(R, M), 0);
+        Tensor sum = random_like(empty_moved(dtype == F16 ? REAL : dtype, "sum", shape(R, M), 0));
+        quantize(a, NONE, x);
+        quantize(b, NONE, random_tensor(dtype, "weight", shape(M, K)));
+        linear_fp8(o, a, b, random_tensor(dtype, "bias", shape(M)));
+        linear_fp8_add(sum, a, b);
+        write_tensor(o, 1e-2, false), write_tensor(sum, 1e-2, false);
+    }
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    static const DType types[] = {REAL, BF16, F16, E4M3};
+    static const int64_t sizes[][2] = {{1, 1}, {1, 2}, {5, 2}, {3, 17}, {67, 48}, {320, 130}, {67, 1028}, {3, 2504},
+                                       {700, 9}};
+    static const int64_t linear[][3] = {{1, 1, 1}, {3, 17, 5}, {67, 48, 130}, {128, 256, 64}, {320, 130, 1028}};
+    static const int64_t heads[][4] = {{1, 1, 1, 2}, {2, 5, 3, 8}, {2, 65, 2, 20}, {1, 130, 3, 64}, {1, 600, 2, 16},
+                                       {1, 1030, 1, 8}};
+    /* around the edges of tiles of 16, 32, 64 and 128 tokens, and of heads in 16 bytes or not */
+    static const int64_t flash[][4] = {{3, 1, 2, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {1, 300, 2, 64},
+                                       {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 1, 128}, {2, 70, 1, 126},
+                                       {1, 97, 2, 34}};
+    /* the last rows that a block's memory holds, and the first that it doesn't: of backward, of forward */
+    static const int64_t wide[][2] = {{5, 4096}, {5, 4098}, {3, 12288}, {3, 12296}};
+    static const int64_t eight[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
+    int taken;
+
+    error_speaker("parity");
+    if (argc != 3)
+        fail_usage("parity FILE TYPES");
+    device_init(0, 1, 2);
+    taken = atoi(argv[2]);
+    for (int t = 0; t < 4 && !atoi(argv[2]); t++)
+        taken |= (device_supports(types[t]) != SUPPORT_NONE) << t;
+    file = fopen(argv[1], "w");
+    if (!file)
+        fail("%s cannot be written", argv[1]);
+    for (shift = 0; shift < 2; shift++) {
+        for (int t = 0; t < 3; t++) {
+            const DType dtype = types[t];
+            if (!(taken >> t & 1))
+                continue;
+            for (int g = 0; g < (t == 1 ? 2 : 1); g++) {
+                const DType gradient = g ? BF16 : REAL;
+                for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+                    rows_and_widths(dtype, gradient, sizes[i][0], sizes[i][1]);
+                    fused_rows(dtype, gradient, sizes[i][0], sizes[i][1]);
+                }
+                for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
+                    fused_rows(dtype, gradient, wide[i][0], wide[i][1]);
+                for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
+                    linears(dtype, gradient, linear[i][0], linear[i][1], linear[i][2]);
+            }
+            for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
+                linear_gelu(dtype, linear[i][0], linear[i][1], linear[i][2]);
+            for (size_t i = 0; i < sizeof flash / sizeof *flash; i++)
+                flash_attention(dtype, flash[i][0], flash[i][1], flash[i][2], flash[i][3]);
+            for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+                attention(dtype, heads[i][0], heads[i][1], heads[i][2], heads[i][3]);
+            for (size_t i = 0; taken >> 3 && i < sizeof eight / sizeof *eight; i++)
+                for (int f = 0; f < 2; f++)
+                    eights(dtype, f ? E5M2 : E4M3, eight[i][0], eight[i][1], eight[i][2]);
+        }
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            floats(sizes[i][0], sizes[i][1]);
+        for (int causal = 0; causal < 2; causal++) {
+            attention_blocks(2, 5, 5, 3, 8, 2, causal);
+            attention_blocks(1, 130, 130, 2, 20, 64, causal);
+            attention_blocks(2, 65, causal ? 65 : 33, 3, 16, 65, causal);
+        }
+    }
+    if (fclose(file))
+        fail("%s could not be written", argv[1]);
+    printf("%d\n", taken);
+    return 0;
+}

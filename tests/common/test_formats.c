@@ -1,0 +1,389 @@
+/* The small formats: that each rounds as it is defined, and that operators which store them compute in REAL and round
+ * once.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/ultrascale.h"
+#include "../../common/formats.h"
+#include "../../common/random.h"
+#include "../harness.h"
+#include "../tensors.h"
+
+/* ---- The formats, against their definition ---- */
+
+typedef struct {
+    const char *name;
+    DType dtype;
+    int exponent, mantissa;
+    int last;                       /* the largest finite number's bits */
+    bool infinity;                  /* what is larger becomes Inf, not the largest */
+} Format;
+
+static const Format formats[] = {{"BF16", BF16, 8, 7, 0x7f7f, true},
+                                 {"F16", F16, 5, 10, 0x7bff, true},
+                                 {"F8_E4M3", E4M3, 4, 3, 0x7e, false},
+                                 {"F8_E5M2", E5M2, 5, 2, 0x7b, false}};
+enum { FORMATS = sizeof formats / sizeof *formats };
+
+/* What bits mean: (-1)^s * 2^(e - bias) * 1.m, or for e = 0: 2^(1 - bias) * 0.m. */
+static double meaning(const Format *f, int bits)
+{
+    const int bias = (1 << (f->exponent - 1)) - 1, sign = bits >> (f->exponent + f->mantissa);
+    const int e = bits >> f->mantissa & ((1 << f->exponent) - 1), m = bits & ((1 << f->mantissa) - 1);
+    double x = e ? ldexp(1 + ldexp(m, -f->mantissa), e - bias) : ldexp(ldexp(m, -f->mantissa), 1 - bias);
+
+    if ((bits & ((1 << (f->exponent + f->mantissa)) - 1)) > f->last)
+        x = m && (f->dtype != E4M3 || m == 7) ? NAN : INFINITY;
+    return sign ? -x : x;
+}
+
+static double decoded(const Format *f, int bits)
+{
+    const uint16_t two = bits;
+    const uint8_t one = bits;
+    real x;
+
+    formats_read(&x, dtype_size(f->dtype) == 2 ? (const void *)&two : &one, f->dtype, 1);
+    return x;
+}
+
+static int encoded(const Format *f, real x)
+{
+    uint16_t two = 0;
+    uint8_t one = 0;
+
+    formats_write(dtype_size(f->dtype) == 2 ? (void *)&two : &one, &x, f->dtype, 1);
+    return dtype_size(f->dtype) == 2 ? two : one;
+}
+
+static void every_pattern_is_read(void **state)
+{
+    (void)state;
+    for (const Format *f = formats; f < formats + FORMATS; f++) {
+        for (int bits = 0; bits < 1 << (1 + f->exponent + f->mantissa); bits++) {
+            const double is = decoded(f, bits), want = meaning(f, bits);
+            if (isnan(want) ? !isnan(is) : is != want || signbit(is) != signbit(want))
+                fail_msg("%s: %#x is %g, but was read as %g", f->name, bits, want, is);
+        }
+        assert_true(format_largest(f->dtype) == meaning(f, f->last));
+        assert_string_equal(dtype_name(f->dtype), f->name);
+    }
+}
+
+/* Each number becomes itself; what lies half-way between two, the one with the even bits; what is a little nearer to
+ * one, that one. */
+static void every_pattern_is_rounded_to(void **state)
+{
+    (void)state;
+    for (const Format *f = formats; f < formats + FORMATS; f++) {
+        const int sign = 1 << (f->exponent + f->mantissa);
+        for (int bits = 0; bits <= f->last; bits++) {
+            const double x = meaning(f, bits);
+            const double next = bits < f->last ? meaning(f, bits + 1) : x + (x - meaning(f, bits - 1));
+            const real half = (real)((x + next) / 2);           /* a real has at least one bit more */
+            const int up = bits < f->last || f->infinity ? bits + 1 : bits, tie = bits % 2 ? up : bits;
+            assert_int_equal(encoded(f, (real)x), bits);
+            assert_int_equal(encoded(f, (real)-x), bits | sign);
+            assert_int_equal(encoded(f, half), tie);
+            assert_int_equal(encoded(f, -half), tie | sign);
+            assert_int_equal(encoded(f, (real)nextafter(half, INFINITY) > half ? (real)nextafter(half, INFINITY)
+                                                                              : nextafterf(half, INFINITY)), up);
+            assert_int_equal(encoded(f, (real)nextafter(half, 0) < half ? (real)nextafter(half, 0)
+                                                                        : nextafterf(half, 0)), bits);
+        }
+        const int beyond = f->infinity ? f->last + 1 : f->last;
+        assert_int_equal(encoded(f, INFINITY), beyond);
+        assert_int_equal(encoded(f, -INFINITY), beyond | sign);
+        assert_int_equal(encoded(f, (real)3e38 * 100), beyond);
+        assert_true(isnan(decoded(f, encoded(f, NAN))));
+        assert_true(isnan(decoded(f, encoded(f, -NAN))));
+    }
+}
+
+/* Twice to nearest would be wrong: a double just above a tie is a tie as a float. */
+static void doubles_are_rounded_once(void **state)
+{
+    (void)state;
+    if (sizeof(real) < 8)
+        skip();
+    assert_int_equal(encoded(&formats[0], (real)(1 + 0x1p-8 + 0x1p-40)), 0x3f81);
+    assert_int_equal(encoded(&formats[0], (real)(1 + 0x1p-8 - 0x1p-40)), 0x3f80);
+    assert_int_equal(encoded(&formats[0], (real)(1 + 3 * 0x1p-8 - 0x1p-40)), 0x3f81);
+    assert_int_equal(encoded(&formats[1], (real)-(1 + 0x1p-11 + 0x1p-50)), 0xbc01);
+    assert_int_equal(encoded(&formats[1], (real)(0x1p-25 + 0x1p-70)), 1);
+    assert_int_equal(encoded(&formats[2], (real)(0x1p-10 + 0x1p-60)), 1);
+}
+
+/* ---- Operators ---- */
+
+static Tensor create(DType dtype, const char *name, Shape shape)
+{
+    const Tensor t = guarded(dtype, name, shape);
+
+    tensor_zero(t);
+    return t;
+}
+
+/* Random numbers that the type can hold; a REAL tensor gets the same ones as one of type `as`. */
+static Tensor filled(DType dtype, DType as, const char *name, Shape shape, double scale)
+{
+    Tensor t = create(dtype, name, shape), rounded = create(as, name, shape);
+    real *x = malloc(tensor_count(t) * sizeof *x);
+
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        x[i] = scale * random_normal(name[0] * 256 + name[1], 99, 0, i);
+    tensor_from_host(rounded, x);
+    tensor_to_host(x, rounded);
+    tensor_from_host(t, x);
+    free(x);
+    return t;
+}
+
+/* A small tensor holds what the real one does, rounded; matmuls may have summed in another order, so that a number
+ * near a tie may have become its neighbour: then at most so many times the distance between two numbers, of those as
+ * large, or as a thousandth of the largest, since sums that cancel have the error of what they cancel. */
+static void assert_rounded(Tensor small, Tensor whole, double neighbours)
+{
+    const int64_t count = tensor_count(small);
+    real *a = malloc(count * sizeof *a), *b = malloc(count * sizeof *b);
+    void *stored = malloc(tensor_bytes(small));
+    real largest = 0;
+
+    assert_int_equal(count, tensor_count(whole));
+    tensor_to_host(a, small);
+    tensor_to_host(b, whole);
+    for (int64_t i = 0; i < count; i++)
+        largest = fmax(largest, fabs(b[i]));
+    for (int64_t i = 0; i < count; i++) {
+        const double apart = ldexp(fmax(fabs(b[i]), 1e-3 * largest), small.dtype == F16 ? -10 : -7);
+        real want;
+        formats_write(stored, &b[i], small.dtype, 1);
+        formats_read(&want, stored, small.dtype, 1);
+        if (!(fabs(a[i] - want) <= neighbours * apart))
+            fail_msg("%s, element %lld: %.9g, but %.9g rounds to %.9g", small.name, (long long)i, (double)a[i],
+                     (double)b[i], (double)want);
+    }
+    assert_true(largest > 0);
+    free(a);
+    free(b);
+    free(stored);
+}
+
+/* Everything that the model calls, in REAL and in a small type on the same numbers, with gradients in both their types.
+ * Wide enough for more than one panel of weights, and for vectors with a rest. */
+static void operators_round_once(void **state)
+{
+    enum { B = 2, T = 70, A = 3, D = 10, H = A * D, R = B * T, M = 1100, V = 53 };
+    const struct { DType dtype, gradients; } cases[] = {{BF16, REAL}, {BF16, BF16}, {F16, REAL}};
+
+    (void)state;
+    for (int c = 0; c < 3; c++) {
+        const DType dtype = cases[c].dtype, g = cases[c].gradients;
+        Tensor x[2], y[2], stats[2], w[2], b[2], wide[2], weight[2], bias[2], qkv[2], probs[2], d_qkv[2], d_probs[2];
+        Tensor d_w[2], d_b[2], d_weight[2], d_bias[2], d_y[2], d_wide[2], out[2], embedding[2], d_embedding[2];
+        Tensor logits[2], lse[2], loss[2], add[2];
+        Tensor rope = create(REAL, "rope", shape(T, D)), ids = create(I32, "ids", shape(R));
+        int32_t id[R];
+        rope_table(rope, 3);
+        for (int i = 0; i < R; i++)
+            id[i] = i % 7 ? i * i % V : -1;
+        device_upload(ids.data, id, sizeof id);
+        for (int k = 0; k < 2; k++) {                   /* 0: in REAL, 1: small */
+            const DType t = k ? dtype : REAL, tg = k ? g : REAL;
+            const double grow = g == BF16 ? 0 : 1;      /* gradients in BF16 start at 0, so that one rounding is left */
+            x[k] = filled(t, dtype, "x", shape(R, H), 1), y[k] = create(t, "y", shape(R, H));
+            add[k] = filled(t, dtype, "add", shape(R, H), 1);
+            stats[k] = create(REAL, "stats", shape(R, 2));
+            w[k] = filled(t, dtype, "w", shape(H), 1), b[k] = filled(t, dtype, "b", shape(H), 1);
+            wide[k] = create(t, "wide", shape(R, M));
+            weight[k] = filled(t, dtype, "weight", shape(M, H), 0.2), bias[k] = filled(t, dtype, "bias", shape(M), 1);
+            qkv[k] = filled(t, dtype, "qkv", shape(B, T, 3 * H), 1);
+            probs[k] = create(t, "probs", shape(B, A, T, T)), d_probs[k] = create(t, "d_probs", shape(B, A, T, T));
+            d_qkv[k] = create(t, "d_qkv", shape(B, T, 3 * H));
+            d_w[k] = filled(tg, BF16, "dw", shape(H), grow), d_b[k] = filled(tg, BF16, "db", shape(H), grow);
+            d_weight[k] = filled(tg, BF16, "dweight", shape(M, H), grow);
+            d_bias[k] = filled(tg, BF16, "dbias", shape(M), grow);
+            d_y[k] = filled(t, dtype, "d_y", shape(R, H), 1), d_wide[k] = filled(t, dtype, "d_wide", shape(R, M), 1);
+            out[k] = create(t, "out", shape(R, H));
+            embedding[k] = filled(t, dtype, "embedding", shape(V, H), 1);
+            d_embedding[k] = create(tg, "d_embedding", shape(V, H));
+            logits[k] = filled(t, dtype, "logits", shape(R, V), 2);
+            lse[k] = create(REAL, "lse", shape(R)), loss[k] = create(F64, "loss", shape(1));
+        }
+        for (int k = 0; k < 2; k++) {
+            embedding_forward(out[k], ids, embedding[k]);
+            embedding_backward(d_embedding[k], d_y[k], ids);
+            layernorm_forward(y[k], stats[k], x[k], w[k], b[k]);
+        }
+        assert_rounded(out[1], out[0], 0);
+        assert_rounded(d_embedding[1], d_embedding[0], 0);
+        assert_rounded(y[1], y[0], 0);
+        for (int k = 0; k < 2; k++)
+            layernorm_backward(x[k], d_w[k], d_b[k], d_y[k], add[k], stats[k], w[k]);
+        assert_rounded(x[1], x[0], 0);
+        if (g == BF16) {
+            assert_rounded(d_w[1], d_w[0], 0);
+            assert_rounded(d_b[1], d_b[0], 0);
+        }
+        for (int k = 0; k < 2; k++) {
+            linear_forward(wide[k], add[k], weight[k], bias[k]);
+            linear_backward_input(out[k], d_wide[k], weight[k]);
+            linear_backward_weight(d_weight[k], d_bias[k], d_wide[k], add[k]);
+        }
+        assert_rounded(wide[1], wide[0], 1);
+        assert_rounded(out[1], out[0], 1);
+        /* sums of both in another order, as OpenBLAS takes its kernels; what is rounded twice is off by 0.5 */
+        assert_rounded(d_weight[1], d_weight[0], g == BF16 ? 1 : 1e-2);
+        assert_rounded(d_bias[1], d_bias[0], g == BF16 ? 0 : 1e-3);
+        for (int k = 0; k < 2; k++) {
+            gelu_forward(wide[k], d_wide[k]);
+            residual_forward(out[k], add[k], d_y[k], b[k]);
+            rope_forward(qkv[k], rope);
+        }
+        assert_rounded(wide[1], wide[0], 0);
+        assert_rounded(out[1], out[0], 0);
+        assert_rounded(qkv[1], qkv[0], 0);
+        tensor_convert(qkv[0], qkv[1]);                 /* both from the same numbers again */
+        for (int k = 0; k < 2; k++)
+            attention_forward(out[k], probs[k], qkv[k]);
+        assert_rounded(out[1], out[0], 1);
+        assert_rounded(probs[1], probs[0], 1);
+        tensor_convert(probs[0], probs[1]);
+        for (int k = 0; k < 2; k++) {
+            attention_backward(d_qkv[k], d_probs[k], d_y[k], qkv[k], probs[k]);
+            cross_entropy_forward(loss[k], lse[k], logits[k], ids, 0.5);
+        }
+        assert_rounded(d_qkv[1], d_qkv[0], 1);
+        assert_true(fabs(tensor_item(loss[1]) - tensor_item(loss[0])) <= 1e-12 * tensor_item(loss[0]));
+        for (int k = 0; k < 2; k++) {
+            gelu_backward(wide[k], d_wide[k], d_wide[k]);
+            rope_backward(d_qkv[k], rope);
+            cross_entropy_backward(logits[k], logits[k], lse[k], ids, 0.5);
+        }
+        assert_rounded(wide[1], wide[0], 0);
+        assert_rounded(logits[1], logits[0], 0);
+        guarded_release();
+    }
+}
+
+/* AdamW on weights of each type, from gradients of each: in REAL, rounded once. */
+static void adamw_rounds_weights(void **state)
+{
+    enum { N = 9001 };
+    const DType types[] = {REAL, BF16, F16}, gradients[] = {REAL, BF16};
+    const AdamWArguments a = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                              .correction1 = 0.1, .correction2 = 0.05, .gradient_scale = 0.5};
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 2; k++) {
+            Tensor w = filled(REAL, types[i], "w", shape(N), 1), small = filled(types[i], types[i], "w", shape(N), 1);
+            Tensor g = filled(REAL, gradients[k], "g", shape(N), 1);
+            Tensor g_small = filled(gradients[k], gradients[k], "g", shape(N), 1);
+            Tensor m[2], v[2];
+            for (int n = 0; n < 2; n++)
+                m[n] = create(REAL, "m", shape(N)), v[n] = create(REAL, "v", shape(N));
+            adamw_update(w, NONE, m[0], v[0], g, a);
+            adamw_update(small, NONE, m[1], v[1], g_small, a);
+            assert_rounded(small, w, 0);
+            assert_memory_equal(m[0].data, m[1].data, tensor_bytes(m[0]));
+            assert_memory_equal(v[0].data, v[1].data, tensor_bytes(v[0]));
+            assert_true(fabs(square_sum(&g, 1) - square_sum(&g_small, 1)) <= 1e-12 * square_sum(&g, 1));
+            guarded_release();
+        }
+}
+
+/* Copies have the largest number that the format has, at the tensor's largest; the product is that of the copies. */
+static void fp8_products(void **state)
+{
+    enum { R = 48, K = 80, M = 32 };
+    const struct { DType x, weight, out; } cases[] = {{E4M3, E4M3, BF16}, {E5M2, E4M3, REAL}, {E4M3, E5M2, REAL}};
+
+    (void)state;
+    for (int c = 0; c < 3; c++) {
+        Tensor x = filled(BF16, BF16, "x", shape(R, K), 30), w = filled(BF16, BF16, "w", shape(M, K), 1e-4);
+        Tensor scales = create(F32, "scales", shape(2)), out = filled(cases[c].out, BF16, "out", shape(R, M), 1e-3);
+        Tensor x8 = create(cases[c].x, "x8", shape(R, K)), x8t = create(cases[c].x, "x8t", shape(K, R));
+        Tensor w8 = create(cases[c].weight, "w8", shape(M, K)), bias = filled(cases[c].out, BF16, "b", shape(M), 1e-2);
+        Tensor before = create(REAL, "before", shape(R, M));
+        real hx[R * K], hw[M * K], h8[R * K], h8t[R * K], hw8[M * K], ho[R * M], hb[M], amax = 0;
+
+        x8.scale = x8t.scale = scales.data, w8.scale = (float *)scales.data + 1;
+        quantize(x8, x8t, x);
+        quantize(w8, NONE, w);
+        tensor_to_host(hx, x), tensor_to_host(hw, w), tensor_to_host(h8, x8), tensor_to_host(h8t, x8t);
+        tensor_to_host(hw8, w8), tensor_to_host(hb, bias);
+        for (int i = 0; i < R * K; i++)
+            amax = fmax(amax, fabs(hx[i]));
+        assert_true(fabs(*x8.scale * format_largest(cases[c].x) / amax - 1) < 1e-6);
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < K; j++) {
+                const double relative = cases[c].x == E4M3 ? 1 / 16. : 1 / 8., got = h8[i * K + j] * *x8.scale;
+                assert_true(h8t[j * R + i] == h8[i * K + j]);
+                assert_true(fabs(got - hx[i * K + j]) <= relative * fabs(hx[i * K + j]) + amax * 1e-4);
+            }
+        tensor_convert(before, out);
+        const OpAccount *account;
+        ops_account_reset();
+        if (cases[c].out == BF16)
+            linear_fp8(out, x8, w8, bias);
+        else
+            linear_fp8_add(out, x8, w8);
+        assert_int_equal(ops_account(&account), 1);
+        assert_true(account->flops == 2.0 * R * K * M);
+        tensor_to_host(ho, out);
+        double largest = 0;
+        for (int i = 0; i < R * M; i++)                 /* no fmax: gcc 12 ends with an internal error on aarch64 */
+            largest = fabs(ho[i]) > largest ? fabs(ho[i]) : largest;
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < M; j++) {
+                double sum = 0;
+                for (int k = 0; k < K; k++)
+                    sum += (double)h8[i * K + k] * hw8[j * K + k];
+                sum = sum * *x8.scale * *w8.scale;
+                sum += cases[c].out == BF16 ? hb[j] : ((real *)before.data)[i * M + j];
+                assert_true(fabs(ho[i * M + j] - sum)
+                            <= (cases[c].out == BF16 ? 0x1p-8 * fabs(sum) : 0) + 1e-6 * largest);
+            }
+        guarded_release();
+    }
+}
+
+static void quantized_extremes(void **state)
+{
+    Tensor x = create(REAL, "x", shape(16, 16)), x8 = create(E4M3, "x8", shape(16, 16));
+    Tensor scale = create(F32, "scale", shape(1));
+    real host[256];
+
+    (void)state;
+    x8.scale = scale.data;
+    quantize(x8, NONE, x);                              /* all 0 */
+    assert_true(*x8.scale == 1);
+    tensor_to_host(host, x8);
+    assert_true(host[0] == 0);
+    for (int i = 0; i < 2; i++) {                       /* Inf and NaN are not lost */
+        ((real *)x.data)[100] = i ? NAN : -INFINITY;
+        quantize(x8, NONE, x);
+        tensor_to_host(host, x8);
+        assert_true(!isfinite(*x8.scale) || isnan(host[100]));
+        assert_false(isfinite(host[100] * *x8.scale));
+    }
+    guarded_release();
+}
+
+int main(void)
+{
+    device_init(0, 1, 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_pattern_is_read),
+        cmocka_unit_test(every_pattern_is_rounded_to),
+        cmocka_unit_test(doubles_are_rounded_once),
+        cmocka_unit_test(operators_round_once),
+        cmocka_unit_test(adamw_rounds_weights),
+        cmocka_unit_test(fp8_products),
+        cmocka_unit_test(quantized_extremes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,1110 @@
+/* Every operator against plain loops in double, on ragged shapes; and what an operator says of operands that don't fit.
+ *
+ * Each tensor lies between guards of NaN, and what an operator has to write is NaN before: reading past an end, or
+ * adding to what should be written, shows in the result, and a write past an end shows in the guard.
+ */
+#include <float.h>
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../common/ultrascale.h"
+#include "../../common/cpu/vector_math.h"
+#include "../harness.h"
+#include "../tensors.h"
+
+/* Over the largest value of a tensor. */
+#ifdef REAL64
+static const double tolerance = 1e-11;
+#else
+static const double tolerance = 2e-5;
+#endif
+
+static const int64_t all_rows[] = {1, 3, 67}, all_widths[] = {1, 2, 17, 48, 130}, all_heads[] = {2, 8, 20, 64},
+    all_lengths[] = {1, 5, 64, 65, 130}, all_vocabularies[] = {2, 97};
+
+#define EACH(variable, values) \
+    for (size_t i_##variable = 0; i_##variable < sizeof values / sizeof *values; i_##variable++) \
+        for (int64_t variable = values[i_##variable], once_##variable = 1; once_##variable; once_##variable = 0)
+
+/* ---- Tensors, and what they should be ---- */
+
+enum { MOST = 64 };
+
+static double *arrays[MOST];
+static int array_count;
+
+static Tensor empty(const char *name, Shape s)
+{
+    return guarded(REAL, name, s);
+}
+
+static real *data(Tensor t)
+{
+    return t.data;
+}
+
+static Tensor filled(const char *name, Shape s)
+{
+    const Tensor t = empty(name, s);
+
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        data(t)[i] = random_number();
+    return t;
+}
+
+/* Ids below `limit`, some of them more than once, every fourth -1. */
+static Tensor ids_below(const char *name, int64_t count, int64_t limit)
+{
+    const Tensor t = guarded(I32, name, shape(count));
+
+    for (int64_t i = 0; i < count; i++)
+        ((int32_t *)t.data)[i] = i % 4 == 1 ? -1 : (int32_t)((uint64_t)fabs(1e6 * random_number()) % limit);
+    return t;
+}
+
+static int32_t id(Tensor t, int64_t i)
+{
+    return ((const int32_t *)t.data)[i];
+}
+
+static double *zeros(int64_t count)
+{
+    assert_true(array_count < MOST);
+    return arrays[array_count++] = calloc(count + 1, sizeof(double));
+}
+
+static double *numbers(Tensor t)
+{
+    double *x = zeros(tensor_count(t));
+
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        x[i] = data(t)[i];
+    return x;
+}
+
+static void release(void)
+{
+    guarded_release();
+    for (int i = 0; i < array_count; i++)
+        free(arrays[i]);
+    array_count = 0;
+}
+
+static void assert_near(Tensor t, const double *expected, double most)
+{
+    double largest = 0;
+
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        largest = fmax(largest, fabs(expected[i]));
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        if (!(fabs(data(t)[i] - expected[i]) <= most * largest)) {
+            char *shape = tensor_describe(t);
+            fail_msg("%s: element %lld is %.17g, not %.17g", shape, (long long)i, (double)data(t)[i], expected[i]);
+        }
+}
+
+static void assert_close(Tensor t, const double *expected)
+{
+    assert_near(t, expected, tolerance);
+}
+
+static void assert_same(Tensor a, Tensor b)
+{
+    if (memcmp(a.data, b.data, tensor_bytes(a)))
+        fail_msg("%s has other bits than it should", a.name);
+}
+
+/* ---- The operators against plain loops ---- */
+
+static void plain_memory(void **state)
+{
+    static const int64_t counts[] = {1, 17, 1000, 600000};        /* the last one is more than a huge page */
+
+    (void)state;
+    EACH(count, counts) {
+        const Tensor from = filled("from", shape(count)), to = empty("to", shape(count));
+        tensor_copy(to, from);
+        assert_same(to, from);
+        tensor_zero(to);
+        for (int64_t i = 0; i < count; i++)
+            assert_true(data(to)[i] == 0);
+        release();
+    }
+    const Tensor one = filled("one", shape(1, 1)), big = guarded(F64, "big", shape(1));
+    *(double *)big.data = 1 / 3.0;
+    assert_true(tensor_item(one) == data(one)[0]);
+    assert_true(tensor_item(big) == 1 / 3.0);
+    release();
+}
+
+static void embedding(void **state)
+{
+    (void)state;
+    EACH(R, all_rows) EACH(H, all_widths) EACH(V, all_vocabularies) {
+        const Tensor ids = ids_below("ids", R, V), weight = filled("weight", shape(V, H)),
+                     out = empty("out", shape(R, H));
+        const Tensor d_out = filled("d_out", shape(R, H)), d_weight = filled("d_weight", shape(V, H));
+        double *want = numbers(d_weight);
+
+        embedding_forward(out, ids, weight);
+        embedding_backward(d_weight, d_out, ids);
+        for (int64_t i = 0; i < R; i++)
+            for (int64_t j = 0; j < H; j++) {
+                assert_true(data(out)[i * H + j] == (id(ids, i) < 0 ? 0 : data(weight)[id(ids, i) * H + j]));
+                if (id(ids, i) >= 0)
+                    want[id(ids, i) * H + j] += data(d_out)[i * H + j];
+            }
+        assert_close(d_weight, want);
+        release();
+    }
+}
+
+/* Around a mean of 1000 a variance taken as mean(x^2) - mean^2 would have no digit left in float; the mean itself is
+ * a sum of 130 numbers of 1000, which compilers that add one after the other get to 1e-3, so that is the bound.
+ * Backward through the whole Jacobian of n = (x - mean) / deviation:
+ * d n_k / d x_j = (delta_kj - 1/H - n_k n_j / H) / deviation. */
+static void layernorm_case(int64_t R, int64_t H, double center)
+{
+    const Tensor x = filled("x", shape(R, H)), weight = filled("weight", shape(H)), bias = filled("bias", shape(H));
+    const Tensor out = empty("out", shape(R, H)), stats = empty("stats", shape(R, 2));
+    const Tensor d_out = filled("d_out", shape(R, H)), d_x = filled("d_x", shape(R, H));
+    const Tensor d_weight = filled("d_weight", shape(H)), d_bias = filled("d_bias", shape(H));
+    double *want_out = zeros(R * H), *want_stats = zeros(R * 2), *want_d_x = numbers(d_x), *n = zeros(H);
+    double *want_d_weight = numbers(d_weight), *want_d_bias = numbers(d_bias);
+    const double most = center ? fmax(tolerance, sizeof(real) == 4 ? 1e-3 : 0) : tolerance;
+
+    for (int64_t i = 0; i < R * H; i++)
+        data(x)[i] += center;
+    for (int64_t i = 0; i < R; i++) {
+        const real *in = data(x) + i * H, *d_o = data(d_out) + i * H;
+        double mean = 0, variance = 0;
+        for (int64_t j = 0; j < H; j++)
+            mean += (double)in[j] / H;
+        for (int64_t j = 0; j < H; j++)
+            variance += (in[j] - mean) * (in[j] - mean) / H;
+        const double inverse = 1 / sqrt(variance + 1e-5);
+        want_stats[2 * i] = mean;
+        want_stats[2 * i + 1] = inverse;
+        for (int64_t j = 0; j < H; j++) {
+            n[j] = (in[j] - mean) * inverse;
+            want_out[i * H + j] = n[j] * data(weight)[j] + data(bias)[j];
+            want_d_weight[j] += d_o[j] * n[j];
+            want_d_bias[j] += d_o[j];
+        }
+        for (int64_t j = 0; j < H; j++)
+            for (int64_t k = 0; k < H; k++)
+                want_d_x[i * H + j] +=
+                    (double)d_o[k] * data(weight)[k] * inverse * ((k == j) - 1.0 / H - n[k] * n[j] / H);
+    }
+    layernorm_forward(out, stats, x, weight, bias);
+    layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
+    assert_near(out, want_out, most);
+    assert_near(stats, want_stats, most);
+    assert_near(d_x, want_d_x, most);
+    assert_near(d_weight, want_d_weight, most);
+    assert_near(d_bias, want_d_bias, tolerance);
+    release();
+}
+
+/* Numbers that are alike have no deviation, whatever their mean: nothing but the bias is left of them. */
+static void layernorm_of_equal_numbers(void **state)
+{
+    static const double values[] = {1.0123, 101.23, -1012.3, 1.0123e6};
+    enum { H = 4096 };
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        const Tensor x = empty("x", shape(1, H)), out = empty("out", shape(1, H)), stats = empty("stats", shape(1, 2));
+        const Tensor weight = filled("weight", shape(H)), bias = filled("bias", shape(H));
+        double *want = numbers(bias);
+        for (int j = 0; j < H; j++)
+            data(x)[j] = values[i];
+        layernorm_forward(out, stats, x, weight, bias);
+        assert_near(out, want, 1e-5);
+        release();
+    }
+}
+
+static void layernorm(void **state)
+{
+    (void)state;
+    EACH(R, all_rows) EACH(H, all_widths)
+        layernorm_case(R, H, 0);
+    layernorm_case(67, 130, 1000);
+}
+
+static void linear_case(int64_t R, int64_t K, int64_t M, bool with_bias)
+{
+    const Tensor x = filled("x", shape(R, K)), weight = filled("weight", shape(M, K)),
+                 out = empty("out", shape(1, R, M));
+    const Tensor bias = with_bias ? filled("bias", shape(M)) : NONE,
+                 d_bias = with_bias ? filled("d_bias", shape(M)) : NONE;
+    const Tensor d_out = filled("d_out", shape(R, M)), d_x = empty("d_x", shape(R, K));
+    const Tensor d_weight = filled("d_weight", shape(M, K));
+    double *want_out = zeros(R * M), *want_d_x = zeros(R * K), *want_d_weight = numbers(d_weight);
+    double *want_d_bias = numbers(d_bias);
+
+    for (int64_t i = 0; i < R; i++)
+        for (int64_t m = 0; m < M; m++) {
+            const double d = data(d_out)[i * M + m];
+            want_out[i * M + m] = with_bias ? data(bias)[m] : 0;
+            want_d_bias[with_bias ? m : 0] += d;
+            for (int64_t k = 0; k < K; k++) {
+                want_out[i * M + m] += (double)data(x)[i * K + k] * data(weight)[m * K + k];
+                want_d_x[i * K + k] += d * data(weight)[m * K + k];
+                want_d_weight[m * K + k] += d * data(x)[i * K + k];
+            }
+        }
+    linear_forward(out, x, weight, bias);
+    linear_backward_input(d_x, d_out, weight);
+    linear_backward_weight(d_weight, d_bias, d_out, x);
+    assert_close(out, want_out);
+    assert_close(d_x, want_d_x);
+    assert_close(d_weight, want_d_weight);
+    assert_close(d_bias, want_d_bias);
+    release();
+}
+
+static void linear(void **state)
+{
+    (void)state;
+    EACH(R, all_rows) EACH(K, all_widths) EACH(M, all_widths) {
+        linear_case(R, K, M, true);
+        linear_case(R, K, M, false);
+    }
+}
+
+static void rotary_positions(void **state)
+{
+    static const int64_t firsts[] = {0, 7, 1000}, heads[] = {1, 3};
+
+    (void)state;
+    EACH(T, all_lengths) EACH(D, all_heads) EACH(A, heads) EACH(first, firsts) {
+        const int64_t B = 2, width = 3 * A * D;
+        const Tensor rope = empty("rope", shape(T, D)), qkv = filled("qkv", shape(B, T, width));
+        const Tensor before = guarded_copy(qkv);
+        double *want = numbers(qkv), *table = zeros(T * D);
+
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t k = 0; k < D / 2; k++) {
+                const double angle = (first + t) / pow(10000, (double)(2 * k) / D);
+                table[t * D + k] = cos(angle), table[t * D + D / 2 + k] = sin(angle);
+                for (int64_t at = 0; at < B * 3 * A; at++) {
+                    const int64_t b = at / (3 * A), part = at % (3 * A), i = (b * T + t) * width + part * D + k;
+                    const double x = want[i], y = want[i + D / 2];
+                    if (part % 3 == 2)
+                        continue;
+                    want[i] = x * cos(angle) - y * sin(angle);
+                    want[i + D / 2] = x * sin(angle) + y * cos(angle);
+                }
+            }
+        rope_table(rope, first);
+        rope_forward(qkv, rope);
+        assert_close(rope, table);
+        assert_close(qkv, want);
+        for (int64_t i = 0; i < B * T * width; i++)
+            if (i / D % 3 == 2)
+                assert_true(data(qkv)[i] == data(before)[i]);
+        rope_backward(qkv, rope);
+        assert_close(qkv, numbers(before));
+        release();
+    }
+}
+
+/* One query after the other, and only the keys that it may see. Where the mask excludes, NaN is left for backward. */
+static void attention_case(int64_t B, int64_t T, int64_t A, int64_t D)
+{
+    const Tensor qkv = filled("qkv", shape(B, T, 3 * A * D)), out = empty("out", shape(B, T, A * D));
+    const Tensor probs = empty("probs", shape(B, A, T, T)), d_probs = empty("d_probs", shape(B, A, T, T));
+    const Tensor d_out = filled("d_out", shape(B, T, A * D)), d_qkv = empty("d_qkv", shape(B, T, 3 * A * D));
+    const double *x = numbers(qkv), *d_o = numbers(d_out), scale = 1 / sqrt(D);
+    double *p = zeros(B * A * T * T), *d_p = zeros(T), *want_out = zeros(B * T * A * D),
+           *want_d = zeros(B * T * 3 * A * D);
+
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t a = 0; a < A; a++)
+            for (int64_t i = 0; i < T; i++) {
+                const int64_t row_i = (b * T + i) * A + a;
+                double *p_i = p + ((b * A + a) * T + i) * T, sum = 0, dot = 0;
+                for (int64_t j = 0; j <= i; j++) {
+                    const double *q = x + row_i * 3 * D, *k = x + ((b * T + j) * A + a) * 3 * D + D;
+                    double score = 0;
+                    for (int64_t c = 0; c < D; c++)
+                        score += q[c] * k[c] * scale;
+                    sum += p_i[j] = exp(score);
+                }
+                for (int64_t j = 0; j <= i; j++) {
+                    const double *v = x + ((b * T + j) * A + a) * 3 * D + 2 * D;
+                    p_i[j] /= sum, d_p[j] = 0;
+                    for (int64_t c = 0; c < D; c++) {
+                        want_out[row_i * D + c] += p_i[j] * v[c];
+                        d_p[j] += d_o[row_i * D + c] * v[c];
+                    }
+                    dot += p_i[j] * d_p[j];
+                }
+                for (int64_t j = 0; j <= i; j++) {
+                    const int64_t row_j = (b * T + j) * A + a;
+                    const double d_score = p_i[j] * (d_p[j] - dot) * scale;
+                    for (int64_t c = 0; c < D; c++) {
+                        want_d[row_i * 3 * D + c] += d_score * x[row_j * 3 * D + D + c];
+                        want_d[row_j * 3 * D + D + c] += d_score * x[row_i * 3 * D + c];
+                        want_d[row_j * 3 * D + 2 * D + c] += p_i[j] * d_o[row_i * D + c];
+                    }
+                }
+            }
+    attention_forward(out, probs, qkv);
+    assert_close(out, want_out);
+    for (int64_t i = 0; i < B * A * T * T; i++) {
+        const double is = data(probs)[i];
+        if (i % T > i / T % T)
+            assert_true(is == 0 || isnan(is));
+        else if (!(fabs(is - p[i]) <= tolerance))
+            fail_msg("T %d, D %d: probability %d is %g, not %g", (int)T, (int)D, (int)i, is, p[i]);
+    }
+    attention_backward(d_qkv, d_probs, d_out, qkv, probs);
+    assert_close(d_qkv, want_d);
+    release();
+}
+
+static void attention(void **state)
+{
+    (void)state;
+    EACH(T, all_lengths) EACH(D, all_heads) {
+        attention_case(1, T, 3, D);
+        attention_case(2, T, 1, D);
+    }
+    attention_case(3, 7, 2, 6);
+}
+
+/* To the last bit: what comes later is multiplied by an exact zero, or not looked at. */
+static void attention_sees_no_later_token(void **state)
+{
+    const int64_t B = 1, T = 130, A = 2, D = 8;
+
+    (void)state;
+    EACH(change, all_lengths) {
+        const Tensor qkv = filled("qkv", shape(B, T, 3 * A * D)), out = empty("out", shape(B, T, A * D));
+        const Tensor probs = empty("probs", shape(B, A, T, T)), other = empty("other", shape(B, T, A * D));
+        const int64_t t = change - 1;
+
+        attention_forward(out, probs, qkv);
+        for (int64_t j = 0; j < 3 * A * D; j++)
+            data(qkv)[t * 3 * A * D + j] += 1;
+        attention_forward(other, probs, qkv);
+        assert_memory_equal(out.data, other.data, t * A * D * sizeof(real));
+        for (int64_t i = t; i < T; i++)
+            assert_true(memcmp(data(out) + i * A * D, data(other) + i * A * D, A * D * sizeof(real)));
+        release();
+    }
+}
+
+static void gelu_case(Tensor x)
+{
+    const int64_t R = tensor_rows(x), F = tensor_width(x);
+    const Tensor out = empty("out", shape(R, F)), d_out = filled("d_out", shape(R, F)), d_x = empty("d_x", shape(R, F));
+    double *want = zeros(R * F), *want_d = zeros(R * F);
+
+    for (int64_t i = 0; i < R * F; i++) {
+        const double v = data(x)[i], root = 0.79788456080286535588, t = tanh(root * (v + 0.044715 * v * v * v));
+        want[i] = 0.5 * v * (1 + t);
+        want_d[i] = data(d_out)[i] * (0.5 * (1 + t) + 0.5 * v * (1 - t * t) * root * (1 + 3 * 0.044715 * v * v));
+    }
+    gelu_forward(out, x);
+    gelu_backward(d_x, d_out, x);
+    assert_close(out, want);
+    assert_close(d_x, want_d);
+    release();
+}
+
+static void gelu(void **state)
+{
+    (void)state;
+    EACH(R, all_rows) EACH(F, all_widths)
+        gelu_case(filled("x", shape(R, F)));
+    for (int power = 1; power <= 10000; power *= 10) {                  /* far out, where tanh is +-1 */
+        const Tensor x = filled("x", shape(67, 17));
+        for (int64_t i = 0; i < tensor_count(x); i++)
+            data(x)[i] *= power;
+        gelu_case(x);
+    }
+}
+
+static void residual(void **state)
+{
+    (void)state;
+    EACH(R, all_rows) EACH(H, all_widths) {
+        const Tensor x = filled("x", shape(R, H)), branch = filled("branch", shape(1, R, H)),
+                     bias = filled("bias", shape(H));
+        const Tensor out = empty("out", shape(R, H)), d_out = filled("d_out", shape(R, H));
+        const Tensor d_bias = filled("d_bias", shape(H));
+        double *want = zeros(R * H), *want_d = numbers(d_bias);
+
+        for (int64_t i = 0; i < R * H; i++) {
+            want[i] = (double)data(x)[i] + data(branch)[i] + data(bias)[i % H];
+            want_d[i % H] += data(d_out)[i];
+        }
+        residual_forward(out, x, branch, bias);
+        residual_backward(d_bias, d_out);
+        assert_close(out, want);
+        assert_close(d_bias, want_d);
+        release();
+    }
+}
+
+/* Logits around `center`, `spread` wide; the loss starts from 0.75. */
+static void cross_entropy_case(int64_t R, int64_t V, double center, double spread, double most)
+{
+    const Tensor logits = filled("logits", shape(R, V)), lse = empty("lse", shape(R)),
+                 loss = guarded(F64, "loss", shape(1));
+    const Tensor targets = ids_below("targets", R, V), d_logits = empty("d_logits", shape(R, V));
+    double *want_lse = zeros(R), *want_d = zeros(R * V), want = 0.75;
+    const double scale = 0.3;
+
+    for (int64_t i = 0; i < R * V; i++)
+        data(logits)[i] = center + spread * data(logits)[i];
+    for (int64_t i = 0; i < R; i++) {
+        const real *in = data(logits) + i * V;
+        double largest = in[0], sum = 0;
+        for (int64_t j = 0; j < V; j++)                 /* no fmax: gcc 12 ends with an internal error on aarch64 */
+            largest = in[j] > largest ? in[j] : largest;
+        for (int64_t j = 0; j < V; j++)
+            sum += exp(in[j] - largest);
+        want_lse[i] = largest + log(sum);
+        want += scale * (want_lse[i] - (id(targets, i) < 0 ? 0 : in[id(targets, i)]));       /* -1: no target here */
+        for (int64_t j = 0; j < V; j++)
+            want_d[i * V + j] = scale * (exp(in[j] - want_lse[i]) - (j == id(targets, i)));
+    }
+    *(double *)loss.data = 0.75;
+    cross_entropy_forward(loss, lse, logits, targets, scale);
+    cross_entropy_backward(d_logits, logits, lse, targets, scale);
+    cross_entropy_backward(logits, logits, lse, targets, scale);
+    if (!(fabs(tensor_item(loss) - want) <= most * fmax(1, fabs(want))))
+        fail_msg("the loss is %.17g, not %.17g", tensor_item(loss), want);
+    assert_close(lse, want_lse);
+    assert_near(d_logits, want_d, most);
+    assert_same(logits, d_logits);                                      /* in place is the same */
+    release();
+}
+
+/* What all logits of a row have in common is nothing to its loss. */
+static void cross_entropy_of_shifted_logits(void **state)
+{
+    enum { V = 50 };
+    const Tensor logits = empty("logits", shape(1, V)), lse = empty("lse", shape(1)), ids = ids_below("ids", 1, 1);
+    const Tensor sums = empty("sums", shape(1, 2)), max = empty("max", shape(1)), loss = guarded(F64, "loss", shape(1));
+    double *at = (double *)loss.data;
+
+    (void)state;
+    for (int i = 0; i < V; i++)
+        data(logits)[i] = 1e4;
+    *at = 0;
+    cross_entropy_forward(loss, lse, logits, ids, 1);
+    assert_true(fabs(*at - log(V)) < 1e-6);
+    *at = 0;
+    cross_entropy_max(max, logits);
+    cross_entropy_sums(sums, logits, max, ids);
+    cross_entropy_loss(loss, lse, sums, max, 1);
+    assert_true(fabs(*at - log(V)) < 1e-6);
+    release();
+}
+
+/* A vocabulary cut into slices, each seen by itself, gives what the whole gives. */
+static void cross_entropy_in_slices(void **state)
+{
+    enum { R = 7, V = 97, SLICES = 3 };
+    const Tensor logits = filled("logits", shape(R, V)), targets = ids_below("targets", R, V);
+    const Tensor loss = guarded(F64, "loss", shape(1)), lse = empty("lse", shape(R)), d = empty("d", shape(R, V));
+    const Tensor max = empty("max", shape(R)), sums = empty("sums", shape(R, 2));
+    const double scale = 0.3;
+    Tensor slice[SLICES], here[SLICES], d_slice[SLICES];
+    double *want_lse, *want_d, want;
+
+    (void)state;
+    *(double *)loss.data = 0;
+    cross_entropy_forward(loss, lse, logits, targets, scale);
+    cross_entropy_backward(d, logits, lse, targets, scale);
+    want = tensor_item(loss), want_lse = numbers(lse), want_d = numbers(d);
+
+    double *most = zeros(R), *total = zeros(R * 2);
+    for (int s = 0; s < SLICES; s++) {
+        const Range r = range_part(V, s, SLICES);
+        slice[s] = empty("slice", shape(R, r.count)), d_slice[s] = empty("d_slice", shape(R, r.count));
+        here[s] = ids_below("here", R, V);
+        ids_in_slice(here[s], targets, r.first, r.count);
+        for (int64_t i = 0; i < R; i++) {
+            const int t = id(targets, i);
+            assert_int_equal(id(here[s], i), t >= r.first && t < r.first + r.count ? t - r.first : -1);
+            for (int64_t j = 0; j < r.count; j++)
+                data(slice[s])[i * r.count + j] = data(logits)[i * V + r.first + j];
+        }
+        cross_entropy_max(max, slice[s]);
+        for (int64_t i = 0; i < R; i++)
+            most[i] = s ? fmax(most[i], data(max)[i]) : data(max)[i];
+    }
+    for (int64_t i = 0; i < R; i++)
+        data(max)[i] = most[i];
+    for (int s = 0; s < SLICES; s++) {
+        cross_entropy_sums(sums, slice[s], max, here[s]);
+        for (int64_t i = 0; i < 2 * R; i++)
+            total[i] += data(sums)[i];
+    }
+    for (int64_t i = 0; i < 2 * R; i++)
+        data(sums)[i] = total[i];
+    *(double *)loss.data = 0;
+    cross_entropy_loss(loss, lse, sums, max, scale);
+    assert_true(fabs(tensor_item(loss) - want) <= tolerance * fabs(want));
+    assert_close(lse, want_lse);
+    for (int s = 0; s < SLICES; s++) {
+        const Range r = range_part(V, s, SLICES);
+        cross_entropy_backward(d_slice[s], slice[s], lse, here[s], scale);
+        for (int64_t i = 0; i < R; i++)
+            for (int64_t j = 0; j < r.count; j++)
+                assert_true(fabs(data(d_slice[s])[i * r.count + j] - want_d[i * V + r.first + j]) <= tolerance);
+    }
+    release();
+}
+
+static void cross_entropy(void **state)
+{
+    /* a float near 1e4 is good to 5e-4, and so is the exponent of the probability that lse = 1e4 leads to */
+    const double far = sizeof(real) == 4 ? 1e-3 : tolerance;
+
+    (void)state;
+    EACH(R, all_rows) EACH(V, all_vocabularies) {
+        cross_entropy_case(R, V, 0, 1, tolerance);
+        cross_entropy_case(R, V, 0, 1e4, far);
+        cross_entropy_case(R, V, 1e4, 1, far);
+        cross_entropy_case(R, V, -1e4, 1, far);
+    }
+    EACH(V, all_widths)
+        cross_entropy_case(5, V, 0, 3, tolerance);
+}
+
+/* The textbook's: moments, bias correction, decoupled decay. Some gradients are so small that eps counts. */
+static void adamw(void **state)
+{
+    static const int64_t counts[] = {1, 17, 1000};
+
+    (void)state;
+    EACH(count, counts) {
+        AdamWArguments a = {
+            .lr = 0.05, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.3, .gradient_scale = 0.37};
+        const Tensor params = filled("params", shape(count)), gradients = filled("gradients", shape(count));
+        const Tensor m = empty("m", shape(count)), v = empty("v", shape(count)), before = guarded_copy(gradients);
+        double *want = numbers(params), *want_m = zeros(count), *want_v = zeros(count);
+
+        tensor_zero(m);
+        tensor_zero(v);
+        for (int t = 1; t <= 7; t++) {
+            a.correction1 = 1 - pow(a.beta1, t), a.correction2 = 1 - pow(a.beta2, t);
+            for (int64_t i = 0; i < count; i++) {
+                data(gradients)[i] = i % 5 == 4 ? 1e-8 * random_number() : random_number();
+                const double g = a.gradient_scale * data(gradients)[i];
+                want_m[i] = a.beta1 * want_m[i] + (1 - a.beta1) * g;
+                want_v[i] = a.beta2 * want_v[i] + (1 - a.beta2) * g * g;
+                want[i] -= a.lr * a.weight_decay * want[i];
+                want[i] -= a.lr * (want_m[i] / a.correction1) / (sqrt(want_v[i] / a.correction2) + a.eps);
+            }
+            memcpy(before.data, gradients.data, tensor_bytes(before));
+            adamw_update(params, NONE, m, v, gradients, a);
+            assert_same(gradients, before);
+            assert_close(params, want);
+            assert_close(m, want_m);
+            assert_close(v, want_v);
+        }
+        release();
+    }
+}
+
+/* At a learning rate of 1e-5 a step's decay is 1e-6 of a weight, which 1 - 1e-6 in float would miss by some percent,
+ * for all weights alike. */
+static void weight_decay_does_not_drift(void **state)
+{
+    enum { COUNT = 1000, STEPS = 2000 };
+    const AdamWArguments a = {.lr = 1e-5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                              .gradient_scale = 1, .correction1 = 1, .correction2 = 1};
+    const Tensor params = filled("params", shape(COUNT)), gradients = empty("gradients", shape(COUNT));
+    const Tensor m = empty("m", shape(COUNT)), v = empty("v", shape(COUNT));
+    double *before = numbers(params), sum = 0, expected = 0;
+
+    (void)state;
+    tensor_zero(gradients);
+    tensor_zero(m);
+    tensor_zero(v);
+    for (int t = 0; t < STEPS; t++)
+        adamw_update(params, NONE, m, v, gradients, a);
+    for (int i = 0; i < COUNT; i++) {
+        sum += fabs(before[i]) - fabs(data(params)[i]);
+        expected += fabs(before[i]) * (1 - pow(1 - 1e-6, STEPS));
+    }
+    if (fabs(sum / expected - 1) > 0.002)
+        fail_msg("weights decayed by %.8g, not %.8g", sum, expected);
+    release();
+}
+
+static void square_sums(void **state)
+{
+    static const int64_t counts[] = {1, 2, 63, 64, 65, 1000, 100003};
+
+    (void)state;
+    EACH(count, counts) {
+        const Tensor x = filled("x", shape(count));
+        long double want = 0;
+        for (int64_t i = 0; i < count; i++)
+            want += (long double)data(x)[i] * data(x)[i];
+        assert_true(fabsl(square_sum(&x, 1) - want) <= 1e-13L * want);
+        const Tensor sum = guarded(F64, "sum", shape(1));
+        square_sum_into(sum, &x, 1);
+        assert_true(tensor_item(sum) == square_sum(&x, 1));
+        release();
+    }
+}
+
+/* ---- exp ---- */
+
+#ifdef REAL64
+enum { DIGITS = DBL_MANT_DIG };
+static const double smallest = DBL_MIN, largest = DBL_MAX;
+#else
+enum { DIGITS = FLT_MANT_DIG };
+static const double smallest = FLT_MIN, largest = FLT_MAX;
+#endif
+
+/* The error in units of the last place of a result that is a normal number; below it asks for 0, above for Inf. */
+static double exp_error(real x)
+{
+    const long double exact = expl(x);
+    const real is = real_exp(x);
+    int exponent;
+
+    frexpl(exact, &exponent);
+    if (exact > largest)
+        return isinf(is) && is > 0 ? 0 : INFINITY;
+    if (exact < smallest)                               /* close below it may still be right */
+        return is == 0 || fabsl(is / exact - 1) < 0.001L ? 0 : INFINITY;
+    return (double)fabsl(is - exact) / ldexp(1, exponent - DIGITS);
+}
+
+static void exponential(void **state)
+{
+    const double low = log(smallest), high = log(largest);
+    enum { POINTS = 200000 };
+
+    (void)state;
+    for (int i = 0; i <= POINTS; i++) {
+        const double part = (double)i / POINTS;
+        const real x[] = {1.1 * (low + (high - low) * part),            /* all over */
+                          pow(1e-30, part), -pow(1e-30, part),          /* close to 0 */
+                          low + 0.1 * (part - 0.5), high + 0.1 * (part - 0.5),      /* where it ends */
+                          pow(1e36, part) * high, pow(1e36, part) * low};           /* far beyond */
+        for (size_t k = 0; k < sizeof x / sizeof *x; k++)
+            if (!(exp_error(x[k]) <= 4))
+                fail_msg("exp(%.17g) is %.17g, wrong by %g units in the last place", x[k], real_exp(x[k]),
+                         exp_error(x[k]));
+    }
+    assert_true(real_exp(0) == 1);
+    assert_true(real_exp(-INFINITY) == 0 && isinf(real_exp(INFINITY)) && real_exp(INFINITY) > 0);
+    assert_true(isnan(real_exp(NAN)) && isnan(real_exp(-NAN)));
+}
+
+/* ---- NaN is passed on, to what depends on it and nowhere else ---- */
+
+static void nan_stays_nan(void **state)
+{
+    const int64_t R = 67, H = 48, at[] = {0, 5 * H + 47, 66 * H + 17};
+
+    (void)state;
+    EACH(place, at) {
+        const Tensor x = filled("x", shape(R, H)), weight = filled("weight", shape(H)), out = empty("out", shape(R, H));
+        const Tensor stats = empty("stats", shape(R, 2)), d_out = filled("d_out", shape(R, H)),
+                     d_x = empty("d_x", shape(R, H));
+        const Tensor targets = ids_below("targets", R, H), lse = empty("lse", shape(R)),
+                     loss = guarded(F64, "loss", shape(1));
+
+        data(x)[place] = NAN;
+        ((int32_t *)targets.data)[place / H] = 3;
+        layernorm_forward(out, stats, x, weight, weight);
+        for (int64_t i = 0; i < R * H; i++)
+            assert_true(!!isnan(data(out)[i]) == (i / H == place / H));
+        gelu_forward(out, x);
+        gelu_backward(d_x, d_out, x);
+        for (int64_t i = 0; i < R * H; i++)
+            assert_true(!!isnan(data(out)[i]) == (i == place) && !!isnan(data(d_x)[i]) == (i == place));
+        *(double *)loss.data = 0;
+        cross_entropy_forward(loss, lse, x, targets, 1);
+        cross_entropy_backward(d_x, x, lse, targets, 1);
+        assert_true(isnan(tensor_item(loss)));
+        for (int64_t i = 0; i < R; i++)
+            assert_true(!!isnan(data(lse)[i]) == (i == place / H));
+        for (int64_t i = 0; i < R * H; i++)
+            assert_true(!!isnan(data(d_x)[i]) == (i / H == place / H));
+        release();
+    }
+}
+
+/* A query that is NaN spoils its own row; scores of a million overflow nothing. */
+static void attention_of_extremes(void **state)
+{
+    const int64_t T = 70, A = 2, D = 8;
+    const Tensor qkv = filled("qkv", shape(1, T, 3 * A * D)), out = empty("out", shape(1, T, A * D));
+    const Tensor probs = empty("probs", shape(1, A, T, T));
+
+    (void)state;
+    for (int64_t i = 0; i < T * 3 * A * D; i++)
+        data(qkv)[i] *= i / D % 3 == 2 ? 1 : 1000;
+    data(qkv)[66 * 3 * A * D] = NAN;                                    /* q of head 0, token 66 */
+    attention_forward(out, probs, qkv);
+    for (int64_t i = 0; i < T * A * D; i++) {
+        assert_true(!!isnan(data(out)[i]) == (i / D == 66 * A));
+        assert_true(isnan(data(out)[i]) || fabs(data(out)[i]) < 3);
+    }
+    release();
+}
+
+/* ---- Any number of threads gives the same bits ---- */
+
+/* All operators but those that BLAS computes, one after the other from the same start; a copy of what they leave. */
+static real *bits_with(int threads, int64_t *count)
+{
+    const int64_t R = 67, H = 130, V = 97, T = 67, D = 26;
+    real *all, *to;
+    double sum;
+
+    omp_set_num_threads(threads);
+    random_again();
+    const Tensor ids = ids_below("ids", R, V), embedding = filled("embedding", shape(V, H)),
+                 x = empty("x", shape(R, H));
+    const Tensor weight = filled("weight", shape(H)), bias = filled("bias", shape(H)),
+                 normal = empty("normal", shape(R, H));
+    const Tensor stats = empty("stats", shape(R, 2)), out = empty("out", shape(R, H)),
+                 curved = empty("curved", shape(R, H));
+    const Tensor rope = empty("rope", shape(T, D)), qkv = filled("qkv", shape(R, 3 * H)),
+                 d_qkv = filled("d_qkv", shape(R, 3 * H));
+    const Tensor loss = guarded(F64, "loss", shape(1)), lse = empty("lse", shape(R)),
+                 d_logits = empty("d_logits", shape(R, H));
+    const Tensor d_x = filled("d_x", shape(R, H)), d_weight = filled("d_weight", shape(H)),
+                 d_bias = filled("d_bias", shape(H));
+    const Tensor d_curved = empty("d_curved", shape(R, H)), d_embedding = filled("d_embedding", shape(V, H));
+    const Tensor m = filled("m", shape(R, H)), v = filled("v", shape(R, H)), sums = filled("sums", shape(H));
+    const Tensor matrix = filled("matrix", shape(H, H));
+    const Tensor results[] = {x, normal, stats, out, curved, qkv, d_qkv, lse, d_logits, d_x, d_weight, d_bias, d_curved,
+                              d_embedding, m, v, sums};
+    enum { RESULTS = sizeof results / sizeof *results };
+    const AdamWArguments a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                              .correction1 = 0.5, .correction2 = 0.4, .gradient_scale = 0.7};
+
+    embedding_forward(x, ids, embedding);
+    layernorm_forward(normal, stats, x, weight, bias);
+    residual_forward(out, x, normal, bias);
+    gelu_forward(curved, out);
+    rope_table(rope, 0);
+    rope_forward(qkv, rope);
+    *(double *)loss.data = 0;
+    cross_entropy_forward(loss, lse, curved, ids, 0.1);
+    cross_entropy_backward(d_logits, curved, lse, ids, 0.1);
+    gelu_backward(d_curved, d_logits, out);
+    residual_backward(d_bias, d_curved);
+    linear_backward_weight(matrix, sums, d_curved, x);                  /* of this, its d_bias */
+    layernorm_backward(d_x, d_weight, d_bias, d_curved, x, stats, weight);
+    rope_backward(d_qkv, rope);
+    embedding_backward(d_embedding, d_x, ids);
+    for (int64_t i = 0; i < R * H; i++)
+        data(v)[i] = fabs(data(v)[i]);
+    adamw_update(normal, NONE, m, v, d_x, a);
+    sum = square_sum(&d_embedding, 1);
+    omp_set_num_threads(2);
+
+    *count = 0;
+    for (int i = 0; i < RESULTS; i++)
+        *count += tensor_count(results[i]);
+    *count += (2 * sizeof(double)) / sizeof(real);
+    to = all = malloc(*count * sizeof *all);
+    for (int i = 0; i < RESULTS; to += tensor_count(results[i]), i++)
+        memcpy(to, results[i].data, tensor_bytes(results[i]));
+    memcpy(to, (double[]){tensor_item(loss), sum}, 2 * sizeof sum);
+    release();
+    return all;
+}
+
+static void threads_change_no_bit(void **state)
+{
+    int64_t count;
+    real *one = bits_with(1, &count);
+
+    (void)state;
+    for (int64_t i = 0; i < count; i++)
+        assert_true(isfinite(one[i]));
+    for (int threads = 2; threads <= 3; threads++) {
+        real *more = bits_with(threads, &count);
+        for (int64_t i = 0; i < count; i++)
+            if (memcmp(&one[i], &more[i], sizeof *one))
+                fail_msg("number %lld is %.17g, but with %d threads %.17g", (long long)i, (double)one[i], threads,
+                         (double)more[i]);
+        free(more);
+    }
+    free(one);
+}
+
+/* ---- Operands that don't fit ---- */
+
+typedef struct {
+    const char *name;
+    void (*call)(const Tensor *t);
+    struct {
+        const char *name;
+        DType dtype;
+        Shape shape;
+    } operands[5];
+} Call;
+
+#define CALLER(operator, ...) static void call_##operator(const Tensor *t) { operator(__VA_ARGS__); }
+CALLER(tensor_copy, t[0], t[1])
+CALLER(tensor_item, t[0])
+CALLER(embedding_forward, t[0], t[1], t[2])
+CALLER(embedding_backward, t[0], t[1], t[2])
+CALLER(layernorm_forward, t[0], t[1], t[2], t[3], t[4])
+CALLER(layernorm_backward, t[0], t[1], t[2], t[3], t[3], t[4], t[1])
+CALLER(linear_forward, t[0], t[1], t[2], t[3])
+CALLER(linear_backward_input, t[0], t[1], t[2])
+CALLER(linear_backward_weight, t[0], t[1], t[2], t[3])
+CALLER(rope_table, t[0], 0)
+CALLER(rope_forward, t[0], t[1])
+CALLER(rope_backward, t[0], t[1])
+CALLER(attention_forward, t[0], t[1], t[2])
+CALLER(attention_backward, t[0], t[1], t[2], t[3], t[4])
+CALLER(gelu_forward, t[0], t[1])
+CALLER(gelu_backward, t[0], t[1], t[2])
+CALLER(residual_forward, t[0], t[1], t[2], t[3])
+CALLER(residual_backward, t[0], t[1])
+CALLER(cross_entropy_forward, t[0], t[1], t[2], t[3], 1)
+CALLER(cross_entropy_backward, t[0], t[1], t[2], t[3], 1)
+CALLER(cross_entropy_max, t[0], t[1])
+CALLER(cross_entropy_sums, t[0], t[1], t[2], t[3])
+CALLER(cross_entropy_loss, t[0], t[1], t[2], t[3], 1)
+CALLER(ids_in_slice, t[0], t[1], 0, 5)
+CALLER(adamw_update, t[0], NONE, t[1], t[2], t[3], (AdamWArguments){.correction1 = 1, .correction2 = 1})
+CALLER(square_sum, t, 1)
+CALLER(square_sum_into, t[0], t + 1, 1)
+CALLER(clip_scale_into, t[0], t[1], 1)
+CALLER(tensor_convert, t[0], t[1])
+CALLER(tensor_scale, t[0], 2)
+
+static void call_adamw_scaled(const Tensor *t)
+{
+    adamw_update(t[0], NONE, t[1], t[2], t[3],
+                 (AdamWArguments){.correction1 = 1, .correction2 = 1, .scale = t[4]});
+}
+
+/* Operands that fit, in the operator's order: R = 6, H = 8, M = 16, V = 11; B = 2, T = 3, A = 2, D = 4. */
+#define MATRIX(name) {name, REAL, shape(6, 8)}
+#define VECTOR(name) {name, REAL, shape(8)}
+#define FLAT(name) {name, REAL, shape(48)}
+static const Call calls[] = {
+    {"copy", call_tensor_copy, {MATRIX("to"), MATRIX("from")}},
+    {"item", call_tensor_item, {{"t", REAL, shape(1)}}},
+    {"embedding_forward", call_embedding_forward,
+     {MATRIX("out"), {"ids", I32, shape(6)}, {"weight", REAL, shape(11, 8)}}},
+    {"embedding_backward", call_embedding_backward,
+     {{"d_weight", REAL, shape(11, 8)}, MATRIX("d_out"), {"ids", I32, shape(6)}}},
+    {"layernorm_forward", call_layernorm_forward,
+     {MATRIX("out"), {"stats", REAL, shape(6, 2)}, MATRIX("x"), VECTOR("weight"), VECTOR("bias")}},
+    {"layernorm_backward", call_layernorm_backward,
+     {MATRIX("d_x"), VECTOR("d_weight"), VECTOR("d_bias"), MATRIX("d_out"), {"stats", REAL, shape(6, 2)}}},
+    {"linear_forward", call_linear_forward,
+     {{"out", REAL, shape(6, 16)}, MATRIX("x"), {"weight", REAL, shape(16, 8)}, {"bias", REAL, shape(16)}}},
+    {"linear_backward_input", call_linear_backward_input,
+     {MATRIX("d_x"), {"d_out", REAL, shape(6, 16)}, {"weight", REAL, shape(16, 8)}}},
+    {"linear_backward_weight", call_linear_backward_weight,
+     {{"d_weight", REAL, shape(16, 8)}, {"d_bias", REAL, shape(16)}, {"d_out", REAL, shape(6, 16)}, MATRIX("x")}},
+    {"rope_table", call_rope_table, {{"rope", REAL, shape(3, 4)}}},
+    {"rope_forward", call_rope_forward, {{"qkv", REAL, shape(6, 24)}, {"rope", REAL, shape(3, 4)}}},
+    {"rope_backward", call_rope_backward, {{"d_qkv", REAL, shape(6, 24)}, {"rope", REAL, shape(3, 4)}}},
+    {"attention_forward", call_attention_forward,
+     {{"out", REAL, shape(2, 3, 8)}, {"probs", REAL, shape(2, 2, 3, 3)}, {"qkv", REAL, shape(2, 3, 24)}}},
+    {"attention_backward", call_attention_backward,
+     {{"d_qkv", REAL, shape(2, 3, 24)}, {"d_probs", REAL, shape(2, 2, 3, 3)}, {"d_out", REAL, shape(2, 3, 8)},
+      {"qkv", REAL, shape(2, 3, 24)}, {"probs", REAL, shape(2, 2, 3, 3)}}},
+    {"gelu_forward", call_gelu_forward, {MATRIX("out"), MATRIX("x")}},
+    {"gelu_backward", call_gelu_backward, {MATRIX("d_x"), MATRIX("d_out"), MATRIX("x")}},
+    {"residual_forward", call_residual_forward, {MATRIX("out"), MATRIX("x"), MATRIX("branch"), VECTOR("bias")}},
+    {"residual_backward", call_residual_backward, {VECTOR("d_bias"), MATRIX("d_out")}},
+    {"cross_entropy_forward", call_cross_entropy_forward,
+     {{"loss", F64, shape(1)}, {"lse", REAL, shape(6)}, {"logits", REAL, shape(6, 11)}, {"targets", I32, shape(6)}}},
+    {"cross_entropy_backward", call_cross_entropy_backward,
+     {{"d_logits", REAL, shape(6, 11)}, {"logits", REAL, shape(6, 11)}, {"lse", REAL, shape(6)},
+      {"targets", I32, shape(6)}}},
+    {"cross_entropy_max", call_cross_entropy_max, {{"max", REAL, shape(6)}, {"logits", REAL, shape(6, 11)}}},
+    {"cross_entropy_sums", call_cross_entropy_sums,
+     {{"sums", REAL, shape(6, 2)}, {"logits", REAL, shape(6, 11)}, {"max", REAL, shape(6)},
+      {"targets", I32, shape(6)}}},
+    {"cross_entropy_loss", call_cross_entropy_loss,
+     {{"loss", F64, shape(1)}, {"lse", REAL, shape(6)}, {"sums", REAL, shape(6, 2)}, {"max", REAL, shape(6)}}},
+    {"ids_in_slice", call_ids_in_slice, {{"out", I32, shape(6)}, {"ids", I32, shape(6)}}},
+    {"adamw_update", call_adamw_update, {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients")}},
+    {"adamw_update", call_adamw_scaled,
+     {FLAT("params"), FLAT("m"), FLAT("v"), FLAT("gradients"), {"gradient_scale", F64, shape(1)}}},
+    {"square_sum", call_square_sum, {MATRIX("t")}},
+    {"square_sum", call_square_sum_into, {{"sum", F64, shape(1)}, MATRIX("t")}},
+    {"clip_scale", call_clip_scale_into, {{"scale", F64, shape(1)}, {"square_sum", F64, shape(1)}}},
+    {"convert", call_tensor_convert, {MATRIX("to"), MATRIX("from")}},
+    {"scale", call_tensor_scale, {MATRIX("t")}},
+};
+
+static int message_pipe[2];
+
+static void send_message(const char *line, int status)
+{
+    if (write(message_pipe[1], line, strlen(line)) < 0)
+        _exit(99);
+    _exit(status);
+}
+
+/* In a child process, since it must end the program: with status 1 and a line with each word up to NULL. The child
+ * has no threads but its own, so an operator that does start its work might wait for ever. */
+static void assert_refused(const Call *c, const Tensor *operands, const char *const *words)
+{
+    char line[4096];
+    int status;
+
+    assert_int_equal(pipe(message_pipe), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        error_end_with(send_message);
+        c->call(operands);
+        _exit(0);
+    }
+    close(message_pipe[1]);
+    const ssize_t length = read(message_pipe[0], line, sizeof line - 1);
+    close(message_pipe[0]);
+    waitpid(child, &status, 0);
+    line[length > 0 ? length : 0] = 0;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 1)
+        fail_msg("%s with a wrong %s ended with %#x and \"%s\"", c->name, words[1], status, line);
+    for (; *words; words++)
+        if (!strstr(line, *words))
+            fail_msg("\"%s\" does not say \"%s\"", line, *words);
+}
+
+/* Each operand in turn is (5, 7), is of another type, is not there. */
+static void wrong_operands_are_refused(void **state)
+{
+    char text[128];
+
+    (void)state;
+    for (size_t k = 0; k < sizeof calls / sizeof *calls; k++) {
+        const Call *c = &calls[k];
+        Tensor right[5] = {NONE}, wrong[5];
+        int count = 0;
+        for (; count < 5 && c->operands[count].name; count++) {
+            const DType dtype = c->operands[count].dtype;
+            const Shape s = c->operands[count].shape;
+            /* room for (5, 7) too; ids are -1 */
+            right[count] = tensor_view(tensor_range(guarded(dtype, c->operands[count].name, shape(200)), 0,
+                                                    s.n[0] * (s.dims > 1 ? s.n[1] : 1) * (s.dims > 2 ? s.n[2] : 1)
+                                                        * (s.dims > 3 ? s.n[3] : 1)), s);
+        }
+        c->call(right);
+        for (int i = 0; i < count; i++) {
+            memcpy(wrong, right, sizeof wrong);
+            wrong[i].dims = 2, wrong[i].shape[0] = 5, wrong[i].shape[1] = 7, wrong[i].shape[2] = wrong[i].shape[3] = 0;
+            snprintf(text, sizeof text, "%s is (5, 7) %s", right[i].name, dtype_name(right[i].dtype));
+            if (strcmp(right[i].name, "t"))                                     /* which may have any shape */
+                assert_refused(c, wrong, (const char *[]){c->name, text, "but it takes", NULL});
+
+            memcpy(wrong, right, sizeof wrong);
+            wrong[i].dtype = right[i].dtype == I32 ? REAL : I32;
+            char *is = tensor_describe(wrong[i]);
+            snprintf(text, sizeof text, "%s %s", is, dtype_name(wrong[i].dtype));
+            free(is);
+            assert_refused(c, wrong, (const char *[]){c->name, text, "but it takes", NULL});
+
+            memcpy(wrong, right, sizeof wrong);
+            wrong[i] = NONE;
+            if (strcmp(right[i].name, "bias") && strcmp(right[i].name, "d_bias")
+                && strcmp(right[i].name, "gradient_scale"))
+                assert_refused(c, wrong, (const char *[]){c->name, "none", NULL});
+        }
+        release();
+    }
+}
+
+/* Two that the table's (5, 7) doesn't reach: scores that are not square, heads that don't divide the width. */
+static void attention_checks_its_heads(void **state)
+{
+    const Call c = {"attention_forward", call_attention_forward};
+    const Tensor out = filled("out", shape(2, 3, 8)), qkv = filled("qkv", shape(2, 3, 24));
+
+    (void)state;
+    assert_refused(&c, (Tensor[]){out, filled("probs", shape(2, 2, 3, 4)), qkv},
+                   (const char *[]){c.name, "probs is (2, 2, 3, 4)", NULL});
+    assert_refused(&c, (Tensor[]){out, filled("probs", shape(2, 3, 3, 3)), qkv},
+                   (const char *[]){c.name, "probs is (2, 3, 3, 3)", NULL});
+    release();
+}
+
+/* ---- The account ---- */
+
+static void operators_are_counted(void **state)
+{
+    const OpAccount *account;
+    const Tensor x = filled("x", shape(6, 8)), weight = filled("weight", shape(16, 8)),
+                 out = empty("out", shape(6, 16));
+    const Tensor qkv = filled("qkv", shape(2, 3, 24)), heads = empty("heads", shape(2, 3, 8));
+    const Tensor probs = empty("probs", shape(2, 2, 3, 3));
+
+    (void)state;
+    ops_account_reset();
+    linear_forward(out, x, weight, NONE);
+    attention_forward(heads, probs, qkv);
+    linear_forward(out, x, weight, NONE);
+    assert_int_equal(ops_account(&account), 2);
+    assert_string_equal(account[0].name, "linear_forward");
+    assert_int_equal(account[0].calls, 2);
+    assert_true(account[0].flops == 2 * (2 * 6 * 8 * 16));
+    assert_true(account[0].bytes == 2 * sizeof(real) * (6 * 8 + 16 * 8 + 6 * 16));
+    assert_true(account[0].seconds > 0);
+    assert_string_equal(account[1].name, "attention_forward");
+    assert_true(account[1].flops == 4 * (2 * 2 * 3 * 3 * 4));         /* 2 for a product: scores, probs v */
+    ops_account_reset();
+    assert_int_equal(ops_account(&account), 0);
+    release();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plain_memory),
+        cmocka_unit_test(embedding),
+        cmocka_unit_test(layernorm),
+        cmocka_unit_test(layernorm_of_equal_numbers),
+        cmocka_unit_test(linear),
+        cmocka_unit_test(rotary_positions),
+        cmocka_unit_test(attention),
+        cmocka_unit_test(attention_sees_no_later_token),
+        cmocka_unit_test(gelu),
+        cmocka_unit_test(residual),
+        cmocka_unit_test(cross_entropy),
+        cmocka_unit_test(cross_entropy_in_slices),
+        cmocka_unit_test(cross_entropy_of_shifted_logits),
+        cmocka_unit_test(adamw),
+        cmocka_unit_test(weight_decay_does_not_drift),
+        cmocka_unit_test(square_sums),
+        cmocka_unit_test(exponential),
+        cmocka_unit_test(nan_stays_nan),
+        cmocka_unit_test(attention_of_extremes),
+        cmocka_unit_test(threads_change_no_bit),
+        cmocka_unit_test(wrong_operands_are_refused),
+        cmocka_unit_test(attention_checks_its_heads),
+        cmocka_unit_test(operators_are_counted),
+    };
+
+    comm_begin(&argc, &argv);
+    device_init(0, 1, 2);
+    comm_exit(cmocka_run_group_tests_name("operators", tests, NULL, NULL));
+}

@@ -1,0 +1,117 @@
+/* Kernels with a mistake each, which the emulated GPU must find (test_cuda.c): the argument says which to run. Without
+ * the mistake (0) each is right. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../08_fused_kernels/fused_cuda/tensor_cores.cuh"
+
+enum { THREADS = 64, WARP = 32, COUNT = 1000 };
+
+/* The block's sum of x[0 .. COUNT) goes to each of its threads' places in `to`. */
+template <int MISTAKE> __global__ void barriers(float *to, const float *x)
+{
+    __shared__ float of_warp[THREADS / WARP];
+    float sum = 0;
+
+    for (int i = threadIdx.x; i < COUNT; i += THREADS)
+        sum += x[i];
+    for (int apart = WARP / 2; apart; apart /= 2)
+        sum += __shfl_xor_sync(~0u, sum, apart);
+    for (int round = 0; round < 2; round++) {
+        if (threadIdx.x % WARP == 0)
+            of_warp[threadIdx.x / WARP] = sum;
+        if (MISTAKE != 1)                       /* read before it was written */
+            __syncthreads();
+        to[threadIdx.x] = of_warp[0] + of_warp[1];
+        if (MISTAKE != 2)                       /* written anew before it was read */
+            __syncthreads();
+    }
+}
+
+/* Lanes exchange numbers through memory. */
+template <int MISTAKE> __global__ void lanes(float *to, const float *x)
+{
+    extern __shared__ float row[];
+
+    row[threadIdx.x] = x[threadIdx.x];
+    if (MISTAKE == 1)
+        __shfl_sync(~0u, 0, 0);                 /* orders nothing in memory */
+    else
+        __syncwarp();
+    to[threadIdx.x] = row[threadIdx.x ^ 1];
+    __syncwarp();
+    row[threadIdx.x + (MISTAKE == 2)] = 0;      /* one more than there is */
+}
+
+/* A thread an element. */
+template <int MISTAKE> __global__ void elements(float *to, const float *x)
+{
+    const int i = blockIdx.x * THREADS + threadIdx.x, of_array[2] = {0, 1};
+
+    if (i < COUNT + (MISTAKE == 1))             /* beyond x, and to */
+        to[MISTAKE == 2 ? threadIdx.x : i] = x[i];          /* where other blocks write */
+    if (MISTAKE == 3 && i == 0)
+        to[1] = of_array[(int)x[0]];
+    if (MISTAKE == 4 && i == 0)
+        *(float4 *)(to + 1) = make_float4(0, 0, 0, 0);
+}
+
+/* Copies that nobody waits for: two tiles of a row, one after the other. */
+template <int MISTAKE> __global__ void copies(float *to, const float *x)
+{
+    extern __shared__ float row[];
+
+    for (int tile = 0; tile < 2; tile++) {
+        begin_copy<4>(&row[tile * THREADS + threadIdx.x], &x[tile * THREADS + threadIdx.x], true);
+        copies_end();
+    }
+    for (int tile = 0; tile < 2; tile++) {
+        if (tile == 0)
+            copies_wait<1 + (MISTAKE == 1)>();              /* of two groups, the first hasn't arrived */
+        else
+            copies_wait<0>();
+        if (MISTAKE != 2)                       /* another thread's copy */
+            __syncthreads();
+        to[tile * THREADS + threadIdx.x] = row[tile * THREADS + (threadIdx.x + 1) % THREADS];
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static float numbers[COUNT];
+    const char *name = argc > 2 ? argv[1] : "";
+    const int mistake = argc > 2 ? atoi(argv[2]) : 0;
+    float *x, *to;
+
+    for (int i = 0; i < COUNT; i++)
+        numbers[i] = 3 + i;
+    cudaMalloc((void **)&x, sizeof numbers);
+    cudaMalloc((void **)&to, sizeof numbers);
+    cudaMemcpyAsync(x, numbers, sizeof numbers, cudaMemcpyHostToDevice, NULL);
+#define CASE(kernel, n, grid, threads, shared) \
+    if (!strcmp(name, #kernel) && mistake == n) \
+        emulated_start({grid, threads, shared}, kernel<n>, to, (const float *)(n == 9 ? numbers : x));
+    CASE(barriers, 0, 1, THREADS, 0)
+    CASE(barriers, 1, 1, THREADS, 0)
+    CASE(barriers, 2, 1, THREADS, 0)
+    CASE(lanes, 0, 1, WARP, WARP * sizeof *x)
+    CASE(lanes, 1, 1, WARP, WARP * sizeof *x)
+    CASE(lanes, 2, 1, WARP, WARP * sizeof *x)
+    CASE(elements, 0, 16, THREADS, 0)
+    CASE(elements, 1, 16, THREADS, 0)
+    CASE(elements, 2, 16, THREADS, 0)
+    CASE(elements, 3, 16, THREADS, 0)
+    CASE(elements, 4, 16, THREADS, 0)
+    CASE(elements, 9, 16, THREADS, 0)           /* the host's memory */
+    CASE(copies, 0, 1, THREADS, 2 * THREADS * sizeof *x)
+    CASE(copies, 1, 1, THREADS, 2 * THREADS * sizeof *x)
+    CASE(copies, 2, 1, THREADS, 2 * THREADS * sizeof *x)
+    if (!strcmp(name, "freed") && mistake)
+        cudaFree(to);
+    if (!strcmp(name, "freed"))
+        emulated_start({16, THREADS, 0}, elements<0>, to, (const float *)x);
+    if (!strcmp(name, "copied"))
+        cudaMemcpyAsync(to, numbers, sizeof numbers + 4 * mistake, cudaMemcpyHostToDevice, NULL);
+    cudaStreamSynchronize(NULL);
+    return 0;
+}

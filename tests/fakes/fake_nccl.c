@@ -1,0 +1,554 @@
+/* NCCL and the part of CUDA that comm/nccl.c uses, for tests without a GPU: on fake_device.c's streams, over MPI. It is
+ * as unkind as the real ones may be: work is done late, a call is in progress for some time (and a communicator's first
+ * one until all its ranks have made it), and whoever goes on meanwhile gets an error.
+ *
+ * FAKE_NCCL_FAIL="ncclSend 3": the third such call of rank 1 returns an error; "async 3": a communicator of rank 1 has
+ * one after its third operation. FAKE_NCCL_LOSE=3: rank 1's third operation never comes to an end. FAKE_NCCL_VERSION.
+ */
+#include <cuda_runtime_api.h>
+#include <mpi.h>
+#include <nccl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/comm.h"
+#include "../../common/device.h"
+#include "fake_device.h"
+
+enum { MOST = 64 };                             /* ranks, and calls of a group */
+
+/* ---- Errors on demand ---- */
+
+static bool fails(const char *name)
+{
+    static int calls;
+    const char *wish = getenv("FAKE_NCCL_FAIL");
+    const size_t length = strlen(name);
+
+    return wish && comm_rank(world) == 1 && !strncmp(wish, name, length) && wish[length] == ' '
+        && ++calls == atoi(wish + length);
+}
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = getenv("FAKE_NCCL_VERSION") ? atoi(getenv("FAKE_NCCL_VERSION")) : NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t result)
+{
+    return result == ncclInvalidUsage ? "invalid usage" : "an error of the fake";
+}
+
+const char *ncclGetLastError(ncclComm_t comm)
+{
+    (void)comm;
+    return "its last words";
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    (void)error;
+    return "an error of the fake CUDA";
+}
+
+/* ---- CUDA ---- */
+
+struct CUevent_st {
+    FakeMark *mark;                             /* NULL: not recorded yet */
+};
+
+/* An error that cudaGetLastError hasn't taken is found by whoever asks next: the operators, after each kernel. */
+static cudaError_t last_error;
+
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t error = last_error;
+
+    last_error = cudaSuccess;
+    return error;
+}
+
+#define CUDA_MAY_FAIL() do { if (last_error || fails(__func__)) return cudaErrorUnknown; } while (0)
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest)
+{
+    CUDA_MAY_FAIL();
+    *lowest = 0, *highest = -5;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+{
+    CUDA_MAY_FAIL();
+    if (flags != cudaStreamNonBlocking || priority != -5)
+        return cudaErrorInvalidValue;
+    *stream = (cudaStream_t)fake_stream_create();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    CUDA_MAY_FAIL();
+    free(stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
+{
+    CUDA_MAY_FAIL();
+    (void)flags;
+    *event = calloc(1, sizeof **event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    CUDA_MAY_FAIL();
+    free(event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    CUDA_MAY_FAIL();
+    event->mark = fake_mark((FakeStream *)stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    CUDA_MAY_FAIL();
+    last_error = !event->mark || fake_passed(event->mark) ? cudaSuccess : cudaErrorNotReady;
+    return last_error;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    CUDA_MAY_FAIL();
+    (void)flags;
+    if (event->mark)                            /* of an event that was never recorded CUDA says nothing either */
+        fake_wait((FakeStream *)stream, event->mark);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    CUDA_MAY_FAIL();
+    *device = comm_local_rank() % device_count();
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device)
+{
+    CUDA_MAY_FAIL();
+    snprintf(id, size, "0000:%02x:00.0", device);
+    return cudaSuccess;
+}
+
+/* ---- Communicators ---- */
+
+typedef struct {                                /* one call */
+    enum { REDUCE_TO_ALL, REDUCE_TO_ONE, FROM_ONE, TO_PEER, FROM_PEER } kind;
+    const char *in;
+    char *out;
+    size_t count;
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    int peer;
+    char *sent, *received[MOST];
+} Call;
+
+typedef struct {                                /* the calls of a group, or one by itself */
+    ncclComm_t comm;
+    FakeStream *stream;
+    int count;
+    Call call[MOST];
+    bool begun, lost;
+    int requests;
+    MPI_Request request[2 * MOST * MOST];
+} Job;
+
+struct ncclComm {
+    int size, rank, tag, creator;
+    int world[MOST], joined[MOST][2];           /* world: each rank's in MPI's world */
+    int requests;
+    MPI_Request request[3 * MOST];
+    enum { JOINING, TOLD, IDLE, CALLING, ENDING } state;
+    bool gathered, connected, failed;
+    int polls;                                  /* that a call still takes */
+    Job *job;
+    FakeStream *stream;
+};
+
+enum { HELLO, TABLE, CONNECT, DATA, TAGS, FIRST_TAG = 1 << 22 };
+
+#define MAY_FAIL() do { if (fails(__func__)) return ncclSystemError; } while (0)
+
+static unsigned chance(void)                    /* other on each rank, the same in each run */
+{
+    static unsigned x;
+
+    if (!x)
+        x = 12345 + 1000 * comm_rank(world);
+    x = x * 1664525 + 1013904223;
+    return x >> 16;
+}
+
+static bool all_done(int requests, MPI_Request *request)
+{
+    int done = true;
+
+    for (int i = 0; i < requests && done; i++)
+        MPI_Test(&request[i], &done, MPI_STATUS_IGNORE);
+    return done;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+    static int made;
+
+    MAY_FAIL();
+    *(int *)id->internal = comm_rank(world) * 4096 + made++;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
+{
+    ncclComm_t c = calloc(1, sizeof *c);
+    const int name = *(int *)id.internal;
+
+    MAY_FAIL();
+    if (config->blocking || size > MOST || rank < 0 || rank >= size)
+        return ncclInvalidArgument;
+    c->size = size, c->rank = rank, c->tag = FIRST_TAG + TAGS * name, c->creator = name / 4096;
+    static int me[MOST][2];                     /* lives until it is sent */
+    static int next;
+    int *mine = me[next++ % MOST];
+    mine[0] = rank, mine[1] = comm_rank(world);
+    if (rank == 0 && c->creator != mine[1])
+        return ncclInvalidArgument;
+    MPI_Isend(mine, 2, MPI_INT, c->creator, c->tag + HELLO, MPI_COMM_WORLD, &c->request[c->requests++]);
+    for (int r = 0; r < size && mine[1] == c->creator; r++)
+        MPI_Irecv(c->joined[r], 2, MPI_INT, MPI_ANY_SOURCE, c->tag + HELLO, MPI_COMM_WORLD, &c->request[c->requests++]);
+    *comm = c;
+    return ncclInProgress;
+}
+
+/* Whoever made the id hears from all ranks, and tells all who they are. */
+static void join(ncclComm_t c)
+{
+    if (!all_done(c->requests, c->request))
+        return;
+    c->requests = 0;
+    if (c->state == TOLD) {
+        c->state = IDLE;
+        return;
+    }
+    const bool creator = comm_rank(world) == c->creator;
+    for (int r = 0; r < c->size && creator; r++)
+        c->world[c->joined[r][0]] = c->joined[r][1];
+    for (int r = 0; r < c->size && creator; r++)
+        if (c->world[r] != c->creator)
+            MPI_Isend(c->world, c->size, MPI_INT, c->world[r], c->tag + TABLE, MPI_COMM_WORLD,
+                      &c->request[c->requests++]);
+    if (!creator)
+        MPI_Irecv(c->world, c->size, MPI_INT, c->creator, c->tag + TABLE, MPI_COMM_WORLD, &c->request[c->requests++]);
+    c->state = TOLD;
+}
+
+static bool run_job(void *work);
+
+static void go_on_with_call(ncclComm_t c)
+{
+    if (!c->connected) {                        /* the first: all ranks must be there */
+        static char nothing;
+        c->requests = 0;
+        for (int r = 0; r < c->size; r++) {
+            MPI_Isend(&nothing, 0, MPI_CHAR, c->world[r], c->tag + CONNECT, MPI_COMM_WORLD, &c->request[c->requests++]);
+            MPI_Irecv(&nothing, 0, MPI_CHAR, c->world[r], c->tag + CONNECT, MPI_COMM_WORLD, &c->request[c->requests++]);
+        }
+        c->connected = true;
+    }
+    if (!all_done(c->requests, c->request) || c->polls-- > 0)
+        return;
+    c->requests = 0;
+    c->stream = c->job->stream;
+    fake_queue(c->stream, run_job, c->job);
+    c->state = IDLE;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
+{
+    MAY_FAIL();
+    if (c->state < IDLE)
+        join(c);
+    else if (c->state == CALLING)
+        go_on_with_call(c);
+    else if (c->state == ENDING && c->polls > 0)
+        c->polls--;
+    if (c->stream && chance() % 4 == 0)         /* a GPU works whether it is asked or not; here: sometimes */
+        fake_step(c->stream);
+    *state = c->failed ? ncclRemoteError
+        : c->state == IDLE || (c->state == ENDING && !c->polls) ? ncclSuccess : ncclInProgress;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t c)
+{
+    MAY_FAIL();
+    if (c->state != IDLE)
+        return ncclInvalidUsage;
+    c->state = ENDING;
+    c->stream = NULL;
+    c->polls = 3;
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t c)
+{
+    MAY_FAIL();
+    if (c->state != ENDING || c->polls)
+        return ncclInvalidUsage;
+    free(c);
+    return ncclSuccess;
+}
+
+/* ---- What a stream does for a job ---- */
+
+static int size_of(ncclDataType_t type)
+{
+    return type == ncclFloat64 ? 8 : type == ncclFloat32 || type == ncclInt32 ? 4
+        : type == ncclFloat16 || type == ncclBfloat16 ? 2 : 1;
+}
+
+/* Half-precision floats of whole numbers, or of anything that is exact in both. */
+static double number(ncclDataType_t type, const char *data, size_t i)
+{
+    uint16_t half;
+    uint32_t bits;
+    float f;
+
+    data += i * size_of(type);
+    memcpy(&half, data, 2);
+    switch (type) {
+    case ncclFloat64:
+        return *(const double *)data;
+    case ncclFloat32:
+        return *(const float *)data;
+    case ncclInt32:
+        return *(const int32_t *)data;
+    case ncclBfloat16:
+        bits = (uint32_t)half << 16;
+        break;
+    default:                                    /* another bias of the exponent */
+        bits = (uint32_t)(half & 0x8000) << 16 | (half & 0x7fff ? ((uint32_t)(half & 0x7fff) << 13) + (112u << 23) : 0);
+    }
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static void set_number(ncclDataType_t type, char *data, size_t i, double x)
+{
+    const float f = x;
+    uint32_t bits;
+
+    data += i * size_of(type);
+    memcpy(&bits, &f, 4);
+    const uint16_t brain = bits >> 16;
+    const uint16_t half = (bits >> 16 & 0x8000) | (f != 0 ? ((bits & 0x7fffffff) - (112u << 23)) >> 13 : 0);
+    switch (type) {
+    case ncclFloat64:
+        *(double *)data = x;
+        break;
+    case ncclFloat32:
+        *(float *)data = f;
+        break;
+    case ncclInt32:
+        *(int32_t *)data = (int32_t)x;
+        break;
+    case ncclBfloat16:
+        memcpy(data, &brain, 2);
+        break;
+    default:
+        memcpy(data, &half, 2);
+    }
+}
+
+static bool sends_to(const Call *c, int me, int r)
+{
+    return c->kind == REDUCE_TO_ALL || (c->kind == REDUCE_TO_ONE && r == c->peer)
+        || (c->kind == FROM_ONE && me == c->peer) || (c->kind == TO_PEER && r == c->peer);
+}
+
+static bool hears_from(const Call *c, int me, int r)
+{
+    return c->kind == REDUCE_TO_ALL || (c->kind == REDUCE_TO_ONE && me == c->peer)
+        || (c->kind == FROM_ONE && r == c->peer) || (c->kind == FROM_PEER && r == c->peer);
+}
+
+static void begin_job(Job *j)
+{
+    ncclComm_t c = j->comm;
+
+    for (Call *k = j->call; k < j->call + j->count; k++) {
+        const size_t bytes = k->count * size_of(k->type);
+        for (int r = 0; r < c->size; r++)
+            if (sends_to(k, c->rank, r)) {
+                if (!k->sent)
+                    k->sent = memcpy(malloc(bytes), fake_storage(k->in), bytes);
+                MPI_Isend_c(k->sent, bytes, MPI_BYTE, c->world[r], c->tag + DATA, MPI_COMM_WORLD,
+                            &j->request[j->requests++]);
+            }
+        for (int r = 0; r < c->size; r++)
+            if (hears_from(k, c->rank, r)) {
+                k->received[r] = malloc(bytes);
+                MPI_Irecv_c(k->received[r], bytes, MPI_BYTE, c->world[r], c->tag + DATA, MPI_COMM_WORLD,
+                            &j->request[j->requests++]);
+            }
+    }
+    j->begun = true;
+}
+
+static bool run_job(void *work)
+{
+    Job *j = work;
+    ncclComm_t c = j->comm;
+
+    if (j->lost)
+        return false;
+    if (!j->begun)
+        begin_job(j);
+    if (!all_done(j->requests, j->request))
+        return false;
+    for (Call *k = j->call; k < j->call + j->count; k++) {
+        char *out = k->out ? fake_storage(k->out) : NULL, *first = NULL;
+        for (int r = 0; r < c->size; r++) {
+            char *from = k->received[r];
+            if (from && first)                  /* in the order of ranks */
+                for (size_t i = 0; i < k->count; i++) {
+                    const double x = number(k->type, first, i), y = number(k->type, from, i);
+                    set_number(k->type, first, i, k->op == ncclMax ? (x > y ? x : y) : x + y);
+                }
+            else if (from)
+                first = from;
+        }
+        if (first)
+            memcpy(out, first, k->count * size_of(k->type));
+        for (int r = 0; r < c->size; r++)
+            free(k->received[r]);
+        free(k->sent);
+    }
+    free(j);
+    return true;
+}
+
+/* ---- NCCL's calls: each becomes part of the group's job ---- */
+
+static Job *group;
+static int depth;
+
+static ncclResult_t submit(void)
+{
+    static int jobs;
+    Job *j = group;
+
+    group = NULL;
+    if (!j)
+        return ncclSuccess;
+    if (j->comm->state != IDLE)                 /* the call before is still in progress */
+        return ncclInvalidUsage;
+    jobs++;
+    if (comm_rank(world) == 1 && getenv("FAKE_NCCL_LOSE"))
+        j->lost = jobs == atoi(getenv("FAKE_NCCL_LOSE"));
+    j->comm->failed = fails("async");
+    j->comm->job = j;
+    j->comm->state = CALLING;
+    j->comm->polls = chance() % 4;
+    return ncclInProgress;
+}
+
+static ncclResult_t add(ncclComm_t comm, cudaStream_t stream, Call call)
+{
+    if (!group) {
+        group = calloc(1, sizeof *group);
+        group->comm = comm, group->stream = (FakeStream *)stream;
+    }
+    if (group->comm != comm || group->stream != (FakeStream *)stream || group->count == MOST
+        || call.peer >= comm->size)
+        return ncclInvalidArgument;
+    group->call[group->count++] = call;
+    return ncclSuccess;
+}
+
+static ncclResult_t add_alone(ncclComm_t comm, cudaStream_t stream, Call call)
+{
+    const ncclResult_t result = add(comm, stream, call);
+
+    return result != ncclSuccess || depth ? result : submit();
+}
+
+ncclResult_t ncclGroupStart(void)
+{
+    MAY_FAIL();
+    depth++;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    MAY_FAIL();
+    return --depth ? ncclSuccess : submit();
+}
+
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream)
+{
+    MAY_FAIL();
+    return add_alone(comm, stream, (Call){REDUCE_TO_ALL, in, out, count, type, op});
+}
+
+ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream)
+{
+    MAY_FAIL();
+    return add_alone(comm, stream, (Call){REDUCE_TO_ONE, in, out, count, type, op, root});
+}
+
+ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream)
+{
+    MAY_FAIL();
+    return add_alone(comm, stream, (Call){FROM_ONE, in, out, count, type, ncclSum, root});
+}
+
+ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream)
+{
+    MAY_FAIL();
+    for (int r = 0; r < comm->size; r++)
+        add(comm, stream, (Call){REDUCE_TO_ONE, (const char *)in + r * count * size_of(type), out, count, type, op, r});
+    return depth ? ncclSuccess : submit();
+}
+
+ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream)
+{
+    MAY_FAIL();
+    for (int r = 0; r < comm->size; r++)
+        add(comm, stream, (Call){FROM_ONE, in, (char *)out + r * count * size_of(type), count, type, ncclSum, r});
+    return depth ? ncclSuccess : submit();
+}
+
+ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream)
+{
+    MAY_FAIL();
+    return add_alone(comm, stream, (Call){TO_PEER, in, NULL, count, type, ncclSum, peer});
+}
+
+ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream)
+{
+    MAY_FAIL();
+    return add_alone(comm, stream, (Call){FROM_PEER, NULL, out, count, type, ncclSum, peer});
+}

@@ -1,0 +1,399 @@
+/* 08: each fused operator against the chain that it replaces, on ragged sizes; and the program: 02's numbers, and no
+ * memory for what is never whole.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../08_fused_kernels/fused.h"
+#include "../../common/ultrascale.h"
+#include "../../common/formats.h"
+#include "../../common/random.h"
+#include "../harness.h"
+#include "../tensors.h"
+
+#define FUSED BUILD "/cpu/08_fused_kernels"
+#define FUSED64 BUILD "/cpu64/08_fused_kernels"
+#define MIXED BUILD "/cpu/02_mixed_precision"
+#define SINGLE64 BUILD "/cpu64/01_single_gpu"
+
+static Tensor create(DType dtype, const char *name, Shape shape)
+{
+    const Tensor t = guarded(dtype, name, shape);
+
+    tensor_zero(t);
+    return t;
+}
+
+/* Random numbers, the same for the same name. */
+static Tensor filled(DType dtype, const char *name, Shape shape, double scale)
+{
+    Tensor t = create(dtype, name, shape);
+    real *x = malloc(tensor_count(t) * sizeof *x);
+    uint64_t seed = 0;
+
+    for (const char *c = name; *c; c++)
+        seed = seed * 31 + *c;
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        x[i] = scale * random_normal(seed, 7, 0, i);
+    tensor_from_host(t, x);
+    free(x);
+    return t;
+}
+
+/* Largest difference, as a part of the largest number. */
+static void assert_same(Tensor a, Tensor b, double tolerance)
+{
+    const int64_t count = tensor_count(a);
+    real *x = malloc(count * sizeof *x), *y = malloc(count * sizeof *y);
+    double error = 0, largest = 0;
+
+    assert_int_equal(count, tensor_count(b));
+    tensor_to_host(x, a);
+    tensor_to_host(y, b);
+    for (int64_t i = 0; i < count; i++) {
+        if (!isfinite(x[i]) || !isfinite(y[i]))
+            fail_msg("%s: element %lld is %g, and %g of the chain", a.name, (long long)i, (double)x[i], (double)y[i]);
+        error = fmax(error, fabs(x[i] - y[i]));
+        largest = fmax(largest, fabs(y[i]));
+    }
+    if (!(error <= tolerance * largest) || largest == 0)
+        fail_msg("%s %s: %g of the largest, %g, from the chain", a.name, dtype_name(a.dtype), error / largest, largest);
+    free(x);
+    free(y);
+}
+
+static double tolerance_of(DType dtype)
+{
+    return dtype == BF16 ? 1e-2 : dtype == F16 ? 2e-3 : sizeof(real) == 8 ? 1e-10 : 1e-5;
+}
+
+static const DType types[] = {REAL, BF16, F16};
+
+/* Sequences around the tiles' sizes, and every head size that models have; a whole row behind the first tile. */
+static void attention_is_the_chain(void **state)
+{
+    static const struct {
+        int64_t B, T, A, D;
+    } cases[] = {{2, 1, 2, 8},    {1, 127, 2, 32}, {1, 128, 1, 48},  {1, 129, 2, 64},
+                 {2, 257, 1, 80}, {1, 300, 2, 96}, {1, 520, 1, 128}, {3, 70, 3, 10}};
+
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int k = 0; k < 3; k++) {
+            const int64_t B = cases[c].B, T = cases[c].T, A = cases[c].A, D = cases[c].D;
+            const DType t = types[k];
+            Tensor qkv = filled(t, "qkv", shape(B, T, 3 * A * D), 1.5),
+                   d_out = filled(t, "d_out", shape(B, T, A * D), 1);
+            Tensor out = create(t, "out", shape(B, T, A * D)), want = create(t, "want", shape(B, T, A * D));
+            Tensor probs = create(t, "probs", shape(B, A, T, T)), d_probs = create(t, "d_probs", shape(B, A, T, T));
+            Tensor lse = create(REAL, "lse", shape(B, A, T)), dots = create(REAL, "dots", shape(B, A, T));
+            Tensor d_qkv = filled(t, "d_qkv", shape(B, T, 3 * A * D), 1);          /* written, whatever was there */
+            Tensor d_want = create(t, "d_want", shape(B, T, 3 * A * D));
+            attention_forward(want, probs, qkv);
+            attention_backward(d_want, d_probs, d_out, qkv, probs);
+            flash_attention_forward(out, lse, qkv);
+            flash_attention_backward(d_qkv, dots, d_out, qkv, out, lse);
+            assert_same(out, want, tolerance_of(t));
+            assert_same(d_qkv, d_want, tolerance_of(t));
+            guarded_release();
+        }
+}
+
+/* Scores of thousands, of which the largest comes last, or first: no Inf, no NaN. */
+static void attention_of_extremes(void **state)
+{
+    enum { T = 300, D = 16 };
+
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        Tensor qkv = filled(REAL, "qkv", shape(1, T, 3 * D), 40);
+        Tensor out = create(REAL, "out", shape(1, T, D)), want = create(REAL, "want", shape(1, T, D));
+        Tensor probs = create(REAL, "probs", shape(1, 1, T, T)), lse = create(REAL, "lse", shape(1, 1, T));
+        real *x = qkv.data;
+        for (int i = 0; i < T; i++)
+            for (int d = 0; d < D; d++)
+                x[i * 3 * D + D + d] *= k ? (T - i) / 10. : i / 10.;
+        attention_forward(want, probs, qkv);
+        flash_attention_forward(out, lse, qkv);
+        assert_same(out, want, sizeof(real) == 8 ? 1e-9 : 1e-3);
+        guarded_release();
+    }
+}
+
+static void the_others_are_their_chains(void **state)
+{
+    static const struct {
+        int64_t R, H, M, V;
+    } cases[] = {{1, 8, 24, 11}, {37, 50, 200, 97}, {130, 64, 256, 1031}, {300, 33, 1100, 7}};
+
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int k = 0; k < 3; k++)
+            for (int g = 0; g < (types[k] == BF16 ? 2 : 1); g++) {
+                const int64_t R = cases[c].R, H = cases[c].H, M = cases[c].M, V = cases[c].V;
+                const DType t = types[k], tg = g ? BF16 : REAL;
+                const double tolerance = tolerance_of(t);
+                Tensor x = filled(t, "x", shape(R, H), 1), branch = filled(t, "branch", shape(R, H), 1);
+                Tensor add = filled(t, "add", shape(H), 1), w = filled(t, "w", shape(H), 1),
+                       b = filled(t, "b", shape(H), 1);
+                Tensor sum = create(t, "sum", shape(R, H)), out = create(t, "out", shape(R, H));
+                Tensor want_sum = create(t, "sum", shape(R, H)), want = create(t, "out", shape(R, H));
+                Tensor stats = create(REAL, "stats", shape(R, 2)), want_stats = create(REAL, "stats", shape(R, 2));
+                residual_layernorm_forward(sum, out, stats, x, branch, add, w, b);
+                residual_forward(want_sum, x, branch, add);
+                layernorm_forward(want, want_stats, want_sum, w, b);
+                assert_same(sum, want_sum, tolerance);
+                assert_same(out, want, tolerance);
+
+                Tensor d[4], d_want[4];
+                for (int i = 0; i < 2; i++) {
+                    Tensor *to = i ? d_want : d;
+                    to[0] = filled(t, "d_sum", shape(R, H), 1), to[1] = filled(tg, "d_branch_bias", shape(H), 1);
+                    to[2] = filled(tg, "d_weight", shape(H), 1), to[3] = filled(tg, "d_bias", shape(H), 1);
+                }
+                residual_layernorm_backward(d[0], d[1], d[2], d[3], branch, want_sum, want_stats, w);
+                layernorm_backward(d_want[0], d_want[2], d_want[3], branch, want_sum, want_stats, w);
+                residual_backward(d_want[1], d_want[0]);
+                for (int i = 0; i < 4; i++)
+                    assert_same(d[i], d_want[i], tolerance);
+
+                Tensor weight = filled(t, "weight", shape(M, H), 0.3), bias = filled(t, "bias", shape(M), 1);
+                Tensor down = filled(t, "down", shape(H, M), 0.3);
+                Tensor up = create(t, "up", shape(R, M)), gelu = create(t, "gelu", shape(R, M));
+                Tensor want_up = create(t, "up", shape(R, M)), want_gelu = create(t, "gelu", shape(R, M));
+                linear_gelu_forward(gelu, up, x, weight, bias);
+                linear_forward(want_up, x, weight, bias);
+                gelu_forward(want_gelu, want_up);
+                assert_same(up, want_up, tolerance);
+                assert_same(gelu, want_gelu, tolerance);
+                linear_gelu_backward(up, branch, down, want_up);
+                linear_backward_input(gelu, branch, down);
+                gelu_backward(gelu, gelu, want_up);
+                assert_same(up, gelu, tolerance);
+
+                Tensor logits = filled(t, "logits", shape(R, V), 3), d_logits = filled(t, "logits", shape(R, V), 3);
+                Tensor loss = create(F64, "loss", shape(1)), want_loss = create(F64, "loss", shape(1));
+                Tensor lse = create(REAL, "lse", shape(R)), ids = create(I32, "ids", shape(R));
+                int32_t id[300];
+                for (int i = 0; i < R; i++)
+                    id[i] = i % 5 == 4 ? -1 : i * i % V;
+                device_upload(ids.data, id, R * sizeof *id);
+                cross_entropy_both(loss, logits, ids, 0.25, 3);
+                cross_entropy_forward(want_loss, lse, d_logits, ids, 0.25);
+                cross_entropy_backward(d_logits, d_logits, lse, ids, 3);
+                assert_true(fabs(tensor_item(loss) - tensor_item(want_loss))
+                            <= (sizeof(real) == 8 ? 1e-13 : 1e-5) * fabs(tensor_item(want_loss)));
+                assert_same(logits, d_logits, tolerance);
+                guarded_release();
+            }
+}
+
+/* The copy is what converting the new weights gives. */
+static void adamw_writes_the_copy(void **state)
+{
+    enum { N = 10001 };
+    const AdamWArguments a = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                              .correction1 = 0.1, .correction2 = 0.05, .gradient_scale = 0.5};
+
+    (void)state;
+    for (int k = 1; k < 3; k++) {
+        Tensor w = filled(REAL, "w", shape(N), 1), g = filled(REAL, "g", shape(N), 1),
+               copy = create(types[k], "copy", shape(N));
+        Tensor m = create(REAL, "m", shape(N)), v = create(REAL, "v", shape(N)),
+               want = create(types[k], "want", shape(N));
+        adamw_update(w, copy, m, v, g, a);
+        tensor_convert(want, w);
+        assert_memory_equal(copy.data, want.data, tensor_bytes(want));
+        guarded_release();
+    }
+}
+
+/* Gradients are clipped on the device as by the host; if their square sum is Inf or NaN, nothing is updated. */
+static void adamw_clips_by_itself(void **state)
+{
+    enum { N = 10001 };
+    static const struct { double sum, clip; } cases[] = {{4, 1}, {4, 2}, {4, 2.000001}, {4, 3}, {0, 1}, {4e200, 1},
+                                                         {4, 0}, {INFINITY, 1}, {NAN, 1}, {INFINITY, 0}};
+    AdamWArguments a = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                        .correction1 = 0.1, .correction2 = 0.05};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int k = 0; k < 3; k++) {
+            Tensor g = filled(REAL, "g", shape(N), 1), by_host[4], by_device[4];
+            Tensor sum = create(F64, "sum", shape(1)), scale = create(F64, "scale", shape(1));
+            for (int h = 0; h < 2; h++) {
+                Tensor *t = h ? by_host : by_device;
+                t[0] = filled(REAL, "w", shape(N), 1), t[1] = filled(types[k], "copy", shape(N), 1);
+                t[2] = filled(REAL, "m", shape(N), 1), t[3] = create(REAL, "v", shape(N));
+                tensor_fill(t[3], 0.3);
+            }
+            device_upload(sum.data, &cases[i].sum, sizeof cases[i].sum);
+            clip_scale_into(scale, sum, cases[i].clip);
+            a.scale = scale, a.gradient_scale = 7;                      /* which must not matter */
+            adamw_update(by_device[0], by_device[1], by_device[2], by_device[3], g, a);
+            options.clip = cases[i].clip;
+            a.scale = NONE, a.gradient_scale = clip_scale(sqrt(cases[i].sum));
+            if (isfinite(cases[i].sum))
+                adamw_update(by_host[0], by_host[1], by_host[2], by_host[3], g, a);
+            for (int j = 0; j < 4; j++)
+                assert_memory_equal(by_host[j].data, by_device[j].data, tensor_bytes(by_host[j]));
+            guarded_release();
+        }
+}
+
+/* ---- The program ---- */
+
+#define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --lr 1e-3 --quiet --threads 1"
+
+static void compare_runs(const char *fused, const char *base, double tolerance, double of_losses)
+{
+    double a[10], b[10];
+    char worst[128] = "";
+
+    result_free(run("rm -f a.st b.st a.csv b.csv"));
+    run_well("%s --data %s --micro-batch 4 --accumulate 2 --steps 10 --dump-gradients a.st --metrics a.csv", fused,
+             token_file(20000, 97));
+    run_well("%s --data %s --micro-batch 4 --accumulate 2 --steps 10 --dump-gradients b.st --metrics b.csv", base,
+             token_file(20000, 97));
+    const double d = compare_gradients(in_temporary("a.st"), in_temporary("b.st"), 6, worst);
+    if (!(d <= tolerance))
+        fail_msg("%s: %s is %g from \"%s\"", fused, worst, d, base);
+    assert_int_equal(read_column(in_temporary("a.csv"), "loss", a, 10), 10);
+    assert_int_equal(read_column(in_temporary("b.csv"), "loss", b, 10), 10);
+    for (int i = 0; i < 10; i++)
+        assert_true(fabs(a[i] - b[i]) <= of_losses * b[i]);
+}
+
+/* The update that the device clips, and with fp16 leaves out, is 02's, whose host does so: with a loss scale that is
+ * doubled after every clean step, and so becomes too large again and again; and with little clipped, or nothing. */
+static void the_update_needs_no_host(void **state)
+{
+    static const char *const cases[] = {"--dtype fp16 --loss-scale 1048576 --loss-scale-growth 1",
+                                        "--dtype bf16 --clip 3",
+                                        "--dtype bf16 --gradients bf16 --clip 0 --master none"};
+    double norm[30];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int steps = 30;
+        run_well(FUSED " " SHAPE " --fuse adamw %s --data %s --steps 30 --save a --metrics a.csv", cases[i],
+                 token_file(20000, 97));
+        run_well(MIXED " " SHAPE " %s --data %s --steps 30 --save b", cases[i], token_file(20000, 97));
+        run_well("cmp a/model.safetensors b/model.safetensors");
+        run_well("cmp a/optimizer.safetensors b/optimizer.safetensors");
+        assert_int_equal(read_column(in_temporary("a.csv"), "grad_norm", norm, 30), 30);
+        for (int s = 0; s < 30; s++)
+            steps -= !isfinite(norm[s]);
+        assert_true(i ? steps == 30 : steps > 5 && steps < 28);
+        assert_true(json_number(in_temporary("a/trainer.json"), "optimizer_step") == steps);
+        run_well("rm -r a b");
+    }
+}
+
+/* Nothing fused is 02 to the bit; each fusion, and all, have the gradients of 01 in float64. */
+static void programs_agree(void **state)
+{
+    static const char *const fusions[] = {"attention", "layernorm", "gelu", "cross-entropy", "adamw", "all",
+                                          "gelu,attention"};
+    static const char *const modes[] = {"none", "selective", "full"};
+    char text[512], base[512], worst[128] = "";
+
+    (void)state;
+    compare_runs(FUSED " " SHAPE " --fuse none", MIXED " " SHAPE, 0, 0);
+    compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0, 0);
+    compare_runs(FUSED " " SHAPE " --fuse adamw", MIXED " " SHAPE, 0, 0);
+    compare_runs(FUSED " " SHAPE " --fuse cross-entropy --dtype fp16", MIXED " " SHAPE " --dtype fp16", 1e-2, 1e-3);
+    /* fp8 makes an eighth out of a difference in the last bit, so not against 02, but as 02 against float64 */
+    run_well(FUSED " --layers 3 --hidden 48 --heads 3 --seq 64 --dtype fp8 --steps 1 --quiet --threads 1 "
+             "--dump-gradients a.st");
+    run_well(SINGLE64 " --layers 3 --hidden 48 --heads 3 --seq 64 --steps 1 --quiet --threads 1 --dump-gradients b.st");
+    const double d = compare_gradients_by_norm(in_temporary("a.st"), in_temporary("b.st"), 3, worst);
+    if (!(d <= 0.25))
+        fail_msg("fp8: %s is %g from float64's, by its norm", worst, d);
+    for (size_t i = 0; i < sizeof fusions / sizeof *fusions; i++)
+        for (int m = 0; m < 3; m++) {
+            if (!full_tests() && m != (int)i % 3 && i != 5)
+                continue;
+            snprintf(text, sizeof text, FUSED64 " " SHAPE " --dtype fp32 --fuse %s --recompute %s", fusions[i],
+                     modes[m]);
+            snprintf(base, sizeof base, SINGLE64 " " SHAPE " --recompute %s", modes[m]);
+            compare_runs(text, base, 1e-10, 1e-10);
+        }
+}
+
+/* The quadratic term and the logits of all rows are gone; every byte is predicted (or the status were 1). */
+static void memory_is_gone(void **state)
+{
+    double activations[2][2];
+
+    (void)state;
+    for (int k = 0; k < 2; k++)
+        for (int long_one = 0; long_one < 2; long_one++) {
+            run_well(FUSED
+                     " --layers 2 --hidden 32 --heads 2 --vocab 2000 --data %s --seq %d --micro-batch 1 --accumulate 1 "
+                     "--steps 1 --quiet --threads 1 --fuse %s --report r.json",
+                     token_file(20000, 97), long_one ? 1024 : 256, k ? "all" : "none");
+            activations[k][long_one] = json_number(in_temporary("r.json"), "ranks.0.memory.activations.measured");
+        }
+    const double L = 2, A = 2, V = 2000;
+    for (int long_one = 0; long_one < 2; long_one++) {
+        const double T = long_one ? 1024 : 256;
+        assert_true(activations[0][long_one] - activations[1][long_one]
+                    == L * A * T * T * 2 - L * A * T * 4 + (T - 256) * V * 2 + T * 4);
+    }
+    /* linear in the sequence, but for the slice of logits */
+    assert_true(activations[1][1] - 256 * V * 2 == 4 * (activations[1][0] - 256 * V * 2));
+}
+
+static void evaluation_and_samples_are_the_base(void **state)
+{
+    Result a, b;
+
+    (void)state;
+    a = run(FUSED64 " " SHAPE
+                    " --data %s --dtype fp32 --steps 4 --eval-every 2 --report a.json --sample 40 --micro-batch 8",
+            token_file(20000, 97));
+    b = run(SINGLE64 " " SHAPE " --data %s --steps 4 --eval-every 2 --report b.json --sample 40 --micro-batch 8",
+            token_file(20000, 97));
+    assert_int_equal(a.status, 0);
+    assert_int_equal(b.status, 0);
+    assert_string_equal(a.out, b.out);
+    assert_true(fabs(json_number(in_temporary("a.json"), "held_out.1.loss")
+                     - json_number(in_temporary("b.json"), "held_out.1.loss")) < 1e-10);
+    result_free(a);
+    result_free(b);
+}
+
+static void wrong_lists_are_refused(void **state)
+{
+    static const char *const lists[] = {"flash", "attention,,gelu", "all,nothing", "all,none", "none,attention"};
+
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        Result r = run(FUSED " " SHAPE " --data %s --fuse %s", token_file(20000, 97), lists[i]);
+        assert_int_equal(r.status, 2);
+        assert_non_null(strstr(r.err, "is none of all, attention"));
+        result_free(r);
+    }
+}
+
+int main(void)
+{
+    device_init(0, 1, 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_is_the_chain),
+        cmocka_unit_test(attention_of_extremes),
+        cmocka_unit_test(the_others_are_their_chains),
+        cmocka_unit_test(adamw_writes_the_copy),
+        cmocka_unit_test(adamw_clips_by_itself),
+        cmocka_unit_test(the_update_needs_no_host),
+        cmocka_unit_test(programs_agree),
+        cmocka_unit_test(memory_is_gone),
+        cmocka_unit_test(evaluation_and_samples_are_the_base),
+        cmocka_unit_test(wrong_lists_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

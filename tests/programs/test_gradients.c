@@ -1,0 +1,141 @@
+/* Backward of 01 against central differences of its forward: every parameter, in double.
+ *
+ * Started without arguments, this program starts itself once for each shape, with the stage's options: then it is the
+ * stage, up to its first step.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "../../common/random.h"
+#include "../single_gpu.h"     /* before cmocka, which has a fail() too */
+#include "../harness.h"
+
+static int of_each;                 /* --of-each: elements of each tensor; 0: all */
+
+/* The loss that train_step's gradients are of, by forward passes alone. */
+static double loss_of_step(Batch batch)
+{
+    tensor_zero(loss);
+    for (int m = 0; m < options.accumulate; m++) {
+        batch_load(batch, 0, m * B, 0);
+        forward(&acts, batch, 1.0 / (B * T * options.accumulate));
+    }
+    return tensor_item(loss);
+}
+
+/* Of QKV tensors, q, k and v are 0, 1 and 2: k's gradients are small beside v's, and would hide behind them. */
+static int class_of(const ParamInfo *p, int64_t element)
+{
+    return strstr(p->label, "qkv") ? element / p->cols / D % 3 : 0;
+}
+
+/* The largest |difference - gradient| over the largest |gradient| of a tensor or, of QKV's, a third. */
+static bool check(const ParamInfo *p, Batch batch, real *weights, const real *gradient)
+{
+    const double e = 1e-5, most = 1e-6;
+    const int64_t step = of_each && p->range.count > of_each ? p->range.count / of_each : 1;
+    double error[3] = {0}, largest[3] = {0};
+    bool good = true;
+
+    for (int64_t i = 0; i < p->range.count; i++)
+        largest[class_of(p, i)] = fmax(largest[class_of(p, i)], fabs(gradient[i]));
+    for (int64_t i = 0; i < p->range.count; i += step) {
+        const real before = weights[i];
+        weights[i] = before + e;
+        const double above = loss_of_step(batch);
+        weights[i] = before - e;
+        const double below = loss_of_step(batch);
+        weights[i] = before;
+        const double difference = fabs((above - below) / (2 * e) - gradient[i]);
+        if (!(difference <= error[class_of(p, i)]))                     /* a NaN stays */
+            error[class_of(p, i)] = difference;
+    }
+    for (int k = 0; k < 3; k++)
+        if (!(error[k] <= most * largest[k]) || !isfinite(largest[k]) || (k == 0 && largest[k] == 0)) {
+            printf("%s (part %d): gradients up to %g, wrong by %g\n", p->label, k, largest[k], error[k]);
+            good = false;
+        }
+    return good;
+}
+
+/* Initial weights have biases of 0, LayerNorms of 1 and attention that is almost even: moved away from there, every
+ * term of backward counts. */
+static int check_all(Batch batch)
+{
+    const int64_t N = layout.count;
+    real *weights = params.buffer.data, *gradient = gradients.buffer.data, *moved = malloc(N * sizeof *moved);
+    bool good = true;
+    double squares = 0;
+
+    for (int64_t i = 0; i < N; i++) {
+        moved[i] = weights[i] + 0.3 * random_normal(77, STREAM_PARAMETERS, layout.parameters, i);
+        gradient[i] = 1;                            /* what the step before may have left */
+    }
+    *(double *)loss.data = 1;
+    memcpy(weights, moved, N * sizeof *moved);
+    const StepResult result = train_step(0, batch);
+    memcpy(weights, moved, N * sizeof *moved);                          /* the step has updated them */
+    for (int64_t i = 0; i < N; i++)
+        squares += gradient[i] * gradient[i];
+    if (!(fabs(result.loss - loss_of_step(batch)) <= 1e-14 * result.loss)
+        || !(fabs(result.norm / sqrt(squares) - 1) <= 1e-13)) {
+        printf("loss %.17g, norm %.17g, but it is %.17g and %.17g\n", result.loss, result.norm, loss_of_step(batch),
+               sqrt(squares));
+        good = false;
+    }
+    /* the last block first, as backward goes: what it gets wrong is wrong in all before it, too */
+    for (int k = layout.parameters - 1; k >= 0; k--) {
+        const ParamInfo *p = &layout.table[k];
+        good &= check(p, batch, weights + p->range.first, gradient + p->range.first);
+    }
+    free(moved);
+    return good ? 0 : 1;
+}
+
+#define SELF BUILD "/cpu64/test_gradients --quiet --threads 1 --seed 5"
+
+static void three_heads_and_micro_batches(void **state)
+{
+    (void)state;
+    run_well(SELF " --layers 2 --hidden 12 --heads 3 --vocab 11 --seq 5 --micro-batch 2 --accumulate 2 --data %s",
+             token_file(500, 11));
+}
+
+static void one_head_recomputed(void **state)
+{
+    (void)state;
+    run_well(SELF " --layers 3 --hidden 10 --heads 1 --vocab 7 --seq 4 --micro-batch 3 --accumulate 1 --recompute full "
+             "--data %s", token_file(500, 7));
+}
+
+static void the_smallest_model(void **state)
+{
+    (void)state;
+    run_well(SELF " --layers 1 --hidden 4 --heads 2 --vocab 2 --seq 3 --micro-batch 1 --accumulate 3 --data %s",
+             token_file(500, 2));
+}
+
+/* Longer than a block of 64 queries, and than two. */
+static void long_sequences(void **state)
+{
+    (void)state;
+    run_well(SELF " --layers 2 --hidden 16 --heads 2 --vocab 13 --seq 66 --micro-batch 2 --accumulate 1 --of-each 40 "
+             "--recompute selective --data %s", token_file(2000, 13));
+    run_well(SELF " --layers 1 --hidden 8 --heads 2 --vocab 13 --seq 131 --micro-batch 1 --accumulate 2 --of-each 40 "
+             "--data %s", token_file(2000, 13));
+}
+
+int main(int argc, char **argv)
+{
+    static const StageOption more[] = {{"of-each", OPTION_INT, &of_each, "elements of each tensor", "N", 0, 1e9}, {0}};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(three_heads_and_micro_batches),
+        cmocka_unit_test(one_head_recomputed),
+        cmocka_unit_test(the_smallest_model),
+        cmocka_unit_test(long_sequences),
+    };
+
+    if (argc > 1)
+        comm_exit(check_all(set_up("test_gradients", "Compares gradients with differences.", argc, argv, more)));
+    return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
+}

@@ -1,0 +1,301 @@
+/* Our programs against Hugging Face's GPTNeoXForCausalLM: logits, loss and gradients of one batch, from a checkpoint of
+ * ours that from_pretrained opened, and from a model that save_pretrained wrote. What it computed is in
+ * tests/programs/huggingface, with the script that had it computed.
+ *
+ * Started without arguments, this program runs the tests, one of which starts it again with the stage's options: then
+ * it is the stage, for one forward pass.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "../../common/safetensors.h"
+#include "../single_gpu.h"     /* before cmocka, which has a fail() too */
+#include "../harness.h"
+
+#define FIXTURE SOURCE "/tests/programs/huggingface"
+#define LOGITS FIXTURE "/expected_logits.safetensors"
+#define SHAPE "--layers 3 --hidden 24 --heads 3 --vocab 97 --seq 33 --micro-batch 3 --accumulate 1 --quiet " \
+    "--data " FIXTURE "/tokens.bin --load " FIXTURE "/checkpoint"
+enum { STEPS = 100 };               /* that the checkpoint has been trained for */
+
+/* A tensor of the file with what Hugging Face computed, as doubles. */
+static void read_expected(const char *name, double *to, int64_t count)
+{
+    Safetensors file;
+    char *wrong = safetensors_open(&file, LOGITS);
+    const SafeTensor *t = wrong ? NULL : safetensors_find(&file, name);
+
+    if (!wrong && (!t || t->bytes != count * (strcmp(t->dtype, "F64") ? 4 : 8)))
+        fail_msg("%s: %s is not there or not of %lld elements", LOGITS, name, (long long)count);
+    if (wrong || (wrong = safetensors_read(&file, t, 0, count, to, true)))
+        fail_msg("%s", wrong);
+    free(safetensors_close(&file, false));
+}
+
+/* As the stage: what its main does, up to the logits of the batch that its next step would take. */
+static int compare_logits(int argc, char **argv)
+{
+    Batch batch = set_up("test_huggingface", "Compares logits with Hugging Face's.", argc, argv, (StageOption[]){{0}});
+
+    batch_load(batch, first_step, 0, 0);
+    loss_of(batch);
+
+    const int64_t count = B * T * V;
+    const real *logits = acts.logits.data;
+    double *expected = malloc(count * sizeof *expected), error = 0, largest = 0;
+    read_expected("logits", expected, count);
+    for (int64_t i = 0; i < count; i++) {
+        if (!(fabs(logits[i] - expected[i]) <= error))                  /* a NaN stays */
+            error = fabs(logits[i] - expected[i]);
+        largest = fmax(largest, fabs(expected[i]));
+    }
+    free(expected);
+    printf("logits up to %g differ by up to %g\n", largest, error);
+    return error <= 1e-6 * largest && largest > 1 ? 0 : 1;
+}
+
+static void logits_are_theirs(void **state)
+{
+    (void)state;
+    run_well(BUILD "/cpu64/test_huggingface " SHAPE);
+}
+
+/* The batch is compared too: it is what the expected numbers are of. */
+static void a_step_is_theirs(void **state)
+{
+    static const char *const programs[] = {BUILD "/cpu/01_single_gpu", BUILD "/cpu64/01_single_gpu"};
+    static const double most[] = {1e-5, 1e-6};          /* theirs: float64, but with angles of rotation in float */
+    double expected, loss[2];
+    char worst[128] = "";
+
+    (void)state;
+    read_expected("loss", &expected, 1);
+    for (int i = 0; i < 2; i++) {
+        run_well("%s " SHAPE " --steps %d --dump-gradients %d.safetensors --metrics %d.csv", programs[i], STEPS + 1, i,
+                 i);
+        const double d = compare_gradients(in_temporary(i ? "1.safetensors" : "0.safetensors"),
+                                           FIXTURE "/expected_gradients.safetensors", 3, worst);
+        if (!(d <= most[i]))
+            fail_msg("%s: %s differs by %g of its largest", programs[i], worst, d);
+        assert_int_equal(read_column(in_temporary(i ? "1.csv" : "0.csv"), "loss", &loss[i], 1), 1);
+        if (!(fabs(loss[i] - expected) <= most[i] * expected))
+            fail_msg("%s: the loss is %.17g, and theirs %.17g", programs[i], loss[i], expected);
+    }
+}
+
+/* So what from_pretrained was shown to open is what we write today. */
+static void we_still_save_it_so(void **state)
+{
+    static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors"};
+
+    (void)state;
+    run_well(BUILD "/cpu/01_single_gpu " SHAPE " --steps %d --save again", STEPS);
+    for (int i = 0; i < 3; i++)
+        run_well("cmp again/%s " FIXTURE "/checkpoint/%s", files[i], files[i]);
+}
+
+/* ---- A model of theirs, in every program ---- */
+
+#define THEIRS FIXTURE "/save_pretrained"
+#define THEIR_STEP FIXTURE "/expected_save_pretrained.safetensors"
+#define THEIR_SHAPE "--layers 3 --hidden 20 --heads 5 --vocab 97 --seq 16 --data " FIXTURE "/tokens.bin"
+#define ONE BUILD "/cpu64/01_single_gpu " THEIR_SHAPE " --seed 3 --micro-batch 3 --accumulate 2"
+
+static const struct {
+    int ranks;
+    const char *program, *options;
+} layouts[] = {
+    {1, "01_single_gpu", "--micro-batch 3 --accumulate 2"},
+    {1, "02_mixed_precision", "--micro-batch 6 --accumulate 1 --dtype fp32"},
+    {2, "03_data_parallel", "--micro-batch 3 --accumulate 1"},
+    {3, "04_zero", "--micro-batch 1 --accumulate 2 --zero 3"},
+    {5, "05_tensor_parallel", "--micro-batch 3 --accumulate 2"},
+    {2, "06_pipeline_parallel", "--micro-batch 1 --accumulate 6"},
+    {2, "07_context_parallel", "--micro-batch 2 --accumulate 3"},
+    {1, "08_fused_kernels", "--micro-batch 3 --accumulate 2 --dtype fp32 --fuse all"},
+};
+
+/* In one file of F16, and in several of BF16. Their loss and gradients are of float64, with angles in double. */
+static void their_model_loads(void **state)
+{
+    static const char *const directories[] = {"F16", "shards"};
+    double expected, loss;
+    char worst[128] = "";
+
+    (void)state;
+    read_expected("their_loss", &expected, 1);
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+        for (size_t d = 0; d < 2; d++) {
+            if (!full_tests() && i && d != i % 2)
+                continue;
+            run_well("mpiexec -n %d " BUILD "/cpu64/%s " THEIR_SHAPE " --quiet --seed 3 %s --load " THEIRS "/%s "
+                     "--steps 1 --dump-gradients g.safetensors --metrics m.csv", layouts[i].ranks, layouts[i].program,
+                     layouts[i].options, directories[d]);
+            const double error = compare_gradients(in_temporary("g.safetensors"), THEIR_STEP, 5, worst);
+            assert_int_equal(read_column(in_temporary("m.csv"), "loss", &loss, 1), 1);
+            if (!(error <= 1e-6) || !(fabs(loss - expected) <= 1e-10 * expected))
+                fail_msg("%s in %s on %d ranks: %s differs by %g of its largest, the loss is %.17g, and theirs %.17g",
+                         directories[d], layouts[i].program, layouts[i].ranks, worst, error, loss, expected);
+            run_well("rm m.csv");
+        }
+}
+
+/* Step 0, our seed, moments of zero: what goes on from there, at once or from a checkpoint of ours, takes the same
+ * steps. */
+static void it_is_a_model_at_step_0(void **state)
+{
+    enum { STEPS_AFTER = 4 };
+    double at_once[STEPS_AFTER], later[STEPS_AFTER];
+
+    (void)state;
+    Result r = run(ONE " --load " THEIRS "/shards --steps %d --metrics at_once.csv", STEPS_AFTER);
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "beginning with the weights of " THEIRS "/shards at step 0"));
+    result_free(r);
+    run_well(ONE " --load " THEIRS "/F16 --steps 0 --save begun");
+    assert_true(json_number(in_temporary("begun/trainer.json"), "step") == 0);
+    assert_true(json_number(in_temporary("begun/trainer.json"), "optimizer_step") == 0);
+    run_well("mpiexec -n 2 " BUILD "/cpu64/06_pipeline_parallel " THEIR_SHAPE " --seed 4 --micro-batch 1 "
+             "--accumulate 6 --load begun --steps %d --metrics later.csv", STEPS_AFTER);
+    assert_int_equal(read_column(in_temporary("at_once.csv"), "loss", at_once, STEPS_AFTER), STEPS_AFTER);
+    assert_int_equal(read_column(in_temporary("later.csv"), "loss", later, STEPS_AFTER), STEPS_AFTER);
+    for (int i = 0; i < STEPS_AFTER; i++)
+        if (!(fabs(at_once[i] - later[i]) <= 1e-9 * at_once[i]))
+            fail_msg("step %d: the loss is %.17g, and by way of a checkpoint %.17g", i + 1, at_once[i], later[i]);
+}
+
+/* One line with these words (| between them). */
+static void refuses(const char *what, const char *words)
+{
+    char copy[256], *rest = copy;
+
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        Result r = run("timeout 15 mpiexec -n %d " BUILD "/cpu64/06_pipeline_parallel " THEIR_SHAPE " --load bad "
+                       "--steps 1", ranks);
+        if (r.status != 1 || strncmp(r.err, "06_pipeline_parallel: ", 22) || !strchr(r.err, '\n')
+            || strchr(r.err, '\n')[1])
+            fail_msg("%s, %d ranks: status %d\n%s", what, ranks, r.status, r.err);
+        snprintf(copy, sizeof copy, "%s", words);
+        rest = copy;
+        for (char *word; (word = strsep(&rest, "|"));)
+            if (!strstr(r.err, word))
+                fail_msg("%s: no \"%s\" in %s", what, word, r.err);
+        result_free(r);
+    }
+}
+
+/* bad/INDEX, with one line changed by sed. */
+static void edit_index(const char *how)
+{
+    run_well("rm -rf bad");
+    run_well("cp -r " THEIRS "/shards bad");
+    run_well("sed -i '%s' bad/model.safetensors.index.json", how);
+}
+
+static void what_is_not_whole_is_refused(void **state)
+{
+    (void)state;
+    edit_index("");
+    run_well("rm bad/model-00003-of-00004.safetensors");
+    refuses("a file less", "bad/model-00003-of-00004.safetensors|No such file");
+    edit_index("s,model-00003,../bad/model-00003,");
+    refuses("a path", "bad/model.safetensors.index.json|gpt_neox.layers.|../bad/model-00003|in the same directory");
+    edit_index("s,\"model-00003[^,]*,3,");
+    refuses("a number", "bad/model.safetensors.index.json|gpt_neox.layers.|3|in the same directory");
+    edit_index("s,model-00003,model-00002,");
+    refuses("tensors in no file", "is missing, and in the other files too");
+    edit_index("s/weight_map/map/");
+    refuses("no map", "bad/model.safetensors.index.json|weight_map");
+    run_well("rm bad/model.safetensors.index.json");
+    refuses("no index", "bad/model.safetensors: No such file");
+
+    /* a checkpoint of ours without one of its files is no model from elsewhere */
+    run_well(ONE " --load " THEIRS "/F16 --steps 1 --save ours");
+    for (int i = 0; i < 2; i++) {
+        static const char *const both[] = {"trainer.json", "optimizer.safetensors"};
+        char words[128];
+        run_well("rm -rf bad");
+        run_well("cp -r ours bad");
+        run_well("rm bad/%s", both[i]);
+        snprintf(words, sizeof words, "bad/%s: No such file|%s is there", both[i], both[!i]);
+        refuses(both[i], words);
+    }
+    run_well("rm bad/trainer.json");                    /* without both it is one */
+    run_well(ONE " --load bad --steps 1");
+    run_well("cp -r " THEIRS "/shards before");         /* and theirs is not replaced */
+    Result r = run(ONE " --load before --save before --steps 1");
+    assert_int_equal(r.status, 1);
+    result_free(r);
+    run_well("diff -r " THEIRS "/shards before");
+}
+
+/* bad/ is their model with more tensors: what transformers had in files before; the output projection, tied or not. */
+static void write_more(bool tied)
+{
+    static const char *const more[][2] = {
+        {"gpt_neox.layers.0.attention.rotary_emb.inv_freq", "F32"}, {"gpt_neox.layers.0.attention.bias", "BOOL"},
+        {"gpt_neox.layers.0.attention.masked_bias", "F16"}, {"embed_out.weight", "F32"}};
+    Safetensors from, to;
+    SafeTensor tensors[64];
+    float y[97 * 20] = {0};
+
+    run_well("rm -rf bad");
+    run_well("cp -r " THEIRS "/F16 bad");
+    assert_null(safetensors_open(&from, THEIRS "/F16/model.safetensors"));
+    int count = 0;
+    for (int i = 0; i < 4; i++, count++) {
+        tensors[count] = (SafeTensor){.name = (char *)more[i][0], .dims = 1, .shape = {2}};
+        strcpy(tensors[count].dtype, more[i][1]);
+    }
+    tensors[3].dims = 2, tensors[3].shape[0] = 97, tensors[3].shape[1] = 20;
+    for (int i = 0; i < from.count; i++, count++) {
+        tensors[count] = from.tensors[i];
+        strcpy(tensors[count].dtype, "F32");
+    }
+    safetensors_lay_out(&to, in_temporary("bad/model.safetensors"), tensors, count, NULL);
+    assert_null(safetensors_create(&to));
+    for (int i = 4; i < count; i++) {
+        const SafeTensor *t = safetensors_find(&from, to.tensors[i].name);
+        assert_true(t->bytes / 2 <= 97 * 20);
+        assert_null(safetensors_read(&from, t, 0, t->bytes / 2, y, false));
+        assert_null(safetensors_write(&to, &to.tensors[i], 0, t->bytes / 2, y));
+        if (!strcmp(t->name, "gpt_neox.embed_in.weight")) {
+            y[96 * 20] += tied ? 0 : 0.5f;
+            assert_null(safetensors_write(&to, &to.tensors[3], 0, 97 * 20, y));
+        }
+    }
+    assert_null(safetensors_close(&to, false));
+    assert_null(safetensors_close(&from, false));
+}
+
+static void more_tensors_do_not_matter(void **state)
+{
+    double expected, loss;
+
+    (void)state;
+    read_expected("their_loss", &expected, 1);
+    write_more(true);
+    run_well(ONE " --load bad --steps 1 --metrics more.csv");
+    assert_int_equal(read_column(in_temporary("more.csv"), "loss", &loss, 1), 1);
+    assert_true(fabs(loss - expected) <= 1e-10 * expected);
+    write_more(false);
+    refuses("an output projection of its own", "bad/model.safetensors|embed_out.weight differs|element 1920");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_are_theirs),
+        cmocka_unit_test(a_step_is_theirs),
+        cmocka_unit_test(we_still_save_it_so),
+        cmocka_unit_test(their_model_loads),
+        cmocka_unit_test(it_is_a_model_at_step_0),
+        cmocka_unit_test(what_is_not_whole_is_refused),
+        cmocka_unit_test(more_tensors_do_not_matter),
+    };
+
+    if (argc > 1)
+        comm_exit(compare_logits(argc, argv));
+    temporary();                        /* before the first child, which would make a directory of its own */
+    return cmocka_run_group_tests_name("huggingface", tests, NULL, NULL);
+}

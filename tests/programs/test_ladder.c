@@ -1,0 +1,131 @@
+/* The matmul ladder: every rung gives the exact product on ragged sizes, and the program says what it measured. */
+#define main ladder_main
+#include "../../08_fused_kernels/ladder/ladder_cpu.c"
+#undef main
+
+#include "../harness.h"                    /* after: cmocka has a fail() of its own */
+
+/* Small integers: every sum is exact in float, so that a rung must give every bit, in whatever order it adds. */
+static void fill_integers(float *x, int count, unsigned seed)
+{
+    for (int i = 0; i < count; i++) {
+        seed = seed * 1664525u + 1013904223u;           /* Numerical Recipes' generator */
+        x[i] = (int)(seed >> 24) % 17 - 8;
+    }
+}
+
+static void every_rung_is_exact(void **state)
+{
+    /* edges below, at and above what a kernel, a tile and a panel hold */
+    static const int sizes[][3] = {{1, 1, 1},    {7, 7, 7},     {64, 64, 64}, {65, 65, 65},   {100, 37, 129},
+                                   {37, 129, 100}, {1, 300, 5}, {300, 1, 5},  {12, 32, 256},  {13, 33, 257},
+                                   {193, 40, 300}, {24, 1025, 40}, {400, 70, 1}};
+
+    (void)state;
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const int m = sizes[s][0], n = sizes[s][1], k = sizes[s][2];
+        float *a = ladder_matrix(m, k), *b = ladder_matrix(k, n), *c = ladder_matrix(m, n), *want = ladder_matrix(m, n);
+        fill_integers(a, m * k, 1);
+        fill_integers(b, k * n, 2);
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < n; j++) {
+                long sum = 0;
+                for (int p = 0; p < k; p++)
+                    sum += (long)a[i * k + p] * (long)b[p * n + j];
+                want[i * n + j] = sum;
+            }
+        for (int r = 1; r <= RUNGS; r++)
+            for (int of = 1; of <= (rungs[r].threaded ? 5 : 1); of += 2) {     /* more threads than rows, too */
+                memset(c, 0xff, m * n * sizeof *c);
+                omp_set_num_threads(of);
+                rungs[r].product(m, n, k, a, b, c);
+                for (int i = 0; i < m * n; i++)
+                    if (c[i] != want[i])
+                        fail_msg("rung %d (%s) on %d threads, %d x %d x %d: element (%d, %d) is %g, not %g", r,
+                                 rungs[r].name, of, m, n, k, i / n, i % n, c[i], want[i]);
+            }
+        free(a), free(b), free(c), free(want);
+    }
+}
+
+/* The program's own check: it finds a sum without one of its products, and a NaN; another order of adding it takes. */
+static void errors_are_seen(void **state)
+{
+    enum { N = 64 };
+    float a[N * N], b[N * N], c[N * N], want[N * N];
+    int64_t at;
+
+    (void)state;
+    ladder_fill(a, N * N, 1);
+    ladder_fill(b, N * N, 2);
+    double *row = ladder_norms(a, N, N, N, 1), *column = ladder_norms(b, N, N, 1, N);
+    naive(N, N, N, a, b, want);
+    packed(N, N, N, a, b, c);
+    assert_true(ladder_error(c, want, N, N, row, column, &at) <= ladder_allowed(N));
+    c[70] -= a[N + 5] * b[5 * N + 6];                       /* C[1][6] without one of its products */
+    assert_true(ladder_error(c, want, N, N, row, column, &at) > ladder_allowed(N));
+    assert_int_equal(at, 70);
+    c[70] = NAN;
+    assert_false(ladder_error(c, want, N, N, row, column, &at) <= ladder_allowed(N));
+    assert_int_equal(at, 70);
+    free(row), free(column);
+}
+
+static void the_program_prints_its_table(void **state)
+{
+    (void)state;
+    Result r = run(BUILD "/cpu/ladder --size 100x37x129 --threads 2 --seconds 0 --copy 1");
+    if (r.status)
+        fail_msg("status %d: %s", r.status, r.err);
+    assert_non_null(strstr(r.out, "C (100, 37) = A (100, 129) B (129, 37)"));
+    for (int i = 1; i <= RUNGS; i++) {
+        char line[40];
+        snprintf(line, sizeof line, "\n%d %-16s ", i, rungs[i].name);
+        const char *found = strstr(r.out, line);
+        assert_non_null(found);
+        assert_in_range(strspn(found + strlen(line), " 0123456789"), 1, 10);        /* a rate */
+    }
+    assert_non_null(strstr(r.out, "the ridge is at"));
+    result_free(r);
+
+    r = run(BUILD "/cpu/ladder --size 40 --rungs 2,4-5 --seconds 0 --copy 0");
+    assert_int_equal(r.status, 0);
+    assert_null(strstr(r.out, "\n1 naive"));
+    assert_non_null(strstr(r.out, "\n2 loop order"));
+    assert_null(strstr(r.out, "\n3 tiles"));
+    assert_non_null(strstr(r.out, "\n5 packing"));
+    assert_null(strstr(r.out, "ridge"));
+    result_free(r);
+
+    r = run(BUILD "/cpu/ladder --help");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "--rungs"));
+    result_free(r);
+}
+
+static void wrong_options_are_refused(void **state)
+{
+    static const char *const wrong[] = {"--size 0", "--size x", "--size 10x10", "--size 1x2x3x4", "--size -5",
+                                        "--size 99999999999999999999", "--rungs 8", "--rungs 3-2", "--rungs 1,",
+                                        "--rungs 1;2", "--threads 0", "--threads 2x", "--seconds -1", "--seconds nan",
+                                        "--seconds 1s", "--copy -1", "--copy 5k", "--nothing", "1024"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        Result r = run(BUILD "/cpu/ladder %s", wrong[i]);
+        if (r.status != 2 || strncmp(r.err, "ladder: ", 8) || *r.out)
+            fail_msg("%s: status %d, %s%s", wrong[i], r.status, r.out, r.err);
+        result_free(r);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_rung_is_exact),
+        cmocka_unit_test(errors_are_seen),
+        cmocka_unit_test(the_program_prints_its_table),
+        cmocka_unit_test(wrong_options_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,297 @@
+/* 02 as a whole program: in each type it has the gradients of float64, within the type's precision, and memory to the
+ * byte; without master weights or a loss scale it learns visibly worse; an overflow skips its step and nothing else.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../harness.h"
+
+#define MIXED BUILD "/cpu/02_mixed_precision"
+#define MIXED64 BUILD "/cpu64/02_mixed_precision"
+#define SINGLE BUILD "/cpu/01_single_gpu"
+#define SINGLE64 BUILD "/cpu64/01_single_gpu"
+
+#define SHAPE "--layers 3 --hidden 48 --heads 3 --seq 64 --lr 1e-3 --quiet --threads 1"
+#define TINY "--layers 1 --hidden 16 --heads 1 --seq 16 --micro-batch 2 --accumulate 1 --quiet --threads 1"
+
+static const struct {
+    const char *options;
+    double tolerance;               /* of gradients, by their norm */
+    double memory[4];               /* bytes a parameter: weights, master, gradients, AdamW */
+} types[] = {
+    {"--dtype fp32", 1e-4, {4, 0, 4, 8}},
+    {"--dtype bf16", 3e-2, {2, 4, 4, 8}},
+    {"--dtype bf16 --gradients bf16", 3e-2, {2, 4, 2, 8}},
+    {"--dtype bf16 --master none", 3e-2, {2, 0, 4, 8}},
+    {"--dtype fp16", 3e-2, {2, 4, 4, 8}},
+    {"--dtype fp16 --master none", 3e-2, {2, 0, 4, 8}},
+    {"--dtype fp8", 0.25, {2, 4, 4, 8}},
+    {"--dtype fp8 --gradients bf16", 0.25, {2, 4, 2, 8}},
+};
+enum { TYPES = sizeof types / sizeof *types };
+
+static void fp32_is_the_base(void **state)
+{
+    static const char *const programs[][2] = {{MIXED, SINGLE}, {MIXED64, SINGLE64}};
+    double loss[2][20], norm[2][20];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 2; k++) {
+            run_well("%s " SHAPE
+                     " --micro-batch 3 --accumulate 2 --steps 20 %s --dump-gradients %d.st --metrics %d.csv "
+                     "--report %d.json",
+                     programs[i][k], k ? "" : "--dtype fp32", k, k, k);
+            char csv[16];
+            snprintf(csv, sizeof csv, "%d.csv", k);
+            assert_int_equal(read_column(in_temporary(csv), "loss", loss[k], 20), 20);
+            assert_int_equal(read_column(in_temporary(csv), "grad_norm", norm[k], 20), 20);
+        }
+        assert_true(compare_gradients(in_temporary("0.st"), in_temporary("1.st"), 3, NULL) == 0);
+        assert_memory_equal(loss[0], loss[1], sizeof loss[0]);
+        assert_memory_equal(norm[0], norm[1], sizeof norm[0]);
+        assert_true(json_number(in_temporary("0.json"), "ranks.0.memory.total.measured")
+                    == json_number(in_temporary("1.json"), "ranks.0.memory.total.measured"));
+    }
+}
+
+/* And in each mode of recomputation the same numbers, bit for bit: what is computed again is rounded again alike. */
+static void gradients_and_memory_of_each_type(void **state)
+{
+    static const char *const modes[] = {"none", "selective", "full"};
+    const int ln = 4, N = 256 * 48 + 3 * (12 * 48 * 48 + 13 * 48) + 2 * 48;
+    char worst[128] = "";
+
+    (void)state;
+    run_well(SINGLE64 " " SHAPE " --micro-batch 4 --accumulate 2 --steps 1 --dump-gradients reference.st");
+    for (int i = 0; i < TYPES; i++) {
+        for (int m = 0; m < 3; m++) {
+            result_free(run("rm -f %s.st r.json", modes[m]));
+            run_well(MIXED " " SHAPE
+                           " %s --micro-batch 4 --accumulate 2 --steps 1 --recompute %s --dump-gradients %s.st "
+                           "--report r.json",
+                     types[i].options, modes[m], modes[m]);
+            static const char *const categories[] = {"parameters", "master", "gradients", "optimizer"};
+            for (int c = 0; c < 4; c++) {
+                char path[64];
+                snprintf(path, sizeof path, "ranks.0.memory.%s.measured", categories[c]);
+                assert_true(json_number(in_temporary("r.json"), path) == types[i].memory[c] * N);
+            }
+            static const char *const all[] = {"activations", "workspace", "total"};
+            for (int c = 0; c < 3; c++) {
+                char measured[64], predicted[64];
+                snprintf(measured, sizeof measured, "ranks.0.memory.%s.measured", all[c]);
+                snprintf(predicted, sizeof predicted, "ranks.0.memory.%s.predicted", all[c]);
+                assert_true(json_number(in_temporary("r.json"), measured)
+                            == json_number(in_temporary("r.json"), predicted));
+            }
+            if (m == 0) {       /* written out: half of 01's, but for the statistics and lse, which stay in fp32 */
+                const double R = 256, H = 48, L = 3, width = i ? 2 : 4;
+                const double big = R * (4 * H * (L + 1) / 4 + L * (7 * H + 8 * H) + L * 3 * 64 + H + 256);
+                const double fine = R * (L * ln + 2 + 1);
+                assert_true(json_number(in_temporary("r.json"), "ranks.0.memory.activations.measured")
+                            == width * big + 4 * fine);
+            } else {
+                char name[64];
+                snprintf(name, sizeof name, "%s.st", modes[m]);
+                assert_true(compare_gradients(in_temporary(name), in_temporary("none.st"), 3, NULL) == 0);
+            }
+        }
+        const double d = compare_gradients_by_norm(in_temporary("none.st"), in_temporary("reference.st"), 3, worst);
+        print_message("%s: %.2g from float64's gradients (%s)\n", types[i].options, d, worst);
+        if (!(d <= types[i].tolerance))
+            fail_msg("%s: %s is %g from float64's, by its norm", types[i].options, worst, d);
+        if (i && d < 1e-4)
+            fail_msg("%s: gradients are within %g of float64's: nothing was rounded", types[i].options, d);
+    }
+}
+
+/* The mean of the last 20 of 300 losses. */
+static double loss_after_300(const char *options)
+{
+    double loss[300], mean = 0;
+
+    run_well(MIXED " --preset tiny --seq 32 --steps 300 --lr 3e-4 --quiet --threads 1 --metrics 300.csv %s", options);
+    assert_int_equal(read_column(in_temporary("300.csv"), "loss", loss, 300), 300);
+    for (int i = 280; i < 300; i++)
+        mean += loss[i] / 20;
+    return mean;
+}
+
+/* A loss scale below 1 stands for a batch so many times larger, whose mean gives each token so much smaller a share. */
+static void training_in_each_type(void **state)
+{
+    const double fp32 = loss_after_300("--dtype fp32");
+    static const struct { const char *options; double least, most; } cases[] = {
+        {"--dtype bf16", -0.01, 0.01},
+        {"--dtype bf16 --gradients bf16", -0.01, 0.01},
+        {"--dtype fp16", -0.01, 0.01},
+        {"--dtype fp8", -0.03, 0.03},
+        {"--dtype bf16 --master none", 0.015, 1},
+        {"--dtype fp16 --loss-scale 0.0009765625 --loss-scale-growth 0", 0.05, 1},
+    };
+
+    (void)state;
+    assert_true(fp32 < 3.3);                             /* it did learn; uniform guesses cost 5.5 */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const double d = loss_after_300(cases[i].options) / fp32 - 1;
+        print_message("%s: %+.2f%% of fp32's loss\n", cases[i].options, 100 * d);
+        if (!(d >= cases[i].least && d <= cases[i].most))
+            fail_msg("%s: the loss is %g times fp32's %g, but %g to %g was expected", cases[i].options, 1 + d, fp32,
+                     1 + cases[i].least, 1 + cases[i].most);
+    }
+}
+
+static void assert_files_equal(const char *a, const char *b)
+{
+    run_well("cmp %s %s", a, b);
+}
+
+/* All numbers of two checkpoints, which need not be of one step. */
+static void assert_same_numbers(const char *a, const char *b)
+{
+    static const char *const files[] = {"model", "optimizer"};
+    char names[2][64];
+
+    for (int i = 0; i < 2; i++) {
+        snprintf(names[0], sizeof *names, "%s/%s.safetensors", a, files[i]);
+        snprintf(names[1], sizeof *names, "%s/%s.safetensors", b, files[i]);
+        assert_true(compare_gradients(in_temporary(names[0]), in_temporary(names[1]), 1, NULL) == 0);
+    }
+}
+
+/* An overflow leaves everything as it was but the scale, and what comes after is what would have come without it. */
+static void an_overflow_skips_its_step(void **state)
+{
+    (void)state;
+    run_well(MIXED " " SHAPE " --dtype fp16 --steps 0 --save born");
+    run_well(MIXED " " SHAPE " --dtype fp16 --steps 1 --loss-scale 1e30 --save skipped --metrics skipped.csv");
+    assert_same_numbers("born", "skipped");
+    assert_true(json_number(in_temporary("skipped/trainer.json"), "optimizer_step") == 0);
+    assert_true(json_number(in_temporary("skipped/trainer.json"), "step") == 1);
+    assert_true(json_number(in_temporary("skipped/trainer.json"), "loss_scale") == 5e29);
+
+    /* doubled after every clean step, the scale becomes too large again and again */
+    double scale[60], norm[60], loss[60];
+    int skipped = 0;
+    Result r = run(MIXED " --layers 3 --hidden 48 --heads 3 --seq 64 --lr 1e-3 --threads 1 --dtype fp16 --steps 60 "
+                   "--loss-scale 1048576 --loss-scale-growth 1 --metrics s.csv --save s");
+    assert_int_equal(r.status, 0);
+    assert_int_equal(read_column(in_temporary("s.csv"), "loss_scale", scale, 60), 60);
+    assert_int_equal(read_column(in_temporary("s.csv"), "grad_norm", norm, 60), 60);
+    assert_int_equal(read_column(in_temporary("s.csv"), "loss", loss, 60), 60);
+    for (int i = 0; i < 60; i++) {
+        const double before = i ? scale[i - 1] : 1048576;
+        assert_true(isfinite(loss[i]));
+        assert_true(scale[i] == (isfinite(norm[i]) ? 2 : 0.5) * before);
+        skipped += !isfinite(norm[i]);
+    }
+    assert_true(skipped > 5 && skipped < 40);
+    assert_true(loss[59] < 0.85 * loss[0]);
+    assert_true(json_number(in_temporary("s/trainer.json"), "optimizer_step") == 60 - skipped);
+    /* going on with a shorter wait than has passed already */
+    run_well(MIXED " " SHAPE " --dtype fp16 --steps 4 --loss-scale 8 --save clean");
+    run_well(MIXED " " SHAPE " --dtype fp16 --steps 5 --loss-scale-growth 3 --load clean --save clean");
+    assert_true(json_number(in_temporary("clean/trainer.json"), "loss_scale") == 16);
+    /* doubled after so many clean steps, and then they are counted anew; after an overflow too; with 0 never */
+    static const struct {
+        const char *options;
+        double scale[8];
+    } growth[] = {{"--loss-scale 8 --loss-scale-growth 3", {8, 8, 16, 16, 16, 32, 32, 32}},
+                  {"--loss-scale 8 --loss-scale-growth 0", {8, 8, 8, 8, 8, 8, 8, 8}}};
+    for (int g = 0; g < 2; g++) {
+        run_well("rm -f g.csv");
+        run_well(MIXED " " TINY " --dtype fp16 --steps 8 %s --metrics g.csv", growth[g].options);
+        assert_int_equal(read_column(in_temporary("g.csv"), "loss_scale", scale, 60), 8);
+        assert_memory_equal(scale, growth[g].scale, sizeof growth[g].scale);
+    }
+    run_well("rm -f g.csv");
+    run_well(MIXED " " TINY " --dtype fp16 --steps 60 --loss-scale 4194304 --loss-scale-growth 4 --metrics g.csv");
+    assert_int_equal(read_column(in_temporary("g.csv"), "loss_scale", scale, 60), 60);
+    for (int i = 0, clean = 0, doubled = 0, halved = 0; i < 60; i++) {
+        const double before = i ? scale[i - 1] : 4194304;
+        clean = scale[i] < before ? 0 : clean + 1;
+        assert_true((scale[i] > before) == (clean > 0 && clean % 4 == 0));
+        doubled += scale[i] > before, halved += scale[i] < before;
+        assert_true(i < 59 || (doubled > 2 && halved > 1));
+    }
+    char says[64];
+    for (int i = 0; i < 60; i++) {
+        snprintf(says, sizeof says, "step %d: Inf or NaN", i + 1);
+        assert_true((strstr(r.out, says) != NULL) == !isfinite(norm[i]));
+    }
+    result_free(r);
+}
+
+/* 6 steps are 3 and 3, the scale's too; and any type goes on from any other's checkpoint, 01 too. */
+static void checkpoints_cross(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TYPES; i++) {
+        run_well(MIXED " " SHAPE " %s --loss-scale 67108864 --loss-scale-growth 2 --steps 6 --save six",
+                 types[i].options);
+        run_well(MIXED " " SHAPE " %s --loss-scale 67108864 --loss-scale-growth 2 --steps 3 --save three%d",
+                 types[i].options, i);
+        run_well(MIXED " " SHAPE " %s --loss-scale-growth 2 --steps 6 --load three%d --save more", types[i].options, i);
+        assert_files_equal("six/model.safetensors", "more/model.safetensors");
+        assert_files_equal("six/optimizer.safetensors", "more/optimizer.safetensors");
+        if (strstr(types[i].options, "fp16"))
+            assert_true(json_number(in_temporary("six/trainer.json"), "loss_scale")
+                        == json_number(in_temporary("more/trainer.json"), "loss_scale"));
+    }
+    for (int from = 0; from < TYPES; from++) {
+        double want, loss;
+        run_well(SINGLE " " SHAPE " --steps 4 --load three%d --metrics go.csv", from);
+        assert_int_equal(read_column(in_temporary("go.csv"), "loss", &want, 1), 1);
+        for (int to = full_tests() ? 0 : from % 3; to < TYPES; to += full_tests() ? 1 : 3) {
+            run_well("rm go.csv");              /* fp16 has other columns */
+            run_well(MIXED " " SHAPE " %s --steps 4 --load three%d --metrics go.csv", types[to].options, from);
+            assert_int_equal(read_column(in_temporary("go.csv"), "loss", &loss, 1), 1);
+            if (!(fabs(loss - want) <= 0.01 * want))
+                fail_msg("%s going on from %s: loss %g, but 01 has %g", types[to].options, types[from].options, loss,
+                         want);
+        }
+        run_well("rm go.csv");
+    }
+}
+
+static void what_cannot_be_is_refused(void **state)
+{
+    Result r = run(MIXED " " SHAPE " --dtype fp16 --gradients bf16");
+
+    (void)state;
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "--gradients bf16 with --dtype fp16"));
+    result_free(r);
+    r = run(MIXED " --layers 2 --hidden 40 --heads 4 --seq 20 --dtype fp8 --steps 1 --threads 1");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "stay in bf16"));
+    result_free(r);
+    r = run(MIXED " --layers 2 --hidden 48 --heads 3 --seq 20 --micro-batch 1 --dtype fp8 --steps 1 --threads 1");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "20 rows and --hidden 48 stay in bf16"));
+    result_free(r);
+    /* fewer rows than a weight has: its copy is the larger */
+    run_well(MIXED " --layers 1 --hidden 48 --heads 3 --seq 16 --micro-batch 1 --dtype fp8 --steps 1 --threads 1");
+    r = run(MIXED " --help");
+    assert_non_null(strstr(r.out, "(2000)"));
+    result_free(r);
+    r = run(MIXED " --layers 2 --hidden 48 --heads 4 --seq 20 --dtype fp8 --steps 1 --threads 1 --sample 10");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "emulated"));
+    result_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fp32_is_the_base),
+        cmocka_unit_test(gradients_and_memory_of_each_type),
+        cmocka_unit_test(training_in_each_type),
+        cmocka_unit_test(an_overflow_skips_its_step),
+        cmocka_unit_test(checkpoints_cross),
+        cmocka_unit_test(what_cannot_be_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

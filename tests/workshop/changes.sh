@@ -1,0 +1,106 @@
+#!/bin/sh
+# What a stage's train.c changes in that of its base, function by function; the comment at its beginning left out.
+#   changes.sh STAGE          a table: function, its lines, lines added and removed
+#   changes.sh --diff STAGE   the changes themselves, coloured on a terminal; FULL=1: each changed function whole
+#   changes.sh --update       writes the tables into the stages' READMEs, between the two marks
+#   changes.sh --check        fails if a README has another table than the programs
+set -eu
+cd "$(dirname "$0")/../.."
+
+base_of() {
+    case $1 in
+    04_*) echo 03_data_parallel ;;
+    08_*) echo 02_mixed_precision ;;
+    01_*) echo "" ;;
+    *) echo 01_single_gpu ;;
+    esac
+}
+
+# A program below the comment at its beginning; and that comment.
+below() { awk 'done; / \*\/$/ { done = 1 }' "$1"; }
+head_of() { awk '{ print } / \*\/$/ { exit }' "$1"; }
+
+# Splits a program into $2/FUNCTION, with the comment above each, and $2/(top) for all else.
+split() {
+    mkdir -p "$2"
+    awk -v to="$2" '
+        function flush_top() { for (i = 1; i <= n; i++) print held[i] > (to "/(top)"); n = 0 }
+        inside { print > (to "/" name); if ($0 ~ /^}/) inside = 0; next }
+        /^\{$/ {                            # what was held since the last empty line is the head of a function
+            for (first = n; first > 1 && held[first - 1] != ""; first--) ;
+            for (i = first; i <= n; i++) if (held[i] ~ /^[a-z].*\(/) { name = held[i]; break }
+            sub(/\(.*/, "", name); sub(/.*[ *]/, "", name)
+            count = n; n = first - 1; head_from = first
+            for (i = head_from; i <= count; i++) print held[i] > (to "/" name)
+            flush_top(); print > (to "/" name); inside = 1; next
+        }
+        { held[++n] = $0 }
+        END { flush_top() }' "$1"
+}
+
+mode=table
+case "${1-}" in
+--diff)
+    mode=diff
+    shift
+    ;;
+--update | --check)
+    stale=0
+    made=$(mktemp -d)
+    trap 'rm -rf "$made"' EXIT
+    for readme in 0*/README.md; do
+        grep -q '^<!-- what changes' "$readme" || continue
+        "$0" "${readme%/README.md}" >"$made/table"
+        awk -v table="$made/table" '
+            /^<!-- what changes/ {
+                print; print ""
+                while ((getline line < table) > 0) print line
+                print ""; skip = 1; next
+            }
+            /^<!-- end/ { skip = 0 }
+            !skip' "$readme" >"$made/new"
+        if [ "$1" = --update ]; then
+            cat "$made/new" >"$readme"
+        elif ! cmp -s "$readme" "$made/new"; then
+            echo "$readme: its table of what changes is not that of the programs: run \"make changes\""
+            stale=1
+        fi
+    done
+    exit $stale
+    ;;
+esac
+stage=${1:?usage: changes.sh [--diff] STAGE}
+base=$(base_of "$stage")
+[ -n "$base" ] || { echo "$stage is the first program: it changes nothing, all others change it"; exit 0; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if [ $mode = diff ]; then
+    mkdir "$work/$base" "$work/$stage"          # with the same comment at the beginning, so that lines keep their numbers
+    { head_of "$stage/train.c"; below "$base/train.c"; } >"$work/$base/train.c"
+    cp "$stage/train.c" "$work/$stage/train.c"
+    cd "$work"
+    colour=never
+    [ -t 1 ] && colour=always
+    command -v git >/dev/null || { diff -u "$base/train.c" "$stage/train.c" || true; exit 0; }
+    # shellcheck disable=SC2086
+    git --no-pager diff --no-index --color=$colour ${FULL:+--function-context} "$base/train.c" "$stage/train.c" || true
+    exit 0
+fi
+for side in "a $base" "b $stage"; do
+    below "${side#* }/train.c" >"$work/train.c"
+    split "$work/train.c" "$work/${side%% *}"
+done
+printf '| in `%s/train.c` | lines | added | removed |\n|---|--:|--:|--:|\n' "$stage"
+ls "$work/a" "$work/b" | grep -v -e : -e '^$' | sort -u >"$work/names"
+# in the order of the program
+{ echo "(top)"; grep -oE '^[a-z].*\(' "$stage/train.c" | sed 's/(.*//; s/.*[ *]//'; cat "$work/names"; } | awk '!seen[$0]++' |
+while read -r name; do
+    [ -f "$work/a/$name" ] || [ -f "$work/b/$name" ] || continue
+    [ -f "$work/a/$name" ] || : >"$work/a/$name"
+    new=""
+    [ -s "$work/a/$name" ] || new=" (new)"
+    [ -f "$work/b/$name" ] || { : >"$work/b/$name"; new=" (gone)"; }
+    diff "$work/a/$name" "$work/b/$name" >"$work/diff" && continue
+    printf '| `%s`%s | %d | +%d | -%d |\n' "$name" "$new" "$(wc -l <"$work/b/$name")" \
+        "$(grep -c '^>' "$work/diff")" "$(grep -c '^<' "$work/diff")"
+done

@@ -1,0 +1,351 @@
+#!/bin/sh
+# make check-machine: what this machine has, what runs on it and how, and what to install for more. Builds and installs
+# nothing, and gives no part more than a few seconds. Its status is 0 if "make run" and "make test" would work.
+#
+# A line each: "ok"; "--" for what only limits some things; "NO" for that without which nothing runs. The Makefile hands
+# over what it found, as CC, OPTIMIZE, MPI_CFLAGS, MPI_LIBS, BLAS_CFLAGS, BLAS_LIBS, NVCC, NCCL and NCCL_CFLAGS.
+# shellcheck disable=SC2086             # these are lists of words
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+if [ -z "${OPTIMIZE-}" ]; then          # not called by make
+    command -v make >/dev/null && exec make --no-print-directory check-machine
+    CC=gcc OPTIMIZE="-O1" MPI_CFLAGS="" MPI_LIBS="" BLAS_CFLAGS="" BLAS_LIBS=-lopenblas NVCC="" NCCL="" NCCL_CFLAGS=""
+fi
+PROC=${PROC-/proc}                      # a test has others
+CGROUP=${CGROUP-/sys/fs/cgroup}
+SHARED=${SHARED-/dev/shm}
+
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+trap 'exit 1' INT TERM
+status=0
+packages=$(tests/workshop/deps.sh --missing)
+missing() {             # missing PACKAGE: "make deps" would install it
+    case " $packages " in *" $1 "*) ;; *) packages="$packages${packages:+ }$1" ;; esac
+}
+say() {                 # say ok|--|NO WHAT FINDING [WHAT TO DO]...
+    [ "$1" != NO ] || status=1
+    printf '%s  %-9s %s\n' "$1" "$2" "$3"
+    shift 3
+    for todo in "$@"; do
+        printf '%14s-> %s\n' "" "$todo"
+    done
+}
+within() {              # within SECONDS COMMAND...: leaves $dir/out and $dir/err; ended if not done then
+    seconds=$1
+    shift
+    timeout -k 1 "$seconds" "$@" </dev/null >"$dir/out" 2>"$dir/err"
+    result=$?
+    late=""
+    case $result in 124 | 137) late="no answer in $seconds s" ;; esac
+    return $result
+}
+compile() {             # compile WHAT FLAG...: check_machine.c's part WHAT, as the Makefile would
+    what=$1
+    shift
+    within 8 $CC -std=c11 -D_GNU_SOURCE $OPTIMIZE -fopenmp -DCHECK_$what tests/workshop/check_machine.c "$@" \
+        -o "$dir/$what"
+}
+why() {                 # the first line of what a command complained about
+    echo "${late:-$(grep -m 1 -iE 'error|cannot|not found|fatal' "$dir/err" || grep -m 1 '[a-z]' "$dir/err")}"
+}
+above() {               # above A B: version A is later than B
+    [ "$1" != "$2" ] && [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$1" ]
+}
+number() {              # number FILE: what is in it, if that is a number
+    sed -n '/^[0-9][0-9]*$/p' "$1" 2>/dev/null
+}
+gb() {
+    awk -v bytes="$1" 'BEGIN {printf "%.1f GB", bytes / 1e9}'
+}
+parameters() {          # parameters BYTES: how many there is room for, at 16 bytes each
+    awk -v n="$(($1 / 16))" 'BEGIN {printf n < 1e9 ? "%.0f million" : "%.1f billion", n < 1e9 ? n / 1e6 : n / 1e9}'
+}
+plural() {              # plural N: an s, unless N is 1
+    [ "$1" -eq 1 ] || echo s
+}
+
+# ---- The system ----
+machine=$(uname -m)
+system=$(sed -n 's/^PRETTY_NAME="\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' /etc/os-release 2>/dev/null)
+kernel=$(cat "$PROC/version" 2>/dev/null)
+case $(uname) in
+Linux) ;;
+*) say NO system "$(uname): the programs are for Linux" "use the container that .devcontainer/Dockerfile describes" ;;
+esac
+wsl=""
+case $kernel in
+*WSL2*) wsl=", under WSL 2" ;;
+*Microsoft*) wsl=", under WSL 1, which has neither GPUs nor fast files: in PowerShell, wsl --set-version NAME 2" ;;
+esac
+case $machine in
+x86_64) say ok system "${system:-Linux}, $machine$wsl" ;;
+aarch64) say ok system "${system:-Linux}, $machine$wsl: all builds, but only x86_64 is tested" ;;
+*) say -- system "${system:-Linux}, $machine$wsl: tested on x86_64, built for aarch64, unknown here" ;;
+esac
+case $wsl$PWD in
+,*/mnt/[a-z]/*) say -- files "$PWD is on Windows' disk, which is slow from here" "clone it below your home directory" ;;
+esac
+
+# ---- What compiles ----
+if compile OPENMP && within 4 "$dir/OPENMP"; then
+    read -r threads cores <"$dir/out"
+    version=$($CC -dumpfullversion 2>/dev/null)
+    say ok compiler "$CC $version; an OpenMP program runs on $threads thread$(plural "$threads")"
+elif ! command -v "$CC" >/dev/null; then
+    say NO compiler "$CC is not in PATH"
+    missing build-essential
+else
+    say NO compiler "$CC doesn't compile and run an OpenMP program: $(why)"
+fi
+cores=${cores:-$(env -u OMP_NUM_THREADS nproc)}
+if within 2 make --version && grep -q '^GNU Make' "$dir/out"; then
+    say ok make "$(head -n 1 "$dir/out")"
+else
+    say NO make "${late:-not GNU make: $(command -v make || echo "nothing in PATH")}"
+    missing build-essential
+fi
+
+# ---- MPI: two ranks must see each other ----
+mpi=$(printf '#include <mpi.h>\n#ifdef MPICH_VERSION\nlibrary MPICH MPICH_VERSION\n#elif defined OMPI_MAJOR_VERSION
+library Open MPI OMPI_MAJOR_VERSION.OMPI_MINOR_VERSION\n#endif\n' | $CC -E -P $MPI_CFLAGS - 2>/dev/null |
+    sed -n 's/^library [0-9]* *"\(.*\)"$/MPICH \1/p; s/^library Open MPI \([0-9]*\) *\. *\([0-9]*\)$/Open MPI \1.\2/p')
+launcher=""
+within 2 mpiexec --version && launcher=$(grep -oiE -m 1 'HYDRA|Open ?MPI|OpenRTE|PRRTE|Intel' "$dir/out")
+case $launcher in
+HYDRA) launcher=MPICH ;;
+OpenRTE | PRRTE | "Open MPI" | OpenMPI) launcher="Open MPI" ;;
+*) launcher=${launcher:-"an unknown library"} ;;
+esac
+is_mpich="sudo apt-get install mpich libmpich-dev; sudo update-alternatives --set mpi /usr/bin/mpicc.mpich; sudo \
+update-alternatives --set mpirun /usr/bin/mpirun.mpich"
+if [ -z "$MPI_LIBS" ]; then
+    say NO MPI "mpicc is not in PATH, or doesn't know its libraries" "on a cluster: module avail mpich"
+    missing libmpich-dev
+    missing mpich
+elif ! compile MPI $MPI_CFLAGS $MPI_LIBS; then
+    case $mpi in
+    "Open MPI"*)
+        say NO MPI "mpicc is of $mpi, which lacks what the programs use of MPI 4 (functions with _c)" "$is_mpich"
+        ;;
+    *) say NO MPI "no program can be compiled for ${mpi:-the library of mpicc}: $(why)" "MPICH 4.0 or later is right" ;;
+    esac
+elif ! command -v mpiexec >/dev/null; then
+    say NO MPI "$mpi, but mpiexec is not in PATH"
+    missing mpich
+elif within 4 mpiexec -n 2 "$dir/MPI" && sort -n "$dir/out" >"$dir/sorted" &&
+    [ "$(cut -d ' ' -f 1-3 "$dir/sorted" | tr '\n' ' ')" = "0 2 3 1 2 3 " ]; then
+    say ok MPI "$mpi: 2 ranks on $(cut -d ' ' -f 4 "$dir/sorted" | sort -u | tr '\n' ' ')see each other"
+elif [ "$(cut -d ' ' -f 1-3 "$dir/out" | tr '\n' ' ')" = "0 1 1 0 1 1 " ]; then
+    if [ "$launcher" != "${mpi% *}" ]; then
+        say NO MPI "each of 2 ranks is rank 0 of 1: mpicc is of $mpi, but mpiexec of $launcher" "$is_mpich"
+    elif [ "$(dpkg-query -W -f '${Version}' libmpich12 2>/dev/null)" = 4.2.0-5build3 ]; then
+        say NO MPI "each of 2 ranks is rank 0 of 1: that is Ubuntu 24.04's broken MPICH 4.2.0-5build3" \
+            "make deps: repairs it, or says how"
+    else
+        say NO MPI "each of 2 ranks is rank 0 of 1, though mpicc and mpiexec are both of $mpi" \
+            "is there another libmpi in LD_LIBRARY_PATH (${LD_LIBRARY_PATH:-empty}) or $(command -v mpiexec)?"
+    fi
+else
+    say NO MPI "$mpi, but mpiexec -n 2 doesn't work: $(why)"
+    case $(why) in
+    *host* | *address*) echo "              -> does this machine know its own name, $(uname -n)? (/etc/hosts)" ;;
+    esac
+fi
+
+# ---- BLAS ----
+if ! compile BLAS $BLAS_CFLAGS $BLAS_LIBS; then
+    say NO BLAS "OpenBLAS is missing: no program can be compiled with $BLAS_LIBS"
+    missing libopenblas-openmp-dev
+elif ! within 5 "$dir/BLAS"; then
+    say NO BLAS "a program that multiplies matrices fails: ${late:-status $result} $(head -n 1 "$dir/err")"
+else
+    read -r wrong version parallel blas_threads rate kernels <"$dir/out"
+    of="kernels for $kernels"
+    fast=""
+    grep -qm 1 -w avx2 "$PROC/cpuinfo" 2>/dev/null && fast=Haswell
+    grep -qm 1 -w avx512bw "$PROC/cpuinfo" 2>/dev/null && fast=SkylakeX
+    if [ "$kernels" = Prescott ] && [ -n "$fast" ]; then        # device_prepare does the same
+        within 5 env OPENBLAS_CORETYPE=$fast "$dir/BLAS" &&
+            read -r wrong version parallel blas_threads rate kernels <"$dir/out"
+        of="takes this CPU for one of 2004 (Prescott), so the programs choose its kernels for $fast"
+    fi
+    speed="$rate GFLOP/s in float on $blas_threads thread$(plural "$blas_threads")"
+    if [ "$wrong" -ne 0 ]; then
+        say NO BLAS "OpenBLAS $version multiplies wrongly: $wrong of 21 elements" "is it built for this CPU?"
+    elif [ "$parallel" -ne 2 ]; then
+        say -- BLAS "OpenBLAS $version is not its OpenMP build: up to 10 times slower; $speed"
+        missing libopenblas-openmp-dev
+    else
+        say ok BLAS "OpenBLAS $version, OpenMP, $of: right numbers, $speed"
+    fi
+fi
+
+# ---- Other libraries and programs ----
+library() {             # library NAME HEADER FLAG PACKAGE
+    if printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <%s>
+int main(void) { return 0; }\n' "$2" | within_stdin $CC -x c - $3 -o "$dir/library"; then
+        say ok "$1" "<$2>, $3"
+    else
+        say NO "$1" "<$2> or $3 is missing"
+        missing "$4"
+    fi
+}
+within_stdin() {
+    timeout -k 1 5 "$@" >"$dir/out" 2>"$dir/err"
+}
+library cJSON cjson/cJSON.h -lcjson libcjson-dev
+library cmocka cmocka.h -lcmocka libcmocka-dev
+if within 3 gnuplot --version; then
+    say ok gnuplot "$(head -n 1 "$dir/out")"
+else
+    say -- gnuplot "none in PATH: no \"make figures\", all else runs"
+    missing gnuplot-nox
+fi
+
+# ---- GPUs ----
+gpus=0 gpu="" gpu_works="" cuda_driver="" cuda="" gpu_todo=""
+if [ -n "$NVCC" ] && within 3 "$NVCC" --version; then
+    cuda=$(sed -n 's/.*release \([0-9.]*\),.*/\1/p' "$dir/out")
+fi
+if within 3 nvidia-smi --query-gpu=name,memory.total,compute_cap,driver_version --format=csv,noheader,nounits &&
+    [ -s "$dir/out" ]; then
+    cp "$dir/out" "$dir/gpus"
+    gpus=$(wc -l <"$dir/gpus")
+    gpu=$(head -n 1 "$dir/gpus" | cut -d , -f 1)
+    gpu_bytes=$(($(head -n 1 "$dir/gpus" | cut -d , -f 2 | tr -dc 0-9) * 1048576))
+    capability=$(cut -d , -f 3 "$dir/gpus" | tr -d ' ' | sort -V | head -n 1)
+    driver=$(head -n 1 "$dir/gpus" | cut -d , -f 4 | tr -d ' ')
+    within 3 nvidia-smi && cuda_driver=$(sed -n 's/.*CUDA[A-Za-z ]*Version: *\([0-9.]*\).*/\1/p' "$dir/out" | head -n 1)
+    found="$gpus x $gpu, $(gb "$gpu_bytes"), sm_$(echo "$capability" | tr -d .), driver $driver (CUDA $cuda_driver)"
+    toolkit="from NVIDIA's packages (https://developer.nvidia.com/cuda-downloads): sudo apt-get install \
+cuda-toolkit-$(echo "$cuda_driver" | tr . -)"
+    if above 7.5 "$capability"; then
+        say -- GPU "$found: from sm_75 on (Turing) are supported: all runs on the CPU"
+    elif [ -z "$cuda" ]; then
+        say -- GPU "$found, but no nvcc in PATH: all runs on the CPU" "is there a /usr/local/cuda/bin? Otherwise"
+        gpu_todo=$toolkit
+    elif above 12 "${cuda%%.*}"; then
+        say -- GPU "$found, but nvcc is of CUDA $cuda, and 12 or later is needed"
+        gpu_todo=$toolkit
+    elif [ -n "$cuda_driver" ] && above "${cuda%%.*}" "${cuda_driver%%.*}"; then
+        say -- GPU "$found, but nvcc is of CUDA $cuda, which this driver is too old for: programs will not start" \
+            "a newer driver, or CUDA ${cuda_driver%%.*}"
+        gpu_todo=$toolkit
+    elif within 3 "$NVCC" --list-gpu-arch && ! grep -qx "compute_$(echo "$capability" | tr -d .)" "$dir/out"; then
+        say -- GPU "$found, but nvcc of CUDA $cuda doesn't know sm_$(echo "$capability" | tr -d .)"
+        gpu_todo=$toolkit
+    else
+        gpu_works=yes
+        say ok GPU "$found; nvcc of CUDA $cuda"
+    fi
+else
+    [ -z "$late" ] || late="nvidia-smi gives $late"
+    say -- GPU "${late:-no NVIDIA GPU answers (nvidia-smi)}: all runs on the CPU"
+    [ -z "$wsl" ] || [ ! -e /usr/lib/wsl/lib/nvidia-smi ] || echo "              -> export PATH=\$PATH:/usr/lib/wsl/lib"
+fi
+nccl=$(printf '#include <nccl.h>\nversion NCCL_MAJOR.NCCL_MINOR.NCCL_PATCH\n' |
+    $CC $NCCL_CFLAGS -E -P - 2>/dev/null | sed -n 's/^version//p' | tr -d ' ')
+if [ "$NCCL" = yes ] && above 2.27.0 "$nccl" 2>/dev/null; then
+    NCCL=old
+    say -- NCCL "nccl.h is of $nccl, and from 2.27 on it can be used: ranks on GPUs communicate over MPI, which is slower" \
+        "NCCL_HOME=DIR, if a newer one is elsewhere"
+elif [ "$NCCL" = yes ]; then
+    say ok NCCL "nccl.h $nccl"
+else
+    say -- NCCL "no nccl.h: ranks on GPUs communicate over MPI, through the host's memory, which is slower" \
+        "NCCL_HOME=DIR, if it is elsewhere"
+fi
+
+# ---- Cores, memory, disk ----
+cpus=$cores
+quota=$(sed -n 's/^\([0-9]*\) \([0-9]*\)$/\1 \2/p' "$CGROUP/cpu.max" 2>/dev/null |
+    awk '{print int(($1 + $2 - 1) / $2)}')
+[ -n "$quota" ] || quota=$(paste -d ' ' "$CGROUP/cpu/cpu.cfs_quota_us" "$CGROUP/cpu/cpu.cfs_period_us" 2>/dev/null |
+    awk '$1 > 0 {print int(($1 + $2 - 1) / $2)}')
+if [ -n "$quota" ] && [ "$quota" -lt "$cores" ]; then
+    cpus=$quota
+    say -- cores "$cores are visible, but this control group (container) may use only $quota at a time" \
+        "give programs --threads $quota, or fewer for several ranks: they count what is visible"
+else
+    say ok cores "$cores: up to $cores rank$(plural "$cores") with a core each; more are slower, but as right"
+fi
+load=$(cut -d ' ' -f 1 "$PROC/loadavg" 2>/dev/null)
+if [ "${load%%.*}" -gt "$cpus" ] 2>/dev/null; then
+    say -- load "others work here (load $load): every time and GFLOP/s figure will be worse than it could be"
+fi
+total=$(($(sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' "$PROC/meminfo" 2>/dev/null || echo 0) * 1024))
+available=$(($(sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' "$PROC/meminfo" 2>/dev/null || echo 0) * 1024))
+limit=$(number "$CGROUP/memory.max") used=$(number "$CGROUP/memory.current") kinds=$CGROUP/memory.stat of=""
+[ -n "$limit" ] || {
+    limit=$(number "$CGROUP/memory/memory.limit_in_bytes")
+    used=$(number "$CGROUP/memory/memory.usage_in_bytes")
+    kinds=$CGROUP/memory/memory.stat of=total_
+}
+# files that are cached are given up when memory is needed
+cached=$(awk -v of="$of" '$1 == of "inactive_file" || $1 == of "active_file" {sum += $2}
+    END {printf "%.0f", sum}' "$kinds" 2>/dev/null)
+[ -z "$used" ] || [ "${cached:-0}" -gt "$used" ] || used=$((used - ${cached:-0}))
+limited=""
+if [ -n "$limit" ] && [ -n "$used" ] && [ "${#limit}" -lt 16 ] && [ $((limit - used)) -lt "$available" ]; then
+    available=$((limit - used))
+    limited=", by the control group's (container's) limit"
+fi
+memory="$(gb "$available") of $(gb "$total") available$limited"
+if [ "$available" -lt 1000000000 ]; then
+    say NO memory "$memory: the tests need about 1 GB" "close something, or give the container or virtual machine more"
+else
+    say ok memory "$memory: $(parameters "$available") parameters at 16 bytes each, less what activations take"
+fi
+case $wsl in
+*2) echo "              -> more for WSL: memory=... and processors=... below [wsl2] in %UserProfile%\\.wslconfig" ;;
+esac
+
+shared=$(df -Pk "$SHARED" 2>/dev/null | awk 'NR == 2 {print $4}')
+if [ "${shared:-0}" -lt 40960 ]; then
+    say -- "$SHARED" "$((${shared:-0} / 1024)) MB: MPICH takes 4.2 MB of it a rank, and 8 ranks will not start" \
+        "in a container: docker run --shm-size=1g"
+else
+    say ok "$SHARED" "$(gb $((shared * 1024))) for messages between ranks"
+fi
+disk=$(df -Pk . | awk 'NR == 2 {print $4}')
+if [ "$disk" -lt 204800 ]; then
+    say NO disk "$((disk / 1024)) MB free here: build/ takes about 100 MB, and tests write 100 MB more"
+else
+    say ok disk "$(gb $((disk * 1024))) free for build/"
+fi
+
+# ---- In plain words ----
+echo
+[ "$cpus" -lt 8 ] && several="with up to $cpus rank$(plural "$cpus") at full speed, with up to 8 for correctness"
+[ "$cpus" -lt 8 ] || several="with up to $cpus ranks at full speed"
+if [ "$status" -ne 0 ]; then
+    echo "Not yet: what says NO comes first."
+elif [ -n "$gpu_works" ]; then
+    room="$(parameters "$gpu_bytes") parameters a GPU"
+    if [ "$gpus" -eq 1 ]; then
+        echo "On the GPU '$gpu': all eight (make run STAGE=NN), $room; in 03 to 07 the ranks (NP=2) share it, over MPI."
+    elif [ "$NCCL" = yes ]; then
+        echo "On $gpus GPUs '$gpu': all eight, $room; 03 to 07 with up to $gpus ranks, a GPU each, over NCCL."
+    else
+        echo "On $gpus GPUs '$gpu': all eight, $room; 03 to 07 with up to $gpus ranks, a GPU each, over MPI (no NCCL)."
+    fi
+    echo "On the CPU: 01, 02 and 08 with $cpus core$(plural "$cpus"), 03 to 07 $several."
+else
+    echo "01, 02 and 08 run on the CPU's $cpus core$(plural "$cpus"); 03 to 07 $several."
+fi
+if [ "$status" -eq 0 ]; then
+    [ "$cpus" -ge 2 ] && echo "make run: yes. make test: yes, about 5 minutes."
+    [ "$cpus" -ge 2 ] || echo "make run: yes. make test: yes, about 10 minutes on one core."
+fi
+if [ -n "$packages" ]; then
+    if command -v apt-get >/dev/null; then
+        echo "To install (\"make deps\" does it): sudo apt-get install $packages"
+    else
+        tests/workshop/deps.sh | sed 's/^missing:/To install:/'
+    fi
+fi
+[ -z "$gpu_todo" ] || echo "For the GPU, $gpu_todo"
+[ -z "$gpu_works" ] || [ "$gpus" -lt 2 ] || [ "$NCCL" = yes ] ||
+    echo "For NCCL, from NVIDIA's packages: sudo apt-get install libnccl2 libnccl-dev"
+exit $status

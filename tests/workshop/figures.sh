@@ -1,0 +1,215 @@
+#!/bin/sh
+# Draws the figures of the READMEs from runs made now: needs gnuplot and "make cpu". Arguments: stages (all).
+set -eu
+cd "$(dirname "$0")/../.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Live memory over two steps, and activations against the sequence's length, for each --recompute.
+figures_01() {
+    program=build/cpu/01_single_gpu
+    for mode in none selective full; do
+        echo "01_single_gpu --recompute $mode"
+        $program --layers 6 --hidden 128 --heads 4 --seq 256 --micro-batch 4 --accumulate 1 --steps 2 --quiet \
+            --threads 1 \
+            --recompute $mode --trace "$work/trace"
+        # from the first forward on, seconds and megabytes of each category: in every 1/300 of the time, of the moment
+        # with the largest sum
+        awk -F'"ts":|,"args":[{]|}}' '
+            /"name":"forward"/ && !start { start = $2 + 0 }
+            /"name":"live"/ && $2 >= start {
+                n = split($3, field, /[:,]/); time[++rows] = $2; line[rows] = ""; sum[rows] = 0
+                for (i = 2; i <= n; i += 2) { line[rows] = line[rows] " " field[i] / 1e6; sum[rows] += field[i] }
+            }
+            END {
+                bin = (time[rows] - time[1]) / 300
+                for (row = 1; row <= rows; row++) {
+                    at = int((time[row] - time[1]) / bin)
+                    if (!(at in best) || sum[row] > sum[best[at]]) best[at] = row
+                }
+                for (at = 0; at <= 300; at++) {
+                    if (at in best) row = best[at]; else row = last
+                    print at * bin / 1e6, line[row]; print (at + 1) * bin / 1e6, line[row]
+                    for (last = row; last < rows && time[last + 1] < time[1] + (at + 1) * bin; last++) ;
+                }
+            }' "$work/trace" >"$work/live_$mode"
+        : >"$work/sequence_$mode"
+        for seq in 64 128 256 384 512 768 1024; do
+            $program --layers 4 --hidden 256 --heads 8 --seq $seq --micro-batch 1 --accumulate 1 --steps 1 --quiet \
+                --recompute $mode --report "$work/report"
+            awk -v seq=$seq '/"activations"/ { on = 1 }
+                on && /measured|predicted|playbook/ { gsub(/[",]/, ""); value[$1] = $2 / 1e6 }
+                on && /}/ { print seq, value["measured:"], value["predicted:"], value["playbook:"]; exit }' \
+                "$work/report" >>"$work/sequence_$mode"
+        done
+    done
+    gnuplot -e "work='$work'" 01_single_gpu/memory.gnuplot
+    gnuplot -e "work='$work'" 01_single_gpu/sequence.gnuplot
+    echo "drew 01_single_gpu/memory.svg and 01_single_gpu/sequence.svg"
+}
+
+# Losses on the same batches in each type: step, mean of 25 losses, and that less fp32's. A loss scale below 1 stands for
+# a larger batch, whose mean gives each token a smaller share.
+figures_02() {
+    program=build/cpu/02_mixed_precision
+    cp build/text.txt "$work/text"
+    while read -r name options; do
+        echo "02_mixed_precision $options"
+        $program --preset small --seq 64 --accumulate 1 --steps 1000 --lr 3e-4 --threads 1 --quiet $options \
+            --data "$work/text" --metrics "$work/metrics"
+        awk -F, 'NR > 1 { sum += $3; if ($1 % 25 == 0) { print $1 - 12, sum / 25; sum = 0 } }' "$work/metrics" \
+            >"$work/one"
+        rm "$work/metrics"
+        [ "$name" = fp32 ] && cp "$work/one" "$work/base"
+        paste -d " " "$work/one" "$work/base" | awk '{ print $1, $2, $2 - $4 }' >"$work/loss_$name"
+        tail -1 "$work/loss_$name"
+    done <<END
+fp32 --dtype fp32
+bf16 --dtype bf16
+bf16_alone --dtype bf16 --master none
+fp16 --dtype fp16
+fp16_unscaled --dtype fp16 --loss-scale 0.0009765625 --loss-scale-growth 0
+fp8 --dtype fp8
+END
+    gnuplot -e "work='$work'" 02_mixed_precision/losses.gnuplot
+    echo "drew 02_mixed_precision/losses.svg"
+}
+
+# One step under --pretend, the gradients summed after backward and during it.
+figures_03() {
+    program=build/cpu/03_data_parallel
+    : >"$work/timeline"
+    for mode in naive overlap; do
+        echo "03_data_parallel --sync $mode"
+        mpiexec -n 2 $program --layers 6 --hidden 128 --heads 4 --seq 64 --micro-batch 2 --accumulate 1 --quiet \
+            --steps 2 --sync $mode --pretend 4,0.05,20 --trace "$work/trace"
+        # of the second step: forward, backward and optimizer of each rank, and its transfers
+        tr ',{}' '   ' <"$work/trace" | awk -v top=$([ $mode = naive ] && echo 10 || echo 4) '
+            /"ph":"X"/ {
+                split($1, name, "\""); split($3, pid, ":"); split($4, tid, ":"); split($5, ts, ":"); split($6, dur, ":")
+                color["forward"] = "0x4e79a7"; color["backward"] = "0x59a14f"; color["optimizer"] = "0xb07aa1"
+                color["all_reduce"] = "0xf28e2b"
+                what = name[4]
+                if (!(what in color)) next
+                n++; row[n] = top - 3 * pid[2] - (what == "all_reduce"); from[n] = ts[2]; to[n] = ts[2] + dur[2]
+                kind[n] = color[what]
+                if (what == "forward" && (++forwards[pid[2]]) == 2 && (start == "" || ts[2] < start)) start = ts[2]
+            }
+            END {
+                for (i = 1; i <= n; i++)
+                    if (from[i] >= start) print (from[i] - start) / 1000, (to[i] - start) / 1000, row[i], kind[i]
+            }
+        ' >>"$work/timeline"
+    done
+    gnuplot -e "work='$work'" 03_data_parallel/timeline.gnuplot
+    echo "drew 03_data_parallel/timeline.svg"
+}
+
+# One step of four ranks under --pretend, by each schedule. The vocabulary is small, so that the last rank's output
+# projection is too.
+figures_06() {
+    program=build/cpu/06_pipeline_parallel
+    yes | tr 'y\n' '\001\002' | head -c 4000 >"$work/tokens"
+    : >"$work/boxes"
+    : >"$work/panels"
+    panel=0
+    for options in "naive afab 1 1" "afab afab 8 1" "1f1b 1f1b 8 1" "interleaved interleaved 8 2" \
+        "zero-bubble zero-bubble 8 1"; do
+        set -- $options
+        echo "06_pipeline_parallel --schedule $2 --accumulate $3 --chunks $4"
+        mpiexec -n 4 $program --layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 --micro-batch 2 --steps 2 --quiet \
+            --threads 1 --data "$work/tokens" --pretend 0.04,10,1 \
+            --schedule $2 --accumulate $3 --chunks $4 --trace "$work/trace" --report "$work/report"
+        awk -v panel=$panel -v name=$1 -F'[:,]' '
+            /"bubble"/ { sum += $2 }
+            /"bubble_simulated"/ { simulated = $2 }
+            /"bubble"/ { each = each " " $2 + 0 }
+            END { print panel, name, sum / 4, simulated, each }' "$work/report" >>"$work/panels"
+        # of the second step: begin, end, row, kind (1 to 3: forward, backward, the weights alone), chunk, micro-batch
+        tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v m=$3 -v v=$4 -v p=4 '
+            /"name":"(forward|backward|backward_input|backward_weight)"/ {
+                split($1, name, "\""); split($3, pid, ":"); split($5, ts, ":"); split($6, dur, ":")
+                kind = name[4] == "forward" ? 1 : name[4] == "backward_weight" ? 3 : 2
+                i = count[pid[2], kind]++ - m * v
+                if (i < 0) next
+                n++; from[n] = ts[2]; to[n] = ts[2] + dur[2]; row[n] = 5 * panel + 1 + pid[2]; what[n] = kind
+                chunk[n] = int(i / p) % v; micro[n] = v > 1 ? int(i / (p * v)) * p + i % p : i
+                if (kind == 2) chunk[n] = v - 1 - chunk[n]
+                if (n == 1 || from[n] < start) start = from[n]
+                if (to[n] > end) end = to[n]
+            }
+            END {
+                for (r = 0; r < p; r++) print 0, (end - start) / 1e6, 5 * panel + 1 + r, 0, 0, ""
+                for (i = 1; i <= n; i++)
+                    print (from[i] - start) / 1e6, (to[i] - start) / 1e6, row[i], what[i], chunk[i], micro[i]
+            }' >>"$work/boxes"
+        panel=$((panel + 1))
+    done
+    gnuplot -e "work='$work'" 06_pipeline_parallel/timeline.gnuplot
+    cat "$work/panels"
+    echo "drew 06_pipeline_parallel/timeline.svg"
+}
+
+# How many pairs of a query and a key each rank computes, and one step of four ranks under --pretend.
+figures_07() {
+    program=build/cpu/07_context_parallel
+    for n in 4 8; do
+        for method in ring zigzag; do
+            echo "07_context_parallel --attention $method, $n ranks"
+            mpiexec -n $n $program --layers 1 --hidden 64 --heads 2 --seq 1024 --micro-batch 1 --accumulate 1 \
+                --steps 1 --threads 1 --quiet --attention $method --report "$work/report"
+            # of each rank: its pairs over an even share
+            awk -F: '/"attention_pairs"/ { pairs[n++] = $2 + 0; sum += $2 }
+                END { for (r = 0; r < n; r++) print r, pairs[r] * n / sum }' "$work/report" >"$work/load_${method}_$n"
+        done
+    done
+    gnuplot -e "work='$work'" 07_context_parallel/load.gnuplot
+    panel=0
+    : >"$work/boxes"
+    for method in ring zigzag; do
+        echo "07_context_parallel --attention $method, under --pretend"
+        mpiexec -n 4 $program --layers 1 --hidden 64 --heads 2 --seq 2048 --micro-batch 1 --accumulate 1 \
+            --steps 2 --threads 1 --quiet --pretend 0.5,1,5 --attention $method --trace "$work/trace"
+        # of the second step: begin, end, row, kind (1: attention, 2: attention backward, 3: all else), whose keys. Two
+        # blocks of one step of the ring are one box: the first step has 3 with zigzag, the others 2; 1 with ring.
+        tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v method=$method -v n=4 '
+            /"ph":"X"/ {
+                split($1, name, "\""); split($3, pid, ":"); split($4, tid, ":"); split($5, ts, ":"); split($6, dur, ":")
+                r = pid[2]; begin = ts[2] + 0; end = begin + dur[2]; row = 5 * panel + 1 + r
+                if (name[4] == "forward" && ++steps[r] == 2 && (start == "" || begin < start)) start = begin
+                if (steps[r] < 2) next
+                if (name[4] == "optimizer" && end > last) last = end
+                if (tid[2] != 1) next
+                kind = name[4] == "attention_block_forward" ? 1 : name[4] == "attention_block_backward" ? 2 : 3
+                if (kind == 3) {                            # what is too short to be seen is left out
+                    if (end - begin > 500) line[++lines] = begin " " end " " row " 3 -1"
+                    next
+                }
+                i = blocks[r, kind]++
+                step = method == "ring" ? i : i < 3 ? 0 : 1 + int((i - 3) / 2)
+                if (!((r, kind, step) in from)) from[r, kind, step] = begin
+                to[r, kind, step] = end
+            }
+            END {
+                for (r = 0; r < n; r++) print 0, (last - start) / 1e6, 5 * panel + 1 + r, 0, -1
+                for (i = 1; i <= lines; i++) {
+                    split(line[i], f, " ")
+                    print (f[1] - start) / 1e6, (f[2] - start) / 1e6, f[3], f[4], f[5]
+                }
+                for (r = 0; r < n; r++) for (kind = 1; kind <= 2; kind++) for (step = 0; step < n; step++)
+                    if ((r, kind, step) in from)
+                        print (from[r, kind, step] - start) / 1e6, (to[r, kind, step] - start) / 1e6, \
+                            5 * panel + 1 + r, kind, (r - step + n) % n
+            }' >>"$work/boxes"
+        panel=$((panel + 1))
+    done
+    gnuplot -e "work='$work'" 07_context_parallel/timeline.gnuplot
+    echo "drew 07_context_parallel/load.svg and 07_context_parallel/timeline.svg"
+}
+
+for stage in ${*:-01 02 03 06 07}; do
+    case $stage in
+    01 | 02 | 03 | 06 | 07) "figures_$stage" ;;
+    *) echo "figures.sh: $stage has no figures; 01, 02, 03, 06 and 07 have"; exit 2 ;;
+    esac
+done

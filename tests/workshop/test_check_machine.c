@@ -1,0 +1,224 @@
+/* make check-machine says what is there, what is missing and what to do about it: on machines made up of a PATH with
+ * some programs replaced or left out, and of files as the kernel would show them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../harness.h"
+
+/* Puts a file into the temporary directory. */
+static void put(const char *name, const char *text)
+{
+    FILE *f = fopen(in_temporary(name), "w");
+
+    if (!f || fputs(text, f) < 0 || fclose(f))
+        fail_msg("cannot write %s", name);
+    chmod(in_temporary(name), 0755);
+}
+
+#define SH "#!/bin/sh\n"
+#define SMI(GPUS, CUDA) SH "case $1 in --query*) printf '" GPUS "' ;; *) echo '| CUDA " CUDA " |' ;; esac\n"
+#define NVCC(CUDA) SH "case $1 in --list*) printf 'compute_75\\ncompute_90\\n' ;; *) echo 'release " CUDA ",' ;; esac\n"
+/* starts each rank alone, as a launcher does that the MPI library doesn't understand */
+#define MPIEXEC(NAME) SH "[ $1 = -n ] || { echo '" NAME "'; exit; }\nshift 2\n\"$@\"\n\"$@\"\n"
+
+/* Machines are lists of these directories, first come first found; `bin`, which all have, is what PATH has here but for
+ * the programs that are replaced or left out, and `real` has three of those. */
+static int make_directories(void **state)
+{
+    (void)state;
+    run_well("mkdir bin real alone foreign one_gpu two_gpus old_driver old_gpu hangs proc free limited "
+             "repaired nccl");
+    put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
+                   "for f in mpicc mpiexec gnuplot; do\n"
+                   "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
+                   "for f in mpicc mpiexec gnuplot nvidia-smi nvcc dpkg-query; do rm -f bin/$f; done\n");
+    result_free(run("sh link.sh"));
+    put("alone/mpiexec", MPIEXEC("HYDRA build details:"));
+    put("alone/dpkg-query", SH "echo 4.2.0-5build3\n");
+    put("repaired/apt-cache", SH "printf 'libmpich12:\\n  Candidate: 4.2.0-5ubuntu1\\n'\n");
+    put("repaired/apt-get", SH "echo apt-get \"$@\" >>apt\n");
+    put("repaired/sudo", SH "exec \"$@\"\n");
+    put("foreign/mpiexec", MPIEXEC("mpiexec (OpenRTE) 4.1.4"));
+    put("one_gpu/nvidia-smi", SMI("Tesla T4, 15360, 7.5, 550.54\\n", "Version: 12.4"));
+    put("one_gpu/nvcc", NVCC("12.6"));
+    put("two_gpus/nvidia-smi", SMI("NVIDIA H200, 143771, 9.0, 610.43\\nNVIDIA H200, 143771, 9.0, 610.43\\n",
+                                   "UMD Version: 13.3"));
+    put("two_gpus/nvcc", NVCC("13.0"));
+    put("nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n#define NCCL_PATCH 3\n");
+    put("old_driver/nvidia-smi", SMI("Tesla T4, 15360, 7.5, 470.82\\n", "Version: 11.4"));
+    put("old_driver/nvcc", NVCC("12.2"));
+    put("old_gpu/nvidia-smi", SMI("GeForce GTX 1080, 8192, 6.1, 550.54\\n", "Version: 12.4"));
+    put("hangs/nvidia-smi", SH "sleep 60\n");
+    put("hangs/mpiexec", SH "[ $1 = -n ] || { echo HYDRA build details:; exit; }\nsleep 60\n");
+
+    put("proc/version", "Linux version 5.15.153.1-microsoft-standard-WSL2\n");
+    put("proc/meminfo", "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n");
+    put("proc/cpuinfo", "flags : fpu sse2 avx avx2 fma\n");
+    put("proc/loadavg", "0.10 0.20 0.30 1/100 4242\n");
+    put("limited/cpu.max", "50000 100000\n");
+    put("limited/memory.max", "3000000000\n");
+    put("limited/memory.current", "1500000000\n");
+    put("limited/memory.stat", "anon 900000000\ninactive_file 400000000\nactive_file 100000000\n");
+
+    /* OpenBLAS as it could be otherwise */
+    put("blas.c", "#include <stdlib.h>\n"
+                  "#define GEMM(NAME, T) void NAME(int order, int ta, int tb, int m, int n, int k, T s, const T *a, "
+                  "int la, const T *b, int lb, T t, T *c, int lc) {"
+                  " for (int i = 0; i < m && m < 100; i++) for (int j = 0; j < n; j++) { T sum = !!getenv(\"WRONG\");"
+                  " for (int p = 0; p < k; p++) sum += a[i * la + p] * b[p * lb + j]; c[i * lc + j] = sum; } }\n"
+                  "GEMM(cblas_sgemm, float) GEMM(cblas_dgemm, double)\n"
+                  "char *openblas_get_config(void) { return \"OpenBLAS 0.3.99 \"; }\n"
+                  "char *openblas_get_corename(void) { return \"Prescott\"; }\n"
+                  "int openblas_get_parallel(void) { return atoi(getenv(\"PARALLEL\")); }\n"
+                  "int openblas_get_num_threads(void) { return 1; }\n");
+    run_well("gcc -w -shared -fPIC blas.c -o libopenblas.so");
+
+    /* machine.sh DIRECTORIES CGROUP ENVIRONMENT VARIABLE...: make check-machine there */
+    put("machine.sh", "path=''\nfor d in $1; do path=$path$PWD/$d:; done\n"
+                      "export PROC=$PWD/proc CGROUP=$PWD/$2 SHARED=/ $3\nshift 3\n"
+                      "exec env -u MAKEFLAGS -u MAKELEVEL -u SANITIZE PATH=$path$PWD/bin make --no-print-directory -C "
+                      SOURCE " check-machine \"$@\"\n");
+    return 0;
+}
+
+static void says(const Result *r, const char *text)
+{
+    if (!strstr(r->out, text))
+        fail_msg("not said: %s\n%s%s", text, r->out, r->err);
+}
+
+static void says_not(const Result *r, const char *text)
+{
+    if (strstr(r->out, text))
+        fail_msg("said: %s\n%s%s", text, r->out, r->err);
+}
+
+static void ends_with(Result r, bool well)
+{
+    if ((r.status == 0) != well)
+        fail_msg("status %d\n%s%s", r.status, r.out, r.err);
+    result_free(r);
+}
+
+static int cores(void)
+{
+    Result r = run("nproc");
+    const int count = atoi(r.out);
+
+    result_free(r);
+    return count;
+}
+
+static void all_is_well(void **state)
+{
+    Result r = run("sh machine.sh 'real one_gpu' limited '' NCCL=");
+
+    (void)state;
+    says(&r, "under WSL 2");
+    says(&r, "ok  MPI       MPICH");
+    says(&r, " see each other\n");
+    says(&r, "ok  GPU       1 x Tesla T4, 16.1 GB, sm_75, driver 550.54 (CUDA 12.4); nvcc of CUDA 12.6\n");
+    says(&r, "--  NCCL      no nccl.h");
+    if (cores() > 1)
+        says(&r, "control group (container) may use only 1 at a time");
+    says(&r, "2.0 GB of 16.4 GB available, by the control group's (container's) limit: 125 million parameters");
+    says(&r, "%UserProfile%\\.wslconfig");
+    says(&r, "On the GPU 'Tesla T4': all eight (make run STAGE=NN), 1.0 billion parameters a GPU; in 03 to 07 the "
+             "ranks (NP=2) share it, over MPI.\n");
+    says(&r, "make test: yes");
+    says_not(&r, "NO  ");
+    ends_with(r, true);
+}
+
+static void what_only_limits_some_things_is_no_failure(void **state)
+{
+    Result r = run("sh machine.sh 'real two_gpus' free PARALLEL=2 NCCL_CFLAGS=-I%s BLAS_LIBS=%s",
+                   in_temporary("nccl"), in_temporary("libopenblas.so"));
+
+    (void)state;
+    says(&r, "ok  BLAS      OpenBLAS 0.3.99, OpenMP, takes this CPU for one of 2004 (Prescott), so the programs choose "
+             "its kernels for Haswell: right numbers");
+    says(&r, "8.2 GB of 16.4 GB available: 512 million parameters");
+    says(&r, "ok  NCCL      nccl.h 2.28.3");
+    says(&r, "On 2 GPUs 'NVIDIA H200': all eight, 9.4 billion parameters a GPU; 03 to 07 with up to 2 ranks, a GPU "
+             "each, over NCCL.\n");
+    ends_with(r, true);
+
+    unlink(in_temporary("real/gnuplot"));
+    r = run("sh machine.sh 'real old_gpu' free PARALLEL=1 BLAS_LIBS=%s", in_temporary("libopenblas.so"));
+    says(&r, "--  BLAS      OpenBLAS 0.3.99 is not its OpenMP build");
+    says(&r, "--  GPU       1 x GeForce GTX 1080, 8.6 GB, sm_61, driver 550.54 (CUDA 12.4): from sm_75 on");
+    says(&r, "--  gnuplot   none in PATH");
+    says(&r, "01, 02 and 08 run on the CPU's ");
+    says(&r, "libopenblas-openmp-dev");
+    ends_with(r, true);
+}
+
+static void ranks_that_are_alone_are_found(void **state)
+{
+    Result r = run("sh machine.sh 'alone real old_driver' free ''");
+
+    (void)state;
+    says(&r, "NO  MPI       each of 2 ranks is rank 0 of 1: that is Ubuntu 24.04's broken MPICH 4.2.0-5build3\n");
+    says(&r, "--  GPU       1 x Tesla T4, 16.1 GB, sm_75, driver 470.82 (CUDA 11.4), but nvcc is of CUDA 12.2, which "
+             "this driver is too old for");
+    says(&r, "Not yet: what says NO comes first.");
+    says_not(&r, "make test: yes");
+    ends_with(r, false);
+
+    r = run("sh machine.sh 'foreign real' free 'WRONG=1 PARALLEL=2' BLAS_LIBS=%s", in_temporary("libopenblas.so"));
+    says(&r, "but mpiexec of Open MPI\n");
+    says(&r, "-> sudo apt-get install mpich libmpich-dev; sudo update-alternatives");
+    says(&r, "NO  BLAS      OpenBLAS 0.3.99 multiplies wrongly: 21 of 21 elements");
+    ends_with(r, false);
+}
+
+/* make deps, where apt has a newer package than the broken one, and where it has none. */
+static void a_broken_mpich_is_repaired(void **state)
+{
+    Result r = run("sh -c 'PATH=repaired:alone:real:bin sh " SOURCE "/tests/workshop/deps.sh && cat apt'");
+
+    (void)state;
+    says(&r, "installing MPICH 4.2.0-5ubuntu1 in place of 4.2.0-5build3");
+    says(&r, "apt-get install -y -qq --no-install-recommends libmpich12 libmpich-dev mpich\n");
+    ends_with(r, true);
+
+    put("repaired/apt-cache", SH "printf 'libmpich12:\\n  Candidate: 4.2.0-5build3\\n'\n");
+    r = run("sh -c 'PATH=repaired:alone:real:bin sh " SOURCE "/tests/workshop/deps.sh'");
+    says(&r, "4.2.0-5.1 is repaired. Fetch\nlibmpich12, libmpich-dev and mpich, for ");
+    ends_with(r, true);
+}
+
+/* Both at once: each waits for what doesn't answer. */
+static void nothing_hangs(void **state)
+{
+    Result r = run("sh -c 'sh machine.sh hangs free \"\" >1 & sh machine.sh \"hangs real\" free \"\" >2; wait; "
+                   "cat 1; echo == 2; cat 2'");
+    char *second = strstr(r.out, "== 2");
+
+    (void)state;
+    assert_non_null(second);
+    assert_true(r.seconds < 20);                /* far less than 60; on a busy machine more than the 10 it should be */
+    says(&r, "NO  MPI       mpicc is not in PATH");
+    says(&r, "--  GPU       nvidia-smi gives no answer in 3 s: all runs on the CPU\n");
+    says(&r, "sudo apt-get install");
+    says(&r, "libmpich-dev");
+    if (!strstr(second, "but mpiexec -n 2 doesn't work: no answer in 4 s\n"))
+        fail_msg("mpiexec: %s", second);
+    result_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_is_well),
+        cmocka_unit_test(what_only_limits_some_things_is_no_failure),
+        cmocka_unit_test(ranks_that_are_alone_are_found),
+        cmocka_unit_test(a_broken_mpich_is_repaired),
+        cmocka_unit_test(nothing_hangs),
+    };
+    return cmocka_run_group_tests(tests, make_directories, NULL);
+}

@@ -1,0 +1,491 @@
+/* make verify: a train.c that someone has edited, or written, against 01. It is run in float64 with --check on a few
+ * layouts, from a checkpoint whose biases and LayerNorms are not 0 and 1 any more, since at initial weights some
+ * mistakes don't show. Compared are the gradients of the first step, tensor by tensor (diagnose.c says what is wrong
+ * with them), norms and losses of the next steps, traffic and memory. --check compares the norm and the loss of every
+ * rank with rank 0's, and --clip is below the norm, so that a rank with another norm makes another update.
+ *
+ *   verify STAGE PROGRAM [RANKS [OPTION...]]      PROGRAM: built from the train.c, in float64
+ */
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../../common/safetensors.h"
+#include "../harness.h"
+#include "verify_cases.h"
+
+enum { TRAINED = 3, STEPS = 4 };        /* steps of the checkpoint, and after it */
+
+/* A trained model of this shape, made once. */
+static const char *checkpoint(const Shape *s)
+{
+    static char name[256];
+    char saved[64];
+
+    snprintf(saved, sizeof saved, "trained_%d_%d_%d_%d", s->layers, s->heads, s->seq, option("--hidden", 0));
+    snprintf(name, sizeof name, "%s", in_temporary(saved));
+    if (access(name, F_OK))
+        run_well(BUILD "/cpu64/01_single_gpu %s --lr 0.03 --clip 1 --micro-batch 4 --steps %d --save %s", s->model,
+                 TRAINED, name);
+    return name;
+}
+
+/* ---- What a run says ---- */
+
+static char about[1024];        /* the layout at hand: its shape, groups, schedule */
+static int faults;              /* of it */
+static int wrong;               /* layouts before it that were wrong: of later ones the first lines are enough */
+
+static void fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void fault(const char *format, ...)
+{
+    va_list list;
+
+    if (!faults++)
+        printf("WRONG\n    %s\n", about);
+    if (wrong && faults > 2)
+        return;
+    va_start(list, format);
+    printf("    ");
+    vprintf(format, list);
+    printf("\n");
+    va_end(list);
+}
+
+/* What a message of the program's may mean; "" if it says all there is to say. */
+static const char *hint(const char *line)
+{
+    if ((strstr(line, "nan") || strstr(line, "inf and")) && !strstr(line, "under --check"))
+        return " (under --check a buffer is NaN from a transfer's start to comm_wait: one may be read too early)";
+    if (strstr(line, "has drifted"))
+        return " (replicas get the same update only from the same gradients and the same norm; what was gathered before "
+               "an update is out of date)";
+    if (strstr(line, "silent") || strstr(line, "waits") || strstr(line, "waited"))
+        return " (some ranks call what others don't, or in another order)";
+    return "";
+}
+
+/* So many calls too many or too few, in what a schedule counts in: " = 2 for each layer and micro-batch". */
+static const char *count_name(int64_t calls, const Shape *s)
+{
+    static char text[128];
+    const struct {
+        int64_t unit;
+        const char *words;
+    } units[] = {{(int64_t)s->layers * s->accumulate, "each layer and micro-batch"}, {s->layers, "each layer"},
+                 {s->accumulate, "each micro-batch"}};
+
+    text[0] = 0;
+    for (int i = 0; i < 3 && !text[0]; i++)
+        if (units[i].unit > 1 && calls % units[i].unit == 0 && calls / units[i].unit <= 4)
+            snprintf(text, sizeof text, " = %lld for %s", (long long)(calls / units[i].unit), units[i].words);
+    return text;
+}
+
+static void traffic_fault(int rank, const char *op, const char *group, int64_t calls, int64_t bytes, int64_t expected,
+                          int64_t expected_bytes, const Shape *s)
+{
+    const long long off = llabs((long long)(calls - expected));
+
+    if (off == 0)
+        fault("rank %d: the %lld calls of %s in group %s send %lld bytes, and predict() says %lld: something else is "
+              "sent", rank, (long long)calls, op, group, (long long)bytes, (long long)expected_bytes);
+    else
+        fault("rank %d: %s in group %s is called %lld times in a step, and predict() says %lld: %lld %s%s", rank, op,
+              group, (long long)calls, (long long)expected, off, calls < expected ? "are missing" : "too many",
+              count_name(off, s));
+}
+
+/* The program's own lines, "09_mine: what": the first ones, and one about its traffic; or those about replicas that
+ * have drifted. A program that began as a copy of another may still speak in its name. */
+static void print_messages(const char *text, const Shape *s, bool drifted)
+{
+    char copy[4096], op[64], group[64];
+    int count = 0, rank;
+    long long calls, bytes, expected, expected_bytes;
+    bool traffic = false;
+
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *line = strtok(copy, "\n"); line && count < 3; line = strtok(NULL, "\n")) {
+        const size_t name = strcspn(line, ": ");
+        if (name < 3 || line[0] != '0' || line[2] != '_' || line[name] != ':'
+            || (strstr(line, "has drifted") != NULL) != drifted)
+            continue;
+        if (sscanf(line + name, ": rank %d, step %*d: %63s in group %63[^:]: %lld calls sent %lld bytes, but "
+                   "predict() said %lld calls and %lld", &rank, op, group, &calls, &bytes, &expected, &expected_bytes)
+            == 7) {
+            if (!traffic)
+                traffic_fault(rank, op, group, calls, bytes, expected, expected_bytes, s);
+            traffic = true;
+        } else {
+            fault("%s%s", line, hint(line));
+            count++;
+        }
+    }
+}
+
+static double number(const cJSON *json, const char *name)
+{
+    return cJSON_GetNumberValue(cJSON_GetObjectItem(json, name));
+}
+
+static cJSON *read_report(void)                 /* NULL: it ended early */
+{
+    if (access(in_temporary("r.json"), F_OK))
+        return NULL;
+    char *text = read_file(in_temporary("r.json"));
+    cJSON *json = cJSON_Parse(text);
+    free(text);
+    return json;
+}
+
+static cJSON *ranks_of(cJSON *report)
+{
+    return cJSON_GetObjectItem(report, "ranks");
+}
+
+static char groups[256];        /* the program's, but for the world, on whatever ranks: "dp=2,tp=4" */
+
+static void read_groups(cJSON *report)
+{
+    cJSON *rank, *group;
+
+    groups[0] = 0;
+    cJSON_ArrayForEach(rank, ranks_of(report))
+        cJSON_ArrayForEach(group, cJSON_GetObjectItem(rank, "groups")) {
+            char entry[64], before[300];
+            snprintf(entry, sizeof entry, ",%.40s=%.0f,", group->string, cJSON_GetNumberValue(group));
+            snprintf(before, sizeof before, ",%s", groups);
+            if (strcmp(group->string, "world") && !strstr(before, entry))
+                snprintf(groups + strlen(groups), sizeof groups - strlen(groups), "%s", entry + 1);
+        }
+}
+
+/* "3, 2, 1": a number that every rank reports. */
+static const char *of_ranks(cJSON *report, const char *name)
+{
+    static char text[512];
+    cJSON *rank;
+
+    text[0] = 0;
+    cJSON_ArrayForEach(rank, ranks_of(report))
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.0f", *text ? ", " : "", number(rank, name));
+    return text;
+}
+
+static void describe(const Shape *s, cJSON *report)
+{
+    cJSON *first = cJSON_GetArrayItem(ranks_of(report), 0);
+
+    snprintf(about, sizeof about, "micro_batch %d, accumulate %d, T %d, layers %d", s->micro_batch, s->accumulate,
+             s->seq, s->layers);
+    for (const char *g = groups; *g; g += strcspn(g, ",") + 1)
+        snprintf(about + strlen(about), sizeof about - strlen(about), "%s %.*s %d", g == groups ? "; groups" : ",",
+                 (int)strcspn(g, "="), g, atoi(g + strcspn(g, "=") + 1));
+    if (cJSON_HasObjectItem(first, "in_flight"))
+        snprintf(about + strlen(about), sizeof about - strlen(about), "; micro-batches in flight %s",
+                 of_ranks(report, "in_flight"));
+    if (cJSON_HasObjectItem(first, "bubble_simulated"))
+        snprintf(about + strlen(about), sizeof about - strlen(about), "; bubble %.3f simulated, %.3f by its formula",
+                 number(first, "bubble_simulated"), number(first, "bubble_formula"));
+}
+
+/* Memory against predict(), category by category. */
+static void compare_memory(cJSON *report)
+{
+    cJSON *rank, *entry;
+    bool said = false;
+
+    cJSON_ArrayForEach(rank, ranks_of(report))
+        cJSON_ArrayForEach(entry, cJSON_GetObjectItem(rank, "memory"))
+            if (!said && number(entry, "measured") != number(entry, "predicted")) {
+                fault("rank %.0f: %s take %.0f bytes, and predict() says %.0f", number(rank, "rank"), entry->string,
+                      number(entry, "measured"), number(entry, "predicted"));
+                said = true;
+            }
+}
+
+/* 06: any order that can be executed gives the right gradients; a good one has the formula's bubble too, and keeps no
+ * more micro-batches than it must. What a schedule with another name promises is not known here: see describe. */
+static void compare_schedule(cJSON *report, const char *options, const Shape *s)
+{
+    const bool one_f_one_b = strstr(options, "--schedule 1f1b"), zero_bubble = strstr(options, "zero-bubble");
+    cJSON *rank;
+    bool waits = false, keeps = false;
+
+    cJSON_ArrayForEach(rank, ranks_of(report)) {
+        const double simulated = number(rank, "bubble_simulated"), formula = number(rank, "bubble_formula");
+        const int behind = s->ranks - (one_f_one_b ? (int)number(rank, "rank") : 0);
+        const int needed = behind < s->accumulate ? behind : s->accumulate;
+        if (simulated > formula + 1e-9 && !waits)
+            fault("the schedule's bubble is %.3f on rank %.0f, and it should be %.3f: a rank waits where it could "
+                  "compute", simulated, number(rank, "rank"), formula);
+        waits |= simulated > formula + 1e-9;
+        if ((one_f_one_b || zero_bubble) && number(rank, "in_flight") > needed && !keeps) {
+            fault("rank %.0f keeps the activations of %.0f micro-batches at once, and %d are enough: backwards come "
+                  "too late", number(rank, "rank"), number(rank, "in_flight"), needed);
+            keeps = true;
+        }
+    }
+}
+
+/* ---- Gradients ---- */
+
+/* Sequences of the batch that was dumped; 0: there is no dump. */
+static int dumped_sequences(const char *file)
+{
+    Safetensors s;
+    char *wrong = safetensors_open(&s, file);
+
+    if (wrong) {
+        free(wrong);
+        return 0;
+    }
+    const int count = safetensors_find(&s, "batch.inputs")->shape[0];
+    free(safetensors_close(&s, false));
+    return count;
+}
+
+static void print_indented(const char *text)
+{
+    char *copy = strdup(text);
+
+    for (char *line = strtok(copy, "\n"); line; line = strtok(NULL, "\n"))
+        fault("%s", line);
+    free(copy);
+}
+
+static char farthest[256];      /* of a type of two bytes or one, what rounding did to the gradients; otherwise "" */
+
+static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
+{
+    double loss[STEPS], norm[STEPS];
+    const int rows = read_column(in_temporary("m.csv"), "loss", loss, STEPS);
+
+    read_column(in_temporary("m.csv"), "grad_norm", norm, STEPS);
+    char known[128] = "";
+    if (rows && isfinite(loss[0]) && isfinite(norm[0]))
+        snprintf(known, sizeof known, "--candidate-loss %.17g --candidate-norm %.17g", loss[0], norm[0]);
+    Result r = run(BUILD "/cpu64/diagnose %s --load %s --steps %d --micro-batch %d --accumulate %d --ranks %d "
+                   "--data-ranks %d --groups %s --candidate g.safetensors %s --tolerance %g %s", s->model,
+                   checkpoint(s), TRAINED + STEPS, s->micro_batch, sequences / s->micro_batch, s->ranks,
+                   sequences / (s->micro_batch * s->accumulate), *groups ? groups : "none", known,
+                   c->tolerance ? c->tolerance : 1e-10, c->tolerance ? "--by-norm" : "");
+    const bool right = r.status == 0;
+    if (right)
+        snprintf(farthest, sizeof farthest, "%.*s", (int)strcspn(r.out, "\n"), r.out);
+    else
+        print_indented(r.out);
+    if (!right && (r.status != 2 || !*r.out))                   /* diagnose itself has failed */
+        fault("diagnose: status %d: %.1000s", r.status, r.err);
+    result_free(r);
+    return right;
+}
+
+/* 01's losses and norms of the same steps. */
+static void read_01(double b[2][STEPS], const Shape *s, int sequences, const char *more)
+{
+    run_well(BUILD "/cpu64/01_single_gpu %s %s --load %s --steps %d --micro-batch 1 --accumulate %d --metrics 01.csv",
+             s->model, more, checkpoint(s), TRAINED + STEPS, sequences);
+    read_column(in_temporary("01.csv"), "loss", b[0], STEPS);
+    read_column(in_temporary("01.csv"), "grad_norm", b[1], STEPS);
+    result_free(run("rm -f 01.csv"));
+}
+
+static double loss_distance(const double *a, const double *b, int rows)
+{
+    double sum = 0;
+
+    for (int i = 0; i < rows; i++)
+        sum += pow(a[i] - b[i], 2);
+    return sqrt(sum);
+}
+
+/* Norms and losses of all steps, after a first one whose gradients were right. */
+static void compare_losses(const Case *c, const Shape *s, int sequences)
+{
+    double a[2][STEPS], b[2][STEPS], never[2][STEPS];
+    static const char *const column[] = {"loss", "grad_norm"};
+    const double most = c->tolerance ? 1e-3 : 1e-9;             /* losses are sums: rounding is less in them */
+    int rows = 0, first = -1, k;
+
+    for (k = 0; k < 2; k++)
+        rows = read_column(in_temporary("m.csv"), column[k], a[k], STEPS);
+    read_01(b, s, sequences, "");
+    for (int i = 0; i < rows && first < 0; i++)
+        for (k = 0; k < 2 && first < 0; k++)
+            if (!(fabs(a[k][i] / b[k][i] - 1) <= (k ? c->tolerance + 1e-9 : most)))
+                first = 2 * i + k;
+    if (first >= 0) {
+        const int i = first / 2;
+        k = first % 2;
+        read_01(never, s, sequences, "--lr 0 --min-lr 0");
+        fault("step %d: the %s is %.10g, and 01's %.10g; %s", i + 1, k ? "gradients' norm" : "loss", a[k][i], b[k][i],
+              i == 0 ? "yet the gradients are right"
+              : loss_distance(a[0], never[0], rows) < 0.2 * loss_distance(b[0], never[0], rows)
+              ? "the losses are as if no step had changed the weights that forward reads: stale copies (after the "
+                "update a tensor_convert is missing, or its two arguments are swapped)"
+              : "the first step was right, so AdamW got something else than it should, or the next step computes with "
+                "parameters from before it: stale copies");
+    }
+    if (rows < STEPS && !faults)
+        fault("it ended after %d of %d steps", rows, STEPS);
+    if (!(b[1][0] > CLIP))
+        fault("the norm of step 1 is %g: verify's --clip %g would change nothing", b[1][0], CLIP);
+}
+
+/* ---- One layout ---- */
+
+/* What a sanitizer has found, and the lines of ours that led there. (MPICH's UCX may print a page before it, and
+ * several ranks print at once.) */
+static void print_sanitizer(const char *err)
+{
+    char *copy = strdup(err), last[256] = "";
+    bool found = false;
+
+    for (char *line = strtok(copy, "\n"); line && !strstr(line, "is located"); line = strtok(NULL, "\n")) {
+        const bool what = strstr(line, "ERROR: AddressSanitizer") || strstr(line, ": runtime error: ");
+        const bool frame = found && starts_with(line, "    #") && strstr(line, ".c:") && !strstr(line, "../");
+        if ((what && !found) || (frame && strcmp(last, line + strcspn(line, "i"))))
+            fault("%.250s", line);
+        snprintf(last, sizeof last, "%s", frame ? line + strcspn(line, "i") : last);
+        found |= what;
+    }
+    free(copy);
+}
+
+static bool verify(const Case *c)
+{
+    const Shape s = shape_for(c);
+    char ranks[32] = "", command[2048];
+
+    faults = 0;
+    printf("  %d rank%s%s%s: ", c->ranks, c->ranks > 1 ? "s" : "", *c->options ? ", " : "", c->options);
+    fflush(stdout);
+    checkpoint(&s);
+    result_free(run("rm -f g.safetensors m.csv r.json"));
+    if (c->ranks > 1)
+        snprintf(ranks, sizeof ranks, "mpiexec -n %d ", c->ranks);
+    snprintf(command, sizeof command, "%s%s %s %s %s", ranks, program, s.model, s.schedule, c->options);
+    Result r = run("%s --load %s --steps %d --check --timeout 20 --dump-gradients g.safetensors --metrics m.csv "
+                   "--report r.json", command, checkpoint(&s), TRAINED + STEPS);
+    const int sequences = dumped_sequences(in_temporary("g.safetensors"));
+    cJSON *report = read_report(), *of_start = NULL;
+    if (!report && sequences) {                 /* for its groups: a run that has no step to do */
+        result_free(run("%s --load %s --steps %d --timeout 20 --report r.json", command, checkpoint(&s), TRAINED));
+        of_start = read_report();
+    }
+    read_groups(report ? report : of_start);
+    describe(&s, report);
+    if (r.status)
+        print_messages(r.err, &s, false);
+    if (r.status == 2)                          /* its options: nothing to compare */
+        printf("    (it was: %s)\n", command);
+    compare_memory(report);
+    compare_schedule(report, c->options, &s);
+    const char *left_out = !sequences ? "gradients (run_dump_gradients)"
+                         : access(in_temporary("m.csv"), F_OK) ? "metrics"
+                         : !report ? "report" : NULL;
+    if (!r.status && left_out)
+        fault("it ended well, but left no %s: there is nothing to compare", left_out);
+    const bool comparable = sequences && !access(in_temporary("m.csv"), F_OK);
+    const bool right = comparable && compare_gradients_of(c, &s, sequences);
+    if (r.status && (right || !comparable))     /* after wrong gradients replicas drift as they must */
+        print_messages(r.err, &s, true);
+    if (right)
+        compare_losses(c, &s, sequences);
+    if (r.status)
+        print_sanitizer(r.err);
+    if (r.status && !faults && (r.status == 139 || r.status == 11 || strstr(r.err, "Segmentation fault")))
+        fault("it crashed: a segmentation fault, so a tensor or pointer that isn't there; the same make verify with "
+              "SANITIZE=1 says where");
+    if (r.status && !faults)
+        fault("it ended with status %d:\n%.2000s", r.status, r.err);
+    if (!faults)
+        printf("right: gradients, norms, losses, memory, bytes%s%s%s\n    %s\n", *farthest ? " (" : "", farthest,
+               *farthest ? ")" : "", about);
+    cJSON_Delete(report);
+    cJSON_Delete(of_start);
+    result_free(r);
+    return faults == 0;
+}
+
+int main(int argc, char **argv)
+{
+    char options[1024] = "";
+    int count = 0;
+
+    if (argc < 3) {
+        fprintf(stderr, "verify STAGE PROGRAM [RANKS [OPTION...]], but %d were given; make verify does it\n", argc - 1);
+        return 2;
+    }
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 0);                /* as run.sh: MPICH leaves memory behind */
+    setenv("UBSAN_OPTIONS", "print_stacktrace=1", 0);
+    stage = argv[1], program = realpath(argv[2], NULL);         /* runs begin in a directory of their own */
+    if (!program) {
+        fprintf(stderr, "verify: there is no program %s\n", argv[2]);
+        return 2;
+    }
+    const int ranks = argc > 3 ? atoi(argv[3]) : 0;
+    for (int i = 4; i < argc; i++)
+        snprintf(options + strlen(options), sizeof options - strlen(options), "%s%s", i > 4 ? " " : "", argv[i]);
+    given_options = options;
+    if (argc > 3 && *argv[3] && (ranks < 1 || ranks > 64 || argv[3][strspn(argv[3], "0123456789")])) {
+        fprintf(stderr, "verify: NP=%s, but a number of ranks from 1 to 64 is wanted\n", argv[3]);
+        return 2;
+    }
+    own = true;
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
+        own &= !is(cases[i].stage);
+    const bool typed = is("02_mixed_precision") || is("08_fused_kernels");
+    if (ranks > 1 && (is("01_single_gpu") || typed)) {
+        fprintf(stderr, "verify: NP=%d, but %s is for one rank, as 01, 02 and 08 are\n", ranks, stage);
+        return 2;
+    }
+    static const char *const fixed[] = {"--data", "--vocab", "--load", "--steps", "--preset", "--seed", "--lr",
+                                        "--clip", "--min-lr", "--warmup", "--lr-decay-steps", "--weight-decay"};
+    static const char *const others[] = {"--layers", "--hidden", "--heads", "--seq", "--micro-batch", "--accumulate",
+                                         "--dtype", "--gradients", "--master"};
+    for (int i = 4; i < argc; i++) {
+        for (unsigned k = 0; k < sizeof fixed / sizeof *fixed; k++)
+            refuse_short(argv[i], fixed[k]);
+        for (unsigned k = 0; k < sizeof others / sizeof *others; k++)
+            refuse_short(argv[i], others[k]);
+    }
+    for (unsigned i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (given(fixed[i])) {
+            fprintf(stderr, "verify: ARGS has %s, but data, model and steps are the same for all that are compared; "
+                    "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate can be chosen\n", fixed[i]);
+            return 2;
+        }
+    /* 02's and 08's own type is bf16: who asks for nothing that needs it gets the exact comparison */
+    if (*options && !given("--dtype") && typed)
+        snprintf(options + strlen(options), sizeof options - strlen(options), " --dtype %s",
+                 given("--gradients") || given("--master") ? "bf16" : "fp32");
+    printf("%s against 01, in float64, with --check:\n", stage);
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Case c = cases[i];
+        if (!is(c.stage) && !(own && !*c.stage))
+            continue;
+        if (own && (ranks || *options) && c.ranks < 4)
+            continue;                                           /* its three cases are three numbers of ranks */
+        if (*options)
+            c.options = options, c.tolerance = tolerance_of(given("--dtype"));
+        if (ranks)
+            c.ranks = ranks;
+        if (*options && c.tolerance) {
+            const Case exact = {c.stage, in_fp32(options), c.ranks};
+            wrong += !verify(&exact);
+            count++;
+        }
+        wrong += !verify(&c);
+        count++;
+        if (*options)
+            break;
+    }
+    printf("%d of %d layouts are %s\n", wrong ? wrong : count, count, wrong ? "wrong" : "right");
+    return wrong > 0;
+}

@@ -1,0 +1,158 @@
+/* What make verify runs: layouts of a program, each with a shape of its own, and what ARGS says of them. Include this
+ * once. */
+#ifndef VERIFY_CASES_H
+#define VERIFY_CASES_H
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../harness.h"
+
+static const double CLIP = 0.05;        /* below the norm of every layout */
+
+typedef struct {
+    const char *stage, *options;
+    int ranks;
+    double tolerance;           /* by norm, of a type of two bytes or one; 0: to ten digits */
+} Case;
+
+/* What is run if nobody says what: every option of a stage, and in 08 each choice of operators in fp32 too: rounding to
+ * two bytes hides much. */
+static const Case cases[] = {
+    {"01_single_gpu", "", 1},
+    {"01_single_gpu", "--recompute selective", 1},
+    {"01_single_gpu", "--recompute full", 1},
+    {"02_mixed_precision", "--dtype fp32", 1},
+    {"02_mixed_precision", "--dtype bf16", 1, 0.04},
+    {"02_mixed_precision", "--dtype bf16 --gradients bf16 --recompute full", 1, 0.04},
+    {"02_mixed_precision", "--dtype fp16", 1, 0.01},
+    {"02_mixed_precision", "--dtype fp8", 1, 0.25},
+    {"03_data_parallel", "--sync naive", 2},
+    {"03_data_parallel", "--sync overlap --recompute full", 3},
+    {"03_data_parallel", "--sync bucket --bucket-mb 0.3", 4},
+    {"04_zero", "--zero 1", 2},
+    {"04_zero", "--zero 2 --recompute selective", 3},
+    {"04_zero", "--zero 3", 4},
+    {"05_tensor_parallel", "", 2},
+    {"05_tensor_parallel", "--recompute full", 4},
+    {"05_tensor_parallel", "--sequence-parallel", 3},
+    {"06_pipeline_parallel", "--schedule afab --recompute full", 2},
+    {"06_pipeline_parallel", "--schedule 1f1b", 3},
+    {"06_pipeline_parallel", "--schedule interleaved --chunks 2", 3},
+    {"06_pipeline_parallel", "--schedule zero-bubble --recompute selective", 4},
+    {"07_context_parallel", "--attention ring", 3},
+    {"07_context_parallel", "--attention zigzag --recompute full", 4},
+    {"07_context_parallel", "--attention allgather", 2},
+    {"07_context_parallel", "--attention ulysses", 3},
+    {"08_fused_kernels", "--dtype fp32 --fuse none", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse attention", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu --recompute full", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy,adamw", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse all", 1},
+    {"08_fused_kernels", "--dtype fp16 --fuse all", 1, 0.01},
+    {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu,cross-entropy,adamw", 1},
+    {"08_fused_kernels", "--dtype bf16 --fuse layernorm,gelu,cross-entropy,adamw", 1, 0.04},
+    {"", "", 1}, {"", "", 2}, {"", "", 4},              /* a program that isn't here: someone's own */
+};
+
+static const char *stage, *program, *given_options = "";
+static bool own;                /* a program of the reader's: any technique may be in it */
+
+/* ---- Shapes ---- */
+
+typedef struct {
+    int ranks, layers, heads, seq, micro_batch, accumulate;
+    char model[512], schedule[128];     /* options: for all runs, for the program's */
+} Shape;
+
+static bool starts_with(const char *text, const char *with)
+{
+    return !strncmp(text, with, strlen(with));
+}
+
+/* What follows an option of the command line, after a space or "="; NULL: it isn't there. */
+static const char *given(const char *name)
+{
+    for (const char *at = given_options; (at = strstr(at, name)); at += strlen(name))
+        if (at[strlen(name)] == ' ' || at[strlen(name)] == '=')
+            return at + strlen(name) + 1;
+    return NULL;
+}
+
+/* Programs take "--hid" for "--hidden"; here options are looked for by their names. */
+static void refuse_short(const char *word, const char *name)
+{
+    const size_t length = strcspn(word, "=");
+
+    if (length > 2 && length < strlen(name) && !strncmp(word, name, length)) {
+        fprintf(stderr, "verify: ARGS has %.*s, which may be %s: write options with their whole names here\n",
+                (int)length, word, name);
+        exit(2);
+    }
+}
+
+static int option(const char *name, int otherwise)
+{
+    return given(name) ? atoi(given(name)) : otherwise;
+}
+
+static double tolerance_of(const char *dtype)
+{
+    return !dtype || starts_with(dtype, "fp32") ? 0
+           : starts_with(dtype, "fp16")         ? 0.01
+           : starts_with(dtype, "bf16")         ? 0.04
+                                                : 0.25;
+}
+
+static bool is(const char *program_name)
+{
+    return !strcmp(stage, program_name);
+}
+
+/* Small, divisible by the ranks where it must be, and as far as that goes with no two of ranks, layers, micro-batch and
+ * accumulation alike: then a factor has one name. For 08 more than one tile of attention, more than one slice of rows;
+ * for a program of someone's own whatever its ranks may cut. */
+static Shape shape_for(const Case *c)
+{
+    const int n = c->ranks;
+    const bool pipeline = is("06_pipeline_parallel") || (own && n > 1);
+    Shape s = {
+        .ranks = n,
+        .layers = option("--layers", pipeline ? 2 * n + 1 : n == 2 || n == 3 ? 4 : 3),
+        .heads = option("--heads", 12 % n ? n : 12),
+        .seq = option("--seq", is("08_fused_kernels") ? 300 : (24 + 2 * n - 1) / (2 * n) * 2 * n),
+        .micro_batch = option("--micro-batch", n == 2 || (own && n % 3 && n > 1) ? 3 : 2),
+        .accumulate = option("--accumulate", pipeline ? 2 * n : 7)};
+
+    snprintf(s.model, sizeof s.model, "--layers %d --hidden %d --heads %d --vocab 97 --seq %d --lr 1e-3 --warmup 1 "
+             "--clip %g --threads 1 --quiet --data %s", s.layers, option("--hidden", (n == 1 ? 4 : 6) * s.heads),
+             s.heads, s.seq, CLIP, token_file(20000, 97));
+    snprintf(s.schedule, sizeof s.schedule, "--micro-batch %d --accumulate %d", s.micro_batch, s.accumulate);
+    return s;
+}
+
+/* A type of two bytes or one hides small mistakes: the same options in fp32. */
+static const char *in_fp32(const char *options)
+{
+    static const char *const types[] = {"--dtype", "--gradients", "--master", "--loss-scale", "--loss-scale-growth"};
+    static char text[1024];
+    char copy[1024];
+    bool value = false;                                         /* of an option that was left out */
+
+    snprintf(copy, sizeof copy, "%s", options);
+    snprintf(text, sizeof text, "--dtype fp32");
+    for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) {
+        bool out = value;
+        value = false;
+        for (unsigned i = 0; i < sizeof types / sizeof *types && !out; i++)
+            if (starts_with(word, types[i]) && strchr("=", word[strlen(types[i])]))
+                out = true, value = !strchr(word, '=');
+        if (!out)
+            snprintf(text + strlen(text), sizeof text - strlen(text), " %s", word);
+    }
+    return text;
+}
+
+#endif
