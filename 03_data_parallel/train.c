@@ -278,9 +278,9 @@ int main(int argc, char **argv)
         {"bucket-mb", OPTION_DOUBLE, &bucket_mb, "what is summed in one call, --sync bucket only", "MB", 1e-3, 1e6},
         {0}});
     dp = comm_split(world, 0, "dp");
-    run_data_parallel(comm_size(dp));
     bucket_elements = 1e6 * bucket_mb / dtype_size(REAL);
     sizes();
+    run_global_batch(B * options.accumulate * comm_size(dp));
     predict();
 
     layout = layout_create(options.config, replica(comm_rank(dp)));    /* the norm counts number 0's gradients */

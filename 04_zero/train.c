@@ -327,8 +327,8 @@ int main(int argc, char **argv)
         {"zero", OPTION_INT, &zero, "keep in parts: 1 optimizer states, 2 gradients too, 3 parameters too", "N", 1, 3},
         {0}});
     dp = comm_split(world, 0, "dp");
-    run_data_parallel(comm_size(dp));
     sizes();
+    run_global_batch(B * options.accumulate * comm_size(dp));
     predict();
 
     layout = layout_create(options.config, WHOLE);

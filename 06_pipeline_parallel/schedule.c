@@ -1,6 +1,7 @@
 /* The schedules; below them the simulation and the drawing of any schedule. */
 #include "schedule.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -8,6 +9,8 @@
 
 #include "../common/device.h"
 #include "../common/error.h"
+#include "../common/print.h"
+#include "../common/report.h"
 
 /* ---- What an action waits for ---- */
 
@@ -299,7 +302,7 @@ static void check_ended(const Simulation *s, FILE *to)
 
     while (stuck < s->p && s->done[stuck] == s->ranks[stuck].count)
         stuck++;
-    if (stuck == s->p)
+    if (stuck >= s->p)
         return;
     if (to)
         simulation_draw(s, to);
@@ -360,7 +363,17 @@ void bubble_step_end(Comm *pp)
     busy += computed;
 }
 
-double bubble_measured(void)
+void bubble_report(Comm *pp, double simulated)
 {
-    return busy > 0 ? idle / busy : 0;
+    const double measured = idle / busy;
+    double all[comm_size(pp)];
+
+    if (isnan(measured))
+        return;
+    report_number("bubble", measured);
+    comm_gather_host(pp, all, &measured, sizeof measured);
+    print_rank_0("bubble  idle over busy time, rank by rank:");
+    for (int r = 0; r < comm_size(pp); r++)
+        print_rank_0(" %.3f", all[r]);
+    print_rank_0("; simulated, all calls alike, %.3f\n", simulated);
 }

@@ -77,6 +77,7 @@ void simulation_print(const Simulation *s, ScheduleKind kind);
 void bubble_step_begin(Comm *pp, int actions);
 void bubble_moment(void);
 void bubble_step_end(Comm *pp);
-double bubble_measured(void);       /* over all steps but the first; 0: there are none */
+/* Prints each rank's bubble over all steps but the first, and adds its own to --report; nothing if there was one step. */
+void bubble_report(Comm *pp, double simulated);
 
 #endif

@@ -439,18 +439,9 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, acts[0][0].batch);
     }
-    run_report("in_flight", in_flight[0]);      /* of its first chunk */
-    run_report("bubble_simulated", simulation.bubble);
-    run_report("bubble_formula", bubble_formula(schedule_kind, p, m, chunks));
-    if (bubble_measured() > 0) {                /* from the second step on */
-        const double mine = bubble_measured();
-        double all[p];
-        run_report("bubble", mine);
-        comm_gather_host(pp, all, &mine, sizeof mine);
-        print_rank_0("bubble  idle over busy time, rank by rank:");
-        for (int i = 0; i < p; i++)
-            print_rank_0(" %.3f", all[i]);
-        print_rank_0("; simulated, all calls alike, %.3f\n", simulation.bubble);
-    }
+    report_number("in_flight", in_flight[0]);   /* of its first chunk */
+    report_number("bubble_simulated", simulation.bubble);
+    report_number("bubble_formula", bubble_formula(schedule_kind, p, m, chunks));
+    bubble_report(pp, simulation.bubble);
     run_end();
 }

@@ -498,5 +498,6 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             evaluate(batch);
     }
+    report_number("attention_pairs", attention_pairs());
     run_end();
 }

@@ -19,7 +19,7 @@ typedef struct {
     Part *parts;
     int count;
     int64_t step;           /* Adam's t: updates so far */
-    Tensor gathered;        /* all ranks' parts together, where each rank keeps them so (ZeRO); or NONE */
+    Tensor gathered;        /* if each rank keeps all ranks' parts together: those, for adamw_check_replicas; or NONE */
 } AdamW;
 
 /* One update: m and v are moving averages of the gradient (times gradient_scale) and of its square, each divided by

@@ -16,13 +16,13 @@ typedef struct {
  * summary is one sentence for --help; `more` are the stage's own options. */
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more);
 
-/* 03, 04: the batch is divided over so many ranks. Otherwise 1. */
-void run_data_parallel(int ranks);
+/* So many sequences are in a step of all ranks, if not micro_batch * accumulate. Before run_load. */
+void run_global_batch(int64_t sequences);
 
-/* 02: the type of what is multiplied, if not REAL: MFU is a fraction of the device's peak for it. Says so. */
+/* The type of what is multiplied, if not REAL: MFU is a fraction of the device's peak for it. Says so. */
 void run_matmuls_in(DType dtype);
 
-/* 02: a number that goes on with the run: a further column of --metrics, and in checkpoints. Before run_load. */
+/* A number that goes on with the run: a further column of --metrics, and in checkpoints. Before run_load. */
 void run_keep(const char *name, double *value);
 
 /* Gives the parameters their initial weights, or --load's, with the optimizer's states; the step to go on from. */
@@ -37,9 +37,6 @@ void run_dump_gradients(const AdamW *optimizer);
 /* After the step-th step: prints and writes what came of it, compares traffic with the prediction, saves if it is
  * time; ends the run if the loss or the norm is NaN or Inf (a skipped step's norm may be). */
 void run_step(int step, StepResult result);
-
-/* One more number in this rank's entry of --report; the name lives as long as the program. */
-void run_report(const char *name, double value);
 
 /* text.h's evaluation, for the report. */
 void run_held_out(double loss);

@@ -38,7 +38,10 @@
 /* around a step */
 #include "command_line.h"   /* options: --help, what they may be */
 #include "playbook.h"       /* its formulas, to compare memory with */
-#include "memory_plan.h"    /* what a step will take, and took */
+#include "prediction.h"     /* memory and traffic: what a step will take, and took */
+#include "outputs.h"        /* files that a run leaves */
+#include "metrics.h"        /* a row a step, as CSV */
+#include "report.h"         /* memory, traffic and time, as JSON */
 #include "run.h"            /* a run's life, and what it leaves */
 #include "text.h"           /* evaluation and samples */
 

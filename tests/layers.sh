@@ -14,7 +14,7 @@ find common -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#i
         if (folder ~ /^comm\//) return "comm"
         if (folder ~ /^checkpoint\//) return "checkpoint"
         if (folder ~ /^c(pu|uda)\//) return name ~ /^device/ ? "device" : "ops"
-        return name == "kernels" ? "ops" : name
+        return name ~ /^(kernels|attention)$/ ? "ops" : name
     }
     # The path of what a file includes: "../tensor.h" in common/cpu/ops.c is common/tensor.h.
     function path_of(file, included) {

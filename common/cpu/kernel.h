@@ -9,6 +9,7 @@
 #define CPU_KERNEL_H
 
 #include <cblas.h>
+#include <omp.h>
 
 #include "../formats.h"
 #include "../kernels.h"
@@ -117,6 +118,17 @@ static inline real gelu_slope(real x)
     const real s = gelu_sigmoid(x), inner = (real)1.5957691216057308 * (1 + (real)(3 * 0.044715) * x * x);
 
     return s + x * s * (1 - s) * inner;
+}
+
+void column_sums(Tensor sum, Tensor t);         /* matmul.c: sum (W) += the rows of t (R, W) */
+
+/* This thread's columns; whole cache lines of 16 floats, so that threads don't write to the same one. */
+static inline Range columns_of_thread(int64_t width)
+{
+    const Range lines = range_part((width + 15) / 16, omp_get_thread_num(), omp_get_num_threads());
+    const int64_t first = lines.first * 16, end = (lines.first + lines.count) * 16;
+
+    return (Range){first, (end < width ? end : width) - first};
 }
 
 #endif

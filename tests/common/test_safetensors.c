@@ -662,10 +662,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_round_trip), TEST(test_conversion), TEST(test_halves), TEST(test_part_of_a_tensor),
-        TEST(test_two_writers), TEST(test_large), TEST(test_header_as_written), TEST(test_offsets_are_exact), TEST(test_no_tensors),
-        TEST(test_foreign_header), TEST(test_hostile_headers), TEST(test_hostile_lengths), TEST(test_nul_in_header),
-        TEST(test_deep_nesting), TEST(test_long_name), TEST(test_truncated_everywhere), TEST(test_not_a_file),
-        TEST(test_writing_fails), TEST(test_short_write),
+        TEST(test_two_writers), TEST(test_large), TEST(test_header_as_written), TEST(test_offsets_are_exact),
+        TEST(test_no_tensors), TEST(test_foreign_header), TEST(test_hostile_headers), TEST(test_hostile_lengths),
+        TEST(test_nul_in_header), TEST(test_deep_nesting), TEST(test_long_name), TEST(test_truncated_everywhere),
+        TEST(test_not_a_file), TEST(test_writing_fails), TEST(test_short_write),
     };
 
     return cmocka_run_group_tests_name("safetensors", tests, make_directory, remove_directory);

@@ -513,10 +513,14 @@ static double common_factor(void)
     return same ? scale : 0;
 }
 
-/* Whether a mistake gives these gradients: all of them, the first wrong one only, or not even that. */
+/* Whether a mistake gives these gradients: all of them, the first wrong one only, or not even that. The loss tells most
+ * of them apart, and is quick. */
 typedef enum { NOT_THIS, BEGINS, EXPLAINS } Verdict;
-static Verdict judge(const Mistake *m, double candidate_loss, const Piece *first)
+static Verdict judge(const Mistake *m, double candidate_loss, bool loss_wrong, const Piece *first)
 {
+    if (isfinite(candidate_loss) && !by_norm && (in_forward(m) != loss_wrong
+        || (loss_wrong && fabs(compute(m, batch, NULL) / candidate_loss - 1) > 1e-9)))
+        return NOT_THIS;
     double *made = malloc(layout.count * sizeof *made);
     const double made_loss = compute(m, batch, made);
     bool same = !isfinite(candidate_loss) || fabs(made_loss / candidate_loss - 1) <= 1e-9;
@@ -541,12 +545,12 @@ static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool
         for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && best != EXPLAINS; i++)
             for (Way way = BOTH_WAYS; way <= IN_BACKWARD && best != EXPLAINS; way++) {
                 Mistake m = mistakes[i];
-                if (m.mask == CAUSAL ? way != BOTH_WAYS : (way == IN_BACKWARD) == loss_wrong)
-                    continue;                   /* a mask in forward shows in the loss */
+                if (way != BOTH_WAYS && m.mask == CAUSAL)
+                    continue;
                 m.way = way;
                 ranks = *n;
                 const bool worth_it = possible(&m) && (!by_norm || m.empty);
-                const Verdict v = worth_it ? judge(&m, candidate_loss, first) : NOT_THIS;
+                const Verdict v = worth_it ? judge(&m, candidate_loss, loss_wrong, first) : NOT_THIS;
                 if (v <= best)
                     continue;
                 best = v;

@@ -384,7 +384,7 @@ static void set_rope(void)
                    mistake.rope == FROM_ZERO ? t % chunk_tokens() : rank_of(t) * 2 * chunk_tokens() + index_of(t));
 }
 
-/* The step's gradients, with the mistake, into `to`; returns its loss. */
+/* The step's gradients, with the mistake, into `to` (NULL: none); returns its loss. */
 static double compute(const Mistake *m, Batch batch, double *to)
 {
     BlockParams *blocks = malloc(L * sizeof *blocks);
@@ -405,14 +405,23 @@ static double compute(const Mistake *m, Batch batch, double *to)
     for (micro_batch = 0; micro_batch < options.accumulate; micro_batch++) {
         batch_load(batch, first_step, micro_batch * B, 0);
         forward(&acts, batch, scale);
-        backward(&acts, batch, scale);
+        if (to)
+            backward(&acts, batch, scale);
     }
     memcpy(params.blocks, blocks, L * sizeof *blocks);
     memcpy(params.buffer.data, weights, layout.count * sizeof *weights);
     free(blocks);
     free(weights);
-    memcpy(to, gradients.buffer.data, layout.count * sizeof *to);
+    if (to)
+        memcpy(to, gradients.buffer.data, layout.count * sizeof *to);
     return tensor_item(loss);
+}
+
+/* Whether it changes what forward computes. */
+static bool in_forward(const Mistake *m)
+{
+    return m->biases || m->rope != POSITIONS || (m->mask != CAUSAL && m->way != IN_BACKWARD) || m->unscaled || m->stale
+           || m->empty || m->slices == IN_LOGITS_TOO;
 }
 
 /* Whether the numbers here can tell this mistake from none. */

@@ -435,7 +435,7 @@ static void a_program_of_ones_own_is_compared(void **state)
          "cut the residual stream's rows too\"}, {\"tp\", OPTION_INT, &tp_size, \"\", \"N\", 1, 64}, "},
         {"tp = comm_split(world, 0, \"tp\");",
          "tp = comm_split(world, comm_rank(world) / tp_size, \"tp\");\n"
-         "    dp = comm_split(world, comm_rank(world) % tp_size, \"dp\");\n    run_data_parallel(comm_size(dp));"},
+         "    dp = comm_split(world, comm_rank(world) % tp_size, \"dp\");\n    run_global_batch((int64_t)options.micro_batch * options.accumulate * comm_size(dp));"},
         {"    memory_plan();\n", "    memory_plan();\n    comm_predict(dp, ALL_REDUCE, 1, N);\n"},
         {"1.0 / (B * T * options.accumulate)", "1.0 / (B * T * options.accumulate * comm_size(dp))"},
         {"m * B, 0);", "((int64_t)comm_rank(dp) * options.accumulate + m) * B, 0);"},

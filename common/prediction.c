@@ -1,4 +1,4 @@
-#include "memory_plan.h"
+#include "prediction.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,4 +82,55 @@ void memory_print(void)
     if (device_memory_reserved())
         print_rank_0("%-14s %16lld  taken from the GPU: also operators' scratch, and what is free and kept\n",
                      "reserved", (long long)device_memory_reserved());
+}
+
+static CommAccount sent[64];            /* in the last step */
+static int sent_count;
+
+bool traffic_check(int step)
+{
+    bool differs = false;
+
+
+    sent_count = comm_account(sent, sizeof sent / sizeof *sent);
+    for (const CommAccount *a = sent; a < sent + sent_count && !differs; a++)
+        if (a->calls != a->predicted_calls || a->bytes != a->predicted_bytes) {
+            fprintf(stderr, "%s: rank %d, step %d: %s in group %s: %lld calls sent %lld bytes, but predict() said %lld "
+                    "calls and %lld bytes\n", error_name(), comm_rank(world), step, a->op, a->group,
+                    (long long)a->calls, (long long)a->bytes, (long long)a->predicted_calls,
+                    (long long)a->predicted_bytes);
+            differs = true;
+        }
+    return differs;
+}
+
+int traffic_of_step(const CommAccount **account)
+{
+    *account = sent;
+    return sent_count;
+}
+
+bool memory_check(void)
+{
+    bool differs = false;
+
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        const MemoryEntry e = memory_entry(c);
+        if (e.peak == e.predicted)
+            continue;
+        fprintf(stderr, "%s: rank %d: %s took %lld bytes, but predict() said %.0f\n", error_name(), comm_rank(world),
+                memory_name[c], (long long)e.peak, e.predicted);
+        differs = true;
+    }
+    return differs;
+}
+
+void traffic_print(void)
+{
+    if (sent_count)
+        print_rank_0("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls",
+                     "predicted");
+    for (const CommAccount *a = sent; a < sent + sent_count; a++)
+        print_rank_0("%-15s %-8s %7lld %16lld %7lld %16lld\n", a->op, a->group, (long long)a->calls,
+                     (long long)a->bytes, (long long)a->predicted_calls, (long long)a->predicted_bytes);
 }

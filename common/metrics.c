@@ -1,0 +1,90 @@
+#include "metrics.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "comm.h"
+#include "error.h"
+#include "memory.h"
+#include "options.h"
+#include "outputs.h"
+
+static FILE *metrics;
+
+void metrics_open(void)
+{
+    metrics = output_append("metrics", options.metrics);
+}
+
+/* Rows that are added to a file need the columns that it has: a program that keeps more numbers has more. A row
+ * without its end, of a run that was killed or whose disk was full, goes, and so do rows of steps that a killed run has
+ * made since its last checkpoint: they are made again. */
+static void continue_rows(const char *header, int64_t step)
+{
+    FILE *f = fopen(options.metrics, "r");
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length;
+    off_t whole = 0;
+
+    for (bool first = true; f && (length = getline(&line, &room, f)) > 0; first = false) {
+        if (!first && atoll(line) > step)
+            break;
+        whole += line[length - 1] == '\n' ? length : 0;
+        line[strcspn(line, "\r\n")] = 0;
+        if (first && strcmp(line, header))
+            fail("--metrics %s has the columns \"%s\", but this run's rows have \"%s\"; name another file",
+                 options.metrics, line, header);
+    }
+    if (f && ftruncate(fileno(metrics), whole))
+        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    free(line);
+    if (f)
+        fclose(f);
+}
+
+void metrics_begin(const TrainState *state)
+{
+    char header[256] = "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes";
+    struct stat s;
+
+    if (!metrics)
+        return;
+    for (int i = 0; i < state->kept_count; i++)
+        strcat(strcat(header, ","), state->kept[i].name);
+    if (!output_is_stdout(options.metrics) && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)) {
+        if (!options.load && ftruncate(fileno(metrics), 0))
+            fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+        continue_rows(header, state->step);
+    }
+    fseek(metrics, 0, SEEK_END);
+    if (ftell(metrics) <= 0 || output_is_stdout(options.metrics))
+        fprintf(metrics, "%s\n", header);
+    if (fflush(metrics))
+        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    error_cleanup_done(options.metrics);
+}
+
+void metrics_row(const TrainState *state, double loss, double norm, double lr, double seconds, double tokens_per_second,
+                 double mfu)
+{
+    if (!metrics)
+        return;
+    fprintf(metrics, "%lld,%lld,%.17g,%.17g,%.9g,%.6f,%.1f,%.5f,%lld,%lld", (long long)state->step,
+            (long long)state->tokens, loss, norm, lr, seconds, tokens_per_second, mfu, (long long)memory_total().peak,
+            (long long)comm_bytes());
+    for (int i = 0; i < state->kept_count; i++)
+        fprintf(metrics, ",%.17g", *state->kept[i].value);
+    fputc('\n', metrics);
+    if (fflush(metrics))
+        fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
+}
+
+void metrics_close(void)
+{
+    if (metrics && fclose(metrics))
+        fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
+}
