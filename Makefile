@@ -59,7 +59,7 @@ NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/li
 
 # A backend is a choice of files: parts that are the same everywhere, cpu/ or cuda/, NCCL or none, and 08's kernels.
 BACKENDS := cpu cpu64 cuda emulated
-PARTS := $(filter-out %/nccl %/no_nccl,$(basename $(wildcard common/*.c common/comm/*.c common/checkpoint/*.c)))
+PARTS := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard common/*.c common/*/*.c)))
 PARTS_cpu := $(PARTS) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 PARTS_cpu64 := $(PARTS_cpu)
 PARTS_cuda := $(PARTS) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)

@@ -11,8 +11,7 @@ find common -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#i
         sub(/\..*/, "", name)
         folder = path
         sub(/^common\//, "", folder)
-        if (folder ~ /^comm\//) return "comm"
-        if (folder ~ /^checkpoint\//) return "checkpoint"
+        if (match(folder, /^(comm|checkpoint|safetensors)\//)) return substr(folder, 1, RLENGTH - 1)
         if (folder ~ /^c(pu|uda)\//) return name ~ /^device/ ? "device" : "ops"
         return name ~ /^(kernels|attention)$/ ? "ops" : name
     }

@@ -107,7 +107,7 @@ bench-torch: deps	## the same model in PyTorch, in turns with ours, on a GPU if 
 fuzz:			## feeds hostile files to the checkpoint reader for a minute; FUZZ_SECONDS=60
 	@mkdir -p $(BUILD)/fuzz/corpus
 	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-		tests/common/fuzz_safetensors.c common/safetensors.c -lcjson -o $(BUILD)/fuzz/fuzz_safetensors
+		tests/common/fuzz_safetensors.c common/safetensors/*.c -lcjson -o $(BUILD)/fuzz/fuzz_safetensors
 	cd $(BUILD)/fuzz && ./fuzz_safetensors -max_total_time=$(or $(FUZZ_SECONDS),60) -max_len=1024 \
 		-use_value_profile=1 -timeout=10 corpus $(CURDIR)/tests/common/fuzz_seeds
 
