@@ -66,8 +66,9 @@ PARTS_cuda := $(PARTS) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if
 FUSED_cpu := 08_fused_kernels/fused 08_fused_kernels/fused_cpu
 FUSED_cpu64 := $(FUSED_cpu)
 FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
-$(BUILD)/cpu64/%: FLAGS += -DREAL64
-$(BUILD)/cuda/%: LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
+# private: or prerequisites would inherit it and add it again
+$(BUILD)/cpu64/%: private FLAGS += -DREAL64
+$(BUILD)/cuda/%: private LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
 $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)
 
 all: cpu cpu64 $(if $(NVCC),cuda)	## what this machine can build
@@ -120,7 +121,6 @@ run: known-stage deps	## train about a minute, on a GPU if one answers: STAGE=01
 # Whether a GPU answers, asked for these targets alone.
 GPU := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null))
 BACKEND := $(if $(and $(GPU),$(NVCC)),cuda,cpu)
-
 include tests/tests.mk tests/workshop/workshop.mk
 
 help:

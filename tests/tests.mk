@@ -4,7 +4,7 @@
 TESTS := $(basename $(notdir $(wildcard tests/*/test_*.c)))
 TOOLS := parity verify diagnose compare sweep bench bench_variants bench_ranks bench_cuda
 HARNESS := tests/harness tests/layouts tests/tensors
-$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): LIBS += -lcmocka
+$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): private LIBS += -lcmocka
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): \
 		$$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libcommon.a | $(TEXT)
 	$(link)
@@ -14,7 +14,7 @@ $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused parity bench_cud
 # test_comm twice more: with a device made for it in place of libcommon.a's, and with comm/nccl.c on an NCCL made for it
 # (so that is compiled for the CPU build too).
 FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
-$(FAKES:%=$(BUILD)/cpu64/%): LIBS += -lcmocka
+$(FAKES:%=$(BUILD)/cpu64/%): private LIBS += -lcmocka
 $(FAKES:%=$(BUILD)/cpu64/%): $$(call objects,tests/common/test_comm tests/harness tests/fakes/fake_device) \
 		$(BUILD)/cpu64/libcommon.a
 	$(link)
@@ -34,7 +34,7 @@ EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/
 	-Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
 # calls before each access to memory, which end in emulator_check.cc; -g1 for lines' numbers
 KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
-$(BUILD)/emulated/obj/common/cuda/device.o: KERNEL_CHECKS :=		# has no kernels
+$(BUILD)/emulated/obj/common/cuda/device.o: private KERNEL_CHECKS :=		# has no kernels
 compile_emulated = @mkdir -p $(@D); echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS)
 $(BUILD)/emulated/obj/%.o: %.c $(BUILD)/emulated/flags
 	$(compile)
@@ -46,7 +46,7 @@ $(BUILD)/emulated/obj/%.o: %.cu tests/fakes/emulator.h $(BUILD)/emulated/flags
 $(BUILD)/emulated/obj/%/ladder_cuda.o: %/ladder_cuda.cu tests/fakes/emulator.h $(BUILD)/emulated/flags
 	@mkdir -p $(@D); echo "  CXX $@"; sed -E 's/(\w+)<<<(.*)>>>\(/emulated_start({\2}, \1, /' $< | $(CXX) \
 		$(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/fakes/emulator.h -I$(<D) -x c++ -c - -o $@
-$(EMULATED): LIBS += -lstdc++ -ldl
+$(EMULATED): private LIBS += -lstdc++ -ldl
 $(EMULATED): $$(call objects,$(EMULATOR))
 $(BUILD)/emulated/emulator_mistakes: $$(call objects,tests/fakes/emulator_mistakes)
 	$(link)
