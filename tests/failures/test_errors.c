@@ -317,10 +317,10 @@ static void the_command_line_is_checked(void **state)
     run_well(CPU " " SMALL " --quie --accum 1 --seed +7 --steps ' 1' --lr 0x1p-10");      /* unusual, but no errors */
 }
 
-/* The names that options.c and options.h give to argp: {"name", OPTION_... and {"name", KEY_... */
+/* The names that command_line.c and command_line.h give to argp: {"name", OPTION_... and {"name", KEY_... */
 static int option_names(char names[][32], int most)
 {
-    static const char *const sources[] = {SOURCE "/common/options.c", SOURCE "/common/options.h"};
+    static const char *const sources[] = {SOURCE "/common/command_line.c", SOURCE "/common/command_line.h"};
     int count = 0;
 
     for (int i = 0; i < 2; i++) {
