@@ -106,14 +106,20 @@ static void at_exit(void)
         mpi_abort(1);
 }
 
-/* --timeout for MPI's own start, which comes before the command line is looked at. */
+/* --timeout for MPI's own start, which comes before the command line is looked at; the default, if it isn't right. */
 static int timeout_of(int argc, char **argv)
 {
+    static const char name[] = "--timeout";
+    const size_t length = strlen(name);
     int seconds = options.timeout;
 
-    for (int i = 1; i < argc; i++)
-        if (!strncmp(argv[i], "--timeout", 9))
-            seconds = atoi(argv[i][9] ? argv[i] + 10 : i + 1 < argc ? argv[i + 1] : "");
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], name, length) || (argv[i][length] && argv[i][length] != '='))
+            continue;
+        const char *text = argv[i][length] ? argv[i] + length + 1 : i + 1 < argc ? argv[i + 1] : "";
+        const long n = strtol(text, NULL, 10);
+        seconds = n >= 0 && n <= 1000000 ? n : options.timeout;
+    }
     return seconds;
 }
 
