@@ -521,9 +521,10 @@ static void overwritten_data_is_noticed(void **state)
     for (int i = 0; i < 2; i++) {
         char *text = memset(malloc(40000), i ? 'a' : 0, 40000);
         spill(in_temporary(table[i][0]), text, 40000);
-        Result r = run("timeout 15 sh -c '" CPU " " SMALL " --vocab %s --data %s --steps 1000000 >steps & p=$!; until "
-                       "grep -qs step.9/ steps; do sleep .01; done; head -c 40000 /dev/zero | tr \"\\0\" z | "
-                       "dd of=%s conv=notrunc status=none; wait $p'", table[i][1], table[i][0], table[i][0]);
+        Result r = run("timeout 15 sh -c 'rm -f steps; " CPU " " SMALL " --vocab %s --data %s --steps 1000000 >steps & "
+                       "p=$!; until grep -qs step.9/ steps; do sleep .01; done; head -c 40000 /dev/zero | "
+                       "tr \"\\0\" z | dd of=%s conv=notrunc status=none; wait $p'", table[i][1], table[i][0],
+                       table[i][0]);
         assert_int_equal(r.status, 1);
         assert_one_line(r, table[i][0]);
         assert_words(r.err, i ? "token 122, at position |is not below --vocab 122|overwritten during the run"
