@@ -227,17 +227,20 @@ int directory_open_file(const OpenDirectory *from, const char *name)
     return openat(from->directory, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);    /* a pipe would wait for a writer */
 }
 
-/* Opens what is there. Whether the directory still has its name after that: so until then nothing was taken away. */
+/* Opens what is there. False: a file may be missing because it was just taken away. If all are there, or the directory
+ * still has its name, none was. */
 static bool open_files(OpenDirectory *d)
 {
     struct stat opened, named;
+    bool all = true;
 
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
         d->file[i] = directory_open_file(d, checkpoint_file[i]);
         d->error[i] = d->file[i] < 0 ? errno : 0;
+        all &= d->file[i] >= 0;
     }
-    return fstat(d->directory, &opened) == 0 && stat(d->path, &named) == 0 && opened.st_dev == named.st_dev
-           && opened.st_ino == named.st_ino;
+    return all || (fstat(d->directory, &opened) == 0 && stat(d->path, &named) == 0 && opened.st_dev == named.st_dev
+                   && opened.st_ino == named.st_ino);
 }
 
 OpenDirectory directory_open(const char *directory)
