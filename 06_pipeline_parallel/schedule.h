@@ -77,7 +77,7 @@ void simulation_print(const Simulation *s, ScheduleKind kind);
 void bubble_step_begin(Comm *pp, int actions);
 void bubble_moment(void);
 void bubble_step_end(Comm *pp);
-/* Prints each rank's bubble over all steps but the first, and adds its own to --report; nothing if there was one step. */
+/* Prints each rank's bubble over all steps but the first, and adds this rank's to --report. Nothing after one step. */
 void bubble_report(Comm *pp, double simulated);
 
 #endif

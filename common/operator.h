@@ -83,9 +83,9 @@ void ops_count(bool yes);                       /* whether operators are entered
  * CPU they always are. */
 void ops_time(void);
 
-/* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only
- * matmuls and attention have FLOPs by this count: that of the 6N + 12*L*h*s formula, but attention by blocks of keys
- * counts only the pairs that the mask leaves, and what it computes again in backward not at all, as the formula does. */
+/* --pretend: every operator takes at least as long as it would at so many FLOP/s; 0: as long as it takes. Only matmuls
+ * and attention have FLOPs by this count: that of the 6N + 12*L*h*s formula, but attention by blocks of keys counts
+ * only the pairs that the mask leaves, and what it computes again in backward not at all, as the formula does. */
 void ops_pretend(double flops_per_second);
 
 #endif

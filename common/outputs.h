@@ -20,6 +20,6 @@ void output_deliver(const char *option, const char *tmp, const char *path);     
 FILE *output_append(const char *option, const char *path);
 
 void output_empty(const char *path);            /* what is in a file from before goes */
-bool output_is_stdout(const char *path);        /* a log, which keeps what it has, and gets what is printed in between */
+bool output_is_stdout(const char *path);        /* a log: it keeps what it has, and gets what is printed in between */
 
 #endif

@@ -1,5 +1,5 @@
-/* What predict() says of memory (memory.h) and of traffic (comm.h), held against the machine before training, and against
- * what was measured.
+/* What predict() says of memory (memory.h) and of traffic (comm.h), held against the machine before training, and
+ * against what was measured.
  */
 #ifndef PREDICTION_H
 #define PREDICTION_H

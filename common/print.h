@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* To stdout, on rank 0, unless --quiet. What stands above tells which rank this is, by print_enable; before, all print. */
+/* To stdout, on rank 0, unless --quiet. What stands above tells which rank this is, by print_enable; before, all
+ * print. */
 void print_rank_0(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void print_enable(bool yes);
 

@@ -1,5 +1,5 @@
-/* --report FILE: JSON of memory by category and traffic by operation, measured and predicted, of time, and of operators,
- * for each rank.
+/* --report FILE: JSON of memory by category and traffic by operation, measured and predicted, of time, and of
+ * operators, for each rank.
  */
 #ifndef REPORT_H
 #define REPORT_H

@@ -67,7 +67,7 @@ static int share_of_cores(MPI_Comm local, int ranks)
     return bound < share || bound == 0 ? bound : share < 1 ? 1 : share;
 }
 
-/* What fails inside of MPI ends the program as all else does, not in a place of MPI's that may wait for the launcher. */
+/* What fails inside of MPI ends the program as all else does, and not in MPI, which may wait for the launcher. */
 static void on_error(MPI_Comm *mpi, int *code, ...)
 {
     static bool failing;

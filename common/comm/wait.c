@@ -1,5 +1,5 @@
-/* Waiting: one loop for all that is waited for, its deadline, and who is named when the deadline has passed. And how long
- * this rank has waited in a step.
+/* Waiting: one loop for all that is waited for, its deadline, and who is named when the deadline has passed. And how
+ * long this rank has waited in a step.
  */
 #include <math.h>
 #include <sched.h>

@@ -86,7 +86,7 @@ void watchdog_start(void)
         return;                                 /* without a watchdog all else works */
     watchdog = fork();
     if (watchdog == 0) {
-        for (int s = 1; s < NSIG; s++)          /* a rank's whole group may be told to end; the watchdog ends after it */
+        for (int s = 1; s < NSIG; s++)          /* a rank's whole group may be told to end; this ends after it */
             signal(s, SIG_IGN);
         prctl(PR_SET_NAME, "watchdog");
         dup2(ends[0], STDIN_FILENO);

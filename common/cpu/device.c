@@ -39,7 +39,7 @@ static void proc_value(const char *path, const char *key, char *value, size_t si
 /* What libraries decide before main, by environment variables: the program sets those and begins anew. OpenBLAS before
  * 0.3.25 doesn't know the newest Intel CPUs, takes them for one of 2004 (Prescott) and multiplies several times slower.
  * GNU's OpenMP lets a thread that waits spin 300,000 turns, some milliseconds: where something else wants the core, it
- * spins in the way of the thread that it waits for. Beside two busy programs on two cores a training step (--preset small
+ * spins in the way of the thread that it waits for. Beside two busy programs on two cores a step (--preset small
  * --accumulate 1) took 1,016 ms, with 3,000 turns 260 ms, where it takes 28 ms alone with either. */
 void device_prepare(char **argv)
 {

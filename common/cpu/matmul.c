@@ -1,4 +1,5 @@
-/* Linear layers on the CPU: OpenBLAS's products, and the small formats of fp8. ops.c says in which order sums are taken. */
+/* Linear layers on the CPU: OpenBLAS's products, and the small formats of fp8. ops.c says in which order sums are
+ * taken. */
 #include "kernel.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* The header of a safetensors file, whoever wrote it: JSON that says of every tensor what and where it is. Each tensor is
- * checked by itself, then all together.
+/* The header of a safetensors file, whoever wrote it: JSON that says of every tensor what and where it is. Each tensor
+ * is checked by itself, then all together.
  */
 #include "header.h"
 
