@@ -91,7 +91,6 @@ bool traffic_check(int step)
 {
     bool differs = false;
 
-
     sent_count = comm_account(sent, sizeof sent / sizeof *sent);
     for (const CommAccount *a = sent; a < sent + sent_count && !differs; a++)
         if (a->calls != a->predicted_calls || a->bytes != a->predicted_bytes) {

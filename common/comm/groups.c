@@ -57,7 +57,6 @@ const Comm *comm_next(const Comm *comm)
     return comm->next;
 }
 
-
 Range comm_part(const Comm *comm, int64_t count)
 {
     return range_part(count, comm->rank, comm->size);

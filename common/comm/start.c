@@ -20,7 +20,6 @@ Comm *world = &world_group;
 bool comm_starting;
 const Transport *comm_transport = &transport_mpi;
 
-
 /* What all ranks must know before they go on or end: the lowest rank that failed, and its status; or size, and 0. */
 static int first_failed(int status, int *its_status)
 {

@@ -163,7 +163,6 @@ void comm_gather(Comm *comm, void *all, const void *mine, int64_t bytes, const c
     comm_wait_for(&transport_mpi, &handle, comm, what, NULL);
 }
 
-
 /* Between two points of the device's stream: with NCCL it is a GPU's stream that waits, not the host; and while the
  * host waits, what was queued before may still compute. They are read later, so that nobody waits for the clock; number
  * n is at n mod WAITS. */
