@@ -24,8 +24,8 @@ void fail_unprinted(void);
 void error_speaker(const char *stage);
 const char *error_name(void);
 
-/* How the line reaches a person, half-written files go and the program ends; comm.c sets it as soon as there are other
- * ranks. */
+/* How the line reaches a person, half-written files go and the program ends; comm/start.c sets it as soon as there are
+ * other ranks. */
 typedef void (*ErrorEnd)(const char *line, int status);
 void error_end_with(ErrorEnd end);
 

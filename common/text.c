@@ -75,7 +75,7 @@ void text_sample_from(LogitsFunction logits_of, Batch batch)
     if (!tokens || !window || !last)
         fail("no memory for a sample of %lld tokens", (long long)total);
     for (int64_t i = 0; i < prompt; i++)
-        tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: options.c */
+        tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: command_line.c */
     if (comm_rank(world) == 0)
         printf("\n%s", options.config.vocab > 256 ? "" : options.prompt);
     for (int64_t n = prompt; n < total && !run_interrupted(); n++) {

@@ -1,5 +1,5 @@
-/* Transfers over MPI, whose buffers are on the host. No blocking calls: what waits is comm.c's one loop. The variants
- * with _c count in 64 bits. */
+/* Transfers over MPI, whose buffers are on the host. No blocking calls: what waits is the one loop of wait.c. The
+ * variants with _c count in 64 bits. */
 #include <mpi.h>
 #include <sched.h>
 #include <signal.h>

@@ -410,7 +410,7 @@ static void a_rank_stopped_at_the_start_ends_all(void **state)
 {
     (void)state;
     if (!full_tests())
-        return;
+        skip();                                 /* some seconds of waiting each */
     launch("mpiexec -n 1 " BUILD "/cpu/03_data_parallel " SHAPE " --timeout 1 : -n 1 sh -c 'kill -STOP $$; exec " BUILD
            "/cpu/03_data_parallel " SHAPE " --timeout 1'");
     assert_true(end_within(12) != 0);
@@ -424,7 +424,7 @@ static void a_rank_that_was_stopped_is_said_to(void **state)
 {
     (void)state;
     if (!full_tests())
-        return;
+        skip();                                 /* some seconds of waiting each */
     launch("mpiexec -n 2 " BUILD "/cpu/03_data_parallel " SHAPE " --accumulate 1 --steps 1000000 --timeout 2");
     wait_for("step 5/");
     kill(job.rank[1], SIGSTOP);
@@ -457,7 +457,7 @@ static void a_launcher_that_is_silent_keeps_nobody(void **state)
 {
     (void)state;
     if (!full_tests())
-        return;
+        skip();                                 /* some seconds of waiting each */
     launch("mpiexec -n 2 " BUILD "/cpu/03_data_parallel " SHAPE " --accumulate 1 --steps 1000000 --timeout 1");
     wait_for("step 5/");
     const pid_t proxy = parent_of(job.rank[0]);
