@@ -228,7 +228,7 @@ void pipeline_check(Pipeline *pipe)
     if (pipe->kind != INTERLEAVED && pipe->v > 1)
         fail_usage("--chunks %d, but only --schedule interleaved has a choice; zb-v and dualpipe-v have 2, the others "
                    "1", pipe->v);
-    if (pipe->kind >= ZERO_BUBBLE && options.recompute == RECOMPUTE_FULL)
+    if ((pipe->kind == ZERO_BUBBLE || is_v(*pipe)) && options.recompute == RECOMPUTE_FULL)
         fail_usage("--recompute full with --schedule zero-bubble, zb-v or dualpipe-v: the weights' gradients come "
                    "later, and need what full recomputation has overwritten by then; --recompute selective works");
     if (pipe->kind == INTERLEAVED && pipe->m % pipe->p)
