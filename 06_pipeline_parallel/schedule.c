@@ -173,7 +173,10 @@ static void add_word(Words *w, const char *word)
             schedule_add(w->list, BACKWARD_WEIGHT, s->list[w->waited].micro, s->list[w->waited].chunk), w->waited++;
         return;
     }
-    const int chunk = word[1 + both] - '0', micro = w->next[back][chunk]++;
+    const int chunk = word[1 + both] - '0';
+    if ((word[0] != 'F' && !back) || chunk < 0 || chunk > 1)
+        fail("a schedule's words are F0, F1, B0, B1, BW0, BW1 and W, not \"%s\"", word);
+    const int micro = w->next[back][chunk]++;
     if (micro < w->m)
         schedule_add(w->list, both ? BACKWARD : back ? BACKWARD_INPUT : FORWARD, micro, chunk);
 }
@@ -185,10 +188,10 @@ static void repeat(Words *w, int times, const char *words)
             add_word(w, word);
 }
 
-/* ZB-V (Qi et al. 2023, section 6): forwards until x has come back through the V, then actions of all kinds and both
- * chunks in turn; weights' gradients that were put off fill the end, when there are no forwards left. F0 follows W, so
- * that it finds room in which activations were. At least 2p - 1 micro-batches are counted, and what is not there left
- * out. */
+/* ZB-V (Qi et al. 2023, section 6): forwards until x has come back through the V; then all kinds of actions in turn, of
+ * both chunks; at the end, when there are no forwards left, weights' gradients that were put off. F0 comes after B0 and
+ * W, so it takes the buffers that they leave. The rule is for 2p - 1 micro-batches or more: where there are fewer, the
+ * others are left out of it. */
 static void zb_v(Schedule *s, int r, int p, int m)
 {
     const int n = m > 2 * p - 1 ? m : 2 * p - 1;
@@ -204,8 +207,8 @@ static void zb_v(Schedule *s, int r, int p, int m)
 }
 
 /* DualPipe-V. In DualPipe (DeepSeek-V3) micro-batches come from both ends, and two ranks have each stage; cut in half
- * (Sea AI Lab 2025) one end is left, and a V. A forward of one chunk stands beside a backward of the other: what one of
- * them sends is under way while the other computes. */
+ * (Sea AI Lab 2025), one end is left, and a V. A forward of one chunk stands beside a backward of the other: what one of
+ * them sends is in flight while the other computes. For 2p micro-batches or more, as above. */
 static void dualpipe_v(Schedule *s, int r, int p, int m)
 {
     const int n = m > 2 * p ? m : 2 * p;
