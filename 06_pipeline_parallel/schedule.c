@@ -207,8 +207,8 @@ static void zb_v(Schedule *s, int r, int p, int m)
 }
 
 /* DualPipe-V. In DualPipe (DeepSeek-V3) micro-batches come from both ends, and two ranks have each stage; cut in half
- * (Sea AI Lab 2025), one end is left, and a V. A forward of one chunk stands beside a backward of the other: what one of
- * them sends is in flight while the other computes. For 2p micro-batches or more, as above. */
+ * (Sea AI Lab 2025), one end is left, and a V. A forward of one chunk stands beside a backward of the other: what one
+ * of them sends is in flight while the other computes. For 2p micro-batches or more, as above. */
 static void dualpipe_v(Schedule *s, int r, int p, int m)
 {
     const int n = m > 2 * p ? m : 2 * p;

@@ -11,7 +11,7 @@ static Params params, gradients;    /* views of the two buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *pp, *tied;             /* all ranks; those of the model's two ends, which share the embedding */
-static Comm *ways[2];               /* pp for x, and the same ranks for d_x: where a V has both, each keeps its order */
+static Comm *ways[2];               /* all ranks, for x and for d_x: a V sends a rank both, each in its own order */
 static Pipeline pipeline = {.kind = ONE_F_ONE_B, .v = 1};
 static bool print_schedule;
 static const char *times;           /* --times */
@@ -43,7 +43,7 @@ typedef struct {
     Request *receiving[2], *sending[2];     /* x forward, d_x back */
 } Acts;
 
-static Acts **acts;                 /* [chunk][micro-batch % in_flight]; in_flight of the chunk is the schedule's */
+static Acts **acts;                 /* [chunk][micro-batch % schedule.in_flight[chunk]] */
 static Schedule schedule;           /* what this rank does in a step */
 static Tensor *inbox;               /* [chunk] of ((in_flight + 1)*R, H): x as it arrives, one ahead of what is used */
 static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
@@ -190,7 +190,7 @@ static void block_backward_weight(const BlockParams *g, BlockActs *a, BlockActs 
     linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
 }
 
-/* What it reads of block l's d_block, if it comes later, takes the place of activations that nobody reads any more. */
+/* For a block_backward_weight that comes later: what it will read takes the place of what nobody reads any more. */
 static void put_off(Acts *a, int l)
 {
     tensor_copy(a->x[l + 1], d_block.branch);
