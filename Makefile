@@ -87,7 +87,7 @@ link = @echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS
 # A program is all .c files of its directory, but for a backend's own, and the backend's parts.
 $(foreach b,$(BACKENDS),$(STAGES:%=$(BUILD)/$(b)/%)): \
 	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libcommon.a | $(TEXT); $(link)
-$(BACKENDS:%=$(BUILD)/%/08_fused_kernels): $$(call objects,$$(FUSED_$$(backend)))
+$(foreach b,$(BACKENDS),$(BUILD)/$(b)/08_fused_kernels $(BUILD)/$(b)/09_combined): $$(call objects,$$(FUSED_$$(backend)))
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
 $(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error); $(link)
 $(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(PARTS_$$(backend))) $$(@D)/flags
