@@ -1,17 +1,17 @@
 /* 09_combined: the techniques multiplied, on one grid of ranks.
  *
- * Each of 03 to 07 had all ranks for itself. Here a rank has a place in each of four directions: which slice of every
+ * In 03 to 07 one technique has all ranks for itself. Here a rank has a place in four directions: which slice of every
  * matrix it has (tp), which tokens of every sequence (cp), which layers (pp), and which sequences of the batch (dp).
- * What a direction does, it does within its own group, as in its own program; new is only what several have to do with
- * each other. Numbers are stored as in 02, kernels fused as in 08.
+ * Within a direction nothing is new. New is what several have to do with each other: what is sharded twice, which group
+ * a sum goes over, and who counts. Numbers are stored as in 02, kernels are fused as in 08.
  */
-#include <string.h>
-
 #include "../08_fused_kernels/fused.h"
 #include "../common/ultrascale.h"
+#include "formulas.h"
 
-/* The grid. Neighbours in the list of ranks are mostly on one machine, so the direction that sends most and can hide
- * least comes first: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. */
+/* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighbours in the list of ranks share a machine
+ * and its fast links, so the direction that can hide least comes first. tp waits for 10 transfers in every block; cp's
+ * ring passes while attention computes; pp sends one tensor a micro-batch; dp reduces once a step. */
 static int tp_size = 1, cp_size = 1, pp_size = 1, dp_size;  /* dp_size 0: what the others leave of the ranks */
 static int dp_rank;
 static Comm *tp, *cp, *pp;          /* the ranks that differ from this one in one direction only */
@@ -19,8 +19,7 @@ static Comm *replicas;              /* in dp and cp: all that have the same para
 static Comm *tied;                  /* the first and the last stage, which share the embedding; NULL: not here */
 static int zero = 1;                /* 1: each of the replicas updates its part of the parameters, 0: all of them all */
 
-enum { DTYPE_BF16, DTYPE_FP32 };
-static int dtype_option = DTYPE_BF16;
+static enum { DTYPE_BF16, DTYPE_FP32 } dtype_option = DTYPE_BF16;
 static DType dtype;                 /* of activations, their gradients and weights; the weights' gradients are REAL */
 static bool has_master;             /* there is a copy of the weights in REAL, which AdamW updates */
 static bool gelu_is_fused;          /* not every device can */
@@ -29,6 +28,7 @@ static Layout layout;               /* which parameter lies where in a flat buff
 static Params params, gradients;    /* views of the two buffers */
 static Part *parts;                 /* L + 2: what of each unit this rank updates; empty where a unit isn't here */
 static AdamW optimizer;
+static Request **reducing;          /* L + 2: the replicas' sum of a unit's gradients, in flight */
 
 /* Sizes of what is here; capitals in the comments are these. */
 static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each that are here; of these B*T rows of the
@@ -75,11 +75,13 @@ static Tensor kv_next, d_kv[2];     /* (2, B*T, A*D)  K, V as they arrive; dK, d
 
 static void grid(void)
 {
-    const int n = comm_size(world), w = comm_rank(world), model = tp_size * cp_size * pp_size;
+    const int n = comm_size(world), w = comm_rank(world);
+    const int64_t model = (int64_t)tp_size * cp_size * pp_size, ranks = dp_size ? dp_size * model : model;
 
-    if (n % model || (dp_size && dp_size * model != n))
-        fail_usage("--tp %d x --cp %d x --pp %d%s makes groups of %d ranks, and %d were started", tp_size, cp_size,
-                   pp_size, dp_size ? " x --dp" : "", dp_size ? dp_size * model : model, n);
+    if (n % ranks || (dp_size && ranks != n))
+        fail_usage("--tp %d x --cp %d x --pp %d%s are %lld ranks, and %d were started; start %s%lld, or choose factors "
+                   "of %d", tp_size, cp_size, pp_size, dp_size ? " x --dp" : "", (long long)ranks, n,
+                   dp_size ? "" : "a multiple of ", (long long)ranks, n);
     dp_size = n / model, dp_rank = w / model;
     const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;
     const bool an_end = pp_size > 1 && (p == 0 || p == pp_size - 1);
@@ -98,23 +100,20 @@ static void sizes(void)
 
     if (c->layers < pp_size)
         fail("--layers %d cannot be divided over --pp %d stages: each needs one or more", c->layers, pp_size);
-    if (c->heads % tp_size)
-        fail("--heads %d cannot be divided over --tp %d; %s could", c->heads, tp_size, divisors_text(c->heads));
     if (c->vocab < tp_size)
-        fail("--vocab %d cannot be divided over --tp %d: each needs a token or more", c->vocab, tp_size);
+        fail("--vocab %d cannot be divided over --tp %d ranks: each needs a token or more", c->vocab, tp_size);
     held = cp_size > 1 ? 2 : 1;                             /* one rank has nothing to balance */
     if (c->seq % (held * cp_size))
-        fail("--seq %d cannot be cut into %d chunks, %d for each of --cp %d", c->seq, held * cp_size, held, cp_size);
+        fail("--seq %d cannot be cut into %d chunks, %d for each of --cp %d; %d can", c->seq, held * cp_size, held,
+             cp_size, (c->seq / (held * cp_size) + 1) * held * cp_size);
     C = c->seq / (held * cp_size);
-    B = options.micro_batch, T = held * C, R = B * T / tp_size;
-    if (B * T % tp_size)
-        fail("--micro-batch %lld x %lld tokens = %lld rows cannot be divided over --tp %d", (long long)B, (long long)T,
-             (long long)(B * T), tp_size);
+    B = options.micro_batch, T = held * C;
+    R = equal_share(B * T, tp_size, "--tp: --micro-batch x --seq / --cp =");
     begin = layers.first, end = layers.first + layers.count;
-    L = c->layers, H = c->hidden, A = c->heads / tp_size, D = H / c->heads, F = 4 * H / tp_size;
-    V = comm_part(tp, c->vocab).count;
+    L = c->layers, H = c->hidden, A = equal_share(c->heads, tp_size, "--tp: --heads"), D = H / c->heads;
+    F = 4 * H / tp_size, V = comm_part(tp, c->vocab).count;
     in_flight = pp_size - p < m ? pp_size - p : m;
-    const int64_t rows = device_is_host() ? 256 : 2048;
+    const int64_t rows = device_is_host() ? 256 : 2048;     /* as in 08 */
     S = B * T < rows ? B * T : rows;
 }
 
@@ -170,24 +169,45 @@ static Acts acts_create(const BlockActs *first)
     return a;
 }
 
-/* What is sent in a step, by this rank's place on the grid. */
-static void predict_traffic(void)
+/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+static void predict(void)
 {
-    const int64_t m = options.accumulate, again = options.recompute == RECOMPUTE_FULL, layers = end - begin;
-    const int64_t first = begin == 0, last = end == L, rows = B * T * H, kv = 2 * B * T * A * D;
-    const int64_t one = (12 * H * H + 7 * H) / tp_size + 6 * H;
+    const double real = dtype_size(REAL), small = dtype_size(dtype);
+    const bool full = options.recompute == RECOMPUTE_FULL;
+    const Place here = {.B = B, .T = T, .R = R, .H = H, .A = A, .D = D, .F = F, .V = V, .S = S, .layers = end - begin,
+                        .first = begin == 0, .last = end == L, .in_flight = in_flight, .tp = tp_size, .cp = cp_size,
+                        .replica = comm_rank(replicas), .replicas = comm_size(replicas), .zero = zero,
+                        .recompute = full, .stored = small, .real = real, .master = has_master};
+    const double N = local_elements(&here), own = updated_elements(&here), kept = (double)in_flight * (end - begin) * R;
+    double bytes[MEM_CATEGORIES];
 
+    memory_of_place(&here, bytes);
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        memory_predict(c, bytes[c]);
+
+    memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N, N: here" : "2 N, N: here");
+    if (has_master)
+        memory_playbook(MEM_MASTER, real * own, zero ? "4 N / (d c)" : "4 N");
+    memory_playbook(MEM_GRADIENTS, real * N, "4 N");
+    memory_playbook(MEM_OPTIMIZER, real * 2 * own, zero ? "8 N / (d c)" : "8 N");
+    memory_playbook(MEM_ACTIVATIONS, kept * H * (full ? 2 : 34),
+                    full ? "L s b h 2 / (t c), L: in flight" : "L s b h 34 / (t c), L: in flight");
+    memory_plan();
+
+    /* What is sent in a step, by this rank's place on the grid. */
+    const int64_t m = options.accumulate, again = full, layers = here.layers, first = here.first, last = here.last;
+    const int64_t rows = B * T * H, kv = 2 * B * T * A * D, one = block_elements(&here);
     if (tp_size > 1) {                          /* f and g twice a block; f's input and g's gradient again, backward */
         comm_predict_as(tp, ALL_GATHER, dtype, m * (layers * (2 + 2 * again + 4) + first + last), rows);
         comm_predict_as(tp, REDUCE_SCATTER, dtype, m * (layers * (2 + 2 * again + 2) + first + last), rows);
-        comm_predict(tp, ALL_REDUCE, layers, 6 * H);
+        comm_predict(tp, ALL_REDUCE, layers, 6 * H);                    /* uncut parameters' gradients */
         comm_predict(tp, ALL_REDUCE, last, 2 * H);
     }
-    for (int64_t row = 0; row < B * T && last; row += S) {                  /* the loss's max and sums */
+    for (int64_t row = 0; row < B * T && last; row += S) {              /* the loss, slice by slice: max, sums */
         comm_predict(tp, ALL_REDUCE, m, B * T - row < S ? B * T - row : S);
         comm_predict(tp, ALL_REDUCE, m, 2 * (B * T - row < S ? B * T - row : S));
     }
-    if (cp_size > 1) {                /* K, V both ways; dK, dV one hop more, to get home */
+    if (cp_size > 1) {                          /* K, V both ways; dK, dV one hop more, to get home */
         comm_predict_as(cp, SEND, dtype, m * layers * (2 + again) * (cp_size - 1), kv);
         comm_predict(cp, SEND, m * layers * cp_size, kv);
     }
@@ -199,46 +219,6 @@ static void predict_traffic(void)
     }
     if (tied)
         comm_predict(tied, ALL_REDUCE, 1, own_part(H * V).count);
-}
-
-/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
-static void predict(void)
-{
-    const double real = dtype_size(REAL), small = dtype_size(dtype), layers = end - begin;
-    const bool first = begin == 0, last = end == L, ring = cp_size > 1;
-    const int64_t one = (12 * H * H + 7 * H) / tp_size + 6 * H;                 /* of a block: all but 6*H are cut */
-    const double N = (first || last) * H * V + layers * one + last * 2 * H;
-    const double own = (first || last) * own_part(H * V).count + layers * own_part(one).count
-                       + last * own_part(2 * H).count;
-    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + B * T * A);
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : in_flight * layers, width = B * T * A * D;
-
-    memory_predict(MEM_PARAMETERS, small * N);
-    memory_predict(MEM_MASTER, has_master ? real * own : 0);
-    memory_predict(MEM_GRADIENTS, real * N);
-    memory_predict(MEM_OPTIMIZER, real * 2 * own);
-    /* x and d_x, blocks; of the last stage: final, one slice's logits and lse */
-    memory_predict(MEM_ACTIVATIONS, small * in_flight * (layers + 1) * R * H + blocks * block
-                                        + last * (small * (R * H + S * V) + real * (R * 2 + S)));
-    /* inboxes; whole, partial; kv_next, d_kv twice */
-    memory_predict(MEM_COMMUNICATION, small * (in_flight + 1) * R * H + (tp_size > 1) * small * 2 * B * T * H
-                                          + ring * (small * 2 * width + real * 4 * width));
-    /* d_block; branch twice; rope; the loss; batches' two ids a token; d_final, max, sums; split, d_split, merged */
-    memory_predict(MEM_WORKSPACE, block + small * 2 * R * H + real * B * T * D + 8 + in_flight * 2 * 4 * B * T
-                                      + last * (small * R * H + real * 3 * S)
-                                      + ring * (small * 3 * width + real * 4 * width));
-
-    memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N, N: here" : "2 N, N: here");
-    if (has_master)
-        memory_playbook(MEM_MASTER, real * own, zero ? "4 N / (d c)" : "4 N");
-    memory_playbook(MEM_GRADIENTS, real * N, "4 N");
-    memory_playbook(MEM_OPTIMIZER, real * 2 * own, zero ? "8 N / (d c)" : "8 N");
-    const double width_bytes = options.recompute == RECOMPUTE_FULL ? 2 : 34;
-    memory_playbook(MEM_ACTIVATIONS, in_flight * layers * R * H * width_bytes,
-                    options.recompute == RECOMPUTE_FULL ? "L s b h 2 / (t c), L: in flight"
-                                                        : "L s b h 34 / (t c), L: in flight");
-    memory_plan();
-    predict_traffic();
 }
 
 /* ---- tp: into and out of the regions where every rank has a slice of the matrices (05) ---- */
@@ -491,22 +471,54 @@ static void forward(Acts *a, double scale, double gradient_scale)
     head(a->batch, scale, gradient_scale);
 }
 
+/* Behind the last backward through a unit: what of its gradient this rank has not seen starts to come. Rows of other tp
+ * ranks, for what isn't cut: a few numbers, so wait. Then other tokens and sequences, of cp and dp as one group: large,
+ * and on its way while the units before this one still compute (03). */
+static void reduce(int u)
+{
+    Tensor unit = tensor_range(gradients.buffer, layout.units[u].first, layout.units[u].count);
+
+    if (tp_size > 1 && u > 0)
+        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].uncut : gradients.final, SUM);
+    reducing[u] = zero ? comm_start_reduce_scatter(replicas, parts[u].gradients, unit)
+                       : comm_start_all_reduce(replicas, unit, SUM);
+}
+
+/* At last the embedding's other use, at the other end of the pipeline. It comes last: of two numbers the sum is the same
+ * in either order, so that both ends' copies stay equal to the last bit. */
+static void reduce_end(void)
+{
+    for (int u = 0; u < L + 2; u++)
+        comm_wait(&reducing[u]);
+    if (tied)
+        comm_all_reduce(tied, parts[0].gradients, SUM);
+}
+
 /* Adds this micro-batch's gradients to the step's, of this stage's layers. */
-static void backward(Acts *a)
+static void backward(Acts *a, bool last)
 {
     const Params *w = &params, *g = &gradients;
 
     if (end == L) {                             /* where a forward is at once followed by its backward: head's d_final */
         tensor_zero(a->d_x);
         layernorm_backward(a->d_x, g->final_weight, g->final_bias, d_final, a->x[L], final_stats, w->final_weight);
+        if (last)
+            reduce(L + 1);
+        if (last && begin > 0)
+            reduce(0);                          /* head has added to it for the last time */
     }
     for (int l = end - 1; l >= begin; l--) {
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l]);
+        if (last)
+            reduce(l + 1);
     }
-    if (begin == 0)
+    if (begin == 0) {
         embedding_backward(g->embedding, g_backward(a->d_x), a->batch.inputs);
+        if (last)
+            reduce(0);
+    }
 }
 
 /* ---- pp: one forward, one backward (06) ---- */
@@ -589,7 +601,7 @@ static void execute(int64_t step, double scale)
             comm_wait(&a->receiving[1]);
             comm_wait(&a->sending[0]);          /* x[end] may be written again, now or by the next forward here */
             comm_wait(&a->sending[1]);          /* of the micro-batch that was here before */
-            backward(a);
+            backward(a, action.micro == m - 1);
             if (begin > 0)
                 a->sending[1] = comm_start_send(pp, a->d_x, stage - 1, tag(action.micro, stage - 1, 1));
         }
@@ -600,37 +612,13 @@ static void execute(int64_t step, double scale)
             comm_wait(&acts[i].sending[k]);
 }
 
-/* ---- Gradients, from where they were computed to who updates with them ---- */
-
-static Tensor unit_of(Tensor buffer, int u)
-{
-    return tensor_range(buffer, layout.units[u].first, layout.units[u].count);
-}
-
-/* A parameter's gradient is a sum over all tokens. Within a rank it is complete for those that it has seen; what is
- * missing: other rows' (tp, of what isn't cut), other tokens' and sequences' (cp and dp, as one group), and of the
- * embedding its other use (pp). The last comes last: of two numbers the sum is the same in either order, so both ends'
- * copies stay equal to the last bit. */
-static void reduce_gradients(void)
-{
-    for (int l = begin; l < end && tp_size > 1; l++)
-        comm_all_reduce(tp, gradients.blocks[l].uncut, SUM);
-    if (end == L && tp_size > 1)
-        comm_all_reduce(tp, gradients.final, SUM);
-    for (int u = 0; u < L + 2; u++)
-        if (layout.units[u].count && zero)
-            comm_reduce_scatter(replicas, parts[u].gradients, unit_of(gradients.buffer, u));
-        else if (layout.units[u].count)
-            comm_all_reduce(replicas, parts[u].gradients, SUM);
-    if (tied)
-        comm_all_reduce(tied, parts[0].gradients, SUM);
-}
+/* ---- A step ---- */
 
 static void gather_params(void)
 {
     for (int u = 0; u < L + 2 && zero; u++)
         if (layout.units[u].count) {
-            Tensor unit = unit_of(params.buffer, u);
+            Tensor unit = tensor_range(params.buffer, layout.units[u].first, layout.units[u].count);
             const Range own = own_part(tensor_count(unit));
             comm_all_gather(replicas, unit, tensor_range(unit, own.first, own.count));
         }
@@ -646,7 +634,7 @@ static StepResult train_step(int64_t step)
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     execute(step, scale);
-    reduce_gradients();
+    reduce_end();
     run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
@@ -700,6 +688,7 @@ static void parameters_create(void)
     Tensor m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(own));
     Tensor v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(own));
     parts = calloc(L + 2, sizeof(Part));
+    reducing = calloc(L + 2, sizeof(Request *));
     for (int u = 0; u < L + 2; u++) {
         const Range p = own_part(layout.units[u].count);
         const int64_t first = layout.units[u].first + p.first;

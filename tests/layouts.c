@@ -6,12 +6,13 @@
 
 #include "harness.h"
 
-static double worst_gradient, worst_loss;
+static double worst_gradient, worst_number[2];     /* of losses; of norms */
 
 int layout_print_worst(void **state)
 {
     (void)state;
-    print_message("worst difference: gradients %.1e, losses %.1e\n", worst_gradient, worst_loss);
+    print_message("worst difference: gradients %.1e, losses %.1e, norms %.1e\n", worst_gradient, worst_number[0],
+                  worst_number[1]);
     return 0;
 }
 
@@ -34,7 +35,7 @@ static const char *model_options(const LayoutCase *l)
 
 void layout_reference(const LayoutCase *l, char *gradients, char *metrics)
 {
-    const int sequences = l->micro_batch * l->accumulate * (l->whole_batch ? 1 : l->ranks);
+    const int sequences = l->micro_batch * l->accumulate * or_default(l->dp, l->whole_batch ? 1 : l->ranks);
     char name[128];
 
     snprintf(name, sizeof name, "reference_%d_%d_%d_%d_%d_%d", l->layers, sequences, l->seq, l->hidden, l->heads,
@@ -100,12 +101,15 @@ void layout_compare(const LayoutCase *l)
     if (!(d <= 1e-10))
         fail_msg("%s: the gradient of %s differs by %g", command, worst, d);
     worst_gradient = fmax(worst_gradient, d);
-    assert_int_equal(read_column(in_temporary("m.csv"), "loss", a, LAYOUT_STEPS), LAYOUT_STEPS);
-    assert_int_equal(read_column(losses, "loss", b, LAYOUT_STEPS), LAYOUT_STEPS);
-    for (int s = 0; s < LAYOUT_STEPS; s++) {
-        if (!(fabs(a[s] - b[s]) <= 1e-9 * b[s]))
-            fail_msg("%s: the loss of step %d is %.17g, but %.17g in 01", command, s + 1, a[s], b[s]);
-        worst_loss = fmax(worst_loss, fabs(a[s] - b[s]) / b[s]);
+    for (int k = 0; k < 2; k++) {
+        const char *column = k ? "grad_norm" : "loss";
+        assert_int_equal(read_column(in_temporary("m.csv"), column, a, LAYOUT_STEPS), LAYOUT_STEPS);
+        assert_int_equal(read_column(losses, column, b, LAYOUT_STEPS), LAYOUT_STEPS);
+        for (int s = 0; s < LAYOUT_STEPS; s++) {
+            if (!(fabs(a[s] - b[s]) <= 1e-9 * b[s]))
+                fail_msg("%s: the %s of step %d is %.17g, but %.17g in 01", command, column, s + 1, a[s], b[s]);
+            worst_number[k] = fmax(worst_number[k], fabs(a[s] - b[s]) / b[s]);
+        }
     }
     check_report(l);
 }
