@@ -474,7 +474,7 @@ static void forward(Acts *a, double scale, double gradient_scale)
 /* Behind the last backward through a unit: what of its gradient this rank has not seen starts to come. Rows of other tp
  * ranks, for what isn't cut: a few numbers, so wait. Then other tokens and sequences, of cp and dp as one group: large,
  * and on its way while the units before this one still compute (03). */
-static void reduce(int u)
+static void reduce_begin(int u)
 {
     Tensor unit = tensor_range(gradients.buffer, layout.units[u].first, layout.units[u].count);
 
@@ -503,21 +503,21 @@ static void backward(Acts *a, bool last)
         tensor_zero(a->d_x);
         layernorm_backward(a->d_x, g->final_weight, g->final_bias, d_final, a->x[L], final_stats, w->final_weight);
         if (last)
-            reduce(L + 1);
+            reduce_begin(L + 1);
         if (last && begin > 0)
-            reduce(0);                          /* head has added to it for the last time */
+            reduce_begin(0);                          /* head has added to it for the last time */
     }
     for (int l = end - 1; l >= begin; l--) {
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l]);
         if (last)
-            reduce(l + 1);
+            reduce_begin(l + 1);
     }
     if (begin == 0) {
         embedding_backward(g->embedding, g_backward(a->d_x), a->batch.inputs);
         if (last)
-            reduce(0);
+            reduce_begin(0);
     }
 }
 
@@ -771,5 +771,6 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             evaluate();
     }
+    report_number("in_flight", in_flight);
     run_end();
 }
