@@ -68,7 +68,8 @@ static void all_grids_agree(void **state)
 static void one_direction_is_its_program(void **state)
 {
     static const char *const pairs[][2] = {
-        {"--tp 3 --micro-batch 2 --accumulate 2", "05_tensor_parallel --sequence-parallel --micro-batch 2 --accumulate 2"},
+        {"--tp 3 --micro-batch 2 --accumulate 2",
+         "05_tensor_parallel --sequence-parallel --micro-batch 2 --accumulate 2"},
         {"--pp 3 --micro-batch 1 --accumulate 4", "06_pipeline_parallel --micro-batch 1 --accumulate 4"},
         {"--cp 3 --micro-batch 2 --accumulate 2", "07_context_parallel --micro-batch 2 --accumulate 2"},
         {"--dp 3 --micro-batch 1 --accumulate 2", "04_zero --zero 1 --micro-batch 1 --accumulate 2"}};
@@ -104,7 +105,7 @@ static void checkpoints_cross(void **state)
     double a[LOSSES], b[LAYOUT_STEPS];
 
     (void)state;
-    layout_reference(&(LayoutCase){.layers = 5, .micro_batch = 12, .accumulate = 1, .seq = 48, .dp = 1, .steps = STEPS}, gradients,
+    layout_reference(&(LayoutCase){.layers = 5, .micro_batch = 12, .accumulate = 1, .seq = 48, .dp = 1}, gradients,
                      losses);
     for (int i = 0; i < WAYS; i++)
         run_well("mpiexec -n %d " BUILD "/cpu64/%s " SHAPE " --steps %d --data %s --save crossing --metrics "
@@ -157,8 +158,8 @@ static void bf16_is_as_near_as_02s(void **state)
         int ranks;
         const char *grid;
     } grids[] = {{8, "--tp 2 --cp 2 --pp 2 --micro-batch 4 --accumulate 2"}, {2, "--tp 2 --micro-batch 8"},
-                 {2, "--cp 2 --micro-batch 8"}, {2, "--pp 2 --micro-batch 2 --accumulate 4"}, {2, "--dp 2 --micro-batch 4"},
-                 {8, "--cp 8 --micro-batch 8"}};
+                 {2, "--cp 2 --micro-batch 8"}, {2, "--pp 2 --micro-batch 2 --accumulate 4"},
+                 {2, "--dp 2 --micro-batch 4"}, {8, "--cp 8 --micro-batch 8"}};
 
     (void)state;
     run_well(BUILD "/cpu64/01_single_gpu " MODEL "--data %s --steps 1 --micro-batch 8 --accumulate 1 "
