@@ -27,7 +27,7 @@ double updated_elements(const Place *p)
 void memory_of_place(const Place *p, double bytes[MEM_CATEGORIES])
 {
     const double stored = p->stored, real = p->real, in_flight = p->in_flight, layers = p->layers;
-    const double x = p->R * p->H, full = p->B * p->T * p->H;    /* rows of the residual stream: local; of the tp group */
+    const double x = p->R * p->H, full = p->B * p->T * p->H;    /* the residual stream: local rows; the tp group's */
     const double heads = p->B * p->T * p->A * p->D, mlp = p->B * p->T * p->F;
     const double blocks = p->recompute ? 1 : in_flight * layers;    /* whose activations are stored */
     /* ln1, mid, ln2; qkv, heads; up, gelu; the statistics of two LayerNorms; attention's lse */
