@@ -15,7 +15,6 @@
 #include "data.h"
 #include "device.h"
 #include "error.h"
-#include "lock.h"
 #include "metrics.h"
 #include "operator.h"
 #include "outputs.h"
@@ -147,9 +146,9 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     state.seed = options.seed;
     if (options.load)
         loaded = checkpoint_open(options.load, options.config, &state), options.seed = state.seed;
-    report_file = output_claim("report", options.report);
-    trace_file = output_claim("trace", options.trace);
-    gradients_file = output_claim("dump-gradients", options.dump_gradients);
+    report_file = output_claim("report", options.report, false);
+    trace_file = output_claim("trace", options.trace, false);
+    gradients_file = output_claim("dump-gradients", options.dump_gradients, false);
     metrics_open();
     char seen[256];
     int at = snprintf(seen, sizeof seen, "--data whose tokens hash to %016llx\n", (unsigned long long)data_hash());
@@ -159,9 +158,6 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
                  (unsigned long long)state.hash);
     comm_agree();
     comm_allow(0);
-    output_find("report", report_file, options.report);
-    output_find("trace", trace_file, options.trace);
-    output_find("dump-gradients", gradients_file, options.dump_gradients);
     comm_same(seen);
     if (trace_file)
         trace_open(comm_rank(world), trace_start());
@@ -366,10 +362,6 @@ bool run_interrupted(void)
 
 _Noreturn void run_end(void)
 {
-    if (comm_rank(world) == 0) {
-        output_empty(report_file);
-        output_empty(trace_file);
-    }
     for (int r = 0; r < comm_size(world); r++) {
         if (r == comm_rank(world) && report_file)
             report_write(report_file, peak_flops(), r == 0, r == comm_size(world) - 1);
@@ -382,10 +374,11 @@ _Noreturn void run_end(void)
     if (trace_file)
         output_deliver("trace", trace_file, options.trace);
     metrics_close();
-    lock_release_all();
     if (stopping != SIGHUP)                     /* then the terminal may be gone */
         fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
+    if (comm_rank(world) == 0)
+        error_cleanup_now();                    /* the locks: all else is complete */
     comm_exit(stopping ? 128 + stopping : wrong);
 }
 

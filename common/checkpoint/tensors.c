@@ -17,6 +17,7 @@
 #include "../data.h"
 #include "../error.h"
 #include "../formats.h"
+#include "../outputs.h"
 #include "../print.h"
 #include "../safetensors.h"
 
@@ -107,7 +108,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 {
     const int count = optimizer->layout->parameters;
     SafeTensor *tensors = calloc(2 * count, sizeof *tensors);
-    char *final = path_of(directory, "", NULL), *tmp = path_of(directory, ".tmp", NULL), *path[CHECKPOINT_FILES];
+    char *final = output_place("save", directory), *tmp = path_of(final, ".tmp", NULL), *path[CHECKPOINT_FILES];
 
     if (!tensors)
         fail("no memory for names");
@@ -360,10 +361,14 @@ static void check_belongs(const char *path, const char *says, const char *traine
              trainer_path, trainer_says);
 }
 
-/* As it is now: when ranks look, another program may just be putting the next one in its place. */
+/* As it is now. NULL, and hash 0: another program was just putting the next one in its place. */
 static Checkpoint *open_now(const char *directory, Config c, TrainState *state)
 {
-    OpenDirectory from = directory_open(directory);
+    OpenDirectory from;
+
+    state->hash = 0;
+    if (!directory_open(directory, &from))
+        return NULL;
     Checkpoint *new = calloc(1, sizeof *new);
     char *config_path = path_of(from.path, "", checkpoint_file[CONFIG_FILE]);
     char *moments_path = path_of(from.path, "", checkpoint_file[OPTIMIZER_FILE]);
@@ -422,16 +427,19 @@ Checkpoint *checkpoint_open(const char *directory, Config config, TrainState *st
         TrainState found = *state;
         Checkpoint *c = open_now(directory, config, &found);
         bool same = true;
+        if (!c && tries == TRIES)
+            fail("--load %s: another program replaced it %d times while its files were opened", directory, TRIES);
         comm_agree();                           /* a rank that failed would not come here */
         comm_gather_host(world, hashes, &found.hash, sizeof *hashes);
-        for (int r = 1; r < comm_size(world); r++)
-            same &= hashes[r] == hashes[0];
+        for (int r = 0; r < comm_size(world); r++)
+            same &= hashes[r] && hashes[r] == hashes[0];
         if (same || tries == TRIES) {
             free(hashes);
             *state = found;
             return c;
         }
-        close_checkpoint(c);
+        if (c)
+            close_checkpoint(c);
     }
 }
 

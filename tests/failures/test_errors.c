@@ -291,10 +291,10 @@ static void the_command_line_is_checked(void **state)
         {"--sample 5 --prompt zz --save new", 2, "--prompt|122|--vocab 97"},
         {"--sample 5 --vocab 5", 2, "--sample 5|--prompt|10|--vocab 5"},
         {"--steps 0 --dump-gradients new --report new.json", 1, "--dump-gradients|no step"},
-        {"--report same --trace same", 2, "--report|--trace|same"},
-        {"--report same --trace ./same", 2, "--report|--trace|same"},
-        {"--metrics adir/same --save ./adir/../adir/same", 2, "--metrics|--save|same"},
-        {"--save same --dump-gradients same", 2, "--save|--dump-gradients|same"},
+        {"--report same --trace same", 1, "--trace same|another option of this one"},
+        {"--report same --trace ./same", 1, "--trace ./same|another option of this one"},
+        {"--metrics adir/same --save ./adir/../adir/same", 1, "--metrics adir/same|another option of this one"},
+        {"--save same --dump-gradients same", 1, "--dump-gradients same|another option of this one"},
         {"--metrics data.bin", 2, "--data data.bin|--metrics data.bin"},
         {"--report ./data.bin", 2, "--data data.bin|--report ./data.bin"},
         {0}};
@@ -924,10 +924,9 @@ static void unwritable_outputs_are_refused(void **state)
         {"--save .", 1, "--save .|not a checkpoint"},
         {"--save /dev/null", 1, "--save /dev/null|not a checkpoint"},
         {"--save alink", 1, "--save alink|not there"},
-        {"--save ck.tmp/", 1, "--save ck.tmp/|end in .tmp"},
-        {"--report x --data x.tmp", 2, "--data x.tmp|--report x"},
-        {"--metrics x.tmp --trace x", 2, "--metrics x.tmp|--trace x"},
-        {"--save ck --report ck.tmp", 2, "--report ck.tmp|--save ck"},
+        {"--save ck.tmp/", 2, "--save ck.tmp/|end in .tmp"},
+        {"--metrics x.tmp --trace x", 2, "--metrics x.tmp|end in .tmp"},
+        {"--save ck.old", 2, "--save ck.old|end in .tmp, .old"},
         {"--save /proc/x", 1, "--save /proc/x|cannot be made"},
         {"--save good --report missing/x", 1, "--report missing/x"},
         {"--save adir --metrics old.csv --report new --trace new.trace --dump-gradients new.g", 1, "--save adir"},
@@ -956,13 +955,16 @@ static void unwritable_outputs_are_refused(void **state)
     fails(1, "--save nnn|too long", CPU " " SMALL " --save %s", name);
     fails(1, "--save adir", CPU64 " " SMALL " --save adir");
     fails(1, "--metrics old.csv|\"precious\"|step,tokens,loss", CPU " " SMALL " --load good --metrics old.csv");
-    /* what lies where a checkpoint is written: one to read, and others' files */
+    /* what lies where an output is written: data and a checkpoint to read, and others' files */
+    run_well("cp data.bin x.tmp");
+    fails(2, "--data x.tmp|--report x", CPU " " SMALL " --report x --data x.tmp");
+    run_well("rm x.tmp");
     run_well("cp -r good ck.tmp");
     run_well("ln -s . here");
     fails(1, "--load ck.tmp|--save ck|another name", CPU " " SMALL " --load ck.tmp --save ck");
     fails(1, "--load here/ck.tmp/|--save ck/|another name", CPU " " SMALL " --load here/ck.tmp/ --save ck/");
     run_well("cp afile ck.tmp/notes");
-    fails(1, "--save ck|ck.tmp|move them", CPU " " SMALL " --save ck");
+    fails(1, "--save ck|ck.tmp|move it", CPU " " SMALL " --save ck");
     run_well("rm -r ck.tmp here");
     fails(1, "--save .|name a directory inside",
           "sh -c 'cd good && exec " CPU " " SMALL " --data ../data.bin --save .'");
@@ -970,7 +972,7 @@ static void unwritable_outputs_are_refused(void **state)
           "sh -c 'cd good && exec " CPU " " SMALL " --data ../data.bin --load ../good --save ../good'");
     run_well("mkdir ck");
     run_well("ln -s ../good ck/new.tmp");
-    fails(1, "--save ck/new|move them", CPU " " SMALL " --save ck/new");
+    fails(1, "--save ck/new|move it", CPU " " SMALL " --save ck/new");
     run_well("rm -r ck");
     fails(1, "standard output", "sh -c 'exec " CPU " " SMALL " --quiet --sample 5 >/dev/full'");
     fails(1, "standard output", "sh -c 'exec " CPU " --help >/dev/full'");
@@ -1056,28 +1058,6 @@ static void special_files_work(void **state)
     run_well("rm stdout link linked redirected piped");
 }
 
-static void what_is_not_ours_stays(void **state)
-{
-    (void)state;
-    /* a person's file in the directory of a checkpoint */
-    run_well("cp -r good noted");
-    run_well("cp afile noted/notes.txt");
-    run_well(CPU " " SMALL " --steps 5 --save noted --save-every 1");
-    run_well("cmp afile noted/notes.txt");
-    assert_true(json_number(in_temporary("noted/trainer.json"), "step") == 5);
-    run_well("test ! -e noted.tmp");
-    run_well("test ! -e noted.old");
-    /* a link to where checkpoints shall go */
-    run_well("mkdir far");
-    run_well("ln -s far near");
-    run_well(CPU " " SMALL " --save near --save-every 1");
-    run_well("test -L near");
-    assert_true(json_number(in_temporary("far/trainer.json"), "step") == 3);
-    run_well("test ! -e near.tmp");
-    run_well("test ! -L near.tmp");
-    run_well("rm -r noted near far");
-}
-
 /* ---- Programs that are met while they run ---- */
 
 static double now(void)
@@ -1156,6 +1136,33 @@ static Result end_process(double seconds)
     read_until(process_err, &r.err, NULL);
     close(process_out), close(process_err);
     return r;
+}
+
+static void what_is_not_ours_stays(void **state)
+{
+    (void)state;
+    /* a person's file in the directory of a checkpoint: before a run, and put there while it saves */
+    run_well("cp -r good noted");
+    run_well("cp afile noted/notes.txt");
+    fails(1, "--save noted|no files but its own", CPU " " SMALL " --load noted --save noted");
+    run_well("rm noted/notes.txt");
+    start(CPU " " SHAPE " --pretend 1e6,1e6,0 --accumulate 1000 --steps 5 --save noted --save-every 1");
+    run_well("cp afile noted/notes.txt");
+    Result r = end_process(60);
+    assert_int_equal(r.status, 0);
+    result_free(r);
+    run_well("sh -c 'cmp afile noted/notes.txt || cmp afile noted.tmp/notes.txt'");
+    assert_true(json_number(in_temporary("noted/trainer.json"), "step") == 5);
+    run_well("rm -rf noted.tmp");
+    /* a link to where checkpoints shall go */
+    run_well("mkdir far");
+    run_well("ln -s far near");
+    run_well(CPU " " SMALL " --save near --save-every 1");
+    run_well("test -L near");
+    assert_true(json_number(in_temporary("far/trainer.json"), "step") == 3);
+    run_well("test ! -e near.tmp");
+    run_well("test ! -L near.tmp");
+    run_well("rm -r noted near far");
 }
 
 static void two_signals_quit_at_once(void **state)
@@ -1239,7 +1246,7 @@ static void two_runs_do_not_write_one_file(void **state)
     run_well("test ! -e a.lock");
     run_well("cp afile a.lock");
     fails(1, "--metrics a|a.lock|bytes|move it", CPU " " SMALL " --metrics a");
-    fails(2, "--report a.lock|--metrics a|name another", CPU " " SMALL " --metrics a --report a.lock");
+    fails(2, "--report a.lock|end in .tmp, .old or .lock", CPU " " SMALL " --metrics a --report a.lock");
     /* pipes, devices and links are anybody's */
     for (int i = 0; i < 2; i++)
         run_well(CPU " " SMALL " --metrics /dev/null --report /dev/null");
