@@ -228,10 +228,7 @@ static void take_pretend(void)
 static bool is_data(const char *path, const char *suffix)
 {
     struct stat data, s;
-    char *whole;
-
-    if (asprintf(&whole, "%s%s", path, suffix) < 0)
-        fail("no memory for a path");
+    char *whole = new_text("%s%s", path, suffix);
     const bool same = stat(options.data, &data) == 0 && stat(whole, &s) == 0 && data.st_dev == s.st_dev
                       && data.st_ino == s.st_ino;
     free(whole);

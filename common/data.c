@@ -12,7 +12,6 @@
 #include "device.h"
 #include "error.h"
 #include "options.h"
-#include "print.h"
 #include "random.h"
 
 enum { HEADER_BYTES = 256 * 4, HEADER_MAGIC = 20240520, HEADER_VERSION = 1 };
@@ -124,10 +123,8 @@ Batch batch_create(void)
 static void load(Batch batch, const int64_t *starts)
 {
     const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1];
-    int32_t *host = malloc((2 * B * T + 1) * sizeof *host), *targets = host + B * T;
+    int32_t *host = host_alloc(2 * B * T * sizeof *host, "a batch"), *targets = host + B * T;
 
-    if (!host)
-        fail("no memory for a batch of %lld x %lld tokens", (long long)B, (long long)T);
     for (int64_t b = 0; b < B; b++) {
         read_tokens(starts[b], T, host + b * T);
         read_tokens(starts[b] + 1, T, targets + b * T);
@@ -173,10 +170,8 @@ void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t first)
 
 void batch_tokens(Batch batch, const int32_t *tokens)
 {
-    int32_t *none = malloc(tensor_bytes(batch.targets));
+    int32_t *none = host_alloc(tensor_bytes(batch.targets), "targets");
 
-    if (!none)
-        fail("no memory for %s of targets", bytes_text(tensor_bytes(batch.targets)));
     memset(none, 0xff, tensor_bytes(batch.targets));            /* -1 */
     device_upload(batch.inputs.data, tokens, tensor_bytes(batch.inputs));
     device_upload(batch.targets.data, none, tensor_bytes(batch.targets));

@@ -29,33 +29,23 @@ static bool is_direct(const char *path)
     struct stat s;
 
     comm_agree();                       /* a rank that failed would not come here */
-    return comm_sum(world, comm_rank(world) == 0 && stat(path, &s) == 0 && (!S_ISREG(s.st_mode) || is_stdout(path))) > 0;
+    const bool direct = stat(path, &s) == 0 && (!S_ISREG(s.st_mode) || is_stdout(path));
+    return comm_sum(world, comm_rank(world) == 0 && direct) > 0;
 }
 
 char *output_place(const char *option, const char *path)
 {
-    char *place = strdup(path), *real;
+    char *place = new_text("%s", path);
     struct stat s;
 
-    for (size_t length = place ? strlen(place) : 0; length > 1 && place[length - 1] == '/';)
+    for (size_t length = strlen(place); length > 1 && place[length - 1] == '/';)
         place[--length] = 0;
-    if (!place)
-        fail("no memory for a path");
-    real = realpath(place, NULL);
+    char *real = realpath(place, NULL);
     if (!real && lstat(place, &s) == 0)
         fail("--%s %s: it is a link to what is not there: %s", option, path, strerror(errno));
     if (real)
         free(place);
     return real ? real : place;
-}
-
-static char *beside(const char *place, const char *suffix)
-{
-    char *path;
-
-    if (asprintf(&path, "%s%s", place, suffix) < 0)
-        fail("no memory for a path");
-    return path;
 }
 
 /* The descriptor stays open until the process ends. */
@@ -81,7 +71,7 @@ static void hold(const char *option, const char *given, const char *path)
 
 static void take_lock(const char *option, const char *given, const char *place)
 {
-    char *path = beside(place, ".lock");
+    char *path = new_text("%s.lock", place);
 
     if (comm_rank(world) == 0) {
         hold(option, given, path);
@@ -102,7 +92,7 @@ char *output_claim(const char *option, const char *path, bool directory)
             fail("--%s %s cannot be written: %s", option, path, strerror(errno));
         return strdup(path);
     }
-    char *place = output_place(option, path), *tmp = beside(place, ".tmp");
+    char *place = output_place(option, path), *tmp = new_text("%s.tmp", place);
     take_lock(option, path, place);
     error_cleanup(tmp);                         /* by whichever rank fails */
     if (comm_rank(world) == 0) {

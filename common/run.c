@@ -295,10 +295,8 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
 /* --check: loss and norm are of the global batch, so every rank must have the same. Only rank 0's are written. */
 static void check_same(int step, StepResult mine)
 {
-    double (*all)[2] = calloc(comm_size(world), sizeof *all);
+    double (*all)[2] = host_alloc(comm_size(world) * sizeof *all, "--check");
 
-    if (!all)
-        fail("no memory for --check");
     comm_gather_host(world, all, (double[2]){mine.loss, mine.norm}, sizeof *all);
     for (int r = 1; r < comm_size(world); r++)
         for (int k = 0; k < 2; k++)

@@ -30,7 +30,7 @@
 #include "optimizer.h"      /* AdamW */
 
 /* files */
-#include "outputs.h"        /* what a run leaves: one program at a time writes it, and it is there when it is complete */
+#include "outputs.h"        /* what a run leaves, written by one program at a time */
 #include "data.h"           /* batches */
 #include "safetensors.h"    /* tensors in files */
 #include "checkpoint.h"     /* the whole model in files: checkpoint/ */

@@ -20,15 +20,6 @@ const char *const checkpoint_file[CHECKPOINT_FILES] = {
     [MODEL_FILE] = "model.safetensors", [CONFIG_FILE] = "config.json", [OPTIMIZER_FILE] = "optimizer.safetensors",
     [TRAINER_FILE] = "trainer.json"};
 
-char *path_of(const char *directory, const char *suffix, const char *file)
-{
-    char *path;
-
-    if (asprintf(&path, "%s%s%s%s", directory, suffix, file ? "/" : "", file ? file : "") < 0)
-        fail("no memory for a path");
-    return path;
-}
-
 /* ---- Before training: may it be written? ---- */
 
 static bool is_same(const char *a, const char *b)
@@ -62,8 +53,8 @@ static int files_in(const char *path)
 /* A checkpoint takes the place of an older one, or of an empty directory; anything else is somebody's. */
 static void check_place(const char *directory, const char *load)
 {
-    char *place = output_place("save", directory), *tmp = path_of(place, ".tmp", NULL);
-    char *above = path_of(place, "", ".."), *trainer = path_of(place, "", checkpoint_file[TRAINER_FILE]);
+    char *place = output_place("save", directory), *tmp = new_text("%s.tmp", place);
+    char *above = new_text("%s/..", place), *trainer = new_text("%s/%s", place, checkpoint_file[TRAINER_FILE]);
     struct stat here, there;
     const int files = files_in(place);
 
@@ -99,7 +90,7 @@ void checkpoint_claim(const char *directory, const char *load)
 void directory_remove(const char *directory)
 {
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
-        char *path = path_of(directory, "", checkpoint_file[i]);
+        char *path = new_text("%s/%s", directory, checkpoint_file[i]);
         unlink(path);
         free(path);
     }
@@ -113,7 +104,7 @@ void directory_replace(const char *finished, const char *directory)
         return;
     }
     /* there is none yet, or the file system can't exchange: then for a moment only the old one is there */
-    char *old = path_of(directory, ".old", NULL);
+    char *old = new_text("%s.old", directory);
     const bool there = access(directory, F_OK) == 0;
     if (there)
         directory_remove(old);
@@ -140,7 +131,7 @@ bool directory_open(const char *directory, OpenDirectory *d)
     *d = (OpenDirectory){.directory = -1};
     for (int i = 0; i < 3 && d->directory < 0; i++) {           /* the third time: it has just been put in place */
         free(d->path);
-        d->path = i == 1 ? path_of(place, ".old", NULL) : strdup(directory);
+        d->path = i == 1 ? new_text("%s.old", place) : strdup(directory);
         d->directory = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (d->directory >= 0 && i == 1)
             print_rank_0("%s is not there, but %s is: the program that saved it was stopped half-way; using that\n",

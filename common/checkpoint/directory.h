@@ -7,9 +7,6 @@
 enum { MODEL_FILE, CONFIG_FILE, OPTIMIZER_FILE, TRAINER_FILE, CHECKPOINT_FILES };
 extern const char *const checkpoint_file[CHECKPOINT_FILES];         /* their names: "model.safetensors", ... */
 
-/* directory + suffix + "/" + file, or without the last two if file is NULL; the caller frees it. */
-char *path_of(const char *directory, const char *suffix, const char *file);
-
 /* Removes a checkpoint's files from a directory, and the directory, if nothing else is in it. */
 void directory_remove(const char *directory);
 

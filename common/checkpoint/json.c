@@ -197,13 +197,9 @@ void config_check(const cJSON *config, const char *path, Config c)
 
 char *checkpoint_text(const TrainState *s)
 {
-    char *text;
-
-    if (asprintf(&text, "step %lld, optimizer_step %lld, tokens %lld, seed %llu, history %016llx", (long long)s->step,
-                 (long long)s->optimizer_step, (long long)s->tokens, (unsigned long long)s->seed,
-                 (unsigned long long)s->history) < 0)
-        fail("no memory for a checkpoint's name");
-    return text;
+    return new_text("step %lld, optimizer_step %lld, tokens %lld, seed %llu, history %016llx", (long long)s->step,
+                    (long long)s->optimizer_step, (long long)s->tokens, (unsigned long long)s->seed,
+                    (unsigned long long)s->history);
 }
 
 /* By hand: cJSON's numbers are doubles. */

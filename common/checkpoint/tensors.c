@@ -18,7 +18,6 @@
 #include "../error.h"
 #include "../formats.h"
 #include "../outputs.h"
-#include "../print.h"
 #include "../safetensors.h"
 
 /* What safetensors.h found wrong, if anything. */
@@ -37,9 +36,7 @@ static SafeTensor *tensors_of(const Layout *layout, const char *prefix, SafeTens
         const ParamInfo *p = &layout->table[i];
         *to = (SafeTensor){.dims = p->vector ? 1 : 2, .shape = {p->rows, p->vector ? 0 : p->cols}};
         strcpy(to->dtype, dtype_name(REAL));
-        if (asprintf(&to->name, "%s%s", prefix, p->name) < 0)
-            fail("no memory for names");
-        to++;
+        to++->name = new_text("%s%s", prefix, p->name);
     }
     return to;
 }
@@ -60,9 +57,7 @@ static void write_parts(const Safetensors *file, int first, const AdamW *optimiz
     for (int i = 0; i < optimizer->count; i++) {
         const Part *part = &optimizer->parts[i];
         const Tensor t = which_of(part, which);
-        real *host = malloc(tensor_count(t) * sizeof *host + 1);
-        if (!host)
-            fail("no memory for %s on their way to %s", bytes_text(tensor_bytes(t)), file->path);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, file->path);
         tensor_to_host(host, t);
         for (Stretch s = {0}; layout_next(optimizer->layout, (Range){part->first, tensor_count(t)}, &s);)
             if (s.param->owned)
@@ -107,17 +102,15 @@ static Safetensors create_shared(const char *path, SafeTensor *tensors, int coun
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
 {
     const int count = optimizer->layout->parameters;
-    SafeTensor *tensors = calloc(2 * count, sizeof *tensors);
-    char *final = output_place("save", directory), *tmp = path_of(final, ".tmp", NULL), *path[CHECKPOINT_FILES];
+    SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
+    char *final = output_place("save", directory), *tmp = new_text("%s.tmp", final), *path[CHECKPOINT_FILES];
 
-    if (!tensors)
-        fail("no memory for names");
     state.optimizer_step = optimizer->step;
     char *text = checkpoint_text(&state);
     comm_allow(3.0 * sizeof(real) * model_parameters(optimizer->layout->config));
     error_cleanup(tmp);                         /* by whichever rank fails */
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
-        path[i] = path_of(tmp, "", checkpoint_file[i]);
+        path[i] = new_text("%s/%s", tmp, checkpoint_file[i]);
         error_cleanup(path[i]);
     }
     if (comm_rank(world) == 0) {
@@ -196,10 +189,8 @@ static void check_shape(Found f, const ParamInfo *p)
 /* Hugging Face may write the output projection too. Here it is the embedding, whose stretch was read to x. */
 static void check_tied(Found output, Stretch s, const real *x)
 {
-    real *y = malloc(s.count * sizeof *y + 1);
+    real *y = host_alloc(s.count * sizeof *y, output.file->path);
 
-    if (!y)
-        fail("no memory for the output projection");
     check_shape(output, s.param);
     check(safetensors_read(output.file, output.tensor, s.in_whole, s.count, y, REAL == F64));
     for (int64_t k = 0; k < s.count; k++)
@@ -214,14 +205,10 @@ static void check_tied(Found output, Stretch s, const real *x)
 static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Which which)
 {
     const Layout *layout = optimizer->layout;
-    Found *found = calloc(layout->parameters, sizeof *found), output = find(in, "embed_out.weight");
+    Found *found = host_alloc(layout->parameters * sizeof *found, "names"), output = find(in, "embed_out.weight");
 
-    if (!found)
-        fail("no memory for names");
     for (int i = 0; i < layout->parameters; i++) {
-        char *name;
-        if (asprintf(&name, "%s%s", prefix, layout->table[i].name) < 0)
-            fail("no memory for names");
+        char *name = new_text("%s%s", prefix, layout->table[i].name);
         found[i] = find(in, name);
         if (!found[i].tensor)
             fail("%s: %s is missing%s", in.file->path, name, in.count > 1 ? ", and in the other files too" : "");
@@ -231,9 +218,7 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
     for (int i = 0; i < optimizer->count; i++) {
         const Part *part = &optimizer->parts[i];
         const Tensor t = which_of(part, which);
-        real *host = malloc(tensor_count(t) * sizeof *host + 1);
-        if (!host)
-            fail("no memory for %s on their way from %s", bytes_text(tensor_bytes(t)), in.file->path);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, in.file->path);
         for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);) {
             const Found f = found[s.parameter];
             real *x = host + s.in_range;
@@ -257,7 +242,7 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
 /* Adds one to the files. */
 static void open_safetensors(Files *to, const OpenDirectory *from, const char *name, int file, int error)
 {
-    char *path = path_of(from->path, "", name);
+    char *path = new_text("%s/%s", from->path, name);
 
     to->file = realloc(to->file, (to->count + 1) * sizeof *to->file);
     if (!to->file)
@@ -270,7 +255,7 @@ static void open_safetensors(Files *to, const OpenDirectory *from, const char *n
 
 static cJSON *open_json(const OpenDirectory *from, int which)
 {
-    char *path = path_of(from->path, "", checkpoint_file[which]);
+    char *path = new_text("%s/%s", from->path, checkpoint_file[which]);
     cJSON *json = json_read(path, from->file[which], from->error[which]);
 
     free(path);
@@ -280,7 +265,7 @@ static cJSON *open_json(const OpenDirectory *from, int which)
 /* model.safetensors, or else the files that an index names, by tensor: {"weight_map": {NAME: FILE, ...}}. */
 static Files open_model(const OpenDirectory *from)
 {
-    char *path = path_of(from->path, "", "model.safetensors.index.json");
+    char *path = new_text("%s/%s", from->path, "model.safetensors.index.json");
     Files model = {NULL, 0};
     const int file = from->error[MODEL_FILE] == ENOENT ? directory_open_file(from, strrchr(path, '/') + 1) : -1;
 
@@ -298,7 +283,7 @@ static Files open_model(const OpenDirectory *from)
         if (!name || !*name || strchr(name, '/'))
             fail("%s: %s is said to be in %s, but the name of a file in the same directory is needed", path,
                  entry->string, cJSON_PrintUnformatted(entry));
-        char *of_name = path_of(from->path, "", name);
+        char *of_name = new_text("%s/%s", from->path, name);
         bool known = false;
         for (int i = 0; i < model.count && !known; i++)
             known = !strcmp(model.file[i].path, of_name);
@@ -369,13 +354,11 @@ static Checkpoint *open_now(const char *directory, Config c, TrainState *state)
     state->hash = 0;
     if (!directory_open(directory, &from))
         return NULL;
-    Checkpoint *new = calloc(1, sizeof *new);
-    char *config_path = path_of(from.path, "", checkpoint_file[CONFIG_FILE]);
-    char *moments_path = path_of(from.path, "", checkpoint_file[OPTIMIZER_FILE]);
+    Checkpoint *new = host_alloc(sizeof *new, "--load");
+    char *config_path = new_text("%s/%s", from.path, checkpoint_file[CONFIG_FILE]);
+    char *moments_path = new_text("%s/%s", from.path, checkpoint_file[OPTIMIZER_FILE]);
 
-    if (!new)
-        fail("no memory for --load");
-    new->trainer_path = path_of(from.path, "", checkpoint_file[TRAINER_FILE]);
+    new->trainer_path = new_text("%s/%s", from.path, checkpoint_file[TRAINER_FILE]);
     state->weights_only = from.error[TRAINER_FILE] == ENOENT && from.error[OPTIMIZER_FILE] == ENOENT;
     if (!state->weights_only)
         for (int i = OPTIMIZER_FILE; i <= TRAINER_FILE; i++)
@@ -419,10 +402,8 @@ static void close_checkpoint(Checkpoint *c)
 Checkpoint *checkpoint_open(const char *directory, Config config, TrainState *state)
 {
     enum { TRIES = 100 };                       /* a rank may find the next one already; in the end run_begin says so */
-    uint64_t *hashes = calloc(comm_size(world), sizeof *hashes);
+    uint64_t *hashes = host_alloc(comm_size(world) * sizeof *hashes, "comparing checkpoints");
 
-    if (!hashes)
-        fail("no memory for comparing checkpoints");
     for (int tries = 1;; tries++) {
         TrainState found = *state;
         Checkpoint *c = open_now(directory, config, &found);
@@ -461,10 +442,9 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
 {
     const int count = optimizer->layout->parameters;
     const int64_t seq = optimizer->layout->config.seq;
-    SafeTensor *tensors = calloc(count + 2, sizeof *tensors), *batch = tensors_of(optimizer->layout, "", tensors);
+    SafeTensor *tensors = host_alloc((count + 2) * sizeof *tensors, "names");
+    SafeTensor *batch = tensors_of(optimizer->layout, "", tensors);
 
-    if (!tensors)
-        fail("no memory for names");
     for (int i = 0; i < 2; i++) {
         batch[i] = (SafeTensor){.name = strdup(i ? "batch.targets" : "batch.inputs"), .dtype = "I64", .dims = 2,
                                 .shape = {sequences, seq}};
@@ -472,9 +452,7 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
     Safetensors file = create_shared(path, tensors, count + 2, NULL);
     write_parts(&file, 0, optimizer, GRADIENTS);
     if (comm_rank(world) == 0) {
-        int64_t *tokens = malloc((seq + 1) * sizeof *tokens);
-        if (!tokens)
-            fail("no memory for a sequence");
+        int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");
         for (int64_t g = 0; g < sequences; g++) {
             data_sequence(step, g, tokens);
             for (int i = 0; i < 2; i++)
