@@ -117,9 +117,11 @@ void directory_replace(const char *finished, const char *directory)
 
 /* ---- Loading ---- */
 
-int directory_open_file(const OpenDirectory *from, const char *name)
+OpenFile directory_file(const OpenDirectory *from, const char *name)
 {
-    return openat(from->directory, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);    /* a pipe would wait for a writer */
+    const int file = openat(from->directory, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  /* a pipe would wait */
+
+    return (OpenFile){new_text("%s/%s", from->path, name), file < 0 ? -errno : file};
 }
 
 bool directory_open(const char *directory, OpenDirectory *d)
@@ -140,9 +142,8 @@ bool directory_open(const char *directory, OpenDirectory *d)
     if (d->directory < 0)
         fail("--load %s: %s", directory, strerror(errno));
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
-        d->file[i] = directory_open_file(d, checkpoint_file[i]);
-        d->error[i] = d->file[i] < 0 ? errno : 0;
-        all &= d->file[i] >= 0;
+        d->file[i] = directory_file(d, checkpoint_file[i]);
+        all &= d->file[i].file >= 0;
     }
     free(place);
     /* what isn't there may just have been taken away, but not if the directory still has its name */
@@ -150,8 +151,8 @@ bool directory_open(const char *directory, OpenDirectory *d)
                 && opened.st_ino == named.st_ino))
         return true;
     for (int i = 0; i < CHECKPOINT_FILES; i++)
-        if (d->file[i] >= 0)
-            close(d->file[i]);
+        if (d->file[i].file >= 0)
+            close(d->file[i].file);
     directory_close(d);
     return false;
 }
@@ -159,5 +160,7 @@ bool directory_open(const char *directory, OpenDirectory *d)
 void directory_close(OpenDirectory *d)
 {
     close(d->directory);
+    for (int i = 0; i < CHECKPOINT_FILES; i++)
+        free(d->file[i].path);
     free(d->path);
 }

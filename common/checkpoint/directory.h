@@ -14,19 +14,23 @@ void directory_remove(const char *directory);
  * stays there, in `finished`. */
 void directory_replace(const char *finished, const char *directory);
 
+typedef struct {
+    char *path;
+    int file;                           /* descriptor; below 0: it could not be opened, and is -errno */
+} OpenFile;
+
 /* A directory whose files were opened together, while it had its name: they are of one save, and stay readable when
  * another program puts the next one in its place. */
 typedef struct {
-    char *path;                         /* DIR, or DIR.old; for messages */
-    int directory;                      /* descriptors: its own, */
-    int file[CHECKPOINT_FILES];         /* and the files'; -1: not opened, and error is the errno that says why */
-    int error[CHECKPOINT_FILES];
+    char *path;                         /* DIR, or DIR.old */
+    int directory;                      /* descriptor */
+    OpenFile file[CHECKPOINT_FILES];
 } OpenDirectory;
 
 /* Opens DIR, or DIR.old if that alone is there; fails if neither is. False: another program put the next one in its
  * place just then. */
 bool directory_open(const char *directory, OpenDirectory *d);
-int directory_open_file(const OpenDirectory *from, const char *name);   /* one more file; -1: not, and errno says why */
-void directory_close(OpenDirectory *from);              /* the directory; files stay open */
+OpenFile directory_file(const OpenDirectory *from, const char *name);   /* opens one more */
+void directory_close(OpenDirectory *from);      /* who has read a file has closed it */
 
 #endif

@@ -154,7 +154,7 @@ typedef struct {
 } Files;
 
 struct Checkpoint {
-    char *trainer_path;                 /* for messages */
+    OpenDirectory from;
     cJSON *trainer;                     /* NULL: weights only */
     Files model, optimizer;
 };
@@ -240,61 +240,49 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
 }
 
 /* Adds one to the files. */
-static void open_safetensors(Files *to, const OpenDirectory *from, const char *name, int file, int error)
+static void open_safetensors(Files *to, OpenFile from)
 {
-    char *path = new_text("%s/%s", from->path, name);
-
     to->file = realloc(to->file, (to->count + 1) * sizeof *to->file);
     if (!to->file)
-        fail("no memory for %s", path);
-    if (file < 0)
-        fail("%s: %s", path, strerror(error));
-    check(safetensors_take(&to->file[to->count++], path, file));
-    free(path);
-}
-
-static cJSON *open_json(const OpenDirectory *from, int which)
-{
-    char *path = new_text("%s/%s", from->path, checkpoint_file[which]);
-    cJSON *json = json_read(path, from->file[which], from->error[which]);
-
-    free(path);
-    return json;
+        fail("no memory for %s", from.path);
+    if (from.file < 0)
+        fail("%s: %s", from.path, strerror(-from.file));
+    check(safetensors_take(&to->file[to->count++], from.path, from.file));
 }
 
 /* model.safetensors, or else the files that an index names, by tensor: {"weight_map": {NAME: FILE, ...}}. */
 static Files open_model(const OpenDirectory *from)
 {
-    char *path = new_text("%s/%s", from->path, "model.safetensors.index.json");
     Files model = {NULL, 0};
-    const int file = from->error[MODEL_FILE] == ENOENT ? directory_open_file(from, strrchr(path, '/') + 1) : -1;
+    OpenFile index = {NULL, -ENOENT};
 
-    if (file < 0) {
-        open_safetensors(&model, from, checkpoint_file[MODEL_FILE], from->file[MODEL_FILE], from->error[MODEL_FILE]);
-        free(path);
+    if (from->file[MODEL_FILE].file == -ENOENT)
+        index = directory_file(from, "model.safetensors.index.json");
+    if (index.file < 0) {
+        open_safetensors(&model, from->file[MODEL_FILE]);
+        free(index.path);
         return model;
     }
-    cJSON *index = json_read(path, file, 0);
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map"), *entry;
+    cJSON *json = json_read(index);
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map"), *entry;
     if (!cJSON_IsObject(map) || !map->child)
-        fail("%s: \"weight_map\" must be an object that names a file for each tensor", path);
+        fail("%s: \"weight_map\" must be an object that names a file for each tensor", index.path);
     cJSON_ArrayForEach(entry, map) {
         const char *name = cJSON_GetStringValue(entry);
         if (!name || !*name || strchr(name, '/'))
-            fail("%s: %s is said to be in %s, but the name of a file in the same directory is needed", path,
+            fail("%s: %s is said to be in %s, but the name of a file in the same directory is needed", index.path,
                  entry->string, cJSON_PrintUnformatted(entry));
-        char *of_name = new_text("%s/%s", from->path, name);
         bool known = false;
         for (int i = 0; i < model.count && !known; i++)
-            known = !strcmp(model.file[i].path, of_name);
+            known = !strcmp(strrchr(model.file[i].path, '/') + 1, name);
         if (!known) {
-            const int descriptor = directory_open_file(from, name);
-            open_safetensors(&model, from, name, descriptor, errno);
+            OpenFile one = directory_file(from, name);
+            open_safetensors(&model, one);
+            free(one.path);
         }
-        free(of_name);
     }
-    cJSON_Delete(index);
-    free(path);
+    cJSON_Delete(json);
+    free(index.path);
     return model;
 }
 
@@ -349,44 +337,36 @@ static void check_belongs(const char *path, const char *says, const char *traine
 /* As it is now. NULL, and hash 0: another program was just putting the next one in its place. */
 static Checkpoint *open_now(const char *directory, Config c, TrainState *state)
 {
-    OpenDirectory from;
+    Checkpoint *new = host_alloc(sizeof *new, "--load");
+    const OpenFile *file = new->from.file, *trainer = &file[TRAINER_FILE], *moments = &file[OPTIMIZER_FILE];
 
     state->hash = 0;
-    if (!directory_open(directory, &from))
+    if (!directory_open(directory, &new->from)) {
+        free(new);
         return NULL;
-    Checkpoint *new = host_alloc(sizeof *new, "--load");
-    char *config_path = new_text("%s/%s", from.path, checkpoint_file[CONFIG_FILE]);
-    char *moments_path = new_text("%s/%s", from.path, checkpoint_file[OPTIMIZER_FILE]);
-
-    new->trainer_path = new_text("%s/%s", from.path, checkpoint_file[TRAINER_FILE]);
-    state->weights_only = from.error[TRAINER_FILE] == ENOENT && from.error[OPTIMIZER_FILE] == ENOENT;
-    if (!state->weights_only)
-        for (int i = OPTIMIZER_FILE; i <= TRAINER_FILE; i++)
-            if (from.error[i] == ENOENT)
-                fail("%s/%s: %s, but %s is there: a checkpoint has both, and a model from elsewhere neither", from.path,
-                     checkpoint_file[i], strerror(ENOENT),
-                     checkpoint_file[i == TRAINER_FILE ? OPTIMIZER_FILE : TRAINER_FILE]);
-    cJSON *config = open_json(&from, CONFIG_FILE);
-    config_check(config, config_path, c);
-    new->model = open_model(&from);
+    }
+    state->weights_only = trainer->file == -ENOENT && moments->file == -ENOENT;
+    if (!state->weights_only && (trainer->file == -ENOENT || moments->file == -ENOENT))
+        fail("%s: %s, but %s is there: a checkpoint has both, and a model from elsewhere neither",
+             (trainer->file < 0 ? trainer : moments)->path, strerror(ENOENT),
+             checkpoint_file[trainer->file < 0 ? OPTIMIZER_FILE : TRAINER_FILE]);
+    cJSON *config = json_read(file[CONFIG_FILE]);
+    config_check(config, file[CONFIG_FILE].path, c);
+    new->model = open_model(&new->from);
     state->hash = state->history = hash_of(new->model);
     if (!state->weights_only) {
-        new->trainer = open_json(&from, TRAINER_FILE);
-        trainer_read(new->trainer, new->trainer_path, state);
-        open_safetensors(&new->optimizer, &from, checkpoint_file[OPTIMIZER_FILE], from.file[OPTIMIZER_FILE],
-                         from.error[OPTIMIZER_FILE]);
+        new->trainer = json_read(*trainer);
+        trainer_read(new->trainer, trainer->path, state);
+        open_safetensors(&new->optimizer, *moments);
         char *text = checkpoint_text(state);
-        check_belongs(config_path, cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(config, "checkpoint")),
-                      new->trainer_path, text);
+        check_belongs(file[CONFIG_FILE].path,
+                      cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(config, "checkpoint")), trainer->path, text);
         for (int i = 0; i < new->model.count; i++)
-            check_belongs(new->model.file[i].path, new->model.file[i].checkpoint, new->trainer_path, text);
-        check_belongs(moments_path, new->optimizer.file->checkpoint, new->trainer_path, text);
+            check_belongs(new->model.file[i].path, new->model.file[i].checkpoint, trainer->path, text);
+        check_belongs(moments->path, new->optimizer.file->checkpoint, trainer->path, text);
         free(text);
     }
     cJSON_Delete(config);
-    free(config_path);
-    free(moments_path);
-    directory_close(&from);
     return new;
 }
 
@@ -395,7 +375,7 @@ static void close_checkpoint(Checkpoint *c)
     close_files(&c->model);
     close_files(&c->optimizer);
     cJSON_Delete(c->trainer);
-    free(c->trainer_path);
+    directory_close(&c->from);
     free(c);
 }
 
@@ -429,7 +409,7 @@ void checkpoint_load(Checkpoint *c, AdamW *optimizer, const TrainState *state)
     read_parts(c->model, "", optimizer, PARAMS);
     if (!state->weights_only) {
         optimizer->step = state->optimizer_step;
-        trainer_read_kept(c->trainer, c->trainer_path, state);
+        trainer_read_kept(c->trainer, c->from.file[TRAINER_FILE].path, state);
         read_parts(c->optimizer, "m.", optimizer, MOMENT_M);
         read_parts(c->optimizer, "v.", optimizer, MOMENT_V);
     }

@@ -326,32 +326,32 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
     return q;
 }
 
+static void wait_for(Request *q)
+{
+    comm_wait(&q);
+}
+
 void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce)
 {
-    Request *q = comm_start_all_reduce(comm, t, reduce);
-    comm_wait(&q);
+    wait_for(comm_start_all_reduce(comm, t, reduce));
 }
 
 void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_reduce_scatter(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_reduce_scatter(comm, out, in));
 }
 
 void comm_all_gather(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_all_gather(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_all_gather(comm, out, in));
 }
 
 void comm_all_to_all(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_all_to_all(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_all_to_all(comm, out, in));
 }
 
 void comm_broadcast(Comm *comm, Tensor t, int root)
 {
-    Request *q = comm_start_broadcast(comm, t, root);
-    comm_wait(&q);
+    wait_for(comm_start_broadcast(comm, t, root));
 }
