@@ -1,5 +1,5 @@
-/* What the tests of bad input share: a directory of good and of bad files, commands that must fail with one clear line and
- * leave every file as it was, and programs that are met while they run.
+/* What the tests of bad input share: a directory of good and of bad files, commands that must fail with one clear line
+ * and leave every file as it was, and programs that are met while they run.
  */
 #ifndef REFUSALS_H
 #define REFUSALS_H
