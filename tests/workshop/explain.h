@@ -1,5 +1,5 @@
-/* What the numbers of a wrong gradient tell, next to 01's: zero, so many times too large, transposed, made from some of the
- * sequences or tokens only; all of it or a rectangle. For diagnose.c, like mistakes.h, on which it stands.
+/* What the numbers of a wrong gradient tell beside those of 01: zero, so many times too large, transposed, made from
+ * some of the sequences or tokens only; all of it or a rectangle. For diagnose.c, like mistakes.h, on which it stands.
  */
 #ifndef EXPLAIN_H
 #define EXPLAIN_H
