@@ -19,9 +19,9 @@ void metrics_open(void)
     metrics = output_append("metrics", options.metrics, &rows);
 }
 
-/* So many bytes of the file stay: none without --load. Else the columns must be those of this run: a program that keeps
- * more numbers has more. A row without its end, of a run that was killed or whose disk was full, goes, and so do rows of
- * steps that a killed run has made since its last checkpoint: they are made again. */
+/* So many bytes of the file stay: none without --load. Else the columns must be those of this run: a program that
+ * keeps more numbers has more. A row without its end, of a run that was killed or whose disk was full, goes, and so do
+ * rows of steps that a killed run has made since its last checkpoint: they are made again. */
 static off_t rows_that_stay(const char *header, int64_t step)
 {
     FILE *f = options.load ? fopen(options.metrics, "r") : NULL;

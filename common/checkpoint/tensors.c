@@ -359,8 +359,8 @@ static Checkpoint *open_now(const char *directory, Config c, TrainState *state)
         trainer_read(new->trainer, trainer->path, state);
         open_safetensors(&new->optimizer, *moments);
         char *text = checkpoint_text(state);
-        check_belongs(file[CONFIG_FILE].path,
-                      cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(config, "checkpoint")), trainer->path, text);
+        const cJSON *of = cJSON_GetObjectItemCaseSensitive(config, "checkpoint");
+        check_belongs(file[CONFIG_FILE].path, cJSON_GetStringValue(of), trainer->path, text);
         for (int i = 0; i < new->model.count; i++)
             check_belongs(new->model.file[i].path, new->model.file[i].checkpoint, trainer->path, text);
         check_belongs(moments->path, new->optimizer.file->checkpoint, trainer->path, text);

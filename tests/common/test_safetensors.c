@@ -338,7 +338,7 @@ static void test_header_as_written(void **state)
                                {.name = "\"\\\t\u00fc", .dtype = "U8"}};
     const char expected[] = "{\"__metadata__\":{\"format\":\"pt\",\"checkpoint\":\"step \\\"1\\\"\"},"
                             "\"abc\":{\"dtype\":\"F64\",\"shape\":[2,3],\"data_offsets\":[0,48]},"
-                            "\"\\\"\\\\\\u0009\u00fc\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[48,49]}}";
+                            "\"\\\"\\\\\\t\u00fc\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[48,49]}}";
     Safetensors s;
     struct {
         uint64_t length;
