@@ -1,7 +1,7 @@
 /* What a run leaves: files, and the checkpoint's directory. One program at a time writes to a place: it holds a lock on
  * an empty file beside it, PLACE.lock, which the system gives back however the process ends. (The file goes too, unless
- * the program was killed; then it stays, and means nothing.) Until an output is complete it stands beside its place,
- * as PLACE.tmp. A link stands for what it leads to. Devices, pipes and the log that stdout goes to are written directly,
+ * the program was killed; then it stays, and means nothing.) Until an output is complete it stands beside its place, as
+ * PLACE.tmp. A link stands for what it leads to. Devices, pipes and the log that stdout goes to are written directly,
  * by whoever wants to.
  *
  * All ranks make these calls, but for output_place.

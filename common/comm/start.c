@@ -234,8 +234,8 @@ void comm_same(const char *lines)
     comm_gather(world, all, mine, room, "the other ranks' options");
     for (int r = 1; r < world->size; r++) {
         const char *a = all, *b = all + r * room;
-        while (*a && *b && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
-            a += strcspn(a, "\n") + 1, b += strcspn(b, "\n") + 1;
+        for (size_t n; *a && *b && (n = strcspn(a, "\n")) == strcspn(b, "\n") && !strncmp(a, b, n);)
+            a += n + (a[n] == '\n'), b += n + (b[n] == '\n');
         a = *a || !*b ? a : "nothing more", b = *b || !*a ? b : "nothing more";
         if (*a || *b)
             fail_usage("rank 0 has %.*s, but rank %d %.*s: all ranks must have the same", (int)strcspn(a, "\n"), a, r,
