@@ -131,7 +131,7 @@ bool directory_open(const char *directory, OpenDirectory *d)
     bool all = true;
 
     *d = (OpenDirectory){.directory = -1};
-    for (int i = 0; i < 3 && d->directory < 0; i++) {           /* the third time: it has just been put in place */
+    for (int i = 0; i < 3 && d->directory < 0 && (i == 0 || errno == ENOENT); i++) {    /* third: it has just come */
         free(d->path);
         d->path = i == 1 ? new_text("%s.old", place) : strdup(directory);
         d->directory = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
