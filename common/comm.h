@@ -56,8 +56,9 @@ Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
-/* From one rank of the group to another, messages must be received in the order sent: NCCL knows no tags. --check
- * compares the tags, counts and types of both sides. A send never waits for a receive of its own rank. */
+/* To a neighbour in the ring of the group's ranks, and from one. Messages between two ranks must be received in the order
+ * sent: NCCL knows no tags. --check compares the tags, counts and types of both sides. A send never waits for a receive
+ * of its own rank. */
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag);
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
 /* in to the next rank, out from the one before, around the ring: counts as a send. Alone: a copy, and a call that sends
@@ -81,6 +82,15 @@ typedef struct {
 
 /* In predict(): so many calls in a step, each on a full tensor of so many REAL elements; bytes are comm's work. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
+
+/* When all groups are made and comm_predict has named, for each, all operations that there will be, if only between
+ * steps: connects their ranks for these, so that none has to be connected amid a step. All ranks. NCCL, which needs it,
+ * takes its memory from the GPU here. */
+void comm_connect(void);
+
+/* Of the GPU's multiprocessors, those that a matmul should not count on which is called now: they belong to transfers
+ * that were started, until they are waited for. */
+int comm_multiprocessors(void);
 int comm_account(CommAccount *accounts, int most);  /* how many: those with calls or a prediction */
 int64_t comm_bytes(void);                           /* sent in this step, over all groups */
 /* With --report: seconds of this step in which this rank only waited, for transfers and for numbers of other ranks.

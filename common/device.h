@@ -54,6 +54,8 @@ void device_while_waiting(void (*look)(double seconds));    /* to be called agai
 /* The stream, for a library that orders its work with ours: a GPU's cudaStream_t; NULL on the CPU. */
 void *device_stream(void);
 
+int device_multiprocessors(void);           /* a GPU's; 0: the CPU */
+
 /* For messages between ranks, which leave from the host's memory or from the device's. */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 int device_count(void);                     /* GPUs in this machine, for each rank one of its own; 0: the CPU */

@@ -35,6 +35,7 @@ static double needed_here(int *ranks)
 
 void memory_plan(void)
 {
+    comm_connect();
     const int64_t available = device_memory_available();    /* first: other ranks may soon begin to take it */
     const double total = memory_total().predicted;
     int largest = 0, ranks;

@@ -45,6 +45,7 @@ _Noreturn void comm_exit(int status)
         char all[world->size], mine = 0;
         watchdog_expect(comm_deadline(), world->rank, "end the program");
         comm_gather(world, all, &mine, 1, "the other ranks to end");
+        watchdog_expect(comm_deadline(), world->rank, "end the program");       /* it may have heard else meanwhile */
     }
     ended = true;
     while (comm_transport->end && !comm_transport->end() && clock_seconds() - begin < 10)
@@ -139,25 +140,18 @@ void comm_begin(int *argc, char ***argv)
     atexit(at_exit);
 }
 
-static int nccl_digits(int version, int unit)          /* 22803: 2.28.3 */
-{
-    return version / unit % 100;
-}
-
-/* Why NCCL can't carry: which two ranks have the same GPU, or which has an old NCCL; false: it can. */
+/* Why NCCL can't carry: which two ranks have the same GPU; false: it can. */
 static bool nccl_cannot(char text[256])
 {
-    struct Place { char host[64], gpu[PLACE_TEXT]; int machine, ranks, gpus, nccl; };
+    struct Place { char host[64], gpu[PLACE_TEXT]; int machine, ranks, gpus; };
     struct Place mine = {.machine = machine, .ranks = local_size, .gpus = device_count()};
     struct Place *all = calloc(world->size, sizeof *all);
     bool found = false;
-    int needed;
 
     if (!all)
         fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
     transport_nccl->place(mine.gpu);
-    mine.nccl = transport_nccl->version(&needed);
     comm_agree();                               /* a rank that failed would not come here */
     comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
     for (int a = 0; a < world->size; a++)
@@ -167,13 +161,6 @@ static bool nccl_cannot(char text[256])
                          b, all[a].gpu, all[a].host, all[a].ranks, all[a].gpus, all[a].gpus == 1 ? "" : "s");
                 found = true;
             }
-    for (int r = 0; r < world->size && !found; r++)
-        if (all[r].nccl < needed) {
-            snprintf(text, 256, "rank %d has NCCL %d.%d.%d, and from %d.%d on it can connect several pairs of ranks at "
-                     "once", r, nccl_digits(all[r].nccl, 10000), nccl_digits(all[r].nccl, 100),
-                     nccl_digits(all[r].nccl, 1), nccl_digits(needed, 10000), nccl_digits(needed, 100));
-            found = true;
-        }
     free(all);
     return found;
 }
@@ -199,7 +186,7 @@ const char *comm_choose(void)
         return comm_transport->name;
     }
     if (options.comm == COMM_NCCL)
-        fail("--comm nccl, but %s%s", why, strstr(why, " share GPU ") ? ": NCCL wants one for each rank" : "");
+        fail("--comm nccl, but %s: NCCL wants one for each rank", why);
     snprintf(words, sizeof words, "MPI, through the host's memory: %s",
              transport_nccl ? why : "this build is without NCCL");
     return words;

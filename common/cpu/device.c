@@ -295,6 +295,11 @@ const char *device_identity(void)
     return "";
 }
 
+int device_multiprocessors(void)
+{
+    return 0;
+}
+
 bool device_is_host(void)
 {
     return true;

@@ -126,6 +126,11 @@ bool device_is_host(void)
     return false;
 }
 
+int device_multiprocessors(void)
+{
+    return gpu.multiProcessorCount;
+}
+
 int device_capability(void)
 {
     return 10 * gpu.major + gpu.minor;

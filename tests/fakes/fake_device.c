@@ -68,6 +68,11 @@ void fake_step(FakeStream *s)
     s->running = false;
 }
 
+bool fake_idle(const FakeStream *s)
+{
+    return !s->first;
+}
+
 static bool pass(void *work)
 {
     ((FakeMark *)work)->passed = true;
@@ -288,6 +293,11 @@ void device_init(int local_rank, int local_ranks, int threads)
 int device_count(void)
 {
     return getenv("FAKE_GPUS") ? atoi(getenv("FAKE_GPUS")) : ranks_here;
+}
+
+int device_multiprocessors(void)
+{
+    return getenv("FAKE_MULTIPROCESSORS") ? atoi(getenv("FAKE_MULTIPROCESSORS")) : 256;
 }
 
 bool device_is_host(void)
