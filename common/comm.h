@@ -104,8 +104,8 @@ void comm_account_reset(void);                      /* a step begins */
  * ranks. comm_exit is how a program ends in agreement: every rank calls it, with the same status. */
 void comm_begin(int *argc, char ***argv);
 
-/* After device_init, on all ranks: takes the library that carries tensors, by --comm and by the GPUs that there are,
- * and returns it in words: "MPI, through the host's memory: ranks 0 and 1 share GPU 0000:01:00.0 of alpha, which has 2
+/* Before device_init, on all ranks: takes the library that carries tensors, by --comm and by the GPUs that there are,
+ * sets what it wants in the environment, and returns it in words: "MPI, through the host's memory: ranks 0 and 1 share GPU 0000:01:00.0 of alpha, which has 2
  * ranks, and 1 GPU for them". */
 const char *comm_choose(void);
 

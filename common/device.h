@@ -58,7 +58,10 @@ int device_multiprocessors(void);           /* a GPU's; 0: the CPU */
 
 /* For messages between ranks, which leave from the host's memory or from the device's. */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
-int device_count(void);                     /* GPUs in this machine, for each rank one of its own; 0: the CPU */
+/* Before device_init, which would take it: the GPU's place in this machine, or "" if there is none; returns how many
+ * there are, 0 on the CPU. Nothing is set up yet, and the environment may still be changed. */
+enum { DEVICE_PLACE = 32 };
+int device_find(int local_rank, char place[DEVICE_PLACE]);
 void *device_host_alloc(int64_t bytes);     /* of the host, for fast copies to the device; NULL: no more memory */
 void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event says when it is done */
 void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; `from` stays as it is till then */

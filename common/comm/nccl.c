@@ -402,6 +402,7 @@ static void connect(Comm *c)
     free(all);
 }
 
+/* (Where MPI_Init itself uses CUDA this comes too late: there the launcher's environment must have it.) */
 static void prepare(void)
 {
     /* A kernel that is loaded only when it is first used may wait for the whole GPU to be idle, and with it for a
@@ -416,15 +417,7 @@ static void prepare(void)
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
 }
 
-static void place(char text[PLACE_TEXT])
-{
-    int device;
-
-    CUDA(cudaGetDevice(&device));
-    CUDA(cudaDeviceGetPCIBusId(text, PLACE_TEXT, device));
-}
-
 static const Transport transport = {.name = "NCCL", .start = start, .done = done, .progress = progress,
                                     .unfinished = unfinished, .prepare = prepare, .connect = connect, .end = end,
-                                    .place = place, .multiprocessors = multiprocessors};
+                                    .multiprocessors = multiprocessors};
 const Transport *const transport_nccl = &transport;

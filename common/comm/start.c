@@ -132,28 +132,33 @@ void comm_begin(int *argc, char ***argv)
     watchdog_expect(0, world->rank, "");
     if (world->size == 1)
         watchdog_stop();                        /* nobody is waited for */
-    if (transport_nccl && world->size > 1)
-        transport_nccl->prepare();
     comm_starting = true;
     comm_waiting_begins();
     error_end_with(end_all);
     atexit(at_exit);
 }
 
-/* Why NCCL can't carry: which two ranks have the same GPU; false: it can. */
+/* Why NCCL can't carry: which two ranks would have the same GPU, or which has none; false: it can. */
 static bool nccl_cannot(char text[256])
 {
-    struct Place { char host[64], gpu[PLACE_TEXT]; int machine, ranks, gpus; };
-    struct Place mine = {.machine = machine, .ranks = local_size, .gpus = device_count()};
+    struct Place { char host[64], gpu[DEVICE_PLACE]; int machine, ranks, gpus; };
+    struct Place mine = {.machine = machine, .ranks = local_size};
     struct Place *all = calloc(world->size, sizeof *all);
     bool found = false;
 
     if (!all)
         fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
-    transport_nccl->place(mine.gpu);
+    watchdog_expect(comm_deadline(), world->rank, "find its GPU");
+    mine.gpus = device_find(local_rank, mine.gpu);
+    watchdog_expect(0, world->rank, "");
     comm_agree();                               /* a rank that failed would not come here */
     comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
+    for (int r = 0; r < world->size && !found; r++)
+        if (all[r].gpus == 0) {
+            snprintf(text, 256, "rank %d finds no GPU on %s", r, all[r].host);
+            found = true;
+        }
     for (int a = 0; a < world->size; a++)
         for (int b = a + 1; b < world->size && !found; b++)
             if (all[a].machine == all[b].machine && !strcmp(all[a].gpu, all[b].gpu)) {
@@ -183,6 +188,7 @@ const char *comm_choose(void)
         return words;
     if (transport_nccl && !nccl_cannot(why)) {
         comm_transport = transport_nccl;
+        comm_transport->prepare();
         return comm_transport->name;
     }
     if (options.comm == COMM_NCCL)

@@ -35,7 +35,6 @@ typedef struct {
     bool staged;                                /* for MPI: by staged.c */
 } Transfer;
 
-enum { PLACE_TEXT = 32 };
 typedef struct {
     const char *name;
     void *(*start)(Transfer t);
@@ -44,7 +43,7 @@ typedef struct {
     bool (*done)(void *handle);
 
     /* The rest may be NULL. */
-    void (*prepare)(void);                      /* before the device is taken, where there are several ranks */
+    void (*prepare)(void);                      /* before the device is taken */
     bool (*progress)(void);                     /* of all transfers; fails if one has failed. True: the device still has
                                                  * some of those to do that are done for the host */
     bool (*pending)(void *handle);              /* the device hasn't come to its start: nobody else is waited for */
@@ -55,7 +54,6 @@ typedef struct {
     void (*connect)(Comm *comm);
     int (*multiprocessors)(void);               /* comm_multiprocessors */
     bool (*end)(void);                          /* to be called until true, before the program ends */
-    void (*place)(char text[PLACE_TEXT]);       /* which GPU this rank has, if no two ranks may have the same */
 } Transport;
 
 extern const Transport transport_mpi;           /* tensors in the host's memory */

@@ -1,13 +1,16 @@
 /* The device as a GPU: one stream, in which everything is queued in the order of the calls; what the GPU is and can do;
  * and events, which tell when it was where, on the host's clock. */
 #include <cuda_runtime.h>
+#include <errno.h>
 #include <nvtx3/nvToolsExt.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "device_cuda.h"
 #include "../error.h"
@@ -63,15 +66,45 @@ void device_wait(void)
 
 /* ---- The start ---- */
 
-int device_count(void)
-{
+typedef struct {
+    char place[DEVICE_PLACE];
     int count;
+} Found;
 
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+static Found find(int local_rank)
+{
+    Found f = {};
+
+    if (cudaGetDeviceCount(&f.count) != cudaSuccess || f.count == 0
+        || cudaDeviceGetPCIBusId(f.place, DEVICE_PLACE, local_rank % f.count) != cudaSuccess) {
         cudaGetLastError();                     /* heard: no later call shall report it */
-        return 0;
+        return Found{};
     }
-    return count;
+    return f;
+}
+
+/* CUDA reads its environment when it is first called, so a process of its own calls it. Where CUDA was called already,
+ * by an MPI that knows it, it works in no such process. */
+int device_find(int local_rank, char place[DEVICE_PLACE])
+{
+    Found f = {};
+    int ends[2];
+
+    if (pipe(ends))
+        fail("no pipe to a process that looks for GPUs: %s", strerror(errno));
+    const pid_t child = fork();
+    if (child == 0) {
+        f = find(local_rank);
+        _exit(write(ends[1], &f, sizeof f) != sizeof f);
+    }
+    close(ends[1]);
+    if (child < 0 || read(ends[0], &f, sizeof f) != sizeof f || f.count == 0)
+        f = find(local_rank);
+    close(ends[0]);
+    if (child > 0)
+        waitpid(child, NULL, 0);
+    memcpy(place, f.place, DEVICE_PLACE);
+    return f.count;
 }
 
 static void events_begin(void);

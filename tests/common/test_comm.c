@@ -858,7 +858,8 @@ static void faults(const char *what)
     if (!strcmp(what, "late"))
         comm_all_reduce(comm_split(world, 0, "late"), x, SUM);
     if (!strcmp(what, "words") && rank == 0)
-        fprintf(stderr, "carried by %s\n", carrier);
+        fprintf(stderr, "carried by %s, and kernels are loaded %s\n", carrier,
+                getenv("CUDA_MODULE_LOADING") ? getenv("CUDA_MODULE_LOADING") : "late");
     for (int i = 0; i < 3 && !strcmp(what, "transfers"); i++) {
         comm_all_reduce(world, x, SUM);
         comm_reduce_scatter(world, part, y);
@@ -1091,8 +1092,8 @@ static int worker(int argc, char **argv)
                               || getenv("FAKE_NCCL_LOSE") || getenv("FAKE_NCCL_STOP") ? 1 : 60;
     options.comm = !strcmp(what, "insist") ? COMM_NCCL : COMM_AUTO;
     options.report = "none";                    /* so that waits are timed */
-    device_init(comm_local_rank(), comm_local_size(), 1);
     carrier = comm_choose();
+    device_init(comm_local_rank(), comm_local_size(), 1);
     if (!strcmp(what, "stuck-while-starting") && comm_rank(world) == 1)
         sleep(100);
     if (strcmp(what, "grid"))
@@ -1282,8 +1283,9 @@ static void nccl_fails(void **state)
          "2 GPUs for them"},
         {"FAKE_GPUS=1", "-words",
          "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of "
-         "|, and 1 GPU for them"},
-        {"FAKE_GPUS=3", "-words", "carried by NCCL"},
+         "|, and 1 GPU for them, and kernels are loaded late"},
+        {"FAKE_GPUS=3", "-words", "carried by NCCL, and kernels are loaded EAGER"},
+        {"FAKE_GPUS=0", "insist", "--comm nccl, but rank 0 finds no GPU on "},
         {"FAKE_MULTIPROCESSORS=9", "-transfers",
          "with its communicators those of all groups take 10 multiprocessors, but the GPU has 9"},
         {"FAKE_GPUS=3", "-late", "all_reduce in group late: its ranks are not connected for it, as comm_predict named"},

@@ -137,20 +137,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
 }
 
-cudaError_t cudaGetDevice(int *device)
-{
-    CUDA_MAY_FAIL();
-    *device = comm_local_rank() % device_count();
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device)
-{
-    CUDA_MAY_FAIL();
-    snprintf(id, size, "0000:%02x:00.0", device);
-    return cudaSuccess;
-}
-
 /* ---- Communicators ---- */
 
 typedef struct {                                /* one call */
