@@ -141,7 +141,7 @@ static void predict(void)
     switch (method) {
     case RING:
     case ZIGZAG:                        /* K, V both ways; dK, dV one hop more, to get home */
-        comm_predict(cp, SEND, (n - 1) * (forwards + backwards) + n * backwards, kv);
+        comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
         break;
     case ALLGATHER:                     /* K, V both ways; dK, dV */
         comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);

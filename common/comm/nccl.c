@@ -6,18 +6,18 @@
  *
  * Several communicators share a GPU, and a kernel of NCCL's spins until the other ranks' kernels of the same transfer
  * run. They run if nothing holds back a kernel whose turn it is. So:
- * - Whatever must wait for other ranks on the host, or for the GPU to be idle, is done before the first step: all
- *   communicators are made and used once, one after the other, in the same order on all ranks. Then calls queue a
- *   kernel and return: communicators are blocking ones, as a non-blocking one starts a thread for each call (NCCL's
- *   src/group.cc).
- * - All communicators' kernels fit on the GPU together, with room for others: config.maxCTAs is the number of
- *   multiprocessors that a kernel takes.
- * - Each communicator has a stream, and each stream a queue of the hardware's: kernels of one queue start in their
- *   order, so that one that may start would stand behind one that may not. CUDA makes 8 queues by itself and 32 at most
- *   (CUDA_DEVICE_MAX_CONNECTIONS). 1, which Megatron sets so that transfers start before the matmuls queued after them,
- *   would keep receives that are posted ahead in front of what they wait for; here the streams' priority does that.
- * - They have one priority, the highest: of the thread blocks that could start, a transfer's go before an operator's,
- *   and transfers have no order among themselves that could differ between ranks.
+ * - Whatever waits for other ranks on the host, or for the GPU to be idle, is done before the first step: communicators
+ *   are made and used once, one after the other, in the same order on all ranks (connect). From then on a call queues a
+ *   kernel and returns. They are blocking ones: a non-blocking one starts a thread for each call (NCCL's src/group.cc).
+ * - All communicators' kernels fit on the GPU together: config.maxCTAs says how many multiprocessors one takes.
+ * - Streams that share a queue of the hardware's wait for each other: a kernel that may start stands behind one that may
+ *   not. By itself CUDA has 8 queues, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank of a pipeline that combines
+ *   all techniques has eight communicators: tensor, context and data parallel ranks', the tied embedding's, and four for
+ *   the stages beside it. With two streams that NCCL adds to each, and the device's, these are 25. One queue for all,
+ *   which Megatron-LM asks for so that a transfer starts before matmuls that are called later, would be wrong here: a
+ *   receive that is posted ahead would stand in front of the work that its sender waits for.
+ * - What starts a transfer before those matmuls is the priority of its stream: of two kernels that could start, the one
+ *   with the higher priority does. Transfers all have the same, so that no rank prefers another one than its peers.
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -56,13 +56,15 @@ typedef struct Move {                   /* a transfer */
 
 /* A communicator with a stream, in which its transfers run one after the other. NCCL has no tags, and a transfer on a
  * communicator runs after those before it: if a send stood behind a receive, two ranks could wait for each other. So
- * messages have a line for each pair and direction, and a group's collectives one of their own. */
+ * messages have a line for each pair and direction. A group's collectives have one of their own, and shifts are among
+ * them: all ranks make them in the same order, and a shift's send and receive are one operation. */
 typedef struct Line {
     int size;                           /* a pair's is 2, and its sender is rank 0 */
     int multiprocessors;                /* that its transfers take, at most */
     ncclComm_t nccl;
     cudaStream_t stream;
     Move *first, *last;                 /* not over, or not waited for; in their order */
+    Move *half;                         /* the send of a shift whose receive is to come */
     struct Line *next;
 } Line;
 
@@ -78,11 +80,11 @@ static Line *line_of(const Transfer *t)
     const Comm *c = t->comm;
     const Group *g = c->nccl;
     const int side = t->peer != (c->rank + 1) % c->size;
-    Line *l = !g ? NULL : t->op == SEND ? g->to[side] : t->op == RECV ? g->from[side] : g->collectives;
+    Line *l = !g ? NULL : t->op < SEND || t->shift ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
 
     if (!l)
         fail("%s in group %s: its ranks are not connected for it, as comm_predict named no such operation before "
-             "comm_connect", comm_op_name[t->op], c->name);
+             "comm_connect", t->shift ? "shift" : comm_op_name[t->op], c->name);
     return l;
 }
 
@@ -170,12 +172,24 @@ static void all_to_all(const Line *l, const Transfer *t, ncclDataType_t type)
     NCCL(ncclGroupEnd());
 }
 
+static void shift(const Line *l, const Transfer *to, const Transfer *from)
+{
+    NCCL(ncclGroupStart());
+    NCCL(ncclSend(to->in, to->count, type_of(to), to->peer, l->nccl, l->stream));
+    NCCL(ncclRecv(from->out, from->count, type_of(from), from->peer, l->nccl, l->stream));
+    NCCL(ncclGroupEnd());
+}
+
 static void call(const Line *l, const Transfer *t)
 {
     const ncclDataType_t type = type_of(t);
 
     if (t->count == 0)
         return;
+    if (t->shift) {
+        shift(l, &l->half->t, t);
+        return;
+    }
     switch (t->op) {
     case ALL_REDUCE:
         NCCL(ncclAllReduce(t->out, t->out, t->count, type, t->reduce == SUM ? ncclSum : ncclMax, l->nccl, l->stream));
@@ -243,15 +257,21 @@ static void *start(Transfer t)
     m->number = moves++;
     CUDA(cudaEventCreateWithFlags(&m->ready, cudaEventDisableTiming));
     CUDA(cudaEventCreateWithFlags(&m->over, cudaEventDisableTiming));
-    CUDA(cudaEventRecord(m->ready, device_stream()));
-    CUDA(cudaStreamWaitEvent(l->stream, m->ready, 0));
-    call(l, &t);
-    CUDA(cudaEventRecord(m->over, l->stream));
     if (l->first)
         l->last->next = m;
     else
         l->first = m;
     l->last = m;
+    CUDA(cudaEventRecord(m->ready, device_stream()));
+    if (t.shift && t.op == SEND) {
+        l->half = m;
+        return m;
+    }
+    CUDA(cudaStreamWaitEvent(l->stream, m->ready, 0));
+    call(l, &t);
+    CUDA(cudaEventRecord(m->over, l->stream));
+    if (t.shift)
+        CUDA(cudaEventRecord(l->half->over, l->stream));
     return m;
 }
 
@@ -317,7 +337,14 @@ static void warm(Transfer t)
     t.in = device_alloc(bytes);
     if (!t.out || !t.in)
         fail("no memory for a first transfer in group %s", t.comm->name);
-    done(start(t));
+    Move *m = start(t), *from = NULL;
+    if (t.shift) {
+        t.op = RECV, t.peer = (t.comm->rank + t.comm->size - 1) % t.comm->size;
+        from = start(t);
+    }
+    done(m);
+    if (from)
+        done(from);
     device_wait();
     progress();
     device_free(t.out, bytes);
@@ -377,8 +404,8 @@ static void connect(Comm *c)
     c->nccl = calloc(1, sizeof(Group));
     if (!all || !c->nccl)
         fail("no memory for the communicators of group %s", c->name);
-    for (int op = 0; op < SEND; op++)
-        collectives |= c->used[op];
+    for (int op = 0; op <= SHIFT; op++)
+        collectives |= c->used[op] && op != SEND;
     while (most > 1 && 8 * most > device_multiprocessors())
         most /= 2;
     if (collectives && c->rank == 0)
@@ -392,6 +419,8 @@ static void connect(Comm *c)
         ((Group *)c->nccl)->collectives = connect_line(c, all[0].group, c->size, c->rank, most);
         warm((Transfer){.comm = c, .op = ALL_REDUCE, .count = c->size, .dtype = F32});
     }
+    if (c->used[SHIFT])
+        warm((Transfer){.comm = c, .op = SEND, .count = 1, .dtype = F32, .peer = (c->rank + 1) % c->size, .shift = true});
     if (c->used[ALL_TO_ALL])
         warm((Transfer){.comm = c, .op = ALL_TO_ALL, .count = c->size, .dtype = F32});
     for (int odd = 0; odd < 2; odd++)           /* all even ones at once; in this order no ranks wait in a circle */

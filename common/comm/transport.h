@@ -12,7 +12,7 @@ struct Comm {
     int rank, size;
     void *mpi, *nccl;                           /* what MPI and NCCL know the group by */
     int64_t operations;                         /* started so far */
-    bool used[COMM_OPS];                        /* comm_predict has named it */
+    bool used[COMM_OPS + 1];                    /* comm_predict has named it; the last: SHIFT */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
     Comm *next;                                 /* of all groups, in the order of their making */
 };
@@ -31,6 +31,7 @@ typedef struct {
     int64_t count;
     DType dtype;
     int peer, tag;
+    bool shift;                                 /* SEND, RECV: a half of comm_start_shift's; the send comes first */
     bool rendezvous;                            /* SEND: doesn't end before its RECV has begun */
     bool staged;                                /* for MPI: by staged.c */
 } Transfer;
@@ -77,7 +78,7 @@ int mpi_alarmed(char text[ALARM_TEXT]);         /* who has sent one, with its te
 
 /* MPI promises tags to 32,767 only. So only 12 bits of a message's tag travel, which is enough, since messages are
  * received in the order sent. The numbers above them are for what --pretend and --check send. */
-enum { TAGS = 4096, SHIFT_TAG = TAGS - 1, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS };
+enum { SHIFT_TAG = -1, TAGS = 4096, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS };
 
 /* ---- groups.c ---- */
 

@@ -1,12 +1,12 @@
 /* NCCL and the part of CUDA that comm/nccl.c uses, for tests without a GPU: on fake_device.c's streams, over MPI. It is
- * as unkind as the real ones may be: work is done late; making a communicator waits for its other ranks, and so does its
- * first use; and who does either while a kernel may be waiting for other ranks gets an error, where NCCL could hang.
+ * as unkind as the real ones may be: work is done late; making a communicator waits for its other ranks, and so does
+ * its first use; and who does either while a kernel may be waiting for other ranks gets an error, where NCCL could
+ * hang.
  *
  * FAKE_NCCL_FAIL="ncclSend 3": the third such call of rank 1 returns an error; "async 3": a communicator of rank 1 has
- * one after its third operation. Of operations on more than 8 elements: FAKE_NCCL_LOSE=3: rank 1's third one never comes
- * to an end; FAKE_NCCL_STOP=3: the call never returns, on all ranks; 0: those before the first one. FAKE_NCCL_STOP=-1:
- * nor does making a communicator.
- * FAKE_NCCL_LOG: communicators as they are made and first used, on stderr.
+ * one after its third operation. Of operations on more than 8 elements: FAKE_NCCL_LOSE=3: rank 1's third one never ends;
+ * FAKE_NCCL_STOP=3: the third call never returns, on all ranks. 0 means those before the first one, and
+ * FAKE_NCCL_STOP=-1 the making of a communicator. FAKE_NCCL_LOG: communicators as they are made and first used.
  */
 #include <cuda_runtime_api.h>
 #include <mpi.h>
