@@ -18,7 +18,9 @@
 typedef struct Comm Comm;                       /* a group of ranks, as this rank sees it */
 typedef struct Request Request;                 /* a transfer under way */
 typedef enum { SUM, MAX } Reduce;
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, COMM_OPS, SHIFT = COMM_OPS } CommOp;
+typedef enum {
+    ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, COMM_OPS, SHIFT = COMM_OPS
+} CommOp;
 
 extern Comm *world;                             /* all ranks */
 
@@ -85,9 +87,9 @@ typedef struct {
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 
 /* When all groups are made and comm_predict has named, for each, all operations that there will be, if only between
- * steps: connects their ranks for these, so that none has to be connected amid a step. All ranks. NCCL, which needs it,
- * takes its memory from the GPU here. */
-void comm_connect(void);
+ * steps: connects their ranks for these, so that none has to be connected amid a step. All ranks. True: a library has
+ * taken memory from the GPU for it, which it keeps. */
+bool comm_connect(void);
 
 /* Of the GPU's multiprocessors, those that a matmul should not count on which is called now: they belong to transfers
  * that were started, until they are waited for. */

@@ -27,6 +27,8 @@ enum { DEVICE_IDENTITY = 33 };
 const char *device_identity(void);          /* which of its machine's devices: a GPU's id from NVIDIA; the CPU: "" */
 int device_threads(void);
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
+int64_t device_memory_beside(void);         /* an estimate of what operators will take from a GPU and in no account: for
+                                             * scratch, and for kernels that aren't loaded yet; 0: the CPU */
 int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, or free and kept; 0: the CPU */
 
 /* Arithmetic rate, in FLOP/s, that MFU is a fraction of: a GPU's datasheet peak for matmuls of the type, or on the CPU

@@ -121,12 +121,12 @@ void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
 }
 
 /* A rank that fails meanwhile ends the others at once: they may wait inside a library, where they can't agree. */
-void comm_connect(void)
+bool comm_connect(void)
 {
     const bool starting = comm_starting;
 
     if (!comm_transport->connect)
-        return;
+        return false;
     comm_agree();
     comm_starting = false;
     for (Comm *c = world; c; c = c->next) {
@@ -141,6 +141,7 @@ void comm_connect(void)
             comm_transport->connect(c);
     }
     comm_starting = starting;
+    return true;
 }
 
 int comm_multiprocessors(void)

@@ -10,12 +10,12 @@
  *   are made and used once, one after the other, in the same order on all ranks (connect). From then on a call queues a
  *   kernel and returns. They are blocking ones: a non-blocking one starts a thread for each call (NCCL's src/group.cc).
  * - All communicators' kernels fit on the GPU together: config.maxCTAs says how many multiprocessors one takes.
- * - Streams that share a queue of the hardware's wait for each other: a kernel that may start stands behind one that may
- *   not. By itself CUDA has 8 queues, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank of a pipeline that combines
- *   all techniques has eight communicators: tensor, context and data parallel ranks', the tied embedding's, and four for
- *   the stages beside it. With two streams that NCCL adds to each, and the device's, these are 25. One queue for all,
- *   which Megatron-LM asks for so that a transfer starts before matmuls that are called later, would be wrong here: a
- *   receive that is posted ahead would stand in front of the work that its sender waits for.
+ * - Streams that share a queue of the hardware's wait for each other: a kernel that may start stands behind one that
+ *   may not. By itself CUDA has 8 queues, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank in five groups, one of
+ *   them with messages both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL adds
+ *   to each, and the device's, these are 25. One queue for all, which Megatron-LM asks for so that a transfer starts
+ *   before matmuls that are called later, would be wrong here: a receive that is posted ahead would stand in front of
+ *   the work that its sender waits for.
  * - What starts a transfer before those matmuls is the priority of its stream: of two kernels that could start, the one
  *   with the higher priority does. Transfers all have the same, so that no rank prefers another one than its peers.
  */
@@ -420,7 +420,8 @@ static void connect(Comm *c)
         warm((Transfer){.comm = c, .op = ALL_REDUCE, .count = c->size, .dtype = F32});
     }
     if (c->used[SHIFT])
-        warm((Transfer){.comm = c, .op = SEND, .count = 1, .dtype = F32, .peer = (c->rank + 1) % c->size, .shift = true});
+        warm((Transfer){.comm = c, .op = SEND, .count = 1, .dtype = F32, .peer = (c->rank + 1) % c->size,
+                        .shift = true});
     if (c->used[ALL_TO_ALL])
         warm((Transfer){.comm = c, .op = ALL_TO_ALL, .count = c->size, .dtype = F32});
     for (int odd = 0; odd < 2; odd++)           /* all even ones at once; in this order no ranks wait in a circle */

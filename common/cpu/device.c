@@ -161,6 +161,11 @@ int64_t device_memory_available(void)
     return least == INT64_MAX ? -1 : least < 0 ? 0 : least;
 }
 
+int64_t device_memory_beside(void)
+{
+    return 0;
+}
+
 int64_t device_memory_reserved(void)
 {
     return 0;

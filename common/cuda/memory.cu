@@ -5,6 +5,7 @@
  * this host should do next. What is given back stays in the driver's pool, which cuts and joins it for other sizes.
  */
 #include <cuda_runtime.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "device_cuda.h"
@@ -77,6 +78,16 @@ int64_t device_memory_available(void)
 
     CUDA(cudaMemGetInfo(&free_now, &total));
     return free_now + of_pool(cudaMemPoolAttrReservedMemCurrent) - of_pool(cudaMemPoolAttrUsedMemCurrent);
+}
+
+/* Not measured yet. A few dozen kernels of cuBLAS's, of which each has some MB; partial sums of all rows, or a block of
+ * queries' scores in float. The matmuls' workspace is taken already. */
+int64_t device_memory_beside(void)
+{
+    enum { KERNELS = 128 << 20, SCRATCH = 128 << 20 };
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+
+    return SCRATCH + (loading && !strcmp(loading, "EAGER") ? 0 : KERNELS);
 }
 
 int64_t device_memory_reserved(void)

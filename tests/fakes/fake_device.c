@@ -338,6 +338,11 @@ Support device_supports(DType dtype)
     return SUPPORT_EMULATED;
 }
 
+int64_t device_memory_beside(void)
+{
+    return 0;
+}
+
 int64_t device_memory_reserved(void)
 {
     return 0;

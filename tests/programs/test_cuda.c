@@ -364,6 +364,20 @@ static void memory_changes_hands_without_waiting(void **state)
     run_well("%s" BUILD "/%s/test_cuda memory", emulated() ? "EMULATED_MEMORY=60000000 " : "", build);
 }
 
+/* What operators take beside the account has its place in the plan: without it, the run would end amid its first step.
+ */
+static void memory_plan_counts_scratch(void **state)
+{
+    (void)state;
+    if (!emulated())
+        skip();
+    Result r = run("EMULATED_MEMORY=100000000 " BUILD "/emulated/01_single_gpu --layers 1 --hidden 32 --heads 2 --seq 16");
+    assert_int_equal(r.status, 1);
+    if (!strstr(r.out, ", and an estimated 268 MB for scratch and kernels, of ") || !strstr(r.err, " are available;"))
+        fail_msg("%s%s", r.out, r.err);
+    result_free(r);
+}
+
 /* The same bits, in every operator and in a program. */
 static void runs_repeat(void **state)
 {
@@ -390,6 +404,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(mistakes_are_found),
         cmocka_unit_test(memory_changes_hands_without_waiting),
+        cmocka_unit_test(memory_plan_counts_scratch),
         cmocka_unit_test(runs_repeat),
     };
     char place[DEVICE_PLACE];
