@@ -180,13 +180,13 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     options_parse(stage, summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
     catch_signals();
+    const char *carrier = comm_choose();
     device_init(comm_local_rank(), comm_local_size(), options.threads ? options.threads : comm_local_threads());
     if (options.pretend && comm_local_size() < comm_size(world))
         fail_usage("--pretend %s, but the ranks are on several machines: it compares their clocks, and works on one",
                    options.pretend);
     if (options.tf32 && !device_use_tf32())
         fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
-    const char *carrier = comm_choose();
     ops_pretend(options.pretend_flops);
     ops_count(false);
     if (options.report)

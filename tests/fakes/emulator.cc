@@ -383,10 +383,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
 {
-    if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin
-        && attribute != cudaDevAttrMaxSharedMemoryPerMultiprocessor)
+    if (attribute == cudaDevAttrMemoryPoolsSupported)
+        *value = 1;
+    else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin
+             || attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
+        *value = 64 << 10;              /* as on sm_75: what has less room for the largest heads is tried too */
+    else
         return cudaErrorInvalidValue;
-    *value = 64 << 10;                  /* as on sm_75: what has less room for the largest heads is tried too */
     return cudaSuccess;
 }
 
@@ -396,26 +399,101 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int)
     return cudaSuccess;
 }
 
+/* EMULATED_MEMORY: bytes that the GPU has; then what would wait for all streams is wrong, as in one of them a transfer
+ * may wait for another rank. */
+static size_t memory(void)
+{
+    const char *bytes = getenv("EMULATED_MEMORY");
+
+    return bytes ? strtoull(bytes, NULL, 10) : (size_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
+}
+
+static uint64_t used, reserved;                 /* reserved: the most that was ever used */
+static std::map<void *, size_t> taken;
+static std::map<size_t, std::vector<void *>> given_back;
+
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
 {
-    *available = (size_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    *total = (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    const bool limited = getenv("EMULATED_MEMORY");
+
+    *available = memory() - (limited ? reserved : 0);
+    *total = limited ? memory() : (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     return cudaSuccess;
+}
+
+static void *take(size_t bytes)
+{
+    std::vector<void *> &free_ones = given_back[bytes];
+    void *data = NULL;
+
+    if (getenv("EMULATED_MEMORY") && used + bytes > memory())
+        return NULL;
+    if (free_ones.empty())
+        data = check_alloc(bytes);
+    else {
+        data = free_ones.back();
+        free_ones.pop_back();
+    }
+    if (!data)
+        return NULL;
+    taken[data] = bytes;
+    used += bytes;
+    reserved = used > reserved ? used : reserved;
+    later([=] { memset(data, 0xff, bytes); });          /* NaN, until it is written */
+    return data;
 }
 
 cudaError_t cudaMalloc(void **data, size_t bytes)
 {
-    *data = check_alloc(bytes);
-    if (!*data)
-        return cudaErrorMemoryAllocation;
-    memset(*data, 0xff, bytes);                         /* NaN, until it is written */
-    return cudaSuccess;
+    *data = take(bytes);
+    return *data ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFree(void *data)
 {
+    if (getenv("EMULATED_MEMORY"))
+        emulated_wrong("cudaFree waits for all streams, and for the ranks that their transfers wait for");
     work_until(queued);
+    if (data)
+        used -= taken.at(data);
+    taken.erase(data);
     check_free(data);
+    return cudaSuccess;
+}
+
+/* The pool: memory is given back, and may be taken again, when the stream comes to it. */
+cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t)
+{
+    return cudaMalloc(data, bytes);
+}
+
+cudaError_t cudaFreeAsync(void *data, cudaStream_t)
+{
+    const size_t bytes = taken.at(data);
+
+    taken.erase(data);
+    given_back[bytes].push_back(data);
+    used -= bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int)
+{
+    *pool = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, void *value)
+{
+    return attribute == cudaMemPoolAttrReleaseThreshold && *(uint64_t *)value == UINT64_MAX ? cudaSuccess
+                                                                                          : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, void *value)
+{
+    if (attribute != cudaMemPoolAttrReservedMemCurrent && attribute != cudaMemPoolAttrUsedMemCurrent)
+        return cudaErrorInvalidValue;
+    *(uint64_t *)value = attribute == cudaMemPoolAttrUsedMemCurrent ? used : reserved;
     return cudaSuccess;
 }
 

@@ -329,6 +329,61 @@ static void mistakes_are_found(void **state)
     }
 }
 
+/* "test_cuda memory": most of the device's memory is taken, given back, and taken again in other sizes, while what was
+ * queued before still uses it. */
+static int memory_in_other_sizes(void)
+{
+    enum { PARTS = 3 };
+    double sum = 0;
+    char place[DEVICE_PLACE];
+
+    if (device_find(0, place) == 0 || !place[0])        /* by another process; then this one takes it */
+        return 1;
+    device_init(0, 1, 1);
+    const int64_t bytes = device_memory_available() / 10 * 6 / PARTS * PARTS;
+    char *whole = device_alloc(bytes), *part[PARTS], last[PARTS];
+    if (!whole)
+        return 1;
+    device_free(whole, bytes);
+    for (int i = 0; i < PARTS; i++) {
+        part[i] = device_alloc(bytes / PARTS + i);
+        if (!part[i])
+            return 1;
+        device_upload(part[i] + bytes / PARTS - 1 + i, &(char){1 + i}, 1);
+    }
+    for (int i = 0; i < PARTS; i++) {
+        device_download(&last[i], part[i] + bytes / PARTS - 1 + i, 1);
+        sum += last[i];
+        device_free(part[i], bytes / PARTS + i);
+    }
+    printf("%.0f of %lld bytes\n", sum, (long long)device_memory_reserved());
+    return sum != 6;
+}
+
+/* Nothing that waits for all streams: in one of them a transfer may wait for a rank that waits for this one's host. The
+ * emulated GPU takes it for wrong. */
+static void memory_changes_hands_without_waiting(void **state)
+{
+    (void)state;
+    if (!strcmp(build, "cpu"))
+        skip();
+    run_well("%s" BUILD "/%s/test_cuda memory", emulated() ? "EMULATED_MEMORY=60000000 " : "", build);
+}
+
+/* What operators take beside the account has its place in the plan: without it, the run would end amid its first step.
+ */
+static void memory_plan_counts_scratch(void **state)
+{
+    (void)state;
+    if (!emulated())
+        skip();
+    Result r = run("EMULATED_MEMORY=100000000 " BUILD "/emulated/01_single_gpu --layers 1 --hidden 32 --heads 2 --seq 16");
+    assert_int_equal(r.status, 1);
+    if (!strstr(r.out, ", and an estimated 268 MB for scratch and kernels, of ") || !strstr(r.err, " are available;"))
+        fail_msg("%s%s", r.out, r.err);
+    result_free(r);
+}
+
 /* The same bits, in every operator and in a program. */
 static void runs_repeat(void **state)
 {
@@ -354,12 +409,17 @@ int main(int argc, char **argv)
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(memory_changes_hands_without_waiting),
+        cmocka_unit_test(memory_plan_counts_scratch),
         cmocka_unit_test(runs_repeat),
     };
+    char place[DEVICE_PLACE];
 
+    if (argc > 1 && !strcmp(argv[1], "memory"))
+        return memory_in_other_sizes();
     build = argc > 1 ? argv[1] : strstr(argv[0], "emulated/") ? "emulated" : "cuda";
     setvbuf(stdout, NULL, _IOLBF, 0);           /* what is known is said, also into a pipe */
-    if (!strcmp(build, "cuda") && device_count() == 0) {
+    if (!strcmp(build, "cuda") && device_find(0, place) == 0) {
         if (system("nvidia-smi -L >/dev/null 2>&1") == 0)
             device_init(0, 1, 1);               /* there is one: this fails, and says why */
         printf("SKIPPED: no GPU answers, so nothing on one was tested\n");
