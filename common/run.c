@@ -134,8 +134,11 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     if (options.pretend && comm_local_size() < comm_size(world))
         fail_usage("--pretend %s, but the ranks are on several machines: it compares their clocks, and works on one",
                    options.pretend);
-    if (options.tf32 && !device_use_tf32())
-        fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
+    /* what is dumped is for comparing, and TF32 would differ from the CPU in the fourth digit */
+    const bool wanted = options.tf32 == TF32_ON || (options.tf32 == TF32_AUTO && !options.dump_gradients);
+    const bool tf32 = wanted && device_use_tf32();
+    if (options.tf32 == TF32_ON && !tf32)
+        fail_usage("--tf32 on, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
     const char *carrier = comm_choose();
     ops_pretend(options.pretend_flops);
     ops_count(false);
@@ -175,8 +178,9 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
         print_rank_0("ranks   %s\n", table);
         free(table);
     }
-    print_rank_0("device  %s%s, %s in matmul%s%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(),
-                 peak_text(), comm_size(world) > 1 ? " together" : "", options.pretend ? " (pretended)" : "");
+    print_rank_0("device  %s%s, %s in matmul%s%s%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(),
+                 peak_text(), device_is_host() ? "" : tf32 ? " of TF32" : " of float",
+                 comm_size(world) > 1 ? " together" : "", options.pretend ? " (pretended)" : "");
     if (comm_size(world) > 1 && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),

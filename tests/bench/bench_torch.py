@@ -46,8 +46,8 @@ CASES = {
         ("01_single_gpu", "", SMALL | dict(seq=128, accumulate=1), "float", False),
     ],
     "cuda": [
-        ("01_single_gpu", "", SMALL, "float", False),
-        ("01_single_gpu", "--tf32", SMALL, "TF32", False),
+        ("01_single_gpu", "--tf32 off", SMALL, "float", False),
+        ("01_single_gpu", "", SMALL, "TF32", False),
         ("02_mixed_precision", "--dtype bf16", EVEN, "autocast", False),
         ("08_fused_kernels", "--fuse all", EVEN, "autocast", True),
         ("08_fused_kernels", "--fuse all", EVEN, "bf16", True),

@@ -592,27 +592,39 @@ static void put(void *data, cudaDataType_t type, int64_t i, float x)
         emulated_wrong("a product of a type that the backend doesn't use");
 }
 
+/* To 10 bits of mantissa. */
+static float tf32(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
 /* rows x columns, as floats one column after the other. */
-static std::vector<float> floats(const void *data, cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld)
+static std::vector<float> floats(const void *data, cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld,
+                                 bool rounded)
 {
     std::vector<float> x(rows * columns);
 
     check_whole(data, ((columns - 1) * ld + rows) * size_of(type), "a product's operand");
     for (int64_t j = 0; j < columns; j++)
         for (int64_t i = 0; i < rows; i++)
-            x[j * rows + i] = get(data, type, j * ld + i);
+            x[j * rows + i] = rounded ? tf32(get(data, type, j * ld + i)) : get(data, type, j * ld + i);
     return x;
 }
 
 /* alpha op(a) op(b): m x n, of k. */
-static std::vector<float> product(cublasOperation_t op_a, cublasOperation_t op_b, int64_t m, int64_t n, int64_t k,
-                                  float alpha, const void *a, cudaDataType_t type_a, int64_t ld_a, const void *b,
-                                  cudaDataType_t type_b, int64_t ld_b)
+static std::vector<float> product(cublasComputeType_t compute, cublasOperation_t op_a, cublasOperation_t op_b,
+                                  int64_t m, int64_t n, int64_t k, float alpha, const void *a, cudaDataType_t type_a,
+                                  int64_t ld_a, const void *b, cudaDataType_t type_b, int64_t ld_b)
 {
-    const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T;
+    const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T, rounded = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     const int64_t rows_a = ta ? k : m, rows_b = tb ? n : k;
-    const std::vector<float> x = floats(a, type_a, rows_a, ta ? m : k, ld_a);
-    const std::vector<float> y = floats(b, type_b, rows_b, tb ? k : n, ld_b);
+    const std::vector<float> x = floats(a, type_a, rows_a, ta ? m : k, ld_a, rounded);
+    const std::vector<float> y = floats(b, type_b, rows_b, tb ? k : n, ld_b, rounded);
     std::vector<float> c(m * n);
 
     cblas_sgemm(CblasColMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, alpha,
@@ -645,7 +657,7 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
         return CUBLAS_STATUS_NOT_SUPPORTED;
     later([=] {
         for (int64_t i = 0; i < count; i++) {
-            const std::vector<float> x = product(op_a, op_b, m, n, k, scale,
+            const std::vector<float> x = product(compute, op_a, op_b, m, n, k, scale,
                                                  (const char *)a + i * stride_a * size_of(type_a), type_a, ld_a,
                                                  (const char *)b + i * stride_b * size_of(type_b), type_b, ld_b);
             char *to = (char *)c + i * stride_c * size_of(type_c);
@@ -715,6 +727,7 @@ const char *cublasGetStatusString(cublasStatus_t status)
 /* Attributes by their number; as pointers, numbers of 32 bits or of 64. */
 struct Description {
     std::map<int, std::vector<char>> attributes;
+    cublasComputeType_t compute;                        /* of a matmul; what follows: of a matrix */
     cudaDataType_t type;
     int64_t rows, columns, ld;
 
@@ -743,7 +756,10 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale)
 {
-    *d = (cublasLtMatmulDesc_t) new Description();
+    Description *matmul = new Description();
+
+    matmul->compute = compute;
+    *d = (cublasLtMatmulDesc_t)matmul;
     return (compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_FAST_TF32) && scale == CUDA_R_32F
          ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -834,6 +850,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     const cublasOperation_t op_a = matmul->at(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N);
     const int epilogue = matmul->at<int>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
     const int64_t ld_aux = matmul->at<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
+    const cublasComputeType_t compute = matmul->compute;
     void *aux = matmul->at<void *>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, NULL);
     const void *bias = matmul->at<const void *>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, NULL);
     const float *scale_a = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, NULL);
@@ -850,7 +867,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
         check_whole(bias, m * size_of(of_d.type), "a bias");
     later([=] {
-        const std::vector<float> x = product(op_a, CUBLAS_OP_N, m, n, k,
+        const std::vector<float> x = product(compute, op_a, CUBLAS_OP_N, m, n, k,
                                              scale * (scale_a ? *scale_a : 1) * (scale_b ? *scale_b : 1), a, of_a.type,
                                              of_a.ld, b, of_b.type, of_b.ld);
         for (int64_t i = 0; i < m * n; i++) {

@@ -224,13 +224,54 @@ static void losses_agree(void **state)
     for (int i = 0; i < 2; i++) {
         const int steps = covering() ? 4 : 20;
         run_well("rm -f tested.csv reference.csv");
-        run_well(BUILD "/%s/%s --preset %s --steps %d --quiet --metrics tested.csv", build, stages[i], preset, steps);
+        run_well(BUILD "/%s/%s --preset %s --steps %d --tf32 off --quiet --metrics tested.csv", build, stages[i],
+                 preset, steps);
         run_well(BUILD "/cpu/%s --preset %s --steps %d --quiet --metrics reference.csv", stages[i], preset, steps);
         const double loss = metric_difference("loss", steps), norm = metric_difference("grad_norm", steps);
         printf("%s: %d losses differ by %.1e at most, gradients' norms by %.1e\n", stages[i], steps, loss, norm);
         assert_true(loss <= 1e-4);
         assert_true(norm <= 1e-4);
     }
+}
+
+/* Where the device has TF32, its matmuls of float are in it, but not of what is dumped; --tf32 says otherwise. */
+static void tf32_is_the_standard(void **state)
+{
+    static const struct {
+        const char *options, *line;
+        bool rounded;
+    } runs[] = {
+        {"--tf32 off", "in matmul of float\n", false},
+        {"", "in matmul of TF32\n", true},
+        {"--tf32 on", "in matmul of TF32\n", true},
+        {"--dump-gradients exact.safetensors", "in matmul of float\n", false},
+        {"--tf32 on --dump-gradients rounded.safetensors", "in matmul of TF32\n", true},
+    };
+    double loss, exact = 0;
+    char worst[128];
+
+    (void)state;
+    Result r = run(BUILD "/%s/01_single_gpu --preset tiny --steps 0 --tf32 on", build);
+    const bool without = r.status == 2 && strstr(r.err, "only GPUs from sm_80 on have TF32");
+    result_free(r);
+    if (without)
+        skip();
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        unlink(in_temporary("m.csv"));
+        r = run(BUILD "/%s/01_single_gpu --preset tiny --layers 1 --seq 16 --steps 1 --metrics m.csv %s", build,
+                runs[i].options);
+        if (r.status || !strstr(r.out, runs[i].line))
+            fail_msg("%s: status %d, and not \"%s\", but\n%s%s", runs[i].options, r.status, runs[i].line, r.out, r.err);
+        result_free(r);
+        assert_int_equal(read_column(in_temporary("m.csv"), "loss", &loss, 1), 1);
+        exact = i ? exact : loss;
+        assert_true((loss != exact) == runs[i].rounded);
+        assert_true(fabs(loss / exact - 1) < 1e-3);
+    }
+    const double d = compare_gradients(in_temporary("rounded.safetensors"), in_temporary("exact.safetensors"), 2,
+                                       worst);
+    printf("in TF32 gradients differ by %.1e at most (%s)\n", d, worst);
+    assert_true(d > 1e-5 && d < 1e-1);
 }
 
 /* Training in smaller types: every build rounds in its own places. */
@@ -263,7 +304,7 @@ static void small_types_agree(void **state)
             const char *metrics = k ? "reference.csv" : "tested.csv";
             run_well("rm -f %s", metrics);
             Result r = run(BUILD "/%s/%s --layers 2 --hidden 96 --heads 6 --seq 48 --micro-batch 4 --accumulate 2 "
-                           "--steps %d --warmup 1 --lr 1e-3 --vocab 97 --data %s --quiet --metrics %s %s",
+                           "--steps %d --warmup 1 --lr 1e-3 --vocab 97 --tf32 off --data %s --quiet --metrics %s %s",
                            k ? "cpu" : build, runs[i].stage, steps, token_file(20000, 97), metrics, runs[i].options);
             if (r.status || strstr(r.err, "with GELU"))     /* there is none, which linear_gelu_unfused would know */
                 fail_msg("%s %s: status %d: %s", runs[i].stage, runs[i].options, r.status, r.err);
@@ -345,6 +386,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(operators_agree),
         cmocka_unit_test(gradients_agree),
         cmocka_unit_test(losses_agree),
+        cmocka_unit_test(tf32_is_the_standard),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(mistakes_are_found),
