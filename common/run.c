@@ -207,6 +207,21 @@ void run_keep(const char *name, double *value)
     state.kept[state.kept_count++] = (Kept){name, value};
 }
 
+/* A GPU's matmuls load 16 bytes at a time, and Hopper's (by TMA) only from rows that are multiples of that: others go
+ * another way, which is slower, three times a micro-batch. V: rows of the embedding that rank 0 has; where the
+ * vocabulary is cut, and not evenly, some have one more. */
+static void print_odd_vocabulary(int64_t V)
+{
+    const int64_t vocab = options.config.vocab, slices = vocab / V, unit = 64 * slices;
+    const int64_t size = dtype_size(matmul_dtype == REAL ? REAL : BF16);
+    const int64_t width = V * size % 16 || vocab % slices == 0 ? V : V + 1;
+
+    if (!device_is_host() && width * size % 16)
+        print_rank_0("vocab   rows of %lld logits are %lld bytes, no multiple of 16: the output projection is slower "
+                     "than with --vocab %lld\n", (long long)width, (long long)(width * size),
+                     (long long)((vocab + unit - 1) / unit * unit));
+}
+
 int run_load(AdamW *optimizer)
 {
     const int64_t of_rank = (int64_t)options.micro_batch * options.accumulate;
@@ -232,6 +247,7 @@ int run_load(AdamW *optimizer)
     print_rank_0("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n",
                  options.micro_batch, options.accumulate, ranks, number_text(global_batch), options.config.seq,
                  number_text(global_batch * options.config.seq));
+    print_odd_vocabulary(optimizer->layout->table[0].here_rows);
     if (options.load)
         print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "beginning with the weights of" : "going on from",
                      options.load, first_step,

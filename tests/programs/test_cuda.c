@@ -274,6 +274,50 @@ static void tf32_is_the_standard(void **state)
     assert_true(d > 1e-5 && d < 1e-1);
 }
 
+/* 07 takes as many queries at a time as suit the backend: on a GPU each block of them costs the host six launches. The
+ * scores' workspace, which says how many, is what a program predicts, and each checks that by itself. */
+static void blocks_of_queries_are_large(void **state)
+{
+    const double heads = 2, keys = 130, of_cpu = 64;
+    double bytes[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        run_well(BUILD "/%s/07_context_parallel --preset tiny --layers 1 --seq %d --micro-batch 1 --steps 1 --quiet "
+                 "--report r.json", i ? build : "cpu", (int)keys);
+        bytes[i] = json_number(in_temporary("r.json"), "ranks.0.memory.workspace.measured");
+    }
+    assert_true(bytes[1] - bytes[0] == 2 * heads * (keys - of_cpu) * keys * 4);
+}
+
+/* Rows of logits that are no multiple of 16 bytes cost, and a line says so, and with which vocabulary they would not:
+ * of floats, of fp16, and on two ranks with half of the vocabulary each. */
+static void odd_vocabularies_are_told(void **state)
+{
+    static const struct {
+        const char *launch, *program, *options, *line;
+    } runs[] = {
+        {"", "01_single_gpu", "--vocab 260", NULL},
+        {"", "01_single_gpu", "--vocab 257", "rows of 257 logits are 1028 bytes, no multiple of 16: the output "
+         "projection is slower than with --vocab 320\n"},
+        {"", "02_mixed_precision", "--dtype fp32 --vocab 260", NULL},
+        {"", "02_mixed_precision", "--dtype fp16 --vocab 260", "rows of 260 logits are 520 bytes"},
+        {"mpiexec -n 2 ", "05_tensor_parallel", "--vocab 264", NULL},
+        {"mpiexec -n 2 ", "05_tensor_parallel", "--vocab 257", "rows of 129 logits are 516 bytes, no multiple of 16: "
+         "the output projection is slower than with --vocab 384\n"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        Result r = run("%s" BUILD "/%s/%s --preset tiny --steps 0 %s", runs[i].launch, build, runs[i].program,
+                       runs[i].options);
+        if (r.status || !strstr(r.out, runs[i].line ? runs[i].line : "") || (!runs[i].line && strstr(r.out, "logits")))
+            fail_msg("%s %s: status %d, and not \"%s\", but\n%s%s", runs[i].program, runs[i].options, r.status,
+                     runs[i].line ? runs[i].line : "no line of logits", r.out, r.err);
+        result_free(r);
+    }
+}
+
 /* Training in smaller types: every build rounds in its own places. */
 static void small_types_agree(void **state)
 {
@@ -387,6 +431,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(gradients_agree),
         cmocka_unit_test(losses_agree),
         cmocka_unit_test(tf32_is_the_standard),
+        cmocka_unit_test(blocks_of_queries_are_large),
+        cmocka_unit_test(odd_vocabularies_are_told),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(mistakes_are_found),
