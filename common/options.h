@@ -11,6 +11,7 @@ typedef struct {
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum { COMM_AUTO, COMM_MPI, COMM_NCCL } CommChoice;
 typedef enum { TF32_AUTO, TF32_ON, TF32_OFF } Tf32Choice;
+typedef enum { AUTOTUNE_OFF, AUTOTUNE_ON } AutotuneChoice;
 
 typedef struct {
     Config config;
@@ -27,6 +28,7 @@ typedef struct {
     const char *metrics, *report, *trace, *dump_gradients;     /* files; NULL: none */
     CommChoice comm;
     Tf32Choice tf32;                        /* of GPUs: whether matmuls of F32 are in TF32 */
+    AutotuneChoice autotune;                /* of GPUs: whether each matmul takes the fastest way, or the same always */
     int threads;                            /* 0: the machine's cores divided over its ranks */
     int timeout;                            /* seconds; 0: wait for ever */
     const char *pretend;                    /* as given: "GFLOPS,GB/S,MICROSECONDS"; NULL: the real machine */

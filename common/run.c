@@ -139,6 +139,8 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     const bool tf32 = wanted && device_use_tf32();
     if (options.tf32 == TF32_ON && !tf32)
         fail_usage("--tf32 on, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
+    if (options.autotune && device_is_host())
+        fail_usage("--autotune on, but the device is %s, and only GPUs have several ways", device_name());
     const char *carrier = comm_choose();
     ops_pretend(options.pretend_flops);
     ops_count(false);

@@ -31,6 +31,7 @@ static const struct {
     {"08_fused_kernels", "--preset 124m --fuse all", 8},
     {"08_fused_kernels", "--preset 1.3b --fuse none", 4},
     {"08_fused_kernels", "--preset 1.3b --fuse all", 4},
+    {"08_fused_kernels", "--preset 1.3b --fuse all --autotune on", 4},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, STEPS = 64 };
 

@@ -424,6 +424,22 @@ static void runs_repeat(void **state)
     run_well("cmp once.safetensors again.safetensors");
 }
 
+/* --autotune on: other ways to multiply, and the same numbers but for rounding. The emulated GPU's fastest way is never
+ * its first one, and sums in another order. */
+static void tuned_matmuls_agree(void **state)
+{
+    static const char *const tuned[] = {"off", "on"};
+    char worst[128];
+
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        run_well(BUILD "/%s/08_fused_kernels --preset tiny --layers 1 --seq 16 --steps 1 --dtype fp32 --autotune %s "
+                 "--quiet --dump-gradients %s.safetensors", build, tuned[i], tuned[i]);
+    const double d = compare_gradients(in_temporary("on.safetensors"), in_temporary("off.safetensors"), 2, worst);
+    printf("by tuned matmuls gradients differ by %.1e at most (%s)\n", d, worst);
+    assert_true(d <= 1e-4 && (d > 0 || !emulated()));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -437,6 +453,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(mistakes_are_found),
         cmocka_unit_test(runs_repeat),
+        cmocka_unit_test(tuned_matmuls_agree),
     };
 
     build = argc > 1 ? argv[1] : strstr(argv[0], "emulated/") ? "emulated" : "cuda";
