@@ -508,8 +508,8 @@ int main(int argc, char **argv)
     static const int64_t flash[][4] = {{3, 1, 2, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {1, 300, 2, 64},
                                        {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 1, 128}, {2, 70, 1, 126},
                                        {1, 97, 2, 34}};
-    /* the last rows that a block's memory holds, and the first that it doesn't: of backward, of forward */
-    static const int64_t wide[][2] = {{5, 4096}, {5, 4098}, {3, 12288}, {3, 12296}};
+    /* the widest rows that a block has alone, and the first that go in slices, or apart: of backward, of forward */
+    static const int64_t wide[][2] = {{5, 5120}, {5, 5122}, {3, 12288}, {3, 12296}};
     static const int64_t eight[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
     int taken;
 
