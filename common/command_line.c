@@ -108,8 +108,8 @@ static const struct {
     {MACHINE, {"tf32", OPTION_CHOICE, &options.tf32,
                "matmuls of F32 in TF32; auto: on GPUs that have it, but for --dump-gradients", "auto|on|off"}},
     {MACHINE, {"autotune", OPTION_CHOICE, &options.autotune,
-               "on a GPU: each kind of matmul by the fastest of several ways, timed when it first comes; last bits then "
-               "differ from run to run", "off|on"}},
+               "on a GPU, each kind of matmul by the fastest of several ways, timed when it first comes; the last bits "
+               "may then differ from run to run", "off|on"}},
     {MACHINE, {"threads", OPTION_INT, &options.threads, "of the CPU, for each rank; 0: its share of the cores", "N", 0,
                4096}},
     {MACHINE, {"timeout", OPTION_INT, &options.timeout, "to wait for a rank, silent or busy; 0: for ever", "SECONDS", 0,

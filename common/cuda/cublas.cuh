@@ -15,7 +15,8 @@ typedef std::function<void()> Apart;
  *     GELU_AUX_BIAS     bias, of which the sum goes to up (R, M), and GELU of it to out
  *     DGELU             the product times GELU's slope at up (R, M)
  * weight is (M, K), with DGELU, which is backward's, (K, M); bias and up are NONE where not named.
- * Where cuBLASLt has no such matmul of these sizes, or places, or with --autotune on a slower one, `apart` is called. */
+ * Where cuBLASLt has no such matmul of these sizes or places, `apart` is called; and, with --autotune on, where it is
+ * faster. */
 void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
                  const Apart &apart);
 

@@ -133,9 +133,9 @@ void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight,
 }
 
 /* With n = (x - mean) * inverse and g = d_out * weight: d_x += inverse * (g - mean(g) - n * mean(g * n)). Rows go in
- * parts, a block each, which keeps its share of the sums over rows beside, in shared memory: of d_out * n, of d_out and,
- * if SUMS is 3, of the new d_x. So all is read once (a row's second reading is from the cache). Where a row's sums are
- * too many for a block, blockIdx.y tells which `slice` of the columns a block has; the row's means take all of it. */
+ * parts, a block each. Beside, in shared memory, a block adds up its rows of d_out * n, of d_out and, if SUMS is 3, of
+ * the new d_x. So memory is read once; a row's second reading is from the cache. Where a row's sums are too many for a
+ * block, it has only a `slice` of the columns, by blockIdx.y, and reads the others for the row's means. */
 template <typename T, int N, int SUMS>
 __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, const T *x, const float *stats,
                                         const T *weight, int64_t rows, int64_t width, int64_t slice)

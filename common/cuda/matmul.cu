@@ -86,7 +86,7 @@ typedef struct {
     void *up;
 } Product;
 
-/* All that the library's answer may depend on. Of places no more is known than by how many bytes they can be divided. */
+/* All that the library's answer may depend on; of places, by how many bytes they can be divided. */
 typedef struct {
     int64_t m, n, k, count, ld[3], stride[3];
     int32_t type[3], alignment[3], transposed[2], epilogue, computed;
@@ -101,12 +101,13 @@ typedef struct Plan {
     cublasLtMatmulAlgo_t algorithm;
 } Plan;
 
-/* The largest power of two up to 16 bytes; no load is wider. */
-static int32_t alignment_of(const void *data)
+/* The largest power of two, up to 16 bytes, at whose multiples the matrices begin; no load is wider. */
+static int32_t alignment_of(const Matrix *m, int64_t count)
 {
+    const uintptr_t places = (uintptr_t)m->data | (count > 1 ? m->stride * dtype_size(m->dtype) : 0);
     int32_t bytes = 16;
 
-    while ((uintptr_t)data % bytes)
+    while (places % bytes)
         bytes /= 2;
     return bytes;
 }
@@ -124,7 +125,7 @@ static Kind kind_of(const Product *x)
         kind.ld[i] = matrices[i]->ld;
         kind.stride[i] = x->count > 1 ? matrices[i]->stride : 0;
         kind.type[i] = cuda_type(matrices[i]->dtype);
-        kind.alignment[i] = alignment_of(matrices[i]->data);
+        kind.alignment[i] = alignment_of(matrices[i], x->count);
     }
     return kind;
 }
@@ -186,11 +187,14 @@ static double choose(Plan *p, const Product *x, const cublasLtMatmulHeuristicRes
     const int64_t bytes = ((x->count - 1) * x->c.stride + x->m * x->c.ld) * dtype_size(x->c.dtype);
     double best = INFINITY;
 
-    if (device_memory_available() < 2 * bytes)
+    if (device_memory_available() < 2 * bytes)  /* none to spare: it stays the first */
         return 0;
+    set_pointers(p, x);
     void *scratch = device_scratch(bytes);      /* c may be added to, so it is written once, at the end */
     for (int i = 0; i < count; i++) {
         const cublasLtMatmulAlgo_t *algorithm = &candidates[i].algo;
+        if (candidates[i].state != CUBLAS_STATUS_SUCCESS)
+            continue;
         const double seconds = seconds_of([&] { start(p, x, algorithm, scratch); });
         if (seconds < 0.98 * best)
             best = seconds, p->algorithm = *algorithm;
@@ -211,17 +215,19 @@ static const char *epilogue_text(int32_t epilogue)
 static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
 {
     enum { MOST = 8 };
+    const int wanted = options.autotune ? MOST : 1;
     Plan *p = (Plan *)malloc(sizeof *p);
     const cublasOperation_t op_a = x->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = x->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint64_t most = WORKSPACE;
-    const uint32_t places[] = {(uint32_t)kind->alignment[1], (uint32_t)kind->alignment[0], (uint32_t)kind->alignment[2]};
+    const uint32_t place_a = kind->alignment[0], place_b = kind->alignment[1], place_c = kind->alignment[2];
     /* With an epilogue a sum isn't cut in parts: it may come to a sum that is rounded already
      * (github.com/pytorch/pytorch, pull request 180875). */
     const uint32_t parts = x->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
                                                                     : CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t candidates[MOST];
+    Product any = *x;                           /* of later biases no more is known than that 16 divides their places */
     int found = 0;
 
     if (!p)
@@ -234,19 +240,21 @@ static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
     SET(p, EPILOGUE, x->epilogue);
     if (x->up)
         SET(p, EPILOGUE_AUX_LD, x->n);
-    set_pointers(p, x);
+    any.bias = x->bias ? (void *)16 : NULL;     /* (pull request 194497 there) */
+    any.up = x->up ? (void *)16 : NULL;
+    set_pointers(p, &any);
     p->a = x->a_transposed ? layout_of(kind, 0, x->k, x->m) : layout_of(kind, 0, x->m, x->k);
     p->b = x->b_transposed ? layout_of(kind, 1, x->n, x->k) : layout_of(kind, 1, x->k, x->n);
     p->c = layout_of(kind, 2, x->m, x->n);
     CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
     PREFER(preference, MAX_WORKSPACE_BYTES, most);
     PREFER(preference, REDUCTION_SCHEME_MASK, parts);
-    PREFER(preference, MIN_ALIGNMENT_A_BYTES, places[0]);
-    PREFER(preference, MIN_ALIGNMENT_B_BYTES, places[1]);
-    PREFER(preference, MIN_ALIGNMENT_C_BYTES, places[2]);
-    PREFER(preference, MIN_ALIGNMENT_D_BYTES, places[2]);
-    p->can = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p->matmul, p->b, p->a, p->c, p->c, preference,
-                                            options.autotune ? (int)MOST : 1, candidates, &found) == CUBLAS_STATUS_SUCCESS
+    PREFER(preference, MIN_ALIGNMENT_A_BYTES, place_b);         /* its A is our b; by itself it counts on 256 */
+    PREFER(preference, MIN_ALIGNMENT_B_BYTES, place_a);
+    PREFER(preference, MIN_ALIGNMENT_C_BYTES, place_c);
+    PREFER(preference, MIN_ALIGNMENT_D_BYTES, place_c);
+    p->can = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p->matmul, p->b, p->a, p->c, p->c, preference, wanted,
+                                            candidates, &found) == CUBLAS_STATUS_SUCCESS
              && found > 0 && candidates[0].state == CUBLAS_STATUS_SUCCESS;
     CUBLAS(cublasLtMatmulPreferenceDestroy(preference));
     if (!p->can) {

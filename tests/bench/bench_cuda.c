@@ -21,7 +21,7 @@ static const struct {
     {"01_single_gpu", "--preset 124m --tf32 off", 8},
     {"01_single_gpu", "--preset 124m", 8},
     {"02_mixed_precision", "--preset 124m --dtype bf16", 8},
-    {"02_mixed_precision", "--preset 124m --dtype bf16 --vocab 50257", 8},     /* rows that are no multiple of 16 bytes */
+    {"02_mixed_precision", "--preset 124m --dtype bf16 --vocab 50257", 8},     /* rows are no multiple of 16 bytes */
     {"02_mixed_precision", "--preset 124m --dtype fp8", 8},
     {"02_mixed_precision", "--preset 350m --dtype bf16", 6},
     {"02_mixed_precision", "--preset 774m --dtype bf16", 6},

@@ -812,8 +812,8 @@ static bool has_aux(int epilogue)
     return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 
-/* fp8 has one form, and lengths and places in multiples of 16; epilogues' other matrix has rows in multiples of 8. Rows
- * of an odd number of halves it hasn't at all: some GPU's may be such, and then there is cuBLAS. */
+/* fp8 has one form, and lengths and places in multiples of 16; epilogues' other matrix has rows in multiples of 8. That
+ * it has none for rows of an odd number of halves is this emulator's: so what then is cuBLAS's is tested too. */
 static bool supported(const Description *matmul, const Description *a, const Description *b, const Description *d)
 {
     const int epilogue = matmul->at<int>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
@@ -845,7 +845,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     *found = supported(described(matmul), described(a), described(b), described(d)) ? min(wanted, 3) : 0;
     memset(results, 0, wanted * sizeof *results);
     for (int i = 0; i < *found; i++)
-        results[i].algo.data[0] = i + (*found > 1 ? 1 : 0);
+        results[i].algo.data[0] = i + (*found > 1);
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
