@@ -68,7 +68,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
     chunks = method == ULYSSES ? n : held;
     chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
-    Q = C < 64 ? C : 64;
+    Q = C < attention_block_queries() ? C : attention_block_queries();
 }
 
 /* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
