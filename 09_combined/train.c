@@ -114,7 +114,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = equal_share(c->heads, tp_size, "--tp: --heads"), D = H / c->heads;
     F = 4 * H / tp_size, V = comm_part(tp, c->vocab).count;
     in_flight = pp_size - p < m ? pp_size - p : m;
-    const int64_t rows = device_is_host() ? 256 : 2048;     /* as in 08 */
+    const int64_t rows = device_is_host() ? 256 : 8192;     /* as in 08 */
     S = B * T < rows ? B * T : rows;
 }
 
