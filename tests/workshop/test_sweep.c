@@ -83,6 +83,10 @@ static void compare(const char *stage, int row, int ranks, const char *more, con
     assert_true(computing > 0.05 && computing + waiting < 1.001);
     assert_true(cell(stage, row, "pretended_waiting_most") >= waiting);
     assert_true(ranks > 1 ? waiting > 0 : waiting == 0);
+    double mfu[2], took[2];                     /* of the run of its own: its second step */
+    read_column(in_temporary("m"), "mfu", mfu, 2);
+    read_column(in_temporary("m"), "seconds", took, 2);
+    assert_true(fabs(cell(stage, row, "pretended_mfu") * seconds / (mfu[1] * took[1]) - 1) < 1e-2);
 }
 
 static void tensor_parallel(void **state)
@@ -185,7 +189,7 @@ static void what_cannot_be_swept(void **state)
         {"05_tensor_parallel", "1 x", "NP=\"1 x\": x is not a number of ranks, from 1 to 1024"},
         {"05_tensor_parallel", "2 0", "NP=\"2 0\": 0 is not"}, {"05_tensor_parallel", "2000", "2000 is not"},
         {"05_tensor_parallel", "2-4", "2-4 is not"}, {"05_tensor_parallel", " ", "NP is empty"},
-        {"01_single_gpu", "1", "01_single_gpu is for one rank, as 01, 02 and 08 are; 03 to 07 can be swept"}};
+        {"01_single_gpu", "1", "01_single_gpu is for one rank, as 01, 02 and 08 are; 03 to 07 and 09 can be swept"}};
 
     (void)state;
     for (unsigned i = 0; i < sizeof table / sizeof *table; i++) {
