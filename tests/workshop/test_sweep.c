@@ -168,6 +168,10 @@ static void refusals_are_rows(void **state)
     r = sweep("05_tensor_parallel", "1", "--steps 1");
     expect(r, 1, "    1  steps: 1, but the first is left out, so --steps 2 is the least\n");
     result_free(r);
+    r = sweep("09_combined", "1 2", "--tp 2 --steps 2");
+    expect(r, 0, "    1  --tp 2 x --cp 1 x --pp 1 are 2 ranks, and 1 were started; start a multiple of 2");
+    assert_true(cell("09_combined", 1, "tokens_per_second") > 0);
+    result_free(r);
     r = sweep("05_tensor_parallel", "1", "--colour red");
     expect(r, 1, "colour");
     result_free(r);
