@@ -27,7 +27,7 @@ double updated_elements(const Place *p)
 void memory_of_place(const Place *p, double bytes[MEM_CATEGORIES])
 {
     const double stored = p->stored, real = p->real, in_flight = p->in_flight, layers = p->layers;
-    const double x = p->R * p->H, full = p->B * p->T * p->H;        /* a rank's rows of the residual stream; its group's */
+    const double x = p->R * p->H, full = p->B * p->T * p->H;    /* the residual stream: local rows; the tp group's */
     const double heads = p->B * p->T * p->A * p->D, mlp = p->B * p->T * p->F;
     const double blocks = p->recompute ? 1 : in_flight * layers;    /* whose activations are stored */
     /* ln1, mid, ln2; qkv, heads; up, gelu; the statistics of two LayerNorms; attention's lse */
@@ -43,7 +43,7 @@ void memory_of_place(const Place *p, double bytes[MEM_CATEGORIES])
     /* inboxes; tp: whole, partial; cp: K and V that arrive, dK and dV twice */
     bytes[MEM_COMMUNICATION] = stored * (in_flight + 1) * x + (p->tp > 1) * stored * 2 * full
                                + (p->cp > 1) * (stored * 2 * heads + real * 4 * heads);
-    /* d_block; branch twice; rope; the loss; two ids for each token; on the last stage d_final, max, sums; cp: q, k and v
+    /* d_block; branch twice; rope; the loss; two ids for each token; on the last stage d_final, max, sums; cp: q, k, v
      * apart, their gradients, the output as it grows */
     bytes[MEM_WORKSPACE] = block + stored * 2 * x + real * p->B * p->T * p->D + 8 + in_flight * 2 * 4 * p->B * p->T
                            + p->last * (stored * x + real * 3 * p->S)

@@ -11,7 +11,7 @@
 
 /* What one rank has: sizes with train.c's letters. */
 typedef struct {
-    int64_t B, T, R;            /* sequences of a micro-batch, local tokens of each, local rows of the residual stream */
+    int64_t B, T, R;            /* sequences of a micro-batch; local tokens of each, rows of the residual stream */
     int64_t H, A, D, F, V;      /* hidden; local heads of size D, MLP width, rows of the embedding */
     int64_t S;                  /* rows of logits at once */
     int64_t layers;             /* of this pipeline stage */

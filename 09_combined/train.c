@@ -31,8 +31,8 @@ static AdamW optimizer;
 static Request **reducing;          /* L + 2: the replicas' sum of a unit's gradients, in flight */
 
 /* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each that are here; of these B*T rows of the
-                                     * residual stream this rank's share, B*T / tp_size */
+static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each that are here; this rank's rows of the
+                                     * residual stream, B*T / tp_size */
 static int64_t L, H, A, D, F, V;    /* layers of the model, hidden; this slice's heads of size D, of the MLP's width, of
                                      * the vocabulary */
 static int begin, end;              /* this stage's layers */
@@ -54,7 +54,7 @@ typedef struct {
 } BlockActs;
 
 typedef struct {                    /* of a micro-batch in flight */
-    Tensor *x;                      /* [l], (R, H): the residual stream into each block, and out; x[begin] is an inbox */
+    Tensor *x;                      /* [l], (R, H)  residual stream into each block, and out; x[begin] is an inbox */
     BlockActs *blocks;              /* [l] */
     Tensor d_x;                     /* (R, H)  gradient of the residual stream */
     Batch batch;                    /* (held * B, C) */
@@ -474,7 +474,7 @@ static void forward(Acts *a, double scale, double gradient_scale)
 /* Behind the last backward through a unit: what of its gradient this rank has not seen starts to come. Rows of other tp
  * ranks, for what isn't cut: a few numbers, so wait. Then other tokens and sequences, of cp and dp as one group: large,
  * and on its way while the units before this one still compute (03). */
-static void reduce(int u)
+static void reduce_begin(int u)
 {
     Tensor unit = tensor_range(gradients.buffer, layout.units[u].first, layout.units[u].count);
 
@@ -484,8 +484,8 @@ static void reduce(int u)
                        : comm_start_all_reduce(replicas, unit, SUM);
 }
 
-/* At last the embedding's other use, at the other end of the pipeline. It comes last: of two numbers the sum is the same
- * in either order, so that both ends' copies stay equal to the last bit. */
+/* At last the embedding's other use, at the other end of the pipeline. Of two numbers the sum is the same in either
+ * order, so both ends' copies stay equal to the last bit. */
 static void reduce_end(void)
 {
     for (int u = 0; u < L + 2; u++)
@@ -499,25 +499,25 @@ static void backward(Acts *a, bool last)
 {
     const Params *w = &params, *g = &gradients;
 
-    if (end == L) {                             /* where a forward is at once followed by its backward: head's d_final */
+    if (end == L) {                             /* where each forward's backward follows at once: d_final is head's */
         tensor_zero(a->d_x);
         layernorm_backward(a->d_x, g->final_weight, g->final_bias, d_final, a->x[L], final_stats, w->final_weight);
         if (last)
-            reduce(L + 1);
+            reduce_begin(L + 1);
         if (last && begin > 0)
-            reduce(0);                          /* head has added to it for the last time */
+            reduce_begin(0);                    /* head has added to it for the last time */
     }
     for (int l = end - 1; l >= begin; l--) {
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l]);
         if (last)
-            reduce(l + 1);
+            reduce_begin(l + 1);
     }
     if (begin == 0) {
         embedding_backward(g->embedding, g_backward(a->d_x), a->batch.inputs);
         if (last)
-            reduce(0);
+            reduce_begin(0);
     }
 }
 
@@ -771,5 +771,6 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             evaluate();
     }
+    report_number("in_flight", in_flight);
     run_end();
 }

@@ -13,6 +13,7 @@ typedef struct {
     bool whole_batch;           /* 05, 06, 07: ranks share every sequence or micro-batch, instead of dividing them */
     int seq, hidden, heads, vocab;      /* 0: 16, 48, 6 and 97: 6 heads of 8, a prime vocabulary */
     int dp;                     /* 09: so many divide the batch; 0: all or, with whole_batch, none do */
+    int steps;                  /* 0: LAYOUT_STEPS, the most */
 } LayoutCase;
 
 /* Runs both in float64, at lr 1e-3, the layout with --check, and fails the test unless gradients of step 1 agree per
