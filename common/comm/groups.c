@@ -204,7 +204,7 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
     if (options.check)
         check_begin(q, &t);
     t.tag %= TAGS;
-    q->span = trace_transfer_begin(comm_op_name[op]);
+    q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
         pretend_begin(q, t, bytes);
     t.operation = comm->operations;
