@@ -253,27 +253,29 @@ figures_09() {
         }'
     gnuplot -e "work='$work'" 09_combined/timeline.gnuplot
 
-    # Each direction alone, on a fast and a slow link: ranks, tokens/s a rank over those of one rank.
-    while read -r direction options; do
-        for link in fast:0.0073,5 slow:0.0008,20; do
-            : >"$work/scaling_${direction}_${link%:*}"
-            for n in 1 2 4 8; do
-                mpiexec -n $n build/cpu/09_combined --dtype fp32 --$direction $n $options --micro-batch 1 --hidden 128 \
-                    --heads 8 --steps 2 --threads 1 --quiet --pretend 0.1,${link#*:} --metrics "$work/metrics" \
-                    </dev/null
-                awk -F, -v n=$n 'END { print n, $7 / n }' "$work/metrics" >>"$work/scaling_${direction}_${link%:*}"
-                rm "$work/metrics"
+    # Each direction alone, on a fast and a slow link: tokens/s of a rank, over those of one rank. Devices
+    # are so slow that eight of them fit on few cores; to them the links are what NVLink and a network are to GPUs (05).
+    tokens_per_rank() {         # ranks link's GB/s,latency
+        mpiexec -n $1 build/cpu/09_combined --dtype fp32 --$direction $1 $options --micro-batch 1 --hidden 128 \
+            --heads 8 --steps 2 --threads 1 --quiet --pretend $gflops,$2 --metrics "$work/metrics" </dev/null
+        awk -F, -v n=$1 'END { print $7 / n }' "$work/metrics"
+        rm "$work/metrics"
+    }
+    while read -r direction gflops fast slow options; do
+        one=$(tokens_per_rank 1 $fast,5)
+        for link in fast:$fast,5 slow:$slow,20; do
+            to="$work/scaling_${direction}_${link%:*}"
+            echo "1 1" >"$to"
+            for n in 2 4 8; do
+                echo $n $(tokens_per_rank $n ${link#*:}) $one | awk '{ print $1, $2 / $3 }' >>"$to"
             done
-            awk 'NR == 1 { one = $2 } { print $1, $2 / one }' "$work/scaling_${direction}_${link%:*}" >"$work/relative"
-            mv "$work/relative" "$work/scaling_${direction}_${link%:*}"
-            echo "09_combined --$direction 1, 2, 4, 8, ${link%:*} link:" \
-                $(awk '{ printf "%.2f ", $2 }' "$work/scaling_${direction}_${link%:*}")
+            echo "09_combined --$direction 1, 2, 4, 8, ${link%:*} link:" $(awk '{ printf "%.2f ", $2 }' "$to")
         done
     done <<END
-dp --layers 2 --seq 128 --accumulate 1
-tp --layers 8 --seq 128 --accumulate 1
-cp --layers 2 --seq 512 --accumulate 1
-pp --layers 8 --seq 8 --accumulate 32
+dp 0.025 0.0018 0.0002 --layers 2 --seq 128 --accumulate 1
+tp 0.025 0.0018 0.0002 --layers 2 --seq 128 --accumulate 1
+cp 0.025 0.0018 0.0002 --layers 1 --seq 512 --accumulate 1
+pp 0.1 0.0073 0.0008 --layers 8 --seq 8 --accumulate 32
 END
     # Of the playbook's GPUs, over its smallest run: its 1B model with dp, its 3B model with tensor and sequence
     # parallelism; of pipelines it says that 16 GPUs had 14% less than 8.

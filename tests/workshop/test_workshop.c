@@ -197,6 +197,8 @@ static const Planted planted[] = {
      {"as if LayerNorms' parameters and the biases after a projection had the gradients of the first rank's rows only"}},
     {"09_combined", "    if (tied)\n        comm_all_reduce(tied, parts[0].gradients, SUM);\n", "", 4, "--pp 2",
      {"as if the tied embedding had only the", "all_reduce in group tied is called 0 times"}},
+    {"09_combined", "    reducing[u] = zero ?", "    if (tied && u == 0)\n        comm_all_reduce(tied, unit, SUM);\n"
+     "    reducing[u] = zero ?", 4, "--pp 2", {"all ranks wait for each other"}},
     /* who owns what: shards of ZeRO that nobody owns; a norm over the replicas alone */
     {"09_combined", ".replica = zero ? 0 : comm_rank(replicas)", ".replica = comm_rank(replicas)", 4, "--tp 2",
      {"wherever one is wrong it is zero, in parts of tensors: what some ranks update no rank owns (Shard.replica)"}},
