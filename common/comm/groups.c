@@ -230,7 +230,7 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
         check_begin(q, &t);
     t.shift = tag == SHIFT_TAG;
     t.tag &= TAGS - 1;
-    q->span = trace_transfer_begin(comm_op_name[op]);
+    q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
         pretend_begin(q, t, bytes);
     t.operation = comm->operations;
