@@ -1,0 +1,12 @@
+# The planner, which needs neither MPI nor BLAS.
+PLANNER := $(basename $(wildcard 09_combined/planner/*.c)) common/error common/presets common/print
+$(BUILD)/cpu/plan: private LIBS := -lm
+$(BUILD)/cpu/plan: $$(call objects,$(PLANNER))
+	$(link)
+
+MODEL ?= 8b
+GPUS ?= 64
+plan:			## which grid of ranks for a model on so many GPUs: MODEL=8b GPUS=64 ARGS="--explain best"
+	@$(MAKE) --no-print-directory $(BUILD)/cpu/plan >/dev/null
+	@$(BUILD)/cpu/plan --model "$(MODEL)" --gpus "$(GPUS)" $(ARGS)
+.PHONY: plan
