@@ -28,6 +28,7 @@ const Constants published_constants = {0.452, 4.62e-3, 2.85e-4, 5.6e-5, 0.068, 0
 static const double PASSES = 4, LOGIT_BYTES = 20, UPDATE_BYTES = 48;
 static const double REAL = 4;                   /* bytes of gradients and of what AdamW keeps */
 static const double GAP = 1.0 / 8;              /* of the launches' time the GPU waits, however much it has to do */
+static const double RING_STEP = 1.0 / 15;       /* of a layer's launches: attention's for the keys of another rank */
 static const int COLLECTIVES = 10;              /* of a layer: 2 gathers, 2 scatters forward, 4 and 2 backward (05) */
 static const int FORWARD_COLLECTIVES = 4;
 static const int CONGESTED = 64;                /* nodes: from there on all published pipelines stalled */
@@ -189,7 +190,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double ring = ((2 + 3 * again) * (g->cp - 1) * stored + g->cp * REAL) * kv / ring_link
                         + (3 + 3 * again) * g->cp * h->latency;
     const double attention = 6 * rows * m->hidden * m->seq / rate;
-    const double launch = k->launch * (1 + again);
+    const double launch = k->launch * (1 + again) * (1 + RING_STEP * (g->cp - 1));
 
     s->kernels = s->layers * (block * (1 + again) + GAP * launch) + s->heads * head;
     s->tensor = g->tp > 1 ? s->layers * collectives * (gathered / link + (t - 1) * h->latency) : 0;
@@ -221,7 +222,7 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     case 2:                             /* a scatter for each micro-batch, behind its backward */
         return g->accumulate * fmax(0, scatter + sync - backward) + gather;
     default:                            /* and two gathers, of the next block while one computes */
-        return g->accumulate * fmax(0, scatter + 2 * gather + sync - s->seconds);
+        return g->accumulate * fmax(0, scatter + 2 * gather + 1.5 * sync - s->seconds);
     }
 }
 
@@ -260,7 +261,7 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
         time.compute += share * s->kernels;
         time.tensor += share * s->tensor;
         time.context += share * s->context;
-        time.launches += share * (s->seconds - s->kernels - s->tensor - s->context);
+        time.launches += share * fmax(0, s->seconds - (s->kernels + s->tensor + s->context));
         busy += share * s->seconds;
         time.data = fmax(time.data, data_time(m, g, c, h, k, s));
         most = fmax(most, s->params);

@@ -44,9 +44,11 @@ void print_table(const Question *q, const Choices *c)
 {
     enum { BEST = 10 };
 
-    printf("%s grids, of which %s fit in %s per GPU%s\n\n", number_text(c->count), number_text(c->fitting),
-           isinf(q->hardware.memory) ? "any memory" : bytes_text(memory_limit * q->hardware.memory),
-           isinf(q->hardware.memory) ? "" : " (87% of its memory; fuller ones thrash)");
+    printf("%s grids, of which %s fit", number_text(c->count), number_text(c->fitting));
+    if (!isinf(q->hardware.memory))
+        printf(" in %.1f GiB per GPU (%.0f%% of its memory; fuller ones thrash)", memory_limit * q->hardware.memory / GiB,
+               100 * memory_limit);
+    printf("\n\n");
     printf("                                       GiB per GPU of the fullest rank          | seconds per step\n");
     printf("  tp cp pp   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
            " context bubble   data  optim  fixed   total | tok/s/GPU   MFU\n");
@@ -66,12 +68,21 @@ void print_table(const Question *q, const Choices *c)
 
 /* ---- Why: the playbook's three steps ---- */
 
-static bool other_tp(const Grid *best, const Grid *g) { return g->tp != best->tp; }
-static bool other_cp(const Grid *best, const Grid *g) { return g->cp != best->cp; }
-static bool other_pp(const Grid *best, const Grid *g) { return g->pp != best->pp; }
-static bool other_zero(const Grid *best, const Grid *g) { return g->zero != best->zero; }
-static bool other_micro_batch(const Grid *best, const Grid *g) { return g->micro_batch != best->micro_batch; }
-static bool other_recompute(const Grid *best, const Grid *g) { return g->recompute != best->recompute; }
+static bool alike(const Grid *a, const Grid *b, int but)
+{
+    return (but == 0 || a->tp == b->tp) && (but == 1 || a->cp == b->cp) && (but == 2 || a->pp == b->pp)
+           && (but == 3 || a->zero == b->zero) && (but == 5 || a->recompute == b->recompute);
+}
+
+static bool other_tp(const Grid *best, const Grid *g) { return g->tp != best->tp && alike(best, g, 0); }
+static bool other_cp(const Grid *best, const Grid *g) { return g->cp != best->cp && alike(best, g, 1); }
+static bool other_pp(const Grid *best, const Grid *g) { return g->pp != best->pp && alike(best, g, 2); }
+static bool other_zero(const Grid *best, const Grid *g) { return g->zero != best->zero && alike(best, g, 3); }
+static bool other_micro_batch(const Grid *best, const Grid *g)
+{
+    return g->micro_batch != best->micro_batch && alike(best, g, 4);
+}
+static bool other_recompute(const Grid *best, const Grid *g) { return g->recompute != best->recompute && alike(best, g, 5); }
 static bool any(const Grid *best, const Grid *g) { (void)best, (void)g; return true; }
 
 /* "4.1% slower: bubble + 0.12 s, data - 0.03 s": what makes most of the difference, and what is gained by it. */
@@ -90,6 +101,27 @@ static void print_difference(const Choice *best, const Choice *x)
         printf(": %s + %s", time_name[worst], seconds_text(d[worst]));
     if (d[gain] < 0)
         printf(", %s - %s", time_name[gain], seconds_text(-d[gain]));
+}
+
+/* What differs between two grids: "tp=4, dp=8". */
+static const char *changed_text(const Grid *from, const Grid *to)
+{
+    static char text[128];
+    int at = 0;
+    const struct {
+        const char *name;
+        int from, to;
+    } all[] = {{"tp", from->tp, to->tp}, {"cp", from->cp, to->cp}, {"pp", from->pp, to->pp}, {"dp", from->dp, to->dp},
+               {"micro-batch", from->micro_batch, to->micro_batch}, {"accumulate", from->accumulate, to->accumulate},
+               {"zero", from->zero, to->zero}};
+
+    text[0] = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].from != all[i].to)
+            at += snprintf(text + at, sizeof text - at, "%s%s=%d", at ? ", " : "", all[i].name, all[i].to);
+    if (from->recompute != to->recompute)
+        snprintf(text + at, sizeof text - at, "%srecompute=%s", at ? ", " : "", to->recompute ? "full" : "none");
+    return text;
 }
 
 static void print_alone(const Question *q, const char *what, Grid g)
@@ -134,20 +166,25 @@ void print_steps(const Question *q, const Choices *c)
     printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b));
     for (size_t i = 0; i < sizeof why / sizeof *why; i++) {
         const Choice *x = fastest_unlike(c, why[i].unlike);
-        if (why[i].unlike == other_recompute)
-            printf("   recompute %s: ", b->recompute ? "full" : "none");
-        else
-            printf("   %s %d: ", why[i].what, why[i].value);
+        printf("   %-11s %-4s ", why[i].what, i < 5 ? number_text(why[i].value) : b->recompute ? "full" : "none");
         if (x) {
-            printf("the best with another (%s) is ", grid_text(&x->grid));
+            printf("with %s it is ", changed_text(b, &x->grid));
             print_difference(best, x);
-            printf("\n");
         } else
-            printf("no other fits\n");
+            printf("no other fits");
+        g = *b;
+        int *const ranks = i == 0 ? &g.tp : i == 1 ? &g.cp : i == 2 ? &g.pp : NULL;
+        if (ranks && *ranks % 2 == 0) {                 /* half of them, and twice the replicas */
+            *ranks /= 2, g.dp *= 2, g.micro_batch = 1, g.accumulate = q->sequences / g.dp;
+            const Memory m = grid_memory(&q->model, &g, &q->cluster);
+            if (!grid_wrong(q, &g) && !fits(q, &m))
+                printf("; with %d a micro-batch of 1 needs %.1f GiB", *ranks, m.total / GiB);
+        }
+        printf("\n");
     }
     const Choice *second = fastest_unlike(c, any);
     if (second) {
-        printf("   Second is %s, ", grid_text(&second->grid));
+        printf("   second best:     with %s it is ", changed_text(b, &second->grid));
         print_difference(best, second);
         printf("\n");
     }
@@ -164,8 +201,8 @@ static void print_memory(const Question *q, const Grid *g)
     for (int k = 0; k < CATEGORIES; k++)
         printf("  %-14s %20s bytes  %s\n", category_name[k], number_text(llround(m.bytes[k])),
                memory_formula(&q->model, g, k));
-    printf("  %-14s %20s bytes, %s of the %.1f GiB that fit\n", "total", number_text(llround(m.total)),
-           bytes_text(m.total), memory_limit * q->hardware.memory / GiB);
+    printf("  %-14s %20s bytes, %.1f GiB, of %.1f that fit\n", "total", number_text(llround(m.total)), m.total / GiB,
+           memory_limit * q->hardware.memory / GiB);
 }
 
 void print_formulas(const Question *q, const Grid *g)

@@ -184,10 +184,10 @@ static void runs(void)
     if (given.cross_validate && r.groups < 2)
         fail_usage("--cross-validate: expected runs of two groups (model, nodes) or more, got one");
     if (given.fit)
-        k = runs_fit(&r, &h, k, -1);
+        k = runs_fit(&r, &h, -1);
     runs_predict(&r, &h, &k, -1);
     for (int g = 0; given.cross_validate && g < r.groups; g++) {
-        const Constants others = runs_fit(&r, &h, published_constants, g);
+        const Constants others = runs_fit(&r, &h, g);
         runs_predict(&r, &h, &others, g);
     }
     if (given.predictions)

@@ -200,9 +200,10 @@ static Point beyond(const Point *points, double far, const Runs *r, const Hardwa
     return p;
 }
 
-Constants runs_fit(Runs *r, const Hardware *h, Constants start, int without)
+Constants runs_fit(const Runs *r, const Hardware *h, int without)
 {
-    enum { ROUNDS = 500, RESTARTS = 2 };
+    const Constants start = {0.5, 5e-3, 3e-4, 5e-5, 0.1, 1};
+    enum { ROUNDS = 200, RESTARTS = 2 };
     Point points[CONSTANTS + 1], *const best = &points[0], *const worst = &points[CONSTANTS];
     double value[CONSTANTS];
 

@@ -28,8 +28,9 @@ Runs runs_read(const char *file);
 void runs_predict(Runs *r, const Hardware *h, const Constants *k, int group);
 
 /* The constants with the least mean |log(predicted / measured)|, no run counting for more than a quarter (some failed
- * and were slower by ten times); by Nelder and Mead (1965), in logarithms, from `start`. Leaves one group out; -1: none. */
-Constants runs_fit(Runs *r, const Hardware *h, Constants start, int without);
+ * and were slower by ten times); by Nelder and Mead (1965), in logarithms, from round guesses. Leaves one group out;
+ * -1: none. */
+Constants runs_fit(const Runs *r, const Hardware *h, int without);
 
 /* The file, with the columns predicted_tokens_per_second_per_gpu and predicted_memory (GiB). */
 void runs_write(const Runs *r, const char *file);

@@ -8,6 +8,7 @@
 #include "../../common/error.h"
 #include "../../common/print.h"
 
+static const double GiB = 1073741824;
 enum { MOST_SEQUENCES = 128 };      /* of a micro-batch */
 
 bool fits(const Question *q, const Memory *m)
@@ -127,7 +128,8 @@ static int better(const void *a, const void *b)
     const double p = x_fits ? x->time.total : x->memory.total, r = y_fits ? y->time.total : y->memory.total;
     if (p != r)
         return p < r ? -1 : 1;
-    return (x->memory.total > y->memory.total) - (x->memory.total < y->memory.total);
+    const int64_t s = (int64_t)x->grid.tp * x->grid.cp * x->grid.pp, t = (int64_t)y->grid.tp * y->grid.cp * y->grid.pp;
+    return s != t ? (s > t) - (s < t) : (x->memory.total > y->memory.total) - (x->memory.total < y->memory.total);
 }
 
 /* No grid: which numbers of GPUs or of sequences would have one? */
@@ -153,25 +155,27 @@ static _Noreturn void fail_without_grid(const Question *q)
          q->model.kv_heads, q->model.layers, q->model.seq, q->sequences, possible, (long long)above * q->model.seq, above);
 }
 
-/* Nothing fits: what needs least, and on how many GPUs that would. */
+/* Nothing fits: what needs least, and on how many GPUs something would. */
 static _Noreturn void fail_without_room(const Question *q, const Choice *least)
 {
+    enum { TIMES_MORE = 256 };
     Question more = *q;
-    Choice enough = {0};
-    char possible[256] = "; nor would it on a hundred times as many";
+    char possible[256] = "; nor would it on many times as many GPUs";
 
-    for (; more.cluster.gpus <= 100 * q->cluster.gpus; more.cluster.gpus *= 2) {
-        enough = (Choice){0};
+    for (int times = 2; times <= TIMES_MORE; times *= 2) {
+        Choice enough = {0};
+        more.cluster.gpus = times * q->cluster.gpus;
         if (more.cluster.gpus > more.cluster.per_node)
             more.cluster.gpus -= more.cluster.gpus % more.cluster.per_node;
         if (each_grid(&more, least_memory, &enough) && fits(&more, &enough.memory)) {
-            snprintf(possible, sizeof possible, "; on --gpus %d it would: %s", more.cluster.gpus,
-                     grid_text(&enough.grid));
+            const Choices c = search(&more);
+            snprintf(possible, sizeof possible, "; on --gpus %d this would be the fastest that does: %s",
+                     more.cluster.gpus, grid_text(&c.all[0].grid));
             break;
         }
     }
-    fail("nothing fits in the %s of a GPU (%.0f%% of %s): the least is %s, with %s%s", bytes_text(memory_limit
-         * q->hardware.memory), 100 * memory_limit, bytes_text(q->hardware.memory), bytes_text(least->memory.total),
+    fail("nothing fits in the %.1f GiB that can be used of a GPU's %.1f: the least is %.1f, with %s%s",
+         memory_limit * q->hardware.memory / GiB, q->hardware.memory / GiB, least->memory.total / GiB,
          grid_text(&least->grid), possible);
 }
 
