@@ -233,6 +233,124 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
         }
 }
 
+/* ---- FlashAttention of a chunk of queries and a chunk of keys ---- */
+
+static int64_t seen_of(bool causal, int64_t query, int64_t key, int64_t keys, int64_t K)
+{
+    return causal ? seen_by(query, key, keys) : least(keys, K > key ? K - key : 0);
+}
+
+/* What other keys gave has the largest score lse, and their sum under it is 1. */
+void flash_block_forward_kernel(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
+{
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], ld = A * D;
+    const int64_t rows = padded(C, QUERIES), key_rows = padded(K, QUERIES), width = padded(D, LANES);
+
+#pragma omp parallel for collapse(2)
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t a = 0; a < A; a++) {
+            real *queries = scratch(1, (rows + key_rows) * width + D * key_rows), *values = queries + rows * width,
+                 *k_transposed = values + key_rows * width;
+            real *o = scratch(2, QUERIES * (width + KEYS)), *scores = o + QUERIES * width;
+            load_columns(queries, width, NULL, rows, q, (b * C * A + a) * D, ld, C, D, 1 / (real)sqrt(D));
+            load_columns(NULL, 0, k_transposed, key_rows, k, (b * K * A + a) * D, ld, K, D, 1);
+            load_columns(values, width, NULL, key_rows, v, (b * K * A + a) * D, ld, K, D, 1);
+            for (int64_t first = 0; first < C; first += QUERIES) {
+                const int64_t n = least(QUERIES, C - first), end = causal ? padded(first + n, QUERIES) : key_rows;
+                real max[QUERIES], sum[QUERIES], *to = (real *)out.data + ((b * C + first) * A + a) * D;
+                real *log_sum = (real *)lse.data + (b * C + first) * A + a;
+                memset(o, 0, QUERIES * width * sizeof *o);
+                for (int64_t i = 0; i < n; i++) {
+                    max[i] = log_sum[i * A], sum[i] = 1;
+                    memcpy(o + i * width, to + i * ld, D * sizeof *o);
+                }
+                for (int64_t key = 0; key < end; key += KEYS) {
+                    const int64_t keys = least(KEYS, end - key);
+                    multiply(QUERIES, keys, D, queries + first * width, width, 1, k_transposed + key, key_rows, scores,
+                             KEYS, false);
+                    for (int64_t i = 0; i < QUERIES; i++) {
+                        const int64_t seen = i < n ? seen_of(causal, first + i, key, keys, K) : 0;
+                        if (seen)
+                            softmax_tile(scores + i * KEYS, seen, keys, &max[i], &sum[i], o + i * width, width);
+                        else
+                            memset(scores + i * KEYS, 0, keys * sizeof *scores);
+                    }
+                    multiply(QUERIES, width, keys, scores, KEYS, 1, values + key * width, width, o, width, true);
+                }
+                for (int64_t i = 0; i < n; i++) {
+                    for (int64_t d = 0; d < D; d++)
+                        to[i * ld + d] = o[i * width + d] / sum[i];
+                    log_sum[i * A] = max[i] + (real)log(sum[i]);
+                }
+            }
+        }
+}
+
+static void add_rows(Tensor to, int64_t at, int64_t ld, const real *from, int64_t width, int64_t rows, int64_t D)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < D; d++)
+            ((real *)to.data)[at + i * ld + d] += from[i * width + d];
+}
+
+void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
+                                 Tensor lse, Tensor dots, bool causal)
+{
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], ld = A * D;
+    const int64_t rows = padded(C, QUERIES), key_rows = padded(K, QUERIES), width = padded(D, LANES);
+    const real scale = 1 / (real)sqrt(D);
+
+#pragma omp parallel for collapse(2)
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t a = 0; a < A; a++) {
+            const int64_t at_q = (b * C * A + a) * D, at_k = (b * K * A + a) * D, size = rows * width,
+                          key_size = key_rows * width;
+            real *q_ = scratch(1, 3 * size + 3 * key_size + 2 * D * key_rows), *d_o = q_ + size, *dq = d_o + size;
+            real *k_ = dq + size, *dk = k_ + key_size, *dv = dk + key_size, *k_transposed = dv + key_size,
+                 *v_transposed = k_transposed + D * key_rows;
+            real *p = scratch(2, 2 * QUERIES * KEYS), *d_p = p + QUERIES * KEYS;
+            load_columns(q_, width, NULL, rows, q, at_q, ld, C, D, 1);
+            load_columns(d_o, width, NULL, rows, d_out, at_q, ld, C, D, 1);
+            load_columns(k_, width, k_transposed, key_rows, k, at_k, ld, K, D, 1);
+            load_columns(NULL, 0, v_transposed, key_rows, v, at_k, ld, K, D, 1);
+            memset(dq, 0, size * sizeof *dq);
+            memset(dk, 0, 2 * key_size * sizeof *dk);
+            for (int64_t first = 0; first < C; first += QUERIES) {
+                const int64_t n = least(QUERIES, C - first), end = causal ? padded(first + n, QUERIES) : key_rows;
+                const real *log_sum = (real *)lse.data + (b * C + first) * A + a;
+                const real *dot = (real *)dots.data + (b * C + first) * A + a;
+                for (int64_t key = 0; key < end; key += KEYS) {
+                    const int64_t keys = least(KEYS, end - key);
+                    multiply(QUERIES, keys, D, q_ + first * width, width, 1, k_transposed + key, key_rows, p, KEYS,
+                             false);
+                    multiply(QUERIES, keys, D, d_o + first * width, width, 1, v_transposed + key, key_rows, d_p, KEYS,
+                             false);
+                    for (int64_t i = 0; i < QUERIES; i++) {
+                        const int64_t seen = i < n ? seen_of(causal, first + i, key, keys, K) : 0;
+                        const real l = i < n ? log_sum[i * A] : 0, t = i < n ? dot[i * A] : 0;
+                        real *p_row = p + i * KEYS, *d_row = d_p + i * KEYS;
+#pragma omp simd
+                        for (int64_t j = 0; j < seen; j++) {
+                            p_row[j] = real_exp(scale * p_row[j] - l);
+                            d_row[j] = scale * p_row[j] * (d_row[j] - t);
+                        }
+                        for (int64_t j = seen; j < keys; j++)
+                            p_row[j] = d_row[j] = 0;
+                    }
+                    multiply(QUERIES, width, keys, d_p, KEYS, 1, k_ + key * width, width, dq + first * width, width,
+                             true);
+                    multiply(keys, width, QUERIES, d_p, 1, KEYS, q_ + first * width, width, dk + key * width, width,
+                             true);
+                    multiply(keys, width, QUERIES, p, 1, KEYS, d_o + first * width, width, dv + key * width, width,
+                             true);
+                }
+            }
+            add_rows(d_q, at_q, ld, dq, width, C, D);
+            add_rows(d_k, at_k, ld, dk, width, K, D);
+            add_rows(d_v, at_k, ld, dv, width, K, D);
+        }
+}
+
 /* ---- residual and LayerNorm ---- */
 
 void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Tensor x, Tensor branch,
