@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../../common/memory.h"
+
 typedef struct {
     char name[32];
     int layers, hidden, heads, kv_heads, mlp, vocab, seq;
@@ -58,10 +60,8 @@ extern const char *const constant_name[CONSTANTS], *const constant_meaning[CONST
 extern const Constants published_constants;     /* fitted by plan --runs playbook_runs.csv --fit */
 extern const Constants exact_constants;         /* for --pretend, whose machine does just what its numbers say */
 
-enum { CATEGORIES = 7 };            /* as in common/memory.h */
-extern const char *const category_name[CATEGORIES];
 typedef struct {
-    double bytes[CATEGORIES], total;
+    double bytes[MEM_CATEGORIES], total;
     int stage;                      /* whose rank this is: of the stage that needs most */
 } Memory;
 
@@ -81,7 +81,8 @@ typedef struct {
 double model_parameters(const Model *m);
 double block_parameters(const Model *m);                /* of all ranks together */
 double model_flops(const Model *m);                     /* of a token: 6 N + 12 L h s, what MFU counts */
-double block_flops(const Model *m, double tokens);      /* forward and backward; attention's causal half */
+typedef enum { FORWARD, BACKWARD } Pass;
+double block_flops(const Model *m, double tokens, Pass pass);   /* of all t ranks; FlashAttention's causal half */
 double head_flops(const Model *m, double tokens);
 
 /* Fills stages[pp]: blocks and parameters. 09 gives each L/p blocks; nanotron fills a stage until the cost of the blocks

@@ -198,8 +198,8 @@ static void print_memory(const Question *q, const Grid *g)
 
     printf("memory of the fullest rank, of stage %d; h %d, f %d, v %d\n", m.stage, q->model.hidden, q->model.mlp,
            q->model.vocab);
-    for (int k = 0; k < CATEGORIES; k++)
-        printf("  %-14s %20s bytes  %s\n", category_name[k], number_text(llround(m.bytes[k])),
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        printf("  %-14s %20s bytes  %s\n", memory_name[k], number_text(llround(m.bytes[k])),
                memory_formula(&q->model, g, k));
     printf("  %-14s %20s bytes, %.1f GiB, of %.1f that fit\n", "total", number_text(llround(m.total)), m.total / GiB,
            memory_limit * q->hardware.memory / GiB);
@@ -218,9 +218,9 @@ void print_formulas(const Question *q, const Grid *g)
     printf("\n%s\n\n", grid_text(g));
     print_memory(q, g);
     printf("\na micro-batch: %d x %d / cp = %.0f tokens per rank\n", g->micro_batch, m->seq, rows);
-    printf("  block: 6 x tokens x (parameters + h s) = %.4g FLOPs over tp %d x %.3f x %.4g FLOP/s = %s\n",
-           block_flops(m, rows), g->tp, k->efficiency, h->peak,
-           seconds_text(block_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
+    const double block = block_flops(m, rows, FORWARD) + block_flops(m, rows, BACKWARD);
+    printf("  block: tokens x (6 x elements of matrices + 7 h s) = %.4g FLOPs over tp %d x %.3f x %.4g FLOP/s = %s\n", block,
+           g->tp, k->efficiency, h->peak, seconds_text(block / (g->tp * k->efficiency * h->peak)));
     printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows),
            seconds_text(head_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
     printf("  stage blocks head    kernels     tensor    context   launches    seconds\n");
@@ -257,8 +257,8 @@ void write_csv(const Choices *c, const char *file)
     if (!f)
         fail("--csv %s: %s", file, strerror(errno));
     fprintf(f, "tp,cp,pp,dp,micro_batch,accumulate,zero,recompute,fits");
-    for (int k = 0; k < CATEGORIES; k++)
-        fprintf(f, ",%s_bytes", category_name[k]);
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        fprintf(f, ",%s_bytes", memory_name[k]);
     fprintf(f, ",total_bytes");
     for (int k = 0; k < TIMES; k++)
         fprintf(f, ",%s_seconds", time_name[k]);
@@ -268,7 +268,7 @@ void write_csv(const Choices *c, const char *file)
         const Grid *g = &x->grid;
         fprintf(f, "%d,%d,%d,%d,%d,%d,%d,%s,%d", g->tp, g->cp, g->pp, g->dp, g->micro_batch, g->accumulate, g->zero,
                 g->recompute ? "full" : "none", i < c->fitting);
-        for (int k = 0; k < CATEGORIES; k++)
+        for (int k = 0; k < MEM_CATEGORIES; k++)
             fprintf(f, ",%.0f", x->memory.bytes[k]);
         fprintf(f, ",%.0f", x->memory.total);
         for (int k = 0; k < TIMES; k++)
