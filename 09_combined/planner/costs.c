@@ -18,13 +18,13 @@ const char *const constant_meaning[CONSTANTS] = {
     "s for each layer and replica, to sum gradients over nodes",
     "s for each step, whatever is in it",
     "s for each transfer between stages on 64 or more nodes, and for a micro-batch where memory is full"};
-const Constants published_constants = {0.457, 4.62e-3, 2.85e-4, 5.6e-5, 0.065, 0.50}, exact_constants = {.efficiency = 1};
+const Constants published_constants = {0.461, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 0.50}, exact_constants = {.efficiency = 1};
 
 /* What isn't fitted. Of one token and layer, bytes that are written and read, both ways: what backward needs (34h + 6f)
- * four times: written, read in forward, read in backward, and as much for its gradient but once. Of a logit: in bf16, in
- * float, its softmax and its gradient. Of a parameter: gradient, master weight and moments read for norm, clipping and
- * update, written, and set to zero. */
-static const double PASSES = 4, LOGIT_BYTES = 20, UPDATE_BYTES = 48;
+ * is written, read in forward, read in backward, and as much gradient passes by. Of a logit: in bf16, in float, its
+ * softmax and its gradient. Of a parameter: AdamW without fusion touches some twenty floats, and norm, clipping, the copy
+ * in bf16 and zeroing the gradient as much as five more. */
+static const double PASSES = 4, LOGIT_BYTES = 20, UPDATE_BYTES = 100;
 static const double REAL = 4;                   /* bytes of gradients and of what AdamW keeps */
 static const double GAP = 1.0 / 8;              /* of the launches' time the GPU waits, however much it has to do */
 static const double RING_STEP = 1.0 / 15;       /* of a layer's launches: attention's for the keys of another rank */
@@ -235,7 +235,8 @@ static double tensor_time(const Model *m, const Grid *g, double transfer, double
 }
 
 /* A micro-batch on one stage. Blocks compute at `efficiency` of the peak and move what they keep through memory. The host
- * starts kernels meanwhile: if that takes longer than they do, the GPU waits for it. */
+ * starts kernels meanwhile: if that takes longer than they do, the GPU waits for it. With tensor parallelism over nodes
+ * it cannot run ahead: in the published runs both times add up. */
 static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *s)
 {
     const double t = g->tp, rows = tokens_here(m, g), rate = k->efficiency * h->peak * t, again = g->recompute ? 1 : 0;
@@ -257,7 +258,8 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     s->context = s->layers * ((1 + again) * ring_time(m, g, c, h, rate, FORWARD)
                               + ring_time(m, g, c, h, rate, BACKWARD));
     s->launches = s->layers * (launch + collectives * hops * k->hop);
-    s->seconds = fmax(s->kernels + s->tensor + s->context, s->launches);
+    s->seconds = hops && !scattered ? s->kernels + s->tensor + s->context + s->launches
+                                    : fmax(s->kernels + s->tensor + s->context, s->launches);
 }
 
 /* What sums a stage's gradients and hands out its weights: a node's ranks share its network, so what counts is all of a

@@ -244,7 +244,7 @@ void print_formulas(const Question *q, const Grid *g)
            " parameters; %s per layer and replica\n", seconds_text(t.data), g->zero, g->dp * g->cp, q->cluster.stored,
            g->zero == 0 ? "what the last backward doesn't hide" : m->ours ? "the scatter behind the last backward"
                                                                           : "not hidden", seconds_text(k->sync));
-    printf("  optimizer  %10s  48 bytes of memory per parameter that this rank updates\n", seconds_text(t.optimizer));
+    printf("  optimizer  %10s  100 bytes of memory per parameter that this rank updates\n", seconds_text(t.optimizer));
     printf("  fixed      %10s\n", seconds_text(t.fixed));
     printf("  total      %10s  %.0f tokens/s per GPU, MFU %.1f%% (6N + 12 L h s FLOPs per token)\n",
            seconds_text(t.total), c.tokens, 100 * c.mfu);
