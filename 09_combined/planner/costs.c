@@ -18,11 +18,12 @@ const char *const constant_meaning[CONSTANTS] = {
     "s for each layer and replica, to sum gradients over nodes",
     "s for each step, whatever is in it",
     "s for each transfer between stages on 64 or more nodes, and for a micro-batch where memory is full"};
-const Constants published_constants = {0.461, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 0.50}, exact_constants = {.efficiency = 1};
+const Constants published_constants = {0.461, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 0.50};
+const Constants exact_constants = {.efficiency = 1};
 
 /* What isn't fitted. Of one token and layer, bytes that are written and read, both ways: what backward needs (34h + 6f)
  * is written, read in forward, read in backward, and as much gradient passes by. Of a logit: in bf16, in float, its
- * softmax and its gradient. Of a parameter: AdamW without fusion touches some twenty floats, and norm, clipping, the copy
+ * softmax and its gradient. Of a parameter: AdamW without fusion touches some twenty floats; norm, clipping, the copy
  * in bf16 and zeroing the gradient as much as five more. */
 static const double PASSES = 4, LOGIT_BYTES = 20, UPDATE_BYTES = 100;
 static const double REAL = 4;                   /* bytes of gradients and of what AdamW keeps */
@@ -111,9 +112,9 @@ static double tokens_here(const Model *m, const Grid *g)       /* of a micro-bat
     return (double)g->micro_batch * m->seq / g->cp;
 }
 
-/* nanotron's. 2 bytes of weights, 4 of gradients and 2 of those in bf16 that are not yet added, 12 of master weights and
- * moments. A block keeps 34h + 6f bytes of a token; the pp = 1 runs can be explained only if what is gathered for its
- * two column-parallel products is kept too (4h, not divided by t), the others only if it isn't. */
+/* nanotron's. 2 bytes of weights, 4 of gradients and 2 of those in bf16 that are not yet added, 12 of master weights
+ * and moments. A block keeps 34h + 6f bytes of a token. The published pp = 1 runs can be explained only if what is
+ * gathered for its two column-parallel products is kept too (4h, not divided by t), the others only if it isn't. */
 static Memory published_memory(const Model *m, const Grid *g, const Cluster *c, const Stage *s)
 {
     const double h = m->hidden, t = g->tp, tokens = tokens_here(m, g), params = s->params / t;
@@ -205,8 +206,8 @@ static bool congested(const Cluster *c)
     return c->published && c->gpus >= CONGESTED * c->per_node;
 }
 
-/* What attention doesn't hide of a ring that brings K and V of c ranks, one step ahead, and backward their gradients one
- * step behind; those of the last step nothing hides. */
+/* What attention doesn't hide of a ring that brings K and V of c ranks, one step ahead, and backward their gradients,
+ * one step behind; those of the last step nothing hides. */
 static double ring_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
     const double rows = tokens_here(m, g), elements = 2 * rows * m->hidden * m->kv_heads / m->heads / g->tp;
@@ -234,9 +235,9 @@ static double tensor_time(const Model *m, const Grid *g, double transfer, double
            + fmax(0, transfer - product * 3 * m->hidden);
 }
 
-/* A micro-batch on one stage. Blocks compute at `efficiency` of the peak and move what they keep through memory. The host
- * starts kernels meanwhile: if that takes longer than they do, the GPU waits for it. With tensor parallelism over nodes
- * it cannot run ahead: in the published runs both times add up. */
+/* A micro-batch on one stage. Blocks compute at `efficiency` of the peak and move what they keep through memory. The
+ * host starts kernels meanwhile: if that takes longer than they do, the GPU waits for it. With tensor parallelism over
+ * nodes it cannot run ahead: in the published runs both times add up. */
 static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *s)
 {
     const double t = g->tp, rows = tokens_here(m, g), rate = k->efficiency * h->peak * t, again = g->recompute ? 1 : 0;

@@ -85,8 +85,8 @@ typedef enum { FORWARD, BACKWARD } Pass;
 double block_flops(const Model *m, double tokens, Pass pass);   /* of all t ranks; FlashAttention's causal half */
 double head_flops(const Model *m, double tokens);
 
-/* Fills stages[pp]: blocks and parameters. 09 gives each L/p blocks; nanotron fills a stage until the cost of the blocks
- * so far, the head's too, passes its part of the whole (nanotron's build_model). */
+/* Fills stages[pp]: blocks and parameters. 09 gives each L/p blocks; nanotron fills a stage until the cost so far, of
+ * blocks and then the head, passes the stage's part of the whole (its build_model). */
 void grid_stages(const Model *m, const Grid *g, Stage *stages);
 
 /* Of the rank that needs most. A model that is ours: what 09's predict() says, to the byte; ZeRO-2 and 3, which 09

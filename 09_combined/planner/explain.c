@@ -46,8 +46,8 @@ void print_table(const Question *q, const Choices *c)
 
     printf("%s grids, of which %s fit", number_text(c->count), number_text(c->fitting));
     if (!isinf(q->hardware.memory))
-        printf(" in %.1f GiB per GPU (%.0f%% of its memory; fuller ones thrash)", memory_limit * q->hardware.memory / GiB,
-               100 * memory_limit);
+        printf(" in %.1f GiB per GPU (%.0f%% of its memory; fuller ones thrash)",
+               memory_limit * q->hardware.memory / GiB, 100 * memory_limit);
     printf("\n\n");
     printf("                                       GiB per GPU of the fullest rank          | seconds per step\n");
     printf("  tp cp pp   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
@@ -56,9 +56,11 @@ void print_table(const Question *q, const Choices *c)
         const Choice *x = &c->all[i];
         const Grid *g = &x->grid;
         const double *b = x->memory.bytes, *s = seconds(&x->time);
-        printf("%4d %2d %2d %4d %5d %3d %4d %-6s %6.1f %6.1f %5.1f %5.1f %5.1f %5.1f %4.1f |", g->tp, g->cp, g->pp, g->dp,
-               g->micro_batch, g->accumulate, g->zero, g->recompute ? "full" : "none", b[0] / GiB, b[1] / GiB,
-               b[2] / GiB, b[3] / GiB, b[4] / GiB, (b[5] + b[6]) / GiB, x->memory.total / GiB);
+        printf("%4d %2d %2d %4d %5d %3d %4d %-6s", g->tp, g->cp, g->pp, g->dp, g->micro_batch, g->accumulate, g->zero,
+               g->recompute ? "full" : "none");
+        printf(" %6.1f %6.1f %5.1f %5.1f %5.1f %5.1f %4.1f |", b[MEM_PARAMETERS] / GiB, b[MEM_MASTER] / GiB,
+               b[MEM_GRADIENTS] / GiB, b[MEM_OPTIMIZER] / GiB, b[MEM_ACTIVATIONS] / GiB,
+               (b[MEM_COMMUNICATION] + b[MEM_WORKSPACE]) / GiB, x->memory.total / GiB);
         for (int k = 0; k < TIMES; k++)
             printf(" %6.3f", s[k]);
         printf(" %7.3f | %9.0f %4.1f%%\n", x->time.total, x->tokens, 100 * x->mfu);
@@ -82,7 +84,11 @@ static bool other_micro_batch(const Grid *best, const Grid *g)
 {
     return g->micro_batch != best->micro_batch && alike(best, g, 4);
 }
-static bool other_recompute(const Grid *best, const Grid *g) { return g->recompute != best->recompute && alike(best, g, 5); }
+static bool other_recompute(const Grid *best, const Grid *g)
+{
+    return g->recompute != best->recompute && alike(best, g, 5);
+}
+
 static bool any(const Grid *best, const Grid *g) { (void)best, (void)g; return true; }
 
 /* "4.1% slower: bubble + 0.12 s, data - 0.03 s": what makes most of the difference, and what is gained by it. */
@@ -219,8 +225,8 @@ void print_formulas(const Question *q, const Grid *g)
     print_memory(q, g);
     printf("\na micro-batch: %d x %d / cp = %.0f tokens per rank\n", g->micro_batch, m->seq, rows);
     const double block = block_flops(m, rows, FORWARD) + block_flops(m, rows, BACKWARD);
-    printf("  block: tokens x (6 x elements of matrices + 7 h s) = %.4g FLOPs over tp %d x %.3f x %.4g FLOP/s = %s\n", block,
-           g->tp, k->efficiency, h->peak, seconds_text(block / (g->tp * k->efficiency * h->peak)));
+    printf("  block: tokens x (6 x elements of matrices + 7 h s) = %.4g FLOPs over tp %d x %.3f x %.4g FLOP/s = %s\n",
+           block, g->tp, k->efficiency, h->peak, seconds_text(block / (g->tp * k->efficiency * h->peak)));
     printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows),
            seconds_text(head_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
     printf("  stage blocks head    kernels     tensor    context   launches    seconds\n");
@@ -228,11 +234,12 @@ void print_formulas(const Question *q, const Grid *g)
         printf("  %5d %6d %4d %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
                seconds_text(stages[i].kernels), seconds_text(stages[i].tensor), seconds_text(stages[i].context),
                seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
-    printf("  kernels: blocks and head, with 4 x tokens x (34h + 6f) / tp bytes per block through memory, and an eighth of"
-           " its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), none hidden; context:"
-           " what attention doesn't hide of K and V\n  launches: %s per block (%s with recomputation), and %s per"
-           " transfer and hop outside NVLink\n  seconds: the longer of kernels + tensor + context and launches\n",
-           seconds_text(k->launch), seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
+    printf("  kernels: blocks and head, with 4 x tokens x (34h + 6f) / tp bytes per block through memory, and an "
+           "eighth of its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
+           "  context: what attention doesn't hide of K and V\n  launches: %s per block (%s with recomputation), and %s "
+           "per transfer and hop outside NVLink\n  seconds: the longer of kernels + tensor + context and launches\n",
+           m->ours ? "two behind products" : "none hidden", seconds_text(k->launch), seconds_text(k->launch * 4 / 3),
+           seconds_text(k->hop));
     printf("\na step: all stages once, and %d times the slowest (or what messages between stages let through)\n",
            g->accumulate - 1);
     printf("  compute    %10s  accumulate x the mean of the stages' kernels\n", seconds_text(t.compute));
@@ -240,10 +247,11 @@ void print_formulas(const Question *q, const Grid *g)
     printf("  tensor     %10s\n  context    %10s\n", seconds_text(t.tensor), seconds_text(t.context));
     printf("  bubble     %10s  the rest of the pipeline: filling, draining, stages that aren't alike; (p - 1) / m = "
            "%.3f\n", seconds_text(t.bubble), (g->pp - 1.0) / g->accumulate);
-    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: gradients of 4 bytes, weights of %d, %s, of the stage's"
-           " parameters; %s per layer and replica\n", seconds_text(t.data), g->zero, g->dp * g->cp, q->cluster.stored,
-           g->zero == 0 ? "what the last backward doesn't hide" : m->ours ? "the scatter behind the last backward"
-                                                                          : "not hidden", seconds_text(k->sync));
+    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients of 4 bytes, weights of %d, "
+           "%s; %s per layer and replica over nodes\n", seconds_text(t.data), g->zero, g->dp * g->cp, q->cluster.stored,
+           g->zero == 0 ? "what the last backward doesn't hide"
+           : g->zero > 1 ? "what the passes don't hide"
+           : m->ours ? "the scatter behind the last backward" : "not hidden", seconds_text(k->sync));
     printf("  optimizer  %10s  100 bytes of memory per parameter that this rank updates\n", seconds_text(t.optimizer));
     printf("  fixed      %10s\n", seconds_text(t.fixed));
     printf("  total      %10s  %.0f tokens/s per GPU, MFU %.1f%% (6N + 12 L h s FLOPs per token)\n",

@@ -57,7 +57,7 @@ static const struct argp_option options[] = {
     {"per-node", NUMBER + 8, "N", 0, "of a node, joined by NVLink (8)", 2},
     {"hardware", TEXT + 1, "NAME", 0, NULL, 2},
     {"pretend", TEXT + 2, "GFLOPS,GB/S,MICROSECONDS", 0, "instead, what the programs' --pretend makes of a machine", 2},
-    {"batch", NUMBER + 9, "TOKENS", 0, "of a step (1,048,576, or the nearest that the sequences divide)", 2},
+    {"batch", NUMBER + 9, "TOKENS", 0, "of a step (1,048,576, in whole sequences)", 2},
     {"dtype", TEXT + 5, "bf16|fp32", 0, "of weights and activations (bf16)", 2},
     {"published", FLAG + 'p', NULL, 0, "times as the playbook's runs had them, whose pipelines over several nodes were "
      "slower than the formulas alone explain", 2},
@@ -142,7 +142,7 @@ static Question question(void)
     if (given.batch % seq)
         fail_usage("--batch %d: expected a multiple of the %d tokens of a sequence, such as %lld", given.batch, seq,
                    (given.batch / seq + 1LL) * seq);
-    q.sequences = given.batch ? given.batch / seq : fmax(1, round(1048576.0 / seq));
+    q.sequences = given.batch ? given.batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
     q.cluster = (Cluster){.gpus = gpus, .per_node = given.pretend ? gpus : node, .published = given.published,
                           .stored = fp32 ? 4 : 2, .loss_rows = given.pretend ? 256 : 2048};
     q.hardware = given.pretend ? hardware_pretended(given.pretend) : hardware_named(given.hardware);

@@ -14,8 +14,8 @@ static const double GiB = 1073741824;
 /* ---- The file ---- */
 
 enum { MODEL, NODES, MICRO_BATCH, ACCUMULATE, DP, PP, TP, ZERO, TOKENS, MEMORY, COLUMNS };
-static const char *const column_name[COLUMNS] = {"model", "nodes", "micro_batch", "accumulate", "dp", "pp", "tp", "zero",
-                                                 "tokens_per_second_per_gpu", "memory"};
+static const char *const column_name[COLUMNS] = {
+    "model", "nodes", "micro_batch", "accumulate", "dp", "pp", "tp", "zero", "tokens_per_second_per_gpu", "memory"};
 
 /* The i-th field of a line, until the next comma. */
 static const char *field(const char *line, int i, int *length)

@@ -137,9 +137,10 @@ void runs_print(const Runs *r)
 
     if (!x)
         fail("no memory for %d runs", r->count);
-    printf("model nodes runs   error of tokens/s  rank correlation   regret: planner and three rules   error of memory\n");
+    printf("model nodes runs   error of tokens/s  rank correlation   regret: planner and three rules   error of memory"
+           "\n");
     for (int g = 0; g < r->groups; g++) {
-        const Run *of = NULL;
+        const Run *of = r->all;
         int n = 0;
         for (int i = 0; i < r->count; i++)
             if (r->all[i].group == g) {

@@ -22,8 +22,8 @@ const char *grid_text(const Grid *g)
     static int next;
     char *t = text[next++ % 8];
 
-    snprintf(t, sizeof text[0], "tp=%d,cp=%d,pp=%d,dp=%d,micro-batch=%d,accumulate=%d,zero=%d,recompute=%s", g->tp, g->cp,
-             g->pp, g->dp, g->micro_batch, g->accumulate, g->zero, g->recompute ? "full" : "none");
+    snprintf(t, sizeof text[0], "tp=%d,cp=%d,pp=%d,dp=%d,micro-batch=%d,accumulate=%d,zero=%d,recompute=%s", g->tp,
+             g->cp, g->pp, g->dp, g->micro_batch, g->accumulate, g->zero, g->recompute ? "full" : "none");
     return t;
 }
 
@@ -35,8 +35,8 @@ const char *grid_wrong(const Question *q, const Grid *g)
 
     text[0] = 0;
     if (ranks != q->cluster.gpus)
-        snprintf(text, sizeof text, "tp %d x cp %d x pp %d x dp %d are %.0f ranks: expected %d, one for each GPU", g->tp,
-                 g->cp, g->pp, g->dp, ranks, q->cluster.gpus);
+        snprintf(text, sizeof text, "tp %d x cp %d x pp %d x dp %d are %.0f ranks: expected %d, one for each GPU",
+                 g->tp, g->cp, g->pp, g->dp, ranks, q->cluster.gpus);
     else if (m->heads % g->tp || m->kv_heads % g->tp)
         snprintf(text, sizeof text, "tp %d: expected a divisor of the %d heads%s: %s", g->tp, m->kv_heads,
                  m->kv_heads < m->heads ? " of keys" : "", divisors_text(m->kv_heads));
@@ -152,7 +152,8 @@ static _Noreturn void fail_without_grid(const Question *q)
     const int above = (q->sequences / q->cluster.gpus + 1) * q->cluster.gpus;
     fail("no grid has %d ranks: tp must divide the %d heads, pp is at most the %d layers, 2 cp divides %d tokens, dp "
          "divides %d sequences; possible are --gpus %s, or --batch %lld (%d sequences)", q->cluster.gpus,
-         q->model.kv_heads, q->model.layers, q->model.seq, q->sequences, possible, (long long)above * q->model.seq, above);
+         q->model.kv_heads, q->model.layers, q->model.seq, q->sequences, possible, (long long)above * q->model.seq,
+         above);
 }
 
 /* Nothing fits: what needs least, and on how many GPUs something would. */
