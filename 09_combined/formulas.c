@@ -40,9 +40,9 @@ void memory_of_place(const Place *p, double bytes[MEM_CATEGORIES])
     /* each micro-batch's x and d_x; the blocks; on the last stage final, its statistics, a slice's logits and lse */
     bytes[MEM_ACTIVATIONS] = stored * in_flight * (layers + 1) * x + blocks * block
                              + p->last * (stored * (x + p->S * p->V) + real * (2 * p->R + p->S));
-    /* inboxes; tp: whole, partial; cp: K and V that arrive, dK and dV twice */
+    /* inboxes; tp: whole, partial; cp: K and V that arrive, dK and dV that arrive and leave */
     bytes[MEM_COMMUNICATION] = stored * (in_flight + 1) * x + (p->tp > 1) * stored * 2 * full
-                               + (p->cp > 1) * (stored * 2 * heads + real * 4 * heads);
+                               + (p->cp > 1) * stored * 6 * heads;
     /* d_block; branch twice; rope; the loss; two ids for each token; on the last stage d_final, max, sums; cp: q, k, v
      * apart, their gradients, the output as it grows */
     bytes[MEM_WORKSPACE] = block + stored * 2 * x + real * p->B * p->T * p->D + 8 + in_flight * 2 * 4 * p->B * p->T

@@ -69,9 +69,10 @@ static Tensor logits, lse, max, sums;           /* (S, V), (S), (S), (S, 2)  of 
 static Tensor rope;                 /* (B*T, D)  cos and sin of each row's position in its sequence */
 static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
 static Tensor whole, partial;       /* (B*T, H)  all rows of the tp group, before and after a region */
-static Tensor split, d_split;       /* (3, B*T, A*D)  all of q, all of k, all of v, and their gradients, REAL */
+static Tensor split, d_split;       /* (3, B*T, A*D)  all of q, all of k, all of v; sums of their gradients, REAL */
 static Tensor merged;               /* (B*T, A*D)  REAL: heads, as they become */
-static Tensor kv_next, d_kv[2];     /* (2, B*T, A*D)  K, V as they arrive; dK, dV being computed, and travelling */
+static Tensor kv_next;              /* (2, B*T, A*D)  K, V as they arrive */
+static Tensor d_arrived, d_leaving; /* (2, B*T, A*D)  dK, dV of the ranks before this one; with its own added */
 
 static void grid(void)
 {
@@ -208,8 +209,7 @@ static void predict(void)
         comm_predict(tp, ALL_REDUCE, m, 2 * (B * T - row < S ? B * T - row : S));
     }
     if (cp_size > 1) {                          /* K, V both ways; dK, dV one hop more, to get home */
-        comm_predict_as(cp, SEND, dtype, m * layers * (2 + again) * (cp_size - 1), kv);
-        comm_predict(cp, SEND, m * layers * cp_size, kv);
+        comm_predict_as(cp, SEND, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
     }
     comm_predict_as(pp, SEND, dtype, m * (!first + !last), R * H);
     const struct { int64_t count, units; } units[] = {{H * V, first || last}, {one, layers}, {2 * H, last}};
@@ -283,11 +283,11 @@ static void attend(BlockActs *a, Tensor kv, int keys_of)
         }
 }
 
-/* The same chunks backward: adds to dQ, and to the dK, dV of the keys' owner. */
-static void attend_backward(BlockActs *a, BlockActs *d, Tensor d_kv, Tensor kv, int keys_of)
+/* The same chunks backward: adds to dQ, dK and dV in d_split, of which the last two are of those keys. */
+static void attend_backward(BlockActs *a, BlockActs *d, Tensor kv, int keys_of)
 {
     Tensor q = tensor_range(split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
-    Tensor d_q = tensor_range(d_split, 0, 1), d_k = tensor_range(d_kv, 0, 1), d_v = tensor_range(d_kv, 1, 1);
+    Tensor d_q = tensor_range(d_split, 0, 1), d_k = tensor_range(d_split, 1, 1), d_v = tensor_range(d_split, 2, 1);
 
     for (int i = 0; i < held; i++)
         for (int j = 0; j < held; j++) {
@@ -313,23 +313,25 @@ static void ring_forward(BlockActs *a)
 }
 
 /* K and V go around again, and their gradients one step behind them. A rank computes its share apart while the shares
- * of the ranks before it arrive, adds them, and sends the sum on: after n hops it is at their owner. */
+ * of the ranks before it arrive, adds them, and sends the sum on: after n hops it is at their owner. What is in flight is
+ * stored as activations are: rounded once a hop, which costs no accuracy beside the rounding of dQ, dK and dV. */
 static void ring_backward(BlockActs *a, BlockActs *d)
 {
     const int n = cp_size, r = comm_rank(cp);
-    Tensor kv[2] = {tensor_range(split, 1, 2), kv_next}, d_arrived = tensor_range(d_split, 1, 2);
+    Tensor kv[2] = {tensor_range(split, 1, 2), kv_next}, d_kv = tensor_range(d_split, 1, 2);
     Request *d_arriving = NULL;
 
     for (int step = 0; step < n; step++) {
-        Tensor here = kv[step % 2], next = kv[(step + 1) % 2], d_here = d_kv[step % 2];
+        Tensor here = kv[step % 2], next = kv[(step + 1) % 2];
         Request *arriving = step < n - 1 ? comm_start_shift(cp, next, here) : NULL;
-        tensor_zero(d_here);
-        attend_backward(a, d, d_here, here, (r - step + n) % n);
+        tensor_zero(d_kv);
+        attend_backward(a, d, here, (r - step + n) % n);
         comm_wait(&arriving);
         comm_wait(&d_arriving);
         if (step > 0)
-            tensor_add(d_here, d_arrived);
-        d_arriving = comm_start_shift(cp, d_arrived, d_here);
+            tensor_add(d_kv, d_arrived);
+        tensor_convert(d_leaving, d_kv);
+        d_arriving = comm_start_shift(cp, d_arrived, d_leaving);
     }
     comm_wait(&d_arriving);
 }
@@ -359,9 +361,10 @@ static void context_attention_backward(BlockActs *a, BlockActs *d)
     }
     transpose_rows(tensor_view(split, shape(3, B * T * A, D)), tensor_view(a->qkv, shape(B * T * A, 3, D)));
     attention_dots(tensor_view(d->lse, shape(B * T, A)), d->heads, a->heads);
-    tensor_zero(d_split);
+    tensor_zero(tensor_range(d_split, 0, 1));
     ring_backward(a, d);
-    tensor_convert(split, d_split);             /* nobody needs q, k, v any more */
+    tensor_convert(tensor_range(split, 0, 1), tensor_range(d_split, 0, 1));     /* nobody needs q, k, v any more */
+    tensor_copy(tensor_range(split, 1, 2), d_arrived);
     transpose_rows(tensor_view(d->qkv, shape(B * T * A, 3, D)), tensor_view(split, shape(3, B * T * A, D)));
 }
 
@@ -731,8 +734,8 @@ static void buffers_create(void)
         d_split = tensor_create(MEM_WORKSPACE, REAL, "d_split", shape(3, B * T, A * D));
         merged = tensor_create(MEM_WORKSPACE, REAL, "merged", shape(B * T, A * D));
         kv_next = tensor_create(MEM_COMMUNICATION, dtype, "kv_next", shape(2, B * T, A * D));
-        for (int i = 0; i < 2; i++)
-            d_kv[i] = tensor_create(MEM_COMMUNICATION, REAL, "d_kv", shape(2, B * T, A * D));
+        d_arrived = tensor_create(MEM_COMMUNICATION, dtype, "d_arrived", shape(2, B * T, A * D));
+        d_leaving = tensor_create(MEM_COMMUNICATION, dtype, "d_leaving", shape(2, B * T, A * D));
     }
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(B * T, D));

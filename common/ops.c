@@ -412,7 +412,8 @@ void tensor_fill(Tensor t, double value)
 void tensor_add(Tensor to, Tensor from)
 {
     op_begin("add", OPERANDS(), OPERANDS(to), OPERANDS(from), 0,
-             is_vector(to, tensor_count(to)) && is_vector(from, tensor_count(to)), "two tensors of one count");
+             is_vector(to, tensor_count(to)) && is_stored(from.dtype) && as_vector(from.dtype, from, tensor_count(to)),
+             "two tensors of one count, the first REAL");
     tensor_add_kernel(to, from);
     op_end();
 }

@@ -30,6 +30,7 @@ void tensor_copy(Tensor to, Tensor from);               /* same count and type *
 double tensor_item(Tensor t);                           /* the one element, F64 or REAL, on the host; waits */
 void tensor_convert(Tensor to, Tensor from);            /* same count; each REAL, BF16 or F16: to the nearest */
 void tensor_scale(Tensor t, double factor);             /* in place */
+void tensor_add(Tensor to /* += */, Tensor from);       /* same count; to REAL */
 void transpose_rows(Tensor out, Tensor in);             /* in (X, Y, W), out (Y, X, W): rows of W change places */
 
 /* ---- embedding: weight (V, H), ids (R) I32, out (R, H) ---- */
@@ -123,7 +124,6 @@ int64_t attention_pairs(void);                  /* pairs of a query and a key th
 
 /* ---- REAL only ---- */
 void tensor_fill(Tensor t, double value);
-void tensor_add(Tensor to /* += */, Tensor from);
 
 #ifdef __cplusplus
 }

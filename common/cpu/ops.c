@@ -455,12 +455,15 @@ void tensor_fill_kernel(Tensor t, double value)
 void tensor_add_kernel(Tensor to, Tensor from)
 {
     const int64_t count = tensor_count(to);
-    const real *in = from.data;
     real *x = to.data;
 
-#pragma omp parallel for simd
-    for (int64_t i = 0; i < count; i++)
-        x[i] += in[i];
+#pragma omp parallel for
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        const int64_t n = piece(first, count);
+        const real *in = load(from, first, n, 0);
+        for (int64_t i = 0; i < n; i++)
+            x[first + i] += in[i];
+    }
 }
 
 void transpose_rows_kernel(Tensor out, Tensor in)

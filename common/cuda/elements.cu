@@ -211,7 +211,7 @@ void tensor_fill_kernel(Tensor t, double value)
         LAUNCH(fill_all<N>, blocks(count, N), THREADS, data<float>(t), (float)value, count));
 }
 
-template <int N> __global__ void add_all(float *to, const float *from, int64_t count)
+template <typename T, int N> __global__ void add_all(float *to, const T *from, int64_t count)
 {
     EACH_PACK(i, N, count) {
         float v[N], add[N];
@@ -227,8 +227,8 @@ void tensor_add_kernel(Tensor to, Tensor from)
 {
     const int64_t count = tensor_count(to);
 
-    PACKED(aligned(to) && aligned(from), float, N,
-        LAUNCH(add_all<N>, blocks(count, N), THREADS, data<float>(to), data<float>(from), count));
+    FOR_TYPE(from.dtype, T, PACKED(aligned(to) && aligned(from), float, N,
+        LAUNCH(add_all<T, N>, blocks(count, N), THREADS, data<float>(to), data<T>(from), count)));
 }
 
 /* A warp copies a row, so that short rows keep all of a block's threads busy. */

@@ -473,15 +473,9 @@ static void stored(DType dtype, int64_t R, int64_t W)
     Tensor in = random_tensor(dtype, "in", shape(R, 5, W)), t = empty(dtype, "transposed", shape(5, R, W));
     transpose_rows(t, in);
     out(t);
-    done();
-}
-
-static void floats(int64_t R, int64_t W)
-{
-    begin("plain", REAL, R, W, 0, 0);
     Tensor x = empty(REAL, "x", shape(R * W));
     tensor_fill(x, 0.7);
-    tensor_add(x, random_tensor(REAL, "add", shape(R * W)));
+    tensor_add(x, random_tensor(dtype, "add", shape(R * W)));
     out(x);
     done();
 }
@@ -587,8 +581,6 @@ int main(int argc, char **argv)
                 for (int f = 0; f < 2; f++)
                     eights(dtype, f ? E5M2 : E4M3, eight[i][0], eight[i][1], eight[i][2]);
         }
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-            floats(sizes[i][0], sizes[i][1]);
         for (int causal = 0; causal < 2; causal++) {
             attention_blocks(2, 5, 5, 3, 8, 2, causal);
             attention_blocks(1, 130, 130, 2, 20, 64, causal);

@@ -144,6 +144,7 @@ static const struct {
     {"05_tensor_parallel", "--sequence-parallel", 2, true},
     {"06_pipeline_parallel", "--schedule 1f1b", 2},
     {"06_pipeline_parallel", "--schedule zero-bubble", 2},
+    {"06_pipeline_parallel", "--schedule zb-v --layers 5 --accumulate 5 --micro-batch 1", 2},
     {"07_context_parallel", "--attention ring", 2},
     {"07_context_parallel", "--attention ulysses", 2},
     {"03_data_parallel", "--sync overlap", 4},

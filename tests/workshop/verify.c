@@ -208,25 +208,39 @@ static void compare_memory(cJSON *report)
             }
 }
 
+/* What a rank has to keep in flight at once: micro-batches, in a V of half as many layers each (*halves). 0: nothing is
+ * promised. */
+static int needed_in_flight(const char *options, const Shape *s, int rank, bool *halves)
+{
+    const int p = s->ranks, m = s->accumulate;
+
+    *halves = strstr(options, "zb-v") || strstr(options, "dualpipe-v");
+    const int needed = strstr(options, "--schedule 1f1b") ? p - rank
+                       : strstr(options, "zero-bubble")   ? p
+                       : strstr(options, "zb-v")          ? 2 * p
+                       : strstr(options, "dualpipe-v")    ? 2 * p + 1
+                                                          : 0;
+    const int all = *halves ? 2 * m : m;
+    return needed < all ? needed : all;
+}
+
 /* 06: any order that can be executed gives the right gradients; a good one has the formula's bubble too, and keeps no
  * more micro-batches than it must. What a schedule with another name promises is not known here: see describe. */
 static void compare_schedule(cJSON *report, const char *options, const Shape *s)
 {
-    const bool one_f_one_b = strstr(options, "--schedule 1f1b"), zero_bubble = strstr(options, "zero-bubble");
     cJSON *rank;
-    bool waits = false, keeps = false;
+    bool waits = false, keeps = false, halves;
 
     cJSON_ArrayForEach(rank, ranks_of(report)) {
         const double simulated = number(rank, "bubble_simulated"), formula = number(rank, "bubble_formula");
-        const int behind = s->ranks - (one_f_one_b ? (int)number(rank, "rank") : 0);
-        const int needed = behind < s->accumulate ? behind : s->accumulate;
+        const int needed = needed_in_flight(options, s, number(rank, "rank"), &halves);
         if (simulated > formula + 1e-9 && !waits)
             fault("the schedule's bubble is %.3f on rank %.0f, and it should be %.3f: a rank waits where it could "
                   "compute", simulated, number(rank, "rank"), formula);
         waits |= simulated > formula + 1e-9;
-        if ((one_f_one_b || zero_bubble) && number(rank, "in_flight") > needed && !keeps) {
-            fault("rank %.0f keeps the activations of %.0f micro-batches at once, and %d are enough: backwards come "
-                  "too late", number(rank, "rank"), number(rank, "in_flight"), needed);
+        if (needed && number(rank, "in_flight") > needed && !keeps) {
+            fault("rank %.0f keeps the activations of %.0f micro-batches%s at once, and %d are enough: backwards come "
+                  "too late", number(rank, "rank"), number(rank, "in_flight"), halves ? " of a chunk" : "", needed);
             keeps = true;
         }
     }

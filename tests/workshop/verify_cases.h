@@ -42,6 +42,8 @@ static const Case cases[] = {
     {"06_pipeline_parallel", "--schedule 1f1b", 3},
     {"06_pipeline_parallel", "--schedule interleaved --chunks 2", 3},
     {"06_pipeline_parallel", "--schedule zero-bubble --recompute selective", 4},
+    {"06_pipeline_parallel", "--schedule zb-v", 3},
+    {"06_pipeline_parallel", "--schedule dualpipe-v --recompute selective", 2},
     {"07_context_parallel", "--attention ring", 3},
     {"07_context_parallel", "--attention zigzag --recompute full", 4},
     {"07_context_parallel", "--attention allgather", 2},
