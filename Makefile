@@ -72,7 +72,7 @@ $(BUILD)/cuda/%: private LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
 $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)
 
 all: cpu cpu64 $(if $(NVCC),cuda)	## what this machine can build
-cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder)	## the programs in float, on the CPU
+cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## the programs in float, on the CPU
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
 cuda: $(if $(NVCC),$(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder),no-nvcc)	## the programs on GPUs: ARCH=sm_90
 no-nvcc:
@@ -121,7 +121,7 @@ run: known-stage deps	## train about a minute, on a GPU if one answers: STAGE=01
 # Whether a GPU answers, asked for these targets alone.
 GPU := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null))
 BACKEND := $(if $(and $(GPU),$(NVCC)),cuda,cpu)
-include tests/tests.mk tests/workshop/workshop.mk
+include tests/tests.mk tests/workshop/workshop.mk 09_combined/planner/plan.mk
 
 help:
 	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -11,6 +11,7 @@
 #include "print.h"          /* what a person reads; numbers in words */
 #include "random.h"         /* counter-based random numbers */
 #include "options.h"        /* what the command line chose */
+#include "presets.h"        /* sizes of known models */
 
 /* memory */
 #include "tensor.h"         /* a pointer, a name, a type, a shape */

@@ -318,9 +318,28 @@ END
     echo "drew 09_combined/timeline.svg and 09_combined/scaling.svg"
 }
 
-for stage in ${*:-01 02 03 06 07 09}; do
+# A plan; and the published runs beside what the planner says of them.
+figures_plan() {
+    planner=09_combined/planner
+    $planner/figure.sh $planner/plan.svg build/cpu/plan --model 8b --gpus 64
+    build/cpu/plan --runs $planner/playbook_runs.csv --predictions "$work/runs" >/dev/null
+    # 8B with micro-batches of 1 on 16 nodes: the grid, GiB measured and predicted
+    awk -F, '$1 == "8B" && $2 == 16 && $3 == 1 && $9 == 1 && $8 <= 8 {
+        printf "\"tp %d, pp %d, dp %d\" %s %s\n", $8, $7, $6, $13, $15 }' "$work/runs" >"$work/memory"
+    # of each model and number of nodes: the fastest run, the run that is predicted to be, and its prediction
+    for model in 1B 3B 8B 80B; do
+        awk -F, -v model=$model '$1 == model {
+            if ($11 > best[$2]) best[$2] = $11
+            if ($14 > said[$2]) { said[$2] = $14; got[$2] = $11 }
+        } END { for (n in best) print n, best[n], got[n], said[n] }' "$work/runs" | sort -n >"$work/best_$model"
+    done
+    gnuplot -e "work='$work'" $planner/published.gnuplot
+    echo "drew $planner/published.svg"
+}
+
+for stage in ${*:-01 02 03 06 07 09 plan}; do
     case $stage in
-    01 | 02 | 03 | 06 | 07 | 09) "figures_$stage" ;;
-    *) echo "figures.sh: $stage has no figures; 01, 02, 03, 06, 07 and 09 have"; exit 2 ;;
+    01 | 02 | 03 | 06 | 07 | 09 | plan) "figures_$stage" ;;
+    *) echo "figures.sh: $stage has no figures; 01, 02, 03, 06, 07, 09 and plan have"; exit 2 ;;
     esac
 done
