@@ -83,8 +83,9 @@ typedef struct {
 } CommAccount;
 
 /* In predict(): so many calls in a step, each on a full tensor of so many REAL elements; bytes are comm's work. SHIFT:
- * of comm_start_shift, which count as SEND. */
+ * of comm_start_shift, which count as SEND. The second: of elements that are stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
+void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 
 /* When all groups are made and comm_predict has named, for each, all operations that there will be, if only between
  * steps: connects their ranks for these, so that none has to be connected amid a step. All ranks. True: a library has

@@ -10,6 +10,8 @@ $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): \
 	$(link)
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused parity bench_cuda)): \
 		$$(call objects,$$(FUSED_$$(backend)))
+REFUSALS := test_command_line test_data test_checkpoints test_outputs
+$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(REFUSALS))): $$(call objects,tests/failures/refusals)
 
 # test_comm twice more: with a device made for it in place of libcommon.a's, and with comm/nccl.c on an NCCL made for it
 # (so that is compiled for the CPU build too).
@@ -115,6 +117,6 @@ lint:			## clang-tidy over the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## clang-format, on the lines changed since the last commit
-	git clang-format --extensions c,h,cu,cuh,cc -- common 0* tests
+	git clang-format --extensions c,h,cu,cuh,cc -- common [0-9][0-9]_* tests
 
 .PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch fuzz lint format

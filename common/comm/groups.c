@@ -27,9 +27,7 @@ Comm *comm_split(Comm *comm, int color, const char *name)
     watchdog_expect(0, world->rank, "");
     if (!part)
         return NULL;
-    Comm *c = malloc(sizeof *c), *last = world;
-    if (!c)
-        fail("no memory for the group %s", name);
+    Comm *c = host_alloc(sizeof *c, "a group"), *last = world;
     *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = part};
     while (last->next)
         last = last->next;
@@ -64,10 +62,8 @@ Range comm_part(const Comm *comm, int64_t count)
 
 double comm_sum(Comm *comm, double x)
 {
-    double *all = malloc(comm->size * sizeof *all), sum = 0;
+    double *all = host_alloc(comm->size * sizeof *all, "a sum"), sum = 0;
 
-    if (!all)
-        fail("no memory for %d numbers", comm->size);
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     comm_wait_begins();
@@ -112,12 +108,17 @@ static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
     }
 }
 
-void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
+void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements)
 {
     comm->used[op] = true;
     op = op == SHIFT ? SEND : op;
     comm->predicted_calls[op] += calls;
-    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(REAL);
+    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(dtype);
+}
+
+void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
+{
+    comm_predict_as(comm, op, REAL, calls, elements);
 }
 
 /* A rank that fails meanwhile ends the others at once: they may wait inside a library, where they can't agree. */
@@ -216,9 +217,7 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
             device_copy(out.data, in.data, tensor_bytes(in));
         return NULL;
     }
-    Request *q = calloc(1, sizeof *q);
-    if (!q)
-        fail("no memory for a request");
+    Request *q = host_alloc(sizeof *q, "a request");
     q->comm = comm, q->op = op, q->peer = peer, q->operation = comm->operations, q->out = out, q->in = in;
     if (options.check && op < SEND)
         check_agreement(&t, whole.name);
@@ -363,32 +362,32 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
     return q;
 }
 
+static void wait_for(Request *q)
+{
+    comm_wait(&q);
+}
+
 void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce)
 {
-    Request *q = comm_start_all_reduce(comm, t, reduce);
-    comm_wait(&q);
+    wait_for(comm_start_all_reduce(comm, t, reduce));
 }
 
 void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_reduce_scatter(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_reduce_scatter(comm, out, in));
 }
 
 void comm_all_gather(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_all_gather(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_all_gather(comm, out, in));
 }
 
 void comm_all_to_all(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_all_to_all(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_all_to_all(comm, out, in));
 }
 
 void comm_broadcast(Comm *comm, Tensor t, int root)
 {
-    Request *q = comm_start_broadcast(comm, t, root);
-    comm_wait(&q);
+    wait_for(comm_start_broadcast(comm, t, root));
 }

@@ -72,10 +72,8 @@ static void *start(Transfer t)
 {
     const int64_t bytes = t.count * dtype_size(t.dtype);
     const Range part = part_of(&t);
-    Staged *s = calloc(1, sizeof *s), **last = &under_way;
+    Staged *s = host_alloc(sizeof *s, "a transfer"), **last = &under_way;
 
-    if (!s)
-        fail("no memory for a transfer");
     s->t = t;
     s->t.staged = true;
     switch (t.op) {

@@ -143,11 +143,9 @@ static bool nccl_cannot(char text[256])
 {
     struct Place { char host[64], gpu[DEVICE_PLACE]; int machine, ranks, gpus; };
     struct Place mine = {.machine = machine, .ranks = local_size};
-    struct Place *all = calloc(world->size, sizeof *all);
+    struct Place *all = host_alloc(world->size * sizeof *all, "a table of ranks");
     bool found = false;
 
-    if (!all)
-        fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
     watchdog_expect(comm_deadline(), world->rank, "find its GPU");
     mine.gpus = device_find(local_rank, mine.gpu);
@@ -217,24 +215,20 @@ void comm_started(void)
 void comm_same(const char *lines)
 {
     const int64_t length = strlen(lines) + 1;
-    int64_t *lengths = calloc(world->size, sizeof *lengths), room = 0;
+    int64_t *lengths = host_alloc(world->size * sizeof *lengths, "comparing options"), room = 0;
 
-    if (!lengths)
-        fail("no memory for comparing options");
     comm_agree();                               /* a rank that failed would not come here */
     comm_gather(world, lengths, &length, sizeof length, "the other ranks' options");
     for (int r = 0; r < world->size; r++)
         room = lengths[r] > room ? lengths[r] : room;
-    char *all = calloc(world->size + 1, room), *mine = all + world->size * room;
-    if (!all)
-        fail("no memory for comparing options");
+    char *all = host_alloc((world->size + 1) * room, "comparing options"), *mine = all + world->size * room;
     strcpy(mine, lines);
     comm_agree();
     comm_gather(world, all, mine, room, "the other ranks' options");
     for (int r = 1; r < world->size; r++) {
         const char *a = all, *b = all + r * room;
-        while (*a && *b && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
-            a += strcspn(a, "\n") + 1, b += strcspn(b, "\n") + 1;
+        for (size_t n; *a && *b && (n = strcspn(a, "\n")) == strcspn(b, "\n") && !strncmp(a, b, n);)
+            a += n + (a[n] == '\n'), b += n + (b[n] == '\n');
         a = *a || !*b ? a : "nothing more", b = *b || !*a ? b : "nothing more";
         if (*a || *b)
             fail_usage("rank 0 has %.*s, but rank %d %.*s: all ranks must have the same", (int)strcspn(a, "\n"), a, r,
@@ -246,12 +240,11 @@ void comm_same(const char *lines)
 
 char *comm_rank_table(void)
 {
-    struct Process { char host[64]; int pid; } mine = {.pid = getpid()}, *all = calloc(world->size, sizeof *all);
+    struct Process { char host[64]; int pid; } mine = {.pid = getpid()};
+    struct Process *all = host_alloc(world->size * sizeof *all, "a table of ranks");
     const size_t size = 128 * (size_t)world->size + 1;
-    char *table = calloc(size, 1), *to = table;
+    char *table = host_alloc(size, "a table of ranks"), *to = table;
 
-    if (!all || !table)
-        fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
     comm_gather(world, all, &mine, sizeof mine, "the other ranks to start");
     for (int r = 0; r < world->size; r++)

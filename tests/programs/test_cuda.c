@@ -137,12 +137,14 @@ static const struct {
     {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse all --recompute full", 1, true},
     {"08_fused_kernels", "--dtype fp32 --fuse all --layers 1 --seq 600", 1},    /* more rows than the loss's slices */
+    {"09_combined", "--dtype fp32", 1},
     {"03_data_parallel", "--sync overlap", 2},
     {"04_zero", "--zero 2", 2},
     {"04_zero", "--zero 3", 2},
     {"05_tensor_parallel", "--sequence-parallel", 2, true},
     {"06_pipeline_parallel", "--schedule 1f1b", 2},
     {"06_pipeline_parallel", "--schedule zero-bubble", 2},
+    {"06_pipeline_parallel", "--schedule zb-v --layers 5 --accumulate 5 --micro-batch 1", 2},
     {"07_context_parallel", "--attention ring", 2},
     {"07_context_parallel", "--attention ulysses", 2},
     {"03_data_parallel", "--sync overlap", 4},
@@ -150,6 +152,9 @@ static const struct {
     {"05_tensor_parallel", "--sequence-parallel", 4},
     {"06_pipeline_parallel", "--schedule 1f1b --layers 4", 4},
     {"07_context_parallel", "--attention ring", 4},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --layers 2", 4},
+    {"09_combined", "--dtype fp32 --pp 2 --cp 2 --recompute full", 4},
+    {"09_combined", "--dtype fp32 --tp 2 --pp 2 --zero 0", 4},
 };
 
 /* Both builds start from the same weights and batch, however many ranks. A program that fails says why. */
@@ -243,6 +248,7 @@ static void small_types_agree(void **state)
         {2, "02_mixed_precision", "--dtype bf16"},
         {2, "02_mixed_precision", "--dtype bf16 --gradients bf16 --master none"},
         {2, "08_fused_kernels", "--dtype bf16"},
+        {2, "09_combined", "--dtype bf16"},
         {4, "02_mixed_precision", "--dtype fp16"},
         {4, "08_fused_kernels", "--dtype fp16 --recompute full"},
         {4, "08_fused_kernels", "--dtype fp16 --loss-scale 2e6 --loss-scale-growth 1"},

@@ -334,8 +334,8 @@ static void print_table(void)
            "have failed.\n");
     if (pipeline)
         printf("bubble: idle over computing time; by the formula (p-1)/m with afab and 1f1b, (p-1)/(v m) with "
-               "interleaved,\n(p-1)/(3 m) with zero-bubble, (p-1 + p-m)/(3 m) if m is below p, for m micro-batches and "
-               "v chunks.\n");
+               "interleaved,\n(p-1)/(3 m) with zero-bubble, (p-1)/(6 m) with zb-v and dualpipe-v, more if m is below p "
+               "or 2p, for\nm micro-batches and v chunks.\n");
 }
 
 /* ---- What the reader should know of the times ---- */

@@ -119,12 +119,13 @@ static void pipeline(void **state)
         const char *options, *text;
         double formula;
     } schedules[] = {{"--schedule zero-bubble", " 0.083 ", 1.0 / 3 / 4},
-                     {"--schedule interleaved --chunks 2 --layers 4", " 0.125 ", 1.0 / 2 / 4}};
+                     {"--schedule interleaved --chunks 2 --layers 4", " 0.125 ", 1.0 / 2 / 4},
+                     {"--schedule zb-v --layers 4", " 0.042 ", 1.0 / 6 / 4}};
     const char *stage = "06_pipeline_parallel";
     char options[128];
 
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         snprintf(options, sizeof options, "%s " PRETEND, schedules[i].options);
         Result r = sweep(stage, "1 2", options);
         expect(r, 0, "strong scaling");
