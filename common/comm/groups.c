@@ -145,11 +145,6 @@ bool comm_connect(void)
     return true;
 }
 
-int comm_multiprocessors(void)
-{
-    return comm_transport->multiprocessors ? comm_transport->multiprocessors() : 0;
-}
-
 int comm_account(CommAccount *accounts, int most)
 {
     int n = 0;

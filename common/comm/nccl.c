@@ -12,10 +12,10 @@
  * - All communicators' kernels fit on the GPU together: config.maxCTAs says how many multiprocessors one takes.
  * - Streams that share a queue of the hardware's wait for each other: a kernel that may start stands behind one that
  *   may not. By itself CUDA has 8 queues, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank in five groups, one of
- *   them with messages both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL adds
- *   to each, and the device's, these are 25. One queue for all, which Megatron-LM asks for so that a transfer starts
- *   before matmuls that are called later, would be wrong here: a receive that is posted ahead would stand in front of
- *   the work that its sender waits for.
+ *   them with messages both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL
+ *   adds to each, and the device's, these are 25. One queue for all, which Megatron-LM asks for so that a transfer
+ *   starts before matmuls that are called later, would be wrong here: a receive that is posted ahead would stand in
+ *   front of the work that its sender waits for.
  * - What starts a transfer before those matmuls is the priority of its stream: of two kernels that could start, the one
  *   with the higher priority does. Transfers all have the same, so that no rank prefers another one than its peers.
  */
@@ -245,6 +245,20 @@ static bool progress(void)
     return under_way;
 }
 
+/* What is called from now on runs beside the transfers that aren't waited for. */
+static void lend(void)
+{
+    int sum = 0;
+
+    for (const Line *l = lines; l; l = l->next) {
+        const Move *m = l->first;
+        while (m && m->waited)
+            m = m->next;
+        sum += m ? l->multiprocessors : 0;
+    }
+    device_lend(sum);
+}
+
 static void *start(Transfer t)
 {
     Line *l = line_of(&t);
@@ -262,6 +276,7 @@ static void *start(Transfer t)
     else
         l->first = m;
     l->last = m;
+    lend();
     CUDA(cudaEventRecord(m->ready, device_stream()));
     if (t.shift && t.op == SEND) {
         l->half = m;
@@ -281,6 +296,7 @@ static bool done(void *handle)
 
     CUDA(cudaStreamWaitEvent(device_stream(), m->over, 0));
     m->waited = true;
+    lend();
     return true;
 }
 
@@ -298,19 +314,6 @@ static bool unfinished(Transfer *t, double *since)
     if (oldest)
         *t = oldest->t, *since = oldest->since;
     return oldest != NULL;
-}
-
-static int multiprocessors(void)
-{
-    int sum = 0;
-
-    for (const Line *l = lines; l; l = l->next) {
-        const Move *m = l->first;
-        while (m && m->waited)
-            m = m->next;
-        sum += m ? l->multiprocessors : 0;
-    }
-    return sum;
 }
 
 static bool end(void)
@@ -448,6 +451,5 @@ static void prepare(void)
 }
 
 static const Transport transport = {.name = "NCCL", .start = start, .done = done, .progress = progress,
-                                    .unfinished = unfinished, .prepare = prepare, .connect = connect, .end = end,
-                                    .multiprocessors = multiprocessors};
+                                    .unfinished = unfinished, .prepare = prepare, .connect = connect, .end = end};
 const Transport *const transport_nccl = &transport;
