@@ -14,7 +14,7 @@ endif
 # STAGE is a program's name or the beginning of one.
 STAGE ?= 01
 NP ?= 1
-STAGES := $(patsubst %/train.c,%,$(wildcard 0*/train.c))
+STAGES := $(patsubst %/train.c,%,$(wildcard [0-9][0-9]_*/train.c))
 MATCHES := $(or $(filter $(STAGE),$(STAGES)),$(filter $(STAGE)%,$(STAGES)))
 PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
@@ -86,8 +86,8 @@ compile = @mkdir -p $(@D); echo "  CC  $@"; $(CC) $(FLAGS) -c $< -o $@
 link = @echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -o $@
 # A program is all .c files of its directory, but for a backend's own, and the backend's parts.
 $(foreach b,$(BACKENDS),$(STAGES:%=$(BUILD)/$(b)/%)): \
-	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libcommon.a | $(TEXT); $(link)
-$(BACKENDS:%=$(BUILD)/%/08_fused_kernels): $$(call objects,$$(FUSED_$$(backend)))
+	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libfused.a $$(@D)/libcommon.a | $(TEXT); $(link)
+$(BACKENDS:%=$(BUILD)/%/libfused.a): $$(call objects,$$(FUSED_$$(backend))); @rm -f $@; ar qcs $@ $^
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
 $(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error); $(link)
 $(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(PARTS_$$(backend))) $$(@D)/flags

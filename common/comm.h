@@ -79,8 +79,10 @@ typedef struct {
     int64_t predicted_calls, predicted_bytes;
 } CommAccount;
 
-/* In predict(): so many calls in a step, each on a full tensor of so many REAL elements; bytes are comm's work. */
+/* In predict(): so many calls in a step, each on a full tensor of so many REAL elements; bytes are comm's work. The
+ * second: of elements that are stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
+void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 int comm_account(CommAccount *accounts, int most);  /* how many: those with calls or a prediction */
 int64_t comm_bytes(void);                           /* sent in this step, over all groups */
 /* With --report: seconds of this step in which this rank only waited, for transfers and for numbers of other ranks.

@@ -18,12 +18,12 @@
 #include "device.h"         /* the CPU or GPU that computes: cpu/device.c, cuda/device.cu */
 #include "trace.h"          /* the timeline */
 #include "allocate.h"       /* memory for tensors */
+#include "formats.h"        /* the small number formats */
 
 /* ranks */
 #include "comm.h"           /* groups of ranks, collectives, messages: comm/ */
 
 /* compute */
-#include "formats.h"        /* the small number formats */
 #include "operator.h"       /* what is around every operator */
 #include "ops.h"            /* the operators: ops.c; their kernels in cpu/ and cuda/ */
 #include "model.h"          /* which parameters there are, and where */

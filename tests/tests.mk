@@ -115,6 +115,6 @@ lint:			## clang-tidy over the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## clang-format, on the lines changed since the last commit
-	git clang-format --extensions c,h,cu,cuh,cc -- common 0* tests
+	git clang-format --extensions c,h,cu,cuh,cc -- common [0-9][0-9]_* tests
 
 .PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch fuzz lint format

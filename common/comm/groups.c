@@ -112,10 +112,15 @@ static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
     }
 }
 
-void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
+void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements)
 {
     comm->predicted_calls[op] += calls;
-    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(REAL);
+    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(dtype);
+}
+
+void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
+{
+    comm_predict_as(comm, op, REAL, calls, elements);
 }
 
 int comm_account(CommAccount *accounts, int most)

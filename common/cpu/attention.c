@@ -208,7 +208,7 @@ void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
 
 #pragma omp parallel for
     for (int64_t i = 0; i < count; i++) {
-        const real *o = row(out, 0) + i * D, *d_o = row(d_out, 0) + i * D;
+        const real *o = load(out, i * D, D, 0), *d_o = load(d_out, i * D, D, 1);
         real dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int64_t j = 0; j < D; j++)

@@ -96,7 +96,8 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
 
 /* ---- cross-entropy in parts ---- */
 
-__global__ void cross_entropy_max_rows(float *max, const float *logits, int64_t rows, int64_t width)
+template <typename T>
+__global__ void cross_entropy_max_rows(float *max, const T *logits, int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
         const float most = row_max(logits + i * width, width);
@@ -109,18 +110,21 @@ void cross_entropy_max_kernel(Tensor max, Tensor logits)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
 
-    LAUNCH(cross_entropy_max_rows, row_blocks(rows), row_threads(width, 4), data<float>(max), data<float>(logits), rows,
-           width);
+    FOR_TYPE(logits.dtype, T,
+        LAUNCH(cross_entropy_max_rows<T>, row_blocks(rows), row_threads(width, 4), data<float>(max), data<T>(logits),
+               rows, width));
 }
 
-__global__ void cross_entropy_sums_rows(float *sums, const float *logits, const float *max, const int32_t *targets,
+template <typename T>
+__global__ void cross_entropy_sums_rows(float *sums, const T *logits, const float *max, const int32_t *targets,
                                         int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
-        const float *in = logits + i * width, sum = row_sum(in, max[i], width);
+        const T *in = logits + i * width;
+        const float sum = row_sum(in, max[i], width);
         if (threadIdx.x == 0) {
             sums[2 * i] = sum;
-            sums[2 * i + 1] = targets[i] < 0 ? 0 : in[targets[i]];
+            sums[2 * i + 1] = targets[i] < 0 ? 0 : number(in[targets[i]]);
         }
     }
 }
@@ -129,8 +133,9 @@ void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor ta
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
 
-    LAUNCH(cross_entropy_sums_rows, row_blocks(rows), row_threads(width, 4), data<float>(sums), data<float>(logits),
-           data<float>(max), data<int32_t>(targets), rows, width);
+    FOR_TYPE(logits.dtype, T,
+        LAUNCH(cross_entropy_sums_rows<T>, row_blocks(rows), row_threads(width, 4), data<float>(sums), data<T>(logits),
+               data<float>(max), data<int32_t>(targets), rows, width));
 }
 
 __global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sums, const float *max, int64_t rows,

@@ -222,7 +222,7 @@ void tensor_fill_kernel(Tensor t, double value)
         LAUNCH(fill_all<N>, blocks(count, N), THREADS, data<float>(t), (float)value, count));
 }
 
-template <int N> __global__ void add_all(float *to, const float *from, int64_t count)
+template <typename T, int N> __global__ void add_all(float *to, const T *from, int64_t count)
 {
     EACH_PACK(i, N, count) {
         float v[N], add[N];
@@ -238,13 +238,13 @@ void tensor_add_kernel(Tensor to, Tensor from)
 {
     const int64_t count = tensor_count(to);
 
-    PACKED(aligned(to) && aligned(from), float, N,
-        LAUNCH(add_all<N>, blocks(count, N), THREADS, data<float>(to), data<float>(from), count));
+    FOR_TYPE(from.dtype, T, PACKED(aligned(to) && aligned(from), float, N,
+        LAUNCH(add_all<T, N>, blocks(count, N), THREADS, data<float>(to), data<T>(from), count)));
 }
 
 /* A warp copies a row, so that short rows keep all of a block's threads busy. */
-template <int N>
-__global__ void transpose_rows_all(float *out, const float *in, int64_t X, int64_t Y, int64_t W)
+template <typename T, int N>
+__global__ void transpose_rows_all(T *out, const T *in, int64_t X, int64_t Y, int64_t W)
 {
     EACH_WARP_ROW(i, X * Y) {
         const int64_t y = i / X, x = i % X;
@@ -260,9 +260,9 @@ void transpose_rows_kernel(Tensor out, Tensor in)
 {
     const int64_t X = in.shape[0], Y = in.shape[1], W = in.shape[2];
 
-    PACKED(W % 4 == 0 && aligned(out) && aligned(in), float, N,
-        LAUNCH(transpose_rows_all<N>, warp_row_blocks(X * Y), dim3(WARP, THREADS / WARP), data<float>(out),
-               data<float>(in), X, Y, W));
+    FOR_TYPE(in.dtype, T, PACKED(W % (16 / (int)sizeof(T)) == 0 && aligned(out) && aligned(in), T, N,
+        LAUNCH(transpose_rows_all<T, N>, warp_row_blocks(X * Y), dim3(WARP, THREADS / WARP), data<T>(out), data<T>(in),
+               X, Y, W)));
 }
 
 /* ---- AdamW (Loshchilov & Hutter 2019) ---- */

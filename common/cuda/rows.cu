@@ -196,12 +196,13 @@ void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse
            data<float>(part), data<float>(part_lse), rows, tensor_width(out));
 }
 
-__global__ void attention_dots_rows(float *dots, const float *d_out, const float *out, int64_t rows, int64_t width)
+template <typename T>
+__global__ void attention_dots_rows(float *dots, const T *d_out, const T *out, int64_t rows, int64_t width)
 {
     EACH_WARP_ROW(i, rows) {
         float dot = 0;
         EACH_COLUMN(j, 1, width)
-            dot += d_out[i * width + j] * out[i * width + j];
+            dot += number(d_out[i * width + j]) * number(out[i * width + j]);
         dot = warp_sum(dot);
         if (threadIdx.x == 0)
             dots[i] = dot;
@@ -212,6 +213,7 @@ void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
 {
     const int64_t count = tensor_count(dots);
 
-    LAUNCH(attention_dots_rows, warp_row_blocks(count), dim3(WARP, THREADS / WARP), data<float>(dots),
-           data<float>(d_out), data<float>(out), count, tensor_count(out) / count);
+    FOR_TYPE(out.dtype, T,
+        LAUNCH(attention_dots_rows<T>, warp_row_blocks(count), dim3(WARP, THREADS / WARP), data<float>(dots),
+               data<T>(d_out), data<T>(out), count, tensor_count(out) / count));
 }

@@ -138,6 +138,7 @@ static const struct {
     {"08_fused_kernels", "--dtype fp32 --fuse all --recompute full", 1, true},
     /* more rows than the loss has in a slice */
     {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy --layers 1 --hidden 24 --seq 65 --micro-batch 130", 1},
+    {"09_combined", "--dtype fp32", 1},
     {"03_data_parallel", "--sync overlap", 2},
     {"04_zero", "--zero 2", 2},
     {"04_zero", "--zero 3", 2},
@@ -151,6 +152,9 @@ static const struct {
     {"05_tensor_parallel", "--sequence-parallel", 4},
     {"06_pipeline_parallel", "--schedule 1f1b --layers 4", 4},
     {"07_context_parallel", "--attention ring", 4},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --layers 2", 4},
+    {"09_combined", "--dtype fp32 --pp 2 --cp 2 --recompute full", 4},
+    {"09_combined", "--dtype fp32 --tp 2 --pp 2 --zero 0", 4},
 };
 
 /* Both builds start from the same weights and batch, however many ranks. A program that fails says why. */
@@ -329,6 +333,7 @@ static void small_types_agree(void **state)
         {2, "02_mixed_precision", "--dtype bf16"},
         {2, "02_mixed_precision", "--dtype bf16 --gradients bf16 --master none"},
         {2, "08_fused_kernels", "--dtype bf16"},
+        {2, "09_combined", "--dtype bf16"},
         {4, "02_mixed_precision", "--dtype fp16"},
         {4, "08_fused_kernels", "--dtype fp16 --recompute full"},
         {4, "08_fused_kernels", "--dtype fp16 --loss-scale 2e6 --loss-scale-growth 1"},

@@ -11,6 +11,7 @@ base_of() {
     case $1 in
     04_*) echo 03_data_parallel ;;
     08_*) echo 02_mixed_precision ;;
+    09_*) echo 05_tensor_parallel ;;
     01_*) echo "" ;;
     *) echo 01_single_gpu ;;
     esac
@@ -48,7 +49,7 @@ case "${1-}" in
     stale=0
     made=$(mktemp -d)
     trap 'rm -rf "$made"' EXIT
-    for readme in 0*/README.md; do
+    for readme in [0-9][0-9]_*/README.md; do
         grep -q '^<!-- what changes' "$readme" || continue
         "$0" "${readme%/README.md}" >"$made/table"
         awk -v table="$made/table" '

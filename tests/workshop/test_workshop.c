@@ -18,14 +18,14 @@ static const char *sanitize(void)
     return strstr(BUILD, "/sanitize") ? "SANITIZE=1" : "";
 }
 
-/* A stage's files in a directory of their own, beside a link to common/. */
+/* A stage's files in a directory of their own, beside links to where it includes from. */
 static const char *copy_of(const char *stage)
 {
     static char directory[256];
 
     snprintf(directory, sizeof directory, "%s", in_temporary("edited"));
-    run_well("sh -c 'rm -rf %s && mkdir %s && cp " SOURCE "/%s/*.[ch] %s && ln -sfn " SOURCE "/common %s'", directory,
-             directory, stage, directory, in_temporary("common"));
+    run_well("sh -c 'rm -rf %s && mkdir %s && cp " SOURCE "/%s/*.[ch] %s && ln -sfn " SOURCE "/common " SOURCE
+             "/08_fused_kernels %s/..'", directory, directory, stage, directory, directory);
     return directory;
 }
 
@@ -368,9 +368,9 @@ static void what_is_there_is_not_overwritten(void **state)
     assert_int_equal(r.status, 2);
     assert_non_null(strstr(r.out, "03_data_parallel has no exercise 99; it has:\n  make exercise STAGE=03 N=1"));
     result_free(r);
-    r = run("sh -c '" MAKE_SH "verify STAGE=09'", sanitize());
+    r = run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize());
     assert_int_equal(r.status, 2);
-    assert_non_null(strstr(r.out, "STAGE=09 is none of: 01_single_gpu"));
+    assert_non_null(strstr(r.out, "STAGE=99 is none of: 01_single_gpu"));
     result_free(r);
     r = run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize());
     assert_int_equal(r.status, 2);
@@ -391,8 +391,8 @@ static const char *copy_of_tree(void)
         return copy;
     snprintf(copy, sizeof copy, "%s", in_temporary("copy"));    /* whose buffer serves others soon */
     run_well("sh -c 'mkdir -p %s/build && cp -rp " SOURCE "/Makefile " SOURCE "/README.md " SOURCE "/common " SOURCE
-             "/tests " SOURCE "/0* %s && ln -s " SOURCE "/build/* %s/build && rm -f %s/build/exercise %s/build/sweep "
-             "&& ln -sfn " BUILD "/cpu " BUILD "/cpu64 %s/build'", copy, copy, copy, copy, copy, copy);
+             "/tests " SOURCE "/[0-9][0-9]_* %s && ln -s " SOURCE "/build/* %s/build && rm -f %s/build/exercise "
+             "%s/build/sweep && ln -sfn " BUILD "/cpu " BUILD "/cpu64 %s/build'", copy, copy, copy, copy, copy, copy);
     return copy;
 }
 
@@ -426,7 +426,7 @@ static void an_exercise_of_a_changed_program_says_so(void **state)
                    "\"git stash\" puts your changes aside");
 }
 
-/* Someone's own program, data and tensor parallel, made of 05's: 09_mine. */
+/* Someone's own program, data and tensor parallel, made of 05's: 99_mine. */
 static void a_program_of_ones_own_is_compared(void **state)
 {
     static const char *const changes[][2] = {
@@ -448,20 +448,20 @@ static void a_program_of_ones_own_is_compared(void **state)
     char directory[300];
 
     (void)state;
-    snprintf(directory, sizeof directory, "%s/09_mine", copy_of_tree());
+    snprintf(directory, sizeof directory, "%s/99_mine", copy_of_tree());
     run_well("sh -c 'mkdir %s && cp " SOURCE "/05_tensor_parallel/*.[ch] %s && mkdir %s2 && touch %s2/train.c'",
              directory, directory, directory, directory);
-    expect_in_copy("make -s verify STAGE=09", 2, "STAGE=09 is the beginning of several names; write one of them whole: "
-                   "09_mine 09_mine2");
+    expect_in_copy("make -s verify STAGE=99", 2, "STAGE=99 is the beginning of several names; write one of them whole: "
+                   "99_mine 99_mine2");
     run_well("rm -r %s2", directory);
     for (unsigned i = 0; i < sizeof changes / sizeof *changes; i++)
         replace(directory, changes[i][0], changes[i][1]);
     if (full_tests()) {
-        expect_in_copy("make -s verify STAGE=09", 0, "3 of 3 layouts are right");
-        expect_in_copy("make -s verify STAGE=09 NP=4 ARGS='--tp 2'", 0,
+        expect_in_copy("make -s verify STAGE=99", 0, "3 of 3 layouts are right");
+        expect_in_copy("make -s verify STAGE=99 NP=4 ARGS='--tp 2'", 0,
                        "micro_batch 3, accumulate 8, T 24, layers 9; groups tp 2, dp 2");
         replace(directory, "(B * T * options.accumulate * comm_size(dp))", "(B * T * options.accumulate)");
-        expect_in_copy("make -s verify STAGE=09 NP=4 ARGS='--tp 2'", 2,
+        expect_in_copy("make -s verify STAGE=99 NP=4 ARGS='--tp 2'", 2,
                        "the loss and every gradient are 2 times too large (= the size of tp, or the size of dp)");
     }
     run_well("rm -r %s", directory);            /* others would build it */
