@@ -80,12 +80,8 @@ static Line *line_of(const Transfer *t)
     const Comm *c = t->comm;
     const Group *g = c->nccl;
     const int side = t->peer != (c->rank + 1) % c->size;
-    Line *l = !g ? NULL : t->op < SEND || t->shift ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
 
-    if (!l)
-        fail("%s in group %s: its ranks are not connected for it, as comm_predict named no such operation before "
-             "comm_connect", t->shift ? "shift" : comm_op_name[t->op], c->name);
-    return l;
+    return t->op < SEND || t->shift ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
 }
 
 /* NCCL's errors show here, also those of transfers under way. */
@@ -262,10 +258,8 @@ static void lend(void)
 static void *start(Transfer t)
 {
     Line *l = line_of(&t);
-    Move *m = calloc(1, sizeof *m);
+    Move *m = host_alloc(sizeof *m, "a transfer");
 
-    if (!m)
-        fail("no memory for a transfer");
     comm_transfer_begins();
     m->t = t;
     m->number = moves++;
@@ -359,12 +353,10 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
 {
     static int taken;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    Line *l = calloc(1, sizeof *l);
+    Line *l = host_alloc(sizeof *l, "a communicator");
     int lowest, highest;
     char what[64];
 
-    if (!l)
-        fail("no memory for a communicator");
     taken += most;
     if (taken > device_multiprocessors())
         fail("group %s: with its communicators those of all groups take %d multiprocessors, but the GPU has %d: their "
@@ -394,19 +386,17 @@ static void connect_pair(Comm *c, int s, ncclUniqueId up, ncclUniqueId down, int
     warm((Transfer){.comm = c, .op = c->rank == s ? RECV : SEND, .count = 1, .dtype = F32, .peer = peer});
 }
 
-/* A collective's kernel takes an eighth of the multiprocessors and 16 at most, with which it fills its links; a
- * message's, which may spin for long before its sender comes, a quarter of that. They are powers of two, as thread
- * blocks start in clusters of up to 4. */
+/* A collective's kernel takes an eighth of the multiprocessors and 16 at most, which is to fill the links (not measured
+ * yet); a message's, which may spin for long before its sender comes, a quarter of that. They are powers of two, as
+ * thread blocks start in clusters of up to 4. */
 static void connect(Comm *c)
 {
     const int pairs = !c->used[SEND] ? 0 : c->size == 2 ? 1 : c->size;
-    struct { ncclUniqueId group, up, down; } mine = {0}, *all = calloc(c->size, sizeof mine);
+    struct { ncclUniqueId group, up, down; } mine = {0}, *all = host_alloc(c->size * sizeof mine, "NCCL's ids");
     bool collectives = false;
     int most = 16;
 
-    c->nccl = calloc(1, sizeof(Group));
-    if (!all || !c->nccl)
-        fail("no memory for the communicators of group %s", c->name);
+    c->nccl = host_alloc(sizeof(Group), "a group's communicators");
     for (int op = 0; op <= SHIFT; op++)
         collectives |= c->used[op] && op != SEND;
     while (most > 1 && 8 * most > device_multiprocessors())

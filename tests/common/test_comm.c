@@ -1213,6 +1213,7 @@ static void faults_are_found(void **state)
         {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3", true},
         {"-far", "send of x: rank 2 is no neighbour of rank 0 in group world, which has 4: messages go to the next",
          true, 4},
+        {"-late", "all_reduce in group late: its ranks are not connected for it; comm_predict must name", true},
         {"-root of nobody", "broadcast of x: rank 3 is not in group world, which has 3", true},
         {"forgotten", " of y in group world was started, but nobody called comm_wait for it in this step", true},
         {"-leave", ""},
@@ -1297,7 +1298,6 @@ static void nccl_fails(void **state)
         {"FAKE_GPUS=0", "insist", "--comm nccl, but rank 0 finds no GPU on "},
         {"FAKE_MULTIPROCESSORS=9", "-transfers",
          "with its communicators those of all groups take 10 multiprocessors, but the GPU has 9"},
-        {"FAKE_GPUS=3", "-late", "all_reduce in group late: its ranks are not connected for it, as comm_predict named"},
         {"FAKE_NCCL_LOSE=0", "-transfers", "rank 0 waits for all_reduce, operation 0 of group world, on its GPU"},
         {"FAKE_NCCL_LOSE=1", "-transfers",
          "all ranks wait for each other, for 1 seconds; |rank 0 waits for "
