@@ -51,10 +51,10 @@ NVCC_FLAGS = -std=c++17 -O3 -lineinfo -MMD -MP $(addprefix -Xcompiler=,-fopenmp 
 CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n s/.*LIBRARIES=//p)))
 CUDA_LIBS = $(foreach d,$(CUDA_DIRS),$(d) $(d:-L%=-Wl,-rpath,%)) -lcublas -lcublasLt -lcudart -lstdc++ -ldl
 
-# NCCL, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
+# NCCL from 2.17 on, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
 NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
-NCCL := $(shell printf '\043include <nccl.h>\n' | $(CC) $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
+NCCL := $(shell printf '\043include <nccl.h>\nncclConfig_t c = {.maxCTAs = 1};\n' | $(CC) $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
 # A backend is a choice of files: parts that are the same everywhere, cpu/ or cuda/, NCCL or none, and 08's kernels.

@@ -114,7 +114,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = equal_share(c->heads, tp_size, "--tp: --heads"), D = H / c->heads;
     F = 4 * H / tp_size, V = comm_part(tp, c->vocab).count;
     in_flight = pp_size - p < m ? pp_size - p : m;
-    const int64_t rows = device_is_host() ? 256 : 2048;     /* as in 08 */
+    const int64_t rows = device_is_host() ? 256 : 8192;     /* as in 08 */
     S = B * T < rows ? B * T : rows;
 }
 
@@ -193,7 +193,6 @@ static void predict(void)
     memory_playbook(MEM_OPTIMIZER, real * 2 * own, zero ? "8 N / (d c)" : "8 N");
     memory_playbook(MEM_ACTIVATIONS, kept * H * (full ? 2 : 34),
                     full ? "L s b h 2 / (t c), L: in flight" : "L s b h 34 / (t c), L: in flight");
-    memory_plan();
 
     /* What is sent in a step, by this rank's place on the grid. */
     const int64_t m = options.accumulate, again = full, layers = here.layers, first = here.first, last = here.last;
@@ -209,7 +208,7 @@ static void predict(void)
         comm_predict(tp, ALL_REDUCE, m, 2 * (B * T - row < S ? B * T - row : S));
     }
     if (cp_size > 1) {                          /* K, V both ways; dK, dV one hop more, to get home */
-        comm_predict_as(cp, SEND, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
+        comm_predict_as(cp, SHIFT, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
     }
     comm_predict_as(pp, SEND, dtype, m * (!first + !last), R * H);
     const struct { int64_t count, units; } units[] = {{H * V, first || last}, {one, layers}, {2 * H, last}};
@@ -219,6 +218,7 @@ static void predict(void)
     }
     if (tied)
         comm_predict(tied, ALL_REDUCE, 1, own_part(H * V).count);
+    memory_plan();
 }
 
 /* ---- tp: into and out of the regions where every rank has a slice of the matrices (05) ---- */

@@ -120,6 +120,7 @@ void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d
 /* out (R, D), lse (R, 1) become those of their keys and part's together; out 0 and lse -INFINITY: of no keys yet. */
 void attention_merge(Tensor out /* in place */, Tensor lse /* in place */, Tensor part, Tensor part_lse);
 void attention_dots(Tensor dots, Tensor d_out, Tensor out);     /* (R, A) REAL = sums over D of d_out * out, (R, A*D) */
+int64_t attention_block_queries(void);          /* the largest Q of use: the backend's own */
 int64_t attention_pairs(void);                  /* pairs of a query and a key that block_forward has computed, so far */
 
 /* ---- REAL only ---- */

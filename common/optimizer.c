@@ -8,7 +8,6 @@
 #include "error.h"
 #include "ops.h"
 #include "options.h"
-#include "print.h"
 
 /* As GPT-3's (Brown et al. 2020, appendix B), and those of most models since. */
 static const double BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8;
@@ -64,11 +63,9 @@ static Tensor *owned_gradients(const AdamW *o, int *count)
 {
     const Layout *layout = o->layout;
     const int64_t most = layout->parameters + o->count;         /* a part may end within a parameter */
-    Tensor *owned = malloc(most * sizeof *owned);
+    Tensor *owned = host_alloc(most * sizeof *owned, "a list of gradients");
 
     *count = 0;
-    if (!owned)
-        fail("no memory for a list of %lld gradients", (long long)most);
     for (int i = 0; i < o->count; i++)
         for (int k = 0; k < layout->parameters; k++) {
             const Range r = overlap(&layout->table[k], &o->parts[i]);
@@ -105,10 +102,8 @@ typedef struct {
 
 static uint64_t hash_of(uint64_t hash, Tensor t)
 {
-    unsigned char *host = malloc(tensor_bytes(t) + 1);
+    unsigned char *host = host_alloc(tensor_bytes(t), "--check");
 
-    if (!host)
-        fail("no memory for --check's copy of %s", bytes_text(tensor_bytes(t)));
     device_download(host, t.data, tensor_bytes(t));
     for (int64_t i = 0; i < tensor_bytes(t); i++)
         hash = (hash ^ host[i]) * 1099511628211u;               /* FNV-1a */
@@ -120,10 +115,9 @@ void adamw_check_replicas(const AdamW *o)
 {
     const int64_t most = 2 * o->layout->parameters + o->count;  /* a part may end within a parameter; and gathered */
     const int ranks = comm_size(world);
-    Held *mine = calloc(most, sizeof *mine), *all = calloc(most * ranks, sizeof *all), *held = mine;
+    Held *mine = host_alloc(most * sizeof *mine, "--check"), *held = mine;
+    Held *all = host_alloc(most * ranks * sizeof *all, "--check");
 
-    if (!mine || !all)
-        fail("no memory for --check");
     for (int i = 0; i < o->count + (o->gathered.data != NULL); i++) {
         const Part part = i < o->count ? o->parts[i] : (Part){.params = o->gathered};
         for (int k = 0; k < o->layout->parameters; k++) {

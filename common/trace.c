@@ -60,7 +60,7 @@ static LIST(Span) spans;
 static LIST(Allocation) allocations;
 static LIST(Access) accesses;
 static LIST(Sample) samples;
-static int open_spans[16], depth, open_operator;
+static int open_spans[16], depth;
 
 void trace_open(int rank, double moment)
 {
@@ -69,13 +69,23 @@ void trace_open(int rank, double moment)
     start = moment;
 }
 
-void trace_begin(const char *name)
+static void begin_span(const char *name, int row)
 {
     device_range_begin(name);
     if (!recording)
         return;
     open_spans[depth++ % 16] = spans.count;
-    APPEND(spans, (Span){.name = name, .begin = device_event()});
+    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = row});
+}
+
+void trace_begin(const char *name)
+{
+    begin_span(name, PROGRAM);
+}
+
+void trace_operator(const char *name)
+{
+    begin_span(name, OPERATORS);
 }
 
 void trace_end(void)
@@ -83,22 +93,6 @@ void trace_end(void)
     device_range_end();
     if (recording)
         spans.at[open_spans[--depth % 16]].end = device_event();
-}
-
-void trace_operator_begin(const char *name)
-{
-    device_range_begin(name);
-    if (!recording)
-        return;
-    open_operator = spans.count;
-    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = OPERATORS});
-}
-
-void trace_operator_end(void)
-{
-    device_range_end();
-    if (recording)
-        spans.at[open_operator].end = device_event();
 }
 
 static bool row_taken[TRANSFER_ROWS];
@@ -198,10 +192,8 @@ static void lives_of(const Access *access, int64_t count)
 {
     const Allocation *a = &allocations.at[access->allocation];
     const bool lasts = a->category == MEM_PARAMETERS || a->category == MEM_MASTER || a->category == MEM_OPTIMIZER;
-    int64_t *cuts = malloc(2 * count * sizeof *cuts), pieces = 0;
+    int64_t *cuts = host_alloc(2 * count * sizeof *cuts, "--trace (fewer --steps would need less)"), pieces = 0;
 
-    if (!cuts)
-        fail("no memory for --trace: fewer --steps would need less");
     for (int64_t i = 0; i < count; i++)
         cuts[2 * i] = access[i].first, cuts[2 * i + 1] = access[i].end;
     qsort(cuts, 2 * count, sizeof *cuts, by_number);
@@ -209,9 +201,7 @@ static void lives_of(const Access *access, int64_t count)
         if (!pieces || cuts[i] != cuts[pieces - 1])
             cuts[pieces++] = cuts[i];
 
-    struct { int born, last; } *piece = malloc(pieces * sizeof *piece);
-    if (!piece)
-        fail("no memory for --trace: fewer --steps would need less");
+    struct { int born, last; } *piece = host_alloc(pieces * sizeof *piece, "--trace (fewer --steps would need less)");
     for (int64_t p = 0; p < pieces; p++)
         piece[p].born = -1;
     for (int64_t i = 0; i <= count; i++) {              /* one round more, to end what still lives */

@@ -31,7 +31,7 @@
 #include "optimizer.h"      /* AdamW */
 
 /* files */
-#include "lock.h"           /* one program at a time writes to a file */
+#include "outputs.h"        /* what a run leaves, written by one program at a time */
 #include "data.h"           /* batches */
 #include "safetensors.h"    /* tensors in files */
 #include "checkpoint.h"     /* the whole model in files: checkpoint/ */
@@ -40,7 +40,6 @@
 #include "command_line.h"   /* options: --help, what they may be */
 #include "playbook.h"       /* its formulas, to compare memory with */
 #include "prediction.h"     /* memory and traffic: what a step will take, and took */
-#include "outputs.h"        /* files that a run leaves */
 #include "metrics.h"        /* a row a step, as CSV */
 #include "report.h"         /* memory, traffic and time, as JSON */
 #include "run.h"            /* a run's life, and what it leaves */

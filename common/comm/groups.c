@@ -27,9 +27,7 @@ Comm *comm_split(Comm *comm, int color, const char *name)
     watchdog_expect(0, world->rank, "");
     if (!part)
         return NULL;
-    Comm *c = malloc(sizeof *c), *last = world;
-    if (!c)
-        fail("no memory for the group %s", name);
+    Comm *c = host_alloc(sizeof *c, "a group"), *last = world;
     *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = part};
     while (last->next)
         last = last->next;
@@ -64,10 +62,8 @@ Range comm_part(const Comm *comm, int64_t count)
 
 double comm_sum(Comm *comm, double x)
 {
-    double *all = malloc(comm->size * sizeof *all), sum = 0;
+    double *all = host_alloc(comm->size * sizeof *all, "a sum"), sum = 0;
 
-    if (!all)
-        fail("no memory for %d numbers", comm->size);
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     comm_wait_begins();
@@ -114,6 +110,8 @@ static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
 
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements)
 {
+    comm->used[op] = true;
+    op = op == SHIFT ? SEND : op;
     comm->predicted_calls[op] += calls;
     comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(dtype);
 }
@@ -121,6 +119,35 @@ void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t 
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
 {
     comm_predict_as(comm, op, REAL, calls, elements);
+}
+
+/* A rank that fails meanwhile ends the others at once: they may wait inside a library, where they can't agree. */
+bool comm_connect(void)
+{
+    const bool starting = comm_starting;
+
+    if (!comm_transport->connect)
+        return false;
+    comm_agree();
+    comm_starting = false;
+    for (Comm *c = world; c; c = c->next) {
+        bool *all = calloc(c->size, sizeof c->used);
+        if (!all)
+            fail("no memory for what %d ranks will send", c->size);
+        comm_gather(c, all, c->used, sizeof c->used, "what the other ranks will send");
+        for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* predictions may be one rank's alone */
+            c->used[i % sizeof c->used] |= all[i];
+        free(all);
+        if (c->size > 1)
+            comm_transport->connect(c);
+    }
+    comm_starting = starting;
+    return true;
+}
+
+int comm_multiprocessors(void)
+{
+    return comm_transport->multiprocessors ? comm_transport->multiprocessors() : 0;
 }
 
 int comm_account(CommAccount *accounts, int most)
@@ -195,15 +222,14 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
             device_copy(out.data, in.data, tensor_bytes(in));
         return NULL;
     }
-    Request *q = calloc(1, sizeof *q);
-    if (!q)
-        fail("no memory for a request");
+    Request *q = host_alloc(sizeof *q, "a request");
     q->comm = comm, q->op = op, q->peer = peer, q->operation = comm->operations, q->out = out, q->in = in;
     if (options.check && op < SEND)
         check_agreement(&t, whole.name);
     if (options.check)
         check_begin(q, &t);
-    t.tag %= TAGS;
+    t.shift = tag == SHIFT_TAG;
+    t.tag &= TAGS - 1;
     q->span = trace_transfer_begin(comm_op_name[op]);
     if (options.pretend)
         pretend_begin(q, t, bytes);
@@ -308,9 +334,13 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
 
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
 {
-    if (peer < 0 || peer >= comm->size || peer == comm->rank)
-        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name,
-             comm->size);
+    const int n = comm->size, away = (peer - comm->rank + n) % n;
+
+    if (peer < 0 || peer >= n || away == 0)
+        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name, n);
+    if (away != 1 && away != n - 1)
+        fail("%s of %s: rank %d is no neighbour of rank %d in group %s, which has %d: messages go to the next rank, or "
+             "to the one before", op, t.name, peer, comm->rank, comm->name, n);
 }
 
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)
@@ -337,32 +367,32 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
     return q;
 }
 
+static void wait_for(Request *q)
+{
+    comm_wait(&q);
+}
+
 void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce)
 {
-    Request *q = comm_start_all_reduce(comm, t, reduce);
-    comm_wait(&q);
+    wait_for(comm_start_all_reduce(comm, t, reduce));
 }
 
 void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_reduce_scatter(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_reduce_scatter(comm, out, in));
 }
 
 void comm_all_gather(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_all_gather(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_all_gather(comm, out, in));
 }
 
 void comm_all_to_all(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_all_to_all(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_all_to_all(comm, out, in));
 }
 
 void comm_broadcast(Comm *comm, Tensor t, int root)
 {
-    Request *q = comm_start_broadcast(comm, t, root);
-    comm_wait(&q);
+    wait_for(comm_start_broadcast(comm, t, root));
 }

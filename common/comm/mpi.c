@@ -75,10 +75,8 @@ static MPI_Datatype type_of(const Transfer *t)
 
 static void *keep(MPI_Comm mpi)
 {
-    Group *g = malloc(sizeof *g);
+    Group *g = host_alloc(sizeof *g, "a group of ranks");
 
-    if (!g)
-        fail("no memory for a group of ranks");
     g->direct = mpi;
     MPI_Comm_dup(mpi, &g->staged);
     return g;
@@ -173,10 +171,8 @@ _Noreturn void mpi_abort(int status)
 /* How a tensor is cut over a group: counts and offsets, which the handle keeps. */
 static void cut(Handle *h, const Comm *comm, int64_t count)
 {
-    h->counts = malloc(comm->size * sizeof *h->counts);
-    h->firsts = malloc(comm->size * sizeof *h->firsts);
-    if (!h->counts || !h->firsts)
-        fail("no memory for a collective over %d ranks", comm->size);
+    h->counts = host_alloc(comm->size * sizeof *h->counts, "a collective");
+    h->firsts = host_alloc(comm->size * sizeof *h->firsts, "a collective");
     for (int r = 0; r < comm->size; r++) {
         const Range part = range_part(count, r, comm->size);
         h->counts[r] = part.count;
@@ -186,10 +182,8 @@ static void cut(Handle *h, const Comm *comm, int64_t count)
 
 static Handle *new_handle(void)
 {
-    Handle *h = calloc(1, sizeof *h);
+    Handle *h = host_alloc(sizeof *h, "a transfer");
 
-    if (!h)
-        fail("no memory for a transfer");
     h->request = MPI_REQUEST_NULL;
     return h;
 }
@@ -212,9 +206,7 @@ static void *start(Transfer t)
             /* MPI wants no buffers that overlap, and MPICH's MPI_IN_PLACE ends the program where part 1 is larger than
              * part 0: it copies the one over the other, and part of itself */
             h->part_to = out, h->part_bytes = h->counts[t.comm->rank] * size;
-            out = h->part = malloc(h->part_bytes + 1);
-            if (!out)
-                fail("no memory for a part of %lld bytes", (long long)h->part_bytes);
+            out = h->part = host_alloc(h->part_bytes, "a part");
         }
         MPI_Ireduce_scatter_c(in, out, h->counts, type, op_of(&t), mpi, &h->request);
         break;

@@ -115,6 +115,11 @@ static real *tokens_of(Tensor t, int64_t b, int64_t first, int64_t head)
     return row(t, (b * t.shape[1] + first) * t.shape[2] + head);
 }
 
+int64_t attention_block_queries(void)
+{
+    return QUERIES;
+}
+
 /* scores has room for each head's share, so heads are what threads divide; sequences and queries follow each other. */
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {

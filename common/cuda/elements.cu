@@ -120,19 +120,29 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t n)
 
 /* ---- rotary positions ---- */
 
-/* A block turns the pairs of a row's q and k, head by head; v, the last third of each head, has no position. */
-template <typename T>
-__global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t positions, int heads, int half,
+/* A block turns the pairs of a row's q and k, head by head, N pairs a thread; v, the last third of each head, has no
+ * position. */
+template <typename T, int N>
+__global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t positions, unsigned heads, unsigned half,
                           float direction)
 {
     EACH_ROW(i, rows) {
         const float *cosine = rope + i % positions * 2 * half, *sine = cosine + half;
-        EACH_COLUMN(e, 1, (int64_t)2 * heads * half) {
-            const int part = (int)e / half, j = (int)e % half;
+        for (unsigned e = threadIdx.x; e < 2 * heads * half / N; e += blockDim.x) {
+            const unsigned part = e / (half / N), j = e % (half / N) * N;
             T *x = qkv + (i * heads * 3 + part / 2 * 3 + part % 2) * 2 * half + j;
-            const float c = cosine[j], s = direction * sine[j], a = number(x[0]), b = number(x[half]);
-            set(&x[0], a * c - b * s);
-            set(&x[half], b * c + a * s);
+            float a[N], b[N], c[N], s[N];
+            load(a, x, N);
+            load(b, x + half, N);
+            load(c, cosine + j, N);
+            load(s, sine + j, N);
+            for (int k = 0; k < N; k++) {
+                const float first = a[k], turn = direction * s[k];
+                a[k] = first * c[k] - b[k] * turn;
+                b[k] = b[k] * c[k] + first * turn;
+            }
+            store(x, a, N);
+            store(x + half, b, N);
         }
     }
 }
@@ -140,10 +150,11 @@ __global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t posit
 void rope_kernel(Tensor qkv, Tensor rope, bool back)
 {
     const int64_t rows = tensor_rows(qkv), D = tensor_width(rope), heads = tensor_width(qkv) / (3 * D);
+    const bool wide = D / 2 * dtype_size(qkv.dtype) % 16 == 0;
 
-    FOR_TYPE(qkv.dtype, T,
-        LAUNCH(rope_rows<T>, row_blocks(rows), row_threads(heads * D, 1), data<T>(qkv), data<float>(rope), rows,
-               rope.shape[0], (int)heads, (int)D / 2, back ? -1.0f : 1.0f));
+    FOR_TYPE(qkv.dtype, T, PACKED(wide && aligned(qkv) && aligned(rope, 32), T, N,
+        LAUNCH(rope_rows<T, N>, row_blocks(rows), row_threads(heads * D, N), data<T>(qkv), data<float>(rope), rows,
+               rope.shape[0], (unsigned)heads, (unsigned)D / 2, back ? -1.0f : 1.0f)));
 }
 
 /* ---- plain memory ---- */

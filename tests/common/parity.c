@@ -536,8 +536,8 @@ int main(int argc, char **argv)
                                        {1, 97, 2, 34}};
     static const int64_t chunks[][5] = {{2, 1, 3, 2, 8}, {1, 65, 130, 2, 32}, {2, 129, 64, 1, 64}, {1, 300, 33, 1, 128},
                                         {1, 70, 70, 3, 34}};
-    /* the last rows that a block's memory holds, and the first that it doesn't: of backward, of forward */
-    static const int64_t wide[][2] = {{5, 4096}, {5, 4098}, {3, 12288}, {3, 12296}};
+    /* the widest rows that a block has alone, and the first that go in slices, or apart: of backward, of forward */
+    static const int64_t wide[][2] = {{5, 5120}, {5, 5122}, {3, 12288}, {3, 12296}};
     static const int64_t eight[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
     int taken;
 

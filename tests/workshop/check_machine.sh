@@ -246,12 +246,11 @@ else
 fi
 nccl=$(printf '#include <nccl.h>\nversion NCCL_MAJOR.NCCL_MINOR.NCCL_PATCH\n' |
     $CC $NCCL_CFLAGS -E -P - 2>/dev/null | sed -n 's/^version//p' | tr -d ' ')
-if [ "$NCCL" = yes ] && above 2.27.0 "$nccl" 2>/dev/null; then
-    NCCL=old
-    say -- NCCL "nccl.h is of $nccl, and from 2.27 on it can be used: ranks on GPUs communicate over MPI, which is slower" \
-        "NCCL_HOME=DIR, if a newer one is elsewhere"
-elif [ "$NCCL" = yes ]; then
+if [ "$NCCL" = yes ]; then
     say ok NCCL "nccl.h $nccl"
+elif [ -n "$nccl" ]; then
+    say -- NCCL "nccl.h is of $nccl, and from 2.17 on it can be used: ranks on GPUs communicate over MPI, which is slower" \
+        "NCCL_HOME=DIR, if a newer one is elsewhere"
 else
     say -- NCCL "no nccl.h: ranks on GPUs communicate over MPI, through the host's memory, which is slower" \
         "NCCL_HOME=DIR, if it is elsewhere"
