@@ -163,7 +163,7 @@ void print_steps(const Question *q, const Choices *c)
     }
     if (n > 1) {
         g = *b, g.micro_batch = 1;
-        print_alone(q, "the best grid:", g);
+        print_alone(q, "the best grid, below:", g);
     }
     printf("2. Reach the batch. %d sequences = %d replica%s x %d per micro-batch x %d accumulated", q->sequences, b->dp,
            b->dp > 1 ? "s" : "", b->micro_batch, b->accumulate);
@@ -177,7 +177,7 @@ void print_steps(const Question *q, const Choices *c)
             printf("with %s it is ", changed_text(b, &x->grid));
             print_difference(best, x);
         } else
-            printf("no other fits");
+            printf("no other fits, or none is possible");
         g = *b;
         int *const ranks = i == 0 ? &g.tp : i == 1 ? &g.cp : i == 2 ? &g.pp : NULL;
         if (ranks && *ranks % 2 == 0) {                 /* half of them, and twice the replicas */
@@ -236,7 +236,7 @@ void print_formulas(const Question *q, const Grid *g)
                seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
     printf("  kernels: blocks and head, with 4 x tokens x (34h + 6f) / tp bytes per block through memory, and an "
            "eighth of its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
-           "  context: what attention doesn't hide of K and V\n  launches: %s per block (%s with recomputation), and %s "
+           "  context: what attention doesn't hide of K and V\n  launches: %s per block (%s with recomputation); %s "
            "per transfer and hop outside NVLink\n  seconds: the longer of kernels + tensor + context and launches\n",
            m->ours ? "two behind products" : "none hidden", seconds_text(k->launch), seconds_text(k->launch * 4 / 3),
            seconds_text(k->hop));
