@@ -12,19 +12,24 @@ set yrange [0:1.08]
 set xlabel "ranks" offset 0,0.5 tc rgb "#333333"
 set key off
 ours(direction, link) = work."/scaling_".direction."_".link
+array what[3] = ["fast link, simulated", "slow link, simulated", "the playbook's GPUs"]
+array color[3] = [0x0072b2, 0xd55e00, 0x666666]
+do for [i = 1:3] {
+    set label i what[i] at screen 0.065 + 0.2 * (i - 1), screen 0.93 offset 1,0 point pt (i < 3 ? 7 : 6) ps 0.8 \
+        lc rgb color[i] tc rgb "#333333"
+}
 do for [direction in "dp tp cp pp"] {
     set title direction offset 0,-0.5 tc rgb "#333333"
     set xrange [0.85:direction eq "dp" ? 300 : direction eq "tp" ? 38 : 19]
     if (direction eq "dp") {
         set ylabel "tokens/s of a rank, relative" offset 1.5,0 tc rgb "#333333"
-        set key at screen 0.065, screen 0.99 left top reverse Left horizontal maxrows 1 width 1 samplen 1.5 tc rgb "#333333"
     }
-    plot ours(direction, "fast") with linespoints pt 7 ps 0.7 lw 2 lc rgb "#0072b2" title "fast link, simulated", \
-         ours(direction, "slow") with linespoints pt 7 ps 0.7 lw 2 lc rgb "#d55e00" title "slow link, simulated", \
-         direction eq "cp" ? "/dev/null" : work."/playbook_".direction with linespoints pt 6 ps 0.7 dt 2 lw 2 \
-             lc rgb "#666666" title "the playbook's GPUs"
+    last = direction eq "cp" ? 2 : 3            # the playbook has none of cp
+    plot for [i = 1:last] (i == 1 ? ours(direction, "fast") : i == 2 ? ours(direction, "slow") \
+                           : work."/playbook_".direction) \
+         with linespoints pt (i < 3 ? 7 : 6) ps 0.7 dt (i < 3 ? 1 : 2) lw 2 lc rgb color[i]
     unset ylabel
-    set key off
+    unset label
     set format y ""
 }
 unset multiplot

@@ -287,7 +287,8 @@ figures_09() {
     # are so slow that eight of them fit on few cores; to them the links are what NVLink and a network are to GPUs (05).
     tokens_per_rank() {         # ranks link's GB/s,latency
         mpiexec -n $1 build/cpu/09_combined --dtype fp32 --$direction $1 $options --micro-batch 1 --hidden 128 \
-            --heads 8 --steps 2 --threads 1 --quiet --pretend $gflops,$2 --metrics "$work/metrics" </dev/null
+            --heads 8 --vocab 8 --steps 1 --threads 1 --quiet --data "$work/tokens" --pretend $gflops,$2 \
+            --metrics "$work/metrics" </dev/null
         awk -F, -v n=$1 'END { print $7 / n }' "$work/metrics"
         rm "$work/metrics"
     }
@@ -305,7 +306,7 @@ figures_09() {
 dp 0.025 0.0018 0.0002 --layers 2 --seq 128 --accumulate 1
 tp 0.025 0.0018 0.0002 --layers 2 --seq 128 --accumulate 1
 cp 0.025 0.0018 0.0002 --layers 1 --seq 512 --accumulate 1
-pp 0.1 0.0073 0.0008 --layers 8 --seq 8 --accumulate 32
+pp 0.025 0.0018 0.0002 --layers 8 --seq 4 --accumulate 32
 END
     # Of the playbook's GPUs, over its smallest run: its 1B model with dp, its 3B model with tensor and sequence
     # parallelism; of pipelines it says that 16 GPUs had 14% less than 8.
