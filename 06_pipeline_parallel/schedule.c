@@ -1,28 +1,51 @@
-/* The schedules; below them the simulation and the drawing of any schedule. */
+/* Where stages lie, what each action waits for, and the schedules. */
 #include "schedule.h"
 
-#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../common/device.h"
 #include "../common/error.h"
+#include "../common/options.h"
 #include "../common/print.h"
-#include "../common/report.h"
+
+/* ---- Where a stage lies ---- */
+
+static bool is_v(Pipeline pipe)
+{
+    return pipe.kind == ZB_V || pipe.kind == DUALPIPE_V;
+}
+
+/* The i-th rank that a chunk's stages come to. Going back is its own inverse: so it is also the place of rank i. */
+static int along(Pipeline pipe, int chunk, int i)
+{
+    return is_v(pipe) && chunk % 2 ? pipe.p - 1 - i : i;
+}
+
+int stage_of(Pipeline pipe, int rank, int chunk)
+{
+    return chunk * pipe.p + along(pipe, chunk, rank);
+}
+
+int rank_of(Pipeline pipe, int stage)
+{
+    return along(pipe, chunk_of(pipe, stage), stage % pipe.p);
+}
+
+int chunk_of(Pipeline pipe, int stage)
+{
+    return stage / pipe.p;
+}
+
+Range layers_of(Pipeline pipe, int stage)
+{
+    return range_part(pipe.layers, stage, pipe.p * pipe.v);
+}
 
 /* ---- What an action waits for ---- */
 
-const char *const action_name[] = {"forward", "backward", "backward_input", "backward_weight"};
-
-/* What must have ended before an action of a stage begins: an action of the same micro-batch. */
-typedef struct {
-    int stage;                      /* -1: nothing must */
-    ActionKind kind;                /* BACKWARD_INPUT: or BACKWARD, which makes the same d_x */
-} Need;
-
-static Need need_of(int stage, ActionKind kind, int stages)
+Need need_of(int stage, ActionKind kind, int stages)
 {
     if (kind == FORWARD)
         return (Need){stage - 1, FORWARD};              /* x; the first stage begins with tokens, which are there */
@@ -40,19 +63,26 @@ static int tag_of(Action a, int into, int stages)
     return (a.micro % 1024 * stages + into) * 2 + (a.kind != FORWARD);
 }
 
-Message message_in(Action a, int r, int p, int v)
+/* Of an action of rank r, with a stage that may be on r itself. */
+static Message message(Pipeline pipe, Action a, int r, int other, int into)
 {
-    const int stage = stage_of(r, a.chunk, p), from = need_of(stage, a.kind, p * v).stage;
+    const bool sent = other >= 0 && other < pipe.p * pipe.v && rank_of(pipe, other) != r;
 
-    return (Message){from >= 0 && from != stage ? rank_of(from, p) : -1, tag_of(a, stage, p * v)};
+    return (Message){sent ? rank_of(pipe, other) : -1, tag_of(a, into, pipe.p * pipe.v)};
 }
 
-Message message_out(Action a, int r, int p, int v)
+Message message_in(Pipeline pipe, Action a, int r)
 {
-    const int stage = stage_of(r, a.chunk, p), into = a.kind == FORWARD ? stage + 1 : stage - 1;
+    const int stage = stage_of(pipe, r, a.chunk);
 
-    return (Message){a.kind != BACKWARD_WEIGHT && into >= 0 && into < p * v ? rank_of(into, p) : -1,
-                     tag_of(a, into, p * v)};
+    return message(pipe, a, r, need_of(stage, a.kind, pipe.p * pipe.v).stage, stage);
+}
+
+Message message_out(Pipeline pipe, Action a, int r)
+{
+    const int stage = stage_of(pipe, r, a.chunk), into = a.kind == FORWARD ? stage + 1 : stage - 1;
+
+    return message(pipe, a, r, a.kind == BACKWARD_WEIGHT ? -1 : into, into);
 }
 
 /* ---- Schedules: each is a list of calls, made from rank and counts alone ---- */
@@ -123,31 +153,127 @@ static void zero_bubble(Schedule *s, int r, int p, int m)
         schedule_add(s, BACKWARD_WEIGHT, w++, 0);
 }
 
-void schedule_check(ScheduleKind kind, int p, int m, int v, int layers)
+/* A list in words: F0 is chunk 0's next forward, B0 its next BACKWARD_INPUT, BW0 its next BACKWARD; W, of either chunk,
+ * the weights' gradients that have waited longest. */
+typedef struct {
+    Schedule *list;
+    int m, next[2][2];              /* [forward, backward][chunk]  micro-batches; from m on they are left out */
+    int waited;                     /* up to here the list's weights' gradients have come */
+} Words;
+
+static void add_word(Words *w, const char *word)
 {
-    if (kind != INTERLEAVED && v > 1)
-        fail_usage("--chunks %d, but only --schedule interleaved has more than 1", v);
-    if (kind == INTERLEAVED && m % p)
-        fail("--accumulate %d is not a multiple of the %d ranks, in whose number --schedule interleaved takes "
-             "micro-batches", m, p);
-    if (layers < (long long)p * v)
-        fail("--layers %d, but %d ranks x %d chunks need at least %lld", layers, p, v, (long long)p * v);
+    const Schedule *s = w->list;
+    const bool back = word[0] == 'B', both = word[1] == 'W';
+
+    if (word[0] == 'W') {
+        while (w->waited < s->count && s->list[w->waited].kind != BACKWARD_INPUT)
+            w->waited++;
+        if (w->waited < s->count)
+            schedule_add(w->list, BACKWARD_WEIGHT, s->list[w->waited].micro, s->list[w->waited].chunk), w->waited++;
+        return;
+    }
+    const int chunk = word[1 + both] - '0';
+    if ((word[0] != 'F' && !back) || chunk < 0 || chunk > 1)
+        fail("a schedule's words are F0, F1, B0, B1, BW0, BW1 and W, not \"%s\"", word);
+    const int micro = w->next[back][chunk]++;
+    if (micro < w->m)
+        schedule_add(w->list, both ? BACKWARD : back ? BACKWARD_INPUT : FORWARD, micro, chunk);
 }
 
-Schedule schedule_of(ScheduleKind kind, int r, int p, int m, int v)
+static void repeat(Words *w, int times, const char *words)
 {
-    const size_t most = 3 * (size_t)m * v;
-    Schedule s = {.list = most < INT32_MAX ? calloc(most, sizeof(Action)) : NULL, .capacity = most};
+    for (int i = 0; i < times; i++)
+        for (const char *word = words; *word; word += strcspn(word, " "), word += *word == ' ')
+            add_word(w, word);
+}
 
-    if (!s.list)
+/* ZB-V (Qi et al. 2023, section 6): forwards until x has come back through the V; then all kinds of actions in turn, of
+ * both chunks; at the end, when there are no forwards left, weights' gradients that were put off. F0 comes after B0 and
+ * W, so it takes the buffers that they leave. The rule is for 2p - 1 micro-batches or more: where there are fewer, the
+ * others are left out of it. */
+static void zb_v(Schedule *s, int r, int p, int m)
+{
+    const int n = m > 2 * p - 1 ? m : 2 * p - 1;
+    Words w = {.list = s, .m = m};
+
+    repeat(&w, 2 * (p - r) - 1, "F0");
+    repeat(&w, r,               "F1 F0");
+    repeat(&w, p - r,           "F1 B1 W");
+    repeat(&w, n - p,           "B0 W F0 F1 B1 W");
+    repeat(&w, r,               "B0 B1");
+    repeat(&w, p - r,           "B0 W");
+    repeat(&w, 2 * r,           "W");
+}
+
+/* DualPipe-V. In DualPipe (DeepSeek-V3) micro-batches come from both ends, and two ranks have each stage; cut in half
+ * (Sea AI Lab 2025), one end is left, and a V. A forward of one chunk stands beside a backward of the other: what one
+ * of them sends is in flight while the other computes. For 2p micro-batches or more, as above. */
+static void dualpipe_v(Schedule *s, int r, int p, int m)
+{
+    const int n = m > 2 * p ? m : 2 * p;
+    Words w = {.list = s, .m = m};
+
+    repeat(&w, 2 * (p - r - 1),   "F0");
+    repeat(&w, r + 1,             "F0 F1");
+    repeat(&w, p - r - 1,         "B1 W F1");
+    repeat(&w, n - 2 * p + r + 1, "F0 BW1 F1 BW0");
+    repeat(&w, p - r - 1,         "BW1 F1 BW0");
+    repeat(&w, (r + 1) / 2,       "BW1 BW0");       /* of 2 (r + 1) backwards the second half puts W off */
+    repeat(&w, (r + 1) % 2,       "BW1 B0");
+    repeat(&w, (r + 1) / 2,       "B1 B0");
+    repeat(&w, p - r - 1,         "W B0");
+    repeat(&w, r + 1,             "W");
+}
+
+void pipeline_check(Pipeline *pipe)
+{
+    if (pipe->kind != INTERLEAVED && pipe->v > 1)
+        fail_usage("--chunks %d, but only --schedule interleaved has a choice; zb-v and dualpipe-v have 2, the others "
+                   "1", pipe->v);
+    if ((pipe->kind == ZERO_BUBBLE || is_v(*pipe)) && options.recompute == RECOMPUTE_FULL)
+        fail_usage("--recompute full with --schedule zero-bubble, zb-v or dualpipe-v: the weights' gradients come "
+                   "later, and need what full recomputation has overwritten by then; --recompute selective works");
+    if (pipe->kind == INTERLEAVED && pipe->m % pipe->p)
+        fail("--accumulate %d is not a multiple of the %d ranks, in whose number --schedule interleaved takes "
+             "micro-batches", pipe->m, pipe->p);
+    if (pipe->kind == INTERLEAVED && pipe->v == 1 && pipe->p > 1)
+        print_rank_0("interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the "
+                     "bubble\n");
+    if (pipe->kind == INTERLEAVED && pipe->p == 1)
+        pipe->v = 1;                                /* nobody to hand chunks to */
+    if (is_v(*pipe))
+        pipe->v = 2;
+    if (pipe->layers < (long long)pipe->p * pipe->v)
+        fail("--layers %d, but %d ranks x %d chunks need at least %lld", pipe->layers, pipe->p, pipe->v,
+             (long long)pipe->p * pipe->v);
+}
+
+Schedule schedule_of(Pipeline pipe, int r)
+{
+    const int p = pipe.p, m = pipe.m, v = pipe.v;
+    const size_t most = 3 * (size_t)m * v;
+    Schedule s = {.list = most < INT32_MAX ? calloc(most, sizeof(Action)) : NULL, .capacity = most,
+                  .in_flight = calloc(v, sizeof(int))};
+
+    if (!s.list || !s.in_flight)
         fail("no room for a schedule of %d micro-batches in %d chunks", m, v);
-    switch (kind) {
+    switch (pipe.kind) {
     case AFAB:        afab(&s, m); break;
     case ONE_F_ONE_B: one_f_one_b(&s, r, p, m); break;
     case INTERLEAVED: interleaved(&s, r, p, m, v); break;
     case ZERO_BUBBLE: zero_bubble(&s, r, p, m); break;
+    case ZB_V:        zb_v(&s, r, p, m); break;
+    case DUALPIPE_V:  dualpipe_v(&s, r, p, m); break;
     }
+    for (int c = 0; c < v; c++)
+        s.in_flight[c] = most_in_flight(s, c);
     return s;
+}
+
+void schedule_free(Schedule *s)
+{
+    free(s->list), free(s->in_flight);
 }
 
 int most_in_flight(Schedule s, int chunk)
@@ -155,225 +281,9 @@ int most_in_flight(Schedule s, int chunk)
     int now = 0, most = 0;
 
     for (const Action *a = s.list; a < s.list + s.count; a++)
-        if (a->chunk == chunk && a->kind != BACKWARD_INPUT) {
+        if ((a->chunk == chunk || chunk < 0) && a->kind != BACKWARD_INPUT) {
             now += a->kind == FORWARD ? 1 : -1;
             most = now > most ? now : most;
         }
     return most;
-}
-
-/* ---- Simulation: when can each action begin? ---- */
-
-static int slots_of(ActionKind kind)
-{
-    return kind == BACKWARD ? 2 : 1;
-}
-
-/* The table of when actions have ended; 0: not yet. BACKWARD stands where BACKWARD_INPUT does, as what waits for d_x
- * waits for either. */
-static int *ended_at(const Simulation *s, int stage, int micro, ActionKind kind)
-{
-    const int column = kind == FORWARD ? 0 : kind == BACKWARD_WEIGHT ? 2 : 1;
-
-    return &s->ended[((size_t)stage * s->m + micro) * 3 + column];
-}
-
-/* Does rank r's next action, as soon as what it needs has ended; false: there is none, or that has not. */
-static bool advance(Simulation *s, int r)
-{
-    if (s->done[r] == s->ranks[r].count)
-        return false;
-    const Action a = s->ranks[r].list[s->done[r]];
-    const int stage = stage_of(r, a.chunk, s->p);
-    const Need need = need_of(stage, a.kind, s->p * s->v);
-    const int ready = need.stage < 0 ? 0 : *ended_at(s, need.stage, a.micro, need.kind);
-    if (need.stage >= 0 && !ready)
-        return false;
-    const int begin = ready > s->clock[r] ? ready : s->clock[r];
-    s->clock[r] = begin + slots_of(a.kind);
-    *ended_at(s, stage, a.micro, a.kind) = s->clock[r];
-    s->done[r]++;
-    return true;
-}
-
-/* All that can be done of the ranks' lists. */
-static void play(Simulation *s)
-{
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int r = 0; r < s->p; r++)
-            while (advance(s, r))
-                moved = true;
-    }
-    for (int r = 0; r < s->p; r++)
-        s->slots = s->clock[r] > s->slots ? s->clock[r] : s->slots;
-}
-
-static void check_actions(Schedule s, int r, int m, int v)
-{
-    int slots = 0;
-
-    for (int i = 0; i < s.count; i++) {
-        const Action a = s.list[i];
-        if (a.micro < 0 || a.micro >= m || a.chunk < 0 || a.chunk >= v)
-            fail("rank %d's action %d is of micro-batch %d in chunk %d: there are %d in %d", r, i, a.micro, a.chunk, m,
-                 v);
-        slots += slots_of(a.kind);
-    }
-    if (slots != 3 * m * v)
-        fail("rank %d computes %d of a step's %d forwards, input gradients and weights' gradients", r, slots,
-             3 * m * v);
-}
-
-void simulation_free(Simulation *s)
-{
-    for (int r = 0; r < s->p; r++)
-        free(s->ranks[r].list);
-    free(s->ranks), free(s->done), free(s->clock), free(s->ended);
-}
-
-/* ---- For the reader ---- */
-
-/* In ZB-H1 a micro-batch fewer than ranks is a W fewer to fill the bubble with. */
-double bubble_formula(ScheduleKind kind, int p, int m, int v)
-{
-    return kind == ZERO_BUBBLE ? (p - 1.0 + (m < p ? p - m : 0)) / 3 / m : (p - 1.0) / v / m;
-}
-
-void simulation_draw(const Simulation *s, FILE *to)
-{
-    char *micros = malloc(s->slots + 1), *chunks = malloc(s->slots + 1);
-
-    if (!micros || !chunks)
-        fail("no memory to draw %d time slots", s->slots);
-    for (int r = 0; r < s->p; r++) {
-        memset(micros, '.', s->slots);
-        memset(chunks, '.', s->slots);
-        for (int i = 0; i < s->done[r]; i++) {
-            const Action a = s->ranks[r].list[i];
-            const char first = a.kind == FORWARD ? '0' : a.kind == BACKWARD_WEIGHT ? 'A' : 'a';
-            const int end = *ended_at(s, stage_of(r, a.chunk, s->p), a.micro, a.kind);
-            memset(micros + end - slots_of(a.kind), first + a.micro % 10, slots_of(a.kind));
-            memset(chunks + end - slots_of(a.kind), '0' + a.chunk % 10, slots_of(a.kind));
-        }
-        fprintf(to, "rank %-3d %.*s\n", r, s->slots, micros);
-        if (s->v > 1)
-            fprintf(to, "  chunk  %.*s\n", s->slots, chunks);
-    }
-    free(micros), free(chunks);
-}
-
-void simulation_print(const Simulation *s, ScheduleKind kind)
-{
-    const char *formula = kind != ZERO_BUBBLE ? "(p-1)/(v m)" : s->m < s->p ? "(p-1 + p-m)/(3 m)" : "(p-1)/(3 m)";
-
-    simulation_draw(s, stdout);
-    printf("bubble %.4f of the time that is computed; %s = %.4f\n", s->bubble, formula,
-           bubble_formula(kind, s->p, s->m, s->v));
-}
-
-/* "B0", or, where there are several chunks, "B0 (chunk 1)". */
-static void action_text(const Simulation *s, Action a, char text[32])
-{
-    const int length = snprintf(text, 32, "%c%d", "FBBW"[a.kind], a.micro);
-
-    if (s->v > 1)
-        snprintf(text + length, 32 - length, " (chunk %d)", a.chunk);
-}
-
-static const char *wait_text(const Simulation *s, int r)
-{
-    static char text[128];
-    char waiting[32], needed[32];
-    const Action a = s->ranks[r].list[s->done[r]];
-    const Need need = need_of(stage_of(r, a.chunk, s->p), a.kind, s->p * s->v);
-
-    action_text(s, a, waiting);
-    action_text(s, (Action){need.kind, a.micro, chunk_of(need.stage, s->p)}, needed);
-    snprintf(text, sizeof text, "rank %d waits at its action %s for %s of rank %d", r, waiting, needed,
-             rank_of(need.stage, s->p));
-    return text;
-}
-
-/* If the schedule waits for itself, some ranks' lists have not ended. */
-static void check_ended(const Simulation *s, FILE *to)
-{
-    int stuck = 0;
-
-    while (stuck < s->p && s->done[stuck] == s->ranks[stuck].count)
-        stuck++;
-    if (stuck >= s->p)
-        return;
-    if (to)
-        simulation_draw(s, to);
-    for (int r = stuck; r < s->p && to; r++)
-        if (s->done[r] < s->ranks[r].count)
-            fprintf(to, "%s\n", wait_text(s, r));
-    fail("this schedule waits for itself: %s", wait_text(s, stuck));
-}
-
-Simulation simulate(ScheduleKind kind, int p, int m, int v, FILE *to)
-{
-    Simulation s = {.p = p, .m = m, .v = v, .ranks = calloc(p, sizeof(Schedule)), .done = calloc(p, sizeof(int)),
-                    .clock = calloc(p, sizeof(int)), .ended = calloc(3 * (size_t)p * v * m, sizeof(int))};
-
-    if (!s.ranks || !s.done || !s.clock || !s.ended)
-        fail("no memory to simulate %d ranks and %d micro-batches", p, m);
-    for (int r = 0; r < p; r++) {
-        s.ranks[r] = schedule_of(kind, r, p, m, v);
-        check_actions(s.ranks[r], r, m, v);
-    }
-    play(&s);
-    check_ended(&s, to);
-    s.bubble = (s.slots - 3.0 * m * v) / (3.0 * m * v);
-    return s;
-}
-
-/* ---- The bubble as it is ---- */
-
-static DeviceEvent *moments;
-static int moment_count, measured_steps;
-static double began, idle, busy;            /* seconds: when the step began; of all steps but the first */
-
-void bubble_step_begin(Comm *pp, int actions)
-{
-    moments = realloc(moments, 2 * (size_t)actions * sizeof *moments);
-    if (!moments)
-        fail("no memory to time %d actions", actions);
-    moment_count = 0;
-    comm_barrier(pp);
-    began = clock_seconds();
-}
-
-void bubble_moment(void)
-{
-    moments[moment_count++] = device_event();
-}
-
-void bubble_step_end(Comm *pp)
-{
-    double computed = 0;
-
-    for (int i = 0; i < moment_count; i += 2)
-        computed += -device_event_seconds(&moments[i]) + device_event_seconds(&moments[i + 1]);
-    comm_barrier(pp);
-    if (measured_steps++ == 0)
-        return;
-    idle += clock_seconds() - began - computed;
-    busy += computed;
-}
-
-void bubble_report(Comm *pp, double simulated)
-{
-    const double measured = idle / busy;
-    double all[comm_size(pp)];
-
-    if (isnan(measured))
-        return;
-    report_number("bubble", measured);
-    comm_gather_host(pp, all, &measured, sizeof measured);
-    print_rank_0("bubble  idle over busy time, rank by rank:");
-    for (int r = 0; r < comm_size(pp); r++)
-        print_rank_0(" %.3f", all[r]);
-    print_rank_0("; simulated, all calls alike, %.3f\n", simulated);
 }

@@ -1,19 +1,19 @@
 # One step of four ranks by each schedule, all on one clock. boxes: begin and end in seconds, row from the top, kind
 # (0 to 3: idle, forward, backward, the weights' part alone), chunk, micro-batch. panels: number, name, idle time over
 # busy time, the same as simulated.
-set terminal svg size 960,650 font "sans-serif,12" background "white"
+set terminal svg size 960,880 font "sans-serif,12" background "white"
 set output "06_pipeline_parallel/timeline.svg"
 set lmargin at screen 0.065
 set rmargin at screen 0.99
 set tmargin at screen 0.995
-set bmargin at screen 0.1
+set bmargin at screen 0.075
 set border 1 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
 set xlabel "seconds (pretended hardware)" offset 0,0.3 tc rgb "#333333"
 set xrange [0:*] noextend
-set yrange [25.2:-0.6]
+set yrange [35.2:-0.6]
 unset ytics
-do for [panel = 0:4] {
+do for [panel = 0:6] {
     do for [rank = 0:3] {
         set label sprintf("rank %d", rank) at graph -0.008, first 5 * panel + 1 + rank right font ",10" tc rgb "#333333"
     }
@@ -31,7 +31,7 @@ do for [i = 1:4] {
         fs solid noborder
     set label what[i] at graph where[i] + 0.015, first 2 tc rgb "#333333"
 }
-set label "numbers: micro-batches; interleaved, lighter: the rank's second chunk of layers" at graph 0.391, first 3.2 \
+set label "numbers: micro-batches; lighter: the rank's second chunk of layers" at graph 0.391, first 3.2 \
     tc rgb "#333333"
 set style fill solid 1.0 noborder
 set key off

@@ -4,16 +4,17 @@
  * list of such calls; execute() goes through it, receiving before each call and sending after it.
  */
 #include "../common/ultrascale.h"
-#include "schedule.h"
+#include "simulation.h"
 
 static Layout layout;               /* which parameter lies where in a flat buffer */
 static Params params, gradients;    /* views of the two buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
-static Comm *pp, *tied;             /* all ranks; the first and the last, which share the embedding */
-static ScheduleKind schedule_kind = ONE_F_ONE_B;
-static int chunks = 1;              /* of layers, on each rank */
+static Comm *pp, *tied;             /* all ranks; those of the model's two ends, which share the embedding */
+static Comm *ways[2];               /* all ranks, for x and for d_x: a V sends a rank both, each in its own order */
+static Pipeline pipeline = {.kind = ONE_F_ONE_B, .v = 1};
 static bool print_schedule;
+static const char *times;           /* --times */
 
 /* Sizes of what is here; capitals in the comments are these. */
 static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
@@ -37,14 +38,13 @@ typedef struct {
     Tensor final, final_stats;      /* (R, H), (R, 2) */
     Tensor logits, lse;             /* (B, T, V), (B, T) */
     int begin, end;                 /* the chunk's layers; x and blocks are indexed by the whole model's */
-    BlockActs *d;                   /* L, gradients; a block's own only where weights' gradients wait (zero-bubble) */
     Tensor d_x;                     /* (R, H)  of the residual stream */
     Batch batch;
     Request *receiving[2], *sending[2];     /* x forward, d_x back */
 } Acts;
 
-static Acts **acts;                 /* [chunk][micro-batch % in_flight] */
-static int *in_flight;              /* [chunk]  micro-batches whose activations are kept at once */
+static Acts **acts;                 /* [chunk][micro-batch % schedule.in_flight[chunk]] */
+static Schedule schedule;           /* what this rank does in a step */
 static Tensor *inbox;               /* [chunk] of ((in_flight + 1)*R, H): x as it arrives, one ahead of what is used */
 static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
 static Tensor d_final;              /* (R, H)  of the last LayerNorm's output */
@@ -56,12 +56,6 @@ static void sizes(void)
     const Config *c = &options.config;
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-}
-
-/* Of p * chunks stages, this one has the layers from layers_before(stage) to layers_before(stage + 1). */
-static int layers_before(int stage)
-{
-    return range_part(L, stage, comm_size(pp) * chunks).first;
 }
 
 /* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
@@ -90,24 +84,16 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
 /* For one micro-batch in flight through a stage's layers. Its x[begin] is where it arrived. */
 static Acts acts_create(int stage, const BlockActs *first)
 {
-    const int begin = layers_before(stage), end = layers_before(stage + 1);
+    const Range part = layers_of(pipeline, stage);
+    const int begin = part.first, end = begin + part.count;
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
 
-    a.d = calloc(L, sizeof(BlockActs));
     a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
     a.batch = batch_create();
     for (int l = begin + 1; l <= end; l++)
         a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = begin; l < end; l++) {
+    for (int l = begin; l < end; l++)
         a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l > begin && !first ? &a.blocks[begin] : first);
-        a.d[l] = d_block;
-        if (schedule_kind == ZERO_BUBBLE) {             /* what block_backward_weight will read */
-            a.d[l].branch = tensor_create(MEM_ACTIVATIONS, dtype, "d_branch", shape(R, H));
-            a.d[l].mid = tensor_create(MEM_ACTIVATIONS, dtype, "d_mid", shape(R, H));
-            a.d[l].up = tensor_create(MEM_ACTIVATIONS, dtype, "d_up", shape(B, T, F));
-            a.d[l].qkv = tensor_create(MEM_ACTIVATIONS, dtype, "d_qkv", shape(B, T, 3 * A * D));
-        }
-    }
     if (end < L)
         return a;
     a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
@@ -120,36 +106,36 @@ static Acts acts_create(int stage, const BlockActs *first)
 /* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
 static void predict(void)
 {
-    const int p = comm_size(pp), r = comm_rank(pp), m = options.accumulate;
+    const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v - 1);
     const double real = dtype_size(REAL);
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic */
-    const double delayed = schedule_kind == ZERO_BUBBLE ? 2 * R * H + B * T * (F + 3 * A * D) : 0;
-    double N = (r == 0 || r == p - 1 ? H * V : 0) + (r == p - 1 ? 2 * H : 0);       /* at the model's ends */
+    double N = (r == 0 || r == last ? H * V : 0) + (r == last ? 2 * H : 0);     /* at the model's ends */
     double kept = 0, alive = 0, arriving = 0;   /* blocks x micro-batches in flight; the latter; receive buffers */
 
-    for (int c = 0; c < chunks; c++) {
-        const int stage = stage_of(r, c, p), layers = layers_before(stage + 1) - layers_before(stage);
+    for (int c = 0; c < pipeline.v; c++) {
+        const int layers = layers_of(pipeline, stage_of(pipeline, r, c)).count;
         N += layers * (12 * H * H + 13 * H);
-        kept += in_flight[c] * layers;
-        alive += in_flight[c];
-        arriving += in_flight[c] + 1;
-        comm_predict(pp, SEND, m * ((stage < p * chunks - 1) + (stage > 0)), R * H);
+        kept += schedule.in_flight[c] * layers;
+        alive += schedule.in_flight[c];
+        arriving += schedule.in_flight[c] + 1;
+        for (int k = FORWARD; k <= BACKWARD; k++)
+            comm_predict(ways[k], SEND, pipeline.m * (message_out(pipeline, (Action){k, 0, c}, r).peer >= 0), R * H);
     }
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : kept;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? kept : 1;
-    const double head = r == p - 1 ? in_flight[chunks - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
+    const double head = r == last ? schedule.in_flight[pipeline.v - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
 
     memory_predict(MEM_PARAMETERS, real * N);
     memory_predict(MEM_GRADIENTS, real * N);
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real * ((kept + alive) * R * H + blocks * block + quadratic * scores
-                                            + kept * delayed + head));
+    memory_predict(MEM_ACTIVATIONS, real * ((kept + alive) * R * H + blocks * block + quadratic * scores + head));
     memory_predict(MEM_COMMUNICATION, real * arriving * R * H);
     /* d_block; branch twice, d_final; rope; the loss; the batches' two ids a token */
     memory_predict(MEM_WORKSPACE, real * (block + scores + 3 * R * H + T * D) + 8 + alive * 2 * 4 * B * T);
     if (tied)
         comm_predict(tied, ALL_REDUCE, 1, H * V);
+    comm_predict(pp, BROADCAST, 0, 1);          /* none in a step: evaluation's loss */
 
     memory_playbook(MEM_PARAMETERS, real * N, "4 N, N: here");
     memory_playbook(MEM_GRADIENTS, real * N, "4 N");
@@ -205,6 +191,15 @@ static void block_backward_weight(const BlockParams *g, BlockActs *a, BlockActs 
     linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
 }
 
+/* For a block_backward_weight that comes later: what it will read takes the place of what nobody reads any more. */
+static void put_off(Acts *a, int l)
+{
+    tensor_copy(a->x[l + 1], d_block.branch);
+    tensor_copy(a->blocks[l].mid, d_block.mid);
+    tensor_copy(a->blocks[l].up, d_block.up);
+    tensor_copy(a->blocks[l].qkv, d_block.qkv);
+}
+
 /* One chunk's layers: from tokens or the x that arrived, to the x to send or the share of the step's loss. */
 static void forward(Acts *a, Batch batch, double scale)
 {
@@ -240,9 +235,11 @@ static void backward(Acts *a, Batch batch, double scale, bool weights)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         if (options.recompute == RECOMPUTE_SELECTIVE)
             attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
-        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &a->d[l], a->d_x, a->x[l]);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l]);
         if (weights)
-            block_backward_weight(&g->blocks[l], &a->blocks[l], &a->d[l]);
+            block_backward_weight(&g->blocks[l], &a->blocks[l], &d_block);
+        else
+            put_off(a, l);
     }
     if (a->begin == 0)
         embedding_backward(g->embedding, a->d_x, batch.inputs);
@@ -254,86 +251,104 @@ static void backward_weight(Acts *a)
 
     if (a->end == L)
         linear_backward_weight(g->embedding, NONE, a->logits, a->final);
-    for (int l = a->end - 1; l >= a->begin; l--)
-        block_backward_weight(&g->blocks[l], &a->blocks[l], &a->d[l]);
+    for (int l = a->end - 1; l >= a->begin; l--) {
+        BlockActs d = a->blocks[l];             /* as put_off left it */
+        d.branch = a->x[l + 1];
+        block_backward_weight(&g->blocks[l], &a->blocks[l], &d);
+    }
 }
 
 static Acts *acts_of(Action action)
 {
-    return &acts[action.chunk][action.micro % in_flight[action.chunk]];
+    return &acts[action.chunk][action.micro % schedule.in_flight[action.chunk]];
 }
 
 static Tensor inbox_of(Action action)
 {
-    return tensor_range(inbox[action.chunk], action.micro % (in_flight[action.chunk] + 1) * R, R);
+    return tensor_range(inbox[action.chunk], action.micro % (schedule.in_flight[action.chunk] + 1) * R, R);
+}
+
+/* Where a V turns, the stage before is on this rank too: nothing is sent, but copied. */
+static void hand_over(Action action)
+{
+    Acts *a = acts_of(action), *before = acts_of((Action){action.kind, action.micro, 0});
+
+    if (before->end != a->begin || action.kind == BACKWARD_WEIGHT)
+        return;
+    if (action.kind == FORWARD) {
+        tensor_copy(a->x[a->begin], before->x[before->end]);
+    } else {
+        comm_wait(&before->sending[1]);         /* of the micro-batch that was there before */
+        tensor_copy(before->d_x, a->d_x);
+    }
 }
 
 /* Starts to receive what an action needs, one action ahead, so that it arrives during the one before. */
 static void start_receive(Action action)
 {
-    const Message in = message_in(action, comm_rank(pp), comm_size(pp), chunks);
+    const Message in = message_in(pipeline, action, comm_rank(pp));
     Acts *a = acts_of(action);
 
     if (in.peer >= 0 && action.kind == FORWARD)
-        a->receiving[0] = comm_start_recv(pp, inbox_of(action), in.peer, in.tag);
+        a->receiving[0] = comm_start_recv(ways[0], inbox_of(action), in.peer, in.tag);
     if (in.peer >= 0 && action.kind != FORWARD) {
         comm_wait(&a->sending[1]);              /* of the micro-batch that was here before */
-        a->receiving[1] = comm_start_recv(pp, a->d_x, in.peer, in.tag);
+        a->receiving[1] = comm_start_recv(ways[1], a->d_x, in.peer, in.tag);
     }
 }
 
 static void start_send(Action action)
 {
-    const Message out = message_out(action, comm_rank(pp), comm_size(pp), chunks);
+    const Message out = message_out(pipeline, action, comm_rank(pp));
     const bool back = action.kind != FORWARD;
     Acts *a = acts_of(action);
 
     if (out.peer >= 0)
-        a->sending[back] = comm_start_send(pp, back ? a->d_x : a->x[a->end], out.peer, out.tag);
+        a->sending[back] = comm_start_send(ways[back], back ? a->d_x : a->x[a->end], out.peer, out.tag);
 }
 
 /* Any schedule. Sends and receives are only started here; what is waited for is always something that another rank
  * has started, or starts one action ahead: so it cannot matter whether a send ends before its receive begins. */
-static void execute(Schedule s, int64_t step, double scale)
+static void execute(int64_t step, double scale)
 {
-    bubble_step_begin(pp, s.count);
-    start_receive(s.list[0]);
-    for (int i = 0; i < s.count; i++) {
-        const Action action = s.list[i];
+    bubble_step_begin(pp, schedule.count);
+    start_receive(schedule.list[0]);
+    for (int i = 0; i < schedule.count; i++) {
+        const Action action = schedule.list[i];
         Acts *a = acts_of(action);
 
-        if (i + 1 < s.count)
-            start_receive(s.list[i + 1]);
+        if (i + 1 < schedule.count)
+            start_receive(schedule.list[i + 1]);
         if (action.kind == FORWARD) {
             comm_wait(&a->receiving[0]);
             a->x[a->begin] = inbox_of(action);
+            hand_over(action);
             batch_load(a->batch, step, action.micro * B, 0);
         } else if (action.kind != BACKWARD_WEIGHT) {
             comm_wait(&a->receiving[1]);
             comm_wait(&a->sending[0]);          /* x[end] may be written again, now or by the next forward here */
             comm_wait(&a->sending[1]);          /* of the micro-batch that was here before */
         }
-        bubble_moment();
-        trace_begin(action_name[action.kind]);
+        measure_begin(action.kind);
         if (action.kind == FORWARD)
             forward(a, a->batch, scale);
         else if (action.kind == BACKWARD_WEIGHT)
             backward_weight(a);
         else
             backward(a, a->batch, scale, action.kind == BACKWARD);
-        trace_end();
-        bubble_moment();
+        measure_end();
+        if (action.kind != FORWARD)
+            hand_over(action);
         start_send(action);
     }
-    for (int c = 0; c < chunks; c++)
-        for (int i = 0; i < in_flight[c]; i++)
-            for (int k = 0; k < 2; k++)
-                comm_wait(&acts[c][i].sending[k]);
+    for (int c = 0; c < pipeline.v; c++)
+        for (int i = 0; i < schedule.in_flight[c]; i++)
+            comm_wait(&acts[c][i].sending[1]);  /* x has left before its backward */
     bubble_step_end(pp);
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
-static StepResult train_step(int64_t step, Schedule schedule)
+static StepResult train_step(int64_t step)
 {
     /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
      * and wherever it is computed, is divided by the same count. */
@@ -341,7 +356,7 @@ static StepResult train_step(int64_t step, Schedule schedule)
 
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
-    execute(schedule, step, scale);
+    execute(step, scale);
     if (tied)                                   /* each end has seen only its own use of the embedding */
         comm_all_reduce(tied, gradients.embedding, SUM);
     run_dump_gradients(&optimizer);
@@ -356,60 +371,52 @@ static StepResult train_step(int64_t step, Schedule schedule)
 
 static void loss_of(Batch batch)        /* no backward follows: one micro-batch through all stages */
 {
-    for (int c = 0; c < chunks; c++) {
+    for (int c = 0; c < pipeline.v; c++) {
         const Action action = {FORWARD, 0, c};
         Acts *a = acts_of(action);
         start_receive(action);
         comm_wait(&a->receiving[0]);
         a->x[a->begin] = inbox_of(action);
+        hand_over(action);
         forward(a, batch, 1.0 / (B * T));
         start_send(action);
         comm_wait(&a->sending[0]);
     }
-    comm_broadcast(pp, loss, comm_size(pp) - 1);
+    comm_broadcast(pp, loss, rank_of(pipeline, pipeline.p * pipeline.v - 1));
 }
 
 int main(int argc, char **argv)
 {
     run_begin("06_pipeline_parallel", "Trains a transformer with its layers divided over the ranks.", argc, argv,
               (StageOption[]){
-        {"schedule", OPTION_CHOICE, &schedule_kind, "order of forwards and backwards",
-         "afab|1f1b|interleaved|zero-bubble"},
-        {"chunks", OPTION_INT, &chunks, "of layers, on each rank, with --schedule interleaved", "V", 1, 1000},
+        {"schedule", OPTION_CHOICE, &pipeline.kind, "order of forwards and backwards",
+         "afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v"},
+        {"chunks", OPTION_INT, &pipeline.v, "of layers, on each rank, with --schedule interleaved", "V", 1, 1000},
         {"print-schedule", OPTION_FLAG, &print_schedule, "draw the schedule and stop"},
+        {"times", OPTION_TEXT, &times, "time slots in the simulation (1,1,1,0)", "T_F,T_B,T_W,MESSAGE"},
         {0}});
     pp = comm_split(world, 0, "pp");
-    const int p = comm_size(pp), r = comm_rank(pp), m = options.accumulate;
+    ways[0] = pp, ways[1] = comm_split(world, 0, "back");
+    const int r = comm_rank(pp);
     sizes();
-    if (p == 1 && schedule_kind == INTERLEAVED)
-        chunks = 1;                             /* nobody to hand chunks to */
-    schedule_check(schedule_kind, p, m, chunks, L);
-    if (schedule_kind == ZERO_BUBBLE && options.recompute == RECOMPUTE_FULL)
-        fail_usage("--recompute full with --schedule zero-bubble: the weights' gradients come later, and need what "
-                   "full recomputation has overwritten by then; --recompute selective works");
-    if (schedule_kind == INTERLEAVED && chunks == 1 && p > 1)
-        print_rank_0("interleaved with 1 chunk is 1f1b with more micro-batches in flight; --chunks 2 halves the "
-                     "bubble\n");
-    Simulation simulation = simulate(schedule_kind, p, m, chunks, r == 0 ? stderr : NULL);
-    if (print_schedule) {
-        if (r == 0)
-            simulation_print(&simulation, schedule_kind);
-        run_leave();
-    }
-    simulation_free(&simulation);
-    const Schedule schedule = schedule_of(schedule_kind, r, p, m, chunks);
+    pipeline.p = comm_size(pp), pipeline.m = options.accumulate, pipeline.layers = L;
+    pipeline_check(&pipeline);
+    Simulation simulation = simulate(pipeline, times_of(times), r == 0 ? stderr : NULL);
+    if (print_schedule)
+        simulation_print(&simulation), run_leave();
+    schedule = simulation.ranks[r];
+    const int last = rank_of(pipeline, pipeline.p * pipeline.v - 1);
     bool *here = calloc(L, sizeof(bool));
-    in_flight = calloc(chunks, sizeof(int));
-    for (int c = 0; c < chunks; c++) {
-        in_flight[c] = most_in_flight(schedule, c);
-        for (int l = layers_before(stage_of(r, c, p)); l < layers_before(stage_of(r, c, p) + 1); l++)
+    for (int c = 0; c < pipeline.v; c++) {
+        const Range part = layers_of(pipeline, stage_of(pipeline, r, c));
+        for (int l = part.first; l < part.first + part.count; l++)
             here[l] = true;
     }
-    tied = comm_split(world, p > 1 && (r == 0 || r == p - 1) ? 0 : -1, "tied");
+    tied = comm_split(world, last > 0 && (r == 0 || r == last) ? 0 : -1, "tied");
     predict();
 
     layout = layout_create(options.config,
-                           (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == p - 1});
+                           (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == last});
     Part all = {
         .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
         .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
@@ -419,13 +426,13 @@ int main(int argc, char **argv)
     gradients = params_view(&layout, all.gradients);
     optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    acts = calloc(chunks, sizeof(Acts *));
-    inbox = calloc(chunks, sizeof(Tensor));
-    for (int c = 0; c < chunks; c++) {
-        acts[c] = calloc(in_flight[c], sizeof(Acts));
-        for (int i = 0; i < in_flight[c]; i++)
-            acts[c][i] = acts_create(stage_of(r, c, p), c || i ? &acts[0][0].blocks[acts[0][0].begin] : NULL);
-        inbox[c] = tensor_create(MEM_COMMUNICATION, dtype, "inbox", shape((in_flight[c] + 1) * R, H));
+    acts = calloc(pipeline.v, sizeof(Acts *));
+    inbox = calloc(pipeline.v, sizeof(Tensor));
+    for (int c = 0; c < pipeline.v; c++) {
+        acts[c] = calloc(schedule.in_flight[c], sizeof(Acts));
+        for (int i = 0; i < schedule.in_flight[c]; i++)
+            acts[c][i] = acts_create(stage_of(pipeline, r, c), c || i ? &acts[0][0].blocks[acts[0][0].begin] : NULL);
+        inbox[c] = tensor_create(MEM_COMMUNICATION, dtype, "inbox", shape((schedule.in_flight[c] + 1) * R, H));
     }
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
@@ -434,14 +441,11 @@ int main(int argc, char **argv)
 
     int step = run_load(&optimizer);            /* initial weights, or those of --load */
     while (run_continues(step)) {
-        StepResult result = train_step(step, schedule);
+        StepResult result = train_step(step);
         run_step(++step, result);
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, acts[0][0].batch);
     }
-    report_number("in_flight", in_flight[0]);   /* of its first chunk */
-    report_number("bubble_simulated", simulation.bubble);
-    report_number("bubble_formula", bubble_formula(schedule_kind, p, m, chunks));
-    bubble_report(pp, simulation.bubble);
+    bubble_report(pp, &simulation);
     run_end();
 }

@@ -10,52 +10,16 @@
 
 #include "comm.h"
 #include "error.h"
-
-/* ---- Presets ---- */
-
-/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B with 16 heads of 128, as 24 don't
- * make its width) and Llama (Touvron et al. 2023; 405B, and 70B's vocabulary: Dubey et al. 2024), all with this
- * project's blocks: so a model has the size that its name says, or near it. The batch is for trying them: the
- * largest were trained on millions of tokens a step. */
-static const struct {
-    const char *name;
-    Config config;
-    int micro_batch, accumulate;
-} presets[] = {
-    {"tiny", {2, 64, 2, 256, 64}, 4, 1},
-    {"small", {4, 128, 4, 256, 128}, 8, 4},
-    {"10m", {6, 384, 6, 256, 256}, 8, 4},
-    {"124m", {12, 768, 12, 50257, 1024}, 4, 8},
-    {"350m", {24, 1024, 16, 50257, 1024}, 4, 8},
-    {"774m", {36, 1280, 20, 50257, 1024}, 4, 8},
-    {"1.3b", {24, 2048, 16, 50257, 2048}, 2, 16},
-    {"7b", {32, 4096, 32, 32000, 4096}, 1, 16},
-    {"13b", {40, 5120, 40, 32000, 4096}, 1, 16},
-    {"70b", {80, 8192, 64, 128256, 4096}, 1, 16},
-    {"175b", {96, 12288, 96, 50257, 2048}, 1, 16},
-    {"405b", {126, 16384, 128, 128256, 8192}, 1, 16},
-};
-enum { PRESETS = sizeof presets / sizeof *presets };
-
-static const char *preset_names(void)
-{
-    static char names[256];
-
-    if (!names[0])
-        for (int i = 0; i < PRESETS; i++)
-            strcat(strcat(names, i ? "|" : ""), presets[i].name);
-    return names;
-}
+#include "presets.h"
 
 static void take_preset(const char *name)
 {
-    for (int i = 0; i < PRESETS; i++)
-        if (!strcmp(name, presets[i].name)) {
-            options.config = presets[i].config;
-            options.micro_batch = presets[i].micro_batch, options.accumulate = presets[i].accumulate;
-            return;
-        }
-    fail_usage("--preset %s, but there are %s", name, preset_names());
+    const Preset *p = preset_named(name);
+
+    if (!p)
+        fail_usage("--preset %s, but there are %s", name, preset_names());
+    options.config = p->config;
+    options.micro_batch = p->micro_batch, options.accumulate = p->accumulate;
 }
 
 /* ---- The table ---- */
@@ -104,7 +68,11 @@ static const struct {
     {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
              "the first step's gradients and its batch, as safetensors", "FILE"}},
     {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "how ranks communicate", "auto|mpi|nccl"}},
-    {MACHINE, {"tf32", OPTION_FLAG, &options.tf32, "matmuls of F32 in TF32, on GPUs from sm_80 on"}},
+    {MACHINE, {"tf32", OPTION_CHOICE, &options.tf32,
+               "matmuls of F32 in TF32; auto: on GPUs that have it, but for --dump-gradients", "auto|on|off"}},
+    {MACHINE, {"autotune", OPTION_CHOICE, &options.autotune,
+               "on a GPU, each kind of matmul by the fastest of several ways, timed when it first comes; the last bits "
+               "may then differ from run to run", "off|on"}},
     {MACHINE, {"threads", OPTION_INT, &options.threads, "of the CPU, for each rank; 0: its share of the cores", "N", 0,
                4096}},
     {MACHINE, {"timeout", OPTION_INT, &options.timeout, "to wait for a rank, silent or busy; 0: for ever", "SECONDS", 0,

@@ -96,7 +96,7 @@ void gradient_square_sum_into(Tensor sum, const AdamW *optimizer)
 
 /* What a rank holds of one parameter: from which element of the whole on, how many, and a hash of all bits. */
 typedef struct {
-    int64_t parameter, first, count;
+    int64_t parameter, first, count, dtype;
     uint64_t hash;
 } Held;
 
@@ -125,7 +125,7 @@ void adamw_check_replicas(const AdamW *o)
             Stretch s = {0};
             if (!r.count || !layout_next(o->layout, (Range){part.first + r.first, r.count}, &s))
                 continue;
-            *held++ = (Held){k, s.in_whole, r.count, hash_of(14695981039346656037u,
+            *held++ = (Held){k, s.in_whole, r.count, part.params.dtype, hash_of(14695981039346656037u,
                                                              tensor_range(part.params, r.first, r.count))};
         }
     }
@@ -133,7 +133,7 @@ void adamw_check_replicas(const AdamW *o)
     for (held = mine; held < mine + most; held++)
         for (const Held *other = all; other < all + most * ranks; other++)
             if (held->count && held->parameter == other->parameter && held->first == other->first
-                && held->count == other->count && held->hash != other->hash)
+                && held->count == other->count && held->dtype == other->dtype && held->hash != other->hash)
                 fail("%s has drifted: ranks %d and %d hold the same elements of it, but different numbers",
                      o->layout->table[held->parameter].label, comm_rank(world), (int)((other - all) / most));
     free(mine);

@@ -144,7 +144,7 @@ static void open_files(void)
     free(loading);
 }
 
-static void print_what_this_is(const char *carrier)
+static void print_what_this_is(const char *carrier, bool tf32)
 {
     const Config *c = &options.config;
     const bool several = comm_size(world) > 1;
@@ -158,8 +158,9 @@ static void print_what_this_is(const char *carrier)
         print_rank_0("ranks   %s\n", table);
         free(table);
     }
-    print_rank_0("device  %s%s, %s in matmul%s%s\n", several ? "each rank " : "", device_name(), peak_text(),
-                 several ? " together" : "", options.pretend ? " (pretended)" : "");
+    print_rank_0("device  %s%s, %s in matmul%s%s%s\n", several ? "each rank " : "", device_name(), peak_text(),
+                 device_is_host() ? "" : tf32 ? " of TF32" : " of float", several ? " together" : "",
+                 options.pretend ? " (pretended)" : "");
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
@@ -180,13 +181,18 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     options_parse(stage, summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
     catch_signals();
+    const char *carrier = comm_choose();
     device_init(comm_local_rank(), comm_local_size(), options.threads ? options.threads : comm_local_threads());
     if (options.pretend && comm_local_size() < comm_size(world))
         fail_usage("--pretend %s, but the ranks are on several machines: it compares their clocks, and works on one",
                    options.pretend);
-    if (options.tf32 && !device_use_tf32())
-        fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
-    const char *carrier = comm_choose();
+    /* what is dumped is for comparing, and TF32 would differ from the CPU in the fourth digit */
+    const bool wanted = options.tf32 == TF32_ON || (options.tf32 == TF32_AUTO && !options.dump_gradients);
+    const bool tf32 = wanted && device_use_tf32();
+    if (options.tf32 == TF32_ON && !tf32)
+        fail_usage("--tf32 on, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
+    if (options.autotune && device_is_host())
+        fail_usage("--autotune on, but the device is %s, and only GPUs have several ways", device_name());
     ops_pretend(options.pretend_flops);
     ops_count(false);
     if (options.report)
@@ -194,7 +200,7 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     open_files();
     if (trace_file)
         trace_open(comm_rank(world), trace_start());
-    print_what_this_is(carrier);
+    print_what_this_is(carrier, tf32);
 }
 
 void run_global_batch(int64_t sequences)
@@ -215,6 +221,21 @@ void run_matmuls_in(DType dtype)
 void run_keep(const char *name, double *value)
 {
     state.kept[state.kept_count++] = (Kept){name, value};
+}
+
+/* A GPU's matmuls load 16 bytes at a time, and Hopper's (by TMA) only from rows that are multiples of that: others go
+ * another way, which is slower, three times a micro-batch. V: rows of the embedding that rank 0 has; where the
+ * vocabulary is cut, and not evenly, some have one more. */
+static void print_odd_vocabulary(int64_t V)
+{
+    const int64_t vocab = options.config.vocab, slices = vocab / V, unit = 64 * slices;
+    const int64_t size = dtype_size(matmul_dtype == REAL ? REAL : BF16);
+    const int64_t width = V * size % 16 || vocab % slices == 0 ? V : V + 1;
+
+    if (!device_is_host() && width * size % 16)
+        print_rank_0("vocab   rows of %lld logits are %lld bytes, no multiple of 16: the output projection is slower "
+                     "than with --vocab %lld\n", (long long)width, (long long)(width * size),
+                     (long long)((vocab + unit - 1) / unit * unit));
 }
 
 int run_load(AdamW *optimizer)
@@ -242,6 +263,7 @@ int run_load(AdamW *optimizer)
     print_rank_0("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n",
                  options.micro_batch, options.accumulate, ranks, number_text(global_batch), options.config.seq,
                  number_text(global_batch * options.config.seq));
+    print_odd_vocabulary(optimizer->layout->table[0].here_rows);
     if (options.load)
         print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "beginning with the weights of" : "going on from",
                      options.load, first_step,

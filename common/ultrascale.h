@@ -11,6 +11,7 @@
 #include "print.h"          /* what a person reads; numbers in words */
 #include "random.h"         /* counter-based random numbers */
 #include "options.h"        /* what the command line chose */
+#include "presets.h"        /* sizes of known models */
 
 /* memory */
 #include "tensor.h"         /* a pointer, a name, a type, a shape */
@@ -18,12 +19,12 @@
 #include "device.h"         /* the CPU or GPU that computes: cpu/device.c, cuda/device.cu */
 #include "trace.h"          /* the timeline */
 #include "allocate.h"       /* memory for tensors */
+#include "formats.h"        /* the small number formats */
 
 /* ranks */
 #include "comm.h"           /* groups of ranks, collectives, messages: comm/ */
 
 /* compute */
-#include "formats.h"        /* the small number formats */
 #include "operator.h"       /* what is around every operator */
 #include "ops.h"            /* the operators: ops.c; their kernels in cpu/ and cuda/ */
 #include "model.h"          /* which parameters there are, and where */

@@ -108,10 +108,41 @@ static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
     }
 }
 
+void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements)
+{
+    comm->used[op] = true;
+    op = op == SHIFT ? SEND : op;
+    comm->predicted_calls[op] += calls;
+    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(dtype);
+}
+
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
 {
-    comm->predicted_calls[op] += calls;
-    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(REAL);
+    comm_predict_as(comm, op, REAL, calls, elements);
+}
+
+/* A rank that fails meanwhile ends the others at once: they may wait inside a library, where they can't agree. */
+bool comm_connect(void)
+{
+    const bool starting = comm_starting;
+
+    if (!comm_transport->connect)
+        return false;
+    comm_agree();
+    comm_starting = false;
+    for (Comm *c = world; c; c = c->next) {
+        bool *all = calloc(c->size, sizeof c->used);
+        if (!all)
+            fail("no memory for what %d ranks will send", c->size);
+        comm_gather(c, all, c->used, sizeof c->used, "what the other ranks will send");
+        for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* predictions may be one rank's alone */
+            c->used[i % sizeof c->used] |= all[i];
+        free(all);
+        if (c->size > 1)
+            comm_transport->connect(c);
+    }
+    comm_starting = starting;
+    return true;
 }
 
 int comm_account(CommAccount *accounts, int most)
@@ -192,8 +223,9 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
         check_agreement(&t, whole.name);
     if (options.check)
         check_begin(q, &t);
-    t.tag %= TAGS;
-    q->span = trace_transfer_begin(comm_op_name[op]);
+    t.shift = tag == SHIFT_TAG;
+    t.tag &= TAGS - 1;
+    q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
         pretend_begin(q, t, bytes);
     t.operation = comm->operations;
@@ -297,9 +329,13 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
 
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
 {
-    if (peer < 0 || peer >= comm->size || peer == comm->rank)
-        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name,
-             comm->size);
+    const int n = comm->size, away = (peer - comm->rank + n) % n;
+
+    if (peer < 0 || peer >= n || away == 0)
+        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name, n);
+    if (away != 1 && away != n - 1)
+        fail("%s of %s: rank %d is no neighbour of rank %d in group %s, which has %d: messages go to the next rank, or "
+             "to the one before", op, t.name, peer, comm->rank, comm->name, n);
 }
 
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)

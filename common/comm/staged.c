@@ -133,7 +133,7 @@ static void upload(Staged *s)
 
 /* MPI wants a group's collectives in the same order from all ranks, and messages in theirs: so none overtakes another
  * on its way to MPI. */
-static void progress(void)
+static bool progress(void)
 {
     bool first = true;
 
@@ -148,6 +148,7 @@ static void progress(void)
             s->state = DONE;
         }
     }
+    return false;
 }
 
 static bool done(void *handle)

@@ -52,7 +52,9 @@ static void the_command_line_is_checked(void **state)
         {"--vocab 1", 2, "--vocab 1|from 2"},
         {"--seq 0", 2, "--seq 0|from 1"},
         {"--threads 4097", 2, "--threads 4097|4096"},
-        {"--tf32", 2, "--tf32|sm_80"},
+        {"--tf32 on", 2, "--tf32 on|sm_80"},
+        {"--autotune on", 2, "--autotune on|GPUs"},
+        {"--tf32 yes", 2, "--tf32 yes|auto|on|off"},
         {"--lr 1001", 2, "--lr 1001|from 0 to 1000"},
         {"--lr 1e-999", 2, "--lr 1e-999|from 0 to 1000"},
         /* each fits, their product doesn't */

@@ -112,6 +112,29 @@ static double common_factor(void)
     return same ? scale : 0;
 }
 
+/* Whether all that is wrong is zero, and some of a tensor is right: what is dumped has holes. */
+static bool has_holes(void)
+{
+    bool holes = false;
+
+    for (const Piece *p = pieces; p < pieces + piece_count; p++) {
+        double largest = 0;
+        int64_t zeros = 0;
+        for (int64_t i = 0; i < p->rows; i++)
+            for (int64_t j = 0; j < p->cols; j++)
+                largest = fmax(largest, fabs(at(right, p, i, j)));
+        for (int64_t i = 0; i < p->rows; i++)
+            for (int64_t j = 0; j < p->cols; j++) {
+                const bool wrong = !(fabs(at(found, p, i, j) - at(right, p, i, j)) <= tolerance * largest);
+                if (wrong && at(found, p, i, j) != 0)
+                    return false;
+                zeros += wrong;
+            }
+        holes |= zeros && zeros < p->rows * p->cols;
+    }
+    return holes && !by_norm;
+}
+
 /* Whether a mistake gives these gradients: all of them, the first wrong one only, or not even that. The loss tells most
  * of them apart, and is quick. */
 typedef enum { NOT_THIS, BEGINS, EXPLAINS } Verdict;
@@ -301,8 +324,9 @@ int main(int argc, char **argv)
         comm_exit(0);
     }
     const double scale = common_factor();
-    const Verdict known = scale ? NOT_THIS : find_mistake(words, sizeof words, candidate_loss, loss_wrong,
-                                                               &pieces[first_wrong]);
+    const bool holes = !scale && has_holes();
+    const Verdict known = scale || holes ? NOT_THIS : find_mistake(words, sizeof words, candidate_loss, loss_wrong,
+                                                                   &pieces[first_wrong]);
     if (scale) {
         const bool loss_too = loss_known && fabs(candidate_loss / right_loss / scale - 1) <= 1e-9 + tolerance;
         name_factor(words, sizeof words, scale, true);
@@ -316,7 +340,10 @@ int main(int argc, char **argv)
            loss_wrong && !scale && known != EXPLAINS ? ", as they must be then" : "", pieces[first_wrong].name);
     if (known == BEGINS)
         printf("it is, to eight digits, what it would be as if %s\n", words);
-    if (!scale && known != EXPLAINS)
+    if (holes)
+        printf("wherever one is wrong it is zero, in parts of tensors: what some ranks update no rank owns "
+               "(Shard.replica), so nobody dumps it, saves it or counts it in the norm\n");
+    else if (!scale && known != EXPLAINS)
         print_pieces();
     comm_exit(2);
 }

@@ -110,6 +110,8 @@ static void read_groups(const char *list)
         bool known = group[groups].size < 2 || group[groups].size == ranks;
         for (int i = 0; i < groups; i++)
             known |= !strcmp(group[i].name, group[groups].name) && group[i].size == group[groups].size;
+        if (!strcmp(group[groups].name, "cp") && !known)
+            cp_ranks = group[groups].size;
         groups += !known;
     }
 }

@@ -99,7 +99,7 @@ static void traffic_fault(int rank, const char *op, const char *group, int64_t c
               count_name(off, s));
 }
 
-/* The program's own lines, "09_mine: what": the first ones, and one about its traffic; or those about replicas that
+/* The program's own lines, "10_mine: what": the first ones, and one about its traffic; or those about replicas that
  * have drifted. A program that began as a copy of another may still speak in its name. */
 static void print_messages(const char *text, const Shape *s, bool drifted)
 {
@@ -111,7 +111,7 @@ static void print_messages(const char *text, const Shape *s, bool drifted)
     snprintf(copy, sizeof copy, "%s", text);
     for (char *line = strtok(copy, "\n"); line && count < 3; line = strtok(NULL, "\n")) {
         const size_t name = strcspn(line, ": ");
-        if (name < 3 || line[0] != '0' || line[2] != '_' || line[name] != ':'
+        if (name < 3 || line[0] < '0' || line[0] > '9' || line[2] != '_' || line[name] != ':'
             || (strstr(line, "has drifted") != NULL) != drifted)
             continue;
         if (sscanf(line + name, ": rank %d, step %*d: %63s in group %63[^:]: %lld calls sent %lld bytes, but "
@@ -208,25 +208,39 @@ static void compare_memory(cJSON *report)
             }
 }
 
+/* What a rank has to keep in flight at once: micro-batches, in a V of half as many layers each (*halves). 0: nothing is
+ * promised. */
+static int needed_in_flight(const char *options, const Shape *s, int rank, bool *halves)
+{
+    const int p = s->ranks, m = s->accumulate;
+
+    *halves = strstr(options, "zb-v") || strstr(options, "dualpipe-v");
+    const int needed = strstr(options, "--schedule 1f1b") ? p - rank
+                       : strstr(options, "zero-bubble")   ? p
+                       : strstr(options, "zb-v")          ? 2 * p
+                       : strstr(options, "dualpipe-v")    ? 2 * p + 1
+                                                          : 0;
+    const int all = *halves ? 2 * m : m;
+    return needed < all ? needed : all;
+}
+
 /* 06: any order that can be executed gives the right gradients; a good one has the formula's bubble too, and keeps no
  * more micro-batches than it must. What a schedule with another name promises is not known here: see describe. */
 static void compare_schedule(cJSON *report, const char *options, const Shape *s)
 {
-    const bool one_f_one_b = strstr(options, "--schedule 1f1b"), zero_bubble = strstr(options, "zero-bubble");
     cJSON *rank;
-    bool waits = false, keeps = false;
+    bool waits = false, keeps = false, halves;
 
     cJSON_ArrayForEach(rank, ranks_of(report)) {
         const double simulated = number(rank, "bubble_simulated"), formula = number(rank, "bubble_formula");
-        const int behind = s->ranks - (one_f_one_b ? (int)number(rank, "rank") : 0);
-        const int needed = behind < s->accumulate ? behind : s->accumulate;
+        const int needed = needed_in_flight(options, s, number(rank, "rank"), &halves);
         if (simulated > formula + 1e-9 && !waits)
             fault("the schedule's bubble is %.3f on rank %.0f, and it should be %.3f: a rank waits where it could "
                   "compute", simulated, number(rank, "rank"), formula);
         waits |= simulated > formula + 1e-9;
-        if ((one_f_one_b || zero_bubble) && number(rank, "in_flight") > needed && !keeps) {
-            fault("rank %.0f keeps the activations of %.0f micro-batches at once, and %d are enough: backwards come "
-                  "too late", number(rank, "rank"), number(rank, "in_flight"), needed);
+        if (needed && number(rank, "in_flight") > needed && !keeps) {
+            fault("rank %.0f keeps the activations of %.0f micro-batches%s at once, and %d are enough: backwards come "
+                  "too late", number(rank, "rank"), number(rank, "in_flight"), halves ? " of a chunk" : "", needed);
             keeps = true;
         }
     }
@@ -440,8 +454,9 @@ int main(int argc, char **argv)
     own = true;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         own &= !is(cases[i].stage);
-    const bool typed = is("02_mixed_precision") || is("08_fused_kernels");
-    if (ranks > 1 && (is("01_single_gpu") || typed)) {
+    const bool one_rank = is("01_single_gpu") || is("02_mixed_precision") || is("08_fused_kernels");
+    const bool typed = is("02_mixed_precision") || is("08_fused_kernels") || is("09_combined");
+    if (ranks > 1 && one_rank) {
         fprintf(stderr, "verify: NP=%d, but %s is for one rank, as 01, 02 and 08 are\n", ranks, stage);
         return 2;
     }
@@ -461,7 +476,7 @@ int main(int argc, char **argv)
                     "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate can be chosen\n", fixed[i]);
             return 2;
         }
-    /* 02's and 08's own type is bf16: who asks for nothing that needs it gets the exact comparison */
+    /* 02's, 08's and 09's own type is bf16: who asks for nothing that needs it gets the exact comparison */
     if (*options && !given("--dtype") && typed)
         snprintf(options + strlen(options), sizeof options - strlen(options), " --dtype %s",
                  given("--gradients") || given("--master") ? "bf16" : "fp32");
@@ -472,6 +487,8 @@ int main(int argc, char **argv)
             continue;
         if (own && (ranks || *options) && c.ranks < 4)
             continue;                                           /* its three cases are three numbers of ranks */
+        if (ranks && !*options && !fits(&c, ranks))
+            continue;
         if (*options)
             c.options = options, c.tolerance = tolerance_of(given("--dtype"));
         if (ranks)
