@@ -14,7 +14,7 @@ endif
 # STAGE is a program's name or the beginning of one.
 STAGE ?= 01
 NP ?= 1
-STAGES := $(patsubst %/train.c,%,$(wildcard 0*/train.c))
+STAGES := $(patsubst %/train.c,%,$(wildcard [0-9][0-9]_*/train.c))
 MATCHES := $(or $(filter $(STAGE),$(STAGES)),$(filter $(STAGE)%,$(STAGES)))
 PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
@@ -51,10 +51,10 @@ NVCC_FLAGS = -std=c++17 -O3 -lineinfo -MMD -MP $(addprefix -Xcompiler=,-fopenmp 
 CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n s/.*LIBRARIES=//p)))
 CUDA_LIBS = $(foreach d,$(CUDA_DIRS),$(d) $(d:-L%=-Wl,-rpath,%)) -lcublas -lcublasLt -lcudart -lstdc++ -ldl
 
-# NCCL, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
+# NCCL from 2.17 on, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
 NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
-NCCL := $(shell printf '\043include <nccl.h>\n' | $(CC) $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
+NCCL := $(shell printf '\043include <nccl.h>\nncclConfig_t c = {.maxCTAs = 1};\n' | $(CC) $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
 # A backend is a choice of files: parts that are the same everywhere, cpu/ or cuda/, NCCL or none, and 08's kernels.
@@ -72,7 +72,7 @@ $(BUILD)/cuda/%: private LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
 $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)
 
 all: cpu cpu64 $(if $(NVCC),cuda)	## what this machine can build
-cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder)	## the programs in float, on the CPU
+cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## the programs in float, on the CPU
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
 cuda: $(if $(NVCC),$(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder),no-nvcc)	## the programs on GPUs: ARCH=sm_90
 no-nvcc:
@@ -86,8 +86,8 @@ compile = @mkdir -p $(@D); echo "  CC  $@"; $(CC) $(FLAGS) -c $< -o $@
 link = @echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -o $@
 # A program is all .c files of its directory, but for a backend's own, and the backend's parts.
 $(foreach b,$(BACKENDS),$(STAGES:%=$(BUILD)/$(b)/%)): \
-	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libcommon.a | $(TEXT); $(link)
-$(BACKENDS:%=$(BUILD)/%/08_fused_kernels): $$(call objects,$$(FUSED_$$(backend)))
+	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libfused.a $$(@D)/libcommon.a | $(TEXT); $(link)
+$(BACKENDS:%=$(BUILD)/%/libfused.a): $$(call objects,$$(FUSED_$$(backend))); @rm -f $@; ar qcs $@ $^
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
 $(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error); $(link)
 $(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(PARTS_$$(backend))) $$(@D)/flags
@@ -121,7 +121,7 @@ run: known-stage deps	## train about a minute, on a GPU if one answers: STAGE=01
 # Whether a GPU answers, asked for these targets alone.
 GPU := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null))
 BACKEND := $(if $(and $(GPU),$(NVCC)),cuda,cpu)
-include tests/tests.mk tests/workshop/workshop.mk
+include tests/tests.mk tests/workshop/workshop.mk 09_combined/planner/plan.mk
 
 help:
 	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

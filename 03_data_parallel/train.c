@@ -114,7 +114,6 @@ static void predict(void)
     memory_playbook(MEM_GRADIENTS, real * N, "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
     playbook_activations(options.recompute, L * R, "");
-    memory_plan();
 
     /* Sums in a step, however many micro-batches it has; together always N elements. */
     if (sync == BUCKET) {
@@ -126,6 +125,7 @@ static void predict(void)
         comm_predict(dp, ALL_REDUCE, L, one);
         comm_predict(dp, ALL_REDUCE, 1, final);
     }
+    memory_plan();
 }
 
 /* Backward fills the flat buffer from its end to its start: the final LayerNorm, the last block, ..., the

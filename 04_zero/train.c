@@ -114,7 +114,6 @@ static void predict(void)
     memory_playbook(MEM_GRADIENTS, real * (zero >= 2 ? N / n : N), zero >= 2 ? "4 N / n" : "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N / n, "8 N / n");
     playbook_activations(options.recompute, L * R, "");
-    memory_plan();
 
     /* ZeRO-2 cannot wait for the last micro-batch: it has nowhere to keep the sum. ZeRO-3 gathers blocks for
      * each forward and each backward, but for the two that are still there from the pass before. */
@@ -126,6 +125,7 @@ static void predict(void)
     comm_predict(dp, ALL_GATHER, 1, embedding);
     comm_predict(dp, ALL_GATHER, L + again, one);
     comm_predict(dp, ALL_GATHER, 1, final);
+    memory_plan();
 }
 
 /* Units that are not kept full share four slots. Blocks take turns in two of them, so that one computes while

@@ -123,7 +123,6 @@ static void predict(void)
     else
         memory_playbook(MEM_ACTIVATIONS, L * (B * T * H * (10 + 24 / t)) + (none ? L * 5 * scores : 0),
                         none ? "L s b h (10 + 24 / t + 5 a s / (h t))" : "L s b h (10 + 24 / t)");
-    memory_plan();
 
     /* What is sent in a step: f and g are crossed twice a block each way, and at the model's ends. */
     const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
@@ -138,6 +137,7 @@ static void predict(void)
     }
     comm_predict(tp, ALL_REDUCE, m, B * T);                                         /* cross-entropy: max, sums */
     comm_predict(tp, ALL_REDUCE, m, 2 * B * T);
+    memory_plan();
 }
 
 /* f, into a region: every rank reads all rows. Backward, the ranks' shares of the gradient add up. */

@@ -135,6 +135,7 @@ static void predict(void)
     memory_predict(MEM_WORKSPACE, real * (block + scores + 3 * R * H + T * D) + 8 + alive * 2 * 4 * B * T);
     if (tied)
         comm_predict(tied, ALL_REDUCE, 1, H * V);
+    comm_predict(pp, BROADCAST, 0, 1);          /* none in a step: evaluation's loss */
 
     memory_playbook(MEM_PARAMETERS, real * N, "4 N, N: here");
     memory_playbook(MEM_GRADIENTS, real * N, "4 N");

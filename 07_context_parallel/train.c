@@ -68,7 +68,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
     chunks = method == ULYSSES ? n : held;
     chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
-    Q = C < 64 ? C : 64;
+    Q = C < attention_block_queries() ? C : attention_block_queries();
 }
 
 /* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
@@ -133,7 +133,6 @@ static void predict(void)
     memory_playbook(MEM_GRADIENTS, real * N, "4 N");
     memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
     playbook_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
-    memory_plan();
 
     /* What a rank sends in a step: attention's traffic of every layer, forward (full recomputation: twice)
      * and backward, and once the gradients'. */
@@ -142,7 +141,7 @@ static void predict(void)
     switch (method) {
     case RING:
     case ZIGZAG:                        /* K, V both ways; dK, dV one hop more, to get home */
-        comm_predict(cp, SEND, (n - 1) * (forwards + backwards) + n * backwards, kv);
+        comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
         break;
     case ALLGATHER:                     /* K, V both ways; dK, dV */
         comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
@@ -155,6 +154,7 @@ static void predict(void)
         break;
     }
     comm_predict(cp, ALL_REDUCE, 1, model_parameters(options.config));
+    memory_plan();
 }
 
 /* ---- Attention, the one place where tokens meet ---- */

@@ -44,6 +44,52 @@ void flash_attention_backward(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qk
     op_end();
 }
 
+static bool is_chunk(DType dtype, Tensor t, Tensor like, int64_t tokens, int64_t size)
+{
+    return t.data && is_stored(dtype) && t.dtype == dtype && t.dims == 4 && t.shape[0] == like.shape[0]
+           && t.shape[1] == tokens && t.shape[2] == like.shape[2] && t.shape[3] == size;
+}
+
+/* q and what is like it, of types of their own; k and v, and what is like them. */
+static bool chunks_fit(Tensor q, Tensor out, Tensor sum, Tensor k, Tensor v, bool causal)
+{
+    const int64_t C = q.shape[1], K = k.shape[1], D = q.shape[3];
+
+    return is_chunk(q.dtype, q, q, C, D) && is_chunk(out.dtype, out, q, C, D) && is_chunk(REAL, sum, q, C, 1)
+           && is_chunk(k.dtype, k, q, K, D) && is_chunk(k.dtype, v, q, K, D) && (!causal || K == C);
+}
+
+static double chunk_flops(Tensor q, Tensor k, bool causal)
+{
+    const double C = q.shape[1];
+
+    return 4.0 * q.shape[0] * q.shape[2] * q.shape[3] * (causal ? C * (C + 1) / 2 : C * k.shape[1]);
+}
+
+void flash_block_forward(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
+{
+    op_begin("flash_block_forward", OPERANDS(), OPERANDS(out, lse), OPERANDS(q, k, v), chunk_flops(q, k, causal),
+             chunks_fit(q, out, lse, k, v, causal) && out.dtype == REAL && k.dtype == q.dtype,
+             "out (B, C, A, D) and lse (B, C, A, 1) REAL, q like out, k and v (B, K, A, D), of one type, K = C if "
+             "causal");
+    flash_block_forward_kernel(out, lse, q, k, v, causal);
+    op_end();
+}
+
+void flash_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor lse,
+                          Tensor dots, bool causal)
+{
+    op_begin("flash_block_backward", OPERANDS(), OPERANDS(d_q, d_k, d_v), OPERANDS(d_out, q, k, v, lse, dots),
+             2.5 * chunk_flops(q, k, causal),
+             chunks_fit(q, d_out, lse, k, v, causal) && chunks_fit(d_q, d_out, dots, d_k, d_v, causal)
+                 && d_q.dtype == REAL && d_k.dtype == REAL && k.dtype == q.dtype && d_out.dtype == q.dtype
+                 && d_k.shape[1] == k.shape[1],
+             "d_q (B, C, A, D), d_k and d_v (B, K, A, D) REAL, d_out and q like d_q, k and v like d_k, of one type, lse "
+             "and dots (B, C, A, 1) REAL, K = C if causal");
+    flash_block_backward_kernel(d_q, d_k, d_v, d_out, q, k, v, lse, dots, causal);
+    op_end();
+}
+
 void residual_layernorm_forward(Tensor sum, Tensor out, Tensor stats, Tensor x, Tensor branch, Tensor branch_bias,
                                 Tensor weight, Tensor bias)
 {

@@ -115,121 +115,230 @@ static void softmax_tile(real *scores, int64_t seen, int64_t keys, real *max, re
     *sum += s;
 }
 
-/* How many of a tile's keys, from `key` on, a query sees. */
-static int64_t seen_by(int64_t query, int64_t key, int64_t keys)
+/* One head: its queries, keys and values in scratch memory, as rows of `width`; some of them transposed too, as D rows
+ * of the padded number of keys. */
+typedef struct {
+    int64_t queries, keys, D, width, rows, key_rows;            /* the last two padded */
+    bool causal;                                                /* query i sees keys 0 to i; otherwise all */
+    real *q, *k, *v, *k_transposed, *v_transposed;
+    real *d_out, *d_q, *d_k, *d_v;
+} Head;
+
+static Head head_of(int64_t queries, int64_t keys, int64_t D, bool causal)
 {
-    return query < key ? 0 : least(keys, query - key + 1);
+    return (Head){.queries = queries, .keys = keys, .D = D, .width = padded(D, LANES), .causal = causal,
+                  .rows = padded(queries, QUERIES), .key_rows = padded(keys, QUERIES)};
+}
+
+static void load_forward(Head *h, Tensor q, int64_t at_q, Tensor k, int64_t at_k, Tensor v, int64_t at_v, int64_t ld)
+{
+    h->q = scratch(1, (h->rows + h->key_rows) * h->width + h->D * h->key_rows);
+    h->v = h->q + h->rows * h->width, h->k_transposed = h->v + h->key_rows * h->width;
+    load_columns(h->q, h->width, NULL, h->rows, q, at_q, ld, h->queries, h->D, 1 / (real)sqrt(h->D));
+    load_columns(NULL, 0, h->k_transposed, h->key_rows, k, at_k, ld, h->keys, h->D, 1);
+    load_columns(h->v, h->width, NULL, h->key_rows, v, at_v, ld, h->keys, h->D, 1);
+}
+
+static void load_backward(Head *h, Tensor q, int64_t at_q, Tensor k, int64_t at_k, Tensor v, int64_t at_v, int64_t ld,
+                          Tensor d_out, int64_t at_out, int64_t ld_out)
+{
+    const int64_t size = h->rows * h->width, key_size = h->key_rows * h->width;
+
+    h->q = scratch(1, 3 * size + 3 * key_size + 2 * h->D * h->key_rows);
+    h->d_out = h->q + size, h->d_q = h->d_out + size, h->k = h->d_q + size, h->d_k = h->k + key_size;
+    h->d_v = h->d_k + key_size, h->k_transposed = h->d_v + key_size;
+    h->v_transposed = h->k_transposed + h->D * h->key_rows;
+    load_columns(h->q, h->width, NULL, h->rows, q, at_q, ld, h->queries, h->D, 1);
+    load_columns(h->k, h->width, h->k_transposed, h->key_rows, k, at_k, ld, h->keys, h->D, 1);
+    load_columns(NULL, 0, h->v_transposed, h->key_rows, v, at_v, ld, h->keys, h->D, 1);
+    load_columns(h->d_out, h->width, NULL, h->rows, d_out, at_out, ld_out, h->queries, h->D, 1);
+    memset(h->d_q, 0, size * sizeof *h->d_q);
+    memset(h->d_k, 0, 2 * key_size * sizeof *h->d_k);
+}
+
+/* Up to which key a tile of queries sees any: tiles behind the diagonal are empty. */
+static int64_t end_of(const Head *h, int64_t first)
+{
+    return h->causal ? padded(least(first + QUERIES, h->queries), QUERIES) : h->key_rows;
+}
+
+/* How many of a tile's keys, from `key` on, a query sees. */
+static int64_t seen_by(const Head *h, int64_t query, int64_t key, int64_t keys)
+{
+    const int64_t last = query >= h->queries ? 0 : h->causal ? query + 1 : h->keys;
+
+    return last > key ? least(keys, last - key) : 0;
+}
+
+/* A tile of queries, from `first` on: their softmax goes on from max, sum and o over all keys that they see. */
+static void attend(const Head *h, int64_t first, real *max, real *sum, real *o, real *scores)
+{
+    for (int64_t key = 0, end = end_of(h, first); key < end; key += KEYS) {
+        const int64_t keys = least(KEYS, end - key);
+        multiply(QUERIES, keys, h->D, h->q + first * h->width, h->width, 1, h->k_transposed + key, h->key_rows, scores,
+                 KEYS, false);
+        for (int64_t i = 0; i < QUERIES; i++) {
+            const int64_t seen = seen_by(h, first + i, key, keys);
+            if (seen)
+                softmax_tile(scores + i * KEYS, seen, keys, &max[i], &sum[i], o + i * h->width, h->width);
+            else
+                memset(scores + i * KEYS, 0, keys * sizeof *scores);
+        }
+        multiply(QUERIES, h->width, keys, scores, KEYS, 1, h->v + key * h->width, h->width, o, h->width, true);
+    }
+}
+
+/* P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P * (dP - dots) / sqrt(D), dQ = dS K, dK = dS^T Q. Numbers of lse
+ * and dots, the first query's, lie `apart` elements apart. */
+static void attend_backward(const Head *h, const real *lse, const real *dots, int64_t apart)
+{
+    const int64_t D = h->D, width = h->width;
+    const real scale = 1 / (real)sqrt(D);
+    real *p = scratch(2, 2 * QUERIES * KEYS), *d_p = p + QUERIES * KEYS;
+
+    for (int64_t first = 0; first < h->queries; first += QUERIES)
+        for (int64_t key = 0, end = end_of(h, first); key < end; key += KEYS) {
+            const int64_t keys = least(KEYS, end - key);
+            multiply(QUERIES, keys, D, h->q + first * width, width, 1, h->k_transposed + key, h->key_rows, p, KEYS,
+                     false);
+            multiply(QUERIES, keys, D, h->d_out + first * width, width, 1, h->v_transposed + key, h->key_rows, d_p,
+                     KEYS, false);
+            for (int64_t i = 0; i < QUERIES; i++) {
+                const int64_t query = first + i, seen = seen_by(h, query, key, keys);
+                const real l = query < h->queries ? lse[query * apart] : 0;
+                const real t = query < h->queries ? dots[query * apart] : 0;
+                real *p_row = p + i * KEYS, *d_row = d_p + i * KEYS;
+#pragma omp simd
+                for (int64_t j = 0; j < seen; j++) {
+                    p_row[j] = real_exp(scale * p_row[j] - l);
+                    d_row[j] = scale * p_row[j] * (d_row[j] - t);
+                }
+                for (int64_t j = seen; j < keys; j++)
+                    p_row[j] = d_row[j] = 0;
+            }
+            multiply(QUERIES, width, keys, d_p, KEYS, 1, h->k + key * width, width, h->d_q + first * width, width,
+                     true);
+            multiply(keys, width, QUERIES, d_p, 1, KEYS, h->q + first * width, width, h->d_k + key * width, width,
+                     true);
+            multiply(keys, width, QUERIES, p, 1, KEYS, h->d_out + first * width, width, h->d_v + key * width, width,
+                     true);
+        }
 }
 
 void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
 {
     const int64_t B = qkv.shape[0], T = qkv.shape[1], A = lse.shape[1], D = tensor_width(out) / A;
-    const int64_t rows = padded(T, QUERIES), width = padded(D, LANES);
 
 #pragma omp parallel for collapse(2)
     for (int64_t b = 0; b < B; b++)
         for (int64_t a = 0; a < A; a++) {
-            const int64_t head = (b * T * A + a) * 3 * D, ld = 3 * A * D;
-            real *q = scratch(1, 2 * rows * width + D * rows), *v = q + rows * width, *k_transposed = v + rows * width;
-            real *o = scratch(2, QUERIES * (width + KEYS)), *scores = o + QUERIES * width,
-                 *log_sum = row(lse, b * A + a);
-            load_columns(q, width, NULL, rows, qkv, head, ld, T, D, 1 / (real)sqrt(D));
-            load_columns(NULL, 0, k_transposed, rows, qkv, head + D, ld, T, D, 1);
-            load_columns(v, width, NULL, rows, qkv, head + 2 * D, ld, T, D, 1);
+            const int64_t at = (b * T * A + a) * 3 * D;
+            Head h = head_of(T, T, D, true);
+            real *o = scratch(2, QUERIES * (h.width + KEYS)), *scores = o + QUERIES * h.width;
+            real *log_sum = row(lse, b * A + a);
+            load_forward(&h, qkv, at, qkv, at + D, qkv, at + 2 * D, 3 * A * D);
             for (int64_t first = 0; first < T; first += QUERIES) {
-                const int64_t n = least(QUERIES, T - first), end = padded(first + n, QUERIES);
                 real max[QUERIES], sum[QUERIES] = {0};
-                for (int64_t i = 0; i < n; i++)
+                for (int64_t i = 0; i < QUERIES; i++)
                     max[i] = -INFINITY;
-                memset(o, 0, QUERIES * width * sizeof *o);
-                for (int64_t key = 0; key < end; key += KEYS) {         /* tiles behind the diagonal are empty */
-                    const int64_t keys = least(KEYS, end - key);
-                    multiply(QUERIES, keys, D, q + first * width, width, 1, k_transposed + key, rows, scores, KEYS,
-                             false);
-                    for (int64_t i = 0; i < QUERIES; i++) {
-                        const int64_t seen = i < n ? seen_by(first + i, key, keys) : 0;
-                        if (seen)
-                            softmax_tile(scores + i * KEYS, seen, keys, &max[i], &sum[i], o + i * width, width);
-                        else
-                            memset(scores + i * KEYS, 0, keys * sizeof *scores);
-                    }
-                    multiply(QUERIES, width, keys, scores, KEYS, 1, v + key * width, width, o, width, true);
-                }
-                for (int64_t i = 0; i < n; i++) {
-                    const int64_t at = (b * T + first + i) * A * D + a * D;
-                    real *to = room(out, at, D, 3);
+                memset(o, 0, QUERIES * h.width * sizeof *o);
+                attend(&h, first, max, sum, o, scores);
+                for (int64_t i = 0; i < least(QUERIES, T - first); i++) {
+                    const int64_t to_at = (b * T + first + i) * A * D + a * D;
+                    real *to = room(out, to_at, D, 3);
                     for (int64_t d = 0; d < D; d++)
-                        to[d] = o[i * width + d] / sum[i];
-                    store(out, at, D, to);
+                        to[d] = o[i * h.width + d] / sum[i];
+                    store(out, to_at, D, to);
                     log_sum[first + i] = max[i] + (real)log(sum[i]);
                 }
             }
         }
 }
 
-/* P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P * (dP - dots) / sqrt(D), dQ = dS K, dK = dS^T Q. */
 void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
 {
-    const int64_t B = qkv.shape[0], T = qkv.shape[1], A = lse.shape[1], D = tensor_width(out) / A;
-    const int64_t rows = padded(T, QUERIES), width = padded(D, LANES);
-    const real scale = 1 / (real)sqrt(D);
+    const int64_t B = qkv.shape[0], T = qkv.shape[1], A = lse.shape[1], D = tensor_width(out) / A, ld = 3 * A * D;
 
 #pragma omp parallel for collapse(2)
     for (int64_t b = 0; b < B; b++)
         for (int64_t a = 0; a < A; a++) {
-            const int64_t head = (b * T * A + a) * 3 * D, ld = 3 * A * D, to = (b * T * A + a) * D, size = rows * width;
-            real *q = scratch(1, 6 * size + 2 * D * rows), *k = q + size, *d_o = k + size, *d_q = d_o + size;
-            real *d_k = d_q + size, *d_v = d_k + size, *k_transposed = d_v + size,
-                 *v_transposed = k_transposed + D * rows;
-            real *p = scratch(2, 2 * QUERIES * KEYS), *d_p = p + QUERIES * KEYS;
-            real *dot = row(dots, b * A + a), *log_sum = row(lse, b * A + a);
-            load_columns(q, width, NULL, rows, qkv, head, ld, T, D, 1);
-            load_columns(k, width, k_transposed, rows, qkv, head + D, ld, T, D, 1);
-            load_columns(NULL, 0, v_transposed, rows, qkv, head + 2 * D, ld, T, D, 1);
-            load_columns(d_o, width, NULL, rows, d_out, to, A * D, T, D, 1);
-            memset(d_q, 0, 3 * size * sizeof *d_q);
+            const int64_t at = (b * T * A + a) * 3 * D, at_out = (b * T * A + a) * D;
+            Head h = head_of(T, T, D, true);
+            real *dot = row(dots, b * A + a);
+            load_backward(&h, qkv, at, qkv, at + D, qkv, at + 2 * D, ld, d_out, at_out, A * D);
             for (int64_t i = 0; i < T; i++) {
-                const real *o = load(out, to + i * A * D, D, 0);
+                const real *o = load(out, at_out + i * A * D, D, 0);
                 real sum = 0;
 #pragma omp simd reduction(+ : sum)
                 for (int64_t d = 0; d < D; d++)
-                    sum += d_o[i * width + d] * o[d];
+                    sum += h.d_out[i * h.width + d] * o[d];
                 dot[i] = sum;
             }
-            for (int64_t first = 0; first < T; first += QUERIES) {
-                const int64_t n = least(QUERIES, T - first), end = padded(first + n, QUERIES);
-                for (int64_t key = 0; key < end; key += KEYS) {
-                    const int64_t keys = least(KEYS, end - key);
-                    multiply(QUERIES, keys, D, q + first * width, width, 1, k_transposed + key, rows, p, KEYS, false);
-                    multiply(QUERIES, keys, D, d_o + first * width, width, 1, v_transposed + key, rows, d_p, KEYS,
-                             false);
-                    for (int64_t i = 0; i < QUERIES; i++) {
-                        const int64_t seen = i < n ? seen_by(first + i, key, keys) : 0;
-                        const real l = i < n ? log_sum[first + i] : 0, t = i < n ? dot[first + i] : 0;
-                        real *p_row = p + i * KEYS, *d_row = d_p + i * KEYS;
-#pragma omp simd
-                        for (int64_t j = 0; j < seen; j++) {
-                            p_row[j] = real_exp(scale * p_row[j] - l);
-                            d_row[j] = scale * p_row[j] * (d_row[j] - t);
-                        }
-                        for (int64_t j = seen; j < keys; j++)
-                            p_row[j] = d_row[j] = 0;
-                    }
-                    multiply(QUERIES, width, keys, d_p, KEYS, 1, k + key * width, width, d_q + first * width, width,
-                             true);
-                    multiply(keys, width, QUERIES, d_p, 1, KEYS, q + first * width, width, d_k + key * width, width,
-                             true);
-                    multiply(keys, width, QUERIES, p, 1, KEYS, d_o + first * width, width, d_v + key * width, width,
-                             true);
+            attend_backward(&h, row(lse, b * A + a), dot, 1);
+            for (int64_t i = 0; i < T; i++) {
+                real *to = room(d_qkv, at + i * ld, 3 * D, 3);
+                memcpy(to, h.d_q + i * h.width, D * sizeof *to);
+                memcpy(to + D, h.d_k + i * h.width, D * sizeof *to);
+                memcpy(to + 2 * D, h.d_v + i * h.width, D * sizeof *to);
+                store(d_qkv, at + i * ld, 3 * D, to);
+            }
+        }
+}
+
+/* The same for a chunk of queries and one of keys. What other keys gave before has the largest score lse, and under it
+ * the sum 1. */
+void flash_block_forward_kernel(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
+{
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], ld = A * D;
+
+#pragma omp parallel for collapse(2)
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t a = 0; a < A; a++) {
+            const int64_t at_k = (b * K * A + a) * D;
+            Head h = head_of(C, K, D, causal);
+            real *o = scratch(2, QUERIES * (h.width + KEYS)), *scores = o + QUERIES * h.width;
+            load_forward(&h, q, (b * C * A + a) * D, k, at_k, v, at_k, ld);
+            for (int64_t first = 0; first < C; first += QUERIES) {
+                const int64_t n = least(QUERIES, C - first);
+                real max[QUERIES], sum[QUERIES], *to = (real *)out.data + ((b * C + first) * A + a) * D;
+                real *log_sum = (real *)lse.data + (b * C + first) * A + a;
+                memset(o, 0, QUERIES * h.width * sizeof *o);
+                for (int64_t i = 0; i < n; i++) {
+                    max[i] = log_sum[i * A], sum[i] = 1;
+                    memcpy(o + i * h.width, to + i * ld, D * sizeof *o);
+                }
+                attend(&h, first, max, sum, o, scores);
+                for (int64_t i = 0; i < n; i++) {
+                    for (int64_t d = 0; d < D; d++)
+                        to[i * ld + d] = o[i * h.width + d] / sum[i];
+                    log_sum[i * A] = max[i] + (real)log(sum[i]);
                 }
             }
-            for (int64_t i = 0; i < T; i++) {
-                real *to_row = room(d_qkv, head + i * ld, 3 * D, 3);
-                memcpy(to_row, d_q + i * width, D * sizeof *to_row);
-                memcpy(to_row + D, d_k + i * width, D * sizeof *to_row);
-                memcpy(to_row + 2 * D, d_v + i * width, D * sizeof *to_row);
-                store(d_qkv, head + i * ld, 3 * D, to_row);
-            }
+        }
+}
+
+static void add_rows(Tensor to, int64_t at, int64_t ld, const real *from, int64_t rows, const Head *h)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < h->D; d++)
+            ((real *)to.data)[at + i * ld + d] += from[i * h->width + d];
+}
+
+void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
+                                 Tensor lse, Tensor dots, bool causal)
+{
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], ld = A * D;
+
+#pragma omp parallel for collapse(2)
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t a = 0; a < A; a++) {
+            const int64_t at_q = (b * C * A + a) * D, at_k = (b * K * A + a) * D, at_sum = b * C * A + a;
+            Head h = head_of(C, K, D, causal);
+            load_backward(&h, q, at_q, k, at_k, v, at_k, ld, d_out, at_q, ld);
+            attend_backward(&h, (real *)lse.data + at_sum, (real *)dots.data + at_sum, A);
+            add_rows(d_q, at_q, ld, h.d_q, C, &h);
+            add_rows(d_k, at_k, ld, h.d_k, K, &h);
+            add_rows(d_v, at_k, ld, h.d_v, K, &h);
         }
 }
 

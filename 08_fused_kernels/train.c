@@ -69,9 +69,9 @@ static void sizes(void)
     const Config *c = &options.config;
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    /* Each slice reads and writes the embedding's gradient, 8*V*H bytes for 2*S*V*H FLOPs: S/4 must be more than the
+    /* Each slice reads and writes the embedding's gradient, 8*V*H bytes for 2*S*V*H FLOPs: S/4 must be several times the
      * device's FLOPs a byte. */
-    const int64_t rows = device_is_host() ? 256 : 2048;
+    const int64_t rows = device_is_host() ? 256 : 8192;
     S = fuse.cross_entropy && R > rows ? rows : R;
 }
 

@@ -113,9 +113,9 @@ void attention_dots(Tensor dots, Tensor d_out, Tensor out)
     const int64_t rows = tensor_rows(out), width = tensor_width(out);
 
     op_begin("attention_dots", OPERANDS(dots), OPERANDS(), OPERANDS(d_out, out), 0,
-             is(out, rows, width) && is(d_out, rows, width) && is(dots, rows, tensor_width(dots))
-                 && width % tensor_width(dots) == 0,
-             "dots (R, A), d_out (R, A*D), out (R, A*D)");
+             as(out.dtype, out, rows, width) && as(out.dtype, d_out, rows, width)
+                 && is(dots, rows, tensor_width(dots)) && width % tensor_width(dots) == 0,
+             "dots (R, A) REAL, d_out and out (R, A*D), of one type");
     attention_dots_kernel(dots, d_out, out);
     op_end();
 }

@@ -18,7 +18,9 @@
 typedef struct Comm Comm;                       /* a group of ranks, as this rank sees it */
 typedef struct Request Request;                 /* a transfer under way */
 typedef enum { SUM, MAX } Reduce;
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, COMM_OPS } CommOp;
+typedef enum {
+    ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, COMM_OPS, SHIFT = COMM_OPS
+} CommOp;
 
 extern Comm *world;                             /* all ranks */
 
@@ -56,8 +58,9 @@ Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
-/* From one rank of the group to another, messages must be received in the order sent: NCCL knows no tags. --check
- * compares the tags, counts and types of both sides. A send never waits for a receive of its own rank. */
+/* To a neighbour in the ring of the group's ranks, and from one. Messages between two ranks must be received in the
+ * order sent: NCCL knows no tags. --check compares the tags, counts and types of both sides. A send never waits for a
+ * receive of its own rank. */
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag);
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
 /* in to the next rank, out from the one before, around the ring: counts as a send. Alone: a copy, and a call that sends
@@ -79,8 +82,16 @@ typedef struct {
     int64_t predicted_calls, predicted_bytes;
 } CommAccount;
 
-/* In predict(): so many calls in a step, each on a full tensor of so many REAL elements; bytes are comm's work. */
+/* In predict(): so many calls in a step, each on a full tensor of so many REAL elements; bytes are comm's work. SHIFT:
+ * of comm_start_shift, which count as SEND. The second: of elements that are stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
+void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
+
+/* When all groups are made and comm_predict has named, for each, all operations that there will be, if only between
+ * steps: connects their ranks for these, so that none has to be connected amid a step. All ranks. True: a library has
+ * taken memory from the GPU for it, which it keeps. */
+bool comm_connect(void);
+
 int comm_account(CommAccount *accounts, int most);  /* how many: those with calls or a prediction */
 int64_t comm_bytes(void);                           /* sent in this step, over all groups */
 /* With --report: seconds of this step in which this rank only waited, for transfers and for numbers of other ranks.
@@ -94,9 +105,9 @@ void comm_account_reset(void);                      /* a step begins */
  * ranks. comm_exit is how a program ends in agreement: every rank calls it, with the same status. */
 void comm_begin(int *argc, char ***argv);
 
-/* After device_init, on all ranks: takes the library that carries tensors, by --comm and by the GPUs that there are,
- * and returns it in words: "MPI, through the host's memory: ranks 0 and 1 share GPU 0000:01:00.0 of alpha, which has 2
- * ranks, and 1 GPU for them". */
+/* Before device_init, on all ranks: takes the library that carries tensors, by --comm and by the GPUs that there are,
+ * sets what it wants in the environment, and returns it in words: "MPI, through the host's memory: ranks 0 and 1 share
+ * GPU 0000:01:00.0 of alpha, which has 2 ranks, and 1 GPU for them". */
 const char *comm_choose(void);
 
 _Noreturn void comm_exit(int status);

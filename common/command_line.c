@@ -10,52 +10,16 @@
 
 #include "comm.h"
 #include "error.h"
-
-/* ---- Presets ---- */
-
-/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B with 16 heads of 128, as 24 don't
- * make its width) and Llama (Touvron et al. 2023; 405B, and 70B's vocabulary: Dubey et al. 2024), all with this
- * project's blocks: so a model has the size that its name says, or near it. The batch is for trying them: the
- * largest were trained on millions of tokens a step. */
-static const struct {
-    const char *name;
-    Config config;
-    int micro_batch, accumulate;
-} presets[] = {
-    {"tiny", {2, 64, 2, 256, 64}, 4, 1},
-    {"small", {4, 128, 4, 256, 128}, 8, 4},
-    {"10m", {6, 384, 6, 256, 256}, 8, 4},
-    {"124m", {12, 768, 12, 50257, 1024}, 4, 8},
-    {"350m", {24, 1024, 16, 50257, 1024}, 4, 8},
-    {"774m", {36, 1280, 20, 50257, 1024}, 4, 8},
-    {"1.3b", {24, 2048, 16, 50257, 2048}, 2, 16},
-    {"7b", {32, 4096, 32, 32000, 4096}, 1, 16},
-    {"13b", {40, 5120, 40, 32000, 4096}, 1, 16},
-    {"70b", {80, 8192, 64, 128256, 4096}, 1, 16},
-    {"175b", {96, 12288, 96, 50257, 2048}, 1, 16},
-    {"405b", {126, 16384, 128, 128256, 8192}, 1, 16},
-};
-enum { PRESETS = sizeof presets / sizeof *presets };
-
-static const char *preset_names(void)
-{
-    static char names[256];
-
-    if (!names[0])
-        for (int i = 0; i < PRESETS; i++)
-            strcat(strcat(names, i ? "|" : ""), presets[i].name);
-    return names;
-}
+#include "presets.h"
 
 static void take_preset(const char *name)
 {
-    for (int i = 0; i < PRESETS; i++)
-        if (!strcmp(name, presets[i].name)) {
-            options.config = presets[i].config;
-            options.micro_batch = presets[i].micro_batch, options.accumulate = presets[i].accumulate;
-            return;
-        }
-    fail_usage("--preset %s, but there are %s", name, preset_names());
+    const Preset *p = preset_named(name);
+
+    if (!p)
+        fail_usage("--preset %s, but there are %s", name, preset_names());
+    options.config = p->config;
+    options.micro_batch = p->micro_batch, options.accumulate = p->accumulate;
 }
 
 /* ---- The table ---- */
@@ -104,7 +68,11 @@ static const struct {
     {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
              "the first step's gradients and its batch, as safetensors", "FILE"}},
     {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "how ranks communicate", "auto|mpi|nccl"}},
-    {MACHINE, {"tf32", OPTION_FLAG, &options.tf32, "matmuls of F32 in TF32, on GPUs from sm_80 on"}},
+    {MACHINE, {"tf32", OPTION_CHOICE, &options.tf32,
+               "matmuls of F32 in TF32; auto: on GPUs that have it, but for --dump-gradients", "auto|on|off"}},
+    {MACHINE, {"autotune", OPTION_CHOICE, &options.autotune,
+               "on a GPU, each kind of matmul by the fastest of several ways, timed when it first comes; the last bits "
+               "may then differ from run to run", "off|on"}},
     {MACHINE, {"threads", OPTION_INT, &options.threads, "of the CPU, for each rank; 0: its share of the cores", "N", 0,
                4096}},
     {MACHINE, {"timeout", OPTION_INT, &options.timeout, "to wait for a rank, silent or busy; 0: for ever", "SECONDS", 0,
@@ -224,64 +192,44 @@ static void take_pretend(void)
 
 /* ---- What must hold between options ---- */
 
-/* The directory that a path is in, and its name there; false: no such directory. */
-static bool place(const char *path, struct stat *directory, const char **name)
+/* Whether a path and a suffix name the file that training data is read from. */
+static bool is_data(const char *path, const char *suffix)
 {
-    const char *slash = strrchr(path, '/');
-    char *text = slash ? strndup(path, slash + 1 - path) : strdup(".");
-    const bool there = text && stat(text, directory) == 0;
-
-    *name = slash ? slash + 1 : path;
-    free(text);
-    return there;
-}
-
-static bool same_file(const char *a, const char *b)
-{
-    struct stat s, t;
-    const char *name_a, *name_b;
-
-    if (stat(a, &s) || stat(b, &t))     /* not there yet: one name in one directory */
-        return !strcmp(a, b) || (place(a, &s, &name_a) && place(b, &t, &name_b) && !strcmp(name_a, name_b)
-                                 && s.st_dev == t.st_dev && s.st_ino == t.st_ino);
-    return s.st_dev == t.st_dev && s.st_ino == t.st_ino && (S_ISREG(s.st_mode) || S_ISDIR(s.st_mode));
-}
-
-/* Whether b is what a has beside it: the file in which it is written until it is complete, or its lock. */
-static bool is_beside(const char *b, const char *a)
-{
-    static const char *const suffixes[] = {".tmp", ".lock"};
-    bool same = false;
-
-    for (int i = 0; i < 2; i++) {
-        char *path;
-        if (asprintf(&path, "%s%s", a, suffixes[i]) < 0)
-            fail("no memory for a path");
-        same |= same_file(path, b);
-        free(path);
-    }
+    struct stat data, s;
+    char *whole = new_text("%s%s", path, suffix);
+    const bool same = stat(options.data, &data) == 0 && stat(whole, &s) == 0 && data.st_dev == s.st_dev
+                      && data.st_ino == s.st_ino;
+    free(whole);
     return same;
 }
 
-/* Of two outputs in one place the later would replace the earlier, or the data that is being read. */
+static bool ends_in(const char *path, const char *suffix)
+{
+    size_t length = strlen(path), n = strlen(suffix);
+
+    while (length && path[length - 1] == '/')
+        length--;
+    return length >= n && !strncmp(path + length - n, suffix, n);
+}
+
+/* No output may be what is read, nor what stands beside another one while it is written. */
 static void check_files(void)
 {
     const struct {
         const char *option, *path;
-    } file[] = {{"data", options.data}, {"save", options.save}, {"metrics", options.metrics},
-                {"report", options.report}, {"trace", options.trace}, {"dump-gradients", options.dump_gradients}};
+    } file[] = {{"save", options.save}, {"metrics", options.metrics}, {"report", options.report},
+                {"trace", options.trace}, {"dump-gradients", options.dump_gradients}};
 
-    for (int i = 0; i < 6; i++)
-        for (int k = 0; k < 6; k++) {
-            if (i == k || !file[i].path || !file[k].path)
-                continue;
-            if (k < i && same_file(file[i].path, file[k].path))
-                fail_usage("--%s %s and --%s %s are the same, but each needs its own", file[k].option, file[k].path,
-                           file[i].option, file[i].path);
-            if (i > 0 && is_beside(file[k].path, file[i].path))
-                fail_usage("--%s %s is a name that --%s %s needs until it is complete; name another", file[k].option,
-                           file[k].path, file[i].option, file[i].path);
-        }
+    for (int i = 0; i < 5; i++) {
+        if (!file[i].path)
+            continue;
+        if (ends_in(file[i].path, ".tmp") || ends_in(file[i].path, ".old") || ends_in(file[i].path, ".lock"))
+            fail_usage("--%s %s: names that end in .tmp, .old or .lock are those of what a run has beside its outputs, "
+                       "and removes; name another", file[i].option, file[i].path);
+        if (is_data(file[i].path, "") || is_data(file[i].path, ".tmp"))
+            fail_usage("--data %s is what --%s %s would be written to; name another", options.data, file[i].option,
+                       file[i].path);
+    }
 }
 
 static void check_together(void)
@@ -339,51 +287,37 @@ static error_t parse(int key, char *text, struct argp_state *state)
     return 0;
 }
 
-/* An option's value as one would type it; empty if there is none. */
-static void value_text(const StageOption *o, char *text, size_t size)
+/* "learning rate (0.001)": with the default as one would type it, where there is one to tell. */
+static char *help_of(const StageOption *o)
 {
     const char *word = o->argument;
+    char text[512], standard[256] = "";
 
-    text[0] = 0;
     switch (o->kind) {
     case OPTION_FLAG:
-        snprintf(text, size, "%s", *(bool *)o->value ? "yes" : "no");
-        break;
+    case OPTION_TEXT:
+        return strdup(o->help);
     case OPTION_INT:
-        snprintf(text, size, "%d", *(int *)o->value);
+        snprintf(standard, sizeof standard, "%d", *(int *)o->value);
         break;
     case OPTION_SEED:
-        snprintf(text, size, "%llu", (unsigned long long)*(uint64_t *)o->value);
+        snprintf(standard, sizeof standard, "%llu", (unsigned long long)*(uint64_t *)o->value);
         break;
     case OPTION_DOUBLE:
-        snprintf(text, size, "%.17g", *(double *)o->value);
-        break;
-    case OPTION_TEXT:
-        if (*(const char **)o->value)
-            snprintf(text, size, "%s", *(const char **)o->value);
+        snprintf(standard, sizeof standard, "%g", *(double *)o->value);
         break;
     case OPTION_CHOICE:
         for (int i = *(int *)o->value; i > 0; i--)
             word += strcspn(word, "|") + 1;
-        snprintf(text, size, "%.*s", (int)strcspn(word, "|"), word);
+        snprintf(standard, sizeof standard, "%.*s", (int)strcspn(word, "|"), word);
         break;
     case OPTION_SET:
         for (int i = 0, at = 0; *word; i++, word += strcspn(word, "|"), word += *word == '|')
             if (((bool *)o->value)[i])
-                at += snprintf(text + at, size - at, "%s%.*s", at ? "," : "", (int)strcspn(word, "|"), word);
+                at += snprintf(standard + at, sizeof standard - at, "%s%.*s", at ? "," : "", (int)strcspn(word, "|"),
+                               word);
         break;
     }
-}
-
-/* "learning rate (0.001)": with the default, where there is one to tell. */
-static char *help_of(const StageOption *o)
-{
-    char text[512], standard[256] = "";
-
-    if (o->kind == OPTION_DOUBLE)
-        snprintf(standard, sizeof standard, "%g", *(double *)o->value);
-    else if (o->kind != OPTION_FLAG && o->kind != OPTION_TEXT)
-        value_text(o, standard, sizeof standard);
     snprintf(text, sizeof text, standard[0] ? "%s (%s)" : "%s", o->help, standard);
     return strdup(text);
 }

@@ -2,10 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,39 +12,34 @@
 #include "device.h"
 #include "error.h"
 #include "options.h"
-#include "print.h"
 #include "random.h"
 
 enum { HEADER_BYTES = 256 * 4, HEADER_MAGIC = 20240520, HEADER_VERSION = 1 };
 
-static const uint8_t *bytes;        /* the file, mapped; tokens of one or two bytes from here on */
-static int width;
-static uint8_t *map;                /* the whole file */
-static int64_t map_bytes;
+static int file, width, first_byte; /* descriptor; bytes of a token; where tokens begin */
 static int64_t training, held_out;
 static uint64_t hash;
 
-/* Every id is checked where it is read: another program may overwrite the file during the run. */
-static int64_t token(int64_t i)
+/* `count` tokens from number `first` on. Every id is checked where it is read: another program may overwrite the file
+ * during the run, or cut it short. */
+static void read_tokens(int64_t first, int64_t count, int32_t *to)
 {
-    const int64_t id = width == 1 ? bytes[i] : bytes[2 * i] | bytes[2 * i + 1] << 8;
+    enum { PIECE = 65536 };
+    uint8_t bytes[PIECE];
 
-    if (id >= options.config.vocab)
-        fail("--data %s: token %lld, at position %lld, is not below --vocab %d%s", options.data, (long long)id,
-             (long long)i, options.config.vocab,
-             hash ? "; when the run began it was, so the file was overwritten during the run" : "");
-    return id;
-}
-
-/* A file that is cut short is gone from memory too. */
-static void on_bus_error(int number, siginfo_t *info, void *context)
-{
-    const uint8_t *at = info->si_addr;
-
-    (void)context;
-    if (at >= map && at < map + map_bytes)
-        fail("--data %s: it was cut short while it was in use", options.data);
-    signal(number, SIG_DFL);                    /* somebody else's: the same access ends the program */
+    for (int64_t done = 0, n; done < count; done += n) {
+        n = count - done < PIECE / width ? count - done : PIECE / width;
+        if (pread(file, bytes, n * width, first_byte + (first + done) * width) != n * width)
+            fail("--data %s: it was cut short while it was in use", options.data);
+        for (int64_t i = 0; i < n; i++) {
+            const int32_t id = width == 1 ? bytes[i] : bytes[2 * i] | bytes[2 * i + 1] << 8;
+            if (id >= options.config.vocab)
+                fail("--data %s: token %d, at position %lld, is not below --vocab %d%s", options.data, id,
+                     (long long)(first + done + i), options.config.vocab,
+                     hash ? "; when the run began it was, so the file was overwritten during the run" : "");
+            to[done + i] = id;
+        }
+    }
 }
 
 void data_open(void)
@@ -54,8 +47,8 @@ void data_open(void)
     const char *path = options.data, *dot = strrchr(path, '.');
     const int seq = options.config.seq;
     struct stat s;
-    const int file = open(path, O_RDONLY | O_NONBLOCK);         /* a pipe, refused below, would wait for a writer */
 
+    file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);       /* a pipe, refused below, would wait for a writer */
     if (file < 0 || fstat(file, &s))
         fail("--data %s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode))
@@ -63,27 +56,21 @@ void data_open(void)
              S_ISDIR(s.st_mode) ? "a directory" : "not a regular file");
     if (s.st_size == 0)
         fail("--data %s: the file is empty", path);
-    map = mmap(NULL, s.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-    if (map == MAP_FAILED)
-        fail("--data %s: %s", path, strerror(errno));
-    close(file);
-    map_bytes = s.st_size;
-    sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO}, NULL);
 
     int32_t header[3] = {0};
-    memcpy(header, map, s.st_size < 12 ? s.st_size : 12);
+    if (pread(file, header, sizeof header, 0) < 0)
+        fail("--data %s: %s", path, strerror(errno));
     const bool has_header = header[0] == HEADER_MAGIC;
     int64_t tokens = s.st_size;
-    bytes = map, width = 1;
+    first_byte = 0, width = 1;
     if (has_header || (dot && !strcmp(dot, ".bin"))) {
-        const int64_t offset = has_header ? HEADER_BYTES : 0;
+        first_byte = has_header ? HEADER_BYTES : 0, width = 2;
         if (has_header && header[1] != HEADER_VERSION)
             fail("--data %s: version %d of the token header, but version %d is known", path, header[1], HEADER_VERSION);
-        if ((s.st_size - offset) % 2 || s.st_size < offset)
-            fail("--data %s: %lld bytes do not make uint16 tokens after a header of %lld", path, (long long)s.st_size,
-                 (long long)offset);
-        bytes += offset, width = 2;
-        tokens = (s.st_size - offset) / 2;
+        if ((s.st_size - first_byte) % 2 || s.st_size < first_byte)
+            fail("--data %s: %lld bytes do not make uint16 tokens after a header of %d", path, (long long)s.st_size,
+                 first_byte);
+        tokens = (s.st_size - first_byte) / 2;
         if (has_header && header[2] != tokens)
             fail("--data %s: the header says %d tokens, but the file has %lld", path, header[2], (long long)tokens);
     }
@@ -94,8 +81,13 @@ void data_open(void)
              "least %lld are needed", path, (long long)tokens, seq, 10ll * (seq + 1));
     comm_allow(s.st_size);                                      /* another rank may have read it already */
     uint64_t sum = 14695981039346656037u;                       /* FNV-1a, a token at a time */
-    for (int64_t i = 0; i < tokens; i++)
-        sum = (sum ^ token(i)) * 1099511628211u;
+    for (int64_t first = 0, n; first < tokens; first += n) {
+        int32_t piece[16384];
+        n = tokens - first < 16384 ? tokens - first : 16384;
+        read_tokens(first, n, piece);
+        for (int64_t i = 0; i < n; i++)
+            sum = (sum ^ piece[i]) * 1099511628211u;
+    }
     hash = sum;
 }
 
@@ -127,19 +119,16 @@ Batch batch_create(void)
                    tensor_create(MEM_WORKSPACE, I32, "targets", shape(B, T))};
 }
 
-/* Row b of the batch is the tokens from starts[b] on; for each, the next one is the target. */
-static void load(Batch batch, const int64_t *starts)
+/* Row b of the batch, of B, is the tokens from starts[b] on; for each, the next one is the target. */
+static void load(Batch batch, int64_t B, const int64_t *starts)
 {
-    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1];
-    int32_t *host = malloc(2 * B * T * sizeof *host + 1), *targets = host + B * T;
+    const int64_t T = batch.inputs.shape[1];
+    int32_t *host = host_alloc(2 * B * T * sizeof *host, "a batch"), *targets = host + B * T;
 
-    if (!host)
-        fail("no memory for a batch of %lld x %lld tokens", (long long)B, (long long)T);
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t t = 0; t < T; t++) {
-            host[b * T + t] = token(starts[b] + t);
-            targets[b * T + t] = token(starts[b] + t + 1);
-        }
+    for (int64_t b = 0; b < B; b++) {
+        read_tokens(starts[b], T, host + b * T);
+        read_tokens(starts[b] + 1, T, targets + b * T);
+    }
     device_upload(batch.inputs.data, host, tensor_bytes(batch.inputs));
     device_upload(batch.targets.data, targets, tensor_bytes(batch.targets));
     free(host);
@@ -157,13 +146,16 @@ void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t first)
 
     for (int64_t b = 0; b < B; b++)
         starts[b] = start_of(step, sequence + b) + first;
-    load(batch, starts);
+    load(batch, B, starts);
 }
 
 void data_sequence(int64_t step, int64_t g, int64_t *tokens)
 {
-    for (int t = 0; t <= options.config.seq; t++)
-        tokens[t] = token(start_of(step, g) + t);
+    for (int t = 0; t <= options.config.seq; t++) {
+        int32_t id;
+        read_tokens(start_of(step, g) + t, 1, &id);
+        tokens[t] = id;
+    }
 }
 
 void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t first)
@@ -173,15 +165,13 @@ void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t first)
 
     for (int64_t b = 0; b < B; b++)             /* the first at the beginning, the last at the end */
         starts[b] = training + (n > 1 ? last * (i * B + b) / (n - 1) : 0) + first;
-    load(batch, starts);
+    load(batch, B, starts);
 }
 
 void batch_tokens(Batch batch, const int32_t *tokens)
 {
-    int32_t *none = malloc(tensor_bytes(batch.targets));
+    int32_t *none = host_alloc(tensor_bytes(batch.targets), "targets");
 
-    if (!none)
-        fail("no memory for %s of targets", bytes_text(tensor_bytes(batch.targets)));
     memset(none, 0xff, tensor_bytes(batch.targets));            /* -1 */
     device_upload(batch.inputs.data, tokens, tensor_bytes(batch.inputs));
     device_upload(batch.targets.data, none, tensor_bytes(batch.targets));

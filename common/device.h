@@ -27,6 +27,8 @@ enum { DEVICE_IDENTITY = 33 };
 const char *device_identity(void);          /* which of its machine's devices: a GPU's id from NVIDIA; the CPU: "" */
 int device_threads(void);
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
+int64_t device_memory_beside(void);         /* an estimate of what operators will take from a GPU and in no account: for
+                                             * scratch, and for kernels that aren't loaded yet; 0: the CPU */
 int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, or free and kept; 0: the CPU */
 
 /* Arithmetic rate, in FLOP/s, that MFU is a fraction of: a GPU's datasheet peak for matmuls of the type, or on the CPU
@@ -54,9 +56,16 @@ void device_while_waiting(void (*look)(double seconds));    /* to be called agai
 /* The stream, for a library that orders its work with ours: a GPU's cudaStream_t; NULL on the CPU. */
 void *device_stream(void);
 
+int device_multiprocessors(void);           /* a GPU's; 0: the CPU */
+void device_lend(int multiprocessors);      /* so many are taken by transfers beside what is called from now on */
+int device_multiprocessors_left(void);      /* by these: a matmul that counts on more may end in two waves */
+
 /* For messages between ranks, which leave from the host's memory or from the device's. */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
-int device_count(void);                     /* GPUs in this machine, for each rank one of its own; 0: the CPU */
+/* Before device_init, which would take it: the GPU's place in this machine, or "" if there is none; returns how many
+ * there are, 0 on the CPU. Nothing is set up yet, and the environment may still be changed. */
+enum { DEVICE_PLACE = 32 };
+int device_find(int local_rank, char place[DEVICE_PLACE]);
 void *device_host_alloc(int64_t bytes);     /* of the host, for fast copies to the device; NULL: no more memory */
 void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event says when it is done */
 void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; `from` stays as it is till then */

@@ -84,6 +84,27 @@ void fail(const char *format, ...)
     fail_list(1, format, list);
 }
 
+void *host_alloc(int64_t bytes, const char *what)
+{
+    void *memory = calloc(bytes + 1, 1);            /* of 0 bytes it could be NULL */
+
+    if (!memory)
+        fail("no memory for %s: %lld bytes", what, (long long)bytes);
+    return memory;
+}
+
+char *new_text(const char *format, ...)
+{
+    char *text;
+    va_list list;
+
+    va_start(list, format);
+    if (vasprintf(&text, format, list) < 0)
+        fail("no memory for a text");
+    va_end(list);
+    return text;
+}
+
 void fail_unprinted(void)
 {
     if (fflush(stdout) || ferror(stdout))

@@ -5,6 +5,7 @@
 #define ERROR_H
 
 #include <stdarg.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +20,11 @@ void fail_usage(const char *format, ...) __attribute__((noreturn, format(printf,
 
 /* Fails if standard output has not taken all that was printed: its disk is full, or it is closed. */
 void fail_unprinted(void);
+
+/* Memory of the host, zeroed, or a text as printf makes it; `what` is for the message if there is no more. free() takes
+ * both. */
+void *host_alloc(int64_t bytes, const char *what);
+char *new_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Who speaks: the stage's name. */
 void error_speaker(const char *stage);

@@ -4,7 +4,6 @@
 
 #include "device.h"
 #include "error.h"
-#include "print.h"
 
 void formats_read(real *to, const void *from, DType dtype, int64_t count)
 {
@@ -66,9 +65,7 @@ void tensor_to_host(real *to, Tensor t)
         device_download(to, t.data, tensor_bytes(t));
         return;
     }
-    void *stored = malloc(tensor_bytes(t) + 1);
-    if (!stored)
-        fail("no memory for %s of %s on the host", bytes_text(tensor_bytes(t)), t.name);
+    void *stored = host_alloc(tensor_bytes(t), t.name);
     device_download(stored, t.data, tensor_bytes(t));
     formats_read(to, stored, t.dtype, tensor_count(t));
     free(stored);
@@ -80,9 +77,7 @@ void tensor_from_host(Tensor t, const real *from)
         device_upload(t.data, from, tensor_bytes(t));
         return;
     }
-    void *stored = malloc(tensor_bytes(t) + 1);
-    if (!stored)
-        fail("no memory for %s of %s on the host", bytes_text(tensor_bytes(t)), t.name);
+    void *stored = host_alloc(tensor_bytes(t), t.name);
     formats_write(stored, from, t.dtype, tensor_count(t));
     device_upload(t.data, stored, tensor_bytes(t));
     free(stored);

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "comm.h"
@@ -13,55 +12,52 @@
 #include "outputs.h"
 
 static FILE *metrics;
+static bool rows;                       /* it may have some already */
 
 void metrics_open(void)
 {
-    metrics = output_append("metrics", options.metrics);
+    metrics = output_append("metrics", options.metrics, &rows);
 }
 
-/* Rows that are added to a file need the columns that it has: a program that keeps more numbers has more. A row
- * without its end, of a run that was killed or whose disk was full, goes, and so do rows of steps that a killed run has
- * made since its last checkpoint: they are made again. */
-static void continue_rows(const char *header, int64_t step)
+/* So many bytes of the file stay: none without --load. Else the columns must be those of this run: a program that
+ * keeps more numbers has more. A row without its end, of a run that was killed or whose disk was full, goes, and so do
+ * rows of steps that a killed run has made since its last checkpoint: they are made again. */
+static off_t rows_that_stay(const char *header, int64_t step)
 {
-    FILE *f = fopen(options.metrics, "r");
+    FILE *f = options.load ? fopen(options.metrics, "r") : NULL;
     char *line = NULL;
     size_t room = 0;
     ssize_t length;
-    off_t whole = 0;
+    off_t stay = 0;
 
-    for (bool first = true; f && (length = getline(&line, &room, f)) > 0; first = false) {
-        if (!first && atoll(line) > step)
-            break;
-        whole += line[length - 1] == '\n' ? length : 0;
+    while (f && (length = getline(&line, &room, f)) > 0) {
+        const bool whole = line[length - 1] == '\n';
         line[strcspn(line, "\r\n")] = 0;
-        if (first && strcmp(line, header))
+        if (!stay && strcmp(line, header))
             fail("--metrics %s has the columns \"%s\", but this run's rows have \"%s\"; name another file",
                  options.metrics, line, header);
+        if (!whole || (stay && atoll(line) > step))
+            break;
+        stay += length;
     }
-    if (f && ftruncate(fileno(metrics), whole))
-        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
     free(line);
     if (f)
         fclose(f);
+    return stay;
 }
 
 void metrics_begin(const TrainState *state)
 {
     char header[256] = "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes";
-    struct stat s;
 
     if (!metrics)
         return;
     for (int i = 0; i < state->kept_count; i++)
         strcat(strcat(header, ","), state->kept[i].name);
-    if (!output_is_stdout(options.metrics) && fstat(fileno(metrics), &s) == 0 && S_ISREG(s.st_mode)) {
-        if (!options.load && ftruncate(fileno(metrics), 0))
-            fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
-        continue_rows(header, state->step);
-    }
-    fseek(metrics, 0, SEEK_END);
-    if (ftell(metrics) <= 0 || output_is_stdout(options.metrics))
+    const off_t stay = rows ? rows_that_stay(header, state->step) : 0;
+    if (rows && ftruncate(fileno(metrics), stay))
+        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    if (!stay)
         fprintf(metrics, "%s\n", header);
     if (fflush(metrics))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));

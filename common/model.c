@@ -8,7 +8,6 @@
 
 #include "error.h"
 #include "formats.h"
-#include "print.h"
 #include "random.h"
 
 const Shard WHOLE = {.slices = 1, .embedding = true, .head = true};
@@ -77,10 +76,8 @@ Layout layout_create(Config config, Shard shard)
     const double deviation = 0.02, into_residual = 0.02 / sqrt(2.0 * config.layers);
     Layout l = {.config = config};
 
-    l.units = calloc(config.layers + 2, sizeof *l.units);
-    l.table = calloc((int64_t)config.layers * BLOCK_PARAMETERS + 3, sizeof *l.table);
-    if (!l.units || !l.table)
-        fail("no memory for the layout of %d layers", config.layers);
+    l.units = host_alloc((config.layers + 2) * sizeof *l.units, "a layout");
+    l.table = host_alloc(((int64_t)config.layers * BLOCK_PARAMETERS + 3) * sizeof *l.table, "a layout");
     l.first_id = range_part(config.vocab, shard.slice, shard.slices).first;
 
     add(&l, shard, shard.embedding || shard.head, "gpt_neox.embed_in.weight", "embedding", config.vocab, H, false,
@@ -170,11 +167,10 @@ static Tensor view_from(const Layout *layout, int parameter, int count, int unit
 Params params_view_units(const Layout *layout, const Tensor *units)
 {
     const int layers = layout->config.layers;
-    Params p = {.embedding = view_of(layout, 0, 0, units[0]), .blocks = calloc(layers, sizeof(BlockParams)),
-                .units = calloc(layers + 2, sizeof(Tensor))};
+    Params p = {.embedding = view_of(layout, 0, 0, units[0]),
+                .blocks = host_alloc(layers * sizeof(BlockParams), "views"),
+                .units = host_alloc((layers + 2) * sizeof(Tensor), "views")};
 
-    if (!p.blocks || !p.units)
-        fail("no memory for views of %d layers", layers);
     memcpy(p.units, units, (layers + 2) * sizeof(Tensor));
     for (int l = 0; l < layers; l++) {
         const int first = 1 + l * BLOCK_PARAMETERS;
@@ -196,10 +192,8 @@ Params params_view_units(const Layout *layout, const Tensor *units)
 Params params_view(const Layout *layout, Tensor buffer)
 {
     const int units = layout->config.layers + 2;
-    Tensor *ranges = calloc(units, sizeof *ranges);
+    Tensor *ranges = host_alloc(units * sizeof *ranges, "views");
 
-    if (!ranges)
-        fail("no memory for views of %d layers", units - 2);
     for (int u = 0; u < units; u++)
         ranges[u] = tensor_range(buffer, layout->units[u].first, layout->units[u].count);
     Params p = params_view_units(layout, ranges);
@@ -213,10 +207,8 @@ Params params_view(const Layout *layout, Tensor buffer)
 void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t seed)
 {
     const Range range = {first, tensor_count(params)};
-    real *host = malloc(range.count * sizeof *host + 1);
+    real *host = host_alloc(range.count * sizeof *host, "initial weights");
 
-    if (!host)
-        fail("no memory for initial weights of %s", bytes_text(range.count * sizeof *host));
     for (Stretch s = {0}; layout_next(layout, range, &s);) {
         const double mean = s.param->mean, deviation = s.param->deviation;
 #pragma omp parallel for if (s.count > 4096)

@@ -76,7 +76,7 @@ void op_begin(const char *name, Operands writes, Operands updates, Operands read
     current->bytes += bytes;
     read_before = 0;
     flops_of_call = flops;
-    trace_operator_begin(name);
+    trace_operator(name);
     began = clock_seconds();
     if (timed) {
         if (points_begun - points_read == POINTS)
@@ -106,7 +106,7 @@ void op_end(void)
         points[points_begun++ % POINTS].end = device_event();
     else if (device_is_host())
         current->seconds += clock_seconds() - began;
-    trace_operator_end();
+    trace_end();
 }
 
 int ops_account(const OpAccount **a)

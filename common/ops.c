@@ -311,7 +311,8 @@ void cross_entropy_max(Tensor max, Tensor logits)
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_max", OPERANDS(max), OPERANDS(), OPERANDS(logits), 0,
-             is_vector(max, rows) && is(logits, rows, tensor_width(logits)), "max (R), logits (R, V)");
+             is_vector(max, rows) && as(logits.dtype, logits, rows, tensor_width(logits)),
+             "max (R) REAL, logits (R, V)");
     cross_entropy_max_kernel(max, logits);
     op_end();
 }
@@ -321,9 +322,9 @@ void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_sums", OPERANDS(sums), OPERANDS(), OPERANDS(logits, max, targets), 0,
-             is(sums, rows, 2) && is(logits, rows, tensor_width(logits)) && is_vector(max, rows)
+             is(sums, rows, 2) && as(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(max, rows)
                  && are_ids(targets, rows),
-             "sums (R, 2), logits (R, V), max (R), targets (R) I32");
+             "sums (R, 2) and max (R) REAL, logits (R, V), targets (R) I32");
     cross_entropy_sums_kernel(sums, logits, max, targets);
     op_end();
 }
@@ -411,7 +412,8 @@ void tensor_fill(Tensor t, double value)
 void tensor_add(Tensor to, Tensor from)
 {
     op_begin("add", OPERANDS(), OPERANDS(to), OPERANDS(from), 0,
-             is_vector(to, tensor_count(to)) && is_vector(from, tensor_count(to)), "two tensors of one count");
+             is_vector(to, tensor_count(to)) && is_stored(from.dtype) && as_vector(from.dtype, from, tensor_count(to)),
+             "two tensors of one count, the first REAL");
     tensor_add_kernel(to, from);
     op_end();
 }
@@ -419,10 +421,10 @@ void tensor_add(Tensor to, Tensor from)
 void transpose_rows(Tensor out, Tensor in)
 {
     op_begin("transpose_rows", OPERANDS(out), OPERANDS(), OPERANDS(in), 0,
-             in.data && out.data && in.data != out.data && in.dtype == REAL && out.dtype == REAL && in.dims == 3
+             in.data && out.data && in.data != out.data && is_stored(in.dtype) && out.dtype == in.dtype && in.dims == 3
                  && out.dims == 3 && out.shape[0] == in.shape[1] && out.shape[1] == in.shape[0]
                  && out.shape[2] == in.shape[2],
-             "out (Y, X, W), in (X, Y, W), not in place");
+             "out (Y, X, W), in (X, Y, W), of one type, not in place");
     transpose_rows_kernel(out, in);
     op_end();
 }

@@ -30,6 +30,8 @@ void tensor_copy(Tensor to, Tensor from);               /* same count and type *
 double tensor_item(Tensor t);                           /* the one element, F64 or REAL, on the host; waits */
 void tensor_convert(Tensor to, Tensor from);            /* same count; each REAL, BF16 or F16: to the nearest */
 void tensor_scale(Tensor t, double factor);             /* in place */
+void tensor_add(Tensor to /* += */, Tensor from);       /* same count; to REAL */
+void transpose_rows(Tensor out, Tensor in);             /* in (X, Y, W), out (Y, X, W): rows of W change places */
 
 /* ---- embedding: weight (V, H), ids (R) I32, out (R, H) ---- */
 void embedding_forward(Tensor out, Tensor ids, Tensor weight);          /* id -1: a row of zeros */
@@ -85,7 +87,7 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
 /* ---- the same in parts, for logits (R, V) that are one slice of the vocabulary: each rank's row maxima, (R),
  * become the maximum over the ranks; each rank's sums, (R, 2), of exp(logit - max) and of the target's logit (0 where
  * the target is another rank's, -1), become their sum over the ranks; then lse and loss as above, on every rank.
- * Backward is cross_entropy_backward, on the slice. REAL, all but loss, targets and ids. ---- */
+ * Backward is cross_entropy_backward, on the slice. REAL, all but logits, loss, targets and ids. ---- */
 void cross_entropy_max(Tensor max, Tensor logits);
 void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets);
 void cross_entropy_loss(Tensor loss /* += */, Tensor lse, Tensor sums, Tensor max, double scale);
@@ -117,13 +119,12 @@ void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d
                               Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal);
 /* out (R, D), lse (R, 1) become those of their keys and part's together; out 0 and lse -INFINITY: of no keys yet. */
 void attention_merge(Tensor out /* in place */, Tensor lse /* in place */, Tensor part, Tensor part_lse);
-void attention_dots(Tensor dots, Tensor d_out, Tensor out);     /* (R, A) = sums over D of d_out * out, (R, A*D) */
+void attention_dots(Tensor dots, Tensor d_out, Tensor out);     /* (R, A) REAL = sums over D of d_out * out, (R, A*D) */
+int64_t attention_block_queries(void);          /* the largest Q of use: the backend's own */
 int64_t attention_pairs(void);                  /* pairs of a query and a key that block_forward has computed, so far */
 
 /* ---- REAL only ---- */
 void tensor_fill(Tensor t, double value);
-void tensor_add(Tensor to /* += */, Tensor from);
-void transpose_rows(Tensor out, Tensor in);     /* in (X, Y, W), out (Y, X, W): rows of W change places */
 
 #ifdef __cplusplus
 }

@@ -8,7 +8,6 @@
 #include "error.h"
 #include "ops.h"
 #include "options.h"
-#include "print.h"
 
 /* As GPT-3's (Brown et al. 2020, appendix B), and those of most models since. */
 static const double BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8;
@@ -64,11 +63,9 @@ static Tensor *owned_gradients(const AdamW *o, int *count)
 {
     const Layout *layout = o->layout;
     const int64_t most = layout->parameters + o->count;         /* a part may end within a parameter */
-    Tensor *owned = malloc(most * sizeof *owned);
+    Tensor *owned = host_alloc(most * sizeof *owned, "a list of gradients");
 
     *count = 0;
-    if (!owned)
-        fail("no memory for a list of %lld gradients", (long long)most);
     for (int i = 0; i < o->count; i++)
         for (int k = 0; k < layout->parameters; k++) {
             const Range r = overlap(&layout->table[k], &o->parts[i]);
@@ -99,16 +96,14 @@ void gradient_square_sum_into(Tensor sum, const AdamW *optimizer)
 
 /* What a rank holds of one parameter: from which element of the whole on, how many, and a hash of all bits. */
 typedef struct {
-    int64_t parameter, first, count;
+    int64_t parameter, first, count, dtype;
     uint64_t hash;
 } Held;
 
 static uint64_t hash_of(uint64_t hash, Tensor t)
 {
-    unsigned char *host = malloc(tensor_bytes(t) + 1);
+    unsigned char *host = host_alloc(tensor_bytes(t), "--check");
 
-    if (!host)
-        fail("no memory for --check's copy of %s", bytes_text(tensor_bytes(t)));
     device_download(host, t.data, tensor_bytes(t));
     for (int64_t i = 0; i < tensor_bytes(t); i++)
         hash = (hash ^ host[i]) * 1099511628211u;               /* FNV-1a */
@@ -120,10 +115,9 @@ void adamw_check_replicas(const AdamW *o)
 {
     const int64_t most = 2 * o->layout->parameters + o->count;  /* a part may end within a parameter; and gathered */
     const int ranks = comm_size(world);
-    Held *mine = calloc(most, sizeof *mine), *all = calloc(most * ranks, sizeof *all), *held = mine;
+    Held *mine = host_alloc(most * sizeof *mine, "--check"), *held = mine;
+    Held *all = host_alloc(most * ranks * sizeof *all, "--check");
 
-    if (!mine || !all)
-        fail("no memory for --check");
     for (int i = 0; i < o->count + (o->gathered.data != NULL); i++) {
         const Part part = i < o->count ? o->parts[i] : (Part){.params = o->gathered};
         for (int k = 0; k < o->layout->parameters; k++) {
@@ -131,7 +125,7 @@ void adamw_check_replicas(const AdamW *o)
             Stretch s = {0};
             if (!r.count || !layout_next(o->layout, (Range){part.first + r.first, r.count}, &s))
                 continue;
-            *held++ = (Held){k, s.in_whole, r.count, hash_of(14695981039346656037u,
+            *held++ = (Held){k, s.in_whole, r.count, part.params.dtype, hash_of(14695981039346656037u,
                                                              tensor_range(part.params, r.first, r.count))};
         }
     }
@@ -139,7 +133,7 @@ void adamw_check_replicas(const AdamW *o)
     for (held = mine; held < mine + most; held++)
         for (const Held *other = all; other < all + most * ranks; other++)
             if (held->count && held->parameter == other->parameter && held->first == other->first
-                && held->count == other->count && held->hash != other->hash)
+                && held->count == other->count && held->dtype == other->dtype && held->hash != other->hash)
                 fail("%s has drifted: ranks %d and %d hold the same elements of it, but different numbers",
                      o->layout->table[held->parameter].label, comm_rank(world), (int)((other - all) / most));
     free(mine);

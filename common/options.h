@@ -10,6 +10,8 @@ typedef struct {
 } Config;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum { COMM_AUTO, COMM_MPI, COMM_NCCL } CommChoice;
+typedef enum { TF32_AUTO, TF32_ON, TF32_OFF } Tf32Choice;
+typedef enum { AUTOTUNE_OFF, AUTOTUNE_ON } AutotuneChoice;
 
 typedef struct {
     Config config;
@@ -25,7 +27,8 @@ typedef struct {
     int save_every;                         /* steps; 0: at the end only */
     const char *metrics, *report, *trace, *dump_gradients;     /* files; NULL: none */
     CommChoice comm;
-    bool tf32;                              /* of GPUs: matmuls of F32 in TF32 */
+    Tf32Choice tf32;                        /* of GPUs: whether matmuls of F32 are in TF32 */
+    AutotuneChoice autotune;                /* of GPUs: whether each matmul takes the fastest way, or the same always */
     int threads;                            /* 0: the machine's cores divided over its ranks */
     int timeout;                            /* seconds; 0: wait for ever */
     const char *pretend;                    /* as given: "GFLOPS,GB/S,MICROSECONDS"; NULL: the real machine */

@@ -16,7 +16,7 @@ static double needed_here(int *ranks)
     struct Need { int machine; char device[DEVICE_IDENTITY]; double bytes; } mine = {.machine = comm_machine()}, *all;
     double bytes = 0;
 
-    mine.bytes = memory_total().predicted;
+    mine.bytes = memory_total().predicted + device_memory_beside();
     strcpy(mine.device, device_identity());
     all = calloc(comm_size(world), sizeof *all);
     if (!all)
@@ -35,8 +35,10 @@ static double needed_here(int *ranks)
 
 void memory_plan(void)
 {
-    const int64_t available = device_memory_available();    /* first: other ranks may soon begin to take it */
-    const double total = memory_total().predicted;
+    const int64_t before = device_memory_available();
+    const bool connected = comm_connect();
+    const int64_t available = device_memory_available();    /* before other ranks begin to take it */
+    const double beside = device_memory_beside();
     int largest = 0, ranks;
     const double needed = needed_here(&ranks);
 
@@ -47,10 +49,16 @@ void memory_plan(void)
         if (bytes)
             print_rank_0("%s %s %s", c ? "," : "", memory_name[c], bytes_text(bytes));
     }
-    print_rank_0(": %s", bytes_text(total));
+    print_rank_0(": %s", bytes_text(memory_total().predicted));
+    if (beside)
+        print_rank_0(", and an estimated %s for scratch and kernels", bytes_text(beside));
     if (ranks > 1)
         print_rank_0(", %s for the %d ranks here,", bytes_text(needed), ranks);
-    print_rank_0(available < 0 ? "\n" : " of %s available\n", bytes_text(available));
+    if (available >= 0)
+        print_rank_0("%s of %s available", beside && ranks == 1 ? "," : "", bytes_text(available));
+    if (connected)
+        print_rank_0(" beside %s that connecting the ranks took", bytes_text(before - available));
+    print_rank_0("\n");
     if (available >= 0 && needed > available) {
         char shared[64] = "";
         if (ranks > 1)

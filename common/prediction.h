@@ -8,8 +8,8 @@
 
 #include "comm.h"
 
-/* All ranks call it: prints the prediction, and refuses what the device cannot hold, for all ranks that share it: names
- * the category to shrink, and how. */
+/* Last in predict(), on all ranks: connects them (comm_connect), prints the prediction, and refuses what the device
+ * cannot hold, for all ranks that share it: names the category to shrink, and how. */
 void memory_plan(void);
 
 /* At the end: measured beside predicted, and beside the playbook's formulas. */

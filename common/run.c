@@ -15,7 +15,6 @@
 #include "data.h"
 #include "device.h"
 #include "error.h"
-#include "lock.h"
 #include "metrics.h"
 #include "operator.h"
 #include "outputs.h"
@@ -63,17 +62,13 @@ static void on_signal(int signal_number)
 /* The command line with a line for each option, for comparing ranks. */
 static char *arguments_text(int argc, char **argv)
 {
-    size_t size;
-    char *text;
-    FILE *f = open_memstream(&text, &size);
+    char *text = new_text("%s in %s", stage_name, dtype_name(REAL));    /* two kinds of programs don't train together */
 
-    if (!f)
-        fail("no memory for comparing arguments");
-    fprintf(f, "%s in %s\n", stage_name, dtype_name(REAL));      /* programs of two kinds don't train together */
-    for (int i = 1; i < argc; i++)
-        fprintf(f, "%s%s", i == 1 ? "" : strncmp(argv[i], "--", 2) ? " " : "\n", argv[i]);
-    fprintf(f, "\n");
-    fclose(f);
+    for (int i = 1; i < argc; i++) {
+        char *longer = new_text("%s%s%s", text, i > 1 && strncmp(argv[i], "--", 2) ? " " : "\n", argv[i]);
+        free(text);
+        text = longer;
+    }
     return text;
 }
 
@@ -106,6 +101,72 @@ static void open_standard_streams(void)
             open("/dev/null", file ? O_RDONLY : O_WRONLY);      /* using it stays an error, and is found */
 }
 
+static void catch_signals(void)
+{
+    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    /* The terminal is closed. Not under nohup, which takes the streams away from it; that it ignores the signal can't
+     * be seen any more, as UCX under MPI has taken that for its debugging, before main. */
+    if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))
+        sigaction(SIGHUP, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* What is read and written, and that all ranks find the same. */
+static void open_files(void)
+{
+    char *loading = NULL;
+
+    data_open();
+    if (options.save)
+        checkpoint_claim(options.save, options.load);
+    state.seed = options.seed;
+    if (options.load) {
+        loaded = checkpoint_open(options.load, options.config, &state);
+        options.seed = state.seed;
+        loading = new_text("--load of step %lld, %lld tokens and seed %llu, whose weights hash to %016llx\n",
+                           (long long)state.step, (long long)state.tokens, (unsigned long long)state.seed,
+                           (unsigned long long)state.hash);
+    }
+    report_file = output_claim("report", options.report, false);
+    trace_file = output_claim("trace", options.trace, false);
+    gradients_file = output_claim("dump-gradients", options.dump_gradients, false);
+    metrics_open();
+    char *seen = new_text("--data whose tokens hash to %016llx\n%s", (unsigned long long)data_hash(),
+                          loading ? loading : "");
+    comm_agree();
+    comm_allow(0);
+    comm_same(seen);
+    free(seen);
+    free(loading);
+}
+
+static void print_what_this_is(const char *carrier, bool tf32)
+{
+    const Config *c = &options.config;
+    const bool several = comm_size(world) > 1;
+
+    print_rank_0("%s%s\n", stage_name,
+                 options.pretend ? ", pretending other hardware: times are not this machine's" : "");
+    print_rank_0("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
+                 c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
+    if (several) {
+        char *table = comm_rank_table();
+        print_rank_0("ranks   %s\n", table);
+        free(table);
+    }
+    print_rank_0("device  %s%s, %s in matmul%s%s%s\n", several ? "each rank " : "", device_name(), peak_text(),
+                 device_is_host() ? "" : tf32 ? " of TF32" : " of float", several ? " together" : "",
+                 options.pretend ? " (pretended)" : "");
+    if (several && !device_is_host())
+        print_rank_0("comm    %s\n", carrier);
+    print_rank_0("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
+                 number_text(data_held_out()));
+}
+
 void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
 {
     open_standard_streams();
@@ -119,68 +180,27 @@ void run_begin(const char *stage, const char *summary, int argc, char **argv, co
     free(same);
     options_parse(stage, summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
-
-    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    /* The terminal is closed. Not under nohup, which takes the streams away from it; that it ignores the signal can't
-     * be seen any more, as UCX under MPI has taken that for its debugging, before main. */
-    if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))
-        sigaction(SIGHUP, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
-    signal(SIGPIPE, SIG_IGN);
-
+    catch_signals();
+    const char *carrier = comm_choose();
     device_init(comm_local_rank(), comm_local_size(), options.threads ? options.threads : comm_local_threads());
     if (options.pretend && comm_local_size() < comm_size(world))
         fail_usage("--pretend %s, but the ranks are on several machines: it compares their clocks, and works on one",
                    options.pretend);
-    if (options.tf32 && !device_use_tf32())
-        fail_usage("--tf32, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
-    const char *carrier = comm_choose();
+    /* what is dumped is for comparing, and TF32 would differ from the CPU in the fourth digit */
+    const bool wanted = options.tf32 == TF32_ON || (options.tf32 == TF32_AUTO && !options.dump_gradients);
+    const bool tf32 = wanted && device_use_tf32();
+    if (options.tf32 == TF32_ON && !tf32)
+        fail_usage("--tf32 on, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
+    if (options.autotune && device_is_host())
+        fail_usage("--autotune on, but the device is %s, and only GPUs have several ways", device_name());
     ops_pretend(options.pretend_flops);
     ops_count(false);
     if (options.report)
         ops_time();
-    data_open();
-    if (options.save)
-        checkpoint_claim(options.save, options.load);
-    state.seed = options.seed;
-    if (options.load)
-        loaded = checkpoint_open(options.load, options.config, &state), options.seed = state.seed;
-    report_file = output_claim("report", options.report);
-    trace_file = output_claim("trace", options.trace);
-    gradients_file = output_claim("dump-gradients", options.dump_gradients);
-    metrics_open();
-    char seen[256];
-    int at = snprintf(seen, sizeof seen, "--data whose tokens hash to %016llx\n", (unsigned long long)data_hash());
-    if (options.load)
-        snprintf(seen + at, sizeof seen - at, "--load of step %lld, %lld tokens and seed %llu, whose weights hash to "
-                 "%016llx\n", (long long)state.step, (long long)state.tokens, (unsigned long long)state.seed,
-                 (unsigned long long)state.hash);
-    comm_agree();
-    comm_allow(0);
-    output_find("report", report_file, options.report);
-    output_find("trace", trace_file, options.trace);
-    output_find("dump-gradients", gradients_file, options.dump_gradients);
-    comm_same(seen);
+    open_files();
     if (trace_file)
         trace_open(comm_rank(world), trace_start());
-
-    const Config *c = &options.config;
-    print_rank_0("%s%s\n", stage, options.pretend ? ", pretending other hardware: times are not this machine's" : "");
-    print_rank_0("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
-                 c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
-    if (comm_size(world) > 1) {
-        char *table = comm_rank_table();
-        print_rank_0("ranks   %s\n", table);
-        free(table);
-    }
-    print_rank_0("device  %s%s, %s in matmul%s%s\n", comm_size(world) > 1 ? "each rank " : "", device_name(),
-                 peak_text(), comm_size(world) > 1 ? " together" : "", options.pretend ? " (pretended)" : "");
-    if (comm_size(world) > 1 && !device_is_host())
-        print_rank_0("comm    %s\n", carrier);
-    print_rank_0("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
-                 number_text(data_held_out()));
+    print_what_this_is(carrier, tf32);
 }
 
 void run_global_batch(int64_t sequences)
@@ -201,6 +221,21 @@ void run_matmuls_in(DType dtype)
 void run_keep(const char *name, double *value)
 {
     state.kept[state.kept_count++] = (Kept){name, value};
+}
+
+/* A GPU's matmuls load 16 bytes at a time, and Hopper's (by TMA) only from rows that are multiples of that: others go
+ * another way, which is slower, three times a micro-batch. V: rows of the embedding that rank 0 has; where the
+ * vocabulary is cut, and not evenly, some have one more. */
+static void print_odd_vocabulary(int64_t V)
+{
+    const int64_t vocab = options.config.vocab, slices = vocab / V, unit = 64 * slices;
+    const int64_t size = dtype_size(matmul_dtype == REAL ? REAL : BF16);
+    const int64_t width = V * size % 16 || vocab % slices == 0 ? V : V + 1;
+
+    if (!device_is_host() && width * size % 16)
+        print_rank_0("vocab   rows of %lld logits are %lld bytes, no multiple of 16: the output projection is slower "
+                     "than with --vocab %lld\n", (long long)width, (long long)(width * size),
+                     (long long)((vocab + unit - 1) / unit * unit));
 }
 
 int run_load(AdamW *optimizer)
@@ -228,6 +263,7 @@ int run_load(AdamW *optimizer)
     print_rank_0("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n",
                  options.micro_batch, options.accumulate, ranks, number_text(global_batch), options.config.seq,
                  number_text(global_batch * options.config.seq));
+    print_odd_vocabulary(optimizer->layout->table[0].here_rows);
     if (options.load)
         print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "beginning with the weights of" : "going on from",
                      options.load, first_step,
@@ -299,14 +335,12 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
 /* --check: loss and norm are of the global batch, so every rank must have the same. Only rank 0's are written. */
 static void check_same(int step, StepResult mine)
 {
-    double (*all)[2] = calloc(comm_size(world), sizeof *all);
+    double (*all)[2] = host_alloc(comm_size(world) * sizeof *all, "--check");
 
-    if (!all)
-        fail("no memory for --check");
     comm_gather_host(world, all, (double[2]){mine.loss, mine.norm}, sizeof *all);
     for (int r = 1; r < comm_size(world); r++)
         for (int k = 0; k < 2; k++)
-            if (memcmp(&all[r][k], &all[0][k], sizeof(double)))
+            if (memcmp((const char *)&all[r][k], (const char *)&all[0][k], sizeof(double)))     /* NaN is NaN */
                 fail("step %d: the %s is %.10g on rank 0, but %.10g on rank %d: the ranks' shares of it have to be "
                      "summed (comm_sum)", step, k ? "gradients' norm" : "loss", all[0][k], all[r][k], r);
     free(all);
@@ -366,10 +400,6 @@ bool run_interrupted(void)
 
 _Noreturn void run_end(void)
 {
-    if (comm_rank(world) == 0) {
-        output_empty(report_file);
-        output_empty(trace_file);
-    }
     for (int r = 0; r < comm_size(world); r++) {
         if (r == comm_rank(world) && report_file)
             report_write(report_file, peak_flops(), r == 0, r == comm_size(world) - 1);
@@ -382,10 +412,11 @@ _Noreturn void run_end(void)
     if (trace_file)
         output_deliver("trace", trace_file, options.trace);
     metrics_close();
-    lock_release_all();
     if (stopping != SIGHUP)                     /* then the terminal may be gone */
         fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
+    if (comm_rank(world) == 0)
+        error_cleanup_now();                    /* the locks: all else is complete */
     comm_exit(stopping ? 128 + stopping : wrong);
 }
 

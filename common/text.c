@@ -69,11 +69,10 @@ void text_sample_from(LogitsFunction logits_of, Batch batch)
 {
     const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = options.config.vocab;
     const int64_t prompt = strlen(options.prompt), total = prompt + options.sample;
-    int32_t *tokens = malloc(total * sizeof *tokens), *window = calloc(B * T, sizeof *window);
-    real *last = malloc(V * sizeof *last);
+    int32_t *tokens = host_alloc(total * sizeof *tokens, "a sample");
+    int32_t *window = host_alloc(B * T * sizeof *window, "a sample");
+    real *last = host_alloc(V * sizeof *last, "a sample");
 
-    if (!tokens || !window || !last)
-        fail("no memory for a sample of %lld tokens", (long long)total);
     for (int64_t i = 0; i < prompt; i++)
         tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: command_line.c */
     if (comm_rank(world) == 0)

@@ -11,6 +11,7 @@
 
 typedef struct {
     const char *name;
+    const char *group;          /* a transfer's; NULL: of what is no transfer */
     DeviceEvent begin, end;
     int row;                    /* under the rank's name: program, operators, as many for transfers as are needed */
 } Span;
@@ -60,7 +61,7 @@ static LIST(Span) spans;
 static LIST(Allocation) allocations;
 static LIST(Access) accesses;
 static LIST(Sample) samples;
-static int open_spans[16], depth, open_operator;
+static int open_spans[16], depth;
 
 void trace_open(int rank, double moment)
 {
@@ -69,13 +70,23 @@ void trace_open(int rank, double moment)
     start = moment;
 }
 
-void trace_begin(const char *name)
+static void begin_span(const char *name, int row)
 {
     device_range_begin(name);
     if (!recording)
         return;
     open_spans[depth++ % 16] = spans.count;
-    APPEND(spans, (Span){.name = name, .begin = device_event()});
+    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = row});
+}
+
+void trace_begin(const char *name)
+{
+    begin_span(name, PROGRAM);
+}
+
+void trace_operator(const char *name)
+{
+    begin_span(name, OPERATORS);
 }
 
 void trace_end(void)
@@ -85,25 +96,9 @@ void trace_end(void)
         spans.at[open_spans[--depth % 16]].end = device_event();
 }
 
-void trace_operator_begin(const char *name)
-{
-    device_range_begin(name);
-    if (!recording)
-        return;
-    open_operator = spans.count;
-    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = OPERATORS});
-}
-
-void trace_operator_end(void)
-{
-    device_range_end();
-    if (recording)
-        spans.at[open_operator].end = device_event();
-}
-
 static bool row_taken[TRANSFER_ROWS];
 
-int trace_transfer_begin(const char *name)
+int trace_transfer_begin(const char *name, const char *group)
 {
     int row = 0;
 
@@ -112,7 +107,7 @@ int trace_transfer_begin(const char *name)
     while (row < TRANSFER_ROWS - 1 && row_taken[row])
         row++;
     row_taken[row] = true;
-    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = TRANSFERS + row});
+    APPEND(spans, (Span){.name = name, .group = group, .begin = device_event(), .row = TRANSFERS + row});
     return spans.count - 1;
 }
 
@@ -198,10 +193,8 @@ static void lives_of(const Access *access, int64_t count)
 {
     const Allocation *a = &allocations.at[access->allocation];
     const bool lasts = a->category == MEM_PARAMETERS || a->category == MEM_MASTER || a->category == MEM_OPTIMIZER;
-    int64_t *cuts = malloc(2 * count * sizeof *cuts), pieces = 0;
+    int64_t *cuts = host_alloc(2 * count * sizeof *cuts, "--trace (fewer --steps would need less)"), pieces = 0;
 
-    if (!cuts)
-        fail("no memory for --trace: fewer --steps would need less");
     for (int64_t i = 0; i < count; i++)
         cuts[2 * i] = access[i].first, cuts[2 * i + 1] = access[i].end;
     qsort(cuts, 2 * count, sizeof *cuts, by_number);
@@ -209,9 +202,7 @@ static void lives_of(const Access *access, int64_t count)
         if (!pieces || cuts[i] != cuts[pieces - 1])
             cuts[pieces++] = cuts[i];
 
-    struct { int born, last; } *piece = malloc(pieces * sizeof *piece);
-    if (!piece)
-        fail("no memory for --trace: fewer --steps would need less");
+    struct { int born, last; } *piece = host_alloc(pieces * sizeof *piece, "--trace (fewer --steps would need less)");
     for (int64_t p = 0; p < pieces; p++)
         piece[p].born = -1;
     for (int64_t i = 0; i <= count; i++) {              /* one round more, to end what still lives */
@@ -282,8 +273,9 @@ void trace_write(const char *path, bool first, bool last)
         Span *s = &spans.at[i];
         const double begin = device_event_seconds(&s->begin), end = device_event_seconds(&s->end);
         s->begin.seconds = begin, s->end.seconds = end;
-        fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}", s->name, process,
+        fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f", s->name, process,
                 s->row, microseconds(begin), 1e6 * (end - begin));
+        fprintf(f, s->group ? ",\"cat\":\"%s\"}" : "}", s->group);
     }
     for (int64_t i = 0; i < samples.count; i++)
         write_counter(f, "allocated", microseconds(device_event_seconds(&samples.at[i].when)), samples.at[i].used);

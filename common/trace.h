@@ -27,16 +27,15 @@ void trace_open(int rank, double start);
 void trace_write(const char *path, bool first, bool last);
 
 void trace_begin(const char *name);             /* a span: "forward"; they nest */
-void trace_end(void);
+void trace_end(void);                           /* of the latest one that is open, an operator's too */
 
-/* For ops.c: an operator's span, and before it each operand, in the order read, updated, written. */
+/* For ops.c: an operator's span begins, and before it each operand, in the order read, updated, written. */
 typedef enum { TRACE_READ, TRACE_UPDATE, TRACE_WRITE, TRACE_ZERO } TraceAccess;
 void trace_operand(Tensor t, TraceAccess access);
-void trace_operator_begin(const char *name);
-void trace_operator_end(void);
+void trace_operator(const char *name);
 
 /* For comm/groups.c: a transfer's span, from its start to the end of the wait for it; several may be under way. */
-int trace_transfer_begin(const char *name);     /* returns what trace_transfer_end takes */
+int trace_transfer_begin(const char *name, const char *group);     /* returns what trace_transfer_end takes */
 void trace_transfer_end(int span);
 void trace_transfer_was(int span, double begin, double end);    /* --pretend: when it would have been */
 

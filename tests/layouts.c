@@ -6,12 +6,13 @@
 
 #include "harness.h"
 
-static double worst_gradient, worst_loss;
+static double worst_gradient, worst_number[2];     /* of losses; of norms */
 
 int layout_print_worst(void **state)
 {
     (void)state;
-    print_message("worst difference: gradients %.1e, losses %.1e\n", worst_gradient, worst_loss);
+    print_message("worst difference: gradients %.1e, losses %.1e, norms %.1e\n", worst_gradient, worst_number[0],
+                  worst_number[1]);
     return 0;
 }
 
@@ -21,20 +22,20 @@ static int or_default(int value, int standard)
 }
 
 /* Options of the model, the data and the schedule, the same for both; a static buffer. */
-static const char *model_options(const LayoutCase *l)
+static const char *model_options(const LayoutCase *l, int steps)
 {
     static char text[512];
     const int vocab = or_default(l->vocab, 97);
 
     snprintf(text, sizeof text, "--layers %d --hidden %d --heads %d --vocab %d --seq %d --lr 1e-3 --warmup 3 "
              "--steps %d --data %s --quiet", l->layers, or_default(l->hidden, 48), or_default(l->heads, 6), vocab,
-             or_default(l->seq, 16), LAYOUT_STEPS, token_file(20000, vocab));
+             or_default(l->seq, 16), steps, token_file(20000, vocab));
     return text;
 }
 
 void layout_reference(const LayoutCase *l, char *gradients, char *metrics)
 {
-    const int sequences = l->micro_batch * l->accumulate * (l->whole_batch ? 1 : l->ranks);
+    const int sequences = l->micro_batch * l->accumulate * or_default(l->dp, l->whole_batch ? 1 : l->ranks);
     char name[128];
 
     snprintf(name, sizeof name, "reference_%d_%d_%d_%d_%d_%d", l->layers, sequences, l->seq, l->hidden, l->heads,
@@ -44,7 +45,7 @@ void layout_reference(const LayoutCase *l, char *gradients, char *metrics)
     Result there = run("test -e %s", metrics);
     if (there.status)
         run_well(BUILD "/cpu64/01_single_gpu %s --micro-batch 1 --accumulate %d --dump-gradients %s --metrics %s",
-                 model_options(l), sequences, gradients, metrics);
+                 model_options(l, LAYOUT_STEPS), sequences, gradients, metrics);
     result_free(there);
 }
 
@@ -89,10 +90,11 @@ void layout_compare(const LayoutCase *l)
 {
     char gradients[256], losses[256], worst[128] = "", command[1024];
     double a[LAYOUT_STEPS], b[LAYOUT_STEPS];
+    const int steps = or_default(l->steps, LAYOUT_STEPS);
 
     layout_reference(l, gradients, losses);
     snprintf(command, sizeof command, "mpiexec -n %d " BUILD "/cpu64/%s %s %s --micro-batch %d --accumulate %d "
-             "--recompute %s", l->ranks, l->stage, l->options, model_options(l), l->micro_batch, l->accumulate,
+             "--recompute %s", l->ranks, l->stage, l->options, model_options(l, steps), l->micro_batch, l->accumulate,
              l->recompute);
     result_free(run("rm -f g.safetensors m.csv r.json"));
     run_well("%s --check --dump-gradients g.safetensors --metrics m.csv --report r.json", command);
@@ -100,12 +102,15 @@ void layout_compare(const LayoutCase *l)
     if (!(d <= 1e-10))
         fail_msg("%s: the gradient of %s differs by %g", command, worst, d);
     worst_gradient = fmax(worst_gradient, d);
-    assert_int_equal(read_column(in_temporary("m.csv"), "loss", a, LAYOUT_STEPS), LAYOUT_STEPS);
-    assert_int_equal(read_column(losses, "loss", b, LAYOUT_STEPS), LAYOUT_STEPS);
-    for (int s = 0; s < LAYOUT_STEPS; s++) {
-        if (!(fabs(a[s] - b[s]) <= 1e-9 * b[s]))
-            fail_msg("%s: the loss of step %d is %.17g, but %.17g in 01", command, s + 1, a[s], b[s]);
-        worst_loss = fmax(worst_loss, fabs(a[s] - b[s]) / b[s]);
+    for (int k = 0; k < 2; k++) {
+        const char *column = k ? "grad_norm" : "loss";
+        assert_int_equal(read_column(in_temporary("m.csv"), column, a, LAYOUT_STEPS), steps);
+        assert_int_equal(read_column(losses, column, b, LAYOUT_STEPS), LAYOUT_STEPS);
+        for (int s = 0; s < steps; s++) {
+            if (!(fabs(a[s] - b[s]) <= 1e-9 * b[s]))
+                fail_msg("%s: the %s of step %d is %.17g, but %.17g in 01", command, column, s + 1, a[s], b[s]);
+            worst_number[k] = fmax(worst_number[k], fabs(a[s] - b[s]) / b[s]);
+        }
     }
     check_report(l);
 }

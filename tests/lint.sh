@@ -8,6 +8,6 @@ without=comm/nccl.c             # where its headers are not to be found
 printf '#include <nccl.h>\n' | cc "$@" -E - >/dev/null 2>&1 && without=nothing
 for real in "" -DREAL64; do
     # shellcheck disable=SC2046
-    clang-tidy --quiet $(ls common/*.c common/*/*.c 0*/*.c 0*/*/*.c | grep -v "$without") -- -std=c11 -D_GNU_SOURCE -fopenmp -DDEFAULT_DATA='"text"' $real "$@"
+    clang-tidy --quiet $(ls common/*.c common/*/*.c [0-9][0-9]_*/*.c [0-9][0-9]_*/*/*.c | grep -v "$without") -- -std=c11 -D_GNU_SOURCE -fopenmp -DDEFAULT_DATA='"text"' $real "$@"
 done
 echo "clean"

@@ -10,6 +10,8 @@ $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): \
 	$(link)
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused parity bench_cuda)): \
 		$$(call objects,$$(FUSED_$$(backend)))
+REFUSALS := test_command_line test_data test_checkpoints test_outputs
+$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(REFUSALS))): $$(call objects,tests/failures/refusals)
 
 # test_comm twice more: with a device made for it in place of libcommon.a's, and with comm/nccl.c on an NCCL made for it
 # (so that is compiled for the CPU build too).
@@ -34,7 +36,7 @@ EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/
 	-Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
 # calls before each access to memory, which end in emulator_check.cc; -g1 for lines' numbers
 KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
-$(BUILD)/emulated/obj/common/cuda/device.o: private KERNEL_CHECKS :=		# has no kernels
+$(patsubst %,$(BUILD)/emulated/obj/common/cuda/%.o,device memory): private KERNEL_CHECKS :=	# have no kernels
 compile_emulated = @mkdir -p $(@D); echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS)
 $(BUILD)/emulated/obj/%.o: %.c $(BUILD)/emulated/flags
 	$(compile)
@@ -115,6 +117,6 @@ lint:			## clang-tidy over the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## clang-format, on the lines changed since the last commit
-	git clang-format --extensions c,h,cu,cuh,cc -- common 0* tests
+	git clang-format --extensions c,h,cu,cuh,cc -- common [0-9][0-9]_* tests
 
 .PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch fuzz lint format

@@ -15,10 +15,17 @@
 
 /* wide: each row of a head begins at a multiple of 16 bytes, and its length is one. */
 typedef struct {
-    int64_t batch, tokens, heads, size;
+    int64_t batch, tokens, keys, heads, size;   /* tokens: queries */
     float scale;                        /* of scores: 1 / sqrt(size) */
-    bool wide;
+    bool wide, causal;
+    int64_t sum_row, sum_head;          /* how far apart numbers of lse and dots lie */
 } Sizes;
+
+/* q, k, v, or their gradients: rows of one token lie `row` apart, heads `head`. */
+template <typename T> struct Heads {
+    T *q, *k, *v;
+    int64_t row, head;
+};
 
 constexpr float LOG2_E = 1.44269504f;           /* exp(x) = power_of_two(x * LOG2_E) */
 
@@ -46,11 +53,11 @@ __device__ inline Place place_of_block(int64_t heads, int64_t blocks)
  * thread has the same columns of every STEP-th row, and all but its first row is known to the compiler: so a copy is a
  * few instructions, beside the many of a tile's products. */
 template <int ROWS, int PAD, int THREADS, typename T>
-__device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t first, Sizes s)
+__device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t first, int64_t tokens, Sizes s)
 {
     constexpr int APART = Tile<T, PAD>::APART, N = 16 / sizeof(T), PACKS = PAD / N, STEP = THREADS / PACKS;
     const int own = threadIdx.x / PACKS, column = threadIdx.x % PACKS * N;
-    const int there = s.tokens - first < ROWS ? s.tokens - first : ROWS, rows = column < s.size ? there : 0;
+    const int there = tokens - first < ROWS ? tokens - first : ROWS, rows = column < s.size ? there : 0;
     const T *from = head + (first + own) * ld + column;
     T *to = tile + own * APART + column;
 
@@ -185,16 +192,59 @@ __device__ inline void store_row(T *to, const float (&sum)[PAD / 8][4], int h, f
     }
 }
 
+/* The same, added to what is there. */
+template <int PAD>
+__device__ inline void add_row(float *to, const float (&sum)[PAD / 8][4], int h, float factor, Sizes s)
+{
+    const int t = threadIdx.x % 4;
+
+#pragma unroll
+    for (int i = 0; i < PAD / 4; i++) {
+        const int64_t column = i / 2 * 8 + 2 * t + i % 2;
+        if (column < s.size)
+            to[column] += sum[i / 2][2 * h + i % 2] * factor;
+    }
+}
+
 /* ---- of the host ---- */
 
+static inline void check_size(int64_t size, const char *operator_name)
+{
+    if (size > 128)
+        fail("%s: heads of %lld numbers, but 128 are the most that its tiles hold: leave attention out of --fuse",
+             operator_name, (long long)size);
+}
+
+/* Of all tokens: qkv (B, T, 3*A*D), lse (B, A, T). */
 static inline Sizes sizes_of(Tensor qkv, Tensor lse, const char *operator_name)
 {
-    const int64_t A = lse.shape[1], D = tensor_width(qkv) / 3 / A;
+    const int64_t A = lse.shape[1], D = tensor_width(qkv) / 3 / A, T = qkv.shape[1];
 
-    if (D > 128)
-        fail("%s: heads of %lld numbers, but 128 are the most that its tiles hold: leave attention out of --fuse",
-             operator_name, (long long)D);
-    return (Sizes){qkv.shape[0], qkv.shape[1], A, D, 1 / sqrtf(D), D * dtype_size(qkv.dtype) % 16 == 0 && aligned(qkv)};
+    check_size(D, operator_name);
+    return (Sizes){qkv.shape[0], T, T, A, D, 1 / sqrtf(D), D * dtype_size(qkv.dtype) % 16 == 0 && aligned(qkv), true,
+                   1, T};
+}
+
+template <typename T> static Heads<T> heads_of(Tensor qkv, Sizes s)
+{
+    T *const q = data<T>(qkv);
+
+    return (Heads<T>){q, q + s.size, q + 2 * s.size, 3 * s.heads * s.size, 3 * s.size};
+}
+
+/* Of a chunk: q (B, C, A, D), k and v (B, K, A, D), lse (B, C, A, 1). */
+static inline Sizes sizes_of_chunk(Tensor q, Tensor k, Tensor v, bool causal, const char *operator_name)
+{
+    const int64_t A = q.shape[2], D = q.shape[3];
+
+    check_size(D, operator_name);
+    return (Sizes){q.shape[0], q.shape[1], k.shape[1], A, D, 1 / sqrtf(D),
+                   D * dtype_size(q.dtype) % 16 == 0 && aligned(q) && aligned(k) && aligned(v), causal, A, 1};
+}
+
+template <typename T> static Heads<T> heads_of_chunk(Tensor q, Tensor k, Tensor v, Sizes s)
+{
+    return (Heads<T>){data<T>(q), data<T>(k), data<T>(v), s.heads * s.size, s.size};
 }
 
 /* Statements with PAD as the rows' length in tiles. */

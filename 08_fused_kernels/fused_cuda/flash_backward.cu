@@ -46,9 +46,9 @@ template <typename T, int PAD> struct Others {
 };
 
 /* buffers: where shared memory holds two tiles of others, the next one is on its way while one is worked on. */
-template <typename T, int PAD, bool BY_KEYS>
+template <typename T, typename O, int PAD, bool BY_KEYS, bool CHUNK>
 __global__ void __launch_bounds__(Backward<T, PAD>::THREADS)
-flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, const float *dots, int64_t blocks,
+flash_backward_tiles(Heads<O> to, const T *d_out, Heads<T> in, const float *lse, const float *dots, int64_t blocks,
                      int buffers, Sizes s)
 {
     typedef Backward<T, PAD> K;
@@ -58,34 +58,37 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
     const Place at = place_of_block(s.heads, blocks);
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16;                 /* this warp's first row */
     const int64_t first = (BY_KEYS ? at.tile : blocks - 1 - at.tile) * K::OWN;          /* the longest come first */
-    const int64_t begin = BY_KEYS ? first : 0;                  /* tiles behind the diagonal are empty */
-    const int64_t end = BY_KEYS || first + K::OWN > s.tokens ? s.tokens : first + K::OWN;
-    const int64_t ld = 3 * s.heads * s.size, ld_out = s.heads * s.size;
-    const int64_t head = (at.batch * s.tokens * s.heads + at.head) * 3 * s.size;
-    const T *q = qkv + head, *k = q + s.size, *v = k + s.size;
+    const bool causal = !CHUNK || s.causal;
+    const int64_t ours = BY_KEYS ? s.keys : s.tokens, theirs_all = BY_KEYS ? s.tokens : s.keys;
+    const int64_t begin = BY_KEYS && causal ? first : 0;        /* tiles behind the diagonal are empty */
+    const int64_t end = BY_KEYS || !causal || first + K::OWN > s.keys ? theirs_all : first + K::OWN;
+    const int64_t ld = in.row, ld_out = s.heads * s.size;
+    const T *q = in.q + at.batch * s.tokens * ld + at.head * in.head;
+    const T *k = in.k + at.batch * s.keys * ld + at.head * in.head, *v = in.v + (k - in.k);
     const T *d_o = d_out + (at.batch * s.tokens * s.heads + at.head) * s.size;
     float of_x[1][PAD / 8][4] = {}, of_y[1][BY_KEYS ? PAD / 8 : 1][4] = {};             /* dK and dV; or dQ */
     float p[1][K::OTHER / 8][4], d[1][K::OTHER / 8][4], l[2] = {0, 0}, dot[2] = {0, 0};
 
-    lse += (at.batch * s.heads + at.head) * s.tokens;
-    dots += (at.batch * s.heads + at.head) * s.tokens;
+    lse += at.batch * s.tokens * s.heads + at.head * s.sum_head;
+    dots += at.batch * s.tokens * s.heads + at.head * s.sum_head;
     for (int h = 0; h < 2 && !BY_KEYS; h++) {
         const int64_t query = first + own + 8 * h + lane / 4;
-        l[h] = query < s.tokens ? lse[query] : 0;
-        dot[h] = query < s.tokens ? dots[query] : 0;
+        l[h] = query < s.tokens ? lse[query * s.sum_row] : 0;
+        dot[h] = query < s.tokens ? dots[query * s.sum_row] : 0;
     }
     const auto load_others = [&](Others<T, PAD> *o, int64_t other) {
-        load_tile<K::OTHER, PAD, K::THREADS>(o->x, BY_KEYS ? q : k, ld, other, s);
-        load_tile<K::OTHER, PAD, K::THREADS>(o->y, BY_KEYS ? d_o : v, BY_KEYS ? ld_out : ld, other, s);
+        load_tile<K::OTHER, PAD, K::THREADS>(o->x, BY_KEYS ? q : k, ld, other, theirs_all, s);
+        load_tile<K::OTHER, PAD, K::THREADS>(o->y, BY_KEYS ? d_o : v, BY_KEYS ? ld_out : ld, other, theirs_all,
+                                               s);
         if (BY_KEYS && threadIdx.x < K::OTHER) {
             const bool there = other + threadIdx.x < s.tokens;
             const int64_t query = there ? other + threadIdx.x : 0;
-            begin_copy<4>(&o->lse[threadIdx.x], &lse[query], there);
-            begin_copy<4>(&o->dots[threadIdx.x], &dots[query], there);
+            begin_copy<4>(&o->lse[threadIdx.x], &lse[query * s.sum_row], there);
+            begin_copy<4>(&o->dots[threadIdx.x], &dots[query * s.sum_row], there);
         }
     };
-    load_tile<K::OWN, PAD, K::THREADS>(own_x, BY_KEYS ? k : q, ld, first, s);
-    load_tile<K::OWN, PAD, K::THREADS>(own_y, BY_KEYS ? v : d_o, BY_KEYS ? ld : ld_out, first, s);
+    load_tile<K::OWN, PAD, K::THREADS>(own_x, BY_KEYS ? k : q, ld, first, ours, s);
+    load_tile<K::OWN, PAD, K::THREADS>(own_y, BY_KEYS ? v : d_o, BY_KEYS ? ld : ld_out, first, ours, s);
     load_others(others, begin);
     int now = 0;
     for (int64_t other = begin; other < end; other += K::OTHER) {
@@ -95,7 +98,7 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
         __syncthreads();                        /* others are there, and all have done with the last ones */
         if (next && buffers == 2)
             load_others(&others[now = !now], other + K::OTHER);
-        if (BY_KEYS ? first + own < other + K::OTHER : other < first + own + 16) {      /* the mask leaves some pair */
+        if (!causal || (BY_KEYS ? first + own < other + K::OTHER : other < first + own + 16)) {  /* some pair is left */
             rows_by_rows<PAD>(p, own_x + own * K::APART, o->x);
             rows_by_rows<PAD>(d, own_y + own * K::APART, o->y);
 #pragma unroll
@@ -107,12 +110,12 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
             }
             /* both counted from the others' first row; most tiles are on one side of the diagonal, and count whole */
             const int ahead = (int)(first + own - other);
-            const int left = s.tokens - other < K::OTHER ? s.tokens - other : K::OTHER;
-            if (BY_KEYS ? ahead + 15 > 0 || left < K::OTHER : ahead < K::OTHER - 1)
+            const int left = theirs_all - other < K::OTHER ? theirs_all - other : K::OTHER;
+            if (left < K::OTHER || (causal && (BY_KEYS ? ahead + 15 > 0 : ahead < K::OTHER - 1)))
 #pragma unroll
                 for (int i = 0; i < K::OTHER / 2; i++) {
                     const int mine = ahead + i % 4 / 2 * 8 + lane / 4, theirs = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                    if (BY_KEYS ? mine > theirs || theirs >= left : theirs > mine)
+                    if (theirs >= left || (causal && (BY_KEYS ? mine > theirs : theirs > mine)))
                         p[0][i / 4][i % 4] = d[0][i / 4][i % 4] = 0;
                 }
             if constexpr (BY_KEYS)
@@ -127,12 +130,18 @@ flash_backward_tiles(T *d_qkv, const T *d_out, const T *qkv, const float *lse, c
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int64_t row = first + own + 8 * h + lane / 4;
-        T *to = d_qkv + head + row * ld;
-        if (row >= s.tokens)
+        const int64_t place = (at.batch * ours + row) * to.row + at.head * to.head;
+        if (row >= ours)
             continue;
-        store_row<PAD>(to + (BY_KEYS ? s.size : 0), of_x[0], h, s.scale, s);
-        if constexpr (BY_KEYS)
-            store_row<PAD>(to + 2 * s.size, of_y[0], h, 1, s);
+        if constexpr (CHUNK) {
+            add_row<PAD>((BY_KEYS ? to.k : to.q) + place, of_x[0], h, s.scale, s);
+            if constexpr (BY_KEYS)
+                add_row<PAD>(to.v + place, of_y[0], h, 1, s);
+        } else {
+            store_row<PAD>((BY_KEYS ? to.k : to.q) + place, of_x[0], h, s.scale, s);
+            if constexpr (BY_KEYS)
+                store_row<PAD>(to.v + place, of_y[0], h, 1, s);
+        }
     }
 }
 
@@ -168,10 +177,29 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
             const int64_t blocks = (s.tokens + K::OWN - 1) / K::OWN;
             const int buffers = buffers_for(K::OWN_BYTES, K::OTHER_BYTES);
             const int bytes = K::OWN_BYTES + buffers * K::OTHER_BYTES;
-            LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, true>, blocks * s.heads * s.batch, K::THREADS,
-                          data<T>(d_qkv), data<T>(d_out), data<T>(qkv), data<float>(lse), data<float>(dots), blocks,
-                          buffers, s);
-            LAUNCH_SHARED(bytes, flash_backward_tiles<T, PAD, false>, blocks * s.heads * s.batch, K::THREADS,
-                          data<T>(d_qkv), data<T>(d_out), data<T>(qkv), data<float>(lse), data<float>(dots), blocks,
-                          buffers, s)));
+            LAUNCH_SHARED(bytes, (flash_backward_tiles<T, T, PAD, true, false>), blocks * s.heads * s.batch,
+                          K::THREADS, heads_of<T>(d_qkv, s), data<T>(d_out), heads_of<T>(qkv, s), data<float>(lse),
+                          data<float>(dots), blocks, buffers, s);
+            LAUNCH_SHARED(bytes, (flash_backward_tiles<T, T, PAD, false, false>), blocks * s.heads * s.batch,
+                          K::THREADS, heads_of<T>(d_qkv, s), data<T>(d_out), heads_of<T>(qkv, s), data<float>(lse),
+                          data<float>(dots), blocks, buffers, s)));
+}
+
+void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
+                                 Tensor lse, Tensor dots, bool causal)
+{
+    Sizes s = sizes_of_chunk(q, k, v, causal, "flash_block_backward");
+
+    s.wide = s.wide && aligned(d_out);
+    FOR_TYPE(q.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
+        typedef Backward<T, PAD> K;
+        const int buffers = buffers_for(K::OWN_BYTES, K::OTHER_BYTES), bytes = K::OWN_BYTES + buffers * K::OTHER_BYTES;
+        const int64_t by_keys = (s.keys + K::OWN - 1) / K::OWN, by_queries = (s.tokens + K::OWN - 1) / K::OWN;
+        const Heads<float> to = heads_of_chunk<float>(d_q, d_k, d_v, s);
+        LAUNCH_SHARED(bytes, (flash_backward_tiles<T, float, PAD, true, true>), by_keys * s.heads * s.batch,
+                      K::THREADS, to, data<T>(d_out), heads_of_chunk<T>(q, k, v, s), data<float>(lse),
+                      data<float>(dots), by_keys, buffers, s);
+        LAUNCH_SHARED(bytes, (flash_backward_tiles<T, float, PAD, false, true>), by_queries * s.heads * s.batch,
+                      K::THREADS, to, data<T>(d_out), heads_of_chunk<T>(q, k, v, s), data<float>(lse),
+                      data<float>(dots), by_queries, buffers, s)));
 }

@@ -38,9 +38,10 @@ template <int N> __device__ static float softmax_tile(float (&p)[N][4], int h, f
     return shrink;
 }
 
-template <typename T, int PAD>
+/* CHUNK: out and lse hold what other keys gave, whose largest score is taken to be lse, and their sum under it 1. */
+template <typename T, typename O, int PAD, bool CHUNK>
 __global__ void __launch_bounds__(Forward<T, PAD>::THREADS)
-flash_forward_tiles(T *out, float *lse, const T *qkv, int64_t blocks, Sizes s)
+flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
 {
     typedef Forward<T, PAD> F;
     extern __shared__ __align__(16) char shared[];
@@ -48,28 +49,45 @@ flash_forward_tiles(T *out, float *lse, const T *qkv, int64_t blocks, Sizes s)
     const Place at = place_of_block(s.heads, blocks);
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16 * F::M;          /* this warp's first row */
     const int64_t first = (blocks - 1 - at.tile) * F::QUERIES;  /* the last ones see the most keys: they come first */
-    const int64_t end = first + F::QUERIES < s.tokens ? first + F::QUERIES : s.tokens, ld = 3 * s.heads * s.size;
-    const T *in = qkv + (at.batch * s.tokens * s.heads + at.head) * 3 * s.size;
+    const bool causal = !CHUNK || s.causal;
+    const int64_t end = causal && first + F::QUERIES < s.keys ? first + F::QUERIES : s.keys;
+    const T *of_q = in.q + at.batch * s.tokens * in.row + at.head * in.head;
+    const T *of_k = in.k + at.batch * s.keys * in.row + at.head * in.head;
+    const T *of_v = in.v + at.batch * s.keys * in.row + at.head * in.head;
     float sum[F::M][PAD / 8][4] = {}, p[F::M][F::KEYS / 8][4], max[F::M][2], total[F::M][2];
 
-    for (int m = 0; m < F::M; m++)
-        for (int h = 0; h < 2; h++)
-            max[m][h] = -INFINITY, total[m][h] = 0;
-    load_tile<F::QUERIES, PAD, F::THREADS>(q, in, ld, first, s);
-    load_tile<F::KEYS, PAD, F::THREADS>(k, in + s.size, ld, 0, s);
+    out += (at.batch * s.tokens * s.heads + at.head) * s.size;
+    lse += at.batch * s.tokens * s.heads + at.head * s.sum_head;
+#pragma unroll
+    for (int i = 0; i < 2 * F::M; i++) {
+        const int64_t row = first + own + 8 * i + lane / 4;
+        const int m = i / 2, h = i % 2;
+        const bool there = CHUNK && row < s.tokens;
+        max[m][h] = there ? lse[row * s.sum_row] / s.scale : -INFINITY;
+        total[m][h] = there && lane % 4 == 0;
+#pragma unroll
+        for (int j = 0; CHUNK && j < PAD / 4; j++) {
+            const int64_t column = j / 2 * 8 + lane % 4 * 2 + j % 2;
+            if (there && column < s.size)
+                sum[m][j / 2][2 * h + j % 2] = number(out[row * s.heads * s.size + column]);
+        }
+    }
+    load_tile<F::QUERIES, PAD, F::THREADS>(q, of_q, in.row, first, s.tokens, s);
+    load_tile<F::KEYS, PAD, F::THREADS>(k, of_k, in.row, 0, s.keys, s);
     for (int64_t key = 0; key < end; key += F::KEYS) {          /* tiles behind the diagonal are empty */
-        const bool seen = key < first + own + 16 * F::M;        /* by this warp's last row */
+        const bool seen = !causal || key < first + own + 16 * F::M;     /* by this warp's last row */
         copies_done();
         __syncthreads();                        /* keys are there, and all have done with the last values */
-        load_tile<F::KEYS, PAD, F::THREADS>(v, in + 2 * s.size, ld, key, s);
+        load_tile<F::KEYS, PAD, F::THREADS>(v, of_v, in.row, key, s.keys, s);
         if (seen) {
             rows_by_rows<PAD>(p, q + own * F::APART, k);
-            const int ahead = (int)(first + own - key);         /* of this warp's first row: its last key */
+            /* of this warp's first row: its last key; without a mask, of every row */
+            const int ahead = causal ? (int)(first + own - key) : s.keys - key < F::KEYS ? (int)(s.keys - key) - 1 : F::KEYS;
             if (ahead < F::KEYS - 1)            /* else the tile is left of the diagonal altogether, as most are */
 #pragma unroll
                 for (int i = 0; i < F::M * F::KEYS / 2; i++) {
                     const int m = i / (F::KEYS / 2), h = i % 4 / 2, j = i % (F::KEYS / 2) / 4;
-                    if (j * 8 + lane % 4 * 2 + i % 2 > ahead + 16 * m + 8 * h + lane / 4)
+                    if (j * 8 + lane % 4 * 2 + i % 2 > ahead + (causal ? 16 * m + 8 * h + lane / 4 : 0))
                         p[m][j][i % 4] = -INFINITY;
                 }
 #pragma unroll
@@ -85,7 +103,7 @@ flash_forward_tiles(T *out, float *lse, const T *qkv, int64_t blocks, Sizes s)
         copies_done();
         __syncthreads();                        /* values are there, and all have done with the keys */
         if (key + F::KEYS < end)
-            load_tile<F::KEYS, PAD, F::THREADS>(k, in + s.size, ld, key + F::KEYS, s);
+            load_tile<F::KEYS, PAD, F::THREADS>(k, of_k, in.row, key + F::KEYS, s.keys, s);
         if (seen)
             add_product<PAD>(sum, p, v);
     }
@@ -98,9 +116,9 @@ flash_forward_tiles(T *out, float *lse, const T *qkv, int64_t blocks, Sizes s)
         all += __shfl_xor_sync(~0u, all, 2);
         if (row >= s.tokens)
             continue;
-        store_row<PAD>(out + ((at.batch * s.tokens + row) * s.heads + at.head) * s.size, sum[m], h, 1 / all, s);
+        store_row<PAD>(out + row * s.heads * s.size, sum[m], h, 1 / all, s);
         if (lane % 4 == 0)
-            lse[(at.batch * s.heads + at.head) * s.tokens + row] = max[m][h] * s.scale + logf(all);
+            lse[row * s.sum_row] = max[m][h] * s.scale + logf(all);
     }
 }
 
@@ -112,6 +130,18 @@ void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
     FOR_TYPE(qkv.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
         typedef Forward<T, PAD> F;
         const int64_t blocks = (s.tokens + F::QUERIES - 1) / F::QUERIES;
-        LAUNCH_SHARED(F::BYTES, flash_forward_tiles<T, PAD>, blocks * s.heads * s.batch, F::THREADS, data<T>(out),
-                      data<float>(lse), data<T>(qkv), blocks, s)));
+        LAUNCH_SHARED(F::BYTES, (flash_forward_tiles<T, T, PAD, false>), blocks * s.heads * s.batch, F::THREADS,
+                      data<T>(out), data<float>(lse), heads_of<T>(qkv, s), blocks, s)));
+}
+
+void flash_block_forward_kernel(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
+{
+    Sizes s = sizes_of_chunk(q, k, v, causal, "flash_block_forward");
+
+    s.wide = s.wide && aligned(out);
+    FOR_TYPE(q.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
+        typedef Forward<T, PAD> F;
+        const int64_t blocks = (s.tokens + F::QUERIES - 1) / F::QUERIES;
+        LAUNCH_SHARED(F::BYTES, (flash_forward_tiles<T, float, PAD, true>), blocks * s.heads * s.batch, F::THREADS,
+                      data<float>(out), data<float>(lse), heads_of_chunk<T>(q, k, v, s), blocks, s)));
 }

@@ -1,6 +1,7 @@
 /* A linear and GELU as one matmul of cuBLASLt's, whose epilogue applies bias and GELU, or GELU's slope, to sums that
  * are still in registers. It has such matmuls for some sizes and places only; for others, the matmul and GELU follow
- * one another, which costs another read and write.
+ * one another, which costs another read and write. So they do, with --autotune on, where that takes less time (llm.c
+ * has the epilogue off by default, on Hopper too).
  *
  * NVIDIA's documentation doesn't say which GELU it is. It is the tanh form, as in ops.h: PyTorch takes this epilogue
  * for that form alone. How tanh is computed is the library's choice, so floats don't go this way: 1e-5 would be too
@@ -29,16 +30,26 @@ const char *linear_gelu_unfused(DType dtype)
 
 void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, Tensor bias)
 {
-    if (x.dtype != F32 && matmul_lt(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, out, x, weight, bias, up, 0))
-        return;
-    linear_forward_kernel(up, x, weight, bias);
-    gelu_forward_kernel(out, up);
+    const auto apart = [&] {
+        linear_forward_kernel(up, x, weight, bias);
+        gelu_forward_kernel(out, up);
+    };
+
+    if (x.dtype == F32)
+        apart();
+    else
+        matmul_with(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, out, x, weight, bias, up, apart);
 }
 
 void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tensor up)
 {
-    if (up.dtype != F32 && matmul_lt(CUBLASLT_EPILOGUE_DGELU, d_up, d_out, weight, NONE, up, 0))
-        return;
-    linear_backward_input_kernel(d_up, d_out, weight);
-    gelu_backward_kernel(d_up, d_up, up);
+    const auto apart = [&] {
+        linear_backward_input_kernel(d_up, d_out, weight);
+        gelu_backward_kernel(d_up, d_up, up);
+    };
+
+    if (up.dtype == F32)
+        apart();
+    else
+        matmul_with(CUBLASLT_EPILOGUE_DGELU, d_up, d_out, weight, NONE, up, apart);
 }

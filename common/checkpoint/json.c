@@ -24,20 +24,21 @@ void json_write(const char *path, cJSON *json)
     cJSON_Delete(json);
 }
 
-cJSON *json_read(const char *path, int file, int error)
+cJSON *json_read(OpenFile from)
 {
     enum { LIMIT = 1 << 24 };
+    const char *path = from.path;
     struct stat s;
 
-    if (file < 0 || fstat(file, &s))
-        fail("%s: %s", path, strerror(file < 0 ? error : errno));
+    if (from.file < 0 || fstat(from.file, &s))
+        fail("%s: %s", path, strerror(from.file < 0 ? -from.file : errno));
     if (!S_ISREG(s.st_mode) || s.st_size > LIMIT)
         fail("%s: a JSON file of at most %d bytes is needed, and this is %s", path, LIMIT,
              S_ISREG(s.st_mode) ? bytes_text(s.st_size) : "not a regular file");
-    char *text = calloc(s.st_size + 1, 1);
-    if (!text || pread(file, text, s.st_size, 0) != s.st_size)
+    char *text = host_alloc(s.st_size, path);
+    if (pread(from.file, text, s.st_size, 0) != s.st_size)
         fail("%s could not be read", path);
-    close(file);
+    close(from.file);
     cJSON *json = cJSON_ParseWithLengthOpts(text, s.st_size + 1, NULL, true);
     if (!cJSON_IsObject(json) || (off_t)strlen(text) != s.st_size)
         fail("%s: not a JSON object", path);
@@ -197,13 +198,9 @@ void config_check(const cJSON *config, const char *path, Config c)
 
 char *checkpoint_text(const TrainState *s)
 {
-    char *text;
-
-    if (asprintf(&text, "step %lld, optimizer_step %lld, tokens %lld, seed %llu, history %016llx", (long long)s->step,
-                 (long long)s->optimizer_step, (long long)s->tokens, (unsigned long long)s->seed,
-                 (unsigned long long)s->history) < 0)
-        fail("no memory for a checkpoint's name");
-    return text;
+    return new_text("step %lld, optimizer_step %lld, tokens %lld, seed %llu, history %016llx", (long long)s->step,
+                    (long long)s->optimizer_step, (long long)s->tokens, (unsigned long long)s->seed,
+                    (unsigned long long)s->history);
 }
 
 /* By hand: cJSON's numbers are doubles. */

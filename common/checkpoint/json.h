@@ -5,11 +5,11 @@
 
 #include <cjson/cJSON.h>
 
+#include "directory.h"
 #include "../checkpoint.h"
 #include "../model.h"
 
-cJSON *json_read(const char *path, int file, int error);    /* an object, of an open file, which it closes; -1: it
-                                                               could not be opened, and error is the errno */
+cJSON *json_read(OpenFile from);                        /* an object; closes the file */
 void json_write(const char *path, cJSON *json);         /* and deletes it */
 
 /* "step 100, ...": all that tells this checkpoint from others, the same in each of its files. */

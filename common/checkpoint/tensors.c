@@ -17,7 +17,7 @@
 #include "../data.h"
 #include "../error.h"
 #include "../formats.h"
-#include "../print.h"
+#include "../outputs.h"
 #include "../safetensors.h"
 
 /* What safetensors.h found wrong, if anything. */
@@ -36,9 +36,7 @@ static SafeTensor *tensors_of(const Layout *layout, const char *prefix, SafeTens
         const ParamInfo *p = &layout->table[i];
         *to = (SafeTensor){.dims = p->vector ? 1 : 2, .shape = {p->rows, p->vector ? 0 : p->cols}};
         strcpy(to->dtype, dtype_name(REAL));
-        if (asprintf(&to->name, "%s%s", prefix, p->name) < 0)
-            fail("no memory for names");
-        to++;
+        to++->name = new_text("%s%s", prefix, p->name);
     }
     return to;
 }
@@ -59,9 +57,7 @@ static void write_parts(const Safetensors *file, int first, const AdamW *optimiz
     for (int i = 0; i < optimizer->count; i++) {
         const Part *part = &optimizer->parts[i];
         const Tensor t = which_of(part, which);
-        real *host = malloc(tensor_count(t) * sizeof *host + 1);
-        if (!host)
-            fail("no memory for %s on their way to %s", bytes_text(tensor_bytes(t)), file->path);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, file->path);
         tensor_to_host(host, t);
         for (Stretch s = {0}; layout_next(optimizer->layout, (Range){part->first, tensor_count(t)}, &s);)
             if (s.param->owned)
@@ -106,17 +102,15 @@ static Safetensors create_shared(const char *path, SafeTensor *tensors, int coun
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
 {
     const int count = optimizer->layout->parameters;
-    SafeTensor *tensors = calloc(2 * count, sizeof *tensors);
-    char *final = path_of(directory, "", NULL), *tmp = path_of(directory, ".tmp", NULL), *path[CHECKPOINT_FILES];
+    SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
+    char *final = output_place("save", directory), *tmp = new_text("%s.tmp", final), *path[CHECKPOINT_FILES];
 
-    if (!tensors)
-        fail("no memory for names");
     state.optimizer_step = optimizer->step;
     char *text = checkpoint_text(&state);
     comm_allow(3.0 * sizeof(real) * model_parameters(optimizer->layout->config));
     error_cleanup(tmp);                         /* by whichever rank fails */
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
-        path[i] = path_of(tmp, "", checkpoint_file[i]);
+        path[i] = new_text("%s/%s", tmp, checkpoint_file[i]);
         error_cleanup(path[i]);
     }
     if (comm_rank(world) == 0) {
@@ -160,7 +154,7 @@ typedef struct {
 } Files;
 
 struct Checkpoint {
-    char *trainer_path;                 /* for messages */
+    OpenDirectory from;
     cJSON *trainer;                     /* NULL: weights only */
     Files model, optimizer;
 };
@@ -195,10 +189,8 @@ static void check_shape(Found f, const ParamInfo *p)
 /* Hugging Face may write the output projection too. Here it is the embedding, whose stretch was read to x. */
 static void check_tied(Found output, Stretch s, const real *x)
 {
-    real *y = malloc(s.count * sizeof *y + 1);
+    real *y = host_alloc(s.count * sizeof *y, output.file->path);
 
-    if (!y)
-        fail("no memory for the output projection");
     check_shape(output, s.param);
     check(safetensors_read(output.file, output.tensor, s.in_whole, s.count, y, REAL == F64));
     for (int64_t k = 0; k < s.count; k++)
@@ -213,14 +205,10 @@ static void check_tied(Found output, Stretch s, const real *x)
 static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Which which)
 {
     const Layout *layout = optimizer->layout;
-    Found *found = calloc(layout->parameters, sizeof *found), output = find(in, "embed_out.weight");
+    Found *found = host_alloc(layout->parameters * sizeof *found, "names"), output = find(in, "embed_out.weight");
 
-    if (!found)
-        fail("no memory for names");
     for (int i = 0; i < layout->parameters; i++) {
-        char *name;
-        if (asprintf(&name, "%s%s", prefix, layout->table[i].name) < 0)
-            fail("no memory for names");
+        char *name = new_text("%s%s", prefix, layout->table[i].name);
         found[i] = find(in, name);
         if (!found[i].tensor)
             fail("%s: %s is missing%s", in.file->path, name, in.count > 1 ? ", and in the other files too" : "");
@@ -230,9 +218,7 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
     for (int i = 0; i < optimizer->count; i++) {
         const Part *part = &optimizer->parts[i];
         const Tensor t = which_of(part, which);
-        real *host = malloc(tensor_count(t) * sizeof *host + 1);
-        if (!host)
-            fail("no memory for %s on their way from %s", bytes_text(tensor_bytes(t)), in.file->path);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, in.file->path);
         for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);) {
             const Found f = found[s.parameter];
             real *x = host + s.in_range;
@@ -254,61 +240,49 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
 }
 
 /* Adds one to the files. */
-static void open_safetensors(Files *to, const OpenDirectory *from, const char *name, int file, int error)
+static void open_safetensors(Files *to, OpenFile from)
 {
-    char *path = path_of(from->path, "", name);
-
     to->file = realloc(to->file, (to->count + 1) * sizeof *to->file);
     if (!to->file)
-        fail("no memory for %s", path);
-    if (file < 0)
-        fail("%s: %s", path, strerror(error));
-    check(safetensors_take(&to->file[to->count++], path, file));
-    free(path);
-}
-
-static cJSON *open_json(const OpenDirectory *from, int which)
-{
-    char *path = path_of(from->path, "", checkpoint_file[which]);
-    cJSON *json = json_read(path, from->file[which], from->error[which]);
-
-    free(path);
-    return json;
+        fail("no memory for %s", from.path);
+    if (from.file < 0)
+        fail("%s: %s", from.path, strerror(-from.file));
+    check(safetensors_take(&to->file[to->count++], from.path, from.file));
 }
 
 /* model.safetensors, or else the files that an index names, by tensor: {"weight_map": {NAME: FILE, ...}}. */
 static Files open_model(const OpenDirectory *from)
 {
-    char *path = path_of(from->path, "", "model.safetensors.index.json");
     Files model = {NULL, 0};
-    const int file = from->error[MODEL_FILE] == ENOENT ? directory_open_file(from, strrchr(path, '/') + 1) : -1;
+    OpenFile index = {NULL, -ENOENT};
 
-    if (file < 0) {
-        open_safetensors(&model, from, checkpoint_file[MODEL_FILE], from->file[MODEL_FILE], from->error[MODEL_FILE]);
-        free(path);
+    if (from->file[MODEL_FILE].file == -ENOENT)
+        index = directory_file(from, "model.safetensors.index.json");
+    if (index.file < 0) {
+        open_safetensors(&model, from->file[MODEL_FILE]);
+        free(index.path);
         return model;
     }
-    cJSON *index = json_read(path, file, 0);
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map"), *entry;
+    cJSON *json = json_read(index);
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map"), *entry;
     if (!cJSON_IsObject(map) || !map->child)
-        fail("%s: \"weight_map\" must be an object that names a file for each tensor", path);
+        fail("%s: \"weight_map\" must be an object that names a file for each tensor", index.path);
     cJSON_ArrayForEach(entry, map) {
         const char *name = cJSON_GetStringValue(entry);
         if (!name || !*name || strchr(name, '/'))
-            fail("%s: %s is said to be in %s, but the name of a file in the same directory is needed", path,
+            fail("%s: %s is said to be in %s, but the name of a file in the same directory is needed", index.path,
                  entry->string, cJSON_PrintUnformatted(entry));
-        char *of_name = path_of(from->path, "", name);
         bool known = false;
         for (int i = 0; i < model.count && !known; i++)
-            known = !strcmp(model.file[i].path, of_name);
+            known = !strcmp(strrchr(model.file[i].path, '/') + 1, name);
         if (!known) {
-            const int descriptor = directory_open_file(from, name);
-            open_safetensors(&model, from, name, descriptor, errno);
+            OpenFile one = directory_file(from, name);
+            open_safetensors(&model, one);
+            free(one.path);
         }
-        free(of_name);
     }
-    cJSON_Delete(index);
-    free(path);
+    cJSON_Delete(json);
+    free(index.path);
     return model;
 }
 
@@ -360,45 +334,39 @@ static void check_belongs(const char *path, const char *says, const char *traine
              trainer_path, trainer_says);
 }
 
-/* As it is now: when ranks look, another program may just be putting the next one in its place. */
+/* As it is now. NULL, and hash 0: another program was just putting the next one in its place. */
 static Checkpoint *open_now(const char *directory, Config c, TrainState *state)
 {
-    OpenDirectory from = directory_open(directory);
-    Checkpoint *new = calloc(1, sizeof *new);
-    char *config_path = path_of(from.path, "", checkpoint_file[CONFIG_FILE]);
-    char *moments_path = path_of(from.path, "", checkpoint_file[OPTIMIZER_FILE]);
+    Checkpoint *new = host_alloc(sizeof *new, "--load");
+    const OpenFile *file = new->from.file, *trainer = &file[TRAINER_FILE], *moments = &file[OPTIMIZER_FILE];
 
-    if (!new)
-        fail("no memory for --load");
-    new->trainer_path = path_of(from.path, "", checkpoint_file[TRAINER_FILE]);
-    state->weights_only = from.error[TRAINER_FILE] == ENOENT && from.error[OPTIMIZER_FILE] == ENOENT;
-    if (!state->weights_only)
-        for (int i = OPTIMIZER_FILE; i <= TRAINER_FILE; i++)
-            if (from.error[i] == ENOENT)
-                fail("%s/%s: %s, but %s is there: a checkpoint has both, and a model from elsewhere neither", from.path,
-                     checkpoint_file[i], strerror(ENOENT),
-                     checkpoint_file[i == TRAINER_FILE ? OPTIMIZER_FILE : TRAINER_FILE]);
-    cJSON *config = open_json(&from, CONFIG_FILE);
-    config_check(config, config_path, c);
-    new->model = open_model(&from);
+    state->hash = 0;
+    if (!directory_open(directory, &new->from)) {
+        free(new);
+        return NULL;
+    }
+    state->weights_only = trainer->file == -ENOENT && moments->file == -ENOENT;
+    if (!state->weights_only && (trainer->file == -ENOENT || moments->file == -ENOENT))
+        fail("%s: %s, but %s is there: a checkpoint has both, and a model from elsewhere neither",
+             (trainer->file < 0 ? trainer : moments)->path, strerror(ENOENT),
+             checkpoint_file[trainer->file < 0 ? OPTIMIZER_FILE : TRAINER_FILE]);
+    cJSON *config = json_read(file[CONFIG_FILE]);
+    config_check(config, file[CONFIG_FILE].path, c);
+    new->model = open_model(&new->from);
     state->hash = state->history = hash_of(new->model);
     if (!state->weights_only) {
-        new->trainer = open_json(&from, TRAINER_FILE);
-        trainer_read(new->trainer, new->trainer_path, state);
-        open_safetensors(&new->optimizer, &from, checkpoint_file[OPTIMIZER_FILE], from.file[OPTIMIZER_FILE],
-                         from.error[OPTIMIZER_FILE]);
+        new->trainer = json_read(*trainer);
+        trainer_read(new->trainer, trainer->path, state);
+        open_safetensors(&new->optimizer, *moments);
         char *text = checkpoint_text(state);
-        check_belongs(config_path, cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(config, "checkpoint")),
-                      new->trainer_path, text);
+        const cJSON *of = cJSON_GetObjectItemCaseSensitive(config, "checkpoint");
+        check_belongs(file[CONFIG_FILE].path, cJSON_GetStringValue(of), trainer->path, text);
         for (int i = 0; i < new->model.count; i++)
-            check_belongs(new->model.file[i].path, new->model.file[i].checkpoint, new->trainer_path, text);
-        check_belongs(moments_path, new->optimizer.file->checkpoint, new->trainer_path, text);
+            check_belongs(new->model.file[i].path, new->model.file[i].checkpoint, trainer->path, text);
+        check_belongs(moments->path, new->optimizer.file->checkpoint, trainer->path, text);
         free(text);
     }
     cJSON_Delete(config);
-    free(config_path);
-    free(moments_path);
-    directory_close(&from);
     return new;
 }
 
@@ -407,31 +375,32 @@ static void close_checkpoint(Checkpoint *c)
     close_files(&c->model);
     close_files(&c->optimizer);
     cJSON_Delete(c->trainer);
-    free(c->trainer_path);
+    directory_close(&c->from);
     free(c);
 }
 
 Checkpoint *checkpoint_open(const char *directory, Config config, TrainState *state)
 {
     enum { TRIES = 100 };                       /* a rank may find the next one already; in the end run_begin says so */
-    uint64_t *hashes = calloc(comm_size(world), sizeof *hashes);
+    uint64_t *hashes = host_alloc(comm_size(world) * sizeof *hashes, "comparing checkpoints");
 
-    if (!hashes)
-        fail("no memory for comparing checkpoints");
     for (int tries = 1;; tries++) {
         TrainState found = *state;
         Checkpoint *c = open_now(directory, config, &found);
         bool same = true;
+        if (!c && tries == TRIES)
+            fail("--load %s: another program replaced it %d times while its files were opened", directory, TRIES);
         comm_agree();                           /* a rank that failed would not come here */
         comm_gather_host(world, hashes, &found.hash, sizeof *hashes);
-        for (int r = 1; r < comm_size(world); r++)
-            same &= hashes[r] == hashes[0];
+        for (int r = 0; r < comm_size(world); r++)
+            same &= hashes[r] && hashes[r] == hashes[0];
         if (same || tries == TRIES) {
             free(hashes);
             *state = found;
             return c;
         }
-        close_checkpoint(c);
+        if (c)
+            close_checkpoint(c);
     }
 }
 
@@ -440,7 +409,7 @@ void checkpoint_load(Checkpoint *c, AdamW *optimizer, const TrainState *state)
     read_parts(c->model, "", optimizer, PARAMS);
     if (!state->weights_only) {
         optimizer->step = state->optimizer_step;
-        trainer_read_kept(c->trainer, c->trainer_path, state);
+        trainer_read_kept(c->trainer, c->from.file[TRAINER_FILE].path, state);
         read_parts(c->optimizer, "m.", optimizer, MOMENT_M);
         read_parts(c->optimizer, "v.", optimizer, MOMENT_V);
     }
@@ -453,10 +422,9 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
 {
     const int count = optimizer->layout->parameters;
     const int64_t seq = optimizer->layout->config.seq;
-    SafeTensor *tensors = calloc(count + 2, sizeof *tensors), *batch = tensors_of(optimizer->layout, "", tensors);
+    SafeTensor *tensors = host_alloc((count + 2) * sizeof *tensors, "names");
+    SafeTensor *batch = tensors_of(optimizer->layout, "", tensors);
 
-    if (!tensors)
-        fail("no memory for names");
     for (int i = 0; i < 2; i++) {
         batch[i] = (SafeTensor){.name = strdup(i ? "batch.targets" : "batch.inputs"), .dtype = "I64", .dims = 2,
                                 .shape = {sequences, seq}};
@@ -464,9 +432,7 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
     Safetensors file = create_shared(path, tensors, count + 2, NULL);
     write_parts(&file, 0, optimizer, GRADIENTS);
     if (comm_rank(world) == 0) {
-        int64_t *tokens = malloc((seq + 1) * sizeof *tokens);
-        if (!tokens)
-            fail("no memory for a sequence");
+        int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");
         for (int64_t g = 0; g < sequences; g++) {
             data_sequence(step, g, tokens);
             for (int i = 0; i < 2; i++)

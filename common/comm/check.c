@@ -22,11 +22,9 @@ void check_agreement(const Transfer *t, const char *name)
 {
     struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
     struct Call mine = {t->comm->operations, t->op, t->count, t->dtype, t->reduce, t->peer, ""}, *a, *b;
-    struct Call *all = calloc(t->comm->size, sizeof *all);
+    struct Call *all = host_alloc(t->comm->size * sizeof *all, "--check");
     char text[2][128];
 
-    if (!all)
-        fail("no memory for --check");
     snprintf(mine.name, sizeof mine.name, "%s", name);
     comm_gather(t->comm, all, &mine, sizeof mine, comm_op_name[t->op]);
     for (a = all, b = all + 1; b < all + t->comm->size; b++) {
@@ -68,10 +66,8 @@ static void *copy_of(Tensor t)
 
 static void *on_host(const void *data, int64_t bytes)
 {
-    void *host = malloc(bytes + 1);
+    void *host = host_alloc(bytes, "--check");
 
-    if (!host)
-        fail("no memory for --check's copy of %s", bytes_text(bytes));
     device_download(host, data, bytes);
     return host;
 }
@@ -89,10 +85,8 @@ static void fill_with_poison(void *host, DType dtype, int64_t count)
 
 static void *poison_on_host(Tensor t)
 {
-    void *host = malloc(tensor_bytes(t) + 1);
+    void *host = host_alloc(tensor_bytes(t), "--check");
 
-    if (!host)
-        fail("no memory for --check's copy of %s", bytes_text(tensor_bytes(t)));
     fill_with_poison(host, t.dtype, tensor_count(t));
     return host;
 }

@@ -27,9 +27,7 @@ Comm *comm_split(Comm *comm, int color, const char *name)
     watchdog_expect(0, world->rank, "");
     if (!part)
         return NULL;
-    Comm *c = malloc(sizeof *c), *last = world;
-    if (!c)
-        fail("no memory for the group %s", name);
+    Comm *c = host_alloc(sizeof *c, "a group"), *last = world;
     *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = part};
     while (last->next)
         last = last->next;
@@ -64,10 +62,8 @@ Range comm_part(const Comm *comm, int64_t count)
 
 double comm_sum(Comm *comm, double x)
 {
-    double *all = malloc(comm->size * sizeof *all), sum = 0;
+    double *all = host_alloc(comm->size * sizeof *all, "a sum"), sum = 0;
 
-    if (!all)
-        fail("no memory for %d numbers", comm->size);
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     comm_wait_begins();
@@ -112,10 +108,50 @@ static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
     }
 }
 
+void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements)
+{
+    comm->used[op] = true;
+    op = op == SHIFT ? SEND : op;
+    comm->predicted_calls[op] += calls;
+    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(dtype);
+}
+
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
 {
-    comm->predicted_calls[op] += calls;
-    comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(REAL);
+    comm_predict_as(comm, op, REAL, calls, elements);
+}
+
+static bool connected;
+
+/* While a library connects them, a rank that fails ends the others at once: they may wait where they can't agree. */
+bool comm_connect(void)
+{
+    const bool starting = comm_starting;
+
+    comm_agree();
+    comm_starting = false;
+    for (Comm *c = world; c; c = c->next) {
+        bool *all = host_alloc(c->size * sizeof c->used, "what the ranks of a group will send");
+        comm_gather(c, all, c->used, sizeof c->used, "what the other ranks will send");
+        for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* predictions may be one rank's alone */
+            c->used[i % sizeof c->used] |= all[i];
+        free(all);
+        if (c->size > 1 && comm_transport->connect)
+            comm_transport->connect(c);
+    }
+    comm_starting = starting;
+    connected = true;
+    return comm_transport->connect != NULL;
+}
+
+static void check_connected(const Transfer *t)
+{
+    const Comm *c = t->comm;
+    const int op = t->shift ? SHIFT : t->op == RECV ? SEND : t->op;
+
+    if (connected ? !c->used[op] : comm_transport->connect != NULL)
+        fail("%s in group %s: its ranks are not connected for it; comm_predict must name all that a group will do, and "
+             "memory_plan comes after it", t->shift ? "shift" : comm_op_name[op], c->name);
 }
 
 int comm_account(CommAccount *accounts, int most)
@@ -176,7 +212,7 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
 static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, Reduce reduce, int peer, int tag)
 {
     Transfer t = {.comm = comm, .op = op, .reduce = reduce, .out = out.data, .in = in.data,
-                  .count = tensor_count(whole), .dtype = whole.dtype, .peer = peer, .tag = tag};
+                  .count = tensor_count(whole), .dtype = whole.dtype, .peer = peer, .tag = tag, .shift = tag == SHIFT_TAG};
     int64_t bytes = 0;
 
     comm->operations += op < SEND;              /* messages are not for all ranks to count */
@@ -190,16 +226,15 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
             device_copy(out.data, in.data, tensor_bytes(in));
         return NULL;
     }
-    Request *q = calloc(1, sizeof *q);
-    if (!q)
-        fail("no memory for a request");
+    check_connected(&t);
+    Request *q = host_alloc(sizeof *q, "a request");
     q->comm = comm, q->op = op, q->peer = peer, q->operation = comm->operations, q->out = out, q->in = in;
     if (options.check && op < SEND)
         check_agreement(&t, whole.name);
     if (options.check)
         check_begin(q, &t);
-    t.tag %= TAGS;
-    q->span = trace_transfer_begin(comm_op_name[op]);
+    t.tag &= TAGS - 1;
+    q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
         pretend_begin(q, t, bytes);
     t.operation = comm->operations;
@@ -303,9 +338,13 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
 
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
 {
-    if (peer < 0 || peer >= comm->size || peer == comm->rank)
-        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name,
-             comm->size);
+    const int n = comm->size, away = (peer - comm->rank + n) % n;
+
+    if (peer < 0 || peer >= n || away == 0)
+        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name, n);
+    if (away != 1 && away != n - 1)
+        fail("%s of %s: rank %d is no neighbour of rank %d in group %s, which has %d: messages go to the next rank, or "
+             "to the one before", op, t.name, peer, comm->rank, comm->name, n);
 }
 
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)
@@ -332,32 +371,32 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
     return q;
 }
 
+static void wait_for(Request *q)
+{
+    comm_wait(&q);
+}
+
 void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce)
 {
-    Request *q = comm_start_all_reduce(comm, t, reduce);
-    comm_wait(&q);
+    wait_for(comm_start_all_reduce(comm, t, reduce));
 }
 
 void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_reduce_scatter(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_reduce_scatter(comm, out, in));
 }
 
 void comm_all_gather(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_all_gather(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_all_gather(comm, out, in));
 }
 
 void comm_all_to_all(Comm *comm, Tensor out, Tensor in)
 {
-    Request *q = comm_start_all_to_all(comm, out, in);
-    comm_wait(&q);
+    wait_for(comm_start_all_to_all(comm, out, in));
 }
 
 void comm_broadcast(Comm *comm, Tensor t, int root)
 {
-    Request *q = comm_start_broadcast(comm, t, root);
-    comm_wait(&q);
+    wait_for(comm_start_broadcast(comm, t, root));
 }

@@ -9,6 +9,7 @@
 
 #include "transport.h"
 #include "../error.h"
+#include "../formats.h"
 
 typedef struct {
     MPI_Request request;
@@ -31,24 +32,51 @@ static MPI_Comm mpi_of(const Comm *comm)
     return ((Group *)comm->mpi)->direct;
 }
 
-/* What is only moved may be of any type; MPI's sums know none of the small floating-point ones. */
+/* MPI's sums know none of the small floating-point types: to it BF16 are integers of two bytes, which this adds. Each
+ * sum is rounded, as NCCL's are. */
+static void add_bf16(void *from, void *to, MPI_Count *count, MPI_Datatype *type)
+{
+    real a[256], b[256];
+
+    (void)type;
+    for (MPI_Count first = 0; first < *count; first += 256) {
+        const int n = *count - first < 256 ? *count - first : 256;
+        formats_read(a, (uint16_t *)from + first, BF16, n);
+        formats_read(b, (uint16_t *)to + first, BF16, n);
+        for (int i = 0; i < n; i++)
+            a[i] += b[i];
+        formats_write((uint16_t *)to + first, a, BF16, n);
+    }
+}
+
+static MPI_Op op_of(const Transfer *t)
+{
+    static MPI_Op bf16 = MPI_OP_NULL;
+
+    if (t->dtype != BF16)
+        return t->reduce == SUM ? MPI_SUM : MPI_MAX;
+    if (bf16 == MPI_OP_NULL)
+        MPI_Op_create_c(add_bf16, true, &bf16);
+    return bf16;
+}
+
+/* What is only moved may be of any type. */
 static MPI_Datatype type_of(const Transfer *t)
 {
     const int size = dtype_size(t->dtype);
 
-    if ((t->op == ALL_REDUCE || t->op == REDUCE_SCATTER) && t->dtype != F64 && t->dtype != F32 && t->dtype != I32)
-        fail("%s of %s in group %s: MPI reduces F64, F32 and I32 only", comm_op_name[t->op], dtype_name(t->dtype),
-             t->comm->name);
+    if ((t->op == ALL_REDUCE || t->op == REDUCE_SCATTER) && t->dtype != F64 && t->dtype != F32 && t->dtype != I32
+        && !(t->dtype == BF16 && t->reduce == SUM))
+        fail("%s of %s in group %s: MPI reduces F64, F32, I32 and sums of BF16 only", comm_op_name[t->op],
+             dtype_name(t->dtype), t->comm->name);
     return t->dtype == F64 ? MPI_DOUBLE : t->dtype == F32 ? MPI_FLOAT : size == 4 ? MPI_INT32_T
          : size == 2 ? MPI_INT16_T : MPI_INT8_T;
 }
 
 static void *keep(MPI_Comm mpi)
 {
-    Group *g = malloc(sizeof *g);
+    Group *g = host_alloc(sizeof *g, "a group of ranks");
 
-    if (!g)
-        fail("no memory for a group of ranks");
     g->direct = mpi;
     MPI_Comm_dup(mpi, &g->staged);
     return g;
@@ -143,10 +171,8 @@ _Noreturn void mpi_abort(int status)
 /* How a tensor is cut over a group: counts and offsets, which the handle keeps. */
 static void cut(Handle *h, const Comm *comm, int64_t count)
 {
-    h->counts = malloc(comm->size * sizeof *h->counts);
-    h->firsts = malloc(comm->size * sizeof *h->firsts);
-    if (!h->counts || !h->firsts)
-        fail("no memory for a collective over %d ranks", comm->size);
+    h->counts = host_alloc(comm->size * sizeof *h->counts, "a collective");
+    h->firsts = host_alloc(comm->size * sizeof *h->firsts, "a collective");
     for (int r = 0; r < comm->size; r++) {
         const Range part = range_part(count, r, comm->size);
         h->counts[r] = part.count;
@@ -156,10 +182,8 @@ static void cut(Handle *h, const Comm *comm, int64_t count)
 
 static Handle *new_handle(void)
 {
-    Handle *h = calloc(1, sizeof *h);
+    Handle *h = host_alloc(sizeof *h, "a transfer");
 
-    if (!h)
-        fail("no memory for a transfer");
     h->request = MPI_REQUEST_NULL;
     return h;
 }
@@ -174,7 +198,7 @@ static void *start(Transfer t)
 
     switch (t.op) {
     case ALL_REDUCE:
-        MPI_Iallreduce_c(MPI_IN_PLACE, out, t.count, type, t.reduce == SUM ? MPI_SUM : MPI_MAX, mpi, &h->request);
+        MPI_Iallreduce_c(MPI_IN_PLACE, out, t.count, type, op_of(&t), mpi, &h->request);
         break;
     case REDUCE_SCATTER:
         cut(h, t.comm, t.count);
@@ -182,11 +206,9 @@ static void *start(Transfer t)
             /* MPI wants no buffers that overlap, and MPICH's MPI_IN_PLACE ends the program where part 1 is larger than
              * part 0: it copies the one over the other, and part of itself */
             h->part_to = out, h->part_bytes = h->counts[t.comm->rank] * size;
-            out = h->part = malloc(h->part_bytes + 1);
-            if (!out)
-                fail("no memory for a part of %lld bytes", (long long)h->part_bytes);
+            out = h->part = host_alloc(h->part_bytes, "a part");
         }
-        MPI_Ireduce_scatter_c(in, out, h->counts, type, MPI_SUM, mpi, &h->request);
+        MPI_Ireduce_scatter_c(in, out, h->counts, type, op_of(&t), mpi, &h->request);
         break;
     case ALL_GATHER:
         cut(h, t.comm, t.count);

@@ -72,10 +72,8 @@ static void *start(Transfer t)
 {
     const int64_t bytes = t.count * dtype_size(t.dtype);
     const Range part = part_of(&t);
-    Staged *s = calloc(1, sizeof *s), **last = &under_way;
+    Staged *s = host_alloc(sizeof *s, "a transfer"), **last = &under_way;
 
-    if (!s)
-        fail("no memory for a transfer");
     s->t = t;
     s->t.staged = true;
     switch (t.op) {
@@ -135,7 +133,7 @@ static void upload(Staged *s)
 
 /* MPI wants a group's collectives in the same order from all ranks, and messages in theirs: so none overtakes another
  * on its way to MPI. */
-static void progress(void)
+static bool progress(void)
 {
     bool first = true;
 
@@ -150,6 +148,7 @@ static void progress(void)
             s->state = DONE;
         }
     }
+    return false;
 }
 
 static bool done(void *handle)

@@ -45,6 +45,7 @@ _Noreturn void comm_exit(int status)
         char all[world->size], mine = 0;
         watchdog_expect(comm_deadline(), world->rank, "end the program");
         comm_gather(world, all, &mine, 1, "the other ranks to end");
+        watchdog_expect(comm_deadline(), world->rank, "end the program");       /* it may have heard else meanwhile */
     }
     ended = true;
     while (comm_transport->end && !comm_transport->end() && clock_seconds() - begin < 10)
@@ -131,35 +132,31 @@ void comm_begin(int *argc, char ***argv)
     watchdog_expect(0, world->rank, "");
     if (world->size == 1)
         watchdog_stop();                        /* nobody is waited for */
-    if (transport_nccl && world->size > 1)
-        transport_nccl->prepare();
     comm_starting = true;
     comm_waiting_begins();
     error_end_with(end_all);
     atexit(at_exit);
 }
 
-static int nccl_digits(int version, int unit)          /* 22803: 2.28.3 */
-{
-    return version / unit % 100;
-}
-
-/* Why NCCL can't carry: which two ranks have the same GPU, or which has an old NCCL; false: it can. */
+/* Why NCCL can't carry: which two ranks would have the same GPU, or which has none; false: it can. */
 static bool nccl_cannot(char text[256])
 {
-    struct Place { char host[64], gpu[PLACE_TEXT]; int machine, ranks, gpus, nccl; };
-    struct Place mine = {.machine = machine, .ranks = local_size, .gpus = device_count()};
-    struct Place *all = calloc(world->size, sizeof *all);
+    struct Place { char host[64], gpu[DEVICE_PLACE]; int machine, ranks, gpus; };
+    struct Place mine = {.machine = machine, .ranks = local_size};
+    struct Place *all = host_alloc(world->size * sizeof *all, "a table of ranks");
     bool found = false;
-    int needed;
 
-    if (!all)
-        fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
-    transport_nccl->place(mine.gpu);
-    mine.nccl = transport_nccl->version(&needed);
+    watchdog_expect(comm_deadline(), world->rank, "find its GPU");
+    mine.gpus = device_find(local_rank, mine.gpu);
+    watchdog_expect(0, world->rank, "");
     comm_agree();                               /* a rank that failed would not come here */
     comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
+    for (int r = 0; r < world->size && !found; r++)
+        if (all[r].gpus == 0) {
+            snprintf(text, 256, "rank %d finds no GPU on %s", r, all[r].host);
+            found = true;
+        }
     for (int a = 0; a < world->size; a++)
         for (int b = a + 1; b < world->size && !found; b++)
             if (all[a].machine == all[b].machine && !strcmp(all[a].gpu, all[b].gpu)) {
@@ -167,13 +164,6 @@ static bool nccl_cannot(char text[256])
                          b, all[a].gpu, all[a].host, all[a].ranks, all[a].gpus, all[a].gpus == 1 ? "" : "s");
                 found = true;
             }
-    for (int r = 0; r < world->size && !found; r++)
-        if (all[r].nccl < needed) {
-            snprintf(text, 256, "rank %d has NCCL %d.%d.%d, and from %d.%d on it can connect several pairs of ranks at "
-                     "once", r, nccl_digits(all[r].nccl, 10000), nccl_digits(all[r].nccl, 100),
-                     nccl_digits(all[r].nccl, 1), nccl_digits(needed, 10000), nccl_digits(needed, 100));
-            found = true;
-        }
     free(all);
     return found;
 }
@@ -196,10 +186,11 @@ const char *comm_choose(void)
         return words;
     if (transport_nccl && !nccl_cannot(why)) {
         comm_transport = transport_nccl;
+        comm_transport->prepare();
         return comm_transport->name;
     }
     if (options.comm == COMM_NCCL)
-        fail("--comm nccl, but %s%s", why, strstr(why, " share GPU ") ? ": NCCL wants one for each rank" : "");
+        fail("--comm nccl, but %s: NCCL wants one for each rank", why);
     snprintf(words, sizeof words, "MPI, through the host's memory: %s",
              transport_nccl ? why : "this build is without NCCL");
     return words;
@@ -224,24 +215,20 @@ void comm_started(void)
 void comm_same(const char *lines)
 {
     const int64_t length = strlen(lines) + 1;
-    int64_t *lengths = calloc(world->size, sizeof *lengths), room = 0;
+    int64_t *lengths = host_alloc(world->size * sizeof *lengths, "comparing options"), room = 0;
 
-    if (!lengths)
-        fail("no memory for comparing options");
     comm_agree();                               /* a rank that failed would not come here */
     comm_gather(world, lengths, &length, sizeof length, "the other ranks' options");
     for (int r = 0; r < world->size; r++)
         room = lengths[r] > room ? lengths[r] : room;
-    char *all = calloc(world->size + 1, room), *mine = all + world->size * room;
-    if (!all)
-        fail("no memory for comparing options");
+    char *all = host_alloc((world->size + 1) * room, "comparing options"), *mine = all + world->size * room;
     strcpy(mine, lines);
     comm_agree();
     comm_gather(world, all, mine, room, "the other ranks' options");
     for (int r = 1; r < world->size; r++) {
         const char *a = all, *b = all + r * room;
-        while (*a && *b && strcspn(a, "\n") == strcspn(b, "\n") && !strncmp(a, b, strcspn(a, "\n")))
-            a += strcspn(a, "\n") + 1, b += strcspn(b, "\n") + 1;
+        for (size_t n; *a && *b && (n = strcspn(a, "\n")) == strcspn(b, "\n") && !strncmp(a, b, n);)
+            a += n + (a[n] == '\n'), b += n + (b[n] == '\n');
         a = *a || !*b ? a : "nothing more", b = *b || !*a ? b : "nothing more";
         if (*a || *b)
             fail_usage("rank 0 has %.*s, but rank %d %.*s: all ranks must have the same", (int)strcspn(a, "\n"), a, r,
@@ -253,12 +240,11 @@ void comm_same(const char *lines)
 
 char *comm_rank_table(void)
 {
-    struct Process { char host[64]; int pid; } mine = {.pid = getpid()}, *all = calloc(world->size, sizeof *all);
+    struct Process { char host[64]; int pid; } mine = {.pid = getpid()};
+    struct Process *all = host_alloc(world->size * sizeof *all, "a table of ranks");
     const size_t size = 128 * (size_t)world->size + 1;
-    char *table = calloc(size, 1), *to = table;
+    char *table = host_alloc(size, "a table of ranks"), *to = table;
 
-    if (!all || !table)
-        fail("no memory for a table of %d ranks", world->size);
     gethostname(mine.host, sizeof mine.host - 1);
     comm_gather(world, all, &mine, sizeof mine, "the other ranks to start");
     for (int r = 0; r < world->size; r++)

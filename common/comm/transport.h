@@ -12,6 +12,7 @@ struct Comm {
     int rank, size;
     void *mpi, *nccl;                           /* what MPI and NCCL know the group by */
     int64_t operations;                         /* started so far */
+    bool used[COMM_OPS + 1];                    /* comm_predict has named it; the last: SHIFT */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
     Comm *next;                                 /* of all groups, in the order of their making */
 };
@@ -30,11 +31,11 @@ typedef struct {
     int64_t count;
     DType dtype;
     int peer, tag;
+    bool shift;                                 /* SEND, RECV: a half of comm_start_shift's; the send comes first */
     bool rendezvous;                            /* SEND: doesn't end before its RECV has begun */
     bool staged;                                /* for MPI: by staged.c */
 } Transfer;
 
-enum { PLACE_TEXT = 32 };
 typedef struct {
     const char *name;
     void *(*start)(Transfer t);
@@ -43,14 +44,16 @@ typedef struct {
     bool (*done)(void *handle);
 
     /* The rest may be NULL. */
-    void (*prepare)(void);                      /* before the device is taken, where there are several ranks */
-    void (*progress)(void);                     /* of all transfers; fails if one has failed */
+    void (*prepare)(void);                      /* before the device is taken */
+    bool (*progress)(void);                     /* of all transfers; fails if one has failed. True: the device still has
+                                                 * some of those to do that are done for the host */
     bool (*pending)(void *handle);              /* the device hasn't come to its start: nobody else is waited for */
     bool (*unfinished)(Transfer *t, double *since);     /* one that is done, but which the device still waits for, and
                                                          * since when: the oldest */
+    /* Before the first transfer, of groups of more than one in the order of their making: what comm->used names. Waits
+     * for the group's ranks, maybe inside a library. */
+    void (*connect)(Comm *comm);
     bool (*end)(void);                          /* to be called until true, before the program ends */
-    void (*place)(char text[PLACE_TEXT]);       /* which GPU this rank has, if no two ranks may have the same */
-    int (*version)(int *needed);                /* 22803: 2.28.3; it works from the needed one on */
 } Transport;
 
 extern const Transport transport_mpi;           /* tensors in the host's memory */
@@ -73,8 +76,8 @@ void mpi_alarm(const char text[ALARM_TEXT]);
 int mpi_alarmed(char text[ALARM_TEXT]);         /* who has sent one, with its text; -1: nobody. Lets transfers go on. */
 
 /* MPI promises tags to 32,767 only. So only 12 bits of a message's tag travel, which is enough, since messages are
- * received in the order sent. The numbers above them are for what --pretend and --check send, and for NCCL's ids. */
-enum { TAGS = 4096, SHIFT_TAG = TAGS - 1, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS, NCCL_TAG };
+ * received in the order sent. The numbers above them are for what --pretend and --check send. */
+enum { SHIFT_TAG = -1, TAGS = 4096, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS };
 
 /* ---- groups.c ---- */
 
@@ -112,6 +115,11 @@ void comm_gather(Comm *comm, void *all, const void *mine, int64_t bytes, const c
 
 extern char alarm_fails[ALARM_TEXT];            /* the alarm of a rank that ends the others, and has said why */
 double comm_deadline(void);                     /* --timeout, with what comm_allow adds; 0: there is none */
+/* For a transport whose calls wait by themselves: NCCL's, and CUDA's where a queue is full, which it stays while a
+ * transfer doesn't end. There only the watchdog keeps the time; it hears once a second from a rank whose device has
+ * transfers to do. todo: what the rank has until the deadline to do, and NULL: nothing; now: not a second later. */
+void comm_watch(const char *todo, bool now);
+void comm_transfer_begins(void);
 void comm_waiting_begins(void);                 /* from now on the device, and signals, are looked after */
 
 void comm_wait_begins(void);                    /* what passes between these two is comm_waited's */

@@ -13,6 +13,7 @@
 #include "../error.h"
 #include "../options.h"
 #include "transport.h"
+#include "watchdog.h"
 
 char alarm_fails[ALARM_TEXT] = "fails";
 
@@ -78,10 +79,29 @@ static void answer_alarm(const char *doing)
         stalled(clock_seconds() - went_on < options.timeout ? "was stopped, and goes on" : doing, asker, text);
 }
 
-static void progress(void)
+void comm_watch(const char *todo, bool now)
+{
+    static double said;
+    static bool watched;
+
+    if ((!watched && !todo) || (watched && !now && clock_seconds() - said < 1))
+        return;
+    said = clock_seconds();
+    watched = todo != NULL;
+    watchdog_expect(todo ? comm_deadline() : 0, world->rank, todo ? todo : "");
+}
+
+static const char *const beside_transfers = "go on beside its GPU's transfers";
+
+void comm_transfer_begins(void)
+{
+    comm_watch(beside_transfers, false);
+}
+
+static void progress(bool now)
 {
     if (comm_transport->progress)
-        comm_transport->progress();
+        comm_watch(comm_transport->progress() ? beside_transfers : NULL, now);
 }
 
 void comm_allow(double bytes)
@@ -89,6 +109,7 @@ void comm_allow(double bytes)
     enum { SLOW_DISK = 10000000 };              /* bytes a second: one that is slower has stopped */
 
     allowed = bytes / SLOW_DISK;
+    progress(true);                             /* the watchdog must know it too */
 }
 
 /* MPI's own waits spin, and ranks that share a core would spin against each other's work: this one yields, and looks at
@@ -116,7 +137,7 @@ void comm_wait_for(const Transport *by, void **handle, const Comm *comm, const c
             if (options.timeout && now - begin > options.timeout + allowed)
                 stalled(doing, -1, NULL);
         }
-        progress();
+        progress(false);
         sched_yield();
     }
     *handle = NULL;
@@ -124,7 +145,7 @@ void comm_wait_for(const Transport *by, void **handle, const Comm *comm, const c
 
 void comm_progress(void)
 {
-    progress();
+    progress(false);
     answer_alarm("computes");
 }
 
@@ -141,7 +162,7 @@ static void while_device_works(double seconds)
 
     stopped = seconds < now - looked ? 0 : stopped + fmax(0, now - looked - 1);
     looked = now;
-    progress();
+    progress(false);
     if (waits && t.op >= SEND)
         snprintf(doing, sizeof doing, "waits for %s %s rank %d of group %s, on its GPU", comm_op_name[t.op],
                  t.op == SEND ? "to" : "from", t.peer, t.comm->name);

@@ -115,6 +115,11 @@ static real *tokens_of(Tensor t, int64_t b, int64_t first, int64_t head)
     return row(t, (b * t.shape[1] + first) * t.shape[2] + head);
 }
 
+int64_t attention_block_queries(void)
+{
+    return QUERIES;
+}
+
 /* scores has room for each head's share, so heads are what threads divide; sequences and queries follow each other. */
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {
@@ -203,7 +208,7 @@ void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
 
 #pragma omp parallel for
     for (int64_t i = 0; i < count; i++) {
-        const real *o = row(out, 0) + i * D, *d_o = row(d_out, 0) + i * D;
+        const real *o = load(out, i * D, D, 0), *d_o = load(d_out, i * D, D, 1);
         real dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int64_t j = 0; j < D; j++)

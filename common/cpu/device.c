@@ -161,6 +161,11 @@ int64_t device_memory_available(void)
     return least == INT64_MAX ? -1 : least < 0 ? 0 : least;
 }
 
+int64_t device_memory_beside(void)
+{
+    return 0;
+}
+
 int64_t device_memory_reserved(void)
 {
     return 0;
@@ -295,13 +300,30 @@ const char *device_identity(void)
     return "";
 }
 
+int device_multiprocessors(void)
+{
+    return 0;
+}
+
+void device_lend(int multiprocessors)
+{
+    (void)multiprocessors;
+}
+
+int device_multiprocessors_left(void)
+{
+    return 0;
+}
+
 bool device_is_host(void)
 {
     return true;
 }
 
-int device_count(void)
+int device_find(int local_rank, char place[DEVICE_PLACE])
 {
+    (void)local_rank;
+    place[0] = '\0';
     return 0;
 }
 

@@ -283,7 +283,7 @@ void cross_entropy_max_kernel(Tensor max, Tensor logits)
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = row(logits, i);
+        const real *in = load(logits, i * width, width, 0);
         real most = in[0];
 #pragma omp simd reduction(max : most)
         for (int64_t j = 0; j < width; j++)
@@ -298,7 +298,7 @@ void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor ta
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = row(logits, i), most = row(max, 0)[i];
+        const real *in = load(logits, i * width, width, 0), most = row(max, 0)[i];
         const int32_t target = ids_of(targets)[i];
         real sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -455,12 +455,15 @@ void tensor_fill_kernel(Tensor t, double value)
 void tensor_add_kernel(Tensor to, Tensor from)
 {
     const int64_t count = tensor_count(to);
-    const real *in = from.data;
     real *x = to.data;
 
-#pragma omp parallel for simd
-    for (int64_t i = 0; i < count; i++)
-        x[i] += in[i];
+#pragma omp parallel for
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        const int64_t n = piece(first, count);
+        const real *in = load(from, first, n, 0);
+        for (int64_t i = 0; i < n; i++)
+            x[first + i] += in[i];
+    }
 }
 
 void transpose_rows_kernel(Tensor out, Tensor in)
@@ -470,5 +473,5 @@ void transpose_rows_kernel(Tensor out, Tensor in)
 #pragma omp parallel for collapse(2)
     for (int64_t y = 0; y < Y; y++)
         for (int64_t x = 0; x < X; x++)
-            memcpy(row(out, y * X + x), row(in, x * Y + y), W * sizeof(real));
+            memcpy(element(out, (y * X + x) * W), element(in, (x * Y + y) * W), W * dtype_size(in.dtype));
 }

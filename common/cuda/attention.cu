@@ -157,6 +157,11 @@ static Matrix tokens_of(Tensor t, int64_t b, int64_t first)
     return from(all, b * t.shape[1] + first, 0);
 }
 
+int64_t attention_block_queries(void)
+{
+    return QUERIES;
+}
+
 /* Half 0 or 1 of the workspace (2, A, Q, K). */
 static Matrix half_of(Tensor scores, int64_t half)
 {

@@ -1,19 +1,19 @@
-/* The device as a GPU: one stream, in which everything is queued in the order of the calls, so that memory can change
- * hands without anybody waiting; a pool, because cudaFree waits for the whole device; and events, which tell when the
- * GPU was where, on the host's clock. */
+/* The device as a GPU: one stream, in which everything is queued in the order of the calls; what the GPU is and can do;
+ * and events, which tell when it was where, on the host's clock. */
 #include <cuda_runtime.h>
+#include <errno.h>
 #include <nvtx3/nvToolsExt.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "device_cuda.h"
 #include "../error.h"
-#include "../memory.h"
-#include "../print.h"
 
 static cudaDeviceProp gpu;
 static char name[320];
@@ -21,6 +21,7 @@ static int threads;
 static cudaStream_t stream;
 static cudaEvent_t waited_for;
 static bool tf32;
+static int lent;
 
 void cuda_check(cudaError_t error, const char *call, const char *file, int line)
 {
@@ -44,8 +45,8 @@ void device_while_waiting(void (*l)(double seconds))
     look = l;
 }
 
-/* Not a call that blocks: what this GPU waits for may be another rank, which waits for what this host should do. */
-static void wait_for(cudaEvent_t event)
+/* Not by a call that blocks: what this GPU waits for may be another rank, which waits for what this host should do. */
+void cuda_wait(cudaEvent_t event)
 {
     const double begin = clock_seconds();
 
@@ -61,23 +62,52 @@ static void wait_for(cudaEvent_t event)
 void device_wait(void)
 {
     CUDA(cudaEventRecord(waited_for, stream));
-    wait_for(waited_for);
+    cuda_wait(waited_for);
 }
 
 /* ---- The start ---- */
 
-int device_count(void)
-{
+typedef struct {
+    char place[DEVICE_PLACE];
     int count;
+} Found;
 
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+static Found find(int local_rank)
+{
+    Found f = {};
+
+    if (cudaGetDeviceCount(&f.count) != cudaSuccess || f.count == 0
+        || cudaDeviceGetPCIBusId(f.place, DEVICE_PLACE, local_rank % f.count) != cudaSuccess) {
         cudaGetLastError();                     /* heard: no later call shall report it */
-        return 0;
+        return Found{};
     }
-    return count;
+    return f;
 }
 
-static void upload_begin(void);
+/* CUDA reads its environment when it is first called, so a process of its own calls it. Where CUDA was called already,
+ * by an MPI that knows it, it works in no such process. */
+int device_find(int local_rank, char place[DEVICE_PLACE])
+{
+    Found f = {};
+    int ends[2];
+
+    if (pipe(ends))
+        fail("no pipe to a process that looks for GPUs: %s", strerror(errno));
+    const pid_t child = fork();
+    if (child == 0) {
+        f = find(local_rank);
+        _exit(write(ends[1], &f, sizeof f) != sizeof f);
+    }
+    close(ends[1]);
+    if (child < 0 || read(ends[0], &f, sizeof f) != sizeof f || f.count == 0)
+        f = find(local_rank);
+    close(ends[0]);
+    if (child > 0)
+        waitpid(child, NULL, 0);
+    memcpy(place, f.place, DEVICE_PLACE);
+    return f.count;
+}
+
 static void events_begin(void);
 
 void device_prepare(char **argv)
@@ -101,7 +131,7 @@ void device_init(int local_rank, int local_ranks, int wanted)
     threads = threads < 1 ? 1 : threads;
     omp_set_num_threads(threads);               /* the host's loops: initial weights */
     snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor);
-    upload_begin();
+    memory_begin(local_rank % count);
     events_begin();
     matmul_begin();
 }
@@ -128,6 +158,21 @@ const char *device_identity(void)
 bool device_is_host(void)
 {
     return false;
+}
+
+int device_multiprocessors(void)
+{
+    return gpu.multiProcessorCount;
+}
+
+void device_lend(int multiprocessors)
+{
+    lent = multiprocessors;
+}
+
+int device_multiprocessors_left(void)
+{
+    return device_multiprocessors() - lent;
 }
 
 int device_capability(void)
@@ -232,189 +277,6 @@ double device_peak_flops(DType dtype)
     return 0;
 }
 
-/* ---- Memory ---- */
-
-/* What was given back, for the next one that asks for as much: programs ask for the same sizes again and again. */
-typedef struct Kept {
-    struct Kept *next;
-    void *data;
-    int64_t bytes;
-} Kept;
-
-static Kept *kept;
-static int64_t reserved, kept_bytes;
-
-static int64_t rounded(int64_t bytes)
-{
-    return bytes < 512 ? 512 : (bytes + 511) / 512 * 512;
-}
-
-/* cudaFree waits for all streams, and meanwhile this host does nothing for other ranks. So it first does all that it
- * can while the GPU comes to where it is. */
-static void give_all_back(void)
-{
-    device_wait();
-    while (kept) {
-        Kept *k = kept;
-        kept = k->next;
-        CUDA(cudaFree(k->data));
-        reserved -= k->bytes;
-        kept_bytes -= k->bytes;
-        free(k);
-    }
-}
-
-/* Not zeroed; NULL: the GPU has no more. */
-static void *take(int64_t wanted)
-{
-    const int64_t bytes = rounded(wanted);
-    void *data;
-
-    for (Kept **at = &kept; *at; at = &(*at)->next)
-        if ((*at)->bytes == bytes) {
-            Kept *k = *at;
-            data = k->data;
-            *at = k->next;
-            kept_bytes -= bytes;
-            free(k);
-            return data;
-        }
-    cudaError_t error = cudaMalloc(&data, bytes);
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        give_all_back();
-        error = cudaMalloc(&data, bytes);
-    }
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        return NULL;
-    }
-    cuda_check(error, "cudaMalloc(&data, bytes)", __FILE__, __LINE__);
-    reserved += bytes;
-    return data;
-}
-
-void *device_alloc(int64_t bytes)
-{
-    void *data = take(bytes);
-
-    if (data)
-        device_zero(data, bytes);
-    return data;
-}
-
-void device_free(void *data, int64_t bytes)
-{
-    Kept *k = (Kept *)malloc(sizeof *k);
-
-    if (!k)
-        fail("no memory for the list of what is free on the GPU");
-    k->next = kept, k->data = data, k->bytes = rounded(bytes);
-    kept = k;
-    kept_bytes += k->bytes;
-}
-
-void *device_scratch(int64_t bytes)
-{
-    void *data = take(bytes);
-
-    if (!data)
-        fail("an operator needs %s of scratch memory, but the GPU has no more: %s; %s would need less",
-             bytes_text(bytes), memory_in_use(), memory_remedy(MEM_WORKSPACE));
-    return data;
-}
-
-void device_scratch_free(void *data, int64_t bytes)
-{
-    device_free(data, bytes);
-}
-
-int64_t device_memory_available(void)
-{
-    size_t free_now, total;
-
-    CUDA(cudaMemGetInfo(&free_now, &total));
-    return (int64_t)free_now + kept_bytes;
-}
-
-int64_t device_memory_reserved(void)
-{
-    return reserved;
-}
-
-void device_zero(void *data, int64_t bytes)
-{
-    CUDA(cudaMemsetAsync(data, 0, bytes, stream));
-}
-
-void device_copy(void *to, const void *from, int64_t bytes)
-{
-    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
-}
-
-void device_download(void *to, const void *from, int64_t bytes)
-{
-    device_wait();
-    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-    CUDA(cudaStreamSynchronize(stream));
-}
-
-void *device_host_alloc(int64_t bytes)
-{
-    void *data;
-    const cudaError_t error = cudaHostAlloc(&data, bytes ? bytes : 1, cudaHostAllocDefault);
-
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        return NULL;
-    }
-    cuda_check(error, "cudaHostAlloc(&data, bytes)", __FILE__, __LINE__);
-    return data;
-}
-
-void device_download_start(void *to, const void *from, int64_t bytes)
-{
-    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-}
-
-void device_upload_start(void *to, const void *from, int64_t bytes)
-{
-    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
-}
-
-/* Uploads pass through a ring of pinned memory: the caller's buffer is free when the host has copied it, and the copy
- * to the GPU is queued like any work. The host waits only when the ring has gone round and the GPU has not. */
-enum { SLOTS = 16 };
-static const int64_t SLOT = 1 << 20;            /* bytes */
-
-static struct {
-    void *data;
-    cudaEvent_t empty;
-} ring[SLOTS];
-
-static void upload_begin(void)
-{
-    for (int i = 0; i < SLOTS; i++) {
-        CUDA(cudaHostAlloc(&ring[i].data, SLOT, cudaHostAllocDefault));
-        CUDA(cudaEventCreateWithFlags(&ring[i].empty, cudaEventDisableTiming));
-    }
-}
-
-void device_upload(void *to, const void *from, int64_t bytes)
-{
-    static int next;
-
-    for (int64_t done = 0; done < bytes; done += SLOT) {
-        const int i = next;
-        const int64_t n = bytes - done < SLOT ? bytes - done : SLOT;
-        wait_for(ring[i].empty);
-        memcpy(ring[i].data, (const char *)from + done, n);
-        CUDA(cudaMemcpyAsync((char *)to + done, ring[i].data, n, cudaMemcpyHostToDevice, stream));
-        CUDA(cudaEventRecord(ring[i].empty, stream));
-        next = (next + 1) % SLOTS;
-    }
-}
-
 /* ---- Events ---- */
 
 /* CUDA tells the time between two events, in float milliseconds: exact to a microsecond for some seconds only. So
@@ -463,7 +325,7 @@ static void anchor_add(double now)
 static void events_begin(void)
 {
     anchor_add(clock_seconds());
-    wait_for(anchors[0].event);
+    cuda_wait(anchors[0].event);
     anchors[0].seconds = clock_seconds();
     anchors_known = 1;
 }
@@ -509,7 +371,7 @@ double device_event_seconds(DeviceEvent *event)
 
     if (!p)
         return event->seconds;
-    wait_for(p->event);                         /* and so are all anchors before it reached */
+    cuda_wait(p->event);                         /* and so are all anchors before it reached */
     for (; anchors_known <= p->anchor; anchors_known++) {
         const Anchor *before = &anchors[anchors_known - 1];
         anchors[anchors_known].seconds = before->seconds + seconds_between(before->event, anchors[anchors_known].event);

@@ -1,4 +1,4 @@
-/* What the files of the CUDA backend share beside device.h: checked calls, scratch memory. */
+/* What the files of the CUDA backend share beside device.h: checked calls, waiting, scratch memory. */
 #ifndef DEVICE_CUDA_H
 #define DEVICE_CUDA_H
 
@@ -19,6 +19,12 @@ void cuda_check(cudaError_t error, const char *call, const char *file, int line)
  * as its last reader is queued: whoever gets it next is queued behind. */
 void *device_scratch(int64_t bytes);
 void device_scratch_free(void *data, int64_t bytes);
+
+/* Until the GPU has come to it; meanwhile the host looks after other ranks. */
+void cuda_wait(cudaEvent_t event);
+
+/* memory.cu: before anything is taken. */
+void memory_begin(int device);
 
 /* matmul.cu: creates what its libraries need, which they take from the GPU by themselves. At the start: so memory_plan
  * finds it gone. */

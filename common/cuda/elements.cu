@@ -120,19 +120,29 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t n)
 
 /* ---- rotary positions ---- */
 
-/* A block turns the pairs of a row's q and k, head by head; v, the last third of each head, has no position. */
-template <typename T>
-__global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t positions, int heads, int half,
+/* A block turns the pairs of a row's q and k, head by head, N pairs a thread; v, the last third of each head, has no
+ * position. */
+template <typename T, int N>
+__global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t positions, unsigned heads, unsigned half,
                           float direction)
 {
     EACH_ROW(i, rows) {
         const float *cosine = rope + i % positions * 2 * half, *sine = cosine + half;
-        EACH_COLUMN(e, 1, (int64_t)2 * heads * half) {
-            const int part = (int)e / half, j = (int)e % half;
+        for (unsigned e = threadIdx.x; e < 2 * heads * half / N; e += blockDim.x) {
+            const unsigned part = e / (half / N), j = e % (half / N) * N;
             T *x = qkv + (i * heads * 3 + part / 2 * 3 + part % 2) * 2 * half + j;
-            const float c = cosine[j], s = direction * sine[j], a = number(x[0]), b = number(x[half]);
-            set(&x[0], a * c - b * s);
-            set(&x[half], b * c + a * s);
+            float a[N], b[N], c[N], s[N];
+            load(a, x, N);
+            load(b, x + half, N);
+            load(c, cosine + j, N);
+            load(s, sine + j, N);
+            for (int k = 0; k < N; k++) {
+                const float first = a[k], turn = direction * s[k];
+                a[k] = first * c[k] - b[k] * turn;
+                b[k] = b[k] * c[k] + first * turn;
+            }
+            store(x, a, N);
+            store(x + half, b, N);
         }
     }
 }
@@ -140,10 +150,11 @@ __global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t posit
 void rope_kernel(Tensor qkv, Tensor rope, bool back)
 {
     const int64_t rows = tensor_rows(qkv), D = tensor_width(rope), heads = tensor_width(qkv) / (3 * D);
+    const bool wide = D / 2 * dtype_size(qkv.dtype) % 16 == 0;
 
-    FOR_TYPE(qkv.dtype, T,
-        LAUNCH(rope_rows<T>, row_blocks(rows), row_threads(heads * D, 1), data<T>(qkv), data<float>(rope), rows,
-               rope.shape[0], (int)heads, (int)D / 2, back ? -1.0f : 1.0f));
+    FOR_TYPE(qkv.dtype, T, PACKED(wide && aligned(qkv) && aligned(rope, 32), T, N,
+        LAUNCH(rope_rows<T, N>, row_blocks(rows), row_threads(heads * D, N), data<T>(qkv), data<float>(rope), rows,
+               rope.shape[0], (unsigned)heads, (unsigned)D / 2, back ? -1.0f : 1.0f)));
 }
 
 /* ---- plain memory ---- */
@@ -211,7 +222,7 @@ void tensor_fill_kernel(Tensor t, double value)
         LAUNCH(fill_all<N>, blocks(count, N), THREADS, data<float>(t), (float)value, count));
 }
 
-template <int N> __global__ void add_all(float *to, const float *from, int64_t count)
+template <typename T, int N> __global__ void add_all(float *to, const T *from, int64_t count)
 {
     EACH_PACK(i, N, count) {
         float v[N], add[N];
@@ -227,13 +238,13 @@ void tensor_add_kernel(Tensor to, Tensor from)
 {
     const int64_t count = tensor_count(to);
 
-    PACKED(aligned(to) && aligned(from), float, N,
-        LAUNCH(add_all<N>, blocks(count, N), THREADS, data<float>(to), data<float>(from), count));
+    FOR_TYPE(from.dtype, T, PACKED(aligned(to) && aligned(from), float, N,
+        LAUNCH(add_all<T, N>, blocks(count, N), THREADS, data<float>(to), data<T>(from), count)));
 }
 
 /* A warp copies a row, so that short rows keep all of a block's threads busy. */
-template <int N>
-__global__ void transpose_rows_all(float *out, const float *in, int64_t X, int64_t Y, int64_t W)
+template <typename T, int N>
+__global__ void transpose_rows_all(T *out, const T *in, int64_t X, int64_t Y, int64_t W)
 {
     EACH_WARP_ROW(i, X * Y) {
         const int64_t y = i / X, x = i % X;
@@ -249,9 +260,9 @@ void transpose_rows_kernel(Tensor out, Tensor in)
 {
     const int64_t X = in.shape[0], Y = in.shape[1], W = in.shape[2];
 
-    PACKED(W % 4 == 0 && aligned(out) && aligned(in), float, N,
-        LAUNCH(transpose_rows_all<N>, warp_row_blocks(X * Y), dim3(WARP, THREADS / WARP), data<float>(out),
-               data<float>(in), X, Y, W));
+    FOR_TYPE(in.dtype, T, PACKED(W % (16 / (int)sizeof(T)) == 0 && aligned(out) && aligned(in), T, N,
+        LAUNCH(transpose_rows_all<T, N>, warp_row_blocks(X * Y), dim3(WARP, THREADS / WARP), data<T>(out), data<T>(in),
+               X, Y, W)));
 }
 
 /* ---- AdamW (Loshchilov & Hutter 2019) ---- */

@@ -299,7 +299,13 @@ static inline Matrix rows_of(Tensor t)
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count);
 
-/* ---- rows.cu: sum (W) += the rows of t (R, W) ---- */
+/* ---- layernorm.cu ---- */
+
+/* sum (W) += the rows of t (R, W). */
 void column_sums(Tensor sum, Tensor t);
+
+/* layernorm_backward, and d_sum (W) += the rows of d_x as it is then; or NONE. */
+void layernorm_backward_sums(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_sum, Tensor d_out, Tensor x,
+                             Tensor stats, Tensor weight);
 
 #endif

@@ -1,16 +1,18 @@
-/* Matmuls: cuBLAS's, and cuBLASLt's for operands in fp8 and for a bias; and what stands around them: quantization.
+/* Matmuls, by cuBLASLt.
  *
- * One stream, one workspace, and the algorithm that the library picks for a shape: the same sums in every run. */
+ * One stream, one workspace, and for each kind of matmul the algorithm that the library names first: the same sums in
+ * every run. With --autotune on it is the fastest of those that it names, which need not be the same one in every run.
+ * All parts of a sum that are computed apart stay float until they are added. */
 #include <cublas_v2.h>
-#include <cuda_fp8.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../error.h"
+#include "../options.h"
 #include "cublas.cuh"
 #include "kernel.cuh"
-
-/* ---- the libraries ---- */
 
 #define CUBLAS(call) cublas_check(call, #call, __FILE__, __LINE__)
 static void cublas_check(cublasStatus_t status, const char *call, const char *file, int line)
@@ -19,8 +21,7 @@ static void cublas_check(cublasStatus_t status, const char *call, const char *fi
         fail("%s (%s:%d): %s", call, file, line, cublasGetStatusString(status));
 }
 
-/* Scratch memory, of the size that cuBLAS takes for itself on the largest GPUs. With memory of its own it would be free
- * to choose anew. */
+/* Scratch memory, of the size that cuBLAS takes for itself on the largest GPUs. */
 static const int64_t WORKSPACE = 32 << 20;
 
 static void *matmul_workspace(void)
@@ -32,19 +33,19 @@ static void *matmul_workspace(void)
     return data;
 }
 
-static cublasHandle_t cublas(void)
+static cublasLtHandle_t cublas_lt(void)
 {
-    static cublasHandle_t handle;
+    static cublasLtHandle_t handle;
 
-    if (!handle) {
-        CUBLAS(cublasCreate(&handle));
-        CUBLAS(cublasSetStream(handle, (cudaStream_t)device_stream()));
-        CUBLAS(cublasSetWorkspace(handle, matmul_workspace(), WORKSPACE));
-        /* parts of a sum that are computed apart stay float until they are added */
-        CUBLAS(cublasSetMathMode(handle, (cublasMath_t)(CUBLAS_DEFAULT_MATH
-                                                        | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
-    }
+    if (!handle)
+        CUBLAS(cublasLtCreate(&handle));
     return handle;
+}
+
+void matmul_begin(void)
+{
+    cublas_lt();
+    matmul_workspace();
 }
 
 static cudaDataType_t cuda_type(DType dtype)
@@ -68,328 +69,279 @@ static cublasComputeType_t compute_type(DType dtype)
     return dtype == F32 && device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-/* cuBLAS counts columns first: our rows are its columns, so it sees every matrix transposed. c^T = b^T a^T then takes
- * the operands in the other order, and nothing moves. */
-void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
-            float beta, Matrix c, int64_t count)
-{
-    const cublasOperation_t op_a = a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t op_b = b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cudaDataType_t type = cuda_type(a.dtype), type_c = cuda_type(c.dtype);
-    const cublasComputeType_t compute = compute_type(a.dtype);
+/* ---- one kind of matmul, and how it is done ---- */
 
-    if (count == 1)
-        CUBLAS(cublasGemmEx_64(cublas(), op_b, op_a, n, m, k, &alpha, b.data, type, b.ld, a.data, type, a.ld, &beta,
-                               c.data, type_c, c.ld, compute, CUBLAS_GEMM_DEFAULT));
-    else
-        CUBLAS(cublasGemmStridedBatchedEx_64(cublas(), op_b, op_a, n, m, k, &alpha, b.data, type, b.ld, b.stride,
-                                             a.data, type, a.ld, a.stride, &beta, c.data, type_c, c.ld, c.stride, count,
-                                             compute, CUBLAS_GEMM_DEFAULT));
-}
+/* c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c, `count` times, as in kernel.cuh; and what ends it. */
+typedef struct {
+    bool a_transposed, b_transposed;
+    int64_t m, n, k;
+    float alpha;
+    Matrix a, b;
+    float beta;
+    Matrix c;
+    int64_t count;
+    cublasLtEpilogue_t epilogue;
+    const float *scale_a, *scale_b;             /* of fp8, on the device */
+    const void *bias;
+    void *up;
+} Product;
 
-/* ---- cuBLASLt: a matmul whose operands are fp8, or that ends with more than a sum ---- */
+/* All that the library's answer may depend on; of places, by how many bytes they can be divided. */
+typedef struct {
+    int64_t m, n, k, count, ld[3], stride[3];
+    int32_t type[3], alignment[3], transposed[2], epilogue, computed, multiprocessors;
+} Kind;
 
-/* The library is asked once for each kind of matmul how it would do it, if it can. */
 typedef struct Plan {
     struct Plan *next;
-    cublasLtEpilogue_t epilogue;
-    int64_t rows, k, m;
-    DType out, in, weight;
-    bool can;
+    Kind kind;
+    bool can;                                   /* the library has such a matmul */
     cublasLtMatmulDesc_t matmul;
-    cublasLtMatrixLayout_t layout_in, layout_weight, layout_out;
+    cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algorithm;
 } Plan;
 
-static cublasLtHandle_t cublas_lt(void)
+/* The largest power of two, up to 16 bytes, at whose multiples the matrices begin; no load is wider. */
+static int32_t alignment_of(const Matrix *m, int64_t count)
 {
-    static cublasLtHandle_t handle;
+    const uintptr_t places = (uintptr_t)m->data | (count > 1 ? m->stride * dtype_size(m->dtype) : 0);
+    int32_t bytes = 16;
 
-    if (!handle)
-        CUBLAS(cublasLtCreate(&handle));
-    return handle;
+    while (places % bytes)
+        bytes /= 2;
+    return bytes;
 }
 
-void matmul_begin(void)
+static Kind kind_of(const Product *x)
 {
-    cublas();
-    cublas_lt();
+    const Matrix *const matrices[] = {&x->a, &x->b, &x->c};
+    Kind kind;
+
+    memset(&kind, 0, sizeof kind);              /* it is compared byte by byte */
+    kind.m = x->m, kind.n = x->n, kind.k = x->k, kind.count = x->count;
+    kind.transposed[0] = x->a_transposed, kind.transposed[1] = x->b_transposed;
+    kind.epilogue = x->epilogue, kind.computed = compute_type(x->a.dtype);
+    kind.multiprocessors = device_multiprocessors_left();
+    for (int i = 0; i < 3; i++) {
+        kind.ld[i] = matrices[i]->ld;
+        kind.stride[i] = x->count > 1 ? matrices[i]->stride : 0;
+        kind.type[i] = cuda_type(matrices[i]->dtype);
+        kind.alignment[i] = alignment_of(matrices[i], x->count);
+    }
+    return kind;
 }
 
 #define SET(p, attribute, value) \
     CUBLAS(cublasLtMatmulDescSetAttribute((p)->matmul, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value)))
 #define PREFER(preference, attribute, value) \
-    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &(value), sizeof(value)))
+    CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##attribute, &(value), sizeof(value)))
 
-static bool is_fp8(DType dtype)
+/* Matrix i of a kind, stored as rows of `width`: the library counts columns first, so to it they are columns. */
+static cublasLtMatrixLayout_t layout_of(const Kind *kind, int i, int64_t rows, int64_t width)
 {
-    return dtype == E4M3 || dtype == E5M2;
-}
+    const int32_t count = kind->count;
+    cublasLtMatrixLayout_t layout;
 
-static void set_pointers(const Plan *p, Tensor in, Tensor weight, Tensor bias, Tensor up)
-{
-    if (is_fp8(p->in)) {
-        SET(p, A_SCALE_POINTER, weight.scale);
-        SET(p, B_SCALE_POINTER, in.scale);
+    CUBLAS(cublasLtMatrixLayoutCreate(&layout, (cudaDataType_t)kind->type[i], width, rows, kind->ld[i]));
+    if (count > 1) {
+        CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &kind->stride[i],
+                                                sizeof kind->stride[i]));
     }
-    if (bias.data)
-        SET(p, BIAS_POINTER, bias.data);
-    if (up.data)
-        SET(p, EPILOGUE_AUX_POINTER, up.data);
+    return layout;
 }
 
-/* For the library's column-first eyes: out^T (m, rows) = weight, transposed or not, times in^T (k, rows). */
-static Plan *new_plan(Plan wanted, Tensor in, Tensor weight, Tensor bias, Tensor up)
+static void set_pointers(const Plan *p, const Product *x)
 {
+    if (x->scale_a) {
+        SET(p, A_SCALE_POINTER, x->scale_b);    /* its A is our b */
+        SET(p, B_SCALE_POINTER, x->scale_a);
+    }
+    if (x->bias)
+        SET(p, BIAS_POINTER, x->bias);
+    if (x->up)
+        SET(p, EPILOGUE_AUX_POINTER, x->up);
+}
+
+/* c: where the product goes; the c that beta weighs is the product's own. */
+static void start(const Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algorithm, void *c)
+{
+    CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &x->alpha, x->b.data, p->b, x->a.data, p->a, &x->beta, x->c.data,
+                          p->c, c, p->c, algorithm, matmul_workspace(), WORKSPACE, (cudaStream_t)device_stream()));
+}
+
+/* Seconds of some runs, after one that may still load what it needs. */
+static double seconds_of(const Apart &run)
+{
+    run();
+    DeviceEvent begin = device_event();
+    for (int i = 0; i < 3; i++)
+        run();
+    DeviceEvent end = device_event();
+    const double began = device_event_seconds(&begin);
+    return device_event_seconds(&end) - began;
+}
+
+/* The fastest of the candidates, and its seconds; one that is hardly faster than those named before it isn't taken. */
+static double choose(Plan *p, const Product *x, const cublasLtMatmulHeuristicResult_t *candidates, int count)
+{
+    const int64_t bytes = ((x->count - 1) * x->c.stride + x->m * x->c.ld) * dtype_size(x->c.dtype);
+    double best = INFINITY;
+
+    if (device_memory_available() < 2 * bytes)  /* none to spare: it stays the first */
+        return 0;
+    set_pointers(p, x);
+    void *scratch = device_scratch(bytes);      /* c may be added to, so it is written once, at the end */
+    for (int i = 0; i < count; i++) {
+        const cublasLtMatmulAlgo_t *algorithm = &candidates[i].algo;
+        if (candidates[i].state != CUBLAS_STATUS_SUCCESS)
+            continue;
+        const double seconds = seconds_of([&] { start(p, x, algorithm, scratch); });
+        if (seconds < 0.98 * best)
+            best = seconds, p->algorithm = *algorithm;
+    }
+    device_scratch_free(scratch, bytes);
+    return best;
+}
+
+static const char *epilogue_text(int32_t epilogue)
+{
+    return epilogue == CUBLASLT_EPILOGUE_BIAS            ? " with a bias: it goes before"
+           : epilogue == CUBLASLT_EPILOGUE_DGELU         ? " with GELU's slope: it follows"
+           : epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? " with GELU: it follows"
+                                                         : ": cuBLAS's is taken";
+}
+
+/* c^T (n, m) = b^T a^T: so nothing moves. */
+static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
+{
+    enum { MOST = 8 };
+    const int wanted = options.autotune ? MOST : 1;
     Plan *p = (Plan *)malloc(sizeof *p);
-    const bool backward = wanted.epilogue == CUBLASLT_EPILOGUE_DGELU;
-    const cublasOperation_t of_weight = backward ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const cudaDataType_t type = cuda_type(wanted.weight);
-    const size_t most = WORKSPACE;
-    /* Parts of a sum stay float here too. With an epilogue there must be none: it may come to a sum of parts that is
-     * rounded already (github.com/pytorch/pytorch, pull request 180875). */
-    const uint32_t parts = wanted.epilogue == CUBLASLT_EPILOGUE_DEFAULT ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-                                                                        : CUBLASLT_REDUCTION_SCHEME_NONE;
+    const cublasOperation_t op_a = x->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t op_b = x->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const uint64_t most = WORKSPACE;
+    const uint32_t place_a = kind->alignment[0], place_b = kind->alignment[1], place_c = kind->alignment[2];
+    /* With an epilogue a sum isn't cut in parts: it may come to a sum that is rounded already
+     * (github.com/pytorch/pytorch, pull request 180875). */
+    const uint32_t parts = x->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                                                    : CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t best;
+    cublasLtMatmulHeuristicResult_t candidates[MOST];
+    Product any = *x;                           /* of later biases no more is known than that 16 divides their places */
     int found = 0;
 
     if (!p)
         fail("no memory for the plan of a matmul");
-    *p = wanted;
-    CUBLAS(cublasLtMatmulDescCreate(&p->matmul, compute_type(p->in), CUDA_R_32F));
-    SET(p, TRANSA, of_weight);
-    SET(p, EPILOGUE, p->epilogue);
-    if (up.data)
-        SET(p, EPILOGUE_AUX_LD, p->m);
-    bias.data = bias.data ? (void *)16 : NULL;  /* of later ones no more is known than that 16 divides them */
-    up.data = up.data ? (void *)16 : NULL;
-    set_pointers(p, in, weight, bias, up);
-    CUBLAS(backward ? cublasLtMatrixLayoutCreate(&p->layout_weight, type, p->m, p->k, p->m)
-                    : cublasLtMatrixLayoutCreate(&p->layout_weight, type, p->k, p->m, p->k));
-    CUBLAS(cublasLtMatrixLayoutCreate(&p->layout_in, cuda_type(p->in), p->k, p->rows, p->k));
-    CUBLAS(cublasLtMatrixLayoutCreate(&p->layout_out, cuda_type(p->out), p->m, p->rows, p->m));
+    memset(p, 0, sizeof *p);
+    p->kind = *kind;
+    CUBLAS(cublasLtMatmulDescCreate(&p->matmul, compute_type(x->a.dtype), CUDA_R_32F));
+    SET(p, TRANSA, op_b);
+    SET(p, TRANSB, op_a);
+    SET(p, EPILOGUE, x->epilogue);
+    if (kind->multiprocessors < device_multiprocessors())       /* the others are the transfers' beside it */
+        SET(p, SM_COUNT_TARGET, kind->multiprocessors);
+    if (x->up)
+        SET(p, EPILOGUE_AUX_LD, x->n);
+    any.bias = x->bias ? (void *)16 : NULL;     /* (pull request 194497 there) */
+    any.up = x->up ? (void *)16 : NULL;
+    set_pointers(p, &any);
+    p->a = x->a_transposed ? layout_of(kind, 0, x->k, x->m) : layout_of(kind, 0, x->m, x->k);
+    p->b = x->b_transposed ? layout_of(kind, 1, x->n, x->k) : layout_of(kind, 1, x->k, x->n);
+    p->c = layout_of(kind, 2, x->m, x->n);
     CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
-    PREFER(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most);
-    PREFER(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, parts);
-    /* by itself it counts on operands at multiples of 256 bytes; of a bias, on the 16 that matmul_lt asks for
-     * (pull request 194497 there) */
-    for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++) {
-        const uint32_t alignment = 16;
-        PREFER(preference, (cublasLtMatmulPreferenceAttributes_t)a, alignment);
-    }
-    p->can = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p->matmul, p->layout_weight, p->layout_in, p->layout_out,
-                                            p->layout_out, preference, 1, &best, &found) == CUBLAS_STATUS_SUCCESS
-             && found > 0 && best.state == CUBLAS_STATUS_SUCCESS;
+    PREFER(preference, MAX_WORKSPACE_BYTES, most);
+    PREFER(preference, REDUCTION_SCHEME_MASK, parts);
+    PREFER(preference, MIN_ALIGNMENT_A_BYTES, place_b);         /* its A is our b; by itself it counts on 256 */
+    PREFER(preference, MIN_ALIGNMENT_B_BYTES, place_a);
+    PREFER(preference, MIN_ALIGNMENT_C_BYTES, place_c);
+    PREFER(preference, MIN_ALIGNMENT_D_BYTES, place_c);
+    p->can = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p->matmul, p->b, p->a, p->c, p->c, preference, wanted,
+                                            candidates, &found) == CUBLAS_STATUS_SUCCESS
+             && found > 0 && candidates[0].state == CUBLAS_STATUS_SUCCESS;
     CUBLAS(cublasLtMatmulPreferenceDestroy(preference));
-    if (p->can)
-        p->algorithm = best.algo;
-    else
-        fprintf(stderr, "cuBLASLt has no matmul of (%lld, %lld) %s by %lld%s on this GPU\n", (long long)p->rows,
-                (long long)p->k, dtype_name(p->in), (long long)p->m,
-                p->epilogue == CUBLASLT_EPILOGUE_BIAS ? " with a bias: it goes before"
-                : p->epilogue == CUBLASLT_EPILOGUE_DGELU ? " with GELU's slope: it follows"
-                : p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? " with GELU: it follows" : "");
+    if (!p->can) {
+        fprintf(stderr, "cuBLASLt has no matmul of (%lld, %lld) %s by %lld%s on this GPU\n", (long long)x->m,
+                (long long)x->k, dtype_name(x->a.dtype), (long long)x->n, epilogue_text(kind->epilogue));
+        return p;
+    }
+    p->algorithm = candidates[0].algo;
+    if (options.autotune) {
+        const double seconds = choose(p, x, candidates, found);
+        p->can = !apart || seconds_of(*apart) >= seconds;
+    }
     return p;
 }
 
-bool matmul_lt(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up, float beta)
+/* False, and nothing was done: the library has no such matmul, or what it is made of is faster apart. */
+static bool product(const Product *x, const Apart *apart)
 {
     static Plan *plans;
-    const int64_t rows = tensor_rows(in), k = tensor_width(in), m = tensor_width(out);
-    const float one = 1;
+    const Kind kind = kind_of(x);
     Plan *p = plans;
 
-    if (k * dtype_size(in.dtype) % 16 || m * dtype_size(out.dtype) % 16 || !aligned(out) || !aligned(in)
-        || !aligned(weight) || !aligned(bias) || !aligned(up))
-        return false;
-    while (p && (p->epilogue != epilogue || p->rows != rows || p->k != k || p->m != m || p->out != out.dtype
-                 || p->in != in.dtype || p->weight != weight.dtype))
+    while (p && memcmp(&p->kind, &kind, sizeof kind))
         p = p->next;
-    if (!p)
-        p = plans = new_plan((Plan){plans, epilogue, rows, k, m, out.dtype, in.dtype, weight.dtype}, in, weight, bias,
-                             up);
-    if (!p->can)
-        return false;
-    set_pointers(p, in, weight, bias, up);
-    CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &one, weight.data, p->layout_weight, in.data, p->layout_in, &beta,
-                          out.data, p->layout_out, out.data, p->layout_out, &p->algorithm, matmul_workspace(),
-                          WORKSPACE, (cudaStream_t)device_stream()));
-    return true;
-}
-
-/* ---- linear ---- */
-
-template <typename T, int N> __global__ void fill_rows(T *out, const T *row, int64_t rows, int64_t width)
-{
-    EACH_ROW(i, rows)
-        EACH_COLUMN(j, N, width) {
-            float v[N];
-            load(v, row + j, N);
-            store(out + i * width + j, v, N);
-        }
-}
-
-/* Where cuBLASLt doesn't add it: the bias first, and the product added to it, so the sum of both is rounded once too,
- * but out is written, read and written again. Returns the product's beta. */
-static float begin_with(Tensor out, Tensor bias)
-{
-    const int64_t rows = tensor_rows(out), width = tensor_width(out);
-    const bool wide = width * dtype_size(out.dtype) % 16 == 0;
-
-    if (!bias.data)
-        return 0;
-    FOR_TYPE(out.dtype, T, PACKED(wide && aligned(out) && aligned(bias), T, N,
-        LAUNCH(fill_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(out), data<T>(bias), rows, width)));
-    return 1;
-}
-
-void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)
-{
-    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
-
-    if (bias.data && matmul_lt(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, 0))
-        return;
-    const float beta = begin_with(out, bias);
-    matmul(false, true, rows, m, k, 1, rows_of(x), rows_of(weight), beta, rows_of(out), 1);
-}
-
-void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
-{
-    const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
-
-    matmul(false, false, rows, k, m, 1, rows_of(d_out), rows_of(weight), 0, rows_of(d_x), 1);
-}
-
-__global__ void add_to_bf16(__nv_bfloat16 *to, const float *from, int64_t count)
-{
-    EACH_PACK(i, 1, count)
-        set(&to[i], number(to[i]) + from[i]);
-}
-
-void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
-{
-    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out), bytes = m * k * 4;
-
-    if (d_weight.dtype == BF16 && x.dtype != BF16) {            /* cuBLAS adds to bf16 from bf16 only */
-        const Matrix product = {device_scratch(bytes), F32, k, 0};
-        matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 0, product, 1);
-        LAUNCH(add_to_bf16, blocks(m * k, 1), THREADS, data<__nv_bfloat16>(d_weight), (float *)product.data, m * k);
-        device_scratch_free(product.data, bytes);
-    } else {
-        matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 1, rows_of(d_weight), 1);
+    if (!p) {
+        p = new_plan(&kind, x, apart);          /* which may make other plans, to time what is apart */
+        p->next = plans;
+        plans = p;
     }
-    if (d_bias.data)
-        column_sums(d_bias, d_out);
-}
-
-/* ---- fp8 ---- */
-
-/* A bias of floats is none of those that cuBLASLt adds to a product of fp8. */
-void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
-{
-    if (!aligned(out) || !aligned(x) || !aligned(weight))
-        fail("linear_fp8: %s, %s and %s must begin at multiples of 16 bytes", out.name, x.name, weight.name);
-    if (bias.data && bias.dtype != F32 && matmul_lt(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, 0))
-        return;
-    const float beta = add ? 1 : begin_with(out, bias);
-    if (!matmul_lt(CUBLASLT_EPILOGUE_DEFAULT, out, x, weight, NONE, NONE, beta))
-        fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU",
-             (long long)tensor_rows(x), (long long)tensor_width(x), dtype_name(x.dtype),
-             (long long)tensor_rows(weight), (long long)tensor_width(weight), dtype_name(weight.dtype),
-             dtype_name(out.dtype));
-}
-
-/* ---- quantization: the largest |x|, the scale, and x / scale rounded ---- */
-
-template <typename T, int N> __global__ void amax_parts(float *partial, const T *x, int64_t count)
-{
-    float max = 0, nan = 0;                             /* nan: NaN if there is NaN or Inf, which max may miss */
-
-    EACH_PACK(i, N, count) {
-        float v[N];
-        load(v, x + i, count - i);
-        for (int k = 0; k < N; k++) {
-            max = fmaxf(max, fabsf(v[k]));
-            nan += v[k] * 0;
-        }
+    if (p->can) {
+        set_pointers(p, x);
+        start(p, x, &p->algorithm, x->c.data);
     }
-    max = block_max(max) + block_sum(nan);
-    if (threadIdx.x == 0)
-        partial[blockIdx.x] = max;
+    return p->can;
 }
 
-__global__ void scale_of_parts(float *scale, const float *partial, int64_t count, float largest)
-{
-    float max = 0, nan = 0;
+/* ---- what operators call ---- */
 
-    EACH_COLUMN(i, 1, count) {
-        max = fmaxf(max, partial[i]);
-        nan += partial[i] * 0;
+static cublasHandle_t cublas(void)
+{
+    static cublasHandle_t handle;
+
+    if (!handle) {
+        CUBLAS(cublasCreate(&handle));
+        CUBLAS(cublasSetStream(handle, (cudaStream_t)device_stream()));
+        CUBLAS(cublasSetWorkspace(handle, matmul_workspace(), WORKSPACE));
+        CUBLAS(cublasSetMathMode(handle, (cublasMath_t)(CUBLAS_DEFAULT_MATH
+                                                        | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
     }
-    max = block_max(max) + block_sum(nan);
-    if (threadIdx.x == 0)
-        *scale = max == 0 ? 1 : max / largest;
+    return handle;
 }
 
-/* A block has a tile of TILE rows and columns, and a thread N neighbours of a row at a time. The tile passes through
- * shared memory: so both copies are written along their rows. Rows there lie 4 bytes further apart than they are long:
- * otherwise a column's bytes would all be in the same few banks. */
-enum { TILE = 64 };
-
-template <typename T, int N>
-__global__ void quantize_tiles(uint8_t *out, uint8_t *transposed, const T *x, const float *scale,
-                               __nv_fp8_interpretation_t format, int64_t rows, int64_t width)
+/* cuBLAS has all kinds of types that aren't fp8. */
+void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
+            float beta, Matrix c, int64_t count)
 {
-    __shared__ __align__(16) uint8_t tile[TILE][TILE + 4];
-    const int64_t across = (width + TILE - 1) / TILE;
-    const int64_t row = blockIdx.x / across * TILE, column = blockIdx.x % across * TILE;
-    const int along = threadIdx.x % (TILE / N) * N, step = THREADS / (TILE / N);
-    const float s = *scale;
+    const Product x = {a_transposed, b_transposed, m, n, k, alpha, a, b, beta, c, count, CUBLASLT_EPILOGUE_DEFAULT};
+    const cudaDataType_t type = cuda_type(a.dtype);
 
-    for (int r = threadIdx.x / (TILE / N); r < TILE && row + r < rows; r += step)
-        if (column + along < width) {
-            float v[N];
-            Pack<uint8_t, N> p;
-            load(v, x + (row + r) * width + column + along, N);
-            for (int k = 0; k < N; k++)
-                p.x[k] = __nv_cvt_float_to_fp8(v[k] / s, __NV_SATFINITE, format);
-            *(Pack<uint8_t, N> *)&tile[r][along] = p;
-            if (out)
-                *(Pack<uint8_t, N> *)&out[(row + r) * width + column + along] = p;
-        }
-    if (!transposed)
-        return;
-    __syncthreads();
-    for (int c = threadIdx.x / (TILE / N); c < TILE && column + c < width; c += step)
-        if (row + along < rows) {
-            Pack<uint8_t, N> p;
-            for (int k = 0; k < N; k++)
-                p.x[k] = tile[along + k][c];
-            *(Pack<uint8_t, N> *)&transposed[(column + c) * rows + row + along] = p;
-        }
+    if (!product(&x, NULL))
+        CUBLAS(cublasGemmStridedBatchedEx_64(cublas(), b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                             a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k, &alpha, b.data, type,
+                                             b.ld, b.stride, a.data, type, a.ld, a.stride, &beta, c.data,
+                                             cuda_type(c.dtype), c.ld, c.stride, count, compute_type(a.dtype),
+                                             CUBLAS_GEMM_DEFAULT));
 }
 
-void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
+void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
+                 const Apart &apart)
 {
-    const int64_t rows = tensor_rows(x), width = tensor_width(x), count = rows * width;
-    const int64_t tiles = ((rows + TILE - 1) / TILE) * ((width + TILE - 1) / TILE);
-    const Tensor any = out.data ? out : transposed;
-    const bool fours = rows % 4 == 0 && width % 4 == 0 && aligned(out, 4) && aligned(transposed, 4) && aligned(x);
-    enum { PARTS = 1024 };
-    float *partial = (float *)device_scratch(PARTS * 4);
+    const int64_t k = tensor_width(in), n = tensor_width(out);
+    const Product x = {false, epilogue != CUBLASLT_EPILOGUE_DGELU, tensor_rows(in), n, k, 1, rows_of(in),
+                       rows_of(weight), 0, rows_of(out), 1, epilogue, in.scale, weight.scale, bias.data, up.data};
+    const bool can = k * dtype_size(in.dtype) % 16 == 0 && n * dtype_size(out.dtype) % 16 == 0 && aligned(out)
+                     && aligned(in) && aligned(weight) && aligned(bias) && aligned(up);
 
-    FOR_TYPE(x.dtype, T,
-        PACKED(aligned(x), T, N,
-            const int64_t parts = clamped(blocks(count, N), 1, PARTS);
-            LAUNCH(amax_parts<T, N>, parts, THREADS, partial, data<T>(x), count);
-            LAUNCH(scale_of_parts, 1, THREADS, any.scale, partial, parts, any.dtype == E4M3 ? 448.0f : 57344.0f));
-        const __nv_fp8_interpretation_t format = any.dtype == E4M3 ? __NV_E4M3 : __NV_E5M2;
-        if (fours)
-            LAUNCH(quantize_tiles<T, 4>, tiles, THREADS, data<uint8_t>(out), data<uint8_t>(transposed), data<T>(x),
-                   any.scale, format, rows, width);
-        else
-            LAUNCH(quantize_tiles<T, 1>, tiles, THREADS, data<uint8_t>(out), data<uint8_t>(transposed), data<T>(x),
-                   any.scale, format, rows, width));
-    device_scratch_free(partial, PARTS * 4);
+    if (!can || !product(&x, &apart))
+        apart();
+}
+
+bool matmul_fp8(Tensor out, Tensor in, Tensor weight, float beta)
+{
+    const Product x = {false, true, tensor_rows(in), tensor_width(out), tensor_width(in), 1, rows_of(in),
+                       rows_of(weight), beta, rows_of(out), 1, CUBLASLT_EPILOGUE_DEFAULT, in.scale, weight.scale};
+
+    return product(&x, NULL);
 }

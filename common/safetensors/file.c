@@ -2,6 +2,7 @@
 #include "../safetensors.h"
 
 #include <assert.h>
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -171,7 +172,6 @@ static char *read_converted(const Safetensors *s, const char *dtype, int64_t fir
 char *safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to,
                        bool double_out)
 {
-    static const char *const readable[] = {"F64", "F32", "F16", "BF16"};
     const int size = element_bytes(t->dtype);
     const int64_t first_byte = t->first_byte + first * size;
     char *wrong = check_range(s, t, first, count);
@@ -180,27 +180,23 @@ char *safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first,
         return wrong;
     if (!strcmp(t->dtype, "I64") || !strcmp(t->dtype, double_out ? "F64" : "F32"))
         return read_bytes(s, first_byte, count * size, to);
-    for (size_t i = 0; i < sizeof readable / sizeof *readable; i++)
-        if (!strcmp(t->dtype, readable[i]))
-            return read_converted(s, t->dtype, first_byte, count, to, double_out);
+    if (strstr("F64 F32 F16 BF16", t->dtype))
+        return read_converted(s, t->dtype, first_byte, count, to, double_out);
     return problem(s->path, "%.80s is %s, but F64, F32, F16 or BF16 is needed", t->name, t->dtype);
 }
 
 static void put_quoted(const char *name, FILE *out)
 {
-    fputc('"', out);
-    for (const char *c = name; *c; c++)
-        if (*c == '"' || *c == '\\')
-            fprintf(out, "\\%c", *c);
-        else if ((unsigned char)*c < ' ')
-            fprintf(out, "\\u%04x", *c);
-        else
-            fputc(*c, out);
-    fputc('"', out);
+    cJSON *string = have(cJSON_CreateStringReference(name));
+    char *quoted = have(cJSON_PrintUnformatted(string));
+
+    fputs(quoted, out);
+    free(quoted);
+    cJSON_Delete(string);
 }
 
-/* The header of tensors that are laid out, from whichever byte on. By hand, not by cJSON, whose numbers are doubles
- * and turn into 1e+15 when they grow. */
+/* The header of tensors that are laid out, from whichever byte on. Numbers not by cJSON, whose doubles turn into 1e+15
+ * when they grow. */
 static char *header_text(const Safetensors *s, size_t *bytes)
 {
     char *text = NULL;

@@ -33,30 +33,14 @@ static bool whole_number(const cJSON *item, int64_t *n)
     return *n == item->valuedouble;
 }
 
-/* Where an escape \u stands for NUL, or for nothing, which cJSON takes for NUL; it would end the name there, and two
- * names could look the same. NULL: nowhere. */
-static const char *find_nul_escape(const char *text)
-{
-    for (const char *c = strchr(text, '\\'); c && c[1]; c = strchr(c + 2, '\\'))
-        if (c[1] == 'u' && (strspn(c + 2, "0123456789abcdefABCDEF") < 4 || !strncmp(c + 2, "0000", 4)))
-            return c;
-    return NULL;
-}
-
 /* The header of `bytes` bytes as JSON, in *header. */
 static char *parse_header(const Safetensors *s, const char *text, int64_t bytes, cJSON **header)
 {
-    const char *nul = memchr(text, '\0', bytes), *end = text;
+    const char *end = text;
 
     if (text[0] != '{')
         return problem(s->path, "the header, of %lld bytes, does not begin with '{': it must be a JSON object",
                        (long long)bytes);
-    if (nul)
-        return problem(s->path, "the header's byte %lld is NUL, which JSON does not have", (long long)(nul - text));
-    nul = find_nul_escape(text);
-    if (nul)
-        return problem(s->path, "the header has the escape %.6s at its byte %lld, but four hexadecimal digits other "
-                       "than 0000 must follow \\u", nul, (long long)(nul - text));
     *header = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
     if (!*header)
         return problem(s->path, "the header, of %lld bytes, is not JSON from its byte %lld on, or nested too deep",
@@ -100,23 +84,6 @@ static char *read_header(const Safetensors *s, cJSON **header, int64_t *data_sta
         wrong = parse_header(s, text, header_bytes, header);
     free(text);
     return wrong;
-}
-
-static char *read_metadata(Safetensors *s, const cJSON *metadata)
-{
-    const cJSON *entry;
-    char text[32];
-
-    if (!cJSON_IsObject(metadata))
-        return problem(s->path, METADATA " is %s, but an object of strings is needed", describe(metadata, text));
-    cJSON_ArrayForEach(entry, metadata)
-        if (!cJSON_IsString(entry))
-            return problem(s->path, METADATA ": %.80s is %s, but a string is needed", entry->string,
-                           describe(entry, text));
-    entry = cJSON_GetObjectItemCaseSensitive(metadata, CHECKPOINT);
-    if (entry)
-        s->checkpoint = have(strdup(entry->valuestring));
-    return NULL;
 }
 
 static char *read_dtype(const Safetensors *s, const cJSON *entry, SafeTensor *t)
@@ -222,33 +189,25 @@ static int by_first_byte(const void *a, const void *b)
 
     if (s->first_byte != t->first_byte)
         return s->first_byte < t->first_byte ? -1 : 1;
-    if (s->bytes != t->bytes)
-        return s->bytes < t->bytes ? -1 : 1;
-    return by_name(a, b);
+    return s->bytes != t->bytes ? (s->bytes < t->bytes ? -1 : 1) : by_name(a, b);
 }
 
-/* Fills in s->tensors, each good for itself. */
+/* Fills in s->tensors, each good for itself. Of the metadata one entry means something here. */
 static char *read_tensors(Safetensors *s, const cJSON *header, int64_t data_start, int64_t data_bytes)
 {
-    const cJSON *entry;
-    bool metadata = false;
+    const cJSON *entry, *metadata = cJSON_GetObjectItemCaseSensitive(header, METADATA);
+    const char *checkpoint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, CHECKPOINT));
+    char *wrong = NULL;
 
+    s->checkpoint = checkpoint ? have(strdup(checkpoint)) : NULL;
     s->tensors = have(calloc(cJSON_GetArraySize(header) + 1, sizeof *s->tensors));
-    cJSON_ArrayForEach(entry, header) {
-        char *wrong;
-
-        if (!strcmp(entry->string, METADATA)) {
-            wrong = metadata ? problem(s->path, METADATA " is there twice") : read_metadata(s, entry);
-            metadata = true;
-        } else {
+    cJSON_ArrayForEach(entry, header)
+        if (!wrong && strcmp(entry->string, METADATA)) {
             SafeTensor *t = &s->tensors[s->count++];
             t->name = have(strdup(entry->string));
             wrong = read_tensor(s, entry, t, data_start, data_bytes);
         }
-        if (wrong)
-            return wrong;
-    }
-    return NULL;
+    return wrong;
 }
 
 /* Whether tensors, each good for itself, are also good together; leaves them ordered by first_byte. */

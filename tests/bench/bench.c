@@ -21,7 +21,7 @@ static const struct {
     int steps;
 } shapes[] = {
     {"small: L4 h256 T128 B4 v256", "--layers 4 --hidden 256 --heads 4 --vocab 256 --seq 128 --micro-batch 4", 30},
-    {"124M: L12 h768 T64 B4 v50257", "--preset 124m --seq 64 --micro-batch 4", 4},
+    {"124M: L12 h768 T64 B4 v50304", "--preset 124m --seq 64 --micro-batch 4", 4},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 

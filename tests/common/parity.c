@@ -428,10 +428,39 @@ static void attention_blocks(int64_t B, int64_t C, int64_t K, int64_t A, int64_t
     done();
 }
 
-static void floats(int64_t R, int64_t W)
+/* A chunk of earlier keys, then the queries' own; with numbers that grow, so that the second has the largest scores. */
+static void flash_blocks(DType dtype, int64_t B, int64_t C, int64_t K, int64_t A, int64_t D)
 {
-    begin("in parts", REAL, R, W, 0, 0);
-    Tensor logits = random_tensor(REAL, "logits", shape(R, W)), max = empty(REAL, "max", shape(R));
+    begin("flash_block", dtype, B, 1000 * C + K, A, D);
+    Tensor q = random_tensor(dtype, "q", shape(B, C, A, D)), d_out = random_tensor(dtype, "d_out", shape(B, C, A, D));
+    Tensor o = empty(REAL, "out", shape(B, C, A, D)), lse = empty(REAL, "lse", shape(B, C, A, 1));
+    Tensor key[2] = {random_tensor(dtype, "k before", shape(B, K, A, D)), random_tensor(dtype, "k", shape(B, C, A, D))};
+    Tensor value[2] = {random_tensor(dtype, "v before", shape(B, K, A, D)),
+                       random_tensor(dtype, "v", shape(B, C, A, D))};
+    tensor_fill(o, 0), tensor_fill(lse, -INFINITY);
+    for (int i = 0; i < 2; i++) {
+        flash_block_forward(o, lse, q, key[i], value[i], i);
+        out_of(dtype, o), out_of(dtype, lse);
+    }
+    Tensor rounded = empty(dtype, "rounded", shape(B * C, A * D)), dots = empty(REAL, "dots", shape(B * C, A));
+    tensor_convert(rounded, tensor_view(o, shape(B * C, A * D)));
+    attention_dots(dots, tensor_view(d_out, shape(B * C, A * D)), rounded);
+    out_of(dtype, dots);
+    Tensor d_q = random_tensor(REAL, "d_q", shape(B, C, A, D));
+    for (int i = 0; i < 2; i++) {
+        Tensor d_k = random_tensor(REAL, "d_k", shape(B, i ? C : K, A, D));
+        Tensor d_v = random_tensor(REAL, "d_v", shape(B, i ? C : K, A, D));
+        flash_block_backward(d_q, d_k, d_v, d_out, q, key[i], value[i], lse, tensor_view(dots, shape(B, C, A, 1)), i);
+        out_of(dtype, d_k), out_of(dtype, d_v);
+    }
+    out_of(dtype, d_q);
+    done();
+}
+
+static void stored(DType dtype, int64_t R, int64_t W)
+{
+    begin("in parts", dtype, R, W, 0, 0);
+    Tensor logits = random_tensor(dtype, "logits", shape(R, W)), max = empty(REAL, "max", shape(R));
     Tensor sums = empty(REAL, "sums", shape(R, 2));
     Tensor targets = ids_below(R, 3 * W), slice = empty(I32, "slice", shape(R));
     Tensor loss = zeros(F64, "loss", shape(1)), lse = empty(REAL, "lse", shape(R));
@@ -441,16 +470,13 @@ static void floats(int64_t R, int64_t W)
     cross_entropy_loss(loss, lse, sums, max, 0.01);
     out(max), out(sums), out(lse);
     out_number("loss", tensor_item(loss));
-    done();
-
-    begin("plain", REAL, R, W, 0, 0);
-    Tensor x = empty(REAL, "x", shape(R * W));
-    tensor_fill(x, 0.7);
-    tensor_add(x, random_tensor(REAL, "add", shape(R * W)));
-    out(x);
-    Tensor in = random_tensor(REAL, "in", shape(R, 5, W)), t = empty(REAL, "transposed", shape(5, R, W));
+    Tensor in = random_tensor(dtype, "in", shape(R, 5, W)), t = empty(dtype, "transposed", shape(5, R, W));
     transpose_rows(t, in);
     out(t);
+    Tensor x = empty(REAL, "x", shape(R * W));
+    tensor_fill(x, 0.7);
+    tensor_add(x, random_tensor(dtype, "add", shape(R * W)));
+    out(x);
     done();
 }
 
@@ -508,8 +534,10 @@ int main(int argc, char **argv)
     static const int64_t flash[][4] = {{3, 1, 2, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {1, 300, 2, 64},
                                        {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 1, 128}, {2, 70, 1, 126},
                                        {1, 97, 2, 34}};
-    /* the last rows that a block's memory holds, and the first that it doesn't: of backward, of forward */
-    static const int64_t wide[][2] = {{5, 4096}, {5, 4098}, {3, 12288}, {3, 12296}};
+    static const int64_t chunks[][5] = {{2, 1, 3, 2, 8}, {1, 65, 130, 2, 32}, {2, 129, 64, 1, 64}, {1, 300, 33, 1, 128},
+                                        {1, 70, 70, 3, 34}};
+    /* the widest rows that a block has alone, and the first that go in slices, or apart: of backward, of forward */
+    static const int64_t wide[][2] = {{5, 5120}, {5, 5122}, {3, 12288}, {3, 12296}};
     static const int64_t eight[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
     int taken;
 
@@ -543,14 +571,16 @@ int main(int argc, char **argv)
                 linear_gelu(dtype, linear[i][0], linear[i][1], linear[i][2]);
             for (size_t i = 0; i < sizeof flash / sizeof *flash; i++)
                 flash_attention(dtype, flash[i][0], flash[i][1], flash[i][2], flash[i][3]);
+            for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++)
+                flash_blocks(dtype, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3], chunks[i][4]);
+            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+                stored(dtype, sizes[i][0], sizes[i][1]);
             for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
                 attention(dtype, heads[i][0], heads[i][1], heads[i][2], heads[i][3]);
             for (size_t i = 0; taken >> 3 && i < sizeof eight / sizeof *eight; i++)
                 for (int f = 0; f < 2; f++)
                     eights(dtype, f ? E5M2 : E4M3, eight[i][0], eight[i][1], eight[i][2]);
         }
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-            floats(sizes[i][0], sizes[i][1]);
         for (int causal = 0; causal < 2; causal++) {
             attention_blocks(2, 5, 5, 3, 8, 2, causal);
             attention_blocks(1, 130, 130, 2, 20, 64, causal);

@@ -183,7 +183,7 @@ static int64_t cut(int64_t count, int r, int n)         /* where part r begins *
 
 /* ---- A case: one operation, from filling its buffers to comparing what came out ---- */
 
-typedef enum { REDUCE_SUM, REDUCE_MAX, SCATTER, GATHER, TO_ALL, FROM_ROOT, SHIFT, MESSAGE, KINDS } Kind;
+typedef enum { REDUCE_SUM, REDUCE_MAX, SCATTER, GATHER, TO_ALL, FROM_ROOT, TO_NEXT, MESSAGE, KINDS } Kind;
 static const char *const kind_name[] = {"all_reduce SUM", "all_reduce MAX", "reduce_scatter", "all_gather",
                                         "all_to_all", "broadcast", "shift", "message"};
 static const CommOp kind_op[] = {ALL_REDUCE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, SEND};
@@ -296,7 +296,7 @@ static void start(Case *c)
             comm_all_to_all(comm, c->out.t, c->in.t);
         else if (c->kind == TO_ALL)
             c->request = comm_start_all_to_all(comm, c->out.t, c->in.t);
-        else if (c->kind == SHIFT)
+        else if (c->kind == TO_NEXT)
             c->request = comm_start_shift(comm, c->out.t, c->in.t);
         else {
             c->request = comm_start_send(comm, c->in.t, (rank + c->root) % n, c->salt % 1000);
@@ -332,7 +332,7 @@ static double wanted(const Case *c, int64_t i)
         return value_of(c, i / (c->count / n), rank * (c->count / n) + i % (c->count / n));
     case FROM_ROOT:
         return value_of(c, c->root, i);
-    case SHIFT:
+    case TO_NEXT:
         return value_of(c, (rank + n - 1) % n, i);
     default:
         return value_of(c, (rank + n - c->root % n) % n, i);
@@ -379,16 +379,17 @@ static bool make(Case *c, int group, Kind kind, DType dtype, int64_t count, bool
         return false;
     const int n = comm_size(c->group->comm);
     c->salt = 64 * cases + 8 * group + c->group->color;
-    c->root = kind == MESSAGE ? 1 + (int)(cases % n) : (int)(cases % n);
+    c->root = kind != MESSAGE ? (int)(cases % n) : cases % 2 ? 1 : n - 1;       /* one on, or back */
     if (kind == TO_ALL)
         c->count -= count % n;
     return true;
 }
 
-/* MPI sums no small types, and nothing sums fp8. */
+/* Over MPI BF16 is the only small type that is summed, and nothing sums fp8. */
 static bool knows(DType dtype, Kind kind)
 {
-    return dtype_size(dtype) >= 4 || kind > SCATTER || (!strcmp(carrier, "NCCL") && dtype != E4M3);
+    return dtype_size(dtype) >= 4 || kind > SCATTER || (dtype == BF16 && kind != REDUCE_MAX)
+           || (!strcmp(carrier, "NCCL") && dtype != E4M3);
 }
 
 static bool has_two_places(Kind kind)
@@ -455,6 +456,10 @@ static void groups_create(void)
     group_create(3, world, "alone", color_alone);
     group_create(4, world, "even", color_even);
     group_create(5, groups[1].comm, "in half", color_in_half);
+    for (int i = 0; i < GROUPS; i++)
+        for (int op = 0; op <= SHIFT && groups[i].comm; op++)
+            comm_predict(groups[i].comm, op, 0, 0);
+    comm_connect();
 }
 
 /* One after the other: all kinds, types, counts; in the groups beside the world each count with some type. */
@@ -557,11 +562,14 @@ static void predictions_hold(void)
         for (Kind kind = 0; kind < KINDS - 1; kind++)
             for (int k = 0; k < 5; k++) {
                 Case c;
+                const DType dtype = k % 2 && knows(BF16, kind) ? BF16 : REAL;
                 for (int repeat = 0; repeat < 3; repeat++) {
-                    if (!make(&c, g, kind, REAL, counts[k], repeat % 2, true))
+                    if (!make(&c, g, kind, dtype, counts[k], repeat % 2, true))
                         continue;
-                    if (repeat == 0)
+                    if (repeat == 0 && dtype == REAL)
                         comm_predict(c.group->comm, kind_op[kind], 3, c.count);
+                    else if (repeat == 0)
+                        comm_predict_as(c.group->comm, kind_op[kind], dtype, 3, c.count);
                     c.root = 0;
                     start(&c), finish(&c);
                 }
@@ -582,9 +590,10 @@ static void sums_are_the_same_everywhere(void)
     static const int64_t counts[] = {1, 100, 10007, 300000};
 
     for (int g = 0; g < GROUPS; g++)
-        for (int k = 0; k < 8 && groups[g].comm; k++) {
-            const DType dtype = k % 2 ? F32 : F64;
-            const int64_t count = counts[k / 2];
+        for (int k = 0; k < 12 && groups[g].comm; k++) {
+            const DType dtype = k % 3 == 0 ? F64 : k % 3 == 1 ? F32 : BF16;
+            const double tolerance = dtype == F64 ? 1e-14 : dtype == F32 ? 1e-6 : 0.03;
+            const int64_t count = counts[k / 3];
             Buffer result[3];
             for (int repeat = 0; repeat < 2; repeat++) {
                 result[repeat] = buffer_create(dtype, "fractions", count);
@@ -611,7 +620,7 @@ static void sums_are_the_same_everywhere(void)
                     sum += 1 / (value(k, r, i) + 0.1);
                     size += fabs(1 / (value(k, r, i) + 0.1));
                 }
-                require(fabs(x[i] - sum) <= size * (dtype == F64 ? 1e-14 : 1e-6),
+                require(fabs(x[i] - sum) <= size * tolerance,
                         "all_reduce of fractions: %.17g, but must be %.17g", x[i], sum);
             }
             free(x);
@@ -833,6 +842,8 @@ static void faults(const char *what)
         comm_start_send(world, x, rank, 0);
     if (!strcmp(what, "nobody"))
         comm_start_recv(world, x, n, 0);
+    if (!strcmp(what, "far"))
+        comm_start_send(world, x, (rank + 2) % n, 0);
     if (!strcmp(what, "root of nobody"))
         comm_broadcast(world, x, n);
     if (!strcmp(what, "forgotten")) {           /* and another one, which is waited for */
@@ -849,8 +860,11 @@ static void faults(const char *what)
         q = comm_start_all_reduce(world, y, SUM);
         comm_start_all_reduce(world, single, SUM);
     }
+    if (!strcmp(what, "late"))
+        comm_all_reduce(comm_split(world, 0, "late"), x, SUM);
     if (!strcmp(what, "words") && rank == 0)
-        fprintf(stderr, "carried by %s\n", carrier);
+        fprintf(stderr, "carried by %s, and kernels are loaded %s\n", carrier,
+                getenv("CUDA_MODULE_LOADING") ? getenv("CUDA_MODULE_LOADING") : "late");
     for (int i = 0; i < 3 && !strcmp(what, "transfers"); i++) {
         comm_all_reduce(world, x, SUM);
         comm_reduce_scatter(world, part, y);
@@ -878,7 +892,56 @@ static void faults(const char *what)
     for (double begin = clock_seconds(); !strcmp(what, "busy") && odd && clock_seconds() < begin + 100;)
         comm_progress();
     comm_wait(&q);
+    device_wait();
     comm_barrier(world);
+}
+
+/* ---- A rank: groups of a grid, as a program has that combines techniques ---- */
+
+/* Two or four of the ranks each: collectives in three of the groups, shifts in one, messages in one; all of them under
+ * way at once. */
+static void grid(void)
+{
+    const int rank = comm_rank(world);
+    Comm *tp = comm_split(world, rank / 2, "tp"), *cp = comm_split(world, rank / 4, "cp");
+    Comm *pp = comm_split(world, rank % 2, "pp"), *replicas = comm_split(world, rank % 4, "replicas");
+    Comm *tied = comm_split(world, rank < 2 || rank >= 6 ? rank % 2 : -1, "tied"), *sum[] = {tp, replicas, tied};
+    const int n = comm_size(pp), next = (comm_rank(pp) + 1) % n, before = (comm_rank(pp) + n - 1) % n;
+    Tensor x[10];
+    Request *q[8] = {0};
+
+    require(comm_size(world) == 8, "eight ranks are needed");
+    comm_predict(cp, SHIFT, 0, 0);
+    comm_predict(pp, SEND, 0, 0);
+    for (int i = 0; i < 3; i++)
+        if (sum[i])
+            comm_predict(sum[i], ALL_REDUCE, 0, 0);
+    comm_connect();
+    fprintf(stderr, "rank %d steps 0\n", rank);
+    for (int i = 0; i < 10; i++) {
+        x[i] = tensor_create(MEM_WORKSPACE, F64, "x", shape(100));
+        set(x[i], 99, 1 + rank);
+    }
+    require(device_multiprocessors_left() == 256, "%d multiprocessors left by no transfer",
+            device_multiprocessors_left());
+    q[0] = comm_start_recv(pp, x[0], before, 0);
+    q[1] = comm_start_recv(pp, x[1], next, 1);
+    for (int i = 0; i < 3; i++)
+        q[2 + i] = sum[i] ? comm_start_all_reduce(sum[i], x[2 + i], SUM) : NULL;
+    q[5] = comm_start_shift(cp, x[5], x[6]);
+    q[6] = comm_start_send(pp, x[7], next, 0);
+    q[7] = comm_start_send(pp, x[8], before, 1);
+    /* of 256: 16 for a collective and a shift, 4 for a message */
+    require(device_multiprocessors_left() == 256 - (tied ? 64 : 48) - 4 * 4, "%d multiprocessors left by all transfers",
+            device_multiprocessors_left());
+    for (int i = 7; i >= 0; i--)
+        comm_wait(&q[i]);
+    require(device_multiprocessors_left() == 256, "%d multiprocessors left when all was waited for",
+            device_multiprocessors_left());
+    require(get(x[0], 99) == 1 + (rank + 6) % 8 && get(x[1], 99) == 1 + (rank + 2) % 8, "a message is another one's");
+    require(get(x[2], 99) == 3 + rank / 2 * 4 && get(x[3], 99) == 6 + 2 * (rank % 4), "a sum is another group's");
+    require(!tied || get(x[4], 99) == 8 + 2 * (rank % 2), "a sum is another group's");
+    require(get(x[5], 99) == 1 + rank / 4 * 4 + (rank + 3) % 4, "a shift is another one's");
 }
 
 /* ---- A rank: --pretend ---- */
@@ -921,7 +984,7 @@ static double measure(Kind kind, Tensor x, int times, double delay, double least
             : comm_start_shift(world, y, x);
     for (int i = 0; i < times; i++)
         comm_wait(&q[i]);
-    const double end = clock_seconds(), last = latest(begin), from = kind == SHIFT ? begin : last;
+    const double end = clock_seconds(), last = latest(begin), from = kind == TO_NEXT ? begin : last;
     require(!options.pretend || end - from >= least, "pretending, %d times %s on %d ranks ends on rank %d after %.2f "
             "ms, but takes %.2f ms", times, kind_name[kind], n, rank, 1e3 * (end - from), 1e3 * least);
     return latest(end) - last;
@@ -934,7 +997,7 @@ static void pretending(void)
         Kind kind;
         double seconds;
     } tables[] = {{REDUCE_SUM, 0.015 + 0.006}, {SCATTER, 0.0075 + 0.003}, {GATHER, 0.0075 + 0.003},
-                  {TO_ALL, 0.0075 + 0.003}, {FROM_ROOT, 0.010 + 0.003}, {SHIFT, 0.010 + 0.001}};
+                  {TO_ALL, 0.0075 + 0.003}, {FROM_ROOT, 0.010 + 0.003}, {TO_NEXT, 0.010 + 0.001}};
     Tensor x = tensor_create(MEM_WORKSPACE, F64, "x", shape(1250000));
     double best, real;
 
@@ -1035,17 +1098,20 @@ static int worker(int argc, char **argv)
     mallopt(M_TRIM_THRESHOLD, INT32_MAX);
     comm_begin(&argc, &argv);
     options.timeout = strstr("-stuck -circle -busy -second -patient send-first stuck-while-starting", what)
-                              || getenv("FAKE_NCCL_LOSE") ? 1 : 60;
+                              || getenv("FAKE_NCCL_LOSE") || getenv("FAKE_NCCL_STOP") ? 1 : 60;
     options.comm = !strcmp(what, "insist") ? COMM_NCCL : COMM_AUTO;
     options.report = "none";                    /* so that waits are timed */
-    device_init(comm_local_rank(), comm_local_size(), 1);
     carrier = comm_choose();
+    device_init(comm_local_rank(), comm_local_size(), 1);
     if (!strcmp(what, "stuck-while-starting") && comm_rank(world) == 1)
         sleep(100);
-    groups_create();
+    if (strcmp(what, "grid"))
+        groups_create();
     comm_started();
     if (!strcmp(what, "all"))
         all_cases();
+    else if (!strcmp(what, "grid"))
+        grid();
     else if (!strcmp(what, "pretend"))
         pretending();
     else if (!strcmp(what, "huge"))
@@ -1119,6 +1185,7 @@ static void faults_are_found(void **state)
     static const struct {
         const char *what, *words;
         bool once;              /* make test: only in test_comm */
+        int ranks;              /* 0: 3 */
     } table[] = {
         {"count", "rank 0 calls all_reduce of x, 100 F64|but rank 1 all_reduce of x, 99 F64|group world"},
         {"operation", "rank 0 calls all_reduce of x, 100 F64|but rank 1 broadcast of y, 100 F64", true},
@@ -1144,6 +1211,9 @@ static void faults_are_found(void **state)
         {"-shapes", "shift: y is (99), x is (100)", true},
         {"-itself", "send of x: rank 0 is not another rank of group world, which has 3", true},
         {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3", true},
+        {"-far", "send of x: rank 2 is no neighbour of rank 0 in group world, which has 4: messages go to the next",
+         true, 4},
+        {"-late", "all_reduce in group late: its ranks are not connected for it; comm_predict must name", true},
         {"-root of nobody", "broadcast of x: rank 3 is not in group world, which has 3", true},
         {"forgotten", " of y in group world was started, but nobody called comm_wait for it in this step", true},
         {"-leave", ""},
@@ -1153,7 +1223,8 @@ static void faults_are_found(void **state)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (table[i].once && !on_host && !full_tests())
             continue;
-        Result r = run("timeout 20 mpiexec -n 3 %s worker '%s'", self, table[i].what);
+        Result r = run("timeout 20 mpiexec -n %d %s worker '%s'", table[i].ranks ? table[i].ranks : 3, self,
+                       table[i].what);
         assert_fault(table[i].what, r.status, r.err, table[i].words);
         result_free(r);
     }
@@ -1222,12 +1293,12 @@ static void nccl_fails(void **state)
          "2 GPUs for them"},
         {"FAKE_GPUS=1", "-words",
          "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of "
-         "|, and 1 GPU for them"},
-        {"FAKE_GPUS=3", "-words", "carried by NCCL"},
-        {"FAKE_NCCL_VERSION=22700", "-words", "carried by NCCL"},
-        {"FAKE_NCCL_VERSION=22605", "-words", "carried by MPI, through the host's memory: rank 0 has NCCL 2.26.5, and "
-                                              "from 2.27 on it can"},
-        {"FAKE_NCCL_VERSION=22605", "insist", "--comm nccl, but rank 0 has NCCL 2.26.5, and from 2.27 on it can"},
+         "|, and 1 GPU for them, and kernels are loaded late"},
+        {"FAKE_GPUS=3", "-words", "carried by NCCL, and kernels are loaded EAGER"},
+        {"FAKE_GPUS=0", "insist", "--comm nccl, but rank 0 finds no GPU on "},
+        {"FAKE_MULTIPROCESSORS=9", "-transfers",
+         "with its communicators those of all groups take 10 multiprocessors, but the GPU has 9"},
+        {"FAKE_NCCL_LOSE=0", "-transfers", "rank 0 waits for all_reduce, operation 0 of group world, on its GPU"},
         {"FAKE_NCCL_LOSE=1", "-transfers",
          "all ranks wait for each other, for 1 seconds; |rank 0 waits for "
          "all_reduce, operation 1 of group world, on its GPU|rank 1 waits for all_reduce, operation 1 of group world, "
@@ -1254,6 +1325,67 @@ static void nccl_fails(void **state)
             assert_fault(table[i].what, r.status, r.err, table[i].words);
         result_free(r);
     }
+}
+
+/* A call that doesn't return, on any rank: nobody is left to look at the clock but the watchdogs. */
+static void calls_have_a_deadline(void **state)
+{
+    (void)state;
+    if (!with_nccl || !full_tests())            /* six seconds */
+        skip();
+    for (int stop = -1; stop <= 2; stop += 3) { /* making a communicator; amid transfers */
+        Result r = run("timeout 20 env FAKE_NCCL_STOP=%d mpiexec -n 3 %s worker -transfers", stop, self);
+        assert_int_not_equal(r.status, 0);
+        assert_true(r.seconds < 15);
+        assert_words("a call that doesn't return", r.err,
+                     stop > 0 ? "it had 1 seconds to go on beside its GPU's transfers (--timeout)"
+                              : "it had 1 seconds to connect group world over NCCL (--timeout)");
+        result_free(r);
+    }
+}
+
+/* Before the first step each rank has made and used all its communicators, one after the other; any two of them those
+ * that they share in the same order. Otherwise ranks could wait for each other. */
+static void communicators_are_warm(void **state)
+{
+    enum { RANKS = 8, MOST = 16 };
+    int made[RANKS][MOST], count[RANKS] = {0}, used[RANKS] = {0}, stepping[RANKS] = {0}, rank, name, shared = 0;
+    char what[16];
+
+    (void)state;
+    if (!with_nccl)
+        skip();
+    Result r = run("timeout 60 env FAKE_NCCL_LOG=1 mpiexec -n %d %s worker grid", RANKS, self);
+    if (r.status)
+        fail_msg("status %d\n%s", r.status, r.err);
+    for (char *rest = r.err, *line; (line = strsep(&rest, "\n"));) {
+        if (sscanf(line, "rank %d %15s %d", &rank, what, &name) != 3)
+            continue;
+        assert_false(stepping[rank]);
+        if (!strcmp(what, "makes")) {
+            assert_int_equal(count[rank], used[rank]);
+            made[rank][count[rank]++] = name;
+        } else if (!strcmp(what, "uses"))
+            assert_int_equal(made[rank][used[rank]++], name);
+        else
+            stepping[rank] = 1;
+    }
+    for (int a = 0; a < RANKS; a++) {
+        const bool tied = a < 2 || a >= 6;
+        assert_true(stepping[a]);
+        assert_int_equal(count[a], 1 + 1 + 4 + 1 + tied);       /* tp, cp, pp to and from two ranks, replicas */
+        assert_int_equal(used[a], count[a]);
+        for (int b = 0; b < a; b++)
+            for (int i = 0, last = -1; i < count[a]; i++)
+                for (int k = 0; k < count[b]; k++)
+                    if (made[a][i] == made[b][k]) {
+                        assert_true(k > last);
+                        last = k;
+                        shared++;
+                    }
+    }
+    assert_int_equal(shared, 4 + 2 * 6 + 2 * 8 + 4 + 2);
+    result_free(r);
 }
 
 static void pretended_transfers(void **state)
@@ -1301,6 +1433,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(faults_are_found),
         cmocka_unit_test(stalls_are_named),
         cmocka_unit_test(nccl_fails),
+        cmocka_unit_test(calls_have_a_deadline),
+        cmocka_unit_test(communicators_are_warm),
         cmocka_unit_test(pretended_transfers),
         cmocka_unit_test(more_than_32_bits_count),
     };

@@ -27,6 +27,7 @@ static const struct {
     {"04_zero", BUILD "/cpu/04_zero", " --zero 1"},
     {"04_zero", BUILD "/cpu/04_zero", " --zero 2"},
     {"04_zero", BUILD "/cpu/04_zero", " --zero 3"},
+    {"09_combined", BUILD "/cpu/09_combined", " --dtype fp32"},
 };
 static const struct {
     const char *path, *options;
@@ -35,6 +36,7 @@ static const struct {
     {BUILD "/cpu64/04_zero", " --zero 1"},
     {BUILD "/cpu64/04_zero", " --zero 2"},
     {BUILD "/cpu64/04_zero", " --zero 3"},
+    {BUILD "/cpu64/09_combined", " --dtype fp32"},
 };
 
 /* ---- A run in the background, and its ranks ---- */

@@ -383,10 +383,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
 {
-    if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin
-        && attribute != cudaDevAttrMaxSharedMemoryPerMultiprocessor)
+    if (attribute == cudaDevAttrMemoryPoolsSupported)
+        *value = 1;
+    else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin
+             || attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
+        *value = 64 << 10;              /* as on sm_75: what has less room for the largest heads is tried too */
+    else
         return cudaErrorInvalidValue;
-    *value = 64 << 10;                  /* as on sm_75: what has less room for the largest heads is tried too */
     return cudaSuccess;
 }
 
@@ -396,26 +399,101 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int)
     return cudaSuccess;
 }
 
+/* EMULATED_MEMORY: bytes that the GPU has; then what would wait for all streams is wrong, as in one of them a transfer
+ * may wait for another rank. */
+static size_t memory(void)
+{
+    const char *bytes = getenv("EMULATED_MEMORY");
+
+    return bytes ? strtoull(bytes, NULL, 10) : (size_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
+}
+
+static uint64_t used, reserved;                 /* reserved: the most that was ever used */
+static std::map<void *, size_t> taken;
+static std::map<size_t, std::vector<void *>> given_back;
+
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
 {
-    *available = (size_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    *total = (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    const bool limited = getenv("EMULATED_MEMORY");
+
+    *available = memory() - (limited ? reserved : 0);
+    *total = limited ? memory() : (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     return cudaSuccess;
+}
+
+static void *take(size_t bytes)
+{
+    std::vector<void *> &free_ones = given_back[bytes];
+    void *data = NULL;
+
+    if (getenv("EMULATED_MEMORY") && used + bytes > memory())
+        return NULL;
+    if (free_ones.empty())
+        data = check_alloc(bytes);
+    else {
+        data = free_ones.back();
+        free_ones.pop_back();
+    }
+    if (!data)
+        return NULL;
+    taken[data] = bytes;
+    used += bytes;
+    reserved = used > reserved ? used : reserved;
+    later([=] { memset(data, 0xff, bytes); });          /* NaN, until it is written */
+    return data;
 }
 
 cudaError_t cudaMalloc(void **data, size_t bytes)
 {
-    *data = check_alloc(bytes);
-    if (!*data)
-        return cudaErrorMemoryAllocation;
-    memset(*data, 0xff, bytes);                         /* NaN, until it is written */
-    return cudaSuccess;
+    *data = take(bytes);
+    return *data ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFree(void *data)
 {
+    if (getenv("EMULATED_MEMORY"))
+        emulated_wrong("cudaFree waits for all streams, and for the ranks that their transfers wait for");
     work_until(queued);
+    if (data)
+        used -= taken.at(data);
+    taken.erase(data);
     check_free(data);
+    return cudaSuccess;
+}
+
+/* The pool: memory is given back, and may be taken again, when the stream comes to it. */
+cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t)
+{
+    return cudaMalloc(data, bytes);
+}
+
+cudaError_t cudaFreeAsync(void *data, cudaStream_t)
+{
+    const size_t bytes = taken.at(data);
+
+    taken.erase(data);
+    given_back[bytes].push_back(data);
+    used -= bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int)
+{
+    *pool = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, void *value)
+{
+    return attribute == cudaMemPoolAttrReleaseThreshold && *(uint64_t *)value == UINT64_MAX ? cudaSuccess
+                                                                                          : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, void *value)
+{
+    if (attribute != cudaMemPoolAttrReservedMemCurrent && attribute != cudaMemPoolAttrUsedMemCurrent)
+        return cudaErrorInvalidValue;
+    *(uint64_t *)value = attribute == cudaMemPoolAttrUsedMemCurrent ? used : reserved;
     return cudaSuccess;
 }
 
@@ -592,31 +670,46 @@ static void put(void *data, cudaDataType_t type, int64_t i, float x)
         emulated_wrong("a product of a type that the backend doesn't use");
 }
 
+/* To 10 bits of mantissa. */
+static float tf32(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
 /* rows x columns, as floats one column after the other. */
-static std::vector<float> floats(const void *data, cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld)
+static std::vector<float> floats(const void *data, cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld,
+                                 bool rounded)
 {
     std::vector<float> x(rows * columns);
 
     check_whole(data, ((columns - 1) * ld + rows) * size_of(type), "a product's operand");
     for (int64_t j = 0; j < columns; j++)
         for (int64_t i = 0; i < rows; i++)
-            x[j * rows + i] = get(data, type, j * ld + i);
+            x[j * rows + i] = rounded ? tf32(get(data, type, j * ld + i)) : get(data, type, j * ld + i);
     return x;
 }
 
-/* alpha op(a) op(b): m x n, of k. */
-static std::vector<float> product(cublasOperation_t op_a, cublasOperation_t op_b, int64_t m, int64_t n, int64_t k,
-                                  float alpha, const void *a, cudaDataType_t type_a, int64_t ld_a, const void *b,
-                                  cudaDataType_t type_b, int64_t ld_b)
+/* alpha op(a) op(b): m x n, of k; in two halves of k, the later one first, if so wanted: another order of sums. */
+static std::vector<float> product(cublasComputeType_t compute, cublasOperation_t op_a, cublasOperation_t op_b,
+                                  int64_t m, int64_t n, int64_t k, float alpha, const void *a, cudaDataType_t type_a,
+                                  int64_t ld_a, const void *b, cudaDataType_t type_b, int64_t ld_b,
+                                  bool halves = false)
 {
-    const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T;
+    const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T, rounded = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     const int64_t rows_a = ta ? k : m, rows_b = tb ? n : k;
-    const std::vector<float> x = floats(a, type_a, rows_a, ta ? m : k, ld_a);
-    const std::vector<float> y = floats(b, type_b, rows_b, tb ? k : n, ld_b);
+    const std::vector<float> x = floats(a, type_a, rows_a, ta ? m : k, ld_a, rounded);
+    const std::vector<float> y = floats(b, type_b, rows_b, tb ? k : n, ld_b, rounded);
     std::vector<float> c(m * n);
 
-    cblas_sgemm(CblasColMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, alpha,
-                x.data(), rows_a, y.data(), rows_b, 0, c.data(), m);
+    for (int64_t first = halves ? k / 2 : 0, end = k; end > 0; end = first, first = 0)
+        cblas_sgemm(CblasColMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, end - first,
+                    alpha, x.data() + first * (ta ? 1 : rows_a), rows_a, y.data() + first * (tb ? rows_b : 1), rows_b,
+                    1, c.data(), m);
     return c;
 }
 
@@ -645,7 +738,7 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
         return CUBLAS_STATUS_NOT_SUPPORTED;
     later([=] {
         for (int64_t i = 0; i < count; i++) {
-            const std::vector<float> x = product(op_a, op_b, m, n, k, scale,
+            const std::vector<float> x = product(compute, op_a, op_b, m, n, k, scale,
                                                  (const char *)a + i * stride_a * size_of(type_a), type_a, ld_a,
                                                  (const char *)b + i * stride_b * size_of(type_b), type_b, ld_b);
             char *to = (char *)c + i * stride_c * size_of(type_c);
@@ -658,22 +751,13 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasGemmEx_64(cublasHandle_t h, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m, int64_t n,
-                               int64_t k, const void *alpha, const void *a, cudaDataType_t type_a, int64_t ld_a,
-                               const void *b, cudaDataType_t type_b, int64_t ld_b, const void *beta, void *c,
-                               cudaDataType_t type_c, int64_t ld_c, cublasComputeType_t compute, cublasGemmAlgo_t how)
-{
-    return cublasGemmStridedBatchedEx_64(h, op_a, op_b, m, n, k, alpha, a, type_a, ld_a, 0, b, type_b, ld_b, 0, beta, c,
-                                         type_c, ld_c, 0, 1, compute, how);
-}
-
 cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
                             const void *alpha, const void *a, cudaDataType_t type_a, int ld_a, const void *b,
                             cudaDataType_t type_b, int ld_b, const void *beta, void *c, cudaDataType_t type_c, int ld_c,
                             cublasComputeType_t compute, cublasGemmAlgo_t how)
 {
-    return cublasGemmEx_64(h, op_a, op_b, m, n, k, alpha, a, type_a, ld_a, b, type_b, ld_b, beta, c, type_c, ld_c,
-                           compute, how);
+    return cublasGemmStridedBatchedEx_64(h, op_a, op_b, m, n, k, alpha, a, type_a, ld_a, 0, b, type_b, ld_b, 0, beta, c,
+                                         type_c, ld_c, 0, 1, compute, how);
 }
 
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle)
@@ -715,6 +799,7 @@ const char *cublasGetStatusString(cublasStatus_t status)
 /* Attributes by their number; as pointers, numbers of 32 bits or of 64. */
 struct Description {
     std::map<int, std::vector<char>> attributes;
+    cublasComputeType_t compute;                        /* of a matmul; what follows: of a matrix */
     cudaDataType_t type;
     int64_t rows, columns, ld;
 
@@ -743,7 +828,10 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale)
 {
-    *d = (cublasLtMatmulDesc_t) new Description();
+    Description *matmul = new Description();
+
+    matmul->compute = compute;
+    *d = (cublasLtMatmulDesc_t)matmul;
     return (compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_FAST_TF32) && scale == CUDA_R_32F
          ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -763,6 +851,13 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataTyp
     d->type = type, d->rows = rows, d->columns = columns, d->ld = ld;
     *l = (cublasLtMatrixLayout_t)d;
     return ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t bytes)
+{
+    ((Description *)l)->attributes[attribute].assign((const char *)value, (const char *)value + bytes);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
@@ -795,7 +890,8 @@ static bool has_aux(int epilogue)
     return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 
-/* fp8 has one form, and lengths and places in multiples of 16; epilogues' other matrix has rows in multiples of 8. */
+/* fp8 has one form, and lengths and places in multiples of 16; epilogues' other matrix has rows in multiples of 8. That
+ * it has none for rows of an odd number of halves is this emulator's: so what then is cuBLAS's is tested too. */
 static bool supported(const Description *matmul, const Description *a, const Description *b, const Description *d)
 {
     const int epilogue = matmul->at<int>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
@@ -803,73 +899,104 @@ static bool supported(const Description *matmul, const Description *a, const Des
     if (is_fp8(a->type) != is_fp8(b->type) || (a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2))
         return false;
     if (is_fp8(a->type))
-        return matmul->at<int>(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N) == CUBLAS_OP_T && a->rows % 16 == 0
+        return matmul->at<int>(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N) == CUBLAS_OP_T
+               && matmul->at<int>(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N) == CUBLAS_OP_N && a->rows % 16 == 0
                && a->columns % 16 == 0 && b->columns % 16 == 0
                && (epilogue == CUBLASLT_EPILOGUE_DEFAULT
                    || (epilogue == CUBLASLT_EPILOGUE_BIAS && is_half(d->type)));
     if (has_aux(epilogue)
         && (d->rows % 8 || matmul->at<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0) < d->rows))
         return false;
-    return a->type == b->type && d->type == a->type && (is_half(a->type) || epilogue == CUBLASLT_EPILOGUE_BIAS);
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        return a->type == b->type && d->type == a->type && (is_half(a->type) || epilogue == CUBLASLT_EPILOGUE_BIAS);
+    return a->type == b->type && (d->type == a->type || (d->type == CUDA_R_32F && is_half(a->type)))
+           && !(is_half(a->type) && (a->ld % 2 || b->ld % 2))
+           && (matmul->compute == CUBLAS_COMPUTE_32F || a->type == CUDA_R_32F);
 }
 
+/* Three ways, if so many are asked for, of which the second takes the least time, and sums in another order. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int,
-                                              cublasLtMatmulHeuristicResult_t *best, int *found)
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int wanted,
+                                              cublasLtMatmulHeuristicResult_t *results, int *found)
 {
-    memset(best, 0, sizeof *best);
-    *found = supported(described(matmul), described(a), described(b), described(d));
+    *found = supported(described(matmul), described(a), described(b), described(d)) ? min(wanted, 3) : 0;
+    memset(results, 0, wanted * sizeof *results);
+    for (int i = 0; i < *found; i++)
+        results[i].algo.data[0] = i + (*found > 1);
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* One matrix of a batch. */
+static const void *of_batch(const void *first, const Description *d, int i)
+{
+    const int64_t stride = d->at<int64_t>(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 0);
+
+    return (const char *)first + i * stride * size_of(d->type);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t layout_a, const void *b, cublasLtMatrixLayout_t layout_b,
                               const void *beta, const void *c, cublasLtMatrixLayout_t, void *d,
-                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *, void *, size_t,
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *algorithm, void *, size_t,
                               cudaStream_t)
 {
     const Description *matmul = described(description), of_a = *described(layout_a), of_b = *described(layout_b);
     const Description of_d = *described(layout_d);
     const cublasOperation_t op_a = matmul->at(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N);
+    const cublasOperation_t op_b = matmul->at(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
     const int epilogue = matmul->at<int>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
     const int64_t ld_aux = matmul->at<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
+    const cublasComputeType_t compute = matmul->compute;
     void *aux = matmul->at<void *>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, NULL);
     const void *bias = matmul->at<const void *>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, NULL);
     const float *scale_a = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, NULL);
     const float *scale_b = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, NULL);
     const int64_t m = of_d.rows, n = of_d.columns, k = op_a == CUBLAS_OP_T ? of_a.rows : of_a.columns;
     const float scale = *(const float *)alpha, factor = *(const float *)beta;      /* read now */
+    const int count = of_d.at<int32_t>(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1), how = algorithm->data[0];
 
-    if (!supported(matmul, &of_a, &of_b, &of_d) || of_b.rows != k || of_b.columns != n
-        || (op_a == CUBLAS_OP_T ? of_a.columns : of_a.rows) != m)
+    if (!supported(matmul, &of_a, &of_b, &of_d) || (op_b == CUBLAS_OP_T ? of_b.columns : of_b.rows) != k
+        || (op_b == CUBLAS_OP_T ? of_b.rows : of_b.columns) != n
+        || (op_a == CUBLAS_OP_T ? of_a.columns : of_a.rows) != m
+        || of_a.at<int32_t>(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1) != count
+        || of_b.at<int32_t>(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1) != count
+        || (count > 1 && epilogue != CUBLASLT_EPILOGUE_DEFAULT))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    check_whole(d, ((n - 1) * of_d.ld + m) * size_of(of_d.type), "a product");
+    for (int i = 0; i < count; i++)
+        check_whole(of_batch(d, &of_d, i), ((n - 1) * of_d.ld + m) * size_of(of_d.type), "a product");
     if (has_aux(epilogue))
         check_whole(aux, ((n - 1) * ld_aux + m) * size_of(of_d.type), "GELU's argument");
     if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
         check_whole(bias, m * size_of(of_d.type), "a bias");
     later([=] {
-        const std::vector<float> x = product(op_a, CUBLAS_OP_N, m, n, k,
-                                             scale * (scale_a ? *scale_a : 1) * (scale_b ? *scale_b : 1), a, of_a.type,
-                                             of_a.ld, b, of_b.type, of_b.ld);
-        for (int64_t i = 0; i < m * n; i++) {
-            const int64_t at = i / m * of_d.ld + i % m, at_aux = i / m * ld_aux + i % m;
-            const bool biased = epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-            const float u = x[i] + (factor ? factor * get(c, of_d.type, at) : 0)
-                            + (biased ? get(bias, of_d.type, i % m) : 0);
-            const float up = epilogue == CUBLASLT_EPILOGUE_DGELU ? get(aux, of_d.type, at_aux) : u;
-            const float root = 0.7978845608f, t = tanhf(root * (up + 0.044715f * up * up * up));
-            if (epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS) {
-                put(d, of_d.type, at, u);
-            } else if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-                put(aux, of_d.type, at_aux, up);
-                put(d, of_d.type, at, 0.5f * up * (1 + t));
-            } else if (epilogue == CUBLASLT_EPILOGUE_DGELU) {
-                const float slope = root * (1 + 3 * 0.044715f * up * up);
-                put(d, of_d.type, at, u * (0.5f * (1 + t) + 0.5f * up * (1 - t * t) * slope));
-            } else {
-                emulated_wrong("an epilogue that the backend doesn't use");
+        if (how == 1 || how == 3)
+            usleep(1000);
+        for (int batch = 0; batch < count; batch++) {
+            const std::vector<float> x = product(compute, op_a, op_b, m, n, k,
+                                                 scale * (scale_a ? *scale_a : 1) * (scale_b ? *scale_b : 1),
+                                                 of_batch(a, &of_a, batch), of_a.type, of_a.ld,
+                                                 of_batch(b, &of_b, batch), of_b.type, of_b.ld, how == 2);
+            const void *from = of_batch(c, &of_d, batch);
+            void *to = (void *)of_batch(d, &of_d, batch);
+            for (int64_t i = 0; i < m * n; i++) {
+                const int64_t at = i / m * of_d.ld + i % m, at_aux = i / m * ld_aux + i % m;
+                const bool biased = epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+                const float u = x[i] + (factor ? factor * get(from, of_d.type, at) : 0)
+                                + (biased ? get(bias, of_d.type, i % m) : 0);
+                const float up = epilogue == CUBLASLT_EPILOGUE_DGELU ? get(aux, of_d.type, at_aux) : u;
+                const float root = 0.7978845608f, t = tanhf(root * (up + 0.044715f * up * up * up));
+                if (epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS) {
+                    put(to, of_d.type, at, u);
+                } else if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+                    put(aux, of_d.type, at_aux, up);
+                    put(to, of_d.type, at, 0.5f * up * (1 + t));
+                } else if (epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                    const float slope = root * (1 + 3 * 0.044715f * up * up);
+                    put(to, of_d.type, at, u * (0.5f * (1 + t) + 0.5f * up * (1 - t * t) * slope));
+                } else {
+                    emulated_wrong("an epilogue that the backend doesn't use");
+                }
             }
         }
     });

@@ -1,6 +1,7 @@
 #include "fake_device.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -66,6 +67,11 @@ void fake_step(FakeStream *s)
         free(p);
     }
     s->running = false;
+}
+
+bool fake_idle(const FakeStream *s)
+{
+    return !s->first;
 }
 
 static bool pass(void *work)
@@ -272,8 +278,6 @@ double device_event_seconds(DeviceEvent *event)
 
 /* ---- What it is ---- */
 
-static int ranks_here;
-
 void device_prepare(char **argv)
 {
     (void)argv;
@@ -281,13 +285,32 @@ void device_prepare(char **argv)
 
 void device_init(int local_rank, int local_ranks, int threads)
 {
-    (void)local_rank, (void)threads;
-    ranks_here = local_ranks;
+    (void)local_rank, (void)local_ranks, (void)threads;
 }
 
-int device_count(void)
+int device_find(int local_rank, char place[DEVICE_PLACE])
 {
-    return getenv("FAKE_GPUS") ? atoi(getenv("FAKE_GPUS")) : ranks_here;
+    const int count = getenv("FAKE_GPUS") ? atoi(getenv("FAKE_GPUS")) : 64;
+
+    snprintf(place, DEVICE_PLACE, count ? "0000:%02x:00.0" : "", count ? local_rank % count : 0);
+    return count;
+}
+
+static int lent;
+
+int device_multiprocessors(void)
+{
+    return getenv("FAKE_MULTIPROCESSORS") ? atoi(getenv("FAKE_MULTIPROCESSORS")) : 256;
+}
+
+void device_lend(int multiprocessors)
+{
+    lent = multiprocessors;
+}
+
+int device_multiprocessors_left(void)
+{
+    return device_multiprocessors() - lent;
 }
 
 bool device_is_host(void)
@@ -325,6 +348,11 @@ Support device_supports(DType dtype)
 {
     (void)dtype;
     return SUPPORT_EMULATED;
+}
+
+int64_t device_memory_beside(void)
+{
+    return 0;
 }
 
 int64_t device_memory_reserved(void)

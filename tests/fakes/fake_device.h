@@ -18,6 +18,8 @@ void fake_queue(FakeStream *stream, bool (*run)(void *work), void *work);
 
 void fake_step(FakeStream *stream);             /* one piece of its work, if there is any that can go on */
 
+bool fake_idle(const FakeStream *stream);       /* nothing is left to do in it */
+
 FakeMark *fake_mark(FakeStream *stream);
 void fake_wait(FakeStream *stream, FakeMark *mark);             /* the stream goes on when the mark is passed */
 bool fake_passed(FakeMark *mark);               /* if not, the mark's stream may do some pieces of work */

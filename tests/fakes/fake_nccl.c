@@ -1,16 +1,21 @@
 /* NCCL and the part of CUDA that comm/nccl.c uses, for tests without a GPU: on fake_device.c's streams, over MPI. It is
- * as unkind as the real ones may be: work is done late, a call is in progress for some time (and a communicator's first
- * one until all its ranks have made it), and whoever goes on meanwhile gets an error.
+ * as unkind as the real ones may be: work is done late; making a communicator waits for its other ranks, and so does
+ * its first use; and who does either while a kernel may be waiting for other ranks gets an error, where NCCL could
+ * hang.
  *
  * FAKE_NCCL_FAIL="ncclSend 3": the third such call of rank 1 returns an error; "async 3": a communicator of rank 1 has
- * one after its third operation. FAKE_NCCL_LOSE=3: rank 1's third operation never comes to an end. FAKE_NCCL_VERSION.
+ * one after its third operation. Of operations on more than 8 elements: FAKE_NCCL_LOSE=3: rank 1's third one never ends;
+ * FAKE_NCCL_STOP=3: the third call never returns, on all ranks. 0 means those before the first one, and
+ * FAKE_NCCL_STOP=-1 the making of a communicator. FAKE_NCCL_LOG: communicators as they are made and first used.
  */
 #include <cuda_runtime_api.h>
 #include <mpi.h>
 #include <nccl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../../common/comm.h"
 #include "../../common/device.h"
@@ -30,10 +35,9 @@ static bool fails(const char *name)
         && ++calls == atoi(wish + length);
 }
 
-ncclResult_t ncclGetVersion(int *version)
+static bool is_wish(const char *name, int number)
 {
-    *version = getenv("FAKE_NCCL_VERSION") ? atoi(getenv("FAKE_NCCL_VERSION")) : NCCL_VERSION_CODE;
-    return ncclSuccess;
+    return getenv(name) && atoi(getenv(name)) == number;
 }
 
 const char *ncclGetErrorString(ncclResult_t result)
@@ -133,20 +137,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
 }
 
-cudaError_t cudaGetDevice(int *device)
-{
-    CUDA_MAY_FAIL();
-    *device = comm_local_rank() % device_count();
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device)
-{
-    CUDA_MAY_FAIL();
-    snprintf(id, size, "0000:%02x:00.0", device);
-    return cudaSuccess;
-}
-
 /* ---- Communicators ---- */
 
 typedef struct {                                /* one call */
@@ -171,16 +161,14 @@ typedef struct {                                /* the calls of a group, or one 
 } Job;
 
 struct ncclComm {
-    int size, rank, tag, creator;
+    int size, rank, name, tag, creator;
     int world[MOST], joined[MOST][2];           /* world: each rank's in MPI's world */
-    int requests;
-    MPI_Request request[3 * MOST];
-    enum { JOINING, TOLD, IDLE, CALLING, ENDING } state;
-    bool gathered, connected, failed;
-    int polls;                                  /* that a call still takes */
-    Job *job;
-    FakeStream *stream;
+    bool failed;
+    FakeStream *stream;                         /* NULL: not used yet */
+    ncclComm_t next;
 };
+
+static ncclComm_t comms;
 
 enum { HELLO, TABLE, CONNECT, DATA, TAGS, FIRST_TAG = 1 << 22 };
 
@@ -214,103 +202,101 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
+/* NCCL waits without a deadline, and does nothing else meanwhile. */
+static void wait_all(int requests, MPI_Request *request)
 {
-    ncclComm_t c = calloc(1, sizeof *c);
-    const int name = *(int *)id.internal;
+    while (!all_done(requests, request))
+        sched_yield();
+}
 
-    MAY_FAIL();
-    if (config->blocking || size > MOST || rank < 0 || rank >= size)
-        return ncclInvalidArgument;
-    c->size = size, c->rank = rank, c->tag = FIRST_TAG + TAGS * name, c->creator = name / 4096;
-    static int me[MOST][2];                     /* lives until it is sent */
-    static int next;
-    int *mine = me[next++ % MOST];
-    mine[0] = rank, mine[1] = comm_rank(world);
-    if (rank == 0 && c->creator != mine[1])
-        return ncclInvalidArgument;
-    MPI_Isend(mine, 2, MPI_INT, c->creator, c->tag + HELLO, MPI_COMM_WORLD, &c->request[c->requests++]);
-    for (int r = 0; r < size && mine[1] == c->creator; r++)
-        MPI_Irecv(c->joined[r], 2, MPI_INT, MPI_ANY_SOURCE, c->tag + HELLO, MPI_COMM_WORLD, &c->request[c->requests++]);
-    *comm = c;
-    return ncclInProgress;
+/* Whether a kernel of another communicator could be waiting for other ranks. */
+static bool others_run(const struct ncclComm *c)
+{
+    for (const struct ncclComm *other = comms; other; other = other->next)
+        if (other != c && other->stream && !fake_idle(other->stream))
+            return true;
+    return false;
+}
+
+static void say(const struct ncclComm *c, const char *what)
+{
+    if (getenv("FAKE_NCCL_LOG"))
+        fprintf(stderr, "rank %d %s %d\n", comm_rank(world), what, c->name);
 }
 
 /* Whoever made the id hears from all ranks, and tells all who they are. */
-static void join(ncclComm_t c)
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
 {
-    if (!all_done(c->requests, c->request))
-        return;
-    c->requests = 0;
-    if (c->state == TOLD) {
-        c->state = IDLE;
-        return;
-    }
-    const bool creator = comm_rank(world) == c->creator;
-    for (int r = 0; r < c->size && creator; r++)
+    ncclComm_t c = calloc(1, sizeof *c);
+    int mine[2] = {rank, comm_rank(world)}, requests = 0;
+    MPI_Request request[2 * MOST];
+
+    MAY_FAIL();
+    if (config->blocking != 1 || config->maxCTAs < 1 || config->maxCTAs > 16 || size > MOST || rank < 0 || rank >= size)
+        return ncclInvalidArgument;
+    if (others_run(NULL))
+        return ncclInvalidUsage;
+    c->name = *(int *)id.internal;
+    c->size = size, c->rank = rank, c->tag = FIRST_TAG + TAGS * c->name, c->creator = c->name / 4096;
+    const bool creator = mine[1] == c->creator;
+    say(c, "makes");
+    while (is_wish("FAKE_NCCL_STOP", -1))
+        sleep(1);
+    MPI_Isend(mine, 2, MPI_INT, c->creator, c->tag + HELLO, MPI_COMM_WORLD, &request[requests++]);
+    for (int r = 0; r < size && creator; r++)
+        MPI_Irecv(c->joined[r], 2, MPI_INT, MPI_ANY_SOURCE, c->tag + HELLO, MPI_COMM_WORLD, &request[requests++]);
+    wait_all(requests, request);
+    requests = 0;
+    for (int r = 0; r < size && creator; r++)
         c->world[c->joined[r][0]] = c->joined[r][1];
-    for (int r = 0; r < c->size && creator; r++)
+    for (int r = 0; r < size && creator; r++)
         if (c->world[r] != c->creator)
-            MPI_Isend(c->world, c->size, MPI_INT, c->world[r], c->tag + TABLE, MPI_COMM_WORLD,
-                      &c->request[c->requests++]);
+            MPI_Isend(c->world, size, MPI_INT, c->world[r], c->tag + TABLE, MPI_COMM_WORLD, &request[requests++]);
     if (!creator)
-        MPI_Irecv(c->world, c->size, MPI_INT, c->creator, c->tag + TABLE, MPI_COMM_WORLD, &c->request[c->requests++]);
-    c->state = TOLD;
+        MPI_Irecv(c->world, size, MPI_INT, c->creator, c->tag + TABLE, MPI_COMM_WORLD, &request[requests++]);
+    wait_all(requests, request);
+    c->next = comms;
+    comms = *comm = c;
+    return ncclSuccess;
 }
 
-static bool run_job(void *work);
-
-static void go_on_with_call(ncclComm_t c)
+/* The first use: all ranks must be there. */
+static ncclResult_t connect_ranks(ncclComm_t c)
 {
-    if (!c->connected) {                        /* the first: all ranks must be there */
-        static char nothing;
-        c->requests = 0;
-        for (int r = 0; r < c->size; r++) {
-            MPI_Isend(&nothing, 0, MPI_CHAR, c->world[r], c->tag + CONNECT, MPI_COMM_WORLD, &c->request[c->requests++]);
-            MPI_Irecv(&nothing, 0, MPI_CHAR, c->world[r], c->tag + CONNECT, MPI_COMM_WORLD, &c->request[c->requests++]);
-        }
-        c->connected = true;
+    static char nothing;
+    int requests = 0;
+    MPI_Request request[2 * MOST];
+
+    if (others_run(c))
+        return ncclInvalidUsage;
+    say(c, "uses");
+    for (int r = 0; r < c->size; r++) {
+        MPI_Isend(&nothing, 0, MPI_CHAR, c->world[r], c->tag + CONNECT, MPI_COMM_WORLD, &request[requests++]);
+        MPI_Irecv(&nothing, 0, MPI_CHAR, c->world[r], c->tag + CONNECT, MPI_COMM_WORLD, &request[requests++]);
     }
-    if (!all_done(c->requests, c->request) || c->polls-- > 0)
-        return;
-    c->requests = 0;
-    c->stream = c->job->stream;
-    fake_queue(c->stream, run_job, c->job);
-    c->state = IDLE;
+    wait_all(requests, request);
+    return ncclSuccess;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
 {
     MAY_FAIL();
-    if (c->state < IDLE)
-        join(c);
-    else if (c->state == CALLING)
-        go_on_with_call(c);
-    else if (c->state == ENDING && c->polls > 0)
-        c->polls--;
     if (c->stream && chance() % 4 == 0)         /* a GPU works whether it is asked or not; here: sometimes */
         fake_step(c->stream);
-    *state = c->failed ? ncclRemoteError
-        : c->state == IDLE || (c->state == ENDING && !c->polls) ? ncclSuccess : ncclInProgress;
+    *state = c->failed ? ncclRemoteError : ncclSuccess;
     return ncclSuccess;
-}
-
-ncclResult_t ncclCommFinalize(ncclComm_t c)
-{
-    MAY_FAIL();
-    if (c->state != IDLE)
-        return ncclInvalidUsage;
-    c->state = ENDING;
-    c->stream = NULL;
-    c->polls = 3;
-    return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
+    ncclComm_t *at = &comms;
+
     MAY_FAIL();
-    if (c->state != ENDING || c->polls)
+    if (c->stream && !fake_idle(c->stream))
         return ncclInvalidUsage;
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
     free(c);
     return ncclSuccess;
 }
@@ -398,8 +384,8 @@ static void begin_job(Job *j)
             if (sends_to(k, c->rank, r)) {
                 if (!k->sent)
                     k->sent = memcpy(malloc(bytes), fake_storage(k->in), bytes);
-                MPI_Isend_c(k->sent, bytes, MPI_BYTE, c->world[r], c->tag + DATA, MPI_COMM_WORLD,
-                            &j->request[j->requests++]);
+                MPI_Issend_c(k->sent, bytes, MPI_BYTE, c->world[r], c->tag + DATA, MPI_COMM_WORLD,
+                             &j->request[j->requests++]);
             }
         for (int r = 0; r < c->size; r++)
             if (hears_from(k, c->rank, r)) {
@@ -453,20 +439,21 @@ static ncclResult_t submit(void)
 {
     static int jobs;
     Job *j = group;
+    ncclResult_t result = ncclSuccess;
 
     group = NULL;
     if (!j)
         return ncclSuccess;
-    if (j->comm->state != IDLE)                 /* the call before is still in progress */
-        return ncclInvalidUsage;
-    jobs++;
-    if (comm_rank(world) == 1 && getenv("FAKE_NCCL_LOSE"))
-        j->lost = jobs == atoi(getenv("FAKE_NCCL_LOSE"));
+    jobs += j->call[0].count > 8;
+    while (is_wish("FAKE_NCCL_STOP", jobs))
+        sleep(1);
+    if (!j->comm->stream)
+        result = connect_ranks(j->comm);
+    j->comm->stream = j->stream;
+    j->lost = comm_rank(world) == 1 && is_wish("FAKE_NCCL_LOSE", jobs);
     j->comm->failed = fails("async");
-    j->comm->job = j;
-    j->comm->state = CALLING;
-    j->comm->polls = chance() % 4;
-    return ncclInProgress;
+    fake_queue(j->stream, run_job, j);
+    return result;
 }
 
 static ncclResult_t add(ncclComm_t comm, cudaStream_t stream, Call call)

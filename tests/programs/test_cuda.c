@@ -136,7 +136,9 @@ static const struct {
     {"08_fused_kernels", "--dtype fp32 --fuse gelu", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse all --recompute full", 1, true},
-    {"08_fused_kernels", "--dtype fp32 --fuse all --layers 1 --seq 600", 1},    /* more rows than the loss's slices */
+    /* more rows than the loss has in a slice */
+    {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy --layers 1 --hidden 24 --seq 65 --micro-batch 130", 1},
+    {"09_combined", "--dtype fp32", 1},
     {"03_data_parallel", "--sync overlap", 2},
     {"04_zero", "--zero 2", 2},
     {"04_zero", "--zero 3", 2},
@@ -151,6 +153,9 @@ static const struct {
     {"05_tensor_parallel", "--sequence-parallel", 4},
     {"06_pipeline_parallel", "--schedule 1f1b --layers 4", 4},
     {"07_context_parallel", "--attention ring", 4},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --layers 2", 4},
+    {"09_combined", "--dtype fp32 --pp 2 --cp 2 --recompute full", 4},
+    {"09_combined", "--dtype fp32 --tp 2 --pp 2 --zero 0", 4},
 };
 
 /* Both builds start from the same weights and batch, however many ranks. A program that fails says why. */
@@ -225,12 +230,97 @@ static void losses_agree(void **state)
     for (int i = 0; i < 2; i++) {
         const int steps = covering() ? 4 : 20;
         run_well("rm -f tested.csv reference.csv");
-        run_well(BUILD "/%s/%s --preset %s --steps %d --quiet --metrics tested.csv", build, stages[i], preset, steps);
+        run_well(BUILD "/%s/%s --preset %s --steps %d --tf32 off --quiet --metrics tested.csv", build, stages[i],
+                 preset, steps);
         run_well(BUILD "/cpu/%s --preset %s --steps %d --quiet --metrics reference.csv", stages[i], preset, steps);
         const double loss = metric_difference("loss", steps), norm = metric_difference("grad_norm", steps);
         printf("%s: %d losses differ by %.1e at most, gradients' norms by %.1e\n", stages[i], steps, loss, norm);
         assert_true(loss <= 1e-4);
         assert_true(norm <= 1e-4);
+    }
+}
+
+/* Where the device has TF32, its matmuls of float are in it, but not of what is dumped; --tf32 says otherwise. */
+static void tf32_is_the_standard(void **state)
+{
+    static const struct {
+        const char *options, *line;
+        bool rounded;
+    } runs[] = {
+        {"--tf32 off", "in matmul of float\n", false},
+        {"", "in matmul of TF32\n", true},
+        {"--tf32 on", "in matmul of TF32\n", true},
+        {"--dump-gradients exact.safetensors", "in matmul of float\n", false},
+        {"--tf32 on --dump-gradients rounded.safetensors", "in matmul of TF32\n", true},
+    };
+    double loss, exact = 0;
+    char worst[128];
+
+    (void)state;
+    Result r = run(BUILD "/%s/01_single_gpu --preset tiny --steps 0 --tf32 on", build);
+    const bool without = r.status == 2 && strstr(r.err, "only GPUs from sm_80 on have TF32");
+    result_free(r);
+    if (without)
+        skip();
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        unlink(in_temporary("m.csv"));
+        r = run(BUILD "/%s/01_single_gpu --preset tiny --layers 1 --seq 16 --steps 1 --metrics m.csv %s", build,
+                runs[i].options);
+        if (r.status || !strstr(r.out, runs[i].line))
+            fail_msg("%s: status %d, and not \"%s\", but\n%s%s", runs[i].options, r.status, runs[i].line, r.out, r.err);
+        result_free(r);
+        assert_int_equal(read_column(in_temporary("m.csv"), "loss", &loss, 1), 1);
+        exact = i ? exact : loss;
+        assert_true((loss != exact) == runs[i].rounded);
+        assert_true(fabs(loss / exact - 1) < 1e-3);
+    }
+    const double d = compare_gradients(in_temporary("rounded.safetensors"), in_temporary("exact.safetensors"), 2,
+                                       worst);
+    printf("in TF32 gradients differ by %.1e at most (%s)\n", d, worst);
+    assert_true(d > 1e-5 && d < 1e-1);
+}
+
+/* 07 takes as many queries at a time as suit the backend: on a GPU each block of them costs the host six launches. The
+ * scores' workspace, which says how many, is what a program predicts, and each checks that by itself. */
+static void blocks_of_queries_are_large(void **state)
+{
+    const double heads = 2, keys = 130, of_cpu = 64;
+    double bytes[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        run_well(BUILD "/%s/07_context_parallel --preset tiny --layers 1 --seq %d --micro-batch 1 --steps 1 --quiet "
+                 "--report r.json", i ? build : "cpu", (int)keys);
+        bytes[i] = json_number(in_temporary("r.json"), "ranks.0.memory.workspace.measured");
+    }
+    assert_true(bytes[1] - bytes[0] == 2 * heads * (keys - of_cpu) * keys * 4);
+}
+
+/* Rows of logits that are no multiple of 16 bytes cost, and a line says so, and with which vocabulary they would not:
+ * of floats, of fp16, and on two ranks with half of the vocabulary each. */
+static void odd_vocabularies_are_told(void **state)
+{
+    static const struct {
+        const char *launch, *program, *options, *line;
+    } runs[] = {
+        {"", "01_single_gpu", "--vocab 260", NULL},
+        {"", "01_single_gpu", "--vocab 257", "rows of 257 logits are 1028 bytes, no multiple of 16: the output "
+         "projection is slower than with --vocab 320\n"},
+        {"", "02_mixed_precision", "--dtype fp32 --vocab 260", NULL},
+        {"", "02_mixed_precision", "--dtype fp16 --vocab 260", "rows of 260 logits are 520 bytes"},
+        {"mpiexec -n 2 ", "05_tensor_parallel", "--vocab 264", NULL},
+        {"mpiexec -n 2 ", "05_tensor_parallel", "--vocab 257", "rows of 129 logits are 516 bytes, no multiple of 16: "
+         "the output projection is slower than with --vocab 384\n"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        Result r = run("%s" BUILD "/%s/%s --preset tiny --steps 0 %s", runs[i].launch, build, runs[i].program,
+                       runs[i].options);
+        if (r.status || !strstr(r.out, runs[i].line ? runs[i].line : "") || (!runs[i].line && strstr(r.out, "logits")))
+            fail_msg("%s %s: status %d, and not \"%s\", but\n%s%s", runs[i].program, runs[i].options, r.status,
+                     runs[i].line ? runs[i].line : "no line of logits", r.out, r.err);
+        result_free(r);
     }
 }
 
@@ -244,6 +334,7 @@ static void small_types_agree(void **state)
         {2, "02_mixed_precision", "--dtype bf16"},
         {2, "02_mixed_precision", "--dtype bf16 --gradients bf16 --master none"},
         {2, "08_fused_kernels", "--dtype bf16"},
+        {2, "09_combined", "--dtype bf16"},
         {4, "02_mixed_precision", "--dtype fp16"},
         {4, "08_fused_kernels", "--dtype fp16 --recompute full"},
         {4, "08_fused_kernels", "--dtype fp16 --loss-scale 2e6 --loss-scale-growth 1"},
@@ -264,7 +355,7 @@ static void small_types_agree(void **state)
             const char *metrics = k ? "reference.csv" : "tested.csv";
             run_well("rm -f %s", metrics);
             Result r = run(BUILD "/%s/%s --layers 2 --hidden 96 --heads 6 --seq 48 --micro-batch 4 --accumulate 2 "
-                           "--steps %d --warmup 1 --lr 1e-3 --vocab 97 --data %s --quiet --metrics %s %s",
+                           "--steps %d --warmup 1 --lr 1e-3 --vocab 97 --tf32 off --data %s --quiet --metrics %s %s",
                            k ? "cpu" : build, runs[i].stage, steps, token_file(20000, 97), metrics, runs[i].options);
             if (r.status || strstr(r.err, "with GELU"))     /* there is none, which linear_gelu_unfused would know */
                 fail_msg("%s %s: status %d: %s", runs[i].stage, runs[i].options, r.status, r.err);
@@ -324,6 +415,61 @@ static void mistakes_are_found(void **state)
     }
 }
 
+/* "test_cuda memory": most of the device's memory is taken, given back, and taken again in other sizes, while what was
+ * queued before still uses it. */
+static int memory_in_other_sizes(void)
+{
+    enum { PARTS = 3 };
+    double sum = 0;
+    char place[DEVICE_PLACE];
+
+    if (device_find(0, place) == 0 || !place[0])        /* by another process; then this one takes it */
+        return 1;
+    device_init(0, 1, 1);
+    const int64_t bytes = device_memory_available() / 10 * 6 / PARTS * PARTS;
+    char *whole = device_alloc(bytes), *part[PARTS], last[PARTS];
+    if (!whole)
+        return 1;
+    device_free(whole, bytes);
+    for (int i = 0; i < PARTS; i++) {
+        part[i] = device_alloc(bytes / PARTS + i);
+        if (!part[i])
+            return 1;
+        device_upload(part[i] + bytes / PARTS - 1 + i, &(char){1 + i}, 1);
+    }
+    for (int i = 0; i < PARTS; i++) {
+        device_download(&last[i], part[i] + bytes / PARTS - 1 + i, 1);
+        sum += last[i];
+        device_free(part[i], bytes / PARTS + i);
+    }
+    printf("%.0f of %lld bytes\n", sum, (long long)device_memory_reserved());
+    return sum != 6;
+}
+
+/* Nothing that waits for all streams: in one of them a transfer may wait for a rank that waits for this one's host. The
+ * emulated GPU takes it for wrong. */
+static void memory_changes_hands_without_waiting(void **state)
+{
+    (void)state;
+    if (!strcmp(build, "cpu"))
+        skip();
+    run_well("%s" BUILD "/%s/test_cuda memory", emulated() ? "EMULATED_MEMORY=60000000 " : "", build);
+}
+
+/* What operators take beside the account has its place in the plan: without it, the run would end amid its first step.
+ */
+static void memory_plan_counts_scratch(void **state)
+{
+    (void)state;
+    if (!emulated())
+        skip();
+    Result r = run("EMULATED_MEMORY=100000000 " BUILD "/emulated/01_single_gpu --layers 1 --hidden 32 --heads 2 --seq 16");
+    assert_int_equal(r.status, 1);
+    if (!strstr(r.out, ", and an estimated 268 MB for scratch and kernels, of ") || !strstr(r.err, " are available;"))
+        fail_msg("%s%s", r.out, r.err);
+    result_free(r);
+}
+
 /* The same bits, in every operator and in a program. */
 static void runs_repeat(void **state)
 {
@@ -340,21 +486,46 @@ static void runs_repeat(void **state)
     run_well("cmp once.safetensors again.safetensors");
 }
 
+/* --autotune on: other ways to multiply, and the same numbers but for rounding. The emulated GPU's fastest way is never
+ * its first one, and sums in another order. */
+static void tuned_matmuls_agree(void **state)
+{
+    static const char *const tuned[] = {"off", "on"};
+    char worst[128];
+
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        run_well(BUILD "/%s/08_fused_kernels --preset tiny --layers 1 --seq 16 --steps 1 --dtype fp32 --autotune %s "
+                 "--quiet --dump-gradients %s.safetensors", build, tuned[i], tuned[i]);
+    const double d = compare_gradients(in_temporary("on.safetensors"), in_temporary("off.safetensors"), 2, worst);
+    printf("by tuned matmuls gradients differ by %.1e at most (%s)\n", d, worst);
+    assert_true(d <= 1e-4 && (d > 0 || !emulated()));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operators_agree),
         cmocka_unit_test(gradients_agree),
         cmocka_unit_test(losses_agree),
+        cmocka_unit_test(tf32_is_the_standard),
+        cmocka_unit_test(blocks_of_queries_are_large),
+        cmocka_unit_test(odd_vocabularies_are_told),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(memory_changes_hands_without_waiting),
+        cmocka_unit_test(memory_plan_counts_scratch),
         cmocka_unit_test(runs_repeat),
+        cmocka_unit_test(tuned_matmuls_agree),
     };
+    char place[DEVICE_PLACE];
 
+    if (argc > 1 && !strcmp(argv[1], "memory"))
+        return memory_in_other_sizes();
     build = argc > 1 ? argv[1] : strstr(argv[0], "emulated/") ? "emulated" : "cuda";
     setvbuf(stdout, NULL, _IOLBF, 0);           /* what is known is said, also into a pipe */
-    if (!strcmp(build, "cuda") && device_count() == 0) {
+    if (!strcmp(build, "cuda") && device_find(0, place) == 0) {
         if (system("nvidia-smi -L >/dev/null 2>&1") == 0)
             device_init(0, 1, 1);               /* there is one: this fails, and says why */
         printf("SKIPPED: no GPU answers, so nothing on one was tested\n");

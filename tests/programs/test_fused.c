@@ -122,6 +122,93 @@ static void attention_of_extremes(void **state)
     }
 }
 
+static Tensor as_real(Tensor t)
+{
+    Tensor r = create(REAL, t.name, (Shape){t.dims, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
+
+    tensor_convert(r, t);
+    return r;
+}
+
+/* A chunk of earlier keys, then the queries' own: each in its turn, against 07's blocks, merged. */
+static void attention_by_chunks_is_the_chain(void **state)
+{
+    static const struct {
+        int64_t B, C, K, A, D;              /* K: of the earlier keys */
+    } cases[] = {{2, 1, 3, 2, 8}, {1, 127, 65, 2, 32}, {1, 128, 128, 1, 48}, {2, 129, 260, 2, 64}, {1, 70, 1, 3, 10}};
+
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int k = 0; k < 3; k++) {
+            const int64_t B = cases[c].B, C = cases[c].C, A = cases[c].A, D = cases[c].D;
+            const DType t = types[k];
+            const Shape of_q = shape(B, C, A, D), of_sum = shape(B, C, A, 1);
+            Tensor q = filled(t, "q", of_q, 1.5), d_out = filled(t, "d_out", of_q, 1), real_q = as_real(q);
+            Tensor out = create(REAL, "out", of_q), lse = create(REAL, "lse", of_sum);
+            Tensor want = create(REAL, "want", of_q), want_lse = create(REAL, "want_lse", of_sum);
+            Tensor part = create(REAL, "part", of_q), part_lse = create(REAL, "part_lse", of_sum);
+            Tensor dots = create(REAL, "dots", of_sum), rounded = create(t, "rounded", of_q);
+            Tensor d_q = filled(REAL, "d_q", of_q, 1), d_want = filled(REAL, "d_q", of_q, 1);      /* added to */
+            Tensor key[2], value[2], d_key[2], d_value[2], d_want_key[2], d_want_value[2], scores[2];
+            tensor_fill(lse, -INFINITY), tensor_fill(want_lse, -INFINITY);
+            for (int i = 0; i < 2; i++) {
+                const int64_t K = i ? C : cases[c].K;
+                const Shape of_k = shape(B, K, A, D);
+                key[i] = filled(t, i ? "k" : "k before", of_k, 1.5), value[i] = filled(t, i ? "v" : "v before", of_k, 1);
+                d_key[i] = filled(REAL, "d_k", of_k, 1), d_want_key[i] = filled(REAL, "d_k", of_k, 1);
+                d_value[i] = filled(REAL, "d_v", of_k, 1), d_want_value[i] = filled(REAL, "d_v", of_k, 1);
+                scores[i] = create(REAL, "scores", shape(2, A, C, K));
+                flash_block_forward(out, lse, q, key[i], value[i], i);
+                attention_block_forward(part, part_lse, scores[i], real_q, as_real(key[i]), as_real(value[i]), i);
+                attention_merge(want, want_lse, part, part_lse);
+            }
+            const double tolerance = tolerance_of(REAL);
+            assert_same(out, want, tolerance);
+            assert_same(lse, want_lse, tolerance);
+            tensor_convert(rounded, out);
+            attention_dots(tensor_view(dots, shape(B * C, A)), tensor_view(d_out, shape(B * C, A * D)),
+                           tensor_view(rounded, shape(B * C, A * D)));
+            for (int i = 0; i < 2; i++) {
+                flash_block_backward(d_q, d_key[i], d_value[i], d_out, q, key[i], value[i], lse, dots, i);
+                attention_block_backward(d_want, d_want_key[i], d_want_value[i], scores[i], as_real(d_out), real_q,
+                                         as_real(key[i]), as_real(value[i]), want_lse, dots, i);
+                assert_same(d_key[i], d_want_key[i], 2 * tolerance);
+                assert_same(d_value[i], d_want_value[i], 2 * tolerance);
+            }
+            assert_same(d_q, d_want, 2 * tolerance);
+            guarded_release();
+        }
+}
+
+/* Where numbers are stored in two bytes, sums over them are those of the same numbers in REAL. */
+static void stored_types_are_read_as_they_are(void **state)
+{
+    const int64_t R = 37, V = 211, A = 5, D = 12;
+
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        Tensor logits = filled(types[k], "logits", shape(R, V), 3), targets = create(I32, "targets", shape(R));
+        Tensor max = create(REAL, "max", shape(R)), want_max = create(REAL, "want_max", shape(R));
+        Tensor sums = create(REAL, "sums", shape(R, 2)), want_sums = create(REAL, "want_sums", shape(R, 2));
+        for (int i = 0; i < R; i++)
+            ((int32_t *)targets.data)[i] = i % 7 ? i * 5 : -1;
+        cross_entropy_max(max, logits), cross_entropy_max(want_max, as_real(logits));
+        cross_entropy_sums(sums, logits, max, targets), cross_entropy_sums(want_sums, as_real(logits), max, targets);
+        assert_same(max, want_max, 0), assert_same(sums, want_sums, 0);
+
+        Tensor x = filled(types[k], "x", shape(R, A * D), 1), y = filled(types[k], "y", shape(R, A * D), 1);
+        Tensor dots = create(REAL, "dots", shape(R, A)), want_dots = create(REAL, "want_dots", shape(R, A));
+        attention_dots(dots, x, y), attention_dots(want_dots, as_real(x), as_real(y));
+        assert_same(dots, want_dots, 0);
+
+        Tensor turned = create(types[k], "turned", shape(A, R, D)), want = create(REAL, "want", shape(A, R, D));
+        transpose_rows(turned, tensor_view(x, shape(R, A, D)));
+        transpose_rows(want, tensor_view(as_real(x), shape(R, A, D)));
+        assert_same(turned, want, 0);
+        guarded_release();
+    }
+}
+
 static void the_others_are_their_chains(void **state)
 {
     static const struct {
@@ -386,6 +473,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_is_the_chain),
         cmocka_unit_test(attention_of_extremes),
+        cmocka_unit_test(attention_by_chunks_is_the_chain),
+        cmocka_unit_test(stored_types_are_read_as_they_are),
         cmocka_unit_test(the_others_are_their_chains),
         cmocka_unit_test(adamw_writes_the_copy),
         cmocka_unit_test(adamw_clips_by_itself),

@@ -113,6 +113,7 @@ static const struct {
     {2, "06_pipeline_parallel", "--micro-batch 1 --accumulate 6"},
     {2, "07_context_parallel", "--micro-batch 2 --accumulate 3"},
     {1, "08_fused_kernels", "--micro-batch 3 --accumulate 2 --dtype fp32 --fuse all"},
+    {8, "09_combined", "--micro-batch 1 --accumulate 3 --dtype fp32 --cp 2 --pp 2"},
 };
 
 /* In one file of F16, and in several of BF16. Their loss and gradients are of float64, with angles in double. */

@@ -246,12 +246,11 @@ else
 fi
 nccl=$(printf '#include <nccl.h>\nversion NCCL_MAJOR.NCCL_MINOR.NCCL_PATCH\n' |
     $CC $NCCL_CFLAGS -E -P - 2>/dev/null | sed -n 's/^version//p' | tr -d ' ')
-if [ "$NCCL" = yes ] && above 2.27.0 "$nccl" 2>/dev/null; then
-    NCCL=old
-    say -- NCCL "nccl.h is of $nccl, and from 2.27 on it can be used: ranks on GPUs communicate over MPI, which is slower" \
-        "NCCL_HOME=DIR, if a newer one is elsewhere"
-elif [ "$NCCL" = yes ]; then
+if [ "$NCCL" = yes ]; then
     say ok NCCL "nccl.h $nccl"
+elif [ -n "$nccl" ]; then
+    say -- NCCL "nccl.h is of $nccl, and from 2.17 on it can be used: ranks on GPUs communicate over MPI, which is slower" \
+        "NCCL_HOME=DIR, if a newer one is elsewhere"
 else
     say -- NCCL "no nccl.h: ranks on GPUs communicate over MPI, through the host's memory, which is slower" \
         "NCCL_HOME=DIR, if it is elsewhere"
@@ -324,15 +323,15 @@ if [ "$status" -ne 0 ]; then
 elif [ -n "$gpu_works" ]; then
     room="$(parameters "$gpu_bytes") parameters a GPU"
     if [ "$gpus" -eq 1 ]; then
-        echo "On the GPU '$gpu': all eight (make run STAGE=NN), $room; in 03 to 07 the ranks (NP=2) share it, over MPI."
+        echo "On the GPU '$gpu': all nine (make run STAGE=NN), $room; ranks of 03 to 07 and 09 (NP=2) share it."
     elif [ "$NCCL" = yes ]; then
-        echo "On $gpus GPUs '$gpu': all eight, $room; 03 to 07 with up to $gpus ranks, a GPU each, over NCCL."
+        echo "On $gpus GPUs '$gpu': all nine, $room; 03 to 07 and 09 with up to $gpus ranks, a GPU each, over NCCL."
     else
-        echo "On $gpus GPUs '$gpu': all eight, $room; 03 to 07 with up to $gpus ranks, a GPU each, over MPI (no NCCL)."
+        echo "On $gpus GPUs '$gpu': all nine, $room; 03 to 07 and 09 with up to $gpus ranks, a GPU each; no NCCL."
     fi
-    echo "On the CPU: 01, 02 and 08 with $cpus core$(plural "$cpus"), 03 to 07 $several."
+    echo "On the CPU: 01, 02 and 08 with $cpus core$(plural "$cpus"), 03 to 07 and 09 $several."
 else
-    echo "01, 02 and 08 run on the CPU's $cpus core$(plural "$cpus"); 03 to 07 $several."
+    echo "01, 02 and 08 run on the CPU's $cpus core$(plural "$cpus"); 03 to 07 and 09 $several."
 fi
 if [ "$status" -eq 0 ]; then
     [ "$cpus" -ge 2 ] && echo "make run: yes. make test: yes, about 5 minutes."

@@ -25,7 +25,9 @@ fi
 
 mkdir -p "$to.new"
 cp "$stage"/*.[ch] "$to.new"
-ln -sfn "$PWD/common" "$(dirname "$to")/common"         # programs include ../common/ultrascale.h
+for d in $(sed -n 's|^#include "\.\./\([^/]*\)/.*|\1|p' "$stage"/*.[ch] | sort -u); do
+    ln -sfn "$PWD/$d" "$(dirname "$to")/$d"             # where programs include from: ../common, ../08_fused_kernels
+done
 awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.new"/*.c)" '
     # The task as a C comment at an indentation, in lines of at most 100 columns.
     function comment(indent,    words, count, i, line, text) {

@@ -19,6 +19,7 @@ typedef enum { POSITIONS, FROM_ZERO, BY_RANK } Rope;
 typedef enum { HOME, NEXT_RANK, RANK_BEFORE, OWN_QUERIES } KeyGradients;
 typedef enum { PROJ_BIAS = 1, DOWN_BIAS = 2 } Biases;
 typedef enum { RIGHT_ROWS, IN_EMBEDDING, IN_LOGITS_TOO } SliceRows;
+typedef enum { INPUTS = 1, TARGETS = 2 } Ids;
 typedef enum { LN1_SHARE = 1, LN2_SHARE = 2, FINAL_SHARE = 4 } Shares;
 
 typedef struct {
@@ -32,6 +33,9 @@ typedef struct {
     KeyGradients keys;
     bool zigzag;                /* of rope, mask and keys: which rank has which tokens */
     bool own_rows;              /* LayerNorms and biases see the first rank's rows of a micro-batch only */
+    bool own_tokens;            /* all parameters' gradients see the first rank's tokens only */
+    bool own_sequences;         /* each rank takes its tokens of other sequences */
+    Ids twice;                  /* of these a rank's slice of the vocabulary is taken twice */
     bool no_lookup, no_head;    /* one of the embedding's two uses adds no gradient */
     Shares shares;              /* of the first rank alone: what follows is unlike what ranks would compute */
     int stale;                  /* a block computes with the parameters of the one so many before it */
@@ -46,6 +50,17 @@ static const Mistake mistakes[] = {
     {"every slice's logits and gradients were made with the first slice's rows of `final`", .slices = IN_LOGITS_TOO},
     {"all parameters were 0: what was loaded has not reached what forward reads (a tensor_convert is missing, or its "
      "two arguments are swapped)", .empty = true},
+    {"the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's: the ranks of a cp group have "
+     "chunks of different sequences", .own_sequences = true, .zigzag = true},
+    {"the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's: the ranks of a cp group have "
+     "chunks of different sequences", .own_sequences = true},
+    {"ids_in_slice had been called twice on the targets: those of other slices than the first are lost",
+     .twice = TARGETS},
+    {"ids_in_slice had been called twice on the inputs: those of other slices than the first are lost",
+     .twice = INPUTS},
+    {"gradients were not summed over cp: they are those of its first rank's tokens", .own_tokens = true,
+     .zigzag = true},
+    {"gradients were not summed over cp: they are those of its first rank's tokens", .own_tokens = true},
     {"proj_bias and down_bias were added on every rank, and not once after the sum over the ranks",
      .biases = PROJ_BIAS | DOWN_BIAS},
     {"proj_bias was added on every rank, and not once after the sum over the ranks", .biases = PROJ_BIAS},
@@ -100,6 +115,7 @@ enum { SLICE = 256 };                           /* rows of a slice of 08's loss,
 
 static Mistake mistake;                         /* the one being made */
 static int ranks = 1, data_ranks = 1;           /* data_ranks: over so many the sequences are divided */
+static int cp_ranks = 1;                        /* over so many every sequence is, beside what `ranks` divide */
 static int64_t only_sequence = -1, only_token = -1;     /* of the global batch: others add no gradient; -1: all do */
 static int64_t micro_batch;                     /* being computed */
 
@@ -152,34 +168,6 @@ static void hooked_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor 
         numbers(out)[i] += (ranks - 1 + mistake.once_more) * numbers(bias)[i % width];
 }
 
-/* The rows that a mistake lets count. */
-static Tensor counting(Tensor t)
-{
-    return mistake.own_rows ? tensor_range(tensor_view(t, shape(R, tensor_width(t))), 0, R / ranks) : t;
-}
-
-static void hooked_residual_backward(Tensor d_bias, Tensor d_out)
-{
-    residual_backward(d_bias, counting(d_out));
-}
-
-static void hooked_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
-                                      Tensor weight)
-{
-    static Tensor nothing[2], scratch;
-
-    if (!mistake.own_rows) {
-        layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
-        return;
-    }
-    for (int i = 0; i < 2 && !nothing[i].data; i++)
-        nothing[i] = tensor_create(MEM_WORKSPACE, REAL, "nothing", shape(H));
-    if (!scratch.data)
-        scratch = tensor_create(MEM_WORKSPACE, REAL, "scratch", shape(R, H));
-    layernorm_backward(d_x, nothing[0], nothing[1], d_out, x, stats, weight);
-    layernorm_backward(counting(scratch), d_weight, d_bias, counting(d_out), counting(x), counting(stats), weight);
-}
-
 /* Which rank has a token, and the how-manieth of its tokens it is; and back. */
 static int64_t chunk_tokens(void)
 {
@@ -204,6 +192,65 @@ static int64_t token_of(int rank, int64_t index)
 {
     return index < chunk_tokens() ? rank * chunk_tokens() + index
                                   : (2 * ranks - 1 - rank) * chunk_tokens() + index - chunk_tokens();
+}
+
+/* The rows that a mistake lets count: of cp's first rank; or, of the rows of each of its ranks, (chunk, sequence, token),
+ * the first `ranks`th. */
+static bool row_counts(int64_t row)
+{
+    const int64_t b = row / T, t = row % T, c = T / (cp_ranks > 1 ? 2 * cp_ranks : 1);
+
+    if (mistake.own_tokens)
+        return rank_of(t) == 0;
+    return (t / c / cp_ranks * B + b) * c + t % c < R / cp_ranks / ranks;
+}
+
+/* Only those rows of a gradient, in a copy if that has to be: free it with uncount(). */
+static Tensor count(Tensor d_out, bool only)
+{
+    const int64_t width = tensor_width(d_out);
+
+    if (!only)
+        return d_out;
+    Tensor copy = tensor_create(MEM_WORKSPACE, REAL, "counting", shape(R, width));
+    for (int64_t i = 0; i < R * width; i++)
+        numbers(copy)[i] = row_counts(i / width) ? numbers(d_out)[i] : 0;
+    return copy;
+}
+
+static void uncount(Tensor copy, bool only)
+{
+    if (only)
+        tensor_free(&copy, MEM_WORKSPACE);
+}
+
+static void hooked_residual_backward(Tensor d_bias, Tensor d_out)
+{
+    const bool only = mistake.own_rows || mistake.own_tokens;
+    Tensor rows = count(d_out, only);
+
+    residual_backward(d_bias, rows);
+    uncount(rows, only);
+}
+
+static void hooked_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
+                                      Tensor weight)
+{
+    static Tensor nothing[2], scratch;
+    const bool only = mistake.own_rows || mistake.own_tokens;
+
+    if (!only) {
+        layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
+        return;
+    }
+    for (int i = 0; i < 2 && !nothing[i].data; i++)
+        nothing[i] = tensor_create(MEM_WORKSPACE, REAL, "nothing", shape(H));
+    if (!scratch.data)
+        scratch = tensor_create(MEM_WORKSPACE, REAL, "scratch", shape(R, H));
+    layernorm_backward(d_x, nothing[0], nothing[1], d_out, x, stats, weight);
+    Tensor rows = count(d_out, only);
+    layernorm_backward(scratch, d_weight, d_bias, rows, x, stats, weight);
+    uncount(rows, only);
 }
 
 static bool sees(int64_t query, int64_t key, Way way)
@@ -351,7 +398,9 @@ static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor
     if (head && mistake.no_head)
         return;
     if (!head || !mistake.slices) {
-        linear_backward_weight(d_weight, d_bias, d_out, x);
+        Tensor rows = count(d_out, mistake.own_tokens);
+        linear_backward_weight(d_weight, d_bias, rows, x);
+        uncount(rows, mistake.own_tokens);
         return;
     }
     for (int64_t first = 0; first < R; first += SLICE) {
@@ -363,8 +412,11 @@ static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor
 
 static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
-    if (!mistake.no_lookup)
-        embedding_backward(d_weight, d_out, ids);
+    if (mistake.no_lookup)
+        return;
+    Tensor rows = count(d_out, mistake.own_tokens);
+    embedding_backward(d_weight, rows, ids);
+    uncount(rows, mistake.own_tokens);
 }
 
 static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
@@ -382,6 +434,46 @@ static void set_rope(void)
     for (int64_t t = 0; t < T && mistake.rope != POSITIONS; t++)
         rope_table(tensor_range(rope, t, 1),
                    mistake.rope == FROM_ZERO ? t % chunk_tokens() : rank_of(t) * 2 * chunk_tokens() + index_of(t));
+}
+
+/* Ids as they are found again after they were made a slice's own twice. */
+static void take_twice(Tensor ids)
+{
+    for (int64_t i = 0; i < R; i++) {
+        int32_t *id = (int32_t *)ids.data + i;
+        for (int r = 1; r < ranks; r++) {
+            const Range slice = range_part(V, r, ranks);
+            if (*id >= slice.first && *id < slice.first + slice.count) {
+                *id = *id - slice.first < slice.first ? -1 : *id - slice.first;
+                break;
+            }
+        }
+    }
+}
+
+/* A micro-batch; by a mistake one whose sequences are each made of several, a rank's tokens of another one each. */
+static void load(Batch to)
+{
+    const int64_t accumulate = options.accumulate / data_ranks, dp = micro_batch / accumulate;
+
+    batch_load(to, first_step, micro_batch * B, 0);
+    if (mistake.twice & INPUTS)
+        take_twice(to.inputs);
+    if (mistake.twice & TARGETS)
+        take_twice(to.targets);
+    if (!mistake.own_sequences)
+        return;
+    Batch other = batch_create();
+    for (int r = 0; r < ranks; r++) {
+        batch_load(other, first_step, ((dp * ranks + r) * accumulate + micro_batch % accumulate) * B, 0);
+        for (int64_t row = 0; row < R; row++)
+            if (rank_of(row % T) == r) {
+                ((int32_t *)to.inputs.data)[row] = ((int32_t *)other.inputs.data)[row];
+                ((int32_t *)to.targets.data)[row] = ((int32_t *)other.targets.data)[row];
+            }
+    }
+    tensor_free(&other.inputs, MEM_WORKSPACE);
+    tensor_free(&other.targets, MEM_WORKSPACE);
 }
 
 /* The step's gradients, with the mistake, into `to` (NULL: none); returns its loss. */
@@ -403,7 +495,7 @@ static double compute(const Mistake *m, Batch batch, double *to)
     tensor_zero(gradients.buffer);
     const double scale = 1.0 / (B * T * options.accumulate);
     for (micro_batch = 0; micro_batch < options.accumulate; micro_batch++) {
-        batch_load(batch, first_step, micro_batch * B, 0);
+        load(batch);
         forward(&acts, batch, scale);
         if (to)
             backward(&acts, batch, scale);
@@ -421,21 +513,22 @@ static double compute(const Mistake *m, Batch batch, double *to)
 static bool in_forward(const Mistake *m)
 {
     return m->biases || m->rope != POSITIONS || (m->mask != CAUSAL && m->way != IN_BACKWARD) || m->unscaled || m->stale
-           || m->empty || m->slices == IN_LOGITS_TOO;
+           || m->empty || m->own_sequences || m->twice || m->slices == IN_LOGITS_TOO;
 }
 
 /* Whether the numbers here can tell this mistake from none. */
 static bool possible(const Mistake *m)
 {
-    const bool by_token = m->rope != POSITIONS || m->mask >= OWN_TOKENS || m->keys != HOME;
+    const bool by_token = m->rope != POSITIONS || m->mask >= OWN_TOKENS || m->keys != HOME
+                          || m->own_tokens || m->own_sequences;
 
-    if ((by_token || m->biases || m->own_rows || m->shares) && ranks == 1)
+    if ((by_token || m->biases || m->twice || m->own_rows || m->shares) && ranks == 1)
         return false;
     if (by_token && T % (m->zigzag ? 2 * ranks : ranks))
         return false;
     if (m->slices && R <= SLICE)
         return false;
-    return !(m->own_rows && R % ranks) && m->stale < L && -m->stale < L;
+    return !(m->own_rows && R % (cp_ranks * ranks)) && m->stale < L && -m->stale < L;
 }
 
 #endif

@@ -18,14 +18,14 @@ static const char *sanitize(void)
     return strstr(BUILD, "/sanitize") ? "SANITIZE=1" : "";
 }
 
-/* A stage's files in a directory of their own, beside a link to common/. */
+/* A stage's files in a directory of their own, beside links to where it includes from. */
 static const char *copy_of(const char *stage)
 {
     static char directory[256];
 
     snprintf(directory, sizeof directory, "%s", in_temporary("edited"));
-    run_well("sh -c 'rm -rf %s && mkdir %s && cp " SOURCE "/%s/*.[ch] %s && ln -sfn " SOURCE "/common %s'", directory,
-             directory, stage, directory, in_temporary("common"));
+    run_well("sh -c 'rm -rf %s && mkdir %s && cp " SOURCE "/%s/*.[ch] %s && ln -sfn " SOURCE "/common " SOURCE
+             "/08_fused_kernels %s/..'", directory, directory, stage, directory, directory);
     return directory;
 }
 
@@ -184,6 +184,43 @@ static const Planted planted[] = {
      "    adamw_step(&optimizer, lr, clip_scale(norm));\n    refresh_params();\n"
      "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--zero 2",
      {"final_weight has drifted"}},
+    /* what several directions do to each other: the batch by the replica's rank, not dp's; the loss of all tp ranks */
+    {"09_combined", "((int64_t)dp_rank * m", "((int64_t)comm_rank(replicas) * m", 2,
+     "--cp 2 --layers 2 --accumulate 2",
+     {"as if the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's"}, true},
+    {"09_combined", "comm_rank(tp) ? 0 : tensor_item(loss));      /*", "tensor_item(loss));      /*", 8,
+     "--tp 2 --cp 2 --pp 2", {"2 times too large (= the size of tp, or"}},
+    /* whose gradients are summed: over dp alone, what tp doesn't shard, the embedding's two ends */
+    {"09_combined", ": comm_start_all_reduce(replicas, unit, SUM);", ": comm_start_all_reduce(pp, unit, SUM);", 2,
+     "--cp 2 --zero 0",
+     {"all_reduce in group pp is called 6 times",
+      "as if gradients were not summed over cp: they are those of its first rank's tokens"}},
+    {"09_combined", "    if (tp_size > 1 && u > 0)\n        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].uncut : "
+     "gradients.final, SUM);\n", "", 8, "--tp 2 --cp 2 --pp 2",
+     {"as if LayerNorms' parameters and the biases after a projection had the gradients of the first rank's rows only"}},
+    {"09_combined", "    if (tied)\n        comm_all_reduce(tied, parts[0].gradients, SUM);\n", "", 4, "--pp 2",
+     {"as if the tied embedding had only the", "all_reduce in group tied is called 0 times"}},
+    {"09_combined", "    reducing[u] = zero ?", "    if (tied && u == 0)\n        comm_all_reduce(tied, unit, SUM);\n"
+     "    reducing[u] = zero ?", 4, "--pp 2", {"all ranks wait for each other"}},
+    /* who owns what: shards of ZeRO that nobody owns; a norm over the replicas alone */
+    {"09_combined", ".replica = zero ? 0 : comm_rank(replicas)", ".replica = comm_rank(replicas)", 4, "--tp 2",
+     {"wherever one is wrong it is zero, in parts of tensors: what some ranks update no rank owns (Shard.replica)"}},
+    {"09_combined", "comm_sum(world, gradient_square_sum", "comm_sum(replicas, gradient_square_sum", 8,
+     "--tp 2 --cp 2 --pp 2", {"the ranks' shares of it have to be summed (comm_sum)"}},
+    /* shards that are not gathered after loading; ids that are looked for in a slice of a slice */
+    {"09_combined", "    gather_params();\n    while", "    while", 2, "--dtype fp32",
+     {"has drifted: ranks 0 and 1 hold the same elements of it"}},
+    {"09_combined", "    layernorm_forward(final, final_stats, a->x[L]",
+     "    ids_in_slice(a->batch.targets, a->batch.targets, layout.first_id, V);\n"
+     "    layernorm_forward(final, final_stats, a->x[L]", 2, "--tp 2",
+     {"as if ids_in_slice had been called twice on the targets"}},
+    /* buffers that are in use: d_x while it is sent; the gathered rows while another product reads them */
+    {"09_combined", "        comm_wait(&a->sending[1]);              /* of the micro-batch that was here before */\n"
+     "        a->receiving[1]", "        a->receiving[1]", 3, "--pp 3",
+     {"send of d_x in group pp: it was changed before comm_wait"}},
+    {"09_combined", "    Tensor d_out = g_backward(d_x);\n    linear_backward_weight(g->down_weight",
+     "    Tensor d_out = g_backward(d_x);\n    f_forward(a->ln2);\n    linear_backward_weight(g->down_weight", 2,
+     "--tp 2", {"8 too many = 1 for each layer and micro-batch", "is blocks.3.down_weight"}},
 };
 
 static void mistakes_are_named(void **state)
@@ -320,13 +357,13 @@ static char *exercise(const char *stage, int n, char says[4][256])
 
 static const char *const stages[] = {"01_single_gpu", "02_mixed_precision", "03_data_parallel", "04_zero",
                                      "05_tensor_parallel", "06_pipeline_parallel", "07_context_parallel",
-                                     "08_fused_kernels"};
+                                     "08_fused_kernels", "09_combined"};
 
 /* Made in a directory of this test's, not in build/exercise, where someone may be at work. */
 static void exercises_fail_until_they_are_done(void **state)
 {
     (void)state;
-    for (int s = 0; s < 8; s++) {
+    for (unsigned s = 0; s < sizeof stages / sizeof *stages; s++) {
         int n = 0;
         for (;; n++) {
             char says[4][256] = {"", "", "", ""};
@@ -371,9 +408,9 @@ static void what_is_there_is_not_overwritten(void **state)
     assert_int_equal(r.status, 2);
     assert_non_null(strstr(r.out, "03_data_parallel has no exercise 99; it has:\n  make exercise STAGE=03 N=1"));
     result_free(r);
-    r = run("sh -c '" MAKE_SH "verify STAGE=09'", sanitize());
+    r = run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize());
     assert_int_equal(r.status, 2);
-    assert_non_null(strstr(r.out, "STAGE=09 is none of: 01_single_gpu"));
+    assert_non_null(strstr(r.out, "STAGE=99 is none of: 01_single_gpu"));
     result_free(r);
     r = run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize());
     assert_int_equal(r.status, 2);
@@ -394,8 +431,8 @@ static const char *copy_of_tree(void)
         return copy;
     snprintf(copy, sizeof copy, "%s", in_temporary("copy"));    /* whose buffer serves others soon */
     run_well("sh -c 'mkdir -p %s/build && cp -rp " SOURCE "/Makefile " SOURCE "/README.md " SOURCE "/common " SOURCE
-             "/tests " SOURCE "/0* %s && ln -s " SOURCE "/build/* %s/build && rm -f %s/build/exercise %s/build/sweep "
-             "&& ln -sfn " BUILD "/cpu " BUILD "/cpu64 %s/build'", copy, copy, copy, copy, copy, copy);
+             "/tests " SOURCE "/[0-9][0-9]_* %s && ln -s " SOURCE "/build/* %s/build && rm -f %s/build/exercise "
+             "%s/build/sweep && ln -sfn " BUILD "/cpu " BUILD "/cpu64 %s/build'", copy, copy, copy, copy, copy, copy);
     return copy;
 }
 
@@ -429,7 +466,7 @@ static void an_exercise_of_a_changed_program_says_so(void **state)
                    "\"git stash\" puts your changes aside");
 }
 
-/* Someone's own program, data and tensor parallel, made of 05's: 09_mine. */
+/* Someone's own program, data and tensor parallel, made of 05's: 99_mine. */
 static void a_program_of_ones_own_is_compared(void **state)
 {
     static const char *const changes[][2] = {
@@ -451,20 +488,20 @@ static void a_program_of_ones_own_is_compared(void **state)
     char directory[300];
 
     (void)state;
-    snprintf(directory, sizeof directory, "%s/09_mine", copy_of_tree());
+    snprintf(directory, sizeof directory, "%s/99_mine", copy_of_tree());
     run_well("sh -c 'mkdir %s && cp " SOURCE "/05_tensor_parallel/*.[ch] %s && mkdir %s2 && touch %s2/train.c'",
              directory, directory, directory, directory);
-    expect_in_copy("make -s verify STAGE=09", 2, "STAGE=09 is the beginning of several names; write one of them whole: "
-                   "09_mine 09_mine2");
+    expect_in_copy("make -s verify STAGE=99", 2, "STAGE=99 is the beginning of several names; write one of them whole: "
+                   "99_mine 99_mine2");
     run_well("rm -r %s2", directory);
     for (unsigned i = 0; i < sizeof changes / sizeof *changes; i++)
         replace(directory, changes[i][0], changes[i][1]);
     if (full_tests()) {
-        expect_in_copy("make -s verify STAGE=09", 0, "3 of 3 layouts are right");
-        expect_in_copy("make -s verify STAGE=09 NP=4 ARGS='--tp 2'", 0,
+        expect_in_copy("make -s verify STAGE=99", 0, "3 of 3 layouts are right");
+        expect_in_copy("make -s verify STAGE=99 NP=4 ARGS='--tp 2'", 0,
                        "micro_batch 3, accumulate 8, T 24, layers 9; groups tp 2, dp 2");
         replace(directory, "(B * T * options.accumulate * comm_size(dp))", "(B * T * options.accumulate)");
-        expect_in_copy("make -s verify STAGE=09 NP=4 ARGS='--tp 2'", 2,
+        expect_in_copy("make -s verify STAGE=99 NP=4 ARGS='--tp 2'", 2,
                        "the loss and every gradient are 2 times too large (= the size of tp, or the size of dp)");
     }
     run_well("rm -r %s", directory);            /* others would build it */

@@ -99,7 +99,7 @@ static void traffic_fault(int rank, const char *op, const char *group, int64_t c
               count_name(off, s));
 }
 
-/* The program's own lines, "09_mine: what": the first ones, and one about its traffic; or those about replicas that
+/* The program's own lines, "10_mine: what": the first ones, and one about its traffic; or those about replicas that
  * have drifted. A program that began as a copy of another may still speak in its name. */
 static void print_messages(const char *text, const Shape *s, bool drifted)
 {
@@ -111,7 +111,7 @@ static void print_messages(const char *text, const Shape *s, bool drifted)
     snprintf(copy, sizeof copy, "%s", text);
     for (char *line = strtok(copy, "\n"); line && count < 3; line = strtok(NULL, "\n")) {
         const size_t name = strcspn(line, ": ");
-        if (name < 3 || line[0] != '0' || line[2] != '_' || line[name] != ':'
+        if (name < 3 || line[0] < '0' || line[0] > '9' || line[2] != '_' || line[name] != ':'
             || (strstr(line, "has drifted") != NULL) != drifted)
             continue;
         if (sscanf(line + name, ": rank %d, step %*d: %63s in group %63[^:]: %lld calls sent %lld bytes, but "
@@ -454,8 +454,9 @@ int main(int argc, char **argv)
     own = true;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         own &= !is(cases[i].stage);
-    const bool typed = is("02_mixed_precision") || is("08_fused_kernels");
-    if (ranks > 1 && (is("01_single_gpu") || typed)) {
+    const bool one_rank = is("01_single_gpu") || is("02_mixed_precision") || is("08_fused_kernels");
+    const bool typed = is("02_mixed_precision") || is("08_fused_kernels") || is("09_combined");
+    if (ranks > 1 && one_rank) {
         fprintf(stderr, "verify: NP=%d, but %s is for one rank, as 01, 02 and 08 are\n", ranks, stage);
         return 2;
     }
@@ -475,7 +476,7 @@ int main(int argc, char **argv)
                     "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate can be chosen\n", fixed[i]);
             return 2;
         }
-    /* 02's and 08's own type is bf16: who asks for nothing that needs it gets the exact comparison */
+    /* 02's, 08's and 09's own type is bf16: who asks for nothing that needs it gets the exact comparison */
     if (*options && !given("--dtype") && typed)
         snprintf(options + strlen(options), sizeof options - strlen(options), " --dtype %s",
                  given("--gradients") || given("--master") ? "bf16" : "fp32");
@@ -486,6 +487,8 @@ int main(int argc, char **argv)
             continue;
         if (own && (ranks || *options) && c.ranks < 4)
             continue;                                           /* its three cases are three numbers of ranks */
+        if (ranks && !*options && !fits(&c, ranks))
+            continue;
         if (*options)
             c.options = options, c.tolerance = tolerance_of(given("--dtype"));
         if (ranks)

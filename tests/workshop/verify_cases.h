@@ -56,6 +56,12 @@ static const Case cases[] = {
     {"08_fused_kernels", "--dtype fp16 --fuse all", 1, 0.01},
     {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu,cross-entropy,adamw", 1},
     {"08_fused_kernels", "--dtype bf16 --fuse layernorm,gelu,cross-entropy,adamw", 1, 0.04},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --pp 2", 8},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --zero 0", 4},
+    {"09_combined", "--dtype fp32 --cp 2 --pp 3 --recompute full", 6},
+    {"09_combined", "--dtype fp32 --tp 2 --pp 2", 8},
+    {"09_combined", "--dtype fp32", 2},
+    {"09_combined", "--dtype bf16 --tp 2 --cp 2 --recompute full", 4, 0.04},
     {"", "", 1}, {"", "", 2}, {"", "", 4},              /* a program that isn't here: someone's own */
 };
 
@@ -113,6 +119,32 @@ static bool is(const char *program_name)
     return !strcmp(stage, program_name);
 }
 
+/* A size of 09's grid. */
+static int grid_size(const Case *c, const char *name)
+{
+    const char *at = strstr(c->options, name);
+    const int size = at ? atoi(at + strlen(name) + 1) : 1;
+
+    return size < 1 ? 1 : size;
+}
+
+/* Whether so many ranks fill a grid of these sizes: all programs' but 09's have one direction, of any size. */
+static bool fits(const Case *c, int ranks)
+{
+    return ranks % (grid_size(c, "--tp") * grid_size(c, "--cp") * grid_size(c, "--pp")) == 0;
+}
+
+/* For 09: tp divides the heads and the rows, cp's chunks the tokens. Without a ring and a pipeline there are rows for
+ * more than one slice of the loss. */
+static Shape grid_shape(const Case *c)
+{
+    const int tp = grid_size(c, "--tp"), cp = grid_size(c, "--cp"), pp = grid_size(c, "--pp"), unit = 2 * tp * cp;
+    const bool rows = cp == 1 && pp == 1, threes = tp == 3 || cp == 3 || pp == 3;
+
+    return (Shape){.layers = pp > 1 ? 2 * pp + 1 : 4, .heads = 12 % tp ? tp : 12, .seq = (23 + unit) / unit * unit,
+                   .micro_batch = rows ? 11 : threes ? 5 : 3, .accumulate = rows ? 2 : pp > 1 ? 2 * pp + 3 : 7};
+}
+
 /* Small, divisible by the ranks where it must be, and as far as that goes with no two of ranks, layers, micro-batch and
  * accumulation alike: then a factor has one name. For 08 more than one tile of attention, more than one slice of rows;
  * for a program of someone's own whatever its ranks may cut. */
@@ -121,13 +153,20 @@ static Shape shape_for(const Case *c)
     const int n = c->ranks;
     const bool pipeline = is("06_pipeline_parallel") || (own && n > 1);
     Shape s = {
-        .ranks = n,
-        .layers = option("--layers", pipeline ? 2 * n + 1 : n == 2 || n == 3 ? 4 : 3),
-        .heads = option("--heads", 12 % n ? n : 12),
-        .seq = option("--seq", is("08_fused_kernels") ? 300 : (24 + 2 * n - 1) / (2 * n) * 2 * n),
-        .micro_batch = option("--micro-batch", n == 2 || (own && n % 3 && n > 1) ? 3 : 2),
-        .accumulate = option("--accumulate", pipeline ? 2 * n : 7)};
+        .layers = pipeline ? 2 * n + 1 : n == 2 || n == 3 ? 4 : 3,
+        .heads = 12 % n ? n : 12,
+        .seq = is("08_fused_kernels") ? 300 : (24 + 2 * n - 1) / (2 * n) * 2 * n,
+        .micro_batch = n == 2 || (own && n % 3 && n > 1) ? 3 : 2,
+        .accumulate = pipeline ? 2 * n : 7};
 
+    if (is("09_combined"))
+        s = grid_shape(c);
+    s.ranks = n;
+    s.layers = option("--layers", s.layers);
+    s.heads = option("--heads", s.heads);
+    s.seq = option("--seq", s.seq);
+    s.micro_batch = option("--micro-batch", s.micro_batch);
+    s.accumulate = option("--accumulate", s.accumulate);
     snprintf(s.model, sizeof s.model, "--layers %d --hidden %d --heads %d --vocab 97 --seq %d --lr 1e-3 --warmup 1 "
              "--clip %g --threads 1 --quiet --data %s", s.layers, option("--hidden", (n == 1 ? 4 : 6) * s.heads),
              s.heads, s.seq, CLIP, token_file(20000, 97));

@@ -13,10 +13,10 @@ exercise: known-stage	## a copy of a stage with a part to be put there again: ST
 EDITED := $(if $(N),$(EXERCISE),$(PROGRAM))
 verify: known-stage deps	## a train.c that you changed, against 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1
 	@test -d $(EDITED) || { echo "there is no $(EDITED): make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
-	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu verify diagnose) >/dev/null
+	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu verify diagnose libfused.a) >/dev/null
 	@mkdir -p $(BUILD)/verify
 	@$(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c \
-		$(BUILD)/cpu64/libcommon.a $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
+		$(patsubst %,$(BUILD)/cpu64/%,libfused.a libcommon.a) $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
 	@$(if $(filter 01_%,$(EDITED)),$(MAKE) --no-print-directory $(BUILD)/cpu64/test_gradients >/dev/null && \
 		echo "01's gradients against differences of its losses:" && $(BUILD)/cpu64/test_gradients)
 	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) \

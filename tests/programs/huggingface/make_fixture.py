@@ -174,7 +174,8 @@ def layouts(hidden):
         (5, "05_tensor_parallel", "--micro-batch 3 --accumulate 2"),
         (2, "06_pipeline_parallel", "--micro-batch 1 --accumulate 6"),
         (2, "07_context_parallel", "--micro-batch 2 --accumulate 3"),
-        (1, "08_fused_kernels", "--micro-batch 3 --accumulate 2 --dtype fp32 --fuse none")]]
+        (1, "08_fused_kernels", "--micro-batch 3 --accumulate 2 --dtype fp32 --fuse none"),
+        (8, "09_combined", "--micro-batch 1 --accumulate 3 --dtype fp32 --cp 2 --pp 2")]]
 
 
 def their_step(directory, batch):

@@ -1,0 +1,229 @@
+/* plan: which grid of ranks, for a model on so many GPUs? The playbook answers with 4,000 runs; here is the arithmetic
+ * (costs.c), tried on every grid (search.c), with constants fitted to those runs (runs.c).
+ *
+ *   build/cpu/plan --model 8b --gpus 64
+ */
+#include <argp.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/error.h"
+#include "explain.h"
+#include "machines.h"
+#include "runs.h"
+
+/* What the command line says; 0 and NULL: nothing. */
+static struct {
+    int layers, hidden, heads, kv_heads, mlp, vocab, seq, gated, tied;
+    int gpus, per_node, batch;
+    const char *model, *hardware, *pretend, *explain, *csv, *dtype, *runs, *predictions;
+    bool published, fit, cross_validate;
+} given = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .dtype = "bf16", .gated = -1, .tied = -1};
+
+enum { NUMBER = 1000, TEXT = 2000, FLAG = 3000 };
+static const struct {
+    const char *name;
+    int *value, most;
+} numbers[] = {
+    {"layers", &given.layers, 10000}, {"hidden", &given.hidden, 1 << 20}, {"heads", &given.heads, 1 << 16},
+    {"kv-heads", &given.kv_heads, 1 << 16}, {"mlp", &given.mlp, 1 << 22}, {"vocab", &given.vocab, 1 << 24},
+    {"seq", &given.seq, 1 << 24}, {"gpus", &given.gpus, 1 << 20}, {"per-node", &given.per_node, 1 << 10},
+    {"batch", &given.batch, 1 << 30}};
+static const struct {
+    const char *name, **value;
+} texts[] = {{"model", &given.model}, {"hardware", &given.hardware}, {"pretend", &given.pretend},
+             {"explain", &given.explain}, {"csv", &given.csv}, {"dtype", &given.dtype}, {"runs", &given.runs},
+             {"predictions", &given.predictions}};
+
+static const struct argp_option options[] = {
+    {.doc = "The model:", .group = 1},
+    {"model", TEXT + 0, "NAME", 0, NULL, 1},            /* with all names: main */
+    {"layers", NUMBER + 0, "N", 0, "and other sizes than its own: transformer blocks", 1},
+    {"hidden", NUMBER + 1, "N", 0, "width of the residual stream", 1},
+    {"heads", NUMBER + 2, "N", 0, "attention heads", 1},
+    {"kv-heads", NUMBER + 3, "N", 0, "of them, those that have keys and values of their own", 1},
+    {"mlp", NUMBER + 4, "N", 0, "width of the MLP", 1},
+    {"gated", FLAG + 'g', NULL, 0, "an MLP of three matrices", 1},
+    {"not-gated", FLAG + 'G', NULL, 0, "of two", 1},
+    {"vocab", NUMBER + 5, "N", 0, "tokens in the vocabulary", 1},
+    {"tied", FLAG + 't', NULL, 0, "the output projection is the embedding", 1},
+    {"untied", FLAG + 'T', NULL, 0, "it isn't", 1},
+    {"seq", NUMBER + 6, "N", 0, "tokens of a sequence", 1},
+    {.doc = "What there is:", .group = 2},
+    {"gpus", NUMBER + 7, "N", 0, "all of them (64)", 2},
+    {"per-node", NUMBER + 8, "N", 0, "of a node, joined by NVLink (8)", 2},
+    {"hardware", TEXT + 1, "NAME", 0, NULL, 2},
+    {"pretend", TEXT + 2, "GFLOPS,GB/S,MICROSECONDS", 0, "instead, what the programs' --pretend makes of a machine", 2},
+    {"batch", NUMBER + 9, "TOKENS", 0, "of a step (1,048,576, in whole sequences)", 2},
+    {"dtype", TEXT + 5, "bf16|fp32", 0, "of weights and activations (bf16)", 2},
+    {"published", FLAG + 'p', NULL, 0, "times as the playbook's runs had them, whose pipelines over several nodes were "
+     "slower than the formulas alone explain", 2},
+    {.doc = "What is written:", .group = 3},
+    {"explain", TEXT + 3, "GRID", 0, "every formula with its numbers: tp=2,pp=4 and the like; best: the fastest", 3},
+    {"csv", TEXT + 4, "FILE", 0, "all grids, with bytes and seconds", 3},
+    {.doc = "Instead, published runs (playbook_runs.csv says in which form):", .group = 4},
+    {"runs", TEXT + 6, "FILE", 0, "how near the formulas come to them, and how good their choices are", 4},
+    {"predictions", TEXT + 7, "FILE", 0, "the runs, with what is predicted", 4},
+    {"fit", FLAG + 'f', NULL, 0, "with constants fitted to these runs", 4},
+    {"cross-validate", FLAG + 'c', NULL, 0, "each group of runs with constants fitted to the others", 4},
+    {0}};
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    if (key >= NUMBER && key < TEXT) {
+        char *end;
+        errno = 0;
+        const long n = strtol(text, &end, 10);
+        if (end == text || *end || errno || n < 1 || n > numbers[key - NUMBER].most)
+            fail_usage("--%s: expected an integer from 1 to %d, got '%s'", numbers[key - NUMBER].name,
+                       numbers[key - NUMBER].most, text);
+        *numbers[key - NUMBER].value = n;
+        return 0;
+    }
+    if (key >= TEXT && key < FLAG) {
+        if (!*text)
+            fail_usage("--%s: expected a word, got nothing", texts[key - TEXT].name);
+        *texts[key - TEXT].value = text;
+        return 0;
+    }
+    switch (key - FLAG) {
+    case 'g': given.gated = 1; return 0;
+    case 'G': given.gated = 0; return 0;
+    case 't': given.tied = 1; return 0;
+    case 'T': given.tied = 0; return 0;
+    case 'p': given.published = true; return 0;
+    case 'f': given.fit = true; return 0;
+    case 'c': given.cross_validate = true; return 0;
+    }
+    if (key == ARGP_KEY_ARG)
+        fail_usage("\"%s\" is not an option: they all begin with --, as --help shows", state->argv[state->next - 1]);
+    return ARGP_ERR_UNKNOWN;
+}
+
+/* The model as named, with the sizes that are given. What 09 doesn't train is planned as nanotron trained its own. */
+static Model model(void)
+{
+    Model m;
+
+    if (!model_find(&m, given.model))
+        fail_usage("--model: expected one of %s, got '%s'; sizes of another can be given: --layers, --hidden, ...",
+                   model_names(), given.model);
+    const int mlp = m.ours && given.hidden ? 4 * given.hidden : m.mlp;
+    m.kv_heads = given.kv_heads ? given.kv_heads : given.heads ? given.heads : m.kv_heads;
+    m.layers = given.layers ? given.layers : m.layers;
+    m.hidden = given.hidden ? given.hidden : m.hidden;
+    m.heads = given.heads ? given.heads : m.heads;
+    m.mlp = given.mlp ? given.mlp : mlp;
+    m.vocab = given.vocab ? given.vocab : m.vocab;
+    m.seq = given.seq ? given.seq : m.seq;
+    m.gated = given.gated >= 0 ? given.gated : m.gated;
+    m.tied = given.tied >= 0 ? given.tied : m.tied;
+    m.ours = m.ours && !m.gated && m.tied && m.mlp == 4 * m.hidden && m.kv_heads == m.heads;
+    if (m.hidden % m.heads || m.heads % m.kv_heads)
+        fail_usage("--hidden %d, --heads %d, --kv-heads %d: expected each to be a multiple of the next", m.hidden,
+                   m.heads, m.kv_heads);
+    return m;
+}
+
+static Question question(void)
+{
+    Question q = {.model = model()};
+    const int seq = q.model.seq, gpus = given.gpus, node = given.per_node;
+    const bool fp32 = !strcmp(given.dtype, "fp32");
+
+    if (!fp32 && strcmp(given.dtype, "bf16"))
+        fail_usage("--dtype: expected bf16 or fp32, got '%s'", given.dtype);
+    if (gpus > node && gpus % node && !given.pretend)
+        fail_usage("--gpus %d: expected up to %d, or a multiple of --per-node %d, such as %d or %d", gpus, node, node,
+                   gpus / node * node, (gpus / node + 1) * node);
+    if (given.batch % seq)
+        fail_usage("--batch %d: expected a multiple of the %d tokens of a sequence, such as %lld", given.batch, seq,
+                   (given.batch / seq + 1LL) * seq);
+    q.sequences = given.batch ? given.batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
+    q.cluster = (Cluster){.gpus = gpus, .per_node = given.pretend ? gpus : node, .published = given.published,
+                          .stored = fp32 ? 4 : 2, .loss_rows = given.pretend ? 256 : 2048};
+    q.hardware = given.pretend ? hardware_pretended(given.pretend) : hardware_named(given.hardware);
+    q.constants = given.pretend ? exact_constants : published_constants;
+    return q;
+}
+
+static void plan(void)
+{
+    const Question q = question();
+
+    if (given.explain && strcmp(given.explain, "best")) {
+        const Grid g = grid_parse(&q, given.explain);
+        print_question(&q);
+        print_formulas(&q, &g);
+        return;
+    }
+    const Choices c = search(&q);
+    print_question(&q);
+    print_table(&q, &c);
+    if (given.explain)
+        print_formulas(&q, &c.all[0].grid);
+    else
+        print_steps(&q, &c);
+    if (given.csv)
+        write_csv(&c, given.csv);
+    free(c.all);
+}
+
+static void runs(void)
+{
+    Runs r = runs_read(given.runs);
+    const Hardware h = hardware_named("h100");
+    double value[CONSTANTS];
+    Constants k = published_constants;
+
+    if (given.fit && given.cross_validate)
+        fail_usage("--fit and --cross-validate: expected one of them, as the second fits for each group anew");
+    if (given.cross_validate && r.groups < 2)
+        fail_usage("--cross-validate: expected runs of two groups (model, nodes) or more, got one");
+    if (given.fit)
+        k = runs_fit(&r, &h, -1);
+    runs_predict(&r, &h, &k, -1);
+    for (int g = 0; given.cross_validate && g < r.groups; g++) {
+        const Constants others = runs_fit(&r, &h, g);
+        runs_predict(&r, &h, &others, g);
+    }
+    if (given.predictions)
+        runs_write(&r, given.predictions);
+    runs_print(&r);
+    printf(given.cross_validate ? "\n(each group with constants fitted to the others)\n"
+                                : "\nconstants%s:\n", given.fit ? ", fitted to these runs" : "");
+    memcpy(value, &k, sizeof value);
+    for (int c = 0; c < CONSTANTS && !given.cross_validate; c++)
+        printf("  %-11s %8.3g %s\n", constant_name[c], value[c], constant_meaning[c]);
+}
+
+int main(int argc, char **argv)
+{
+    enum { OPTIONS = sizeof options / sizeof *options };
+    struct argp_option list[OPTIONS];
+    const struct argp parser = {.options = list, .parser = parse, .doc = "Plans training: which grid of ranks is the "
+                                "fastest that fits.\vThe models' and the hardware's numbers: 09_combined/planner."};
+    static char models[600], hardware[400];
+
+    error_speaker("plan");
+    argv[0] = "plan";
+    argp_err_exit_status = 2;
+    memcpy(list, options, sizeof options);
+    snprintf(models, sizeof models, "one of %s (8b)", model_names());
+    snprintf(hardware, sizeof hardware, "one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: a GPU's peak, memory, its bandwidth, "
+             "NVLink, and a node's network (h100)", hardware_names());
+    for (int i = 0; i < OPTIONS; i++) {
+        list[i].doc = list[i].key == TEXT + 0 ? models : list[i].key == TEXT + 1 ? hardware : list[i].doc;
+    }
+    argp_parse(&parser, argc, argv, 0, NULL, NULL);
+    if (given.runs)
+        runs();
+    else if (given.predictions || given.fit || given.cross_validate)
+        fail_usage("--predictions, --fit, --cross-validate: expected --runs FILE with them");
+    else
+        plan();
+    fail_unprinted();
+}

@@ -1,0 +1,159 @@
+/* The loss: whole rows of logits, or the parts of them that a rank has. A row is a block's. */
+#include "kernel.cuh"
+
+/* ---- cross-entropy ---- */
+
+/* The row's maximum, and the sum of exp(x - max), for every thread: of outside the row, -Inf and 0. */
+template <typename T> __device__ static float row_max(const T *in, int64_t width)
+{
+    constexpr int N = 16 / sizeof(T);
+    float v[N], max = -INFINITY;
+
+    EACH_RAGGED(j, N, in, width) {
+        load_ragged(v, in, j, width, -INFINITY);
+        for (int k = 0; k < N; k++)
+            max = fmaxf(max, v[k]);
+    }
+    return block_max(max);
+}
+
+template <typename T> __device__ static float row_sum(const T *in, float max, int64_t width)
+{
+    constexpr int N = 16 / sizeof(T);
+    float v[N], sum = 0;
+
+    EACH_RAGGED(j, N, in, width) {
+        load_ragged(v, in, j, width, -INFINITY);
+        for (int k = 0; k < N; k++)
+            sum += expf(v[k] - max);
+    }
+    return block_sum(sum);
+}
+
+template <typename T>
+__global__ void cross_entropy_forward_rows(float *lse, const T *logits, int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const T *in = logits + i * width;
+        const float max = row_max(in, width), sum = row_sum(in, max, width);
+        if (threadIdx.x == 0)
+            lse[i] = max + logf(sum);
+    }
+}
+
+/* One block: the loss is one sum, in double, and rows are few. */
+template <typename T>
+__global__ void cross_entropy_total(double *loss, const float *lse, const T *logits, const int32_t *targets,
+                                    int64_t rows, int64_t width, double scale)
+{
+    double total = 0;
+
+    EACH_COLUMN(i, 1, rows)
+        total += (double)lse[i] - (targets[i] < 0 ? 0 : number(logits[i * width + targets[i]]));
+    total = block_sum(total);
+    if (threadIdx.x == 0)
+        *loss += scale * total;
+}
+
+void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+
+    FOR_TYPE(logits.dtype, T,
+        LAUNCH(cross_entropy_forward_rows<T>, row_blocks(rows), row_threads(width, 16 / sizeof(T)), data<float>(lse),
+               data<T>(logits), rows, width);
+        LAUNCH(cross_entropy_total<T>, 1, MOST_THREADS, data<double>(loss), data<float>(lse), data<T>(logits),
+               data<int32_t>(targets), rows, width, scale));
+}
+
+/* d_logits may be logits: each thread reads what it then writes. */
+template <typename T, int N>
+__global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const float *lse, const int32_t *targets,
+                                            int64_t rows, int64_t width, float scale)
+{
+    EACH_ROW(i, rows) {
+        const float log_sum = lse[i];
+        const int64_t target = targets[i];
+        EACH_RAGGED(j, N, logits + i * width, width) {
+            float v[N];
+            load_ragged(v, logits + i * width, j, width, 0);
+            for (int k = 0; k < N; k++)
+                v[k] = scale * (expf(v[k] - log_sum) - (j + k == target ? 1 : 0));
+            store_ragged(d_logits + i * width, v, j, width);
+        }
+    }
+}
+
+void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+    const bool alike = ((uintptr_t)logits.data - (uintptr_t)d_logits.data) % 16 == 0;
+
+    FOR_TYPE(logits.dtype, T, PACKED(alike, T, N,
+        LAUNCH(cross_entropy_backward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(d_logits),
+               data<T>(logits), data<float>(lse), data<int32_t>(targets), rows, width, (float)scale)));
+}
+
+/* ---- cross-entropy in parts ---- */
+
+template <typename T>
+__global__ void cross_entropy_max_rows(float *max, const T *logits, int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const float most = row_max(logits + i * width, width);
+        if (threadIdx.x == 0)
+            max[i] = most;
+    }
+}
+
+void cross_entropy_max_kernel(Tensor max, Tensor logits)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+
+    FOR_TYPE(logits.dtype, T,
+        LAUNCH(cross_entropy_max_rows<T>, row_blocks(rows), row_threads(width, 4), data<float>(max), data<T>(logits),
+               rows, width));
+}
+
+template <typename T>
+__global__ void cross_entropy_sums_rows(float *sums, const T *logits, const float *max, const int32_t *targets,
+                                        int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const T *in = logits + i * width;
+        const float sum = row_sum(in, max[i], width);
+        if (threadIdx.x == 0) {
+            sums[2 * i] = sum;
+            sums[2 * i + 1] = targets[i] < 0 ? 0 : number(in[targets[i]]);
+        }
+    }
+}
+
+void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets)
+{
+    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
+
+    FOR_TYPE(logits.dtype, T,
+        LAUNCH(cross_entropy_sums_rows<T>, row_blocks(rows), row_threads(width, 4), data<float>(sums), data<T>(logits),
+               data<float>(max), data<int32_t>(targets), rows, width));
+}
+
+__global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sums, const float *max, int64_t rows,
+                                      double scale)
+{
+    double total = 0;
+
+    EACH_COLUMN(i, 1, rows) {
+        lse[i] = max[i] + logf(sums[2 * i]);
+        total += (double)max[i] - sums[2 * i + 1] + logf(sums[2 * i]);     /* lse is rounded at the logits' size */
+    }
+    total = block_sum(total);
+    if (threadIdx.x == 0)
+        *loss += scale * total;
+}
+
+void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
+{
+    LAUNCH(cross_entropy_of_sums, 1, MOST_THREADS, data<double>(loss), data<float>(lse), data<float>(sums),
+           data<float>(max), tensor_rows(sums), scale);
+}

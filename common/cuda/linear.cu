@@ -1,0 +1,192 @@
+/* Linear layers: matmuls (matmul.cu), and what stands around them: biases, and the copies in fp8. */
+#include <cuda_fp8.h>
+
+#include "../error.h"
+#include "cublas.cuh"
+#include "kernel.cuh"
+
+/* ---- linear ---- */
+
+template <typename T, int N> __global__ void fill_rows(T *out, const T *row, int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows)
+        EACH_COLUMN(j, N, width) {
+            float v[N];
+            load(v, row + j, N);
+            store(out + i * width + j, v, N);
+        }
+}
+
+/* Where cuBLASLt doesn't add it: the bias first, and the product added to it, so the sum of both is rounded once too,
+ * but out is written, read and written again. Returns the product's beta. */
+static float begin_with(Tensor out, Tensor bias)
+{
+    const int64_t rows = tensor_rows(out), width = tensor_width(out);
+    const bool wide = width * dtype_size(out.dtype) % 16 == 0;
+
+    if (!bias.data)
+        return 0;
+    FOR_TYPE(out.dtype, T, PACKED(wide && aligned(out) && aligned(bias), T, N,
+        LAUNCH(fill_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(out), data<T>(bias), rows, width)));
+    return 1;
+}
+
+void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
+
+    const auto apart = [&] {
+        const float beta = begin_with(out, bias);
+        matmul(false, true, rows, m, k, 1, rows_of(x), rows_of(weight), beta, rows_of(out), 1);
+    };
+
+    if (bias.data)
+        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, apart);
+    else
+        apart();
+}
+
+void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
+
+    matmul(false, false, rows, k, m, 1, rows_of(d_out), rows_of(weight), 0, rows_of(d_x), 1);
+}
+
+__global__ void add_to_bf16(__nv_bfloat16 *to, const float *from, int64_t count)
+{
+    EACH_PACK(i, 1, count)
+        set(&to[i], number(to[i]) + from[i]);
+}
+
+void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+{
+    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out), bytes = m * k * 4;
+
+    if (d_weight.dtype == BF16 && x.dtype != BF16) {            /* cuBLAS adds to bf16 from bf16 only */
+        const Matrix product = {device_scratch(bytes), F32, k, 0};
+        matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 0, product, 1);
+        LAUNCH(add_to_bf16, blocks(m * k, 1), THREADS, data<__nv_bfloat16>(d_weight), (float *)product.data, m * k);
+        device_scratch_free(product.data, bytes);
+    } else {
+        matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 1, rows_of(d_weight), 1);
+    }
+    if (d_bias.data)
+        column_sums(d_bias, d_out);
+}
+
+/* ---- fp8 ---- */
+
+/* A bias of floats is none of those that cuBLASLt adds to a product of fp8. */
+void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
+{
+    const auto apart = [&] {
+        const float beta = add ? 1 : begin_with(out, bias);
+        if (!matmul_fp8(out, x, weight, beta))
+            fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU",
+                 (long long)tensor_rows(x), (long long)tensor_width(x), dtype_name(x.dtype),
+                 (long long)tensor_rows(weight), (long long)tensor_width(weight), dtype_name(weight.dtype),
+                 dtype_name(out.dtype));
+    };
+
+    if (!aligned(out) || !aligned(x) || !aligned(weight))
+        fail("linear_fp8: %s, %s and %s must begin at multiples of 16 bytes", out.name, x.name, weight.name);
+    if (bias.data && bias.dtype != F32)
+        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, apart);
+    else
+        apart();
+}
+
+/* ---- quantization: the largest |x|, the scale, and x / scale rounded ---- */
+
+template <typename T, int N> __global__ void amax_parts(float *partial, const T *x, int64_t count)
+{
+    float max = 0, nan = 0;                             /* nan: NaN if there is NaN or Inf, which max may miss */
+
+    EACH_PACK(i, N, count) {
+        float v[N];
+        load(v, x + i, count - i);
+        for (int k = 0; k < N; k++) {
+            max = fmaxf(max, fabsf(v[k]));
+            nan += v[k] * 0;
+        }
+    }
+    max = block_max(max) + block_sum(nan);
+    if (threadIdx.x == 0)
+        partial[blockIdx.x] = max;
+}
+
+__global__ void scale_of_parts(float *scale, const float *partial, int64_t count, float largest)
+{
+    float max = 0, nan = 0;
+
+    EACH_COLUMN(i, 1, count) {
+        max = fmaxf(max, partial[i]);
+        nan += partial[i] * 0;
+    }
+    max = block_max(max) + block_sum(nan);
+    if (threadIdx.x == 0)
+        *scale = max == 0 ? 1 : max / largest;
+}
+
+/* A block has a tile of TILE rows and columns, and a thread N neighbours of a row at a time. The tile passes through
+ * shared memory: so both copies are written along their rows. Rows there lie 4 bytes further apart than they are long:
+ * otherwise a column's bytes would all be in the same few banks. */
+enum { TILE = 64 };
+
+template <typename T, int N>
+__global__ void quantize_tiles(uint8_t *out, uint8_t *transposed, const T *x, const float *scale,
+                               __nv_fp8_interpretation_t format, int64_t rows, int64_t width)
+{
+    __shared__ __align__(16) uint8_t tile[TILE][TILE + 4];
+    const int64_t across = (width + TILE - 1) / TILE;
+    const int64_t row = blockIdx.x / across * TILE, column = blockIdx.x % across * TILE;
+    const int along = threadIdx.x % (TILE / N) * N, step = THREADS / (TILE / N);
+    const float s = *scale;
+
+    for (int r = threadIdx.x / (TILE / N); r < TILE && row + r < rows; r += step)
+        if (column + along < width) {
+            float v[N];
+            Pack<uint8_t, N> p;
+            load(v, x + (row + r) * width + column + along, N);
+            for (int k = 0; k < N; k++)
+                p.x[k] = __nv_cvt_float_to_fp8(v[k] / s, __NV_SATFINITE, format);
+            *(Pack<uint8_t, N> *)&tile[r][along] = p;
+            if (out)
+                *(Pack<uint8_t, N> *)&out[(row + r) * width + column + along] = p;
+        }
+    if (!transposed)
+        return;
+    __syncthreads();
+    for (int c = threadIdx.x / (TILE / N); c < TILE && column + c < width; c += step)
+        if (row + along < rows) {
+            Pack<uint8_t, N> p;
+            for (int k = 0; k < N; k++)
+                p.x[k] = tile[along + k][c];
+            *(Pack<uint8_t, N> *)&transposed[(column + c) * rows + row + along] = p;
+        }
+}
+
+void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
+{
+    const int64_t rows = tensor_rows(x), width = tensor_width(x), count = rows * width;
+    const int64_t tiles = ((rows + TILE - 1) / TILE) * ((width + TILE - 1) / TILE);
+    const Tensor any = out.data ? out : transposed;
+    const bool fours = rows % 4 == 0 && width % 4 == 0 && aligned(out, 4) && aligned(transposed, 4) && aligned(x);
+    enum { PARTS = 1024 };
+    float *partial = (float *)device_scratch(PARTS * 4);
+
+    FOR_TYPE(x.dtype, T,
+        PACKED(aligned(x), T, N,
+            const int64_t parts = clamped(blocks(count, N), 1, PARTS);
+            LAUNCH(amax_parts<T, N>, parts, THREADS, partial, data<T>(x), count);
+            LAUNCH(scale_of_parts, 1, THREADS, any.scale, partial, parts, any.dtype == E4M3 ? 448.0f : 57344.0f));
+        const __nv_fp8_interpretation_t format = any.dtype == E4M3 ? __NV_E4M3 : __NV_E5M2;
+        if (fours)
+            LAUNCH(quantize_tiles<T, 4>, tiles, THREADS, data<uint8_t>(out), data<uint8_t>(transposed), data<T>(x),
+                   any.scale, format, rows, width);
+        else
+            LAUNCH(quantize_tiles<T, 1>, tiles, THREADS, data<uint8_t>(out), data<uint8_t>(transposed), data<T>(x),
+                   any.scale, format, rows, width));
+    device_scratch_free(partial, PARTS * 4);
+}

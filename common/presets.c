@@ -1,0 +1,42 @@
+#include "presets.h"
+
+#include <string.h>
+
+/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B with 16 heads of 128, as 24 don't
+ * make its width) and Llama (Touvron et al. 2023; 405B, and 70B's vocabulary: Dubey et al. 2024), all with this
+ * project's blocks: so a model has the size that its name says, or near it. GPT-2's 50,257 tokens become the next
+ * multiple of 64, as in Pythia (Biderman et al. 2023): rows of 50,257 logits are no multiple of the 16 bytes that a
+ * GPU's matmuls load at a time. The batch is for trying them: the largest were trained on millions of tokens a step. */
+static const Preset presets[] = {
+    {"tiny", {2, 64, 2, 256, 64}, 4, 1},
+    {"small", {4, 128, 4, 256, 128}, 8, 4},
+    {"10m", {6, 384, 6, 256, 256}, 8, 4},
+    {"124m", {12, 768, 12, 50304, 1024}, 4, 8},
+    {"350m", {24, 1024, 16, 50304, 1024}, 4, 8},
+    {"774m", {36, 1280, 20, 50304, 1024}, 4, 8},
+    {"1.3b", {24, 2048, 16, 50304, 2048}, 2, 16},
+    {"7b", {32, 4096, 32, 32000, 4096}, 1, 16},
+    {"13b", {40, 5120, 40, 32000, 4096}, 1, 16},
+    {"70b", {80, 8192, 64, 128256, 4096}, 1, 16},
+    {"175b", {96, 12288, 96, 50304, 2048}, 1, 16},
+    {"405b", {126, 16384, 128, 128256, 8192}, 1, 16},
+};
+enum { PRESETS = sizeof presets / sizeof *presets };
+
+const Preset *preset_named(const char *name)
+{
+    for (int i = 0; i < PRESETS; i++)
+        if (!strcmp(name, presets[i].name))
+            return &presets[i];
+    return NULL;
+}
+
+const char *preset_names(void)
+{
+    static char names[256];
+
+    if (!names[0])
+        for (int i = 0; i < PRESETS; i++)
+            strcat(strcat(names, i ? "|" : ""), presets[i].name);
+    return names;
+}

@@ -1,0 +1,346 @@
+/* The planner: how near it comes to the published runs, its fit, its memory and times against 09's, what it writes and
+ * refuses. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/memory.h"
+#include "../harness.h"
+
+#define PLAN BUILD "/cpu/plan "
+#define RUNS SOURCE "/09_combined/planner/playbook_runs.csv"
+
+/* The number behind a text in what was printed. */
+static double number_after(const char *out, const char *text)
+{
+    const char *at = strstr(out, text);
+    double x;
+
+    if (!at || sscanf(at + strlen(text), "%lf", &x) != 1)
+        fail_msg("no number behind \"%s\" in:\n%s", text, out);
+    return x;
+}
+
+static void check_scores(const char *out)
+{
+    const char *planner = strstr(out, "  planner "), *rules;
+    double regret, good, best_rule = INFINITY;
+
+    assert_non_null(planner);
+    assert_int_equal(sscanf(planner, "  planner %lf%% %*d (%lf%%)", &regret, &good), 2);
+    rules = strchr(planner, '\n') + 1;
+    for (int i = 0; i < 3; i++, rules = strchr(rules, '\n') + 1)
+        best_rule = fmin(best_rule, atof(rules + 64));
+    assert_true(number_after(out, "median error of tokens/s  ") <= 11);
+    assert_true(number_after(out, "where pp = 1 and tp <= 8 ") <= 5);
+    assert_true(number_after(out, "median error of memory  ") <= 8);
+    assert_true(number_after(out, "(Spearman)") >= 0.78);
+    assert_true(good >= 80);
+    assert_true(regret <= 8 && best_rule < 100 && regret <= best_rule / 2);
+}
+
+/* With the constants in costs.c, and with ones that have not seen the runs they are tested on. */
+static void comes_near_the_published_runs(void **state)
+{
+    (void)state;
+    for (int full = 0; full <= full_tests(); full++) {
+        Result r = run(PLAN "--runs " RUNS "%s", full ? " --cross-validate" : "");
+        assert_int_equal(r.status, 0);
+        check_scores(r.out);
+        result_free(r);
+    }
+}
+
+/* Runs that took just what is predicted: from other guesses, a fit finds the constants with which it was. */
+static void a_fit_finds_the_constants(void **state)
+{
+    static const char *const names[] = {"efficiency", "launch", "hop", "sync", "step", "stall"};
+    char file[256], line[512];
+
+    (void)state;
+    snprintf(file, sizeof file, "%s", in_temporary("predicted.csv"));
+    run_well(PLAN "--runs " RUNS " --predictions %s", file);
+    FILE *in = fopen(file, "r"), *out = fopen(in_temporary("exact.csv"), "w");
+    assert_true(in && out);
+    assert_non_null(fgets(line, sizeof line, in));
+    assert_non_null(strstr(line, ",predicted_tokens_per_second_per_gpu,predicted_memory\n"));
+    fprintf(out, "memory,zero,tp,pp,dp,accumulate,micro_batch,nodes,model,tokens_per_second_per_gpu\n");
+    int rows = 0;
+    for (; fgets(line, sizeof line, in); rows++) {
+        char model[8];
+        int nodes, b, m, dp, pp, tp, zero;
+        double tokens, memory;
+        assert_int_equal(sscanf(line, "%7[^,],%d,%d,%d,%*d,%d,%d,%d,%d,%*[^,],%*[^,],%*[^,],%*[^,],%lf,%lf", model,
+                                &nodes, &b, &m, &dp, &pp, &tp, &zero, &tokens, &memory), 10);
+        fprintf(out, "%g,%d,%d,%d,%d,%d,%d,%d,%s,%g\n", memory, zero, tp, pp, dp, m, b, nodes, model, tokens);
+    }
+    fclose(in), fclose(out);
+    assert_int_equal(rows, 872);
+    Result fixed = run(PLAN "--runs " RUNS), fitted = run(PLAN "--runs %s --fit", in_temporary("exact.csv"));
+    assert_true(number_after(fitted.out, "median error of tokens/s  ") <= 0.1);
+    assert_true(number_after(fitted.out, "median error of memory  ") <= 0.1);
+    for (int c = 0; c < 6; c++) {
+        const double a = number_after(strstr(fixed.out, "constants"), names[c]);
+        const double b = number_after(strstr(fitted.out, "constants"), names[c]);
+        if (!(fabs(b / a - 1) <= 0.02))
+            fail_msg("%s is %g, but the fit found %g", names[c], a, b);
+    }
+    result_free(fixed), result_free(fitted);
+}
+
+/* The published MFU counts 6 N + 12 L h s, as model_flops does: of 8B, whose embeddings it counts right. */
+static void counts_flops_as_the_playbook(void **state)
+{
+    Result r = run(PLAN "--model 8b --gpus 1 --batch 4096 --hardware 989.4,1000,3350,450,400");
+    const char *at = strstr(r.out, "| tok/s/GPU");
+    double tokens, mfu;
+    char line[512];
+    int rows = 0;
+
+    (void)state;
+    assert_int_equal(r.status, 0);
+    assert_non_null(at = strrchr(strstr(at, "\n"), '|') ? strstr(at, "\n") + 1 : NULL);
+    snprintf(line, sizeof line, "%.*s", (int)strcspn(at, "\n"), at);
+    assert_int_equal(sscanf(strrchr(line, '|'), "| %lf %lf%%", &tokens, &mfu), 2);
+    FILE *in = fopen(RUNS, "r");
+    while (fgets(line, sizeof line, in)) {
+        double published, rate;
+        if (sscanf(line, "8B,%*d,%*d,%*d,%*d,%*d,%*d,%*d,%*d,%lf,%lf", &published, &rate) == 2 && published > 20) {
+            rows++;
+            if (!(fabs(rate * mfu / tokens / published - 1) < 0.01))
+                fail_msg("%g tokens/s are %g%%, not the published %g%%", rate, rate * mfu / tokens, published);
+        }
+    }
+    fclose(in);
+    assert_true(rows > 50);
+    result_free(r);
+}
+
+/* Every row of --csv: ranks, sequences, bytes and seconds add up, and the order is the one that is promised. */
+static void all_grids_add_up(void **state)
+{
+    char line[1024];
+    double before = 0;
+    int rows = 0, fits_before = 1, fitting = 0;
+
+    (void)state;
+    run_well(PLAN "--model 8b --gpus 64 --csv %s", in_temporary("all.csv"));
+    FILE *in = fopen(in_temporary("all.csv"), "r");
+    assert_true(in && fgets(line, sizeof line, in));
+    while (fgets(line, sizeof line, in)) {
+        double x[28] = {0}, bytes = 0, seconds = 0;
+        int n = 0;
+        for (char *word = strtok(line, ","); word; word = strtok(NULL, ","))
+            x[n++] = atof(word);
+        assert_int_equal(n, 28);
+        for (int i = 9; i < 16; i++)
+            bytes += x[i];
+        for (int i = 17; i < 25; i++) {
+            assert_true(x[i] >= 0);
+            seconds += x[i];
+        }
+        assert_true(x[0] * x[1] * x[2] * x[3] == 64 && x[3] * x[4] * x[5] == 256);
+        assert_true(fabs(bytes - x[16]) <= 8 && fabs(seconds / x[25] - 1) < 1e-4);
+        assert_true(fabs(x[26] * 64 * x[25] / 1048576 - 1) < 1e-4);
+        assert_true(x[8] <= fits_before && (x[8] == fits_before ? (x[8] ? x[25] : x[16]) >= before : 1));
+        assert_true((x[8] == 1) == (x[16] <= 0.87 * 79.6 * (1 << 30)));
+        fits_before = x[8], before = x[8] ? x[25] : x[16];
+        fitting += x[8] == 1;
+        rows++;
+    }
+    fclose(in);
+    assert_true(rows > 1000 && fitting > 100 && fitting < rows);
+}
+
+/* Memory of the fullest rank against what 09 measures. */
+static void memory_is_09s(void **state)
+{
+    static const struct {
+        int ranks, batch;
+        const char *options, *dtype;
+    } cases[] = {
+        {4, 6, "tp=2 pp=2 micro-batch=2 accumulate=3 zero=1 recompute=none", "bf16"},
+        {6, 4, "pp=3 cp=2 micro-batch=1 accumulate=4 zero=1 recompute=full", "fp32"},
+        {8, 2, "tp=2 cp=2 pp=2 micro-batch=2 accumulate=1 zero=0 recompute=none", "bf16"},
+        {3, 27, "dp=3 micro-batch=9 accumulate=1 zero=1 recompute=none", "fp32"},
+        {8, 12, "tp=2 pp=2 dp=2 micro-batch=3 accumulate=2 zero=1 recompute=full", "bf16"},
+    };
+    static const char *const shape = "--layers 5 --hidden 48 --heads 4 --vocab 257 --seq 32";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char options[256] = "", grid[256], report[256];
+        snprintf(report, sizeof report, "%s", in_temporary("report"));
+        snprintf(grid, sizeof grid, "%s", cases[i].options);
+        for (char *word = strtok(grid, " "); word; word = strtok(NULL, " "))
+            snprintf(options + strlen(options), sizeof options - strlen(options), " --%s", word);
+        snprintf(grid, sizeof grid, "%s", cases[i].options);
+        for (char *c = grid; *c; c++)
+            *c = *c == ' ' ? ',' : *c;
+        run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s %s --dtype %s --steps 1 --threads 1 --quiet --report %s",
+                 cases[i].ranks, shape, options, cases[i].dtype, report);
+        Result r = run(PLAN "--model tiny %s --gpus %d --pretend 1,1,1 --dtype %s --batch %d --explain %s", shape,
+                       cases[i].ranks, cases[i].dtype, 32 * cases[i].batch, grid);
+        if (r.status)
+            fail_msg("%s", r.err);
+        int fullest = 0;
+        char path[128];
+        double most = 0;
+        for (int rank = 0; rank < cases[i].ranks; rank++) {
+            snprintf(path, sizeof path, "ranks.%d.memory.total.measured", rank);
+            const double total = json_number(report, path);
+            fullest = total > most ? rank : fullest;
+            most = fmax(most, total);
+        }
+        static const char *const names[] = {"parameters", "master", "gradients", "optimizer", "activations",
+                                            "communication", "workspace", "total"};
+        for (int k = 0; k < 8; k++) {
+            snprintf(path, sizeof path, "ranks.%d.memory.%s.measured", fullest, names[k]);
+            const double measured = json_number(report, path);
+            const char *at = strstr(strstr(r.out, "\nmemory of the fullest rank"), names[k]);
+            char digits[64] = "";
+            for (at += strlen(names[k]); *at && *at != 'b'; at++)
+                if (*at >= '0' && *at <= '9')
+                    snprintf(digits + strlen(digits), sizeof digits - strlen(digits), "%c", *at);
+            if (atof(digits) != measured)
+                fail_msg("%s: %s: %s planned, %.0f measured", cases[i].options, names[k], digits, measured);
+        }
+        result_free(r);
+    }
+}
+
+/* A step of 09 under --pretend, in which pretended time dominates: 2 to 20 seconds. A machine that is busy with other
+ * things makes a step longer than it pretends to be, never shorter. */
+static void times_are_09s(void **state)
+{
+    static const struct {
+        int ranks;
+        const char *grid;
+        bool always;
+    } cases[] = {
+        {4, "dp=4,micro-batch=2,accumulate=2,zero=1", false}, {4, "dp=4,micro-batch=2,accumulate=2,zero=0", false},
+        {4, "tp=4,micro-batch=8,accumulate=2,zero=0", false}, {4, "pp=4,micro-batch=2,accumulate=8,zero=0", true},
+        {4, "cp=4,micro-batch=8,accumulate=2,zero=1", false}, {4, "tp=2,pp=2,micro-batch=4,accumulate=4,zero=0", false},
+        {4, "tp=2,dp=2,micro-batch=4,accumulate=2,zero=1", true},
+        {4, "pp=2,cp=2,micro-batch=4,accumulate=4,zero=1", false},
+        {8, "tp=2,cp=2,pp=2,micro-batch=4,accumulate=4,zero=1", false},
+        {8, "tp=2,pp=2,dp=2,micro-batch=2,accumulate=4,zero=1", false},
+        {8, "pp=4,dp=2,micro-batch=2,accumulate=4,zero=1,recompute=full", false},
+        {8, "tp=2,cp=2,dp=2,micro-batch=4,accumulate=2,zero=1", false},
+        {8, "dp=8,micro-batch=2,accumulate=1,zero=1", false},
+    };
+    static const char *const shape = "--layers 4 --hidden 64 --heads 8 --vocab 256 --seq 64";
+    const char *pretend = full_tests() ? "0.02,0.005,20000" : "0.4,0.1,1000";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char options[256] = "", grid[128];
+        double seconds[2], unit = 1;
+        if (!cases[i].always && !full_tests())
+            continue;
+        snprintf(grid, sizeof grid, "%s", cases[i].grid);
+        for (char *word = strtok(grid, ","); word; word = strtok(NULL, ","))
+            snprintf(options + strlen(options), sizeof options - strlen(options), " --%s", word);
+        remove(in_temporary("metrics"));
+        run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype fp32 --steps 2 --threads 1 --quiet --pretend %s "
+                 "--metrics %s", cases[i].ranks, shape, options, pretend, in_temporary("metrics"));
+        assert_int_equal(read_column(in_temporary("metrics"), "seconds", seconds, 2), 2);
+        Result r = run(PLAN "--model tiny %s --gpus %d --dtype fp32 --pretend %s --batch 1024 --explain %s", shape,
+                       cases[i].ranks, pretend, cases[i].grid);
+        if (r.status)
+            fail_msg("%s", r.err);
+        const char *step = strstr(r.out, "\na step: "), *end = strstr(strstr(step, "\n  total "), "s  ");
+        const double planned = number_after(step, "\n  total ");
+        unit = end[-1] == 'm' ? 1e-3 : 1;
+        const double ratio = planned * unit / seconds[1];
+        if (!(ratio <= 1.1) || (full_tests() && !(ratio >= 0.9)))
+            fail_msg("%s: %.3f s planned, %.3f measured", cases[i].grid, planned * unit, seconds[1]);
+        result_free(r);
+    }
+}
+
+static void large_plans_are_fast(void **state)
+{
+    Result r = run(PLAN "--model 70b --gpus 512 --batch 4194304");
+
+    (void)state;
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.out, "1. Fit in memory"));
+    assert_non_null(strstr(r.out, "2. Reach the batch. 1024 sequences"));
+    assert_non_null(strstr(r.out, "3. Raise throughput"));
+    assert_true(r.seconds < 1);
+    result_free(r);
+}
+
+static void says_what_would_be_possible(void **state)
+{
+    static const struct {
+        int status;
+        const char *options, *says;
+    } cases[] = {
+        {2, "--gpus 60", "expected up to 8, or a multiple of --per-node 8, such as 56 or 64"},
+        {2, "--batch 5000", "expected a multiple of the 4096 tokens of a sequence, such as 8192"},
+        {1, "--gpus 37 --per-node 37", "possible are --gpus 36 or 34, or --batch 1060864 (259 sequences)"},
+        {1, "--model 405b --gpus 8", "on --gpus 128 this would be the fastest that does: tp=8"},
+        {2, "--hardware h300", "expected one of a100|h100|h200|b200, or five numbers"},
+        {2, "--hardware 1,2,3,4", "expected one of a100|h100|h200|b200, or five numbers"},
+        {2, "--pretend 1,2", "expected GFLOPS,GB/S,MICROSECONDS"},
+        {2, "--model 9b", "expected one of 1b|3b|8b|80b|tiny|"},
+        {2, "--gpus 0", "expected an integer from 1 to 1048576, got '0'"},
+        {2, "--dtype fp16", "expected bf16 or fp32, got 'fp16'"},
+        {2, "--heads 33", "expected each to be a multiple of the next"},
+        {2, "--explain tp=3", "tp 3 x cp 1 x pp 1 x dp 21 are 63 ranks: expected 64"},
+        {2, "--explain tp=64", "tp 64: expected a divisor of the 32 heads: 1, 2, 4, 8, 16, 32"},
+        {2, "--explain pp=2,zero=3", "expected zero 0 or 1"},
+        {2, "--explain tp=2,ep=3", "got 'ep=3'"},
+        {2, "--fit", "expected --runs FILE with them"},
+        {2, "--runs " RUNS " --fit --cross-validate", "expected one of them"},
+        {1, "--runs /nowhere", "No such file or directory"},
+        {1, "--csv /nowhere/x", "--csv /nowhere/x: No such file or directory"},
+        {2, "8b", "\"8b\" is not an option"},
+    };
+    static const char *const bad_runs[][2] = {
+        {"model,nodes\n1B,1\n", "line 1: expected a column micro_batch"},
+        {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n", "got none"},
+        {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
+         "line 2: tokens_per_second_per_gpu: expected a number from 1e-09 on, got 'x'"},
+        {"# c\nmodel,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n"
+         "1B,1,1,1,4,1,1,0,9,3\n",
+         "line 3: dp 4 x pp 1 x tp 1 is not the 8 GPUs of its nodes"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Result r = run(PLAN "%s", cases[i].options);
+        if (r.status != cases[i].status || strncmp(r.err, "plan: ", 6) || !strstr(r.err, cases[i].says)
+            || strchr(r.err, '\n') != r.err + strlen(r.err) - 1)
+            fail_msg("plan %s: status %d, \"%s\"", cases[i].options, r.status, r.err);
+        result_free(r);
+    }
+    for (size_t i = 0; i < sizeof bad_runs / sizeof *bad_runs; i++) {
+        FILE *f = fopen(in_temporary("bad.csv"), "w");
+        fputs(bad_runs[i][0], f);
+        fclose(f);
+        Result r = run(PLAN "--runs %s", in_temporary("bad.csv"));
+        if (r.status != 1 || !strstr(r.err, bad_runs[i][1]))
+            fail_msg("runs %zu: status %d, \"%s\"", i, r.status, r.err);
+        result_free(r);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(comes_near_the_published_runs),
+        cmocka_unit_test(a_fit_finds_the_constants),
+        cmocka_unit_test(counts_flops_as_the_playbook),
+        cmocka_unit_test(all_grids_add_up),
+        cmocka_unit_test(memory_is_09s),
+        cmocka_unit_test(times_are_09s),
+        cmocka_unit_test(large_plans_are_fast),
+        cmocka_unit_test(says_what_would_be_possible),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
