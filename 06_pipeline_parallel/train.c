@@ -395,8 +395,7 @@ int main(int argc, char **argv)
         {"print-schedule", OPTION_FLAG, &print_schedule, "draw the schedule and stop"},
         {"times", OPTION_TEXT, &times, "time slots in the simulation (1,1,1,0)", "T_F,T_B,T_W,MESSAGE"},
         {0}});
-    pp = comm_split(world, 0, "pp");
-    ways[0] = pp, ways[1] = comm_split(world, 0, "back");
+    pp = ways[0] = comm_split(world, 0, "pp"), ways[1] = comm_split(world, 0, "back");
     const int r = comm_rank(pp);
     sizes();
     pipeline.p = comm_size(pp), pipeline.m = options.accumulate, pipeline.layers = L;
