@@ -231,7 +231,7 @@ static void times_are_09s(void **state)
         {8, "dp=8,micro-batch=2,accumulate=1,zero=1", false},
     };
     static const char *const shape = "--layers 4 --hidden 64 --heads 8 --vocab 256 --seq 64";
-    const char *pretend = full_tests() ? "0.05,0.0125,8000" : "0.4,0.1,1000";
+    const char *pretend = full_tests() ? "0.03,0.0075,13000" : "0.4,0.1,1000";
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
