@@ -37,9 +37,8 @@ typedef struct {
 
 typedef struct Checkpoint Checkpoint;       /* one that is open for reading */
 
-/* Before training: fails if DIR cannot be written, or is neither a checkpoint nor empty: saving would replace it. So
- * too if what lies in DIR.tmp isn't ours, or is load, the checkpoint to read (NULL: none), or if another program that
- * is running has claimed DIR (lock.h). */
+/* Before training: claims DIR (outputs.h). Fails if it is neither a checkpoint alone nor empty, since saving would
+ * replace it; so too if what lies in DIR.tmp isn't ours, or is load, the checkpoint to read (NULL: none). */
 void checkpoint_claim(const char *directory, const char *load);
 
 /* Writes DIR.tmp, and when all of it is on the disk puts it in DIR's place in one step: a program killed at any

@@ -92,9 +92,6 @@ void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t 
  * taken memory from the GPU for it, which it keeps. */
 bool comm_connect(void);
 
-/* Of the GPU's multiprocessors, those that a matmul should not count on which is called now: they belong to transfers
- * that were started, until they are waited for. */
-int comm_multiprocessors(void);
 int comm_account(CommAccount *accounts, int most);  /* how many: those with calls or a prediction */
 int64_t comm_bytes(void);                           /* sent in this step, over all groups */
 /* With --report: seconds of this step in which this rank only waited, for transfers and for numbers of other ranks.

@@ -119,10 +119,10 @@ Batch batch_create(void)
                    tensor_create(MEM_WORKSPACE, I32, "targets", shape(B, T))};
 }
 
-/* Row b of the batch is the tokens from starts[b] on; for each, the next one is the target. */
-static void load(Batch batch, const int64_t *starts)
+/* Row b of the batch, of B, is the tokens from starts[b] on; for each, the next one is the target. */
+static void load(Batch batch, int64_t B, const int64_t *starts)
 {
-    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1];
+    const int64_t T = batch.inputs.shape[1];
     int32_t *host = host_alloc(2 * B * T * sizeof *host, "a batch"), *targets = host + B * T;
 
     for (int64_t b = 0; b < B; b++) {
@@ -146,7 +146,7 @@ void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t first)
 
     for (int64_t b = 0; b < B; b++)
         starts[b] = start_of(step, sequence + b) + first;
-    load(batch, starts);
+    load(batch, B, starts);
 }
 
 void data_sequence(int64_t step, int64_t g, int64_t *tokens)
@@ -165,7 +165,7 @@ void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t first)
 
     for (int64_t b = 0; b < B; b++)             /* the first at the beginning, the last at the end */
         starts[b] = training + (n > 1 ? last * (i * B + b) / (n - 1) : 0) + first;
-    load(batch, starts);
+    load(batch, B, starts);
 }
 
 void batch_tokens(Batch batch, const int32_t *tokens)

@@ -57,6 +57,8 @@ void device_while_waiting(void (*look)(double seconds));    /* to be called agai
 void *device_stream(void);
 
 int device_multiprocessors(void);           /* a GPU's; 0: the CPU */
+void device_lend(int multiprocessors);      /* so many are taken by transfers beside what is called from now on */
+int device_multiprocessors_left(void);      /* by these: a matmul that counts on more may end in two waves */
 
 /* For messages between ranks, which leave from the host's memory or from the device's. */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */

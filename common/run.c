@@ -340,7 +340,7 @@ static void check_same(int step, StepResult mine)
     comm_gather_host(world, all, (double[2]){mine.loss, mine.norm}, sizeof *all);
     for (int r = 1; r < comm_size(world); r++)
         for (int k = 0; k < 2; k++)
-            if (memcmp(&all[r][k], &all[0][k], sizeof(double)))
+            if (memcmp((const char *)&all[r][k], (const char *)&all[0][k], sizeof(double)))     /* NaN is NaN */
                 fail("step %d: the %s is %.10g on rank 0, but %.10g on rank %d: the ranks' shares of it have to be "
                      "summed (comm_sum)", step, k ? "gradients' norm" : "loss", all[0][k], all[r][k], r);
     free(all);

@@ -11,6 +11,7 @@
 
 typedef struct {
     const char *name;
+    const char *group;          /* a transfer's; NULL: of what is no transfer */
     DeviceEvent begin, end;
     int row;                    /* under the rank's name: program, operators, as many for transfers as are needed */
 } Span;
@@ -97,7 +98,7 @@ void trace_end(void)
 
 static bool row_taken[TRANSFER_ROWS];
 
-int trace_transfer_begin(const char *name)
+int trace_transfer_begin(const char *name, const char *group)
 {
     int row = 0;
 
@@ -106,7 +107,7 @@ int trace_transfer_begin(const char *name)
     while (row < TRANSFER_ROWS - 1 && row_taken[row])
         row++;
     row_taken[row] = true;
-    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = TRANSFERS + row});
+    APPEND(spans, (Span){.name = name, .group = group, .begin = device_event(), .row = TRANSFERS + row});
     return spans.count - 1;
 }
 
@@ -272,8 +273,9 @@ void trace_write(const char *path, bool first, bool last)
         Span *s = &spans.at[i];
         const double begin = device_event_seconds(&s->begin), end = device_event_seconds(&s->end);
         s->begin.seconds = begin, s->end.seconds = end;
-        fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}", s->name, process,
+        fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f", s->name, process,
                 s->row, microseconds(begin), 1e6 * (end - begin));
+        fprintf(f, s->group ? ",\"cat\":\"%s\"}" : "}", s->group);
     }
     for (int64_t i = 0; i < samples.count; i++)
         write_counter(f, "allocated", microseconds(device_event_seconds(&samples.at[i].when)), samples.at[i].used);

@@ -35,7 +35,7 @@ void trace_operand(Tensor t, TraceAccess access);
 void trace_operator(const char *name);
 
 /* For comm/groups.c: a transfer's span, from its start to the end of the wait for it; several may be under way. */
-int trace_transfer_begin(const char *name);     /* returns what trace_transfer_end takes */
+int trace_transfer_begin(const char *name, const char *group);     /* returns what trace_transfer_end takes */
 void trace_transfer_end(int span);
 void trace_transfer_was(int span, double begin, double end);    /* --pretend: when it would have been */
 

@@ -121,33 +121,37 @@ void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
     comm_predict_as(comm, op, REAL, calls, elements);
 }
 
-/* A rank that fails meanwhile ends the others at once: they may wait inside a library, where they can't agree. */
+static bool connected;
+
+/* While a library connects them, a rank that fails ends the others at once: they may wait where they can't agree. */
 bool comm_connect(void)
 {
     const bool starting = comm_starting;
 
-    if (!comm_transport->connect)
-        return false;
     comm_agree();
     comm_starting = false;
     for (Comm *c = world; c; c = c->next) {
-        bool *all = calloc(c->size, sizeof c->used);
-        if (!all)
-            fail("no memory for what %d ranks will send", c->size);
+        bool *all = host_alloc(c->size * sizeof c->used, "what the ranks of a group will send");
         comm_gather(c, all, c->used, sizeof c->used, "what the other ranks will send");
         for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* predictions may be one rank's alone */
             c->used[i % sizeof c->used] |= all[i];
         free(all);
-        if (c->size > 1)
+        if (c->size > 1 && comm_transport->connect)
             comm_transport->connect(c);
     }
     comm_starting = starting;
-    return true;
+    connected = true;
+    return comm_transport->connect != NULL;
 }
 
-int comm_multiprocessors(void)
+static void check_connected(const Transfer *t)
 {
-    return comm_transport->multiprocessors ? comm_transport->multiprocessors() : 0;
+    const Comm *c = t->comm;
+    const int op = t->shift ? SHIFT : t->op == RECV ? SEND : t->op;
+
+    if (connected ? !c->used[op] : comm_transport->connect != NULL)
+        fail("%s in group %s: its ranks are not connected for it; comm_predict must name all that a group will do, and "
+             "memory_plan comes after it", t->shift ? "shift" : comm_op_name[op], c->name);
 }
 
 int comm_account(CommAccount *accounts, int most)
@@ -208,7 +212,7 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
 static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, Reduce reduce, int peer, int tag)
 {
     Transfer t = {.comm = comm, .op = op, .reduce = reduce, .out = out.data, .in = in.data,
-                  .count = tensor_count(whole), .dtype = whole.dtype, .peer = peer, .tag = tag};
+                  .count = tensor_count(whole), .dtype = whole.dtype, .peer = peer, .tag = tag, .shift = tag == SHIFT_TAG};
     int64_t bytes = 0;
 
     comm->operations += op < SEND;              /* messages are not for all ranks to count */
@@ -222,15 +226,15 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
             device_copy(out.data, in.data, tensor_bytes(in));
         return NULL;
     }
+    check_connected(&t);
     Request *q = host_alloc(sizeof *q, "a request");
     q->comm = comm, q->op = op, q->peer = peer, q->operation = comm->operations, q->out = out, q->in = in;
     if (options.check && op < SEND)
         check_agreement(&t, whole.name);
     if (options.check)
         check_begin(q, &t);
-    t.shift = tag == SHIFT_TAG;
     t.tag &= TAGS - 1;
-    q->span = trace_transfer_begin(comm_op_name[op]);
+    q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
         pretend_begin(q, t, bytes);
     t.operation = comm->operations;

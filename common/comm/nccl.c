@@ -12,10 +12,10 @@
  * - All communicators' kernels fit on the GPU together: config.maxCTAs says how many multiprocessors one takes.
  * - Streams that share a queue of the hardware's wait for each other: a kernel that may start stands behind one that
  *   may not. By itself CUDA has 8 queues, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank in five groups, one of
- *   them with messages both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL adds
- *   to each, and the device's, these are 25. One queue for all, which Megatron-LM asks for so that a transfer starts
- *   before matmuls that are called later, would be wrong here: a receive that is posted ahead would stand in front of
- *   the work that its sender waits for.
+ *   them with messages both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL
+ *   adds to each, and the device's, these are 25. One queue for all, which Megatron-LM asks for so that a transfer
+ *   starts before matmuls that are called later, would be wrong here: a receive that is posted ahead would stand in
+ *   front of the work that its sender waits for.
  * - What starts a transfer before those matmuls is the priority of its stream: of two kernels that could start, the one
  *   with the higher priority does. Transfers all have the same, so that no rank prefers another one than its peers.
  */
@@ -80,12 +80,8 @@ static Line *line_of(const Transfer *t)
     const Comm *c = t->comm;
     const Group *g = c->nccl;
     const int side = t->peer != (c->rank + 1) % c->size;
-    Line *l = !g ? NULL : t->op < SEND || t->shift ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
 
-    if (!l)
-        fail("%s in group %s: its ranks are not connected for it, as comm_predict named no such operation before "
-             "comm_connect", t->shift ? "shift" : comm_op_name[t->op], c->name);
-    return l;
+    return t->op < SEND || t->shift ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
 }
 
 /* NCCL's errors show here, also those of transfers under way. */
@@ -245,13 +241,25 @@ static bool progress(void)
     return under_way;
 }
 
+/* What is called from now on runs beside the transfers that aren't waited for. */
+static void lend(void)
+{
+    int sum = 0;
+
+    for (const Line *l = lines; l; l = l->next) {
+        const Move *m = l->first;
+        while (m && m->waited)
+            m = m->next;
+        sum += m ? l->multiprocessors : 0;
+    }
+    device_lend(sum);
+}
+
 static void *start(Transfer t)
 {
     Line *l = line_of(&t);
-    Move *m = calloc(1, sizeof *m);
+    Move *m = host_alloc(sizeof *m, "a transfer");
 
-    if (!m)
-        fail("no memory for a transfer");
     comm_transfer_begins();
     m->t = t;
     m->number = moves++;
@@ -262,6 +270,7 @@ static void *start(Transfer t)
     else
         l->first = m;
     l->last = m;
+    lend();
     CUDA(cudaEventRecord(m->ready, device_stream()));
     if (t.shift && t.op == SEND) {
         l->half = m;
@@ -281,6 +290,7 @@ static bool done(void *handle)
 
     CUDA(cudaStreamWaitEvent(device_stream(), m->over, 0));
     m->waited = true;
+    lend();
     return true;
 }
 
@@ -298,19 +308,6 @@ static bool unfinished(Transfer *t, double *since)
     if (oldest)
         *t = oldest->t, *since = oldest->since;
     return oldest != NULL;
-}
-
-static int multiprocessors(void)
-{
-    int sum = 0;
-
-    for (const Line *l = lines; l; l = l->next) {
-        const Move *m = l->first;
-        while (m && m->waited)
-            m = m->next;
-        sum += m ? l->multiprocessors : 0;
-    }
-    return sum;
 }
 
 static bool end(void)
@@ -356,12 +353,10 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
 {
     static int taken;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    Line *l = calloc(1, sizeof *l);
+    Line *l = host_alloc(sizeof *l, "a communicator");
     int lowest, highest;
     char what[64];
 
-    if (!l)
-        fail("no memory for a communicator");
     taken += most;
     if (taken > device_multiprocessors())
         fail("group %s: with its communicators those of all groups take %d multiprocessors, but the GPU has %d: their "
@@ -391,19 +386,17 @@ static void connect_pair(Comm *c, int s, ncclUniqueId up, ncclUniqueId down, int
     warm((Transfer){.comm = c, .op = c->rank == s ? RECV : SEND, .count = 1, .dtype = F32, .peer = peer});
 }
 
-/* A collective's kernel takes an eighth of the multiprocessors and 16 at most, with which it fills its links; a
- * message's, which may spin for long before its sender comes, a quarter of that. They are powers of two, as thread
- * blocks start in clusters of up to 4. */
+/* A collective's kernel takes an eighth of the multiprocessors and 16 at most, which is to fill the links (not measured
+ * yet); a message's, which may spin for long before its sender comes, a quarter of that. They are powers of two, as
+ * thread blocks start in clusters of up to 4. */
 static void connect(Comm *c)
 {
     const int pairs = !c->used[SEND] ? 0 : c->size == 2 ? 1 : c->size;
-    struct { ncclUniqueId group, up, down; } mine = {0}, *all = calloc(c->size, sizeof mine);
+    struct { ncclUniqueId group, up, down; } mine = {0}, *all = host_alloc(c->size * sizeof mine, "NCCL's ids");
     bool collectives = false;
     int most = 16;
 
-    c->nccl = calloc(1, sizeof(Group));
-    if (!all || !c->nccl)
-        fail("no memory for the communicators of group %s", c->name);
+    c->nccl = host_alloc(sizeof(Group), "a group's communicators");
     for (int op = 0; op <= SHIFT; op++)
         collectives |= c->used[op] && op != SEND;
     while (most > 1 && 8 * most > device_multiprocessors())
@@ -448,6 +441,5 @@ static void prepare(void)
 }
 
 static const Transport transport = {.name = "NCCL", .start = start, .done = done, .progress = progress,
-                                    .unfinished = unfinished, .prepare = prepare, .connect = connect, .end = end,
-                                    .multiprocessors = multiprocessors};
+                                    .unfinished = unfinished, .prepare = prepare, .connect = connect, .end = end};
 const Transport *const transport_nccl = &transport;

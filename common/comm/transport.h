@@ -53,7 +53,6 @@ typedef struct {
     /* Before the first transfer, of groups of more than one in the order of their making: what comm->used names. Waits
      * for the group's ranks, maybe inside a library. */
     void (*connect)(Comm *comm);
-    int (*multiprocessors)(void);               /* comm_multiprocessors */
     bool (*end)(void);                          /* to be called until true, before the program ends */
 } Transport;
 

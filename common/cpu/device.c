@@ -305,6 +305,16 @@ int device_multiprocessors(void)
     return 0;
 }
 
+void device_lend(int multiprocessors)
+{
+    (void)multiprocessors;
+}
+
+int device_multiprocessors_left(void)
+{
+    return 0;
+}
+
 bool device_is_host(void)
 {
     return true;

@@ -21,6 +21,7 @@ static int threads;
 static cudaStream_t stream;
 static cudaEvent_t waited_for;
 static bool tf32;
+static int lent;
 
 void cuda_check(cudaError_t error, const char *call, const char *file, int line)
 {
@@ -162,6 +163,16 @@ bool device_is_host(void)
 int device_multiprocessors(void)
 {
     return gpu.multiProcessorCount;
+}
+
+void device_lend(int multiprocessors)
+{
+    lent = multiprocessors;
+}
+
+int device_multiprocessors_left(void)
+{
+    return device_multiprocessors() - lent;
 }
 
 int device_capability(void)

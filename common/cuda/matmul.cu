@@ -89,7 +89,7 @@ typedef struct {
 /* All that the library's answer may depend on; of places, by how many bytes they can be divided. */
 typedef struct {
     int64_t m, n, k, count, ld[3], stride[3];
-    int32_t type[3], alignment[3], transposed[2], epilogue, computed;
+    int32_t type[3], alignment[3], transposed[2], epilogue, computed, multiprocessors;
 } Kind;
 
 typedef struct Plan {
@@ -121,6 +121,7 @@ static Kind kind_of(const Product *x)
     kind.m = x->m, kind.n = x->n, kind.k = x->k, kind.count = x->count;
     kind.transposed[0] = x->a_transposed, kind.transposed[1] = x->b_transposed;
     kind.epilogue = x->epilogue, kind.computed = compute_type(x->a.dtype);
+    kind.multiprocessors = device_multiprocessors_left();
     for (int i = 0; i < 3; i++) {
         kind.ld[i] = matrices[i]->ld;
         kind.stride[i] = x->count > 1 ? matrices[i]->stride : 0;
@@ -238,6 +239,8 @@ static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
     SET(p, TRANSA, op_b);
     SET(p, TRANSB, op_a);
     SET(p, EPILOGUE, x->epilogue);
+    if (kind->multiprocessors < device_multiprocessors())       /* the others are the transfers' beside it */
+        SET(p, SM_COUNT_TARGET, kind->multiprocessors);
     if (x->up)
         SET(p, EPILOGUE_AUX_LD, x->n);
     any.bias = x->bias ? (void *)16 : NULL;     /* (pull request 194497 there) */

@@ -201,8 +201,8 @@ static char *read_tensors(Safetensors *s, const cJSON *header, int64_t data_star
 
     s->checkpoint = checkpoint ? have(strdup(checkpoint)) : NULL;
     s->tensors = have(calloc(cJSON_GetArraySize(header) + 1, sizeof *s->tensors));
-    for (entry = header->child; entry && !wrong; entry = entry->next)
-        if (strcmp(entry->string, METADATA)) {
+    cJSON_ArrayForEach(entry, header)
+        if (!wrong && strcmp(entry->string, METADATA)) {
             SafeTensor *t = &s->tensors[s->count++];
             t->name = have(strdup(entry->string));
             wrong = read_tensor(s, entry, t, data_start, data_bytes);

@@ -922,7 +922,8 @@ static void grid(void)
         x[i] = tensor_create(MEM_WORKSPACE, F64, "x", shape(100));
         set(x[i], 99, 1 + rank);
     }
-    require(comm_multiprocessors() == 0, "%d multiprocessors for no transfer", comm_multiprocessors());
+    require(device_multiprocessors_left() == 256, "%d multiprocessors left by no transfer",
+            device_multiprocessors_left());
     q[0] = comm_start_recv(pp, x[0], before, 0);
     q[1] = comm_start_recv(pp, x[1], next, 1);
     for (int i = 0; i < 3; i++)
@@ -931,10 +932,12 @@ static void grid(void)
     q[6] = comm_start_send(pp, x[7], next, 0);
     q[7] = comm_start_send(pp, x[8], before, 1);
     /* of 256: 16 for a collective and a shift, 4 for a message */
-    require(comm_multiprocessors() == (tied ? 64 : 48) + 4 * 4, "%d multiprocessors", comm_multiprocessors());
+    require(device_multiprocessors_left() == 256 - (tied ? 64 : 48) - 4 * 4, "%d multiprocessors left by all transfers",
+            device_multiprocessors_left());
     for (int i = 7; i >= 0; i--)
         comm_wait(&q[i]);
-    require(comm_multiprocessors() == 0, "%d multiprocessors when all was waited for", comm_multiprocessors());
+    require(device_multiprocessors_left() == 256, "%d multiprocessors left when all was waited for",
+            device_multiprocessors_left());
     require(get(x[0], 99) == 1 + (rank + 6) % 8 && get(x[1], 99) == 1 + (rank + 2) % 8, "a message is another one's");
     require(get(x[2], 99) == 3 + rank / 2 * 4 && get(x[3], 99) == 6 + 2 * (rank % 4), "a sum is another group's");
     require(!tied || get(x[4], 99) == 8 + 2 * (rank % 2), "a sum is another group's");
@@ -1210,6 +1213,7 @@ static void faults_are_found(void **state)
         {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3", true},
         {"-far", "send of x: rank 2 is no neighbour of rank 0 in group world, which has 4: messages go to the next",
          true, 4},
+        {"-late", "all_reduce in group late: its ranks are not connected for it; comm_predict must name", true},
         {"-root of nobody", "broadcast of x: rank 3 is not in group world, which has 3", true},
         {"forgotten", " of y in group world was started, but nobody called comm_wait for it in this step", true},
         {"-leave", ""},
@@ -1294,7 +1298,6 @@ static void nccl_fails(void **state)
         {"FAKE_GPUS=0", "insist", "--comm nccl, but rank 0 finds no GPU on "},
         {"FAKE_MULTIPROCESSORS=9", "-transfers",
          "with its communicators those of all groups take 10 multiprocessors, but the GPU has 9"},
-        {"FAKE_GPUS=3", "-late", "all_reduce in group late: its ranks are not connected for it, as comm_predict named"},
         {"FAKE_NCCL_LOSE=0", "-transfers", "rank 0 waits for all_reduce, operation 0 of group world, on its GPU"},
         {"FAKE_NCCL_LOSE=1", "-transfers",
          "all ranks wait for each other, for 1 seconds; |rank 0 waits for "

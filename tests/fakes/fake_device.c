@@ -296,9 +296,21 @@ int device_find(int local_rank, char place[DEVICE_PLACE])
     return count;
 }
 
+static int lent;
+
 int device_multiprocessors(void)
 {
     return getenv("FAKE_MULTIPROCESSORS") ? atoi(getenv("FAKE_MULTIPROCESSORS")) : 256;
+}
+
+void device_lend(int multiprocessors)
+{
+    lent = multiprocessors;
+}
+
+int device_multiprocessors_left(void)
+{
+    return device_multiprocessors() - lent;
 }
 
 bool device_is_host(void)

@@ -1,6 +1,7 @@
 #!/bin/sh
 # What a stage's train.c changes in that of its base, function by function; the comment at its beginning left out.
-#   changes.sh STAGE          a table: function, its lines, lines added and removed
+#   changes.sh STAGE          a table: function, its lines, lines added and removed; in 09, whose functions are from all
+#                             programs, against the one that has the most like it
 #   changes.sh --diff STAGE   the changes themselves, coloured on a terminal; FULL=1: each changed function whole
 #   changes.sh --update       writes the tables into the stages' READMEs, between the two marks
 #   changes.sh --check        fails if a README has another table than the programs
@@ -87,21 +88,54 @@ if [ $mode = diff ]; then
     git --no-pager diff --no-index --color=$colour ${FULL:+--function-context} "$base/train.c" "$stage/train.c" || true
     exit 0
 fi
-for side in "a $base" "b $stage"; do
-    below "${side#* }/train.c" >"$work/train.c"
-    split "$work/train.c" "$work/${side%% *}"
-done
+# Lines added and removed in function $2 (a file) against $1, which may be missing: "3 1".
+count() {
+    [ -f "$1" ] || : >"$1"
+    { diff "$1" "$2" || true; } | awk '/^>/ { a++ } /^</ { r++ } END { print a + 0, r + 0 }'
+}
+# A program's functions, as files in $work/PROGRAM.
+functions() {
+    below "$1/train.c" >"$work/train.c"
+    split "$work/train.c" "$work/$1"
+}
+# The names of functions in the order of the program, then those of $1 that it has no more.
+names() {
+    { echo "(top)"; grep -oE '^[a-z].*\(' "$stage/train.c" | sed 's/(.*//; s/.*[ *]//'; ls "$work/$stage" $1; } |
+        awk '!seen[$0]++'
+}
+functions "$stage"
+case $stage in
+09_*)
+    programs=$(ls -d 0[1-8]_*)
+    for program in $programs; do functions "$program"; done
+    printf '| in `%s/train.c` | lines | nearest | added | removed |\n|---|--:|---|--:|--:|\n' "$stage"
+    names "" | while read -r name; do
+        [ -f "$work/$stage/$name" ] || continue
+        lines=$(wc -l <"$work/$stage/$name")
+        set -- new "$lines" 0                   # unless a quarter of it is some program's
+        most=$((lines * 3 / 4))
+        for program in $programs; do
+            [ -f "$work/$program/$name" ] || continue
+            changed=$(count "$work/$program/$name" "$work/$stage/$name")
+            [ "${changed% *}" -gt "$most" ] || set -- "${program%%_*}" $changed
+            [ "$1" = new ] || most=$(($2 - 1))
+        done
+        printf '| `%s` | %d | %s | +%d | -%d |\n' "$name" "$lines" "$1" "$2" "$3"
+    done
+    exit 0
+    ;;
+esac
+functions "$base"
 printf '| in `%s/train.c` | lines | added | removed |\n|---|--:|--:|--:|\n' "$stage"
-ls "$work/a" "$work/b" | grep -v -e : -e '^$' | sort -u >"$work/names"
-# in the order of the program
-{ echo "(top)"; grep -oE '^[a-z].*\(' "$stage/train.c" | sed 's/(.*//; s/.*[ *]//'; cat "$work/names"; } | awk '!seen[$0]++' |
-while read -r name; do
-    [ -f "$work/a/$name" ] || [ -f "$work/b/$name" ] || continue
-    [ -f "$work/a/$name" ] || : >"$work/a/$name"
+names "$work/$base" | while read -r name; do
     new=""
-    [ -s "$work/a/$name" ] || new=" (new)"
-    [ -f "$work/b/$name" ] || { : >"$work/b/$name"; new=" (gone)"; }
-    diff "$work/a/$name" "$work/b/$name" >"$work/diff" && continue
-    printf '| `%s`%s | %d | +%d | -%d |\n' "$name" "$new" "$(wc -l <"$work/b/$name")" \
-        "$(grep -c '^>' "$work/diff")" "$(grep -c '^<' "$work/diff")"
+    [ -f "$work/$base/$name" ] || new=" (new)"
+    if [ ! -f "$work/$stage/$name" ]; then
+        [ -f "$work/$base/$name" ] || continue
+        : >"$work/$stage/$name"
+        new=" (gone)"
+    fi
+    changed=$(count "$work/$base/$name" "$work/$stage/$name")
+    [ "$changed" != "0 0" ] || continue
+    printf '| `%s`%s | %d | +%d | -%d |\n' "$name" "$new" "$(wc -l <"$work/$stage/$name")" ${changed% *} ${changed#* }
 done

@@ -323,15 +323,15 @@ if [ "$status" -ne 0 ]; then
 elif [ -n "$gpu_works" ]; then
     room="$(parameters "$gpu_bytes") parameters a GPU"
     if [ "$gpus" -eq 1 ]; then
-        echo "On the GPU '$gpu': all eight (make run STAGE=NN), $room; in 03 to 07 the ranks (NP=2) share it, over MPI."
+        echo "On the GPU '$gpu': all nine (make run STAGE=NN), $room; ranks of 03 to 07 and 09 (NP=2) share it."
     elif [ "$NCCL" = yes ]; then
-        echo "On $gpus GPUs '$gpu': all eight, $room; 03 to 07 with up to $gpus ranks, a GPU each, over NCCL."
+        echo "On $gpus GPUs '$gpu': all nine, $room; 03 to 07 and 09 with up to $gpus ranks, a GPU each, over NCCL."
     else
-        echo "On $gpus GPUs '$gpu': all eight, $room; 03 to 07 with up to $gpus ranks, a GPU each, over MPI (no NCCL)."
+        echo "On $gpus GPUs '$gpu': all nine, $room; 03 to 07 and 09 with up to $gpus ranks, a GPU each; no NCCL."
     fi
-    echo "On the CPU: 01, 02 and 08 with $cpus core$(plural "$cpus"), 03 to 07 $several."
+    echo "On the CPU: 01, 02 and 08 with $cpus core$(plural "$cpus"), 03 to 07 and 09 $several."
 else
-    echo "01, 02 and 08 run on the CPU's $cpus core$(plural "$cpus"); 03 to 07 $several."
+    echo "01, 02 and 08 run on the CPU's $cpus core$(plural "$cpus"); 03 to 07 and 09 $several."
 fi
 if [ "$status" -eq 0 ]; then
     [ "$cpus" -ge 2 ] && echo "make run: yes. make test: yes, about 5 minutes."

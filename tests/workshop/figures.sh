@@ -237,6 +237,88 @@ figures_07() {
     echo "drew 07_context_parallel/load.svg and 07_context_parallel/timeline.svg"
 }
 
+# One step of 2 x 2 x 2 ranks under --pretend: all of them, and the last backward of rank 0 with what is sent meanwhile.
+# The vocabulary is small, so that the last stage's output projection is too.
+figures_09() {
+    yes | tr 'y\n' '\001\002' | head -c 20000 >"$work/tokens"
+    echo "09_combined --tp 2 --cp 2 --pp 2, under --pretend"
+    mpiexec -n 8 build/cpu/09_combined --dtype fp32 --tp 2 --cp 2 --pp 2 --layers 4 --hidden 64 --heads 8 --vocab 4 \
+        --seq 512 --micro-batch 1 --accumulate 4 --steps 2 --threads 1 --quiet --data "$work/tokens" \
+        --pretend 0.1,0.003,100 --trace "$work/trace"
+    # of the second step. steps: begin (of the first operator), end, rank, kind (1: forward, 2: backward, 3: optimizer),
+    # micro-batch; and of rank 0 from its last backward on, zoom: begin, end, row (0: operators, then the groups), kind
+    tr ',{}' '   ' <"$work/trace" | awk -v m=4 -v steps="$work/steps" -v zoom="$work/zoom" '
+        /"ph":"X"/ {
+            split($1, name, "\""); split($3, pid, ":"); split($4, tid, ":"); split($5, ts, ":"); split($6, dur, ":")
+            split($7, group, "\"")
+            what = name[4]; r = pid[2]; begin = ts[2] + 0; end = begin + dur[2]
+            kind = what == "forward" ? 1 : what == "backward" ? 2 : what == "optimizer" ? 3 : 0
+            if (kind) {
+                i = count[r, kind]++
+                if (kind == 1 && i == m && (start == "" || begin < start)) start = begin
+                if (i >= (kind == 3 ? 1 : m)) {
+                    open[r] = ++lines
+                    rest[lines] = end " " r " " kind " " (kind == 3 ? -1 : i - m)
+                }
+                if (r == 0 && kind == 3) last = end
+            } else if (open[r] && tid[2] == 1) {
+                first[open[r]] = begin
+                if (r == 0 && rest[open[r]] ~ " 2 3$") from = begin
+                open[r] = 0
+            }
+            if (r == 0 && !kind) {
+                row = group[4] == "" ? 0 : index("tp cp pp replicas", group[4])
+                op[++ops] = begin " " end " " row " " (what ~ /^linear/ ? 1 : what ~ /^flash/ ? 2 : 3)
+            }
+        }
+        END {
+            for (i = 1; i <= lines; i++) {
+                split(rest[i], f, " ")
+                print (first[i] - start) / 1e6, (f[1] - start) / 1e6, f[2], f[3], f[4] >steps
+            }
+            for (i = 1; i <= ops; i++) {
+                split(op[i], f, " ")
+                if (f[2] > from - 2e4 && f[1] < last) print (f[1] - start) / 1e6, (f[2] - start) / 1e6, f[3], f[4] >zoom
+            }
+        }'
+    gnuplot -e "work='$work'" 09_combined/timeline.gnuplot
+
+    # Each direction alone, on a fast and a slow link: tokens/s of a rank, over those of one rank. Devices
+    # are so slow that eight of them fit on few cores; to them the links are what NVLink and a network are to GPUs (05).
+    tokens_per_rank() {         # ranks link's GB/s,latency
+        mpiexec -n $1 build/cpu/09_combined --dtype fp32 --$direction $1 $options --micro-batch 1 --hidden 128 \
+            --heads 8 --vocab 8 --steps 1 --threads 1 --quiet --data "$work/tokens" --pretend $gflops,$2 \
+            --metrics "$work/metrics" </dev/null
+        awk -F, -v n=$1 'END { print $7 / n }' "$work/metrics"
+        rm "$work/metrics"
+    }
+    while read -r direction gflops fast slow options; do
+        one=$(tokens_per_rank 1 $fast,5)
+        for link in fast:$fast,5 slow:$slow,20; do
+            to="$work/scaling_${direction}_${link%:*}"
+            echo "1 1" >"$to"
+            for n in 2 4 8; do
+                echo $n $(tokens_per_rank $n ${link#*:}) $one | awk '{ print $1, $2 / $3 }' >>"$to"
+            done
+            echo "09_combined --$direction 1, 2, 4, 8, ${link%:*} link:" $(awk '{ printf "%.2f ", $2 }' "$to")
+        done
+    done <<END
+dp 0.025 0.0018 0.0002 --layers 2 --seq 128 --accumulate 1
+tp 0.025 0.0018 0.0002 --layers 2 --seq 128 --accumulate 1
+cp 0.025 0.0018 0.0002 --layers 1 --seq 512 --accumulate 1
+pp 0.025 0.0018 0.0002 --layers 8 --seq 4 --accumulate 32
+END
+    # Of the playbook's GPUs, over its smallest run: its 1B model with dp, its 3B model with tensor and sequence
+    # parallelism; of pipelines it says that 16 GPUs had 14% less than 8.
+    printf '%s\n' "8 40149.94" "16 37609.69" "32 35367.61" "64 31112.23" "128 26446.44" "256 15700.38" |
+        awk '{ print $1, $2 / 40149.94 }' >"$work/playbook_dp"
+    printf '%s\n' "2 14167.25" "4 13460.16" "8 10888.53" "16 6159.3" "32 3609.73" |
+        awk '{ print $1, $2 / 14167.25 }' >"$work/playbook_tp"
+    printf '%s\n' "8 1" "16 0.86" >"$work/playbook_pp"
+    gnuplot -e "work='$work'" 09_combined/scaling.gnuplot
+    echo "drew 09_combined/timeline.svg and 09_combined/scaling.svg"
+}
+
 # A plan; and the published runs beside what the planner says of them.
 figures_plan() {
     planner=09_combined/planner
@@ -256,9 +338,9 @@ figures_plan() {
     echo "drew $planner/published.svg"
 }
 
-for stage in ${*:-01 02 03 06 07 plan}; do
+for stage in ${*:-01 02 03 06 07 09 plan}; do
     case $stage in
-    01 | 02 | 03 | 06 | 07 | plan) "figures_$stage" ;;
-    *) echo "figures.sh: $stage has no figures; 01, 02, 03, 06, 07 and plan have"; exit 2 ;;
+    01 | 02 | 03 | 06 | 07 | 09 | plan) "figures_$stage" ;;
+    *) echo "figures.sh: $stage has no figures; 01, 02, 03, 06, 07, 09 and plan have"; exit 2 ;;
     esac
 done

@@ -31,6 +31,7 @@ typedef struct {
     int ranks;
     char why[256];                      /* the run failed: its own words; then there is nothing else */
     double tokens, seconds, least;      /* of a step: tokens of all ranks; median and least of all but the first */
+    double mfu;                         /* of the median step; NAN where the device's rate isn't known */
     double computing, waiting, most;    /* shares of a step: means of the ranks, and of the one that waits most */
     bool pipeline;                      /* it reports a bubble: idle over busy time, the mean of the ranks */
     double bubble, formula, simulated;
@@ -158,18 +159,21 @@ static void take_reason(Row *row, Result r)
 
 static void take_metrics(Row *row)
 {
-    static double seconds[MOST_STEPS], tokens[MOST_STEPS];
+    static double seconds[MOST_STEPS], tokens[MOST_STEPS], mfu[MOST_STEPS];
     const int steps = read_column(in_temporary("metrics"), "seconds", seconds, MOST_STEPS);
 
     read_column(in_temporary("metrics"), "tokens", tokens, MOST_STEPS);
+    read_column(in_temporary("metrics"), "mfu", mfu, MOST_STEPS);
     if (steps < 2) {
         snprintf(row->why, sizeof row->why, "steps: %d, but the first is left out, so --steps 2 is the least", steps);
         return;
     }
     row->tokens = tokens[1] - tokens[0];
+    const double busy = mfu[1] * seconds[1];            /* the same in all steps */
     qsort(seconds + 1, steps - 1, sizeof *seconds, ascending);
     row->seconds = (seconds[steps / 2] + seconds[(steps + 1) / 2]) / 2;
     row->least = seconds[1];
+    row->mfu = busy / row->seconds;
 }
 
 /* One rank's entry of the report. `rate`: of a pretended device, in FLOP/s; 0: times are real. */
@@ -308,10 +312,10 @@ static void print_table(void)
         printf("PRETENDED: times, and what is made of them, are those of --pretend %s; bytes are real\n", pretend);
     printf("speed-up and efficiency: against the first row, %d rank%s; a step: the median, without the first\n"
            "each row: mpiexec -n RANKS %s\n\n", first->ranks, first->ranks > 1 ? "s" : "", command);
-    printf("%5s  %-*s  %-37s %12s\n", "", pipeline ? 65 : 51,
+    printf("%5s  %-*s  %-37s %12s\n", "", pipeline ? 71 : 57,
            pretend ? "--- pretended ---" : "--- measured ---", "--- bytes of the fullest rank ---", "bytes sent");
-    printf("%5s %10s %9s %10s  %9s %9s %5s", "ranks", "tokens/s", "speed-up", "efficiency", "computing", "waiting",
-           "most");
+    printf("%5s %10s %9s %10s %5s  %9s %9s %5s", "ranks", "tokens/s", "speed-up", "efficiency", "MFU", "computing",
+           "waiting", "most");
     if (pipeline)
         printf(" %6s %7s", "bubble", "formula");
     printf("  %12s %12s %12s %12s\n", "measured", "predicted", "playbook", "by a rank");
@@ -321,14 +325,19 @@ static void print_table(void)
             printf("  %s\n", row->why);
             continue;
         }
-        printf(" %10s %9.2f %9.0f%%  %8.0f%% %8.0f%% %4.0f%%", number_text(rate(row)), speed_up(row),
-               100 * efficiency(row), 100 * row->computing, 100 * row->waiting, 100 * row->most);
+        printf(" %10s %9.2f %9.0f%% ", number_text(rate(row)), speed_up(row), 100 * efficiency(row));
+        if (isfinite(row->mfu))
+            printf("%4.0f%%", 100 * row->mfu);
+        else
+            printf("%5s", "?");
+        printf("  %8.0f%% %8.0f%% %4.0f%%", 100 * row->computing, 100 * row->waiting, 100 * row->most);
         if (pipeline)
             printf(" %6.3f %7.3f", row->bubble, row->formula);
         printf("  %12s %12s %12s %12s\n", number_text(row->peak), number_text(row->peak_predicted),
                number_text(row->playbook), number_text(row->sent));
     }
-    printf("\nwaiting: for transfers and for other ranks, of a step's time; the mean of the ranks, and the one that\n"
+    printf("\nMFU: FLOPs of the model, 6N + 12Lhs a token, over what the devices could do in that time (?: their rate isn't\n"
+           "known). waiting: for transfers and for other ranks, of a step's time; the mean of the ranks, and the one that\n"
            "waits most. What travels while operators compute is not waited for. playbook: what its formulas\n"
            "give; they count 16-bit activations, and no buffers. Bytes sent are as predicted, or the run would\n"
            "have failed.\n");
@@ -399,10 +408,10 @@ static void write_csv(const char *path)
 
     fprintf(f, "ranks,tokens,%sseconds,%stokens_per_second,%sspeedup,%sefficiency,%scomputing,%swaiting,%swaiting_most,"
             "%sbubble,bubble_formula,bubble_simulated,peak_bytes,peak_predicted,peak_playbook,sent_bytes,"
-            "sent_predicted,failed\n", p, p, p, p, p, p, p, p);
+            "sent_predicted,%smfu,failed\n", p, p, p, p, p, p, p, p, p);
     for (const Row *row = rows; row < rows + row_count; row++) {
         if (row->why[0]) {
-            fprintf(f, "%d,,,,,,,,,,,,,,,,,\"", row->ranks);
+            fprintf(f, "%d,,,,,,,,,,,,,,,,,,\"", row->ranks);
             for (const char *c = row->why; *c; c++)
                 fprintf(f, *c == '"' ? "\"\"" : "%c", *c);
             fprintf(f, "\"\n");
@@ -414,8 +423,8 @@ static void write_csv(const char *path)
             fprintf(f, "%.17g,%.17g,%.17g,", row->bubble, row->formula, row->simulated);
         else
             fprintf(f, ",,,");
-        fprintf(f, "%.0f,%.0f,%.0f,%.0f,%.0f,\n", row->peak, row->peak_predicted, row->playbook, row->sent,
-                row->sent_predicted);
+        fprintf(f, "%.0f,%.0f,%.0f,%.0f,%.0f,%.4f,\n", row->peak, row->peak_predicted, row->playbook, row->sent,
+                row->sent_predicted, row->mfu);
     }
     fclose(f);
 }
@@ -510,7 +519,7 @@ int main(int argc, char **argv)
         refuse("make sweep STAGE=05 NP=\"1 2 4 8\" is how to call this");
     backend = argv[1], program = argv[2];
     if (!strncmp(program, "01", 2) || !strncmp(program, "02", 2) || !strncmp(program, "08", 2))
-        refuse("%s is for one rank, as 01, 02 and 08 are; 03 to 07 can be swept: make sweep STAGE=05", program);
+        refuse("%s is for one rank, as 01, 02 and 08 are; 03 to 07 and 09 can be swept: make sweep STAGE=05", program);
     take_ranks(argv[3]);
     take_options(argc - 4, argv + 4);
     for (Row *row = rows; row < rows + row_count; row++) {

@@ -126,8 +126,8 @@ static void all_is_well(void **state)
         says(&r, "control group (container) may use only 1 at a time");
     says(&r, "2.0 GB of 16.4 GB available, by the control group's (container's) limit: 125 million parameters");
     says(&r, "%UserProfile%\\.wslconfig");
-    says(&r, "On the GPU 'Tesla T4': all eight (make run STAGE=NN), 1.0 billion parameters a GPU; in 03 to 07 the "
-             "ranks (NP=2) share it, over MPI.\n");
+    says(&r, "On the GPU 'Tesla T4': all nine (make run STAGE=NN), 1.0 billion parameters a GPU; ranks of 03 to 07 "
+             "and 09 (NP=2) share it.\n");
     says(&r, "make test: yes");
     says_not(&r, "NO  ");
     ends_with(r, true);
@@ -143,8 +143,8 @@ static void what_only_limits_some_things_is_no_failure(void **state)
              "its kernels for Haswell: right numbers");
     says(&r, "8.2 GB of 16.4 GB available: 512 million parameters");
     says(&r, "ok  NCCL      nccl.h 2.28.3");
-    says(&r, "On 2 GPUs 'NVIDIA H200': all eight, 9.4 billion parameters a GPU; 03 to 07 with up to 2 ranks, a GPU "
-             "each, over NCCL.\n");
+    says(&r, "On 2 GPUs 'NVIDIA H200': all nine, 9.4 billion parameters a GPU; 03 to 07 and 09 with up to 2 ranks, a "
+             "GPU each, over NCCL.\n");
     ends_with(r, true);
 
     unlink(in_temporary("real/gnuplot"));

@@ -83,6 +83,10 @@ static void compare(const char *stage, int row, int ranks, const char *more, con
     assert_true(computing > 0.05 && computing + waiting < 1.001);
     assert_true(cell(stage, row, "pretended_waiting_most") >= waiting);
     assert_true(ranks > 1 ? waiting > 0 : waiting == 0);
+    double mfu[2], took[2];                     /* of the run of its own: its second step */
+    read_column(in_temporary("m"), "mfu", mfu, 2);
+    read_column(in_temporary("m"), "seconds", took, 2);
+    assert_true(fabs(cell(stage, row, "pretended_mfu") * seconds / (mfu[1] * took[1]) - 1) < 1e-2);
 }
 
 static void tensor_parallel(void **state)
@@ -165,6 +169,10 @@ static void refusals_are_rows(void **state)
     r = sweep("05_tensor_parallel", "1", "--steps 1");
     expect(r, 1, "    1  steps: 1, but the first is left out, so --steps 2 is the least\n");
     result_free(r);
+    r = sweep("09_combined", "1 2", "--tp 2 --steps 2");
+    expect(r, 0, "    1  --tp 2 x --cp 1 x --pp 1 are 2 ranks, and 1 were started; start a multiple of 2");
+    assert_true(cell("09_combined", 1, "tokens_per_second") > 0);
+    result_free(r);
     r = sweep("05_tensor_parallel", "1", "--colour red");
     expect(r, 1, "colour");
     result_free(r);
@@ -186,7 +194,7 @@ static void what_cannot_be_swept(void **state)
         {"05_tensor_parallel", "1 x", "NP=\"1 x\": x is not a number of ranks, from 1 to 1024"},
         {"05_tensor_parallel", "2 0", "NP=\"2 0\": 0 is not"}, {"05_tensor_parallel", "2000", "2000 is not"},
         {"05_tensor_parallel", "2-4", "2-4 is not"}, {"05_tensor_parallel", " ", "NP is empty"},
-        {"01_single_gpu", "1", "01_single_gpu is for one rank, as 01, 02 and 08 are; 03 to 07 can be swept"}};
+        {"01_single_gpu", "1", "01_single_gpu is for one rank, as 01, 02 and 08 are; 03 to 07 and 09 can be swept"}};
 
     (void)state;
     for (unsigned i = 0; i < sizeof table / sizeof *table; i++) {

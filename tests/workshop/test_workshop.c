@@ -184,6 +184,43 @@ static const Planted planted[] = {
      "    adamw_step(&optimizer, lr, clip_scale(norm));\n    refresh_params();\n"
      "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--zero 2",
      {"final_weight has drifted"}},
+    /* what several directions do to each other: the batch by the replica's rank, not dp's; the loss of all tp ranks */
+    {"09_combined", "((int64_t)dp_rank * m", "((int64_t)comm_rank(replicas) * m", 2,
+     "--cp 2 --layers 2 --accumulate 2",
+     {"as if the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's"}, true},
+    {"09_combined", "comm_rank(tp) ? 0 : tensor_item(loss));      /*", "tensor_item(loss));      /*", 8,
+     "--tp 2 --cp 2 --pp 2", {"2 times too large (= the size of tp, or"}},
+    /* whose gradients are summed: over dp alone, what tp doesn't shard, the embedding's two ends */
+    {"09_combined", ": comm_start_all_reduce(replicas, unit, SUM);", ": comm_start_all_reduce(pp, unit, SUM);", 2,
+     "--cp 2 --zero 0",
+     {"all_reduce in group pp is called 6 times",
+      "as if gradients were not summed over cp: they are those of its first rank's tokens"}},
+    {"09_combined", "    if (tp_size > 1 && u > 0)\n        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].uncut : "
+     "gradients.final, SUM);\n", "", 8, "--tp 2 --cp 2 --pp 2",
+     {"as if LayerNorms' parameters and the biases after a projection had the gradients of the first rank's rows only"}},
+    {"09_combined", "    if (tied)\n        comm_all_reduce(tied, parts[0].gradients, SUM);\n", "", 4, "--pp 2",
+     {"as if the tied embedding had only the", "all_reduce in group tied is called 0 times"}},
+    {"09_combined", "    reducing[u] = zero ?", "    if (tied && u == 0)\n        comm_all_reduce(tied, unit, SUM);\n"
+     "    reducing[u] = zero ?", 4, "--pp 2", {"all ranks wait for each other"}},
+    /* who owns what: shards of ZeRO that nobody owns; a norm over the replicas alone */
+    {"09_combined", ".replica = zero ? 0 : comm_rank(replicas)", ".replica = comm_rank(replicas)", 4, "--tp 2",
+     {"wherever one is wrong it is zero, in parts of tensors: what some ranks update no rank owns (Shard.replica)"}},
+    {"09_combined", "comm_sum(world, gradient_square_sum", "comm_sum(replicas, gradient_square_sum", 8,
+     "--tp 2 --cp 2 --pp 2", {"the ranks' shares of it have to be summed (comm_sum)"}},
+    /* shards that are not gathered after loading; ids that are looked for in a slice of a slice */
+    {"09_combined", "    gather_params();\n    while", "    while", 2, "--dtype fp32",
+     {"has drifted: ranks 0 and 1 hold the same elements of it"}},
+    {"09_combined", "    layernorm_forward(final, final_stats, a->x[L]",
+     "    ids_in_slice(a->batch.targets, a->batch.targets, layout.first_id, V);\n"
+     "    layernorm_forward(final, final_stats, a->x[L]", 2, "--tp 2",
+     {"as if ids_in_slice had been called twice on the targets"}},
+    /* buffers that are in use: d_x while it is sent; the gathered rows while another product reads them */
+    {"09_combined", "        comm_wait(&a->sending[1]);              /* of the micro-batch that was here before */\n"
+     "        a->receiving[1]", "        a->receiving[1]", 3, "--pp 3",
+     {"send of d_x in group pp: it was changed before comm_wait"}},
+    {"09_combined", "    Tensor d_out = g_backward(d_x);\n    linear_backward_weight(g->down_weight",
+     "    Tensor d_out = g_backward(d_x);\n    f_forward(a->ln2);\n    linear_backward_weight(g->down_weight", 2,
+     "--tp 2", {"8 too many = 1 for each layer and micro-batch", "is blocks.3.down_weight"}},
 };
 
 static void mistakes_are_named(void **state)
@@ -320,13 +357,13 @@ static char *exercise(const char *stage, int n, char says[4][256])
 
 static const char *const stages[] = {"01_single_gpu", "02_mixed_precision", "03_data_parallel", "04_zero",
                                      "05_tensor_parallel", "06_pipeline_parallel", "07_context_parallel",
-                                     "08_fused_kernels"};
+                                     "08_fused_kernels", "09_combined"};
 
 /* Made in a directory of this test's, not in build/exercise, where someone may be at work. */
 static void exercises_fail_until_they_are_done(void **state)
 {
     (void)state;
-    for (int s = 0; s < 8; s++) {
+    for (unsigned s = 0; s < sizeof stages / sizeof *stages; s++) {
         int n = 0;
         for (;; n++) {
             char says[4][256] = {"", "", "", ""};

@@ -1,0 +1,35 @@
+# Tokens/s of a rank over those of one rank, one direction at a time, on simulated hardware with two links; and what the
+# playbook published for GPUs: tokens/s of a GPU over those of its smallest run. All files: ranks, share.
+set terminal svg size 960,300 font "sans-serif,12" background "white"
+set output "09_combined/scaling.svg"
+set multiplot layout 1,4 margins 0.065,0.99,0.17,0.76 spacing 0.035
+set border 3 lc rgb "#666666"
+set tics nomirror out textcolor rgb "#333333"
+set grid ytics lc rgb "#dddddd"
+set logscale x 2
+set xtics (1, 2, 4, 8, 16, 32, 64, 128, 256) font ",10"
+set yrange [0:1.08]
+set xlabel "ranks" offset 0,0.5 tc rgb "#333333"
+set key off
+ours(direction, link) = work."/scaling_".direction."_".link
+array what[3] = ["fast link, simulated", "slow link, simulated", "the playbook's GPUs"]
+array color[3] = [0x0072b2, 0xd55e00, 0x666666]
+do for [i = 1:3] {
+    set label i what[i] at screen 0.065 + 0.2 * (i - 1), screen 0.93 offset 1,0 point pt (i < 3 ? 7 : 6) ps 0.8 \
+        lc rgb color[i] tc rgb "#333333"
+}
+do for [direction in "dp tp cp pp"] {
+    set title direction offset 0,-0.5 tc rgb "#333333"
+    set xrange [0.85:direction eq "dp" ? 300 : direction eq "tp" ? 38 : 19]
+    if (direction eq "dp") {
+        set ylabel "tokens/s of a rank, relative" offset 1.5,0 tc rgb "#333333"
+    }
+    last = direction eq "cp" ? 2 : 3            # the playbook has none of cp
+    plot for [i = 1:last] (i == 1 ? ours(direction, "fast") : i == 2 ? ours(direction, "slow") \
+                           : work."/playbook_".direction) \
+         with linespoints pt (i < 3 ? 7 : 6) ps 0.7 dt (i < 3 ? 1 : 2) lw 2 lc rgb color[i]
+    unset ylabel
+    unset label
+    set format y ""
+}
+unset multiplot

@@ -1,0 +1,60 @@
+# One step of 2 x 2 x 2 ranks, and below it rank 0's last backward and optimizer with what is sent meanwhile. steps:
+# begin and end in seconds, rank, kind (1 to 3: forward, backward, optimizer), micro-batch. zoom: begin, end, row (0:
+# operators, else a group), kind of operator (1 to 3: matmul, attention, other).
+set terminal svg size 960,640 font "sans-serif,12" background "white"
+set output "09_combined/timeline.svg"
+set multiplot
+set lmargin at screen 0.16
+set rmargin at screen 0.985
+set border 1 lc rgb "#666666"
+set tics nomirror out textcolor rgb "#333333"
+set style fill solid 1.0 noborder
+set key off
+unset ytics
+# Okabe and Ito's colors
+step_color(kind) = kind == 1 ? 0x0072b2 : kind == 2 ? 0xe69f00 : 0xcc79a7
+group_color(row) = row == 1 ? 0xd55e00 : row == 4 ? 0x009e73 : row == 7 ? 0x56b4e9 : 0x882255
+operator_color(kind) = kind == 1 ? 0x999999 : kind == 2 ? 0x444444 : 0xcccccc
+array where[3] = [0.52, 0.66, 0.81]
+array what[3] = ["forward", "backward", "optimizer"]
+
+stats work."/steps" using 2 nooutput
+last = STATS_max
+set tmargin at screen 0.93
+set bmargin at screen 0.47
+set xrange [0:last*1.003] noextend
+set yrange [7.7:-0.7]
+set label 1 "a step: micro-batches 0 to 3" at graph 0, screen 0.965 left tc rgb "#333333"
+do for [i = 1:3] {
+    set object i rectangle at graph where[i] - 0.018, screen 0.965 size graph 0.018, screen 0.02 fc rgb step_color(i) \
+        fs solid noborder
+    set label 10 + i what[i] at graph where[i], screen 0.965 left tc rgb "#333333"
+}
+do for [r = 0:7] {
+    set label 20 + r sprintf("rank %d: tp %d cp %d pp %d", r, r % 2, r / 2 % 2, r / 4) at graph -0.01, first r right \
+        font ",10" tc rgb "#333333"
+}
+plot work."/steps" using (($1+$2)/2):3:($1+0.008):($2-0.008):($3-0.4):($3+0.4):(step_color($4)) with boxxyerror lc rgb variable, \
+     work."/steps" using (($1+$2)/2):3:($5 < 0 ? "" : sprintf("%d", $5)) with labels font ",9" tc rgb "#ffffff"
+
+unset object
+unset label
+set xrange [*:*]
+set yrange [*:*]
+stats work."/zoom" using ($3 == 0 ? $1 : NaN) nooutput
+first = STATS_min - 0.02
+array lanes[5] = ["matmul, attention", "tp", "cp", "pp", "replicas"]
+place(row) = row == 0 ? 0 : row == 1 ? 1 : row == 4 ? 2 : row == 7 ? 3 : 4
+set tmargin at screen 0.37
+set bmargin at screen 0.085
+set xrange [first:last*1.001] noextend
+set yrange [4.6:-0.7]
+set xlabel "seconds (simulated hardware)" offset 0,0.3 tc rgb "#333333"
+set label 1 "rank 0 from its last backward on: operators, and transfers by group" at graph 0, screen 0.4 left \
+    tc rgb "#333333"
+do for [i = 1:5] {
+    set label 20 + i lanes[i] at graph -0.01, first i - 1 right font ",10" tc rgb "#333333"
+}
+plot work."/zoom" using (($1+$2)/2):(place($3)):1:2:(place($3)-0.38):(place($3)+0.38): \
+         ($3 == 0 ? operator_color($4) : group_color($3)) with boxxyerror lc rgb variable
+unset multiplot
