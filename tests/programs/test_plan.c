@@ -308,10 +308,10 @@ static void says_what_would_be_possible(void **state)
         {"model,nodes\n1B,1\n", "line 1: expected a column micro_batch"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n", "got none"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
-         "line 2: tokens_per_second_per_gpu: expected a number from 1e-09 on, got 'x'"},
+         "line 2: tokens_per_second_per_gpu: expected a number from 0 on, got 'x'"},
         {"# c\nmodel,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n"
          "1B,1,1,1,4,1,1,0,9,3\n",
-         "line 3: dp 4 x pp 1 x tp 1 is not the 8 GPUs of its nodes"},
+         "line 3: dp 4 x pp 1 x tp 1 are 4 ranks: expected 8"},
     };
 
     (void)state;
