@@ -22,7 +22,7 @@ do for [panel = 0:6] {
 color(kind, chunk) = kind == 0 ? 0xe6e6e6 : kind == 3 ? 0x009e73 : \
     kind == 1 ? (chunk > 0 ? 0x8ccbf0 : 0x0072b2) : (chunk > 0 ? 0xf7d98c : 0xe69f00)
 ink(kind, chunk) = kind == 2 || chunk > 0 ? 0x000000 : 0xffffff
-title(name, idle, simulated) = sprintf("%s: idle over busy time %.2f, simulated %.3g", \
+title(name, idle, simulated) = sprintf("%s: idle over busy time %.3f, simulated %.3g", \
                                        name eq "naive" ? "naive, one micro-batch" : name, idle, simulated)
 array where[4] = [0.40, 0.51, 0.72, 0.93]
 array what[4] = ["forward", "backward (without W: B)", "weights' part alone: W", "idle"]

@@ -144,7 +144,7 @@ figures_06() {
             $2 == 1 { print $5 / v, now / v; now++; print $5 / v, now / v }
             $2 == 2 || $2 == 4 { print $6 / v, now / v; now--; print $6 / v, now / v }' "$work/actions" \
             >"$work/flight_$1"
-        mpiexec -n 4 $program $model --pretend ${PRETEND:-0.04},10,1 --trace "$work/trace" --report "$work/report"
+        mpiexec -n 4 $program $model --pretend 0.005,10,1 --trace "$work/trace" --report "$work/report"
         awk -v panel=$panel -v name=$1 -F'[:,]' '
             /"bubble"/ { sum += $2 }
             /"bubble_simulated"/ { simulated = $2 }
