@@ -76,8 +76,7 @@ all: cpu cpu64 $(if $(NVCC),cuda)	## what this machine can build
 cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## the programs in float, on the CPU
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
 cuda: $(if $(NVCC),$(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder),no-nvcc)	## the programs on GPUs: ARCH=sm_90
-no-nvcc:
-	@echo "cuda: nvcc, of NVIDIA's CUDA toolkit, is not in PATH; \"make cpu\" builds for the CPU"; exit 1
+no-nvcc: ; @echo "cuda: nvcc, of NVIDIA's CUDA toolkit, is not in PATH; \"make cpu\" builds for the CPU"; exit 1
 
 # In prerequisites, $$ is of the rule's own target: build/cpu64/03_data_parallel is of backend cpu64.
 .SECONDEXPANSION:
