@@ -54,7 +54,8 @@ CUDA_LIBS = $(foreach d,$(CUDA_DIRS),$(d) $(d:-L%=-Wl,-rpath,%)) -lcublas -lcubl
 # NCCL from 2.17 on, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
 NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
-NCCL := $(shell printf '\043include <nccl.h>\nncclConfig_t c = {.maxCTAs = 1};\n' | $(CC) $(NCCL_CFLAGS) -x c -fsyntax-only - 2>/dev/null && echo yes)
+NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1};' | $(CC) $(NCCL_CFLAGS) -include nccl.h -xc -fsyntax-only - \
+	2>/dev/null && echo yes)
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
 # A backend is a choice of files: parts that are the same everywhere, cpu/ or cuda/, NCCL or none, and 08's kernels.
@@ -75,8 +76,7 @@ all: cpu cpu64 $(if $(NVCC),cuda)	## what this machine can build
 cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## the programs in float, on the CPU
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
 cuda: $(if $(NVCC),$(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder),no-nvcc)	## the programs on GPUs: ARCH=sm_90
-no-nvcc:
-	@echo "cuda: nvcc, of NVIDIA's CUDA toolkit, is not in PATH; \"make cpu\" builds for the CPU"; exit 1
+no-nvcc: ; @echo "cuda: nvcc, of NVIDIA's CUDA toolkit, is not in PATH; \"make cpu\" builds for the CPU"; exit 1
 
 # In prerequisites, $$ is of the rule's own target: build/cpu64/03_data_parallel is of backend cpu64.
 .SECONDEXPANSION:
@@ -84,14 +84,14 @@ backend = $(notdir $(@D))
 objects = $(patsubst %,$(@D)/obj/%.o,$(basename $(1)))
 compile = @mkdir -p $(@D); echo "  CC  $@"; $(CC) $(FLAGS) -c $< -o $@
 link = @echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -o $@
+archive = @rm -f $@; ar qcs $@ $(filter %.o,$^)
 # A program is all .c files of its directory, but for a backend's own, and the backend's parts.
 $(foreach b,$(BACKENDS),$(STAGES:%=$(BUILD)/$(b)/%)): \
 	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libfused.a $$(@D)/libcommon.a | $(TEXT); $(link)
-$(BACKENDS:%=$(BUILD)/%/libfused.a): $$(call objects,$$(FUSED_$$(backend))); @rm -f $@; ar qcs $@ $^
+$(BACKENDS:%=$(BUILD)/%/libfused.a): $$(call objects,$$(FUSED_$$(backend))); $(archive)
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
 $(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error); $(link)
-$(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(PARTS_$$(backend))) $$(@D)/flags
-	@rm -f $@; ar qcs $@ $(filter %.o,$^)
+$(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(PARTS_$$(backend))) $$(@D)/flags; $(archive)
 $(BUILD)/cpu/obj/%.o: %.c $(BUILD)/cpu/flags; $(compile)
 $(BUILD)/cpu64/obj/%.o: %.c $(BUILD)/cpu64/flags; $(compile)
 $(BUILD)/cuda/obj/%.o: %.c $(BUILD)/cuda/flags; $(compile)

@@ -13,10 +13,11 @@ set xlabel "ranks" offset 0,0.5 tc rgb "#333333"
 set key off
 ours(direction, link) = work."/scaling_".direction."_".link
 array what[3] = ["fast link, simulated", "slow link, simulated", "the playbook's GPUs"]
-array color[3] = [0x0072b2, 0xd55e00, 0x666666]
+set style line 1 lc rgb "#0072b2" lw 2 pt 7 ps 0.7
+set style line 2 lc rgb "#d55e00" lw 2 pt 7 ps 0.7
+set style line 3 lc rgb "#666666" lw 2 pt 6 ps 0.7 dt 2
 do for [i = 1:3] {
-    set label i what[i] at screen 0.065 + 0.2 * (i - 1), screen 0.93 offset 1,0 point pt (i < 3 ? 7 : 6) ps 0.8 \
-        lc rgb color[i] tc rgb "#333333"
+    set label i what[i] at screen 0.065 + 0.2 * (i - 1), screen 0.93 offset 1,0 point ls i tc rgb "#333333"
 }
 do for [direction in "dp tp cp pp"] {
     set title direction offset 0,-0.5 tc rgb "#333333"
@@ -27,7 +28,7 @@ do for [direction in "dp tp cp pp"] {
     last = direction eq "cp" ? 2 : 3            # the playbook has none of cp
     plot for [i = 1:last] (i == 1 ? ours(direction, "fast") : i == 2 ? ours(direction, "slow") \
                            : work."/playbook_".direction) \
-         with linespoints pt (i < 3 ? 7 : 6) ps 0.7 dt (i < 3 ? 1 : 2) lw 2 lc rgb color[i]
+         with linespoints ls i
     unset ylabel
     unset label
     set format y ""

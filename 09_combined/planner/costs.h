@@ -98,8 +98,8 @@ const char *memory_formula(const Model *m, const Grid *g, int category);        
 /* Also fills stages, if they are given, with their times. */
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 
-/* Memory above this share of the device's doesn't fit: in every published run above it PyTorch's allocator had to
- * return memory and ask again, and the run took two to ten times as long. */
+/* Memory above this share of the device's doesn't fit. Most published runs above it took 2.5 to 10 times as long as
+ * those below, as if PyTorch's allocator returned memory and asked for it again in every step. */
 extern const double memory_limit;
 
 double grid_tokens(const Model *m, const Grid *g);      /* of a step */

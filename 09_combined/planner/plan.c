@@ -155,6 +155,8 @@ static void plan(void)
     const Question q = question();
 
     if (given.explain && strcmp(given.explain, "best")) {
+        if (given.csv)
+            fail_usage("--csv %s: expected without --explain GRID, which looks at one grid", given.csv);
         const Grid g = grid_parse(&q, given.explain);
         print_question(&q);
         print_formulas(&q, &g);
@@ -215,9 +217,8 @@ int main(int argc, char **argv)
     snprintf(models, sizeof models, "one of %s (8b)", model_names());
     snprintf(hardware, sizeof hardware, "one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: a GPU's peak, memory, its bandwidth, "
              "NVLink, and a node's network (h100)", hardware_names());
-    for (int i = 0; i < OPTIONS; i++) {
+    for (int i = 0; i < OPTIONS; i++)
         list[i].doc = list[i].key == TEXT + 0 ? models : list[i].key == TEXT + 1 ? hardware : list[i].doc;
-    }
     argp_parse(&parser, argc, argv, 0, NULL, NULL);
     if (given.runs)
         runs();

@@ -7,8 +7,9 @@ $(BUILD)/cpu/plan: $$(call objects,$(PLANNER))
 
 MODEL ?= 8b
 GPUS ?= 64
-plan:			## which grid of ranks for a model on so many GPUs: MODEL=8b GPUS=64 ARGS="--explain best"; FIGURE=plan.svg
+plan:			## which grid of ranks for a model: MODEL=8b GPUS=64 ARGS="--explain best" FIGURE=plan.svg
 	@$(MAKE) --no-print-directory $(BUILD)/cpu/plan >/dev/null
 	@$(BUILD)/cpu/plan --model "$(MODEL)" --gpus "$(GPUS)" $(ARGS)
-	@$(if $(FIGURE),09_combined/planner/figure.sh "$(FIGURE)" $(BUILD)/cpu/plan --model "$(MODEL)" --gpus "$(GPUS)" $(ARGS))
+	@$(if $(FIGURE),09_combined/planner/figure.sh "$(FIGURE)" \
+		$(BUILD)/cpu/plan --model "$(MODEL)" --gpus "$(GPUS)" $(ARGS))
 .PHONY: plan

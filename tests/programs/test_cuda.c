@@ -453,7 +453,7 @@ static void memory_changes_hands_without_waiting(void **state)
     (void)state;
     if (!strcmp(build, "cpu"))
         skip();
-    run_well("%s" BUILD "/%s/test_cuda memory", emulated() ? "EMULATED_MEMORY=60000000 " : "", build);
+    run_well("%s" BUILD "/%s/test_cuda memory", emulated() ? "env EMULATED_MEMORY=60000000 " : "", build);
 }
 
 /* What operators take beside the account has its place in the plan: without it, the run would end amid its first step.
@@ -463,7 +463,8 @@ static void memory_plan_counts_scratch(void **state)
     (void)state;
     if (!emulated())
         skip();
-    Result r = run("EMULATED_MEMORY=100000000 " BUILD "/emulated/01_single_gpu --layers 1 --hidden 32 --heads 2 --seq 16");
+    Result r = run("env EMULATED_MEMORY=100000000 " BUILD "/emulated/01_single_gpu --layers 1 --hidden 32 --heads 2 "
+                   "--seq 16");
     assert_int_equal(r.status, 1);
     if (!strstr(r.out, ", and an estimated 268 MB for scratch and kernels, of ") || !strstr(r.err, " are available;"))
         fail_msg("%s%s", r.out, r.err);

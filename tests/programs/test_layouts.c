@@ -145,7 +145,7 @@ static void evaluations_agree(void **state)
     (void)state;
     for (int i = -1; i < 6; i++) {
         run_well("%s " SHAPE " --micro-batch 4 --accumulate %d --steps 4 --eval-every 2 --threads 1 --check --data %s "
-                 "--report r.json", i < 0 ? BUILD "/cpu64/01_single_gpu" : ways[i].program,
+                 "--report r.json --trace t.json", i < 0 ? BUILD "/cpu64/01_single_gpu" : ways[i].program,
                  i < 0 ? 6 : ways[i].accumulate, token_file(20000, 97));
         for (int k = 0; k < 2; k++) {
             const double loss = json_number(in_temporary("r.json"), k ? "held_out.1.loss" : "held_out.0.loss");
@@ -155,6 +155,7 @@ static void evaluations_agree(void **state)
                 fail_msg("%s: %.17g on held-out data, but 01 has %.17g", ways[i].program, loss, expected[k]);
         }
     }
+    run_well("grep -q '\"reduce_scatter\".*\"cat\":\"tp\"}' t.json");        /* a transfer, and its group */
 }
 
 /* One rank of 03 and 04 is 01, bit for bit. */

@@ -210,7 +210,7 @@ static void memory_is_09s(void **state)
     }
 }
 
-/* A step of 09 under --pretend, in which pretended time dominates: 2 to 20 seconds. A machine that is busy with other
+/* A step of 09 under --pretend, in which pretended time dominates: 2 to 10 seconds. A machine that is busy with other
  * things makes a step longer than it pretends to be, never shorter. */
 static void times_are_09s(void **state)
 {
@@ -231,7 +231,7 @@ static void times_are_09s(void **state)
         {8, "dp=8,micro-batch=2,accumulate=1,zero=1", false},
     };
     static const char *const shape = "--layers 4 --hidden 64 --heads 8 --vocab 256 --seq 64";
-    const char *pretend = full_tests() ? "0.02,0.005,20000" : "0.4,0.1,1000";
+    const char *pretend = full_tests() ? "0.03,0.0075,13000" : "0.4,0.1,1000";
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -242,10 +242,6 @@ static void times_are_09s(void **state)
         snprintf(grid, sizeof grid, "%s", cases[i].grid);
         for (char *word = strtok(grid, ","); word; word = strtok(NULL, ","))
             snprintf(options + strlen(options), sizeof options - strlen(options), " --%s", word);
-        remove(in_temporary("metrics"));
-        run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype fp32 --steps 2 --threads 1 --quiet --pretend %s "
-                 "--metrics %s", cases[i].ranks, shape, options, pretend, in_temporary("metrics"));
-        assert_int_equal(read_column(in_temporary("metrics"), "seconds", seconds, 2), 2);
         Result r = run(PLAN "--model tiny %s --gpus %d --dtype fp32 --pretend %s --batch 1024 --explain %s", shape,
                        cases[i].ranks, pretend, cases[i].grid);
         if (r.status)
@@ -253,9 +249,17 @@ static void times_are_09s(void **state)
         const char *step = strstr(r.out, "\na step: "), *end = strstr(strstr(step, "\n  total "), "s  ");
         const double planned = number_after(step, "\n  total ");
         unit = end[-1] == 'm' ? 1e-3 : 1;
-        const double ratio = planned * unit / seconds[1];
+        double least = INFINITY;
+        for (int attempt = 0; attempt < (full_tests() ? 3 : 1) && !(least <= planned * unit * 1.1); attempt++) {
+            remove(in_temporary("metrics"));
+            run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype fp32 --steps 2 --threads 1 --quiet "
+                     "--pretend %s --metrics %s", cases[i].ranks, shape, options, pretend, in_temporary("metrics"));
+            assert_int_equal(read_column(in_temporary("metrics"), "seconds", seconds, 2), 2);
+            least = fmin(least, fmin(seconds[0], seconds[1]));
+        }
+        const double ratio = planned * unit / least;
         if (!(ratio <= 1.1) || (full_tests() && !(ratio >= 0.9)))
-            fail_msg("%s: %.3f s planned, %.3f measured", cases[i].grid, planned * unit, seconds[1]);
+            fail_msg("%s: %.3f s planned, %.3f measured", cases[i].grid, planned * unit, least);
         result_free(r);
     }
 }
@@ -304,10 +308,10 @@ static void says_what_would_be_possible(void **state)
         {"model,nodes\n1B,1\n", "line 1: expected a column micro_batch"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n", "got none"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
-         "line 2: tokens_per_second_per_gpu: expected a number from 1e-09 on, got 'x'"},
+         "line 2: tokens_per_second_per_gpu: expected a number from 0 on, got 'x'"},
         {"# c\nmodel,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n"
          "1B,1,1,1,4,1,1,0,9,3\n",
-         "line 3: dp 4 x pp 1 x tp 1 is not the 8 GPUs of its nodes"},
+         "line 3: dp 4 x pp 1 x tp 1 are 4 ranks: expected 8"},
     };
 
     (void)state;

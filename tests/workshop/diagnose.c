@@ -341,8 +341,8 @@ int main(int argc, char **argv)
     if (known == BEGINS)
         printf("it is, to eight digits, what it would be as if %s\n", words);
     if (holes)
-        printf("wherever one is wrong it is zero, in parts of tensors: what some ranks update no rank owns "
-               "(Shard.replica), so nobody dumps it, saves it or counts it in the norm\n");
+        printf("wherever one is wrong it is zero, in parts of tensors: a rank has not computed its part, or does not "
+               "own what it updates (Shard.replica), which then is not dumped, saved or counted in the norm\n");
     else if (!scale && known != EXPLAINS)
         print_pieces();
     comm_exit(2);

@@ -285,11 +285,11 @@ figures_09() {
 
     # Each direction alone, on a fast and a slow link: tokens/s of a rank, over those of one rank. Devices
     # are so slow that eight of them fit on few cores; to them the links are what NVLink and a network are to GPUs (05).
-    tokens_per_rank() {         # ranks link's GB/s,latency
+    tokens_per_rank() {         # ranks link's GB/s,latency; of the better of two steps: others may be at work here
         mpiexec -n $1 build/cpu/09_combined --dtype fp32 --$direction $1 $options --micro-batch 1 --hidden 128 \
-            --heads 8 --vocab 8 --steps 1 --threads 1 --quiet --data "$work/tokens" --pretend $gflops,$2 \
+            --heads 8 --vocab 8 --steps 2 --threads 1 --quiet --data "$work/tokens" --pretend $gflops,$2 \
             --metrics "$work/metrics" </dev/null
-        awk -F, -v n=$1 'END { print $7 / n }' "$work/metrics"
+        awk -F, -v n=$1 'NR > 1 && $7 > most { most = $7 } END { print most / n }' "$work/metrics"
         rm "$work/metrics"
     }
     while read -r direction gflops fast slow options; do
@@ -304,7 +304,7 @@ figures_09() {
         done
     done <<END
 dp 0.025 0.0018 0.0002 --layers 2 --seq 128 --accumulate 1
-tp 0.025 0.0018 0.0002 --layers 2 --seq 128 --accumulate 1
+tp 0.01 0.00073 0.00008 --layers 2 --seq 128 --accumulate 1
 cp 0.025 0.0018 0.0002 --layers 1 --seq 512 --accumulate 1
 pp 0.025 0.0018 0.0002 --layers 8 --seq 4 --accumulate 32
 END

@@ -50,10 +50,10 @@ static const Mistake mistakes[] = {
     {"every slice's logits and gradients were made with the first slice's rows of `final`", .slices = IN_LOGITS_TOO},
     {"all parameters were 0: what was loaded has not reached what forward reads (a tensor_convert is missing, or its "
      "two arguments are swapped)", .empty = true},
-    {"the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's: the ranks of a cp group have "
-     "chunks of different sequences", .own_sequences = true, .zigzag = true},
-    {"the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's: the ranks of a cp group have "
-     "chunks of different sequences", .own_sequences = true},
+    {"the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's: the ranks of a cp group "
+     "have chunks of different sequences", .own_sequences = true, .zigzag = true},
+    {"the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's: the ranks of a cp group "
+     "have chunks of different sequences", .own_sequences = true},
     {"ids_in_slice had been called twice on the targets: those of other slices than the first are lost",
      .twice = TARGETS},
     {"ids_in_slice had been called twice on the inputs: those of other slices than the first are lost",
@@ -194,8 +194,8 @@ static int64_t token_of(int rank, int64_t index)
                                   : (2 * ranks - 1 - rank) * chunk_tokens() + index - chunk_tokens();
 }
 
-/* The rows that a mistake lets count: of cp's first rank; or, of the rows of each of its ranks, (chunk, sequence, token),
- * the first `ranks`th. */
+/* The rows that a mistake lets count: those of cp's first rank; or, of the rows of each of its ranks, (chunk, sequence,
+ * token), the first `ranks`th. */
 static bool row_counts(int64_t row)
 {
     const int64_t b = row / T, t = row % T, c = T / (cp_ranks > 1 ? 2 * cp_ranks : 1);

@@ -336,11 +336,11 @@ static void print_table(void)
         printf("  %12s %12s %12s %12s\n", number_text(row->peak), number_text(row->peak_predicted),
                number_text(row->playbook), number_text(row->sent));
     }
-    printf("\nMFU: FLOPs of the model, 6N + 12Lhs a token, over what the devices could do in that time (?: their rate isn't\n"
-           "known). waiting: for transfers and for other ranks, of a step's time; the mean of the ranks, and the one that\n"
-           "waits most. What travels while operators compute is not waited for. playbook: what its formulas\n"
-           "give; they count 16-bit activations, and no buffers. Bytes sent are as predicted, or the run would\n"
-           "have failed.\n");
+    printf("\nMFU: FLOPs of the model, 6N + 12Lhs a token, over what the devices could do in that time (?: their rate\n"
+           "isn't known). waiting: for transfers and for other ranks, of a step's time; the mean of the ranks, and\n"
+           "the one that waits most. What travels while operators compute is not waited for. playbook: what its\n"
+           "formulas give; they count 16-bit activations, and no buffers. Bytes sent are as predicted, or the run\n"
+           "would have failed.\n");
     if (pipeline)
         printf("bubble: idle over computing time; by the formula (p-1)/m with afab and 1f1b, (p-1)/(v m) with "
                "interleaved,\n(p-1)/(3 m) with zero-bubble, (p-1)/(6 m) with zb-v and dualpipe-v, more if m is below p "

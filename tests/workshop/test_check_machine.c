@@ -30,7 +30,7 @@ static int make_directories(void **state)
 {
     (void)state;
     run_well("mkdir bin real alone foreign one_gpu two_gpus old_driver old_gpu hangs proc free limited "
-             "repaired nccl");
+             "repaired nccl old_nccl no_nccl");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
                    "for f in mpicc mpiexec gnuplot; do\n"
                    "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
@@ -47,7 +47,11 @@ static int make_directories(void **state)
     put("two_gpus/nvidia-smi", SMI("NVIDIA H200, 143771, 9.0, 610.43\\nNVIDIA H200, 143771, 9.0, 610.43\\n",
                                    "UMD Version: 13.3"));
     put("two_gpus/nvcc", NVCC("13.0"));
-    put("nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n#define NCCL_PATCH 3\n");
+    /* nccl.h of 2.28, one that is too old, and none, whatever the compiler would find */
+    put("nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n#define NCCL_PATCH 3\n"
+                       "typedef struct { int maxCTAs; } ncclConfig_t;\n");
+    put("old_nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 16\n#define NCCL_PATCH 5\n");
+    put("no_nccl/nccl.h", "#include <no-such-header.h>\n");
     put("old_driver/nvidia-smi", SMI("Tesla T4, 15360, 7.5, 470.82\\n", "Version: 11.4"));
     put("old_driver/nvcc", NVCC("12.2"));
     put("old_gpu/nvidia-smi", SMI("GeForce GTX 1080, 8192, 6.1, 550.54\\n", "Version: 12.4"));
@@ -114,7 +118,7 @@ static int cores(void)
 
 static void all_is_well(void **state)
 {
-    Result r = run("sh machine.sh 'real one_gpu' limited '' NCCL=");
+    Result r = run("sh machine.sh 'real one_gpu' limited '' NCCL_CFLAGS=-I%s", in_temporary("no_nccl"));
 
     (void)state;
     says(&r, "under WSL 2");
@@ -148,7 +152,9 @@ static void what_only_limits_some_things_is_no_failure(void **state)
     ends_with(r, true);
 
     unlink(in_temporary("real/gnuplot"));
-    r = run("sh machine.sh 'real old_gpu' free PARALLEL=1 BLAS_LIBS=%s", in_temporary("libopenblas.so"));
+    r = run("sh machine.sh 'real old_gpu' free PARALLEL=1 NCCL_CFLAGS=-I%s BLAS_LIBS=%s", in_temporary("old_nccl"),
+            in_temporary("libopenblas.so"));
+    says(&r, "--  NCCL      nccl.h is of 2.16.5, and from 2.17 on it can be used");
     says(&r, "--  BLAS      OpenBLAS 0.3.99 is not its OpenMP build");
     says(&r, "--  GPU       1 x GeForce GTX 1080, 8.6 GB, sm_61, driver 550.54 (CUDA 12.4): from sm_75 on");
     says(&r, "--  gnuplot   none in PATH");

@@ -195,16 +195,16 @@ static const Planted planted[] = {
      "--cp 2 --zero 0",
      {"all_reduce in group pp is called 6 times",
       "as if gradients were not summed over cp: they are those of its first rank's tokens"}},
-    {"09_combined", "    if (tp_size > 1 && u > 0)\n        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].uncut : "
-     "gradients.final, SUM);\n", "", 8, "--tp 2 --cp 2 --pp 2",
-     {"as if LayerNorms' parameters and the biases after a projection had the gradients of the first rank's rows only"}},
+    {"09_combined", "    if (tp_size > 1 && u > 0)\n        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].uncut "
+     ": gradients.final, SUM);\n", "", 8, "--tp 2 --cp 2 --pp 2",
+     {"as if LayerNorms' parameters and the biases after a projection had the gradients of the first rank's rows"}},
     {"09_combined", "    if (tied)\n        comm_all_reduce(tied, parts[0].gradients, SUM);\n", "", 4, "--pp 2",
      {"as if the tied embedding had only the", "all_reduce in group tied is called 0 times"}},
     {"09_combined", "    reducing[u] = zero ?", "    if (tied && u == 0)\n        comm_all_reduce(tied, unit, SUM);\n"
      "    reducing[u] = zero ?", 4, "--pp 2", {"all ranks wait for each other"}},
     /* who owns what: shards of ZeRO that nobody owns; a norm over the replicas alone */
     {"09_combined", ".replica = zero ? 0 : comm_rank(replicas)", ".replica = comm_rank(replicas)", 4, "--tp 2",
-     {"wherever one is wrong it is zero, in parts of tensors: what some ranks update no rank owns (Shard.replica)"}},
+     {"wherever one is wrong it is zero, in parts of tensors: ", "does not own what it updates (Shard.replica)"}},
     {"09_combined", "comm_sum(world, gradient_square_sum", "comm_sum(replicas, gradient_square_sum", 8,
      "--tp 2 --cp 2 --pp 2", {"the ranks' shares of it have to be summed (comm_sum)"}},
     /* shards that are not gathered after loading; ids that are looked for in a slice of a slice */
