@@ -7,23 +7,21 @@
 #include "../harness.h"
 #include "../layouts.h"
 
-enum { STEPS = 10 };
-
 #define FP32 "--dtype fp32 "
 #define SHAPE "--layers 5 --hidden 48 --heads 6 --vocab 97 --seq 48 --lr 1e-3 --warmup 3 --quiet"
 
 /* A covering subset: each direction left out of 2 x 2 x 2 in turn, fewer micro-batches than stages, rows that neither
  * the ranks nor the loss's slices of 256 divide, both --zero, both recomputations. */
 static const LayoutCase cases[] = {
-    {"09_combined", FP32 "--tp 2 --cp 2 --pp 2", 8, 3, 1, 2, "none", .seq = 24, .dp = 1, .steps = STEPS},
-    {"09_combined", FP32 "--tp 2 --cp 2", 8, 2, 3, 1, "full", .seq = 24, .dp = 2, .steps = STEPS},
-    {"09_combined", FP32 "--tp 2 --pp 2 --zero 0", 8, 3, 1, 3, "none", .dp = 2, .steps = STEPS},
-    {"09_combined", FP32 "--cp 2 --pp 2 --dp 2", 8, 3, 3, 1, "none", .dp = 2, .steps = STEPS},
-    {"09_combined", FP32 "--pp 3 --cp 2", 6, 5, 1, 4, "full", .seq = 24, .dp = 1, .steps = STEPS},
-    {"09_combined", FP32 "--tp 3", 6, 1, 2, 1, "none", .seq = 150, .dp = 2, .steps = STEPS},
-    {"09_combined", FP32 "--cp 8 --zero 0", 8, 1, 1, 2, "none", .seq = 32, .dp = 1, .steps = STEPS},
-    {"09_combined", FP32 "--pp 8", 8, 9, 1, 3, "full", .dp = 1, .steps = STEPS},
-    {"09_combined", FP32, 1, 2, 3, 2, "full", .dp = 1, .steps = STEPS},
+    {"09_combined", FP32 "--tp 2 --cp 2 --pp 2", 8, 3, 1, 2, "none", .seq = 24, .dp = 1},
+    {"09_combined", FP32 "--tp 2 --cp 2", 8, 2, 3, 1, "full", .seq = 24, .dp = 2},
+    {"09_combined", FP32 "--tp 2 --pp 2 --zero 0", 8, 3, 1, 3, "none", .dp = 2},
+    {"09_combined", FP32 "--cp 2 --pp 2 --dp 2", 8, 3, 3, 1, "none", .dp = 2},
+    {"09_combined", FP32 "--pp 3 --cp 2", 6, 5, 1, 4, "full", .seq = 24, .dp = 1},
+    {"09_combined", FP32 "--tp 3", 6, 1, 2, 1, "none", .seq = 150, .dp = 2},
+    {"09_combined", FP32 "--cp 8 --zero 0", 8, 1, 1, 2, "none", .seq = 32, .dp = 1},
+    {"09_combined", FP32 "--pp 8", 8, 9, 1, 3, "full", .dp = 1},
+    {"09_combined", FP32, 1, 2, 3, 2, "full", .dp = 1},
 };
 
 static void layouts_agree(void **state)
@@ -55,7 +53,7 @@ static void all_grids_agree(void **state)
                         layout_compare(&(LayoutCase){"09_combined", options, n, p + 1, t == 5 || t == 7 ? t : 1 + k,
                                                      grids % 3 + 1 + k, (grids / 2 + k) % 2 ? "full" : "none",
                                                      .seq = 2 * c * (t % 2 ? 7 : 8), .heads = t, .hidden = 8 * t,
-                                                     .dp = n / (t * c * p), .steps = STEPS});
+                                                     .dp = n / (t * c * p)});
                     }
                     grids++;
                 }
@@ -99,7 +97,6 @@ static void checkpoints_cross(void **state)
                 {3, "05_tensor_parallel --micro-batch 12 --accumulate 1"},
                 {8, "09_combined --dtype fp32 --pp 4 --dp 2 --micro-batch 2 --accumulate 3"},
                 {2, "04_zero --zero 3 --micro-batch 6 --accumulate 1"},
-                {6, "09_combined --dtype fp32 --tp 3 --zero 0 --micro-batch 2 --accumulate 3"},
                 {1, "01_single_gpu --micro-batch 12 --accumulate 1"}};
     enum { WAYS = sizeof ways / sizeof *ways, LOSSES = 2 * WAYS };
     char gradients[256], losses[256];
@@ -168,7 +165,7 @@ static void bf16_is_as_near_as_02s(void **state)
     run_well(BUILD "/cpu/02_mixed_precision " MODEL "--data %s --steps 1 --micro-batch 8 --accumulate 1 --dtype bf16 "
              "--dump-gradients 02.safetensors", token_file(20000, 97));
     const double of_02 = distance("02.safetensors");
-    for (unsigned i = 0; i < (full_tests() ? sizeof grids / sizeof *grids : 3); i++) {
+    for (unsigned i = 0; i < (full_tests() ? sizeof grids / sizeof *grids : 1); i++) {
         run_well("mpiexec -n %d " BUILD "/cpu/09_combined " MODEL "--data %s --steps 1 --accumulate 1 %s --check "
                  "--dump-gradients 09.safetensors", grids[i].ranks, token_file(20000, 97), grids[i].grid);
         const double d = distance("09.safetensors");
