@@ -94,7 +94,7 @@ static const Planted planted[] = {
     {"04_zero", "        slot_unit[i] = -1;\n    for (int u",
      "        slot_unit[i] += slot_unit[i] == 0 ? -1 : 0;\n    for (int u", 2, "--zero 3", {"stale copies"}},
     {"04_zero", "    comm_wait(&gather_request[slot_of(u)]);\n", "", 2, "--zero 3",
-     {"NaN until comm_wait, so it may have been read before"}, true},
+     {"NaN until comm_wait, so it may have been read before"}},
     /* a norm over the own shard */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
      {"the gradients are right, but their norm is", "it is the norm of the part of each unit that rank 0 updates"},
@@ -155,7 +155,7 @@ static const Planted planted[] = {
     {"05_tensor_parallel", "    run_dump_gradients(&optimizer);\n",
      "    if (comm_rank(tp) == 2)\n        tensor_scale(gradients.blocks[1].up_weight, 3);\n"
      "    run_dump_gradients(&optimizer);\n", 4, "--recompute none",
-     {"blocks.1.up_weight: in rows 144 to 215 (rank 2's of 4) only: 3 times too large"}, true},
+     {"blocks.1.up_weight: in rows 144 to 215 (rank 2's of 4) only: 3 times too large"}},
     {"01_single_gpu", "linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);",
      "linear_backward_weight(g->proj_weight, NONE, a->heads, d_x);", 1, "--recompute none",
      {"blocks.*.proj_weight (3 tensors): transposed"}},
