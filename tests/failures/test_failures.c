@@ -29,6 +29,7 @@ static const struct {
     {"04_zero", BUILD "/cpu/04_zero", " --zero 3"},
     {"09_combined", BUILD "/cpu/09_combined", " --dtype fp32"},
 };
+enum { PROGRAMS = sizeof programs / sizeof *programs };
 static const struct {
     const char *path, *options;
 } programs64[] = {
@@ -239,7 +240,7 @@ static void a_killed_rank_takes_all_along(void **state)
         double loss[3];
         run_well("cp -r base kept");
         launch("mpiexec -n 3 %s " SHAPE " --accumulate 1%s --steps 1000000 --load kept --save kept --save-every 1",
-               programs64[i % 4].path, programs64[i % 4].options);
+               programs64[i % PROGRAMS].path, programs64[i % PROGRAMS].options);
         wait_for("saved step");
         usleep(below(100000));
         kill(job.rank[victim], SIGKILL);
@@ -344,10 +345,11 @@ static void a_stopped_rank_is_named(void **state)
 {
     static const struct {
         int program, ranks, stopped, timeout;
-    } table[] = {{0, 3, 1, 2}, {3, 2, 0, 1}, {1, 3, 2, 1}, {2, 4, 3, 2}, {0, 2, 0, 2}, {3, 4, 1, 2}, {0, 4, 3, 1}};
+    } table[] = {{0, 3, 1, 2}, {3, 2, 0, 1}, {1, 3, 2, 1}, {2, 4, 3, 2}, {0, 2, 0, 2}, {3, 4, 1, 2}, {0, 4, 3, 1},
+               {4, 4, 2, 1}};
 
     (void)state;
-    for (int i = 0; i < (full_tests() ? 7 : 2); i++) {
+    for (int i = 0; i < (full_tests() ? 8 : 2); i++) {
         const char *const saving = i % 2 ? "--save kept --save-every 1" : "";
         char words[64];
         launch("mpiexec -n %d %s " SHAPE " --accumulate 1%s --steps 1000000 --timeout %d %s", table[i].ranks,
@@ -390,8 +392,8 @@ static void a_rank_stopped_at_the_end_is_named(void **state)
     for (int i = 0; i < times; i++) {
         const int victim = i % 2, timeout = full_tests() ? 3 : 1;
         char words[64];
-        launch("mpiexec -n 2 %s " SHAPE " --accumulate 1%s --steps 60 --timeout %d", programs[i % 4].path,
-               programs[i % 4].options, timeout);
+        launch("mpiexec -n 2 %s " SHAPE " --accumulate 1%s --steps 60 --timeout %d", programs[i % PROGRAMS].path,
+               programs[i % PROGRAMS].options, timeout);
         wait_for("step 60/60");
         usleep(below(4000));
         kill(job.rank[victim], SIGSTOP);
@@ -400,7 +402,7 @@ static void a_rank_stopped_at_the_end_is_named(void **state)
         snprintf(words, sizeof words, strstr(err, "silent") ? "silent for %d seconds: rank %d;" : "%d seconds|rank %d = ",
                  timeout, victim);
         if (status)
-            assert_said(err, programs[i % 4].name, words);
+            assert_said(err, programs[i % PROGRAMS].name, words);
         ended += !status;                       /* it had ended when the signal came */
         free(err);
     }
@@ -516,7 +518,7 @@ static void signals_stop_all_ranks(void **state)
     for (int i = 0; i < 6; i++) {
         char text[64];
         launch("mpiexec -n 3 %s " SHAPE " --accumulate 1%s --steps 1000000 --save kept --timeout 10",
-               programs[i % 4].path, programs[i % 4].options);
+               programs[i % PROGRAMS].path, programs[i % PROGRAMS].options);
         wait_for("step 5/");
         if (table[i].rank == -2)
             kill(-job.launcher, table[i].signal);
@@ -635,7 +637,7 @@ static void assert_nothing_half_written(void)
 static void divergence_ends_all(void **state)
 {
     (void)state;
-    for (int i = 0; i < (full_tests() ? 4 : 2); i++) {
+    for (int i = 0; i < (full_tests() ? PROGRAMS : 2); i++) {
         const int p = full_tests() ? i : 3 * i;
         const double begin = now();
         fails(1, programs[p].name, "the loss is|at step|--lr|last checkpoint is as it was",
@@ -655,7 +657,7 @@ static void a_rank_that_cannot_write_ends_all(void **state)
     static const struct rlimit limit = {1000, 1000};
 
     (void)state;
-    for (int i = 0; i < (full_tests() ? 8 : 2); i++) {
+    for (int i = 0; i < (full_tests() ? 2 * PROGRAMS : 2); i++) {
         const int p = full_tests() ? i / 2 : 3 * i, rank = p ? i % 2 : 0;       /* in 03 rank 0 writes all */
         launch("mpiexec -n 2 %s " SHAPE " --accumulate 1%s --steps 1000000 --save kept --save-every 1 --report r.json "
                "--trace t.json", programs[p].path, programs[p].options);
