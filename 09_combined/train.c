@@ -590,25 +590,27 @@ static void execute(int64_t step, double scale)
 
         if (i + 1 < 2 * m)
             receive(action_of(i + 1));
-        trace_begin(action.back ? "backward" : "forward");
         if (!action.back) {
             for (int k = 0; k < held; k++)
                 batch_load(chunk_of(a->batch, k), step, ((int64_t)dp_rank * m + action.micro) * B,
                            C * chunk_number(comm_rank(cp), k));
             comm_wait(&a->receiving[0]);
             a->x[begin] = inbox_of(action);
+            trace_begin("forward");
             forward(a, scale, scale);
+            trace_end();
             if (end < L)
                 a->sending[0] = comm_start_send(pp, a->x[end], stage + 1, tag(action.micro, stage + 1, 0));
         } else {
             comm_wait(&a->receiving[1]);
             comm_wait(&a->sending[0]);          /* x[end] may be written again, now or by the next forward here */
             comm_wait(&a->sending[1]);          /* of the micro-batch that was here before */
+            trace_begin("backward");
             backward(a, action.micro == m - 1);
+            trace_end();
             if (begin > 0)
                 a->sending[1] = comm_start_send(pp, a->d_x, stage - 1, tag(action.micro, stage - 1, 1));
         }
-        trace_end();
     }
     for (int i = 0; i < in_flight; i++)
         for (int k = 0; k < 2; k++)
