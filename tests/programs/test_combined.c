@@ -49,11 +49,10 @@ static void all_grids_agree(void **state)
                     for (int k = 0; k < 2; k++) {
                         snprintf(options, sizeof options, FP32 "--tp %d --cp %d --pp %d --zero %d", t, c, p,
                                  (grids + k) % 2);
-                        /* heads for tp, layers for pp, tokens for tp and for cp's chunks */
-                        layout_compare(&(LayoutCase){"09_combined", options, n, p + 1, t == 5 || t == 7 ? t : 1 + k,
-                                                     grids % 3 + 1 + k, (grids / 2 + k) % 2 ? "full" : "none",
-                                                     .seq = 2 * c * (t % 2 ? 7 : 8), .heads = t, .hidden = 8 * t,
-                                                     .dp = n / (t * c * p)});
+                        /* heads and tokens for tp, layers for pp, an even number of tokens for each of cp */
+                        layout_compare(&(LayoutCase){"09_combined", options, n, p + 1, 1 + k, grids % 3 + 1 + k,
+                                                     (grids / 2 + k) % 2 ? "full" : "none", .dp = n / (t * c * p),
+                                                     .seq = 2 * c * t * (t < 4 ? 3 : 1), .heads = t, .hidden = 8 * t});
                     }
                     grids++;
                 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "../../common/memory.h"
 #include "../harness.h"
@@ -264,8 +265,18 @@ static void times_are_09s(void **state)
     }
 }
 
+/* Seconds of a core that children took so far. A clock would tell of the machine's other work too. */
+static double computed(void)
+{
+    struct rusage all;
+
+    getrusage(RUSAGE_CHILDREN, &all);
+    return all.ru_utime.tv_sec + all.ru_stime.tv_sec + 1e-6 * (all.ru_utime.tv_usec + all.ru_stime.tv_usec);
+}
+
 static void large_plans_are_fast(void **state)
 {
+    const double before = computed();
     Result r = run(PLAN "--model 70b --gpus 512 --batch 4194304");
 
     (void)state;
@@ -273,7 +284,7 @@ static void large_plans_are_fast(void **state)
     assert_non_null(strstr(r.out, "1. Fit in memory"));
     assert_non_null(strstr(r.out, "2. Reach the batch. 1024 sequences"));
     assert_non_null(strstr(r.out, "3. Raise throughput"));
-    assert_true(r.seconds < 1);
+    assert_true(computed() - before < 1);
     result_free(r);
 }
 
