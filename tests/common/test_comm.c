@@ -594,6 +594,8 @@ static void sums_are_the_same_everywhere(void)
             const DType dtype = k % 3 == 0 ? F64 : k % 3 == 1 ? F32 : BF16;
             const double tolerance = dtype == F64 ? 1e-14 : dtype == F32 ? 1e-6 : 0.03;
             const int64_t count = counts[k / 3];
+            if (dtype == BF16 && count > 100 && !full_tests())
+                continue;
             Buffer result[3];
             for (int repeat = 0; repeat < 2; repeat++) {
                 result[repeat] = buffer_create(dtype, "fractions", count);

@@ -229,7 +229,7 @@ static void a_killed_rank_takes_all_along(void **state)
 {
     enum { STEPS = 4000 };
     static double reference[STEPS];
-    const int times = full_tests() ? 50 : 6;
+    const int times = full_tests() ? 50 : PROGRAMS;
 
     (void)state;
     run_well(ONE " " SHAPE " --accumulate 3 --steps 1 --save base --quiet");
