@@ -107,7 +107,7 @@ void layout_compare(const LayoutCase *l)
         assert_int_equal(read_column(in_temporary("m.csv"), column, a, LAYOUT_STEPS), steps);
         assert_int_equal(read_column(losses, column, b, LAYOUT_STEPS), LAYOUT_STEPS);
         for (int s = 0; s < steps; s++) {
-            if (!(fabs(a[s] - b[s]) <= 1e-9 * b[s]))
+            if (!(fabs(a[s] - b[s]) <= 1e-10 * b[s]))
                 fail_msg("%s: the %s of step %d is %.17g, but %.17g in 01", command, column, s + 1, a[s], b[s]);
             worst_number[k] = fmax(worst_number[k], fabs(a[s] - b[s]) / b[s]);
         }

@@ -16,7 +16,7 @@ typedef struct {
 } LayoutCase;
 
 /* Runs both in float64, at lr 1e-3, the layout with --check, and fails the test unless gradients of step 1 agree per
- * tensor (q, k and v apart) within 1e-10 and losses and norms of 20 steps (10 of a covering subset) within 1e-9, and on
+ * tensor (q, k and v apart) within 1e-10 and losses and norms of 20 steps (10 of a covering subset) within 1e-10, and on
  * every rank memory and traffic are what predict() said. References are kept for the next call with the same global
  * batch. */
 void layout_compare(const LayoutCase *l);
