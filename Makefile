@@ -64,7 +64,7 @@ PARTS := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard co
 PARTS_cpu := $(PARTS) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 PARTS_cpu64 := $(PARTS_cpu)
 PARTS_cuda := $(PARTS) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
-FUSED_cpu := 08_fused_kernels/fused 08_fused_kernels/fused_cpu
+FUSED_cpu := $(addprefix 08_fused_kernels/,fused fused_cpu graph_cpu)
 FUSED_cpu64 := $(FUSED_cpu)
 FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
 # private: or prerequisites would inherit it and add it again

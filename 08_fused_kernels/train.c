@@ -6,6 +6,7 @@
  */
 #include "../common/ultrascale.h"
 #include "fused.h"
+#include "graph.h"
 
 /* --fuse: which chains are one operator. */
 static struct {
@@ -19,6 +20,7 @@ static enum { GRADIENTS_FP32, GRADIENTS_BF16 } gradients_option = GRADIENTS_FP32
 static enum { MASTER_FP32, MASTER_NONE } master_option = MASTER_FP32;
 static DType dtype, gradients_dtype;
 static bool has_master, fp8;
+static enum { GRAPH_OFF, GRAPH_ON } graph_option;
 
 static double loss_scale = 65536;   /* F16: what the loss is multiplied with, so that small gradients don't become 0 */
 static double clean_steps;          /* since the scale has changed */
@@ -385,12 +387,15 @@ static StepResult train_step(int64_t step, Batch batch)
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
         batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from this one on; all their tokens */
+        if (graph_replay(loss_scale))           /* what follows, in one launch */
+            continue;
         trace_begin("forward");
         forward(&acts, batch, scale, scale * loss_scale);
         trace_end();
         trace_begin("backward");
         backward(&acts, batch, scale * loss_scale);
         trace_end();
+        graph_end();
     }
     if (loss_scale != 1)
         tensor_scale(gradients.buffer, 1 / loss_scale);
@@ -437,9 +442,13 @@ int main(int argc, char **argv)
              "with fp16: the first one; with --load the checkpoint's, if it has one", "X", 1e-6, 1e30},
             {"loss-scale-growth", OPTION_INT, &growth,
              "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
+            {"graph", OPTION_CHOICE, &graph_option,
+             "on a GPU, forward and backward as a CUDA graph, one launch a micro-batch: for small models", "off|on"},
             TEXT_OPTIONS,
             {0}});
     run_alone();
+    if (graph_option)
+        graph_enable();
     sizes();
     dtypes();
     predict();

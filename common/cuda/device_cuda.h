@@ -20,6 +20,10 @@ void cuda_check(cudaError_t error, const char *call, const char *file, int line)
 void *device_scratch(int64_t bytes);
 void device_scratch_free(void *data, int64_t bytes);
 
+/* From now on until it is told false, scratch is the same in every run of the same operators, for a CUDA graph that
+ * repeats them: pieces of a block that nobody else gets, as large as all scratch together has been so far. */
+void device_scratch_fix(bool yes);
+
 /* Until the GPU has come to it; meanwhile the host looks after other ranks. */
 void cuda_wait(cudaEvent_t event);
 

@@ -188,19 +188,20 @@ static double choose(Plan *p, const Product *x, const cublasLtMatmulHeuristicRes
     const int64_t bytes = ((x->count - 1) * x->c.stride + x->m * x->c.ld) * dtype_size(x->c.dtype);
     double best = INFINITY;
 
-    if (device_memory_available() < 2 * bytes)  /* none to spare: it stays the first */
+    /* c may be added to, so it is written once, at the end. No scratch: of that a graph keeps as much as there was. */
+    void *beside = device_memory_available() < 2 * bytes ? NULL : device_alloc(bytes);
+    if (!beside)                                /* none to spare: it stays the first */
         return 0;
     set_pointers(p, x);
-    void *scratch = device_scratch(bytes);      /* c may be added to, so it is written once, at the end */
     for (int i = 0; i < count; i++) {
         const cublasLtMatmulAlgo_t *algorithm = &candidates[i].algo;
         if (candidates[i].state != CUBLAS_STATUS_SUCCESS)
             continue;
-        const double seconds = seconds_of([&] { start(p, x, algorithm, scratch); });
+        const double seconds = seconds_of([&] { start(p, x, algorithm, beside); });
         if (seconds < 0.98 * best)
             best = seconds, p->algorithm = *algorithm;
     }
-    device_scratch_free(scratch, bytes);
+    device_free(beside, bytes);
     return best;
 }
 

@@ -57,19 +57,60 @@ void device_free(void *data, int64_t bytes)
     CUDA(cudaFreeAsync(data, stream()));
 }
 
+/* ---- Scratch ---- */
+
+static int64_t scratch_used, scratch_most;      /* bytes, now and at most */
+
+static struct {
+    char *data;                                 /* NULL: there is none yet */
+    int64_t bytes, used;
+    int pieces;                                 /* in use; without any, the block is empty again */
+    bool on;
+} fixed;
+
+/* Pieces begin where cudaMalloc's do. */
+static int64_t rounded(int64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
 void *device_scratch(int64_t bytes)
 {
+    if (fixed.on) {
+        char *piece = fixed.data + fixed.used;
+        fixed.used += rounded(bytes);
+        fixed.pieces++;
+        if (fixed.used > fixed.bytes)
+            fail("operators of a CUDA graph need %s of scratch memory at once, but before they needed %s",
+                 bytes_text(fixed.used), bytes_text(fixed.bytes));
+        return piece;
+    }
     void *data = take(bytes);
-
     if (!data)
         fail("an operator needs %s of scratch memory, but the GPU has no more: %s; %s would need less",
              bytes_text(bytes), memory_in_use(), memory_remedy(MEM_WORKSPACE));
+    scratch_used += rounded(bytes);
+    scratch_most = scratch_used > scratch_most ? scratch_used : scratch_most;
     return data;
 }
 
 void device_scratch_free(void *data, int64_t bytes)
 {
+    if (fixed.on) {
+        fixed.used = --fixed.pieces ? fixed.used : 0;
+        return;
+    }
+    scratch_used -= rounded(bytes);
     device_free(data, bytes);
+}
+
+void device_scratch_fix(bool yes)
+{
+    if (!fixed.data) {
+        fixed.bytes = scratch_most - scratch_used;      /* what is in use now stays, as the matmuls' workspace does */
+        fixed.data = (char *)device_scratch(fixed.bytes);
+    }
+    fixed.on = yes;
 }
 
 int64_t device_memory_available(void)
@@ -81,7 +122,7 @@ int64_t device_memory_available(void)
 }
 
 /* Not measured yet. A few dozen kernels of cuBLAS's, of which each has some MB; partial sums of all rows, or a block of
- * queries' scores in float. The matmuls' workspace is taken already. */
+ * queries' scores in float, and the same once more for a CUDA graph. The matmuls' workspace is taken already. */
 int64_t device_memory_beside(void)
 {
     enum { KERNELS = 128 << 20, SCRATCH = 128 << 20 };

@@ -3,7 +3,8 @@
  * be.
  *
  * There is one stream, and its work is done as late as can be: when the host waits. So a buffer that the host reads, or
- * uses again, before it has waited for the copy is sure to have the wrong numbers.
+ * uses again, before it has waited for the copy is sure to have the wrong numbers. The stream can be captured, in the
+ * thread-local mode: then what a capture forbids is an error, or ends the program.
  */
 #include "emulator.h"
 #include "emulator_check.h"
@@ -14,6 +15,8 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
+#include <set>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,10 +37,27 @@
 static std::deque<std::function<void()>> stream;
 static uint64_t queued, done;                           /* pieces of work, since the beginning */
 
+/* A graph: pieces of work, with all that they were given. While the stream is captured they go there instead. */
+typedef std::vector<std::function<void()>> Graph;
+static std::shared_ptr<Graph> captured;                 /* NULL: the stream isn't */
+static bool invalid;                                    /* the capture, by a call that it forbids */
+
 static void later(std::function<void()> work)
 {
+    if (captured) {
+        captured->push_back(work);
+        return;
+    }
     stream.push_back(work);
     queued++;
+}
+
+/* A call that a capture forbids, and that ends it: one that waits, or asks whether there was an end to wait for, or one
+ * beside the stream, which a graph wouldn't repeat. */
+static bool forbidden(void)
+{
+    invalid |= captured != NULL;
+    return captured != NULL;
 }
 
 static void work_until(uint64_t piece)
@@ -318,6 +338,7 @@ void emulated_grid(const cudaLaunchConfig_t *config, void (*thread)(const void *
 /* ---- launches ---- */
 
 static std::map<const void *, int> most_shared;
+static std::set<const void *> loaded;
 
 extern "C" cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value)
 {
@@ -339,6 +360,8 @@ cudaError_t emulated_check(const cudaLaunchConfig_t *c, const void *kernel)
         emulated_wrong("a block that is not made of whole warps");
     if (c->dynamicSmemBytes > (most_shared.count(kernel) ? (size_t)most_shared[kernel] : 47 << 10))
         return cudaErrorInvalidValue;
+    if (loaded.insert(kernel).second && captured)
+        emulated_wrong("a kernel that is first launched while the stream is captured: to load it may need a wait");
     return cudaSuccess;
 }
 
@@ -445,6 +468,8 @@ static void *take(size_t bytes)
 
 cudaError_t cudaMalloc(void **data, size_t bytes)
 {
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
     *data = take(bytes);
     return *data ? cudaSuccess : cudaErrorMemoryAllocation;
 }
@@ -453,6 +478,8 @@ cudaError_t cudaFree(void *data)
 {
     if (getenv("EMULATED_MEMORY"))
         emulated_wrong("cudaFree waits for all streams, and for the ranks that their transfers wait for");
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
     work_until(queued);
     if (data)
         used -= taken.at(data);
@@ -461,14 +488,19 @@ cudaError_t cudaFree(void *data)
     return cudaSuccess;
 }
 
-/* The pool: memory is given back, and may be taken again, when the stream comes to it. */
+/* The pool: memory is given back, and may be taken again, when the stream comes to it. In a graph it would be the
+ * graph's own. */
 cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t)
 {
+    if (captured)
+        emulated_wrong("memory that a graph takes for itself, of which the backend's have none");
     return cudaMalloc(data, bytes);
 }
 
 cudaError_t cudaFreeAsync(void *data, cudaStream_t)
 {
+    if (forbidden())
+        return cudaErrorInvalidValue;                   /* no graph has taken it */
     const size_t bytes = taken.at(data);
 
     taken.erase(data);
@@ -499,12 +531,16 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, vo
 
 cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned)
 {
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
     *data = malloc(bytes);
     return *data ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFreeHost(void *data)
 {
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
     work_until(queued);
     free(data);
     return cudaSuccess;
@@ -519,6 +555,8 @@ cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t)
 
 cudaError_t cudaMemset(void *data, int value, size_t bytes)
 {
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
     return cudaMemsetAsync(data, value, bytes, NULL);
 }
 
@@ -533,6 +571,8 @@ static void check_copy(void *to, size_t to_bytes, const void *from, size_t from_
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind)
 {
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
     work_until(queued);
     if (height)
         check_copy(to, (height - 1) * to_pitch + width, from, (height - 1) * from_pitch + width, kind);
@@ -556,7 +596,67 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
     work_until(queued);
+    return cudaSuccess;
+}
+
+/* EMULATED_GRAPHS: to standard error a line for each graph that is made, and for each launch of one. */
+static cudaError_t say_of_graph(const char *what, size_t pieces)
+{
+    if (getenv("EMULATED_GRAPHS"))
+        fprintf(stderr, "emulated GPU: a graph of %zu pieces of work is %s\n", pieces, what);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode mode)
+{
+    if (captured || mode != cudaStreamCaptureModeThreadLocal)       /* of others, forbidden() knows nothing */
+        return cudaErrorInvalidValue;
+    captured = std::make_shared<Graph>();
+    invalid = false;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph)
+{
+    if (!captured)
+        return cudaErrorIllegalState;
+    *graph = invalid ? NULL : (cudaGraph_t) new Graph(*captured);
+    captured = NULL;
+    return invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ready, cudaGraph_t graph, unsigned long long)
+{
+    *ready = (cudaGraphExec_t) new std::shared_ptr<Graph>(new Graph(*(Graph *)graph));
+    return say_of_graph("made", ((Graph *)graph)->size());
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t)
+{
+    const std::shared_ptr<Graph> graph = *(std::shared_ptr<Graph> *)ready;
+
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
+    later([=] {
+        for (const auto &work : *graph)
+            work();
+    });
+    return say_of_graph("launched", graph->size());
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete (Graph *)graph;
+    return cudaSuccess;
+}
+
+/* What was launched goes on. */
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready)
+{
+    delete (std::shared_ptr<Graph> *)ready;
     return cudaSuccess;
 }
 
@@ -564,6 +664,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t)
 struct Event {
     uint64_t piece;
     double seconds;
+    bool in_graph;                                      /* recorded while the stream was captured: it never happens */
 };
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
@@ -581,6 +682,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
 {
     Event *e = (Event *)event;
 
+    e->in_graph = captured != NULL;
+    if (captured)
+        return cudaSuccess;
     later([=] { e->seconds = now(); });
     e->piece = queued;
     return cudaSuccess;
@@ -591,6 +695,10 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     const uint64_t piece = ((const Event *)event)->piece;
 
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
+    if (((const Event *)event)->in_graph)
+        return cudaErrorCapturedEvent;
     if (done < piece)
         work_until(done + 1);
     return done < piece ? cudaErrorNotReady : cudaSuccess;
@@ -598,6 +706,10 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
+    if (forbidden())
+        return cudaErrorStreamCaptureUnsupported;
+    if (((const Event *)event)->in_graph)
+        return cudaErrorCapturedEvent;
     work_until(((const Event *)event)->piece);
     return cudaSuccess;
 }
@@ -613,6 +725,8 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEven
 {
     const Event *a = (const Event *)from, *b = (const Event *)to;
 
+    if (a->in_graph || b->in_graph)
+        return cudaErrorCapturedEvent;
     if (done < a->piece || done < b->piece)
         return cudaErrorNotReady;
     *milliseconds = 1e3 * (b->seconds - a->seconds);
@@ -626,9 +740,12 @@ cudaError_t cudaGetLastError(void)
 
 const char *cudaGetErrorString(cudaError_t error)
 {
-    return error == cudaErrorInvalidConfiguration ? "invalid configuration argument"
-         : error == cudaErrorMemoryAllocation     ? "out of memory"
-                                                  : "invalid argument";
+    return error == cudaErrorInvalidConfiguration       ? "invalid configuration argument"
+         : error == cudaErrorMemoryAllocation           ? "out of memory"
+         : error == cudaErrorStreamCaptureUnsupported   ? "operation not permitted when stream is capturing"
+         : error == cudaErrorStreamCaptureInvalidated   ? "operation failed due to a previous error during capture"
+         : error == cudaErrorCapturedEvent ? "operation not permitted on an event last recorded in a capturing stream"
+                                           : "invalid argument";
 }
 
 /* ---- cuBLAS: matrices as it sees them, columns first ---- */
@@ -920,6 +1037,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int wanted,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
+    if (captured)                                       /* from CUDA 13.3 on that fails (mudler/vllm.cpp, issue 1732) */
+        emulated_wrong("cuBLASLt is asked for a way while the stream is captured");
     *found = supported(described(matmul), described(a), described(b), described(d)) ? min(wanted, 3) : 0;
     memset(results, 0, wanted * sizeof *results);
     for (int i = 0; i < *found; i++)

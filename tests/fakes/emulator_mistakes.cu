@@ -1,5 +1,6 @@
 /* Kernels with a mistake each, which the emulated GPU must find (test_cuda.c): the argument says which to run. Without
  * the mistake (0) each is right. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,6 +77,43 @@ template <int MISTAKE> __global__ void copies(float *to, const float *x)
     }
 }
 
+/* A graph of one kernel, launched twice; and calls that have no place in it. */
+static cudaError_t graphs(int mistake, float *to, float *x)
+{
+    const EmulatedStart start = {16, THREADS, 0};
+    cudaStream_t const stream = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t ready;
+    cudaEvent_t event;
+    void *more;
+
+    cudaEventCreate(&event);
+    if (mistake != 1)                           /* it is first launched in the graph */
+        emulated_start(start, elements<0>, to, (const float *)x);
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    emulated_start(start, elements<0>, to, (const float *)x);
+    if (mistake == 2)
+        cudaMallocAsync(&more, 4, stream);
+    if (mistake == 3)
+        cudaStreamSynchronize(stream);          /* for what will never be done */
+    if (mistake == 4)
+        cudaMalloc(&more, 4);
+    cudaEventRecord(event, stream);
+    const cudaError_t error = cudaStreamEndCapture(stream, &graph);
+    if (error != cudaSuccess)
+        return error;
+    if (mistake == 5)
+        return cudaEventQuery(event);
+    cudaGraphInstantiate(&ready, graph, 0);
+    cudaGraphDestroy(graph);
+    cudaGraphLaunch(ready, stream);
+    if (mistake == 6)                           /* the second launch reads it */
+        cudaFree(x);
+    cudaGraphLaunch(ready, stream);
+    cudaGraphExecDestroy(ready);                /* it still runs */
+    return cudaSuccess;
+}
+
 int main(int argc, char **argv)
 {
     static float numbers[COUNT];
@@ -112,6 +150,13 @@ int main(int argc, char **argv)
         emulated_start({16, THREADS, 0}, elements<0>, to, (const float *)x);
     if (!strcmp(name, "copied"))
         cudaMemcpyAsync(to, numbers, sizeof numbers + 4 * mistake, cudaMemcpyHostToDevice, NULL);
+    if (!strcmp(name, "graphs")) {
+        const cudaError_t error = graphs(mistake, to, x);
+        if (error != cudaSuccess) {
+            fprintf(stderr, "%s\n", cudaGetErrorString(error));
+            return 1;
+        }
+    }
     cudaStreamSynchronize(NULL);
     return 0;
 }
