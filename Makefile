@@ -1,8 +1,8 @@
-# ultrascale.c: "make run" trains, "make test" tests, "make help" lists the rest. Here is how the programs are built;
-# tests/tests.mk has the tests, and tests/workshop/workshop.mk what learners use: exercises, diffs, sweeps, figures.
+# ultrascale.c: "make run" trains, "make test" tests, "make help" lists the rest. This file builds the programs;
+# tests/tests.mk builds the tests; tests/workshop/workshop.mk has the tools for learners: exercises, diffs, sweeps.
 
-$(if $(word 2,$(CURDIR))$(findstring %,$(CURDIR)),$(error this directory's path has a space or a %: $(CURDIR)))
-# Objects know this directory's path. A test that runs in a copy of it, with links to what is built here, sets ROOT.
+$(if $(word 2,$(CURDIR))$(findstring %,$(CURDIR)),$(error the path of this directory has a space or a %: $(CURDIR)))
+# Objects contain the path of this directory. A test that runs in a copy, with links to this build, sets ROOT.
 ROOT := $(CURDIR)
 BUILD := build$(if $(SANITIZE),/sanitize)
 ifneq ($(filter clean,$(MAKECMDGOALS)),)
@@ -11,7 +11,7 @@ else ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
 
-# STAGE is a program's name or the beginning of one.
+# STAGE is the name of a program, or its beginning.
 STAGE ?= 01
 NP ?= 1
 STAGES := $(patsubst %/train.c,%,$(wildcard [0-9][0-9]_*/train.c))
@@ -19,7 +19,7 @@ MATCHES := $(or $(filter $(STAGE),$(STAGES)),$(filter $(STAGE)%,$(STAGES)))
 PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
 
-# MPI by asking mpicc; OpenBLAS's OpenMP build, even where another build is installed beside it.
+# MPI as mpicc reports it. OpenBLAS in its OpenMP build, even if another build is installed as well.
 MPI_SHOW := $(shell mpicc -show 2>/dev/null)
 MPI_CFLAGS ?= $(filter -I% -D%,$(MPI_SHOW))
 MPI_LIBS ?= $(filter -L% -l% -Wl%,$(MPI_SHOW))
@@ -28,7 +28,7 @@ BLAS_CFLAGS ?= $(or $(BLAS_DIR:/usr/lib/%=-I/usr/include/%),$(shell pkg-config -
 BLAS_LIBS ?= $(foreach d,$(BLAS_DIR),-L$(d) -Wl,-rpath,$(d)) -lopenblas
 LIBS = $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm
 
-# -fno-math-errno, -fno-trapping-math: sqrt and rint become instructions. Sums keep their order, and NaN stays NaN.
+# -fno-math-errno, -fno-trapping-math make sqrt and rint instructions. Sums keep their order, and NaN stays NaN.
 CC := gcc
 ifdef SANITIZE
 OPTIMIZE ?= -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -41,8 +41,8 @@ FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trappi
 	$(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) \
 	-DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
 
-# CUDA by asking nvcc; its link directories, without the stubs of the driver's library. GPUs: ARCH=sm_90, or several;
-# otherwise this machine's own, or, where none answers, three generations. Each comes with code for later ones.
+# CUDA as nvcc reports it: its link directories, without the stubs of the driver library. ARCH=sm_90 sets the GPUs;
+# the default is the GPUs of this machine, or without one, three generations. Each includes code for later GPUs.
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null \
 	| sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sort -u)
@@ -51,74 +51,74 @@ NVCC_FLAGS = -std=c++17 -O3 -lineinfo -MMD -MP $(addprefix -Xcompiler=,-fopenmp 
 CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n s/.*LIBRARIES=//p)))
 CUDA_LIBS = $(foreach d,$(CUDA_DIRS),$(d) $(d:-L%=-Wl,-rpath,%)) -lcublas -lcublasLt -lcudart -lstdc++ -ldl
 
-# NCCL from 2.17 on, if nccl.h is found: with CUDA's headers, in the system's, or in NCCL_HOME.
+# NCCL from 2.17 on, if nccl.h is found: beside the CUDA headers, in the system, or in NCCL_HOME.
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
 NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
 NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1};' | $(CC) $(NCCL_CFLAGS) -include nccl.h -xc -fsyntax-only - \
 	2>/dev/null && echo yes)
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
-# A backend is a choice of files: parts that are the same everywhere, cpu/ or cuda/, NCCL or none, and 08's kernels.
+# A backend is a choice of files: those that all share, cpu/ or cuda/, NCCL or not, and the kernels of 08.
 BACKENDS := cpu cpu64 cuda emulated
-PARTS := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard common/*.c common/*/*.c)))
-PARTS_cpu := $(PARTS) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
-PARTS_cpu64 := $(PARTS_cpu)
-PARTS_cuda := $(PARTS) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
+COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard common/*.c common/*/*.c)))
+COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
+COMMON_cpu64 := $(COMMON_cpu)
+COMMON_cuda := $(COMMON) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
 FUSED_cpu := $(addprefix 08_fused_kernels/,fused fused_cpu graph_cpu)
 FUSED_cpu64 := $(FUSED_cpu)
 FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
-# private: or prerequisites would inherit it and add it again
+# private: otherwise prerequisites would inherit the flag and add it again
 $(BUILD)/cpu64/%: private FLAGS += -DREAL64
 $(BUILD)/cuda/%: private LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
 $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)
 
-all: cpu cpu64 $(if $(NVCC),cuda)	## what this machine can build
-cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## the programs in float, on the CPU
-cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## the same in double, where layouts are compared
-cuda: $(if $(NVCC),$(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder),no-nvcc)	## the programs on GPUs: ARCH=sm_90
-no-nvcc: ; @echo "cuda: nvcc, of NVIDIA's CUDA toolkit, is not in PATH; \"make cpu\" builds for the CPU"; exit 1
+all: cpu cpu64 $(if $(NVCC),cuda)	## build everything that this machine can build
+cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## build the programs for the CPU, in float
+cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## build them in double, to compare parallel configurations
+cuda: $(if $(NVCC),$(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder),no-nvcc)	## build the programs for GPUs: ARCH=sm_90
+no-nvcc: ; @echo "cuda: nvcc, of the NVIDIA CUDA toolkit, is not in PATH; \"make cpu\" builds for the CPU"; exit 1
 
-# In prerequisites, $$ is of the rule's own target: build/cpu64/03_data_parallel is of backend cpu64.
+# In prerequisites, $$ refers to the target of the rule: the backend of build/cpu64/03_data_parallel is cpu64.
 .SECONDEXPANSION:
 backend = $(notdir $(@D))
 objects = $(patsubst %,$(@D)/obj/%.o,$(basename $(1)))
 compile = @mkdir -p $(@D); echo "  CC  $@"; $(CC) $(FLAGS) -c $< -o $@
 link = @echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -o $@
 archive = @rm -f $@; ar qcs $@ $(filter %.o,$^)
-# A program is all .c files of its directory, but for a backend's own, and the backend's parts.
+# A program is all .c files of its directory, except those of one backend, and the libraries of its backend.
 $(foreach b,$(BACKENDS),$(STAGES:%=$(BUILD)/$(b)/%)): \
 	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libfused.a $$(@D)/libcommon.a | $(TEXT); $(link)
 $(BACKENDS:%=$(BUILD)/%/libfused.a): $$(call objects,$$(FUSED_$$(backend))); $(archive)
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
 $(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error); $(link)
-$(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(PARTS_$$(backend))) $$(@D)/flags; $(archive)
+$(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(COMMON_$$(backend))) $$(@D)/flags; $(archive)
 $(BUILD)/cpu/obj/%.o: %.c $(BUILD)/cpu/flags; $(compile)
 $(BUILD)/cpu64/obj/%.o: %.c $(BUILD)/cpu64/flags; $(compile)
 $(BUILD)/cuda/obj/%.o: %.c $(BUILD)/cuda/flags; $(compile)
 $(BUILD)/cuda/obj/%.o: %.cu $(BUILD)/cuda/nvcc_flags
 	@mkdir -p $(@D); echo "  NVCC  $@"; $(NVCC) --options-file $(BUILD)/cuda/nvcc_flags -c $< -o $@
-# What objects are made with (-march=native is this machine's), and a backend's parts: files that change if these do.
+# Files that change when the compiler, its flags (-march=native is this machine) or the files of a backend change.
 changed = if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 $(BACKENDS:%=$(BUILD)/%/flags): always
-	@mkdir -p $(@D); { echo "$(subst ",\",$(CC) $(FLAGS)) $(PARTS_$(backend))"; \
+	@mkdir -p $(@D); { echo "$(subst ",\",$(CC) $(FLAGS)) $(COMMON_$(backend))"; \
 		$(CC) $(OPTIMIZE) -Q --help=target 2>/dev/null | grep -m1 march=; } >$@.new; $(changed)
 $(BUILD)/cuda/nvcc_flags: always
 	@mkdir -p $(@D); echo "$(NVCC_FLAGS)" >$@.new; $(changed)
 .DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
-# What the programs train on if no --data is given: this repository's own text. It is made once, so that who edits a
-# program can compare its losses with those from before; "make clean", and it is made anew.
+# The default training text: this repository. It is made once, so that losses before and after an edit of a program can
+# be compared; "make clean" removes it.
 $(TEXT):
 	@mkdir -p $(@D); cat $(wildcard README.md */README.md */*.h */*.c */*/*.h */*/*.c) >$@
 
-run: known-stage deps	## train about a minute, on a GPU if one answers: STAGE=01 NP=1 ARGS="--preset 10m"
-	@$(if $(GPU),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: this runs on the CPU"))
-	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP="$(NP)" is not a number of ranks, from 1 on'; exit 2 ;; esac
+run: known-stage deps	## train for about a minute, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"
+	@$(if $(GPU),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: running on the CPU"))
+	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
 	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if \
 		$(filter 01 02 08,$(NUMBER)),--sample 300) $(ARGS)
-# Whether a GPU answers, asked for these targets alone.
+# The GPUs of this machine; looked for only by these targets.
 GPU := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null))
 BACKEND := $(if $(and $(GPU),$(NVCC)),cuda,cpu)
 include tests/tests.mk tests/workshop/workshop.mk 09_combined/planner/plan.mk

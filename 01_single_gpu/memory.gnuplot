@@ -1,7 +1,13 @@
-# Live memory over two steps, stacked by category, a panel for each --recompute. Columns: seconds, then megabytes
-# of parameters, master, gradients, optimizer, activations, communication, workspace.
+# Live memory over two steps, stacked by category, one panel per value of --recompute, with one scale of time. Columns:
+# seconds, then megabytes of parameters, master, gradients, optimizer, activations, communication, workspace.
 set terminal svg size 960,360 font "sans-serif,12" background "white"
 set output "01_single_gpu/memory.svg"
+last = 0
+do for [mode in "none selective full"] {
+    stats work."/live_".mode using 1 nooutput
+    last = STATS_max > last ? STATS_max : last
+}
+set xrange [0:last]
 set multiplot layout 1,3 margins 0.075,0.985,0.16,0.9 spacing 0.035
 set style fill solid 1.0 noborder
 set border 3 lc rgb "#666666"

@@ -1,10 +1,10 @@
-# Activations against the sequence's length. Columns: length, then megabytes measured, predicted, by the playbook.
+# Activations against sequence length. Columns: length, then megabytes measured, predicted, by the playbook's formula.
 set terminal svg size 720,420 font "sans-serif,12" background "white"
 set output "01_single_gpu/sequence.svg"
 set border 3 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
 set grid ytics lc rgb "#dddddd"
-set xlabel "tokens of a sequence" tc rgb "#333333"
+set xlabel "sequence length, tokens" tc rgb "#333333"
 set ylabel "activations, MB" tc rgb "#333333"
 set xrange [0:1050]
 set yrange [0:*]

@@ -1,44 +1,43 @@
-/* 01_single_gpu: a transformer trained on one device.
+/* 01_single_gpu: trains a GPT-style transformer on one device. Every other program starts from this one.
  *
- * Read from top to bottom: what a block keeps, a block forward, the same block backward, the model,
- * one training step, main. common/ops.h says what each operator computes; everything about order,
- * memory and time is here.
+ * Read from top to bottom: the activations that a block saves, its forward, its backward, the model, one training step,
+ * main. common/ops.h defines what each operator computes; this file decides their order, the memory and the time.
  */
 #include "../common/ultrascale.h"
 
-static Layout layout;               /* which parameter lies where in a flat buffer */
-static Params params, gradients;    /* views of the two buffers */
+static Layout layout;               /* the place of each parameter in a flat buffer */
+static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 
-/* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
-static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
+/* Local sizes, on this rank. Shapes in comments use these letters. */
+static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
 
-/* What one block's forward leaves for its backward. Its input is in Acts.x. */
+/* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
-    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
-    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
-    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
-    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
-    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
+    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
+    Tensor probs;                   /* (B, A, T, T)     attention probabilities: quadratic in T */
+    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
+    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
-    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
-    BlockActs *blocks;              /* L */
+    Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */
+    BlockActs *blocks;              /* [L] */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
     Tensor logits, lse;             /* (B, T, V), (B, T) */
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
-static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
-static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
+static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 
 static void sizes(void)
 {
@@ -47,7 +46,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
 }
 
-/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
 static BlockActs block_acts_create(Category category, const BlockActs *first)
 {
     BlockActs a = first ? *first : (BlockActs){0};
@@ -56,7 +55,7 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
         a.mid = tensor_create(category, dtype, "mid", shape(R, H));
         a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
@@ -85,12 +84,12 @@ static Acts acts_create(void)
     return a;
 }
 
-/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
     const double real = dtype_size(REAL), N = model_parameters(options.config);
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic */
+    const double scores = B * A * T * T;                                    /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
@@ -99,24 +98,24 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
                                             + R * (H + 2) + B * T * (V + 1)));
-    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
     memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
 
-    memory_playbook(MEM_PARAMETERS, real * N, "4 N");
-    memory_playbook(MEM_GRADIENTS, real * N, "4 N");
-    memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    playbook_activations(options.recompute, L * R, "");
-    memory_plan();
+    memory_estimate(MEM_PARAMETERS, real * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, real * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    estimate_activations(options.recompute, L * R, "");
+    memory_check_fits();
 }
 
-/* One transformer block: from the residual stream x to out, both (R, H). */
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
     layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
     linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
     rope_forward(a->qkv, rope);
-    attention_forward(a->heads, a->probs, a->qkv);
-    linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    attention_forward(a->attn_out, a->probs, a->qkv);
+    linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
     residual_forward(a->mid, x, a->branch, w->proj_bias);
 
     layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
@@ -126,9 +125,9 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
     residual_forward(out, a->mid, a->branch, w->down_bias);
 }
 
-/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
- * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
- * activations, d their gradients. */
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     residual_backward(g->down_bias, d_x);
@@ -140,16 +139,16 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
     residual_backward(g->proj_bias, d_x);
-    linear_backward_input(d->heads, d_x, w->proj_weight);
-    linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
-    attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
+    linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
+    attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
     rope_backward(d->qkv, rope);
     linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
     linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
 
-/* Tokens in, their share of the step's loss out. */
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
 static void forward(Acts *a, Batch batch, double scale)
 {
     const Params *w = &params;
@@ -176,7 +175,7 @@ static void backward(Acts *a, Batch batch, double scale)
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         if (options.recompute == RECOMPUTE_SELECTIVE)
-            attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
+            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
     }
     embedding_backward(g->embedding, d_x, batch.inputs);
@@ -185,14 +184,14 @@ static void backward(Acts *a, Batch batch, double scale)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
-     * and wherever it is computed, is divided by the same count. */
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+     * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate);
 
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from this one on; all their tokens */
+        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from number m * B on; all their tokens */
         trace_begin("forward");
         forward(&acts, batch, scale);
         trace_end();
@@ -204,33 +203,33 @@ static StepResult train_step(int64_t step, Batch batch)
 
     trace_begin("optimizer");
     double norm = sqrt(gradient_square_sum(&optimizer)), lr = learning_rate(step);
-    double mean = tensor_item(loss);            /* here, so that the host need not wait for the update */
+    double mean = tensor_item(loss);            /* read here, so that the host does not wait for the update */
     adamw_step(&optimizer, lr, clip_scale(norm));
     trace_end();
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)        /* no backward follows */
+static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
 }
 
 int main(int argc, char **argv)
 {
-    run_begin("01_single_gpu", "Trains a transformer on one device.", argc, argv, (StageOption[]){TEXT_OPTIONS, {0}});
+    run_begin("01_single_gpu", "Trains a transformer on one device.", argc, argv, (ProgramOption[]){TEXT_OPTIONS, {0}});
     run_alone();
     sizes();
     predict();
 
-    layout = layout_create(options.config, WHOLE);
-    Part all = {
+    layout = layout_create(options.config, FULL_MODEL);
+    ParamShard all = {
         .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
         .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
     gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
@@ -240,7 +239,7 @@ int main(int argc, char **argv)
     rope_table(rope, 0);
     Batch batch = batch_create();
 
-    int step = run_load(&optimizer);            /* initial weights, or those of --load */
+    int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);
         run_step(++step, result);

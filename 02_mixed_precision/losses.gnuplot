@@ -1,4 +1,4 @@
-# Loss in each type, and its distance from fp32's on the same batches. Columns: step, loss, loss less fp32's.
+# Loss in each format, and its distance from fp32 on the same batches. Columns: step, loss, loss - fp32 loss.
 set terminal svg size 720,560 font "sans-serif,12" background "white"
 set output "02_mixed_precision/losses.svg"
 set border 3 lc rgb "#666666"
@@ -7,7 +7,7 @@ set grid ytics lc rgb "#dddddd"
 set xrange [0:1000]
 set multiplot layout 2,1
 set yrange [1.5:6]
-set ylabel "loss, nats a byte" tc rgb "#333333"
+set ylabel "loss, nats per byte" tc rgb "#333333"
 set key right top samplen 2 maxrows 3
 plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title "fp16 unscaled, large batch", \
      work."/loss_bf16_alone" using 1:2 with lines lw 2 lc rgb "#f28e2b" title "bf16, no master weights", \
@@ -16,7 +16,7 @@ plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title
      work."/loss_fp16" using 1:2 with lines dt 2 lw 2 lc rgb "#59a14f" title "fp16", \
      work."/loss_fp8" using 1:2 with lines dt 3 lw 2 lc rgb "#b07aa1" title "fp8"
 set xlabel "step" tc rgb "#333333"
-set ylabel "loss minus fp32's" tc rgb "#333333"
+set ylabel "loss - fp32 loss" tc rgb "#333333"
 unset key
 set yrange [-0.02:0.3]
 plot work."/loss_fp16_unscaled" using 1:3 with lines lw 2 lc rgb "#e15759", \

@@ -1,58 +1,58 @@
-/* 02_mixed_precision: numbers of two bytes, and of one, where four are not needed.
+/* 02_mixed_precision: 01 with weights and activations stored in 2 bytes, and matmuls in 1 (fp8).
  *
- * Activations and weights are stored in BF16 or F16, and operators round what they write; what must keep small
- * differences stays in fp32: the sums inside of operators, AdamW's moments, the weights' master copy. F16's small range
- * needs a loss scale. fp8 is for matmuls alone, which get rounded copies. (Playbook: "Mixed Precision Training".)
+ * Operators round what they write to BF16 or F16. What must resolve small differences stays in fp32: the sums inside
+ * operators, AdamW's moments, the master copy of the weights. F16 has a small range and needs a loss scale. fp8 is used
+ * only inside matmuls, which quantize both operands first. (Playbook: "Mixed Precision Training".)
  */
 #include "../common/ultrascale.h"
 
-/* --dtype: in which type activations, their gradients and weights are stored; --gradients: the weights' gradients;
- * --master: whether there is a copy of the weights in REAL, which AdamW updates. */
+/* Storage types. --dtype: of weights, activations and activation gradients; --gradients: of weight gradients;
+ * --master: whether AdamW updates a master copy of the weights in REAL. */
 static enum { DTYPE_BF16, DTYPE_F16, DTYPE_FP8, DTYPE_FP32 } dtype_option = DTYPE_BF16;
 static enum { GRADIENTS_FP32, GRADIENTS_BF16 } gradients_option = GRADIENTS_FP32;
 static enum { MASTER_FP32, MASTER_NONE } master_option = MASTER_FP32;
 static DType dtype, gradients_dtype;
 static bool has_master, fp8;
 
-static double loss_scale = 65536;   /* F16: what the loss is multiplied with, so that small gradients don't become 0 */
-static double clean_steps;          /* since the scale has changed */
-static int growth = 2000;           /* clean steps until the scale is doubled */
+static double loss_scale = 65536;   /* F16: factor on the loss, so that small gradients do not underflow to 0 */
+static double clean_steps;          /* steps without overflow since the loss scale last changed */
+static int growth_interval = 2000;  /* clean steps until the loss scale doubles; 0: never */
 
-static Layout layout;               /* which parameter lies where in a flat buffer */
-static Params params, gradients;    /* views of the two buffers */
-static Tensor master;               /* the weights in REAL; without a copy, params' own buffer */
+static Layout layout;               /* the place of each parameter in a flat buffer */
+static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Tensor master;               /* master copy of the weights, REAL; without one, the buffer of params */
 static AdamW optimizer;
 
-/* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
-static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
+/* Local sizes, on this rank. Shapes in comments use these letters. */
+static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
 
-/* What one block's forward leaves for its backward. Its input is in Acts.x. */
+/* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
-    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
-    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
-    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
-    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
-    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
+    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
+    Tensor probs;                   /* (B, A, T, T)     attention probabilities: quadratic in T */
+    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
+    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
-    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
-    BlockActs *blocks;              /* L */
+    Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */
+    BlockActs *blocks;              /* [L] */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
     Tensor logits, lse;             /* (B, T, V), (B, T) */
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
-static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
-static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
-static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte an element */
-static Tensor scales;               /* (2) F32 theirs */
+static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
+static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
+static Tensor scales;               /* (2)     F32, their scales */
 
 static void sizes(void)
 {
@@ -61,7 +61,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
 }
 
-/* What the options come to: which type is stored where, and whether this device can. */
+/* Derives the storage types from the options; fails if the device does not support them. */
 static void dtypes(void)
 {
     dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
@@ -70,19 +70,19 @@ static void dtypes(void)
     if (dtype != F16)
         loss_scale = 1;
     if (gradients_dtype == BF16 && dtype != BF16)
-        fail_usage("--gradients bf16 with --dtype %s, but it goes with bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
+        fail_usage("--gradients bf16 with --dtype %s: expected bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
     if (device_supports(dtype) == SUPPORT_NONE)
-        fail("%s computes no bf16, which needs compute capability 8.0: take --dtype fp16", device_name());
+        fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp16", device_name());
     if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
-        fail("%s computes no fp8, which needs compute capability 8.9: take --dtype bf16 or fp16", device_name());
+        fail("%s does not support fp8, which needs compute capability 8.9: use --dtype bf16 or fp16", device_name());
     fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
-    run_matmuls_in(fp8 ? E4M3 : dtype);
+    run_set_matmul_dtype(fp8 ? E4M3 : dtype);
     if (dtype_option == DTYPE_FP8 && !fp8)
-        print_rank_0("fp8 matmuls take dimensions in 16s: %lld rows and --hidden %lld stay in bf16\n", (long long)R,
-                     (long long)H);
+        print_rank_0("fp8 matmuls need multiples of 16: those of %lld rows and --hidden %lld stay in bf16\n",
+                     (long long)R, (long long)H);
 }
 
-/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
 static BlockActs block_acts_create(Category category, const BlockActs *first)
 {
     BlockActs a = first ? *first : (BlockActs){0};
@@ -91,7 +91,7 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
         a.mid = tensor_create(category, dtype, "mid", shape(R, H));
         a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
@@ -120,13 +120,13 @@ static Acts acts_create(void)
     return a;
 }
 
-/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
     const double real = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
     const double gradient = dtype_size(gradients_dtype);
     const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * R * 4;      /* linear in T */
-    const double scores = small * B * A * T * T;                                                /* quadratic */
+    const double scores = small * B * A * T * T;                                                /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
@@ -136,20 +136,20 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
                                         + small * (R * H + B * T * V) + real * (R * 2 + B * T));
-    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
     memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T);
     memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
 
-    memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
+    memory_estimate(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
-        memory_playbook(MEM_MASTER, real * N, "4 N");
-    memory_playbook(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
-    memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    playbook_activations(options.recompute, L * R, "");
-    memory_plan();
+        memory_estimate(MEM_MASTER, real * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
+    memory_estimate(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    estimate_activations(options.recompute, L * R, "");
+    memory_check_fits();
 }
 
-/* The fp8 copy of a matrix in a buffer, beside its scale; or of the matrix transposed. */
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
 static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t);
@@ -161,9 +161,9 @@ static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool
     return copy;
 }
 
-/* The blocks' linears, as in ops.h, and with fp8 by copies of both operands: E4M3, which has more precision, for
- * activations and weights, E5M2, which has more range, for gradients. Where backward sums over a matrix's rows, it is
- * transposed on the way. What comes out is BF16, or as gradients are stored; the output projection stays in BF16. */
+/* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
+ * precision), gradients to E5M2 (more range). linear_fp8 sums over columns, so backward transposes what it sums over
+ * rows. Results are BF16, weight gradients gradients_dtype. The output projection stays in BF16. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     if (!fp8) {
@@ -196,14 +196,14 @@ static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor 
         residual_backward(d_bias, d_out);
 }
 
-/* One transformer block: from the residual stream x to out, both (R, H). */
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
     layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
     mixed_linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
     rope_forward(a->qkv, rope);
-    attention_forward(a->heads, a->probs, a->qkv);
-    mixed_linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    attention_forward(a->attn_out, a->probs, a->qkv);
+    mixed_linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
     residual_forward(a->mid, x, a->branch, w->proj_bias);
 
     layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
@@ -213,9 +213,9 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
     residual_forward(out, a->mid, a->branch, w->down_bias);
 }
 
-/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
- * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
- * activations, d their gradients. */
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     residual_backward(g->down_bias, d_x);
@@ -227,16 +227,16 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
     residual_backward(g->proj_bias, d_x);
-    mixed_linear_backward_input(d->heads, d_x, w->proj_weight);
-    mixed_linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
-    attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
+    mixed_linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    mixed_linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
+    attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
     rope_backward(d->qkv, rope);
     mixed_linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
     mixed_linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
 
-/* Tokens in, their share of the step's loss out. */
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
 static void forward(Acts *a, Batch batch, double scale)
 {
     const Params *w = &params;
@@ -263,24 +263,24 @@ static void backward(Acts *a, Batch batch, double scale)
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         if (options.recompute == RECOMPUTE_SELECTIVE)
-            attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
+            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
     }
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Too large a scale shows: some gradient is Inf, or NaN. Too small a one doesn't, so it grows until it is too large. */
+/* Halves a loss scale so large that gradients overflow. One that is too small does not show, so it doubles regularly. */
 static void adapt_loss_scale(int64_t step, bool overflow)
 {
     clean_steps = overflow ? 0 : clean_steps + 1;
     if (overflow) {
         loss_scale /= 2;
-        print_rank_0("step %lld: Inf or NaN among the gradients, so no update; the loss scale falls to %g\n",
+        print_rank_0("step %lld: Inf or NaN in the gradients: update skipped, loss scale halved to %g\n",
                      (long long)step + 1, loss_scale);
         if (loss_scale < 1e-6)
-            fail("gradients are Inf or NaN at step %lld with any loss scale; a smaller --lr may help",
+            fail("step %lld: gradients are Inf or NaN at any loss scale; try a smaller --lr",
                  (long long)step + 1);
-    } else if (growth && clean_steps >= growth) {
+    } else if (growth_interval && clean_steps >= growth_interval) {
         loss_scale *= 2;
         clean_steps = 0;
     }
@@ -289,14 +289,14 @@ static void adapt_loss_scale(int64_t step, bool overflow)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
-     * and wherever it is computed, is divided by the same count. */
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+     * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate);
 
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from this one on; all their tokens */
+        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from number m * B on; all their tokens */
         trace_begin("forward");
         forward(&acts, batch, scale);
         trace_end();
@@ -310,7 +310,7 @@ static StepResult train_step(int64_t step, Batch batch)
 
     trace_begin("optimizer");
     double norm = sqrt(gradient_square_sum(&optimizer)), lr = learning_rate(step);
-    double mean = tensor_item(loss);            /* here, so that the host need not wait for the update */
+    double mean = tensor_item(loss);            /* read here, so that the host does not wait for the update */
     const bool overflow = dtype == F16 && !isfinite(norm);
     if (!overflow)
         adamw_step(&optimizer, lr, clip_scale(norm));
@@ -322,24 +322,24 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
 }
 
-static void loss_of(Batch batch)        /* no backward follows */
+static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
 }
 
 int main(int argc, char **argv)
 {
-    run_begin("02_mixed_precision", "Trains a transformer whose numbers are stored in two bytes, or one.", argc, argv,
-              (StageOption[]){
+    run_begin("02_mixed_precision", "Trains a transformer in mixed precision: bf16, fp16 or fp8.", argc, argv,
+              (ProgramOption[]){
             {"dtype", OPTION_CHOICE, &dtype_option,
-             "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
-            {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
-            {"master", OPTION_CHOICE, &master_option, "what AdamW updates: an fp32 copy, or the weights themselves",
+             "weights and activations; fp8: only the blocks' matmuls, the rest bf16", "bf16|fp16|fp8|fp32"},
+            {"gradients", OPTION_CHOICE, &gradients_option, "type in which weight gradients accumulate", "fp32|bf16"},
+            {"master", OPTION_CHOICE, &master_option, "what AdamW updates: fp32 master weights, or the stored weights",
              "fp32|none"},
             {"loss-scale", OPTION_DOUBLE, &loss_scale,
-             "with fp16: the first one; with --load the checkpoint's, if it has one", "X", 1e-6, 1e30},
-            {"loss-scale-growth", OPTION_INT, &growth,
-             "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
+             "with fp16: initial loss scale, unless --load restores one", "X", 1e-6, 1e30},
+            {"loss-scale-growth", OPTION_INT, &growth_interval,
+             "with fp16: double it after N steps without Inf or NaN; 0: never", "N", 0, 1e9},
             TEXT_OPTIONS,
             {0}});
     run_alone();
@@ -347,17 +347,17 @@ int main(int argc, char **argv)
     dtypes();
     predict();
 
-    layout = layout_create(options.config, WHOLE);
+    layout = layout_create(options.config, FULL_MODEL);
     Tensor buffer = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count));
     master = has_master ? tensor_create(MEM_MASTER, REAL, "master", shape(layout.count)) : buffer;
-    Part all = {
+    ParamShard all = {
         .params = master,
         .gradients = tensor_create(MEM_GRADIENTS, gradients_dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, buffer);
     gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
@@ -373,10 +373,10 @@ int main(int argc, char **argv)
     Batch batch = batch_create();
 
     if (dtype == F16) {
-        run_keep("loss_scale", &loss_scale);
-        run_keep("clean_steps", &clean_steps);
+        run_register_state("loss_scale", &loss_scale);
+        run_register_state("clean_steps", &clean_steps);
     }
-    int step = run_load(&optimizer);            /* initial weights, or those of --load */
+    int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     if (has_master)
         tensor_convert(params.buffer, master);
     while (run_continues(step)) {

@@ -1,48 +1,48 @@
-/* 04_zero: 03 without keeping on every rank what one rank can keep for all.
+/* 04_zero: data parallelism (03) with the training state sharded over the ranks (Rajbhandari et al. 2020).
  *
- * Each unit of the model (the embedding, each block, the final LayerNorm) is cut into one part a rank. A
- * rank updates its own parts only, so m and v of the others need not be here: ZeRO-1. Nor need their
- * gradients, once summed: ZeRO-2. Nor their parameters, while another unit computes: ZeRO-3.
+ * Each unit (the embedding, each block, the final LayerNorm) is split into one shard per rank; a rank updates only its
+ * own shards. --zero 1 shards AdamW's moments, 2 also the gradients, 3 also the parameters: then a unit is all-gathered
+ * just before it computes.
  */
 #include "../common/ultrascale.h"
 
-static Layout layout;               /* which parameter lies where in a flat buffer */
-static Params params, gradients;    /* views of full units, in a buffer of all or in slots */
+static Layout layout;               /* the place of each parameter in a flat buffer */
+static Params params, gradients;    /* views of full units, in one flat buffer or in the unit slots */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
-static Comm *dp;                    /* the ranks that divide the batch */
+static Comm *dp;                    /* all ranks; each computes other sequences of the batch */
 static int zero = 1;
-static Request *gather_request[4], *scatter_request[4];     /* in flight, into or out of each slot */
-static int slot_unit[4];                        /* the unit whose parameters a slot has, -1: none */
+static Request *gather_request[4], *scatter_request[4];     /* [slot]: in flight, or NULL */
+static int slot_unit[4];                        /* [slot]: the unit whose parameters it holds; -1: none */
 
-/* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
-static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
+/* Local sizes, on this rank. Shapes in comments use these letters. */
+static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
 
-/* What one block's forward leaves for its backward. Its input is in Acts.x. */
+/* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
-    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
-    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
-    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
-    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
-    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
+    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
+    Tensor probs;                   /* (B, A, T, T)     attention probabilities: quadratic in T */
+    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
+    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
-    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
-    BlockActs *blocks;              /* L */
+    Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */
+    BlockActs *blocks;              /* [L] */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
     Tensor logits, lse;             /* (B, T, V), (B, T) */
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
-static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
-static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
+static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 
 static void sizes(void)
 {
@@ -51,7 +51,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
 }
 
-/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
 static BlockActs block_acts_create(Category category, const BlockActs *first)
 {
     BlockActs a = first ? *first : (BlockActs){0};
@@ -60,7 +60,7 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
         a.mid = tensor_create(category, dtype, "mid", shape(R, H));
         a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
@@ -89,53 +89,53 @@ static Acts acts_create(void)
     return a;
 }
 
-/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
     const double real = dtype_size(REAL), N = model_parameters(options.config);
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic */
+    const double scores = B * A * T * T;                                    /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-    const int64_t embedding = H * V, one = 12 * H * H + 13 * H, final = 2 * H;     /* elements of the units */
-    const double own = comm_part(dp, embedding).count + L * comm_part(dp, one).count + comm_part(dp, final).count;
-    const double shared = embedding + (L < 2 ? L : 2) * one + final, n = comm_size(dp);
+    const int64_t embedding = H * V, layer = 12 * H * H + 13 * H, final = 2 * H;     /* elements per unit */
+    const double own = comm_shard(dp, embedding).count + L * comm_shard(dp, layer).count + comm_shard(dp, final).count;
+    const double slots = embedding + (L < 2 ? L : 2) * layer + final, n = comm_size(dp);
 
     memory_predict(MEM_PARAMETERS, real * (zero == 3 ? own : N));
     memory_predict(MEM_GRADIENTS, real * (zero >= 2 ? own : N));
     memory_predict(MEM_OPTIMIZER, real * 2 * own);
-    memory_predict(MEM_COMMUNICATION, real * shared * (zero - 1));              /* for gradients; for parameters too */
+    memory_predict(MEM_COMMUNICATION, real * slots * (zero - 1));       /* ZeRO-2: gradients; ZeRO-3: + parameters */
     memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
                                             + R * (H + 2) + B * T * (V + 1)));
-    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
     memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
 
-    memory_playbook(MEM_PARAMETERS, real * (zero == 3 ? N / n : N), zero == 3 ? "4 N / n" : "4 N");
-    memory_playbook(MEM_GRADIENTS, real * (zero >= 2 ? N / n : N), zero >= 2 ? "4 N / n" : "4 N");
-    memory_playbook(MEM_OPTIMIZER, real * 2 * N / n, "8 N / n");
-    playbook_activations(options.recompute, L * R, "");
+    memory_estimate(MEM_PARAMETERS, real * (zero == 3 ? N / n : N), zero == 3 ? "4 N / n" : "4 N");
+    memory_estimate(MEM_GRADIENTS, real * (zero >= 2 ? N / n : N), zero >= 2 ? "4 N / n" : "4 N");
+    memory_estimate(MEM_OPTIMIZER, real * 2 * N / n, "8 N / n");
+    estimate_activations(options.recompute, L * R, "");
 
-    /* ZeRO-2 cannot wait for the last micro-batch: it has nowhere to keep the sum. ZeRO-3 gathers blocks for
-     * each forward and each backward, but for the two that are still there from the pass before. */
+    /* ZeRO-2 and 3 reduce-scatter every micro-batch: no rank stores full gradients. ZeRO-3 all-gathers the blocks for
+     * each forward and each backward, except the two that are still in their slots from the pass before. */
     const int64_t m = options.accumulate, scatters = zero == 1 ? 1 : m;
     const int64_t again = zero == 3 && L > 2 ? (2 * m - 1) * (L - 2) : 0;
     comm_predict(dp, REDUCE_SCATTER, scatters, embedding);
-    comm_predict(dp, REDUCE_SCATTER, scatters * L, one);
+    comm_predict(dp, REDUCE_SCATTER, scatters * L, layer);
     comm_predict(dp, REDUCE_SCATTER, scatters, final);
     comm_predict(dp, ALL_GATHER, 1, embedding);
-    comm_predict(dp, ALL_GATHER, L + again, one);
+    comm_predict(dp, ALL_GATHER, L + again, layer);
     comm_predict(dp, ALL_GATHER, 1, final);
-    memory_plan();
+    memory_check_fits();
 }
 
-/* Units that are not kept full share four slots. Blocks take turns in two of them, so that one computes while
- * the next is in flight; the embedding, used at both ends, and the final LayerNorm have their own. */
+/* The slot (of four) that holds unit u in full. Blocks alternate between slots 0 and 1, so that one computes while the
+ * next is in flight; the embedding (used first and last) has slot 2, the final LayerNorm slot 3. */
 static int slot_of(int u)
 {
     return u == 0 ? 2 : u == L + 1 ? 3 : u % 2;
 }
 
-/* Each unit's slot: blocks share two, as slot_of says. */
+/* Creates the unit slots, and returns the slot of every unit. Blocks alternate: units u and u + 2 have the same. */
 static Tensor *slots_create(const char *name)
 {
     Tensor *units = calloc(L + 2, sizeof(Tensor));
@@ -146,16 +146,16 @@ static Tensor *slots_create(const char *name)
     return units;
 }
 
-/* ZeRO-3: starts to all-gather a unit's parameters into its slot, unless they are still there. */
+/* Starts the all-gather of unit u's parameters into its slot, unless they are there. Nothing to do before ZeRO-3. */
 static void start_gather(int u)
 {
     if (zero < 3 || slot_unit[slot_of(u)] == u)
         return;
     slot_unit[slot_of(u)] = u;
-    gather_request[slot_of(u)] = comm_start_all_gather(dp, params.units[u], optimizer.parts[u].params);
+    gather_request[slot_of(u)] = comm_start_all_gather(dp, params.units[u], optimizer.shards[u].params);
 }
 
-/* Before unit u computes; the next one is in flight meanwhile. */
+/* Call before unit u computes. Waits for its parameters, and starts the all-gather of the next unit's. */
 static void gather_and_prefetch(int u, int next)
 {
     start_gather(u);
@@ -163,32 +163,32 @@ static void gather_and_prefetch(int u, int next)
     start_gather(next);
 }
 
-/* After each rank has changed its parts: full units are out of date. */
+/* Call after the update, when full units are stale. ZeRO-1 and 2 all-gather them again; ZeRO-3 empties the slots. */
 static void refresh_params(void)
 {
     for (int i = 0; i < 4; i++)
         slot_unit[i] = -1;
     for (int u = 0; u < L + 2 && zero < 3; u++)
-        comm_all_gather(dp, params.units[u], optimizer.parts[u].params);
+        comm_all_gather(dp, params.units[u], optimizer.shards[u].params);
 }
 
-/* Before backward adds to a unit's gradients. */
+/* Call before backward accumulates into unit u. Waits until u's slot is free; from ZeRO-2 on, initializes it. */
 static void gradients_begin(int u)
 {
-    comm_wait(&scatter_request[slot_of(u)]);    /* of the unit that was in this slot */
+    comm_wait(&scatter_request[slot_of(u)]);    /* for the slot's previous unit */
     if (zero == 1)
         return;
-    const Range part = comm_part(dp, layout.units[u].count);
+    const Range shard = comm_shard(dp, layout.units[u].count);
     tensor_zero(gradients.units[u]);
-    /* our part's sum so far, zeros in the others' parts: what the ranks' buffers add up to is then the new sum */
-    tensor_copy(tensor_range(gradients.units[u], part.first, part.count), optimizer.parts[u].gradients);
+    /* this rank's shard of the running sum, zeros elsewhere: reduce-scattering the slots gives the new sum */
+    tensor_copy(tensor_range(gradients.units[u], shard.first, shard.count), optimizer.shards[u].gradients);
 }
 
-/* After it: each rank gets its part of the sum over the ranks. With ZeRO-1 only the last micro-batch completes any. */
+/* Call after the backward of unit u. Starts its reduce-scatter; with ZeRO-1 only after the last micro-batch. */
 static void gradients_end(int u, bool last)
 {
     if (zero > 1 || last)
-        scatter_request[slot_of(u)] = comm_start_reduce_scatter(dp, optimizer.parts[u].gradients, gradients.units[u]);
+        scatter_request[slot_of(u)] = comm_start_reduce_scatter(dp, optimizer.shards[u].gradients, gradients.units[u]);
 }
 
 static void gradients_wait(void)
@@ -197,14 +197,14 @@ static void gradients_wait(void)
         comm_wait(&scatter_request[i]);
 }
 
-/* One transformer block: from the residual stream x to out, both (R, H). */
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
     layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
     linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
     rope_forward(a->qkv, rope);
-    attention_forward(a->heads, a->probs, a->qkv);
-    linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    attention_forward(a->attn_out, a->probs, a->qkv);
+    linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
     residual_forward(a->mid, x, a->branch, w->proj_bias);
 
     layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
@@ -214,9 +214,9 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
     residual_forward(out, a->mid, a->branch, w->down_bias);
 }
 
-/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
- * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
- * activations, d their gradients. */
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     residual_backward(g->down_bias, d_x);
@@ -228,16 +228,16 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
     residual_backward(g->proj_bias, d_x);
-    linear_backward_input(d->heads, d_x, w->proj_weight);
-    linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
-    attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
+    linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
+    attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
     rope_backward(d->qkv, rope);
     linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
     linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
 
-/* Tokens in, their share of the step's loss out. */
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
 static void forward(Acts *a, Batch batch, double scale)
 {
     const Params *w = &params;
@@ -248,7 +248,7 @@ static void forward(Acts *a, Batch batch, double scale)
         gather_and_prefetch(l + 1, l + 2);
         block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
     }
-    gather_and_prefetch(L + 1, 0);              /* 0, the embedding, is still there */
+    gather_and_prefetch(L + 1, 0);              /* the embedding is still in its slot */
     layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
     linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
@@ -260,7 +260,7 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
     const Params *w = &params, *g = &gradients;
 
     gather_and_prefetch(L + 1, L);
-    gradients_begin(0);                         /* the embedding's: a share now, one at the end from the lookup */
+    gradients_begin(0);                         /* the embedding: output projection now, lookup at the end */
     gradients_begin(L + 1);
     cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
     linear_backward_input(d_final, a->logits, w->embedding);
@@ -274,7 +274,7 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         if (options.recompute == RECOMPUTE_SELECTIVE)
-            attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
+            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
         gradients_end(l + 1, last);
     }
@@ -282,16 +282,16 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
     gradients_end(0, last);
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences on each rank. */
+/* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
-     * and wherever it is computed, is divided by the same count. */
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+     * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
 
     tensor_zero(loss);
     for (int u = 0; u < L + 2; u++)
-        tensor_zero(zero == 1 ? gradients.units[u] : optimizer.parts[u].gradients);
+        tensor_zero(zero == 1 ? gradients.units[u] : optimizer.shards[u].gradients);
     for (int m = 0; m < options.accumulate; m++) {
         batch_load(batch, step, ((int64_t)comm_rank(dp) * options.accumulate + m) * B, 0);
         trace_begin("forward");
@@ -306,49 +306,49 @@ static StepResult train_step(int64_t step, Batch batch)
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
-    double mean = comm_sum(dp, tensor_item(loss));  /* here, so that the host need not wait for the update */
+    double mean = comm_sum(dp, tensor_item(loss));  /* read here, so that the host does not wait for the update */
     adamw_step(&optimizer, lr, clip_scale(norm));
     refresh_params();
     trace_end();
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)        /* no backward follows */
+static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
-    for (int i = 0; i < 4; i++)             /* forgotten, so that every step gathers what predict() says */
+    for (int i = 0; i < 4; i++)             /* empties the slots: each step all-gathers what predict() counts */
         slot_unit[i] = -1;
 }
 
 int main(int argc, char **argv)
 {
-    run_begin("04_zero", "Trains a transformer with the batch, and what is kept, divided over the ranks.", argc, argv,
-              (StageOption[]){
-        {"zero", OPTION_INT, &zero, "keep in parts: 1 optimizer states, 2 gradients too, 3 parameters too", "N", 1, 3},
+    run_begin("04_zero", "Trains a transformer with the batch split and the training state sharded.", argc, argv,
+              (ProgramOption[]){
+        {"zero", OPTION_INT, &zero, "ZeRO stage: shard 1 optimizer states, 2 + gradients, 3 + parameters", "N", 1, 3},
         {0}});
     dp = comm_split(world, 0, "dp");
     sizes();
-    run_global_batch(B * options.accumulate * comm_size(dp));
+    run_set_global_batch(B * options.accumulate * comm_size(dp));
     predict();
 
-    layout = layout_create(options.config, WHOLE);
+    layout = layout_create(options.config, FULL_MODEL);
     params = zero < 3 ? params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)))
                       : params_view_units(&layout, slots_create("params"));
     gradients = zero < 2 ? params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)))
                          : params_view_units(&layout, slots_create("gradients"));
-    Part parts[L + 2];
-    for (int u = 0; u < L + 2; u++) {           /* of full units, or alone */
-        const Range part = comm_part(dp, layout.units[u].count);
-        parts[u] = (Part){
-            .first = layout.units[u].first + part.first,
-            .params = zero < 3 ? tensor_range(params.units[u], part.first, part.count)
-                               : tensor_create(MEM_PARAMETERS, dtype, "params", shape(part.count)),
-            .gradients = zero < 2 ? tensor_range(gradients.units[u], part.first, part.count)
-                                  : tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(part.count)),
-            .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(part.count)),
-            .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(part.count))};
+    ParamShard shards[L + 2];
+    for (int u = 0; u < L + 2; u++) {           /* this rank's shards: views of full units, or buffers */
+        const Range shard = comm_shard(dp, layout.units[u].count);
+        shards[u] = (ParamShard){
+            .first = layout.units[u].first + shard.first,
+            .params = zero < 3 ? tensor_range(params.units[u], shard.first, shard.count)
+                               : tensor_create(MEM_PARAMETERS, dtype, "params", shape(shard.count)),
+            .gradients = zero < 2 ? tensor_range(gradients.units[u], shard.first, shard.count)
+                                  : tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(shard.count)),
+            .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(shard.count)),
+            .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(shard.count))};
     }
-    optimizer = (AdamW){.layout = &layout, .parts = parts, .count = L + 2, .gathered = params.buffer};
+    optimizer = (AdamW){.layout = &layout, .shards = shards, .count = L + 2, .full_params = params.buffer};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
@@ -358,7 +358,7 @@ int main(int argc, char **argv)
     rope_table(rope, 0);
     Batch batch = batch_create();
 
-    int step = run_load(&optimizer);            /* initial weights, or those of --load */
+    int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     refresh_params();
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);

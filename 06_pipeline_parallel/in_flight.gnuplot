@@ -1,5 +1,5 @@
-# Activations in flight over one step of four ranks, by each schedule, as simulated at equal times.
-# flight_NAME: when, in the time of a rank's forward, and how many micro-batches of all its layers, a block for each rank.
+# Activations in flight over one step of four ranks, by each schedule, as simulated with T_F = T_B = T_W. flight_NAME
+# has one block per rank. Columns: time (1: a rank's forward), micro-batches in flight, over all layers of the rank.
 set terminal svg size 960,420 font "sans-serif,12" background "white"
 set output "06_pipeline_parallel/in_flight.svg"
 array name[5] = ["1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"]
@@ -18,13 +18,13 @@ do for [i = 1:5] {
         set tmargin at screen 0.93 - 0.2 * r
         set bmargin at screen 0.93 - 0.2 * r - 0.17
         if (r == 0) {
-            set title (name[i] eq "interleaved" ? "interleaved, v = 2" : name[i]) offset 0,-0.7 tc rgb "#333333"
+            set title (name[i] eq "interleaved" ? "interleaved, v_c = 2" : name[i]) offset 0,-0.7 tc rgb "#333333"
         } else {
             unset title
         }
         if (r == 3) {
             set format x
-            set xlabel "time" offset 0,0.6 tc rgb "#333333"
+            set xlabel "time (1: T_F)" offset 0,0.6 tc rgb "#333333"
         } else {
             set format x ""
             unset xlabel
@@ -35,6 +35,12 @@ do for [i = 1:5] {
         } else {
             set format y ""
             unset ylabel
+        }
+        if (i == 1 && r == 0) {
+            set label 2 "micro-batches in flight (number: maximum)" at screen 0.015, screen 0.5 center rotate \
+                tc rgb "#333333"
+        } else {
+            unset label 2
         }
         file = work."/flight_".name[i]
         stats file every :::r::r using 2 nooutput

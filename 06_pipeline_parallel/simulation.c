@@ -1,4 +1,4 @@
-/* A step of any schedule simulated and drawn, and its bubble as it is measured. */
+/* One step of any schedule, simulated and drawn; the bubble of a run, measured. */
 #include "simulation.h"
 
 #include <math.h>
@@ -19,11 +19,11 @@ Times times_of(const char *text)
     Times t = {1, 1, 1, 0};
     char rest;
 
-    if (text && (sscanf(text, "%d,%d,%d,%d%c", &t.forward, &t.input, &t.weight, &t.message, &rest) != 4
-                 || t.forward < 1 || t.input < 1 || t.weight < 1 || t.message < 0
-                 || t.forward > 99 || t.input > 99 || t.weight > 99 || t.message > 99))
-        fail_usage("--times %s, but it is T_F,T_B,T_W,MESSAGE, the time slots of a chunk's forward, input gradient and "
-                   "weights' gradients (1 to 99), and of a message (0 to 99), such as 2,3,2,1", text);
+    if (text && (sscanf(text, "%d,%d,%d,%d%c", &t.forward, &t.input, &t.weight, &t.transfer, &rest) != 4
+                 || t.forward < 1 || t.input < 1 || t.weight < 1 || t.transfer < 0
+                 || t.forward > 99 || t.input > 99 || t.weight > 99 || t.transfer > 99))
+        fail_usage("--times: expected T_F,T_B,T_W,TRANSFER, time slots from 1 to 99 (TRANSFER from 0), got '%s'; try "
+                   "2,3,2,1", text);
     return t;
 }
 
@@ -32,14 +32,13 @@ static int slots_of(Times t, ActionKind kind)
     return kind == FORWARD ? t.forward : (kind != BACKWARD_WEIGHT) * t.input + (kind != BACKWARD_INPUT) * t.weight;
 }
 
-/* Of a rank, in the whole step. */
+/* Time slots that each rank computes per step. */
 static int busy_slots(Pipeline pipe, Times t)
 {
-    return pipe.m * pipe.v * (t.forward + t.input + t.weight);
+    return pipe.m * pipe.v_c * (t.forward + t.input + t.weight);
 }
 
-/* The table of when actions have ended; 0: not yet. BACKWARD stands where BACKWARD_INPUT does, as what waits for d_x
- * waits for either. */
+/* The time slot in which an action has ended; 0: not yet. BACKWARD shares BACKWARD_INPUT's place: both give d_x. */
 static int *ended_at(const Simulation *s, int stage, int micro, ActionKind kind)
 {
     const int column = kind == FORWARD ? 0 : kind == BACKWARD_WEIGHT ? 2 : 1;
@@ -47,18 +46,18 @@ static int *ended_at(const Simulation *s, int stage, int micro, ActionKind kind)
     return &s->ended[((size_t)stage * s->pipe.m + micro) * 3 + column];
 }
 
-/* Does rank r's next action, as soon as what it needs has ended; false: there is none, or that has not. */
+/* Does rank r's next action, if it has one and its dependency has ended. */
 static bool advance(Simulation *s, int r)
 {
     if (s->done[r] == s->ranks[r].count)
         return false;
     const Action a = s->ranks[r].list[s->done[r]];
     const int stage = stage_of(s->pipe, r, a.chunk);
-    const Need need = need_of(stage, a.kind, s->pipe.p * s->pipe.v);
+    const Dependency need = dependency_of(stage, a.kind, s->pipe.p * s->pipe.v_c);
     int begin = s->clock[r];
     if (need.stage >= 0) {
         const int ended = *ended_at(s, need.stage, a.micro, need.kind);
-        const int ready = ended + (rank_of(s->pipe, need.stage) != r) * s->times.message;
+        const int ready = ended + (rank_of(s->pipe, need.stage) != r) * s->times.transfer;
         if (!ended)
             return false;
         begin = ready > begin ? ready : begin;
@@ -69,7 +68,7 @@ static bool advance(Simulation *s, int r)
     return true;
 }
 
-/* All that can be done of the ranks' lists. */
+/* Does every action that can begin, until none can. */
 static void play(Simulation *s)
 {
     for (bool moved = true; moved;) {
@@ -84,19 +83,19 @@ static void play(Simulation *s)
 
 static void check_actions(Pipeline pipe, Schedule s, int r)
 {
-    const Times alike = times_of(NULL);
+    const Times equal = times_of(NULL);
     int computed = 0;
 
     for (int i = 0; i < s.count; i++) {
         const Action a = s.list[i];
-        if (a.micro < 0 || a.micro >= pipe.m || a.chunk < 0 || a.chunk >= pipe.v)
-            fail("rank %d's action %d is of micro-batch %d in chunk %d: there are %d in %d", r, i, a.micro, a.chunk,
-                 pipe.m, pipe.v);
-        computed += slots_of(alike, a.kind);
+        if (a.micro < 0 || a.micro >= pipe.m || a.chunk < 0 || a.chunk >= pipe.v_c)
+            fail("rank %d, action %d: expected micro-batch 0 to %d in model chunk 0 to %d, got %d in %d", r, i,
+                 pipe.m - 1, pipe.v_c - 1, a.micro, a.chunk);
+        computed += slots_of(equal, a.kind);
     }
-    if (computed != busy_slots(pipe, alike))
-        fail("rank %d computes %d of a step's %d forwards, input gradients and weights' gradients", r, computed,
-             busy_slots(pipe, alike));
+    if (computed != busy_slots(pipe, equal))
+        fail("rank %d computes %d of the %d forward, input-gradient and weight-gradient passes of a step", r, computed,
+             busy_slots(pipe, equal));
 }
 
 void simulation_free(Simulation *s)
@@ -106,29 +105,29 @@ void simulation_free(Simulation *s)
     free(s->ranks), free(s->done), free(s->clock), free(s->ended);
 }
 
-/* ---- For the reader ---- */
+/* ---- Charts and formulas ---- */
 
-/* With few micro-batches, W's are missing to fill the bubble with, in the V also forwards. */
+/* With few micro-batches, the bubble is larger: there are too few W to fill it, and in a V too few forwards. */
 double bubble_formula(Pipeline pipe, const char **text)
 {
     const int p = pipe.p, m = pipe.m;
-    const char *is = "(p-1)/(v m)";
-    double bubble = (p - 1.0) / pipe.v / m;
+    const char *formula = "(p-1)/(v_c m)";
+    double bubble = (p - 1.0) / pipe.v_c / m;
 
     if (pipe.kind == ZERO_BUBBLE) {
-        is = m < p ? "(p-1 + p-m)/(3 m)" : "(p-1)/(3 m)";
+        formula = m < p ? "(p-1 + p-m)/(3 m)" : "(p-1)/(3 m)";
         bubble = (p - 1.0 + (m < p ? p - m : 0)) / 3 / m;
     }
     if (pipe.kind == ZB_V) {
-        is = 2 * m < 3 * p - 1 ? "(4p-2 - 2m)/(6 m)" : "(p-1)/(6 m)";
+        formula = 2 * m < 3 * p - 1 ? "(4p-2 - 2m)/(6 m)" : "(p-1)/(6 m)";
         bubble = (2 * m < 3 * p - 1 ? 4.0 * p - 2 - 2 * m : p - 1.0) / 6 / m;
     }
     if (pipe.kind == DUALPIPE_V) {
-        is = m <= p ? "(p-1 + 4p-2 - 2m)/(6 m)" : m < 2 * p ? "(p-1 + 4p - 2m)/(6 m)" : "(p-1)/(6 m)";
+        formula = m <= p ? "(p-1 + 4p-2 - 2m)/(6 m)" : m < 2 * p ? "(p-1 + 4p - 2m)/(6 m)" : "(p-1)/(6 m)";
         bubble = (p - 1.0 + (m <= p ? 4 * p - 2 - 2 * m : m < 2 * p ? 4 * p - 2 * m : 0)) / 6 / m;
     }
     if (text)
-        *text = is;
+        *text = formula;
     return bubble;
 }
 
@@ -137,7 +136,7 @@ void simulation_draw(const Simulation *s, FILE *to)
     char *micros = malloc(s->slots + 1), *chunks = malloc(s->slots + 1);
 
     if (!micros || !chunks)
-        fail("no memory to draw %d time slots", s->slots);
+        fail("not enough memory to draw %d time slots", s->slots);
     for (int r = 0; r < s->pipe.p; r++) {
         memset(micros, '.', s->slots);
         memset(chunks, '.', s->slots);
@@ -150,7 +149,7 @@ void simulation_draw(const Simulation *s, FILE *to)
             memset(chunks + end - slots, '0' + a.chunk % 10, slots);
         }
         fprintf(to, "rank %-3d %.*s\n", r, s->slots, micros);
-        if (s->pipe.v > 1)
+        if (s->pipe.v_c > 1)
             fprintf(to, "  chunk  %.*s\n", s->slots, chunks);
     }
     free(micros), free(chunks);
@@ -165,22 +164,22 @@ void simulation_print(const Simulation *s)
     if (comm_rank(world))
         return;
     simulation_draw(s, stdout);
-    printf("bubble %.4f of the time that is computed; %s%s = %.4f\n", s->bubble,
-           t.input != t.forward || t.weight != t.forward || t.message ? "with T_F = T_B = T_W and no message " : "",
-           formula, expected);
-    printf("from a rank's first action to its last: %.4f at most\n", s->inside);
-    printf("in flight, of each rank's %s at once:", s->pipe.v > 1 ? "chunks" : "micro-batches");
+    printf("bubble %.4f (idle over busy time); %s%s = %.4f\n", s->bubble,
+           t.input != t.forward || t.weight != t.forward || t.transfer ? "with T_F = T_B = T_W and no transfer time "
+                                                                       : "", formula, expected);
+    printf("from a rank's first action to its last: at most %.4f\n", s->inside);
+    printf("%s in flight at most, per rank:", s->pipe.v_c > 1 ? "model chunks" : "micro-batches");
     for (int r = 0; r < s->pipe.p; r++)
         printf(" %d", most_in_flight(s->ranks[r], -1));
     printf("\n");
 }
 
-/* "B0", or, where there are several chunks, "B0 (chunk 1)". */
+/* "B0"; with several model chunks, "B0 (chunk 1)". */
 static void action_text(const Simulation *s, Action a, char text[32])
 {
     const int length = snprintf(text, 32, "%c%d", "FBBW"[a.kind], a.micro);
 
-    if (s->pipe.v > 1)
+    if (s->pipe.v_c > 1)
         snprintf(text + length, 32 - length, " (chunk %d)", a.chunk);
 }
 
@@ -189,7 +188,7 @@ static const char *wait_text(const Simulation *s, int r)
     static char text[128];
     char waiting[32], needed[32];
     const Action a = s->ranks[r].list[s->done[r]];
-    const Need need = need_of(stage_of(s->pipe, r, a.chunk), a.kind, s->pipe.p * s->pipe.v);
+    const Dependency need = dependency_of(stage_of(s->pipe, r, a.chunk), a.kind, s->pipe.p * s->pipe.v_c);
 
     action_text(s, a, waiting);
     action_text(s, (Action){need.kind, a.micro, chunk_of(s->pipe, need.stage)}, needed);
@@ -198,7 +197,7 @@ static const char *wait_text(const Simulation *s, int r)
     return text;
 }
 
-/* If the schedule waits for itself, some ranks' lists have not ended. */
+/* Fails if some rank's list has not ended: a deadlock. */
 static void check_ended(const Simulation *s, FILE *to)
 {
     int stuck = 0;
@@ -212,7 +211,7 @@ static void check_ended(const Simulation *s, FILE *to)
     for (int r = stuck; r < s->pipe.p && to; r++)
         if (s->done[r] < s->ranks[r].count)
             fprintf(to, "%s\n", wait_text(s, r));
-    fail("this schedule waits for itself: %s", wait_text(s, stuck));
+    fail("this schedule deadlocks: %s", wait_text(s, stuck));
 }
 
 Simulation simulate(Pipeline pipe, Times times, FILE *to)
@@ -220,10 +219,10 @@ Simulation simulate(Pipeline pipe, Times times, FILE *to)
     const int p = pipe.p;
     const double busy = busy_slots(pipe, times);
     Simulation s = {.pipe = pipe, .times = times, .ranks = calloc(p, sizeof(Schedule)), .done = calloc(p, sizeof(int)),
-                    .clock = calloc(p, sizeof(int)), .ended = calloc(3 * (size_t)p * pipe.v * pipe.m, sizeof(int))};
+                    .clock = calloc(p, sizeof(int)), .ended = calloc(3 * (size_t)p * pipe.v_c * pipe.m, sizeof(int))};
 
     if (!s.ranks || !s.done || !s.clock || !s.ended)
-        fail("no memory to simulate %d ranks and %d micro-batches", p, pipe.m);
+        fail("not enough memory to simulate %d ranks and %d micro-batches", p, pipe.m);
     for (int r = 0; r < p; r++) {
         s.ranks[r] = schedule_of(pipe, r);
         check_actions(pipe, s.ranks[r], r);
@@ -239,59 +238,60 @@ Simulation simulate(Pipeline pipe, Times times, FILE *to)
     return s;
 }
 
-/* ---- The bubble as it is ---- */
+/* ---- The bubble of a run ---- */
 
-static DeviceEvent *moments;
-static int moment_count, measured_steps;
-static double began, idle, inside, busy;    /* seconds: when the step began; of all steps but the first */
+static DeviceEvent *events;                 /* begin and end of each action of the step */
+static int event_count, measured_steps;
+static double step_start;
+static double idle, inside, busy;           /* seconds of all steps but the first; inside: from first to last action */
 
 void bubble_step_begin(Comm *pp, int actions)
 {
-    moments = realloc(moments, 2 * (size_t)actions * sizeof *moments);
-    if (!moments)
-        fail("no memory to time %d actions", actions);
-    moment_count = 0;
+    events = realloc(events, 2 * (size_t)actions * sizeof *events);
+    if (!events)
+        fail("not enough memory to time %d actions", actions);
+    event_count = 0;
     comm_barrier(pp);
-    began = clock_seconds();
+    step_start = clock_seconds();
 }
 
 void measure_begin(ActionKind kind)
 {
     static const char *const name[] = {"forward", "backward", "backward_input", "backward_weight"};
 
-    moments[moment_count++] = device_event();
+    events[event_count++] = device_event();
     trace_begin(name[kind]);
 }
 
 void measure_end(void)
 {
     trace_end();
-    moments[moment_count++] = device_event();
+    events[event_count++] = device_event();
 }
 
 void bubble_step_end(Comm *pp)
 {
     double computed = 0, first = 0, last = 0;
 
-    for (int i = 0; i < moment_count; i += 2) {
-        const double begin = device_event_seconds(&moments[i]);
-        last = device_event_seconds(&moments[i + 1]);
+    for (int i = 0; i < event_count; i += 2) {
+        const double begin = device_event_seconds(&events[i]);
+        last = device_event_seconds(&events[i + 1]);
         first = i ? first : begin;
         computed += last - begin;
     }
     comm_barrier(pp);
     if (measured_steps++ == 0)
         return;
-    idle += clock_seconds() - began - computed;
+    idle += clock_seconds() - step_start - computed;
     inside += last - first - computed;
     busy += computed;
 }
 
-static void print_ranks(Comm *pp, double mine)
+static void print_ranks(Comm *pp, double own)
 {
     double all[comm_size(pp)];
 
-    comm_gather_host(pp, all, &mine, sizeof mine);
+    comm_gather_host(pp, all, &own, sizeof own);
     for (int r = 0; r < comm_size(pp); r++)
         print_rank_0(" %.3f", all[r]);
 }
@@ -307,10 +307,10 @@ void bubble_report(Comm *pp, const Simulation *simulated)
         return;
     report_number("bubble", idle / busy);
     report_number("bubble_inside", inside / busy);
-    print_rank_0("bubble  idle over busy time, rank by rank:");
+    print_rank_0("bubble  idle over busy time, per rank:");
     print_ranks(pp, idle / busy);
     print_rank_0("; simulated, with --times %d,%d,%d,%d, %.3f\n        from a rank's first action to its last:",
-                 t.forward, t.input, t.weight, t.message, simulated->bubble);
+                 t.forward, t.input, t.weight, t.transfer, simulated->bubble);
     print_ranks(pp, inside / busy);
-    print_rank_0("; simulated, %.3f at most\n", simulated->inside);
+    print_rank_0("; simulated, at most %.3f\n", simulated->inside);
 }

@@ -1,5 +1,6 @@
 /* A schedule against a clock: simulated from its lists alone, drawn, and measured while it runs. Letters as in
- * schedule.h. */
+ * schedule.h.
+ */
 #ifndef SIMULATION_H
 #define SIMULATION_H
 
@@ -8,48 +9,47 @@
 #include "../common/comm.h"
 #include "schedule.h"
 
-/* Time slots that a chunk's forward, its input's gradient and its weights' gradients take, and a message between ranks,
- * which takes none of their time. */
+/* Time slots of one model chunk's forward (T_F), input gradient (T_B) and weight gradients (T_W), and of a transfer
+ * between ranks. A rank can compute while a transfer is in flight. */
 typedef struct {
-    int forward, input, weight, message;
+    int forward, input, weight, transfer;
 } Times;
-Times times_of(const char *text);           /* "T_F,T_B,T_W,MESSAGE"; NULL: 1, 1, 1 and 0; fails on anything else */
+Times times_of(const char *text);           /* "T_F,T_B,T_W,TRANSFER"; NULL: 1, 1, 1 and 0; fails on anything else */
 
-/* All ranks' lists against a clock. */
+/* One step of all ranks. */
 typedef struct {
     Pipeline pipe;
     Times times;
     Schedule *ranks;                /* [p] */
-    int *ended;                     /* when each action has ended: see ended_at() */
-    int *done, *clock;              /* [p]  of each rank's list, how many actions have ended, and when the last did */
-    int slots;                      /* when all had ended */
-    double bubble;                  /* idle time over busy time, from the step's begin to its end */
+    int *ended;                     /* the time slot in which each action has ended: see ended_at() */
+    int *done, *clock;              /* [p]  of each rank: actions that have ended, and when the last of them did */
+    int slots;                      /* length of the step */
+    double bubble;                  /* idle time over busy time, from the step's start to its end */
     double inside;                  /* the same from a rank's first action to its last: of the rank with the most */
 } Simulation;
 
-/* Fails on a list whose micro-batches or chunks are not there, or that doesn't have all of a step's actions; and if the
- * schedule waits for itself: then prints to `to`, unless NULL, the chart so far and what each rank waits for, such as
+/* Fails if a list has actions of micro-batches or chunks that don't exist, or lacks some of a step's actions. Fails if
+ * the schedule deadlocks, and first prints to `to`, unless NULL, the chart so far and what each rank waits for, such as
  * "rank 3 waits at its action B0 for B0 of rank 2". */
 Simulation simulate(Pipeline pipe, Times times, FILE *to);
 void simulation_free(Simulation *s);
 
-/* Draws what has ended, a line for each rank and a column for each slot: digits are forwards of the micro-batch, small
- * letters backwards, capitals the weights' part where it comes later, dots idle time; below them their chunks. */
+/* Draws the actions that have ended: a row per rank, a column per time slot. Digits are the micro-batches' forwards,
+ * small letters backwards, capitals the weight-gradient passes that come apart, dots idle time; below, the chunks. */
 void simulation_draw(const Simulation *s, FILE *to);
 
-/* What the bubble should be at equal times; *text, unless NULL, is the formula. simulation_print draws, and prints the
- * bubble beside it. */
+/* The bubble at T_F = T_B = T_W without transfer time; *text, unless NULL, becomes the formula. */
 double bubble_formula(Pipeline pipe, const char **text);
-void simulation_print(const Simulation *s);      /* on rank 0 */
+/* On rank 0: the chart, the simulated bubble beside the formula, and each rank's most in flight. */
+void simulation_print(const Simulation *s);
 
-/* What it is, measured: a step lasts from when all ranks are ready until all are done, and a rank is idle for what it
- * doesn't compute of it. What is computed lies between measure_begin and measure_end, and is a span of --trace. */
+/* The measured bubble. A step lasts from when all ranks are ready until all are done; a rank is idle whenever it is not
+ * between measure_begin and measure_end. Each such pair is one action, and a span of --trace. */
 void bubble_step_begin(Comm *pp, int actions);
 void measure_begin(ActionKind kind);
 void measure_end(void);
 void bubble_step_end(Comm *pp);
-/* Prints each rank's bubble over all steps but the first, and adds this rank's, and what it has in flight, to
- * --report. */
+/* Prints every rank's bubble over all steps but the first. Adds this rank's, and its most in flight, to --report. */
 void bubble_report(Comm *pp, const Simulation *simulated);
 
 #endif

@@ -1,6 +1,6 @@
 # One step of four ranks by each schedule, all on one clock. boxes: begin and end in seconds, row from the top, kind
-# (0 to 3: idle, forward, backward, the weights' part alone), chunk, micro-batch. panels: number, name, idle time over
-# busy time, the same as simulated.
+# (0 to 3: idle, forward, backward, weight gradients alone), model chunk, micro-batch. panels: number, name, measured
+# bubble, simulated bubble.
 set terminal svg size 960,880 font "sans-serif,12" background "white"
 set output "06_pipeline_parallel/timeline.svg"
 set lmargin at screen 0.065
@@ -9,7 +9,7 @@ set tmargin at screen 0.995
 set bmargin at screen 0.075
 set border 1 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
-set xlabel "seconds (pretended hardware)" offset 0,0.3 tc rgb "#333333"
+set xlabel "seconds (simulated hardware)" offset 0,0.3 tc rgb "#333333"
 set xrange [0:*] noextend
 set yrange [35.2:-0.6]
 unset ytics
@@ -18,20 +18,20 @@ do for [panel = 0:6] {
         set label sprintf("rank %d", rank) at graph -0.008, first 5 * panel + 1 + rank right font ",10" tc rgb "#333333"
     }
 }
-# Okabe and Ito's colors, a lighter one for the second chunk
+# Okabe and Ito's colors, a lighter one for the second model chunk
 color(kind, chunk) = kind == 0 ? 0xe6e6e6 : kind == 3 ? 0x009e73 : \
     kind == 1 ? (chunk > 0 ? 0x8ccbf0 : 0x0072b2) : (chunk > 0 ? 0xf7d98c : 0xe69f00)
 ink(kind, chunk) = kind == 2 || chunk > 0 ? 0x000000 : 0xffffff
-title(name, idle, simulated) = sprintf("%s: idle over busy time %.3f, simulated %.3g", \
+title(name, idle, simulated) = sprintf("%s: bubble %.3f measured, %.3g simulated", \
                                        name eq "naive" ? "naive, one micro-batch" : name, idle, simulated)
-array where[4] = [0.40, 0.51, 0.72, 0.93]
-array what[4] = ["forward", "backward (without W: B)", "weights' part alone: W", "idle"]
+array where[4] = [0.40, 0.495, 0.725, 0.93]
+array what[4] = ["forward", "backward or input gradients", "weight gradients only", "idle"]
 do for [i = 1:4] {
     set object i rectangle at graph where[i], first 2 size graph 0.018, first 0.8 fc rgb color(i % 4, 0) \
         fs solid noborder
     set label what[i] at graph where[i] + 0.015, first 2 tc rgb "#333333"
 }
-set label "numbers: micro-batches; lighter: the rank's second chunk of layers" at graph 0.391, first 3.2 \
+set label "numbers: micro-batches; lighter colors: the rank's second model chunk" at graph 0.391, first 3.2 \
     tc rgb "#333333"
 set style fill solid 1.0 noborder
 set key off

@@ -1,55 +1,55 @@
-/* 06_pipeline_parallel: 01 with its layers divided over the ranks.
+/* 06_pipeline_parallel: 01 with its layers split over the ranks.
  *
- * forward and backward work on one micro-batch and one chunk of layers. A schedule (schedule.h) is a
- * list of such calls; execute() goes through it, receiving before each call and sending after it.
+ * forward and backward compute one micro-batch in one model chunk, the layers of one pipeline stage. A schedule
+ * (schedule.h) is a list of such calls. execute() goes through the list, receiving before each call and sending after.
  */
 #include "../common/ultrascale.h"
 #include "simulation.h"
 
-static Layout layout;               /* which parameter lies where in a flat buffer */
-static Params params, gradients;    /* views of the two buffers */
+static Layout layout;               /* the place of each parameter in a flat buffer */
+static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
-static Comm *pp, *tied;             /* all ranks; those of the model's two ends, which share the embedding */
-static Comm *ways[2];               /* all ranks, for x and for d_x: a V sends a rank both, each in its own order */
-static Pipeline pipeline = {.kind = ONE_F_ONE_B, .v = 1};
+static Comm *pp, *embedding_group;  /* all ranks; first and last pipeline stage: they share the embedding */
+static Comm *pp_dir[2];             /* all ranks, for x and for d_x: between two ranks, each has its own order */
+static Pipeline pipeline = {.kind = ONE_F_ONE_B, .v_c = 1};
 static bool print_schedule;
 static const char *times;           /* --times */
 
-/* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
-static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
+/* Local sizes, on this rank. Shapes in comments use these letters. */
+static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
 
-/* What one block's forward leaves for its backward. Its input is in Acts.x. */
+/* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
-    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
-    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
-    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
-    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
-    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
+    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
+    Tensor probs;                   /* (B, A, T, T)     attention probabilities: quadratic in T */
+    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
+    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
-    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
-    BlockActs *blocks;              /* L */
+    Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */
+    BlockActs *blocks;              /* [L] */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
     Tensor logits, lse;             /* (B, T, V), (B, T) */
-    int begin, end;                 /* the chunk's layers; x and blocks are indexed by the whole model's */
-    Tensor d_x;                     /* (R, H)  of the residual stream */
+    int begin, end;                 /* the chunk's layers; x and blocks are indexed by the full model's layers */
+    Tensor d_x;                     /* (R, H)  gradient of the residual stream */
     Batch batch;
-    Request *receiving[2], *sending[2];     /* x forward, d_x back */
+    Request *receiving[2], *sending[2];     /* x, d_x */
 } Acts;
 
 static Acts **acts;                 /* [chunk][micro-batch % schedule.in_flight[chunk]] */
-static Schedule schedule;           /* what this rank does in a step */
-static Tensor *inbox;               /* [chunk] of ((in_flight + 1)*R, H): x as it arrives, one ahead of what is used */
-static BlockActs d_block;           /* gradients of one block's activations, for every block in turn */
+static Schedule schedule;           /* this rank's actions of a step */
+static Tensor *recv_x;              /* [chunk] of ((in_flight + 1)*R, H): x as received, one ahead of those in use */
+static BlockActs d_block;           /* gradients of the current block's activations */
 static Tensor d_final;              /* (R, H)  of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
-static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
+static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 
 static void sizes(void)
 {
@@ -58,7 +58,7 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
 }
 
-/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
 static BlockActs block_acts_create(Category category, const BlockActs *first)
 {
     BlockActs a = first ? *first : (BlockActs){0};
@@ -67,7 +67,7 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
         a.mid = tensor_create(category, dtype, "mid", shape(R, H));
         a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
@@ -81,11 +81,11 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
     return a;
 }
 
-/* For one micro-batch in flight through a stage's layers. Its x[begin] is where it arrived. */
+/* For one micro-batch in flight through a pipeline stage's layers. Its x[begin] is a view of recv_x. */
 static Acts acts_create(int stage, const BlockActs *first)
 {
-    const Range part = layers_of(pipeline, stage);
-    const int begin = part.first, end = begin + part.count;
+    const Range layers = layers_of(pipeline, stage);
+    const int begin = layers.first, end = begin + layers.count;
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
 
     a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
@@ -103,55 +103,55 @@ static Acts acts_create(int stage, const BlockActs *first)
     return a;
 }
 
-/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
-    const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v - 1);
+    const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
     const double real = dtype_size(REAL);
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic */
+    const double scores = B * A * T * T;                                    /* quadratic in T */
     double N = (r == 0 || r == last ? H * V : 0) + (r == last ? 2 * H : 0);     /* at the model's ends */
-    double kept = 0, alive = 0, arriving = 0;   /* blocks x micro-batches in flight; the latter; receive buffers */
+    double micros = 0, live = 0, recv_slots = 0;        /* in flight: micro-batches, blocks of each; x received */
 
-    for (int c = 0; c < pipeline.v; c++) {
+    for (int c = 0; c < pipeline.v_c; c++) {
         const int layers = layers_of(pipeline, stage_of(pipeline, r, c)).count;
         N += layers * (12 * H * H + 13 * H);
-        kept += schedule.in_flight[c] * layers;
-        alive += schedule.in_flight[c];
-        arriving += schedule.in_flight[c] + 1;
+        micros += schedule.in_flight[c];
+        live += schedule.in_flight[c] * layers;
+        recv_slots += schedule.in_flight[c] + 1;
         for (int k = FORWARD; k <= BACKWARD; k++)
-            comm_predict(ways[k], SEND, pipeline.m * (message_out(pipeline, (Action){k, 0, c}, r).peer >= 0), R * H);
+            comm_predict(pp_dir[k], SEND, pipeline.m * (transfer_out(pipeline, (Action){k, 0, c}, r).peer >= 0), R * H);
     }
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : kept;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? kept : 1;
-    const double head = r == last ? schedule.in_flight[pipeline.v - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : live;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? live : 1;
+    const double head = r == last ? schedule.in_flight[pipeline.v_c - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
 
     memory_predict(MEM_PARAMETERS, real * N);
     memory_predict(MEM_GRADIENTS, real * N);
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real * ((kept + alive) * R * H + blocks * block + quadratic * scores + head));
-    memory_predict(MEM_COMMUNICATION, real * arriving * R * H);
-    /* d_block; branch twice, d_final; rope; the loss; the batches' two ids a token */
-    memory_predict(MEM_WORKSPACE, real * (block + scores + 3 * R * H + T * D) + 8 + alive * 2 * 4 * B * T);
-    if (tied)
-        comm_predict(tied, ALL_REDUCE, 1, H * V);
-    comm_predict(pp, BROADCAST, 0, 1);          /* none in a step: evaluation's loss */
+    memory_predict(MEM_ACTIVATIONS, real * ((live + micros) * R * H + blocks * block + quadratic * scores + head));
+    memory_predict(MEM_COMMUNICATION, real * recv_slots * R * H);
+    /* d_block; branch twice, d_final; rope; the loss; two ids per token of each batch */
+    memory_predict(MEM_WORKSPACE, real * (block + scores + 3 * R * H + T * D) + 8 + micros * 2 * 4 * B * T);
+    if (embedding_group)
+        comm_predict(embedding_group, ALL_REDUCE, 1, H * V);
+    comm_predict(pp, BROADCAST, 0, 1);          /* none in a step; loss_of broadcasts the loss */
 
-    memory_playbook(MEM_PARAMETERS, real * N, "4 N, N: here");
-    memory_playbook(MEM_GRADIENTS, real * N, "4 N");
-    memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    playbook_activations(options.recompute, kept * R, ", L: in flight");
-    memory_plan();
+    memory_estimate(MEM_PARAMETERS, real * N, "4 N, N: local");
+    memory_estimate(MEM_GRADIENTS, real * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    estimate_activations(options.recompute, live * R, ", L: in flight");
+    memory_check_fits();
 }
 
-/* One transformer block: from the residual stream x to out, both (R, H). */
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
     layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
     linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
     rope_forward(a->qkv, rope);
-    attention_forward(a->heads, a->probs, a->qkv);
-    linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    attention_forward(a->attn_out, a->probs, a->qkv);
+    linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
     residual_forward(a->mid, x, a->branch, w->proj_bias);
 
     layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
@@ -161,38 +161,38 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
     residual_forward(out, a->mid, a->branch, w->down_bias);
 }
 
-/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
- * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
- * activations, d their gradients. The linears' parameters are left to block_backward_weight. */
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. block_backward_weight adds the linear layers' weight gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
-    tensor_copy(d->branch, d_x);                /* for block_backward_weight: d_x itself goes on changing */
+    tensor_copy(d->branch, d_x);                /* for block_backward_weight, as d_x changes below */
     residual_backward(g->down_bias, d_x);
     linear_backward_input(d->gelu, d_x, w->down_weight);
     gelu_backward(d->up, d->gelu, a->up);
     linear_backward_input(d->ln2, d->up, w->up_weight);
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
-    tensor_copy(d->mid, d_x);                   /* likewise */
+    tensor_copy(d->mid, d_x);                   /* likewise for proj_weight */
     residual_backward(g->proj_bias, d_x);
-    linear_backward_input(d->heads, d_x, w->proj_weight);
-    attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
+    linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
     rope_backward(d->qkv, rope);
     linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
 
-/* The rest of it, which no other rank waits for. */
+/* Adds the weight gradients of the linear layers. No other rank waits for them. */
 static void block_backward_weight(const BlockParams *g, BlockActs *a, BlockActs *d)
 {
     linear_backward_weight(g->down_weight, NONE, d->branch, a->gelu);
     linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
-    linear_backward_weight(g->proj_weight, NONE, d->mid, a->heads);
+    linear_backward_weight(g->proj_weight, NONE, d->mid, a->attn_out);
     linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
 }
 
-/* For a block_backward_weight that comes later: what it will read takes the place of what nobody reads any more. */
-static void put_off(Acts *a, int l)
+/* Saves what a later block_backward_weight reads, in buffers of activations that nothing reads any more. */
+static void save_for_backward_weight(Acts *a, int l)
 {
     tensor_copy(a->x[l + 1], d_block.branch);
     tensor_copy(a->blocks[l].mid, d_block.mid);
@@ -200,7 +200,7 @@ static void put_off(Acts *a, int l)
     tensor_copy(a->blocks[l].qkv, d_block.qkv);
 }
 
-/* One chunk's layers: from tokens or the x that arrived, to the x to send or the share of the step's loss. */
+/* One chunk's layers: from tokens or the received x, to the x to send or the micro-batch's term of the step's loss. */
 static void forward(Acts *a, Batch batch, double scale)
 {
     const Params *w = &params;
@@ -216,8 +216,7 @@ static void forward(Acts *a, Batch batch, double scale)
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
 }
 
-/* Adds this micro-batch's gradients to the step's, of the chunk's layers; those of linears now, or later by
- * backward_weight. */
+/* Adds this micro-batch's gradients to the step's; without `weights`, all but the linear layers' weight gradients. */
 static void backward(Acts *a, Batch batch, double scale, bool weights)
 {
     const Params *w = &params, *g = &gradients;
@@ -234,17 +233,18 @@ static void backward(Acts *a, Batch batch, double scale, bool weights)
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         if (options.recompute == RECOMPUTE_SELECTIVE)
-            attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
+            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l]);
         if (weights)
             block_backward_weight(&g->blocks[l], &a->blocks[l], &d_block);
         else
-            put_off(a, l);
+            save_for_backward_weight(a, l);
     }
     if (a->begin == 0)
         embedding_backward(g->embedding, a->d_x, batch.inputs);
 }
 
+/* Adds the weight gradients that backward without `weights` has left out. */
 static void backward_weight(Acts *a)
 {
     const Params *g = &gradients;
@@ -252,7 +252,7 @@ static void backward_weight(Acts *a)
     if (a->end == L)
         linear_backward_weight(g->embedding, NONE, a->logits, a->final);
     for (int l = a->end - 1; l >= a->begin; l--) {
-        BlockActs d = a->blocks[l];             /* as put_off left it */
+        BlockActs d = a->blocks[l];             /* as save_for_backward_weight left it */
         d.branch = a->x[l + 1];
         block_backward_weight(&g->blocks[l], &a->blocks[l], &d);
     }
@@ -263,13 +263,13 @@ static Acts *acts_of(Action action)
     return &acts[action.chunk][action.micro % schedule.in_flight[action.chunk]];
 }
 
-static Tensor inbox_of(Action action)
+static Tensor recv_x_of(Action action)
 {
-    return tensor_range(inbox[action.chunk], action.micro % (schedule.in_flight[action.chunk] + 1) * R, R);
+    return tensor_range(recv_x[action.chunk], action.micro % (schedule.in_flight[action.chunk] + 1) * R, R);
 }
 
-/* Where a V turns, the stage before is on this rank too: nothing is sent, but copied. */
-static void hand_over(Action action)
+/* Where a V turns, two consecutive pipeline stages are on this rank: x and d_x are copied, not sent. */
+static void copy_at_turn(Action action)
 {
     Acts *a = acts_of(action), *before = acts_of((Action){action.kind, action.micro, 0});
 
@@ -278,37 +278,37 @@ static void hand_over(Action action)
     if (action.kind == FORWARD) {
         tensor_copy(a->x[a->begin], before->x[before->end]);
     } else {
-        comm_wait(&before->sending[1]);         /* of the micro-batch that was there before */
+        comm_wait(&before->sending[1]);         /* of the micro-batch that last used this buffer */
         tensor_copy(before->d_x, a->d_x);
     }
 }
 
-/* Starts to receive what an action needs, one action ahead, so that it arrives during the one before. */
+/* Starts to receive x or d_x for an action. Call it one action ahead: then the transfer overlaps with that action. */
 static void start_receive(Action action)
 {
-    const Message in = message_in(pipeline, action, comm_rank(pp));
+    const Transfer in = transfer_in(pipeline, action, comm_rank(pp));
     Acts *a = acts_of(action);
 
     if (in.peer >= 0 && action.kind == FORWARD)
-        a->receiving[0] = comm_start_recv(ways[0], inbox_of(action), in.peer, in.tag);
+        a->receiving[0] = comm_start_recv(pp_dir[0], recv_x_of(action), in.peer, in.tag);
     if (in.peer >= 0 && action.kind != FORWARD) {
-        comm_wait(&a->sending[1]);              /* of the micro-batch that was here before */
-        a->receiving[1] = comm_start_recv(ways[1], a->d_x, in.peer, in.tag);
+        comm_wait(&a->sending[1]);              /* of the micro-batch that last used this buffer */
+        a->receiving[1] = comm_start_recv(pp_dir[1], a->d_x, in.peer, in.tag);
     }
 }
 
 static void start_send(Action action)
 {
-    const Message out = message_out(pipeline, action, comm_rank(pp));
+    const Transfer out = transfer_out(pipeline, action, comm_rank(pp));
     const bool back = action.kind != FORWARD;
     Acts *a = acts_of(action);
 
     if (out.peer >= 0)
-        a->sending[back] = comm_start_send(ways[back], back ? a->d_x : a->x[a->end], out.peer, out.tag);
+        a->sending[back] = comm_start_send(pp_dir[back], back ? a->d_x : a->x[a->end], out.peer, out.tag);
 }
 
-/* Any schedule. Sends and receives are only started here; what is waited for is always something that another rank
- * has started, or starts one action ahead: so it cannot matter whether a send ends before its receive begins. */
+/* Runs one step of any schedule. A rank waits only for transfers whose other side has started, or starts one action
+ * ahead. So the schedule cannot deadlock when a send lasts until its receive begins (rendezvous). */
 static void execute(int64_t step, double scale)
 {
     bubble_step_begin(pp, schedule.count);
@@ -321,13 +321,13 @@ static void execute(int64_t step, double scale)
             start_receive(schedule.list[i + 1]);
         if (action.kind == FORWARD) {
             comm_wait(&a->receiving[0]);
-            a->x[a->begin] = inbox_of(action);
-            hand_over(action);
+            a->x[a->begin] = recv_x_of(action);
+            copy_at_turn(action);
             batch_load(a->batch, step, action.micro * B, 0);
         } else if (action.kind != BACKWARD_WEIGHT) {
             comm_wait(&a->receiving[1]);
-            comm_wait(&a->sending[0]);          /* x[end] may be written again, now or by the next forward here */
-            comm_wait(&a->sending[1]);          /* of the micro-batch that was here before */
+            comm_wait(&a->sending[0]);          /* x[end] may be overwritten, by this action or the next forward */
+            comm_wait(&a->sending[1]);          /* of the micro-batch that last used this buffer */
         }
         measure_begin(action.kind);
         if (action.kind == FORWARD)
@@ -338,64 +338,64 @@ static void execute(int64_t step, double scale)
             backward(a, a->batch, scale, action.kind == BACKWARD);
         measure_end();
         if (action.kind != FORWARD)
-            hand_over(action);
+            copy_at_turn(action);
         start_send(action);
     }
-    for (int c = 0; c < pipeline.v; c++)
+    for (int c = 0; c < pipeline.v_c; c++)
         for (int i = 0; i < schedule.in_flight[c]; i++)
-            comm_wait(&acts[c][i].sending[1]);  /* x has left before its backward */
+            comm_wait(&acts[c][i].sending[1]);  /* sending[0] was waited for before the backward */
     bubble_step_end(pp);
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step)
 {
-    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
-     * and wherever it is computed, is divided by the same count. */
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+     * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate);
 
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     execute(step, scale);
-    if (tied)                                   /* each end has seen only its own use of the embedding */
-        comm_all_reduce(tied, gradients.embedding, SUM);
+    if (embedding_group)                                   /* each end has only the gradient of its own use */
+        comm_all_reduce(embedding_group, gradients.embedding, SUM);
     run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(pp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
-    double mean = comm_sum(pp, tensor_item(loss));  /* here, so that the host need not wait for the update */
+    double mean = comm_sum(pp, tensor_item(loss));  /* read here, so that the host does not wait for the update */
     adamw_step(&optimizer, lr, clip_scale(norm));
     trace_end();
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)        /* no backward follows: one micro-batch through all stages */
+static void loss_of(Batch batch)        /* no backward follows: one micro-batch through all pipeline stages */
 {
-    for (int c = 0; c < pipeline.v; c++) {
+    for (int c = 0; c < pipeline.v_c; c++) {
         const Action action = {FORWARD, 0, c};
         Acts *a = acts_of(action);
         start_receive(action);
         comm_wait(&a->receiving[0]);
-        a->x[a->begin] = inbox_of(action);
-        hand_over(action);
+        a->x[a->begin] = recv_x_of(action);
+        copy_at_turn(action);
         forward(a, batch, 1.0 / (B * T));
         start_send(action);
         comm_wait(&a->sending[0]);
     }
-    comm_broadcast(pp, loss, rank_of(pipeline, pipeline.p * pipeline.v - 1));
+    comm_broadcast(pp, loss, rank_of(pipeline, pipeline.p * pipeline.v_c - 1));
 }
 
 int main(int argc, char **argv)
 {
-    run_begin("06_pipeline_parallel", "Trains a transformer with its layers divided over the ranks.", argc, argv,
-              (StageOption[]){
-        {"schedule", OPTION_CHOICE, &pipeline.kind, "order of forwards and backwards",
+    run_begin("06_pipeline_parallel", "Trains a transformer with its layers split over the ranks.", argc, argv,
+              (ProgramOption[]){
+        {"schedule", OPTION_CHOICE, &pipeline.kind, "order of forward and backward passes",
          "afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v"},
-        {"chunks", OPTION_INT, &pipeline.v, "of layers, on each rank, with --schedule interleaved", "V", 1, 1000},
-        {"print-schedule", OPTION_FLAG, &print_schedule, "draw the schedule and stop"},
-        {"times", OPTION_TEXT, &times, "time slots in the simulation (1,1,1,0)", "T_F,T_B,T_W,MESSAGE"},
+        {"chunks", OPTION_INT, &pipeline.v_c, "model chunks per rank, with --schedule interleaved", "N", 1, 1000},
+        {"print-schedule", OPTION_FLAG, &print_schedule, "draw the schedule and exit"},
+        {"times", OPTION_TEXT, &times, "time slots of each action in the simulation (1,1,1,0)", "T_F,T_B,T_W,TRANSFER"},
         {0}});
-    pp = ways[0] = comm_split(world, 0, "pp"), ways[1] = comm_split(world, 0, "back");
+    pp = pp_dir[0] = comm_split(world, 0, "pp"), pp_dir[1] = comm_split(world, 0, "back");
     const int r = comm_rank(pp);
     sizes();
     pipeline.p = comm_size(pp), pipeline.m = options.accumulate, pipeline.layers = L;
@@ -404,41 +404,41 @@ int main(int argc, char **argv)
     if (print_schedule)
         simulation_print(&simulation), run_leave();
     schedule = simulation.ranks[r];
-    const int last = rank_of(pipeline, pipeline.p * pipeline.v - 1);
-    bool *here = calloc(L, sizeof(bool));
-    for (int c = 0; c < pipeline.v; c++) {
-        const Range part = layers_of(pipeline, stage_of(pipeline, r, c));
-        for (int l = part.first; l < part.first + part.count; l++)
-            here[l] = true;
+    const int last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
+    bool *local = calloc(L, sizeof(bool));
+    for (int c = 0; c < pipeline.v_c; c++) {
+        const Range layers = layers_of(pipeline, stage_of(pipeline, r, c));
+        for (int l = layers.first; l < layers.first + layers.count; l++)
+            local[l] = true;
     }
-    tied = comm_split(world, last > 0 && (r == 0 || r == last) ? 0 : -1, "tied");
+    embedding_group = comm_split(world, last > 0 && (r == 0 || r == last) ? 0 : -1, "embedding");
     predict();
 
     layout = layout_create(options.config,
-                           (Shard){.slices = 1, .layer = here, .embedding = r == 0, .head = r == last});
-    Part all = {
+                           (Placement){.slices = 1, .layer = local, .embedding = r == 0, .head = r == last});
+    ParamShard all = {
         .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
         .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
     gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
-    acts = calloc(pipeline.v, sizeof(Acts *));
-    inbox = calloc(pipeline.v, sizeof(Tensor));
-    for (int c = 0; c < pipeline.v; c++) {
+    acts = calloc(pipeline.v_c, sizeof(Acts *));
+    recv_x = calloc(pipeline.v_c, sizeof(Tensor));
+    for (int c = 0; c < pipeline.v_c; c++) {
         acts[c] = calloc(schedule.in_flight[c], sizeof(Acts));
         for (int i = 0; i < schedule.in_flight[c]; i++)
             acts[c][i] = acts_create(stage_of(pipeline, r, c), c || i ? &acts[0][0].blocks[acts[0][0].begin] : NULL);
-        inbox[c] = tensor_create(MEM_COMMUNICATION, dtype, "inbox", shape((schedule.in_flight[c] + 1) * R, H));
+        recv_x[c] = tensor_create(MEM_COMMUNICATION, dtype, "recv_x", shape((schedule.in_flight[c] + 1) * R, H));
     }
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
 
-    int step = run_load(&optimizer);            /* initial weights, or those of --load */
+    int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step);
         run_step(++step, result);

@@ -1,5 +1,5 @@
 # One step of four ranks with --attention ring and zigzag, on one clock. Columns: begin and end in seconds, row from the
-# top, kind (0 to 3: idle, attention forward, attention backward, all else), whose keys and values (-1: nobody's).
+# top, kind (0 to 3: idle, attention forward, attention backward, other compute), rank of K and V (-1: none).
 set terminal svg size 960,320 font "sans-serif,12" background "white"
 set output "07_context_parallel/timeline.svg"
 set lmargin at screen 0.065
@@ -8,7 +8,7 @@ set tmargin at screen 0.99
 set bmargin at screen 0.18
 set border 1 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
-set xlabel "seconds (pretended hardware)" offset 0,0.3 tc rgb "#333333"
+set xlabel "seconds (simulated hardware)" offset 0,0.3 tc rgb "#333333"
 set xrange [0:*] noextend
 set yrange [10.2:-0.6]
 unset ytics
@@ -20,9 +20,8 @@ do for [panel = 0:1] {
 }
 # Okabe and Ito's colors
 color(kind) = kind == 0 ? 0xe6e6e6 : kind == 1 ? 0x0072b2 : kind == 2 ? 0xe69f00 : 0x9ad4c0
-array where[4] = [0.12, 0.40, 0.58, 0.80]
-array what[4] = ["attention (number: whose K and V)", "attention backward", "all else that is computed", \
-                 "waits for others"]
+array where[4] = [0.12, 0.44, 0.62, 0.79]
+array what[4] = ["attention forward (number: rank of K, V)", "attention backward", "other compute", "idle"]
 do for [i = 1:4] {
     set object i rectangle at graph where[i], first 0 size graph 0.018, first 0.7 fc rgb color(i % 4) fs solid noborder
     set label what[i] at graph where[i] + 0.015, first 0 tc rgb "#333333"

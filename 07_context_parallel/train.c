@@ -1,77 +1,77 @@
-/* 07_context_parallel: 01 with every sequence cut over the ranks.
+/* 07_context_parallel: 01 with every sequence split over the ranks.
  *
- * Each rank has the whole model and some of each sequence's tokens. Attention is where a token needs
- * others, so attention is all that changes: K and V go from rank to rank (ring, zigzag), are gathered
- * at once (allgather), or tokens are exchanged for heads (ulysses). Scores are never kept, so
- * --recompute selective has nothing to drop and equals none.
+ * Each rank has the full model and 1/n of the tokens of every sequence. Only attention combines tokens, so only
+ * attention changes. K and V go from rank to rank (ring, zigzag), or an all-gather brings them all (allgather), or an
+ * all-to-all exchanges tokens for heads (ulysses). Scores are never saved, so --recompute selective equals none.
  */
 #include "../common/ultrascale.h"
 
-static Layout layout;               /* which parameter lies where in a flat buffer */
-static Params params, gradients;    /* views of the two buffers */
+static Layout layout;               /* the place of each parameter in a flat buffer */
+static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
-static Comm *cp;                    /* the ranks that share every sequence */
+static Comm *cp;                    /* the ranks over which every sequence is split */
 static enum { RING, ZIGZAG, ALLGATHER, ULYSSES } method = ZIGZAG;
 
-/* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
-static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
-static int64_t C;                   /* tokens of a chunk, the unit in which sequences are cut */
-static int held;                    /* chunks of each sequence that are here; rows go chunk by chunk: (held, B, C) */
-static int chunks;                  /* the same while attention runs; with ulysses all of them, ... */
-static int64_t chunk_heads;         /* ... of so many heads: chunks * B * C * chunk_heads = R * A */
-static int64_t Q;                   /* queries whose scores exist at a time */
+/* Local sizes, on this rank. Shapes in comments use these letters. */
+static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
+static int64_t C;                   /* tokens per sequence chunk */
+static int local_chunks;            /* sequence chunks per sequence on this rank; rows are (local_chunks, B, C) */
+static int chunks;                  /* sequence chunks that attention works on: local_chunks; with ulysses n */
+static int64_t chunk_heads;         /* heads of each inside attention: chunks * B * C * chunk_heads = R * A */
+static int64_t Q;                   /* queries per tile: scores exist for one tile at a time */
 
-/* What one block's forward leaves for its backward. Its input is in Acts.x. With ulysses qkv and lse hold all
- * tokens of some heads instead, (chunks, B, C, chunk_heads, ...), from attention on until backward, and heads
- * while attention runs. */
+/* What one block's forward saves for its backward. The block's input is in Acts.x. With ulysses, from attention until
+ * backward, qkv and lse hold all tokens of the local heads, (chunks, B, C, chunk_heads, ...); inside attention, so does
+ * attn_out. */
 typedef struct {
-    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
-    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
-    Tensor lse;                     /* (B, T, A)        log of each softmax's sum, for probs; in d, rowsum(dO*O) */
-    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
-    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
+    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
+    Tensor lse;                     /* (B, T, A)        log-sum-exp of a query's scores; in d: delta = rowsum(dO*O) */
+    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
+    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
-    Tensor split;                   /* (3, R, A*D)      qkv as all of q, all of k, all of v; not kept */
+    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+    Tensor split;                   /* (3, R, A*D)      qkv as all of q, all of k, all of v; not saved */
 } BlockActs;
 
 typedef struct {
-    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
-    BlockActs *blocks;              /* L */
+    Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */
+    BlockActs *blocks;              /* [L] */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
     Tensor logits, lse;             /* (B, T, V), (B, T) */
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
-static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
-static Tensor rope;                 /* (R, D)  cos and sin of each row's position in its sequence */
-static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
-static Tensor part, part_lse;       /* (B, C, chunk_heads, D or 1)  what a chunk of keys gives a chunk of queries */
-static Tensor scores;               /* (2, chunk_heads, Q, C)  on the way to it; backward, their gradients too */
-static Tensor kv_next, d_kv[2];     /* (2, R, A*D)   ring: K, V as they arrive; dK, dV being computed, and travelling */
-static Tensor kv_all, d_kv_all;     /* (2*n, R, A*D) allgather: every rank's */
-static Tensor packed;               /* (3*R*A*D)     ulysses: what travels, rank by rank */
+static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
+static Tensor rope;                 /* (R, D)  cos and sin of the position of each row's token in its sequence */
+static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
+static Tensor block_out, block_lse; /* (B, C, chunk_heads, D or 1)  attention of one query chunk to one key chunk */
+static Tensor scores;               /* (2, chunk_heads, Q, C)  of one tile; the second half: their gradients */
+static Tensor kv_next, d_kv[2];     /* (2, R, A*D)   ring: K, V being received; dK, dV being computed and being sent */
+static Tensor kv_all, d_kv_all;     /* (2*n, R, A*D) allgather: K, V of all ranks; dK, dV for all ranks */
+static Tensor packed;               /* (3*R*A*D)     ulysses: the all-to-all's send buffer, rank by rank */
 
 static void sizes(void)
 {
     const Config *c = &options.config;
     const int n = comm_size(cp);
-    held = method == ZIGZAG && n > 1 ? 2 : 1;               /* one rank has nothing to balance */
-    if (c->seq % (held * n))
-        fail("--seq %d cannot be cut into %d chunks, %d for each of %d ranks", c->seq, held * n, held, n);
-    C = c->seq / (held * n);
-    B = options.micro_batch, T = held * C, R = B * T;
+    local_chunks = method == ZIGZAG && n > 1 ? 2 : 1;               /* with one rank there is no load to balance */
+    if (c->seq % (local_chunks * n))
+        fail("--seq: expected a multiple of %d (%d ranks x %d sequence chunks), got %d; try %d", local_chunks * n, n,
+             local_chunks, c->seq, (c->seq / (local_chunks * n) + 1) * local_chunks * n);
+    C = c->seq / (local_chunks * n);
+    B = options.micro_batch, T = local_chunks * C, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    chunks = method == ULYSSES ? n : held;
+    chunks = method == ULYSSES ? n : local_chunks;
     chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
     Q = C < attention_block_queries() ? C : attention_block_queries();
 }
 
-/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
 static BlockActs block_acts_create(Category category, const BlockActs *first)
 {
     BlockActs a = first ? *first : (BlockActs){0};
@@ -81,7 +81,7 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
         a.lse = tensor_create(category, REAL, "lse", shape(B, T, A));
-        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
         a.mid = tensor_create(category, dtype, "mid", shape(R, H));
         a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
@@ -110,13 +110,13 @@ static Acts acts_create(void)
     return a;
 }
 
-/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
     const double real = dtype_size(REAL), N = model_parameters(options.config);
     const int64_t n = comm_size(cp);
-    const double block = R * (3 * H + 4 + 4 * A * D + A + 2 * F);           /* linear in T; nothing is quadratic */
-    const double attention = B * C * chunk_heads * (D + 1) + 2 * chunk_heads * Q * C;   /* part, part_lse, scores */
+    const double block = R * (3 * H + 4 + 4 * A * D + A + 2 * F);           /* linear in T: no term is quadratic */
+    const double attention = B * C * chunk_heads * (D + 1) + 2 * chunk_heads * Q * C; /* block_out, block_lse, scores */
     const int64_t kv = 2 * R * A * D;                                       /* a rank's K and V */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double buffers[] = {[RING] = 3, [ZIGZAG] = 3, [ALLGATHER] = 2 * n, [ULYSSES] = 1.5};
@@ -125,105 +125,105 @@ static void predict(void)
     memory_predict(MEM_GRADIENTS, real * N);
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + R * (H + 2) + R * (V + 1)));
-    /* d_block; attention; branch twice, d_x, d_final; split twice; rope; the loss; a batch's two ids a token */
+    /* d_block; attention; branch twice, d_x, d_final; split twice; rope; the loss; two ids per token of the batch */
     memory_predict(MEM_WORKSPACE, real * (block + attention + 4 * R * H + 6 * R * A * D + R * D) + 8 + 2 * 4 * R);
     memory_predict(MEM_COMMUNICATION, real * kv * buffers[method]);
 
-    memory_playbook(MEM_PARAMETERS, real * N, "4 N");
-    memory_playbook(MEM_GRADIENTS, real * N, "4 N");
-    memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    playbook_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
+    memory_estimate(MEM_PARAMETERS, real * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, real * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    estimate_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
 
-    /* What a rank sends in a step: attention's traffic of every layer, forward (full recomputation: twice)
-     * and backward, and once the gradients'. */
+    /* Traffic per step: attention's, per layer and micro-batch, in forward (twice with full recomputation) and in
+     * backward; the gradients', once. */
     const int64_t backwards = options.accumulate * L;
     const int64_t forwards = options.recompute == RECOMPUTE_FULL ? 2 * backwards : backwards;
     switch (method) {
     case RING:
-    case ZIGZAG:                        /* K, V both ways; dK, dV one hop more, to get home */
+    case ZIGZAG:                        /* K, V, forward and backward; dK, dV, one hop more */
         comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
         break;
-    case ALLGATHER:                     /* K, V both ways; dK, dV */
+    case ALLGATHER:                     /* K, V, forward and backward; dK, dV */
         comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
         comm_predict(cp, REDUCE_SCATTER, backwards, n * kv);
         break;
-    case ULYSSES:                       /* q, k, v and out; the same gradients and rowsum(dO*O) */
+    case ULYSSES:                       /* q, k, v; output; the same gradients, and delta */
         comm_predict(cp, ALL_TO_ALL, forwards + backwards, 3 * R * A * D);
         comm_predict(cp, ALL_TO_ALL, forwards + backwards, R * A * D);
         comm_predict(cp, ALL_TO_ALL, backwards, R * A);
         break;
     }
     comm_predict(cp, ALL_REDUCE, 1, model_parameters(options.config));
-    memory_plan();
+    memory_check_fits();
 }
 
-/* ---- Attention, the one place where tokens meet ---- */
+/* ---- Attention: the only place where tokens are combined ---- */
 
-/* Which chunk of the sequence is a rank's i-th. Under the causal mask a late chunk has more keys to look
- * at than an early one; zigzag gives each rank one from either end, which adds up to the same for all
- * (4 ranks: 0 and 7, 1 and 6, 2 and 5, 3 and 4). */
+/* Index, in the full sequence, of a rank's i-th sequence chunk. Under the causal mask a late chunk's queries see more
+ * keys than an early one's. zigzag gives each rank one chunk from each end, and so all ranks the same load (4 ranks: 0
+ * and 7, 1 and 6, 2 and 5, 3 and 4). */
 static int chunk_number(int rank, int i)
 {
     return method == ZIGZAG && i ? 2 * comm_size(cp) - 1 - rank : rank + i;
 }
 
-/* The i-th chunk of q, k, v, heads or their gradients: (B, C, chunk_heads, D); of lse: the same with D = 1. */
+/* The i-th sequence chunk of q, k, v, attn_out or their gradients, (B, C, chunk_heads, D); of lse and delta, D = 1. */
 static Tensor chunk(Tensor t, int i)
 {
     return tensor_range(tensor_view(t, shape(chunks * B, C, chunk_heads, tensor_count(t) / (R * A))), i * B, B);
 }
 
-/* What the keys of one rank give to the queries of another, chunk by chunk, merged into what others
- * gave before. Keys that come after all the queries are skipped: the mask would leave nothing of them. */
-static void attend(BlockActs *a, int queries_of, Tensor kv, int keys_of)
+/* Attention of one rank's queries to another rank's keys, chunk by chunk, merged into attn_out and lse. Key chunks
+ * after the query chunk are skipped: the causal mask hides them entirely. */
+static void attend_kv(BlockActs *a, int query_rank, Tensor kv, int key_rank)
 {
     Tensor q = tensor_range(a->split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
 
     for (int i = 0; i < chunks; i++)
         for (int j = 0; j < chunks; j++) {
-            const int query = chunk_number(queries_of, i), key = chunk_number(keys_of, j);
+            const int query = chunk_number(query_rank, i), key = chunk_number(key_rank, j);
             if (key > query)
                 continue;
-            attention_block_forward(part, part_lse, scores, chunk(q, i), chunk(k, j), chunk(v, j), key == query);
-            attention_merge(chunk(a->heads, i), chunk(a->lse, i), part, part_lse);
+            attention_block_forward(block_out, block_lse, scores, chunk(q, i), chunk(k, j), chunk(v, j), key == query);
+            attention_merge(chunk(a->attn_out, i), chunk(a->lse, i), block_out, block_lse);
         }
 }
 
-/* The same chunks backward: adds to dQ, and to the dK, dV of the keys' owner. */
-static void attend_backward(BlockActs *a, BlockActs *d, int queries_of, Tensor d_kv, Tensor kv, int keys_of)
+/* Backward of attend_kv: adds to dQ of the queries, and to dK and dV (d_kv) of the keys. */
+static void attend_kv_backward(BlockActs *a, BlockActs *d, int query_rank, Tensor d_kv, Tensor kv, int key_rank)
 {
     Tensor q = tensor_range(a->split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
     Tensor d_q = tensor_range(d->split, 0, 1), d_k = tensor_range(d_kv, 0, 1), d_v = tensor_range(d_kv, 1, 1);
 
     for (int i = 0; i < chunks; i++)
         for (int j = 0; j < chunks; j++) {
-            const int query = chunk_number(queries_of, i), key = chunk_number(keys_of, j);
+            const int query = chunk_number(query_rank, i), key = chunk_number(key_rank, j);
             if (key > query)
                 continue;
-            attention_block_backward(chunk(d_q, i), chunk(d_k, j), chunk(d_v, j), scores, chunk(d->heads, i),
+            attention_block_backward(chunk(d_q, i), chunk(d_k, j), chunk(d_v, j), scores, chunk(d->attn_out, i),
                                      chunk(q, i), chunk(k, j), chunk(v, j), chunk(a->lse, i), chunk(d->lse, i),
                                      key == query);
         }
 }
 
-/* Ring attention (Liu et al. 2023): n steps; in each, K and V of one rank are here, and those of the
- * rank before it arrive while we compute. */
+/* Ring attention (Liu et al. 2023): n steps. In each, this rank attends to the K and V of one rank, while those of the
+ * rank before it are in flight. */
 static void ring_forward(BlockActs *a)
 {
     const int n = comm_size(cp), r = comm_rank(cp);
     Tensor kv[2] = {tensor_range(a->split, 1, 2), kv_next};
 
     for (int step = 0; step < n; step++) {
-        Tensor here = kv[step % 2], next = kv[(step + 1) % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, here) : NULL;
-        attend(a, r, here, (r - step + n) % n);
+        Tensor current = kv[step % 2], next = kv[(step + 1) % 2];
+        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
+        attend_kv(a, r, current, (r - step + n) % n);
         comm_wait(&arriving);
     }
 }
 
-/* K and V go around again, and their gradients one step behind them. A rank computes its share apart
- * while the shares of the ranks before it arrive, adds them, and sends the sum on: after n hops, one
- * more than K and V make, it is at their owner. */
+/* K and V go around again, and their gradients follow one step behind. A rank computes its contribution to dK and dV
+ * while the sum of the ranks before it is in flight, adds the two, and sends the result on. After n hops, one more than
+ * K and V make, the sum is at the owner of the keys. */
 static void ring_backward(BlockActs *a, BlockActs *d)
 {
     const int n = comm_size(cp), r = comm_rank(cp);
@@ -231,41 +231,41 @@ static void ring_backward(BlockActs *a, BlockActs *d)
     Request *d_arriving = NULL;
 
     for (int step = 0; step < n; step++) {
-        Tensor here = kv[step % 2], next = kv[(step + 1) % 2], d_here = d_kv[step % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, here) : NULL;
-        tensor_zero(d_here);
-        attend_backward(a, d, r, d_here, here, (r - step + n) % n);
+        Tensor current = kv[step % 2], next = kv[(step + 1) % 2], d_current = d_kv[step % 2];
+        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
+        tensor_zero(d_current);
+        attend_kv_backward(a, d, r, d_current, current, (r - step + n) % n);
         comm_wait(&arriving);
         comm_wait(&d_arriving);
         if (step > 0)
-            tensor_add(d_here, d_arrived);
-        d_arriving = comm_start_shift(cp, d_arrived, d_here);
+            tensor_add(d_current, d_arrived);
+        d_arriving = comm_start_shift(cp, d_arrived, d_current);
     }
     comm_wait(&d_arriving);
 }
 
-/* Ulysses (Jacobs et al. 2023): t has our tokens of all heads, (R, A*x), and gets all tokens of our
- * heads, (n, R, A/n*x): every rank's tokens are one chunk of them. What goes to one rank must lie
- * together before it can be sent, hence the transposition. */
+/* Ulysses (Jacobs et al. 2023): t changes from the local tokens of all heads, (R, A*x), to all tokens of the local
+ * heads, (n, R, A/n*x), where each rank's tokens are one sequence chunk. What is sent to one rank must be contiguous,
+ * hence the transposition. heads_to_tokens is the inverse. */
 static void tokens_to_heads(Tensor t)
 {
     const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
-    Tensor travels = tensor_range(packed, 0, tensor_count(t));
+    Tensor to_send = tensor_range(packed, 0, tensor_count(t));
 
-    transpose_rows(tensor_view(travels, shape(n, R, width)), tensor_view(t, shape(R, n, width)));
-    comm_all_to_all(cp, t, travels);
+    transpose_rows(tensor_view(to_send, shape(n, R, width)), tensor_view(t, shape(R, n, width)));
+    comm_all_to_all(cp, t, to_send);
 }
 
 static void heads_to_tokens(Tensor t)
 {
     const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
-    Tensor travels = tensor_range(packed, 0, tensor_count(t));
+    Tensor to_send = tensor_range(packed, 0, tensor_count(t));
 
-    comm_all_to_all(cp, travels, t);
-    transpose_rows(tensor_view(t, shape(R, n, width)), tensor_view(travels, shape(n, R, width)));
+    comm_all_to_all(cp, to_send, t);
+    transpose_rows(tensor_view(t, shape(R, n, width)), tensor_view(to_send, shape(n, R, width)));
 }
 
-/* From a->qkv to a->heads and a->lse. */
+/* From a->qkv to a->attn_out and a->lse. */
 static void context_attention_forward(BlockActs *a)
 {
     const int n = comm_size(cp), r = comm_rank(cp);
@@ -273,9 +273,9 @@ static void context_attention_forward(BlockActs *a)
 
     if (method == ULYSSES)
         tokens_to_heads(a->qkv);
-    /* qkv has q, k, v of each head of each token; what travels has to be all of k and all of v */
+    /* qkv has q, k, v per token and head; the transfers need all of k and all of v contiguous */
     transpose_rows(tensor_view(a->split, shape(3, R * A, D)), tensor_view(a->qkv, shape(R * A, 3, D)));
-    tensor_zero(a->heads);
+    tensor_zero(a->attn_out);
     tensor_fill(a->lse, -INFINITY);
     switch (method) {
     case RING:
@@ -285,24 +285,24 @@ static void context_attention_forward(BlockActs *a)
     case ALLGATHER:
         comm_all_gather(cp, kv_all, kv);
         for (int o = 0; o < n; o++)
-            attend(a, r, tensor_range(kv_all, 2 * o, 2), o);
+            attend_kv(a, r, tensor_range(kv_all, 2 * o, 2), o);
         break;
     case ULYSSES:
-        attend(a, 0, kv, 0);                                /* chunk i is rank i's, for queries and for keys */
-        heads_to_tokens(a->heads);
+        attend_kv(a, 0, kv, 0);                                /* chunk i is rank i's tokens, of queries and of keys */
+        heads_to_tokens(a->attn_out);
         break;
     }
 }
 
-/* From d->heads to d->qkv. P = exp(S - lse), dP = dO V^T, dS = P * (dP - rowsum(dO*O)): with lse and the
- * row sums at hand, a block of keys needs no other (FlashAttention, Dao et al. 2022, appendix B.2). */
+/* From d->attn_out to d->qkv. P = exp(S - lse), dP = dO V^T, dS = P * (dP - delta), delta = rowsum(dO*O): given lse and
+ * delta, each key chunk is independent of the others (FlashAttention, Dao et al. 2022, appendix B.2). */
 static void context_attention_backward(BlockActs *a, BlockActs *d)
 {
     const int n = comm_size(cp), r = comm_rank(cp);
     Tensor kv = tensor_range(a->split, 1, 2), d_kv_own = tensor_range(d->split, 1, 2);
 
     transpose_rows(tensor_view(a->split, shape(3, R * A, D)), tensor_view(a->qkv, shape(R * A, 3, D)));
-    attention_dots(d->lse, d->heads, a->heads);
+    attention_delta(d->lse, d->attn_out, a->attn_out);
     tensor_zero(d->split);
     switch (method) {
     case RING:
@@ -313,13 +313,13 @@ static void context_attention_backward(BlockActs *a, BlockActs *d)
         comm_all_gather(cp, kv_all, kv);
         tensor_zero(d_kv_all);
         for (int o = 0; o < n; o++)
-            attend_backward(a, d, r, tensor_range(d_kv_all, 2 * o, 2), tensor_range(kv_all, 2 * o, 2), o);
+            attend_kv_backward(a, d, r, tensor_range(d_kv_all, 2 * o, 2), tensor_range(kv_all, 2 * o, 2), o);
         comm_reduce_scatter(cp, d_kv_own, d_kv_all);
         break;
     case ULYSSES:
-        tokens_to_heads(d->heads);
+        tokens_to_heads(d->attn_out);
         tokens_to_heads(d->lse);
-        attend_backward(a, d, 0, d_kv_own, kv, 0);
+        attend_kv_backward(a, d, 0, d_kv_own, kv, 0);
         break;
     }
     transpose_rows(tensor_view(d->qkv, shape(R * A, 3, D)), tensor_view(d->split, shape(3, R * A, D)));
@@ -327,14 +327,14 @@ static void context_attention_backward(BlockActs *a, BlockActs *d)
         heads_to_tokens(d->qkv);
 }
 
-/* One transformer block: from the residual stream x to out, both (R, H). */
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
     layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
     linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
     rope_forward(a->qkv, rope);
     context_attention_forward(a);
-    linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+    linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
     residual_forward(a->mid, x, a->branch, w->proj_bias);
 
     layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
@@ -344,9 +344,9 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
     residual_forward(out, a->mid, a->branch, w->down_bias);
 }
 
-/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
- * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
- * activations, d their gradients. */
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     residual_backward(g->down_bias, d_x);
@@ -358,8 +358,8 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
     residual_backward(g->proj_bias, d_x);
-    linear_backward_input(d->heads, d_x, w->proj_weight);
-    linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
+    linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
     context_attention_backward(a, d);
     rope_backward(d->qkv, rope);
     linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
@@ -367,7 +367,7 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
 
-/* Tokens in, their share of the step's loss out. */
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
 static void forward(Acts *a, Batch batch, double scale)
 {
     const Params *w = &params;
@@ -398,7 +398,7 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Ids and targets of our i-th chunk of each sequence. */
+/* Inputs and targets of this rank's i-th sequence chunk, (B, C) each. */
 static Batch chunk_of(Batch batch, int i)
 {
     return (Batch){tensor_range(batch.inputs, i * B, B), tensor_range(batch.targets, i * B, B)};
@@ -407,14 +407,14 @@ static Batch chunk_of(Batch batch, int i)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
-     * and wherever it is computed, is divided by the same count. */
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+     * the same number of tokens. */
     const double scale = 1.0 / (B * options.config.seq * options.accumulate);
 
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
-        for (int i = 0; i < held; i++)
+        for (int i = 0; i < local_chunks; i++)
             batch_load(chunk_of(batch, i), step, m * B, C * chunk_number(comm_rank(cp), i));
         trace_begin("forward");
         forward(&acts, batch, scale);
@@ -423,75 +423,74 @@ static StepResult train_step(int64_t step, Batch batch)
         backward(&acts, batch, scale);
         trace_end();
     }
-    comm_all_reduce(cp, gradients.buffer, SUM);                         /* from our tokens only, so far */
+    comm_all_reduce(cp, gradients.buffer, SUM);                         /* so far of the local tokens only */
     run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
     double norm = sqrt(comm_sum(cp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
-    double mean = comm_sum(cp, tensor_item(loss));  /* here, so that the host need not wait for the update */
+    double mean = comm_sum(cp, tensor_item(loss));  /* read here, so that the host does not wait for the update */
     adamw_step(&optimizer, lr, clip_scale(norm));
     trace_end();
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-/* text_evaluate() for a batch of chunks: each rank's share of the same loss. */
+/* text_evaluate() for a batch of sequence chunks: sums the ranks' contributions to the validation loss. */
 static void evaluate(Batch batch)
 {
     tensor_zero(loss);
     for (int64_t p = 0; p < text_pieces(); p++) {
-        for (int i = 0; i < held; i++)
-            batch_held_out(chunk_of(batch, i), p, text_pieces(), C * chunk_number(comm_rank(cp), i));
+        for (int i = 0; i < local_chunks; i++)
+            batch_validation(chunk_of(batch, i), p, text_pieces(), C * chunk_number(comm_rank(cp), i));
         forward(&acts, batch, 1.0 / (B * options.config.seq));
     }
-    run_held_out(comm_sum(cp, tensor_item(loss)) / text_pieces());
+    run_report_validation(comm_sum(cp, tensor_item(loss)) / text_pieces());
 }
 
 int main(int argc, char **argv)
 {
-    run_begin("07_context_parallel", "Trains a transformer with sequences cut over the ranks.", argc, argv,
-              (StageOption[]){
-        {"attention", OPTION_CHOICE, &method, "how queries meet other ranks' keys", "ring|zigzag|allgather|ulysses"},
+    run_begin("07_context_parallel", "Trains a transformer with sequences split over the ranks.", argc, argv,
+              (ProgramOption[]){
+        {"attention", OPTION_CHOICE, &method, "how queries get other ranks' keys", "ring|zigzag|allgather|ulysses"},
         {0}});
     cp = comm_split(world, 0, "cp");
     sizes();
     predict();
 
-    layout = layout_create(options.config, replica(comm_rank(cp)));    /* the norm counts number 0's gradients */
-    Part all = {
+    layout = layout_create(options.config, replica(comm_rank(cp)));    /* only replica 0 adds to the norm */
+    ParamShard all = {
         .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
         .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
     gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(R, D));
-    for (int i = 0; i < held; i++)
+    for (int i = 0; i < local_chunks; i++)
         for (int b = 0; b < B; b++)
             rope_table(tensor_range(rope, (i * B + b) * C, C), C * chunk_number(comm_rank(cp), i));
-    part = tensor_create(MEM_WORKSPACE, REAL, "part", shape(B, C, chunk_heads, D));
-    part_lse = tensor_create(MEM_WORKSPACE, REAL, "part_lse", shape(B, C, chunk_heads, 1));
+    block_out = tensor_create(MEM_WORKSPACE, REAL, "block_out", shape(B, C, chunk_heads, D));
+    block_lse = tensor_create(MEM_WORKSPACE, REAL, "block_lse", shape(B, C, chunk_heads, 1));
     scores = tensor_create(MEM_WORKSPACE, REAL, "scores", shape(2, chunk_heads, Q, C));
-    const int n = comm_size(cp);
     if (method == RING || method == ZIGZAG) {
         kv_next = tensor_create(MEM_COMMUNICATION, dtype, "kv_next", shape(2, R, A * D));
         for (int i = 0; i < 2; i++)
             d_kv[i] = tensor_create(MEM_COMMUNICATION, dtype, "d_kv", shape(2, R, A * D));
     } else if (method == ALLGATHER) {
-        kv_all = tensor_create(MEM_COMMUNICATION, dtype, "kv_all", shape(2 * n, R, A * D));
-        d_kv_all = tensor_create(MEM_COMMUNICATION, dtype, "d_kv_all", shape(2 * n, R, A * D));
+        kv_all = tensor_create(MEM_COMMUNICATION, dtype, "kv_all", shape(2 * comm_size(cp), R, A * D));
+        d_kv_all = tensor_create(MEM_COMMUNICATION, dtype, "d_kv_all", shape(2 * comm_size(cp), R, A * D));
     } else {
         packed = tensor_create(MEM_COMMUNICATION, dtype, "packed", shape(3 * R * A * D));
     }
-    Batch batch = {tensor_create(MEM_WORKSPACE, I32, "inputs", shape(held * B, C)),
-                   tensor_create(MEM_WORKSPACE, I32, "targets", shape(held * B, C))};
+    Batch batch = {tensor_create(MEM_WORKSPACE, I32, "inputs", shape(local_chunks * B, C)),
+                   tensor_create(MEM_WORKSPACE, I32, "targets", shape(local_chunks * B, C))};
 
-    int step = run_load(&optimizer);            /* initial weights, or those of --load */
+    int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step, batch);
         run_step(++step, result);

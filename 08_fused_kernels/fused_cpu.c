@@ -1,6 +1,5 @@
 /* The fused operators on the CPU. What a GPU keeps in registers and shared memory stays in registers and caches here:
- * tiles and blocks of rows are small enough for that.
- */
+ * tiles and blocks of rows are that small. */
 #include <math.h>
 #include <string.h>
 
@@ -14,15 +13,14 @@ static int64_t least(int64_t a, int64_t b)
 
 /* ---- FlashAttention ---- */
 
-/* A tile: so many queries by so many keys. Its scores fit a core's second cache. Both are multiples of ROWS and LANES
- * below; heads are padded with rows of zeros to a multiple of QUERIES. */
+/* A tile has QUERIES by KEYS scores, which fit a core's L2 cache. Both are multiples of ROWS and LANES below. Heads are
+ * padded with rows of zeros to a multiple of QUERIES. */
 enum { QUERIES = 64, KEYS = 256 };
 
-/* c (m, n) = a (m, k) times b (k, n), or plus c, for operands that lie in the caches: BLAS would first copy them into
- * the order that it likes, which takes about as long as to multiply such small ones. ROWS by two vectors of c stay in
- * registers while k goes by; each number of a is multiplied with two vectors of b. Element (i, p) of a is at
- * i * a_row + p * a_col, so it may be transposed; rows of b and c are contiguous. m is a multiple of ROWS, n of
- * LANES. */
+/* c (m, n) = a (m, k) times b (k, n); with add, plus c. For small operands in the caches: BLAS would first pack them,
+ * which takes about as long as multiplying them. ROWS by two vectors of c stay in registers over all of k; each element
+ * of a is multiplied by two vectors of b. Element (i, p) of a is at i * a_row + p * a_col, so a may be transposed; rows
+ * of b and c are contiguous. m is a multiple of ROWS, n of LANES. */
 typedef real Vector __attribute__((vector_size(__BIGGEST_ALIGNMENT__), aligned(sizeof(real)), may_alias));
 enum { ROWS = sizeof(Vector) == 64 ? 8 : 4, LANES = sizeof(Vector) / sizeof(real) };  /* AVX-512 has 32 registers */
 
@@ -63,8 +61,8 @@ static int64_t padded(int64_t count, int64_t multiple)
     return (count + multiple - 1) / multiple * multiple;
 }
 
-/* One head's D columns of a tensor, from element `at` on, as rows of `width` reals, the rest zeros; transposed too, as
- * D rows of `rows` reals. to or transposed may be NULL. */
+/* Loads the D columns of one head, from element `at` of t on, times factor. to: `rows` rows of `width` reals, padded
+ * with zeros; transposed: D rows of `rows` reals. Either may be NULL. */
 static void load_columns(real *to, int64_t width, real *transposed, int64_t rows, Tensor t, int64_t at, int64_t ld,
                          int64_t T, int64_t D, real factor)
 {
@@ -72,7 +70,7 @@ static void load_columns(real *to, int64_t width, real *transposed, int64_t rows
         memset(to, 0, rows * width * sizeof *to);
     if (transposed)
         memset(transposed, 0, D * rows * sizeof *transposed);
-    for (int64_t first = 0; first < T; first += 16) {           /* a column's 16 numbers fill a cache line */
+    for (int64_t first = 0; first < T; first += 16) {           /* 16 elements of a column fill a cache line */
         const int64_t n = least(16, T - first);
         real *some = scratch(4, 16 * D);
         for (int64_t i = 0; i < n; i++) {
@@ -88,9 +86,9 @@ static void load_columns(real *to, int64_t width, real *transposed, int64_t rows
     }
 }
 
-/* The softmax of a row whose scores come tile by tile (Milakov & Gimelshein 2018): its largest score so far, and the
- * sum of exp(score - largest). What was summed up under a smaller largest score is multiplied with exp of the
- * difference. */
+/* Adds a tile to the online softmax of one query (Milakov & Gimelshein 2018). max: its largest score so far; sum: of
+ * exp(score - max); out (width): the values weighted by these. If the tile raises max, sum and out are rescaled by
+ * exp(old max - new max). Turns scores into exp(score - max), and those of keys from `seen` on into 0. */
 static void softmax_tile(real *scores, int64_t seen, int64_t keys, real *max, real *sum, real *out, int64_t width)
 {
     real most = *max, s = 0;
@@ -106,7 +104,7 @@ static void softmax_tile(real *scores, int64_t seen, int64_t keys, real *max, re
     for (int64_t j = seen; j < keys; j++)
         scores[j] = 0;
     if (most > *max) {
-        const real shrink = real_exp(*max - most);      /* -Inf at the first tile: 0 */
+        const real shrink = real_exp(*max - most);      /* 0 at the first tile, where max is -Inf */
         for (int64_t d = 0; d < width; d++)
             out[d] *= shrink;
         *sum *= shrink;
@@ -115,11 +113,11 @@ static void softmax_tile(real *scores, int64_t seen, int64_t keys, real *max, re
     *sum += s;
 }
 
-/* One head: its queries, keys and values in scratch memory, as rows of `width`; some of them transposed too, as D rows
- * of the padded number of keys. */
+/* One head in scratch memory: queries, keys and values as rows of `width`, and k and v also transposed, as D rows of
+ * `key_rows`. */
 typedef struct {
-    int64_t queries, keys, D, width, rows, key_rows;            /* the last two padded */
-    bool causal;                                                /* query i sees keys 0 to i; otherwise all */
+    int64_t queries, keys, D, width, rows, key_rows;            /* rows, key_rows: padded */
+    bool causal;                                                /* query i sees keys 0 to i; otherwise all keys */
     real *q, *k, *v, *k_transposed, *v_transposed;
     real *d_out, *d_q, *d_k, *d_v;
 } Head;
@@ -156,13 +154,13 @@ static void load_backward(Head *h, Tensor q, int64_t at_q, Tensor k, int64_t at_
     memset(h->d_k, 0, 2 * key_size * sizeof *h->d_k);
 }
 
-/* Up to which key a tile of queries sees any: tiles behind the diagonal are empty. */
+/* Where the keys end that the tile of queries from `first` on sees, padded: tiles right of the diagonal are empty. */
 static int64_t end_of(const Head *h, int64_t first)
 {
     return h->causal ? padded(least(first + QUERIES, h->queries), QUERIES) : h->key_rows;
 }
 
-/* How many of a tile's keys, from `key` on, a query sees. */
+/* How many of the `keys` keys from `key` on a query sees. */
 static int64_t seen_by(const Head *h, int64_t query, int64_t key, int64_t keys)
 {
     const int64_t last = query >= h->queries ? 0 : h->causal ? query + 1 : h->keys;
@@ -170,7 +168,7 @@ static int64_t seen_by(const Head *h, int64_t query, int64_t key, int64_t keys)
     return last > key ? least(keys, last - key) : 0;
 }
 
-/* A tile of queries, from `first` on: their softmax goes on from max, sum and o over all keys that they see. */
+/* Continues the softmax (max, sum, o) of the tile of queries from `first` on over all keys that they see. */
 static void attend(const Head *h, int64_t first, real *max, real *sum, real *o, real *scores)
 {
     for (int64_t key = 0, end = end_of(h, first); key < end; key += KEYS) {
@@ -188,9 +186,9 @@ static void attend(const Head *h, int64_t first, real *max, real *sum, real *o, 
     }
 }
 
-/* P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P * (dP - dots) / sqrt(D), dQ = dS K, dK = dS^T Q. Numbers of lse
- * and dots, the first query's, lie `apart` elements apart. */
-static void attend_backward(const Head *h, const real *lse, const real *dots, int64_t apart)
+/* P = exp(scores - lse), dV = P^T dO, dP = dO V^T, dS = P * (dP - delta) / sqrt(D), dQ = dS K, dK = dS^T Q. lse and
+ * delta have one element per query, `stride` elements apart. */
+static void attend_backward(const Head *h, const real *lse, const real *delta, int64_t stride)
 {
     const int64_t D = h->D, width = h->width;
     const real scale = 1 / (real)sqrt(D);
@@ -205,8 +203,8 @@ static void attend_backward(const Head *h, const real *lse, const real *dots, in
                      KEYS, false);
             for (int64_t i = 0; i < QUERIES; i++) {
                 const int64_t query = first + i, seen = seen_by(h, query, key, keys);
-                const real l = query < h->queries ? lse[query * apart] : 0;
-                const real t = query < h->queries ? dots[query * apart] : 0;
+                const real l = query < h->queries ? lse[query * stride] : 0;
+                const real t = query < h->queries ? delta[query * stride] : 0;
                 real *p_row = p + i * KEYS, *d_row = d_p + i * KEYS;
 #pragma omp simd
                 for (int64_t j = 0; j < seen; j++) {
@@ -255,7 +253,7 @@ void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
         }
 }
 
-void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
+void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
 {
     const int64_t B = qkv.shape[0], T = qkv.shape[1], A = lse.shape[1], D = tensor_width(out) / A, ld = 3 * A * D;
 
@@ -264,7 +262,7 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
         for (int64_t a = 0; a < A; a++) {
             const int64_t at = (b * T * A + a) * 3 * D, at_out = (b * T * A + a) * D;
             Head h = head_of(T, T, D, true);
-            real *dot = row(dots, b * A + a);
+            real *dot = row(delta, b * A + a);
             load_backward(&h, qkv, at, qkv, at + D, qkv, at + 2 * D, ld, d_out, at_out, A * D);
             for (int64_t i = 0; i < T; i++) {
                 const real *o = load(out, at_out + i * A * D, D, 0);
@@ -285,8 +283,8 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor dots, Tensor d_out, Te
         }
 }
 
-/* The same for a chunk of queries and one of keys. What other keys gave before has the largest score lse, and under it
- * the sum 1. */
+/* FlashAttention of one chunk of queries and one of keys. The result over earlier chunks continues as a softmax with
+ * max = lse and sum = 1. */
 void flash_block_forward_kernel(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], ld = A * D;
@@ -325,7 +323,7 @@ static void add_rows(Tensor to, int64_t at, int64_t ld, const real *from, int64_
 }
 
 void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
-                                 Tensor lse, Tensor dots, bool causal)
+                                 Tensor lse, Tensor delta, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], ld = A * D;
 
@@ -335,7 +333,7 @@ void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_ou
             const int64_t at_q = (b * C * A + a) * D, at_k = (b * K * A + a) * D, at_sum = b * C * A + a;
             Head h = head_of(C, K, D, causal);
             load_backward(&h, q, at_q, k, at_k, v, at_k, ld, d_out, at_q, ld);
-            attend_backward(&h, (real *)lse.data + at_sum, (real *)dots.data + at_sum, A);
+            attend_backward(&h, (real *)lse.data + at_sum, (real *)delta.data + at_sum, A);
             add_rows(d_q, at_q, ld, h.d_q, C, &h);
             add_rows(d_k, at_k, ld, h.d_k, K, &h);
             add_rows(d_v, at_k, ld, h.d_v, K, &h);
@@ -357,7 +355,7 @@ void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Ten
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 0), *br = load(branch, i * width, width, 1);
         real *s = room(sum, i * width, width, 2), *o = room(out, i * width, width, 3), squares = 0;
-        double total = 0;                       /* a mean that is off by little counts where all numbers are alike */
+        double total = 0;                       /* a mean with a small error shows where all elements are alike */
 #pragma omp simd reduction(+ : total)
         for (int64_t j = 0; j < width; j++) {
             s[j] = in[j] + br[j] + add[j];
@@ -377,8 +375,8 @@ void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Ten
     }
 }
 
-/* Rows go in a fixed number of parts, each with sums of its own for the vectors' gradients, which are added up in
- * order: so that every row is read once, and the sums don't depend on the number of threads. */
+/* Rows are split into a fixed number of parts. Each has its own sums for the gradients of the three vectors, added up
+ * in order at the end. So every row is read once, and results do not depend on the number of threads. */
 void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tensor d_weight, Tensor d_bias,
                                         Tensor d_out, Tensor sum, Tensor stats, Tensor weight)
 {
@@ -391,7 +389,7 @@ void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tens
     memcpy(w, load(weight, 0, width, 0), width * sizeof *w);
 #pragma omp parallel for
     for (int part = 0; part < PARTS; part++) {
-        const Range r = range_part(rows, part, PARTS);
+        const Range r = range_split(rows, part, PARTS);
         real *d_w = sums + 3 * part * width, *d_b = d_w + width, *d_branch = d_b + width;
         for (int64_t i = r.first; i < r.first + r.count; i++) {
             const real *in = load(sum, i * width, width, 0), *d_o = load(d_out, i * width, width, 1);
@@ -471,7 +469,7 @@ void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tenso
 
 /* ---- cross-entropy ---- */
 
-/* exp is computed once: it gives the sum, and divided by it the gradient. */
+/* Computes exp once per logit: it gives the sum, and divided by the sum the gradient. */
 void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, double scale, double gradient_scale)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
@@ -486,18 +484,18 @@ void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, doubl
 #pragma omp simd reduction(max : max)
         for (int64_t j = 0; j < width; j++)
             max = in[j] > max ? in[j] : max;
-#pragma omp simd reduction(+ : sum)                     /* though d may be the row itself */
+#pragma omp simd reduction(+ : sum)                     /* although d may be the row itself */
         for (int64_t j = 0; j < width; j++) {
             d[j] = real_exp(in[j] - max);
             sum += d[j];
         }
-        const real share = (real)gradient_scale / sum;
+        const real factor = (real)gradient_scale / sum;
         for (int64_t j = 0; j < width; j++)
-            d[j] *= share;
+            d[j] *= factor;
         if (ids[i] >= 0)
             d[ids[i]] -= (real)gradient_scale;
         store(logits, i * width, width, d);
-        losses[i] = max - target + (real)log(sum);      /* in this order: max and target may be large and alike */
+        losses[i] = max - target + (real)log(sum);      /* in this order: max and target may be large and close */
     }
     double total = 0;
     for (int64_t i = 0; i < rows; i++)

@@ -1,10 +1,10 @@
-/* No graphs: a call of an operator returns when it is done, and there are no launches to save. */
+/* The CPU has no graphs: an operator's work is done when its call returns. */
 #include "../common/error.h"
 #include "graph.h"
 
 void graph_enable(void)
 {
-    fail_usage("--graph: expected off on the CPU, got 'on'; graphs are of a GPU's kernels");
+    fail_usage("--graph: expected off on the CPU, got 'on'; a graph has kernels of a GPU");
 }
 
 bool graph_replay(double loss_scale)

@@ -1,20 +1,20 @@
-/* 08_fused_kernels: the same computation with fewer trips to memory.
+/* 08_fused_kernels: the computation of 02 with fewer trips to memory.
  *
- * The schedule is 02's, but for chains of operators that one kernel does in one pass (fused.h): attention without the
- * matrix of probabilities, residual and LayerNorm, a linear and GELU, the loss and its gradient slice by slice, AdamW
- * and the weights' small copy. (Playbook: "Diving into the GPUs - fusing, threading, mixing".)
+ * The schedule is 02's. Chains of operators become one operator, one pass over memory (fused.h): attention without the
+ * matrix of probabilities; residual and LayerNorm; a linear and GELU; the loss and its gradient, slice by slice; AdamW
+ * and the weights' rounded copy. (Playbook: "Diving into the GPUs - fusing, threading, mixing".)
  */
 #include "../common/ultrascale.h"
 #include "fused.h"
 #include "graph.h"
 
-/* --fuse: which chains are one operator. */
+/* --fuse: the chains that run as one operator. */
 static struct {
     bool attention, layernorm, gelu, cross_entropy, adamw;
 } fuse = {true, true, true, true, true};
 
-/* --dtype: in which type activations, their gradients and weights are stored; --gradients: the weights' gradients;
- * --master: whether there is a copy of the weights in REAL, which AdamW updates. */
+/* Storage types. --dtype: of weights, activations and activation gradients; --gradients: of weight gradients;
+ * --master: whether AdamW updates a master copy of the weights in REAL. */
 static enum { DTYPE_BF16, DTYPE_F16, DTYPE_FP8, DTYPE_FP32 } dtype_option = DTYPE_BF16;
 static enum { GRADIENTS_FP32, GRADIENTS_BF16 } gradients_option = GRADIENTS_FP32;
 static enum { MASTER_FP32, MASTER_NONE } master_option = MASTER_FP32;
@@ -22,62 +22,62 @@ static DType dtype, gradients_dtype;
 static bool has_master, fp8;
 static enum { GRAPH_OFF, GRAPH_ON } graph_option;
 
-static double loss_scale = 65536;   /* F16: what the loss is multiplied with, so that small gradients don't become 0 */
-static double clean_steps;          /* since the scale has changed */
-static int growth = 2000;           /* clean steps until the scale is doubled */
+static double loss_scale = 65536;   /* F16: factor on the loss, so that small gradients do not underflow to 0 */
+static double clean_steps;          /* steps without overflow since the loss scale last changed */
+static int growth_interval = 2000;  /* clean steps until the loss scale doubles; 0: never */
 
-static Layout layout;               /* which parameter lies where in a flat buffer */
-static Params params, gradients;    /* views of the two buffers */
-static Tensor master;               /* the weights in REAL; without a copy, params' own buffer */
+static Layout layout;               /* the place of each parameter in a flat buffer */
+static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Tensor master;               /* master copy of the weights, REAL; without one, the buffer of params */
 static AdamW optimizer;
 
-/* Sizes of what is here; capitals in the comments are these. */
-static int64_t B, T, R;             /* sequences of a micro-batch, tokens of each, rows of the residual stream: B*T */
-static int64_t L, H, A, D, F, V;    /* layers, hidden, heads of size D, width of the MLP, vocabulary */
-static int64_t S;                   /* rows whose logits are there at once */
+/* Local sizes, on this rank. Shapes in comments use these letters. */
+static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
+static int64_t S;                   /* rows per slice of the loss: those whose logits exist at once */
 
-/* What one block's forward leaves for its backward. Its input is in Acts.x. */
+/* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
-    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   mean and 1 / deviation */
-    Tensor qkv;                     /* (B, T, 3*A*D)    head by head: q, k, v; q and k rotated */
-    Tensor probs;                   /* (B, A, T, T)     the term that is quadratic in T */
-    Tensor lse;                     /* (B, A, T)        fused, for probs: each row's log sum exp; in d_block: dots */
-    Tensor heads;                   /* (B, T, A*D)      attention's output, before the projection */
-    Tensor mid;                     /* (R, H)           the residual stream between the two halves */
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
+    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
+    Tensor probs;                   /* (B, A, T, T)     attention probabilities: quadratic in T */
+    Tensor lse;                     /* (B, A, T)        fused: log sum exp per query; in d_block: delta */
+    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
+    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what a half adds to the residual stream; not kept */
+    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
-    Tensor *x;                      /* L + 1 of (R, H): the residual stream into each block, and out */
-    BlockActs *blocks;              /* L */
+    Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */
+    BlockActs *blocks;              /* [L] */
     Tensor final, final_stats;      /* (R, H), (R, 2) */
-    Tensor logits, lse;             /* (S, V), (B, T)   not fused: S is R; fused: one slice of rows, and no lse */
+    Tensor logits, lse;             /* (S, V), (B, T)   fused: one slice of rows, and no lse; otherwise S = R */
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of a block's activations, each in turn; mid's and branch's is d_x */
-static Tensor d_x, d_final;         /* (R, H)  of the residual stream, and of the last LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
-static Tensor loss;                 /* (1)     of the step, summed over its micro-batches, on the device */
-static Tensor squares, clipping;    /* (1)     the sum of the gradients' squares, their scale; with --fuse adamw */
-static double *arrived;             /* [2]     squares and loss, on the host, where the device can write by itself */
-static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte an element */
-static Tensor scales;               /* (2) F32 theirs */
+static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
+static Tensor squares, clipping;    /* (1)     with --fuse adamw: sum of the gradients' squares, gradient scale */
+static double *arrived;             /* [2]     host copies of squares and loss, in memory that the device writes to */
+static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
+static Tensor scales;               /* (2)     F32, their scales */
 
 static void sizes(void)
 {
     const Config *c = &options.config;
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    /* Each slice reads and writes the embedding's gradient, 8*V*H bytes for 2*S*V*H FLOPs: S/4 must be several times the
-     * device's FLOPs a byte. */
+    /* Each slice reads and writes the embedding's gradient: 8*V*H bytes for 2*S*V*H FLOPs. S/4 FLOPs per byte must be
+     * several times the device's ridge. */
     const int64_t rows = device_is_host() ? 256 : 8192;
     S = fuse.cross_entropy && R > rows ? rows : R;
 }
 
-/* What the options come to: which type is stored where, and whether this device can. */
+/* Derives the storage types from the options; fails if the device does not support them. */
 static void dtypes(void)
 {
     dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
@@ -86,24 +86,24 @@ static void dtypes(void)
     if (dtype != F16)
         loss_scale = 1;
     if (gradients_dtype == BF16 && dtype != BF16)
-        fail_usage("--gradients bf16 with --dtype %s, but it goes with bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
+        fail_usage("--gradients bf16 with --dtype %s: expected bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
     if (device_supports(dtype) == SUPPORT_NONE)
-        fail("%s computes no bf16, which needs compute capability 8.0: take --dtype fp16", device_name());
+        fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp16", device_name());
     if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
-        fail("%s computes no fp8, which needs compute capability 8.9: take --dtype bf16 or fp16", device_name());
+        fail("%s does not support fp8, which needs compute capability 8.9: use --dtype bf16 or fp16", device_name());
     fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
-    const char *unfused = fp8 ? "its linears' products are in fp8" : linear_gelu_unfused(dtype);
+    const char *unfused = fp8 ? "with --dtype fp8 the products of linears are in fp8" : linear_gelu_unfused(dtype);
     if (fuse.gelu && unfused) {
         fuse.gelu = false;
         print_rank_0("GELU is not fused: %s\n", unfused);
     }
-    run_matmuls_in(fp8 ? E4M3 : dtype);
+    run_set_matmul_dtype(fp8 ? E4M3 : dtype);
     if (dtype_option == DTYPE_FP8 && !fp8)
-        print_rank_0("fp8 matmuls take dimensions in 16s: %lld rows and --hidden %lld stay in bf16\n", (long long)R,
-                     (long long)H);
+        print_rank_0("fp8 matmuls need multiples of 16: those of %lld rows and --hidden %lld stay in bf16\n",
+                     (long long)R, (long long)H);
 }
 
-/* Recomputation is sharing: what a block doesn't keep, all blocks write to the first one's buffer. */
+/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
 static BlockActs block_acts_create(Category category, const BlockActs *first)
 {
     BlockActs a = first ? *first : (BlockActs){0};
@@ -112,7 +112,7 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.heads = tensor_create(category, dtype, "heads", shape(B, T, A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
         a.mid = tensor_create(category, dtype, "mid", shape(R, H));
         a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
         a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
@@ -144,7 +144,7 @@ static Acts acts_create(void)
     return a;
 }
 
-/* What the memory account must find, to the byte. The playbook's formula is printed beside it. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
     const double real = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
@@ -161,22 +161,22 @@ static void predict(void)
     memory_predict(MEM_OPTIMIZER, real * 2 * N);
     memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
                                         + small * (R * H + S * V) + real * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
-    /* d_block; branch twice, d_x, d_final; rope; the loss; a batch's two ids a token */
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
     memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T);
     memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
     memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
 
-    memory_playbook(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
+    memory_estimate(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
-        memory_playbook(MEM_MASTER, real * N, "4 N");
-    memory_playbook(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
-    memory_playbook(MEM_OPTIMIZER, real * 2 * N, "8 N");
-    const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* scores: FlashAttention does */
-    playbook_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
-    memory_plan();
+        memory_estimate(MEM_MASTER, real * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
+    memory_estimate(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* FlashAttention recomputes */
+    estimate_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
+    memory_check_fits();
 }
 
-/* The fp8 copy of a matrix in a buffer, beside its scale; or of the matrix transposed. */
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
 static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t);
@@ -188,9 +188,9 @@ static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool
     return copy;
 }
 
-/* The blocks' linears, as in ops.h, and with fp8 by copies of both operands: E4M3, which has more precision, for
- * activations and weights, E5M2, which has more range, for gradients. Where backward sums over a matrix's rows, it is
- * transposed on the way. What comes out is BF16, or as gradients are stored; the output projection stays in BF16. */
+/* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
+ * precision), gradients to E5M2 (more range). linear_fp8 sums over columns, so backward transposes what it sums over
+ * rows. Results are BF16, weight gradients gradients_dtype. The output projection stays in BF16. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     if (!fp8) {
@@ -223,17 +223,17 @@ static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor 
         residual_backward(d_bias, d_out);
 }
 
-/* One transformer block: from the residual stream x to out, both (R, H). */
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
     layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
     mixed_linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
     rope_forward(a->qkv, rope);
     if (fuse.attention)
-        flash_attention_forward(a->heads, a->lse, a->qkv);
+        flash_attention_forward(a->attn_out, a->lse, a->qkv);
     else
-        attention_forward(a->heads, a->probs, a->qkv);
-    mixed_linear_forward(a->branch, a->heads, w->proj_weight, NONE);
+        attention_forward(a->attn_out, a->probs, a->qkv);
+    mixed_linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
 
     if (fuse.layernorm) {
         residual_layernorm_forward(a->mid, a->ln2, a->ln2_stats, x, a->branch, w->proj_bias, w->ln2_weight,
@@ -252,9 +252,9 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
     residual_forward(out, a->mid, a->branch, w->down_bias);
 }
 
-/* The same list in reverse. d_x comes in as the gradient of the block's output and leaves as that of
- * its input x: each half adds its share to the residual's. w parameters, g their gradients, a the
- * activations, d their gradients. */
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     residual_backward(g->down_bias, d_x);
@@ -275,20 +275,20 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
         residual_backward(g->proj_bias, d_x);
     }
 
-    mixed_linear_backward_input(d->heads, d_x, w->proj_weight);
-    mixed_linear_backward_weight(g->proj_weight, NONE, d_x, a->heads);
+    mixed_linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    mixed_linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
     if (fuse.attention)
-        flash_attention_backward(d->qkv, d->lse, d->heads, a->qkv, a->heads, a->lse);
+        flash_attention_backward(d->qkv, d->lse, d->attn_out, a->qkv, a->attn_out, a->lse);
     else
-        attention_backward(d->qkv, d->probs, d->heads, a->qkv, a->probs);
+        attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
     rope_backward(d->qkv, rope);
     mixed_linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
     mixed_linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
 
-/* The output projection and the loss of S rows at a time, and at once their gradients, as long as their logits are
- * there: of all rows together they never are. gradient_scale 0: no gradients. */
+/* Computes output projection, loss and gradients of S rows at a time, before the next slice overwrites their logits:
+ * the logits of all rows never exist together. gradient_scale: that of the backward to follow; 0: no gradients. */
 static void loss_by_slices(Acts *a, Batch batch, double scale, double gradient_scale)
 {
     for (int64_t first = 0; first < R; first += S) {
@@ -304,7 +304,7 @@ static void loss_by_slices(Acts *a, Batch batch, double scale, double gradient_s
     }
 }
 
-/* Tokens in, their share of the step's loss out. gradient_scale: of the backward that follows; 0: none does. */
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
 static void forward(Acts *a, Batch batch, double scale, double gradient_scale)
 {
     const Params *w = &params;
@@ -326,7 +326,7 @@ static void backward(Acts *a, Batch batch, double scale)
 {
     const Params *w = &params, *g = &gradients;
 
-    if (!fuse.cross_entropy) {                  /* else forward has done it */
+    if (!fuse.cross_entropy) {                  /* otherwise loss_by_slices has done it */
         cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
         linear_backward_input(d_final, a->logits, w->embedding);
         linear_backward_weight(g->embedding, NONE, a->logits, a->final);
@@ -336,32 +336,33 @@ static void backward(Acts *a, Batch batch, double scale)
     for (int64_t l = L - 1; l >= 0; l--) {
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-        if (options.recompute == RECOMPUTE_SELECTIVE && !fuse.attention)       /* which always computes them again */
-            attention_forward(a->blocks[l].heads, a->blocks[l].probs, a->blocks[l].qkv);
+        if (options.recompute == RECOMPUTE_SELECTIVE && !fuse.attention)       /* FlashAttention does so itself */
+            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
     }
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Too large a scale shows: some gradient is Inf, or NaN. Too small a one doesn't, so it grows until it is too large. */
+/* Halves a loss scale so large that gradients overflow. Too small a scale does not show: so it doubles regularly. */
 static void adapt_loss_scale(int64_t step, bool overflow)
 {
     clean_steps = overflow ? 0 : clean_steps + 1;
     if (overflow) {
         loss_scale /= 2;
-        print_rank_0("step %lld: Inf or NaN among the gradients, so no update; the loss scale falls to %g\n",
+        print_rank_0("step %lld: Inf or NaN in the gradients: update skipped, loss scale halved to %g\n",
                      (long long)step + 1, loss_scale);
         if (loss_scale < 1e-6)
-            fail("gradients are Inf or NaN at step %lld with any loss scale; a smaller --lr may help",
+            fail("step %lld: gradients are Inf or NaN at any loss scale; try a smaller --lr",
                  (long long)step + 1);
-    } else if (growth && clean_steps >= growth) {
+    } else if (growth_interval && clean_steps >= growth_interval) {
         loss_scale *= 2;
         clean_steps = 0;
     }
 }
 
-/* AdamW, clipping and the small copy in one pass, without the host: what follows from the norm, the device finds by
- * itself. So the update is queued before the host waits for the two numbers, and the device has work meanwhile. */
+/* Clips, updates and writes the rounded copy in one pass. The device derives the gradient scale from the norm, without
+ * the host. So the update is queued before the host waits for squares and loss, and the device has work meanwhile.
+ * Returns the sum of the gradients' squares. */
 static double update_fused(double lr)
 {
     gradient_square_sum_into(squares, &optimizer);
@@ -370,24 +371,24 @@ static double update_fused(double lr)
     DeviceEvent both = device_event();
     clip_scale_into(clipping, squares, options.clip);
     adamw_step_scaled(&optimizer, lr, clipping);
-    device_event_seconds(&both);                /* until the numbers are there; not until the update is */
+    device_event_seconds(&both);                /* waits for the two copies, not for the update */
     if (!isfinite(arrived[0]))
-        optimizer.step--;                       /* nothing was updated */
-    return arrived[0];                          /* the sum of the gradients' squares */
+        optimizer.step--;                       /* the device skipped the update */
+    return arrived[0];
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over the global batch's tokens, so every micro-batch, whatever its size
-     * and wherever it is computed, is divided by the same count. */
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+     * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate);
 
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from this one on; all their tokens */
-        if (graph_replay(loss_scale))           /* what follows, in one launch */
+        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from number m * B on; all their tokens */
+        if (graph_replay(loss_scale))           /* queues the forward and backward below with one launch */
             continue;
         trace_begin("forward");
         forward(&acts, batch, scale, scale * loss_scale);
@@ -415,12 +416,12 @@ static StepResult train_step(int64_t step, Batch batch)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
 }
 
-static void loss_of(Batch batch)        /* no backward follows */
+static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T), 0);
 }
 
-static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's */
+static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's logits, (1, V) */
 {
     loss_of(batch);
     linear_forward(tensor_range(acts.logits, 0, 1), tensor_range(acts.final, row, 1), params.embedding, NONE);
@@ -429,21 +430,21 @@ static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's
 
 int main(int argc, char **argv)
 {
-    run_begin("08_fused_kernels", "Trains a transformer with kernels that do several operators' work.", argc, argv,
-              (StageOption[]){
-            {"fuse", OPTION_SET, &fuse, "chains that are one operator: all, none, or some with commas between them",
+    run_begin("08_fused_kernels", "Trains a transformer with fused kernels: fewer trips to memory.", argc, argv,
+              (ProgramOption[]){
+            {"fuse", OPTION_SET, &fuse, "chains that run as one operator: all, none, or some, separated by commas",
              "attention|layernorm|gelu|cross-entropy|adamw"},
             {"dtype", OPTION_CHOICE, &dtype_option,
-             "of activations and weights; fp8: of the blocks' matmuls, the rest in bf16", "bf16|fp16|fp8|fp32"},
-            {"gradients", OPTION_CHOICE, &gradients_option, "in which weights' gradients are summed", "fp32|bf16"},
-            {"master", OPTION_CHOICE, &master_option, "what AdamW updates: an fp32 copy, or the weights themselves",
+             "weights and activations; fp8: only the blocks' matmuls, the rest bf16", "bf16|fp16|fp8|fp32"},
+            {"gradients", OPTION_CHOICE, &gradients_option, "type in which weight gradients accumulate", "fp32|bf16"},
+            {"master", OPTION_CHOICE, &master_option, "what AdamW updates: fp32 master weights, or the stored weights",
              "fp32|none"},
             {"loss-scale", OPTION_DOUBLE, &loss_scale,
-             "with fp16: the first one; with --load the checkpoint's, if it has one", "X", 1e-6, 1e30},
-            {"loss-scale-growth", OPTION_INT, &growth,
-             "with fp16: it is doubled after N steps without Inf; 0: it never is", "N", 0, 1e9},
+             "with fp16: initial loss scale, unless --load restores one", "X", 1e-6, 1e30},
+            {"loss-scale-growth", OPTION_INT, &growth_interval,
+             "with fp16: double it after N steps without Inf or NaN; 0: never", "N", 0, 1e9},
             {"graph", OPTION_CHOICE, &graph_option,
-             "on a GPU, forward and backward as a CUDA graph, one launch a micro-batch: for small models", "off|on"},
+             "replay forward and backward as a CUDA graph, one launch per micro-batch: for small models", "off|on"},
             TEXT_OPTIONS,
             {0}});
     run_alone();
@@ -453,10 +454,10 @@ int main(int argc, char **argv)
     dtypes();
     predict();
 
-    layout = layout_create(options.config, WHOLE);
+    layout = layout_create(options.config, FULL_MODEL);
     Tensor buffer = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count));
     master = has_master ? tensor_create(MEM_MASTER, REAL, "master", shape(layout.count)) : buffer;
-    Part all = {
+    ParamShard all = {
         .params = master,
         .copy = fuse.adamw && has_master ? buffer : NONE,
         .gradients = tensor_create(MEM_GRADIENTS, gradients_dtype, "gradients", shape(layout.count)),
@@ -464,7 +465,7 @@ int main(int argc, char **argv)
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, buffer);
     gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
@@ -475,7 +476,7 @@ int main(int argc, char **argv)
         clipping = tensor_create(MEM_WORKSPACE, F64, "clipping", shape(1));
         arrived = device_host_alloc(2 * sizeof *arrived);
         if (!arrived)
-            fail("no memory of the host for copies from the device");
+            fail("not enough host memory for copies from the device");
     }
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
@@ -487,10 +488,10 @@ int main(int argc, char **argv)
     Batch batch = batch_create();
 
     if (dtype == F16) {
-        run_keep("loss_scale", &loss_scale);
-        run_keep("clean_steps", &clean_steps);
+        run_register_state("loss_scale", &loss_scale);
+        run_register_state("clean_steps", &clean_steps);
     }
-    int step = run_load(&optimizer);            /* initial weights, or those of --load */
+    int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     if (has_master)
         tensor_convert(params.buffer, master);
     while (run_continues(step)) {

@@ -2,50 +2,50 @@
 
 #include "../common/tensor.h"
 
-int64_t block_elements(const Place *p)
+int64_t block_elements(const RankShape *r)
 {
-    return (12 * p->H * p->H + 7 * p->H) / p->tp + 6 * p->H;
+    return (12 * r->H * r->H + 7 * r->H) / r->tp + 6 * r->H;
 }
 
-double local_elements(const Place *p)
+double local_elements(const RankShape *r)
 {
-    return (p->first || p->last) * p->H * p->V + p->layers * block_elements(p) + p->last * 2 * p->H;
+    return (r->first || r->last) * r->H * r->V + r->layers * block_elements(r) + r->last * 2 * r->H;
 }
 
-/* Of a unit (the embedding, a block, the final LayerNorm) each replica updates one shard. */
-static int64_t updated(const Place *p, int64_t unit)
+/* Of a unit (the embedding, a block, the final LayerNorm): with ZeRO-1 one shard of it. */
+static int64_t updated(const RankShape *r, int64_t unit)
 {
-    return p->zero ? range_part(unit, p->replica, p->replicas).count : unit;
+    return r->zero ? range_split(unit, r->replica, r->replicas).count : unit;
 }
 
-double updated_elements(const Place *p)
+double updated_elements(const RankShape *r)
 {
-    return (p->first || p->last) * updated(p, p->H * p->V) + p->layers * updated(p, block_elements(p))
-           + p->last * updated(p, 2 * p->H);
+    return (r->first || r->last) * updated(r, r->H * r->V) + r->layers * updated(r, block_elements(r))
+           + r->last * updated(r, 2 * r->H);
 }
 
-void memory_of_place(const Place *p, double bytes[MEM_CATEGORIES])
+void rank_memory(const RankShape *r, double bytes[MEM_CATEGORIES])
 {
-    const double stored = p->stored, real = p->real, in_flight = p->in_flight, layers = p->layers;
-    const double x = p->R * p->H, full = p->B * p->T * p->H;    /* the residual stream: local rows; the tp group's */
-    const double heads = p->B * p->T * p->A * p->D, mlp = p->B * p->T * p->F;
-    const double blocks = p->recompute ? 1 : in_flight * layers;    /* whose activations are stored */
-    /* ln1, mid, ln2; qkv, heads; up, gelu; the statistics of two LayerNorms; attention's lse */
-    const double block = stored * (3 * x + 4 * heads + 2 * mlp) + real * (4 * p->R + p->B * p->T * p->A);
+    const double stored = r->stored, real = r->real, in_flight = r->in_flight, layers = r->layers;
+    const double x = r->R * r->H, full = r->B * r->T * r->H;    /* the residual stream: local rows; the tp group's */
+    const double attn_out = r->B * r->T * r->A * r->D, mlp = r->B * r->T * r->F;
+    const double blocks = r->recompute ? 1 : in_flight * layers;    /* whose activations are stored */
+    /* ln1, mid, ln2; qkv, attn_out; up, gelu; the statistics of two LayerNorms; attention's lse */
+    const double block = stored * (3 * x + 4 * attn_out + 2 * mlp) + real * (4 * r->R + r->B * r->T * r->A);
 
-    bytes[MEM_PARAMETERS] = stored * local_elements(p);
-    bytes[MEM_MASTER] = p->master ? real * updated_elements(p) : 0;
-    bytes[MEM_GRADIENTS] = real * local_elements(p);
-    bytes[MEM_OPTIMIZER] = 2 * real * updated_elements(p);
-    /* each micro-batch's x and d_x; the blocks; on the last stage final, its statistics, a slice's logits and lse */
+    bytes[MEM_PARAMETERS] = stored * local_elements(r);
+    bytes[MEM_MASTER] = r->master ? real * updated_elements(r) : 0;
+    bytes[MEM_GRADIENTS] = real * local_elements(r);
+    bytes[MEM_OPTIMIZER] = 2 * real * updated_elements(r);
+    /* per micro-batch: x, d_x; the blocks; on the last pipeline stage: final, its statistics, S rows' logits and lse */
     bytes[MEM_ACTIVATIONS] = stored * in_flight * (layers + 1) * x + blocks * block
-                             + p->last * (stored * (x + p->S * p->V) + real * (2 * p->R + p->S));
-    /* inboxes; tp: whole, partial; cp: K and V that arrive, dK and dV that arrive and leave */
-    bytes[MEM_COMMUNICATION] = stored * (in_flight + 1) * x + (p->tp > 1) * stored * 2 * full
-                               + (p->cp > 1) * stored * 6 * heads;
-    /* d_block; branch twice; rope; the loss; two ids for each token; on the last stage d_final, max, sums; cp: q, k, v
-     * apart, their gradients, the output as it grows */
-    bytes[MEM_WORKSPACE] = block + stored * 2 * x + real * p->B * p->T * p->D + 8 + in_flight * 2 * 4 * p->B * p->T
-                           + p->last * (stored * x + real * 3 * p->S)
-                           + (p->cp > 1) * (stored * 3 * heads + real * 4 * heads);
+                             + r->last * (stored * (x + r->S * r->V) + real * (2 * r->R + r->S));
+    /* recv_x; tp: full_rows, partial_sums; cp: kv_next, d_arrived, d_leaving, two tensors each */
+    bytes[MEM_COMMUNICATION] = stored * (in_flight + 1) * x + (r->tp > 1) * stored * 2 * full
+                               + (r->cp > 1) * stored * 6 * attn_out;
+    /* d_block; branch twice; rope; the loss; input and target ids; on the last pipeline stage d_final, max, sums; cp:
+     * split, d_split, merged */
+    bytes[MEM_WORKSPACE] = block + stored * 2 * x + real * r->B * r->T * r->D + 8 + in_flight * 2 * 4 * r->B * r->T
+                           + r->last * (stored * x + real * 3 * r->S)
+                           + (r->cp > 1) * (stored * 3 * attn_out + real * 4 * attn_out);
 }

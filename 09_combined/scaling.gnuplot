@@ -1,5 +1,5 @@
-# Tokens/s of a rank over those of one rank, one direction at a time, on simulated hardware with two links; and what the
-# playbook published for GPUs: tokens/s of a GPU over those of its smallest run. All files: ranks, share.
+# Tokens/s per rank, relative to one rank, one direction at a time, on simulated hardware with two links; and the
+# playbook's published tokens/s per GPU, relative to its smallest run. All files: ranks, relative tokens/s.
 set terminal svg size 960,300 font "sans-serif,12" background "white"
 set output "09_combined/scaling.svg"
 set multiplot layout 1,4 margins 0.065,0.99,0.17,0.76 spacing 0.035
@@ -12,7 +12,7 @@ set yrange [0:1.08]
 set xlabel "ranks" offset 0,0.5 tc rgb "#333333"
 set key off
 ours(direction, link) = work."/scaling_".direction."_".link
-array what[3] = ["fast link, simulated", "slow link, simulated", "the playbook's GPUs"]
+array what[3] = ["fast link, simulated", "slow link, simulated", "H100s (playbook)"]
 set style line 1 lc rgb "#0072b2" lw 2 pt 7 ps 0.7
 set style line 2 lc rgb "#d55e00" lw 2 pt 7 ps 0.7
 set style line 3 lc rgb "#666666" lw 2 pt 6 ps 0.7 dt 2
@@ -23,9 +23,9 @@ do for [direction in "dp tp cp pp"] {
     set title direction offset 0,-0.5 tc rgb "#333333"
     set xrange [0.85:direction eq "dp" ? 300 : direction eq "tp" ? 38 : 19]
     if (direction eq "dp") {
-        set ylabel "tokens/s of a rank, relative" offset 1.5,0 tc rgb "#333333"
+        set ylabel "tokens/s per rank, relative" offset 1.5,0 tc rgb "#333333"
     }
-    last = direction eq "cp" ? 2 : 3            # the playbook has none of cp
+    last = direction eq "cp" ? 2 : 3            # the playbook has no throughput of cp
     plot for [i = 1:last] (i == 1 ? ours(direction, "fast") : i == 2 ? ours(direction, "slow") \
                            : work."/playbook_".direction) \
          with linespoints ls i

@@ -1,4 +1,4 @@
-# One step of 2 x 2 x 2 ranks, and below it rank 0's last backward and optimizer with what is sent meanwhile. steps:
+# One step of 2 x 2 x 2 ranks; below it rank 0's last backward and optimizer step, with the transfers in flight. steps:
 # begin and end in seconds, rank, kind (1 to 3: forward, backward, optimizer), micro-batch. zoom: begin, end, row (0:
 # operators, else a group), kind of operator (1 to 3: matmul, attention, other).
 set terminal svg size 960,640 font "sans-serif,12" background "white"
@@ -24,7 +24,7 @@ set tmargin at screen 0.93
 set bmargin at screen 0.47
 set xrange [0:last*1.003] noextend
 set yrange [7.7:-0.7]
-set label 1 "a step: micro-batches 0 to 3" at graph 0, screen 0.965 left tc rgb "#333333"
+set label 1 "one step: forward and backward of micro-batches 0 to 3" at graph 0, screen 0.965 left tc rgb "#333333"
 do for [i = 1:3] {
     set object i rectangle at graph where[i] - 0.018, screen 0.965 size graph 0.018, screen 0.02 fc rgb step_color(i) \
         fs solid noborder
@@ -43,15 +43,15 @@ set xrange [*:*]
 set yrange [*:*]
 stats work."/zoom" using ($3 == 0 ? $1 : NaN) nooutput
 first = STATS_min - 0.02
-array lanes[5] = ["matmul, attention", "tp", "cp", "pp", "replicas"]
+array lanes[5] = ["compute", "tp", "cp", "pp", "replicas"]
 place(row) = row == 0 ? 0 : row == 1 ? 1 : row == 4 ? 2 : row == 7 ? 3 : 4
 set tmargin at screen 0.37
 set bmargin at screen 0.085
 set xrange [first:last*1.001] noextend
 set yrange [4.6:-0.7]
 set xlabel "seconds (simulated hardware)" offset 0,0.3 tc rgb "#333333"
-set label 1 "rank 0 from its last backward on: operators, and transfers by group" at graph 0, screen 0.4 left \
-    tc rgb "#333333"
+set label 1 "rank 0 from its last backward on: compute (grey: matmul, dark: attention), and transfers by group" \
+    at graph 0, screen 0.4 left tc rgb "#333333"
 do for [i = 1:5] {
     set label 20 + i lanes[i] at graph -0.01, first i - 1 right font ",10" tc rgb "#333333"
 }

@@ -16,9 +16,9 @@ Tensor tensor_create(Category category, DType dtype, const char *name, Shape sha
     }
     t.data = device_alloc(bytes);
     if (!t.data)
-        fail("%s %s needs %s, but the device has no more: %s; %s would need less", memory_name[category], name,
+        fail("not enough memory for %s %s: needs %s, the device has less; %s; try %s", memory_name[category], name,
              bytes_text(bytes), memory_in_use(), memory_remedy(category));
-    memory_account(category, bytes);
+    memory_track(category, bytes);
     trace_memory();
     trace_allocation(t, category);
     return t;
@@ -27,7 +27,7 @@ Tensor tensor_create(Category category, DType dtype, const char *name, Shape sha
 void tensor_free(Tensor *t, Category category)
 {
     if (t->data) {
-        memory_account(category, -tensor_bytes(*t));
+        memory_track(category, -tensor_bytes(*t));
         trace_memory();
         device_free(t->data, tensor_bytes(*t));
     }

@@ -1,12 +1,14 @@
-/* Memory for tensors: taken from the device, entered into the account (memory.h) and shown in the trace. */
+/* Allocates tensors: takes memory from the device, tracks it by category (memory.h), and shows it in the trace. */
 #ifndef ALLOCATE_H
 #define ALLOCATE_H
 
 #include "memory.h"
 #include "tensor.h"
 
-/* New memory, zeroed. Fails with the tensor's size and what is in use when the device has no more. */
+/* Allocates a zeroed tensor. Fails with the tensor's size and the memory in use if the device has too little. */
 Tensor tensor_create(Category category, DType dtype, const char *name, Shape shape);
-void tensor_free(Tensor *t, Category category);                 /* and sets it to NONE */
+
+/* Frees t's memory and sets *t to NONE. */
+void tensor_free(Tensor *t, Category category);
 
 #endif

@@ -1,4 +1,4 @@
-/* The operators of attention: whole, and by blocks of keys. */
+/* The operators of attention: over all keys, and by blocks of keys. */
 #include "ops.h"
 
 #include "kernels.h"
@@ -9,10 +9,11 @@ static bool attention_fits(Tensor out, Tensor probs, Tensor qkv)
     const int64_t rows = probs.shape[0] * probs.shape[2], width = tensor_width(out);
 
     return probs.dims == 4 && probs.data && is_stored(probs.dtype) && probs.shape[2] == probs.shape[3]
-           && width % probs.shape[1] == 0 && as(probs.dtype, out, rows, width) && as(probs.dtype, qkv, rows, 3 * width);
+           && width % probs.shape[1] == 0 && is_matrix_of(probs.dtype, out, rows, width)
+           && is_matrix_of(probs.dtype, qkv, rows, 3 * width);
 }
 
-/* Scores and their sum over values, for all T^2 pairs of a head: what the 12*L*h*s of the FLOPs' formula counts. */
+/* FLOPs of q k^T and probs v over all T^2 pairs of each head: the 12*L*h*s of model_flops_per_token. */
 static double attention_flops(Tensor out, Tensor probs)
 {
     return 4.0 * tensor_count(out) * probs.shape[2];
@@ -47,20 +48,21 @@ int64_t attention_pairs(void)
     return pairs;
 }
 
+/* (B, C, A, D) REAL. */
 static bool is_block(Tensor t, int64_t B, int64_t C, int64_t A, int64_t D)
 {
     return t.data && t.dtype == REAL && t.dims == 4 && t.shape[0] == B && t.shape[1] == C && t.shape[2] == A
            && t.shape[3] == D;
 }
 
-/* Of q, or what is like it; sum has one number for each query and head. */
+/* sum: lse or delta, one number per query and head. */
 static bool block_fits(Tensor scores, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sum, bool causal)
 {
-    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1];
+    const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], keys = k.shape[1];
 
-    return is_block(q, B, C, A, D) && is_block(k, B, K, A, D) && is_block(v, B, K, A, D) && is_block(out, B, C, A, D)
-           && is_block(sum, B, C, A, 1) && is_block(scores, 2, A, scores.shape[2], K) && scores.shape[2] > 0
-           && (!causal || K == C);
+    return is_block(q, B, C, A, D) && is_block(k, B, keys, A, D) && is_block(v, B, keys, A, D)
+           && is_block(out, B, C, A, D) && is_block(sum, B, C, A, 1) && is_block(scores, 2, A, scores.shape[2], keys)
+           && scores.shape[2] > 0 && (!causal || keys == C);
 }
 
 static int64_t block_pairs(Tensor q, Tensor k, bool causal)
@@ -70,52 +72,54 @@ static int64_t block_pairs(Tensor q, Tensor k, bool causal)
     return q.shape[0] * q.shape[2] * (causal ? C * (C + 1) / 2 : C * k.shape[1]);
 }
 
-/* FLOPs of the pairs that the mask leaves, unlike attention_flops: the causal half, over all blocks. Backward computes
- * the scores again, which is not counted. */
+/* Unlike attention_flops, the FLOPs here count only the pairs that the mask leaves. Scores that backward computes again
+ * are not counted. */
 void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {
     op_begin(
         "attention_block_forward", OPERANDS(out, lse, scores), OPERANDS(), OPERANDS(q, k, v),
         4.0 * block_pairs(q, k, causal) * tensor_width(q), block_fits(scores, q, k, v, out, lse, causal),
-        "out (B, C, A, D), lse (B, C, A, 1), scores (2, A, Q, K), q like out, k and v (B, K, A, D), K = C if causal");
+        "out (B, C, A, D), lse (B, C, A, 1), scores (2, A, Q, keys), q like out, k and v (B, keys, A, D), keys = C if "
+        "causal");
     attention_block_forward_kernel(out, lse, scores, q, k, v, causal);
     pairs += block_pairs(q, k, causal);
     op_end();
 }
 
 void attention_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
-                              Tensor v, Tensor lse, Tensor dots, bool causal)
+                              Tensor v, Tensor lse, Tensor delta, bool causal)
 {
     op_begin(
-        "attention_block_backward", OPERANDS(scores), OPERANDS(d_q, d_k, d_v), OPERANDS(d_out, q, k, v, lse, dots),
+        "attention_block_backward", OPERANDS(scores), OPERANDS(d_q, d_k, d_v), OPERANDS(d_out, q, k, v, lse, delta),
         8.0 * block_pairs(q, k, causal) * tensor_width(q),
-        block_fits(scores, q, k, v, d_out, lse, causal) && block_fits(scores, d_q, d_k, d_v, d_out, dots, causal)
+        block_fits(scores, q, k, v, d_out, lse, causal) && block_fits(scores, d_q, d_k, d_v, d_out, delta, causal)
             && is_block(d_q, q.shape[0], q.shape[1], q.shape[2], q.shape[3]) && d_k.shape[1] == k.shape[1],
-        "scores (2, A, Q, K), d_q (B, C, A, D), d_k and d_v (B, K, A, D), d_out and q like d_q, k and v like d_k, lse "
-        "and dots (B, C, A, 1), K = C if causal");
-    attention_block_backward_kernel(d_q, d_k, d_v, scores, d_out, q, k, v, lse, dots, causal);
+        "scores (2, A, Q, keys), d_q (B, C, A, D), d_k and d_v (B, keys, A, D), d_out and q like d_q, k and v like "
+        "d_k, lse and delta (B, C, A, 1), keys = C if causal");
+    attention_block_backward_kernel(d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta, causal);
     op_end();
 }
 
-void attention_merge(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
+void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse)
 {
     const int64_t rows = tensor_rows(out), width = tensor_width(out);
 
-    op_begin("attention_merge", OPERANDS(), OPERANDS(out, lse), OPERANDS(part, part_lse), 0,
-             is(out, rows, width) && is(lse, rows, 1) && is(part, rows, width) && is(part_lse, rows, 1),
-             "out (R, D), lse (R, 1), part like out, part_lse like lse");
-    attention_merge_kernel(out, lse, part, part_lse);
+    op_begin("attention_merge", OPERANDS(), OPERANDS(out, lse), OPERANDS(block_out, block_lse), 0,
+             is_matrix(out, rows, width) && is_matrix(lse, rows, 1) && is_matrix(block_out, rows, width)
+                 && is_matrix(block_lse, rows, 1),
+             "out (R, D), lse (R, 1), block_out like out, block_lse like lse");
+    attention_merge_kernel(out, lse, block_out, block_lse);
     op_end();
 }
 
-void attention_dots(Tensor dots, Tensor d_out, Tensor out)
+void attention_delta(Tensor delta, Tensor d_out, Tensor out)
 {
     const int64_t rows = tensor_rows(out), width = tensor_width(out);
 
-    op_begin("attention_dots", OPERANDS(dots), OPERANDS(), OPERANDS(d_out, out), 0,
-             as(out.dtype, out, rows, width) && as(out.dtype, d_out, rows, width)
-                 && is(dots, rows, tensor_width(dots)) && width % tensor_width(dots) == 0,
-             "dots (R, A) REAL, d_out and out (R, A*D), of one type");
-    attention_dots_kernel(dots, d_out, out);
+    op_begin("attention_delta", OPERANDS(delta), OPERANDS(), OPERANDS(d_out, out), 0,
+             is_matrix_of(out.dtype, out, rows, width) && is_matrix_of(out.dtype, d_out, rows, width)
+                 && is_matrix(delta, rows, tensor_width(delta)) && width % tensor_width(delta) == 0,
+             "delta (R, A) REAL, d_out and out (R, A*D), of one type");
+    attention_delta_kernel(delta, d_out, out);
     op_end();
 }

@@ -1,11 +1,11 @@
-/* Communication: groups of ranks, and collectives and messages on them. MPI starts the ranks, gives each its number
- * and carries numbers of the host; tensors travel over MPI too, or over NCCL, behind comm/transport.h.
+/* Communication: groups of ranks, with collectives and point-to-point transfers on them. MPI starts the ranks, numbers
+ * them, and carries numbers between hosts. Tensors go over MPI or NCCL, behind comm/transport.h.
  *
- * Every call adds to an account: per group and operation the calls and the logical bytes that this rank sends, as if
- * over a ring, exact by the cutting rule (range_part). For a full tensor of K elements on n ranks:
- *   reduce_scatter  K - |part r|          all_gather  K - |part r + 1 mod n|      all_reduce  both
- *   all_to_all      K - |part r|, K local elements    broadcast   K, the root        send        K
- * A library may put other bytes on the wire; their sum over a ring is what the playbook's formulas count.
+ * Every call adds to traffic counters: per group and operation, the calls and the logical bytes that this rank sends.
+ * The bytes are those of a ring, exact by range_split. For a full tensor of K elements on n ranks, rank r sends:
+ *   reduce_scatter  K - |shard r|       all_gather  K - |shard (r + 1) mod n|       all_reduce  the sum of both
+ *   all_to_all      K - |shard r|, with K local elements      broadcast  K, from the root      send  K
+ * A library may put other bytes on the wire. The playbook's formulas count a ring's.
  */
 #ifndef COMM_H
 #define COMM_H
@@ -16,7 +16,7 @@
 #include "tensor.h"
 
 typedef struct Comm Comm;                       /* a group of ranks, as this rank sees it */
-typedef struct Request Request;                 /* a transfer under way */
+typedef struct Request Request;                 /* a transfer in flight */
 typedef enum { SUM, MAX } Reduce;
 typedef enum {
     ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, COMM_OPS, SHIFT = COMM_OPS
@@ -25,114 +25,123 @@ typedef enum {
 extern Comm *world;                             /* all ranks */
 
 /* ---- groups ---- */
-/* Ranks that give the same color form a group, in the order of their ranks in comm; color < 0: in none, returns NULL.
- * All ranks of comm must call it. The name is for the account and messages. */
+
+/* Splits comm into one group per color; each group orders its ranks as comm does. A rank with color < 0 joins no group
+ * and gets NULL. All ranks of comm must call it. Messages and traffic tables show the name. */
 Comm *comm_split(Comm *comm, int color, const char *name);
 int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
 const char *comm_name(const Comm *comm);
-const Comm *comm_next(const Comm *comm);        /* this rank's group that was made after it, world being the first; or
-                                                 * NULL */
-int comm_local_rank(void);                      /* among the ranks on this machine */
-int comm_machine(void);                         /* the world's first rank on this machine */
-int comm_local_size(void);
-int comm_local_threads(void);                   /* this rank's share of the cores that these may use together; no more
-                                                 * than a launcher has bound it to; 0: not known */
-Range comm_part(const Comm *comm, int64_t count);           /* this rank's, by range_part */
+const Comm *comm_next(const Comm *comm);        /* the group that this rank joined next, from world on;
+                                                 * NULL: none */
+int comm_local_rank(void);                      /* this rank's number on this machine, from 0 */
+int comm_local_size(void);                      /* ranks on this machine */
+int comm_machine(void);                         /* the lowest world rank on this machine, which identifies it */
+int comm_local_threads(void);                   /* CPU cores for this rank: those that this machine's ranks may use, per
+                                                 * rank, but at most those that it is bound to; 0: unknown */
+Range comm_shard(const Comm *comm, int64_t count);      /* this rank's shard of `count` elements, by range_split */
 
-/* ---- collectives: all ranks of the group call them, in the same order, with the same counts ----
- * A part may lie inside the full tensor, at its own place (in place); after an in-place reduce_scatter the others'
- * parts are undefined. On a group of one each is a copy, or nothing. */
+/* ---- collectives: all ranks of the group call them in the same order, with the same counts ----
+ * A shard may lie inside the full tensor, at its own place (in place). After an in-place reduce_scatter the other
+ * ranks' shards are undefined. In a group of one rank each is a copy, or nothing. */
 void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce);
-void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in);    /* out: our part of the sum over the ranks' ins */
-void comm_all_gather(Comm *comm, Tensor out, Tensor in);        /* in: our part of out */
-void comm_all_to_all(Comm *comm, Tensor out, Tensor in);        /* nth part of in to rank n, of out from rank n; parts
-                                                                 * are equal, and out is apart from in */
+void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in);    /* out: this rank's shard of the sum of all ranks' in */
+void comm_all_gather(Comm *comm, Tensor out, Tensor in);        /* in: this rank's shard of out */
+void comm_all_to_all(Comm *comm, Tensor out, Tensor in);        /* in's block i goes to rank i, out's block i comes from
+                                                                 * it; blocks are equal; out and in do not overlap */
 void comm_broadcast(Comm *comm, Tensor t, int root);
 void comm_barrier(Comm *comm);
 
-/* ---- the same, and messages, started only: buffers are not to be touched until comm_wait ----
- * With --check the start of a collective waits until all ranks of its group have come to it. */
+/* ---- asynchronous: start the same collectives and point-to-point transfers ----
+ * Leave the buffers alone until comm_wait. With --check, starting a collective waits until all ranks of the group have
+ * called it. */
 Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce);
 Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
-/* To a neighbour in the ring of the group's ranks, and from one. Messages between two ranks must be received in the
- * order sent: NCCL knows no tags. --check compares the tags, counts and types of both sides. A send never waits for a
- * receive of its own rank. */
+
+/* Starts a send to, or a receive from, a neighbour in the ring of the group's ranks. Receives must be posted in the
+ * order of the peer's sends, because NCCL has no tags; --check compares tag, count and dtype of both sides. A send
+ * never waits for a receive of its own rank. */
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag);
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
-/* in to the next rank, out from the one before, around the ring: counts as a send. Alone: a copy, and a call that sends
- * nothing. */
+
+/* Starts to send `in` to the next rank of the ring and to receive `out` from the previous one. Counted as a send. In a
+ * group of one rank: a copy, counted as a call of 0 bytes. */
 Request *comm_start_shift(Comm *comm, Tensor out, Tensor in);
 
-/* Waits until the buffers may be used, and sets the request to NULL. NULL: nothing to wait for. With NCCL not the host
- * waits but the GPU's stream: operators that are called from now on find them ready. */
+/* Waits until the buffers may be used, and sets *request to NULL; does nothing if it is NULL. With NCCL the GPU's
+ * stream waits and the host continues: operators that are called from now on find the buffers ready. */
 void comm_wait(Request **request);
 
-/* ---- numbers on the host: losses, norms, flags ---- not in the account of bytes */
-double comm_sum(Comm *comm, double x);          /* in the order of ranks: the same number on all */
-void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes);  /* `bytes` of each, in their order */
+/* ---- numbers on the host: losses, norms, flags; no traffic is counted ---- */
+double comm_sum(Comm *comm, double x);          /* adds in the order of ranks: the same bits on all */
+void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes);  /* all: each rank's `bytes` bytes */
 
-/* ---- the account ---- */
+/* ---- traffic ---- */
 typedef struct {
     const char *group, *op;
-    int64_t calls, bytes;                       /* of this step */
+    int64_t calls, bytes;                       /* of the current step */
     int64_t predicted_calls, predicted_bytes;
-} CommAccount;
+} CommStats;
 
-/* In predict(): so many calls in a step, each on a full tensor of so many REAL elements; bytes are comm's work. SHIFT:
- * of comm_start_shift, which count as SEND. The second: of elements that are stored as dtype. */
+/* Predicts `calls` calls of op per step, each on a full tensor of `elements` REALs; computes the bytes that this rank
+ * sends. SHIFT stands for comm_start_shift, which is counted as SEND. comm_predict_as: elements stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 
-/* When all groups are made and comm_predict has named, for each, all operations that there will be, if only between
- * steps: connects their ranks for these, so that none has to be connected amid a step. All ranks. True: a library has
- * taken memory from the GPU for it, which it keeps. */
+/* Connects the ranks of every group for the operations that comm_predict has named, so that no step has to. Call it on
+ * all ranks, once all groups exist and all their operations are named, those between steps included. Returns whether a
+ * library took GPU memory for it, which it keeps. */
 bool comm_connect(void);
 
-int comm_account(CommAccount *accounts, int most);  /* how many: those with calls or a prediction */
-int64_t comm_bytes(void);                           /* sent in this step, over all groups */
-/* With --report: seconds of this step in which this rank only waited, for transfers and for numbers of other ranks.
- * What passed while it computed is not among them. */
-double comm_waited(void);
-double comm_late(void);         /* --pretend: how much of it because real transfers took longer than pretended ones */
-void comm_account_reset(void);                      /* a step begins */
+int comm_stats(CommStats *stats, int capacity); /* fills in those with calls or a prediction; returns how many */
+int64_t comm_bytes(void);                       /* sent in the current step, over all groups */
+void comm_stats_reset(void);                    /* starts a new step */
 
-/* ---- the program's beginning and end ---- */
-/* Joins the ranks that mpiexec started; started as it is, a program is a world of one. After it, fail() ends all
- * ranks. comm_exit is how a program ends in agreement: every rank calls it, with the same status. */
+/* Seconds of the current step in which this rank only waited, for transfers and for numbers of other ranks. Transfers
+ * that overlap with computation are not included. Measured with --report only. */
+double comm_waited(void);
+
+/* --pretend: the seconds of comm_waited that real transfers took beyond their simulated time. */
+double comm_pretend_overrun(void);
+
+/* ---- start and end of the program ---- */
+
+/* Joins the ranks that mpiexec started; without mpiexec the program is a world of one rank. From then on fail() ends
+ * all ranks. */
 void comm_begin(int *argc, char ***argv);
 
-/* Before device_init, on all ranks: takes the library that carries tensors, by --comm and by the GPUs that there are,
- * sets what it wants in the environment, and returns it in words: "MPI, through the host's memory: ranks 0 and 1 share
+/* Chooses the library that carries tensors, by --comm and the GPUs present, and sets its environment variables. Call it
+ * on all ranks before device_init. Returns the choice in words: "MPI, through the host's memory: ranks 0 and 1 share
  * GPU 0000:01:00.0 of alpha, which has 2 ranks, and 1 GPU for them". */
 const char *comm_choose(void);
 
+/* Ends the program. Every rank calls it, with the same status. */
 _Noreturn void comm_exit(int status);
 
-/* Whether what started the ranks here (mpiexec's process on this machine) has died: the rank should end. */
+/* Returns whether the process that started this machine's ranks (mpiexec's) has died: then this rank should end. */
 bool comm_orphaned(void);
 
-/* While starting, every rank runs the same checks, and a rank may be the only one whose check fails (its machine has
- * less memory). Each rank calls this when its own went well: if another's didn't, that one prints its line, and all
- * end alike. From comm_started on, a rank that fails takes the others with it at once. */
+/* Agrees on success during start-up. Every rank runs the same checks, but one may fail alone (its machine has less
+ * memory). Each rank calls comm_agree after its own checks: if another rank failed, that one prints its line, and all
+ * end alike. comm_started ends start-up: from then on a rank that fails ends the others at once. */
 void comm_agree(void);
 void comm_started(void);
 
-/* Some rank reads or writes so many bytes, as long as its disk takes: a second more than --timeout for every 10 MB,
- * until it is called with 0. */
-void comm_allow(double bytes);
+/* Extends --timeout by a second per 10 MB while some rank reads or writes `bytes` bytes; 0 ends the extension. */
+void comm_extend_timeout(double bytes);
 
-/* Lines "NAME VALUE" that must be the same on all ranks: otherwise the program ends and shows the first that differ. */
-void comm_same(const char *lines);
+/* Compares lines "NAME VALUE" over all ranks; if they differ, shows the first that do and ends the program. */
+void comm_check_same(const char *lines);
 
-/* "rank 0 = alpha:4711, rank 1 = alpha:4712", a line a machine, to tell which process a launcher speaks of. */
+/* Returns "rank 0 = alpha:4711, rank 1 = alpha:4712" (host:pid), one line per machine, to find the rank of a process
+ * that a launcher names. The caller frees it. */
 char *comm_rank_table(void);
 
-/* MPI moves data only while it is called: every operator calls this when it ends. It also answers a rank that has
- * waited too long and asks who is still there. NCCL's errors are found here. */
+/* Lets transfers progress: MPI moves data only inside its calls, so every operator calls this at its end. Also replies
+ * to a rank that has waited too long and asks which ranks respond, and reports NCCL's errors. */
 void comm_progress(void);
 
 #endif

@@ -17,80 +17,81 @@ static void take_preset(const char *name)
     const Preset *p = preset_named(name);
 
     if (!p)
-        fail_usage("--preset %s, but there are %s", name, preset_names());
+        fail_usage("--preset: expected one of %s, got '%s'", preset_names(), name);
     options.config = p->config;
     options.micro_batch = p->micro_batch, options.accumulate = p->accumulate;
 }
 
 /* ---- The table ---- */
 
-enum { MODEL = 1, TRAINING, STAGE, FILES, MACHINE };
+enum { MODEL = 1, TRAINING, PROGRAM, FILES, MACHINE };
 
 static const struct {
     int group;
-    StageOption option;
+    ProgramOption option;
 } table[] = {
     {MODEL, {"layers", OPTION_INT, &options.config.layers, "transformer blocks", "N", 1, 10000}},
     {MODEL, {"hidden", OPTION_INT, &options.config.hidden, "width of the residual stream", "N", 2, 1 << 20}},
-    {MODEL, {"heads", OPTION_INT, &options.config.heads, "attention heads, of hidden/heads each", "N", 1, 1 << 16}},
+    {MODEL, {"heads", OPTION_INT, &options.config.heads, "attention heads of size hidden/heads", "N", 1, 1 << 16}},
     {MODEL, {"vocab", OPTION_INT, &options.config.vocab, "tokens in the vocabulary", "N", 2, 1 << 24}},
-    {MODEL, {"seq", OPTION_INT, &options.config.seq, "tokens of a sequence", "N", 1, 1 << 24}},
-    {TRAINING, {"micro-batch", OPTION_INT, &options.micro_batch, "sequences computed at once", "N", 1, 1 << 16}},
-    {TRAINING, {"accumulate", OPTION_INT, &options.accumulate, "micro-batches of a step, on each rank", "N", 1,
-                1 << 20}},
+    {MODEL, {"seq", OPTION_INT, &options.config.seq, "tokens per sequence", "N", 1, 1 << 24}},
+    {TRAINING, {"micro-batch", OPTION_INT, &options.micro_batch, "sequences per micro-batch", "N", 1, 1 << 16}},
+    {TRAINING, {"accumulate", OPTION_INT, &options.accumulate, "micro-batches per step and rank", "N", 1, 1 << 20}},
     {TRAINING, {"recompute", OPTION_CHOICE, &options.recompute,
-                "what backward computes again instead of keeping it: nothing, attention's scores, or whole blocks",
+                "what backward recomputes instead of saving it: nothing, attention's scores, or full blocks",
                 "none|selective|full"}},
-    {TRAINING, {"steps", OPTION_INT, &options.steps, "the step to stop after, counted from the model's birth", "N", 0,
+    {TRAINING, {"steps", OPTION_INT, &options.steps, "step to stop after, counted from the start of training", "N", 0,
                 1e9}},
     {TRAINING, {"lr", OPTION_DOUBLE, &options.lr, "learning rate", "X", 0, 1e3}},
     {TRAINING, {"min-lr", OPTION_DOUBLE, &options.min_lr, "learning rate at the end of its decay", "X", 0, 1e3}},
     {TRAINING, {"warmup", OPTION_INT, &options.warmup, "steps until the learning rate is reached", "N", 0, 1e9}},
     {TRAINING, {"lr-decay-steps", OPTION_INT, &options.decay_steps,
-                "the step at which its decay, half a cosine, ends; 0: no decay", "N", 0, 1e9}},
-    {TRAINING, {"weight-decay", OPTION_DOUBLE, &options.weight_decay, "of matrices and the embedding", "X", 0, 1e3}},
-    {TRAINING, {"clip", OPTION_DOUBLE, &options.clip, "the largest norm of gradients; 0: any", "X", 0, 1e30}},
+                "step at which the learning rate's decay, half a cosine, ends; 0: no decay", "N", 0, 1e9}},
+    {TRAINING, {"weight-decay", OPTION_DOUBLE, &options.weight_decay, "weight decay of matrices and the embedding", "X",
+                0, 1e3}},
+    {TRAINING, {"clip", OPTION_DOUBLE, &options.clip, "largest norm of gradients; 0: no clipping", "X", 0, 1e30}},
     {TRAINING, {"seed", OPTION_SEED, &options.seed,
-                "of initial weights, batches and samples; with --load the checkpoint's, if it has one", "N"}},
+                "seed of initial weights, batches and samples; with --load the checkpoint's, if it has one", "N"}},
     {TRAINING, {"eval-every", OPTION_INT, &options.eval_every,
-                "loss on 64 sequences of the held-out tenth (in whole micro-batches) every N steps; 0: never", "N", 0,
-                1e9}},
+                "validation loss on 64 sequences (in whole micro-batches) every N steps; 0: never", "N", 0, 1e9}},
     {FILES, {"data", OPTION_TEXT, &options.data,
-             "text, or uint16 tokens if named *.bin or with llm.c's header; the default is this project's own text",
-             "FILE"}},
-    {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write, at the end and when interrupted", "DIR"}},
-    {FILES, {"save-every", OPTION_INT, &options.save_every, "and every N steps", "N", 0, 1e9}},
-    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to go on from, of any stage; or a GPT-NeoX model "
+             "text, one token per byte, or uint16 tokens if named *.bin or with llm.c's header; by default this "
+             "project's own text", "FILE"}},
+    {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write at the end and when interrupted", "DIR"}},
+    {FILES, {"save-every", OPTION_INT, &options.save_every, "steps between checkpoints; 0: at the end only", "N", 0,
+             1e9}},
+    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program; or a GPT-NeoX model "
             "from Hugging Face's save_pretrained", "DIR"}},
-    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "a row of CSV for every step; with --load it goes on", "FILE"}},
-    {FILES, {"report", OPTION_TEXT, &options.report, "memory and time at the end, as JSON", "FILE"}},
+    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load continues it", "FILE"}},
+    {FILES, {"report", OPTION_TEXT, &options.report, "memory, traffic and time, as JSON, at the end", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
     {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
-             "the first step's gradients and its batch, as safetensors", "FILE"}},
-    {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "how ranks communicate", "auto|mpi|nccl"}},
+             "the first step's gradients and batch, as safetensors", "FILE"}},
+    {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "library that carries tensors between ranks", "auto|mpi|nccl"}},
     {MACHINE, {"tf32", OPTION_CHOICE, &options.tf32,
-               "matmuls of F32 in TF32; auto: on GPUs that have it, but for --dump-gradients", "auto|on|off"}},
+               "F32 matmuls in TF32; auto: on GPUs that have it, except with --dump-gradients", "auto|on|off"}},
     {MACHINE, {"autotune", OPTION_CHOICE, &options.autotune,
-               "on a GPU, each kind of matmul by the fastest of several ways, timed when it first comes; the last bits "
-               "may then differ from run to run", "off|on"}},
-    {MACHINE, {"threads", OPTION_INT, &options.threads, "of the CPU, for each rank; 0: its share of the cores", "N", 0,
+               "on a GPU, time several algorithms for each kind of matmul and use the fastest; the last bits may then "
+               "differ between runs", "off|on"}},
+    {MACHINE, {"threads", OPTION_INT, &options.threads, "CPU threads per rank; 0: the machine's cores per rank", "N", 0,
                4096}},
-    {MACHINE, {"timeout", OPTION_INT, &options.timeout, "to wait for a rank, silent or busy; 0: for ever", "SECONDS", 0,
+    {MACHINE, {"timeout", OPTION_INT, &options.timeout, "longest wait for another rank; 0: no limit", "SECONDS", 0,
                1e6}},
     {MACHINE, {"pretend", OPTION_TEXT, &options.pretend,
-               "make operators and transfers last at least as long as on such a machine, slower than this one",
-               "GFLOPS,GB/S,MICROSECONDS"}},
-    {MACHINE, {"check", OPTION_FLAG, &options.check, "compare calls over the ranks, and watch buffers in transfer"}},
-    {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print errors and the sample only"}},
+               "simulated hardware: operators and transfers take at least as long as at this speed, link bandwidth and "
+               "latency", "GFLOPS,GB/S,MICROSECONDS"}},
+    {MACHINE, {"check", OPTION_FLAG, &options.check,
+               "find calls that differ between ranks, and buffers that are used while in flight"}},
+    {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print only errors and the sample"}},
 };
 enum { OPTIONS = sizeof table / sizeof *table, MORE = 16, FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP, KEY_USAGE };
 
-static const StageOption *known[OPTIONS + MORE];
+static const ProgramOption *known[OPTIONS + MORE];
 static int known_count;
 
 /* ---- One option's argument ---- */
 
-static int place_of(const char *word, size_t length, const char *words)     /* among "a|b|c"; -1: not there */
+static int place_of(const char *word, size_t length, const char *words)     /* word's index in "a|b|c"; -1: absent */
 {
     for (int at = 0;; at++) {
         const size_t n = strcspn(words, "|");
@@ -102,18 +103,18 @@ static int place_of(const char *word, size_t length, const char *words)     /* a
     }
 }
 
-static double number_of(const StageOption *o, const char *text)
+static double number_of(const ProgramOption *o, const char *text)
 {
     char *end;
 
     errno = 0;
     const double x = strtod(text, &end);
     if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
-        fail_usage("--%s %s, but it is a number from %g to %g", o->name, text, o->min, o->max);
+        fail_usage("--%s: expected a number from %g to %g, got '%s'", o->name, o->min, o->max, text);
     return x;
 }
 
-static void take_set(const StageOption *o, const char *text)
+static void take_set(const ProgramOption *o, const char *text)
 {
     bool *set = o->value;
     int count = 1;
@@ -127,12 +128,13 @@ static void take_set(const StageOption *o, const char *text)
         end = word + strcspn(word, ",");
         const int length = end - word, at = place_of(word, length, o->argument);
         if (at < 0 && (length != 3 || strncmp(word, "all", 3)))
-            fail_usage("--%s %s: \"%.*s\" is none of all, %s, or none alone", o->name, text, length, word, o->argument);
+            fail_usage("--%s: expected all, none, or a list like a,b of %s, got '%s': '%.*s' is none of them", o->name,
+                       o->argument, text, length, word);
         memset(set + (at < 0 ? 0 : at), true, (at < 0 ? count : 1) * sizeof *set);
     }
 }
 
-static void take(const StageOption *o, const char *text)
+static void take(const ProgramOption *o, const char *text)
 {
     char *end;
 
@@ -144,27 +146,27 @@ static void take(const StageOption *o, const char *text)
     case OPTION_INT: {
         const long long n = strtoll(text, &end, 10);
         if (end == text || *end || errno || n < o->min || n > o->max)
-            fail_usage("--%s %s, but it is a whole number from %.0f to %.0f", o->name, text, o->min, o->max);
+            fail_usage("--%s: expected an integer from %.0f to %.0f, got '%s'", o->name, o->min, o->max, text);
         *(int *)o->value = n;
         break;
     }
     case OPTION_SEED:
         *(uint64_t *)o->value = strtoull(text, &end, 10);
         if (end == text || *end || errno || strchr(text, '-'))
-            fail_usage("--%s %s, but it is a whole number from 0 to 2^64 - 1", o->name, text);
+            fail_usage("--%s: expected an integer from 0 to 2^64 - 1, got '%s'", o->name, text);
         break;
     case OPTION_DOUBLE:
         *(double *)o->value = number_of(o, text);
         break;
     case OPTION_TEXT:
         if (!*text)
-            fail_usage("--%s is empty, but it is a %s", o->name, o->argument);
+            fail_usage("--%s: expected a %s, got an empty text", o->name, o->argument);
         *(const char **)o->value = text;
         break;
     case OPTION_CHOICE: {
         const int at = place_of(text, strlen(text), o->argument);
         if (at < 0)
-            fail_usage("--%s %s, but it is one of %s", o->name, text, o->argument);
+            fail_usage("--%s: expected one of %s, got '%s'", o->name, o->argument, text);
         *(int *)o->value = at;
         break;
     }
@@ -183,16 +185,16 @@ static void take_pretend(void)
         return;
     if (sscanf(options.pretend, "%lf,%lf,%lf%c", &gflops, &gigabytes, &microseconds, &rest) != 3 || !(gflops >= 1e-3)
         || !(gigabytes >= 1e-6) || !(microseconds >= 0) || !(microseconds <= 1e6) || gflops > 1e9 || gigabytes > 1e9)
-        fail_usage("--pretend %s, but it is GFLOPS,GB/S,MICROSECONDS: the speed of a device (0.001 to 1e9), of its "
-                   "link (1e-6 to 1e9), and the link's delay (0 to 1e6), such as 1000,50,5", options.pretend);
+        fail_usage("--pretend: expected GFLOPS,GB/S,MICROSECONDS, such as 1000,50,5, got '%s': a device's speed (0.001 "
+                   "to 1e9), its link's bandwidth (1e-6 to 1e9) and latency (0 to 1e6)", options.pretend);
     options.pretend_flops = 1e9 * gflops;
     options.pretend_bandwidth = 1e9 * gigabytes;
     options.pretend_latency = 1e-6 * microseconds;
 }
 
-/* ---- What must hold between options ---- */
+/* ---- Checks of several options together ---- */
 
-/* Whether a path and a suffix name the file that training data is read from. */
+/* Returns whether path + suffix is the file that training data is read from. */
 static bool is_data(const char *path, const char *suffix)
 {
     struct stat data, s;
@@ -212,7 +214,7 @@ static bool ends_in(const char *path, const char *suffix)
     return length >= n && !strncmp(path + length - n, suffix, n);
 }
 
-/* No output may be what is read, nor what stands beside another one while it is written. */
+/* No output may overwrite the training data, or take a name that runs use beside their outputs. */
 static void check_files(void)
 {
     const struct {
@@ -224,10 +226,10 @@ static void check_files(void)
         if (!file[i].path)
             continue;
         if (ends_in(file[i].path, ".tmp") || ends_in(file[i].path, ".old") || ends_in(file[i].path, ".lock"))
-            fail_usage("--%s %s: names that end in .tmp, .old or .lock are those of what a run has beside its outputs, "
-                       "and removes; name another", file[i].option, file[i].path);
+            fail_usage("--%s %s: names that end in .tmp, .old or .lock are for files that runs create and remove; use "
+                       "another name", file[i].option, file[i].path);
         if (is_data(file[i].path, "") || is_data(file[i].path, ".tmp"))
-            fail_usage("--data %s is what --%s %s would be written to; name another", options.data, file[i].option,
+            fail_usage("--data %s: --%s %s would overwrite it; use another name", options.data, file[i].option,
                        file[i].path);
     }
 }
@@ -238,32 +240,32 @@ static void check_together(void)
     const double B = options.micro_batch, T = c->seq, L = c->layers, H = c->hidden, A = c->heads, V = c->vocab;
 
     if (c->hidden % c->heads)
-        fail_usage("--hidden %d is not a multiple of --heads %d", c->hidden, c->heads);
+        fail_usage("--hidden: expected a multiple of --heads %d, got %d", c->heads, c->hidden);
     if (c->hidden / c->heads % 2)
-        fail_usage("--hidden %d / --heads %d gives heads of %d, but rotary positions turn pairs: an even size is "
-                   "needed", c->hidden, c->heads, c->hidden / c->heads);
+        fail_usage("--hidden %d / --heads %d: expected an even head size, since rotary positions rotate pairs, got %d",
+                   c->hidden, c->heads, c->hidden / c->heads);
     const double rows = B * T, largest = fmax(fmax(rows * V, L * B * A * T * T), L * rows * 16 * H);
-    const double limit = 1e15;              /* elements: far from overflow, farther from any machine */
+    const double limit = 1e15;              /* elements: far below overflow, far above any machine */
     if (rows > INT32_MAX || largest > limit)
-        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d is %.3g rows and "
-                   "tensors of %.3g elements, more than the %.3g and %.3g that can be counted", options.micro_batch,
-                   c->seq, c->layers, c->hidden, c->heads, c->vocab, rows, largest, (double)INT32_MAX, limit);
+        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d gives %.3g rows and "
+                   "tensors of %.3g elements; the limits are %.3g and %.3g", options.micro_batch, c->seq, c->layers,
+                   c->hidden, c->heads, c->vocab, rows, largest, (double)INT32_MAX, limit);
     if (options.decay_steps && options.decay_steps <= options.warmup)
-        fail_usage("--lr-decay-steps %d must come after --warmup %d", options.decay_steps, options.warmup);
+        fail_usage("--lr-decay-steps: expected more than --warmup %d, got %d", options.warmup, options.decay_steps);
     if (options.min_lr > options.lr && options.decay_steps)
-        fail_usage("--min-lr %g is above --lr %g", options.min_lr, options.lr);
+        fail_usage("--min-lr: expected at most --lr %g, got %g", options.lr, options.min_lr);
     if (options.save_every && !options.save)
-        fail_usage("--save-every %d, but --save DIR is not given", options.save_every);
+        fail_usage("--save-every %d: --save DIR is missing", options.save_every);
     for (int i = 0; options.sample && options.prompt[i]; i++)
         if ((unsigned char)options.prompt[i] >= c->vocab)
-            fail_usage("--sample %d goes on from --prompt (a line feed, if not given): its byte %d, at position %d, is "
-                       "not below --vocab %d", options.sample, (unsigned char)options.prompt[i], i, c->vocab);
+            fail_usage("--sample %d: --prompt (by default a line feed) has byte %d at position %d, but tokens must be "
+                       "below --vocab %d", options.sample, (unsigned char)options.prompt[i], i, c->vocab);
     check_files();
 }
 
 /* ---- argp ---- */
 
-static const char *stage_name;
+static const char *program_name;
 static struct argp parser;
 
 static error_t parse(int key, char *text, struct argp_state *state)
@@ -271,7 +273,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
     if (key == KEY_HELP || key == KEY_USAGE) {
         if (comm_rank(world) == 0)
             argp_help(&parser, stdout, key == KEY_HELP ? ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC
-                                                       : ARGP_HELP_USAGE, (char *)stage_name);
+                                                       : ARGP_HELP_USAGE, (char *)program_name);
         fail_unprinted();
         comm_agree();
         comm_exit(0);
@@ -281,14 +283,14 @@ static error_t parse(int key, char *text, struct argp_state *state)
     else if (key >= FIRST_KEY && key < FIRST_KEY + known_count)
         take(known[key - FIRST_KEY], text);
     else if (key == ARGP_KEY_ARG)
-        fail_usage("\"%s\" is not an option: they all begin with --, as --help shows", state->argv[state->next - 1]);
+        fail_usage("\"%s\" is not an option: options begin with --; see --help", state->argv[state->next - 1]);
     else
         return ARGP_ERR_UNKNOWN;
     return 0;
 }
 
-/* "learning rate (0.001)": with the default as one would type it, where there is one to tell. */
-static char *help_of(const StageOption *o)
+/* "learning rate (0.001)": with the default, if there is one, as the user would type it. */
+static char *help_of(const ProgramOption *o)
 {
     const char *word = o->argument;
     char text[512], standard[256] = "";
@@ -322,29 +324,30 @@ static char *help_of(const StageOption *o)
     return strdup(text);
 }
 
-void options_parse(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
+void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
     static const char *const titles[] = {
-        [MODEL] = "The model:", [TRAINING] = "Training:", [STAGE] = "This stage:", [FILES] = "Files:",
+        [MODEL] = "The model:", [TRAINING] = "Training:", [PROGRAM] = "This program:", [FILES] = "Files:",
         [MACHINE] = "The machine:"};
     static struct argp_option list[OPTIONS + MORE + MACHINE + 4];    /* titles; --preset, --help, --usage; zeros */
     int n = 0;
 
-    stage_name = stage;
+    program_name = program;
     known_count = 0;
     for (int group = MODEL; group <= MACHINE; group++) {
-        if (group == STAGE && !(more && more->name))
+        if (group == PROGRAM && !(more && more->name))
             continue;
         list[n++] = (struct argp_option){.doc = titles[group], .group = group};
         if (group == MODEL)
             list[n++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0,
-                                             "a known model's sizes, a small batch; later options override", group};
+                                             "a known model's sizes and a small batch; later options override it",
+                                             group};
         for (int i = 0; i < OPTIONS + MORE; i++) {
-            if (group == STAGE && !more[i].name)
+            if (group == PROGRAM && !more[i].name)
                 break;
-            if (group != STAGE && (i >= OPTIONS || table[i].group != group))
+            if (group != PROGRAM && (i >= OPTIONS || table[i].group != group))
                 continue;
-            const StageOption *o = group == STAGE ? &more[i] : &table[i].option;
+            const ProgramOption *o = group == PROGRAM ? &more[i] : &table[i].option;
             known[known_count] = o;
             list[n++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument, 0, help_of(o), group};
         }
@@ -353,7 +356,7 @@ void options_parse(const char *stage, const char *summary, int argc, char **argv
     list[n++] = (struct argp_option){"usage", KEY_USAGE, NULL, 0, "the options in short", -1};
 
     parser = (struct argp){.options = list, .parser = parse, .doc = summary};
-    argv[0] = (char *)stage;                    /* argp's own messages begin with it */
+    argv[0] = (char *)program;                  /* argp's own messages begin with it */
     const int silent = comm_rank(world) ? ARGP_NO_ERRS : 0;
     if (argp_parse(&parser, argc, argv, ARGP_NO_HELP | ARGP_NO_EXIT | silent, NULL, NULL))
         comm_exit(2);

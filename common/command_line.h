@@ -1,6 +1,4 @@
-/* The command line. Options that every program has are in command_line.c; a program adds its own in a table of the same
- * kind.
- */
+/* The command line. command_line.c has the options that all programs share; a program adds a table of its own. */
 #ifndef COMMAND_LINE_H
 #define COMMAND_LINE_H
 
@@ -10,21 +8,22 @@ typedef enum { OPTION_FLAG, OPTION_INT, OPTION_DOUBLE, OPTION_SEED, OPTION_TEXT,
 typedef struct {
     const char *name;                       /* without the dashes */
     OptionKind kind;
-    void *value;                            /* bool, int, double, uint64_t, const char *, int (an enum, from 0), and
-                                             * of a SET a bool for each word; one types words with commas, all, none */
+    void *value;                            /* to a bool, int, double, uint64_t, const char *, int (an enum, from 0), or
+                                             * for a SET one bool per word, given as words with commas, all, or none */
     const char *help;
-    const char *argument;                   /* what --help calls it; of a CHOICE or SET, the words: "ring|zigzag" */
+    const char *argument;                   /* what --help calls it; for a CHOICE or SET the words: "ring|zigzag" */
     double min, max;                        /* of a number, inclusive */
-} StageOption;
+} ProgramOption;
 
-/* For the table of a stage that can sample (text.h). */
+/* Options of a program that can sample (text.h). */
 #define TEXT_OPTIONS \
-    {"sample", OPTION_INT, &options.sample, "write so many tokens at the end", "N", 0, 1e6}, \
-    {"temperature", OPTION_DOUBLE, &options.temperature, "of sampling; 0 takes the likeliest", "X", 0, 100}, \
-    {"prompt", OPTION_TEXT, &options.prompt, "what the sample continues: its bytes are the tokens", "TEXT"}
+    {"sample", OPTION_INT, &options.sample, "tokens to generate after training", "N", 0, 1e6}, \
+    {"temperature", OPTION_DOUBLE, &options.temperature, "sampling temperature; 0: most likely token", "X", 0, 100}, \
+    {"prompt", OPTION_TEXT, &options.prompt, "text that the sample continues, one token per byte", "TEXT"}
 
-/* Fills `options` and the stage's own variables; `more` ends with {0}. --help prints and ends the program. What cannot
- * be right, alone or together, ends it with status 2 and the values. */
-void options_parse(const char *stage, const char *summary, int argc, char **argv, const StageOption *more);
+/* Fills in `options` and the program's own variables. `more` is the program's table and ends with {0}. --help prints
+ * the options and ends the program. A value or combination that is invalid ends it with status 2 and one line that
+ * shows the value and what is expected. */
+void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more);
 
 #endif

@@ -16,12 +16,12 @@
 
 enum { HEADER_BYTES = 256 * 4, HEADER_MAGIC = 20240520, HEADER_VERSION = 1 };
 
-static int file, width, first_byte; /* descriptor; bytes of a token; where tokens begin */
+static int file, width, first_byte; /* descriptor; bytes per token; where tokens begin */
 static int64_t training, held_out;
 static uint64_t hash;
 
-/* `count` tokens from number `first` on. Every id is checked where it is read: another program may overwrite the file
- * during the run, or cut it short. */
+/* Reads `count` tokens from number `first` on. Checks every id, because another program may overwrite the file during
+ * the run, or cut it short. */
 static void read_tokens(int64_t first, int64_t count, int32_t *to)
 {
     enum { PIECE = 65536 };
@@ -36,7 +36,7 @@ static void read_tokens(int64_t first, int64_t count, int32_t *to)
             if (id >= options.config.vocab)
                 fail("--data %s: token %d, at position %lld, is not below --vocab %d%s", options.data, id,
                      (long long)(first + done + i), options.config.vocab,
-                     hash ? "; when the run began it was, so the file was overwritten during the run" : "");
+                     hash ? "; it was at the start, so the file was overwritten during the run" : "");
             to[done + i] = id;
         }
     }
@@ -48,11 +48,11 @@ void data_open(void)
     const int seq = options.config.seq;
     struct stat s;
 
-    file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);       /* a pipe, refused below, would wait for a writer */
+    file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);       /* without waiting for a pipe's writer; refused below */
     if (file < 0 || fstat(file, &s))
         fail("--data %s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode))
-        fail("--data %s: %s, but a file of text or tokens is needed", path,
+        fail("--data %s: expected a file of text or tokens, but this is %s", path,
              S_ISDIR(s.st_mode) ? "a directory" : "not a regular file");
     if (s.st_size == 0)
         fail("--data %s: the file is empty", path);
@@ -66,21 +66,21 @@ void data_open(void)
     if (has_header || (dot && !strcmp(dot, ".bin"))) {
         first_byte = has_header ? HEADER_BYTES : 0, width = 2;
         if (has_header && header[1] != HEADER_VERSION)
-            fail("--data %s: version %d of the token header, but version %d is known", path, header[1], HEADER_VERSION);
+            fail("--data %s: expected version %d of the token header, got version %d", path, HEADER_VERSION, header[1]);
         if ((s.st_size - first_byte) % 2 || s.st_size < first_byte)
-            fail("--data %s: %lld bytes do not make uint16 tokens after a header of %d", path, (long long)s.st_size,
-                 first_byte);
+            fail("--data %s: %lld bytes are not a whole number of uint16 tokens after a header of %d bytes", path,
+                 (long long)s.st_size, first_byte);
         tokens = (s.st_size - first_byte) / 2;
         if (has_header && header[2] != tokens)
-            fail("--data %s: the header says %d tokens, but the file has %lld", path, header[2], (long long)tokens);
+            fail("--data %s: the header gives %d tokens, but the file has %lld", path, header[2], (long long)tokens);
     }
     held_out = tokens / 10;
     training = tokens - held_out;
     if (held_out <= seq)
-        fail("--data %s: %lld tokens are too few: a tenth is held out, and that tenth must exceed --seq %d, so at "
-             "least %lld are needed", path, (long long)tokens, seq, 10ll * (seq + 1));
-    comm_allow(s.st_size);                                      /* another rank may have read it already */
-    uint64_t sum = 14695981039346656037u;                       /* FNV-1a, a token at a time */
+        fail("--data %s: expected at least %lld tokens, so that the last tenth, for validation, exceeds --seq %d; got "
+             "%lld tokens", path, 10ll * (seq + 1), seq, (long long)tokens);
+    comm_extend_timeout(s.st_size);                             /* another rank may have read it already */
+    uint64_t sum = 14695981039346656037u;                       /* FNV-1a over the tokens */
     for (int64_t first = 0, n; first < tokens; first += n) {
         int32_t piece[16384];
         n = tokens - first < 16384 ? tokens - first : 16384;
@@ -108,7 +108,7 @@ int64_t data_held_out(void)
 
 const char *data_kind(void)
 {
-    return width == 1 ? "text, a token a byte" : "uint16 tokens";
+    return width == 1 ? "text, one token per byte" : "uint16 tokens";
 }
 
 Batch batch_create(void)
@@ -119,7 +119,7 @@ Batch batch_create(void)
                    tensor_create(MEM_WORKSPACE, I32, "targets", shape(B, T))};
 }
 
-/* Row b of the batch, of B, is the tokens from starts[b] on; for each, the next one is the target. */
+/* Fills row b of the B rows with the tokens from starts[b] on; a token's target is the next one. */
 static void load(Batch batch, int64_t B, const int64_t *starts)
 {
     const int64_t T = batch.inputs.shape[1];
@@ -158,7 +158,7 @@ void data_sequence(int64_t step, int64_t g, int64_t *tokens)
     }
 }
 
-void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t first)
+void batch_validation(Batch batch, int64_t i, int64_t pieces, int64_t first)
 {
     const int64_t B = batch.inputs.shape[0], last = held_out - options.config.seq - 1, n = pieces * B;
     int64_t starts[B];

@@ -1,11 +1,11 @@
-/* Training data: one long sequence of tokens in a file, of which a step's batch takes pieces.
+/* Training data: one long sequence of tokens in a file, from which each step's batch takes sequences.
  *
- * A file is text, one token a byte, unless it begins with llm.c's token header (magic 20240520, version 1, count;
- * 256 int32 in all) or is named *.bin: then it is uint16 tokens. The last tenth is held out for evaluation.
+ * A file is text, one token per byte, unless its name ends in .bin or it starts with llm.c's token header (magic
+ * 20240520, version 1, count; 256 int32 in all): then it holds uint16 tokens. The last tenth is validation data.
  *
- * Which pieces a step takes depends on seed and step alone, not on how many ranks share it: sequence g of step s
- * starts at token Philox(seed, s, g) mod (training tokens - seq). So a run is continued from its step and seed, and
- * every layout sees the same global batch.
+ * A step's sequences depend on seed and step alone, not on the number of ranks: sequence g of step s starts at token
+ * Philox(seed, s, g) mod (training tokens - seq). So step and seed are enough to resume, and every parallel
+ * configuration sees the same global batch.
  */
 #ifndef DATA_H
 #define DATA_H
@@ -15,29 +15,32 @@
 #include "tensor.h"
 
 typedef struct {
-    Tensor inputs, targets;         /* (B, T) I32: tokens, and for each the one that follows it */
+    Tensor inputs, targets;         /* (B, T) I32: tokens, and for each token the next one */
 } Batch;
 
-/* Opens options.data and checks all of it: long enough for --seq, every token below --vocab. */
+/* Opens options.data and reads it once to check it. Fails if it is too short for --seq, or if a token is not below
+ * --vocab. */
 void data_open(void);
-int64_t data_tokens(void);          /* of training */
-int64_t data_held_out(void);        /* of evaluation */
-const char *data_kind(void);        /* "text, a token a byte", for messages */
+int64_t data_tokens(void);          /* training tokens */
+int64_t data_held_out(void);        /* validation tokens */
+const char *data_kind(void);        /* "text, one token per byte" or "uint16 tokens", for messages */
 uint64_t data_hash(void);           /* of all tokens: ranks compare it */
 
-Batch batch_create(void);           /* for options.micro_batch sequences of options.config.seq tokens */
+/* Allocates a batch of options.micro_batch sequences of options.config.seq tokens. */
+Batch batch_create(void);
 
-/* Fills a batch of (B, T): B sequences of the step's global batch from number `sequence` on, and of each the T tokens
- * from number `token` on. */
+/* Fills a batch of (B, T) with B sequences of the step's global batch, from number `sequence`, and of each its T tokens
+ * from number `token`. */
 void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t token);
 
-/* The same from the held-out tokens: piece i of `pieces` evenly spread over them, B sequences each. */
-void batch_held_out(Batch batch, int64_t i, int64_t pieces, int64_t token);
+/* Fills a batch with validation sequences: batch i of `pieces`, spread evenly over the validation tokens, B sequences
+ * each; of each sequence its T tokens from number `token`. */
+void batch_validation(Batch batch, int64_t i, int64_t pieces, int64_t token);
 
-/* Tokens from the host, as inputs only: targets become -1. */
+/* Fills a batch's inputs from the host; targets become -1 (no target). */
 void batch_tokens(Batch batch, const int32_t *tokens);
 
-/* Sequence g of a step as the host has it: seq + 1 tokens, of which the first seq are inputs and the last seq
+/* Copies sequence g of a step to the host: seq + 1 tokens, of which the first seq are the inputs and the last seq the
  * targets. */
 void data_sequence(int64_t step, int64_t g, int64_t *tokens);
 

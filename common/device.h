@@ -1,8 +1,8 @@
-/* The device: where tensors live and operators run. cpu/device.c is the machine itself; cuda/device.cu is a GPU.
+/* The device: where tensors lie and operators run. cpu/device.c is the machine's CPU; cuda/device.cu is a GPU.
  *
- * Work on a device is a stream: operators and copies are queued in order and the host may run ahead; device_wait
- * and everything that brings numbers to the host waits for what was queued before. On the CPU every call is done
- * when it returns.
+ * A device is a stream: operators and copies are queued in order, and the host may run ahead. device_wait, and every
+ * call that brings numbers to the host, waits for what was queued before. On the CPU every call is complete when it
+ * returns.
  */
 #ifndef DEVICE_H
 #define DEVICE_H
@@ -16,59 +16,65 @@
 extern "C" {
 #endif
 
-/* First of all, before MPI too; may exec the program anew. */
+/* ---- start, and what the device is ---- */
+
+/* Sets environment variables that libraries read before main, and may exec the program again. Call it first of all,
+ * before MPI. */
 void device_prepare(char **argv);
 
-/* Takes the device for this process, one of `local_ranks` on this machine, the local_rank-th of them.
- * threads: of the CPU, 0: the machine's cores divided over the local ranks. */
+/* Takes the device for this process, number local_rank of local_ranks on this machine. threads: CPU threads; 0: the
+ * machine's cores per local rank. */
 void device_init(int local_rank, int local_ranks, int threads);
 const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor" */
 enum { DEVICE_IDENTITY = 33 };
-const char *device_identity(void);          /* which of its machine's devices: a GPU's id from NVIDIA; the CPU: "" */
+const char *device_identity(void);          /* which device of the machine: a GPU's UUID; the CPU: "" */
 int device_threads(void);
-int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: not known */
-int64_t device_memory_beside(void);         /* an estimate of what operators will take from a GPU and in no account: for
-                                             * scratch, and for kernels that aren't loaded yet; 0: the CPU */
-int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, or free and kept; 0: the CPU */
+int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: unknown */
+int64_t device_memory_beside(void);         /* estimated bytes that operators will take from a GPU untracked: scratch,
+                                             * and kernels that are not loaded yet; 0: the CPU */
+int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, free in the pool; 0: the CPU */
 
-/* Arithmetic rate, in FLOP/s, that MFU is a fraction of: a GPU's datasheet peak for matmuls of the type, or on the CPU
- * the rate of the machine's own matmul of REAL, measured once. 0: not known. */
+/* The peak arithmetic rate, in FLOP/s, for MFU. On a GPU the datasheet's for matmuls of the dtype; on the CPU the rate
+ * of its own REAL matmul, measured once. 0: unknown. */
 double device_peak_flops(DType dtype);
 
-/* From now on matmuls of F32 round what they read to TF32, a float with 10 bits of mantissa, and take the tensor cores.
- * false: this device has none. */
+/* Lets F32 matmuls round their inputs to TF32, a float with 10 bits of mantissa, and use the tensor cores. Returns
+ * false if the device has no TF32. */
 bool device_use_tf32(void);
 
-/* How the device computes with elements of a type: by itself; by rounding what it stores, while it computes in REAL;
- * or not at all. */
+/* How the device computes with a dtype: natively; emulated (it rounds what it stores and computes in REAL); not. */
 typedef enum { SUPPORT_NATIVE, SUPPORT_EMULATED, SUPPORT_NONE } Support;
 Support device_supports(DType dtype);
 
-void *device_alloc(int64_t bytes);          /* zeroed; NULL: no more memory */
+/* ---- memory and copies ---- */
+void *device_alloc(int64_t bytes);          /* zeroed; NULL: not enough memory */
 void device_free(void *data, int64_t bytes);
 void device_zero(void *data, int64_t bytes);
 void device_copy(void *to, const void *from, int64_t bytes);        /* both on the device; must not overlap */
 void device_upload(void *to, const void *from, int64_t bytes);      /* from the host */
 void device_download(void *to, const void *from, int64_t bytes);    /* to the host; waits */
 void device_wait(void);
-void device_while_waiting(void (*look)(double seconds));    /* to be called again and again while the host waits */
+void device_while_waiting(void (*look)(double seconds));    /* sets what the host calls repeatedly while it waits for
+                                                             * the device; seconds: how long it has waited */
 
 /* The stream, for a library that orders its work with ours: a GPU's cudaStream_t; NULL on the CPU. */
 void *device_stream(void);
 
-int device_multiprocessors(void);           /* a GPU's; 0: the CPU */
-void device_lend(int multiprocessors);      /* so many are taken by transfers beside what is called from now on */
-int device_multiprocessors_left(void);      /* by these: a matmul that counts on more may end in two waves */
+/* ---- multiprocessors of a GPU that matmuls share with transfers; 0 on the CPU ---- */
+int device_multiprocessors(void);
+void device_lend(int multiprocessors);      /* operators called from now on run beside transfers that occupy these */
+int device_multiprocessors_left(void);      /* for operators: a matmul that expects more may end in two waves */
 
-/* For messages between ranks, which leave from the host's memory or from the device's. */
+/* ---- for transfers between ranks, from the host's memory or the device's ---- */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
-/* Before device_init, which would take it: the GPU's place in this machine, or "" if there is none; returns how many
- * there are, 0 on the CPU. Nothing is set up yet, and the environment may still be changed. */
+
+/* Finds this rank's GPU before device_init takes it: writes its PCI address on this machine, or "" if there is none.
+ * Returns the number of GPUs; 0 on the CPU. It initializes nothing, so the environment may still be changed. */
 enum { DEVICE_PLACE = 32 };
 int device_find(int local_rank, char place[DEVICE_PLACE]);
-void *device_host_alloc(int64_t bytes);     /* of the host, for fast copies to the device; NULL: no more memory */
-void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event says when it is done */
-void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; `from` stays as it is till then */
+void *device_host_alloc(int64_t bytes);     /* pinned host memory, for fast copies; NULL: not enough memory */
+void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event tells when it is done */
+void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; do not change `from` until then */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {
@@ -76,14 +82,14 @@ typedef struct {
     void *handle;                           /* on a GPU */
 } DeviceEvent;
 DeviceEvent device_event(void);
-bool device_event_reached(const DeviceEvent *event);    /* without waiting */
-double device_event_seconds(DeviceEvent *event);    /* on clock_seconds's clock; waits until reached; frees it */
+bool device_event_reached(const DeviceEvent *event);    /* does not wait */
+double device_event_seconds(DeviceEvent *event);        /* on clock_seconds's clock; waits until reached; frees it */
 
-/* A named range of time for a profiler of the device's; they nest. */
+/* Names a range of time for the device's profiler; ranges nest. */
 void device_range_begin(const char *name);
 void device_range_end(void);
 
-/* Seconds of a clock that only goes forward. */
+/* Seconds of a monotonic clock. */
 double clock_seconds(void);
 
 #ifdef __cplusplus

@@ -5,23 +5,23 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *speaker = "ultrascale";
+static const char *program_name = "ultrascale";
 
 enum { PATHS = 64 };
-static char *half_written[PATHS];
+static char *unfinished[PATHS];
 
 static void end_alone(const char *line, int status);
 
 static ErrorEnd end = end_alone;
 
-void error_speaker(const char *stage)
+void error_set_program(const char *program)
 {
-    speaker = stage;
+    program_name = program;
 }
 
 const char *error_name(void)
 {
-    return speaker;
+    return program_name;
 }
 
 void error_end_with(ErrorEnd e)
@@ -32,8 +32,8 @@ void error_end_with(ErrorEnd e)
 void error_cleanup(const char *path)
 {
     for (int i = 0; i < PATHS; i++)
-        if (!half_written[i]) {
-            half_written[i] = strdup(path);
+        if (!unfinished[i]) {
+            unfinished[i] = strdup(path);
             return;
         }
 }
@@ -41,9 +41,9 @@ void error_cleanup(const char *path)
 void error_cleanup_done(const char *path)
 {
     for (int i = 0; i < PATHS; i++)
-        if (half_written[i] && !strcmp(half_written[i], path)) {
-            char *done = half_written[i];
-            half_written[i] = NULL;             /* first: a signal may come, and error_cleanup_now with it */
+        if (unfinished[i] && !strcmp(unfinished[i], path)) {
+            char *done = unfinished[i];
+            unfinished[i] = NULL;             /* first: a signal may come, and error_cleanup_now with it */
             free(done);
         }
 }
@@ -51,8 +51,8 @@ void error_cleanup_done(const char *path)
 void error_cleanup_now(void)
 {
     for (int i = PATHS - 1; i >= 0; i--)            /* files were made after the directories they are in */
-        if (half_written[i] && unlink(half_written[i]))
-            rmdir(half_written[i]);
+        if (unfinished[i] && unlink(unfinished[i]))
+            rmdir(unfinished[i]);
 }
 
 static void end_alone(const char *line, int status)
@@ -65,15 +65,15 @@ static void end_alone(const char *line, int status)
 static _Noreturn void fail_list(int status, const char *format, va_list list)
 {
     char line[2048];
-    const int at = snprintf(line, sizeof line, "%s: ", speaker);
+    const int at = snprintf(line, sizeof line, "%s: ", program_name);
 
     vsnprintf(line + at, sizeof line - at, format, list);
-    for (char *c = line; *c; c++)                   /* what a person or a file gave may hold more lines, or escapes */
+    for (char *c = line; *c; c++)                   /* texts from the user or a file may hold newlines and escapes */
         if ((unsigned char)*c < ' ' || *c == 127)
             *c = '?';
     fflush(stdout);
     end(line, status);
-    abort();                                        /* an ErrorEnd doesn't return */
+    abort();                                        /* not reached: an ErrorEnd doesn't return */
 }
 
 void fail(const char *format, ...)
@@ -86,10 +86,10 @@ void fail(const char *format, ...)
 
 void *host_alloc(int64_t bytes, const char *what)
 {
-    void *memory = calloc(bytes + 1, 1);            /* of 0 bytes it could be NULL */
+    void *memory = calloc(bytes + 1, 1);            /* + 1: calloc(0, 1) may return NULL */
 
     if (!memory)
-        fail("no memory for %s: %lld bytes", what, (long long)bytes);
+        fail("not enough memory on the host for %s: needs %lld bytes", what, (long long)bytes);
     return memory;
 }
 
@@ -100,7 +100,7 @@ char *new_text(const char *format, ...)
 
     va_start(list, format);
     if (vasprintf(&text, format, list) < 0)
-        fail("no memory for a text");
+        fail("not enough memory on the host for a text");
     va_end(list);
     return text;
 }
@@ -108,7 +108,7 @@ char *new_text(const char *format, ...)
 void fail_unprinted(void)
 {
     if (fflush(stdout) || ferror(stdout))
-        fail("what was printed could not be written to standard output");
+        fail("standard output could not be written: its disk is full, or it is closed");
 }
 
 void fail_usage(const char *format, ...)

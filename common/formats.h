@@ -1,5 +1,5 @@
-/* The small formats in which tensors may be stored (playbook: "Mixed Precision Training"), as this machine's own
- * arithmetic: a GPU has instructions for the same.
+/* The small formats in which tensors may be stored (playbook: "Mixed Precision Training"), emulated in the host's
+ * arithmetic; a GPU has instructions for them.
  *
  *            sign exponent mantissa    largest   smallest normal   next to 1    beyond the largest
  *   F32        1      8       23       3.4e38        1.2e-38        1.2e-7      Inf
@@ -8,8 +8,8 @@
  *   E4M3       1      4        3       448           1.6e-2         0.125       448; it has no Inf, and one NaN
  *   E5M2       1      5        2       57344         6.1e-5         0.25        57344
  *
- * A number is rounded to the nearest that the format has, ties to the even one, subnormals included; NaN stays NaN.
- * F16: IEEE 754; E4M3 and E5M2: Micikevicius et al. 2022, with saturation.
+ * Numbers are rounded to the nearest in the format, ties to even, subnormals included; NaN stays NaN. F16: IEEE 754;
+ * E4M3 and E5M2: Micikevicius et al. 2022, with saturation.
  */
 #ifndef FORMATS_H
 #define FORMATS_H
@@ -19,18 +19,18 @@
 
 #include "tensor.h"
 
-/* As many numbers, between a type's storage and reals. REAL or a small format, no other type; scales of fp8 are left to
- * the caller. */
+/* Convert `count` numbers between reals and a dtype's storage: REAL or a small format. The caller applies fp8
+ * scales. */
 void formats_read(real *to, const void *from, DType dtype, int64_t count);
 void formats_write(void *to, const real *from, DType dtype, int64_t count);
 
-/* All of a tensor, between the device and reals on the host. */
+/* Copy a full tensor between the device and reals on the host. */
 void tensor_to_host(real *to, Tensor t);
 void tensor_from_host(Tensor t, const real *from);
 
-double format_largest(DType dtype);             /* the largest number that is not Inf */
+double format_largest(DType dtype);             /* the largest finite number */
 
-/* ---- how: written so that loops over them become vector code ---- */
+/* ---- conversions of single numbers, without branches, so that the compiler vectorizes loops over them ---- */
 
 static inline uint32_t bits_of_float(float x)
 {
@@ -48,8 +48,8 @@ static inline float float_of_bits(uint32_t bits)
     return x;
 }
 
-/* A real as a float that rounds to a smaller format as the real itself would: what doesn't fit is remembered in the
- * last bit ("round to odd", Boldo & Melquiond 2005). Rounding twice to nearest could meet a tie that isn't one. */
+/* Returns a float that rounds to any smaller format exactly as the real would: its last bit records whether anything
+ * was cut off ("round to odd", Boldo & Melquiond 2005). Rounding to nearest twice could create a tie that is none. */
 static inline float float_for_rounding(real x)
 {
     const float near = (float)x;
@@ -65,17 +65,16 @@ static inline float float_for_rounding(real x)
 #endif
 }
 
-/* A number in a format of so many bits of exponent and mantissa; what is larger than `largest` becomes `beyond`. */
+/* Encodes a number in a format with that many bits of exponent and mantissa. Codes above `largest` become `beyond`. */
 static inline uint32_t format_encode(real x, int exponent, int mantissa, uint32_t largest, uint32_t beyond,
                                      uint32_t nan)
 {
     const int cut = 23 - mantissa, bias = (1 << (exponent - 1)) - 1;
     const uint32_t all = bits_of_float(float_for_rounding(x)), sign = all >> 31, bits = all & 0x7fffffff;
-    /* a normal number: cut off bits of the mantissa, after adding just less than half of the last one that stays, or
-     * half, if that one is odd; a carry into the exponent is right */
+    /* normal: add just less than half of the last bit that stays, or half if that bit is odd; then cut off the rest of
+     * the mantissa. A carry into the exponent is correct. */
     const uint32_t normal = (bits - ((uint32_t)(127 - bias) << 23) + (1u << (cut - 1)) - 1 + (bits >> cut & 1)) >> cut;
-    /* a subnormal one: a multiple of 2^(1 - bias - mantissa). Beside a number whose last bit is worth that, the
-     * addition rounds */
+    /* subnormal: a multiple of 2^(1 - bias - mantissa). Adding a float whose last bit has that value rounds to it. */
     const uint32_t beside = (uint32_t)(127 + 1 - bias + cut) << 23;
     const uint32_t subnormal = bits_of_float(float_of_bits(bits) + float_of_bits(beside)) - beside;
     uint32_t out = bits < (uint32_t)(127 + 1 - bias) << 23 ? subnormal : normal;
@@ -85,7 +84,7 @@ static inline uint32_t format_encode(real x, int exponent, int mantissa, uint32_
     return out | sign << (exponent + mantissa);
 }
 
-/* The number that the bits of such a format mean; above `largest`: Inf if the mantissa is 0, else NaN. */
+/* Decodes a number of such a format. Codes above `largest` are Inf if the mantissa is 0, else NaN. */
 static inline float format_decode(uint32_t all, int exponent, int mantissa, uint32_t largest)
 {
     const int cut = 23 - mantissa, bias = (1 << (exponent - 1)) - 1;

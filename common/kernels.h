@@ -1,7 +1,7 @@
-/* The kernels behind ops.h, one set a backend: ops.c and attention.c in cpu/, or cuda/. Called by ops.c, and by
- * fused kernels for what they leave apart, with operands that have been checked; arguments are those of the
- * operator without the suffix. (rope_kernel is rope_forward and, with `back`, rope_backward; linear_fp8_kernel is
- * linear_fp8 and, with `add`, linear_fp8_add.)
+/* The kernels behind ops.h: one set per backend, in cpu/ or cuda/. Operators call them with operands that they have
+ * checked; fused kernels call them for what they do not fuse. A kernel's arguments are those of the operator without
+ * the suffix. (rope_kernel is rope_forward and, with `back`, rope_backward; linear_fp8_kernel is linear_fp8 and, with
+ * `add`, linear_fp8_add.)
  */
 #ifndef KERNELS_H
 #define KERNELS_H
@@ -40,9 +40,9 @@ void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip);
 
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
 void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,
-                                     Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal);
-void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse);
-void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out);
+                                     Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal);
+void attention_merge_kernel(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse);
+void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out);
 void tensor_convert_kernel(Tensor to, Tensor from);
 void tensor_scale_kernel(Tensor t, double factor);
 void quantize_kernel(Tensor out, Tensor transposed, Tensor x);

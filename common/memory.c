@@ -11,7 +11,6 @@
 const char *const memory_name[MEM_CATEGORIES] = {
     "parameters", "master", "gradients", "optimizer", "activations", "communication", "workspace"};
 
-/* What makes each category smaller. */
 static const char *const remedy[MEM_CATEGORIES] = {
     [MEM_PARAMETERS] = "a smaller model (--layers, --hidden, --vocab)",
     [MEM_MASTER] = "a smaller model (--layers, --hidden, --vocab)",
@@ -21,12 +20,12 @@ static const char *const remedy[MEM_CATEGORIES] = {
     [MEM_COMMUNICATION] = "a smaller model or --micro-batch",
     [MEM_WORKSPACE] = "a smaller --micro-batch (with more --accumulate) or --seq"};
 
-static MemoryEntry entry[MEM_CATEGORIES];
+static MemoryStats entry[MEM_CATEGORIES];
 static int64_t used, peak;
 
-void memory_account(Category category, int64_t bytes)
+void memory_track(Category category, int64_t bytes)
 {
-    MemoryEntry *e = &entry[category];
+    MemoryStats *e = &entry[category];
 
     e->used += bytes;
     e->peak = e->used > e->peak ? e->used : e->peak;
@@ -34,14 +33,14 @@ void memory_account(Category category, int64_t bytes)
     peak = used > peak ? used : peak;
 }
 
-MemoryEntry memory_entry(Category category)
+MemoryStats memory_entry(Category category)
 {
     return entry[category];
 }
 
-MemoryEntry memory_total(void)
+MemoryStats memory_total(void)
 {
-    MemoryEntry total = {.used = used, .peak = peak};
+    MemoryStats total = {.used = used, .peak = peak};
 
     for (int c = 0; c < MEM_CATEGORIES; c++)
         total.predicted += entry[c].predicted;
@@ -53,7 +52,7 @@ void memory_predict(Category category, double bytes)
     entry[category].predicted += bytes;
 }
 
-void memory_playbook(Category category, double bytes, const char *formula)
+void memory_estimate(Category category, double bytes, const char *formula)
 {
     entry[category].playbook += bytes;
     entry[category].formula = formula;
@@ -73,6 +72,6 @@ const char *memory_in_use(void)
 const char *memory_remedy(Category category)
 {
     if (category == MEM_ACTIVATIONS && options.recompute == RECOMPUTE_FULL)
-        return remedy[MEM_WORKSPACE];           /* the rest of the advice */
+        return remedy[MEM_WORKSPACE];           /* the same advice without --recompute full */
     return remedy[category];
 }

@@ -1,6 +1,6 @@
-/* The memory account: every byte of device memory has a category, and every stage says beforehand, from its
- * configuration alone, how many bytes each category will take. At the end both stand side by side and are
- * equal. (Playbook: "Memory usage in transformers".)
+/* The memory tracker: every byte of device memory belongs to a category, and every program predicts each category's
+ * bytes from its configuration alone. At the end the tracked peaks must equal the predictions to the byte. (Playbook:
+ * "Memory usage in transformers".)
  */
 #ifndef MEMORY_H
 #define MEMORY_H
@@ -17,25 +17,27 @@ typedef enum {
 } Category;
 
 typedef struct {
-    int64_t used, peak;         /* bytes now, and the most there ever were */
-    double predicted;           /* what the stage's predict() said */
-    double playbook;            /* what the playbook's formula gives, and the formula; NULL: it has none */
-    const char *formula;
-} MemoryEntry;
+    int64_t used, peak;         /* bytes now, and at most so far */
+    double predicted;           /* bytes, by the program's predict() */
+    double playbook;            /* bytes, by the playbook's formula */
+    const char *formula;        /* that formula as text; NULL: the playbook has none */
+} MemoryStats;
 
 extern const char *const memory_name[MEM_CATEGORIES];
 
-/* Called for every allocation: `bytes` more, or, if negative, fewer. */
-void memory_account(Category category, int64_t bytes);
-MemoryEntry memory_entry(Category category);
-MemoryEntry memory_total(void);                 /* its peak is that of the sum, not the sum of the peaks */
+/* Tracks an allocation of `bytes` bytes; a negative number tracks a deallocation. */
+void memory_track(Category category, int64_t bytes);
+MemoryStats memory_entry(Category category);
+MemoryStats memory_total(void);                 /* its peak is the peak of the sum, not the sum of the peaks */
 
-/* In predict(): bytes that a category will take, added up over calls; and what the playbook's formula says. */
+/* Adds to a category's predicted bytes (in predict()). */
 void memory_predict(Category category, double bytes);
-void memory_playbook(Category category, double bytes, const char *formula);
+
+/* Adds to the bytes that the playbook's formula gives for a category. */
+void memory_estimate(Category category, double bytes, const char *formula);
 
 const char *memory_in_use(void);                /* "3.1 GB in use, parameters 0.5 GB, ...": a static buffer */
-const char *memory_remedy(Category category);   /* which options make a category smaller */
+const char *memory_remedy(Category category);   /* the options that make a category smaller */
 
 #ifdef __cplusplus
 }

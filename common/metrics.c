@@ -12,17 +12,17 @@
 #include "outputs.h"
 
 static FILE *metrics;
-static bool rows;                       /* it may have some already */
+static bool rows;                       /* the file may contain rows already */
 
 void metrics_open(void)
 {
     metrics = output_append("metrics", options.metrics, &rows);
 }
 
-/* So many bytes of the file stay: none without --load. Else the columns must be those of this run: a program that
- * keeps more numbers has more. A row without its end, of a run that was killed or whose disk was full, goes, and so do
- * rows of steps that a killed run has made since its last checkpoint: they are made again. */
-static off_t rows_that_stay(const char *header, int64_t step)
+/* Returns how many bytes of the file to keep: without --load none. With --load the columns must be this run's (saved
+ * values add columns). Rows after the checkpoint's step are dropped, since this run makes them again, and so is an
+ * incomplete last row of a run that was killed or whose disk was full. */
+static off_t bytes_to_keep(const char *header, int64_t step)
 {
     FILE *f = options.load ? fopen(options.metrics, "r") : NULL;
     char *line = NULL;
@@ -34,8 +34,8 @@ static off_t rows_that_stay(const char *header, int64_t step)
         const bool whole = line[length - 1] == '\n';
         line[strcspn(line, "\r\n")] = 0;
         if (!stay && strcmp(line, header))
-            fail("--metrics %s has the columns \"%s\", but this run's rows have \"%s\"; name another file",
-                 options.metrics, line, header);
+            fail("--metrics %s: expected the columns \"%s\", got \"%s\"; use another file", options.metrics, header,
+                 line);
         if (!whole || (stay && atoll(line) > step))
             break;
         stay += length;
@@ -54,7 +54,7 @@ void metrics_begin(const TrainState *state)
         return;
     for (int i = 0; i < state->kept_count; i++)
         strcat(strcat(header, ","), state->kept[i].name);
-    const off_t stay = rows ? rows_that_stay(header, state->step) : 0;
+    const off_t stay = rows ? bytes_to_keep(header, state->step) : 0;
     if (rows && ftruncate(fileno(metrics), stay))
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
     if (!stay)

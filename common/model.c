@@ -10,17 +10,17 @@
 #include "formats.h"
 #include "random.h"
 
-const Shard WHOLE = {.slices = 1, .embedding = true, .head = true};
+const Placement FULL_MODEL = {.slices = 1, .embedding = true, .head = true};
 
-Shard replica(int number)
+Placement replica(int number)
 {
-    Shard s = WHOLE;
+    Placement p = FULL_MODEL;
 
-    s.replica = number;
-    return s;
+    p.replica = number;
+    return p;
 }
 
-enum { BLOCK_PARAMETERS = 12, UNCUT = 6 };
+enum { BLOCK_PARAMETERS = 12, REPLICATED = 6 };
 
 int64_t model_parameters(Config c)
 {
@@ -36,7 +36,7 @@ double model_flops_per_token(Config c)
 
 /* ---- The layout ---- */
 
-typedef enum { WHOLE_MATRIX, CUT_ROWS, CUT_COLS } Cut;
+typedef enum { REPLICATE, SPLIT_ROWS, SPLIT_COLS } Split;
 
 static char *text_of(const char *format, ...)
 {
@@ -49,28 +49,29 @@ static char *text_of(const char *format, ...)
     return strdup(text);
 }
 
-/* One more parameter of the table; `unit`: how many rows or columns a cut keeps together (a head's). */
-static void add(Layout *l, Shard shard, bool here, const char *name, const char *label, int64_t rows, int64_t cols,
-                bool vector, Cut cut, int64_t unit, double mean, double deviation)
+/* Appends a parameter to the table. `group`: rows or columns that stay together (one head's). local: it is on this
+ * rank. */
+static void add(Layout *l, Placement at, bool local, const char *name, const char *label, int64_t rows, int64_t cols,
+                bool vector, Split split, int64_t group, double mean, double deviation)
 {
     ParamInfo p = {.name = name, .label = label, .rows = rows, .cols = cols, .vector = vector, .mean = mean,
                    .deviation = deviation, .decay = !vector};
     Range r = {0, rows}, c = {0, cols};
 
-    if (cut != WHOLE_MATRIX) {
-        Range *side = cut == CUT_ROWS ? &r : &c;
-        const Range part = range_part(side->count / unit, shard.slice, shard.slices);
-        *side = (Range){part.first * unit, part.count * unit};
+    if (split != REPLICATE) {
+        Range *side = split == SPLIT_ROWS ? &r : &c;
+        const Range slice = range_split(side->count / group, at.slice, at.slices);
+        *side = (Range){slice.first * group, slice.count * group};
     }
-    p.first_row = r.first, p.here_rows = r.count;
-    p.first_col = c.first, p.here_cols = c.count;
-    p.range = (Range){l->count, here ? p.here_rows * p.here_cols : 0};
-    p.owned = here && shard.replica == 0 && (cut != WHOLE_MATRIX || shard.slice == 0);
+    p.first_row = r.first, p.local_rows = r.count;
+    p.first_col = c.first, p.local_cols = c.count;
+    p.range = (Range){l->count, local ? p.local_rows * p.local_cols : 0};
+    p.owned = local && at.replica == 0 && (split != REPLICATE || at.slice == 0);
     l->count += p.range.count;
     l->table[l->parameters++] = p;
 }
 
-Layout layout_create(Config config, Shard shard)
+Layout layout_create(Config config, Placement at)
 {
     const int64_t H = config.hidden, D = H / config.heads, F = 4 * H;
     const double deviation = 0.02, into_residual = 0.02 / sqrt(2.0 * config.layers);
@@ -78,51 +79,51 @@ Layout layout_create(Config config, Shard shard)
 
     l.units = host_alloc((config.layers + 2) * sizeof *l.units, "a layout");
     l.table = host_alloc(((int64_t)config.layers * BLOCK_PARAMETERS + 3) * sizeof *l.table, "a layout");
-    l.first_id = range_part(config.vocab, shard.slice, shard.slices).first;
+    l.first_id = range_split(config.vocab, at.slice, at.slices).first;
 
-    add(&l, shard, shard.embedding || shard.head, "gpt_neox.embed_in.weight", "embedding", config.vocab, H, false,
-        CUT_ROWS, 1, 0, deviation);
-    l.table[0].owned &= shard.embedding;        /* where only the head uses it, it is a copy */
+    add(&l, at, at.embedding || at.head, "gpt_neox.embed_in.weight", "embedding", config.vocab, H, false, SPLIT_ROWS, 1,
+        0, deviation);
+    l.table[0].owned &= at.embedding;           /* a copy that only the output projection uses has another owner */
     l.units[0] = (Range){0, l.count};
     for (int layer = 0; layer < config.layers; layer++) {
         const struct {
             const char *name, *label;
             int64_t rows, cols;
             bool vector;
-            Cut cut;
-            int64_t unit;
+            Split split;
+            int64_t group;
             double mean, deviation;
         } p[BLOCK_PARAMETERS] = {
-            {"input_layernorm.weight", "ln1_weight", H, 1, true, WHOLE_MATRIX, 1, 1, 0},
-            {"input_layernorm.bias", "ln1_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0},
-            {"attention.dense.bias", "proj_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0},
-            {"post_attention_layernorm.weight", "ln2_weight", H, 1, true, WHOLE_MATRIX, 1, 1, 0},
-            {"post_attention_layernorm.bias", "ln2_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0},
-            {"mlp.dense_4h_to_h.bias", "down_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0},
-            {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, false, CUT_ROWS, 3 * D, 0, deviation},
-            {"attention.query_key_value.bias", "qkv_bias", 3 * H, 1, true, CUT_ROWS, 3 * D, 0, 0},
-            {"attention.dense.weight", "proj_weight", H, H, false, CUT_COLS, D, 0, into_residual},
-            {"mlp.dense_h_to_4h.weight", "up_weight", F, H, false, CUT_ROWS, 1, 0, deviation},
-            {"mlp.dense_h_to_4h.bias", "up_bias", F, 1, true, CUT_ROWS, 1, 0, 0},
-            {"mlp.dense_4h_to_h.weight", "down_weight", H, F, false, CUT_COLS, 1, 0, into_residual}};
+            {"input_layernorm.weight", "ln1_weight", H, 1, true, REPLICATE, 1, 1, 0},
+            {"input_layernorm.bias", "ln1_bias", H, 1, true, REPLICATE, 1, 0, 0},
+            {"attention.dense.bias", "proj_bias", H, 1, true, REPLICATE, 1, 0, 0},
+            {"post_attention_layernorm.weight", "ln2_weight", H, 1, true, REPLICATE, 1, 1, 0},
+            {"post_attention_layernorm.bias", "ln2_bias", H, 1, true, REPLICATE, 1, 0, 0},
+            {"mlp.dense_4h_to_h.bias", "down_bias", H, 1, true, REPLICATE, 1, 0, 0},
+            {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, false, SPLIT_ROWS, 3 * D, 0, deviation},
+            {"attention.query_key_value.bias", "qkv_bias", 3 * H, 1, true, SPLIT_ROWS, 3 * D, 0, 0},
+            {"attention.dense.weight", "proj_weight", H, H, false, SPLIT_COLS, D, 0, into_residual},
+            {"mlp.dense_h_to_4h.weight", "up_weight", F, H, false, SPLIT_ROWS, 1, 0, deviation},
+            {"mlp.dense_h_to_4h.bias", "up_bias", F, 1, true, SPLIT_ROWS, 1, 0, 0},
+            {"mlp.dense_4h_to_h.weight", "down_weight", H, F, false, SPLIT_COLS, 1, 0, into_residual}};
         const int64_t first = l.count;
 
         for (int i = 0; i < BLOCK_PARAMETERS; i++)
-            add(&l, shard, !shard.layer || shard.layer[layer], text_of("gpt_neox.layers.%d.%s", layer, p[i].name),
-                text_of("blocks.%d.%s", layer, p[i].label), p[i].rows, p[i].cols, p[i].vector, p[i].cut, p[i].unit,
+            add(&l, at, !at.layer || at.layer[layer], text_of("gpt_neox.layers.%d.%s", layer, p[i].name),
+                text_of("blocks.%d.%s", layer, p[i].label), p[i].rows, p[i].cols, p[i].vector, p[i].split, p[i].group,
                 p[i].mean, p[i].deviation);
         l.units[layer + 1] = (Range){first, l.count - first};
     }
     const int64_t first = l.count;
-    add(&l, shard, shard.head, "gpt_neox.final_layer_norm.weight", "final_weight", H, 1, true, WHOLE_MATRIX, 1, 1, 0);
-    add(&l, shard, shard.head, "gpt_neox.final_layer_norm.bias", "final_bias", H, 1, true, WHOLE_MATRIX, 1, 0, 0);
+    add(&l, at, at.head, "gpt_neox.final_layer_norm.weight", "final_weight", H, 1, true, REPLICATE, 1, 1, 0);
+    add(&l, at, at.head, "gpt_neox.final_layer_norm.bias", "final_bias", H, 1, true, REPLICATE, 1, 0, 0);
     l.units[config.layers + 1] = (Range){first, l.count - first};
     return l;
 }
 
-bool layout_next(const Layout *layout, Range range, Stretch *s)
+bool layout_next(const Layout *layout, Range range, Segment *s)
 {
-    /* the first element that no stretch has covered yet */
+    /* the first element after the previous segment */
     const int64_t at = s->param ? s->in_range + s->count : 0, element = range.first + at;
 
     if (at >= range.count)
@@ -130,10 +131,10 @@ bool layout_next(const Layout *layout, Range range, Stretch *s)
     while (element >= layout->table[s->parameter].range.first + layout->table[s->parameter].range.count)
         s->parameter++;
     const ParamInfo *p = s->param = &layout->table[s->parameter];
-    const int64_t in_param = element - p->range.first, row = in_param / p->here_cols, col = in_param % p->here_cols;
-    /* whole rows lie one after the other in the whole model too; otherwise each row is a stretch */
-    const int64_t longest = p->here_cols == p->cols ? p->range.count - in_param : p->here_cols - col;
-    s->in_whole = (p->first_row + row) * p->cols + p->first_col + col;
+    const int64_t in_param = element - p->range.first, row = in_param / p->local_cols, col = in_param % p->local_cols;
+    /* full rows are consecutive in the full parameter too; a part of each row is a segment of its own */
+    const int64_t longest = p->local_cols == p->cols ? p->range.count - in_param : p->local_cols - col;
+    s->in_full = (p->first_row + row) * p->cols + p->first_col + col;
     s->in_range = at;
     s->count = longest < range.count - at ? longest : range.count - at;
     return true;
@@ -149,10 +150,10 @@ static Tensor view_of(const Layout *layout, int parameter, int unit, Tensor buff
         return NONE;
     Tensor t = tensor_range(buffer, p->range.first - layout->units[unit].first, p->range.count);
     t.name = p->label;
-    return p->vector ? t : tensor_view(t, shape(p->here_rows, p->here_cols));
+    return p->vector ? t : tensor_view(t, shape(p->local_rows, p->local_cols));
 }
 
-/* Several parameters that lie one after the other, flat. */
+/* Returns `count` consecutive parameters as one flat tensor. */
 static Tensor view_from(const Layout *layout, int parameter, int count, int unit, Tensor buffer, const char *name)
 {
     const Range first = layout->table[parameter].range, last = layout->table[parameter + count - 1].range;
@@ -180,7 +181,7 @@ Params params_view_units(const Layout *layout, const Tensor *units)
             &b->qkv_weight, &b->qkv_bias, &b->proj_weight, &b->up_weight, &b->up_bias, &b->down_weight};
         for (int i = 0; i < BLOCK_PARAMETERS; i++)
             *views[i] = view_of(layout, first + i, l + 1, units[l + 1]);
-        b->uncut = view_from(layout, first, UNCUT, l + 1, units[l + 1], "uncut");
+        b->replicated = view_from(layout, first, REPLICATED, l + 1, units[l + 1], "replicated");
     }
     const int first = 1 + layers * BLOCK_PARAMETERS, unit = layers + 1;
     p.final_weight = view_of(layout, first, unit, units[unit]);
@@ -209,12 +210,12 @@ void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t se
     const Range range = {first, tensor_count(params)};
     real *host = host_alloc(range.count * sizeof *host, "initial weights");
 
-    for (Stretch s = {0}; layout_next(layout, range, &s);) {
+    for (Segment s = {0}; layout_next(layout, range, &s);) {
         const double mean = s.param->mean, deviation = s.param->deviation;
 #pragma omp parallel for if (s.count > 4096)
         for (int64_t i = 0; i < s.count; i++)
             host[s.in_range + i] = (real)(deviation == 0 ? mean : mean
-                + deviation * random_normal(seed, STREAM_PARAMETERS, s.parameter, s.in_whole + i));
+                + deviation * random_normal(seed, STREAM_PARAMETERS, s.parameter, s.in_full + i));
     }
     tensor_from_host(params, host);
     free(host);

@@ -1,9 +1,9 @@
-/* The model: which parameters there are, and what lies where. It owns no memory: a Layout numbers the elements that
- * are here, a stage makes the buffers, and views give each parameter its place in them.
+/* The model: its parameters, and where each one lies. It owns no memory: a Layout numbers the elements that are on this
+ * rank, a program allocates the buffers, and views give each parameter its place in them.
  *
- * A GPT-style decoder of N = h*v + L*(12*h^2 + 13*h) + 2*h parameters (the playbook's formula): an embedding (v, h),
- * tied with the output projection; L blocks of LayerNorm, attention with rotary positions, LayerNorm, MLP of width
- * 4h; a final LayerNorm. Hugging Face's GPTNeoXForCausalLM with use_parallel_residual=false, rotary_pct=1.0,
+ * A GPT-style decoder with N = h*v + L*(12*h^2 + 13*h) + 2*h parameters (the playbook's formula): an embedding (v, h),
+ * tied to the output projection; L blocks of LayerNorm, attention with rotary positions, LayerNorm, and an MLP of width
+ * 4h; a final LayerNorm. It is Hugging Face's GPTNeoXForCausalLM with use_parallel_residual=false, rotary_pct=1.0,
  * tie_word_embeddings=true, hidden_act="gelu_pytorch_tanh".
  */
 #ifndef MODEL_H
@@ -15,48 +15,50 @@
 #include "options.h"
 #include "tensor.h"
 
-int64_t model_parameters(Config config);                    /* N: h*v + L*(12*h^2 + 13*h) + 2*h */
-double model_flops_per_token(Config config);                /* of forward and backward: 6*N + 12*L*h*s */
+int64_t model_parameters(Config config);                    /* N = h*v + L*(12*h^2 + 13*h) + 2*h */
+double model_flops_per_token(Config config);                /* forward and backward: 6*N + 12*L*h*s (playbook) */
 
-/* Which part of the model is here. */
+/* Which parameters are on this rank. */
 typedef struct {
-    int slice, slices;              /* which slice of every matrix is here, from 0, of how many */
-    const bool *layer;              /* by layer; NULL: all */
-    bool embedding, head;           /* the embedding at the start; the final LayerNorm and the output projection */
-    int replica;                    /* of ranks with the same part; number 0 owns it: counts it in norms, saves it */
-} Shard;
-extern const Shard WHOLE;
-Shard replica(int number);          /* the whole model, with this number */
+    int slice, slices;              /* slice number, from 0, of `slices` slices of every split matrix */
+    const bool *layer;              /* layers on this rank, by layer number; NULL: all */
+    bool embedding, head;           /* the embedding at the input; the final LayerNorm and the output projection */
+    int replica;                    /* number among the ranks with the same parameters; replica 0 owns them: it counts
+                                     * them in norms, and saves them */
+} Placement;
+extern const Placement FULL_MODEL;
+Placement replica(int number);      /* FULL_MODEL as replica `number` */
 
-/* One parameter of the whole model, and the rectangle of it that is here. */
+/* One parameter of the full model, and the rectangle of it that is on this rank. */
 typedef struct {
     const char *name;               /* Hugging Face's: "gpt_neox.layers.3.attention.dense.weight" */
     const char *label;              /* ours, for messages: "blocks.3.proj_weight" */
-    int64_t rows, cols;             /* of the whole; a vector has one column */
+    int64_t rows, cols;             /* of the full parameter; a vector has one column */
     bool vector;
-    int64_t first_row, first_col, here_rows, here_cols;
-    Range range;                    /* its elements in the layout; count 0: not here */
-    double mean, deviation;         /* of the initial weights */
-    bool owned, decay;              /* owned by this rank; subject to weight decay */
+    int64_t first_row, first_col;   /* the rectangle's, in the full parameter */
+    int64_t local_rows, local_cols;
+    Range range;                    /* its elements in the layout; count 0: not on this rank */
+    double mean, deviation;         /* mean and standard deviation of the initial weights */
+    bool owned, decay;              /* this rank owns it; it is subject to weight decay */
 } ParamInfo;
 
-/* Everything that is here, one element after the other. Units (the embedding, each block, the final LayerNorm) are
- * contiguous and in this order; within a block the parameters that no cut divides come first. */
+/* All parameters on this rank, as one sequence of elements. Units (the embedding, each block, the final LayerNorm) are
+ * contiguous and in this order. Within a block the replicated parameters come first, then the split ones. */
 typedef struct {
     Config config;
-    int64_t count;                  /* elements that are here */
+    int64_t count;                  /* elements on this rank */
     Range *units;                   /* layers + 2 */
     ParamInfo *table;               /* in the order of the layout */
     int parameters;                 /* entries of the table */
-    int64_t first_id;               /* of the vocabulary's slice */
+    int64_t first_id;               /* first token id of this rank's slice of the vocabulary */
 } Layout;
 
-Layout layout_create(Config config, Shard shard);
+Layout layout_create(Config config, Placement at);
 
-/* One block's parameters; the same struct holds their gradients. With `slices` s, H/s stands for this slice's part
- * by whole heads, and 4H/s, by range_part. */
+/* One block's parameters, or their gradients. With s slices, H/s is this slice's part of H, split by heads, and 4H/s
+ * that of 4H, both by range_split. */
 typedef struct {
-    Tensor ln1_weight, ln1_bias;        /* (H)           uncut, as the next four */
+    Tensor ln1_weight, ln1_bias;        /* (H)           replicated, as the next four */
     Tensor proj_bias;                   /* (H) */
     Tensor ln2_weight, ln2_bias;        /* (H) */
     Tensor down_bias;                   /* (H) */
@@ -64,37 +66,36 @@ typedef struct {
     Tensor proj_weight;                 /* (H, H/s) */
     Tensor up_weight, up_bias;          /* (4*H/s, H), (4*H/s) */
     Tensor down_weight;                 /* (H, 4*H/s) */
-    Tensor uncut;                       /* (6*H)         the first six as one range of the buffer */
+    Tensor replicated;                  /* (6*H)         the first six as one range of the buffer */
 } BlockParams;
 
-typedef struct {                        /* where a parameter isn't here, NONE */
-    Tensor buffer;                      /* (layout.count), if it is one buffer */
-    Tensor embedding;                   /* (V, H), or this slice's rows */
-    BlockParams *blocks;                /* by the whole model's layer number */
+typedef struct {                        /* NONE: not on this rank */
+    Tensor buffer;                      /* (layout.count), if all lie in one buffer */
+    Tensor embedding;                   /* (V, H), V: vocabulary rows of this slice */
+    BlockParams *blocks;                /* by the full model's layer number */
     Tensor final_weight, final_bias;    /* (H) */
     Tensor final;                       /* (2*H)         both as one range */
     Tensor *units;                      /* layers + 2: each unit as one range */
 } Params;
 
 Params params_view(const Layout *layout, Tensor buffer);                /* of layout->count elements */
-Params params_view_units(const Layout *layout, const Tensor *units);    /* a flat tensor for each of layers + 2 units */
+Params params_view_units(const Layout *layout, const Tensor *units);    /* layers + 2 flat tensors, one per unit */
 
-/* Writes initial weights to `params`, the layout's elements from `first` on: Normal(0, 0.02), the two projections
- * back into the residual stream divided by sqrt(2L), LayerNorm 1 and 0, biases 0. Each element depends on the seed,
- * its parameter and its place in the whole model only. */
+/* Writes the initial weights of the layout's elements from `first` on: Normal(0, 0.02), with the two projections into
+ * the residual stream divided by sqrt(2L); LayerNorm 1 and 0; biases 0. An element depends only on the seed, its
+ * parameter, and its place in the full parameter. */
 void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t seed);
 
-/* Some consecutive elements of the layout, as stretches that are consecutive in the whole parameter too: what
- * reading and writing files goes through. */
+/* Elements that are consecutive in the layout and in the full parameter. Files are read and written by segments. */
 typedef struct {
     const ParamInfo *param;
     int parameter;                      /* its number in the table */
-    int64_t in_whole;                   /* element of the whole parameter that the stretch starts with */
-    int64_t in_range;                   /* the same counted from the first element asked for */
+    int64_t in_full;                    /* the segment's first element in the full parameter */
+    int64_t in_range;                   /* the same, counted from the first element of the range asked for */
     int64_t count;
-} Stretch;
+} Segment;
 
-/* Starts with *s zeroed; false: no more. */
-bool layout_next(const Layout *layout, Range range, Stretch *s);
+/* Steps to the next segment of `range`; *s starts zeroed. Returns false after the last one. */
+bool layout_next(const Layout *layout, Range range, Segment *s);
 
 #endif

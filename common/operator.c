@@ -10,32 +10,32 @@
 #include "error.h"
 #include "trace.h"
 
-static OpAccount accounts[64];
-static int account_count;
+static OpStats stats[64];
+static int stats_count;
 static double pretend_flops;
 
-static OpAccount *current;                      /* the operator between op_begin and op_end */
-static OpAccount others;                        /* those that are not to be counted */
+static OpStats *current;                        /* the operator between op_begin and op_end */
+static OpStats uncounted;                       /* operators while counting is disabled */
 static bool counting = true;
 static double began, flops_of_call, read_before;
 
-/* On a GPU an operator has not run yet when its call returns: its time is that between two points of the stream, which
- * is read later, when the device has been there. */
+/* On a GPU an operator has not run yet when its call returns. Its time is that between two events in the stream, read
+ * once the device has reached them. */
 enum { POINTS = 4096 };
 static struct {
-    OpAccount *account;
+    OpStats *stats;
     DeviceEvent begin, end;
 } points[POINTS];
-static int64_t points_begun, points_read;       /* of all times; number n is at n mod POINTS */
+static int64_t points_begun, points_read;       /* since the start; number n is at n mod POINTS */
 static bool timed;
 
-static OpAccount *account_of(const char *name)
+static OpStats *stats_of(const char *name)
 {
-    for (int i = 0; i < account_count; i++)
-        if (!strcmp(accounts[i].name, name))
-            return &accounts[i];
-    accounts[account_count].name = name;
-    return &accounts[account_count++];
+    for (int i = 0; i < stats_count; i++)
+        if (!strcmp(stats[i].name, name))
+            return &stats[i];
+    stats[stats_count].name = name;
+    return &stats[stats_count++];
 }
 
 static void read_point(void)
@@ -43,7 +43,7 @@ static void read_point(void)
     const int64_t i = points_read++ % POINTS;
     const double begin = device_event_seconds(&points[i].begin), end = device_event_seconds(&points[i].end);
 
-    points[i].account->seconds += end - begin;
+    points[i].stats->seconds += end - begin;
 }
 
 void op_begin(const char *name, Operands writes, Operands updates, Operands reads, double flops, bool fits,
@@ -65,12 +65,12 @@ void op_begin(const char *name, Operands writes, Operands updates, Operands read
             }
         fail("%s: %s; but it takes %s", name, text, rule);
     }
-    for (int k = 2; k >= 0; k--)                /* reads first: what is written may lie where something was read */
+    for (int k = 2; k >= 0; k--)                /* reads first: an operator may write where it reads */
         for (int i = 0; i < all[k]->count; i++) {
             bytes += tensor_bytes(all[k]->t[i]);
             trace_operand(all[k]->t[i], k == 0 ? TRACE_WRITE : k == 1 ? TRACE_UPDATE : TRACE_READ);
         }
-    current = counting ? account_of(name) : &others;
+    current = counting ? stats_of(name) : &uncounted;
     current->calls++;
     current->flops += flops;
     current->bytes += bytes;
@@ -81,7 +81,7 @@ void op_begin(const char *name, Operands writes, Operands updates, Operands read
     if (timed) {
         if (points_begun - points_read == POINTS)
             read_point();
-        points[points_begun % POINTS].account = current;
+        points[points_begun % POINTS].stats = current;
         points[points_begun % POINTS].begin = device_event();
     }
 }
@@ -98,10 +98,10 @@ void op_end(void)
         device_wait();
         while (clock_seconds() - began < flops_of_call / pretend_flops) {
             comm_progress();
-            sched_yield();                      /* other ranks may share this core, and have real work to do */
+            sched_yield();                      /* to other ranks on this core that have real work */
         }
     }
-    comm_progress();                            /* MPI moves data only while somebody calls it */
+    comm_progress();                            /* MPI moves data only inside its calls */
     if (timed)
         points[points_begun++ % POINTS].end = device_event();
     else if (device_is_host())
@@ -109,23 +109,23 @@ void op_end(void)
     trace_end();
 }
 
-int ops_account(const OpAccount **a)
+int ops_stats(const OpStats **s)
 {
     while (points_read < points_begun)
         read_point();
-    *a = accounts;
-    return account_count;
+    *s = stats;
+    return stats_count;
 }
 
-void ops_account_reset(void)
+void ops_stats_reset(void)
 {
     while (points_read < points_begun)
         read_point();
-    account_count = 0;
-    memset(accounts, 0, sizeof accounts);
+    stats_count = 0;
+    memset(stats, 0, sizeof stats);
 }
 
-void ops_count(bool yes)
+void ops_stats_enable(bool yes)
 {
     counting = yes;
 }

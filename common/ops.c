@@ -65,7 +65,8 @@ void tensor_scale(Tensor t, double factor)
 void embedding_forward(Tensor out, Tensor ids, Tensor weight)
 {
     op_begin("embedding_forward", OPERANDS(out), OPERANDS(), OPERANDS(ids, weight), 0,
-             as(weight.dtype, out, tensor_count(ids), tensor_width(weight)) && are_ids(ids, tensor_count(ids)),
+             is_matrix_of(weight.dtype, out, tensor_count(ids), tensor_width(weight))
+                 && are_ids(ids, tensor_count(ids)),
              "out (R, H), ids (R) I32, weight (V, H), of one type");
     embedding_forward_kernel(out, ids, weight);
     op_end();
@@ -74,7 +75,8 @@ void embedding_forward(Tensor out, Tensor ids, Tensor weight)
 void embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
     op_begin("embedding_backward", OPERANDS(), OPERANDS(d_weight), OPERANDS(d_out, ids), 0,
-             as(d_out.dtype, d_out, tensor_count(ids), tensor_width(d_weight)) && are_ids(ids, tensor_count(ids))
+             is_matrix_of(d_out.dtype, d_out, tensor_count(ids), tensor_width(d_weight))
+                 && are_ids(ids, tensor_count(ids))
                  && is_gradient(d_weight.dtype),
              "d_weight (V, H), d_out (R, H), ids (R) I32; d_weight REAL or BF16");
     embedding_backward_kernel(d_weight, d_out, ids);
@@ -86,8 +88,9 @@ void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("layernorm_forward", OPERANDS(out, stats), OPERANDS(), OPERANDS(x, weight, bias), 0,
-             as(x.dtype, x, rows, width) && as(x.dtype, out, rows, width) && is(stats, rows, 2)
-                 && as_vector(x.dtype, weight, width) && as_vector(x.dtype, bias, width),
+             is_matrix_of(x.dtype, x, rows, width) && is_matrix_of(x.dtype, out, rows, width)
+                 && is_matrix(stats, rows, 2)
+                 && is_vector_of(x.dtype, weight, width) && is_vector_of(x.dtype, bias, width),
              "out (R, H), stats (R, 2), x (R, H), weight (H), bias (H), of one type; stats REAL");
     layernorm_forward_kernel(out, stats, x, weight, bias);
     op_end();
@@ -98,9 +101,11 @@ void layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("layernorm_backward", OPERANDS(), OPERANDS(d_x, d_weight, d_bias), OPERANDS(d_out, x, stats, weight), 0,
-             as(x.dtype, x, rows, width) && as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width)
-                 && is(stats, rows, 2) && as_vector(x.dtype, weight, width) && as_vector(d_bias.dtype, d_weight, width)
-                 && as_vector(d_bias.dtype, d_bias, width) && is_gradient(d_bias.dtype),
+             is_matrix_of(x.dtype, x, rows, width) && is_matrix_of(x.dtype, d_x, rows, width)
+                 && is_matrix_of(x.dtype, d_out, rows, width)
+                 && is_matrix(stats, rows, 2) && is_vector_of(x.dtype, weight, width)
+                 && is_vector_of(d_bias.dtype, d_weight, width)
+                 && is_vector_of(d_bias.dtype, d_bias, width) && is_gradient(d_bias.dtype),
              "d_x (R, H), d_weight (H), d_bias (H), d_out (R, H), x (R, H), stats (R, 2), weight (H), of one type but "
              "d_weight and d_bias, which are REAL or BF16, and stats, REAL");
     layernorm_backward_kernel(d_x, d_weight, d_bias, d_out, x, stats, weight);
@@ -112,9 +117,10 @@ void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
 
     op_begin("linear_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * rows * k * m,
-             as(x.dtype, x, rows, k) && as(x.dtype, out, rows, m) && as(x.dtype, weight, m, k)
-                 && (!bias.data || as_vector(x.dtype, bias, m)),
-             "out (R, M), x (R, K), weight (M, K), bias (M) or none, of one type");
+             is_matrix_of(x.dtype, x, rows, k) && is_matrix_of(x.dtype, out, rows, m)
+                 && is_matrix_of(x.dtype, weight, m, k)
+                 && (!bias.data || is_vector_of(x.dtype, bias, m)),
+             "out (R, out), x (R, in), weight (out, in), bias (out) or none, of one type");
     linear_forward_kernel(out, x, weight, bias);
     op_end();
 }
@@ -124,8 +130,9 @@ void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
     const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
 
     op_begin("linear_backward_input", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, weight), 2.0 * rows * k * m,
-             as(d_x.dtype, d_x, rows, k) && as(d_x.dtype, d_out, rows, m) && as(d_x.dtype, weight, m, k),
-             "d_x (R, K), d_out (R, M), weight (M, K), of one type");
+             is_matrix_of(d_x.dtype, d_x, rows, k) && is_matrix_of(d_x.dtype, d_out, rows, m)
+                 && is_matrix_of(d_x.dtype, weight, m, k),
+             "d_x (R, in), d_out (R, out), weight (out, in), of one type");
     linear_backward_input_kernel(d_x, d_out, weight);
     op_end();
 }
@@ -136,10 +143,11 @@ void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor
 
     op_begin(
         "linear_backward_weight", OPERANDS(), OPERANDS(d_weight, d_bias), OPERANDS(d_out, x), 2.0 * rows * k * m,
-        as(x.dtype, x, rows, k) && as(x.dtype, d_out, rows, m) && is_gradient(d_weight.dtype)
-            && as(d_weight.dtype, d_weight, m, k) && (!d_bias.data || as_vector(d_weight.dtype, d_bias, m)),
-        "d_weight (M, K), d_bias (M) or none, d_out (R, M), x (R, K), of one type; the first two of one type, REAL or "
-        "BF16");
+        is_matrix_of(x.dtype, x, rows, k) && is_matrix_of(x.dtype, d_out, rows, m) && is_gradient(d_weight.dtype)
+            && is_matrix_of(d_weight.dtype, d_weight, m, k)
+            && (!d_bias.data || is_vector_of(d_weight.dtype, d_bias, m)),
+        "d_weight (out, in) and d_bias (out) or none, of one type, REAL or BF16; d_out (R, out) and x (R, in), of one "
+        "type");
     linear_backward_weight_kernel(d_weight, d_bias, d_out, x);
     op_end();
 }
@@ -155,10 +163,11 @@ void quantize(Tensor out, Tensor transposed, Tensor x)
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("quantize", OPERANDS(out, transposed), OPERANDS(), OPERANDS(x), 0,
-             as(x.dtype, x, rows, width) && (out.data || transposed.data) && (!out.data || is_fp8(out, rows, width))
+             is_matrix_of(x.dtype, x, rows, width) && (out.data || transposed.data)
+                 && (!out.data || is_fp8(out, rows, width))
                  && (!transposed.data || is_fp8(transposed, width, rows))
                  && (!out.data || !transposed.data || (out.scale == transposed.scale && out.dtype == transposed.dtype)),
-             "out (R, K) and transposed (K, R), or one of them, E4M3 or E5M2, with one place for the scale; x (R, K)");
+             "out (R, W) and transposed (W, R), or one of them, E4M3 or E5M2, with the same scale tensor; x (R, W)");
     quantize_kernel(out, transposed, x);
     op_end();
 }
@@ -168,16 +177,16 @@ static bool fp8_fits(Tensor out, Tensor x, Tensor weight)
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_rows(weight);
 
     return is_fp8(x, rows, k) && is_fp8(weight, m, k) && (x.dtype == E4M3 || weight.dtype == E4M3)
-           && as(out.dtype, out, rows, m) && rows % 16 == 0 && k % 16 == 0 && m % 16 == 0;
+           && is_matrix_of(out.dtype, out, rows, m) && rows % 16 == 0 && k % 16 == 0 && m % 16 == 0;
 }
 
 void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     op_begin(
         "linear_fp8", OPERANDS(out), OPERANDS(), OPERANDS(x, weight, bias), 2.0 * tensor_count(out) * tensor_width(x),
-        fp8_fits(out, x, weight) && (!bias.data || as_vector(out.dtype, bias, tensor_width(out))),
-        "out (R, M), x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3, bias (M) like out or none; all "
-        "dimensions multiples of 16");
+        fp8_fits(out, x, weight) && (!bias.data || is_vector_of(out.dtype, bias, tensor_width(out))),
+        "out (R, out), x (R, in) and weight (out, in) in fp8 with scales, one of them E4M3, bias (out) like out or "
+        "none; all dimensions multiples of 16");
     linear_fp8_kernel(out, x, weight, bias, false);
     op_end();
 }
@@ -187,8 +196,8 @@ void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
     op_begin(
         "linear_fp8_add", OPERANDS(), OPERANDS(out), OPERANDS(x, weight), 2.0 * tensor_count(out) * tensor_width(x),
         fp8_fits(out, x, weight) && is_gradient(out.dtype),
-        "out (R, M), REAL or BF16, x (R, K) and weight (M, K) in fp8 with scales, one of them E4M3; all dimensions "
-        "multiples of 16");
+        "out (R, out), REAL or BF16, x (R, in) and weight (out, in) in fp8 with scales, one of them E4M3; all "
+        "dimensions multiples of 16");
     linear_fp8_kernel(out, x, weight, NONE, true);
     op_end();
 }
@@ -198,11 +207,11 @@ void rope_table(Tensor rope, int64_t first)
 {
     const int64_t T = rope.shape[0], D = tensor_width(rope);
 
-    op_begin("rope_table", OPERANDS(rope), OPERANDS(), OPERANDS(), 0, is(rope, T, D) && D % 2 == 0,
+    op_begin("rope_table", OPERANDS(rope), OPERANDS(), OPERANDS(), 0, is_matrix(rope, T, D) && D % 2 == 0,
              "rope (T, D), D even");
     real *table = malloc(tensor_bytes(rope));
     if (!table)
-        fail("no memory for a rope table of %s", bytes_text(tensor_bytes(rope)));
+        fail("not enough memory on the host for a rope table: needs %s", bytes_text(tensor_bytes(rope)));
     for (int64_t t = 0; t < T; t++)
         for (int64_t i = 0; i < D / 2; i++) {
             const double angle = (first + t) * pow(10000, -2.0 * i / D);
@@ -218,7 +227,7 @@ static bool rope_fits(Tensor qkv, Tensor rope)
 {
     const int64_t T = rope.shape[0], D = tensor_width(rope);
 
-    return is(rope, T, D) && qkv.data && is_stored(qkv.dtype) && tensor_rows(qkv) % T == 0
+    return is_matrix(rope, T, D) && qkv.data && is_stored(qkv.dtype) && tensor_rows(qkv) % T == 0
            && tensor_width(qkv) % (3 * D) == 0;
 }
 
@@ -243,7 +252,8 @@ void gelu_forward(Tensor out, Tensor x)
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("gelu_forward", OPERANDS(out), OPERANDS(), OPERANDS(x), 0,
-             as(x.dtype, out, rows, width) && as(x.dtype, x, rows, width), "out (R, F), x (R, F), of one type");
+             is_matrix_of(x.dtype, out, rows, width)
+                 && is_matrix_of(x.dtype, x, rows, width), "out (R, F), x (R, F), of one type");
     gelu_forward_kernel(out, x);
     op_end();
 }
@@ -253,7 +263,8 @@ void gelu_backward(Tensor d_x, Tensor d_out, Tensor x)
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("gelu_backward", OPERANDS(d_x), OPERANDS(), OPERANDS(d_out, x), 0,
-             as(x.dtype, d_x, rows, width) && as(x.dtype, d_out, rows, width) && as(x.dtype, x, rows, width),
+             is_matrix_of(x.dtype, d_x, rows, width) && is_matrix_of(x.dtype, d_out, rows, width)
+                 && is_matrix_of(x.dtype, x, rows, width),
              "d_x (R, F), d_out (R, F), x (R, F), of one type");
     gelu_backward_kernel(d_x, d_out, x);
     op_end();
@@ -264,8 +275,9 @@ void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
 
     op_begin("residual_forward", OPERANDS(out), OPERANDS(), OPERANDS(x, branch, bias), 0,
-             as(x.dtype, x, rows, width) && as(x.dtype, branch, rows, width) && as(x.dtype, out, rows, width)
-                 && as_vector(x.dtype, bias, width),
+             is_matrix_of(x.dtype, x, rows, width) && is_matrix_of(x.dtype, branch, rows, width)
+                 && is_matrix_of(x.dtype, out, rows, width)
+                 && is_vector_of(x.dtype, bias, width),
              "out (R, H), x (R, H), branch (R, H), bias (H), of one type");
     residual_forward_kernel(out, x, branch, bias);
     op_end();
@@ -274,8 +286,8 @@ void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
 void residual_backward(Tensor d_bias, Tensor d_out)
 {
     op_begin("residual_backward", OPERANDS(), OPERANDS(d_bias), OPERANDS(d_out), 0,
-             as(d_out.dtype, d_out, tensor_rows(d_out), tensor_width(d_out)) && is_gradient(d_bias.dtype)
-                 && as_vector(d_bias.dtype, d_bias, tensor_width(d_out)),
+             is_matrix_of(d_out.dtype, d_out, tensor_rows(d_out), tensor_width(d_out)) && is_gradient(d_bias.dtype)
+                 && is_vector_of(d_bias.dtype, d_bias, tensor_width(d_out)),
              "d_bias (H), d_out (R, H); d_bias REAL or BF16");
     residual_backward_kernel(d_bias, d_out);
     op_end();
@@ -286,7 +298,8 @@ void cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor target
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_forward", OPERANDS(lse), OPERANDS(loss), OPERANDS(logits, targets), 0,
-             is_total(loss) && is_vector(lse, rows) && as(logits.dtype, logits, rows, tensor_width(logits))
+             is_f64_scalar(loss) && is_vector(lse, rows)
+                 && is_matrix_of(logits.dtype, logits, rows, tensor_width(logits))
                  && are_ids(targets, rows),
              "lse (R), loss (1) F64, logits (R, V), targets (R) I32; lse REAL");
     cross_entropy_forward_kernel(loss, lse, logits, targets, scale);
@@ -298,8 +311,8 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_backward", OPERANDS(d_logits), OPERANDS(), OPERANDS(logits, lse, targets), 0,
-             as(logits.dtype, d_logits, rows, tensor_width(logits))
-                 && as(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(lse, rows)
+             is_matrix_of(logits.dtype, d_logits, rows, tensor_width(logits))
+                 && is_matrix_of(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(lse, rows)
                  && are_ids(targets, rows),
              "d_logits (R, V), logits (R, V), lse (R), targets (R) I32; the first two of one type, lse REAL");
     cross_entropy_backward_kernel(d_logits, logits, lse, targets, scale);
@@ -311,7 +324,7 @@ void cross_entropy_max(Tensor max, Tensor logits)
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_max", OPERANDS(max), OPERANDS(), OPERANDS(logits), 0,
-             is_vector(max, rows) && as(logits.dtype, logits, rows, tensor_width(logits)),
+             is_vector(max, rows) && is_matrix_of(logits.dtype, logits, rows, tensor_width(logits)),
              "max (R) REAL, logits (R, V)");
     cross_entropy_max_kernel(max, logits);
     op_end();
@@ -322,7 +335,8 @@ void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
     const int64_t rows = tensor_rows(logits);
 
     op_begin("cross_entropy_sums", OPERANDS(sums), OPERANDS(), OPERANDS(logits, max, targets), 0,
-             is(sums, rows, 2) && as(logits.dtype, logits, rows, tensor_width(logits)) && is_vector(max, rows)
+             is_matrix(sums, rows, 2) && is_matrix_of(logits.dtype, logits, rows, tensor_width(logits))
+                 && is_vector(max, rows)
                  && are_ids(targets, rows),
              "sums (R, 2) and max (R) REAL, logits (R, V), targets (R) I32");
     cross_entropy_sums_kernel(sums, logits, max, targets);
@@ -334,7 +348,7 @@ void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double
     const int64_t rows = tensor_rows(sums);
 
     op_begin("cross_entropy_loss", OPERANDS(lse), OPERANDS(loss), OPERANDS(sums, max), 0,
-             is_total(loss) && is_vector(lse, rows) && is(sums, rows, 2) && is_vector(max, rows),
+             is_f64_scalar(loss) && is_vector(lse, rows) && is_matrix(sums, rows, 2) && is_vector(max, rows),
              "lse (R), loss (1) F64, sums (R, 2), max (R)");
     cross_entropy_loss_kernel(loss, lse, sums, max, scale);
     op_end();
@@ -353,19 +367,19 @@ void adamw_update(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradien
     const int64_t count = tensor_count(params);
 
     op_begin("adamw_update", OPERANDS(copy), OPERANDS(params, m, v), OPERANDS(gradients, a.scale), 0,
-             as_vector(params.dtype, params, count) && (!copy.data || as_vector(copy.dtype, copy, count))
+             is_vector_of(params.dtype, params, count) && (!copy.data || is_vector_of(copy.dtype, copy, count))
                  && is_vector(m, count) && is_vector(v, count) && is_gradient(gradients.dtype)
-                 && as_vector(gradients.dtype, gradients, count) && (!a.scale.data || is_total(a.scale)),
+                 && is_vector_of(gradients.dtype, gradients, count) && (!a.scale.data || is_f64_scalar(a.scale)),
              "copy or none, params, m, v and gradients of one count; m and v REAL, gradients REAL or BF16; scale (1) "
              "F64 or none");
     adamw_update_kernel(params, copy, m, v, gradients, a);
     op_end();
 }
 
-/* sum: where it stays, if it does; fits: whether it can. */
+/* sum: the operand that receives the sum, if any; fits: whether it can. */
 static void square_sum_begin(Operands sum, bool fits, const Tensor *list, int count)
 {
-    Tensor shown = count ? list[0] : NONE; /* the first, or the first that doesn't fit */
+    Tensor shown = count ? list[0] : NONE;      /* the first, or the first that doesn't fit */
 
     for (int i = count - 1; i >= 0; i--) {
         if (is_gradient(list[i].dtype) && list[i].data)
@@ -376,7 +390,7 @@ static void square_sum_begin(Operands sum, bool fits, const Tensor *list, int co
     for (int i = 1; fits && i < count; i++)
         op_reads(list[i]);
     op_begin("square_sum", sum, OPERANDS(), OPERANDS(shown), 0, fits,
-             "tensors that are REAL or BF16, and for their sum (1) F64");
+             "tensors that are REAL or BF16, and a sum (1) F64");
 }
 
 double square_sum(const Tensor *list, int count)
@@ -389,7 +403,7 @@ double square_sum(const Tensor *list, int count)
 
 void square_sum_into(Tensor sum, const Tensor *list, int count)
 {
-    square_sum_begin(OPERANDS(sum), is_total(sum), list, count);
+    square_sum_begin(OPERANDS(sum), is_f64_scalar(sum), list, count);
     square_sum_into_kernel(sum, list, count);
     op_end();
 }
@@ -397,7 +411,7 @@ void square_sum_into(Tensor sum, const Tensor *list, int count)
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip)
 {
     op_begin("clip_scale", OPERANDS(scale), OPERANDS(), OPERANDS(square_sum), 0,
-             is_total(scale) && is_total(square_sum), "scale (1) F64, square_sum (1) F64");
+             is_f64_scalar(scale) && is_f64_scalar(square_sum), "scale (1) F64, square_sum (1) F64");
     clip_scale_into_kernel(scale, square_sum, clip);
     op_end();
 }
@@ -412,7 +426,8 @@ void tensor_fill(Tensor t, double value)
 void tensor_add(Tensor to, Tensor from)
 {
     op_begin("add", OPERANDS(), OPERANDS(to), OPERANDS(from), 0,
-             is_vector(to, tensor_count(to)) && is_stored(from.dtype) && as_vector(from.dtype, from, tensor_count(to)),
+             is_vector(to, tensor_count(to)) && is_stored(from.dtype)
+                 && is_vector_of(from.dtype, from, tensor_count(to)),
              "two tensors of one count, the first REAL");
     tensor_add_kernel(to, from);
     op_end();

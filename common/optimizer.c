@@ -9,20 +9,20 @@
 #include "ops.h"
 #include "options.h"
 
-/* As GPT-3's (Brown et al. 2020, appendix B), and those of most models since. */
+/* GPT-3's (Brown et al. 2020, appendix B), and most models' since. */
 static const double BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8;
 
-/* The elements of a parameter that a part holds, counted from the part's first. */
-static Range overlap(const ParamInfo *info, const Part *part)
+/* Returns the parameter's elements in the shard, counted from the shard's first. */
+static Range overlap(const ParamInfo *info, const ParamShard *shard)
 {
-    const int64_t begin = part->first, end = begin + tensor_count(part->params);
+    const int64_t begin = shard->first, end = begin + tensor_count(shard->params);
     const int64_t first = info->range.first > begin ? info->range.first : begin;
     const int64_t after = info->range.first + info->range.count < end ? info->range.first + info->range.count : end;
 
     return (Range){first - begin, after > first ? after - first : 0};
 }
 
-/* a: only the rate and the scale. */
+/* Updates all shards. The caller sets a's learning rate and gradient scale. */
 static void update(AdamW *o, AdamWArguments a)
 {
     const ParamInfo *table = o->layout->table;
@@ -32,12 +32,12 @@ static void update(AdamW *o, AdamWArguments a)
     a.correction1 = 1 - pow(BETA1, o->step);
     a.correction2 = 1 - pow(BETA2, o->step);
     for (int i = 0; i < o->count; i++) {
-        const Part *p = &o->parts[i];
+        const ParamShard *p = &o->shards[i];
         for (int k = 0; k < o->layout->parameters;) {
             Range r = overlap(&table[k], p);
             const bool decay = table[k].decay;
             for (k++; k < o->layout->parameters && table[k].decay == decay; k++)
-                r.count += overlap(&table[k], p).count;         /* neighbours that decay alike: one call */
+                r.count += overlap(&table[k], p).count;         /* one call for neighbours with the same decay */
             a.weight_decay = decay ? options.weight_decay : 0;
             if (r.count)
                 adamw_update(tensor_range(p->params, r.first, r.count),
@@ -58,19 +58,19 @@ void adamw_step_scaled(AdamW *optimizer, double lr, Tensor gradient_scale)
     update(optimizer, (AdamWArguments){.lr = lr, .scale = gradient_scale});
 }
 
-/* The gradients of what this rank owns, one tensor a parameter and part; to be freed. */
+/* Returns the gradients that this rank owns, one tensor per parameter and shard. The caller frees the list. */
 static Tensor *owned_gradients(const AdamW *o, int *count)
 {
     const Layout *layout = o->layout;
-    const int64_t most = layout->parameters + o->count;         /* a part may end within a parameter */
-    Tensor *owned = host_alloc(most * sizeof *owned, "a list of gradients");
+    const int64_t capacity = layout->parameters + o->count;     /* a shard may end within a parameter */
+    Tensor *owned = host_alloc(capacity * sizeof *owned, "a list of gradients");
 
     *count = 0;
     for (int i = 0; i < o->count; i++)
         for (int k = 0; k < layout->parameters; k++) {
-            const Range r = overlap(&layout->table[k], &o->parts[i]);
+            const Range r = overlap(&layout->table[k], &o->shards[i]);
             if (layout->table[k].owned && r.count)
-                owned[(*count)++] = tensor_range(o->parts[i].gradients, r.first, r.count);
+                owned[(*count)++] = tensor_range(o->shards[i].gradients, r.first, r.count);
         }
     return owned;
 }
@@ -94,11 +94,11 @@ void gradient_square_sum_into(Tensor sum, const AdamW *optimizer)
     free(owned);
 }
 
-/* What a rank holds of one parameter: from which element of the whole on, how many, and a hash of all bits. */
+/* A rank's elements of one parameter: the first one in the full parameter, how many, and a hash of their bits. */
 typedef struct {
     int64_t parameter, first, count, dtype;
     uint64_t hash;
-} Held;
+} LocalElements;
 
 static uint64_t hash_of(uint64_t hash, Tensor t)
 {
@@ -113,29 +113,30 @@ static uint64_t hash_of(uint64_t hash, Tensor t)
 
 void adamw_check_replicas(const AdamW *o)
 {
-    const int64_t most = 2 * o->layout->parameters + o->count;  /* a part may end within a parameter; and gathered */
+    /* a shard may end within a parameter; full_params adds each parameter once more */
+    const int64_t capacity = 2 * o->layout->parameters + o->count;
     const int ranks = comm_size(world);
-    Held *mine = host_alloc(most * sizeof *mine, "--check"), *held = mine;
-    Held *all = host_alloc(most * ranks * sizeof *all, "--check");
+    LocalElements *mine = host_alloc(capacity * sizeof *mine, "--check"), *e = mine;
+    LocalElements *all = host_alloc(capacity * ranks * sizeof *all, "--check");
 
-    for (int i = 0; i < o->count + (o->gathered.data != NULL); i++) {
-        const Part part = i < o->count ? o->parts[i] : (Part){.params = o->gathered};
+    for (int i = 0; i < o->count + (o->full_params.data != NULL); i++) {
+        const ParamShard shard = i < o->count ? o->shards[i] : (ParamShard){.params = o->full_params};
         for (int k = 0; k < o->layout->parameters; k++) {
-            const Range r = overlap(&o->layout->table[k], &part);
-            Stretch s = {0};
-            if (!r.count || !layout_next(o->layout, (Range){part.first + r.first, r.count}, &s))
+            const Range r = overlap(&o->layout->table[k], &shard);
+            Segment s = {0};
+            if (!r.count || !layout_next(o->layout, (Range){shard.first + r.first, r.count}, &s))
                 continue;
-            *held++ = (Held){k, s.in_whole, r.count, part.params.dtype, hash_of(14695981039346656037u,
-                                                             tensor_range(part.params, r.first, r.count))};
+            *e++ = (LocalElements){k, s.in_full, r.count, shard.params.dtype,
+                                   hash_of(14695981039346656037u, tensor_range(shard.params, r.first, r.count))};
         }
     }
-    comm_gather_host(world, all, mine, most * sizeof *mine);
-    for (held = mine; held < mine + most; held++)
-        for (const Held *other = all; other < all + most * ranks; other++)
-            if (held->count && held->parameter == other->parameter && held->first == other->first
-                && held->count == other->count && held->dtype == other->dtype && held->hash != other->hash)
+    comm_gather_host(world, all, mine, capacity * sizeof *mine);
+    for (e = mine; e < mine + capacity; e++)
+        for (const LocalElements *other = all; other < all + capacity * ranks; other++)
+            if (e->count && e->parameter == other->parameter && e->first == other->first && e->count == other->count
+                && e->dtype == other->dtype && e->hash != other->hash)
                 fail("%s has drifted: ranks %d and %d hold the same elements of it, but different numbers",
-                     o->layout->table[held->parameter].label, comm_rank(world), (int)((other - all) / most));
+                     o->layout->table[e->parameter].label, comm_rank(world), (int)((other - all) / capacity));
     free(mine);
     free(all);
 }

@@ -23,12 +23,12 @@ static bool is_stdout(const char *path)
     return stat(path, &s) == 0 && fstat(STDOUT_FILENO, &out) == 0 && same(&s, &out);
 }
 
-/* Whether it is no file that another could take the place of. What rank 0 sees counts. */
+/* Returns whether `path` is written directly, because no file could replace it; rank 0 decides. */
 static bool is_direct(const char *path)
 {
     struct stat s;
 
-    comm_agree();                       /* a rank that failed would not come here */
+    comm_agree();                       /* if a rank failed, all end here */
     const bool direct = stat(path, &s) == 0 && (!S_ISREG(s.st_mode) || is_stdout(path));
     return comm_sum(world, comm_rank(world) == 0 && direct) > 0;
 }
@@ -42,13 +42,13 @@ char *output_place(const char *option, const char *path)
         place[--length] = 0;
     char *real = realpath(place, NULL);
     if (!real && lstat(place, &s) == 0)
-        fail("--%s %s: it is a link to what is not there: %s", option, path, strerror(errno));
+        fail("--%s %s: the link's target is not there: %s", option, path, strerror(errno));
     if (real)
         free(place);
     return real ? real : place;
 }
 
-/* The descriptor stays open until the process ends. */
+/* Locks the file `path`. The descriptor stays open until the process ends. */
 static void hold(const char *option, const char *given, const char *path)
 {
     struct stat mine, there;
@@ -58,14 +58,14 @@ static void hold(const char *option, const char *given, const char *path)
         if (file < 0)
             fail("--%s %s cannot be written: %s cannot be made: %s", option, given, path, strerror(errno));
         if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)     /* some file systems have no locks */
-            fail("--%s %s: another program that is running, or another option of this one, writes there (it holds %s); "
-                 "name another place", option, given, path);
+            fail("--%s %s: another program, or another option of this one, is writing there (it holds %s); use another "
+                 "name", option, given, path);
         if (fstat(file, &mine) == 0 && mine.st_size)
-            fail("--%s %s: %s would be its lock, an empty file, but has %lld bytes; move it", option, given, path,
+            fail("--%s %s: expected an empty lock file %s, but it has %lld bytes; move it", option, given, path,
                  (long long)mine.st_size);
         if (stat(path, &there) == 0 && same(&mine, &there))
             return;
-        close(file);                            /* who had it has ended meanwhile, and removed it */
+        close(file);                            /* the lock's run has ended and removed the file: try again */
     }
 }
 
@@ -78,7 +78,7 @@ static void take_lock(const char *option, const char *given, const char *place)
         error_cleanup(path);
     }
     comm_agree();
-    if (comm_rank(world))                       /* not sooner: another program's lock is not ours to remove */
+    if (comm_rank(world))                       /* not sooner: it could be another program's lock */
         error_cleanup(path);
     free(path);
 }
@@ -88,16 +88,16 @@ char *output_claim(const char *option, const char *path, bool directory)
     if (!path)
         return NULL;
     if (!directory && is_direct(path)) {
-        if (comm_rank(world) == 0 && open(path, O_WRONLY) < 0)  /* stays open: a pipe's reader leaves with its writer */
+        if (comm_rank(world) == 0 && open(path, O_WRONLY) < 0)  /* stays open: a pipe's reader ends with its writer */
             fail("--%s %s cannot be written: %s", option, path, strerror(errno));
         return strdup(path);
     }
     char *place = output_place(option, path), *tmp = new_text("%s.tmp", place);
     take_lock(option, path, place);
-    error_cleanup(tmp);                         /* by whichever rank fails */
+    error_cleanup(tmp);                         /* on every rank, since any may fail */
     if (comm_rank(world) == 0) {
         if (!directory)
-            unlink(tmp);                        /* of a program that was killed */
+            unlink(tmp);                        /* left by a program that was killed */
         const int file = directory ? mkdir(tmp, 0755) : open(tmp, O_WRONLY | O_CREAT | O_EXCL, 0644);
         if (file < 0 && !(directory && errno == EEXIST))
             fail("--%s %s cannot be written: %s cannot be made: %s", option, path, tmp, strerror(errno));
@@ -106,8 +106,8 @@ char *output_claim(const char *option, const char *path, bool directory)
     }
     comm_agree();
     if (access(tmp, W_OK))
-        fail("--%s %s: rank 0 has made %s, but rank %d doesn't find it: all ranks need one file system", option, path,
-             tmp, comm_rank(world));
+        fail("--%s %s: rank 0 has made %s, but rank %d cannot find it: all ranks must share one file system", option,
+             path, tmp, comm_rank(world));
     free(place);
     return tmp;
 }

@@ -1,10 +1,9 @@
-/* What a run leaves: files, and the checkpoint's directory. One program at a time writes to a place: it holds a lock on
- * an empty file beside it, PLACE.lock, which the system gives back however the process ends. (The file goes too, unless
- * the program was killed; then it stays, and means nothing.) Until an output is complete it stands beside its place, as
- * PLACE.tmp. A link stands for what it leads to. Devices, pipes and the log that stdout goes to are written directly,
- * by whoever wants to.
+/* A run's output files, and the checkpoint's directory. A place has one writer at a time: the run holds a lock on an
+ * empty file beside it, PLACE.lock, which the system releases however the process ends. (The run also removes the file,
+ * unless it is killed; a file that is left over locks nothing.) Until an output is complete it is PLACE.tmp. A symbolic
+ * link stands for its target. Devices, pipes and the log that stdout goes to are written directly, and not locked.
  *
- * All ranks make these calls, but for output_place.
+ * All ranks make these calls, except output_place.
  */
 #ifndef OUTPUTS_H
 #define OUTPUTS_H
@@ -12,18 +11,19 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* Where a path leads, without slashes at its end, in a new string. Fails if it is a link to what is not there. */
+/* Resolves links and removes slashes at the path's end; returns a new string. Fails if a link's target does not
+ * exist. */
 char *output_place(const char *option, const char *path);
 
-/* Before anything is computed: takes PLACE.lock, or fails if somebody else has it, and makes PLACE.tmp, an empty file
- * or a directory, which all ranks must find. Returns its path, or `path` itself for what is written directly; NULL: for
- * no path. */
+/* Claims an output before anything is computed: locks PLACE.lock, and creates PLACE.tmp, an empty file or a directory.
+ * Fails if another run holds the lock, or if a rank cannot see PLACE.tmp. Returns the path to write to: PLACE.tmp, or
+ * `path` itself if it is written directly, or NULL if `path` is. */
 char *output_claim(const char *option, const char *path, bool directory);
 
 void output_deliver(const char *option, const char *tmp, const char *path);     /* puts the complete file in place */
 
-/* A file that grows row by row, in its place: rank 0 gets it, the others NULL. *rows: whether it may have rows already,
- * as a device, a pipe or a log has not. */
+/* Opens a file that grows row by row, in its place: on rank 0; the other ranks get NULL. *rows: whether it may contain
+ * rows already, which devices, pipes and logs do not. */
 FILE *output_append(const char *option, const char *path, bool *rows);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "memory.h"
 
-void playbook_activations(Recompute recompute, double rows, const char *note)
+void estimate_activations(Recompute recompute, double rows, const char *note)
 {
     static const char *const formulas[] = {[RECOMPUTE_NONE] = "L s b h (34 + 5 a s / h)",
                                            [RECOMPUTE_SELECTIVE] = "L s b h 34", [RECOMPUTE_FULL] = "L s b h 2"};
@@ -14,5 +14,5 @@ void playbook_activations(Recompute recompute, double rows, const char *note)
                             [RECOMPUTE_FULL] = 2 * h};
 
     snprintf(formula, sizeof formula, "%s%s", formulas[recompute], note);
-    memory_playbook(MEM_ACTIVATIONS, rows * bytes[recompute], formula);
+    memory_estimate(MEM_ACTIVATIONS, rows * bytes[recompute], formula);
 }

@@ -1,13 +1,12 @@
-/* What the playbook's formulas give, printed beside what was measured (memory.h), where several programs take the
- * same. */
+/* The playbook's formulas, printed beside the tracked memory (memory.h), where several programs use the same one. */
 #ifndef PLAYBOOK_H
 #define PLAYBOOK_H
 
 #include "options.h"
 
-/* Bytes of the activations that blocks keep, for so many rows of the residual stream in all layers together (L s b):
- * rows * h (34 + 5 a s / h); without scores, rows * h * 34; with blocks' inputs alone, rows * h * 2. The note is
- * printed behind the formula. */
-void playbook_activations(Recompute recompute, double rows, const char *note);
+/* Estimates the bytes of the activations that blocks save for backward. rows: L s b, rows of the residual stream summed
+ * over layers. Bytes: rows * h (34 + 5 a s / h); without attention's scores rows * h * 34; with the blocks' inputs
+ * alone rows * h * 2. The table prints `note` behind the formula. */
+void estimate_activations(Recompute recompute, double rows, const char *note);
 
 #endif

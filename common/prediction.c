@@ -10,8 +10,8 @@
 #include "memory.h"
 #include "print.h"
 
-/* What the ranks that take their memory from the same machine, or GPU, need together, and how many they are. */
-static double needed_here(int *ranks)
+/* Returns the bytes that the ranks on this machine's memory, or on the same GPU, need together, and their number. */
+static double needed_together(int *ranks)
 {
     struct Need { int machine; char device[DEVICE_IDENTITY]; double bytes; } mine = {.machine = comm_machine()}, *all;
     double bytes = 0;
@@ -20,8 +20,8 @@ static double needed_here(int *ranks)
     strcpy(mine.device, device_identity());
     all = calloc(comm_size(world), sizeof *all);
     if (!all)
-        fail("no memory for a table of %d ranks", comm_size(world));
-    comm_agree();                               /* a rank that failed would not come here */
+        fail("not enough memory on the host for a table of %d ranks", comm_size(world));
+    comm_agree();                               /* if a rank failed, all end here */
     comm_gather_host(world, all, &mine, sizeof mine);
     *ranks = 0;
     for (const struct Need *r = all; r < all + comm_size(world); r++)
@@ -33,37 +33,37 @@ static double needed_here(int *ranks)
     return bytes;
 }
 
-void memory_plan(void)
+void memory_check_fits(void)
 {
     const int64_t before = device_memory_available();
     const bool connected = comm_connect();
     const int64_t available = device_memory_available();    /* before other ranks begin to take it */
     const double beside = device_memory_beside();
     int largest = 0, ranks;
-    const double needed = needed_here(&ranks);
+    const double needed = needed_together(&ranks);
 
-    print_rank_0("memory will be");
+    print_rank_0("memory needed:");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const double bytes = memory_entry(c).predicted;
         largest = bytes > memory_entry(largest).predicted ? c : largest;
         if (bytes)
             print_rank_0("%s %s %s", c ? "," : "", memory_name[c], bytes_text(bytes));
     }
-    print_rank_0(": %s", bytes_text(memory_total().predicted));
+    print_rank_0("; total %s", bytes_text(memory_total().predicted));
     if (beside)
         print_rank_0(", and an estimated %s for scratch and kernels", bytes_text(beside));
     if (ranks > 1)
-        print_rank_0(", %s for the %d ranks here,", bytes_text(needed), ranks);
+        print_rank_0(", %s for %d ranks together", bytes_text(needed), ranks);
     if (available >= 0)
-        print_rank_0("%s of %s available", beside && ranks == 1 ? "," : "", bytes_text(available));
+        print_rank_0(", %s available", bytes_text(available));
     if (connected)
-        print_rank_0(" beside %s that connecting the ranks took", bytes_text(before - available));
+        print_rank_0(" after connecting the ranks took %s", bytes_text(before - available));
     print_rank_0("\n");
     if (available >= 0 && needed > available) {
         char shared[64] = "";
         if (ranks > 1)
-            snprintf(shared, sizeof shared, " for the %d ranks here", ranks);
-        fail("this needs %s of memory%s, and %s are available; the largest category is %s with %s: %s would shrink it",
+            snprintf(shared, sizeof shared, " for %d ranks together", ranks);
+        fail("not enough memory: needs %s%s, %s available; the largest category is %s with %s: try %s",
              bytes_text(needed), shared, bytes_text(available), memory_name[largest],
              bytes_text(memory_entry(largest).predicted), memory_remedy(largest));
     }
@@ -73,7 +73,7 @@ void memory_print(void)
 {
     print_rank_0("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
-        const MemoryEntry e = memory_entry(c);
+        const MemoryStats e = memory_entry(c);
         if (!e.peak && !e.predicted)
             continue;
         print_rank_0("%-14s %16lld %16.0f", memory_name[c], (long long)e.peak, e.predicted);
@@ -84,26 +84,27 @@ void memory_print(void)
     print_rank_0("%-14s %16lld %16.0f\n", "total", (long long)memory_total().peak, memory_total().predicted);
     if (memory_entry(MEM_ACTIVATIONS).formula)
         print_rank_0(
-            "(the playbook counts blocks' activations only, of 2 bytes and with dropout's; ours have no dropout)\n");
+            "(the playbook counts only the blocks' activations, with 2 bytes per number and with dropout masks; these "
+            "blocks have no dropout)\n");
     if (REAL == F64)
-        print_rank_0("(with 8 bytes in place of the playbook's 4 for a number, as this program computes in float64)\n");
+        print_rank_0("(with 8 bytes per number in place of the playbook's 4: this program computes in float64)\n");
     if (device_memory_reserved())
-        print_rank_0("%-14s %16lld  taken from the GPU: also operators' scratch, and what is free and kept\n",
+        print_rank_0("%-14s %16lld  taken from the GPU, including operators' scratch and the pool's free memory\n",
                      "reserved", (long long)device_memory_reserved());
 }
 
-static CommAccount sent[64];            /* in the last step */
+static CommStats sent[64];              /* in the last step that was checked */
 static int sent_count;
 
 bool traffic_check(int step)
 {
     bool differs = false;
 
-    sent_count = comm_account(sent, sizeof sent / sizeof *sent);
-    for (const CommAccount *a = sent; a < sent + sent_count && !differs; a++)
+    sent_count = comm_stats(sent, sizeof sent / sizeof *sent);
+    for (const CommStats *a = sent; a < sent + sent_count && !differs; a++)
         if (a->calls != a->predicted_calls || a->bytes != a->predicted_bytes) {
-            fprintf(stderr, "%s: rank %d, step %d: %s in group %s: %lld calls sent %lld bytes, but predict() said %lld "
-                    "calls and %lld bytes\n", error_name(), comm_rank(world), step, a->op, a->group,
+            fprintf(stderr, "%s: rank %d, step %d: %s in group %s: %lld calls sent %lld bytes, but predict() gives "
+                    "%lld calls and %lld bytes\n", error_name(), comm_rank(world), step, a->op, a->group,
                     (long long)a->calls, (long long)a->bytes, (long long)a->predicted_calls,
                     (long long)a->predicted_bytes);
             differs = true;
@@ -111,9 +112,9 @@ bool traffic_check(int step)
     return differs;
 }
 
-int traffic_of_step(const CommAccount **account)
+int traffic_of_step(const CommStats **stats)
 {
-    *account = sent;
+    *stats = sent;
     return sent_count;
 }
 
@@ -122,11 +123,11 @@ bool memory_check(void)
     bool differs = false;
 
     for (int c = 0; c < MEM_CATEGORIES; c++) {
-        const MemoryEntry e = memory_entry(c);
+        const MemoryStats e = memory_entry(c);
         if (e.peak == e.predicted)
             continue;
-        fprintf(stderr, "%s: rank %d: %s took %lld bytes, but predict() said %.0f\n", error_name(), comm_rank(world),
-                memory_name[c], (long long)e.peak, e.predicted);
+        fprintf(stderr, "%s: rank %d: the peak of %s is %lld bytes, but predict() gives %.0f\n", error_name(),
+                comm_rank(world), memory_name[c], (long long)e.peak, e.predicted);
         differs = true;
     }
     return differs;
@@ -135,9 +136,9 @@ bool memory_check(void)
 void traffic_print(void)
 {
     if (sent_count)
-        print_rank_0("\n%-15s %-8s %7s %16s %7s %16s\n", "sent in a step", "group", "calls", "bytes", "calls",
+        print_rank_0("\n%-15s %-8s %7s %16s %7s %16s\n", "sent per step", "group", "calls", "bytes", "calls",
                      "predicted");
-    for (const CommAccount *a = sent; a < sent + sent_count; a++)
+    for (const CommStats *a = sent; a < sent + sent_count; a++)
         print_rank_0("%-15s %-8s %7lld %16lld %7lld %16lld\n", a->op, a->group, (long long)a->calls,
                      (long long)a->bytes, (long long)a->predicted_calls, (long long)a->predicted_bytes);
 }

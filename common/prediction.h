@@ -1,5 +1,5 @@
-/* What predict() says of memory (memory.h) and of traffic (comm.h), held against the machine before training, and
- * against what was measured.
+/* Compares predict()'s memory (memory.h) and traffic (comm.h) with the machine before training, and with the measured
+ * numbers after it.
  */
 #ifndef PREDICTION_H
 #define PREDICTION_H
@@ -8,19 +8,20 @@
 
 #include "comm.h"
 
-/* Last in predict(), on all ranks: connects them (comm_connect), prints the prediction, and refuses what the device
- * cannot hold, for all ranks that share it: names the category to shrink, and how. */
-void memory_plan(void);
+/* Connects the ranks (comm_connect), prints the predicted memory, and fails if the device has less than all its ranks
+ * need: with the largest category, and the options that shrink it. Call it last in predict(), on all ranks. */
+void memory_check_fits(void);
 
-/* At the end: measured beside predicted, and beside the playbook's formulas. */
+/* Prints tracked and predicted memory, and the playbook's. */
 void memory_print(void);
 
-/* Whether a category took other bytes than predicted; says so on every rank, with --quiet too. */
+/* Returns whether a category's tracked peak differs from the prediction; prints each one on every rank, with --quiet
+ * too. */
 bool memory_check(void);
 
-/* After a step: whether a group sent anything else than predicted, call by call and byte by byte; says so. */
+/* Returns whether, in this step, a group's calls or bytes differ from the prediction; prints the first that does. */
 bool traffic_check(int step);
-void traffic_print(void);                                       /* of the last step that was checked */
-int traffic_of_step(const CommAccount **account);               /* the same for a report: how many */
+void traffic_print(void);                                       /* prints the last step that was checked */
+int traffic_of_step(const CommStats **stats);                   /* the same, for the report; returns how many */
 
 #endif

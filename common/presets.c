@@ -2,11 +2,12 @@
 
 #include <string.h>
 
-/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B with 16 heads of 128, as 24 don't
- * make its width) and Llama (Touvron et al. 2023; 405B, and 70B's vocabulary: Dubey et al. 2024), all with this
- * project's blocks: so a model has the size that its name says, or near it. GPT-2's 50,257 tokens become the next
- * multiple of 64, as in Pythia (Biderman et al. 2023): rows of 50,257 logits are no multiple of the 16 bytes that a
- * GPU's matmuls load at a time. The batch is for trying them: the largest were trained on millions of tokens a step. */
+/* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B has 16 heads of 128, since 24 do
+ * not divide its width) and Llama (Touvron et al. 2023; 405B and 70B's vocabulary: Dubey et al. 2024). The blocks are
+ * this project's, so parameter counts are close to the names, not always equal. GPT-2's vocabulary of 50,257 is rounded
+ * up to a multiple of 64, as in Pythia (Biderman et al. 2023): a GPU's matmuls load 16 bytes at a time, and rows of
+ * 50,257 logits are not a multiple of that. Batches are small, for trying the models: the largest were trained on
+ * millions of tokens per step. */
 static const Preset presets[] = {
     {"tiny", {2, 64, 2, 256, 64}, 4, 1},
     {"small", {4, 128, 4, 256, 128}, 8, 4},

@@ -10,7 +10,7 @@ typedef struct {
     int micro_batch, accumulate;
 } Preset;
 
-const Preset *preset_named(const char *name);   /* NULL: there is none */
+const Preset *preset_named(const char *name);   /* NULL: no such preset */
 const char *preset_names(void);                 /* "tiny|small|..." */
 
 #endif

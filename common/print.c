@@ -69,7 +69,7 @@ const char *duration_text(double seconds)
 
 const char *divisors_text(int n)
 {
-    static char text[1024];             /* the 120 divisors of 55440, the most that any number below 2^16 has, fit */
+    static char text[1024];             /* enough for 120 divisors, the most that a number below 2^16 has (55440) */
     int at = 0;
 
     for (int d = 1; d <= n; d++)

@@ -25,7 +25,7 @@ static Philox of_stream(uint64_t seed, int stream, uint64_t i, uint64_t j)
     return philox(seed, (uint64_t)stream << 56 | i, j);
 }
 
-/* The middle of one of 2^52 equal intervals: never 0, never 1. */
+/* Returns the middle of one of 2^52 equal intervals of (0, 1): never 0, never 1. */
 static double uniform(uint32_t low, uint32_t high)
 {
     return ((double)(((uint64_t)high << 32 | low) >> 12) + 0.5) * 0x1p-52;

@@ -14,55 +14,55 @@
 #include "options.h"
 #include "prediction.h"
 
-static double operators_before;         /* a step's beginning: operators' seconds until then */
-static struct { int steps; double seconds, operators, waiting, late; } timed;   /* steps but the first */
-static cJSON *held_out;                 /* losses on held-out tokens, by step */
+static double operators_before;         /* operators' seconds when the step began */
+static struct { int steps; double seconds, operators, waiting, late; } timed;   /* all steps but the first */
+static cJSON *held_out;                 /* validation losses, by step */
 static struct { const char *name; double value; } reported[8];
 static int reported_count;
 
 static double operators_seconds(void)
 {
-    const OpAccount *account;
-    const int count = ops_account(&account);
+    const OpStats *stats;
+    const int count = ops_stats(&stats);
     double sum = 0;
 
     for (int i = 0; i < count; i++)
-        sum += account[i].seconds;
+        sum += stats[i].seconds;
     return sum;
 }
 
 void report_step_begins(void)
 {
-    ops_count(true);
+    ops_stats_enable(true);
     operators_before = operators_seconds();
 }
 
 void report_step_ends(double seconds, bool first, bool last)
 {
-    ops_count(false);                           /* evaluations and samples are no part of a step */
+    ops_stats_enable(false);                    /* evaluations and samples do not belong to a step */
     if (!options.report)
         return;
     if (first) {
         if (!last)
-            ops_account_reset();                /* on a GPU it loads cuBLAS, and every kernel, inside of operators */
+            ops_stats_reset();                  /* on a GPU, operators load cuBLAS and kernels in the first step */
         return;
     }
     timed.steps++;
     timed.seconds += seconds;
     timed.operators += operators_seconds() - operators_before;
     timed.waiting += comm_waited();
-    timed.late += comm_late();
+    timed.late += comm_pretend_overrun();
 }
 
 void report_number(const char *name, double value)
 {
     if (reported_count == sizeof reported / sizeof *reported)
-        fail("--report has room for %d numbers of a program, and %s is one more", reported_count, name);
+        fail("--report: a program can add %d numbers, and %s is one more", reported_count, name);
     reported[reported_count].name = name;
     reported[reported_count++].value = value;
 }
 
-void report_held_out(int64_t step, double loss)
+void report_validation(int64_t step, double loss)
 {
     cJSON *entry = cJSON_CreateObject();
 
@@ -72,7 +72,7 @@ void report_held_out(int64_t step, double loss)
     cJSON_AddItemToArray(held_out, entry);
 }
 
-static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
+static void add_bytes(cJSON *memory, const char *name, MemoryStats e)
 {
     cJSON *entry = cJSON_AddObjectToObject(memory, name);
 
@@ -82,13 +82,12 @@ static void add_bytes(cJSON *memory, const char *name, MemoryEntry e)
         cJSON_AddNumberToObject(entry, "playbook", e.playbook);
 }
 
-/* One rank's entry. */
 static cJSON *rank_json(void)
 {
     cJSON *rank = cJSON_CreateObject(), *groups, *memory, *comm, *time, *operators;
-    const OpAccount *account;
-    const CommAccount *sent;
-    const int accounts = ops_account(&account), sent_count = traffic_of_step(&sent);
+    const OpStats *stats;
+    const CommStats *sent;
+    const int stats_count = ops_stats(&stats), sent_count = traffic_of_step(&sent);
 
     cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
     groups = cJSON_AddObjectToObject(rank, "groups");
@@ -119,13 +118,13 @@ static cJSON *rank_json(void)
     if (options.pretend)
         cJSON_AddNumberToObject(time, "late", timed.late);
     operators = cJSON_AddArrayToObject(rank, "operators");
-    for (int i = 0; i < accounts; i++) {
+    for (int i = 0; i < stats_count; i++) {
         cJSON *o = cJSON_CreateObject();
-        cJSON_AddStringToObject(o, "op", account[i].name);
-        cJSON_AddNumberToObject(o, "calls", account[i].calls);
-        cJSON_AddNumberToObject(o, "seconds", account[i].seconds);
-        cJSON_AddNumberToObject(o, "flops", account[i].flops);
-        cJSON_AddNumberToObject(o, "bytes", account[i].bytes);
+        cJSON_AddStringToObject(o, "op", stats[i].name);
+        cJSON_AddNumberToObject(o, "calls", stats[i].calls);
+        cJSON_AddNumberToObject(o, "seconds", stats[i].seconds);
+        cJSON_AddNumberToObject(o, "flops", stats[i].flops);
+        cJSON_AddNumberToObject(o, "bytes", stats[i].bytes);
         cJSON_AddItemToArray(operators, o);
     }
     return rank;
@@ -140,7 +139,7 @@ void report_write(const char *path, double peak_flops, bool first, bool last)
     cJSON_AddNumberToObject(common, "parameters", model_parameters(options.config));
     cJSON_AddNumberToObject(common, "flops_per_token", model_flops_per_token(options.config));
     cJSON_AddNumberToObject(common, "peak_flops", peak_flops);
-    if (options.pretend)                /* so that no time in it is taken for a real one */
+    if (options.pretend)                /* marks all times as simulated */
         cJSON_AddStringToObject(common, "pretend", options.pretend);
     cJSON_AddItemToObject(common, "held_out", held_out ? held_out : cJSON_CreateArray());
     char *text = cJSON_Print(rank), *rest = cJSON_Print(common);

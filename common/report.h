@@ -1,5 +1,5 @@
-/* --report FILE: JSON of memory by category and traffic by operation, measured and predicted, of time, and of
- * operators, for each rank.
+/* --report FILE: JSON with each rank's memory by category, traffic by operation (both measured and predicted), time,
+ * and operators.
  */
 #ifndef REPORT_H
 #define REPORT_H
@@ -7,15 +7,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Where the time of a step went. The first one isn't counted: it also makes threads, and meets memory and libraries for
- * the first time. */
+/* Measure where a step's time goes. The first step is left out: it also starts threads, and loads libraries. */
 void report_step_begins(void);
 void report_step_ends(double seconds, bool first, bool last);
 
-void report_number(const char *name, double value);             /* one more of this rank; the name lives on */
-void report_held_out(int64_t step, double loss);                /* of an evaluation */
+void report_number(const char *name, double value);             /* adds a number of this rank; keeps `name` */
+void report_validation(int64_t step, double loss);              /* adds an evaluation's loss, nats per token */
 
-/* Rank after rank adds its entry; the last one closes the array and adds what is the same for all. */
+/* Appends this rank's entry. Ranks take turns; the last one closes the array and adds what all ranks have in common.
+ * peak_flops: FLOP/s of all ranks together. */
 void report_write(const char *path, double peak_flops, bool first, bool last);
 
 #endif

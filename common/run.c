@@ -23,22 +23,22 @@
 #include "report.h"
 #include "trace.h"
 
-static const char *stage_name;
+static const char *program_name;
 static int arguments;
 static char **argument;
-static int64_t global_batch;           /* sequences of a step */
+static int64_t global_batch;            /* sequences per step */
 static DType matmul_dtype = REAL;
 
 static const AdamW *run_optimizer;
-static TrainState state;                /* what trainer.json will say */
+static TrainState state;                /* saved as trainer.json */
 static Checkpoint *loaded;              /* --load, open from run_begin to run_load */
 static int first_step, saved_step = -1;
 static double run_began, step_began;
-static volatile sig_atomic_t training;  /* the start is over */
+static volatile sig_atomic_t training;  /* start-up is over */
 static volatile sig_atomic_t stopped_by;
-static int stopping;                    /* a signal that reached some rank; the same on all; 0: none */
-static bool differs;                    /* something was not as predicted */
-static char *report_file, *trace_file, *gradients_file;         /* where they are written until they are complete */
+static int stopping;                    /* a signal that reached some rank, agreed on by all; 0: none */
+static bool differs;                    /* memory or traffic differed from the prediction */
+static char *report_file, *trace_file, *gradients_file;         /* paths to write to until the files are complete */
 
 /* ---- The start ---- */
 
@@ -46,23 +46,23 @@ static void on_signal(int signal_number)
 {
     static double first;
 
-    if (!training) {                                /* nothing to save yet, and what is waited for may never come */
+    if (!training) {                                /* nothing to save yet, and a wait may never end */
         error_cleanup_now();
         _exit(128 + signal_number);
     }
     if (!stopped_by) {
         stopped_by = signal_number;
         first = clock_seconds();
-    } else if (clock_seconds() - first > 0.2) {     /* a second one: at once. Sooner, it is the first one again: */
-        error_cleanup_now();                        /* a launcher passes on what the terminal sent to all */
+    } else if (clock_seconds() - first > 0.2) {     /* a second signal ends at once. Within 0.2 s it is the same one: */
+        error_cleanup_now();                        /* the terminal sends it to all, and the launcher forwards it */
         _exit(128 + signal_number);
     }
 }
 
-/* The command line with a line for each option, for comparing ranks. */
+/* The program, its precision, and each option on a line of its own: ranks compare it. */
 static char *arguments_text(int argc, char **argv)
 {
-    char *text = new_text("%s in %s", stage_name, dtype_name(REAL));    /* two kinds of programs don't train together */
+    char *text = new_text("%s in %s", program_name, dtype_name(REAL));
 
     for (int i = 1; i < argc; i++) {
         char *longer = new_text("%s%s%s", text, i > 1 && strncmp(argv[i], "--", 2) ? " " : "\n", argv[i]);
@@ -81,11 +81,12 @@ static const char *peak_text(void)
 {
     static char text[64];
 
-    snprintf(text, sizeof text, peak_flops() ? "%.0f GFLOP/s" : "no known rate, so no MFU,", peak_flops() / 1e9);
+    snprintf(text, sizeof text, peak_flops() ? "%.0f GFLOP/s" : "unknown peak, so no MFU,", peak_flops() / 1e9);
     return text;
 }
 
-/* On one machine all ranks' clocks are one; on several each counts from when its own ranks left a barrier. */
+/* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a
+ * barrier. */
 static double trace_start(void)
 {
     const double first = comm_sum(world, comm_rank(world) ? 0 : clock_seconds());
@@ -93,12 +94,13 @@ static double trace_start(void)
     return comm_local_size() == comm_size(world) ? first : clock_seconds();
 }
 
-/* Otherwise what is opened first takes their numbers, a socket of MPI's perhaps, and gets what is printed. */
+/* Opens the standard streams that are closed. Otherwise the next file opened, perhaps a socket of MPI's, would get
+ * their number and all that is printed. */
 static void open_standard_streams(void)
 {
     for (int file = 0; file <= STDERR_FILENO; file++)
         if (fcntl(file, F_GETFD) < 0)
-            open("/dev/null", file ? O_RDONLY : O_WRONLY);      /* using it stays an error, and is found */
+            open("/dev/null", file ? O_RDONLY : O_WRONLY);      /* using it is still an error, which is reported */
 }
 
 static void catch_signals(void)
@@ -107,15 +109,15 @@ static void catch_signals(void)
 
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    /* The terminal is closed. Not under nohup, which takes the streams away from it; that it ignores the signal can't
-     * be seen any more, as UCX under MPI has taken that for its debugging, before main. */
+    /* SIGHUP: the terminal was closed. Ignored under nohup, which redirects all three streams. (The signal's
+     * disposition would not tell: UCX under MPI replaces it before main.) */
     if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))
         sigaction(SIGHUP, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);           /* a file that may not grow is an error of write, like a full disk */
+    signal(SIGXFSZ, SIG_IGN);           /* then write fails, as it does on a full disk */
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* What is read and written, and that all ranks find the same. */
+/* Opens the data and the checkpoint, claims the outputs, and checks that all ranks read the same. */
 static void open_files(void)
 {
     char *loading = NULL;
@@ -138,19 +140,19 @@ static void open_files(void)
     char *seen = new_text("--data whose tokens hash to %016llx\n%s", (unsigned long long)data_hash(),
                           loading ? loading : "");
     comm_agree();
-    comm_allow(0);
-    comm_same(seen);
+    comm_extend_timeout(0);
+    comm_check_same(seen);
     free(seen);
     free(loading);
 }
 
-static void print_what_this_is(const char *carrier, bool tf32)
+static void print_summary(const char *carrier, bool tf32)
 {
     const Config *c = &options.config;
     const bool several = comm_size(world) > 1;
 
-    print_rank_0("%s%s\n", stage_name,
-                 options.pretend ? ", pretending other hardware: times are not this machine's" : "");
+    print_rank_0("%s%s\n", program_name,
+                 options.pretend ? " on simulated hardware (--pretend): times are not this machine's" : "");
     print_rank_0("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
                  c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
     if (several) {
@@ -160,55 +162,56 @@ static void print_what_this_is(const char *carrier, bool tf32)
     }
     print_rank_0("device  %s%s, %s in matmul%s%s%s\n", several ? "each rank " : "", device_name(), peak_text(),
                  device_is_host() ? "" : tf32 ? " of TF32" : " of float", several ? " together" : "",
-                 options.pretend ? " (pretended)" : "");
+                 options.pretend ? " (simulated)" : "");
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
-    print_rank_0("data    %s: %s, %s to train on, %s held out\n", options.data, data_kind(), number_text(data_tokens()),
+    print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_kind(), number_text(data_tokens()),
                  number_text(data_held_out()));
 }
 
-void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more)
+void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
     open_standard_streams();
     device_prepare(argv);
-    stage_name = stage;
+    program_name = program;
     arguments = argc, argument = argv;
-    error_speaker(stage);
+    error_set_program(program);
     comm_begin(&argc, &argv);
     char *same = arguments_text(argc, argv);
-    comm_same(same);                    /* first: then all ranks find the same mistakes in it */
+    comm_check_same(same);                      /* before parsing, so that all ranks find the same mistakes */
     free(same);
-    options_parse(stage, summary, argc, argv, more);
+    options_parse(program, summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
     catch_signals();
     const char *carrier = comm_choose();
     device_init(comm_local_rank(), comm_local_size(), options.threads ? options.threads : comm_local_threads());
     if (options.pretend && comm_local_size() < comm_size(world))
-        fail_usage("--pretend %s, but the ranks are on several machines: it compares their clocks, and works on one",
+        fail_usage("--pretend %s: expected all ranks on one machine, since it compares their clocks; got several",
                    options.pretend);
-    /* what is dumped is for comparing, and TF32 would differ from the CPU in the fourth digit */
+    /* dumped gradients are for comparing, and TF32 would differ from the CPU in the fourth digit */
     const bool wanted = options.tf32 == TF32_ON || (options.tf32 == TF32_AUTO && !options.dump_gradients);
     const bool tf32 = wanted && device_use_tf32();
     if (options.tf32 == TF32_ON && !tf32)
-        fail_usage("--tf32 on, but the device is %s, and only GPUs from sm_80 on have TF32", device_name());
+        fail_usage("--tf32 on: the device is %s, but only GPUs from sm_80 on have TF32", device_name());
     if (options.autotune && device_is_host())
-        fail_usage("--autotune on, but the device is %s, and only GPUs have several ways", device_name());
+        fail_usage("--autotune on: the device is %s, but only GPUs have several algorithms to choose from",
+                   device_name());
     ops_pretend(options.pretend_flops);
-    ops_count(false);
+    ops_stats_enable(false);
     if (options.report)
         ops_time();
     open_files();
     if (trace_file)
         trace_open(comm_rank(world), trace_start());
-    print_what_this_is(carrier, tf32);
+    print_summary(carrier, tf32);
 }
 
-void run_global_batch(int64_t sequences)
+void run_set_global_batch(int64_t sequences)
 {
     global_batch = sequences;
 }
 
-void run_matmuls_in(DType dtype)
+void run_set_matmul_dtype(DType dtype)
 {
     matmul_dtype = dtype;
     if (dtype == REAL)
@@ -218,14 +221,14 @@ void run_matmuls_in(DType dtype)
                  device_supports(dtype) == SUPPORT_EMULATED ? dtype_name(REAL) : "", peak_text());
 }
 
-void run_keep(const char *name, double *value)
+void run_register_state(const char *name, double *value)
 {
-    state.kept[state.kept_count++] = (Kept){name, value};
+    state.kept[state.kept_count++] = (SavedValue){name, value};
 }
 
-/* A GPU's matmuls load 16 bytes at a time, and Hopper's (by TMA) only from rows that are multiples of that: others go
- * another way, which is slower, three times a micro-batch. V: rows of the embedding that rank 0 has; where the
- * vocabulary is cut, and not evenly, some have one more. */
+/* Warns about a vocabulary that slows down the output projection. A GPU's matmuls load 16 bytes at a time, and Hopper's
+ * (by TMA) only if rows are multiples of that: others use a slower algorithm, three times per micro-batch. V: rank 0's
+ * rows of the embedding; where the vocabulary is split unevenly, some ranks have one more. */
 static void print_odd_vocabulary(int64_t V)
 {
     const int64_t vocab = options.config.vocab, slices = vocab / V, unit = 64 * slices;
@@ -242,33 +245,34 @@ int run_load(AdamW *optimizer)
 {
     const int64_t of_rank = (int64_t)options.micro_batch * options.accumulate;
 
-    comm_allow(options.load ? 3.0 * sizeof(real) * model_parameters(options.config) : 0);
+    comm_extend_timeout(options.load ? 3.0 * sizeof(real) * model_parameters(options.config) : 0);
     if (loaded)
         checkpoint_load(loaded, optimizer, &state);
     for (int i = 0; i < optimizer->count && !loaded; i++)
-        params_init(optimizer->layout, optimizer->parts[i].first, optimizer->parts[i].params, options.seed);
+        params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     if (gradients_file && state.step >= options.steps)
-        fail("--dump-gradients %s: no step will be done, as this is step %lld and --steps %d is where to stop",
+        fail("--dump-gradients %s: no step to do after step %lld with --steps %d; --steps must be larger",
              options.dump_gradients, (long long)state.step, options.steps);
     metrics_begin(&state);
     comm_started();
     training = true;
-    comm_allow(0);
+    comm_extend_timeout(0);
     run_optimizer = optimizer;
     first_step = state.step;
     char ranks[32] = "";
     global_batch = global_batch ? global_batch : of_rank;
     if (global_batch > of_rank)
         snprintf(ranks, sizeof ranks, " x %lld ranks", (long long)(global_batch / of_rank));
-    print_rank_0("batch   %d sequences x %d accumulated%s = %s sequences of %d = %s tokens a step\n",
-                 options.micro_batch, options.accumulate, ranks, number_text(global_batch), options.config.seq,
-                 number_text(global_batch * options.config.seq));
-    print_odd_vocabulary(optimizer->layout->table[0].here_rows);
+    print_rank_0("batch   %d sequence%s x %d micro-batch%s%s = %s sequence%s of %d = %s tokens per step\n",
+                 options.micro_batch, options.micro_batch == 1 ? "" : "s", options.accumulate,
+                 options.accumulate == 1 ? "" : "es", ranks, number_text(global_batch), global_batch == 1 ? "" : "s",
+                 options.config.seq, number_text(global_batch * options.config.seq));
+    print_odd_vocabulary(optimizer->layout->table[0].local_rows);
     if (options.load)
-        print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "beginning with the weights of" : "going on from",
+        print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
                      options.load, first_step,
-                     state.weights_only ? ", as there are no trainer.json and no optimizer.safetensors" : "",
-                     first_step < options.steps ? "" : ": no step to do, as --steps says at which to stop");
+                     state.weights_only ? ", without trainer.json and optimizer.safetensors" : "",
+                     first_step < options.steps ? "" : "; nothing to do: --steps must be larger");
     print_rank_0("\n");
     run_began = step_began = clock_seconds();
     return first_step;
@@ -290,7 +294,7 @@ bool run_continues(int step)
     if (options.check && step == first_step)
         adamw_check_replicas(run_optimizer);
     if (step < options.steps && !stopping) {
-        comm_account_reset();
+        comm_stats_reset();
         report_step_begins();
         step_began = clock_seconds();
         return true;
@@ -312,7 +316,8 @@ void run_dump_gradients(const AdamW *optimizer)
     output_deliver("dump-gradients", gradients_file, options.dump_gradients);
 }
 
-/* At most a few lines a second on a terminal; a file gets all of them. mfu: NaN if the device's rate isn't known. */
+/* On a terminal, prints at most four lines per second; to a file, every step. mfu: NaN if the device's peak is
+ * unknown. */
 static void print_step(int step, StepResult r, double tokens_per_second, double mfu)
 {
     static double printed;
@@ -332,7 +337,7 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
                  duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
 }
 
-/* --check: loss and norm are of the global batch, so every rank must have the same. Only rank 0's are written. */
+/* --check: loss and norm are the global batch's, so every rank must have the same bits; only rank 0's are written. */
 static void check_same(int step, StepResult mine)
 {
     double (*all)[2] = host_alloc(comm_size(world) * sizeof *all, "--check");
@@ -341,8 +346,8 @@ static void check_same(int step, StepResult mine)
     for (int r = 1; r < comm_size(world); r++)
         for (int k = 0; k < 2; k++)
             if (memcmp((const char *)&all[r][k], (const char *)&all[0][k], sizeof(double)))     /* NaN is NaN */
-                fail("step %d: the %s is %.10g on rank 0, but %.10g on rank %d: the ranks' shares of it have to be "
-                     "summed (comm_sum)", step, k ? "gradients' norm" : "loss", all[0][k], all[r][k], r);
+                fail("step %d: the %s is %.10g on rank 0, but %.10g on rank %d: add the ranks' partial sums (comm_sum)",
+                     step, k ? "gradients' norm" : "loss", all[0][k], all[r][k], r);
     free(all);
 }
 
@@ -352,7 +357,7 @@ void run_step(int step, StepResult result)
     const double peak = peak_flops();
     const double mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : NAN;
 
-    if (isnan(result.loss))                     /* a NaN's sign says nothing: "nan", never "-nan" */
+    if (isnan(result.loss))                     /* without a sign, so that it prints as "nan", never "-nan" */
         result.loss = NAN;
     result.norm = fabs(result.norm);
     state.step = step;
@@ -360,17 +365,17 @@ void run_step(int step, StepResult result)
     checkpoint_note(&state, (double[]){result.loss, result.norm, result.lr, options.weight_decay, options.clip}, 5);
     report_step_ends(seconds, step == first_step + 1, step >= options.steps);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
-        fail("the loss is %g and the gradients' norm %g at step %d%s; a smaller --lr or --clip may help%s", result.loss,
-             result.norm, step, options.save ? ", and the last checkpoint is as it was" : "",
-             !options.check || comm_size(world) == 1 ? "" : "; under --check what a transfer will write is NaN until "
-             "comm_wait, so it may have been read before");
+        fail("the loss is %g and the gradients' norm %g at step %d%s; try a smaller --lr or --clip%s", result.loss,
+             result.norm, step, options.save ? "; the last checkpoint is unchanged" : "",
+             !options.check || comm_size(world) == 1 ? "" : "; under --check a buffer that a transfer writes is NaN "
+             "until comm_wait, so one may have been read too early");
     metrics_row(&state, result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu);
     differs = differs || traffic_check(step);
     if (options.check) {
         check_same(step, result);
         adamw_check_replicas(run_optimizer);
     }
-    if (comm_orphaned())                                    /* nobody reads what is printed: as if a terminal closed */
+    if (comm_orphaned())                                    /* as if the terminal were closed */
         stopped_by = SIGHUP;
     if (comm_sum(world, stopped_by != 0) > 0)               /* signals reach ranks in different steps */
         stopping = comm_sum(world, stopped_by == SIGTERM) > 0  ? SIGTERM
@@ -381,17 +386,17 @@ void run_step(int step, StepResult result)
         save();
 }
 
-void run_held_out(double loss)
+void run_report_validation(double loss)
 {
-    report_held_out(state.step, loss);
-    print_rank_0("step %lld: %.4f nats a token on held-out data\n", (long long)state.step, loss);
+    report_validation(state.step, loss);
+    print_rank_0("step %lld: validation loss %.4f nats per token\n", (long long)state.step, loss);
 }
 
 bool run_interrupted(void)
 {
     static bool interrupted;
 
-    if (stopped_by && !stopping)                /* not the one that ended training */
+    if (stopped_by && !stopping)                /* not the signal that ended training */
         stopping = stopped_by, interrupted = true;
     return interrupted;
 }
@@ -412,11 +417,11 @@ _Noreturn void run_end(void)
     if (trace_file)
         output_deliver("trace", trace_file, options.trace);
     metrics_close();
-    if (stopping != SIGHUP)                     /* then the terminal may be gone */
+    if (stopping != SIGHUP)                     /* after a SIGHUP the terminal may be gone */
         fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
     if (comm_rank(world) == 0)
-        error_cleanup_now();                    /* the locks: all else is complete */
+        error_cleanup_now();                    /* removes the lock files; all else is complete */
     comm_exit(stopping ? 128 + stopping : wrong);
 }
 
@@ -431,5 +436,5 @@ _Noreturn void run_leave(void)
 void run_alone(void)
 {
     if (comm_size(world) > 1)
-        fail("%d ranks were started, but this program is for one: start it without mpiexec", comm_size(world));
+        fail("this program runs on one rank, but %d ranks were started: start it without mpiexec", comm_size(world));
 }

@@ -1,4 +1,4 @@
-/* Everything around a training step: the start, going on, the end; what a person and a script get to see. */
+/* A run's life around the training step: starting, resuming, ending; what the user and scripts see. */
 #ifndef RUN_H
 #define RUN_H
 
@@ -8,50 +8,54 @@
 #include "optimizer.h"
 
 typedef struct {
-    double loss, norm, lr;              /* of the step, on all ranks alike: global batch's mean; before clipping */
+    double loss, norm, lr;              /* the same on all ranks: global batch's mean loss; norm before clipping */
     bool skipped;                       /* no update was made, and the norm may be Inf or NaN */
 } StepResult;
 
-/* Starts MPI, reads the command line, takes the device, opens data and files, and says what will be trained. The
- * summary is one sentence for --help; `more` are the stage's own options. */
-void run_begin(const char *stage, const char *summary, int argc, char **argv, const StageOption *more);
+/* Starts MPI, parses the command line, takes the device, opens data and files, and prints what will be trained.
+ * `summary` is one sentence for --help; `more` are the program's own options. */
+void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more);
 
-/* So many sequences are in a step of all ranks, if not micro_batch * accumulate. Before run_load. */
-void run_global_batch(int64_t sequences);
+/* Sets the sequences per step over all ranks, where that is not micro_batch * accumulate. Call it before run_load. */
+void run_set_global_batch(int64_t sequences);
 
-/* The type of what is multiplied, if not REAL: MFU is a fraction of the device's peak for it. Says so. */
-void run_matmuls_in(DType dtype);
+/* Sets the dtype of matmuls' inputs, where that is not REAL, and prints it. MFU is relative to the device's peak for
+ * it. */
+void run_set_matmul_dtype(DType dtype);
 
-/* A number that goes on with the run: a further column of --metrics, and in checkpoints. Before run_load. */
-void run_keep(const char *name, double *value);
+/* Registers a number as part of the run's state: a column of --metrics, saved and restored by checkpoints. Call it
+ * before run_load. */
+void run_register_state(const char *name, double *value);
 
-/* Gives the parameters their initial weights, or --load's, with the optimizer's states; the step to go on from. */
+/* Gives the parameters their initial weights, or --load's together with the optimizer's states. Returns the number of
+ * steps already done. */
 int run_load(AdamW *optimizer);
 
-/* Whether there is a step to do after `step` others. After the last one it saves, and prints the memory table. */
+/* Returns whether another step follows the first `step` steps. If none does, saves, and prints the memory and traffic
+ * tables. */
 bool run_continues(int step);
 
-/* Between backward and the update: --dump-gradients writes them, at the first step of the run. */
+/* Writes --dump-gradients in the run's first step. Call it between backward and the update. */
 void run_dump_gradients(const AdamW *optimizer);
 
-/* After the step-th step: prints and writes what came of it, compares traffic with the prediction, saves if it is
- * time; ends the run if the loss or the norm is NaN or Inf (a skipped step's norm may be). */
+/* Call after each step; `step` counts it. Prints and records the results, compares traffic with the prediction, and
+ * saves if that is due. Fails if the loss or the norm is NaN or Inf (a skipped step's norm may be). */
 void run_step(int step, StepResult result);
 
-/* text.h's evaluation, for the report. */
-void run_held_out(double loss);
+/* Prints and reports an evaluation's loss (text.h). */
+void run_report_validation(double loss);
 
-/* In a program for one rank: fails if there are more. */
+/* Fails if there is more than one rank: for programs that use one. */
 void run_alone(void);
 
-/* After training, on one rank: whether a signal wants the program to end. */
+/* After training, on one rank: returns whether a signal asks the program to end. */
 bool run_interrupted(void);
 
-/* Writes --report and --trace; does not return, but ends the program: 0; 1, if memory or traffic was not as predicted;
- * 128 + the signal that stopped it. */
+/* Writes --report and --trace, and ends the program with status 0; 1 if memory or traffic differed from the prediction;
+ * 128 + N if signal N stopped it. */
 _Noreturn void run_end(void);
 
-/* Ends the program before it trains, when what was asked for has been printed: leaves no files behind. All ranks. */
+/* Ends the program before training, when it has printed what was asked for; leaves no files. Call it on all ranks. */
 _Noreturn void run_leave(void);
 
 #endif

@@ -6,11 +6,11 @@
 #include "error.h"
 #include "print.h"
 
-Range range_part(int64_t count, int r, int n)
+Range range_split(int64_t count, int r, int n)
 {
-    /* count * r would overflow for absurd counts only, but elements times ranks gets near: divide first */
-    const int64_t whole = count / n, rest = count % n;
-    const int64_t first = whole * r + rest * r / n, end = whole * (r + 1) + rest * (r + 1) / n;
+    /* count * r / n, but divided first, so that large counts times ranks do not overflow */
+    const int64_t quotient = count / n, rest = count % n;
+    const int64_t first = quotient * r + rest * r / n, end = quotient * (r + 1) + rest * (r + 1) / n;
 
     return (Range){first, end - first};
 }
@@ -44,7 +44,7 @@ static Tensor with_shape(Tensor t, Shape s)
 Tensor tensor_view(Tensor t, Shape shape)
 {
     if (shape_count(shape) != tensor_count(t))
-        fail("tensor_view: %s, which is %lld elements and cannot be looked at as %lld", tensor_describe(t),
+        fail("tensor_view: %s: expected a shape with %lld elements, got one with %lld", tensor_describe(t),
              (long long)tensor_count(t), (long long)shape_count(shape));
     return with_shape(t, shape);
 }
@@ -52,7 +52,7 @@ Tensor tensor_view(Tensor t, Shape shape)
 Tensor tensor_range(Tensor t, int64_t first, int64_t count)
 {
     if (t.dims < 1 || first < 0 || count < 0 || first + count > t.shape[0])
-        fail("tensor_range: %s and has no rows %lld to %lld", tensor_describe(t), (long long)first,
+        fail("tensor_range: %s: rows %lld to %lld are outside of it", tensor_describe(t), (long long)first,
              (long long)(first + count));
     int64_t row = dtype_size(t.dtype);
     for (int i = 1; i < t.dims; i++)

@@ -1,7 +1,6 @@
-/* Tensors: a pointer, a name, a type, a shape. Always contiguous and row-major, passed by value.
+/* Tensors: a pointer, a name, a dtype, a shape. Always contiguous and row-major, passed by value.
  *
- * A tensor owns nothing: allocate.h takes memory for it and gives it back; views and ranges are other ways to look at
- * the same memory.
+ * A tensor owns no memory: allocate.h allocates and frees it. Views and ranges share the memory of their tensor.
  */
 #ifndef TENSOR_H
 #define TENSOR_H
@@ -12,7 +11,7 @@
 extern "C" {
 #endif
 
-/* What common/ computes in: float, or double in build/cpu64, where layouts are compared. */
+/* The type that common/ computes in: float, or double in build/cpu64, where parallel configurations are compared. */
 #ifdef REAL64
 typedef double real;
 #define REAL F64
@@ -21,7 +20,7 @@ typedef float real;
 #define REAL F32
 #endif
 
-/* How elements are stored. Operators compute in `real`, whatever the storage: formats.h has the four small ones. */
+/* How elements are stored. Operators compute in `real`, whatever the dtype. formats.h has the four small formats. */
 typedef enum { F64, F32, BF16, F16, E4M3, E5M2, I32 } DType;
 
 typedef struct {
@@ -30,7 +29,7 @@ typedef struct {
     DType dtype;
     int dims;
     int64_t shape[4];
-    float *scale;           /* on the device: what the elements of an fp8 tensor are multiplied with; NULL: 1 */
+    float *scale;           /* on the device: the factor of an fp8 tensor's elements; NULL: 1 */
 } Tensor;
 
 typedef struct {
@@ -41,29 +40,28 @@ typedef struct {
 #define shape(...) ((Shape){sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}})
 #define NONE ((Tensor){0})
 
-typedef struct {            /* so many elements (or rows, or bytes) from the first on */
+typedef struct {            /* [first, first + count), of elements, rows, or bytes */
     int64_t first, count;
 } Range;
 
-/* Part r of `count` things cut n ways: [count*r/n, count*(r+1)/n). The one rule by which vocabulary,
- * layers, shards and elements are cut; the parts differ by at most one and leave nothing over. */
-Range range_part(int64_t count, int r, int n);
+/* Splits `count` things n ways and returns shard r: [count*r/n, count*(r+1)/n). Vocabulary, layers and elements are all
+ * split by this rule. n need not divide count: sizes differ by at most one. */
+Range range_split(int64_t count, int r, int n);
 
-/* What each of n ranks has of `count`, which n must divide: otherwise fails, and what is divided begins the message
- * ("--heads"). */
+/* Returns count / n. Fails if n does not divide count; `what` ("--heads") begins the message. */
 int64_t equal_share(int64_t count, int n, const char *what);
 
 Tensor tensor_view(Tensor t, Shape shape);                      /* the same elements in another shape */
-Tensor tensor_range(Tensor t, int64_t first, int64_t count);    /* rows of dimension 0; elements, if t is flat */
+Tensor tensor_range(Tensor t, int64_t first, int64_t count);    /* rows [first, first + count) of dimension 0 */
 
 int64_t tensor_count(Tensor t);                                 /* elements; 0 for NONE */
 int64_t tensor_bytes(Tensor t);
-int64_t tensor_rows(Tensor t);                                  /* all dimensions but the last, multiplied */
+int64_t tensor_rows(Tensor t);                                  /* the product of all dimensions but the last */
 int64_t tensor_width(Tensor t);                                 /* the last dimension */
-int dtype_size(DType dtype);                                    /* bytes of an element */
+int dtype_size(DType dtype);                                    /* bytes per element */
 const char *dtype_name(DType dtype);                            /* as in safetensors: "F32", "F8_E4M3" */
 
-/* "qkv is (8, 128, 384)", for messages; a new string, which the caller frees. */
+/* Returns "qkv is (8, 128, 384)", for messages. The caller frees it. */
 char *tensor_describe(Tensor t);
 
 #ifdef __cplusplus

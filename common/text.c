@@ -15,7 +15,7 @@
 
 int64_t text_pieces(void)
 {
-    enum { SEQUENCES = 64 };                            /* enough for two digits; all would take longer than training */
+    enum { SEQUENCES = 64 };                    /* enough for two digits; all of them would take longer than training */
     const int64_t B = options.micro_batch, all = data_held_out() / (B * options.config.seq);
     const int64_t enough = (SEQUENCES + B - 1) / B, most = all < 1 ? 1 : all;
 
@@ -28,13 +28,13 @@ void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch)
 
     tensor_zero(loss);
     for (int64_t i = 0; i < pieces; i++) {
-        batch_held_out(batch, i, pieces, 0);
+        batch_validation(batch, i, pieces, 0);
         loss_of(batch);
     }
-    run_held_out(tensor_item(loss) / pieces);
+    run_report_validation(tensor_item(loss) / pieces);
 }
 
-/* Draws from softmax(logits / temperature); at 0, the largest. u is uniform in (0, 1). */
+/* Draws a token from softmax(logits / temperature); at temperature 0, takes the most likely. u is uniform in (0, 1). */
 static int draw(const real *logits, int64_t count, double temperature, double u)
 {
     double max = -INFINITY, sum = 0;
@@ -52,10 +52,10 @@ static int draw(const real *logits, int64_t count, double temperature, double u)
         if (u < 0)
             return i;
     }
-    return best;                                        /* rounding left a little of u over */
+    return best;                                        /* by rounding, a little of u may remain */
 }
 
-/* Bytes as text, but nothing that could move a terminal's cursor; a larger vocabulary's tokens as numbers. */
+/* Prints a byte as text, but no control characters; a token of a larger vocabulary as a number. */
 static void print_token(int token)
 {
     if (options.config.vocab > 256)
@@ -74,11 +74,11 @@ void text_sample_from(LogitsFunction logits_of, Batch batch)
     real *last = host_alloc(V * sizeof *last, "a sample");
 
     for (int64_t i = 0; i < prompt; i++)
-        tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: command_line.c */
+        tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: command_line.c checks it */
     if (comm_rank(world) == 0)
         printf("\n%s", options.config.vocab > 256 ? "" : options.prompt);
     for (int64_t n = prompt; n < total && !run_interrupted(); n++) {
-        /* the last T tokens; what comes behind them is not looked at: attention is causal */
+        /* the last T tokens, or all; what follows them in the window has no effect, since attention is causal */
         const int64_t first = n > T ? n - T : 0;
         memcpy(window, tokens + first, (n - first) * sizeof *window);
         batch_tokens(batch, window);

@@ -11,12 +11,12 @@
 
 typedef struct {
     const char *name;
-    const char *group;          /* a transfer's; NULL: of what is no transfer */
+    const char *group;          /* a transfer's; NULL: not a transfer */
     DeviceEvent begin, end;
-    int row;                    /* under the rank's name: program, operators, as many for transfers as are needed */
+    int row;                    /* the trace's row, below the rank's name */
 } Span;
 
-enum { PROGRAM, OPERATORS, TRANSFERS, TRANSFER_ROWS = 32 };
+enum { PROGRAM, OPERATORS, TRANSFERS, TRANSFER_ROWS = 32 };     /* rows; overlapping transfers use one row each */
 
 typedef struct {
     const char *data;
@@ -24,20 +24,20 @@ typedef struct {
     Category category;
 } Allocation;
 
-typedef struct {                /* bytes [first, end) of an allocation were read or written by a span */
+typedef struct {                /* a span read or wrote bytes [first, end) of an allocation */
     int allocation, span;
     int64_t first, end;
     TraceAccess access;
 } Access;
 
-typedef struct {                /* from this span on, so many bytes more (or fewer) of a category are live */
+typedef struct {                /* at this span, a category's live bytes change */
     int span;
-    bool after;                 /* when it ends, not when it begins */
+    bool after;                 /* when the span ends, not when it begins */
     Category category;
-    int64_t bytes;
+    int64_t bytes;              /* negative: fewer */
 } Change;
 
-typedef struct {                /* the account at a moment */
+typedef struct {                /* tracked bytes at a moment */
     DeviceEvent when;
     int64_t used[MEM_CATEGORIES];
 } Sample;
@@ -49,7 +49,7 @@ typedef struct {                /* the account at a moment */
             (list).room = (list).room ? 2 * (list).room : 1024; \
             (list).at = realloc((list).at, (list).room * sizeof *(list).at); \
             if (!(list).at) \
-                fail("no memory for --trace: fewer --steps would need less"); \
+                fail("--trace: not enough memory on the host; try fewer --steps"); \
         } \
         (list).at[(list).count++] = (__VA_ARGS__); \
     } while (0)
@@ -123,7 +123,7 @@ void trace_transfer_was(int span, double begin, double end)
 {
     if (!recording)
         return;
-    device_event_seconds(&spans.at[span].begin);        /* a GPU's own times go */
+    device_event_seconds(&spans.at[span].begin);        /* frees the GPU's events; their times are replaced */
     device_event_seconds(&spans.at[span].end);
     spans.at[span].begin.seconds = begin;
     spans.at[span].end.seconds = end;
@@ -159,11 +159,11 @@ void trace_memory(void)
     APPEND(samples, s);
 }
 
-/* ---- What was live when ---- */
+/* ---- Live memory ---- */
 
 static LIST(Change) changes;
 
-/* By allocation, then in the order in which they were recorded: within a span that of TraceAccess. */
+/* Orders accesses by allocation, then as they were recorded: by span, and within a span as TraceAccess does. */
 static int by_allocation(const void *a, const void *b)
 {
     const Access *x = a, *y = b;
@@ -186,14 +186,14 @@ static int by_time(const void *a, const void *b)
     return x->span != y->span ? (x->span > y->span) - (x->span < y->span) : x->after - y->after;
 }
 
-/* Lives of one allocation: it is cut where any access begins or ends, and each piece looked at by itself. A value
- * lives from the write (or the first addition to zeros) to its last use before the next write. Weights and optimizer
- * states live on: the next run reads them from the checkpoint. */
+/* Finds when the values in one allocation are live. Splits it wherever an access begins or ends, and treats each piece
+ * by itself. A value lives from its write, or the first addition to zeros, to its last use before the next write.
+ * Weights and optimizer states stay live to the end: a checkpoint reads them. */
 static void lives_of(const Access *access, int64_t count)
 {
     const Allocation *a = &allocations.at[access->allocation];
     const bool lasts = a->category == MEM_PARAMETERS || a->category == MEM_MASTER || a->category == MEM_OPTIMIZER;
-    int64_t *cuts = host_alloc(2 * count * sizeof *cuts, "--trace (fewer --steps would need less)"), pieces = 0;
+    int64_t *cuts = host_alloc(2 * count * sizeof *cuts, "--trace (try fewer --steps)"), pieces = 0;
 
     for (int64_t i = 0; i < count; i++)
         cuts[2 * i] = access[i].first, cuts[2 * i + 1] = access[i].end;
@@ -202,21 +202,21 @@ static void lives_of(const Access *access, int64_t count)
         if (!pieces || cuts[i] != cuts[pieces - 1])
             cuts[pieces++] = cuts[i];
 
-    struct { int born, last; } *piece = host_alloc(pieces * sizeof *piece, "--trace (fewer --steps would need less)");
+    struct { int born, last; } *piece = host_alloc(pieces * sizeof *piece, "--trace (try fewer --steps)");
     for (int64_t p = 0; p < pieces; p++)
         piece[p].born = -1;
-    for (int64_t i = 0; i <= count; i++) {              /* one round more, to end what still lives */
+    for (int64_t i = 0; i <= count; i++) {              /* one more round ends what is still live */
         const bool over = i == count;
         const int64_t first = over ? 0 : access[i].first, end = over ? cuts[pieces - 1] : access[i].end;
         const int64_t *at = bsearch(over ? &cuts[0] : &first, cuts, pieces, sizeof *cuts, by_number);
         for (int64_t p = at - cuts; p < pieces - 1 && cuts[p] < end; p++) {
             const int64_t bytes = cuts[p + 1] - cuts[p];
-            /* what an operator puts in the place of what it has just read is no second value at the same time */
+            /* an operator that overwrites what it reads needs the memory once, not twice */
             const bool in_place = !over && access[i].access == TRACE_WRITE && piece[p].born >= 0
                                   && piece[p].last == access[i].span;
             const TraceAccess how = over ? TRACE_ZERO : in_place ? TRACE_UPDATE : access[i].access;
             if (piece[p].born >= 0 && (how == TRACE_WRITE || how == TRACE_ZERO)) {
-                if (piece[p].last > piece[p].born || (over && lasts))       /* else nobody used it */
+                if (piece[p].last > piece[p].born || (over && lasts))       /* else the value was never used */
                     APPEND(changes, (Change){piece[p].born, false, a->category, bytes});
                 if (piece[p].last > piece[p].born && !(over && lasts))
                     APPEND(changes, (Change){piece[p].last, true, a->category, -bytes});
@@ -235,7 +235,7 @@ static void lives_of(const Access *access, int64_t count)
 
 static void find_lives(void)
 {
-    if (accesses.count)                                 /* else no step was done, and there is no list to sort */
+    if (accesses.count)                                 /* none: no step was done */
         qsort(accesses.at, accesses.count, sizeof *accesses.at, by_allocation);
     for (int64_t i = 0, n; i < accesses.count; i += n) {
         for (n = 1; i + n < accesses.count && accesses.at[i + n].allocation == accesses.at[i].allocation;)

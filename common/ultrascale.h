@@ -1,5 +1,5 @@
-/* All of common/, for a train.c. It stands in layers, bottom first: each unit includes only units above it in this list
- * (tests/layers.sh). */
+/* All of common/, for a train.c. It has layers, bottom first: a file includes only headers above its own in this list
+ * (tests/layers.sh checks that). */
 #ifndef ULTRASCALE_H
 #define ULTRASCALE_H
 
@@ -7,42 +7,42 @@
 #include <stdlib.h>
 
 /* bottom */
-#include "error.h"          /* what is wrong, in one line; all ranks end alike */
-#include "print.h"          /* what a person reads; numbers in words */
+#include "error.h"          /* one line that says what is wrong; all ranks end alike */
+#include "print.h"          /* output for the user; numbers in words */
 #include "random.h"         /* counter-based random numbers */
-#include "options.h"        /* what the command line chose */
+#include "options.h"        /* the command line's choices */
 #include "presets.h"        /* sizes of known models */
 
 /* memory */
-#include "tensor.h"         /* a pointer, a name, a type, a shape */
-#include "memory.h"         /* the account of every byte, and what was predicted */
-#include "device.h"         /* the CPU or GPU that computes: cpu/device.c, cuda/device.cu */
+#include "tensor.h"         /* a pointer, a name, a dtype, a shape */
+#include "memory.h"         /* the memory tracker: bytes by category, measured and predicted */
+#include "device.h"         /* the CPU or GPU: cpu/device.c, cuda/device.cu */
 #include "trace.h"          /* the timeline */
-#include "allocate.h"       /* memory for tensors */
-#include "formats.h"        /* the small number formats */
+#include "allocate.h"       /* allocating tensors */
+#include "formats.h"        /* bf16, fp16 and fp8 */
 
 /* ranks */
-#include "comm.h"           /* groups of ranks, collectives, messages: comm/ */
+#include "comm.h"           /* groups of ranks, collectives, point-to-point transfers, traffic counters: comm/ */
 
 /* compute */
-#include "operator.h"       /* what is around every operator */
+#include "operator.h"       /* checks and statistics around every operator */
 #include "ops.h"            /* the operators: ops.c; their kernels in cpu/ and cuda/ */
-#include "model.h"          /* which parameters there are, and where */
+#include "model.h"          /* the parameters, and where each lies */
 #include "optimizer.h"      /* AdamW */
 
 /* files */
-#include "outputs.h"        /* what a run leaves, written by one program at a time */
+#include "outputs.h"        /* output files: one writer at a time, complete or absent */
 #include "data.h"           /* batches */
 #include "safetensors.h"    /* tensors in files */
-#include "checkpoint.h"     /* the whole model in files: checkpoint/ */
+#include "checkpoint.h"     /* the full model in files: checkpoint/ */
 
 /* around a step */
-#include "command_line.h"   /* options: --help, what they may be */
-#include "playbook.h"       /* its formulas, to compare memory with */
-#include "prediction.h"     /* memory and traffic: what a step will take, and took */
-#include "metrics.h"        /* a row a step, as CSV */
+#include "command_line.h"   /* options: parsing, --help */
+#include "playbook.h"       /* the playbook's memory formulas */
+#include "prediction.h"     /* predicted memory and traffic, compared with the machine and the measurements */
+#include "metrics.h"        /* a CSV row per step */
 #include "report.h"         /* memory, traffic and time, as JSON */
-#include "run.h"            /* a run's life, and what it leaves */
-#include "text.h"           /* evaluation and samples */
+#include "run.h"            /* a run's start, steps and end */
+#include "text.h"           /* validation loss, samples */
 
 #endif

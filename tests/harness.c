@@ -33,7 +33,7 @@ static void remove_temporary(void)
         nftw(directory, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Ctrl-C: what was started gets it too, and may still write for a moment. */
+/* On Ctrl-C the programs that run get the signal as well, and may write for another moment. */
 static void on_signal(int number)
 {
     usleep(200000);
@@ -104,17 +104,17 @@ static void read_both(int out, int err, Result *r)
     while (p[0].fd >= 0 || p[1].fd >= 0) {
         poll(p, 2, -1);
         for (int i = 0; i < 2; i++) {
-            char chunk[65536];
+            char buffer[65536];
             if (p[i].fd < 0 || !p[i].revents)
                 continue;
-            const ssize_t n = read(p[i].fd, chunk, sizeof chunk);
+            const ssize_t n = read(p[i].fd, buffer, sizeof buffer);
             if (n <= 0) {
                 close(p[i].fd);
                 p[i].fd = -1;
                 continue;
             }
             *text[i] = realloc(*text[i], length[i] + n + 1);
-            memcpy(*text[i] + length[i], chunk, n);
+            memcpy(*text[i] + length[i], buffer, n);
             (*text[i])[length[i] += n] = 0;
         }
     }
@@ -147,7 +147,7 @@ static Result run_list(const char *format, va_list list)
     words[count] = NULL;
     if (pipe(out) || pipe(err))
         fail_msg("no pipes");
-    const char *in = temporary();               /* before the fork: child and parent must have the same */
+    const char *in = temporary();               /* before the fork: child and parent share it */
     const double begin = now();
     const pid_t child = fork();
     if (child == 0) {
@@ -189,7 +189,7 @@ void run_well(const char *format, ...)
     Result r = run_list(format, list);
     va_end(list);
     if (r.status) {
-        fprintf(stderr, "%s%s", r.out, r.err);          /* apart: of fail_msg only 1,024 characters are shown */
+        fprintf(stderr, "%s%s", r.out, r.err);          /* fail_msg shows only 1,024 characters */
         fail_msg("status %d from %s", r.status, command);
     }
     result_free(r);
@@ -201,7 +201,7 @@ void result_free(Result r)
     free(r.err);
 }
 
-/* ---- What they leave ---- */
+/* ---- Output files ---- */
 
 int read_column(const char *file, const char *column, double *values, int most)
 {
@@ -233,14 +233,14 @@ char *read_file(const char *file)
     size_t size = 0;
 
     if (!f)
-        fail_msg("%s is not there", file);
+        fail_msg("%s does not exist", file);
     if (getdelim(&text, &size, 0, f) < 0)
         fail_msg("%s is empty", file);
     fclose(f);
     return text;
 }
 
-/* What "a.0.b" leads to; NULL: nothing. */
+/* Returns the item at a path like "a.0.b", or NULL. */
 static cJSON *json_item(cJSON *json, const char *path)
 {
     char names[256];
@@ -272,7 +272,7 @@ char *json_text(const char *file, const char *array, int i, const char *name)
     if (cJSON_IsArray(item) && i < cJSON_GetArraySize(item)) {
         item = cJSON_GetObjectItem(cJSON_GetArrayItem(item, i), name);
         if (!cJSON_IsString(item))
-            fail_msg("%s: no text %s.%d.%s", file, array, i, name);
+            fail_msg("%s: no string %s.%d.%s", file, array, i, name);
         found = strdup(item->valuestring);
     }
     cJSON_Delete(json);

@@ -1,4 +1,4 @@
-/* What tests of whole programs need: starting one, reading what it left, comparing gradients. */
+/* For tests of programs: runs a program, reads its output files, compares gradients. */
 #ifndef HARNESS_H
 #define HARNESS_H
 
@@ -10,50 +10,51 @@
 #include <cmocka.h>
 
 typedef struct {
-    int status;                 /* exit status; 128 + signal if one ended it */
-    char *out, *err;            /* all that it printed; freed with result_free */
+    int status;                 /* exit status; 128 + signal if a signal ended the program */
+    char *out, *err;            /* standard output and error; freed with result_free */
     double seconds;
 } Result;
 
-/* Runs a command of words separated by spaces, '...' around a word that has some, with the temporary directory
- * (temporary()) as its working directory. */
+/* Runs a command in the temporary directory. Spaces separate its words; '...' encloses a word with spaces. */
 Result run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void result_free(Result r);
 
-/* run(), which must succeed: otherwise the test fails and shows what the command printed. */
+/* As run, but fails the test and shows the command's output unless its status is 0. */
 void run_well(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* A directory for this process's files, removed at the end; and "DIR/name", in one of a few static buffers. */
+/* Returns a directory for this process's files, which is removed at its end. in_temporary returns "DIR/name", in one of
+ * eight static buffers. */
 const char *temporary(void);
 const char *in_temporary(const char *name);
 
-bool full_tests(void);          /* make test-full: all cases */
+bool full_tests(void);          /* make test-full: run all cases */
 
-/* A column of a --metrics file by its name; the number of rows is returned, at most `most`. */
+/* Reads a column of a --metrics file by its name, up to `most` rows. Returns the number of rows read. */
 int read_column(const char *file, const char *column, double *values, int most);
 
-char *read_file(const char *file);      /* all of a text; the caller frees it */
+char *read_file(const char *file);      /* returns the text of a file; the caller frees it */
 
-/* A number in a JSON file: "ranks.0.memory.activations.measured". Fails the test if it isn't there. */
+/* Returns a number in a JSON file, by a path like "ranks.0.memory.activations.measured". Fails the test if it is
+ * missing. */
 double json_number(const char *file, const char *path);
 
-/* The text `name` of entry i of an array in a JSON file; NULL if the array is shorter. The caller frees it. */
+/* Returns the string `name` of entry i of an array in a JSON file, or NULL past its end. The caller frees it. */
 char *json_text(const char *file, const char *array, int i, const char *name);
 
-/* Compares every tensor of two --dump-gradients files, q, k and v of QKV tensors apart (`heads` heads): the largest
- * max|a - b| / max|b| of any. A NaN or Inf, a missing tensor or another shape fails the test; `worst` (of 128
- * characters, or NULL) gets the tensor's name. Batches must be equal. */
+/* Compares every tensor of two --dump-gradients files; q, k and v of QKV tensors (`heads` heads) separately. Returns
+ * the largest max|a - b| / max|b|; Inf if there is a NaN or Inf. `worst` (128 characters, or NULL) gets that tensor's
+ * name. A missing tensor, a different shape or a different batch fails the test. */
 double compare_gradients(const char *a, const char *b, int heads, char *worst);
 
-/* The same, but the largest |a - b| / |b| of any, in the Euclidean norm: what rounding leaves of a tensor. */
+/* As compare_gradients, but returns the largest |a - b| / |b| in the Euclidean norm, which measures rounding. */
 double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
 
-/* max |a - b| / max |b| of two matrices, or by_norm |a - b| / |b|; Inf if either has a NaN or Inf. With `head`, the
- * rows of a head's q, k or v, only the of_three-th of these three counts. */
+/* Returns max |a - b| / max |b| of two matrices, or with by_norm |a - b| / |b|; Inf if either has a NaN or Inf. If
+ * `head` (rows per head of q, k or v) is not 0, compares only one of these: of_three = 0, 1 or 2. */
 double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
                          bool by_norm);
 
-/* A file of `count` random uint16 tokens below `vocab`, the same for the same arguments; named *.bin. */
+/* Returns a file *.bin of `count` random uint16 tokens below `vocab`, the same for the same arguments. */
 const char *token_file(int64_t count, int vocab);
 
 #endif

@@ -1,11 +1,11 @@
 #!/bin/sh
-# common/ in layers: each unit includes only units below it, in the order of common/ultrascale.h, bottom first. A unit is
-# a header of common/ with what implements it: its .c file, or the files of a folder. An argument: another root.
+# Checks the layers of common/: each module includes only modules below it. common/ultrascale.h has their order, bottom
+# first. A module is a header with its implementation: a .c file, or the files of a folder. Argument: another root.
 set -eu
 cd "${1:-$(dirname "$0")/..}"
 find common -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#include "' | awk -F'[:"]' '
-    # The unit that a file belongs to.
-    function unit_of(path,    folder, name) {
+    # Returns the module that a file belongs to.
+    function module_of(path,    folder, name) {
         name = path
         sub(/.*\//, "", name)
         sub(/\..*/, "", name)
@@ -15,7 +15,7 @@ find common -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#i
         if (folder ~ /^c(pu|uda)\//) return name ~ /^device/ ? "device" : "ops"
         return name ~ /^(kernels|attention)$/ ? "ops" : name
     }
-    # The path of what a file includes: "../tensor.h" in common/cpu/ops.c is common/tensor.h.
+    # Returns the path of an included file: "../tensor.h" in common/cpu/ops.c is common/tensor.h.
     function path_of(file, included) {
         sub(/[^\/]*$/, "", file)
         while (included ~ /^\.\.\//) {
@@ -24,16 +24,17 @@ find common -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#i
         }
         return file included
     }
-    $1 == "common/ultrascale.h" { place[unit_of("common/" $3)] = ++units; next }
+    $1 == "common/ultrascale.h" { place[module_of("common/" $3)] = ++modules; next }
     { file[++lines] = $1; included[lines] = path_of($1, $3) }
     END {
         for (i = 1; i <= lines; i++) {
-            from = unit_of(file[i]); to = unit_of(included[i])
+            from = module_of(file[i]); to = module_of(included[i])
             if (from == to) continue
             for (k = 1; k <= 2; k++) {
                 u = k == 1 ? from : to
-                if (!place[u] && !said[u]++) {
-                    print "common/ultrascale.h lists no " u ".h, which " (k == 1 ? file[i] " belongs to" : file[i] " includes")
+                if (!place[u] && !reported[u]++) {
+                    how = k == 1 ? " belongs to" : " includes"
+                    print "common/ultrascale.h lists no " u ".h, which " file[i] how
                     wrong = 1
                 }
             }

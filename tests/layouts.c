@@ -6,7 +6,7 @@
 
 #include "harness.h"
 
-static double worst_gradient, worst_number[2];     /* of losses; of norms */
+static double worst_gradient, worst_number[2];     /* worst_number: losses, norms */
 
 int layout_print_worst(void **state)
 {
@@ -21,7 +21,7 @@ static int or_default(int value, int standard)
     return value ? value : standard;
 }
 
-/* Options of the model, the data and the schedule, the same for both; a static buffer. */
+/* Returns the options of the model, the data and the schedule, which both programs get, in a static buffer. */
 static const char *model_options(const LayoutCase *l, int steps)
 {
     static char text[512];
@@ -35,21 +35,21 @@ static const char *model_options(const LayoutCase *l, int steps)
 
 void layout_reference(const LayoutCase *l, char *gradients, char *metrics)
 {
-    const int sequences = l->micro_batch * l->accumulate * or_default(l->dp, l->whole_batch ? 1 : l->ranks);
+    const int sequences = l->micro_batch * l->accumulate * or_default(l->dp, l->full_batch ? 1 : l->ranks);
     char name[128];
 
     snprintf(name, sizeof name, "reference_%d_%d_%d_%d_%d_%d", l->layers, sequences, l->seq, l->hidden, l->heads,
              l->vocab);
     snprintf(gradients, 256, "%s.safetensors", in_temporary(name));
     snprintf(metrics, 256, "%s.csv", in_temporary(name));
-    Result there = run("test -e %s", metrics);
-    if (there.status)
+    Result exists = run("test -e %s", metrics);
+    if (exists.status)
         run_well(BUILD "/cpu64/01_single_gpu %s --micro-batch 1 --accumulate %d --dump-gradients %s --metrics %s",
                  model_options(l, LAYOUT_STEPS), sequences, gradients, metrics);
-    result_free(there);
+    result_free(exists);
 }
 
-/* Of every rank: each category's bytes, each operation's calls and bytes. */
+/* Compares, on every rank, each memory category's bytes and each operation's calls and bytes with the prediction. */
 static void check_report(const LayoutCase *l)
 {
     static const char *const categories[] = {"parameters", "master", "gradients", "optimizer", "activations",
@@ -62,7 +62,7 @@ static void check_report(const LayoutCase *l)
             const double measured = json_number(in_temporary("r.json"), path);
             snprintf(path, sizeof path, "ranks.%d.memory.%s.predicted", r, categories[k]);
             if (measured != json_number(in_temporary("r.json"), path))
-                fail_msg("%s %s, rank %d: %s %.0f bytes, predicted %.0f", l->stage, l->options, r, categories[k],
+                fail_msg("%s %s, rank %d: %s %.0f bytes, predicted %.0f", l->program, l->options, r, categories[k],
                          measured, json_number(in_temporary("r.json"), path));
         }
         snprintf(path, sizeof path, "ranks.%d.comm", r);
@@ -77,12 +77,12 @@ static void check_report(const LayoutCase *l)
                 value[i] = json_number(in_temporary("r.json"), field);
             }
             if (value[0] != value[1] || value[2] != value[3])
-                fail_msg("%s %s, rank %d: %s, %.0f calls and %.0f bytes, predicted %.0f and %.0f", l->stage, l->options,
-                         r, op, value[0], value[2], value[1], value[3]);
+                fail_msg("%s %s, rank %d: %s, %.0f calls and %.0f bytes, predicted %.0f and %.0f", l->program,
+                         l->options, r, op, value[0], value[2], value[1], value[3]);
             free(op);
         }
         if (l->ranks > 1 && !k)
-            fail_msg("%s %s, rank %d: the report has nothing that was sent", l->stage, l->options, r);
+            fail_msg("%s %s, rank %d: the report has no communication", l->program, l->options, r);
     }
 }
 
@@ -94,7 +94,7 @@ void layout_compare(const LayoutCase *l)
 
     layout_reference(l, gradients, losses);
     snprintf(command, sizeof command, "mpiexec -n %d " BUILD "/cpu64/%s %s %s --micro-batch %d --accumulate %d "
-             "--recompute %s", l->ranks, l->stage, l->options, model_options(l, steps), l->micro_batch, l->accumulate,
+             "--recompute %s", l->ranks, l->program, l->options, model_options(l, steps), l->micro_batch, l->accumulate,
              l->recompute);
     result_free(run("rm -f g.safetensors m.csv r.json"));
     run_well("%s --check --dump-gradients g.safetensors --metrics m.csv --report r.json", command);

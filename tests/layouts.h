@@ -1,4 +1,4 @@
-/* Comparing a layout (a stage, its options, so many ranks) with 01 on the same global batch. */
+/* Compares a parallel configuration (a program, its options, a number of ranks) with 01 on the same global batch. */
 #ifndef LAYOUTS_H
 #define LAYOUTS_H
 
@@ -7,23 +7,25 @@
 enum { LAYOUT_STEPS = 20 };
 
 typedef struct {
-    const char *stage, *options;
+    const char *program, *options;
     int ranks, layers, micro_batch, accumulate;
     const char *recompute;
-    bool whole_batch;           /* 05, 06, 07: ranks share every sequence or micro-batch, instead of dividing them */
-    int seq, hidden, heads, vocab;      /* 0: 16, 48, 6 and 97: 6 heads of 8, a prime vocabulary */
-    int dp;                     /* 09: so many divide the batch; 0: all or, with whole_batch, none do */
+    bool full_batch;            /* 05, 06, 07: all ranks work on the same sequences; the batch is not split */
+    int seq, hidden, heads, vocab;      /* 0 stands for 16, 48, 6 and 97: heads of size 8, a prime vocabulary */
+    int dp;                     /* 09: data-parallel ranks; 0: all ranks, or 1 with full_batch */
 } LayoutCase;
 
-/* Runs both in float64, at lr 1e-3, the layout with --check, and fails the test unless gradients of step 1 agree per
- * tensor (q, k and v apart) within 1e-10 and losses and norms of 20 steps (10 of a covering subset) within 1e-10, and on
- * every rank memory and traffic are what predict() said. References are kept for the next call with the same global
- * batch. */
+/* Runs both in float64 at lr 1e-3, the configuration with --check. Fails the test unless
+ * - gradients of step 1 agree within 1e-10 per tensor (q, k and v separately);
+ * - losses and norms of 20 steps (10 without full_tests) agree within 1e-10;
+ * - memory and traffic of every rank equal the prediction.
+ * 01's results are stored for the next call with the same global batch. */
 void layout_compare(const LayoutCase *l);
 
-/* The same global batch in 01: where its gradients and metrics are, each of 256 characters. */
+/* Runs 01 on the same global batch, unless its results are stored. Sets the paths of its gradients and metrics, each of
+ * up to 256 characters. */
 void layout_reference(const LayoutCase *l, char *gradients, char *metrics);
 
-int layout_print_worst(void **state);   /* of all so far: for the end of a group of tests */
+int layout_print_worst(void **state);   /* worst differences so far; a teardown of a group of tests */
 
 #endif

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs test programs one after the other and says how long each took. --full: all cases, not a covering subset.
+# Runs test programs one after the other and prints the time of each. --full: all cases, not a covering subset.
 export ULTRASCALE_TESTS=covering
-# under sanitizers: MPICH leaves memory behind in modules that it has unloaded, which no suppression can name
+# For sanitizers: MPICH leaks memory in modules that it has unloaded, which no suppression can name.
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 [ "$1" = --full ] && { export ULTRASCALE_TESTS=full; shift; }
 failed=""

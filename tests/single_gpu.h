@@ -1,30 +1,30 @@
-/* 01 without its main, for programs that call its forward and backward themselves: include this once. */
+/* 01 without its main, for programs that call its forward and backward. Include it in one file only. */
 #ifndef SINGLE_GPU_H
 #define SINGLE_GPU_H
 
-#define main stage_main
+#define main program_main
 #include "../01_single_gpu/train.c"
 #undef main
 
-static int first_step;              /* the step that a checkpoint was saved at; 0 without one */
+static int first_step;              /* the step at which the loaded checkpoint was saved; 0 without one */
 
-/* What the stage's main does before its first step. */
-static Batch set_up(const char *name, const char *summary, int argc, char **argv, const StageOption *more)
+/* Does what 01's main does before its first step. */
+static Batch set_up(const char *name, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    static Part all;
+    static ParamShard all;
 
     run_begin(name, summary, argc, argv, more);
     sizes();
     predict();
-    layout = layout_create(options.config, WHOLE);
-    all = (Part){
+    layout = layout_create(options.config, FULL_MODEL);
+    all = (ParamShard){
         .params = tensor_create(MEM_PARAMETERS, REAL, "params", shape(layout.count)),
         .gradients = tensor_create(MEM_GRADIENTS, REAL, "gradients", shape(layout.count)),
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
     params = params_view(&layout, all.params);
     gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .parts = &all, .count = 1};
+    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, NULL);
     d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));

@@ -7,8 +7,8 @@
 
 enum { GUARD = 32, MOST = 128 };        /* elements on either side; tensors at a time */
 
-static Tensor made[MOST];               /* with their guards */
-static int made_count;
+static Tensor created[MOST];               /* tensors with their guards */
+static int created_count;
 
 Tensor guarded(DType dtype, const char *name, Shape s)
 {
@@ -16,11 +16,11 @@ Tensor guarded(DType dtype, const char *name, Shape s)
 
     for (int i = 0; i < s.dims; i++)
         count *= s.n[i];
-    const Tensor whole = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
-    memset(whole.data, 0xff, tensor_bytes(whole));
-    assert_true(made_count < MOST);
-    made[made_count++] = whole;
-    return tensor_view(tensor_range(whole, GUARD, count), s);
+    const Tensor full = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
+    memset(full.data, 0xff, tensor_bytes(full));
+    assert_true(created_count < MOST);
+    created[created_count++] = full;
+    return tensor_view(tensor_range(full, GUARD, count), s);
 }
 
 Tensor guarded_copy(Tensor t)
@@ -33,15 +33,15 @@ Tensor guarded_copy(Tensor t)
 
 void guarded_release(void)
 {
-    for (int i = 0; i < made_count; i++) {
-        const int64_t guard = GUARD * dtype_size(made[i].dtype), end = tensor_bytes(made[i]) - guard;
-        const unsigned char *bytes = made[i].data;
+    for (int i = 0; i < created_count; i++) {
+        const int64_t guard = GUARD * dtype_size(created[i].dtype), end = tensor_bytes(created[i]) - guard;
+        const unsigned char *bytes = created[i].data;
         for (int64_t k = 0; k < guard; k++)
             if (bytes[k] != 0xff || bytes[end + k] != 0xff)
-                fail_msg("something was written beside %s", made[i].name);
-        tensor_free(&made[i], MEM_WORKSPACE);
+                fail_msg("an element outside of %s was written", created[i].name);
+        tensor_free(&created[i], MEM_WORKSPACE);
     }
-    made_count = 0;
+    created_count = 0;
 }
 
 enum { SEED = 881726454 };

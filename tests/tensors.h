@@ -1,17 +1,18 @@
-/* Tensors for tests of operators. Each lies between guards that nobody may write to. */
+/* Tensors for tests of operators. Each lies between guards, which no operator may write. */
 #ifndef TENSORS_H
 #define TENSORS_H
 
 #include "../common/ultrascale.h"
 
-/* Of which all bits are 1: NaN, or the id -1. */
+/* Creates a tensor whose bits are all 1 (NaN, or the id -1), or a copy of t. */
 Tensor guarded(DType dtype, const char *name, Shape s);
 Tensor guarded_copy(Tensor t);
 
-/* After each case: fails the test if something was written beside one of them, and frees all. */
+/* Call it after each case: fails the test if a guard changed, and frees all tensors. */
 void guarded_release(void);
 
-/* Random: mean 0, variance 1, a triangle; the same sequence in every run, and again after random_again. */
+/* A random number of a triangular distribution, mean 0, variance 1. The sequence is the same in every run, and starts
+ * over after random_again. */
 double random_number(void);
 void random_again(void);
 

@@ -1,6 +1,6 @@
-# The tests: their programs, the fakes and the emulated GPU that some run on, and benchmarks.
+# Tests, the fakes and the emulated GPU that some tests run on, and benchmarks.
 
-# A test program, or a tool that tests and people start: its .c in one of the rooms, the harness, and a backend's parts.
+# A test program, or a tool that tests and users start: its .c file in a folder of tests/, the harness, and a backend.
 TESTS := $(basename $(notdir $(wildcard tests/*/test_*.c)))
 TOOLS := parity verify diagnose compare sweep bench bench_variants bench_ranks bench_cuda
 HARNESS := tests/harness tests/layouts tests/tensors
@@ -13,8 +13,8 @@ $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused parity bench_cud
 REFUSALS := test_command_line test_data test_checkpoints test_outputs
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(REFUSALS))): $$(call objects,tests/failures/refusals)
 
-# test_comm twice more: with a device made for it in place of libcommon.a's, and with comm/nccl.c on an NCCL made for it
-# (so that is compiled for the CPU build too).
+# test_comm is built twice more: with a fake device in place of libcommon.a's, and with comm/nccl.c on a fake NCCL. So
+# nccl.c is compiled for the CPU.
 FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
 $(FAKES:%=$(BUILD)/cpu64/%): private LIBS += -lcmocka
 $(FAKES:%=$(BUILD)/cpu64/%): $$(call objects,tests/common/test_comm tests/harness tests/fakes/fake_device) \
@@ -22,21 +22,21 @@ $(FAKES:%=$(BUILD)/cpu64/%): $$(call objects,tests/common/test_comm tests/harnes
 	$(link)
 $(BUILD)/cpu64/test_comm_nccl: $$(call objects,tests/fakes/fake_nccl common/comm/nccl)
 
-# The cuda backend on a GPU emulated by the CPU (tests/fakes/emulator.h), where CUDA's headers are found. Not under
-# sanitizers, which don't know its fibers.
+# The cuda backend on a GPU emulated by the CPU (tests/fakes/emulator.h), if CUDA's headers are found. Not under
+# sanitizers, which do not support its fibers.
 ifndef SANITIZE
 CUDA_HEADERS := $(shell printf '\043include <cublasLt.h>\n\043include <cuda_fp8.h>\n' \
 	| $(CXX) -isystem $(CUDA_HOME)/include -x c++ -fsyntax-only - 2>/dev/null && echo yes)
 endif
-PARTS_emulated := $(filter-out %nccl,$(PARTS_cuda)) common/comm/no_nccl
+COMMON_emulated := $(filter-out %nccl,$(COMMON_cuda)) common/comm/no_nccl
 FUSED_emulated := $(FUSED_cuda)
 EMULATOR := tests/fakes/emulator tests/fakes/emulator_check
 EMULATED := $(patsubst %,$(BUILD)/emulated/%,$(STAGES) parity test_cuda emulator_mistakes ladder)
 EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/include -fno-extern-tls-init \
 	-Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
-# calls before each access to memory, which end in emulator_check.cc; -g1 for lines' numbers
+# -fsanitize=thread inserts a call of emulator_check.cc before each memory access; -g1: line numbers
 KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
-$(patsubst %,$(BUILD)/emulated/obj/common/cuda/%.o,device memory): private KERNEL_CHECKS :=	# have no kernels
+$(patsubst %,$(BUILD)/emulated/obj/common/cuda/%.o,device memory): private KERNEL_CHECKS :=	# no kernels
 compile_emulated = @mkdir -p $(@D); echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS)
 $(BUILD)/emulated/obj/%.o: %.c $(BUILD)/emulated/flags
 	$(compile)
@@ -44,7 +44,7 @@ $(BUILD)/emulated/obj/%.o: %.cc $(BUILD)/emulated/flags
 	$(compile_emulated) -c $< -o $@
 $(BUILD)/emulated/obj/%.o: %.cu tests/fakes/emulator.h $(BUILD)/emulated/flags
 	$(compile_emulated) $(KERNEL_CHECKS) -include tests/fakes/emulator.h -x c++ -c $< -o $@
-# ladder_cuda.cu starts its kernels by <<< >>>, which g++ doesn't know
+# ladder_cuda.cu launches kernels with <<< >>>, which g++ cannot compile
 $(BUILD)/emulated/obj/%/ladder_cuda.o: %/ladder_cuda.cu tests/fakes/emulator.h $(BUILD)/emulated/flags
 	@mkdir -p $(@D); echo "  CXX $@"; sed -E 's/(\w+)<<<(.*)>>>\(/emulated_start({\2}, \1, /' $< | $(CXX) \
 		$(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/fakes/emulator.h -I$(<D) -x c++ -c - -o $@
@@ -55,7 +55,7 @@ $(BUILD)/emulated/emulator_mistakes: $$(call objects,tests/fakes/emulator_mistak
 $(BUILD)/emulated/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error)
 	$(link)
 
-# What "make test" runs, and what the tests start besides the programs. TEST=pipeline: test_pipeline alone.
+# The test programs that "make test" runs, and the tools that they start. TEST=pipeline selects test_pipeline.
 TEST :=
 TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(filter-out test_cuda,$(TESTS)) $(FAKES)) \
 	$(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats $(if $(CUDA_HEADERS),$(BUILD)/emulated/test_cuda)
@@ -66,10 +66,10 @@ STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(BUILD)/cpu64/verify
 STARTS_cuda := $(EMULATED) $(BUILD)/cpu/parity
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 
-test: known-test deps	## the tests, under five minutes; TEST=pipeline: one of them; SANITIZE=1: under sanitizers
+test: known-test deps	## run the tests, in under five minutes; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
 	@$(MAKE) --no-print-directory run-tests
 
-test-full: known-test deps	## the whole matrix; TEST=pipeline: of one test
+test-full: known-test deps	## run all cases of the tests; TEST=pipeline: of one test
 	@$(MAKE) --no-print-directory run-tests FULL=1
 
 known-test:
@@ -78,45 +78,45 @@ known-test:
 run-tests: known-test cpu cpu64 $(CHOSEN) $(STARTED)
 ifndef TEST
 	@tests/workshop/changes.sh --check
-	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of GPUs' kernels on an emulated one: CUDA's headers were not" \
-		"found (CUDA_HOME=DIR says where)")
-	@$(if $(NCCL),,echo "no test of NCCL's side: nccl.h was not found (NCCL_HOME=DIR says where)")
+	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of the GPU kernels on an emulated GPU: CUDA headers not found" \
+		"(CUDA_HOME=DIR sets their place)")
+	@$(if $(NCCL),,echo "no test of the NCCL transport: nccl.h not found (NCCL_HOME=DIR sets its place)")
 endif
 	@tests/run.sh $(if $(FULL),--full) $(CHOSEN)
 
-test-cuda: deps		## operators and gradients on a GPU against the CPU's
+test-cuda: deps		## compare operators and gradients on a GPU with the CPU
 	@$(MAKE) --no-print-directory cuda cpu $(BUILD)/cpu/parity \
 		$(if $(NVCC),$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity)
 	@$(BUILD)/cuda/test_cuda
 
 BENCH = $(if $(filter 01,$(NUMBER)),bench,$(if $(filter 02 08,$(NUMBER)),bench_variants,bench_ranks))
-bench: known-stage deps	## speed: 01 over this machine's sgemm; STAGE=02: types; 03: what ranks cost; 08: fusions
+bench: known-stage deps	## measure speed: 01 beside sgemm; STAGE=02: number formats; 03: ranks; 08: fused operators
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
 	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(NUMBER))
 
-bench-cuda: deps	## speed on a GPU: tokens/s, MFU, operators; memory's bandwidth
+bench-cuda: deps	## measure speed on a GPU: tokens/s, MFU, operators, memory bandwidth
 	@$(MAKE) --no-print-directory cuda $(if $(NVCC),$(BUILD)/cuda/bench_cuda)
 	@$(BUILD)/cuda/bench_cuda
 
 PYTHON ?= python3
-bench-torch: deps	## the same model in PyTorch, in turns with ours, on a GPU if one answers: PYTHON=a python
+bench-torch: deps	## measure the same model in PyTorch, in turns with 01, on a GPU if there is one; PYTHON=python3
 	@$(PYTHON) -c "import torch, numpy, safetensors" 2>/dev/null || { \
 		echo "$(PYTHON) has no torch, numpy or safetensors; python3 -m venv DIR &&" \
 		"DIR/bin/pip install torch numpy safetensors, then make bench-torch PYTHON=DIR/bin/python"; exit 1; }
 	@$(MAKE) --no-print-directory $(BACKEND)
 	@$(PYTHON) tests/bench/bench_torch.py $(BACKEND)
 
-fuzz:			## feeds hostile files to the checkpoint reader for a minute; FUZZ_SECONDS=60
+fuzz:			## feed hostile files to the checkpoint reader for FUZZ_SECONDS=60 seconds
 	@mkdir -p $(BUILD)/fuzz/corpus
 	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 		tests/common/fuzz_safetensors.c common/safetensors/*.c -lcjson -o $(BUILD)/fuzz/fuzz_safetensors
 	cd $(BUILD)/fuzz && ./fuzz_safetensors -max_total_time=$(or $(FUZZ_SECONDS),60) -max_len=1024 \
 		-use_value_profile=1 -timeout=10 corpus $(CURDIR)/tests/common/fuzz_seeds
 
-lint:			## clang-tidy over the CPU sources
+lint:			## run clang-tidy on the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
-format:			## clang-format, on the lines changed since the last commit
+format:			## run clang-format on the lines changed since the last commit
 	git clang-format --extensions c,h,cu,cuh,cc -- common [0-9][0-9]_* tests
 
 .PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch fuzz lint format

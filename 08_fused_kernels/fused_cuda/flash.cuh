@@ -1,10 +1,10 @@
-/* What FlashAttention's kernels share: tiles of q, k, v and of gradients in shared memory, and a warp's products of
- * them, whose sums stay in registers.
+/* Building blocks of the FlashAttention kernels: tiles of q, k, v and of gradients in shared memory, and a warp's
+ * products of them, whose sums stay in registers.
  *
- * A warp has 16 rows, or M times 16, of a block's own tile, and multiplies them with tiles of other rows, which come
- * one after the other. Sums lie as tensor cores leave them (tensor_cores.cuh), for float too, which is multiplied
- * without them: lane 4g + t has of rows g and g + 8, in every 8 columns, columns 2t and 2t + 1; sum[m][n][2 * h + k]
- * is row 16m + 8h + g, column 8n + 2t + k. The kernels are the same for all types. */
+ * A warp has 16 rows, or M times 16, of the block's own tile. It multiplies them by tiles of other rows, one after the
+ * other. Sums lie as tensor cores leave them (tensor_cores.cuh); those of float, multiplied without tensor cores, lie
+ * the same way, so that the kernels are the same for all types. Lane 4g + t has columns 2t and 2t + 1 of every 8, of
+ * rows g and g + 8: sum[m][n][2 * h + k] is row 16m + 8h + g, column 8n + 2t + k. */
 #ifndef FLASH_CUH
 #define FLASH_CUH
 
@@ -13,15 +13,15 @@
 #include "../fused.h"
 #include "tensor_cores.cuh"
 
-/* wide: each row of a head begins at a multiple of 16 bytes, and its length is one. */
+/* wide: each row of a head begins at a multiple of 16 bytes, and its length in bytes is a multiple of 16. */
 typedef struct {
-    int64_t batch, tokens, keys, heads, size;   /* tokens: queries */
-    float scale;                        /* of scores: 1 / sqrt(size) */
+    int64_t batch, tokens, keys, heads, size;   /* tokens: number of queries */
+    float scale;                        /* factor on scores: 1 / sqrt(size) */
     bool wide, causal;
-    int64_t sum_row, sum_head;          /* how far apart numbers of lse and dots lie */
+    int64_t sum_row, sum_head;          /* strides of lse and delta, in elements */
 } Sizes;
 
-/* q, k, v, or their gradients: rows of one token lie `row` apart, heads `head`. */
+/* q, k, v, or their gradients. Strides in elements: `row` from token to token, `head` from head to head. */
 template <typename T> struct Heads {
     T *q, *k, *v;
     int64_t row, head;
@@ -29,14 +29,14 @@ template <typename T> struct Heads {
 
 constexpr float LOG2_E = 1.44269504f;           /* exp(x) = power_of_two(x * LOG2_E) */
 
-/* Rows of a tile are PAD long, D numbers and zeros behind them, and lie 16 bytes further apart than that: an odd
- * multiple of 16 bytes, so that 8 rows at the same column lie in different banks of shared memory. OTHER: rows of the
- * tiles that come one after the other, such that all tiles together fit, in every type. */
+/* A tile's rows have PAD elements: D, then zeros. Their stride is 16 bytes more, an odd multiple of 16 bytes, so that 8
+ * rows at the same column lie in different banks of shared memory. OTHER: rows per tile of others, chosen so that all
+ * tiles fit together, in every type. */
 template <typename T, int PAD> struct Tile {
     enum { APART = PAD + 16 / sizeof(T), OTHER = sizeof(T) * PAD <= 128 ? 64 : sizeof(T) * PAD <= 256 ? 32 : 16 };
 };
 
-/* Which head of which sequence a block works for, and on which of the head's `blocks` tiles. */
+/* The sequence, the head, and which of the head's `blocks` tiles a block computes. */
 typedef struct {
     int64_t batch, head, tile;
 } Place;
@@ -49,9 +49,9 @@ __device__ inline Place place_of_block(int64_t heads, int64_t blocks)
     return p;
 }
 
-/* Begins to load ROWS rows of a head, from row `first` on: ld apart in memory, as many as there are of `tokens`. A
- * thread has the same columns of every STEP-th row, and all but its first row is known to the compiler: so a copy is a
- * few instructions, beside the many of a tile's products. */
+/* Starts loading ROWS rows of a head, from row `first` on, with stride ld; rows from `tokens` on are zeros. A thread
+ * copies the same columns of every STEP-th row. The compiler knows all but its first row, so a copy takes a few
+ * instructions, beside the many of a tile's products. */
 template <int ROWS, int PAD, int THREADS, typename T>
 __device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t first, int64_t tokens, Sizes s)
 {
@@ -61,7 +61,7 @@ __device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t fir
     const T *from = head + (first + own) * ld + column;
     T *to = tile + own * APART + column;
 
-    if (s.wide && own < STEP)                   /* a few threads may have no columns */
+    if (s.wide && own < STEP)                   /* some threads may have no columns */
 #pragma unroll
         for (int row = 0; row < ROWS; row += STEP)
             if (ROWS % STEP == 0 || own + row < ROWS)
@@ -74,7 +74,7 @@ __device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t fir
         }
 }
 
-/* sum = rows of a, this warp's, times rows of b: 8N of them. */
+/* sum = a times b transposed: 16M rows of a, this warp's, by 8N rows of b. */
 template <int PAD, typename T, int M, int N>
 __device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *b)
 {
@@ -104,7 +104,7 @@ __device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *
             }
         }
     } else {
-#pragma unroll 2                                /* all at once takes more registers than there are, for heads of 128 */
+#pragma unroll 2                                /* a full unroll would spill registers, for heads of 128 */
         for (int d = 0; d < PAD; d += 16) {
             uint32_t x[M][4];
 #pragma unroll
@@ -124,7 +124,7 @@ __device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *
     }
 }
 
-/* sum (PAD columns) += p, which is a sum of this warp, rounded to T, times b: 8N rows. */
+/* sum (PAD columns) += p times b. p is another sum of this warp, rounded to T; b has 8N rows. */
 template <int PAD, typename T, int M, int N>
 __device__ inline void add_product(float (&sum)[M][PAD / 8][4], const float (&p)[M][N][4], const T *b)
 {
@@ -133,7 +133,7 @@ __device__ inline void add_product(float (&sum)[M][PAD / 8][4], const float (&p)
 
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
-        for (int j = 0; j < 8 * N; j++) {       /* column j of a row of p has lane 4g + j % 8 / 2 */
+        for (int j = 0; j < 8 * N; j++) {       /* lane 4g + j % 8 / 2 has column j of a row of p */
             float x[M][2];
 #pragma unroll
             for (int i = 0; i < M * 2; i++)
@@ -171,7 +171,7 @@ __device__ inline void add_product(float (&sum)[M][PAD / 8][4], const float (&p)
     }
 }
 
-/* One row of a sum, 16m + 8h + g, times `factor`, to a head's row. All four lanes that have it call. */
+/* Stores row 16m + 8h + g of a sum, times `factor`, to a head's row. All four lanes that have it call this. */
 template <int PAD, typename T>
 __device__ inline void store_row(T *to, const float (&sum)[PAD / 8][4], int h, float factor, Sizes s)
 {
@@ -192,7 +192,7 @@ __device__ inline void store_row(T *to, const float (&sum)[PAD / 8][4], int h, f
     }
 }
 
-/* The same, added to what is there. */
+/* store_row that adds to the head's row. */
 template <int PAD>
 __device__ inline void add_row(float *to, const float (&sum)[PAD / 8][4], int h, float factor, Sizes s)
 {
@@ -206,16 +206,16 @@ __device__ inline void add_row(float *to, const float (&sum)[PAD / 8][4], int h,
     }
 }
 
-/* ---- of the host ---- */
+/* ---- host code ---- */
 
 static inline void check_size(int64_t size, const char *operator_name)
 {
     if (size > 128)
-        fail("%s: heads of %lld numbers, but 128 are the most that its tiles hold: leave attention out of --fuse",
+        fail("%s: head size %lld: its tiles hold at most 128; leave attention out of --fuse",
              operator_name, (long long)size);
 }
 
-/* Of all tokens: qkv (B, T, 3*A*D), lse (B, A, T). */
+/* Sizes of full sequences: qkv (B, T, 3*A*D), lse (B, A, T). */
 static inline Sizes sizes_of(Tensor qkv, Tensor lse, const char *operator_name)
 {
     const int64_t A = lse.shape[1], D = tensor_width(qkv) / 3 / A, T = qkv.shape[1];
@@ -232,7 +232,7 @@ template <typename T> static Heads<T> heads_of(Tensor qkv, Sizes s)
     return (Heads<T>){q, q + s.size, q + 2 * s.size, 3 * s.heads * s.size, 3 * s.size};
 }
 
-/* Of a chunk: q (B, C, A, D), k and v (B, K, A, D), lse (B, C, A, 1). */
+/* Sizes of sequence chunks: q (B, C, A, D), k and v (B, K, A, D), lse (B, C, A, 1). */
 static inline Sizes sizes_of_chunk(Tensor q, Tensor k, Tensor v, bool causal, const char *operator_name)
 {
     const int64_t A = q.shape[2], D = q.shape[3];
@@ -247,7 +247,7 @@ template <typename T> static Heads<T> heads_of_chunk(Tensor q, Tensor k, Tensor 
     return (Heads<T>){data<T>(q), data<T>(k), data<T>(v), s.heads * s.size, s.size};
 }
 
-/* Statements with PAD as the rows' length in tiles. */
+/* Statements with PAD as the row length of tiles: the head size, rounded up. */
 #define FOR_HEAD_SIZE(size, PAD, ...) \
     do { \
         if (size <= 32) { \

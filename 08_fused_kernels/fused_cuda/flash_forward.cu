@@ -1,12 +1,12 @@
-/* FlashAttention's forward (Dao et al. 2022, Dao 2023): a block has a tile of queries, and keys and values pass by in
- * tiles. Scores and probabilities are never anywhere but in registers. While scores are computed, values are on their
- * way to shared memory; while those are multiplied, the next keys are. */
+/* FlashAttention's forward (Dao et al. 2022, Dao 2023): a block has a tile of queries, and loops over tiles of keys and
+ * values. Scores and probabilities exist only in registers. While scores are computed, the copy of the values to shared
+ * memory is in flight; while values are multiplied, that of the next keys is. */
 #include "flash.cuh"
 
 template <typename T, int PAD> struct Forward {
     enum {
         WARPS = 4,
-        M = sizeof(T) == 4 ? 1 : 2,             /* with two, a warp uses each operand that it loads twice */
+        M = sizeof(T) == 4 ? 1 : 2,             /* with 2, a warp uses each loaded operand twice */
         QUERIES = 16 * M * WARPS,
         KEYS = Tile<T, PAD>::OTHER,
         APART = Tile<T, PAD>::APART,
@@ -15,8 +15,8 @@ template <typename T, int PAD> struct Forward {
     };
 };
 
-/* The softmax of a row whose scores come tile by tile (Milakov & Gimelshein 2018): p[0 to N - 1][2h, 2h + 1] become
- * exp(score - largest score so far). Returns what all sums under the last largest score must be multiplied with. */
+/* Adds a tile to the online softmax of one row (Milakov & Gimelshein 2018): updates max and sum, and turns the scores
+ * p[0 to N - 1][2h, 2h + 1] into exp(score - max). Returns exp(old max - max), by which older sums must be scaled. */
 template <int N> __device__ static float softmax_tile(float (&p)[N][4], int h, float &max, float &sum, float scale)
 {
     float most = max, s = 0;
@@ -24,7 +24,7 @@ template <int N> __device__ static float softmax_tile(float (&p)[N][4], int h, f
 #pragma unroll
     for (int j = 0; j < 2 * N; j++)
         most = fmaxf(most, p[j / 2][2 * h + j % 2]);
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));          /* four lanes have the row */
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));          /* the row lies in four lanes */
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
 #pragma unroll
     for (int j = 0; j < 2 * N; j++) {
@@ -32,13 +32,13 @@ template <int N> __device__ static float softmax_tile(float (&p)[N][4], int h, f
         x = power_of_two(x * scale - most * scale);
         s += x;
     }
-    const float shrink = power_of_two((max - most) * scale);    /* -Inf at the first tile: 0 */
-    sum = sum * shrink + s;                                     /* this lane's columns; the others' are added at last */
+    const float shrink = power_of_two((max - most) * scale);    /* 0 at the first tile: max is -Inf */
+    sum = sum * shrink + s;                                     /* per lane: its columns; added up at the end */
     max = most;
     return shrink;
 }
 
-/* CHUNK: out and lse hold what other keys gave, whose largest score is taken to be lse, and their sum under it 1. */
+/* CHUNK: continues from out and lse over earlier chunks of keys, as a softmax with max = lse and sum = 1. */
 template <typename T, typename O, int PAD, bool CHUNK>
 __global__ void __launch_bounds__(Forward<T, PAD>::THREADS)
 flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
@@ -48,7 +48,7 @@ flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
     T *const q = (T *)shared, *const k = q + F::QUERIES * F::APART, *const v = k + F::KEYS * F::APART;
     const Place at = place_of_block(s.heads, blocks);
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16 * F::M;          /* this warp's first row */
-    const int64_t first = (blocks - 1 - at.tile) * F::QUERIES;  /* the last ones see the most keys: they come first */
+    const int64_t first = (blocks - 1 - at.tile) * F::QUERIES;  /* tiles with the most keys first */
     const bool causal = !CHUNK || s.causal;
     const int64_t end = causal && first + F::QUERIES < s.keys ? first + F::QUERIES : s.keys;
     const T *of_q = in.q + at.batch * s.tokens * in.row + at.head * in.head;
@@ -74,16 +74,17 @@ flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
     }
     load_tile<F::QUERIES, PAD, F::THREADS>(q, of_q, in.row, first, s.tokens, s);
     load_tile<F::KEYS, PAD, F::THREADS>(k, of_k, in.row, 0, s.keys, s);
-    for (int64_t key = 0; key < end; key += F::KEYS) {          /* tiles behind the diagonal are empty */
-        const bool seen = !causal || key < first + own + 16 * F::M;     /* by this warp's last row */
+    for (int64_t key = 0; key < end; key += F::KEYS) {          /* tiles right of the diagonal are empty */
+        const bool seen = !causal || key < first + own + 16 * F::M;     /* by the last row of this warp */
         copies_done();
-        __syncthreads();                        /* keys are there, and all have done with the last values */
+        __syncthreads();                        /* keys have arrived; no thread reads the previous values any more */
         load_tile<F::KEYS, PAD, F::THREADS>(v, of_v, in.row, key, s.keys, s);
         if (seen) {
             rows_by_rows<PAD>(p, q + own * F::APART, k);
-            /* of this warp's first row: its last key; without a mask, of every row */
-            const int ahead = causal ? (int)(first + own - key) : s.keys - key < F::KEYS ? (int)(s.keys - key) - 1 : F::KEYS;
-            if (ahead < F::KEYS - 1)            /* else the tile is left of the diagonal altogether, as most are */
+            /* the last key in this tile that the warp's first row sees; without a mask, that every row sees */
+            const int ahead = causal ? (int)(first + own - key)
+                                     : s.keys - key < F::KEYS ? (int)(s.keys - key) - 1 : F::KEYS;
+            if (ahead < F::KEYS - 1)            /* otherwise the tile is fully left of the diagonal, as most are */
 #pragma unroll
                 for (int i = 0; i < F::M * F::KEYS / 2; i++) {
                     const int m = i / (F::KEYS / 2), h = i % 4 / 2, j = i % (F::KEYS / 2) / 4;
@@ -94,14 +95,14 @@ flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
             for (int i = 0; i < 2 * F::M; i++) {
                 const int m = i / 2, h = i % 2;
                 const float shrink = softmax_tile(p[m], h, max[m][h], total[m][h], s.scale * LOG2_E);
-                if (__any_sync(~0u, shrink != 1))               /* rarely, after the first tiles */
+                if (__any_sync(~0u, shrink != 1))               /* rare after the first tiles */
 #pragma unroll
                     for (int j = 0; j < PAD / 4; j++)
                         sum[m][j / 2][2 * h + j % 2] *= shrink;
             }
         }
         copies_done();
-        __syncthreads();                        /* values are there, and all have done with the keys */
+        __syncthreads();                        /* values have arrived; no thread reads the keys any more */
         if (key + F::KEYS < end)
             load_tile<F::KEYS, PAD, F::THREADS>(k, of_k, in.row, key + F::KEYS, s.keys, s);
         if (seen)

@@ -1,24 +1,23 @@
-/* A CUDA graph of what one micro-batch queues, by stream capture (CUDA C++ Programming Guide, "CUDA Graphs").
+/* A CUDA graph of one micro-batch's launches, by stream capture (CUDA C++ Programming Guide, "CUDA Graphs").
  *
- * The capture is thread-local: it refuses this thread's calls that wait or that bypass the stream, such as cudaMalloc,
- * and so finds a mistake of ours. Threads of MPI's may do as they like. No memory is allocated inside: cudaMallocAsync
- * would make nodes of the graph's own memory. cuBLAS makes none either, for its workspace is ours, and it captures the
- * values of alpha and beta, which are the host's (cuBLAS, "CUDA Graphs Support"). */
+ * The capture is thread-local: this thread's calls that wait, or that bypass the stream as cudaMalloc does, fail. So a
+ * mistake of ours shows. MPI's own threads are not restricted. Nothing is allocated during the capture: cudaMallocAsync
+ * would become a node with memory of the graph's own. cuBLAS uses our workspace, and it captures the values of alpha and
+ * beta, which are on the host (cuBLAS, "CUDA Graphs Support"). */
 #include "../../common/cuda/device_cuda.h"
 #include "../../common/error.h"
 #include "../../common/options.h"
 #include "../graph.h"
 
 static bool enabled, warm, capturing;
-static cudaGraphExec_t ready;                   /* NULL: none is yet */
+static cudaGraphExec_t ready;                   /* NULL: nothing is captured yet */
 static double scale_of_graph;
 
-/* A kernel's mistake may be heard of here too, and not tell which kernel's. */
+/* CUDA also reports errors of earlier kernels here, without their names. */
 static void check(cudaError_t error, const char *what)
 {
     if (error != cudaSuccess)
-        fail("--graph on: CUDA could not %s: %s; with --graph off each kernel is launched by itself", what,
-             cudaGetErrorString(error));
+        fail("--graph on: CUDA could not %s: %s; try --graph off", what, cudaGetErrorString(error));
 }
 
 static cudaStream_t stream(void)
@@ -31,7 +30,7 @@ void graph_enable(void)
     const char *other = options.report ? "report" : options.trace ? "trace" : options.pretend ? "pretend" : NULL;
 
     if (other)
-        fail_usage("--graph: expected off with --%s, got 'on'; it looks at each operator, and a graph's run as one",
+        fail_usage("--graph: expected off with --%s, got 'on'; which looks at each operator while it runs",
                    other);
     enabled = true;
 }
@@ -64,7 +63,7 @@ void graph_end(void)
     capturing = false;
     device_scratch_fix(false);
     if (ready)
-        check(cudaGraphExecDestroy(ready), "destroy the graph");        /* if it still runs, when it has */
+        check(cudaGraphExecDestroy(ready), "destroy the graph");        /* waits if it still runs */
     check(cudaGraphInstantiate(&ready, graph, 0), "instantiate the graph");
     check(cudaGraphDestroy(graph), "destroy the graph");
     check(cudaGraphLaunch(ready, stream()), "launch the graph");

@@ -1,17 +1,16 @@
-/* A linear and GELU as one matmul of cuBLASLt's, whose epilogue applies bias and GELU, or GELU's slope, to sums that
- * are still in registers. It has such matmuls for some sizes and places only; for others, the matmul and GELU follow
- * one another, which costs another read and write. So they do, with --autotune on, where that takes less time (llm.c
- * has the epilogue off by default, on Hopper too).
+/* A linear and GELU as one matmul of cuBLASLt, whose epilogue applies bias and GELU, or GELU's slope, to sums that are
+ * still in registers. The library has such matmuls only for some sizes and alignments. For others, the matmul and GELU
+ * run one after the other, which costs another read and write. With --autotune on they also do where that is faster
+ * (llm.c has the epilogue off by default, on Hopper as well).
  *
- * NVIDIA's documentation doesn't say which GELU it is. It is the tanh form, as in ops.h: PyTorch takes this epilogue
- * for that form alone. How tanh is computed is the library's choice, so floats don't go this way: 1e-5 would be too
- * much to ask.
+ * NVIDIA's documentation does not define this GELU. It is the tanh form, as in ops.h: PyTorch uses the epilogue for
+ * that form alone. How the library computes tanh is unknown, so fp32 does not use it: the tests ask for 1e-5.
  *
- * Nor does it say that not all GPUs have it: on some the library takes the epilogue, and then runs it as a kernel of
- * its own, which is slower than ours. In bf16 that is so before Hopper (github.com/karpathy/llm.c, pull requests 338,
- * 591 and 653: RTX 4090, where H100 fuses and fp16 is fused too) and on sm_120 (github.com/sgl-project/sglang, pull
- * request 34350: RTX 5090, 296 us with it, 236 without, but faster on H100 and H200; 28168: faster on B200, sm_100). Of
- * GPUs before sm_80 nobody says anything. */
+ * Nor does the documentation tell that not all GPUs have it. On some, the library accepts the epilogue but runs it as a
+ * separate kernel, slower than ours. In bf16 that is so before Hopper (github.com/karpathy/llm.c, pull requests 338,
+ * 591 and 653: RTX 4090; H100 fuses, and so does the 4090 in fp16) and on sm_120 (github.com/sgl-project/sglang, pull
+ * request 34350: RTX 5090, 296 us with it, 236 without, but faster on H100 and H200; 28168: faster on B200, sm_100).
+ * For GPUs before sm_80 there are no reports. */
 #include "../../common/cuda/device_cuda.h"
 #include "../../common/cuda/cublas.cuh"
 #include "../../common/cuda/kernel.cuh"
@@ -22,9 +21,9 @@ const char *linear_gelu_unfused(DType dtype)
     const int major = device_capability() / 10;
 
     if (dtype == F32)
-        return "cuBLASLt's tanh is not exact enough for floats";
+        return "the tanh of cuBLASLt is not accurate enough for fp32";
     if (major < 8 || major > 10 || (dtype == BF16 && major == 8))
-        return "on this GPU cuBLASLt is not known to be faster with it";
+        return "fusing it with cuBLASLt is not known to be faster on this GPU";
     return NULL;
 }
 

@@ -1,8 +1,8 @@
-/* Fused operators of which every row is one block's: residual and LayerNorm, the loss and its gradient. */
+/* Fused operators with one block per row: residual and LayerNorm, the loss and its gradient. */
 #include "../../common/cuda/kernel.cuh"
 #include "../fused.h"
 
-/* Rows of float in shared memory: each thread's own columns, so that no thread waits for another. */
+/* Bytes of a row of float in shared memory. Each thread reads only the columns that it wrote: no barrier. */
 static const int64_t MOST_SHARED = 48 << 10;
 
 /* ---- residual and LayerNorm ---- */
@@ -56,7 +56,7 @@ void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Ten
     const bool can = width * dtype_size(x.dtype) % 16 == 0 && aligned(sum) && aligned(out) && aligned(x)
                      && aligned(branch) && aligned(branch_bias) && aligned(weight) && aligned(bias);
 
-    if (bytes > MOST_SHARED) {                  /* too wide for one block's memory */
+    if (bytes > MOST_SHARED) {                  /* a row does not fit a block's shared memory */
         residual_forward_kernel(sum, x, branch, branch_bias);
         layernorm_forward_kernel(out, stats, sum, weight, bias);
         return;
@@ -75,8 +75,8 @@ void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tens
 
 /* ---- cross-entropy ---- */
 
-/* Once over the row for its largest logit and the sum of exp(logit - largest), together: a sum under a smaller largest
- * one is multiplied with exp of the difference, in a thread and between them. Once more for the gradient, in place. */
+/* Reads each row twice: first for its largest logit and, by online softmax within and between threads, the sum of
+ * exp(logit - largest); then for the gradient, in place. */
 template <typename T>
 __global__ void cross_entropy_both_rows(double *losses, T *logits, const int32_t *targets, int64_t rows, int64_t width,
                                         float gradient_scale)
@@ -92,28 +92,28 @@ __global__ void cross_entropy_both_rows(double *losses, T *logits, const int32_t
             load_ragged(v, row, j, width, -INFINITY);
             for (int k = 0; k < N; k++)
                 most = fmaxf(most, v[k]);
-            if (most > max)                     /* at first sum is 0, and exp(-Inf) too */
+            if (most > max)                     /* at first sum and exp(-Inf) are 0 */
                 sum *= expf(max - most);
             max = most;
-            for (int k = 0; k < N; k++)         /* while all are -Inf, they count nothing, and NaN stays NaN */
+            for (int k = 0; k < N; k++)         /* while all are -Inf they add 0; NaN stays NaN */
                 sum += expf(v[k] - (max == -INFINITY ? 0 : max));
         }
         const float largest = block_max(max);
         sum = block_sum(max == -INFINITY ? sum : sum * expf(max - largest));
         if (threadIdx.x == 0)
             losses[i] = (double)largest - (target < 0 ? 0 : number(row[target])) + logf(sum);
-        __syncthreads();                        /* the target's logit is read */
-        const float share = gradient_scale / sum;
+        __syncthreads();                        /* the target's logit has been read */
+        const float factor = gradient_scale / sum;
         EACH_RAGGED(j, N, row, width) {
             load_ragged(v, row, j, width, -INFINITY);
             for (int k = 0; k < N; k++)
-                v[k] = share * expf(v[k] - largest) - (j + k == target ? gradient_scale : 0);
+                v[k] = factor * expf(v[k] - largest) - (j + k == target ? gradient_scale : 0);
             store_ragged(row, v, j, width);
         }
     }
 }
 
-/* One block, as in cross_entropy_forward: the loss is one sum, in double, in a fixed order. */
+/* One block, as in cross_entropy_forward: adds the rows' losses in double, in a fixed order. */
 __global__ void cross_entropy_both_total(double *loss, const double *losses, int64_t rows, double scale)
 {
     double total = 0;

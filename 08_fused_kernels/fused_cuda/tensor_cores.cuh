@@ -1,12 +1,12 @@
-/* What C++ has no words for: a warp's products on tensor cores, how it loads their operands, copies to shared memory
- * that nobody waits for until they are needed, and 2^x in one instruction. Layouts are those of the PTX manual.
+/* PTX instructions that C++ cannot express: a warp's products on tensor cores, loads of their operands, asynchronous
+ * copies to shared memory, and 2^x. Layouts are those of the PTX manual.
  *
- * A fragment is a small matrix of which each lane holds some numbers. With g = lane / 4 and t = lane % 4:
+ * A fragment is a small matrix, of which each lane holds some elements. With g = lane / 4 and t = lane % 4:
  *   left operand, 16 x 16:   registers 0 to 3 are (row g, columns 2t, 2t + 1), the same 8 rows below, 8 columns to the
  *                            right, and both;
  *   right operand, 16 x 8:   (rows 2t, 2t + 1, column g), and 8 rows below;
  *   sum, 16 x 8, float:      (row g, columns 2t, 2t + 1), and 8 rows below.
- * So where the columns of a sum become those of a left operand, a lane has already what it needs: it only rounds. */
+ * So where a sum becomes a left operand, each lane already has the elements it needs, and only rounds them. */
 #ifndef TENSOR_CORES_CUH
 #define TENSOR_CORES_CUH
 
@@ -20,8 +20,8 @@ __device__ inline uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Four 8 x 8 matrices of 2-byte numbers: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes at a multiple
- * of 16. Of each matrix a lane gets (row g, columns 2t, 2t + 1); transposed: (rows 2t, 2t + 1, column g). */
+/* Loads four 8 x 8 matrices of 2-byte elements. Lane l passes the address of row l % 8 of matrix l / 8: 16 bytes, at a
+ * multiple of 16. Of each matrix a lane gets (row g, columns 2t, 2t + 1); transposed: (rows 2t, 2t + 1, column g). */
 __device__ inline void load_matrices(uint32_t (&m)[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -34,8 +34,8 @@ __device__ inline void load_matrices_transposed(uint32_t (&m)[4], const void *ro
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
 }
 
-/* sum += a times b, of numbers of type T. bf16 has tensor cores from sm_80 on (device_supports tells programs); before,
- * fp16 has them for half as many columns of a at a time. */
+/* sum += a times b, elements of type T. Tensor cores take bf16 from sm_80 on (device_supports tells programs). Before,
+ * they take fp16, half as many columns of a per instruction. */
 template <typename T>
 __device__ inline void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -60,7 +60,7 @@ __device__ inline void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uin
 #endif
 }
 
-/* Two numbers, rounded, as they lie in memory: the first in the lower half. */
+/* Two rounded numbers as they lie in memory: x in the lower half. */
 template <typename T> __device__ inline uint32_t pair(float x, float y)
 {
     union {
@@ -76,9 +76,9 @@ template <typename T> __device__ inline uint32_t pair(float x, float y)
     return p.bits;
 }
 
-/* Begins to copy 16, or 4, bytes to shared memory, or to write zeros there. They are there after copies_done, for the
- * thread that has asked for them; for the others, after the barrier behind it. Before sm_80: at once. To wait for some
- * of them only: copies_end closes a group, and copies_wait<N> waits for all groups but the last N. */
+/* Starts copying 16 or 4 bytes to shared memory, or zeros if not `there`. The copy has arrived after copies_done for
+ * the thread that started it, and after the next barrier for the others. Before sm_80 it is synchronous. To wait for
+ * some copies only: copies_end closes a group, copies_wait<N> waits for all groups but the last N. */
 template <int BYTES> __device__ inline void begin_copy(void *to, const void *from, bool there)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -117,7 +117,7 @@ template <int N> __device__ inline void copies_wait(void)
 #endif
 }
 
-/* Within 2 units in the last place; results too small for a normal number are 0, as is that of -Inf. */
+/* 2^x, within 2 units in the last place. Results too small for a normal number are 0, and so is 2^-Inf. */
 __device__ inline float power_of_two(float x)
 {
     float y;

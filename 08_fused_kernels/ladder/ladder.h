@@ -1,6 +1,5 @@
-/* What the ladders of the CPU and of CUDA share, and what is no part of the lesson: options, matrices, checks, the
- * table. Included by each of the two programs once; plain enough for C and for C++.
- */
+/* Common code of ladder_cpu.c and ladder_cuda.cu, none of which is part of the lesson: options, matrices, checks, the
+ * table. Valid C and C++. */
 #ifndef LADDER_H
 #define LADDER_H
 
@@ -20,11 +19,11 @@ enum { LADDER_MOST = 9, LADDER_TIMES = 200 };
 
 typedef struct {
     int m, n, k;                            /* C (m, n) = A (m, k) B (k, n) */
-    int threads;                            /* of the CPU; 0: all */
-    int copy;                               /* MB copied to measure the memory's bandwidth; 0: don't */
-    double seconds;                         /* to spend on each rung */
-    int count;                              /* rungs are 1 ... count */
-    bool rung[LADDER_MOST + 1];             /* which of them are wanted */
+    int threads;                            /* CPU threads; 0: all cores */
+    int copy;                               /* MB to copy to measure memory bandwidth; 0: none */
+    double seconds;                         /* to spend on timing each rung */
+    int count;                              /* rungs are numbered 1 to count */
+    bool rung[LADDER_MOST + 1];             /* the rungs to run */
     bool tera;                              /* rates in TFLOP/s, not GFLOP/s */
 } Ladder;
 
@@ -38,7 +37,7 @@ static inline long ladder_number(const char *text, const char **end, const char 
     errno = 0;
     const long x = strtol(text, &after, 10);
     if (after == text || errno || x < least || x > most || *text < '0' || *text > '9')
-        fail_usage("--%s %s: numbers from %ld to %ld are possible there", option, all, least, most);
+        fail_usage("--%s: expected integers from %ld to %ld, got '%s'", option, least, most, all);
     *end = after;
     return x;
 }
@@ -53,11 +52,11 @@ static inline void ladder_size(Ladder *l, const char *text)
     if (*at == 'x') {
         l->n = ladder_number(at + 1, &at, "size", text, 1, MOST);
         if (*at != 'x')
-            fail_usage("--size %s: one number, or three as in 100x37x129 (m x n x k)", text);
+            fail_usage("--size: expected one number, or three such as 100x37x129 (m x n x k), got '%s'", text);
         l->k = ladder_number(at + 1, &at, "size", text, 1, MOST);
     }
     if (*at)
-        fail_usage("--size %s: one number, or three as in 100x37x129 (m x n x k)", text);
+        fail_usage("--size: expected one number, or three such as 100x37x129 (m x n x k), got '%s'", text);
 }
 
 /* "4", "1,3" or "3-6,1". */
@@ -70,7 +69,7 @@ static inline void ladder_rungs(Ladder *l, const char *text)
         for (long i = first; i <= last; i++)
             l->rung[i] = true;
         if (last < first || (*at && *at != ','))
-            fail_usage("--rungs %s: a list of numbers and ranges, as 1,3-5", text);
+            fail_usage("--rungs: expected a list of numbers and ranges such as 1,3-5, got '%s'", text);
         if (!*at)
             break;
     }
@@ -92,46 +91,46 @@ static inline error_t ladder_option(int key, char *text, struct argp_state *stat
     case 't':
         l->threads = ladder_number(text, &end, "threads", text, 1, 1024);
         if (*end)
-            fail_usage("--threads %s: one number", text);
+            fail_usage("--threads: expected an integer from 1 to 1024, got '%s'", text);
         return 0;
     case 'c':
         l->copy = ladder_number(text, &end, "copy", text, 0, 1 << 17);
         if (*end)
-            fail_usage("--copy %s: one number", text);
+            fail_usage("--copy: expected an integer from 0 to 131072, got '%s'", text);
         return 0;
     case 'x':
         l->seconds = strtod(text, &after);
         if (after == text || *after || !(l->seconds >= 0 && l->seconds <= 3600))
-            fail_usage("--seconds %s: a number from 0 to 3600", text);
+            fail_usage("--seconds: expected a number from 0 to 3600, got '%s'", text);
         return 0;
     case ARGP_KEY_ARG:
-        fail_usage("\"%s\" is not an option: they all begin with --, as --help shows", text);
+        fail_usage("\"%s\" is not an option: options begin with --; see --help", text);
     default:
         return ARGP_ERR_UNKNOWN;
     }
 }
 
-/* l holds the defaults and the number of rungs. */
+/* Parses the command line into l, which holds the defaults and the number of rungs. */
 static inline void ladder_options(Ladder *l, bool cpu, const char *summary, int argc, char **argv)
 {
     struct argp_option list[] = {
         {"size", 's', "N|MxNxK", 0, "C (m, n) = A (m, k) B (k, n); one number for all three", 0},
-        {"rungs", 'r', "LIST", 0, "which rungs: 1,3-5 (default: all)", 0},
-        {"seconds", 'x', "X", 0, "to spend on timing each rung (default: 1); 0: one run each", 0},
-        {"copy", 'c', "MB", 0, "copied to measure the memory's bandwidth: several times the last cache; 0: don't", 0},
-        {"threads", 't', "N", 0, "of rung 6 (default: all cores)", 0},
+        {"rungs", 'r', "LIST", 0, "rungs to run, such as 1,3-5 (default: all)", 0},
+        {"seconds", 'x', "X", 0, "time to spend on each rung (default: 1); 0: one run each", 0},
+        {"copy", 'c', "MB", 0, "copied to measure memory bandwidth: use several times the last cache; 0: none", 0},
+        {"threads", 't', "N", 0, "threads of rung 6 (default: all cores)", 0},
         {NULL, 0, NULL, 0, NULL, 0},
     };
     if (!cpu)
-        memset(&list[4], 0, sizeof list[4]);        /* the list ends there */
+        memset(&list[4], 0, sizeof list[4]);        /* --threads is the CPU's: the list ends before it */
     const struct argp parser = {list, ladder_option, NULL, summary, NULL, NULL, NULL};
     static char name[] = "ladder";
 
-    error_speaker(name);
+    error_set_program(name);
     argp_err_exit_status = 2;
     for (int i = 1; i <= l->count; i++)
         l->rung[i] = true;
-    argv[0] = name;                         /* argp's own messages begin with it */
+    argv[0] = name;                         /* argp's messages begin with it */
     argp_parse(&parser, argc, argv, 0, NULL, l);
 }
 
@@ -142,11 +141,11 @@ static inline float *ladder_matrix(int64_t rows, int64_t columns)
     float *x = (float *)aligned_alloc(64, (rows * columns * sizeof *x + 63) / 64 * 64);
 
     if (!x)
-        fail("no memory for a matrix of %lld x %lld; try a smaller --size", (long long)rows, (long long)columns);
+        fail("not enough memory for %lld x %lld floats; try a smaller --size", (long long)rows, (long long)columns);
     return x;
 }
 
-/* The same numbers from -1 to 1 for the same seed: a linear congruential generator's upper bits (Knuth's constants). */
+/* Fills x with numbers from -1 to 1 that seed determines: upper bits of an LCG with Knuth's constants. */
 static inline void ladder_fill(float *x, int64_t count, uint64_t seed)
 {
     uint64_t state = seed;
@@ -157,14 +156,14 @@ static inline void ladder_fill(float *x, int64_t count, uint64_t seed)
     }
 }
 
-/* The Euclidean norms of `count` rows or columns of `length` elements that lie `step` apart, `next` from one to the
- * next. The caller frees them. */
+/* Returns the Euclidean norms of `count` rows or columns of `length` elements. Strides: `step` from element to element,
+ * `next` from one row or column to the next. The caller frees the norms. */
 static inline double *ladder_norms(const float *x, int count, int length, int64_t next, int64_t step)
 {
     double *norms = (double *)malloc(count * sizeof *norms);
 
     if (!norms)
-        fail("no memory for %d norms", count);
+        fail("not enough memory for %d norms; try a smaller --size", count);
     for (int i = 0; i < count; i++) {
         double square = 0;
         for (int p = 0; p < length; p++)
@@ -174,9 +173,9 @@ static inline double *ladder_norms(const float *x, int count, int length, int64_
     return norms;
 }
 
-/* How far a rung's product is from the library's: the largest |c - want| / (|row of A| |column of B|). What it is
- * divided by bounds the sum of |a b| behind that element (Cauchy-Schwarz), and rounding is a part of that sum. NaN if
- * any element is one. `worst`: the index of the element. */
+/* Returns the error of a rung's product against the library's: the largest |c - want| / (|row of A| |column of B|). The
+ * denominator bounds the element's sum of |a b| (Cauchy-Schwarz), to which rounding errors are proportional. NaN if any
+ * element is NaN. `worst`: the index of that element. */
 static inline double ladder_error(const float *c, const float *want, int m, int n, const double *row,
                                   const double *column, int64_t *worst)
 {
@@ -196,8 +195,8 @@ static inline double ladder_error(const float *c, const float *want, int m, int 
     return most;
 }
 
-/* What sums of k products in another order may differ by. One that lacks a product differs by about 0.75 / k: 200 times
- * as much at k = 1024, and still 8 times as much at k = 8192. */
+/* Returns the largest error that another order of k additions explains. A sum without one of its products has an error
+ * of about 0.75 / k: 200 times as much at k = 1024, and still 8 times as much at k = 8192. */
 static inline double ladder_allowed(int k)
 {
     return FLT_EPSILON * fmax(4, sqrt(k));
@@ -232,7 +231,7 @@ static inline void ladder_head(const Ladder *l, const char *library)
            "the idea");
 }
 
-/* number 0: none, a line of the library's. part, times, error: negative where there is nothing to say. */
+/* Prints a row. number 0: a row of the library, without a number. part, times, error: negative prints "-". */
 static inline void ladder_row(const Ladder *l, int number, const char *name, double rate, double part, double times,
                               double error, const char *idea)
 {
@@ -251,15 +250,16 @@ static inline void ladder_row(const Ladder *l, int number, const char *name, dou
     fflush(stdout);
 }
 
-/* The roofline (Williams, Waterman, Patterson 2009): a program that does F FLOPs for each byte from memory reaches at
- * most min(rate, F * bandwidth). Where the two meet is the ridge. */
+/* Prints the roofline (Williams, Waterman, Patterson 2009): with x FLOPs per byte from memory, a program reaches at
+ * most min(rate, x * bandwidth) FLOP/s. The two are equal at the ridge. */
 static inline void ladder_roofline(const Ladder *l, const char *what, double rate, double bandwidth, int bytes)
 {
     const double all = ((double)l->m * l->k + (double)l->k * l->n) * bytes + 4.0 * l->m * l->n;
 
     if (bandwidth > 0)
-        printf("\nroofline: %s does %.0f GFLOP/s, memory copies at %.1f GB/s, the ridge is at %.1f FLOP a byte\n"
-               "this product: %.4g FLOP a byte if A, B, C cross once; %.2g if each multiplication fetches its two\n",
+        printf("\nroofline: %s does %.0f GFLOP/s, memory copies at %.1f GB/s, the ridge is at %.1f FLOPs per byte\n"
+               "this product: %.4g FLOPs per byte if A, B and C are moved once; "
+               "%.2g if each multiplication loads its two factors\n",
                what, rate / 1e9, bandwidth / 1e9, rate / bandwidth, ladder_flops(l) / all, 1.0 / bytes);
 }
 

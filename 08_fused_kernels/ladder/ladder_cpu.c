@@ -1,6 +1,5 @@
-/* The matmul ladder of the CPU: C (m, n) = A (m, k) B (k, n), float, row-major, seven times. Each rung is the one
- * before with one idea more, and the table says what the idea gained. ladder_cuda.cu climbs the same ladder on a GPU.
- */
+/* The matmul ladder on the CPU: C (m, n) = A (m, k) B (k, n), float, row-major, in seven ways. Each rung adds one idea
+ * to the rung before, and the table shows what the idea gained. ladder_cuda.cu is the same ladder on a GPU. */
 #include <cblas.h>
 #include <omp.h>
 
@@ -15,8 +14,8 @@ static inline int least(int a, int b)
 /* ---- 1. Naive ---- */
 
 /* The definition, element by element. Each sum is a chain: an addition waits for the one before (4 cycles), and the
- * compiler may not break it up, because that would round differently. B is read down its columns: of every cache line
- * that comes from memory (16 floats) one is used, and by the time the next one is wanted the line is gone. */
+ * compiler may not split the chain, because that would round differently. B is read down its columns. Of every cache
+ * line (16 floats) one float is used, and the line is evicted before the next one is read. */
 static void naive(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
 {
     for (int i = 0; i < m; i++)
@@ -30,8 +29,8 @@ static void naive(int m, int n, int k, const float *restrict a, const float *res
 
 /* ---- 2. Loop order ---- */
 
-/* The same three loops, the inner two exchanged: a row of C is a sum of rows of B. B and C are now read along their
- * rows, whole cache lines at a time, and the inner loop's steps don't depend on each other: it becomes vector code. */
+/* Rung 1 with the inner two loops exchanged: a row of C is a sum of rows of B. B and C are read along their rows, full
+ * cache lines at a time. The inner loop's steps are independent, so the compiler vectorizes it. */
 static void loop_order(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
 {
     memset(c, 0, (size_t)m * n * sizeof *c);
@@ -43,7 +42,7 @@ static void loop_order(int m, int n, int k, const float *restrict a, const float
 
 /* ---- 3. Tiles that fit the cache ---- */
 
-/* Adds to rows [i0, i1) and columns [j0, j1) of C what the steps [p0, p1) of k give. */
+/* Adds the products of k in [p0, p1) to rows [i0, i1) and columns [j0, j1) of C. */
 static void add_tile(int i0, int i1, int j0, int j1, int p0, int p1, int n, int k, const float *restrict a,
                      const float *restrict b, float *restrict c)
 {
@@ -53,8 +52,8 @@ static void add_tile(int i0, int i1, int j0, int j1, int p0, int p1, int n, int 
                 c[(size_t)i * n + j] += a[(size_t)i * k + p] * b[(size_t)p * n + j];
 }
 
-/* Rung 2 reads all of B for every row of C, from wherever B fits. Cut into tiles of 32 x 256 floats (32 KB, inside the
- * first cache) it is fetched once and then used for all m rows. */
+/* Rung 2 reads all of B for every row of C, from the smallest memory that holds B. A tile of 32 x 256 floats (32 KB)
+ * fits L1: it is loaded once and then used for all m rows. */
 static void tiles(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
 {
     enum { DEPTH = 32, WIDTH = 256 };
@@ -67,8 +66,8 @@ static void tiles(int m, int n, int k, const float *restrict a, const float *res
 
 /* ---- 4. Registers ---- */
 
-/* A vector register's floats, and how many rows of C a kernel keeps in registers: ROWS x 2 vectors of sums, 2 of B and
- * one of A must not exceed the 32 (AVX-512, NEON) or 16 (AVX2) that there are. */
+/* LANES: floats per vector register. ROWS: rows of C that the kernel has in registers. ROWS x 2 vectors of sums, 2 of B
+ * and one of A must fit the 32 registers of AVX-512 and NEON, or the 16 of AVX2. */
 #if defined __AVX512F__
 enum { LANES = 16, ROWS = 12 };
 #elif defined __AVX__
@@ -80,12 +79,12 @@ enum { LANES = 4, ROWS = 6 };
 #endif
 enum { COLUMNS = 2 * LANES };
 
-/* Wherever a float may lie. The compiler knows +, * and broadcasts of these, for any machine. */
+/* A vector at any address of a float. The compiler has +, * and broadcasts of this type on every machine. */
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-/* C (ROWS x COLUMNS) += A (ROWS x k) B (k x COLUMNS), all sums in registers from the first step of k to the last. For
- * each step ROWS + COLUMNS floats are loaded and ROWS * COLUMNS multiplications done with them; rung 3 loads two
- * floats and stores one for each multiplication. Element (i, p) of A is a[i * a_row + p * a_column]. */
+/* C (ROWS x COLUMNS) += A (ROWS x k) B (k x COLUMNS), with all sums in registers from the first step of k to the last.
+ * Each step loads ROWS + COLUMNS floats for ROWS * COLUMNS multiplications; rung 3 loads two floats and stores one for
+ * each multiplication. Element (i, p) of A is a[i * a_row + p * a_column]. */
 static inline __attribute__((always_inline)) void kernel(int k, const float *a, size_t a_row, size_t a_column,
                                                          const float *b, size_t b_row, float *c, size_t c_row)
 {
@@ -106,33 +105,33 @@ static inline __attribute__((always_inline)) void kernel(int k, const float *a, 
     }
 }
 
-/* All of C but its ragged edges, in blocks of ROWS x COLUMNS; the edges as in rung 3. */
+/* Computes C in blocks of ROWS x COLUMNS, and its ragged edges as in rung 3. */
 static void registers(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
 {
     enum { DEPTH = 256 };
-    const int whole_m = m / ROWS * ROWS, whole_n = n / COLUMNS * COLUMNS;
+    const int full_m = m / ROWS * ROWS, full_n = n / COLUMNS * COLUMNS;
 
     memset(c, 0, (size_t)m * n * sizeof *c);
     for (int p = 0; p < k; p += DEPTH) {
         const int end = least(p + DEPTH, k);
-        for (int j = 0; j < whole_n; j += COLUMNS)
-            for (int i = 0; i < whole_m; i += ROWS)
+        for (int j = 0; j < full_n; j += COLUMNS)
+            for (int i = 0; i < full_m; i += ROWS)
                 kernel(end - p, a + (size_t)i * k + p, k, 1, b + (size_t)p * n + j, n, c + (size_t)i * n + j, n);
-        add_tile(0, whole_m, whole_n, n, p, end, n, k, a, b, c);
-        add_tile(whole_m, m, 0, n, p, end, n, k, a, b, c);
+        add_tile(0, full_m, full_n, n, p, end, n, k, a, b, c);
+        add_tile(full_m, m, 0, n, p, end, n, k, a, b, c);
     }
 }
 
 /* ---- 5. Packing ---- */
 
-/* The kernel of rung 4 reads 256 rows of B that lie n floats apart. Each is on a page of its own, which the processor
- * must look up, and if n is a power of two they all want the same few places of the first cache and drive each other
- * out. So what the kernel will read is copied once into the order in which it will be read, and then used many times.
- * The sizes follow the caches (Goto, van de Geijn 2008): a strip of B (DEPTH x COLUMNS) stays in the first, a block
- * of A (HEIGHT x DEPTH) in the second, a panel of B (DEPTH x WIDTH) in the last. */
+/* The kernel of rung 4 reads 256 rows of B that lie n floats apart. Each is on its own page, which the processor must
+ * look up. If n is a power of two, all rows map to the same few sets of L1 and evict each other. So rung 5 copies what
+ * the kernel will read, once, into the order in which it will be read. The sizes follow the caches (Goto, van de Geijn
+ * 2008): a strip of B (DEPTH x COLUMNS) stays in L1, a block of A (HEIGHT x DEPTH) in L2, a panel of B (DEPTH x WIDTH)
+ * in the last cache. */
 enum { DEPTH = 256, HEIGHT = 16 * ROWS, WIDTH = 1024 };
 
-/* Strips of ROWS rows, one after the other; in a strip, column by column. Missing rows are zeros. */
+/* Packs strips of ROWS rows, one after the other; each strip column by column. Missing rows are zeros. */
 static void pack_a(float *restrict to, const float *restrict a, int rows, int depth, size_t a_row)
 {
     for (int i = 0; i < rows; i += ROWS)
@@ -141,7 +140,7 @@ static void pack_a(float *restrict to, const float *restrict a, int rows, int de
                 *to++ = r < rows ? a[r * a_row + p] : 0;
 }
 
-/* One strip of COLUMNS columns, row by row; missing columns are zeros. */
+/* Packs one strip of COLUMNS columns, row by row. Missing columns are zeros. */
 static void pack_b(float *restrict to, const float *restrict b, int columns, int depth, size_t b_row)
 {
     for (int p = 0; p < depth; p++, b += b_row)
@@ -149,8 +148,8 @@ static void pack_b(float *restrict to, const float *restrict b, int columns, int
             *to++ = j < columns ? b[j] : 0;
 }
 
-/* A block of C += a packed block of A times a packed panel of B. With zeros beyond the edges the kernel always has
- * whole blocks to work on; at an edge it works on a block aside, of which what exists is added. */
+/* A block of C += a packed block of A times a packed panel of B. With zeros beyond the edges, the kernel always
+ * computes full blocks: at an edge into a buffer, of which the existing part is added to C. */
 static void multiply_packed(const float *a, const float *b, int rows, int columns, int depth, float *c, size_t c_row)
 {
     for (int j = 0; j < columns; j += COLUMNS)
@@ -161,17 +160,17 @@ static void multiply_packed(const float *a, const float *b, int rows, int column
                 kernel(depth, strip_a, 1, ROWS, strip_b, COLUMNS, to, c_row);
                 continue;
             }
-            float aside[ROWS * COLUMNS] = {0};
-            kernel(depth, strip_a, 1, ROWS, strip_b, COLUMNS, aside, COLUMNS);
+            float edge[ROWS * COLUMNS] = {0};
+            kernel(depth, strip_a, 1, ROWS, strip_b, COLUMNS, edge, COLUMNS);
             for (int r = 0; r < least(ROWS, rows - i); r++)
                 for (int s = 0; s < least(COLUMNS, columns - j); s++)
-                    to[r * c_row + s] += aside[r * COLUMNS + s];
+                    to[r * c_row + s] += edge[r * COLUMNS + s];
         }
 }
 
-/* What one of `threads` threads does of it: its share of the rows of C. The panel of B is for all: each packs some of
- * its strips; nobody reads it before all are packed, or packs the next one before all have read. */
-static void multiply_share(int thread, int threads, int m, int n, int k, const float *a, const float *b, float *c)
+/* Computes the rows of C of one of `threads` threads. The threads share the panel of B, and each packs some of its
+ * strips. Barriers: no thread reads the panel before all have packed, or packs the next one before all have read. */
+static void multiply_rows(int thread, int threads, int m, int n, int k, const float *a, const float *b, float *c)
 {
     static _Alignas(64) float panel[DEPTH * WIDTH];
     _Alignas(64) float block[HEIGHT * DEPTH];
@@ -197,21 +196,21 @@ static void multiply_share(int thread, int threads, int m, int n, int k, const f
 
 static void packed(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
 {
-    multiply_share(0, 1, m, n, k, a, b, c);
+    multiply_rows(0, 1, m, n, k, a, b, c);
 }
 
 /* ---- 6. Threads ---- */
 
-/* All cores. They share the last cache, and so the panel of B that lies there. */
+/* Rung 5 on all cores. They share the last cache, and so the panel of B in it. */
 static void threads(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
 {
 #pragma omp parallel
-    multiply_share(omp_get_thread_num(), omp_get_num_threads(), m, n, k, a, b, c);
+    multiply_rows(omp_get_thread_num(), omp_get_num_threads(), m, n, k, a, b, c);
 }
 
 /* ---- 7. The library ---- */
 
-/* The same scheme, its kernel written in assembly for each processor, with prefetches, and sizes measured for it. */
+/* The scheme of rung 6, with a kernel in assembly for each processor, prefetches, and sizes tuned by measurement. */
 static void openblas(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
 {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, n, k, 1, a, k, b, n, 0, c, n);
@@ -231,29 +230,29 @@ typedef struct {
 enum { RUNGS = 7 };
 static const Rung rungs[RUNGS + 1] = {
     [1] = {"naive", naive, false, "row of A times column of B, element by element"},
-    [2] = {"loop order", loop_order, false, "the inner loop goes along rows of B and C: whole cache lines, vectors"},
-    [3] = {"tiles", tiles, false, "a tile of B stays in the first cache and is used for every row"},
+    [2] = {"loop order", loop_order, false, "the inner loop runs along rows of B and C: full cache lines, vectors"},
+    [3] = {"tiles", tiles, false, "a tile of B stays in L1 and is used for every row of C"},
     [4] = {"registers", registers, false, "a block of C stays in registers for 256 steps of k"},
-    [5] = {"packing", packed, false, "A and B copied into the order in which they will be read"},
-    [6] = {"threads", threads, true, "the rows of C divided over the cores"},
-    [7] = {"OpenBLAS", openblas, false, "one thread: what rungs 1 to 5 are compared with"},
+    [5] = {"packing", packed, false, "A and B are copied into the order in which they are read"},
+    [6] = {"threads", threads, true, "the rows of C are split over the cores"},
+    [7] = {"OpenBLAS", openblas, false, "one thread: the reference of rungs 1 to 5"},
 };
-static const Rung openblas_threads = {"OpenBLAS", openblas, true, "all threads: what rung 6 is compared with"};
+static const Rung openblas_threads = {"OpenBLAS", openblas, true, "all threads: the reference of rung 6"};
 
 typedef struct {
-    double seconds, library;                /* of a run, and of OpenBLAS's on as many threads: medians */
+    double seconds, library;                /* per run, and per run of OpenBLAS on as many threads: medians */
 } Times;
 
 static double run_once(const Ladder *l, const Rung *r, const float *a, const float *b, float *c)
 {
-    omp_set_num_threads(r->threaded ? l->threads : 1);      /* OpenBLAS's OpenMP build follows */
+    omp_set_num_threads(r->threaded ? l->threads : 1);      /* OpenBLAS's OpenMP build obeys */
     const double begin = clock_seconds();
     r->product(l->m, l->n, l->k, a, b, c);
     return clock_seconds() - begin;
 }
 
-/* A rung's runs and OpenBLAS's take turns: machines change their pace, and neighbours in time have the same. c has been
- * computed once, in `first` seconds, so caches and pages are warm; where that took long, that one must do. */
+/* Times a rung and OpenBLAS in alternating runs: a machine's speed changes, but hardly between neighbours in time. c
+ * has been computed once, in `first` seconds, so caches and pages are warm; if that took long, it is the only run. */
 static Times measure(const Ladder *l, const Rung *r, const float *a, const float *b, float *c, float *spare,
                      double first)
 {
@@ -272,7 +271,7 @@ static Times measure(const Ladder *l, const Rung *r, const float *a, const float
     return (Times){ladder_median(rung, count), ladder_median(other, count)};
 }
 
-/* Bytes read and written a second by all threads, each copying its part; the best of a few. */
+/* Returns the bytes read and written per second when all threads copy; the best of five trials. */
 static double copy_bandwidth(const Ladder *l)
 {
     const int64_t bytes = (int64_t)l->copy * 500000 / 64 * 64;      /* half of them are read, half written */
@@ -280,7 +279,7 @@ static double copy_bandwidth(const Ladder *l)
     double best = 0;
 
     if (!from || !to)
-        fail("no memory for copying %d MB; try a smaller --copy", l->copy);
+        fail("not enough memory for copying %d MB; try a smaller --copy", l->copy);
     omp_set_num_threads(l->threads);
     for (int trial = 0; trial < 6; trial++) {
         const double begin = clock_seconds();
@@ -288,7 +287,7 @@ static double copy_bandwidth(const Ladder *l)
         {
             const int64_t t = omp_get_thread_num(), of = omp_get_num_threads();
             const int64_t at = bytes * t / of, end = bytes * (t + 1) / of;
-            if (trial == 0) {                       /* each thread's pages come where it runs */
+            if (trial == 0) {                       /* first touch: pages lie near the thread that copies them */
                 memset(from + at, 1, end - at);
                 memset(to + at, 2, end - at);
             }
@@ -306,7 +305,7 @@ int main(int argc, char **argv)
 {
     Ladder l = {.m = 1024, .n = 1024, .k = 1024, .copy = 1000, .seconds = 1, .count = RUNGS};
 
-    ladder_options(&l, true, "Multiplies matrices in seven ways, each with one idea more, and says what each gained.",
+    ladder_options(&l, true, "Multiplies matrices in seven ways, each with one more idea, and prints what each gained.",
                    argc, argv);
     device_prepare(argv);
     device_init(0, 1, l.threads);
@@ -321,7 +320,7 @@ int main(int argc, char **argv)
     printf("C (%d, %d) = A (%d, %d) B (%d, %d) in float; %s, vectors of %d floats\n\n", l.m, l.n, l.m, l.k, l.k, l.n,
            device_name(), LANES);
     ladder_head(&l, "OpenBLAS");
-    double before = -1, rate = 0;           /* FLOP/s of the rung before; of OpenBLAS on all threads */
+    double before = -1, rate = 0;           /* FLOP/s: of the rung before; of OpenBLAS on all threads */
     for (int i = 1; i <= RUNGS; i++) {
         const Rung *r = &rungs[i];
         int64_t at = 0;
@@ -329,10 +328,10 @@ int main(int argc, char **argv)
             before = -1;
             continue;
         }
-        memset(c, 0xff, (size_t)l.m * l.n * sizeof *c);     /* NaN: what a rung forgets to write is found */
+        memset(c, 0xff, (size_t)l.m * l.n * sizeof *c);     /* NaN: shows what a rung does not write */
         const double first = run_once(&l, r, a, b, c), error = ladder_error(c, want, l.m, l.n, row, column, &at);
         if (!(error <= ladder_allowed(l.k)))
-            fail("rung %d (%s) is wrong: C[%lld][%lld] is %g, OpenBLAS says %g", i, r->name, (long long)(at / l.n),
+            fail("rung %d (%s) is wrong: C[%lld][%lld] is %g, with OpenBLAS %g", i, r->name, (long long)(at / l.n),
                  (long long)(at % l.n), c[at], want[at]);
         const Times t = measure(&l, r, a, b, c, spare, first);
         const double now = ladder_flops(&l) / t.seconds;

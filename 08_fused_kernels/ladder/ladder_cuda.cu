@@ -1,23 +1,22 @@
-/* The matmul ladder of CUDA: C (m, n) = A (m, k) B (k, n), row-major, from one thread an element to tensor cores.
- * Each rung is the one before with one idea more, and the table says what the idea gained. ladder_cpu.c climbs it on
+/* The matmul ladder in CUDA: C (m, n) = A (m, k) B (k, n), row-major, from one thread per element to tensor cores. Each
+ * rung adds one idea to the rung before, and the table shows what the idea gained. ladder_cpu.c is the same ladder on
  * the CPU.
  *
- * Ragged sizes: the rows of all matrices begin at multiples of 16 bytes, and what lies between a row's end and the
- * next row's beginning is zeros. So whoever reads 16 bytes at a time need only ask whether they begin inside. All
- * else is guards: what would be read outside is 0, what would be written outside isn't.
- */
+ * Ragged sizes: rows of all matrices begin at multiples of 16 bytes, with zeros between a row's end and the next row.
+ * So a load of 16 bytes only needs to check that it begins inside the matrix. Other accesses are guarded: reads outside
+ * give 0, writes outside are skipped. */
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "../fused_cuda/tensor_cores.cuh"       /* copies, for rungs 5 and 6, and what a warp multiplies */
+#include "../fused_cuda/tensor_cores.cuh"       /* asynchronous copies and a warp's products, for rungs 5 and 6 */
 #include "ladder.h"
 
 /* ---- 1. Naive ---- */
 
-/* A thread for each element of C. The 32 threads of a warp have consecutive threadIdx.x and run together: here they
- * have 32 rows of one column. Each reads A in a row of its own and writes C in a row of its own: for the warp, that is
- * 32 accesses to memory, each of 32 bytes of which 4 are used. (What it reads of B is one float for all.) */
+/* One thread per element of C. The 32 threads of a warp have consecutive threadIdx.x and run together: here they
+ * compute 32 rows of one column. Each thread reads another row of A and writes another row of C. For the warp these are
+ * 32 accesses to memory, each of 32 bytes, of which 4 are used. (Of B, all threads read the same float.) */
 __global__ void naive(int m, int n, int k, const float *a, int a_row, const float *b, int b_row, float *c, int c_row)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, j = blockIdx.y * blockDim.y + threadIdx.y;
@@ -32,8 +31,8 @@ __global__ void naive(int m, int n, int k, const float *a, int a_row, const floa
 
 /* ---- 2. Coalesced ---- */
 
-/* i and j exchanged: a warp now has 32 columns of one row. What it reads of B and writes of C is 128 bytes in one
- * piece, one access to memory; what it reads of A is one float for all. */
+/* Rung 1 with i and j exchanged: a warp computes 32 columns of one row. It reads B and writes C in 128 contiguous
+ * bytes, one access to memory. Of A, all threads read the same float. */
 __global__ void coalesced(int m, int n, int k, const float *a, int a_row, const float *b, int b_row, float *c,
                           int c_row)
 {
@@ -51,8 +50,8 @@ __global__ void coalesced(int m, int n, int k, const float *a, int a_row, const 
 
 enum { SIDE = 32 };
 
-/* A block of 32 x 32 threads makes 32 x 32 elements of C. It fetches 32 x 32 floats of A and of B into shared memory, a
- * float a thread, and then each thread uses 32 of each: memory is read 32 times less often. */
+/* A block of 32 x 32 threads computes 32 x 32 elements of C. It loads 32 x 32 floats of A and of B into shared memory,
+ * one of each per thread. Then each thread uses 32 of each, so memory is read 32 times less often. */
 __global__ void tiles(int m, int n, int k, const float *a, int a_row, const float *b, int b_row, float *c, int c_row)
 {
     __shared__ float tile_a[SIDE][SIDE], tile_b[SIDE][SIDE];
@@ -62,10 +61,10 @@ __global__ void tiles(int m, int n, int k, const float *a, int a_row, const floa
     for (int p = 0; p < k; p += SIDE) {
         tile_a[y][x] = i < m && p + x < k ? a[(size_t)i * a_row + p + x] : 0;
         tile_b[y][x] = p + y < k && j < n ? b[(size_t)(p + y) * b_row + j] : 0;
-        __syncthreads();                        /* all have written: now all may read */
+        __syncthreads();                        /* all threads have written: all may read */
         for (int q = 0; q < SIDE; q++)
             sum += tile_a[y][q] * tile_b[q][x];
-        __syncthreads();                        /* all have read: now all may write the next tiles */
+        __syncthreads();                        /* all threads have read: all may write the next tiles */
     }
     if (i < m && j < n)
         c[(size_t)i * c_row + j] = sum;
@@ -75,10 +74,10 @@ __global__ void tiles(int m, int n, int k, const float *a, int a_row, const floa
 
 enum { TILE = 128, EACH = 8, THREADS = TILE / EACH * (TILE / EACH) };
 
-/* In rung 3 each multiplication loads two floats from shared memory, which delivers a quarter of what the units could
- * multiply. Here a thread makes 8 x 8 elements: for each step of k it loads 8 + 8 floats and multiplies 64 times. A
- * block of 256 threads makes 128 x 128. A thread's rows and columns lie 16 apart, so that the threads of a warp read
- * neighbours: 16 floats in 16 different banks of shared memory. */
+/* In rung 3 each multiplication loads two floats from shared memory, which delivers a quarter of what the arithmetic
+ * units could use. Here a thread computes 8 x 8 elements: each step of k loads 8 + 8 floats for 64 multiplications. A
+ * block of 256 threads computes 128 x 128. A thread's rows and columns lie 16 apart, so that the threads of a warp read
+ * neighbouring floats: 16 floats in 16 different banks of shared memory. */
 __global__ void __launch_bounds__(THREADS, 2) registers(int m, int n, int k, const float *a, int a_row, const float *b,
                                                         int b_row, float *c, int c_row)
 {
@@ -121,12 +120,12 @@ __global__ void __launch_bounds__(THREADS, 2) registers(int m, int n, int k, con
         }
 }
 
-/* ---- Copies that nobody waits for ---- */
+/* ---- Asynchronous copies ---- */
 
-/* From global to shared memory, 16 bytes; zeros if they don't lie inside the matrix. Since sm_80 the copy goes past
- * the registers, and the thread goes on at once: a group of copies is closed by copies_end(), and copies_wait<N>()
- * waits until all groups but the last N have arrived (those of this thread; __syncthreads() is still needed for the
- * others'). Before sm_80 the thread waits in begin_copy(). */
+/* Starts copying 16 bytes from global to shared memory; zeros if they do not lie inside the matrix. From sm_80 on the
+ * copy bypasses the registers, and the thread continues at once. copies_end() closes a group of copies, and
+ * copies_wait<N>() waits until all groups of this thread but the last N have arrived; those of other threads also need
+ * __syncthreads(). Before sm_80 the thread waits in begin_copy(). */
 template <typename Element>
 static __device__ __forceinline__ void copy_16(void *to, const Element *from, int offset, bool inside)
 {
@@ -135,12 +134,12 @@ static __device__ __forceinline__ void copy_16(void *to, const Element *from, in
 
 /* ---- 5. Wide loads, two buffers ---- */
 
-/* The arithmetic of rung 4. New: all loads are of 16 bytes, from memory and from shared memory, so there are a
- * quarter as many instructions; and while a tile is worked on, the next one travels into a second buffer: one barrier
- * a tile, and nobody waits for memory.
+/* Rung 4 with two changes. All loads take 16 bytes, from memory and from shared memory, with a quarter of the
+ * instructions. And while one tile is multiplied, the copy of the next into a second buffer is in flight: one barrier
+ * per tile, and no thread waits for memory.
  *
- * Who makes what: a warp 32 x 64 elements, its 32 lanes as 4 x 8. A lane has 8 rows, every fourth, and 2 x 4 columns,
- * 32 apart. Here are the lanes of the first 4 rows and 32 columns; right of them, and below, the same comes again:
+ * A warp computes 32 x 64 elements, its 32 lanes as 4 x 8. A lane has 8 rows, every fourth, and 2 x 4 columns, 32
+ * apart. The lanes of the first 4 rows and 32 columns; the pattern repeats to the right and below:
  *
  *     columns    0..3   4..7  8..11 12..15 16..19 20..23 24..27 28..31
  *       row 0       0      2      4      6      8     10     12     14
@@ -148,12 +147,12 @@ static __device__ __forceinline__ void copy_16(void *to, const Element *from, in
  *           2      16     18     20     22     24     26     28     30
  *           3      17     19     21     23     25     27     29     31
  *
- * Of a load of 16 bytes a lane, shared memory serves 128 bytes at a time: 8 lanes, or 16 if neighbours in pairs want
- * the same, as lanes 0 and 1 do of B, and 0 and 2 of A. Rows of A take 12 floats where they have 8, so that the 4
- * rows that a warp reads begin at banks 0, 12, 24 and 4: none in another's place. */
+ * With 16 bytes per lane, shared memory serves 128 bytes at a time: 8 lanes, or 16 if pairs of neighbours read the same
+ * bytes, as lanes 0 and 1 do of B, and lanes 0 and 2 of A. Rows of A have 8 floats but a stride of 12, so that the 4
+ * rows that a warp reads begin at banks 0, 12, 24 and 4: no two overlap. */
 enum { WIDE_DEPTH = 8, WIDE_ROW = WIDE_DEPTH + 4 };
 
-/* a, b: where the two tiles begin; m, n, k: how many rows and columns there are from there on. */
+/* Starts loading the tiles that begin at a and b. m, n, k: rows and columns left from there on. */
 static __device__ __forceinline__ void fetch_wide(float (*tile_a)[WIDE_ROW], float (*tile_b)[TILE], int m, int n, int k,
                                                   const float *a, int a_row, const float *b, int b_row)
 {
@@ -172,7 +171,7 @@ static __device__ __forceinline__ void spread(float *to, float4 from)
     to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
 }
 
-/* Two blocks to a multiprocessor, at 128 registers a thread: one computes while the other is at its barrier. */
+/* Two blocks per multiprocessor, at 128 registers per thread: one computes while the other waits at its barrier. */
 __global__ void __launch_bounds__(THREADS, 2) wide(int m, int n, int k, const float *a, int a_row, const float *b,
                                                    int b_row, float *c, int c_row)
 {
@@ -185,13 +184,13 @@ __global__ void __launch_bounds__(THREADS, 2) wide(int m, int n, int k, const fl
     fetch_wide(tile_a[0], tile_b[0], m, n, k, a, a_row, b, b_row);
     for (int now = 0; k > 0; k -= WIDE_DEPTH, now ^= 1) {
         copies_wait<0>();
-        __syncthreads();            /* this tile has arrived for all, and all are done with the other buffer */
+        __syncthreads();            /* this tile has arrived; no thread reads the other buffer any more */
         a += WIDE_DEPTH, b += (size_t)WIDE_DEPTH * b_row;
         if (k > WIDE_DEPTH)
             fetch_wide(tile_a[now ^ 1], tile_b[now ^ 1], m, n, k - WIDE_DEPTH, a, a_row, b, b_row);
 #pragma unroll
         for (int q = 0; q < WIDE_DEPTH; q += 4) {
-            float left[EACH][4];                            /* of 8 rows of A, 4 steps of k */
+            float left[EACH][4];                            /* 8 rows of A, 4 steps of k */
 #pragma unroll
             for (int r = 0; r < EACH; r++)
                 spread(left[r], *(const float4 *)&tile_a[now][y + 4 * r][q]);
@@ -222,19 +221,19 @@ __global__ void __launch_bounds__(THREADS, 2) wide(int m, int n, int k, const fl
 /* ---- 6. Tensor cores ---- */
 
 /* A and B in bf16, C in float. One instruction of a warp multiplies 16 x 16 by 16 x 8 (multiply_add; tensor_cores.cuh
- * says which lane has what); what is left to do is to feed it. A block of 8 warps makes 128 x 256 of C, each warp 64 x
- * 64: 128 sums a thread. Of k, 32 at a time, in four buffers: while one is worked on, three more are on their way.
+ * has the layout over lanes); what remains is feeding it. A block of 8 warps computes 128 x 256 of C, each warp 64 x
+ * 64: 128 sums per thread. k advances by 32, in four buffers: while one is multiplied, three more are in flight.
  *
  * In shared memory, rows consist of pieces of 16 bytes (8 elements), and load_matrices reads the same piece of 8 rows
- * at a time. Rows lie 64 (A) or 512 bytes (B) apart: those pieces would be in the same banks, and be read one after
- * the other. So pieces change places within their row, by exclusive or with the row's number; 8 rows then have 8
- * different places:
+ * at a time. Rows lie 64 (A) or 512 bytes (B) apart, so those pieces would be in the same banks, and would be read one
+ * after the other. So pieces are permuted within their row, by exclusive or with the row's number. The pieces of 8 rows
+ * are then in 8 different places:
  *
  *     piece of A:    row 0:  0 1 2 3     row 2:  1 0 3 2     row 4:  2 3 0 1     row 6:  3 2 1 0
  *                    row 1:  0 1 2 3     row 3:  1 0 3 2     row 5:  2 3 0 1     row 7:  3 2 1 0
  */
 enum { TENSOR_ROWS = 128, TENSOR_COLUMNS = 256, TENSOR_DEPTH = 32, STAGES = 4, PATCH = 8 };
-enum { PIECES_A = TENSOR_DEPTH / 8, PIECES_B = TENSOR_COLUMNS / 8 };                    /* in a row */
+enum { PIECES_A = TENSOR_DEPTH / 8, PIECES_B = TENSOR_COLUMNS / 8 };                    /* per row */
 enum { BYTES_A = TENSOR_ROWS * PIECES_A * 16, STAGE = BYTES_A + TENSOR_DEPTH * PIECES_B * 16 };
 enum { TENSOR_SHARED = STAGES * STAGE };                                                /* 96 KB */
 
@@ -263,7 +262,7 @@ static __device__ __forceinline__ void fetch_tensor(char *stage, int m, int n, i
     }
 }
 
-/* What a warp multiplies in 16 steps of k: 4 blocks of 16 rows of A, 4 of 16 columns of B. */
+/* Loads a warp's operands for 16 steps of k: 4 blocks of 16 rows of A, 4 blocks of 16 columns of B. */
 static __device__ __forceinline__ void load_tensor(unsigned left[4][4], unsigned right[4][4], const char *stage, int y,
                                                    int x, int step)
 {
@@ -283,8 +282,8 @@ __global__ void __launch_bounds__(THREADS) tensor_cores(int m, int n, int k, con
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, y = warp / 4 * 64, x = warp % 4 * 64;
 
-    /* Blocks with neighbouring numbers run at the same time. Together they shall need little of A and B, so that it
-     * stays in the second cache: they go down 8 tiles, then one to the right, and so on. */
+    /* Blocks with neighbouring numbers run at the same time. To share rows and columns that stay in L2, they go down 8
+     * tiles, then one to the right, and so on. */
     const int down = (m + TENSOR_ROWS - 1) / TENSOR_ROWS, across = (n + TENSOR_COLUMNS - 1) / TENSOR_COLUMNS;
     const int patch = blockIdx.x / (PATCH * across), at = blockIdx.x % (PATCH * across);
     const int height = min(PATCH, down - patch * PATCH);
@@ -298,22 +297,22 @@ __global__ void __launch_bounds__(THREADS) tensor_cores(int m, int n, int k, con
     for (int t = 0; t < STAGES - 1; t++) {
         if (t < tiles)
             fetch_tensor(shared + t * STAGE, m, n, k - t * TENSOR_DEPTH, a, a_row, b, b_row);
-        copies_end();                                       /* an empty group, too, is one to count */
+        copies_end();                                       /* an empty group also counts */
         a += TENSOR_DEPTH, b += (size_t)TENSOR_DEPTH * b_row;
     }
     for (int t = 0; t < tiles; t++) {
         const int next = t + STAGES - 1;
-        copies_wait<STAGES - 2>();                          /* tile t has arrived, the next two may be on their way */
-        __syncthreads();                                    /* for all; and all are done with tile t - 1 */
+        copies_wait<STAGES - 2>();                          /* tile t has arrived, the next two may be in flight */
+        __syncthreads();                                    /* for all threads; none reads tile t - 1 any more */
         const char *stage = shared + t % STAGES * STAGE;
         load_tensor(left[0], right[0], stage, y, x, 0);
-        if (next < tiles)                                   /* goes where tile t - 1 was */
+        if (next < tiles)                                   /* into the buffer of tile t - 1 */
             fetch_tensor(shared + next % STAGES * STAGE, m, n, k - next * TENSOR_DEPTH, a, a_row, b, b_row);
         copies_end();
         a += TENSOR_DEPTH, b += (size_t)TENSOR_DEPTH * b_row;
 #pragma unroll
         for (int step = 0; step < TENSOR_DEPTH / 16; step++) {
-            if (step + 1 < TENSOR_DEPTH / 16)               /* the next 16 are loaded while these are multiplied */
+            if (step + 1 < TENSOR_DEPTH / 16)               /* loads the next 16 while these are multiplied */
                 load_tensor(left[(step + 1) % 2], right[(step + 1) % 2], stage, y, x, step + 1);
 #pragma unroll
             for (int r = 0; r < 4; r++)
@@ -344,7 +343,7 @@ static void cuda_check(cudaError_t error, const char *call)
 {
     if (error != cudaSuccess)
         fail("%s: %s%s", call, cudaGetErrorString(error),
-             error == cudaErrorNoKernelImageForDevice ? "; \"make ladder ARCH=sm_XX\" builds for other GPUs" : "");
+             error == cudaErrorNoKernelImageForDevice ? "; \"make ladder ARCH=sm_XX\" builds for sm_XX" : "");
 }
 
 static void cublas_check(cublasStatus_t status, const char *call)
@@ -354,57 +353,56 @@ static void cublas_check(cublasStatus_t status, const char *call)
 }
 
 typedef struct {
-    int m, n, k, a_row, b_row, c_row;       /* x_row: elements from one row to the next, a multiple of 8 */
+    int m, n, k, a_row, b_row, c_row;       /* x_row: row stride in elements, a multiple of 8 */
     float *a, *b, *c;
-    __nv_bfloat16 *a_16, *b_16;             /* the same, rounded */
+    __nv_bfloat16 *a_16, *b_16;             /* a and b rounded to bf16 */
     cublasHandle_t cublas;
 } Product;
 
-static int cut(int length, int size)
+static int ceil_div(int length, int size)
 {
     return (length + size - 1) / size;
 }
 
 static void run_naive(const Product *p)
 {
-    const dim3 grid(cut(p->m, SIDE), cut(p->n, SIDE)), block(SIDE, SIDE);
+    const dim3 grid(ceil_div(p->m, SIDE), ceil_div(p->n, SIDE)), block(SIDE, SIDE);
     naive<<<grid, block>>>(p->m, p->n, p->k, p->a, p->a_row, p->b, p->b_row, p->c, p->c_row);
 }
 
 static void run_coalesced(const Product *p)
 {
-    const dim3 grid(cut(p->n, SIDE), cut(p->m, SIDE)), block(SIDE, SIDE);
+    const dim3 grid(ceil_div(p->n, SIDE), ceil_div(p->m, SIDE)), block(SIDE, SIDE);
     coalesced<<<grid, block>>>(p->m, p->n, p->k, p->a, p->a_row, p->b, p->b_row, p->c, p->c_row);
 }
 
 static void run_tiles(const Product *p)
 {
-    const dim3 grid(cut(p->n, SIDE), cut(p->m, SIDE)), block(SIDE, SIDE);
+    const dim3 grid(ceil_div(p->n, SIDE), ceil_div(p->m, SIDE)), block(SIDE, SIDE);
     tiles<<<grid, block>>>(p->m, p->n, p->k, p->a, p->a_row, p->b, p->b_row, p->c, p->c_row);
 }
 
 static void run_registers(const Product *p)
 {
-    const dim3 grid(cut(p->n, TILE), cut(p->m, TILE));
+    const dim3 grid(ceil_div(p->n, TILE), ceil_div(p->m, TILE));
     registers<<<grid, THREADS>>>(p->m, p->n, p->k, p->a, p->a_row, p->b, p->b_row, p->c, p->c_row);
 }
 
 static void run_wide(const Product *p)
 {
-    const dim3 grid(cut(p->n, TILE), cut(p->m, TILE));
+    const dim3 grid(ceil_div(p->n, TILE), ceil_div(p->m, TILE));
     wide<<<grid, THREADS>>>(p->m, p->n, p->k, p->a, p->a_row, p->b, p->b_row, p->c, p->c_row);
 }
 
 static void run_tensor_cores(const Product *p)
 {
-    const int blocks = cut(p->m, TENSOR_ROWS) * cut(p->n, TENSOR_COLUMNS);
+    const int blocks = ceil_div(p->m, TENSOR_ROWS) * ceil_div(p->n, TENSOR_COLUMNS);
     CUDA(cudaFuncSetAttribute(tensor_cores, cudaFuncAttributeMaxDynamicSharedMemorySize, TENSOR_SHARED));
     tensor_cores<<<blocks, THREADS, TENSOR_SHARED>>>(p->m, p->n, p->k, p->a_16, p->a_row, p->b_16, p->b_row, p->c,
                                                      p->c_row);
 }
 
-/* cuBLAS wants columns where we have rows: it sees all three transposed, and C^T = B^T A^T. In float: TF32 would have
- * to be asked for. */
+/* cuBLAS is column-major: it sees all three matrices transposed, and C^T = B^T A^T. In true float: TF32 is opt-in. */
 static void run_cublas(const Product *p)
 {
     const float one = 1, zero = 0;
@@ -430,18 +428,18 @@ typedef struct {
 enum { RUNGS = 7, TENSOR_RUNG = 6 };
 static const Rung rungs[RUNGS + 1] = {
     {"", NULL, ""},
-    {"naive", run_naive, "a thread an element; a warp goes down a column"},
-    {"coalesced", run_coalesced, "a warp goes along a row: its 32 reads are one"},
+    {"naive", run_naive, "one thread per element; a warp runs down a column"},
+    {"coalesced", run_coalesced, "a warp runs along a row: its 32 reads are one access"},
     {"tiles", run_tiles, "32 x 32 tiles in shared memory, each float used 32 times"},
-    {"registers", run_registers, "8 x 8 elements a thread: 16 loads for 64 multiplications"},
-    {"wide loads", run_wide, "16 bytes a load, and the next tile travels meanwhile"},
+    {"registers", run_registers, "8 x 8 elements per thread: 16 loads for 64 multiplications"},
+    {"wide loads", run_wide, "16 bytes per load, and the next tile is in flight meanwhile"},
     {"tensor cores", run_tensor_cores, "bf16: a warp multiplies 16 x 16 by 16 x 8 at once; four buffers"},
-    {"cuBLAS", run_cublas, "float: what rungs 1 to 5 are compared with"},
+    {"cuBLAS", run_cublas, "float: the reference of rungs 1 to 5"},
 };
-static const Rung cublas_16 = {"cuBLAS", run_cublas_16, "bf16: what rung 6 is compared with"};
+static const Rung cublas_16 = {"cuBLAS", run_cublas_16, "bf16: the reference of rung 6"};
 
 typedef struct {
-    double seconds, library;                /* of a run, and of cuBLAS's in the same type: medians */
+    double seconds, library;                /* per run, and per run of cuBLAS in the same type: medians */
 } Times;
 
 static double run_once(const Rung *r, const Product *p)
@@ -462,8 +460,8 @@ static double run_once(const Rung *r, const Product *p)
     return milliseconds / 1e3;
 }
 
-/* A rung's runs and cuBLAS's take turns: GPUs change their clock with their temperature, and neighbours in time have
- * the same. C has been computed once, in `first` seconds; where that took long, that one must do. */
+/* Times a rung and cuBLAS in alternating runs: a GPU's clock changes with its temperature, but hardly between
+ * neighbours in time. C has been computed once, in `first` seconds; if that took long, it is the only run. */
 static Times measure(const Ladder *l, const Rung *r, const Product *p, double first)
 {
     const Rung *library = r == &rungs[TENSOR_RUNG] || r == &cublas_16 ? &cublas_16 : &rungs[RUNGS];
@@ -477,8 +475,8 @@ static Times measure(const Ladder *l, const Rung *r, const Product *p, double fi
         return t;
     }
     while (count < LADDER_TIMES && (count < 5 || spent < l->seconds)) {
-        r->run(p);                  /* while the GPU works on this one, the host queues the one that is timed: on an */
-        rung[count] = run_once(r, p);           /* idle GPU the host's time for a launch would count */
+        r->run(p);                  /* while the GPU runs this one, the host queues the timed one: on an idle GPU, */
+        rung[count] = run_once(r, p);           /* the host's launch time would count */
         library->run(p);
         other[count] = run_once(library, p);
         spent += rung[count] + other[count];
@@ -489,8 +487,8 @@ static Times measure(const Ladder *l, const Rung *r, const Product *p, double fi
     return t;
 }
 
-/* On the device, zeros. */
-static void *room(int64_t rows, int row, int size)
+/* Allocates device memory, filled with zeros. */
+static void *device_zeros(int64_t rows, int row, int size)
 {
     void *x;
 
@@ -517,20 +515,20 @@ static __nv_bfloat16 *upload_rounded(const float *from, int rows, int columns, i
     __nv_bfloat16 *rounded = (__nv_bfloat16 *)malloc(count * sizeof *rounded), *to;
 
     if (!rounded)
-        fail("no memory for a matrix of %d x %d in bf16; try a smaller --size", rows, columns);
+        fail("not enough memory for a matrix of %d x %d in bf16; try a smaller --size", rows, columns);
     for (int64_t i = 0; i < count; i++)
         rounded[i] = __float2bfloat16(from[i]);
-    to = (__nv_bfloat16 *)room(rows, row, sizeof *to);
+    to = (__nv_bfloat16 *)device_zeros(rows, row, sizeof *to);
     upload(to, row, rounded, rows, columns, sizeof *to);
     free(rounded);
     return to;
 }
 
-/* Bytes read and written a second; the best of a few. */
+/* Returns the bytes read and written per second; the best of six trials. */
 static double copy_bandwidth(const Ladder *l)
 {
     const size_t bytes = (size_t)l->copy * 500000;          /* half of them are read, half written */
-    void *from = room(bytes / 16, 16, 1), *to = room(bytes / 16, 16, 1);
+    void *from = device_zeros(bytes / 16, 16, 1), *to = device_zeros(bytes / 16, 16, 1);
     cudaEvent_t begin, end;
     float milliseconds, best = INFINITY;
 
@@ -558,28 +556,29 @@ int main(int argc, char **argv)
     cudaDeviceProp gpu;
     int count = 0;
 
-    ladder_options(&l, false, "Multiplies matrices in seven ways, each with one idea more, and says what each gained.",
-                   argc, argv);
-    const cudaError_t answer = cudaGetDeviceCount(&count);
-    if (answer != cudaSuccess || count == 0)
-        fail("no GPU answers (%s); build/cpu/ladder climbs the same ladder on the CPU",
-             answer != cudaSuccess ? cudaGetErrorString(answer) : "there is none");
+    ladder_options(&l, false,
+                   "Multiplies matrices in seven ways, each with one more idea, and prints what each gained.", argc,
+                   argv);
+    const cudaError_t found = cudaGetDeviceCount(&count);
+    if (found != cudaSuccess || count == 0)
+        fail("no GPU found (%s); build/cpu/ladder is the same ladder on the CPU",
+             found != cudaSuccess ? cudaGetErrorString(found) : "the count is 0");
     CUDA(cudaGetDeviceProperties(&gpu, 0));
     const bool has_bf16 = gpu.major >= 8;
     if (!has_bf16 && l.rung[TENSOR_RUNG])
-        printf("rung %d is left out: this GPU (sm_%d%d) has no bf16, which came with sm_80\n\n", TENSOR_RUNG, gpu.major,
+        printf("rung %d is skipped: this GPU (sm_%d%d) has no bf16, which needs sm_80\n\n", TENSOR_RUNG, gpu.major,
                gpu.minor);
     l.rung[TENSOR_RUNG] &= has_bf16;
 
     const int m = p.m = l.m, n = p.n = l.n, k = p.k = l.k;
-    p.a_row = cut(k, 8) * 8, p.b_row = p.c_row = cut(n, 8) * 8;
+    p.a_row = ceil_div(k, 8) * 8, p.b_row = p.c_row = ceil_div(n, 8) * 8;
     float *a = ladder_matrix(m, k), *b = ladder_matrix(k, n), *c = ladder_matrix(m, n);
     float *want = ladder_matrix(m, n), *want_16 = ladder_matrix(m, n);
     ladder_fill(a, (int64_t)m * k, 1);
     ladder_fill(b, (int64_t)k * n, 2);
     double *row = ladder_norms(a, m, k, k, 1), *column = ladder_norms(b, n, k, 1, n);
-    p.a = (float *)room(m, p.a_row, sizeof(float)), p.b = (float *)room(k, p.b_row, sizeof(float));
-    p.c = (float *)room(m, p.c_row, sizeof(float));
+    p.a = (float *)device_zeros(m, p.a_row, sizeof(float)), p.b = (float *)device_zeros(k, p.b_row, sizeof(float));
+    p.c = (float *)device_zeros(m, p.c_row, sizeof(float));
     upload(p.a, p.a_row, a, m, k, sizeof(float));
     upload(p.b, p.b_row, b, k, n, sizeof(float));
     CUBLAS(cublasCreate(&p.cublas));
@@ -603,12 +602,12 @@ int main(int argc, char **argv)
             before = -1;
             continue;
         }
-        CUDA(cudaMemset(p.c, 0xff, (size_t)m * p.c_row * sizeof *p.c));     /* NaN: what isn't written is found */
+        CUDA(cudaMemset(p.c, 0xff, (size_t)m * p.c_row * sizeof *p.c));     /* NaN: shows what a rung does not write */
         const double first = run_once(r, &p);
         download(c, &p);
         const double error = ladder_error(c, right, m, n, row, column, &at);
         if (!(error <= ladder_allowed(k)))
-            fail("rung %d (%s) is wrong: C[%lld][%lld] is %g, cuBLAS says %g", i, r->name, (long long)(at / n),
+            fail("rung %d (%s) is wrong: C[%lld][%lld] is %g, with cuBLAS %g", i, r->name, (long long)(at / n),
                  (long long)(at % n), c[at], right[at]);
         const Times t = measure(&l, r, &p, first);
         const double now = ladder_flops(&l) / t.seconds;

@@ -12,25 +12,25 @@ const char *const time_name[TIMES] = {"compute", "launches", "tensor", "context"
 
 const char *const constant_name[CONSTANTS] = {"efficiency", "launch", "hop", "sync", "step", "stall"};
 const char *const constant_meaning[CONSTANTS] = {
-    "of the peak, in matmuls and attention",
-    "s for the host to start a layer's kernels, forward and backward, for each micro-batch",
-    "s for each collective of a layer and hop of its ring that leaves NVLink",
-    "s for each layer and replica, to sum gradients over nodes",
-    "s for each step, whatever is in it",
-    "s for each transfer between stages on 64 or more nodes, and for a micro-batch where memory is full"};
+    "fraction of the peak, in matmuls and attention",
+    "s per layer and micro-batch: the host starts the kernels, forward and backward",
+    "s per collective of a layer and hop of its ring outside NVLink",
+    "s per layer and replica, when gradients are summed over nodes",
+    "s per step, whatever it computes",
+    "s per transfer between pipeline stages on 64 or more nodes, and per micro-batch where memory is full"};
 const Constants published_constants = {0.461, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 0.50};
 const Constants exact_constants = {.efficiency = 1};
 
-/* What isn't fitted. Of one token and layer, bytes that are written and read, both ways: what backward needs (34h + 6f)
- * is written, read in forward, read in backward, and as much gradient passes by. Of a logit: in bf16, in float, its
- * softmax and its gradient. Of a parameter: AdamW without fusion touches some twenty floats; norm, clipping, the copy
- * in bf16 and zeroing the gradient as much as five more. */
+/* Constants that are not fitted: bytes of memory traffic. Per token and layer, forward and backward, PASSES times what
+ * is saved for backward (34h + 6f): written, read in forward, read in backward, and as many bytes of gradients. Per
+ * logit: bf16, fp32, softmax and gradient. Per parameter: AdamW without fusion moves about 20 floats; norm, clipping,
+ * the bf16 copy and zeroing the gradient move 5 more. */
 static const double PASSES = 4, LOGIT_BYTES = 20, UPDATE_BYTES = 100;
-static const double REAL = 4;                   /* bytes of gradients and of what AdamW keeps */
-static const double GAP = 1.0 / 8;              /* of the launches' time the GPU waits, however much it has to do */
-static const double RING_STEP = 1.0 / 15;       /* of a layer's launches: attention's for the keys of another rank */
-static const int FORWARD_COLLECTIVES = 4, BACKWARD_COLLECTIVES = 6;     /* of a layer: 2 gathers and 2 scatters; 4, 2 */
-static const int CONGESTED = 64;                /* nodes: from there on all published pipelines stalled */
+static const double REAL = 4;                   /* bytes per gradient and optimizer state */
+static const double GAP = 1.0 / 8;              /* of the launch time, in which the GPU is idle in any case */
+static const double RING_STEP = 1.0 / 15;       /* of a layer's launch time: attention to another rank's keys */
+static const int FORWARD_COLLECTIVES = 4, BACKWARD_COLLECTIVES = 6;     /* all-gathers: 2, 4; reduce-scatters: 2, 2 */
+static const int CONGESTED = 64;                /* nodes from which on all published pipelines but one stalled */
 
 /* ---- The model ---- */
 
@@ -43,14 +43,14 @@ static double block_matrices(const Model *m)
 
 double block_parameters(const Model *m)
 {
-    return block_matrices(m) + (m->ours ? 13 : 2) * (double)m->hidden;      /* biases and LayerNorms; RMSNorms */
+    return block_matrices(m) + (m->in_09 ? 13 : 2) * (double)m->hidden;      /* biases and LayerNorms; RMSNorms */
 }
 
 double model_parameters(const Model *m)
 {
     const double h = m->hidden;
 
-    return m->layers * block_parameters(m) + (m->tied ? 1 : 2) * h * m->vocab + (m->ours ? 2 : 1) * h;
+    return m->layers * block_parameters(m) + (m->tied ? 1 : 2) * h * m->vocab + (m->in_09 ? 2 : 1) * h;
 }
 
 double model_flops(const Model *m)
@@ -60,7 +60,7 @@ double model_flops(const Model *m)
 
 double block_flops(const Model *m, double tokens, Pass pass)
 {
-    const double attention = (double)m->hidden * m->seq;        /* times 2 tokens: q k and p v, of the causal half */
+    const double attention = (double)m->hidden * m->seq;        /* x 2 x tokens FLOPs: QK and PV, the causal half */
 
     return tokens * (pass == FORWARD ? 2 * (block_matrices(m) + attention) : 4 * block_matrices(m) + 5 * attention);
 }
@@ -78,20 +78,20 @@ double grid_tokens(const Model *m, const Grid *g)
 void grid_stages(const Model *m, const Grid *g, Stage *stages)
 {
     const int p = g->pp, L = m->layers;
-    const double block = block_parameters(m), table = (double)m->hidden * m->vocab;
-    const double cost = block_matrices(m), all = L * cost + table;
+    const double block = block_parameters(m), embedding = (double)m->hidden * m->vocab;
+    const double cost = block_matrices(m), all = L * cost + embedding;
     double so_far = 0;
     int at = 0;
 
     memset(stages, 0, p * sizeof *stages);
     stages[0].embeddings = 1;
-    if (m->ours) {
+    if (m->in_09) {
         for (int i = 0; i < p; i++)
             stages[i].layers = (int64_t)L * (i + 1) / p - (int64_t)L * i / p;
         stages[p - 1].heads = 1;
     }
-    for (int i = 0; i <= L && !m->ours; i++) {          /* the head comes after the blocks */
-        so_far += i < L ? cost : table;
+    for (int i = 0; i <= L && !m->in_09; i++) {          /* the head comes after the blocks */
+        so_far += i < L ? cost : embedding;
         at += at < p - 1 && so_far > all * (at + 1) / p;
         if (i < L)
             stages[at].layers++;
@@ -99,43 +99,43 @@ void grid_stages(const Model *m, const Grid *g, Stage *stages)
             stages[at].heads = 1;
     }
     for (int i = 0; i < p; i++) {
-        const int tables = stages[i].embeddings + stages[i].heads;
-        stages[i].params = stages[i].layers * block + (p == 1 && m->tied ? 1 : tables) * table
-                           + stages[i].heads * (m->ours ? 2.0 : 1.0) * m->hidden;
+        const int matrices = stages[i].embeddings + stages[i].heads;
+        stages[i].params = stages[i].layers * block + (p == 1 && m->tied ? 1 : matrices) * embedding
+                           + stages[i].heads * (m->in_09 ? 2.0 : 1.0) * m->hidden;
     }
 }
 
 /* ---- Memory ---- */
 
-static double tokens_here(const Model *m, const Grid *g)       /* of a micro-batch; of its rows t ranks have 1/t each */
+static double local_tokens(const Model *m, const Grid *g)       /* per micro-batch; between TP regions 1/t of these */
 {
     return (double)g->micro_batch * m->seq / g->cp;
 }
 
-/* nanotron's. 2 bytes of weights, 4 of gradients and 2 of those in bf16 that are not yet added, 12 of master weights
- * and moments. A block keeps 34h + 6f bytes of a token. The published pp = 1 runs can be explained only if what is
- * gathered for its two column-parallel products is kept too (4h, not divided by t), the others only if it isn't. */
+/* nanotron's. Per parameter: 2 bytes of weights, 4 of gradients and 2 of bf16 gradients not yet added, 12 of master
+ * weights and moments. A block saves 34h + 6f bytes per token for backward. The published runs with pp = 1 fit only if
+ * the gathered inputs of the two column-parallel matmuls are saved too (4h, not divided by t), others only if not. */
 static Memory published_memory(const Model *m, const Grid *g, const Cluster *c, const Stage *s)
 {
-    const double h = m->hidden, t = g->tp, tokens = tokens_here(m, g), params = s->params / t;
+    const double h = m->hidden, t = g->tp, tokens = local_tokens(m, g), params = s->params / t;
     const double replicas = (double)g->dp * g->cp, states = g->zero >= 1 ? replicas : 1;
     const double in_flight = fmin(g->pp, g->accumulate);
-    const double row = (34 * h + 6.0 * m->mlp) / t + (c->published && g->pp == 1 && g->tp > 1 ? 4 * h : 0);
-    const double kept = g->recompute ? in_flight * s->layers * 2 * h / t + row : in_flight * s->layers * row;
+    const double block = (34 * h + 6.0 * m->mlp) / t + (c->published && g->pp == 1 && g->tp > 1 ? 4 * h : 0);
+    const double saved = g->recompute ? in_flight * s->layers * 2 * h / t + block : in_flight * s->layers * block;
 
     return (Memory){.bytes = {
         [MEM_PARAMETERS] = 2 * params / (g->zero == 3 ? replicas : 1), [MEM_MASTER] = 4 * params / states,
         [MEM_GRADIENTS] = 6 * params / (g->zero >= 2 ? replicas : 1), [MEM_OPTIMIZER] = 8 * params / states,
-        [MEM_ACTIVATIONS] = tokens * (kept + s->heads * 6.0 * m->vocab / t),
+        [MEM_ACTIVATIONS] = tokens * (saved + s->heads * 6.0 * m->vocab / t),
         [MEM_WORKSPACE] = 0.4 * (1 << 30) + (g->zero == 3 ? 8 * block_parameters(m) / t : 0)}};
 }
 
-/* The last of the replicas and of the tensor-parallel ranks has the most, where they don't divide evenly. */
-static Place place_of(const Model *m, const Grid *g, const Cluster *c, const Stage *s, int stage)
+/* The last replica and the last tensor-parallel rank: where a split is uneven, theirs is the largest shard. */
+static RankShape rank_shape(const Model *m, const Grid *g, const Cluster *c, const Stage *s, int stage)
 {
     const int64_t T = m->seq / g->cp, left = g->pp - stage;
 
-    return (Place){
+    return (RankShape){
         .B = g->micro_batch, .T = T, .R = g->micro_batch * T / g->tp, .H = m->hidden, .A = m->heads / g->tp,
         .D = m->hidden / m->heads, .F = m->mlp / g->tp, .V = (m->vocab + g->tp - 1) / g->tp,
         .S = g->micro_batch * T < c->loss_rows ? g->micro_batch * T : c->loss_rows, .layers = s->layers,
@@ -144,20 +144,20 @@ static Place place_of(const Model *m, const Grid *g, const Cluster *c, const Sta
         .recompute = g->recompute, .stored = c->stored, .real = REAL, .master = c->stored < REAL};
 }
 
-/* 09's; ZeRO-2 and 3 as in 04: a shard of each unit, and room for two blocks, the embedding and the final LayerNorm. */
-static Memory our_memory(const Model *m, const Grid *g, const Cluster *c, const Stage *s, int stage)
+/* 09's. ZeRO-2 and 3 as in 04: a shard of each unit; slots for two blocks, the embedding and the final LayerNorm. */
+static Memory memory_of_09(const Model *m, const Grid *g, const Cluster *c, const Stage *s, int stage)
 {
-    const Place p = place_of(m, g, c, s, stage);
-    const double slots = p.H * p.V + 2 * block_elements(&p) + 2 * p.H;
+    const RankShape r = rank_shape(m, g, c, s, stage);
+    const double slots = r.H * r.V + 2 * block_elements(&r) + 2 * r.H;
     Memory memory = {0};
 
-    memory_of_place(&p, memory.bytes);
+    rank_memory(&r, memory.bytes);
     if (g->zero >= 2) {
-        memory.bytes[MEM_GRADIENTS] = REAL * updated_elements(&p);
+        memory.bytes[MEM_GRADIENTS] = REAL * updated_elements(&r);
         memory.bytes[MEM_COMMUNICATION] += REAL * slots;
     }
     if (g->zero == 3) {
-        memory.bytes[MEM_PARAMETERS] = c->stored * updated_elements(&p);
+        memory.bytes[MEM_PARAMETERS] = c->stored * updated_elements(&r);
         memory.bytes[MEM_COMMUNICATION] += c->stored * slots;
     }
     return memory;
@@ -170,7 +170,7 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
 
     grid_stages(m, g, stages);
     for (int i = 0; i < g->pp; i++) {
-        Memory one = m->ours ? our_memory(m, g, c, &stages[i], i) : published_memory(m, g, c, &stages[i]);
+        Memory one = m->in_09 ? memory_of_09(m, g, c, &stages[i], i) : published_memory(m, g, c, &stages[i]);
         one.stage = i;
         for (int k = 0; k < MEM_CATEGORIES; k++)
             one.total += one.bytes[k];
@@ -183,19 +183,20 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
 const char *memory_formula(const Model *m, const Grid *g, int category)
 {
     static const char *const formulas[MEM_CATEGORIES] = {
-        "2 x parameters of the stage / tp", "4 x the same", "6 x the same: float, and what is still in bf16",
+        "2 x parameters of the pipeline stage / tp", "4 x the same", "6 x the same: fp32, and bf16 not yet added",
         "8 x the same", "micro-batches in flight x blocks x tokens x (34h + 6f) / tp, and 6 x tokens x v / tp", "none",
-        "what a process has besides"};
+        "0.4 GiB per process; with ZeRO-3 also 8 x parameters of a block / tp"};
     static const char *const sharded[MEM_CATEGORIES] = {
-        [MEM_PARAMETERS] = "2 x parameters of the stage / (tp x replicas)", [MEM_MASTER] = "4 x the same / replicas",
-        [MEM_GRADIENTS] = "6 x the same / replicas", [MEM_OPTIMIZER] = "8 x the same / replicas"};
+        [MEM_PARAMETERS] = "2 x parameters of the pipeline stage / (tp x replicas)",
+        [MEM_MASTER] = "4 x the same / replicas", [MEM_GRADIENTS] = "6 x the same / replicas",
+        [MEM_OPTIMIZER] = "8 x the same / replicas"};
     const bool is_sharded = (category == MEM_PARAMETERS && g->zero == 3) || (category == MEM_GRADIENTS && g->zero >= 2)
                             || ((category == MEM_MASTER || category == MEM_OPTIMIZER) && g->zero >= 1);
 
-    if (m->ours)
+    if (m->in_09)
         return "09_combined/formulas.c";
     if (category == MEM_ACTIVATIONS && g->recompute)
-        return "micro-batches in flight x blocks x tokens x 2h / tp, a block's, and 6 x tokens x v / tp";
+        return "micro-batches in flight x blocks x tokens x 2h / tp, one full block, and 6 x tokens x v / tp";
     return is_sharded ? sharded[category] : formulas[category];
 }
 
@@ -206,11 +207,11 @@ static bool congested(const Cluster *c)
     return c->published && c->gpus >= CONGESTED * c->per_node;
 }
 
-/* What attention doesn't hide of a ring that brings K and V of c ranks, one step ahead, and backward their gradients,
- * one step behind; those of the last step nothing hides. */
+/* Seconds per block in which the ring of K and V, and in backward of their gradients, is not hidden behind attention. K
+ * and V arrive one step ahead. Gradients follow one step behind, and nothing hides their last hop. */
 static double ring_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
-    const double rows = tokens_here(m, g), elements = 2 * rows * m->hidden * m->kv_heads / m->heads / g->tp;
+    const double rows = local_tokens(m, g), elements = 2 * rows * m->hidden * m->kv_heads / m->heads / g->tp;
     const double link = g->tp * g->cp <= c->per_node ? h->nvlink : h->network / c->per_node;
     const double kv = elements * c->stored / link + h->latency, d_kv = elements * REAL / link + h->latency;
     const double attention = (pass == FORWARD ? 2 : 5) * rows * m->hidden * m->seq / rate / g->cp;
@@ -221,26 +222,26 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
                            : (g->cp - 1) * fmax(0, kv + d_kv - attention) + d_kv;
 }
 
-/* What tensor parallelism's transfers add to a block; 09 computes two products of the weights' gradients while a sum
- * is on its way. */
+/* Seconds per block of tensor parallelism's transfers that are not hidden. In 09 two reduce-scatters are hidden behind
+ * matmuls of weight gradients. */
 static double tensor_time(const Model *m, const Grid *g, double transfer, double rate, Pass pass)
 {
-    const double product = 2 * tokens_here(m, g) * m->hidden / rate;
+    const double column = 2 * local_tokens(m, g) * m->hidden / rate;     /* a matmul's seconds per output column */
 
     if (pass == FORWARD)
         return FORWARD_COLLECTIVES * transfer;
-    if (!m->ours)
+    if (!m->in_09)
         return BACKWARD_COLLECTIVES * transfer;
-    return (BACKWARD_COLLECTIVES - 2) * transfer + fmax(0, transfer - product * m->mlp)
-           + fmax(0, transfer - product * 3 * m->hidden);
+    return (BACKWARD_COLLECTIVES - 2) * transfer + fmax(0, transfer - column * m->mlp)
+           + fmax(0, transfer - column * 3 * m->hidden);
 }
 
-/* A micro-batch on one stage. Blocks compute at `efficiency` of the peak and move what they keep through memory. The
- * host starts kernels meanwhile: if that takes longer than they do, the GPU waits for it. With tensor parallelism over
- * nodes it cannot run ahead: in the published runs both times add up. */
+/* Fills in a pipeline stage's seconds per micro-batch. Blocks compute at `efficiency` of the peak, and move their
+ * activations through memory. The host starts kernels meanwhile; if that takes longer, the GPU waits. With tensor
+ * parallelism over nodes the host cannot run ahead: in the published runs both times add up. */
 static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *s)
 {
-    const double t = g->tp, rows = tokens_here(m, g), rate = k->efficiency * h->peak * t, again = g->recompute ? 1 : 0;
+    const double t = g->tp, rows = local_tokens(m, g), rate = k->efficiency * h->peak * t, again = g->recompute ? 1 : 0;
     const bool scattered = c->published && ((g->pp > 1 && c->gpus > c->per_node) || congested(c));
     const int hops = scattered ? g->tp - 1 : (g->tp - 1) / c->per_node;
     const double collectives = (1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES;
@@ -250,7 +251,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double launch = k->launch * (1 + again / 3) * (1 + RING_STEP * (g->cp - 1));
     const double transfer = rows * m->hidden * c->stored * (t - 1) / t / (t <= c->per_node ? h->nvlink : h->network)
                             + (t - 1) * h->latency;
-    const double loss = 2 * ceil(rows / c->loss_rows) * 2 * (t - 1) * h->latency;       /* its max and sums */
+    const double loss = 2 * ceil(rows / c->loss_rows) * 2 * (t - 1) * h->latency;       /* all-reduce max and sums */
 
     s->kernels = s->layers * (passes / rate + moved + GAP * launch) + s->heads * head;
     s->tensor = s->layers * ((1 + again) * tensor_time(m, g, transfer, rate, FORWARD)
@@ -263,51 +264,54 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
                                     : fmax(s->kernels + s->tensor + s->context, s->launches);
 }
 
-/* What sums a stage's gradients and hands out its weights: a node's ranks share its network, so what counts is all of a
- * stage's parameters, not a rank's. Seconds that nothing hides. */
+/* Seconds per step, not hidden, of reducing a pipeline stage's gradients and gathering its weights. A node's ranks use
+ * one network, so all parameters of the stage count, not one rank's. */
 static double data_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k,
                         const Stage *s)
 {
-    const double n = (double)g->dp * g->cp, backward = s->seconds * 2 / 3, table = (double)m->hidden * m->vocab;
-    const int of_a_node = g->tp * g->cp * (m->ours ? g->pp : 1);    /* ours: the stages of a replica are neighbours */
-    const bool leaves = (double)of_a_node * g->dp > c->per_node;
+    const double n = (double)g->dp * g->cp, backward = s->seconds * 2 / 3, embedding = (double)m->hidden * m->vocab;
+    const int stride = g->tp * g->cp * (m->in_09 ? g->pp : 1);          /* in 09 pipeline stages are neighbours */
+    const bool leaves = (double)stride * g->dp > c->per_node;           /* the node */
     const double stages_beside = fmax(1, fmin(g->pp, (double)c->per_node / (g->tp * g->cp)));
-    const double rate = leaves ? h->network / (m->ours ? stages_beside : 1) : h->nvlink * fmin(c->per_node, g->tp);
+    const double rate = leaves ? h->network / (m->in_09 ? stages_beside : 1) : h->nvlink * fmin(c->per_node, g->tp);
     const double wait = (n - 1) * h->latency, units = s->layers + s->embeddings + 2 * s->heads - (g->pp == 1);
-    const double sync = leaves ? k->sync * s->layers * n : 0, part = (n - 1) / n / rate;
-    const double scatter = REAL * s->params * part + units * wait, gather = c->stored * s->params * part + units * wait;
-    /* ours overlaps as the links allow: the transfers of the unit that comes last, nothing hides */
-    const double last = REAL * (s->embeddings ? table : block_parameters(m)) * part + wait;
+    const double sync = leaves ? k->sync * s->layers * n : 0, per_byte = (n - 1) / n / rate;
+    const double reduce_scatter = REAL * s->params * per_byte + units * wait;
+    const double all_gather = c->stored * s->params * per_byte + units * wait;
+    /* 09 overlaps as far as links allow; nothing hides the transfer of the last unit */
+    const double last = REAL * (s->embeddings ? embedding : block_parameters(m)) * per_byte + wait;
     const double hidden = leaves || g->tp == 1 ? backward : 0;
-    const double replicated = m->ours && g->tp > 1 ? (s->layers + s->heads) * 2 * (g->tp - 1) * h->latency : 0;
+    const double replicated = m->in_09 && g->tp > 1 ? (s->layers + s->heads) * 2 * (g->tp - 1) * h->latency : 0;
 
     if (n == 1)
         return replicated;
     switch (g->zero) {
     case 0:
-        return (m->ours ? fmax(2 * last, 2 * scatter + sync - hidden) : fmax(0, 2 * scatter + sync - backward))
+        return (m->in_09 ? fmax(2 * last, 2 * reduce_scatter + sync - hidden)
+                        : fmax(0, 2 * reduce_scatter + sync - backward))
                + replicated;
-    case 1:                             /* nanotron's overlaps with nothing */
-        return (m->ours ? fmax(last, scatter + sync - hidden) : scatter + sync) + gather + replicated;
-    case 2:                             /* a scatter for each micro-batch, behind its backward */
-        return g->accumulate * fmax(0, scatter + sync - backward) + gather;
-    default:                            /* and two gathers, of the next block while one computes */
-        return g->accumulate * fmax(0, scatter + 2 * gather + 1.5 * sync - s->seconds);
+    case 1:                             /* nanotron overlaps nothing */
+        return (m->in_09 ? fmax(last, reduce_scatter + sync - hidden) : reduce_scatter + sync) + all_gather
+               + replicated;
+    case 2:                             /* a reduce-scatter per micro-batch, behind its backward */
+        return g->accumulate * fmax(0, reduce_scatter + sync - backward) + all_gather;
+    default:                            /* and two all-gathers, of the next block while one computes */
+        return g->accumulate * fmax(0, reduce_scatter + 2 * all_gather + 1.5 * sync - s->seconds);
     }
 }
 
-/* The embedding's gradients of both ends of a pipeline. */
+/* Seconds per step in which both ends of the pipeline add their gradients of the tied embedding. */
 static double tied_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h)
 {
-    const double here = (double)m->hidden * m->vocab / g->tp / (g->zero ? (double)g->dp * g->cp : 1);
+    const double local = (double)m->hidden * m->vocab / g->tp / (g->zero ? (double)g->dp * g->cp : 1);
     const double link = c->gpus <= c->per_node ? h->nvlink : h->network / c->per_node;
 
-    return m->tied && g->pp > 1 ? REAL * here / link + 2 * h->latency : 0;
+    return m->tied && g->pp > 1 ? REAL * local / link + 2 * h->latency : 0;
 }
 
-/* One forward, one backward: the first micro-batch passes through all stages and back, and a further one comes each
- * period: what the slowest stage takes; or, as stage i has p - i micro-batches in flight, a part of their way there and
- * back. */
+/* Seconds per step of 1F1B. The first micro-batch passes through all pipeline stages and back; then one ends per
+ * period: the slowest stage's time; or, if longer, a round trip from stage i to the end and back, divided by the
+ * p - i micro-batches that stage i has in flight. */
 static double pipeline_time(const Grid *g, const Stage *stages, double transfer)
 {
     double sum = 0, period = 0;
@@ -325,7 +329,7 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     const double in_node = g->tp * g->cp * g->pp <= c->per_node, replicas = g->zero ? (double)g->dp * g->cp : 1;
     const double full = c->published && grid_memory(m, g, c).total > memory_limit * h->memory;
     const double stored = c->stored;
-    const double transfer = tokens_here(m, g) * m->hidden * stored / g->tp
+    const double transfer = local_tokens(m, g) * m->hidden * stored / g->tp
                                 / (in_node ? h->nvlink : h->network / c->per_node)
                             + h->latency + (congested(c) ? k->stall : 0);
     double busy = 0, most = 0;
@@ -336,12 +340,12 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
         Stage *s = &stages[i];
         stage_time(m, g, c, h, k, s);
         s->seconds += full * k->stall;
-        const double share = (double)g->accumulate / g->pp;
-        time.compute += share * s->kernels;
-        time.tensor += share * s->tensor;
-        time.context += share * s->context;
-        time.launches += share * fmax(0, s->seconds - (s->kernels + s->tensor + s->context));
-        busy += share * s->seconds;
+        const double mean = (double)g->accumulate / g->pp;
+        time.compute += mean * s->kernels;
+        time.tensor += mean * s->tensor;
+        time.context += mean * s->context;
+        time.launches += mean * fmax(0, s->seconds - (s->kernels + s->tensor + s->context));
+        busy += mean * s->seconds;
         time.data = fmax(time.data, data_time(m, g, c, h, k, s));
         most = fmax(most, s->params);
     }

@@ -1,6 +1,6 @@
-/* What a step costs, by formulas alone: bytes of a rank by category, seconds by what they are spent on. No ranks, no
- * device, no tensors. Sizes as in the playbook: s tokens of a sequence, h hidden, f the MLP's width, v the vocabulary;
- * t, c, p, d ranks of tensor, context, pipeline and data parallelism.
+/* The cost of a step by formulas alone: bytes per rank and memory category, seconds by cause. No ranks, no device, no
+ * tensors. Letters: s tokens per sequence, h hidden size, f MLP width, v vocabulary; t, p TP and PP degree; m
+ * micro-batches per step and rank; n replicas, dp x cp.
  */
 #ifndef COSTS_H
 #define COSTS_H
@@ -14,94 +14,94 @@ typedef struct {
     char name[32];
     int layers, hidden, heads, kv_heads, mlp, vocab, seq;
     bool gated;                     /* an MLP of three matrices (Llama), not two */
-    bool tied;                      /* the output projection is the embedding */
-    bool ours;                      /* this project's: biases, LayerNorm; planned as 09_combined runs it */
+    bool tied;                      /* embedding and output projection are one matrix */
+    bool in_09;                     /* 09_combined can train it (biases, LayerNorm, MLP of 4h): planned as 09 runs it */
 } Model;
 
 typedef struct {
     const char *name;
-    double peak;                    /* bf16 FLOP/s of a GPU, dense */
-    double memory;                  /* bytes that a program can have of it */
-    double bandwidth;               /* bytes/s of that memory; INFINITY: its time isn't counted */
-    double nvlink;                  /* bytes/s that a GPU sends within its node */
-    double network;                 /* bytes/s that a node sends */
-    double latency;                 /* seconds of a message between two GPUs, beside what Constants have */
+    double peak;                    /* bf16 FLOP/s per GPU, dense */
+    double memory;                  /* bytes per GPU that a program can allocate */
+    double bandwidth;               /* bytes/s of that memory; INFINITY: memory traffic takes no time */
+    double nvlink;                  /* bytes/s that a GPU sends inside its node */
+    double network;                 /* bytes/s that a node sends to others */
+    double latency;                 /* seconds per transfer between two GPUs, beside those in Constants */
     const char *source;
 } Hardware;
 
-typedef enum { KEEP_ALL, RECOMPUTE_BLOCKS } Recomputation;
+typedef enum { NO_RECOMPUTATION, FULL_RECOMPUTATION } Recomputation;
 
-/* Who computes what: the grid of ranks, and how a step goes through it. */
+/* A parallel configuration: the grid of ranks, and how a step is split into micro-batches. */
 typedef struct {
     int dp, cp, pp, tp;
-    int micro_batch, accumulate;    /* sequences of a micro-batch; micro-batches of a step, on each replica */
-    int zero;                       /* 0 to 3 */
+    int micro_batch, accumulate;    /* sequences per micro-batch; micro-batches per step and rank of dp */
+    int zero;                       /* ZeRO stage, 0 to 3 */
     Recomputation recompute;
 } Grid;
 
 typedef struct {
-    int gpus, per_node;             /* all; of a node */
-    bool published;                 /* time and placement as of the playbook's runs: costs.c says what differs */
-    int stored;                     /* bytes of an activation or weight: 2 in bf16, 4 in float */
-    int loss_rows;                  /* rows whose logits 09 has at once: 2048 on a GPU, 256 on a CPU */
+    int gpus, per_node;             /* in total; per node */
+    bool published;                 /* times and rank order of the playbook's runs; costs.c names the differences */
+    int stored;                     /* bytes per activation or weight: 2 in bf16, 4 in fp32 */
+    int loss_rows;                  /* rows whose logits exist at once: 2048 on a GPU, 256 on a CPU */
 } Cluster;
 
-/* What only runs can tell; fitted to those that the playbook published (runs.c), or exact for --pretend. */
+/* What only measurements can give: fitted to the playbook's published runs (runs.c), or exact for --pretend. */
 typedef struct {
-    double efficiency;              /* of matmuls: share of the peak */
-    double launch;                  /* seconds, of a layer and micro-batch: the host starts its kernels, both ways */
-    double hop;                     /* seconds, of a collective for each hop of its ring that leaves NVLink */
-    double sync;                    /* seconds, of a layer for each replica that its gradients are summed over */
-    double step;                    /* seconds, of a step, whatever is in it */
-    double stall;                   /* seconds, of a transfer between stages that went wrong (published runs) */
+    double efficiency;              /* of matmuls and attention: fraction of the peak */
+    double launch;                  /* seconds per layer and micro-batch: the host starts its kernels, both ways */
+    double hop;                     /* seconds per collective and hop of its ring outside NVLink */
+    double sync;                    /* seconds per layer and replica over which its gradients are summed */
+    double step;                    /* seconds per step, whatever it computes */
+    double stall;                   /* seconds per stalled transfer between pipeline stages (published runs only) */
 } Constants;
 enum { CONSTANTS = sizeof(Constants) / sizeof(double) };
 extern const char *const constant_name[CONSTANTS], *const constant_meaning[CONSTANTS];
-extern const Constants published_constants;     /* fitted by plan --runs playbook_runs.csv --fit */
-extern const Constants exact_constants;         /* for --pretend, whose machine does just what its numbers say */
+extern const Constants published_constants;     /* as fitted by plan --runs playbook_runs.csv --fit */
+extern const Constants exact_constants;         /* for --pretend: simulated hardware reaches its numbers exactly */
 
 typedef struct {
     double bytes[MEM_CATEGORIES], total;
-    int stage;                      /* whose rank this is: of the stage that needs most */
+    int stage;                      /* the pipeline stage that needs most, whose rank this is */
 } Memory;
 
-typedef struct {                    /* seconds of a step, by what one rank spends them on; they add up to total */
+typedef struct {                    /* seconds per step of one rank, by cause; they add up to total */
     double compute, launches, tensor, context, bubble, data, optimizer, fixed, total;
 } Time;
 enum { TIMES = 8 };
 extern const char *const time_name[TIMES];
 
-/* What a pipeline stage has, and what a micro-batch of it takes. */
+/* One pipeline stage: its layers, and seconds per micro-batch, forward and backward. */
 typedef struct {
-    int layers, embeddings, heads;  /* blocks; whether it has the embedding, the output projection */
-    double params;                  /* elements, of all its t ranks together */
-    double kernels, tensor, context, launches, seconds;     /* a micro-batch, forward and backward */
+    int layers, embeddings, heads;  /* blocks; 1 if it has the embedding, the output projection, else 0 */
+    double params;                  /* elements, on all its t ranks together */
+    double kernels, tensor, context, launches, seconds;
 } Stage;
 
 double model_parameters(const Model *m);
-double block_parameters(const Model *m);                /* of all ranks together */
-double model_flops(const Model *m);                     /* of a token: 6 N + 12 L h s, what MFU counts */
+double block_parameters(const Model *m);                /* of a full block */
+double model_flops(const Model *m);                     /* per token: 6 N + 12 L h s, what MFU counts */
 typedef enum { FORWARD, BACKWARD } Pass;
-double block_flops(const Model *m, double tokens, Pass pass);   /* of all t ranks; FlashAttention's causal half */
+double block_flops(const Model *m, double tokens, Pass pass);   /* of all t ranks; attention: the causal half only */
 double head_flops(const Model *m, double tokens);
 
-/* Fills stages[pp]: blocks and parameters. 09 gives each L/p blocks; nanotron fills a stage until the cost so far, of
- * blocks and then the head, passes the stage's part of the whole (its build_model). */
+/* Fills in stages[pp]: blocks and parameters. 09 gives each pipeline stage L/p blocks. nanotron (build_model) adds
+ * blocks to stage i until the cost so far, of blocks and then the head, passes (i+1)/p of the total. */
 void grid_stages(const Model *m, const Grid *g, Stage *stages);
 
-/* Of the rank that needs most. A model that is ours: what 09's predict() says, to the byte; ZeRO-2 and 3, which 09
- * doesn't have, by what 04 shards more. Another: what nanotron's runs took, within a few percent. */
+/* Memory of the rank that needs most. A model in 09: what 09's predict() gives, to the byte; ZeRO-2 and 3, which 09
+ * doesn't have, shard what they shard in 04. Other models: what nanotron's runs took, within a few percent. */
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 
-const char *memory_formula(const Model *m, const Grid *g, int category);        /* in words, for a person */
+const char *memory_formula(const Model *m, const Grid *g, int category);        /* in words */
 
-/* Also fills stages, if they are given, with their times. */
+/* Seconds of a step. Also fills in stages[pp], unless NULL. */
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 
-/* Memory above this share of the device's doesn't fit. Most published runs above it took 2.5 to 10 times as long as
- * those below, as if PyTorch's allocator returned memory and asked for it again in every step. */
+/* The fraction of a GPU's memory that a grid may use. Most published runs above it took 2.5 to 10 times as long as
+ * predicted, as if PyTorch's allocator returned memory and asked for it again in every step. */
 extern const double memory_limit;
 
-double grid_tokens(const Model *m, const Grid *g);      /* of a step */
+double grid_tokens(const Model *m, const Grid *g);      /* per step */
 
 #endif

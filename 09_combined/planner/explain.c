@@ -27,33 +27,33 @@ static const char *seconds_text(double s)
     return t;
 }
 
-void print_question(const Question *q)
+void print_query(const Query *q)
 {
     const Model *m = &q->model;
     const int gpus = q->cluster.gpus, per_node = q->cluster.per_node;
 
-    printf("%s: %.2f billion parameters (%d layers, hidden %d, %d heads%s, MLP %d%s, vocabulary %d%s)\n", m->name,
-           model_parameters(m) / 1e9, m->layers, m->hidden, m->heads, m->ours ? ", as 09_combined runs it" : "", m->mlp,
-           m->gated ? " gated" : "", m->vocab, m->tied ? " tied" : "");
-    printf("%d GPUs, %s, on %d node%s of %d; a step of %s tokens: %s sequences of %s\n", gpus, q->hardware.name,
+    printf("%s: %.2f billion parameters (%d layers, hidden %d, %d heads, MLP %d%s, vocabulary %d%s%s)\n", m->name,
+           model_parameters(m) / 1e9, m->layers, m->hidden, m->heads, m->mlp, m->gated ? " gated" : "", m->vocab,
+           m->tied ? " tied" : "", m->in_09 ? "; as 09_combined runs it" : "");
+    printf("%d GPUs, %s, on %d node%s of %d; %s tokens per step: %s sequences of %s\n", gpus, q->hardware.name,
            gpus > per_node ? gpus / per_node : 1, gpus > per_node ? "s" : "", gpus < per_node ? gpus : per_node,
            number_text((int64_t)q->sequences * m->seq), number_text(q->sequences), number_text(m->seq));
 }
 
-void print_table(const Question *q, const Choices *c)
+void print_table(const Query *q, const Candidates *c)
 {
     enum { BEST = 10 };
 
     printf("%s grids, of which %s fit", number_text(c->count), number_text(c->fitting));
     if (!isinf(q->hardware.memory))
-        printf(" in %.1f GiB per GPU (%.0f%% of its memory; fuller ones thrash)",
+        printf(" in %.1f GiB per GPU (%.0f%% of its memory: runs that used more were slow)",
                memory_limit * q->hardware.memory / GiB, 100 * memory_limit);
     printf("\n\n");
     printf("                                       GiB per GPU of the fullest rank          | seconds per step\n");
     printf("  tp cp pp   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
            " context bubble   data  optim  fixed   total | tok/s/GPU   MFU\n");
     for (int i = 0; i < c->fitting && i < BEST; i++) {
-        const Choice *x = &c->all[i];
+        const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
         const double *b = x->memory.bytes, *s = seconds(&x->time);
         printf("%4d %2d %2d %4d %5d %3d %4d %-6s", g->tp, g->cp, g->pp, g->dp, g->micro_batch, g->accumulate, g->zero,
@@ -68,8 +68,9 @@ void print_table(const Question *q, const Choices *c)
     printf("\n");
 }
 
-/* ---- Why: the playbook's three steps ---- */
+/* ---- The reasons: the playbook's three steps ---- */
 
+/* Whether two grids agree in all techniques but one: 0 tp, 1 cp, 2 pp, 3 zero, 4 micro-batch, 5 recompute. */
 static bool alike(const Grid *a, const Grid *b, int but)
 {
     return (but == 0 || a->tp == b->tp) && (but == 1 || a->cp == b->cp) && (but == 2 || a->pp == b->pp)
@@ -91,8 +92,8 @@ static bool other_recompute(const Grid *best, const Grid *g)
 
 static bool any(const Grid *best, const Grid *g) { (void)best, (void)g; return true; }
 
-/* "4.1% slower: bubble + 0.12 s, data - 0.03 s": what makes most of the difference, and what is gained by it. */
-static void print_difference(const Choice *best, const Choice *x)
+/* "4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
+static void print_difference(const Candidate *best, const Candidate *x)
 {
     int worst = 0, gain = 0;
     double d[TIMES];
@@ -130,22 +131,22 @@ static const char *changed_text(const Grid *from, const Grid *to)
     return text;
 }
 
-static void print_alone(const Question *q, const char *what, Grid g)
+static void print_alone(const Query *q, const char *what, Grid g)
 {
     const Memory m = grid_memory(&q->model, &g, &q->cluster);
 
     printf("   %-34s %8.1f GiB  %s\n", what, m.total / GiB, fits(q, &m) ? "fits" : "doesn't fit");
 }
 
-void print_steps(const Question *q, const Choices *c)
+void print_steps(const Query *q, const Candidates *c)
 {
-    const Choice *best = &c->all[0];
+    const Candidate *best = &c->all[0];
     const Grid *b = &best->grid;
     const int n = q->cluster.gpus;
     const struct {
         const char *what;
         int value;
-        bool (*unlike)(const Grid *best, const Grid *g);
+        bool (*differs)(const Grid *best, const Grid *g);
     } why[] = {{"tp", b->tp, other_tp}, {"cp", b->cp, other_cp}, {"pp", b->pp, other_pp}, {"zero", b->zero, other_zero},
                {"micro-batch", b->micro_batch, other_micro_batch}, {"recompute", b->recompute, other_recompute}};
 
@@ -153,7 +154,7 @@ void print_steps(const Question *q, const Choices *c)
     const Grid one = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .micro_batch = 1, .accumulate = 1};
     Grid g = one;
     print_alone(q, "alone:", g);
-    g.recompute = RECOMPUTE_BLOCKS;
+    g.recompute = FULL_RECOMPUTATION;
     print_alone(q, "alone, with recomputation:", g);
     for (int zero = 1; zero <= 3 && n > 1; zero++) {
         char text[64];
@@ -163,32 +164,32 @@ void print_steps(const Question *q, const Choices *c)
     }
     if (n > 1) {
         g = *b, g.micro_batch = 1;
-        print_alone(q, "the best grid, below:", g);
+        print_alone(q, "the best grid (below):", g);
     }
-    printf("2. Reach the batch. %d sequences = %d replica%s x %d per micro-batch x %d accumulated", q->sequences, b->dp,
-           b->dp > 1 ? "s" : "", b->micro_batch, b->accumulate);
-    printf(q->sequences < n ? "; fewer than GPUs: %d ranks or more must share each sequence\n" : "\n",
+    printf("2. Reach the batch. %d sequences = %d per micro-batch x %d micro-batch%s x %d replica%s", q->sequences,
+           b->micro_batch, b->accumulate, b->accumulate > 1 ? "es" : "", b->dp, b->dp > 1 ? "s" : "");
+    printf(q->sequences < n ? "; fewer than GPUs: at least %d ranks must split each sequence's work\n" : "\n",
            (n + q->sequences - 1) / q->sequences);
     printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b));
     for (size_t i = 0; i < sizeof why / sizeof *why; i++) {
-        const Choice *x = fastest_unlike(c, why[i].unlike);
+        const Candidate *x = fastest_other(c, why[i].differs);
         printf("   %-11s %-4s ", why[i].what, i < 5 ? number_text(why[i].value) : b->recompute ? "full" : "none");
         if (x) {
             printf("with %s it is ", changed_text(b, &x->grid));
             print_difference(best, x);
         } else
-            printf("no other fits, or none is possible");
+            printf("no other value fits or is possible");
         g = *b;
         int *const ranks = i == 0 ? &g.tp : i == 1 ? &g.cp : i == 2 ? &g.pp : NULL;
-        if (ranks && *ranks % 2 == 0) {                 /* half of them, and twice the replicas */
+        if (ranks && *ranks % 2 == 0) {                 /* half as many ranks, twice the replicas */
             *ranks /= 2, g.dp *= 2, g.micro_batch = 1, g.accumulate = q->sequences / g.dp;
             const Memory m = grid_memory(&q->model, &g, &q->cluster);
-            if (!grid_wrong(q, &g) && !fits(q, &m))
-                printf("; with %d a micro-batch of 1 needs %.1f GiB", *ranks, m.total / GiB);
+            if (!grid_error(q, &g) && !fits(q, &m))
+                printf("; with %s=%d, even micro-batch=1 needs %.1f GiB", why[i].what, *ranks, m.total / GiB);
         }
         printf("\n");
     }
-    const Choice *second = fastest_unlike(c, any);
+    const Candidate *second = fastest_other(c, any);
     if (second) {
         printf("   second best:     with %s it is ", changed_text(b, &second->grid));
         print_difference(best, second);
@@ -198,20 +199,20 @@ void print_steps(const Question *q, const Choices *c)
 
 /* ---- Every formula ---- */
 
-static void print_memory(const Question *q, const Grid *g)
+static void print_memory(const Query *q, const Grid *g)
 {
     const Memory m = grid_memory(&q->model, g, &q->cluster);
 
-    printf("memory of the fullest rank, of stage %d; h %d, f %d, v %d\n", m.stage, q->model.hidden, q->model.mlp,
-           q->model.vocab);
+    printf("memory of the fullest rank, on pipeline stage %d; h %d, f %d, v %d\n", m.stage, q->model.hidden,
+           q->model.mlp, q->model.vocab);
     for (int k = 0; k < MEM_CATEGORIES; k++)
         printf("  %-14s %20s bytes  %s\n", memory_name[k], number_text(llround(m.bytes[k])),
                memory_formula(&q->model, g, k));
-    printf("  %-14s %20s bytes, %.1f GiB, of %.1f that fit\n", "total", number_text(llround(m.total)), m.total / GiB,
+    printf("  %-14s %20s bytes, %.1f GiB; %.1f fit\n", "total", number_text(llround(m.total)), m.total / GiB,
            memory_limit * q->hardware.memory / GiB);
 }
 
-void print_formulas(const Question *q, const Grid *g)
+void print_formulas(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
     const Constants *k = &q->constants;
@@ -219,13 +220,13 @@ void print_formulas(const Question *q, const Grid *g)
     const double rows = (double)g->micro_batch * m->seq / g->cp;
     Stage stages[g->pp];
     const Time t = grid_time(m, g, &q->cluster, h, k, stages);
-    const Choice c = choose(q, g);
+    const Candidate c = candidate_of(q, g);
 
     printf("\n%s\n\n", grid_text(g));
     print_memory(q, g);
     printf("\na micro-batch: %d x %d / cp = %.0f tokens per rank\n", g->micro_batch, m->seq, rows);
     const double block = block_flops(m, rows, FORWARD) + block_flops(m, rows, BACKWARD);
-    printf("  block: tokens x (6 x elements of matrices + 7 h s) = %.4g FLOPs over tp %d x %.3f x %.4g FLOP/s = %s\n",
+    printf("  block: tokens x (6 x matrix elements + 7 h s) = %.4g FLOPs / (tp %d x %.3f x %.4g FLOP/s) = %s\n",
            block, g->tp, k->efficiency, h->peak, seconds_text(block / (g->tp * k->efficiency * h->peak)));
     printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows),
            seconds_text(head_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
@@ -234,31 +235,33 @@ void print_formulas(const Question *q, const Grid *g)
         printf("  %5d %6d %4d %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
                seconds_text(stages[i].kernels), seconds_text(stages[i].tensor), seconds_text(stages[i].context),
                seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
-    printf("  kernels: blocks and head, with 4 x tokens x (34h + 6f) / tp bytes per block through memory, and an "
-           "eighth of its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
-           "  context: what attention doesn't hide of K and V\n  launches: %s per block (%s with recomputation); %s "
-           "per transfer and hop outside NVLink\n  seconds: the longer of kernels + tensor + context and launches\n",
-           m->ours ? "two behind products" : "none hidden", seconds_text(k->launch), seconds_text(k->launch * 4 / 3),
-           seconds_text(k->hop));
-    printf("\na step: all stages once, and %d times the slowest (or what messages between stages let through)\n",
-           g->accumulate - 1);
+    printf("  kernels: FLOPs of blocks and head; per block 4 x tokens x (34h + 6f) / tp bytes of memory traffic and "
+           "1/8 of its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
+           "  context: transfers of K and V that attention doesn't hide\n  launches: %s per block (%s with "
+           "recomputation); %s per transfer and hop outside NVLink\n"
+           "  seconds: the longer of kernels + tensor + context and launches\n",
+           m->in_09 ? "two hidden behind matmuls" : "none hidden", seconds_text(k->launch),
+           seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
+    printf("\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
+           "stages / micro-batches in flight)\n", g->accumulate - 1);
     printf("  compute    %10s  accumulate x the mean of the stages' kernels\n", seconds_text(t.compute));
-    printf("  launches   %10s  what they take longer\n", seconds_text(t.launches));
+    printf("  launches   %10s  what launches take longer than kernels + tensor + context\n", seconds_text(t.launches));
     printf("  tensor     %10s\n  context    %10s\n", seconds_text(t.tensor), seconds_text(t.context));
-    printf("  bubble     %10s  the rest of the pipeline: filling, draining, stages that aren't alike; (p - 1) / m = "
-           "%.3f\n", seconds_text(t.bubble), (g->pp - 1.0) / g->accumulate);
-    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients of 4 bytes, weights of %d, "
+    printf("  bubble     %10s  the rest of the pipeline: fill, drain, unequal pipeline stages; (p - 1) / m = %.3f\n",
+           seconds_text(t.bubble), (g->pp - 1.0) / g->accumulate);
+    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients (4 bytes) and weights (%d), "
            "%s; %s per layer and replica over nodes\n", seconds_text(t.data), g->zero, g->dp * g->cp, q->cluster.stored,
            g->zero == 0 ? "what the last backward doesn't hide"
-           : g->zero > 1 ? "what the passes don't hide"
-           : m->ours ? "the scatter behind the last backward" : "not hidden", seconds_text(k->sync));
-    printf("  optimizer  %10s  100 bytes of memory per parameter that this rank updates\n", seconds_text(t.optimizer));
+           : g->zero > 1 ? "what forward and backward don't hide"
+           : m->in_09 ? "the reduce-scatter behind the last backward" : "not hidden", seconds_text(k->sync));
+    printf("  optimizer  %10s  100 bytes of memory traffic per parameter that this rank updates\n",
+           seconds_text(t.optimizer));
     printf("  fixed      %10s\n", seconds_text(t.fixed));
     printf("  total      %10s  %.0f tokens/s per GPU, MFU %.1f%% (6N + 12 L h s FLOPs per token)\n",
            seconds_text(t.total), c.tokens, 100 * c.mfu);
 }
 
-void write_csv(const Choices *c, const char *file)
+void write_csv(const Candidates *c, const char *file)
 {
     FILE *f = fopen(file, "w");
 
@@ -272,7 +275,7 @@ void write_csv(const Choices *c, const char *file)
         fprintf(f, ",%s_seconds", time_name[k]);
     fprintf(f, ",total_seconds,tokens_per_second_per_gpu,mfu\n");
     for (int i = 0; i < c->count; i++) {
-        const Choice *x = &c->all[i];
+        const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
         fprintf(f, "%d,%d,%d,%d,%d,%d,%d,%s,%d", g->tp, g->cp, g->pp, g->dp, g->micro_batch, g->accumulate, g->zero,
                 g->recompute ? "full" : "none", i < c->fitting);

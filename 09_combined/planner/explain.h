@@ -1,13 +1,13 @@
-/* What a person reads of a plan. */
+/* A plan as text: the query, the best grids, the reasons, the formulas with their numbers. */
 #ifndef EXPLAIN_H
 #define EXPLAIN_H
 
 #include "search.h"
 
-void print_question(const Question *q);
-void print_table(const Question *q, const Choices *c);          /* the best ten */
-void print_steps(const Question *q, const Choices *c);          /* why: the playbook's three steps */
-void print_formulas(const Question *q, const Grid *g);          /* every formula, with its numbers */
-void write_csv(const Choices *c, const char *file);
+void print_query(const Query *q);
+void print_table(const Query *q, const Candidates *c);          /* the ten fastest that fit */
+void print_steps(const Query *q, const Candidates *c);          /* the reasons, in the playbook's three steps */
+void print_formulas(const Query *q, const Grid *g);          /* every formula with its numbers */
+void write_csv(const Candidates *c, const char *file);          /* every candidate; fails if it cannot */
 
 #endif

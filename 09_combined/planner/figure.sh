@@ -1,5 +1,5 @@
 #!/bin/sh
-# One plan as a figure: memory of the ten fastest grids, and tokens/s per GPU of the fastest on fewer and more GPUs.
+# Draws a plan: memory of the ten fastest grids, and tokens/s per GPU of the fastest grid on 1 to 1024 GPUs.
 #   figure.sh FILE.svg PLAN --model NAME --gpus N ...
 set -eu
 svg=$1 plan=$2
@@ -7,7 +7,7 @@ shift 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 $plan "$@" --csv "$work/all" >"$work/text"
-# GiB by category, and what each grid is
+# per grid: its name, GiB by category, tokens/s
 awk -F, 'NR > 1 && NR <= 11 && $9 {
     name = ""; split("tp cp pp dp", direction, " ")
     for (i = 1; i <= 4; i++) if ($i > 1) name = name direction[i] " " $i ", "

@@ -1,4 +1,4 @@
-/* What can be planned for: models and hardware. */
+/* Models and hardware to plan for. */
 #include "machines.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 
 #define GiB 1073741824.0
 
-/* Datasheets. Memory: what a program finds of it. Network: a node's eight adapters. */
+/* From datasheets. Memory: what a program can allocate. Network: the eight adapters of a node. */
 static const Hardware table[] = {
     {"a100", 312e12, 79.2 * GiB, 2.039e12, 300e9, 200e9, 0,
      "NVIDIA A100 80GB SXM: 312 TFLOP/s, 2,039 GB/s, NVLink 600 GB/s both ways; DGX A100: 8 x 200 Gb/s"},
@@ -45,29 +45,29 @@ Hardware hardware_named(const char *text)
     if (sscanf(text, "%lf,%lf,%lf,%lf,%lf%c", &tflops, &memory, &bandwidth, &nvlink, &network, &rest) != 5
         || !(tflops > 0 && memory > 0 && bandwidth > 0 && nvlink > 0 && network > 0) || !isfinite(tflops + memory)
         || !isfinite(bandwidth + nvlink + network))
-        fail_usage("--hardware: expected one of %s, or five numbers TFLOPS,GIB,GB/S,GB/S,GB/S (a GPU's peak, memory, "
-                   "its bandwidth, NVLink, and a node's network), such as 989,79.6,3350,450,400; got '%s'",
+        fail_usage("--hardware: expected one of %s, or five numbers TFLOPS,GIB,GB/S,GB/S,GB/S (per GPU peak, memory, "
+                   "memory bandwidth, NVLink; network per node), such as 989,79.6,3350,450,400; got '%s'",
                    hardware_names(), text);
     h.peak = 1e12 * tflops, h.memory = GiB * memory, h.bandwidth = 1e9 * bandwidth;
     h.nvlink = 1e9 * nvlink, h.network = 1e9 * network;
     return h;
 }
 
-Hardware hardware_pretended(const char *text)
+Hardware hardware_simulated(const char *text)
 {
     double gflops, gigabytes, microseconds;
     char rest;
 
     if (sscanf(text, "%lf,%lf,%lf%c", &gflops, &gigabytes, &microseconds, &rest) != 3 || !(gflops > 0)
         || !(gigabytes > 0) || !(microseconds >= 0) || !isfinite(gflops + gigabytes + microseconds))
-        fail_usage("--pretend: expected GFLOPS,GB/S,MICROSECONDS as the programs take it, such as 10,0.7,100; got '%s'",
+        fail_usage("--pretend: expected GFLOPS,GB/S,MICROSECONDS as for the programs, such as 10,0.7,100; got '%s'",
                    text);
     return (Hardware){.name = "--pretend", .peak = 1e9 * gflops, .memory = INFINITY, .bandwidth = INFINITY,
                       .nvlink = 1e9 * gigabytes, .network = 1e9 * gigabytes, .latency = 1e-6 * microseconds};
 }
 
-/* The models of the published runs, of Llama's kind; 1B and 3B tie the embedding. Their heads aren't published, but 32
- * tensor-parallel ranks divided those of each. */
+/* The models of the published runs: Llama's architecture; 1B and 3B tie the embedding. The number of heads is not
+ * published, but 32 tensor-parallel ranks divided it in each model. */
 static const Model published[] = {
     {"1b", 16, 2048, 32, 32, 8192, 131072, 4096, true, true, false},
     {"3b", 28, 3072, 32, 32, 8192, 131072, 4096, true, true, false},
@@ -101,7 +101,7 @@ bool model_find(Model *m, const char *name)
         return false;
     *m = (Model){.layers = p->config.layers, .hidden = p->config.hidden, .heads = p->config.heads,
                  .kv_heads = p->config.heads, .mlp = 4 * p->config.hidden, .vocab = p->config.vocab,
-                 .seq = p->config.seq, .tied = true, .ours = true};
+                 .seq = p->config.seq, .tied = true, .in_09 = true};
     snprintf(m->name, sizeof m->name, "%s", name);
     return true;
 }

@@ -1,4 +1,4 @@
-# A plan (figure.sh). memory: the grid's name, GiB of seven categories, tokens/s; scaling: GPUs, tokens/s of one.
+# A plan (figure.sh). memory: the grid's name, GiB of seven categories, tokens/s; scaling: GPUs, tokens/s per GPU.
 set terminal svg size 960,470 font "sans-serif,12" background "white"
 set output svg
 set border 3 lc rgb "#666666"
@@ -7,7 +7,7 @@ set multiplot
 set size 0.63,1
 set origin 0,0
 set title title.": the ten fastest grids" tc rgb "#333333"
-set xlabel "GiB of the fullest rank; 2 x 4: micro-batches of 2, 4 accumulated" tc rgb "#333333"
+set xlabel "GiB on the fullest rank; 2 x 4: 2 sequences x 4 micro-batches" tc rgb "#333333"
 set lmargin at screen 0.235
 set rmargin at screen 0.62
 set style fill solid 1 noborder
@@ -26,7 +26,7 @@ unset key
 set bmargin at screen 0.26
 set lmargin at screen 0.71
 set rmargin at screen 0.985
-set title "the fastest grid by number of GPUs" tc rgb "#333333"
+set title "the fastest grid, by number of GPUs" tc rgb "#333333"
 set xlabel "GPUs" tc rgb "#333333"
 set ylabel "tokens/s per GPU" offset 1,0 tc rgb "#333333"
 set xrange [*:*]

@@ -1,5 +1,5 @@
-# Published runs and what is predicted of them. memory: the grid, GiB measured, GiB predicted; best_MODEL: nodes, tokens/s
-# per GPU of the fastest run, of the run that the planner chooses, and what it predicts of that.
+# Published runs and their predictions. memory: the grid, GiB measured, GiB predicted; best_MODEL: nodes, tokens/s per
+# GPU of the fastest run, of the run that the planner chooses, and predicted for the chosen run.
 set terminal svg size 960,470 font "sans-serif,12" background "white"
 set output "09_combined/planner/published.svg"
 set border 3 lc rgb "#666666"
@@ -10,19 +10,19 @@ set rmargin at screen 0.47
 set bmargin at screen 0.13
 set tmargin at screen 0.91
 set title "8B on 128 GPUs, ZeRO-1, micro-batches of 1" tc rgb "#333333"
-set xlabel "GiB of the fullest rank" tc rgb "#333333"
+set xlabel "GiB on the fullest rank" tc rgb "#333333"
 set style fill solid 1 noborder
 stats work."/memory" using 2 nooutput
 set yrange [STATS_records - 0.4:-0.6]
 set xrange [0:70]
 set grid xtics lc rgb "#dddddd"
 set key bottom right samplen 1 opaque box lc rgb "#ffffff"
-plot work."/memory" using (0):0:(0):3:($0-0.35):($0+0.35):ytic(1) with boxxyerror lc rgb "#a0cbe8" title "planner", \
+plot work."/memory" using (0):0:(0):3:($0-0.35):($0+0.35):ytic(1) with boxxyerror lc rgb "#a0cbe8" title "predicted", \
      "" using 2:0 with points pt 7 ps 0.7 lc rgb "#222222" title "published"
 set ytics nomirror auto
 set lmargin at screen 0.59
 set rmargin at screen 0.985
-set title "the fastest grid by number of nodes" tc rgb "#333333"
+set title "the fastest grid, by number of nodes" tc rgb "#333333"
 set xlabel "nodes of 8 H100s" tc rgb "#333333"
 set ylabel "tokens/s per GPU" offset 1,0 tc rgb "#333333"
 set xrange [0.8:80]
@@ -37,6 +37,6 @@ array color[4] = [0x4e79a7, 0xf28e2b, 0x59a14f, 0xb07aa1]
 plot for [i = 1:4] work."/best_".model[i] using 1:2 with points pt 7 ps 0.8 lc rgb color[i] \
          title model[i].": published", \
      for [i = 1:4] work."/best_".model[i] using 1:3 with points pt 6 ps 1.5 lw 1.5 lc rgb color[i] \
-         title (i == 4 ? "the planner's choice among the runs" : ""), \
+         title (i == 4 ? "the run that the planner chooses" : ""), \
      for [i = 1:4] work."/best_".model[i] using 1:4 with lines lw 1.5 lc rgb color[i] \
-         title (i == 4 ? "and what it predicts" : "")
+         title (i == 4 ? "predicted for this run" : "")

@@ -13,7 +13,7 @@ static const double GiB = 1073741824;
 
 /* ---- The file ---- */
 
-enum { MOST_STAGES = 4096 };
+enum { MAX_STAGES = 4096 };
 enum { MODEL, NODES, MICRO_BATCH, ACCUMULATE, DP, PP, TP, ZERO, TOKENS, MEMORY, COLUMNS };
 static const char *const column_name[COLUMNS] = {
     "model", "nodes", "micro_batch", "accumulate", "dp", "pp", "tp", "zero", "tokens_per_second_per_gpu", "memory"};
@@ -35,8 +35,8 @@ static double number(const char *file, int row, const char *line, int at, int co
     const double x = strtod(text, &end);
 
     if (!length || end != text + length || !(x >= least) || !isfinite(x) || (column < TOKENS && x != floor(x)))
-        fail("%s, line %d: %s: expected a%s number from %g on, got '%.*s'", file, row, column_name[column],
-             column < TOKENS ? " whole" : "", least, length, text);
+        fail("%s, line %d: %s: expected %s of at least %g, got '%.*s'", file, row, column_name[column],
+             column < TOKENS ? "an integer" : "a number", least, length, text);
     return x;
 }
 
@@ -58,11 +58,11 @@ static Run run_of(const char *file, int row, const char *line, const int *at)
                     .tp = number(file, row, line, at[TP], TP, 1), .cp = 1,
                     .zero = number(file, row, line, at[ZERO], ZERO, 0)};
     if ((double)r.grid.dp * r.grid.pp * r.grid.tp != r.cluster.gpus)
-        fail("%s, line %d: dp %d x pp %d x tp %d are %.0f ranks: expected %d, 8 on each of its nodes", file, row,
-             r.grid.dp, r.grid.pp, r.grid.tp, (double)r.grid.dp * r.grid.pp * r.grid.tp, r.cluster.gpus);
-    if (r.grid.zero > 3 || r.grid.pp > MOST_STAGES)
-        fail("%s, line %d: zero %d, pp %d: expected zero up to 3, pp up to %d", file, row, r.grid.zero, r.grid.pp,
-             MOST_STAGES);
+        fail("%s, line %d: dp %d x pp %d x tp %d: expected %d ranks, 8 per node, got %.0f", file, row, r.grid.dp,
+             r.grid.pp, r.grid.tp, r.cluster.gpus, (double)r.grid.dp * r.grid.pp * r.grid.tp);
+    if (r.grid.zero > 3 || r.grid.pp > MAX_STAGES)
+        fail("%s, line %d: zero %d, pp %d: expected zero from 0 to 3, pp from 1 to %d", file, row, r.grid.zero,
+             r.grid.pp, MAX_STAGES);
     r.measured = number(file, row, line, at[TOKENS], TOKENS, 0);
     r.memory = GiB * number(file, row, line, at[MEMORY], MEMORY, 0);
     return r;
@@ -113,7 +113,7 @@ Runs runs_read(const char *file)
     fclose(f);
     free(line);
     if (!r.count)
-        fail("--runs %s: expected runs, a line for each below one with the columns' names; got none", file);
+        fail("--runs %s: expected a line of column names, then a line per run; got none", file);
     return r;
 }
 
@@ -130,7 +130,7 @@ void runs_write(const Runs *r, const char *file)
         fail("--predictions %s: %s", file, strerror(errno));
 }
 
-/* ---- Predictions, and the constants with which they are best ---- */
+/* ---- Predictions, and the fit of the constants ---- */
 
 static double predicted(const Run *r, const Hardware *h, const Constants *k)
 {
@@ -148,10 +148,10 @@ void runs_predict(Runs *r, const Hardware *h, const Constants *k, int group)
     }
 }
 
-static const double MOST = 0.25;
+static const double MAX_LOSS = 0.25;    /* per run */
 
-typedef struct {
-    double x[CONSTANTS], loss;      /* logarithms */
+typedef struct {                        /* a corner of the simplex: logarithms of the constants, and their loss */
+    double x[CONSTANTS], loss;
 } Point;
 
 static Constants constants_of(const Point *p)
@@ -165,7 +165,7 @@ static Constants constants_of(const Point *p)
     return k;
 }
 
-static void measure(Point *p, const Runs *r, const Hardware *h, int without)
+static void compute_loss(Point *p, const Runs *r, const Hardware *h, int without)
 {
     const Constants k = constants_of(p);
     double sum = 0;
@@ -173,7 +173,7 @@ static void measure(Point *p, const Runs *r, const Hardware *h, int without)
 
     for (int i = 0; i < r->count; i++)
         if (r->all[i].group != without) {
-            sum += fmin(MOST, fabs(log(predicted(&r->all[i], h, &k) / r->all[i].measured)));
+            sum += fmin(MAX_LOSS, fabs(log(predicted(&r->all[i], h, &k) / r->all[i].measured)));
             counted++;
         }
     p->loss = sum / counted;
@@ -186,8 +186,8 @@ static int by_loss(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The point that lies `far` times as far behind the centre of all but the worst as the worst lies before it. */
-static Point beyond(const Point *points, double far, const Runs *r, const Hardware *h, int without)
+/* The worst point (points[CONSTANTS]) reflected at the centre of the others, `factor` times as far from it. */
+static Point reflect(const Point *points, double factor, const Runs *r, const Hardware *h, int without)
 {
     Point p;
 
@@ -195,9 +195,9 @@ static Point beyond(const Point *points, double far, const Runs *r, const Hardwa
         double centre = 0;
         for (int i = 0; i < CONSTANTS; i++)
             centre += points[i].x[c] / CONSTANTS;
-        p.x[c] = centre + far * (centre - points[CONSTANTS].x[c]);
+        p.x[c] = centre + factor * (centre - points[CONSTANTS].x[c]);
     }
-    measure(&p, r, h, without);
+    compute_loss(&p, r, h, without);
     return p;
 }
 
@@ -212,18 +212,18 @@ Constants runs_fit(const Runs *r, const Hardware *h, int without)
     for (int c = 0; c < CONSTANTS; c++)
         best->x[c] = log(value[c]);
     for (int restart = 0; restart < RESTARTS; restart++) {
-        for (int i = 0; i <= CONSTANTS; i++) {          /* from the best, a step along each axis */
+        for (int i = 0; i <= CONSTANTS; i++) {          /* a simplex: the best, and one step from it along each axis */
             points[i] = *best;
             if (i)
                 points[i].x[i - 1] += restart ? -0.15 : 0.3;
-            measure(&points[i], r, h, without);
+            compute_loss(&points[i], r, h, without);
         }
         for (int round = 0; round < ROUNDS; round++) {
             qsort(points, CONSTANTS + 1, sizeof *points, by_loss);
-            Point p = beyond(points, 1, r, h, without);
+            Point p = reflect(points, 1, r, h, without);
             if (p.loss < best->loss) {
-                const Point further = beyond(points, 2, r, h, without);
-                *worst = further.loss < p.loss ? further : p;
+                const Point expanded = reflect(points, 2, r, h, without);
+                *worst = expanded.loss < p.loss ? expanded : p;
                 continue;
             }
             if (p.loss < points[CONSTANTS - 1].loss) {
@@ -231,15 +231,15 @@ Constants runs_fit(const Runs *r, const Hardware *h, int without)
                 continue;
             }
             const double bound = fmin(p.loss, worst->loss);
-            p = beyond(points, p.loss < worst->loss ? 0.5 : -0.5, r, h, without);
+            p = reflect(points, p.loss < worst->loss ? 0.5 : -0.5, r, h, without);      /* contract */
             if (p.loss < bound) {
                 *worst = p;
                 continue;
             }
-            for (int i = 1; i <= CONSTANTS; i++) {      /* all halfway to the best */
+            for (int i = 1; i <= CONSTANTS; i++) {      /* shrink: all halfway to the best */
                 for (int c = 0; c < CONSTANTS; c++)
                     points[i].x[c] = (points[i].x[c] + best->x[c]) / 2;
-                measure(&points[i], r, h, without);
+                compute_loss(&points[i], r, h, without);
             }
         }
         qsort(points, CONSTANTS + 1, sizeof *points, by_loss);

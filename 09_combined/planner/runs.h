@@ -1,4 +1,4 @@
-/* The runs that the playbook published, and how near the formulas come to them. */
+/* The playbook's published runs, against the formulas' predictions. */
 #ifndef RUNS_H
 #define RUNS_H
 
@@ -8,10 +8,10 @@ typedef struct {
     Model model;
     Cluster cluster;
     Grid grid;
-    int group;                      /* the runs of one model on as many nodes: among them a planner has to choose */
-    double measured, memory;        /* tokens/s of a GPU; bytes of the rank that took most */
+    int group;                      /* of the runs of one model on as many nodes, from which a planner chooses */
+    double measured, memory;        /* tokens/s per GPU; bytes on the rank that needed most */
     double predicted, predicted_memory;
-    char *line;                     /* as it is in the file */
+    char *line;                     /* as in the file */
 } Run;
 
 typedef struct {
@@ -20,23 +20,23 @@ typedef struct {
     char *header;
 } Runs;
 
-/* Reads a file in playbook_runs.csv's form; columns by their names, in any order. What can't be read fails with the
- * file's name and the line's number. */
+/* Reads a file in the format of playbook_runs.csv; columns by name, in any order. Fails with the file's name and the
+ * line's number. */
 Runs runs_read(const char *file);
 
-/* Fills predicted and predicted_memory, with the constants; the times of the runs of `group` alone, or of all: -1. */
+/* Fills in predicted_memory of all runs, and predicted, with these constants, of the runs of `group`; -1: of all. */
 void runs_predict(Runs *r, const Hardware *h, const Constants *k, int group);
 
-/* The constants with the least mean |log(predicted / measured)|, no run counting for more than a quarter (some failed
- * and were slower by ten times); by Nelder and Mead (1965), in logarithms, from round guesses. Leaves one group out;
- * -1: none. */
+/* Fits the constants: the least mean of |log(predicted / measured)|, at most 1/4 per run, as some failed and were ten
+ * times slower. By the simplex of Nelder and Mead (1965), in logarithms, from round guesses. Leaves out the group
+ * `without`; -1: none. */
 Constants runs_fit(const Runs *r, const Hardware *h, int without);
 
-/* The file, with the columns predicted_tokens_per_second_per_gpu and predicted_memory (GiB). */
+/* Writes the runs with two more columns, predicted_tokens_per_second_per_gpu and predicted_memory (GiB). */
 void runs_write(const Runs *r, const char *file);
 
-/* A table by group and in all: median errors, rank correlation, regret (by how much the layout chosen is slower than
- * the fastest measured one of its group) of the planner and of three rules that need no formulas. */
+/* Prints, per group and in total: median errors, rank correlation, and the regret of the planner and of three rules
+ * without formulas. Regret: how much slower the chosen grid ran than the fastest of its group. */
 void runs_print(const Runs *r);
 
 #endif

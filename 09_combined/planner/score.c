@@ -1,4 +1,4 @@
-/* How good the choices are that the formulas lead to, among published runs. */
+/* How good the planner's choices among the published runs are. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static double median(double *x, int n)
     return n ? (x[(n - 1) / 2] + x[n / 2]) / 2 : NAN;
 }
 
-/* Of each of n numbers, how many are smaller; those that are equal share the mean. */
+/* The rank of each of n numbers: how many are smaller. Equal numbers have their mean rank. */
 static void ranks(double *rank, const double *x, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -46,7 +46,7 @@ static double spearman(const double *x, const double *y, int n)
     return xx && yy ? xy / sqrt(xx * yy) : 1;
 }
 
-/* Rules: the run that comes first by a list of numbers, each as small as possible. */
+/* A rule chooses the run with the smallest first key; of equals, the smallest second key; and so on. */
 enum { KEYS = 4 };
 static void pipeline_last(const Run *r, double *key)    /* pp = 1, the smallest tp up to 8, the largest micro-batch */
 {
@@ -55,7 +55,7 @@ static void pipeline_last(const Run *r, double *key)    /* pp = 1, the smallest 
     memcpy(key, list, sizeof list);
 }
 
-static void whole_node(const Run *r, double *key)       /* tp = 8, the smallest pp */
+static void full_node(const Run *r, double *key)       /* tp = 8, the smallest pp */
 {
     const double list[KEYS] = {fabs(log(r->grid.tp / 8.0)), r->grid.pp, -r->grid.micro_batch, -r->grid.zero};
 
@@ -82,12 +82,12 @@ static const struct {
 } choosers[] = {
     {"planner", planner},
     {"smallest pp, then tp, largest micro-batch, ZeRO-1", pipeline_last},
-    {"tp = 8, smallest pp, largest micro-batch, ZeRO-1", whole_node},
+    {"tp = 8, smallest pp, largest micro-batch, ZeRO-1", full_node},
     {"smallest tp x pp, of it tp first, largest micro-batch, ZeRO-1", least_model_parallel},
 };
 enum { CHOOSERS = sizeof choosers / sizeof *choosers };
 
-/* How much slower than the fastest run of its group the one is that is chosen. Rules, too, choose among what fits. */
+/* By how much a group's chosen run is slower than its fastest. All published runs fit, so rules choose among these. */
 static double regret(const Runs *r, int group, int chooser)
 {
     double first[KEYS] = {INFINITY}, fastest = 0, chosen = 0;
@@ -109,7 +109,7 @@ static double regret(const Runs *r, int group, int chooser)
     return 1 - chosen / fastest;
 }
 
-/* Medians over the runs of a group, or of all; `easy`: those without a pipeline and with tp within a node. */
+/* Median error over the runs of a group; -1: of all. `easy`: only runs without a pipeline and with tp inside a node. */
 static double median_error(const Runs *r, int group, bool memory, bool easy)
 {
     double *error = malloc(r->count * sizeof *error);
@@ -130,7 +130,7 @@ static double median_error(const Runs *r, int group, bool memory, bool easy)
 
 void runs_print(const Runs *r)
 {
-    enum { SMALL = 32 };                        /* nodes: above them the published runs contradict each other */
+    enum { SMALL = 32 };                        /* nodes; on more, the published runs contradict each other */
     double *x = malloc(2 * r->count * sizeof *x), *y = x + r->count;
     double regrets[CHOOSERS] = {0}, correlation = 0;
     int good[CHOOSERS] = {0}, small_groups = 0;
@@ -165,7 +165,7 @@ void runs_print(const Runs *r)
     printf("  where pp = 1 and tp <= 8       %5.1f%%\n", 100 * median_error(r, -1, false, true));
     printf("median error of memory           %5.1f%%\n", 100 * median_error(r, -1, true, false));
     printf("mean rank correlation (Spearman) %6.2f\n", correlation);
-    printf("mean regret, and in how many of the %d groups up to %d nodes the choice is within 10%% of the fastest\n",
+    printf("mean regret; how many of the %d groups up to %d nodes have a choice within 10%% of the fastest\n",
            small_groups, SMALL);
     for (int c = 0; c < CHOOSERS; c++)
         printf("  %-62s %5.1f%% %4d (%.0f%%)\n", choosers[c].what, 100 * regrets[c], good[c],

@@ -1,4 +1,4 @@
-/* All grids of a cluster, and what each would cost. */
+/* Every grid of ranks of a cluster, with its cost. */
 #ifndef SEARCH_H
 #define SEARCH_H
 
@@ -8,35 +8,37 @@ typedef struct {
     Grid grid;
     Memory memory;
     Time time;
-    double tokens, mfu;             /* tokens/s of a GPU; share of the peak, recomputation not counted */
-} Choice;
+    double tokens, mfu;             /* tokens/s per GPU; fraction of the peak, without recomputed FLOPs */
+} Candidate;
 
 typedef struct {
-    Choice *all;                    /* those that fit, the fastest first; then the others, the smallest first */
+    Candidate *all;                 /* those that fit, fastest first; then the others, smallest first */
     int count, fitting;
-} Choices;
+} Candidates;
 
-typedef struct {                    /* what is asked */
+typedef struct {                    /* the input of a plan */
     Model model;
     Cluster cluster;
     Hardware hardware;
     Constants constants;
-    int sequences;                  /* of a step */
-} Question;
+    int sequences;                  /* per step, on all ranks together */
+} Query;
 
-/* What a grid must keep to; NULL: nothing is wrong. Otherwise values, and what would be right, in one line. */
-const char *grid_wrong(const Question *q, const Grid *g);
+/* NULL if a grid is possible; else why not, in one line: the values, and what is expected. Static: copy to keep. */
+const char *grid_error(const Query *q, const Grid *g);
 
-Choice choose(const Question *q, const Grid *g);
-bool fits(const Question *q, const Memory *m);
+Candidate candidate_of(const Query *q, const Grid *g);
+bool fits(const Query *q, const Memory *m);
 
-/* Fails, with what would be possible, if there is no grid, or none that fits. */
-Choices search(const Question *q);
+/* All candidates. Fails if no grid is possible, or none fits, and names what would be. */
+Candidates search(const Query *q);
 
-/* The fastest that fits and differs from the best in what `same` finds unlike; NULL: there is none. */
-const Choice *fastest_unlike(const Choices *c, bool (*unlike)(const Grid *best, const Grid *g));
+/* The fastest candidate that fits and differs() from the best; NULL: none. */
+const Candidate *fastest_other(const Candidates *c, bool (*differs)(const Grid *best, const Grid *g));
 
-const char *grid_text(const Grid *g);           /* "tp=2,pp=4,dp=8,..."; good until the eighth call after */
-Grid grid_parse(const Question *q, const char *text);   /* the same; what isn't named is 1, dp and accumulate follow */
+const char *grid_text(const Grid *g);           /* "tp=2,pp=4,dp=8,..."; valid until the eighth next call */
+
+/* Reads such a text. Sizes not named are 1; dp and accumulate follow from GPUs and batch. Fails if impossible. */
+Grid grid_parse(const Query *q, const char *text);
 
 #endif

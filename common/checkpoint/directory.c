@@ -20,7 +20,7 @@ const char *const checkpoint_file[CHECKPOINT_FILES] = {
     [MODEL_FILE] = "model.safetensors", [CONFIG_FILE] = "config.json", [OPTIMIZER_FILE] = "optimizer.safetensors",
     [TRAINER_FILE] = "trainer.json"};
 
-/* ---- Before training: may it be written? ---- */
+/* ---- Before training: checking the place ---- */
 
 static bool is_same(const char *a, const char *b)
 {
@@ -29,7 +29,8 @@ static bool is_same(const char *a, const char *b)
     return stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
 
-/* How many of a checkpoint's files are in a directory, if it is there; -1: something else is, or it is no directory. */
+/* Returns how many of a checkpoint's files a directory has, 0 if it is missing; -1: it has others, or is no
+ * directory. */
 static int files_in(const char *path)
 {
     struct stat s;
@@ -50,7 +51,7 @@ static int files_in(const char *path)
     return d ? count : -1;
 }
 
-/* A checkpoint takes the place of an older one, or of an empty directory; anything else is somebody's. */
+/* Fails unless the place is free, empty, or has a checkpoint alone: anything else is not ours to replace. */
 static void check_place(const char *directory, const char *load)
 {
     char *place = output_place("save", directory), *tmp = new_text("%s.tmp", place);
@@ -59,19 +60,18 @@ static void check_place(const char *directory, const char *load)
     const int files = files_in(place);
 
     if (files < 0 || (files > 0 && access(trainer, F_OK)))
-        fail("--save %s: it is there and is not a checkpoint, which has a trainer.json and no files but its own; name "
-             "another directory", directory);
+        fail("--save %s: expected a checkpoint or an empty directory, but this is not a checkpoint: that has a "
+             "trainer.json and no files but its own; use another directory", directory);
     if (files > 0 && access(place, W_OK | X_OK))
-        fail("--save %s: it is there, but cannot be changed: %s", directory, strerror(errno));
+        fail("--save %s cannot be changed: %s", directory, strerror(errno));
     if (stat(place, &here) == 0 && stat(above, &there) == 0 && (here.st_dev != there.st_dev || is_same(place, ".")))
-        fail("--save %s: a checkpoint takes the place of the old one, but nothing can take that of the directory that "
-             "this runs in, or of where a disk is mounted; name a directory inside", directory);
+        fail("--save %s: a new checkpoint replaces the directory, but this is one that the program runs in, or where a "
+             "disk is mounted; name a directory inside it", directory);
     if (load && is_same(load, tmp))
-        fail("--load %s is where --save %s is written until it is complete; give --save another name", load,
-             directory);
+        fail("--load %s: --save %s writes there until it is complete; give --save another name", load, directory);
     if (files_in(tmp) < 0)
-        fail("--save %s: %s is where it is written until it is complete, but something else is there; move it",
-             directory, tmp);
+        fail("--save %s: it is written to %s until it is complete, but something else is there; move it", directory,
+             tmp);
     free(place);
     free(tmp);
     free(above);
@@ -103,13 +103,13 @@ void directory_replace(const char *finished, const char *directory)
         directory_remove(finished);
         return;
     }
-    /* there is none yet, or the file system can't exchange: then for a moment only the old one is there */
+    /* there is none yet, or the file system cannot exchange them: then for a moment only DIR.old exists */
     char *old = new_text("%s.old", directory);
     const bool there = access(directory, F_OK) == 0;
     if (there)
         directory_remove(old);
     if ((there && rename(directory, old)) || rename(finished, directory))
-        fail("%s could not be renamed to %s (what was there is %s): %s", finished, directory, old, strerror(errno));
+        fail("%s could not be renamed to %s (the previous one is %s): %s", finished, directory, old, strerror(errno));
     if (there)
         directory_remove(old);
     free(old);
@@ -119,7 +119,7 @@ void directory_replace(const char *finished, const char *directory)
 
 OpenFile directory_file(const OpenDirectory *from, const char *name)
 {
-    const int file = openat(from->directory, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  /* a pipe would wait */
+    const int file = openat(from->directory, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  /* without waiting for a pipe */
 
     return (OpenFile){new_text("%s/%s", from->path, name), file < 0 ? -errno : file};
 }
@@ -131,12 +131,12 @@ bool directory_open(const char *directory, OpenDirectory *d)
     bool all = true;
 
     *d = (OpenDirectory){.directory = -1};
-    for (int i = 0; i < 3 && d->directory < 0 && (i == 0 || errno == ENOENT); i++) {    /* third: it has just come */
+    for (int i = 0; i < 3 && d->directory < 0 && (i == 0 || errno == ENOENT); i++) {    /* DIR, DIR.old, DIR again */
         free(d->path);
         d->path = i == 1 ? new_text("%s.old", place) : strdup(directory);
         d->directory = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (d->directory >= 0 && i == 1)
-            print_rank_0("%s is not there, but %s is: the program that saved it was stopped half-way; using that\n",
+            print_rank_0("%s is missing, but %s is there: a program was stopped while it saved; loading that one\n",
                          directory, d->path);
     }
     if (d->directory < 0)
@@ -146,7 +146,7 @@ bool directory_open(const char *directory, OpenDirectory *d)
         all &= d->file[i].file >= 0;
     }
     free(place);
-    /* what isn't there may just have been taken away, but not if the directory still has its name */
+    /* a missing file may just have been replaced, but not if the directory still has its name */
     if (all || (fstat(d->directory, &opened) == 0 && stat(d->path, &named) == 0 && opened.st_dev == named.st_dev
                 && opened.st_ino == named.st_ino))
         return true;

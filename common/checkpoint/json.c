@@ -17,7 +17,7 @@ void json_write(const char *path, cJSON *json)
     FILE *f = fopen(path, "w");
 
     if (!text)
-        fail("no memory for %s", path);
+        fail("not enough memory on the host for %s", path);
     if (!f || fputs(text, f) < 0 || fflush(f) || fsync(fileno(f)) || fclose(f))
         fail("%s could not be written: %s", path, strerror(errno));
     free(text);
@@ -33,7 +33,7 @@ cJSON *json_read(OpenFile from)
     if (from.file < 0 || fstat(from.file, &s))
         fail("%s: %s", path, strerror(from.file < 0 ? -from.file : errno));
     if (!S_ISREG(s.st_mode) || s.st_size > LIMIT)
-        fail("%s: a JSON file of at most %d bytes is needed, and this is %s", path, LIMIT,
+        fail("%s: expected a JSON file of at most %d bytes, but this is %s", path, LIMIT,
              S_ISREG(s.st_mode) ? bytes_text(s.st_size) : "not a regular file");
     char *text = host_alloc(s.st_size, path);
     if (pread(from.file, text, s.st_size, 0) != s.st_size)
@@ -46,7 +46,7 @@ cJSON *json_read(OpenFile from)
     return json;
 }
 
-/* "12", or "missing": of an item, for messages; the caller would free it, but a message is the end. */
+/* Returns an item as text ("12", "missing"), for messages. Not freed: a message ends the program. */
 static const char *item_text(const cJSON *item)
 {
     return item ? cJSON_PrintUnformatted(item) : "missing";
@@ -58,11 +58,11 @@ static int64_t json_integer(const cJSON *json, const char *path, const char *nam
 
     if (!cJSON_IsNumber(item) || item->valuedouble < 0 || item->valuedouble > 0x1p53
         || item->valuedouble != (double)(int64_t)item->valuedouble)
-        fail("%s: \"%s\" is %s, but a whole number from 0 to 2^53 is needed", path, name, item_text(item));
+        fail("%s: \"%s\": expected an integer from 0 to 2^53, got %s", path, name, item_text(item));
     return item->valuedouble;
 }
 
-/* In quotes, as a JSON number is a double to most readers. */
+/* Reads an integer in quotes: to most readers a JSON number is a double. */
 static uint64_t json_quoted(const cJSON *json, const char *path, const char *name, int base)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
@@ -73,8 +73,8 @@ static uint64_t json_quoted(const cJSON *json, const char *path, const char *nam
     if (cJSON_IsString(item) && strspn(item->valuestring, base == 16 ? "0123456789abcdef" : "0123456789"))
         n = strtoull(item->valuestring, &end, base);
     if (*end || errno)
-        fail("%s: \"%s\" is %s, but a whole number from 0 to 2^64 - 1 %sin quotes is needed", path, name,
-             item_text(item), base == 16 ? "in hexadecimal and " : "");
+        fail("%s: \"%s\": expected an integer from 0 to 2^64 - 1, %sin quotes, got %s", path, name,
+             base == 16 ? "in hexadecimal and " : "", item_text(item));
     return n;
 }
 
@@ -109,17 +109,18 @@ cJSON *config_json(Config c, const char *checkpoint)
     return json;
 }
 
-/* What a key of config.json must say, as JSON. Hugging Face has renamed some: then `keys` has all names, with | between
- * them and a dot before a key of an object. Each that is there counts; if none is, GPTNeoXConfig takes `standard`. */
+/* The value, as JSON, that a key of config.json must have. Hugging Face has renamed some keys: `keys` lists all names,
+ * separated by |, with a dot before a key of an object. Every name that is present is checked; if none is,
+ * GPTNeoXConfig uses `standard`. */
 typedef struct {
     const char *keys, *ours, *standard;
 } ModelKey;
 
-/* Of the rest, only how a model is trained depends on dropout: what it computes doesn't, and we have none. And
- * max_position_embeddings limits nothing: rotary positions go on. */
+/* Keys that are not listed do not change what the model computes: dropout affects only training, which has none here,
+ * and max_position_embeddings does not limit rotary positions. */
 static const ModelKey model_keys[] = {
     {"model_type", "\"gpt_neox\"", "\"gpt_neox\""},
-    /* three names of GELU's tanh form */
+    /* three names for GELU's tanh form */
     {"hidden_act", "[\"gelu_pytorch_tanh\", \"gelu_new\", \"gelu_fast\"]", "\"gelu\""},
     {"use_parallel_residual", "false", "true"},
     {"tie_word_embeddings", "true", "false"},
@@ -131,7 +132,7 @@ static const ModelKey model_keys[] = {
     {"rope_scaling", "null", "null"},
 };
 
-/* "a" or "a.b"; NULL: it isn't there, or is null, which is the same. */
+/* Returns the value of key "a" or "a.b"; NULL: missing, or null, which means the same. */
 static const cJSON *find(const cJSON *json, const char *key)
 {
     const char *dot = strchr(key, '.');
@@ -186,8 +187,8 @@ void config_check(const cJSON *config, const char *path, Config c)
     const int64_t heads = json_integer(config, path, "num_attention_heads");
     const int64_t vocab = json_integer(config, path, "vocab_size");
     if (layers != c.layers || hidden != c.hidden || heads != c.heads || vocab != c.vocab)
-        fail("--load %.*s: it has --layers %lld --hidden %lld --heads %lld --vocab %lld, but this run --layers %d "
-             "--hidden %d --heads %d --vocab %d", (int)(strrchr(path, '/') - path), path, (long long)layers,
+        fail("--load %.*s: the model has --layers %lld --hidden %lld --heads %lld --vocab %lld, but this run --layers "
+             "%d --hidden %d --heads %d --vocab %d", (int)(strrchr(path, '/') - path), path, (long long)layers,
              (long long)hidden, (long long)heads, (long long)vocab, c.layers, c.hidden, c.heads, c.vocab);
     char width[32];
     snprintf(width, sizeof width, "%lld", 4 * (long long)hidden);
@@ -203,7 +204,7 @@ char *checkpoint_text(const TrainState *s)
                     (unsigned long long)s->history);
 }
 
-/* By hand: cJSON's numbers are doubles. */
+/* Adds an integer as raw text, because cJSON's numbers are doubles. */
 static void add_integer(cJSON *json, const char *name, int64_t n)
 {
     char text[32];
@@ -224,7 +225,7 @@ cJSON *trainer_json(const TrainState *s, int argc, char **argv)
     cJSON_AddStringToObject(json, "seed", text);
     snprintf(text, sizeof text, "%016llx", (unsigned long long)s->history);
     cJSON_AddStringToObject(json, "history", text);
-    for (const Kept *k = s->kept; k < s->kept + s->kept_count; k++)
+    for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++)
         cJSON_AddNumberToObject(json, k->name, *k->value);
     arguments = cJSON_AddArrayToObject(json, "arguments");
     for (int i = 0; i < argc; i++)
@@ -236,7 +237,7 @@ void trainer_read(const cJSON *trainer, const char *path, TrainState *s)
 {
     s->step = json_integer(trainer, path, "step");
     if (s->step > 1000000000)
-        fail("%s: \"step\" is %lld, more than any run has", path, (long long)s->step);
+        fail("%s: \"step\": expected at most 1000000000, got %lld", path, (long long)s->step);
     s->tokens = json_integer(trainer, path, "tokens");
     s->optimizer_step = json_integer(trainer, path, "optimizer_step");
     s->seed = json_quoted(trainer, path, "seed", 10);
@@ -245,10 +246,10 @@ void trainer_read(const cJSON *trainer, const char *path, TrainState *s)
 
 void trainer_read_kept(const cJSON *trainer, const char *path, const TrainState *s)
 {
-    for (const Kept *k = s->kept; k < s->kept + s->kept_count; k++) {
+    for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++) {
         const cJSON *number = cJSON_GetObjectItemCaseSensitive(trainer, k->name);
         if (number && (!cJSON_IsNumber(number) || !(number->valuedouble >= 0) || !isfinite(number->valuedouble)))
-            fail("%s: \"%s\" is %s, but a number from 0 on is needed", path, k->name, item_text(number));
+            fail("%s: \"%s\": expected a number of at least 0, got %s", path, k->name, item_text(number));
         if (number)
             *k->value = number->valuedouble;
     }

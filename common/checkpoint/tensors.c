@@ -20,16 +20,16 @@
 #include "../outputs.h"
 #include "../safetensors.h"
 
-/* What safetensors.h found wrong, if anything. */
+/* Fails with a message of safetensors.h, if there is one. */
 static void check(char *wrong)
 {
     if (wrong)
         fail("%s", wrong);
 }
 
-/* ---- The whole model's tensors, and our stretches of them ---- */
+/* ---- The full model's tensors, and this rank's segments of them ---- */
 
-/* One entry a parameter, named prefix + its name. */
+/* Appends an entry per parameter, named prefix + its name; returns the end. */
 static SafeTensor *tensors_of(const Layout *layout, const char *prefix, SafeTensor *to)
 {
     for (int i = 0; i < layout->parameters; i++) {
@@ -43,33 +43,35 @@ static SafeTensor *tensors_of(const Layout *layout, const char *prefix, SafeTens
 
 typedef enum { PARAMS, GRADIENTS, MOMENT_M, MOMENT_V } Which;
 
-static Tensor which_of(const Part *part, Which which)
+static Tensor which_of(const ParamShard *shard, Which which)
 {
     const Tensor tensors[] = {
-        [PARAMS] = part->params, [GRADIENTS] = part->gradients, [MOMENT_M] = part->m, [MOMENT_V] = part->v};
+        [PARAMS] = shard->params, [GRADIENTS] = shard->gradients, [MOMENT_M] = shard->m, [MOMENT_V] = shard->v};
 
     return tensors[which];
 }
 
-/* Writes what this rank owns of one of a part's four tensors to entries [first, first + parameters) of a file. */
-static void write_parts(const Safetensors *file, int first, const AdamW *optimizer, Which which)
+/* Writes the elements that this rank owns, of one of its shards' four tensors, to the file's entries from `first`
+ * on. */
+static void write_shards(const Safetensors *file, int first, const AdamW *optimizer, Which which)
 {
     for (int i = 0; i < optimizer->count; i++) {
-        const Part *part = &optimizer->parts[i];
-        const Tensor t = which_of(part, which);
+        const ParamShard *shard = &optimizer->shards[i];
+        const Tensor t = which_of(shard, which);
         real *host = host_alloc(tensor_count(t) * sizeof *host, file->path);
         tensor_to_host(host, t);
-        for (Stretch s = {0}; layout_next(optimizer->layout, (Range){part->first, tensor_count(t)}, &s);)
+        for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);)
             if (s.param->owned)
-                check(safetensors_write(file, &file->tensors[first + s.parameter], s.in_whole, s.count,
+                check(safetensors_write(file, &file->tensors[first + s.parameter], s.in_full, s.count,
                                         host + s.in_range));
         free(host);
     }
 }
 
-/* For up to a minute NFS's clients remember which directory had a name: the last checkpoint's, now moved to its place.
- * Asked for the attributes that the directory above has now, they see that names in it have changed. */
-static void ask_for_names(const char *path)
+/* Makes an NFS client look up the path's directory again. For up to a minute clients cache which directory has a name:
+ * here the previous checkpoint's, since moved to its place. Asking for the parent directory's current attributes shows
+ * them that names in it have changed. */
+static void refresh_names(const char *path)
 {
     char *copy = strdup(path);
     struct statx now;
@@ -79,7 +81,7 @@ static void ask_for_names(const char *path)
     free(copy);
 }
 
-/* A file with the given tensors: rank 0 makes it, then all open it. */
+/* Creates a file with the given tensors on rank 0, then opens it on all ranks. */
 static Safetensors create_shared(const char *path, SafeTensor *tensors, int count, const char *checkpoint)
 {
     Safetensors file;
@@ -89,7 +91,7 @@ static Safetensors create_shared(const char *path, SafeTensor *tensors, int coun
         check(safetensors_create(&file));
     comm_barrier(world);
     if (comm_rank(world) != 0) {
-        ask_for_names(path);
+        refresh_names(path);
         check(safetensors_join(&file));
     }
     for (int i = 0; i < count; i++)
@@ -107,37 +109,37 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 
     state.optimizer_step = optimizer->step;
     char *text = checkpoint_text(&state);
-    comm_allow(3.0 * sizeof(real) * model_parameters(optimizer->layout->config));
-    error_cleanup(tmp);                         /* by whichever rank fails */
+    comm_extend_timeout(3.0 * sizeof(real) * model_parameters(optimizer->layout->config));
+    error_cleanup(tmp);                         /* on every rank, since any may fail */
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
         path[i] = new_text("%s/%s", tmp, checkpoint_file[i]);
         error_cleanup(path[i]);
     }
     if (comm_rank(world) == 0) {
-        directory_remove(tmp);                  /* of a program that was killed */
-        if (mkdir(tmp, 0755) && errno != EEXIST)        /* what a person put there and can't be moved stays */
+        directory_remove(tmp);                  /* left by a program that was killed */
+        if (mkdir(tmp, 0755) && errno != EEXIST)        /* EEXIST: files that the user put there stay */
             fail("%s cannot be made: %s", tmp, strerror(errno));
         json_write(path[CONFIG_FILE], config_json(optimizer->layout->config, text));
         json_write(path[TRAINER_FILE], trainer_json(&state, argc, argv));
     }
     tensors_of(optimizer->layout, "", tensors);
     Safetensors model = create_shared(path[MODEL_FILE], tensors, count, text);
-    write_parts(&model, 0, optimizer, PARAMS);
+    write_shards(&model, 0, optimizer, PARAMS);
     check(safetensors_close(&model, true));
     tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
     Safetensors moments = create_shared(path[OPTIMIZER_FILE], tensors, 2 * count, text);
-    write_parts(&moments, 0, optimizer, MOMENT_M);
-    write_parts(&moments, count, optimizer, MOMENT_V);
+    write_shards(&moments, 0, optimizer, MOMENT_M);
+    write_shards(&moments, count, optimizer, MOMENT_V);
     check(safetensors_close(&moments, true));
 
-    comm_barrier(world);                        /* all ranks' parts are on the disk */
+    comm_barrier(world);                        /* all ranks' shards are on the disk */
     for (int i = 0; i < CHECKPOINT_FILES; i++)
         error_cleanup_done(path[i]);
     error_cleanup_done(tmp);
     if (comm_rank(world) == 0)
         directory_replace(tmp, final);
-    comm_barrier(world);                        /* nobody goes on, and perhaps ends, before it is in place */
-    comm_allow(0);
+    comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
+    comm_extend_timeout(0);
     for (int i = 0; i < CHECKPOINT_FILES; i++)
         free(path[i]);
     free(final);
@@ -159,10 +161,10 @@ struct Checkpoint {
     Files model, optimizer;
 };
 
-/* A tensor of some file. */
+/* A tensor, and the file that has it. */
 typedef struct {
     const Safetensors *file;
-    const SafeTensor *tensor;           /* NULL: there is none */
+    const SafeTensor *tensor;           /* NULL: not found */
 } Found;
 
 static Found find(Files in, const char *name)
@@ -174,7 +176,7 @@ static Found find(Files in, const char *name)
     return found;
 }
 
-/* The whole of a parameter, in the shape that it has in this model. */
+/* Fails unless the tensor has the parameter's full shape, and a floating-point dtype. */
 static void check_shape(Found f, const ParamInfo *p)
 {
     const SafeTensor *t = f.tensor;
@@ -182,27 +184,27 @@ static void check_shape(Found f, const ParamInfo *p)
     if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols))
         fail("%s: %s has %d dimensions (%lld, %lld), but this model's is (%lld, %lld)", f.file->path, t->name, t->dims,
              (long long)t->shape[0], (long long)t->shape[1], (long long)p->rows, (long long)(p->vector ? 0 : p->cols));
-    if (!strcmp(t->dtype, "I64"))               /* which safetensors_read would not convert */
+    if (!strcmp(t->dtype, "I64"))               /* safetensors_read would not convert it */
         fail("%s: %s is I64, but F64, F32, F16 or BF16 is needed", f.file->path, t->name);
 }
 
-/* Hugging Face may write the output projection too. Here it is the embedding, whose stretch was read to x. */
-static void check_tied(Found output, Stretch s, const real *x)
+/* Checks the output projection, if Hugging Face has written it: it must equal the embedding, whose segment is in x. */
+static void check_tied(Found output, Segment s, const real *x)
 {
     real *y = host_alloc(s.count * sizeof *y, output.file->path);
 
     check_shape(output, s.param);
-    check(safetensors_read(output.file, output.tensor, s.in_whole, s.count, y, REAL == F64));
+    check(safetensors_read(output.file, output.tensor, s.in_full, s.count, y, REAL == F64));
     for (int64_t k = 0; k < s.count; k++)
         if (x[k] != y[k])
             fail("%s: %s differs from %s (%g and %g at element %lld), but these programs compute a model whose output "
                  "projection is the embedding (tie_word_embeddings)", output.file->path, output.tensor->name,
-                 s.param->name, y[k], x[k], (long long)(s.in_whole + k));
+                 s.param->name, y[k], x[k], (long long)(s.in_full + k));
     free(y);
 }
 
-/* Reads what this rank updates. */
-static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Which which)
+/* Reads one of the four tensors of each of this rank's shards. */
+static void read_shards(Files in, const char *prefix, const AdamW *optimizer, Which which)
 {
     const Layout *layout = optimizer->layout;
     Found *found = host_alloc(layout->parameters * sizeof *found, "names"), output = find(in, "embed_out.weight");
@@ -216,20 +218,20 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
         free(name);
     }
     for (int i = 0; i < optimizer->count; i++) {
-        const Part *part = &optimizer->parts[i];
-        const Tensor t = which_of(part, which);
+        const ParamShard *shard = &optimizer->shards[i];
+        const Tensor t = which_of(shard, which);
         real *host = host_alloc(tensor_count(t) * sizeof *host, in.file->path);
-        for (Stretch s = {0}; layout_next(layout, (Range){part->first, tensor_count(t)}, &s);) {
+        for (Segment s = {0}; layout_next(layout, (Range){shard->first, tensor_count(t)}, &s);) {
             const Found f = found[s.parameter];
             real *x = host + s.in_range;
             assert(f.file);                     /* all were found above */
-            check(safetensors_read(f.file, f.tensor, s.in_whole, s.count, x, REAL == F64));
-            /* a weight like this would show in the next loss, if there is a next step; a moment in the loss after that,
-             * and the weights between may be the last that are saved */
+            check(safetensors_read(f.file, f.tensor, s.in_full, s.count, x, REAL == F64));
+            /* not left to the loss: a bad weight shows there only if a step follows, a bad moment one step later, and
+             * the weights between may be the last that are saved */
             for (int64_t k = 0; k < s.count; k++)
                 if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
-                    fail("%s: %s has %g at element %lld, but a %s is needed", f.file->path, f.tensor->name, x[k],
-                         (long long)(s.in_whole + k), which == MOMENT_V ? "number from 0 on" : "number");
+                    fail("%s: %s has %g at element %lld, but a finite number%s is needed", f.file->path,
+                         f.tensor->name, x[k], (long long)(s.in_full + k), which == MOMENT_V ? " of at least 0" : "");
             if (output.tensor && !strcmp(s.param->name, "gpt_neox.embed_in.weight"))
                 check_tied(output, s, x);
         }
@@ -239,18 +241,17 @@ static void read_parts(Files in, const char *prefix, const AdamW *optimizer, Whi
     free(found);
 }
 
-/* Adds one to the files. */
 static void open_safetensors(Files *to, OpenFile from)
 {
     to->file = realloc(to->file, (to->count + 1) * sizeof *to->file);
     if (!to->file)
-        fail("no memory for %s", from.path);
+        fail("not enough memory on the host for %s", from.path);
     if (from.file < 0)
         fail("%s: %s", from.path, strerror(-from.file));
     check(safetensors_take(&to->file[to->count++], from.path, from.file));
 }
 
-/* model.safetensors, or else the files that an index names, by tensor: {"weight_map": {NAME: FILE, ...}}. */
+/* Opens model.safetensors; if it is missing, the files that the index names: {"weight_map": {NAME: FILE, ...}}. */
 static Files open_model(const OpenDirectory *from)
 {
     Files model = {NULL, 0};
@@ -270,8 +271,8 @@ static Files open_model(const OpenDirectory *from)
     cJSON_ArrayForEach(entry, map) {
         const char *name = cJSON_GetStringValue(entry);
         if (!name || !*name || strchr(name, '/'))
-            fail("%s: %s is said to be in %s, but the name of a file in the same directory is needed", index.path,
-                 entry->string, cJSON_PrintUnformatted(entry));
+            fail("%s: \"%s\": expected the name of a file in the same directory, got %s", index.path, entry->string,
+                 cJSON_PrintUnformatted(entry));
         bool known = false;
         for (int i = 0; i < model.count && !known; i++)
             known = !strcmp(strrchr(model.file[i].path, '/') + 1, name);
@@ -305,7 +306,7 @@ void checkpoint_note(TrainState *state, const double *numbers, int count)
     state->history = hash_on(state->history, numbers, count * sizeof *numbers);
 }
 
-/* Of files' sizes and a megabyte from all over each: enough to tell weights that were trained apart. */
+/* Hashes the files' sizes and 256 blocks of 4 KB spread over each: enough to distinguish trained weights. */
 static uint64_t hash_of(Files files)
 {
     enum { BLOCKS = 256 };
@@ -325,16 +326,16 @@ static uint64_t hash_of(Files files)
     return hash;
 }
 
-/* Each file says of which checkpoint it is; trainer.json, by what stands in it. */
-static void check_belongs(const char *path, const char *says, const char *trainer_path, const char *trainer_says)
+/* Fails unless a file and trainer.json name the same checkpoint (checkpoint_text). */
+static void check_belongs(const char *path, const char *text, const char *trainer_path, const char *trainer_text)
 {
-    if (!says || strcmp(says, trainer_says))
-        fail("%s is of \"%s\", but %s of \"%s\": they are of two checkpoints (without trainer.json and "
-             "optimizer.safetensors there would be only weights to begin with)", path, says ? says : "no checkpoint",
-             trainer_path, trainer_says);
+    if (!text || strcmp(text, trainer_text))
+        fail("%s belongs to \"%s\", but %s to \"%s\": these are two checkpoints (to start from the weights alone, "
+             "remove trainer.json and optimizer.safetensors)", path, text ? text : "no checkpoint", trainer_path,
+             trainer_text);
 }
 
-/* As it is now. NULL, and hash 0: another program was just putting the next one in its place. */
+/* Opens the checkpoint that is there now. Returns NULL, and hash 0, if another program replaced it meanwhile. */
 static Checkpoint *open_now(const char *directory, Config c, TrainState *state)
 {
     Checkpoint *new = host_alloc(sizeof *new, "--load");
@@ -347,7 +348,7 @@ static Checkpoint *open_now(const char *directory, Config c, TrainState *state)
     }
     state->weights_only = trainer->file == -ENOENT && moments->file == -ENOENT;
     if (!state->weights_only && (trainer->file == -ENOENT || moments->file == -ENOENT))
-        fail("%s: %s, but %s is there: a checkpoint has both, and a model from elsewhere neither",
+        fail("%s: %s, but %s is there: a checkpoint has both, and weights alone have neither",
              (trainer->file < 0 ? trainer : moments)->path, strerror(ENOENT),
              checkpoint_file[trainer->file < 0 ? OPTIMIZER_FILE : TRAINER_FILE]);
     cJSON *config = json_read(file[CONFIG_FILE]);
@@ -381,7 +382,7 @@ static void close_checkpoint(Checkpoint *c)
 
 Checkpoint *checkpoint_open(const char *directory, Config config, TrainState *state)
 {
-    enum { TRIES = 100 };                       /* a rank may find the next one already; in the end run_begin says so */
+    enum { TRIES = 100 };                       /* ranks may find different ones; after that run_begin reports it */
     uint64_t *hashes = host_alloc(comm_size(world) * sizeof *hashes, "comparing checkpoints");
 
     for (int tries = 1;; tries++) {
@@ -390,7 +391,7 @@ Checkpoint *checkpoint_open(const char *directory, Config config, TrainState *st
         bool same = true;
         if (!c && tries == TRIES)
             fail("--load %s: another program replaced it %d times while its files were opened", directory, TRIES);
-        comm_agree();                           /* a rank that failed would not come here */
+        comm_agree();                           /* if a rank failed, all end here */
         comm_gather_host(world, hashes, &found.hash, sizeof *hashes);
         for (int r = 0; r < comm_size(world); r++)
             same &= hashes[r] && hashes[r] == hashes[0];
@@ -406,12 +407,12 @@ Checkpoint *checkpoint_open(const char *directory, Config config, TrainState *st
 
 void checkpoint_load(Checkpoint *c, AdamW *optimizer, const TrainState *state)
 {
-    read_parts(c->model, "", optimizer, PARAMS);
+    read_shards(c->model, "", optimizer, PARAMS);
     if (!state->weights_only) {
         optimizer->step = state->optimizer_step;
         trainer_read_kept(c->trainer, c->from.file[TRAINER_FILE].path, state);
-        read_parts(c->optimizer, "m.", optimizer, MOMENT_M);
-        read_parts(c->optimizer, "v.", optimizer, MOMENT_V);
+        read_shards(c->optimizer, "m.", optimizer, MOMENT_M);
+        read_shards(c->optimizer, "v.", optimizer, MOMENT_V);
     }
     close_checkpoint(c);
 }
@@ -430,7 +431,7 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
                                 .shape = {sequences, seq}};
     }
     Safetensors file = create_shared(path, tensors, count + 2, NULL);
-    write_parts(&file, 0, optimizer, GRADIENTS);
+    write_shards(&file, 0, optimizer, GRADIENTS);
     if (comm_rank(world) == 0) {
         int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");
         for (int64_t g = 0; g < sequences; g++) {

@@ -1,9 +1,8 @@
-/* --check: finds what works by chance.
+/* --check: finds communication errors that do not always show.
  *
- * Before a collective its ranks compare what they call it with, and a message brings its receiver a label. A transfer
- * works on private copies: what it will write holds NaN until the wait, and must still hold it then; what it reads must
- * be unchanged. So a buffer that is used too early is found in every run, and not in the rare one in which the transfer
- * was slow.
+ * Before a collective its ranks compare their arguments, and a send carries a label for its receiver. Transfers work on
+ * private copies. A buffer that a transfer writes holds NaN until the wait, and must still hold NaN then; one that it
+ * reads must not change. So a buffer that is used too early is found in every run, not only if the transfer is slow.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -16,8 +15,8 @@
 #include "../error.h"
 #include "../print.h"
 
-/* All ranks of the group must be at the same operation, on as many elements of one type. All find out when they are
- * not; the first one says it. */
+/* Fails unless all ranks of the group call the same operation with the same count and dtype. All ranks find out; rank 0
+ * prints the line. */
 void check_agreement(const Transfer *t, const char *name)
 {
     struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
@@ -47,11 +46,11 @@ void check_agreement(const Transfer *t, const char *name)
     free(all);
 }
 
-static bool inside(Tensor part, Tensor whole)
+static bool inside(Tensor shard, Tensor full)
 {
-    const char *p = part.data, *w = whole.data;
+    const char *s = shard.data, *f = full.data;
 
-    return p && w && p >= w && p + tensor_bytes(part) <= w + tensor_bytes(whole);
+    return s && f && s >= f && s + tensor_bytes(shard) <= f + tensor_bytes(full);
 }
 
 static void *copy_of(Tensor t)
@@ -59,7 +58,7 @@ static void *copy_of(Tensor t)
     void *copy = device_alloc(tensor_bytes(t));
 
     if (!copy)
-        fail("no memory for --check's copy of %s, %s", t.name, bytes_text(tensor_bytes(t)));
+        fail("not enough memory for --check's copy of %s: needs %s", t.name, bytes_text(tensor_bytes(t)));
     device_copy(copy, t.data, tensor_bytes(t));
     return copy;
 }
@@ -72,7 +71,8 @@ static void *on_host(const void *data, int64_t bytes)
     return host;
 }
 
-/* A signaling NaN: it shows when it is used, and arithmetic on it, even adding to it, changes its bits. */
+/* Fills with a signaling NaN: results that use it are NaN, and any arithmetic on it, even adding 0, changes its
+ * bits. */
 static void fill_with_poison(void *host, DType dtype, int64_t count)
 {
     static const uint64_t nan[] = {[F64] = 0x7ff5a5a5a5a5a5a5, [F32] = 0x7fa5a5a5, [BF16] = 0x7fa5, [F16] = 0x7da5,
@@ -93,7 +93,6 @@ static void *poison_on_host(Tensor t)
 
 static Request *open_requests;
 
-/* Before a transfer: gives it copies to work on. */
 void check_begin(Request *q, Transfer *t)
 {
     q->open = open_requests, open_requests = q;
@@ -112,8 +111,8 @@ void check_begin(Request *q, Transfer *t)
     if (t->op < SEND)
         return;
     int32_t *label = t->op == SEND ? q->sent : q->wanted;
-    const int32_t says[4] = {t->tag, (int32_t)(t->count >> 31), (int32_t)(t->count & INT32_MAX), t->dtype};
-    memcpy(label, says, sizeof says);
+    const int32_t own[4] = {t->tag, (int32_t)(t->count >> 31), (int32_t)(t->count & INT32_MAX), t->dtype};
+    memcpy(label, own, sizeof own);
     q->label = transport_mpi.start((Transfer){.comm = t->comm, .op = t->op, .out = q->sent, .in = q->sent, .count = 4,
                                               .dtype = I32, .peer = t->peer, .tag = LABEL_TAG});
 }
@@ -123,9 +122,9 @@ void check_label(const Request *q)
     const int32_t *s = q->sent, *w = q->wanted;
 
     if (q->op == RECV && memcmp(s, w, sizeof q->sent))
-        fail("recv of %s in group %s: the message has tag %d and %lld %s, but tag %d and %lld %s were to be received; "
-             "messages from one rank to another are received in the order sent", q->out.name, q->comm->name, s[0],
-             (long long)s[1] << 31 | s[2], dtype_name(s[3]), w[0], (long long)w[1] << 31 | w[2], dtype_name(w[3]));
+        fail("recv of %s in group %s: expected tag %d and %lld %s, but the sender sent tag %d and %lld %s; post "
+             "receives in the order of the sends", q->out.name, q->comm->name, w[0], (long long)w[1] << 31 | w[2],
+             dtype_name(w[3]), s[0], (long long)s[1] << 31 | s[2], dtype_name(s[3]));
 }
 
 void check_waited_for(void)
@@ -133,11 +132,10 @@ void check_waited_for(void)
     const Request *q = open_requests;
 
     if (q)
-        fail("%s of %s in group %s was started, but nobody called comm_wait for it in this step",
+        fail("%s of %s in group %s was started, but comm_wait was not called for it in this step",
              comm_op_name[q->op], q->out.data ? q->out.name : q->in.name, q->comm->name);
 }
 
-/* After it: nobody has touched what was under way. */
 void check_end(Request *q)
 {
     Request **at = &open_requests;

@@ -1,4 +1,4 @@
-/* Groups, the operations on them, and the account of what they send. */
+/* Groups, the operations on them, and the traffic counters. */
 #include <math.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -21,14 +21,14 @@ Comm *comm_split(Comm *comm, int color, const char *name)
     int rank, size;
 
     if (comm == world)
-        comm_agree();                           /* a rank that failed would not come here */
+        comm_agree();                           /* if a rank failed, all end here */
     watchdog_expect(options.timeout, world->rank, "make groups of ranks");
-    void *part = mpi_split(comm, color, &rank, &size);
+    void *mpi = mpi_split(comm, color, &rank, &size);
     watchdog_expect(0, world->rank, "");
-    if (!part)
+    if (!mpi)
         return NULL;
     Comm *c = host_alloc(sizeof *c, "a group"), *last = world;
-    *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = part};
+    *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = mpi};
     while (last->next)
         last = last->next;
     last->next = c;
@@ -55,9 +55,9 @@ const Comm *comm_next(const Comm *comm)
     return comm->next;
 }
 
-Range comm_part(const Comm *comm, int64_t count)
+Range comm_shard(const Comm *comm, int64_t count)
 {
-    return range_part(count, comm->rank, comm->size);
+    return range_split(count, comm->rank, comm->size);
 }
 
 double comm_sum(Comm *comm, double x)
@@ -85,13 +85,13 @@ void comm_barrier(Comm *comm)
     comm_sum(comm, 0);
 }
 
-/* ---- The account ---- */
+/* ---- Traffic ---- */
 
-/* Elements that this rank sends for a full tensor of K, as comm.h says. */
+/* Returns the elements that this rank sends for a full tensor of K elements, by the formulas in comm.h. */
 static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
 {
-    const int64_t scatter = K - range_part(K, c->rank, c->size).count;
-    const int64_t gather = K - range_part(K, (c->rank + 1) % c->size, c->size).count;
+    const int64_t scatter = K - range_split(K, c->rank, c->size).count;
+    const int64_t gather = K - range_split(K, (c->rank + 1) % c->size, c->size).count;
 
     switch (op) {
     case ALL_REDUCE:
@@ -123,7 +123,8 @@ void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
 
 static bool connected;
 
-/* While a library connects them, a rank that fails ends the others at once: they may wait where they can't agree. */
+/* While a library connects the ranks, a rank that fails ends the others at once: they may be waiting inside the
+ * library, where they cannot agree. */
 bool comm_connect(void)
 {
     const bool starting = comm_starting;
@@ -133,7 +134,7 @@ bool comm_connect(void)
     for (Comm *c = world; c; c = c->next) {
         bool *all = host_alloc(c->size * sizeof c->used, "what the ranks of a group will send");
         comm_gather(c, all, c->used, sizeof c->used, "what the other ranks will send");
-        for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* predictions may be one rank's alone */
+        for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* some predictions are made on one rank only */
             c->used[i % sizeof c->used] |= all[i];
         free(all);
         if (c->size > 1 && comm_transport->connect)
@@ -150,19 +151,19 @@ static void check_connected(const Transfer *t)
     const int op = t->shift ? SHIFT : t->op == RECV ? SEND : t->op;
 
     if (connected ? !c->used[op] : comm_transport->connect != NULL)
-        fail("%s in group %s: its ranks are not connected for it; comm_predict must name all that a group will do, and "
-             "memory_plan comes after it", t->shift ? "shift" : comm_op_name[op], c->name);
+        fail("%s in group %s: its ranks are not connected for it; comm_predict must name every operation of a group, "
+             "before memory_check_fits", t->shift ? "shift" : comm_op_name[op], c->name);
 }
 
-int comm_account(CommAccount *accounts, int most)
+int comm_stats(CommStats *stats, int capacity)
 {
     int n = 0;
 
     for (const Comm *c = world; c; c = c->next)
-        for (int op = 0; op < COMM_OPS && n < most; op++)
+        for (int op = 0; op < COMM_OPS && n < capacity; op++)
             if (c->calls[op] || c->predicted_calls[op])
-                accounts[n++] = (CommAccount){c->name, comm_op_name[op], c->calls[op], c->bytes[op],
-                                              c->predicted_calls[op], c->predicted_bytes[op]};
+                stats[n++] = (CommStats){c->name, comm_op_name[op], c->calls[op], c->bytes[op], c->predicted_calls[op],
+                                         c->predicted_bytes[op]};
     return n;
 }
 
@@ -176,7 +177,7 @@ int64_t comm_bytes(void)
     return sum;
 }
 
-void comm_account_reset(void)
+void comm_stats_reset(void)
 {
     for (Comm *c = world; c; c = c->next) {
         memset(c->calls, 0, sizeof c->calls);
@@ -189,17 +190,18 @@ void comm_account_reset(void)
 
 /* ---- Requests ---- */
 
-/* --pretend: a transfer leaves when the link is free, and begins when the last of its ranks has come to it: they tell
- * each other when that is. A ring of n sends n - 1 messages one after the other for a gather or a scatter. */
+/* --pretend: a transfer is ready when this rank's link is free, and begins when the last of its ranks is ready; the
+ * ranks exchange these times. A ring of n ranks takes n - 1 hops one after the other for an all-gather or a
+ * reduce-scatter. */
 static void pretend_begin(Request *q, Transfer t, int64_t bytes)
 {
     static double link_free;
-    const int size = t.comm->size, messages = t.op == ALL_REDUCE ? 2 * (size - 1) : t.op >= SEND ? 1 : size - 1;
+    const int size = t.comm->size, hops = t.op == ALL_REDUCE ? 2 * (size - 1) : t.op >= SEND ? 1 : size - 1;
     const double now = clock_seconds();
 
     q->when[0] = q->begin = now;
     if (t.op != RECV) {
-        q->when[1] = messages * options.pretend_latency + bytes / options.pretend_bandwidth;
+        q->when[1] = hops * options.pretend_latency + bytes / options.pretend_bandwidth;
         q->when[0] = q->begin = link_free > now ? link_free : now;
         link_free = q->when[0] + q->when[1];
     }
@@ -208,20 +210,21 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
                                               .tag = t.tag + CLOCK_TAG});
 }
 
-/* whole: the full tensor, whose count, type and name are the transfer's. */
-static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, Reduce reduce, int peer, int tag)
+/* Starts a transfer of the full tensor `full`. */
+static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor full, Reduce reduce, int peer, int tag)
 {
     Transfer t = {.comm = comm, .op = op, .reduce = reduce, .out = out.data, .in = in.data,
-                  .count = tensor_count(whole), .dtype = whole.dtype, .peer = peer, .tag = tag, .shift = tag == SHIFT_TAG};
+                  .count = tensor_count(full), .dtype = full.dtype, .peer = peer, .tag = tag,
+                  .shift = tag == SHIFT_TAG};
     int64_t bytes = 0;
 
-    comm->operations += op < SEND;              /* messages are not for all ranks to count */
+    comm->operations += op < SEND;              /* collectives only: point-to-point transfers differ between ranks */
     if (op != RECV) {
         bytes = elements_sent(comm, op, t.count, comm->rank == peer) * dtype_size(t.dtype);
         comm->calls[op]++;
         comm->bytes[op] += bytes;
     }
-    if (comm->size == 1) {                      /* nobody to talk to: a part is the whole */
+    if (comm->size == 1) {                      /* the only shard is the full tensor */
         if (out.data != in.data && in.data)
             device_copy(out.data, in.data, tensor_bytes(in));
         return NULL;
@@ -230,7 +233,7 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor whole, R
     Request *q = host_alloc(sizeof *q, "a request");
     q->comm = comm, q->op = op, q->peer = peer, q->operation = comm->operations, q->out = out, q->in = in;
     if (options.check && op < SEND)
-        check_agreement(&t, whole.name);
+        check_agreement(&t, full.name);
     if (options.check)
         check_begin(q, &t);
     t.tag &= TAGS - 1;
@@ -250,7 +253,7 @@ static void finish(Request *q)
         finish(q->also);
     comm_wait_for(&transport_mpi, &q->label, q->comm, comm_op_name[q->op], q);
     if (options.check)
-        check_label(q);                         /* before the wait for a message that would never come */
+        check_label(q);                         /* before a wait that would never end if the labels differ */
     comm_wait_for(&transport_mpi, &q->clock, q->comm, comm_op_name[q->op], q);
     comm_wait_for(comm_transport, &q->handle, q->comm, comm_op_name[q->op], q);
     if (options.pretend)
@@ -293,37 +296,37 @@ static bool overlap(Tensor a, Tensor b)
     return p < q + tensor_bytes(b) && q < p + tensor_bytes(a);
 }
 
-/* `part` must be this rank's part of `whole`, and if it lies inside, then at its place. */
-static void check_part(const Comm *comm, const char *op, Tensor part, Tensor whole)
+/* Fails unless `shard` is this rank's shard of `full`, at its own place if it lies inside. */
+static void check_shard(const Comm *comm, const char *op, Tensor shard, Tensor full)
 {
-    const Range r = comm_part(comm, tensor_count(whole));
-    const char *place = (char *)whole.data + r.first * dtype_size(whole.dtype), *p = part.data;
+    const Range r = comm_shard(comm, tensor_count(full));
+    const char *place = (char *)full.data + r.first * dtype_size(full.dtype), *p = shard.data;
 
-    if (part.dtype != whole.dtype || tensor_count(part) != r.count)
-        fail("%s: %s %s; but rank %d's part of %s %s of group %s has %lld elements", op, tensor_describe(part),
-             dtype_name(part.dtype), comm->rank, tensor_describe(whole), dtype_name(whole.dtype), comm->name,
+    if (shard.dtype != full.dtype || tensor_count(shard) != r.count)
+        fail("%s: %s %s; but rank %d's shard of %s %s of group %s has %lld elements", op, tensor_describe(shard),
+             dtype_name(shard.dtype), comm->rank, tensor_describe(full), dtype_name(full.dtype), comm->name,
              (long long)r.count);
-    if (r.count && p != place && overlap(part, whole))
-        fail("%s: %s lies inside %s, but not where rank %d's part of it is", op, part.name, whole.name, comm->rank);
+    if (r.count && p != place && overlap(shard, full))
+        fail("%s: %s lies inside %s, but not at the place of rank %d's shard", op, shard.name, full.name, comm->rank);
 }
 
 Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in)
 {
-    check_part(comm, "reduce_scatter", out, in);
+    check_shard(comm, "reduce_scatter", out, in);
     return start(comm, REDUCE_SCATTER, out, in, in, SUM, 0, 0);
 }
 
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in)
 {
-    check_part(comm, "all_gather", in, out);
+    check_shard(comm, "all_gather", in, out);
     return start(comm, ALL_GATHER, out, in, out, SUM, 0, 0);
 }
 
 Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in)
 {
     if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype || tensor_count(in) % comm->size)
-        fail("all_to_all: %s, %s; but both must have as many elements, a multiple of %d ranks", tensor_describe(out),
-             tensor_describe(in), comm->size);
+        fail("all_to_all: %s, %s; but both must have the same dtype and count, a multiple of %d ranks",
+             tensor_describe(out), tensor_describe(in), comm->size);
     if (overlap(out, in))
         fail("all_to_all: %s and %s overlap", out.name, in.name);
     return start(comm, ALL_TO_ALL, out, in, in, SUM, 0, 0);
@@ -343,8 +346,8 @@ static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
     if (peer < 0 || peer >= n || away == 0)
         fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name, n);
     if (away != 1 && away != n - 1)
-        fail("%s of %s: rank %d is no neighbour of rank %d in group %s, which has %d: messages go to the next rank, or "
-             "to the one before", op, t.name, peer, comm->rank, comm->name, n);
+        fail("%s of %s: rank %d is no neighbour of rank %d in group %s, which has %d ranks in a ring", op, t.name, peer,
+             comm->rank, comm->name, n);
 }
 
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)
@@ -362,8 +365,7 @@ Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag)
 Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
 {
     if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
-        fail("shift: %s, %s; but both must have as many elements of one type", tensor_describe(out),
-             tensor_describe(in));
+        fail("shift: %s, %s; but both must have the same dtype and count", tensor_describe(out), tensor_describe(in));
     if (comm->size == 1)
         return start(comm, SEND, out, in, in, SUM, 0, 0);
     Request *q = comm_start_send(comm, in, (comm->rank + 1) % comm->size, SHIFT_TAG);

@@ -1,5 +1,5 @@
-/* Transfers over MPI, whose buffers are on the host. No blocking calls: what waits is the one loop of wait.c. The
- * variants with _c count in 64 bits. */
+/* Transfers over MPI, between buffers on the host. MPI's blocking calls are not used: the one loop of wait.c waits. The
+ * variants with _c have 64-bit counts. */
 #include <mpi.h>
 #include <sched.h>
 #include <signal.h>
@@ -15,14 +15,15 @@ typedef struct {
     MPI_Request request;
     MPI_Count *counts;          /* MPI reads them until the transfer is done */
     MPI_Aint *firsts;
-    char *part, *part_to;       /* what an in-place reduce_scatter leaves, and where it belongs */
-    int64_t part_bytes;
+    char *shard, *shard_to;     /* an in-place reduce_scatter's result, and its place */
+    int64_t shard_bytes;
 } Handle;
 
-static MPI_Comm alarms;         /* a world of its own, for mpi_alarm */
+static MPI_Comm alarms;         /* all ranks, for mpi_alarm only */
 
-/* MPI matches a group's collectives by their order alone. Staged ones begin when their downloads are done, on each rank
- * at another time: they have a communicator apart from those that begin when they are called. */
+/* MPI matches a group's collectives by their order alone. Staged ones start when their downloads are done, at different
+ * times on different ranks. So they have a communicator of their own, apart from those that start when they are
+ * called. */
 typedef struct {
     MPI_Comm direct, staged;
 } Group;
@@ -32,8 +33,8 @@ static MPI_Comm mpi_of(const Comm *comm)
     return ((Group *)comm->mpi)->direct;
 }
 
-/* MPI's sums know none of the small floating-point types: to it BF16 are integers of two bytes, which this adds. Each
- * sum is rounded, as NCCL's are. */
+/* Adds BF16 numbers, which MPI has no sum for: it moves them as two-byte integers and calls this. Each sum is rounded,
+ * as NCCL's are. */
 static void add_bf16(void *from, void *to, MPI_Count *count, MPI_Datatype *type)
 {
     real a[256], b[256];
@@ -60,7 +61,7 @@ static MPI_Op op_of(const Transfer *t)
     return bf16;
 }
 
-/* What is only moved may be of any type. */
+/* Returns the MPI type. Any dtype can be moved; few can be reduced. */
 static MPI_Datatype type_of(const Transfer *t)
 {
     const int size = dtype_size(t->dtype);
@@ -73,7 +74,7 @@ static MPI_Datatype type_of(const Transfer *t)
          : size == 2 ? MPI_INT16_T : MPI_INT8_T;
 }
 
-static void *keep(MPI_Comm mpi)
+static void *new_group(MPI_Comm mpi)
 {
     Group *g = host_alloc(sizeof *g, "a group of ranks");
 
@@ -82,20 +83,20 @@ static void *keep(MPI_Comm mpi)
     return g;
 }
 
-/* Of the cores that the ranks here may use together. Where a launcher has bound each rank to its own, that is these.
- * 0: more cores than a cpu_set_t has. */
-static int share_of_cores(MPI_Comm local, int ranks)
+/* Returns the cores per rank: those that this machine's ranks may use, divided by the ranks; or, if a launcher has
+ * bound each rank to fewer, those. 0: more cores than a cpu_set_t holds. */
+static int cores_per_rank(MPI_Comm local, int ranks)
 {
     cpu_set_t mine, together;
 
     CPU_ZERO(&mine);
     sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
-    const int share = CPU_COUNT(&together) / ranks, bound = CPU_COUNT(&mine);
-    return bound < share || bound == 0 ? bound : share < 1 ? 1 : share;
+    const int cores = CPU_COUNT(&together) / ranks, bound = CPU_COUNT(&mine);
+    return bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
 }
 
-/* What fails inside of MPI ends the program as all else does, and not in MPI, which may wait for the launcher. */
+/* Ends the program by fail() after an error inside MPI. MPI's own handler may wait for the launcher. */
 static void on_error(MPI_Comm *mpi, int *code, ...)
 {
     static bool failing;
@@ -103,7 +104,7 @@ static void on_error(MPI_Comm *mpi, int *code, ...)
     int length;
 
     (void)mpi;
-    if (failing)                                /* telling the others fails too: the call returns */
+    if (failing)                                /* an error while the others are told: let that call return */
         return;
     failing = true;
     MPI_Error_string(*code, text, &length);
@@ -113,17 +114,17 @@ static void on_error(MPI_Comm *mpi, int *code, ...)
 void mpi_begin(int *argc, char ***argv, Comm *all, int *machine, int *local_rank, int *local_size, int *local_threads)
 {
     static const struct { const char *ranks, *launcher, *todo; } launchers[] = {
-        {"PMI_SIZE", "mpiexec", "Ubuntu 24.04's MPICH 4.2.0-5build3 does this: \"make deps\" says how to repair it"},
-        {"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", "the mpiexec of the MPI that it was built with could do it"},
-        {"SLURM_STEP_NUM_TASKS", "srun", "srun --mpi=pmi2 lets them find each other"}};
+        {"PMI_SIZE", "mpiexec", "try \"make deps\", which repairs Ubuntu 24.04's MPICH 4.2.0-5build3 or prints how"},
+        {"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", "try the mpiexec of the MPI that this program was built with"},
+        {"SLURM_STEP_NUM_TASKS", "srun", "try srun --mpi=pmi2"}};
     MPI_Errhandler handler;
     MPI_Comm local;
     int threads;
 
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &threads);         /* operators' threads don't call MPI */
     MPI_Comm_create_errhandler(on_error, &handler);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);                   /* groups made from it inherit it */
-    all->mpi = keep(MPI_COMM_WORLD);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);                   /* groups split from it inherit it */
+    all->mpi = new_group(MPI_COMM_WORLD);
     MPI_Comm_rank(MPI_COMM_WORLD, &all->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &all->size);
     for (int i = 0; i < 3 && all->size == 1; i++) {
@@ -136,21 +137,21 @@ void mpi_begin(int *argc, char ***argv, Comm *all, int *machine, int *local_rank
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, all->rank, MPI_INFO_NULL, &local);
     MPI_Comm_rank(local, local_rank);
     MPI_Comm_size(local, local_size);
-    *local_threads = share_of_cores(local, *local_size);
+    *local_threads = cores_per_rank(local, *local_size);
     MPI_Allreduce(&all->rank, machine, 1, MPI_INT, MPI_MIN, local);
     MPI_Comm_free(&local);
 }
 
 void *mpi_split(Comm *comm, int color, int *rank, int *size)
 {
-    MPI_Comm part;
+    MPI_Comm group;
 
-    MPI_Comm_split(mpi_of(comm), color < 0 ? MPI_UNDEFINED : color, comm->rank, &part);
-    if (part == MPI_COMM_NULL)
+    MPI_Comm_split(mpi_of(comm), color < 0 ? MPI_UNDEFINED : color, comm->rank, &group);
+    if (group == MPI_COMM_NULL)
         return NULL;
-    MPI_Comm_rank(part, rank);
-    MPI_Comm_size(part, size);
-    return keep(part);
+    MPI_Comm_rank(group, rank);
+    MPI_Comm_size(group, size);
+    return new_group(group);
 }
 
 void mpi_end(void)
@@ -158,8 +159,8 @@ void mpi_end(void)
     MPI_Finalize();
 }
 
-/* MPI_Abort asks the launcher to end all ranks, and waits for it; from a machine that is cut off the launcher can't be
- * reached, so the system's alarm ends the rank then. */
+/* MPI_Abort asks the launcher to end all ranks, and waits for it. On a machine that is cut off from the launcher,
+ * SIGALRM ends the rank after 5 seconds. */
 _Noreturn void mpi_abort(int status)
 {
     signal(SIGALRM, SIG_DFL);
@@ -168,15 +169,15 @@ _Noreturn void mpi_abort(int status)
     abort();                    /* MPI_Abort doesn't return, but isn't declared so */
 }
 
-/* How a tensor is cut over a group: counts and offsets, which the handle keeps. */
-static void cut(Handle *h, const Comm *comm, int64_t count)
+/* Sets the handle's counts and offsets to the shards of a tensor of `count` elements. */
+static void split(Handle *h, const Comm *comm, int64_t count)
 {
     h->counts = host_alloc(comm->size * sizeof *h->counts, "a collective");
     h->firsts = host_alloc(comm->size * sizeof *h->firsts, "a collective");
     for (int r = 0; r < comm->size; r++) {
-        const Range part = range_part(count, r, comm->size);
-        h->counts[r] = part.count;
-        h->firsts[r] = part.first;
+        const Range shard = range_split(count, r, comm->size);
+        h->counts[r] = shard.count;
+        h->firsts[r] = shard.first;
     }
 }
 
@@ -201,17 +202,17 @@ static void *start(Transfer t)
         MPI_Iallreduce_c(MPI_IN_PLACE, out, t.count, type, op_of(&t), mpi, &h->request);
         break;
     case REDUCE_SCATTER:
-        cut(h, t.comm, t.count);
+        split(h, t.comm, t.count);
         if (out >= in && out < in + t.count * size) {
-            /* MPI wants no buffers that overlap, and MPICH's MPI_IN_PLACE ends the program where part 1 is larger than
-             * part 0: it copies the one over the other, and part of itself */
-            h->part_to = out, h->part_bytes = h->counts[t.comm->rank] * size;
-            out = h->part = host_alloc(h->part_bytes, "a part");
+            /* MPI's buffers must not overlap, and MPICH's MPI_IN_PLACE ends the program if shard 1 is larger than shard
+             * 0: it copies between overlapping buffers */
+            h->shard_to = out, h->shard_bytes = h->counts[t.comm->rank] * size;
+            out = h->shard = host_alloc(h->shard_bytes, "a shard");
         }
         MPI_Ireduce_scatter_c(in, out, h->counts, type, op_of(&t), mpi, &h->request);
         break;
     case ALL_GATHER:
-        cut(h, t.comm, t.count);
+        split(h, t.comm, t.count);
         in = in >= out && in < out + t.count * size ? MPI_IN_PLACE : in;
         MPI_Iallgatherv_c(in, h->counts[t.comm->rank], type, out, h->counts, h->firsts, type, mpi, &h->request);
         break;
@@ -223,7 +224,7 @@ static void *start(Transfer t)
             MPI_Ibcast_c(out, t.count, type, t.peer, mpi, &h->request);
             break;
         }
-        cut(h, t.comm, 0);                  /* MPICH 4.0's broadcast ends the program; what one rank has is gathered */
+        split(h, t.comm, 0);                /* MPICH 4.0's broadcast fails at this size: all-gather the root's data */
         h->counts[t.peer] = t.count;
         MPI_Iallgatherv_c(MPI_IN_PLACE, 0, type, out, h->counts, h->firsts, type, mpi, &h->request);
         break;
@@ -247,9 +248,9 @@ static bool done(void *handle)
     MPI_Test(&h->request, &done, MPI_STATUS_IGNORE);
     if (!done)
         return false;
-    if (h->part)
-        memcpy(h->part_to, h->part, h->part_bytes);
-    free(h->part);
+    if (h->shard)
+        memcpy(h->shard_to, h->shard, h->shard_bytes);
+    free(h->shard);
     free(h->counts);
     free(h->firsts);
     free(h);
@@ -277,7 +278,7 @@ void mpi_alarm(const char text[ALARM_TEXT])
         if (r == rank)
             continue;
         MPI_Isend(text, ALARM_TEXT, MPI_CHAR, r, 0, alarms, &request);
-        MPI_Request_free(&request);             /* the text lives until the program ends, which is soon */
+        MPI_Request_free(&request);             /* the text stays valid until the program ends, which is soon */
     }
 }
 
@@ -286,7 +287,7 @@ int mpi_alarmed(char text[ALARM_TEXT])
     MPI_Status status;
     int there = 0;
 
-    for (int i = 0; i < 2 && !there; i++)       /* MPICH looks first and only then lets messages in */
+    for (int i = 0; i < 2 && !there; i++)       /* MPICH looks before it progresses, so look twice */
         MPI_Iprobe(MPI_ANY_SOURCE, 0, alarms, &there, &status);
     if (!there)
         return -1;

@@ -1,23 +1,24 @@
-/* Transfers over NCCL, from GPU to GPU. Each rank has one of its own.
+/* Transfers over NCCL, from GPU to GPU. Each rank has a GPU of its own.
  *
- * The host only queues them: a transfer waits, in a stream of its own, for what was queued in the device's stream
- * before it, and comm_wait makes the device's stream wait for the transfer. So the host runs ahead, and a transfer
+ * The host only queues them. A transfer waits, in a stream of its own, for the work queued before it in the device's
+ * stream, and comm_wait makes the device's stream wait for the transfer. So the host runs ahead, and a transfer
  * overlaps with all operators between its start and its wait.
  *
- * Several communicators share a GPU, and a kernel of NCCL's spins until the other ranks' kernels of the same transfer
- * run. They run if nothing holds back a kernel whose turn it is. So:
- * - Whatever waits for other ranks on the host, or for the GPU to be idle, is done before the first step: communicators
- *   are made and used once, one after the other, in the same order on all ranks (connect). From then on a call queues a
- *   kernel and returns. They are blocking ones: a non-blocking one starts a thread for each call (NCCL's src/group.cc).
- * - All communicators' kernels fit on the GPU together: config.maxCTAs says how many multiprocessors one takes.
- * - Streams that share a queue of the hardware's wait for each other: a kernel that may start stands behind one that
- *   may not. By itself CUDA has 8 queues, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank in five groups, one of
- *   them with messages both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL
- *   adds to each, and the device's, these are 25. One queue for all, which Megatron-LM asks for so that a transfer
- *   starts before matmuls that are called later, would be wrong here: a receive that is posted ahead would stand in
- *   front of the work that its sender waits for.
- * - What starts a transfer before those matmuls is the priority of its stream: of two kernels that could start, the one
- *   with the higher priority does. Transfers all have the same, so that no rank prefers another one than its peers.
+ * Several communicators share a GPU, and an NCCL kernel spins until the other ranks' kernels of the same transfer run.
+ * So nothing may hold back a kernel whose turn it is:
+ * - Everything that waits on the host for other ranks, or for the GPU to be idle, happens before the first step. Ranks
+ *   create and use all communicators once, one after the other, in the same order (connect). From then on a call queues
+ *   a kernel and returns. The communicators are blocking: non-blocking ones start a thread per call (src/group.cc of
+ *   NCCL).
+ * - The kernels of all communicators fit on the GPU together: config.maxCTAs limits each one's multiprocessors.
+ * - Streams that share a hardware queue wait for each other: a kernel that may start is stuck behind one that may not.
+ *   CUDA has 8 queues by default, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank in five groups, one of them with
+ *   sends both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL adds to each,
+ *   and the device's, these are 25 streams. One queue for all, which Megatron-LM asks for so that a transfer starts
+ *   before matmuls called later, would be wrong here: a receive posted ahead would block the work that its sender waits
+ *   for.
+ * - A transfer starts before those matmuls because its stream has a higher priority. All transfers have the same
+ *   priority, so that all ranks run them in the same order.
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -43,32 +44,32 @@ static void cuda_check(cudaError_t error, const char *call, int line)
 #define NCCL(call) nccl_check(call, #call, __LINE__)
 #define CUDA(call) cuda_check(call, #call, __LINE__)
 
-/* ---- Lines: communicators and what travels on them ---- */
+/* ---- Lines: communicators and their transfers ---- */
 
 typedef struct Move {                   /* a transfer */
     Transfer t;
-    int64_t number;                     /* of all */
-    cudaEvent_t ready, over;            /* the device's stream has come to its start; it is done, in the line's */
+    int64_t number;                     /* of all transfers */
+    cudaEvent_t ready, over;            /* ready: the device's stream reached its start; over: the line's its end */
     bool waited;                        /* the device's stream waits for it */
-    double since;                       /* when the device was seen to have come to its start; 0: not yet */
+    double since;                       /* when `ready` was seen to be reached; 0: not yet */
     struct Move *next;
 } Move;
 
-/* A communicator with a stream, in which its transfers run one after the other. NCCL has no tags, and a transfer on a
- * communicator runs after those before it: if a send stood behind a receive, two ranks could wait for each other. So
- * messages have a line for each pair and direction. A group's collectives have one of their own, and shifts are among
- * them: all ranks make them in the same order, and a shift's send and receive are one operation. */
+/* A communicator with a stream, in which its transfers run one after the other. NCCL has no tags, and runs a
+ * communicator's transfers in order: if a send were queued behind a receive, two ranks could wait for each other. So
+ * each pair of ranks has a line per direction. A group's collectives have one line, which shifts use too: all ranks
+ * start them in the same order, and a shift's send and receive are one operation. */
 typedef struct Line {
     int size;                           /* a pair's is 2, and its sender is rank 0 */
-    int multiprocessors;                /* that its transfers take, at most */
+    int multiprocessors;                /* that its transfers occupy, at most */
     ncclComm_t nccl;
     cudaStream_t stream;
-    Move *first, *last;                 /* not over, or not waited for; in their order */
-    Move *half;                         /* the send of a shift whose receive is to come */
+    Move *first, *last;                 /* not over, or not waited for; in order */
+    Move *half;                         /* the send of a shift whose receive has not started */
     struct Line *next;
 } Line;
 
-typedef struct {                        /* a group's lines; to and from: [0] the next rank, [1] the one before */
+typedef struct {                        /* a group's lines; to and from: [0] the next rank, [1] the previous one */
     Line *collectives, *to[2], *from[2];
 } Group;
 
@@ -84,7 +85,7 @@ static Line *line_of(const Transfer *t)
     return t->op < SEND || t->shift ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
 }
 
-/* NCCL's errors show here, also those of transfers under way. */
+/* Reports NCCL's errors, also those of transfers in flight. */
 static void check(const Line *l)
 {
     ncclResult_t state;
@@ -112,14 +113,14 @@ static ncclDataType_t type_of(const Transfer *t)
         return ncclInt32;
     default:
         if (t->op == ALL_REDUCE || t->op == REDUCE_SCATTER)
-            fail("%s of %s in group %s: it can be moved, but not added up", comm_op_name[t->op], dtype_name(t->dtype),
-                 t->comm->name);
+            fail("%s of %s in group %s: NCCL can move this dtype, but not reduce it", comm_op_name[t->op],
+                 dtype_name(t->dtype), t->comm->name);
         return ncclUint8;
     }
 }
 
-/* NCCL cuts into equal parts only: others are sums that each go to one rank, and broadcasts that each come from one.
- * Between ncclGroupStart and ncclGroupEnd calls become one operation. */
+/* NCCL's reduce-scatter and all-gather need equal shards. Uneven ones are a reduce to each rank, and a broadcast from
+ * each rank, which ncclGroupStart and ncclGroupEnd make one operation. */
 static void reduce_scatter(const Line *l, const Transfer *t, ncclDataType_t type)
 {
     const char *in = t->in;
@@ -130,7 +131,7 @@ static void reduce_scatter(const Line *l, const Transfer *t, ncclDataType_t type
     }
     NCCL(ncclGroupStart());
     for (int r = 0; r < l->size; r++) {
-        const Range part = range_part(t->count, r, l->size);
+        const Range part = range_split(t->count, r, l->size);
         if (part.count)
             NCCL(ncclReduce(in + part.first * dtype_size(t->dtype), t->out, part.count, type, ncclSum, r, l->nccl,
                             l->stream));
@@ -148,7 +149,7 @@ static void all_gather(const Line *l, const Transfer *t, ncclDataType_t type)
     }
     NCCL(ncclGroupStart());
     for (int r = 0; r < l->size; r++) {
-        const Range part = range_part(t->count, r, l->size);
+        const Range part = range_split(t->count, r, l->size);
         if (part.count)
             NCCL(ncclBroadcast(t->in, out + part.first * dtype_size(t->dtype), part.count, type, r, l->nccl,
                                l->stream));
@@ -217,7 +218,7 @@ static bool reached(cudaEvent_t event)
     const cudaError_t error = cudaEventQuery(event);
 
     if (error == cudaErrorNotReady)
-        cudaGetLastError();             /* heard: an operator that asks after its kernel's errors shall not find it */
+        cudaGetLastError();             /* clears it, so that the next operator does not report it */
     else
         cuda_check(error, "cudaEventQuery(event)", __LINE__);
     return error == cudaSuccess;
@@ -225,7 +226,7 @@ static bool reached(cudaEvent_t event)
 
 static bool progress(void)
 {
-    bool under_way = false;
+    bool in_flight = false;
 
     for (Line *l = lines; l; l = l->next) {
         check(l);
@@ -236,12 +237,13 @@ static bool progress(void)
             CUDA(cudaEventDestroy(m->over));
             free(m);
         }
-        under_way |= l->first != NULL;
+        in_flight |= l->first != NULL;
     }
-    return under_way;
+    return in_flight;
 }
 
-/* What is called from now on runs beside the transfers that aren't waited for. */
+/* Tells the device how many multiprocessors are occupied by transfers that operators called from now on overlap
+ * with. */
 static void lend(void)
 {
     int sum = 0;
@@ -300,7 +302,7 @@ static bool unfinished(Transfer *t, double *since)
 
     for (Line *l = lines; l; l = l->next)
         for (Move *m = l->first; m; m = m->next) {
-            if (!m->since && reached(m->ready))         /* until then this GPU computes, and waits for nobody */
+            if (!m->since && reached(m->ready))         /* until then this GPU computes, and waits for no rank */
                 m->since = clock_seconds();
             if (m->since && m->waited && !reached(m->over) && (!oldest || m->number < oldest->number))
                 oldest = m;
@@ -314,7 +316,7 @@ static bool end(void)
 {
     if (progress())
         return false;
-    for (Line *l; (l = lines); ) {              /* in the same order on all ranks */
+    for (Line *l; (l = lines); ) {              /* the same order on all ranks */
         NCCL(ncclCommDestroy(l->nccl));
         CUDA(cudaStreamDestroy(l->stream));
         lines = l->next;
@@ -325,7 +327,7 @@ static bool end(void)
 
 /* ---- The start ---- */
 
-/* Once each way that a transfer may go: so NCCL has connected the ranks, and its kernels are loaded. */
+/* Runs a transfer once, so that NCCL connects the ranks and loads its kernels. */
 static void warm(Transfer t)
 {
     const int64_t bytes = t.count * dtype_size(t.dtype);
@@ -333,7 +335,7 @@ static void warm(Transfer t)
     t.out = device_alloc(bytes);
     t.in = device_alloc(bytes);
     if (!t.out || !t.in)
-        fail("no memory for a first transfer in group %s", t.comm->name);
+        fail("not enough memory on the GPU for a first transfer in group %s", t.comm->name);
     Move *m = start(t), *from = NULL;
     if (t.shift) {
         t.op = RECV, t.peer = (t.comm->rank + t.comm->size - 1) % t.comm->size;
@@ -348,7 +350,7 @@ static void warm(Transfer t)
     device_free(t.in, bytes);
 }
 
-/* Waits inside of NCCL for the line's other ranks. */
+/* Creates a line with at most `most` multiprocessors. Waits inside NCCL for the line's other ranks. */
 static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, int most)
 {
     static int taken;
@@ -359,8 +361,9 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
 
     taken += most;
     if (taken > device_multiprocessors())
-        fail("group %s: with its communicators those of all groups take %d multiprocessors, but the GPU has %d: their "
-             "kernels wait for other ranks, and must fit together", c->name, taken, device_multiprocessors());
+        fail("group %s: with its communicators, all groups take %d multiprocessors, but the GPU has %d: their kernels "
+             "wait for other ranks, so all must fit together; use fewer groups", c->name, taken,
+             device_multiprocessors());
     l->size = size, l->multiprocessors = most;
     config.blocking = 1;
     config.maxCTAs = most;
@@ -373,7 +376,7 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
     return lines = l;
 }
 
-/* The communicators between rank s and the next one. */
+/* Creates the lines between rank s and the next rank: one per direction. */
 static void connect_pair(Comm *c, int s, ncclUniqueId up, ncclUniqueId down, int most)
 {
     const int next = (s + 1) % c->size, peer = c->rank == s ? next : s, side = peer != (c->rank + 1) % c->size;
@@ -386,9 +389,9 @@ static void connect_pair(Comm *c, int s, ncclUniqueId up, ncclUniqueId down, int
     warm((Transfer){.comm = c, .op = c->rank == s ? RECV : SEND, .count = 1, .dtype = F32, .peer = peer});
 }
 
-/* A collective's kernel takes an eighth of the multiprocessors and 16 at most, which is to fill the links (not measured
- * yet); a message's, which may spin for long before its sender comes, a quarter of that. They are powers of two, as
- * thread blocks start in clusters of up to 4. */
+/* A collective's kernel takes an eighth of the multiprocessors, at most 16, which should fill the links (not measured
+ * yet). A point-to-point kernel, which may spin for long before its sender starts, takes a quarter of that. They are
+ * powers of two, because thread blocks start in clusters of up to 4. */
 static void connect(Comm *c)
 {
     const int pairs = !c->used[SEND] ? 0 : c->size == 2 ? 1 : c->size;
@@ -417,7 +420,7 @@ static void connect(Comm *c)
                         .shift = true});
     if (c->used[ALL_TO_ALL])
         warm((Transfer){.comm = c, .op = ALL_TO_ALL, .count = c->size, .dtype = F32});
-    for (int odd = 0; odd < 2; odd++)           /* all even ones at once; in this order no ranks wait in a circle */
+    for (int odd = 0; odd < 2; odd++)           /* even pairs first, then odd ones: no ranks wait in a circle */
         for (int s = odd; s < pairs; s += 2)
             if (c->rank == s || c->rank == (s + 1) % c->size)
                 connect_pair(c, s, all[s].up, all[s].down, most > 4 ? most / 4 : 1);
@@ -425,18 +428,19 @@ static void connect(Comm *c)
     free(all);
 }
 
-/* (Where MPI_Init itself uses CUDA this comes too late: there the launcher's environment must have it.) */
+/* Sets the environment. (If MPI_Init itself uses CUDA this is too late: set these variables in the launcher's
+ * environment.) */
 static void prepare(void)
 {
-    /* A kernel that is loaded only when it is first used may wait for the whole GPU to be idle, and with it for a
-     * transfer whose other rank waits likewise (CUDA programming guide, "Lazy Loading"). */
+    /* A kernel that is loaded on first use may wait until the GPU is idle, and so for a transfer whose other rank waits
+     * in the same way (CUDA programming guide, "Lazy Loading"). */
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    /* All that a communicator's collectives may use is connected when it is made, and not when a size first calls for
+    /* Connect everything that a communicator's collectives may use when it is created, not when a size first needs
      * another algorithm. */
     setenv("NCCL_RUNTIME_CONNECT", "0", 1);
-    /* Communicators' kernels start in no common order: with one, a receive posted ahead would have to start before what
-     * its sender waits for, and before version 12.3 of the driver also to end. */
+    /* Do not order the kernels of different communicators: a receive posted ahead would have to start before the work
+     * that its sender waits for, and with drivers before 12.3 also to end before it. */
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
 }
 

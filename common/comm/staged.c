@@ -1,9 +1,9 @@
 /* Transfers between GPUs over MPI, which knows only the host's memory: each is a download, MPI's transfer and an
  * upload. So several ranks can share one GPU, which NCCL refuses.
  *
- * The copies are queued in the device's one stream: a download begins when what was queued before it is done, and
- * what is queued after an upload finds its data. So nobody waits for an upload, and its buffer may go to the next
- * transfer: that one's event, before which MPI doesn't touch it, stands behind the upload in the stream.
+ * The copies are queued in the device's one stream. A download starts when the work queued before it is done, and work
+ * queued after an upload finds its data: the host need not wait for uploads. An upload's buffer may be reused at once:
+ * MPI does not touch it before the next transfer's event, which is queued after the upload.
  */
 #include <stdlib.h>
 
@@ -12,7 +12,7 @@
 #include "../error.h"
 #include "../print.h"
 
-/* ---- Buffers on the host, kept for the next transfer: pinning memory takes longer than most transfers ---- */
+/* ---- Buffers on the host, reused, since pinning memory takes longer than most transfers ---- */
 
 typedef struct Buffer {
     char *data;
@@ -34,7 +34,7 @@ static Buffer *take(int64_t bytes)
         best = malloc(sizeof *best);
         char *data = device_host_alloc(bytes);
         if (!best || !data)
-            fail("no memory on the host for a transfer of %s", bytes_text(bytes));
+            fail("not enough memory on the host for a transfer: needs %s", bytes_text(bytes));
         *best = (Buffer){.data = data, .bytes = bytes, .next = buffers};
         buffers = best;
     }
@@ -52,33 +52,33 @@ static void give_back(Buffer *b)
 
 typedef struct Staged {
     Transfer t;                                     /* between tensors on the device */
-    enum { DOWNLOADING, TRAVELING, DONE } state;
-    Buffer *out, *in;                               /* what of them is on the host */
-    DeviceEvent downloaded;                         /* or nothing was to be */
+    enum { DOWNLOADING, IN_FLIGHT, DONE } state;
+    Buffer *out, *in;                               /* host buffers */
+    DeviceEvent downloaded;                         /* the download, if any, is done */
     void *handle;                                   /* MPI's */
     struct Staged *next;
 } Staged;
 
-static Staged *under_way;                           /* in the order of their starts */
+static Staged *pending_list;                        /* in the order of their starts */
 
-static Range part_of(const Transfer *t)             /* this rank's, in bytes */
+static Range shard_of(const Transfer *t)            /* this rank's shard, in bytes */
 {
-    const Range part = range_part(t->count, t->comm->rank, t->comm->size);
+    const Range shard = range_split(t->count, t->comm->rank, t->comm->size);
 
-    return (Range){part.first * dtype_size(t->dtype), part.count * dtype_size(t->dtype)};
+    return (Range){shard.first * dtype_size(t->dtype), shard.count * dtype_size(t->dtype)};
 }
 
 static void *start(Transfer t)
 {
     const int64_t bytes = t.count * dtype_size(t.dtype);
-    const Range part = part_of(&t);
-    Staged *s = host_alloc(sizeof *s, "a transfer"), **last = &under_way;
+    const Range shard = shard_of(&t);
+    Staged *s = host_alloc(sizeof *s, "a transfer"), **last = &pending_list;
 
     s->t = t;
     s->t.staged = true;
     switch (t.op) {
     case REDUCE_SCATTER:
-        s->out = take(part.count);
+        s->out = take(shard.count);
         s->in = take(bytes);
         break;
     case ALL_TO_ALL:
@@ -88,13 +88,13 @@ static void *start(Transfer t)
     case SEND:
         s->in = take(bytes);
         break;
-    default:                                        /* ALL_GATHER works in place, whether its part lies there or not */
+    default:                                        /* ALL_GATHER's buffer works in place, even if the tensors don't */
         s->out = take(bytes);
     }
     if (s->in)
         device_download_start(s->in->data, t.in, bytes);
     else if (t.op == ALL_GATHER)
-        device_download_start(s->out->data + part.first, t.in, part.count);
+        device_download_start(s->out->data + shard.first, t.in, shard.count);
     else if (t.op == ALL_REDUCE || (t.op == BROADCAST && t.peer == t.comm->rank))
         device_download_start(s->out->data, t.out, bytes);
     s->downloaded = device_event();
@@ -104,46 +104,46 @@ static void *start(Transfer t)
     return s;
 }
 
-static void travel(Staged *s)
+static void start_mpi(Staged *s)
 {
     Transfer on_host = s->t;
 
     on_host.out = s->out ? s->out->data : NULL;
-    on_host.in = s->in ? s->in->data : s->out ? s->out->data + part_of(&s->t).first : NULL;     /* ALL_GATHER's */
+    on_host.in = s->in ? s->in->data : s->out ? s->out->data + shard_of(&s->t).first : NULL;    /* ALL_GATHER's */
     s->handle = transport_mpi.start(on_host);
-    s->state = TRAVELING;
+    s->state = IN_FLIGHT;
 }
 
 static void upload(Staged *s)
 {
     const Transfer *t = &s->t;
     const int64_t bytes = t->count * dtype_size(t->dtype);
-    const Range part = part_of(t);
+    const Range shard = shard_of(t);
     char *out = t->out;
 
     if (t->op == REDUCE_SCATTER)
-        device_upload_start(out, s->out->data, part.count);
-    else if (t->op == ALL_GATHER && out + part.first == t->in) {        /* in place: our part is there */
-        const int64_t end = part.first + part.count;
-        device_upload_start(out, s->out->data, part.first);
+        device_upload_start(out, s->out->data, shard.count);
+    else if (t->op == ALL_GATHER && out + shard.first == t->in) {       /* in place: all but our own shard */
+        const int64_t end = shard.first + shard.count;
+        device_upload_start(out, s->out->data, shard.first);
         device_upload_start(out + end, s->out->data + end, bytes - end);
     } else if (s->out && !(t->op == BROADCAST && t->peer == t->comm->rank))
         device_upload_start(out, s->out->data, bytes);
 }
 
-/* MPI wants a group's collectives in the same order from all ranks, and messages in theirs: so none overtakes another
- * on its way to MPI. */
+/* Passes transfers to MPI in the order of their starts: MPI matches a group's collectives, and a pair's sends and
+ * receives, by their order. */
 static bool progress(void)
 {
     bool first = true;
 
-    for (Staged *s = under_way; s; s = s->next) {
+    for (Staged *s = pending_list; s; s = s->next) {
         if (s->state == DOWNLOADING && first && device_event_reached(&s->downloaded)) {
             device_event_seconds(&s->downloaded);   /* frees it */
-            travel(s);
+            start_mpi(s);
         }
         first &= s->state != DOWNLOADING;
-        if (s->state == TRAVELING && transport_mpi.done(s->handle)) {
+        if (s->state == IN_FLIGHT && transport_mpi.done(s->handle)) {
             upload(s);
             s->state = DONE;
         }
@@ -153,7 +153,7 @@ static bool progress(void)
 
 static bool done(void *handle)
 {
-    Staged *s = handle, **at = &under_way;
+    Staged *s = handle, **at = &pending_list;
 
     if (s->state != DONE)
         return false;

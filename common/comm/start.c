@@ -1,4 +1,4 @@
-/* The program's beginning and end: what carries tensors, what all ranks must agree on, and how all end alike. */
+/* The program's start and end: choosing the transport, agreeing on start-up errors, ending all ranks alike. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ Comm *world = &world_group;
 bool comm_starting;
 const Transport *comm_transport = &transport_mpi;
 
-/* What all ranks must know before they go on or end: the lowest rank that failed, and its status; or size, and 0. */
+/* Agrees over all ranks: returns the lowest rank that failed, with its status; or the world's size, with 0. */
 static int first_failed(int status, int *its_status)
 {
     int *all = calloc(world->size, sizeof *all), r;
@@ -35,8 +35,8 @@ static int first_failed(int status, int *its_status)
     return r;
 }
 
-/* MPI_Finalize waits without a deadline for ranks that are stopped before it, in it, or in their exit. So nobody goes
- * there before all have a watchdog that knows when they must have ended. */
+/* MPI_Finalize waits without a deadline for ranks that are stopped before it, in it, or in their exit. So no rank calls
+ * it before the watchdogs of all ranks have a deadline for the exit. */
 _Noreturn void comm_exit(int status)
 {
     const double begin = clock_seconds();
@@ -45,7 +45,7 @@ _Noreturn void comm_exit(int status)
         char all[world->size], mine = 0;
         watchdog_expect(comm_deadline(), world->rank, "end the program");
         comm_gather(world, all, &mine, 1, "the other ranks to end");
-        watchdog_expect(comm_deadline(), world->rank, "end the program");       /* it may have heard else meanwhile */
+        watchdog_expect(comm_deadline(), world->rank, "end the program");   /* comm_watch may have reset it meanwhile */
     }
     ended = true;
     while (comm_transport->end && !comm_transport->end() && clock_seconds() - begin < 10)
@@ -55,7 +55,7 @@ _Noreturn void comm_exit(int status)
     exit(status);
 }
 
-/* The process that started this one is gone: the parent is another one now. Alone a program may outlive its shell. */
+/* The parent process has changed: the launcher is gone. A program without mpiexec may outlive its shell. */
 bool comm_orphaned(void)
 {
     return world->size > 1 && getppid() != launcher;
@@ -63,7 +63,7 @@ bool comm_orphaned(void)
 
 static void end_all(const char *line, int status)
 {
-    static const char *first;                   /* what this rank failed with, when another then didn't answer */
+    static const char *first;                   /* this rank's first error, if agreeing on it failed in turn */
 
     if (comm_starting) {
         first = line;
@@ -73,7 +73,8 @@ static void end_all(const char *line, int status)
         comm_exit(status);
     }
     ended = true;
-    /* where several fail alike, the lowest speaks, and ends the others; messages arrive only while somebody asks */
+    /* where several ranks fail alike, the lowest prints its line and ends the others; alarms arrive only while a rank
+     * polls for them */
     char text[ALARM_TEXT];
     bool told = false;
     if (world->size > 1)
@@ -92,21 +93,21 @@ static void end_all(const char *line, int status)
         fprintf(stderr, "%s\n", line);
     fflush(stderr);
     if (world->size > 1)
-        usleep(100000);                         /* a launcher that is told to end all forwards no more lines */
-    error_cleanup_now();                        /* as late: who writes to them meanwhile would have other complaints */
+        usleep(100000);                         /* a launcher that is told to end all ranks forwards no more lines */
+    error_cleanup_now();                        /* last, since other ranks may still write to these files */
     if (world->size > 1)
         mpi_abort(status);
     exit(status);
 }
 
-/* A rank that leaves without a word would keep the others waiting, under a launcher that reports success. */
+/* Aborts if the rank exits without comm_exit: the others would wait for it, and mpiexec could report success. */
 static void at_exit(void)
 {
     if (!ended && world->size > 1)
         mpi_abort(1);
 }
 
-/* --timeout for MPI's own start, which comes before the command line is looked at; the default, if it isn't right. */
+/* Returns --timeout for MPI's own start, which precedes the parsing of options; the default if it is invalid. */
 static int timeout_of(int argc, char **argv)
 {
     static const char name[] = "--timeout";
@@ -131,14 +132,14 @@ void comm_begin(int *argc, char ***argv)
     mpi_begin(argc, argv, world, &machine, &local_rank, &local_size, &local_threads);
     watchdog_expect(0, world->rank, "");
     if (world->size == 1)
-        watchdog_stop();                        /* nobody is waited for */
+        watchdog_stop();                        /* there is no other rank to wait for */
     comm_starting = true;
     comm_waiting_begins();
     error_end_with(end_all);
     atexit(at_exit);
 }
 
-/* Why NCCL can't carry: which two ranks would have the same GPU, or which has none; false: it can. */
+/* Returns whether NCCL cannot be used, and why: two ranks share a GPU, or a rank has none. */
 static bool nccl_cannot(char text[256])
 {
     struct Place { char host[64], gpu[DEVICE_PLACE]; int machine, ranks, gpus; };
@@ -150,7 +151,7 @@ static bool nccl_cannot(char text[256])
     watchdog_expect(comm_deadline(), world->rank, "find its GPU");
     mine.gpus = device_find(local_rank, mine.gpu);
     watchdog_expect(0, world->rank, "");
-    comm_agree();                               /* a rank that failed would not come here */
+    comm_agree();                               /* if a rank failed, all end here */
     comm_gather(world, all, &mine, sizeof mine, "the other ranks' GPUs");
     for (int r = 0; r < world->size && !found; r++)
         if (all[r].gpus == 0) {
@@ -174,10 +175,10 @@ const char *comm_choose(void)
     char why[256];
 
     if (options.comm == COMM_NCCL && device_is_host())
-        fail("--comm nccl, but tensors of this build lie in the host's memory, which MPI carries: NCCL is for the cuda "
+        fail("--comm nccl: this build's tensors lie in the host's memory, which needs --comm mpi; NCCL is for the cuda "
              "build");
     if (options.comm == COMM_NCCL && !transport_nccl)
-        fail("--comm nccl, but this build is without NCCL, as nccl.h was not found (make cuda NCCL_HOME=DIR)");
+        fail("--comm nccl: this build is without NCCL, because nccl.h was not found (make cuda NCCL_HOME=DIR)");
     if (device_is_host())
         return "MPI";
     comm_transport = &transport_staged;
@@ -190,7 +191,7 @@ const char *comm_choose(void)
         return comm_transport->name;
     }
     if (options.comm == COMM_NCCL)
-        fail("--comm nccl, but %s: NCCL wants one for each rank", why);
+        fail("--comm nccl: %s; NCCL needs one GPU per rank", why);
     snprintf(words, sizeof words, "MPI, through the host's memory: %s",
              transport_nccl ? why : "this build is without NCCL");
     return words;
@@ -200,7 +201,7 @@ void comm_agree(void)
 {
     int status;
 
-    if (comm_starting && first_failed(0, &status) < world->size) {           /* that rank prints its line */
+    if (comm_starting && first_failed(0, &status) < world->size) {      /* that rank prints its line */
         error_cleanup_now();
         comm_exit(status);
     }
@@ -212,12 +213,12 @@ void comm_started(void)
     comm_starting = false;
 }
 
-void comm_same(const char *lines)
+void comm_check_same(const char *lines)
 {
     const int64_t length = strlen(lines) + 1;
     int64_t *lengths = host_alloc(world->size * sizeof *lengths, "comparing options"), room = 0;
 
-    comm_agree();                               /* a rank that failed would not come here */
+    comm_agree();                               /* if a rank failed, all end here */
     comm_gather(world, lengths, &length, sizeof length, "the other ranks' options");
     for (int r = 0; r < world->size; r++)
         room = lengths[r] > room ? lengths[r] : room;

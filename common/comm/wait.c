@@ -1,5 +1,5 @@
-/* Waiting: one loop for all that is waited for, its deadline, and who is named when the deadline has passed. And how
- * long this rank has waited in a step.
+/* Waiting: the one loop in which a rank waits for others, its deadline, and the report on who is late. Also the time
+ * that this rank has waited in a step.
  */
 #include <math.h>
 #include <sched.h>
@@ -19,79 +19,79 @@ char alarm_fails[ALARM_TEXT] = "fails";
 
 static double allowed;                          /* seconds beyond --timeout */
 
-/* Some rank has waited for --timeout seconds. Each rank that is asked says what it is doing; who stays silent for a
- * tenth of that is stuck. The lowest that spoke tells the person, and all end. asker: the rank that asked, with its
- * text; -1: it is this one. */
+/* Ends all ranks after some rank has waited for --timeout seconds. That rank asks all others; each replies with what it
+ * is doing, and a rank that stays silent for a tenth of the timeout is stuck. The lowest rank that replied prints the
+ * line. asker: the rank that asked, with its text; -1: this one. */
 static _Noreturn void stalled(const char *doing, int asker, const char *asked)
 {
-    char (*said)[ALARM_TEXT] = calloc(world->size, sizeof *said), text[ALARM_TEXT], line[1024];
+    char (*reply)[ALARM_TEXT] = calloc(world->size, sizeof *reply), text[ALARM_TEXT], line[1024];
     const double begin = clock_seconds();
     int from, silent = 0, stopped = 0, computing = 0, lowest = world->rank, at;
 
-    if (!said)
-        fail("a rank is stuck, and there is no memory to find out which");
+    if (!reply)
+        fail("a rank is stuck; not enough memory on the host to find out which");
     if (asker >= 0)
-        memcpy(said[asker], asked, ALARM_TEXT);
-    snprintf(said[world->rank], ALARM_TEXT, "%s", doing);
-    mpi_alarm(said[world->rank]);
-    while (clock_seconds() - begin < fmax(1, options.timeout / 10.)) {      /* an operator may take long */
+        memcpy(reply[asker], asked, ALARM_TEXT);
+    snprintf(reply[world->rank], ALARM_TEXT, "%s", doing);
+    mpi_alarm(reply[world->rank]);
+    while (clock_seconds() - begin < fmax(1, options.timeout / 10.)) {      /* a rank may be inside a long operator */
         if ((from = mpi_alarmed(text)) >= 0)
-            memcpy(said[from], text, ALARM_TEXT);
+            memcpy(reply[from], text, ALARM_TEXT);
         sched_yield();
     }
     for (int r = world->size - 1; r >= 0; r--) {
-        silent += !said[r][0];
-        stopped += !strncmp(said[r], "was stopped", strlen("was stopped"));
-        computing += !strcmp(said[r], "computes");
-        lowest = said[r][0] ? r : lowest;
+        silent += !reply[r][0];
+        stopped += !strncmp(reply[r], "was stopped", strlen("was stopped"));
+        computing += !strcmp(reply[r], "computes");
+        lowest = reply[r][0] ? r : lowest;
     }
     if (world->rank != lowest)
-        sleep(2);                               /* for it to speak first */
-    comm_starting = false;                      /* no agreement with a rank that is stuck */
+        sleep(2);                               /* the lowest rank prints first */
+    comm_starting = false;                      /* a rank that is stuck cannot agree */
     at = snprintf(line, sizeof line,
                   silent ? "silent for %d seconds:"
                   : stopped ? "a rank that was stopped kept others waiting, for %d seconds (--timeout)"
                   : computing ? "a rank that computes keeps others waiting, for %d seconds (--timeout)"
                   : "all ranks wait for each other, for %d seconds", options.timeout + (int)allowed);
     for (int r = 0; r < world->size && silent && at < (int)sizeof line; r++)
-        if (!said[r][0])
+        if (!reply[r][0])
             at += snprintf(line + at, sizeof line - at, "%s rank %d", line[at - 1] == ':' ? "" : ",", r);
     for (int r = 0; r < world->size && at < (int)sizeof line; r++)
-        if (said[r][0])
-            at += snprintf(line + at, sizeof line - at, "; rank %d %s", r, said[r]);
+        if (reply[r][0])
+            at += snprintf(line + at, sizeof line - at, "; rank %d %s", r, reply[r]);
     fail("%s", line);
 }
 
-static volatile double went_on = -INFINITY;     /* when this rank was last continued (SIGCONT) after a stop */
+static volatile double continued = -INFINITY;   /* when this rank was last continued (SIGCONT) after a stop */
 
 static void on_continue(int signal_number)
 {
     (void)signal_number;
-    went_on = clock_seconds();
+    continued = clock_seconds();
 }
 
-static void answer_alarm(const char *doing)
+static void reply_to_alarm(const char *doing)
 {
     char text[ALARM_TEXT];
     const int asker = world->size > 1 ? mpi_alarmed(text) : -1;
 
     if (asker >= 0 && strcmp(text, alarm_fails))
-        stalled(clock_seconds() - went_on < options.timeout ? "was stopped, and goes on" : doing, asker, text);
+        stalled(clock_seconds() - continued < options.timeout ? "was stopped, and continues" : doing, asker, text);
 }
 
 void comm_watch(const char *todo, bool now)
 {
-    static double said;
+    static double sent;
     static bool watched;
 
-    if ((!watched && !todo) || (watched && !now && clock_seconds() - said < 1))
+    if ((!watched && !todo) || (watched && !now && clock_seconds() - sent < 1))
         return;
-    said = clock_seconds();
+    sent = clock_seconds();
     watched = todo != NULL;
     watchdog_expect(todo ? comm_deadline() : 0, world->rank, todo ? todo : "");
 }
 
-static const char *const beside_transfers = "go on beside its GPU's transfers";
+static const char *const beside_transfers = "continue with GPU transfers in flight";
 
 void comm_transfer_begins(void)
 {
@@ -104,25 +104,24 @@ static void progress(bool now)
         comm_watch(comm_transport->progress() ? beside_transfers : NULL, now);
 }
 
-void comm_allow(double bytes)
+void comm_extend_timeout(double bytes)
 {
-    enum { SLOW_DISK = 10000000 };              /* bytes a second: one that is slower has stopped */
+    enum { SLOW_DISK = 10000000 };              /* bytes per second: a slower disk counts as stopped */
 
     allowed = bytes / SLOW_DISK;
-    progress(true);                             /* the watchdog must know it too */
+    progress(true);                             /* tells the watchdog too */
 }
 
-/* MPI's own waits spin, and ranks that share a core would spin against each other's work: this one yields, and looks at
- * the clock. */
+/* Unlike MPI's own waits, which spin, this one yields to ranks that share its core, and looks at the clock. */
 void comm_wait_for(const Transport *by, void **handle, const Comm *comm, const char *what, const Request *q)
 {
     double begin = clock_seconds(), looked = begin;
 
     while (*handle && !by->done(*handle)) {
         const double now = clock_seconds();
-        if (now - looked > 0.01) {              /* not every so many turns: with many ranks on a core each takes long */
+        if (now - looked > 0.01) {              /* by time: with many ranks on a core one turn may take long */
             char doing[ALARM_TEXT];
-            begin += fmax(0, now - looked - 1); /* stopped meanwhile (SIGSTOP), and so may the others have been */
+            begin += fmax(0, now - looked - 1); /* a longer gap: this rank was stopped (SIGSTOP), perhaps all were */
             looked = now;
             if (by->pending && by->pending(*handle)) {
                 begin = now;
@@ -133,7 +132,7 @@ void comm_wait_for(const Transport *by, void **handle, const Comm *comm, const c
             else
                 snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s", what,
                          (long long)(q ? q->operation : comm->operations), comm->name);
-            answer_alarm(doing);
+            reply_to_alarm(doing);
             if (options.timeout && now - begin > options.timeout + allowed)
                 stalled(doing, -1, NULL);
         }
@@ -146,14 +145,14 @@ void comm_wait_for(const Transport *by, void **handle, const Comm *comm, const c
 void comm_progress(void)
 {
     progress(false);
-    answer_alarm("computes");
+    reply_to_alarm("computes");
 }
 
-/* The host waits for its GPU, since so many seconds. If a transfer that the GPU waits for never comes, this is where
- * the host is, for with NCCL comm_wait itself doesn't wait. */
+/* Runs while the host waits for its GPU, which it has done for `seconds`. With NCCL comm_wait itself does not wait: if
+ * a transfer never ends, the host is here. */
 static void while_device_works(double seconds)
 {
-    static double looked, stopped;              /* when last; how long it was stopped (SIGSTOP) in this wait */
+    static double looked, stopped;              /* last look; how long this rank was stopped (SIGSTOP) in this wait */
     const double now = clock_seconds();
     char doing[ALARM_TEXT] = "computes";
     Transfer t;
@@ -169,7 +168,7 @@ static void while_device_works(double seconds)
     else if (waits)
         snprintf(doing, sizeof doing, "waits for %s, operation %lld of group %s, on its GPU", comm_op_name[t.op],
                  (long long)t.operation, t.comm->name);
-    answer_alarm(doing);
+    reply_to_alarm(doing);
     if (waits && options.timeout && fmin(seconds, now - since) - stopped > options.timeout + allowed)
         stalled(doing, -1, NULL);
 }
@@ -184,13 +183,13 @@ void comm_gather(Comm *comm, void *all, const void *mine, int64_t bytes, const c
     comm_wait_for(&transport_mpi, &handle, comm, what, NULL);
 }
 
-/* Between two points of the device's stream: with NCCL it is a GPU's stream that waits, not the host; and while the
- * host waits, what was queued before may still compute. They are read later, so that nobody waits for the clock; number
- * n is at n mod WAITS. */
+/* Waits are timed between two events in the device's stream. With NCCL the GPU's stream waits, not the host; and while
+ * the host waits, operators queued before may still compute. The events are read later, so that reading does not wait;
+ * number n is at n mod WAITS. */
 enum { WAITS = 4096 };
 static struct { DeviceEvent begin, end; } waits[WAITS];
 static int64_t waits_begun, waits_read;
-static double waited, late;             /* late: --pretend, of these: what a transfer really took longer */
+static double waited, late;             /* late: --pretend, the part of them that real transfers took longer */
 
 static void read_wait(void)
 {
@@ -222,7 +221,7 @@ double comm_waited(void)
     return waited;
 }
 
-double comm_late(void)
+double comm_pretend_overrun(void)
 {
     return late;
 }
@@ -234,7 +233,7 @@ void comm_was_late(double seconds)
 
 void comm_waits_reset(void)
 {
-    comm_waited();                              /* reads what belongs to the step before */
+    comm_waited();                              /* reads the events of the previous step */
     waited = late = 0;
 }
 

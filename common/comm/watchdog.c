@@ -17,7 +17,7 @@ typedef struct {
     char todo[64];
 } Order;
 
-static int orders = -1;         /* a socket to the watchdog; where it ends, with the rank, the watchdog ends too */
+static int orders = -1;         /* socket to the watchdog, which ends when the socket closes with the rank */
 static pid_t watchdog;
 
 static double now(void)
@@ -28,7 +28,7 @@ static double now(void)
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-/* As /proc says it: 'T' stopped, 't' held by a debugger. */
+/* Returns the process's state from /proc: 'T' stopped, 't' held by a debugger. */
 static char state_of(pid_t pid)
 {
     char path[64], state = '?';
@@ -70,7 +70,7 @@ static _Noreturn void watch(int from, pid_t rank)
         const double t = now(), since = t - looked;
         const char state = state_of(rank);
         looked = t;
-        if (since < 1 && state != 't')          /* a second without a look: this process was stopped too */
+        if (since < 1 && state != 't')          /* more than a second between two looks: this process was stopped too */
             passed += since;
         if (o.seconds && passed > (state == 'T' ? o.seconds : 1.1 * o.seconds + 5))
             end_rank(&o, rank, state);
@@ -83,14 +83,14 @@ void watchdog_start(void)
     int ends[2];
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
-        return;                                 /* without a watchdog all else works */
+        return;                                 /* all else works without a watchdog */
     watchdog = fork();
     if (watchdog == 0) {
-        for (int s = 1; s < NSIG; s++)          /* a rank's whole group may be told to end; this ends after it */
+        for (int s = 1; s < NSIG; s++)          /* signals to the rank's process group: the watchdog ends after it */
             signal(s, SIG_IGN);
         prctl(PR_SET_NAME, "watchdog");
         dup2(ends[0], STDIN_FILENO);
-        close(STDOUT_FILENO);                   /* who reads what the rank prints sees its end */
+        close(STDOUT_FILENO);                   /* so that readers of the rank's output see its end */
         closefrom(STDERR_FILENO + 1);
         watch(STDIN_FILENO, rank);
     }

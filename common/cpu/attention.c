@@ -1,17 +1,17 @@
-/* Attention on the CPU: whole, with its probabilities kept, and by blocks of keys. Each head of a sequence is a
- * few small products, which threads take one by one.
+/* Attention on the CPU: with all probabilities stored, and by blocks of keys. Each head of a sequence takes a few small
+ * products; threads take turns with them.
  */
 #include "kernel.h"
 
 #include <math.h>
 
-/* ---- whole ---- */
+/* ---- with all probabilities ---- */
 
-/* Queries go in blocks of so many; a block's queries look at the keys up to its last one, and the blocks of keys
- * behind it, which the mask would empty, are not computed. */
+/* Queries are processed in blocks of this many. A block computes scores for the keys up to its last query; blocks of
+ * keys after that are fully masked and are not computed. */
 enum { QUERIES = 64 };
 
-/* Where head a of sequence b begins in (B, T, A * width), and how far apart its rows lie. */
+/* Returns where head a of sequence b starts in (B, T, A * width). ld: elements between its rows. */
 static int64_t head_of(Tensor probs, int64_t b, int64_t a, int64_t width, int64_t *ld)
 {
     const int64_t A = probs.shape[1], T = probs.shape[2];
@@ -20,7 +20,8 @@ static int64_t head_of(Tensor probs, int64_t b, int64_t a, int64_t width, int64_
     return (b * T * A + a) * width;
 }
 
-/* In place over the first `seen` of n scores; the others, behind the mask, become 0. Returns log sum exp(scores). */
+/* Softmax in place over the first `seen` of n scores; the others, which are masked, become 0. Returns log sum
+ * exp(scores). */
 static real softmax(real *scores, int64_t seen, int64_t n)
 {
     real max = scores[0], sum = 0;
@@ -82,7 +83,7 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
             const real *q = load_matrix(qkv, head, T, 3 * D, &ld, 0), *k = q + D, *v = k + D;
             const real *d_o = load_matrix(d_out, to, T, D, &ld_out, 2);
             real *d_q = room_for_matrix(d_qkv, head, T, 3 * D, &ld_d, 1), *d_k = d_q + D, *d_v = d_k + D;
-            /* from the last block on: it reaches all keys and writes their gradients, the others add to them */
+            /* the last block first: it reaches all keys and writes their gradients; the others add to them */
             for (int64_t first = (T - 1) / QUERIES * QUERIES; first >= 0; first -= QUERIES) {
                 const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
                 const real beta = keys == T ? 0 : 1;
@@ -109,7 +110,7 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
 
 /* ---- by blocks of keys ---- */
 
-/* One head's tokens of sequence b, from the first on, in (B, C, A, x): rows lie A*x apart. */
+/* Returns head `head` of sequence b, from token `first` on, in (B, C, A, x): rows lie A*x elements apart. */
 static real *tokens_of(Tensor t, int64_t b, int64_t first, int64_t head)
 {
     return row(t, (b * t.shape[1] + first) * t.shape[2] + head);
@@ -120,7 +121,7 @@ int64_t attention_block_queries(void)
     return QUERIES;
 }
 
-/* scores has room for each head's share, so heads are what threads divide; sequences and queries follow each other. */
+/* scores has room for every head, so threads split the heads; sequences and queries are processed in turn. */
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
@@ -143,9 +144,9 @@ void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tenso
     }
 }
 
-/* P = exp(S - lse), dP = dO V^T, dS = P * (dP - dots) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
+/* P = exp(S - lse), dP = dO V^T, dS = P * (dP - delta) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
 void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,
-                                     Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal)
+                                     Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
     const int64_t ld = A * D;
@@ -157,7 +158,7 @@ void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor 
         for (int64_t b = 0; b < B; b++)
             for (int64_t first = 0; first < C; first += Q) {
                 const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
-                const real *log_sum = tokens_of(lse, b, first, a), *dot = tokens_of(dots, b, first, a);
+                const real *log_sum = tokens_of(lse, b, first, a), *dot = tokens_of(delta, b, first, a);
                 const real *queries = tokens_of(q, b, first, a), *d_o = tokens_of(d_out, b, first, a);
                 matmul(false, true, n, keys, D, scale, queries, ld, tokens_of(k, b, 0, a), ld, 0, p, K);
                 matmul(false, true, n, keys, D, 1, d_o, ld, tokens_of(v, b, 0, a), ld, 0, d_p, K);
@@ -181,30 +182,31 @@ void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor 
     }
 }
 
-/* Both are divided by their own sum, exp(lse): weighed with their shares of the common one they add up. */
-void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
+/* Each output is divided by its own sum, exp(lse). Weighted with exp(lse - common lse), they add up to the common
+ * output. */
+void attention_merge_kernel(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse)
 {
     const int64_t rows = tensor_rows(out), width = tensor_width(out);
-    const real *part_sum = part_lse.data;
+    const real *block_sum = block_lse.data;
     real *log_sum = lse.data;
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real x = log_sum[i], y = part_sum[i], max = x > y ? x : y;
+        const real x = log_sum[i], y = block_sum[i], max = x > y ? x : y;
         const real in_x = real_exp(x - max), in_y = real_exp(y - max);
-        const real sum = in_x + in_y, share_x = in_x / sum, share_y = in_y / sum;
-        const real *add = row(part, i);
+        const real sum = in_x + in_y, weight_x = in_x / sum, weight_y = in_y / sum;
+        const real *add = row(block_out, i);
         real *o = row(out, i);
         for (int64_t j = 0; j < width; j++)
-            o[j] = share_x * o[j] + share_y * add[j];
+            o[j] = weight_x * o[j] + weight_y * add[j];
         log_sum[i] = max + (real)log(sum);
     }
 }
 
-void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
+void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
 {
-    const int64_t count = tensor_count(dots), D = tensor_count(out) / count;
-    real *to = dots.data;
+    const int64_t count = tensor_count(delta), D = tensor_count(out) / count;
+    real *to = delta.data;
 
 #pragma omp parallel for
     for (int64_t i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
-/* The device that every machine has. Work is done when a call returns, so streams and events are trivial here;
- * what is left is memory, threads, and knowing how fast this machine multiplies matrices. */
+/* The CPU as the device. Work is done when a call returns, so streams and events are trivial. What remains: memory,
+ * threads, and the rate of this machine's matmul. */
 #include "../device.h"
 
 #include <cblas.h>
@@ -18,10 +18,10 @@
 static char name[160];
 static int threads, ranks_here;
 
-/* The first "key : value" line of a file in /proc; an empty string if there is none. */
+/* Reads the value of the first "key : value" line of a file in /proc; an empty string if there is none. */
 static void proc_value(const char *path, const char *key, char *value, size_t size)
 {
-    char line[4096];                        /* as long as the list of a CPU's flags */
+    char line[4096];                        /* enough for a CPU's list of flags */
     FILE *f = fopen(path, "r");
 
     value[0] = 0;
@@ -36,11 +36,11 @@ static void proc_value(const char *path, const char *key, char *value, size_t si
         fclose(f);
 }
 
-/* What libraries decide before main, by environment variables: the program sets those and begins anew. OpenBLAS before
- * 0.3.25 doesn't know the newest Intel CPUs, takes them for one of 2004 (Prescott) and multiplies several times slower.
- * GNU's OpenMP lets a thread that waits spin 300,000 turns, some milliseconds: where something else wants the core, it
- * spins in the way of the thread that it waits for. Beside two busy programs on two cores a step (--preset small
- * --accumulate 1) took 1,016 ms, with 3,000 turns 260 ms, where it takes 28 ms alone with either. */
+/* Sets environment variables that libraries read before main, and starts the program again.
+ * - OpenBLAS before 0.3.25 takes the newest Intel CPUs for one of 2004 (Prescott), and multiplies several times slower.
+ * - GNU's OpenMP lets a waiting thread spin 300,000 turns, some milliseconds. If other programs want the core, it keeps
+ *   the thread that it waits for from running. With two busy programs on two cores a step (--preset small
+ *   --accumulate 1) took 1,016 ms, and 260 ms with 3,000 turns; alone it takes 28 ms with either. */
 void device_prepare(char **argv)
 {
     const char *kernels = NULL;
@@ -57,10 +57,10 @@ void device_prepare(char **argv)
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT"))
         anew |= setenv("GOMP_SPINCOUNT", "3000", 1) == 0;
     if (anew)
-        execv("/proc/self/exe", argv);      /* if that fails: it works as it is */
+        execv("/proc/self/exe", argv);      /* if that fails, the program continues as it is */
 }
 
-/* The number that follows key at the beginning of a line; -1: there is none. */
+/* Returns the number after `key` at the start of a line; -1: none. */
 static int64_t number_after(const char *path, const char *key)
 {
     char line[256];
@@ -75,7 +75,8 @@ static int64_t number_after(const char *path, const char *key)
     return number;
 }
 
-/* What "ulimit -v" leaves each process, less 128 MB a thread for OpenBLAS, which asks for them until it gets them. */
+/* Returns the bytes that "ulimit -v" leaves this process, less 128 MB per thread for OpenBLAS, which retries until it
+ * gets them. */
 static int64_t left_by_ulimit(void)
 {
     struct rlimit l;
@@ -93,7 +94,7 @@ void device_init(int local_rank, int local_ranks, int wanted)
     (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
     ranks_here = local_ranks;
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
-    if (threads > omp_get_thread_limit())   /* OMP_THREAD_LIMIT: OpenBLAS would wait for ever for the others */
+    if (threads > omp_get_thread_limit())   /* OMP_THREAD_LIMIT: OpenBLAS would wait forever for missing threads */
         threads = omp_get_thread_limit();
     threads = threads < 1 ? 1 : threads;
     omp_set_dynamic(0);
@@ -115,8 +116,8 @@ int device_threads(void)
     return threads;
 }
 
-/* What the control groups that this process is in may still take, from its own up to the whole: a job's, a container's.
- * Files that are cached for it, --data too, are given up when memory is needed: they don't count as taken. */
+/* Returns the bytes left in the control groups of this process (a job's, a container's), from its own up to the root.
+ * Cached files do not count as used, since the system frees them when memory is needed. */
 static int64_t left_in_groups(const char *mine, const char *root, const char *const names[4])
 {
     char line[4096] = "", directory[4200], path[4300];
@@ -186,13 +187,13 @@ double device_peak_flops(DType dtype)
     enum { N = 512, BATCH = 4 };
     static double rate;
 
-    (void)dtype;                            /* whatever is stored, it is multiplied as REAL */
+    (void)dtype;                            /* every dtype is multiplied as REAL */
     if (rate)
         return rate;
     real *a = calloc(3 * N * N, sizeof *a), *b = a + N * N, *c = b + N * N;
     if (!a)
-        fail("no memory for measuring the matmul rate");
-    for (int trial = 0; trial < 5; trial++) {           /* the best: the others were disturbed */
+        fail("not enough memory on the host for measuring the matmul rate");
+    for (int trial = 0; trial < 5; trial++) {           /* the best trial is the least disturbed */
         const double begin = clock_seconds();
         for (int i = 0; i < BATCH; i++)
 #ifdef REAL64
@@ -207,9 +208,9 @@ double device_peak_flops(DType dtype)
     return rate;
 }
 
-/* Large tensors get pages of 2 MB: AdamW streams through four of them at once, and with small pages half of the time
- * goes into finding out where they are. Each begins 1 KB deeper into its page than the one before: what begins at the
- * same place competes for the same lines of the cache. */
+/* Large tensors get pages of 2 MB: AdamW streams through four tensors at once, and with small pages address translation
+ * takes half of the time. Each tensor starts 1 KB deeper into its page than the previous one: tensors that start at the
+ * same offset compete for the same cache lines. */
 enum { HUGE_PAGE = 1 << 21, STAGGER = 1024 };
 
 static int64_t rounded(int64_t bytes)
@@ -228,7 +229,7 @@ void *device_alloc(int64_t bytes)
         memset(data, 0, bytes);
         return data;
     }
-    /* one huge page more than needed, so that an aligned range is inside; the rest goes back */
+    /* one huge page more than needed, so that it contains an aligned range; the rest is unmapped */
     char *all = mmap(NULL, rounded(bytes) + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED)
         return NULL;
@@ -236,7 +237,7 @@ void *device_alloc(int64_t bytes)
     if (before)
         munmap(all, before);
     munmap(all + before + rounded(bytes), HUGE_PAGE - before);
-    madvise(all + before, rounded(bytes), MADV_HUGEPAGE);               /* a wish: without it all is well, but slower */
+    madvise(all + before, rounded(bytes), MADV_HUGEPAGE);               /* optional: only faster */
     data = all + before + large++ % (HUGE_PAGE / STAGGER) * STAGGER;
     device_zero(data, bytes);                                           /* takes the pages now, not in the first step */
     return data;
@@ -260,7 +261,7 @@ void device_zero(void *data, int64_t bytes)
     }
 #pragma omp parallel
     {
-        const Range part = range_part(bytes / 64, omp_get_thread_num(), omp_get_num_threads());
+        const Range part = range_split(bytes / 64, omp_get_thread_num(), omp_get_num_threads());
         memset(to + part.first * 64, 0, part.count * 64);
     }
     memset(to + bytes / 64 * 64, 0, bytes % 64);

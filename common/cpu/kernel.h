@@ -1,9 +1,9 @@
-/* What the kernels on the CPU share: how they see the elements of a tensor, and BLAS's product.
+/* Functions that the CPU kernels share: access to a tensor's elements as reals, and BLAS's product.
  *
- * Everything is computed in real. A tensor that stores reals is worked on where it lies: row(). One that may store a
- * small format (formats.h) is seen through load(), room(), update() and store(), which for reals are nothing but
- * pointers to the tensor's own elements. Otherwise they convert, from and to scratch memory: what a kernel computed is
- * rounded once, by store(). So there is one copy of each kernel.
+ * Kernels compute in real. If a tensor always stores reals, they use its elements directly: row(). If it may store a
+ * small format (formats.h), they use load(), room(), update() and store(). For reals these return pointers to the
+ * tensor's own elements; otherwise they convert to and from scratch memory, and store() rounds each result once. So one
+ * copy of each kernel serves all dtypes.
  */
 #ifndef CPU_KERNEL_H
 #define CPU_KERNEL_H
@@ -20,8 +20,8 @@ static inline real *row(Tensor t, int64_t i)
     return (real *)t.data + i * tensor_width(t);
 }
 
-/* Memory for `count` reals, each thread's own; each number (0 to 4) has its own, which keeps what it holds until asked
- * for again. Not in the account, as BLAS's own buffers and a GPU's scratch (device_cuda.h) aren't. */
+/* Returns scratch memory for `count` reals, per thread and number (0 to 4). Its contents last until the next call with
+ * that number. It is not tracked, like BLAS's own buffers and a GPU's scratch (device_cuda.h). */
 real *scratch(int number, int64_t count);
 
 static inline char *element(Tensor t, int64_t first)
@@ -29,7 +29,7 @@ static inline char *element(Tensor t, int64_t first)
     return (char *)t.data + first * dtype_size(t.dtype);
 }
 
-/* `count` elements of t from the first on, as reals; where they are converted, in scratch memory of that number. */
+/* Returns t's elements [first, first + count) as reals; conversions use scratch memory `number`. */
 static inline const real *load(Tensor t, int64_t first, int64_t count, int number)
 {
     if (t.dtype == REAL)
@@ -39,13 +39,13 @@ static inline const real *load(Tensor t, int64_t first, int64_t count, int numbe
     return to;
 }
 
-/* Where to compute what store() then stores as those elements. */
+/* Returns where to compute the reals that store() then stores as those elements. */
 static inline real *room(Tensor t, int64_t first, int64_t count, int number)
 {
     return t.dtype == REAL ? (real *)t.data + first : scratch(number, count);
 }
 
-/* The same, holding what is there: to add to it. */
+/* As room, but with the elements' current values, to add to them. */
 static inline real *update(Tensor t, int64_t first, int64_t count, int number)
 {
     return (real *)load(t, first, count, number);
@@ -57,7 +57,7 @@ static inline void store(Tensor t, int64_t first, int64_t count, const real *fro
         formats_write(element(t, first), from, t.dtype, count);
 }
 
-/* As load(), room() and store(), for a matrix whose rows lie *ld elements apart: in t, or in scratch memory. */
+/* As load(), room() and store(), for a matrix whose rows lie *ld elements apart; sets *ld to the result's. */
 static inline const real *load_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t *ld, int number)
 {
     if (t.dtype == REAL)
@@ -88,8 +88,8 @@ static inline void store_matrix(Tensor t, int64_t first, int64_t rows, int64_t w
         formats_write(element(t, first + i * ld), from + i * width, t.dtype, width);
 }
 
-/* c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed; ld: the distance
- * between rows as stored. */
+/* Computes c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed. ld: elements
+ * between the starts of stored rows. */
 static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, real alpha,
                           const real *a, int64_t ld_a, const real *b, int64_t ld_b, real beta, real *c, int64_t ld_c)
 {
@@ -102,7 +102,7 @@ static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64
          alpha, a, ld_a, b, ld_b, beta, c, ld_c);
 }
 
-/* GELU and its derivative. 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u): no cancellation, and one exp. */
+/* GELU and its derivative. 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u): one exp, and no cancellation. */
 static inline real gelu_sigmoid(real x)
 {
     return 1 / (1 + real_exp((real)-1.5957691216057308 * (x + (real)0.044715 * x * x * x)));
@@ -120,12 +120,12 @@ static inline real gelu_slope(real x)
     return s + x * s * (1 - s) * inner;
 }
 
-void column_sums(Tensor sum, Tensor t);         /* matmul.c: sum (W) += the rows of t (R, W) */
+void column_sums(Tensor sum, Tensor t);         /* matmul.c: sum (W) += sum over t's rows, t (R, W) */
 
-/* This thread's columns; whole cache lines of 16 floats, so that threads don't write to the same one. */
+/* Returns this thread's columns: full cache lines of 16 floats, so that no two threads write to the same line. */
 static inline Range columns_of_thread(int64_t width)
 {
-    const Range lines = range_part((width + 15) / 16, omp_get_thread_num(), omp_get_num_threads());
+    const Range lines = range_split((width + 15) / 16, omp_get_thread_num(), omp_get_num_threads());
     const int64_t first = lines.first * 16, end = (lines.first + lines.count) * 16;
 
     return (Range){first, (end < width ? end : width) - first};

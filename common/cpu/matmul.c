@@ -1,5 +1,4 @@
-/* Linear layers on the CPU: OpenBLAS's products, and the small formats of fp8. ops.c says in which order sums are
- * taken. */
+/* Linear layers on the CPU, by OpenBLAS, also in fp8. ops.c describes the order of sums. */
 #include "kernel.h"
 
 #include <math.h>
@@ -25,13 +24,13 @@ void column_sums(Tensor sum, Tensor t)
     }
 }
 
-/* Weights of a small format are multiplied so many outputs at a time, so that scratch memory stays small. */
+/* Weights of a small format are multiplied this many outputs at a time, so that scratch memory stays small. */
 static int64_t outputs_at_once(Tensor weight)
 {
     return weight.dtype == REAL ? tensor_rows(weight) : 1024;
 }
 
-/* out = alpha * x times weight transposed, plus bias, or plus out as it is. */
+/* Computes out = alpha * x times weight transposed, plus bias, or plus out's current values. */
 static void linear(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, real alpha)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
@@ -142,7 +141,7 @@ void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
     }
 }
 
-/* Products of two fp8 numbers are exact in float; the scales come in at the end, as on a GPU. */
+/* Products of two fp8 numbers are exact in float. The scales are multiplied in at the end, as on a GPU. */
 void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
 {
     linear(out, x, weight, bias, add, (real)*x.scale * *weight.scale);

@@ -1,12 +1,12 @@
-/* The kernels on the CPU. Matmuls are OpenBLAS's; the rest are loops that OpenMP spreads over threads and the compiler
- * over vector lanes.
+/* The kernels on the CPU. Matmuls are OpenBLAS's. The rest are loops that OpenMP spreads over threads and the compiler
+ * vectorizes.
  *
- * Every sum here has an order that depends on the sizes alone, and OpenBLAS's on the number of threads too, so that
- * two runs with as many threads are equal bit for bit: threads divide rows or columns, or the parts of a sum, of which
- * there is a fixed number and which are added up in their order. ("omp simd reduction" keeps partial sums in the lanes
- * of a vector, always the same ones; "omp parallel reduction" would combine threads as they happen to finish.)
+ * Two runs with the same number of threads are equal bit for bit. The order of every sum depends only on the sizes, and
+ * OpenBLAS's also on the number of threads: threads split rows or columns, or a fixed number of partial sums, which are
+ * added in order. ("omp simd reduction" keeps partial sums in the lanes of a vector, always the same ones; "omp
+ * parallel reduction" would combine threads in the order in which they finish.)
  *
- * kernel.h says how they see what tensors store. Matmuls are in matmul.c, attention is in attention.c.
+ * kernel.h has the access to elements. Matmuls are in matmul.c, attention in attention.c.
  */
 #include "kernel.h"
 
@@ -25,7 +25,7 @@ real *scratch(int number, int64_t count)
         free(buffer[number].data);
         buffer[number].count = count;
         if (posix_memalign((void **)&buffer[number].data, 64, count * sizeof(real)))
-            fail("no scratch memory for %lld numbers", (long long)count);
+            fail("not enough memory on the host for scratch: needs %lld numbers", (long long)count);
     }
     return buffer[number].data;
 }
@@ -56,9 +56,10 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
     const int64_t rows = tensor_count(ids), width = tensor_width(d_out), vocabulary = tensor_rows(d_weight);
     int64_t *first = malloc((vocabulary + rows) * sizeof *first), *next = first + vocabulary;
 
-    /* the rows of each id, in their order, so that its gradient is rounded once, however often it comes; -1: no more */
+    /* a linked list of each id's rows, in order (-1 ends it), so that an id's gradient is summed first and rounded
+     * once */
     if (!first)
-        fail("no memory for the places of %lld tokens", (long long)rows);
+        fail("not enough memory on the host for the rows of %lld tokens", (long long)rows);
     memset(first, 0xff, vocabulary * sizeof *first);
     for (int64_t i = rows - 1; i >= 0; i--)
         if (ids_of(ids)[i] >= 0) {
@@ -94,7 +95,7 @@ void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight,
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 2);
         real *o = room(out, i * width, width, 3), squares = 0;
-        double sum = 0;                         /* a mean that is off by little counts where all numbers are alike */
+        double sum = 0;                         /* in double: among equal numbers a small error of the mean counts */
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < width; j++)
             sum += in[j];
@@ -102,16 +103,16 @@ void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight,
 #pragma omp simd reduction(+ : squares)
         for (int64_t j = 0; j < width; j++)
             squares += (in[j] - mean) * (in[j] - mean);
-        const real inverse = 1 / (real)sqrt(squares / width + (real)1e-5);
+        const real rstd = 1 / (real)sqrt(squares / width + (real)1e-5);
         for (int64_t j = 0; j < width; j++)
-            o[j] = (in[j] - mean) * inverse * w[j] + b[j];
+            o[j] = (in[j] - mean) * rstd * w[j] + b[j];
         store(out, i * width, width, o);
         row(stats, i)[0] = mean;
-        row(stats, i)[1] = inverse;
+        row(stats, i)[1] = rstd;
     }
 }
 
-/* With n = (x - mean) * inverse and g = d_out * weight: d_x = inverse * (g - mean(g) - n * mean(g * n)). */
+/* With n = (x - mean) * rstd and g = d_out * weight: d_x += rstd * (g - mean(g) - n * mean(g * n)). */
 void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
                                Tensor weight)
 {
@@ -123,15 +124,15 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
 #pragma omp for
         for (int64_t i = 0; i < rows; i++) {
             const real *in = load(x, i * width, width, 1), *d_o = load(d_out, i * width, width, 2);
-            const real mean = row(stats, i)[0], inverse = row(stats, i)[1];
+            const real mean = row(stats, i)[0], rstd = row(stats, i)[1];
             real *d_in = update(d_x, i * width, width, 3), sum = 0, sum_n = 0;
 #pragma omp simd reduction(+ : sum, sum_n)
             for (int64_t j = 0; j < width; j++) {
                 sum += d_o[j] * w[j];
-                sum_n += d_o[j] * w[j] * (in[j] - mean) * inverse;
+                sum_n += d_o[j] * w[j] * (in[j] - mean) * rstd;
             }
             for (int64_t j = 0; j < width; j++)
-                d_in[j] += inverse * (d_o[j] * w[j] - sum / width - (in[j] - mean) * inverse * (sum_n / width));
+                d_in[j] += rstd * (d_o[j] * w[j] - sum / width - (in[j] - mean) * rstd * (sum_n / width));
             store(d_x, i * width, width, d_in);
         }
         const Range c = columns_of_thread(width);
@@ -139,9 +140,9 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
         for (int64_t i = 0; i < rows; i++) {
             const real *in = load(x, i * width + c.first, c.count, 0);
             const real *d_o = load(d_out, i * width + c.first, c.count, 1);
-            const real mean = row(stats, i)[0], inverse = row(stats, i)[1];
+            const real mean = row(stats, i)[0], rstd = row(stats, i)[1];
             for (int64_t j = 0; j < c.count; j++) {
-                d_w[j] += d_o[j] * (in[j] - mean) * inverse;
+                d_w[j] += d_o[j] * (in[j] - mean) * rstd;
                 d_b[j] += d_o[j];
             }
         }
@@ -248,7 +249,7 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
             sum += real_exp(in[j] - max);
         const int32_t target = ids_of(targets)[i];
         log_sum[i] = max + (real)log(sum);
-        losses[i] = max - (target < 0 ? 0 : in[target]) + (real)log(sum);   /* in this order: both may be large */
+        losses[i] = max - (target < 0 ? 0 : in[target]) + (real)log(sum);   /* in this order: max, in[] may be large */
     }
     double total = 0;
     for (int64_t i = 0; i < rows; i++)
@@ -266,7 +267,7 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
         const int32_t target = ids_of(targets)[i];
         const real s = scale;
         real *d = room(d_logits, i * width, width, 1);
-#pragma omp simd                                    /* though d may be the row itself */
+#pragma omp simd                                    /* correct although d may be the row itself */
         for (int64_t j = 0; j < width; j++)
             d[j] = s * real_exp(in[j] - log_sum);
         if (target >= 0)
@@ -275,7 +276,7 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
     }
 }
 
-/* ---- cross-entropy in parts ---- */
+/* ---- cross-entropy over slices of the vocabulary ---- */
 
 void cross_entropy_max_kernel(Tensor max, Tensor logits)
 {
@@ -332,9 +333,9 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count)
     }
 }
 
-/* ---- the optimizer's ---- */
+/* ---- for the optimizer ---- */
 
-/* Flat tensors are worked on so many elements at a time. */
+/* Flat tensors are processed in pieces of this many elements. */
 enum { AT_ONCE = 4096 };
 
 static int64_t piece(int64_t first, int64_t count)
@@ -347,7 +348,7 @@ void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor 
     const int64_t count = tensor_count(params);
     const real beta1 = a.beta1, beta2 = a.beta2, eps = a.eps;
     const real rate = a.lr / a.correction1, root = 1 / sqrt(a.correction2);
-    const real decay = a.lr * a.weight_decay;   /* not 1 - this: near 1 a float has few digits for it */
+    const real decay = a.lr * a.weight_decay;   /* not 1 - decay, which would round off decay's digits */
     const real scale = a.scale.data ? *(double *)a.scale.data : a.gradient_scale;
 
     if (isnan(scale))
@@ -383,13 +384,13 @@ static double squares(const real *x, int64_t count)
 
 double square_sum_kernel(const Tensor *list, int count)
 {
-    enum { PARTS = 64 };                        /* fixed, so that the sum doesn't depend on the number of threads */
+    enum { PARTS = 64 };                        /* partial sums: fixed, so that threads do not change the sum's order */
     double part[PARTS], sum = 0;
 
     for (int k = 0; k < count; k++) {
 #pragma omp parallel for
         for (int p = 0; p < PARTS; p++) {
-            const Range r = range_part(tensor_count(list[k]), p, PARTS);
+            const Range r = range_split(tensor_count(list[k]), p, PARTS);
             part[p] = 0;
             for (int64_t first = 0; first < r.count; first += AT_ONCE) {
                 const int64_t n = piece(first, r.count);

@@ -1,6 +1,6 @@
-/* exp for loops that the compiler vectorizes: gcc has vector versions of libm's only under -ffast-math, which also
- * removes checks for NaN. No branches, no tables; relative error below 4 units in the last place where the result
- * is a normal number, 0 below, Inf above, NaN for NaN.
+/* exp for loops that the compiler vectorizes. gcc vectorizes libm's exp only under -ffast-math, which also removes
+ * checks for NaN. No branches, no tables. Relative error below 4 units in the last place if the result is a normal
+ * number; 0 below that, Inf above, NaN for NaN.
  */
 #ifndef VECTOR_MATH_H
 #define VECTOR_MATH_H
@@ -10,9 +10,9 @@
 
 #include "../tensor.h"
 
-/* exp(x) = 2^n * exp(r) with n = round(x / ln 2), so that |r| <= ln(2) / 2, where Taylor's series is short. ln 2 is
- * subtracted in two pieces, the first with so few bits that n times it is exact. 2^n is written into the exponent
- * bits, in two halves, since n itself may lie beyond what one exponent can hold. */
+/* exp(x) = 2^n * exp(r) with n = round(x / ln 2), so that |r| <= ln(2) / 2, where the Taylor series is short. ln 2 is
+ * subtracted in two pieces, the first with so few bits that n times it is exact. 2^n is written into the exponent bits
+ * as two factors, because n may exceed what one exponent can hold. */
 #ifdef REAL64
 typedef int64_t real_bits;
 #define EXP_MAX 709.8

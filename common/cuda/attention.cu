@@ -1,21 +1,21 @@
-/* Attention by matmuls over the heads of a sequence and softmaxes over the rows of scores between them.
+/* Attention by batched matmuls over the heads of a sequence, with a softmax over the rows of scores between them.
  *
- * Queries go in blocks of QUERIES: a block's queries look at the keys up to its last one, and the keys behind it, which
- * the mask would empty, are not computed. Scores are float; where probabilities are stored in fewer bits, a block's
+ * Queries are processed in blocks of QUERIES. A block computes scores for the keys up to its last query; keys after
+ * that are fully masked and are not computed. Scores are float. If probabilities are stored in fewer bits, a block's
  * scores lie in scratch memory, so that they are rounded once, as probabilities. */
 #include "kernel.cuh"
 
 static const int64_t QUERIES = 512;
 
-/* ---- softmax of rows: of each head of `heads`, n queries from `first` on; a block a row ---- */
+/* ---- softmax of rows: for each of `heads` heads, n queries from `first` on; a thread block per row ---- */
 
-/* Query `first` + i of each head sees `seen` keys of the `keys` that are there. */
+/* Returns how many of the `keys` keys query `first` + i attends to. */
 __device__ static int64_t seen_by(int64_t first, int64_t i, int64_t keys, bool causal)
 {
     return causal ? first + i + 1 : keys;
 }
 
-/* probs = softmax(scores), 0 behind the mask, and lse[i * heads + head], if wanted. probs may be the scores. */
+/* probs = softmax(scores), 0 where masked; and lse[i * heads + head], unless NULL. probs may be the scores. */
 template <typename T>
 __global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, const float *scores, int64_t ld_s,
                              int64_t stride_s, float *lse, int64_t heads, int64_t n, int64_t first, int64_t keys,
@@ -33,14 +33,14 @@ __global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, const flo
             sum += expf(s[j] - max);
         sum = block_sum(sum);
         const float inverse = 1 / sum;
-        EACH_COLUMN(j, 1, keys)                 /* exp again: to write it, and read it here, would take longer */
+        EACH_COLUMN(j, 1, keys)                 /* exp again, which is faster than storing and loading it */
             set(&p[j], j < seen ? expf(s[j] - max) * inverse : 0);
         if (lse && threadIdx.x == 0)
             lse[i * heads + head] = max + logf(sum);
     }
 }
 
-/* d_scores = probs * (d_probs - sum(d_probs * probs)) * scale, 0 behind the mask. d_scores may be d_probs. */
+/* d_scores = probs * (d_probs - sum(d_probs * probs)) * scale, 0 where masked. d_scores may be d_probs. */
 template <typename T>
 __global__ void softmax_backward_rows(T *d_scores, int64_t ld, int64_t stride, const float *d_probs, int64_t ld_d,
                                       int64_t stride_d, const T *probs, int64_t heads, int64_t n, int64_t first,
@@ -60,9 +60,9 @@ __global__ void softmax_backward_rows(T *d_scores, int64_t ld, int64_t stride, c
     }
 }
 
-/* ---- attention with all its probabilities ---- */
+/* ---- attention with all probabilities ---- */
 
-/* All heads of one sequence, as matrices that lie one head apart. */
+/* All heads of one sequence, as matrices that start one head apart. */
 typedef struct {
     Matrix q, k, v, out, probs;
 } Heads;
@@ -77,7 +77,7 @@ static Heads heads_of(Tensor qkv, Tensor out, Tensor probs, int64_t b)
                    from(p, b * A * T, 0)};
 }
 
-/* Where a block's scores lie: in place, if probabilities are stored as float, else in scratch memory. */
+/* A block's scores: in place if probabilities are stored as float, else in scratch memory. */
 static Matrix scores_of(Tensor probs, Matrix p, float *scratch)
 {
     const int64_t T = probs.shape[2], ld = (T + 3) / 4 * 4;
@@ -112,9 +112,8 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
         device_scratch_free(scratch, bytes);
 }
 
-/* dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K, block of queries by block; then dK = dS^T Q and
- * dV = P^T dO, block of keys by block: over all queries that see it, from the first of its own on, so that each is
- * written once. */
+/* Per block of queries: dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K. Then per block of keys: dK =
+ * dS^T Q and dV = P^T dO, over all queries that attend to it, so that each is written once. */
 void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
 {
     const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(d_out) / A;
@@ -148,7 +147,7 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
 
 /* ---- attention by blocks of keys ---- */
 
-/* One sequence's tokens in (B, C, A, x), from the first on: rows lie A*x apart, heads x. */
+/* One sequence's tokens from `first` on, in (B, C, A, x): rows lie A*x elements apart, heads x. */
 static Matrix tokens_of(Tensor t, int64_t b, int64_t first)
 {
     const int64_t A = t.shape[2], x = t.shape[3];
@@ -162,7 +161,7 @@ int64_t attention_block_queries(void)
     return QUERIES;
 }
 
-/* Half 0 or 1 of the workspace (2, A, Q, K). */
+/* Half 0 or 1 of the workspace (2, A, Q, keys). */
 static Matrix half_of(Tensor scores, int64_t half)
 {
     const int64_t A = scores.shape[1], Q = scores.shape[2], K = scores.shape[3];
@@ -186,14 +185,14 @@ void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tenso
         }
 }
 
-/* In place: p becomes exp(p - lse), d_p becomes p * (d_p - dots) * scale, both 0 behind the mask. */
+/* In place: p becomes exp(p - lse), d_p becomes p * (d_p - delta) * scale, both 0 where masked. */
 __global__ void probs_backward_rows(float *p, float *d_p, int64_t ld, int64_t stride, const float *lse,
-                                    const float *dots, int64_t heads, int64_t n, int64_t first, int64_t keys,
+                                    const float *delta, int64_t heads, int64_t n, int64_t first, int64_t keys,
                                     bool causal, float scale)
 {
     EACH_ROW(row, heads * n) {
         const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);
-        const float l = lse[i * heads + head], dot = dots[i * heads + head];
+        const float l = lse[i * heads + head], dot = delta[i * heads + head];
         float *p_row = p + head * stride + i * ld, *d_row = d_p + head * stride + i * ld;
         EACH_COLUMN(j, 1, keys) {
             p_row[j] = j < seen ? expf(p_row[j] - l) : 0;
@@ -202,9 +201,9 @@ __global__ void probs_backward_rows(float *p, float *d_p, int64_t ld, int64_t st
     }
 }
 
-/* P = exp(S - lse), dP = dO V^T, dS = P * (dP - dots) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
+/* P = exp(S - lse), dP = dO V^T, dS = P * (dP - delta) / sqrt(D); dQ += dS K, dK += dS^T Q, dV += P^T dO. */
 void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,
-                                     Tensor k, Tensor v, Tensor lse, Tensor dots, bool causal)
+                                     Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
     const Matrix p = half_of(scores, 0), d_p = half_of(scores, 1);
@@ -217,7 +216,7 @@ void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor 
             matmul(false, true, n, keys, D, scale, queries, tokens_of(k, b, 0), 0, p, A);
             matmul(false, true, n, keys, D, 1, d_o, tokens_of(v, b, 0), 0, d_p, A);
             LAUNCH(probs_backward_rows, row_blocks(A * n), row_threads(keys, 4), (float *)p.data, (float *)d_p.data,
-                   p.ld, p.stride, (float *)tokens_of(lse, b, first).data, (float *)tokens_of(dots, b, first).data, A,
+                   p.ld, p.stride, (float *)tokens_of(lse, b, first).data, (float *)tokens_of(delta, b, first).data, A,
                    n, first, keys, causal, scale);
             matmul(false, false, n, D, keys, 1, d_p, tokens_of(k, b, 0), 1, tokens_of(d_q, b, first), A);
             matmul(true, false, keys, D, n, 1, d_p, queries, 1, tokens_of(d_k, b, 0), A);

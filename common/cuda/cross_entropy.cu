@@ -1,9 +1,9 @@
-/* The loss: whole rows of logits, or the parts of them that a rank has. A row is a block's. */
+/* Cross-entropy over full rows of logits, and over one slice of the vocabulary. A thread block per row. */
 #include "kernel.cuh"
 
 /* ---- cross-entropy ---- */
 
-/* The row's maximum, and the sum of exp(x - max), for every thread: of outside the row, -Inf and 0. */
+/* Computes the row's maximum and the sum of exp(x - max), for every thread. An empty row has -Inf and 0. */
 template <typename T> __device__ static float row_max(const T *in, int64_t width)
 {
     constexpr int N = 16 / sizeof(T);
@@ -41,7 +41,7 @@ __global__ void cross_entropy_forward_rows(float *lse, const T *logits, int64_t 
     }
 }
 
-/* One block: the loss is one sum, in double, and rows are few. */
+/* One thread block, since the loss is one sum, in double, over few rows. */
 template <typename T>
 __global__ void cross_entropy_total(double *loss, const float *lse, const T *logits, const int32_t *targets,
                                     int64_t rows, int64_t width, double scale)
@@ -66,7 +66,7 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
                data<int32_t>(targets), rows, width, scale));
 }
 
-/* d_logits may be logits: each thread reads what it then writes. */
+/* d_logits may be logits: each thread reads an element before it writes it. */
 template <typename T, int N>
 __global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const float *lse, const int32_t *targets,
                                             int64_t rows, int64_t width, float scale)
@@ -94,7 +94,7 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
                data<T>(logits), data<float>(lse), data<int32_t>(targets), rows, width, (float)scale)));
 }
 
-/* ---- cross-entropy in parts ---- */
+/* ---- cross-entropy over slices of the vocabulary ---- */
 
 template <typename T>
 __global__ void cross_entropy_max_rows(float *max, const T *logits, int64_t rows, int64_t width)
@@ -145,7 +145,7 @@ __global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sum
 
     EACH_COLUMN(i, 1, rows) {
         lse[i] = max[i] + logf(sums[2 * i]);
-        total += (double)max[i] - sums[2 * i + 1] + logf(sums[2 * i]);     /* lse is rounded at the logits' size */
+        total += (double)max[i] - sums[2 * i + 1] + logf(sums[2 * i]);     /* not from lse, a rounded float */
     }
     total = block_sum(total);
     if (threadIdx.x == 0)

@@ -1,4 +1,4 @@
-/* matmul.cu: matmuls by cuBLASLt, for operators that end them with more than a sum, or whose operands are fp8. */
+/* matmul.cu: cuBLASLt matmuls with an epilogue, or with fp8 operands. */
 #ifndef CUBLAS_CUH
 #define CUBLAS_CUH
 
@@ -7,20 +7,20 @@
 
 #include "../tensor.h"
 
-/* The same by several kernels. */
+/* Computes the same with several kernels. */
 typedef std::function<void()> Apart;
 
-/* out (R, M) = in (R, K) times weight, and then what the epilogue adds while sums are in registers:
- *     BIAS              bias (M)
- *     GELU_AUX_BIAS     bias, of which the sum goes to up (R, M), and GELU of it to out
- *     DGELU             the product times GELU's slope at up (R, M)
- * weight is (M, K), with DGELU, which is backward's, (K, M); bias and up are NONE where not named.
- * Where cuBLASLt has no such matmul of these sizes or places, `apart` is called; and, with --autotune on, where it is
- * faster. */
+/* Computes y (R, out) = in (R, in) times weight, and applies the epilogue while sums are in registers:
+ *     BIAS              out = y + bias (out)
+ *     GELU_AUX_BIAS     up (R, out) = y + bias, out = GELU(up)
+ *     DGELU             out = y times GELU's slope at up (R, out)
+ * weight is (out, in); with DGELU, which is for backward, (in, out). bias and up are NONE where not named. Calls
+ * `apart` if cuBLASLt has no such matmul for these sizes and addresses or, with --autotune on, if that is faster. */
 void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
                  const Apart &apart);
 
-/* out (R, M) = in (R, K) times weight (M, K) transposed, plus beta * out; fp8 with scales. False: there is none. */
+/* Computes out (R, out) = in (R, in) times weight (out, in) transposed, plus beta * out; in and weight are fp8 with
+ * scales. Returns false if cuBLASLt has no such matmul. */
 bool matmul_fp8(Tensor out, Tensor in, Tensor weight, float beta);
 
 #endif

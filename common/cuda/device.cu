@@ -1,5 +1,5 @@
-/* The device as a GPU: one stream, in which everything is queued in the order of the calls; what the GPU is and can do;
- * and events, which tell when it was where, on the host's clock. */
+/* A GPU as the device: one stream, in which all work is queued in the order of the calls; the GPU's properties; and
+ * events, which give the stream's times on the host's clock. */
 #include <cuda_runtime.h>
 #include <errno.h>
 #include <nvtx3/nvToolsExt.h>
@@ -45,7 +45,7 @@ void device_while_waiting(void (*l)(double seconds))
     look = l;
 }
 
-/* Not by a call that blocks: what this GPU waits for may be another rank, which waits for what this host should do. */
+/* Polls instead of blocking: this GPU may wait for another rank, which waits for something that this host must do. */
 void cuda_wait(cudaEvent_t event)
 {
     const double begin = clock_seconds();
@@ -53,7 +53,7 @@ void cuda_wait(cudaEvent_t event)
     for (cudaError_t error; (error = cudaEventQuery(event)) != cudaSuccess; sched_yield()) {
         if (error != cudaErrorNotReady)
             cuda_check(error, "waiting for the GPU", __FILE__, __LINE__);
-        cudaGetLastError();                     /* heard: not ready is no failure */
+        cudaGetLastError();                     /* clears it: not ready is no failure */
         if (look)
             look(clock_seconds() - begin);
     }
@@ -78,14 +78,14 @@ static Found find(int local_rank)
 
     if (cudaGetDeviceCount(&f.count) != cudaSuccess || f.count == 0
         || cudaDeviceGetPCIBusId(f.place, DEVICE_PLACE, local_rank % f.count) != cudaSuccess) {
-        cudaGetLastError();                     /* heard: no later call shall report it */
+        cudaGetLastError();                     /* clears it, so that no later call reports it */
         return Found{};
     }
     return f;
 }
 
-/* CUDA reads its environment when it is first called, so a process of its own calls it. Where CUDA was called already,
- * by an MPI that knows it, it works in no such process. */
+/* Finds the GPUs in a child process, because CUDA reads its environment when it is first called. If a CUDA-aware MPI
+ * has called it already, CUDA does not work in a child process. */
 int device_find(int local_rank, char place[DEVICE_PLACE])
 {
     Found f = {};
@@ -129,7 +129,7 @@ void device_init(int local_rank, int local_ranks, int wanted)
     CUDA(cudaEventCreateWithFlags(&waited_for, cudaEventDisableTiming));
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
     threads = threads < 1 ? 1 : threads;
-    omp_set_num_threads(threads);               /* the host's loops: initial weights */
+    omp_set_num_threads(threads);               /* for loops on the host: initial weights */
     snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor);
     memory_begin(local_rank % count);
     events_begin();
@@ -207,10 +207,10 @@ bool device_uses_tf32(void)
     return tf32;
 }
 
-/* Peaks of NVIDIA's datasheets and architecture whitepapers in TFLOP/s, without sparsity, tensor cores accumulating in
- * float. Names alone don't tell: the number of multiprocessors must match too. A laptop's GPU is none of these, even
- * where its name and number are (an "RTX 4060 Laptop GPU"): how fast it may run is the laptop's choice. Where one name
- * is part of another with the same number, the longer comes first. */
+/* Peak TFLOP/s from NVIDIA's datasheets and architecture whitepapers, without sparsity, accumulating in float. Both the
+ * name and the number of multiprocessors must match, since names alone are ambiguous. Laptop GPUs are left out, even if
+ * both match (an "RTX 4060 Laptop GPU"): the laptop sets their clock. If one name is part of another with the same
+ * number, the longer one comes first. */
 static const struct {
     const char *name;
     int multiprocessors;
@@ -279,23 +279,23 @@ double device_peak_flops(DType dtype)
 
 /* ---- Events ---- */
 
-/* CUDA tells the time between two events, in float milliseconds: exact to a microsecond for some seconds only. So
- * every few seconds an event is kept as an anchor, whose time on the host's clock is that of the anchor before plus the
- * time between them; the first one's is known because the host waited for it. */
+/* CUDA gives the time between two events as float milliseconds, which are exact to a microsecond for some seconds only.
+ * So every few seconds an event becomes an anchor. An anchor's time on the host's clock is the previous anchor's plus
+ * the time between them; for the first one the host waited. */
 static const double ANCHOR_SECONDS = 8;
 
 typedef struct {
     cudaEvent_t event;
-    double recorded, seconds;                   /* by the host; when the GPU reached it */
+    double recorded, seconds;                   /* when the host recorded it; when the GPU reached it */
 } Anchor;
 
 static Anchor *anchors;
 static int anchor_count, anchor_room, anchors_known;
 
 typedef struct Point {
-    struct Point *next;                         /* of those that are free */
+    struct Point *next;                         /* in the list of free points */
     cudaEvent_t event;
-    int anchor;                                 /* the last before it */
+    int anchor;                                 /* the last anchor before it */
 } Point;
 
 static Point *free_points;
@@ -371,7 +371,7 @@ double device_event_seconds(DeviceEvent *event)
 
     if (!p)
         return event->seconds;
-    cuda_wait(p->event);                         /* and so are all anchors before it reached */
+    cuda_wait(p->event);                         /* then all earlier anchors are reached too */
     for (; anchors_known <= p->anchor; anchors_known++) {
         const Anchor *before = &anchors[anchors_known - 1];
         anchors[anchors_known].seconds = before->seconds + seconds_between(before->event, anchors[anchors_known].event);

@@ -1,4 +1,4 @@
-/* What the files of the CUDA backend share beside device.h: checked calls, waiting, scratch memory. */
+/* Declarations that the files of the CUDA backend share: checked calls, waiting, scratch memory. */
 #ifndef DEVICE_CUDA_H
 #define DEVICE_CUDA_H
 
@@ -10,28 +10,29 @@
 extern "C" {
 #endif
 
-/* Every call of CUDA's goes through this: a failure ends the program and names the call, where it is, and CUDA's
- * message. Kernels fail later than they start: then the call named is the first one that heard of it. */
+/* Checks a CUDA call: a failure ends the program with the call, its place in the source, and CUDA's message. A kernel
+ * fails after its launch; then this names the first later call that returns the error. */
 #define CUDA(call) cuda_check(call, #call, __FILE__, __LINE__)
 void cuda_check(cudaError_t error, const char *call, const char *file, int line);
 
-/* Memory that an operator needs for itself, not zeroed and in no account but the reserve. It may be given back as soon
- * as its last reader is queued: whoever gets it next is queued behind. */
+/* Allocates an operator's scratch memory: not zeroed, and not tracked (device_memory_reserved includes it). Free it as
+ * soon as its last reader is queued, since its next user is queued after that. */
 void *device_scratch(int64_t bytes);
 void device_scratch_free(void *data, int64_t bytes);
 
-/* From now on until it is told false, scratch is the same in every run of the same operators, for a CUDA graph that
- * repeats them: pieces of a block that nobody else gets, as large as all scratch together has been so far. */
-void device_scratch_fix(bool yes);
+/* For a CUDA graph, which repeats addresses: from on = true until on = false, scratch comes from one block that nothing
+ * else uses, at the same addresses in every run of the same operators. The block is as large as all scratch in use at
+ * once has been so far. */
+void device_scratch_fix(bool on);
 
-/* Until the GPU has come to it; meanwhile the host looks after other ranks. */
+/* Waits until the GPU has reached the event; meanwhile calls device_while_waiting's function. */
 void cuda_wait(cudaEvent_t event);
 
-/* memory.cu: before anything is taken. */
+/* memory.cu: call it before any allocation. */
 void memory_begin(int device);
 
-/* matmul.cu: creates what its libraries need, which they take from the GPU by themselves. At the start: so memory_plan
- * finds it gone. */
+/* matmul.cu: creates the libraries' handles, which allocate GPU memory by themselves. Call it at the start, so that
+ * memory_check_fits sees less memory available. */
 void matmul_begin(void);
 
 bool device_uses_tf32(void);

@@ -1,10 +1,10 @@
-/* Operators that compute every element, or every row, by itself: as fast as memory. */
+/* Operators that compute each element, or each row, independently: bound by memory bandwidth. */
 #include "kernel.cuh"
 
 /* ---- GELU ---- */
 
-/* 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u). By 2^x and a division that may be 2 units in the last
- * place off: with exact ones, arithmetic would take longer than memory. 2.302... = 2 * sqrt(2 / pi) * log2(e). */
+/* 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u). It uses 2^x and a division with errors of up to 2 units in
+ * the last place: exact ones would take longer than the memory accesses. 2.302... = 2 * sqrt(2 / pi) * log2(e). */
 __device__ static float gelu_sigmoid(float x)
 {
     return __fdividef(1, 1 + exp2f(-2.3022081982f * (x + 0.044715f * x * x * x)));
@@ -120,8 +120,8 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t n)
 
 /* ---- rotary positions ---- */
 
-/* A block turns the pairs of a row's q and k, head by head, N pairs a thread; v, the last third of each head, has no
- * position. */
+/* A thread block rotates the pairs of a row's q and k, head by head, N pairs per thread. v, the last third of each
+ * head, is not rotated. */
 template <typename T, int N>
 __global__ void rope_rows(T *qkv, const float *rope, int64_t rows, int64_t positions, unsigned heads, unsigned half,
                           float direction)
@@ -267,13 +267,13 @@ void transpose_rows_kernel(Tensor out, Tensor in)
 
 /* ---- AdamW (Loshchilov & Hutter 2019) ---- */
 
-/* What is the same for all elements. */
+/* Arguments that are the same for all elements. */
 typedef struct {
     float beta1, beta2, eps, scale, rate, root, decay;
-    const double *scale_there;      /* or NULL; if not, it takes scale's place */
+    const double *scale_there;      /* used instead of scale, unless NULL */
 } AdamW;
 
-/* copy: the new parameters in another type, or NULL. */
+/* copy: receives the new parameters in another type; or NULL. */
 template <typename T, typename C, typename G, int N>
 __global__ void adamw_all(T *params, C *copy, float *m, float *v, const G *gradients, AdamW a, int64_t count)
 {

@@ -1,13 +1,14 @@
-/* What all kernels share: how elements are read and written, sums over a block, loops over the grid, launches.
+/* Functions that all CUDA kernels share: reading and writing elements, sums over a block, loops over the grid,
+ * launches.
  *
- * Elements are stored as float, bf16 or fp16 (a template's T; parameters' gradients G), computed with in float and
- * rounded once, when they are written. Sums have an order that follows from sizes and from where tensors lie, so it is
- * the same in every run: threads add up their own terms, then a fixed tree combines threads, then parts are added by
- * their index. No atomics.
+ * Elements are stored as float, bf16 or fp16 (a template's T; parameters' gradients: G), computed in float and rounded
+ * once, when they are written. The order of sums depends only on sizes and on where tensors lie, so it is the same in
+ * every run: threads add up their own terms, a fixed tree combines threads, and partial sums are added by index. There
+ * are no atomics.
  *
- * Kernels read and write N elements at a time: 16 bytes (PACKED) where all operands lie at multiples of that, else 1.
- * Rows of logits are long, and often odd (50,257): there 16 bytes at a time go over the row's ends (RAGGED).
- * Elements are counted in 64 bits, and loops stride over the grid, so that no size is too large for it.
+ * Kernels read and write N elements at a time: 16 bytes (PACKED) if all operands lie at multiples of 16, else one
+ * element. Rows of logits are long, and their width is often odd (50,257): there packs of 16 bytes cross the row's ends
+ * (RAGGED). Elements are counted in 64 bits, and loops stride over the grid, so no size is too large.
  */
 #ifndef KERNEL_CUH
 #define KERNEL_CUH
@@ -56,7 +57,7 @@ template <typename T, int N> struct alignas(N * sizeof(T)) Pack {
     T x[N];
 };
 
-/* N elements, or the `left` that there are; the others read as 0. Packs must lie at multiples of their size. */
+/* N elements, or only `left`; the others read as 0. Packs must lie at multiples of their size. */
 template <int N, typename T> __device__ inline void load(float (&to)[N], const T *from, int64_t left)
 {
     if (N > 1 && left >= N) {
@@ -82,7 +83,7 @@ template <int N, typename T> __device__ inline void store(T *to, const float (&f
     }
 }
 
-/* N elements from the j-th of a row on, of which some may be outside: these read as `outside`, and aren't written. */
+/* N elements of a row, from element j on. Those outside the row read as `outside`, and are not written. */
 template <int N, typename T>
 __device__ inline void load_ragged(float (&to)[N], const T *row, int64_t j, int64_t width, float outside)
 {
@@ -104,9 +105,9 @@ __device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, i
                 set(&row[j + k], from[k]);
 }
 
-/* ---- loops: packs of a flat tensor over the whole grid; rows over blocks, and a row's packs over a block's threads.
- * A row's packs are whole: its width is a multiple of N. Or ragged: they begin at the last multiple of 16 bytes before
- * the row, or with it ---- */
+/* ---- loops: packs of a flat tensor over the grid; rows over blocks, and a row's packs over a block's threads. Packs
+ * fill the row, whose width is then a multiple of N; or they are ragged, and start at the last multiple of 16 bytes at
+ * or before the row's start ---- */
 
 #define EACH_PACK(i, N, count) \
     for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N; i < count; \
@@ -119,7 +120,7 @@ __device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, i
     for (int64_t j = (int64_t)threadIdx.x * N - (int64_t)((uintptr_t)(row) / sizeof *(row) % N); j < width; \
          j += (int64_t)blockDim.x * N)
 
-/* ---- sums and maxima, which every thread of the warp or block gets; all of them call, in whole warps ---- */
+/* ---- sums and maxima: every thread of the warp or block calls them, in full warps, and gets the result ---- */
 
 enum { WARP = 32, THREADS = 256, MOST_THREADS = 512 };
 
@@ -137,8 +138,8 @@ __device__ inline float warp_max(float x)
     return x;
 }
 
-/* Each warp leaves its own; then every warp combines all of them, in the same way. The first barrier: all are there;
- * the second: all have been read, and the next call may write. */
+/* Each warp stores its result; then every warp combines all of them, in the same order. After the first barrier all are
+ * stored; after the second all have been read, and the next call may write. */
 template <typename S> __device__ inline S block_sum(S x)
 {
     __shared__ S of_warp[WARP];
@@ -184,7 +185,7 @@ static inline int64_t clamped(int64_t x, int64_t least, int64_t most)
     return x < least ? least : x > most ? most : x;
 }
 
-/* Blocks of THREADS for `count` elements, n a thread; blocks for rows; threads for the columns of a row, n a thread. */
+/* Blocks of THREADS for `count` elements, n per thread; blocks for rows; threads for a row's columns, n per thread. */
 static inline int64_t blocks(int64_t count, int n)
 {
     return clamped((count + THREADS * n - 1) / (THREADS * n), 1, 1 << 16);
@@ -195,7 +196,7 @@ static inline int64_t row_blocks(int64_t rows)
     return clamped(rows, 1, 1 << 20);
 }
 
-/* Of a warp for each row. */
+/* Blocks for a warp per row. */
 static inline int64_t warp_row_blocks(int64_t rows)
 {
     return clamped((rows + THREADS / WARP - 1) / (THREADS / WARP), 1, 1 << 20);
@@ -206,8 +207,8 @@ static inline int row_threads(int64_t width, int n)
     return clamped((width / n + WARP - 1) / WARP, 1, MOST_THREADS / WARP) * WARP;
 }
 
-/* shared: bytes of `extern __shared__` memory. Of more than 48 KB, together with the kernel's other shared memory, CUDA
- * wants to hear before. */
+/* shared: bytes of `extern __shared__` memory. More than 48 KB, with the kernel's other shared memory, must be
+ * requested before the launch. */
 template <typename... P, typename... A>
 static void launch(const char *call, const char *file, int line, int shared, void (*kernel)(P...), dim3 grid,
                    dim3 threads, A... a)
@@ -226,7 +227,7 @@ static void launch(const char *call, const char *file, int line, int shared, voi
 #define LAUNCH(...) launch(#__VA_ARGS__, __FILE__, __LINE__, 0, __VA_ARGS__)
 #define LAUNCH_SHARED(bytes, ...) launch(#__VA_ARGS__, __FILE__, __LINE__, bytes, __VA_ARGS__)
 
-/* Statements with T as the type that stands for a dtype. */
+/* Runs statements with T as a dtype's C++ type. */
 #define FOR_TYPE(dtype_of, T, ...) \
     do { \
         switch (dtype_of) { \
@@ -247,7 +248,7 @@ static void launch(const char *call, const char *file, int line, int shared, voi
         } \
     } while (0)
 
-/* The same for the gradients of parameters, which are float or bf16. */
+/* The same, with G, for gradients of parameters: float or bf16. */
 #define FOR_GRADIENT(dtype_of, G, ...) \
     do { \
         if (dtype_of == BF16) { \
@@ -259,7 +260,7 @@ static void launch(const char *call, const char *file, int line, int shared, voi
         } \
     } while (0)
 
-/* Statements with N as the elements of type T in 16 bytes if `can`, else as 1. */
+/* Runs statements with N as the elements of type T in 16 bytes if `can`, else 1. */
 #define PACKED(can, T, N, ...) \
     do { \
         if (can) { \
@@ -273,14 +274,14 @@ static void launch(const char *call, const char *file, int line, int shared, voi
 
 /* ---- matmul.cu ---- */
 
-/* Rows lie ld apart; of several matrices, each lies `stride` behind the one before. */
+/* Matrices, one or several: rows lie ld elements apart, matrices `stride`. */
 typedef struct {
     void *data;
     DType dtype;
     int64_t ld, stride;
 } Matrix;
 
-/* The matrix that begins at a row and column of another. */
+/* The part of a matrix that starts at a row and column. */
 static inline Matrix from(Matrix m, int64_t row, int64_t column)
 {
     m.data = (char *)m.data + (row * m.ld + column) * dtype_size(m.dtype);
@@ -294,17 +295,17 @@ static inline Matrix rows_of(Tensor t)
     return m;
 }
 
-/* `count` times: c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed. a and b
- * are of one type, c of the same or float; sums are float. */
+/* Computes, for `count` matrices, c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored
+ * transposed. a and b have one type, c the same or float; sums are float. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count);
 
 /* ---- layernorm.cu ---- */
 
-/* sum (W) += the rows of t (R, W). */
+/* sum (W) += sum over t's rows, t (R, W). */
 void column_sums(Tensor sum, Tensor t);
 
-/* layernorm_backward, and d_sum (W) += the rows of d_x as it is then; or NONE. */
+/* layernorm_backward; and, unless NONE, d_sum (W) += sum over the rows of the new d_x. */
 void layernorm_backward_sums(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_sum, Tensor d_out, Tensor x,
                              Tensor stats, Tensor weight);
 

@@ -1,10 +1,10 @@
-/* LayerNorm, and sums over the rows of each column: in two passes, parts first, and then the parts in their order. */
+/* LayerNorm, and sums of columns over rows, in two passes: partial sums first, which are then added in order. */
 #include "kernel.cuh"
 
-/* ---- sums over the rows of each column ---- */
+/* ---- sums of columns over rows ---- */
 
-/* A block takes a warp's width of columns, N a thread, of one part of the rows; its GROUPS warps take turns with the
- * rows. How many parts there are follows from the rows alone. */
+/* A block sums a warp's width of columns, N per thread, over one part of the rows; its GROUPS warps take turns with the
+ * rows. The number of parts depends on the rows alone. */
 enum { GROUPS = 8 };
 
 static dim3 column_blocks(int64_t width, int n, int64_t parts)
@@ -12,7 +12,7 @@ static dim3 column_blocks(int64_t width, int n, int64_t parts)
     return dim3((width + WARP * n - 1) / (WARP * n), parts);
 }
 
-/* out[0 .. N) = the warps' sums of each column, added up in the order of the warps; out is the thread's own place, and
+/* out[0 .. N) = sum over the warps' sums of each column, in the order of the warps. out is the thread's own place, and
  * each warp writes some of its columns. */
 template <int N> __device__ static void store_sums(float *out, const float (&x)[N])
 {
@@ -38,7 +38,7 @@ template <typename T, int N> __global__ void column_parts(float *partial, const 
     float sum[N] = {0}, v[N];
 
     if (j < width)
-#pragma unroll 4                                /* several rows on their way at a time */
+#pragma unroll 4                                /* several loads in flight at a time */
         for (int64_t i = rows * p / parts + threadIdx.y; i < rows * (p + 1) / parts; i += GROUPS) {
             load(v, in + i * width + j, N);
             for (int k = 0; k < N; k++)
@@ -47,8 +47,8 @@ template <typename T, int N> __global__ void column_parts(float *partial, const 
     store_sums(j < width ? partial + p * width + j : NULL, sum);
 }
 
-/* Each of up to three sums += its parts, which lie in partial (parts, sums, width), in their order: a block a warp's
- * width of columns of one of them, its warps in turn. */
+/* Each of up to three sums += its partial sums, in partial (parts, sums, width), in order. A block adds a warp's width
+ * of columns of one sum; its warps take turns. */
 template <typename G>
 __global__ void add_parts(G *first, G *second, G *third, const float *partial, int64_t parts, int64_t width)
 {
@@ -106,18 +106,18 @@ __global__ void layernorm_forward_rows(T *out, float *stats, const T *x, const T
             for (int k = 0; k < N; k++)
                 squares += (v[k] - mean) * (v[k] - mean);
         }
-        const float inverse = 1 / sqrtf(block_sum(squares) / width + 1e-5f);
+        const float rstd = 1 / sqrtf(block_sum(squares) / width + 1e-5f);
         EACH_COLUMN(j, N, width) {
             load(v, in + j, N);
             load(w, weight + j, N);
             load(b, bias + j, N);
             for (int k = 0; k < N; k++)
-                v[k] = (v[k] - mean) * inverse * w[k] + b[k];
+                v[k] = (v[k] - mean) * rstd * w[k] + b[k];
             store(out + i * width + j, v, N);
         }
         if (threadIdx.x == 0) {
             stats[2 * i] = mean;
-            stats[2 * i + 1] = inverse;
+            stats[2 * i + 1] = rstd;
         }
     }
 }
@@ -132,10 +132,10 @@ void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight,
                data<T>(x), data<T>(weight), data<T>(bias), rows, width)));
 }
 
-/* With n = (x - mean) * inverse and g = d_out * weight: d_x += inverse * (g - mean(g) - n * mean(g * n)). Rows go in
- * parts, a block each. Beside, in shared memory, a block adds up its rows of d_out * n, of d_out and, if SUMS is 3, of
- * the new d_x. So memory is read once; a row's second reading is from the cache. Where a row's sums are too many for a
- * block, it has only a `slice` of the columns, by blockIdx.y, and reads the others for the row's means. */
+/* With n = (x - mean) * rstd and g = d_out * weight: d_x += rstd * (g - mean(g) - n * mean(g * n)). A block takes one
+ * part of the rows. In shared memory it also sums its rows of d_out * n, of d_out and, if SUMS is 3, of the new d_x. So
+ * memory is read once: the second reading of a row is from the cache. If a row's sums do not fit into shared memory, a
+ * block has only a `slice` of the columns, by blockIdx.y, and reads the others for the row's means. */
 template <typename T, int N, int SUMS>
 __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, const T *x, const float *stats,
                                         const T *weight, int64_t rows, int64_t width, int64_t slice)
@@ -145,12 +145,12 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
     const int64_t columns = width - begin < slice ? width - begin : slice;
     float v[N], g[N], w[N], d[N], s[N] = {0};
 
-    EACH_COLUMN(j, N, columns)                  /* each thread's own: no other one reads them */
+    EACH_COLUMN(j, N, columns)                  /* no other thread reads these */
         for (int which = 0; which < SUMS; which++)
             store(sums + which * slice + j, s, N);
     for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; i++) {
         const T *in = x + i * width, *d_o = d_out + i * width;
-        const float mean = stats[2 * i], inverse = stats[2 * i + 1];
+        const float mean = stats[2 * i], rstd = stats[2 * i + 1];
         float sum = 0, sum_n = 0;
         EACH_COLUMN(j, N, width) {
             load(v, in + j, N);
@@ -158,7 +158,7 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
             load(w, weight + j, N);
             for (int k = 0; k < N; k++) {
                 sum += g[k] * w[k];
-                sum_n += g[k] * w[k] * (v[k] - mean) * inverse;
+                sum_n += g[k] * w[k] * (v[k] - mean) * rstd;
             }
         }
         sum = block_sum(sum) / width;
@@ -169,8 +169,8 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
             load(w, weight + begin + j, N);
             load(d, d_x + i * width + begin + j, N);
             for (int k = 0; k < N; k++) {
-                v[k] = (v[k] - mean) * inverse;
-                d[k] += inverse * (g[k] * w[k] - sum - v[k] * sum_n);
+                v[k] = (v[k] - mean) * rstd;
+                d[k] += rstd * (g[k] * w[k] - sum - v[k] * sum_n);
             }
             store(d_x + i * width + begin + j, d, N);
             for (int which = 0; which < SUMS; which++) {
@@ -192,7 +192,7 @@ template <typename T, int SUMS>
 static void start_layernorm_backward(Tensor d_x, float *partial, int64_t parts, Tensor d_out, Tensor x, Tensor stats,
                                      Tensor weight)
 {
-    const int64_t rows = tensor_rows(x), width = tensor_width(x), most = (60 << 10) / (SUMS * 4);    /* any GPU has */
+    const int64_t rows = tensor_rows(x), width = tensor_width(x), most = (60 << 10) / (SUMS * 4);    /* fits any GPU */
     const int64_t slices = (width + most - 1) / most, slice = ((width + slices - 1) / slices + 7) / 8 * 8;
     const bool wide = width * dtype_size(x.dtype) % 16 == 0;
 

@@ -1,4 +1,4 @@
-/* Linear layers: matmuls (matmul.cu), and what stands around them: biases, and the copies in fp8. */
+/* Linear layers: matmuls (matmul.cu) with their biases, and quantization to fp8. */
 #include <cuda_fp8.h>
 
 #include "../error.h"
@@ -17,7 +17,7 @@ template <typename T, int N> __global__ void fill_rows(T *out, const T *row, int
         }
 }
 
-/* Where cuBLASLt doesn't add it: the bias first, and the product added to it, so the sum of both is rounded once too,
+/* Writes the bias to out, where cuBLASLt cannot add it: the product is then added to it. The sum is still rounded once,
  * but out is written, read and written again. Returns the product's beta. */
 static float begin_with(Tensor out, Tensor bias)
 {
@@ -63,7 +63,7 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out), bytes = m * k * 4;
 
-    if (d_weight.dtype == BF16 && x.dtype != BF16) {            /* cuBLAS adds to bf16 from bf16 only */
+    if (d_weight.dtype == BF16 && x.dtype != BF16) {            /* cuBLAS adds to bf16 only from bf16 inputs */
         const Matrix product = {device_scratch(bytes), F32, k, 0};
         matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 0, product, 1);
         LAUNCH(add_to_bf16, blocks(m * k, 1), THREADS, data<__nv_bfloat16>(d_weight), (float *)product.data, m * k);
@@ -77,7 +77,7 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
 
 /* ---- fp8 ---- */
 
-/* A bias of floats is none of those that cuBLASLt adds to a product of fp8. */
+/* cuBLASLt adds no float bias to a product of fp8. */
 void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
 {
     const auto apart = [&] {
@@ -101,7 +101,7 @@ void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool ad
 
 template <typename T, int N> __global__ void amax_parts(float *partial, const T *x, int64_t count)
 {
-    float max = 0, nan = 0;                             /* nan: NaN if there is NaN or Inf, which max may miss */
+    float max = 0, nan = 0;                             /* nan: NaN if there is a NaN or Inf, which max may miss */
 
     EACH_PACK(i, N, count) {
         float v[N];
@@ -129,9 +129,9 @@ __global__ void scale_of_parts(float *scale, const float *partial, int64_t count
         *scale = max == 0 ? 1 : max / largest;
 }
 
-/* A block has a tile of TILE rows and columns, and a thread N neighbours of a row at a time. The tile passes through
- * shared memory: so both copies are written along their rows. Rows there lie 4 bytes further apart than they are long:
- * otherwise a column's bytes would all be in the same few banks. */
+/* A block takes a tile of TILE rows and columns, a thread N neighbours of a row at a time. The tile goes through shared
+ * memory, so that both copies are written along their rows. Its rows are padded by 4 bytes: otherwise a column's bytes
+ * would share a few banks. */
 enum { TILE = 64 };
 
 template <typename T, int N>

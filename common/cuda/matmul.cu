@@ -1,8 +1,8 @@
 /* Matmuls, by cuBLASLt.
  *
- * One stream, one workspace, and for each kind of matmul the algorithm that the library names first: the same sums in
- * every run. With --autotune on it is the fastest of those that it names, which need not be the same one in every run.
- * All parts of a sum that are computed apart stay float until they are added. */
+ * There is one stream and one workspace. Each kind of matmul uses the algorithm that the library lists first, so sums
+ * are the same in every run. With --autotune on it uses the fastest of the listed ones, which may differ between runs.
+ * Partial sums stay float until they are added. */
 #include <cublas_v2.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static void cublas_check(cublasStatus_t status, const char *call, const char *fi
         fail("%s (%s:%d): %s", call, file, line, cublasGetStatusString(status));
 }
 
-/* Scratch memory, of the size that cuBLAS takes for itself on the largest GPUs. */
+/* Scratch memory, of the size that cuBLAS allocates for itself on the largest GPUs. */
 static const int64_t WORKSPACE = 32 << 20;
 
 static void *matmul_workspace(void)
@@ -69,9 +69,10 @@ static cublasComputeType_t compute_type(DType dtype)
     return dtype == F32 && device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-/* ---- one kind of matmul, and how it is done ---- */
+/* ---- one kind of matmul, and its algorithm ---- */
 
-/* c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c, `count` times, as in kernel.cuh; and what ends it. */
+/* c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c, for `count` matrices, as in kernel.cuh; and the
+ * epilogue. */
 typedef struct {
     bool a_transposed, b_transposed;
     int64_t m, n, k;
@@ -86,7 +87,7 @@ typedef struct {
     void *up;
 } Product;
 
-/* All that the library's answer may depend on; of places, by how many bytes they can be divided. */
+/* Everything that the library's choice may depend on; of addresses, their alignment in bytes. */
 typedef struct {
     int64_t m, n, k, count, ld[3], stride[3];
     int32_t type[3], alignment[3], transposed[2], epilogue, computed, multiprocessors;
@@ -101,7 +102,7 @@ typedef struct Plan {
     cublasLtMatmulAlgo_t algorithm;
 } Plan;
 
-/* The largest power of two, up to 16 bytes, at whose multiples the matrices begin; no load is wider. */
+/* Returns the matrices' alignment: a power of two, at most 16 bytes, since no load is wider. */
 static int32_t alignment_of(const Matrix *m, int64_t count)
 {
     const uintptr_t places = (uintptr_t)m->data | (count > 1 ? m->stride * dtype_size(m->dtype) : 0);
@@ -117,7 +118,7 @@ static Kind kind_of(const Product *x)
     const Matrix *const matrices[] = {&x->a, &x->b, &x->c};
     Kind kind;
 
-    memset(&kind, 0, sizeof kind);              /* it is compared byte by byte */
+    memset(&kind, 0, sizeof kind);              /* kinds are compared byte by byte */
     kind.m = x->m, kind.n = x->n, kind.k = x->k, kind.count = x->count;
     kind.transposed[0] = x->a_transposed, kind.transposed[1] = x->b_transposed;
     kind.epilogue = x->epilogue, kind.computed = compute_type(x->a.dtype);
@@ -136,7 +137,7 @@ static Kind kind_of(const Product *x)
 #define PREFER(preference, attribute, value) \
     CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##attribute, &(value), sizeof(value)))
 
-/* Matrix i of a kind, stored as rows of `width`: the library counts columns first, so to it they are columns. */
+/* Describes matrix i of a kind, stored as rows of `width`: to the library, which is column-major, these are columns. */
 static cublasLtMatrixLayout_t layout_of(const Kind *kind, int i, int64_t rows, int64_t width)
 {
     const int32_t count = kind->count;
@@ -163,14 +164,14 @@ static void set_pointers(const Plan *p, const Product *x)
         SET(p, EPILOGUE_AUX_POINTER, x->up);
 }
 
-/* c: where the product goes; the c that beta weighs is the product's own. */
+/* c: receives the product; beta multiplies the product's own c. */
 static void start(const Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algorithm, void *c)
 {
     CUBLAS(cublasLtMatmul(cublas_lt(), p->matmul, &x->alpha, x->b.data, p->b, x->a.data, p->a, &x->beta, x->c.data,
                           p->c, c, p->c, algorithm, matmul_workspace(), WORKSPACE, (cudaStream_t)device_stream()));
 }
 
-/* Seconds of some runs, after one that may still load what it needs. */
+/* Measures the seconds of some runs, after one that may still load kernels. */
 static double seconds_of(const Apart &run)
 {
     run();
@@ -182,15 +183,16 @@ static double seconds_of(const Apart &run)
     return device_event_seconds(&end) - began;
 }
 
-/* The fastest of the candidates, and its seconds; one that is hardly faster than those named before it isn't taken. */
+/* Chooses the fastest candidate and returns its seconds; a candidate must be 2% faster than those listed before it. */
 static double choose(Plan *p, const Product *x, const cublasLtMatmulHeuristicResult_t *candidates, int count)
 {
     const int64_t bytes = ((x->count - 1) * x->c.stride + x->m * x->c.ld) * dtype_size(x->c.dtype);
     double best = INFINITY;
 
-    /* c may be added to, so it is written once, at the end. No scratch: of that a graph keeps as much as there was. */
+    /* Candidates write to `beside`: adding to c several times would be wrong. It is no scratch, because a CUDA graph
+     * reserves as much scratch as was ever in use at once. */
     void *beside = device_memory_available() < 2 * bytes ? NULL : device_alloc(bytes);
-    if (!beside)                                /* none to spare: it stays the first */
+    if (!beside)                                /* too little memory: keep the first candidate */
         return 0;
     set_pointers(p, x);
     for (int i = 0; i < count; i++) {
@@ -213,7 +215,7 @@ static const char *epilogue_text(int32_t epilogue)
                                                          : ": cuBLAS's is taken";
 }
 
-/* c^T (n, m) = b^T a^T: so nothing moves. */
+/* Computes c^T (n, m) = b^T a^T, so that no matrix is transposed in memory. */
 static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
 {
     enum { MOST = 8 };
@@ -223,24 +225,24 @@ static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
     const cublasOperation_t op_b = x->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint64_t most = WORKSPACE;
     const uint32_t place_a = kind->alignment[0], place_b = kind->alignment[1], place_c = kind->alignment[2];
-    /* With an epilogue a sum isn't cut in parts: it may come to a sum that is rounded already
+    /* With an epilogue, sums are not split: the epilogue could get a sum that is rounded already
      * (github.com/pytorch/pytorch, pull request 180875). */
     const uint32_t parts = x->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
                                                                     : CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t candidates[MOST];
-    Product any = *x;                           /* of later biases no more is known than that 16 divides their places */
+    Product any = *x;                           /* later biases are only known to be aligned to 16 bytes */
     int found = 0;
 
     if (!p)
-        fail("no memory for the plan of a matmul");
+        fail("not enough memory on the host for the plan of a matmul");
     memset(p, 0, sizeof *p);
     p->kind = *kind;
     CUBLAS(cublasLtMatmulDescCreate(&p->matmul, compute_type(x->a.dtype), CUDA_R_32F));
     SET(p, TRANSA, op_b);
     SET(p, TRANSB, op_a);
     SET(p, EPILOGUE, x->epilogue);
-    if (kind->multiprocessors < device_multiprocessors())       /* the others are the transfers' beside it */
+    if (kind->multiprocessors < device_multiprocessors())       /* transfers occupy the others */
         SET(p, SM_COUNT_TARGET, kind->multiprocessors);
     if (x->up)
         SET(p, EPILOGUE_AUX_LD, x->n);
@@ -253,7 +255,7 @@ static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
     CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
     PREFER(preference, MAX_WORKSPACE_BYTES, most);
     PREFER(preference, REDUCTION_SCHEME_MASK, parts);
-    PREFER(preference, MIN_ALIGNMENT_A_BYTES, place_b);         /* its A is our b; by itself it counts on 256 */
+    PREFER(preference, MIN_ALIGNMENT_A_BYTES, place_b);         /* its A is our b; by default it assumes 256 */
     PREFER(preference, MIN_ALIGNMENT_B_BYTES, place_a);
     PREFER(preference, MIN_ALIGNMENT_C_BYTES, place_c);
     PREFER(preference, MIN_ALIGNMENT_D_BYTES, place_c);
@@ -274,7 +276,7 @@ static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
     return p;
 }
 
-/* False, and nothing was done: the library has no such matmul, or what it is made of is faster apart. */
+/* Runs the product. Returns false, and does nothing, if the library has no such matmul, or if `apart` is faster. */
 static bool product(const Product *x, const Apart *apart)
 {
     static Plan *plans;
@@ -284,7 +286,7 @@ static bool product(const Product *x, const Apart *apart)
     while (p && memcmp(&p->kind, &kind, sizeof kind))
         p = p->next;
     if (!p) {
-        p = new_plan(&kind, x, apart);          /* which may make other plans, to time what is apart */
+        p = new_plan(&kind, x, apart);          /* may make other plans, to time `apart` */
         p->next = plans;
         plans = p;
     }
@@ -295,7 +297,7 @@ static bool product(const Product *x, const Apart *apart)
     return p->can;
 }
 
-/* ---- what operators call ---- */
+/* ---- functions for operators ---- */
 
 static cublasHandle_t cublas(void)
 {
@@ -311,7 +313,7 @@ static cublasHandle_t cublas(void)
     return handle;
 }
 
-/* cuBLAS has all kinds of types that aren't fp8. */
+/* cuBLAS supports all our dtypes but fp8. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count)
 {

@@ -1,8 +1,8 @@
-/* A GPU's memory, and what travels between it and the host's.
+/* A GPU's memory, and copies between it and the host's.
  *
- * Memory is taken and given back in the stream's order: who gets it next is queued behind its last reader, so nobody
- * waits. cudaFree would wait for all streams, and in one of them a transfer may wait for a rank that waits for what
- * this host should do next. What is given back stays in the driver's pool, which cuts and joins it for other sizes.
+ * Memory is allocated and freed in the stream's order: its next user is queued behind its last reader, so the host does
+ * not wait. cudaFree would wait for all streams, and in one of them a transfer may wait for a rank that waits for this
+ * host. Freed memory stays in the driver's pool, which splits and joins it for other sizes.
  */
 #include <cuda_runtime.h>
 #include <stdlib.h>
@@ -28,14 +28,14 @@ static uint64_t of_pool(cudaMemPoolAttr attribute)
     return bytes;
 }
 
-/* Not zeroed; NULL: the GPU has no more. */
+/* Allocates memory, not zeroed; NULL: the GPU has too little. */
 static void *take(int64_t bytes)
 {
     void *data;
     const cudaError_t error = cudaMallocAsync(&data, bytes ? bytes : 1, stream());
 
     if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError();                     /* heard: no later call shall report it */
+        cudaGetLastError();                     /* clears it, so that no later call reports it */
         return NULL;
     }
     cuda_check(error, "cudaMallocAsync(&data, bytes, stream)", __FILE__, __LINE__);
@@ -59,16 +59,17 @@ void device_free(void *data, int64_t bytes)
 
 /* ---- Scratch ---- */
 
-static int64_t scratch_used, scratch_most;      /* bytes, now and at most */
+static int64_t scratch_used, scratch_most;      /* bytes in use; the most so far */
 
+/* The block of device_scratch_fix. Pieces follow one another; when none is in use, the next starts at the beginning. */
 static struct {
-    char *data;                                 /* NULL: there is none yet */
+    char *data;                                 /* NULL: not allocated yet */
     int64_t bytes, used;
-    int pieces;                                 /* in use; without any, the block is empty again */
+    int pieces;                                 /* in use */
     bool on;
 } fixed;
 
-/* Pieces begin where cudaMalloc's do. */
+/* Pieces have the alignment of cudaMalloc. */
 static int64_t rounded(int64_t bytes)
 {
     return (bytes + 255) / 256 * 256;
@@ -81,14 +82,14 @@ void *device_scratch(int64_t bytes)
         fixed.used += rounded(bytes);
         fixed.pieces++;
         if (fixed.used > fixed.bytes)
-            fail("operators of a CUDA graph need %s of scratch memory at once, but before they needed %s",
+            fail("--graph on: operators need %s of scratch memory in the graph, but needed at most %s before it",
                  bytes_text(fixed.used), bytes_text(fixed.bytes));
         return piece;
     }
     void *data = take(bytes);
     if (!data)
-        fail("an operator needs %s of scratch memory, but the GPU has no more: %s; %s would need less",
-             bytes_text(bytes), memory_in_use(), memory_remedy(MEM_WORKSPACE));
+        fail("not enough memory for an operator's scratch: needs %s, the GPU has less; %s; try %s", bytes_text(bytes),
+             memory_in_use(), memory_remedy(MEM_WORKSPACE));
     scratch_used += rounded(bytes);
     scratch_most = scratch_used > scratch_most ? scratch_used : scratch_most;
     return data;
@@ -104,13 +105,13 @@ void device_scratch_free(void *data, int64_t bytes)
     device_free(data, bytes);
 }
 
-void device_scratch_fix(bool yes)
+void device_scratch_fix(bool on)
 {
     if (!fixed.data) {
-        fixed.bytes = scratch_most - scratch_used;      /* what is in use now stays, as the matmuls' workspace does */
+        fixed.bytes = scratch_most - scratch_used;      /* without what stays in use, the matmuls' workspace */
         fixed.data = (char *)device_scratch(fixed.bytes);
     }
-    fixed.on = yes;
+    fixed.on = on;
 }
 
 int64_t device_memory_available(void)
@@ -121,8 +122,8 @@ int64_t device_memory_available(void)
     return free_now + of_pool(cudaMemPoolAttrReservedMemCurrent) - of_pool(cudaMemPoolAttrUsedMemCurrent);
 }
 
-/* Not measured yet. A few dozen kernels of cuBLAS's, of which each has some MB; partial sums of all rows, or a block of
- * queries' scores in float, and the same once more for a CUDA graph. The matmuls' workspace is taken already. */
+/* Estimates, not measured yet: a few dozen cuBLAS kernels of some MB each; partial sums over rows, or a block of
+ * queries' scores in float, and the same once more for a CUDA graph. The matmuls' workspace is allocated already. */
 int64_t device_memory_beside(void)
 {
     enum { KERNELS = 128 << 20, SCRATCH = 128 << 20 };
@@ -176,8 +177,8 @@ void device_upload_start(void *to, const void *from, int64_t bytes)
     CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()));
 }
 
-/* Uploads pass through a ring of pinned memory: the caller's buffer is free when the host has copied it, and the copy
- * to the GPU is queued like any work. The host waits only when the ring has gone round and the GPU has not. */
+/* Uploads go through a ring of pinned slots: once the host has copied it, the caller may reuse its buffer, and the copy
+ * to the GPU is queued like any work. The host waits only if it comes to a slot that the GPU has not copied yet. */
 enum { SLOTS = 16 };
 static const int64_t SLOT = 1 << 20;            /* bytes */
 
@@ -188,7 +189,7 @@ static struct {
 
 void memory_begin(int device)
 {
-    uint64_t keep_all = UINT64_MAX;             /* by itself the pool gives all that is free back whenever we wait */
+    uint64_t keep_all = UINT64_MAX;             /* the default: the pool releases its free memory at every wait */
     int pools;
 
     CUDA(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device));

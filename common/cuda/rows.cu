@@ -1,4 +1,4 @@
-/* Operators with sums over rows that lie here and there, over whole tensors, and over short rows. */
+/* Operators with sums over scattered rows, over full tensors, and over short rows. */
 #include <stdlib.h>
 
 #include "../error.h"
@@ -6,10 +6,10 @@
 
 /* ---- the embedding's gradient ---- */
 
-/* Each row of the weight that is used belongs to one block: that of the first row i with its id; later rows with the
- * same id leave at once. The block adds up all rows with its id in their order, in float. To find them it looks through
- * the ids, THREADS at a time: rows^2 comparisons of numbers in the cache, which are little beside the rows themselves,
- * and nothing needs to be sorted or added atomically. A thread has COLUMNS columns, THREADS apart. */
+/* One block per row i of d_out. The first row with an id sums all rows with that id, in order, in float; blocks of
+ * later rows with the same id return at once. To find the rows, a block scans the ids, THREADS at a time. These rows^2
+ * comparisons of cached numbers take little time beside the rows themselves, and need neither sorting nor atomics. A
+ * thread has COLUMNS columns, THREADS apart. */
 enum { COLUMNS = 4 };
 
 template <typename T, typename G>
@@ -19,7 +19,7 @@ __global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32
     const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const int64_t i = blockIdx.x, column = (int64_t)blockIdx.y * THREADS * COLUMNS + thread;
     const int32_t id = ids[i];
-    const T *from[COLUMNS];                     /* behind the row's end: its last column, read in vain */
+    const T *from[COLUMNS];                     /* beyond the row's end: reads its last column, unused */
     float sum[COLUMNS] = {0};
 
     if (id < 0)
@@ -30,7 +30,7 @@ __global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32
     for (int k = 0; k < COLUMNS; k++)
         from[k] = d_out + (column + k * THREADS < width ? column + k * THREADS : width - 1);
     for (int64_t begin = i; begin < rows; begin += THREADS) {
-        /* which of these rows have the id, in order: each warp's come behind those of the warps before it */
+        /* the rows with this id, in order: each warp's come after those of earlier warps */
         const bool same = begin + thread < rows && ids[begin + thread] == id;
         const unsigned of_lanes = __ballot_sync(~0u, same);
         int before = __popc(of_lanes & ((1u << lane) - 1)), count = 0;
@@ -44,11 +44,11 @@ __global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32
         if (same)
             found[before] = thread;
         __syncthreads();
-#pragma unroll 8                                /* a frequent id has many rows: several on their way at a time */
+#pragma unroll 8                                /* a frequent id has many rows: several loads in flight at a time */
         for (int f = 0; f < count; f++)
             for (int k = 0; k < COLUMNS; k++)
                 sum[k] += number(from[k][(begin + found[f]) * width]);
-    }                                           /* found is written again only behind the next round's first barrier */
+    }                                           /* found is written again only after the next round's first barrier */
     for (int k = 0; k < COLUMNS; k++)
         if (column + k * THREADS < width) {
             G *d_w = d_weight + id * width + column + k * THREADS;
@@ -68,7 +68,7 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
 
 /* ---- the sum of all squares ---- */
 
-/* Tensors are cut into pieces of this many elements, a block each; one block adds up the pieces. */
+/* Tensors are split into pieces of this many elements, one block per piece; one block then adds the pieces' sums. */
 static const int64_t PIECE = 1 << 16;
 
 typedef struct {
@@ -77,7 +77,7 @@ typedef struct {
     bool is_bf16;
 } Piece;
 
-/* This thread's share. */
+/* This thread's partial sum. */
 template <typename T> __device__ static double squares(const T *x, int64_t count)
 {
     constexpr int N = 16 / sizeof(T);
@@ -125,7 +125,7 @@ static void square_sum_to(double *total, const Tensor *list, int count)
     }
     Piece *pieces = (Piece *)malloc(n * sizeof *pieces), *next = pieces;
     if (!pieces)
-        fail("no memory for a list of %lld pieces of gradients", (long long)n);
+        fail("not enough memory on the host for a list of %lld pieces of gradients", (long long)n);
     for (int k = 0; k < count; k++)
         for (int64_t i = 0; i < tensor_count(list[k]); i += PIECE)
             *next++ = (Piece){(char *)list[k].data + i * dtype_size(list[k].dtype),
@@ -146,7 +146,7 @@ void square_sum_into_kernel(Tensor sum, const Tensor *list, int count)
     square_sum_to(data<double>(sum), list, count);
 }
 
-/* By one thread, once: AdamW's would each take a square root and a division in double. */
+/* Computed once, by one thread: otherwise each of AdamW's threads would do a square root and a division in double. */
 __global__ void clip_scale(double *scale, const double *square_sum, double clip)
 {
     const double norm = sqrt(*square_sum);
@@ -170,10 +170,10 @@ double square_sum_kernel(const Tensor *list, int count)
     return sum;
 }
 
-/* ---- rows that were computed with some of the keys each ---- */
+/* ---- merging the outputs of two blocks of keys ---- */
 
-/* A warp a row: rows are a head's, and short. Both are divided by their own sum, exp(lse): weighed with their shares of
- * the common one they add up. */
+/* A warp per row, since rows are one head wide. Each output is divided by its own sum, exp(lse). Weighted with exp(lse
+ * - common lse), they add up to the common output. */
 __global__ void attention_merge_rows(float *out, float *lse, const float *part, const float *part_lse, int64_t rows,
                                      int64_t width)
 {
@@ -197,7 +197,7 @@ void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse
 }
 
 template <typename T>
-__global__ void attention_dots_rows(float *dots, const T *d_out, const T *out, int64_t rows, int64_t width)
+__global__ void attention_delta_rows(float *delta, const T *d_out, const T *out, int64_t rows, int64_t width)
 {
     EACH_WARP_ROW(i, rows) {
         float dot = 0;
@@ -205,15 +205,15 @@ __global__ void attention_dots_rows(float *dots, const T *d_out, const T *out, i
             dot += number(d_out[i * width + j]) * number(out[i * width + j]);
         dot = warp_sum(dot);
         if (threadIdx.x == 0)
-            dots[i] = dot;
+            delta[i] = dot;
     }
 }
 
-void attention_dots_kernel(Tensor dots, Tensor d_out, Tensor out)
+void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
 {
-    const int64_t count = tensor_count(dots);
+    const int64_t count = tensor_count(delta);
 
     FOR_TYPE(out.dtype, T,
-        LAUNCH(attention_dots_rows<T>, warp_row_blocks(count), dim3(WARP, THREADS / WARP), data<float>(dots),
+        LAUNCH(attention_delta_rows<T>, warp_row_blocks(count), dim3(WARP, THREADS / WARP), data<float>(delta),
                data<T>(d_out), data<T>(out), count, tensor_count(out) / count));
 }

@@ -1,4 +1,4 @@
-/* Files of tensors, read and written by ranges of elements. What a stranger's header may say is checked in header.c. */
+/* Files of tensors, read and written by ranges of elements. header.c reads and checks headers. */
 #include "../safetensors.h"
 
 #include <assert.h>
@@ -62,7 +62,7 @@ char *problem(const char *path, const char *format, ...)
 
 char *read_bytes(const Safetensors *s, int64_t first, int64_t bytes, void *to)
 {
-    /* A call may move less than it was asked to: never more than 2 GB, and less when a signal comes. */
+    /* A call may read less than it was asked to: never more than 2 GB, and less when a signal comes. */
     for (int64_t done = 0; done < bytes;) {
         const ssize_t n = pread(s->file, (char *)to + done, bytes - done, first + done);
 
@@ -112,7 +112,7 @@ static void release(Safetensors *s)
 
 char *safetensors_open(Safetensors *s, const char *path)
 {
-    /* O_NONBLOCK changes nothing for a file, but keeps a pipe, refused a little later, from waiting for a writer. */
+    /* O_NONBLOCK changes nothing for a file, but opening a pipe, which header_read refuses, would wait for a writer. */
     return safetensors_take(s, path, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
 }
 
@@ -143,7 +143,7 @@ static char *check_range(const Safetensors *s, const SafeTensor *t, int64_t firs
     return NULL;
 }
 
-/* Reads numbers of one dtype as floats or doubles of another, a piece at a time. */
+/* Reads numbers of a floating-point dtype and converts them to floats or doubles, a piece at a time. */
 static char *read_converted(const Safetensors *s, const char *dtype, int64_t first_byte, int64_t count, void *to,
                             bool double_out)
 {
@@ -195,8 +195,8 @@ static void put_quoted(const char *name, FILE *out)
     cJSON_Delete(string);
 }
 
-/* The header of tensors that are laid out, from whichever byte on. Numbers not by cJSON, whose doubles turn into 1e+15
- * when they grow. */
+/* Returns the header of tensors that are laid out, whichever byte they start at. Integers are not printed by cJSON,
+ * which writes large ones as 1e+15. */
 static char *header_text(const Safetensors *s, size_t *bytes)
 {
     char *text = NULL;
@@ -248,13 +248,13 @@ void safetensors_lay_out(Safetensors *s, const char *path, const SafeTensor *ten
             t->bytes *= t->shape[d];
         end += t->bytes;
     }
-    /* Offsets in the header count from where data starts, so its length is known before that is. */
+    /* The header's offsets count from the start of the data, so its length does not depend on its own length. */
     free(header_text(s, &header_bytes));
     for (int i = 0; i < count; i++)
         s->tensors[i].first_byte += LENGTH_BYTES + header_bytes;
 }
 
-/* The byte after the last tensor; 0: there is no tensor. */
+/* Returns the byte after the last tensor; 0: there are no tensors. */
 static int64_t data_end(const Safetensors *s)
 {
     return s->count ? s->tensors[s->count - 1].first_byte + s->tensors[s->count - 1].bytes : 0;
@@ -273,7 +273,7 @@ char *safetensors_create(Safetensors *s)
     if (!wrong)
         wrong = write_bytes(s, LENGTH_BYTES, header_bytes, text);
     if (!wrong && s->count && ftruncate(s->file, data_end(s)) < 0)
-        wrong = problem(s->path, "cannot be given its %lld bytes: %s", (long long)data_end(s), strerror(errno));
+        wrong = problem(s->path, "cannot be extended to %lld bytes: %s", (long long)data_end(s), strerror(errno));
     free(text);
     if (wrong)
         close_file(s);
@@ -285,7 +285,7 @@ char *safetensors_join(Safetensors *s)
     struct stat status;
     char *wrong = NULL;
 
-    /* O_WRONLY: of a file that may be read NFS's clients keep whole pages, and write their bytes over other ranks' */
+    /* O_WRONLY: for a file that may be read, NFS clients cache full pages, and write them over other ranks' bytes */
     s->file = open(s->path, O_WRONLY | O_CLOEXEC);
     if (s->file < 0 || fstat(s->file, &status) < 0)
         wrong = problem(s->path, "cannot be opened for writing: %s", strerror(errno));
@@ -311,8 +311,8 @@ char *safetensors_close(Safetensors *s, bool sync)
 
     if (s->file >= 0) {
         if (sync && fsync(s->file) < 0)
-            wrong = problem(s->path, "cannot be brought to the disk: %s", strerror(errno));
-        /* After close, the descriptor is gone even if it failed. EINTR says nothing about the data. */
+            wrong = problem(s->path, "cannot be written to the disk: %s", strerror(errno));
+        /* After close the descriptor is gone even if it failed. EINTR is no error of the data. */
         if (close(s->file) < 0 && !wrong && errno != EINTR)
             wrong = problem(s->path, "cannot be closed: %s", strerror(errno));
         s->file = -1;

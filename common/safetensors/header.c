@@ -1,5 +1,5 @@
-/* The header of a safetensors file, whoever wrote it: JSON that says of every tensor what and where it is. Each tensor
- * is checked by itself, then all together.
+/* Reads the header of a safetensors file, whoever wrote it: JSON with each tensor's dtype, shape and place. Checks each
+ * tensor by itself, then all together.
  */
 #include "header.h"
 
@@ -11,9 +11,9 @@
 #include <sys/stat.h>
 
 #define HEADER_LIMIT 100000000                  /* as in the reference implementation */
-#define EXACT_LIMIT ((int64_t)1 << 53)          /* from here on, a double no longer holds every whole number */
+#define EXACT_LIMIT ((int64_t)1 << 53)          /* from here on, a double no longer holds every integer */
 
-/* For messages: the value of a number, the kind of anything else. */
+/* Describes an item for messages: the value of a number, the kind of anything else. */
 static const char *describe(const cJSON *item, char text[32])
 {
     if (cJSON_IsNumber(item))
@@ -25,7 +25,7 @@ static const char *describe(const cJSON *item, char text[32])
     return text;
 }
 
-static bool whole_number(const cJSON *item, int64_t *n)
+static bool is_integer(const cJSON *item, int64_t *n)
 {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < EXACT_LIMIT))
         return false;
@@ -33,7 +33,7 @@ static bool whole_number(const cJSON *item, int64_t *n)
     return *n == item->valuedouble;
 }
 
-/* The header of `bytes` bytes as JSON, in *header. */
+/* Parses the header, `bytes` bytes of JSON, to *header. */
 static char *parse_header(const Safetensors *s, const char *text, int64_t bytes, cJSON **header)
 {
     const char *end = text;
@@ -52,7 +52,7 @@ static char *parse_header(const Safetensors *s, const char *text, int64_t bytes,
     return NULL;
 }
 
-/* The header as JSON in *header, the byte of the file at which data starts, and the length of the file. */
+/* Reads the header to *header, the byte at which data starts, and the length of the file. */
 static char *read_header(const Safetensors *s, cJSON **header, int64_t *data_start, int64_t *file_bytes)
 {
     struct stat status;
@@ -100,7 +100,7 @@ static char *read_dtype(const Safetensors *s, const cJSON *entry, SafeTensor *t)
     return NULL;
 }
 
-/* Also the bytes that dtype and shape give. */
+/* Reads the shape, and computes the tensor's bytes from dtype and shape. */
 static char *read_shape(const Safetensors *s, const cJSON *entry, SafeTensor *t)
 {
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(entry, "shape"), *length;
@@ -114,8 +114,8 @@ static char *read_shape(const Safetensors *s, const cJSON *entry, SafeTensor *t)
     t->bytes = element_bytes(t->dtype);
     int i = 0;
     cJSON_ArrayForEach(length, shape) {
-        if (!whole_number(length, &t->shape[i]))
-            return problem(s->path, "%.80s: shape[%d] is %s, but a whole number from 0 to 2^53 - 1 is needed", t->name,
+        if (!is_integer(length, &t->shape[i]))
+            return problem(s->path, "%.80s: shape[%d] is %s, but an integer from 0 to 2^53 - 1 is needed", t->name,
                            i, describe(length, text));
         if (__builtin_mul_overflow(t->bytes, t->shape[i], &t->bytes))
             return problem(s->path, "%.80s: the shape up to shape[%d], which is %lld, takes more than 2^63 - 1 bytes",
@@ -139,8 +139,8 @@ static char *read_offsets(const Safetensors *s, const cJSON *entry, SafeTensor *
                        cJSON_GetArraySize(offsets));
     int i = 0;
     cJSON_ArrayForEach(offset, offsets) {
-        if (!whole_number(offset, &limits[i]))
-            return problem(s->path, "%.80s: data_offsets[%d] is %s, but a whole number from 0 to 2^53 - 1 is needed",
+        if (!is_integer(offset, &limits[i]))
+            return problem(s->path, "%.80s: data_offsets[%d] is %s, but an integer from 0 to 2^53 - 1 is needed",
                            t->name, i, describe(offset, text));
         i++;
     }
@@ -170,7 +170,7 @@ static char *read_tensor(const Safetensors *s, const cJSON *entry, SafeTensor *t
         wrong = read_shape(s, entry, t);
     if (!wrong)
         wrong = read_offsets(s, entry, t, data_start, data_bytes);
-    /* All three are there: one more is a stranger, or one of them again. */
+    /* All three are present: a fourth field is unknown, or repeats one of them. */
     if (!wrong && cJSON_GetArraySize(entry) != 3)
         wrong = problem(s->path, "%.80s has %d fields, but dtype, shape and data_offsets, once each, are needed",
                         t->name, cJSON_GetArraySize(entry));
@@ -182,7 +182,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
 }
 
-/* Of those that begin at the same byte, the empty ones come first. */
+/* Orders tensors by first byte; of those that begin at the same byte, empty ones come first. */
 static int by_first_byte(const void *a, const void *b)
 {
     const SafeTensor *s = a, *t = b;
@@ -192,7 +192,7 @@ static int by_first_byte(const void *a, const void *b)
     return s->bytes != t->bytes ? (s->bytes < t->bytes ? -1 : 1) : by_name(a, b);
 }
 
-/* Fills in s->tensors, each good for itself. Of the metadata one entry means something here. */
+/* Fills in s->tensors, each checked by itself, and s->checkpoint from the metadata. */
 static char *read_tensors(Safetensors *s, const cJSON *header, int64_t data_start, int64_t data_bytes)
 {
     const cJSON *entry, *metadata = cJSON_GetObjectItemCaseSensitive(header, METADATA);
@@ -210,7 +210,7 @@ static char *read_tensors(Safetensors *s, const cJSON *header, int64_t data_star
     return wrong;
 }
 
-/* Whether tensors, each good for itself, are also good together; leaves them ordered by first_byte. */
+/* Checks the tensors together: names, overlaps, holes. Leaves them ordered by first_byte. */
 static char *check_together(Safetensors *s, int64_t data_start, int64_t file_bytes)
 {
     int64_t end = data_start;

@@ -1,7 +1,7 @@
-/* Speed of 01_single_gpu as a part of what this machine's OpenBLAS reaches in sgemm (1024 x 1024 x 1024), measured
- * before and after every run: machines change their pace, ratios of neighbours in time stay. The model's FLOPs are
- * 6N + 12*L*h*s a token. A round whose two sgemm measurements differ by more than a tenth was disturbed and is done
- * again, a few times. Then, where a step's time goes, operator by operator.
+/* The FLOP/s of 01_single_gpu over those of this machine's OpenBLAS sgemm (1024 x 1024 x 1024), and the time of each
+ * operator in a step. sgemm is measured before and after every run, because a machine's speed changes over time. A
+ * round whose two sgemm rates differ by more than a tenth was disturbed and is repeated, a few times. The model has
+ * 6N + 12*L*h*s FLOPs per token.
  */
 #include <cblas.h>
 #include <cjson/cJSON.h>
@@ -56,7 +56,8 @@ static double median(double *x, int n)
 }
 
 typedef struct {
-    double ratio, least, most, sgemm, step;     /* of sgemm: median, least, most; FLOP/s; seconds of a step */
+    double ratio, least, most;          /* FLOP/s over sgemm's: median, least, most */
+    double sgemm, step;                 /* medians: FLOP/s, seconds of a step */
     int rounds;
 } Speed;
 
@@ -91,7 +92,7 @@ static Speed measure(int shape, int threads)
     return s;
 }
 
-/* Of the last run. */
+/* Prints the operators of the last run. */
 static void print_operators(int steps)
 {
     double total = 0;
@@ -111,8 +112,9 @@ static void print_operators(int steps)
             if (pass == 0)
                 total += value[0];
             else if (value[0] > 0.001 * total)
-                printf("    %-24s %5.1f%%  %8.3f ms a step  %6.1f GFLOP/s  %6.1f GB/s\n", op, 100 * value[0] / total,
-                       1e3 * value[0] / steps, value[2] / value[0] / 1e9, value[3] / value[0] / 1e9);
+                printf("    %-24s %5.1f%%  %8.3f ms per step  %6.1f GFLOP/s  %6.1f GB/s\n", op,
+                       100 * value[0] / total, 1e3 * value[0] / steps, value[2] / value[0] / 1e9,
+                       value[3] / value[0] / 1e9);
             free(op);
         }
 }
@@ -129,7 +131,8 @@ int main(int argc, char **argv)
         for (int threads = 1; threads <= (cores > 1 ? 2 : 1); threads++) {
             const Speed s = measure(shape, threads);
             if (s.rounds == 0) {
-                printf("%-32s %8d   the machine was too restless to measure\n", shapes[shape].name, threads);
+                printf("%-32s %8d   not measured: other work on the machine disturbed every round\n",
+                       shapes[shape].name, threads);
                 continue;
             }
             printf("%-32s %8d %14.1f %11.1f ms %8.2f    (%.2f, %.2f) of %d rounds\n", shapes[shape].name, threads,
@@ -137,8 +140,8 @@ int main(int argc, char **argv)
             if (threads == 1)
                 one = s;
             else if (one.rounds)
-                printf("%-32s two threads are %.2f times one; sgemm's are %.2f times\n", "", one.step / s.step,
-                       s.sgemm / one.sgemm);
+                printf("%-32s two threads are %.2f times as fast as one; in sgemm %.2f times\n", "",
+                       one.step / s.step, s.sgemm / one.sgemm);
             print_operators(shapes[shape].steps);
         }
     }

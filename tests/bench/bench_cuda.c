@@ -1,6 +1,6 @@
-/* Speed on a GPU: tokens/s and MFU of presets from 10M parameters up, where a step's time goes, operator by operator,
- * what part of a device copy's bandwidth reach the operators that only move memory, and what part of a matmul's rate
- * FlashAttention. Presets that the GPU's memory cannot hold say so.
+/* Speed on a GPU: tokens/s and MFU of presets from 10M parameters up, with the time of each operator in a step. The
+ * bandwidth of memory-bound operators over that of a device copy. The rate of FlashAttention over that of a matmul. A
+ * preset that needs more than the GPU's memory prints an error.
  */
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "../harness.h"
 
 static const struct {
-    const char *stage, *options;
+    const char *program, *options;
     int steps;
 } shapes[] = {
     {"01_single_gpu", "--preset 10m", 20},
@@ -44,7 +44,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Without the first step, which warms up. */
+/* The median of a column without the first step, which warms up. */
 static double median_of(const char *column)
 {
     double x[STEPS];
@@ -72,35 +72,36 @@ static void print_operators(int steps)
             if (pass == 0)
                 total += value[0];
             else if (value[0] > 0.005 * total)
-                printf("    %-24s %5.1f%%  %9.3f ms a step  %8.1f TFLOP/s  %8.1f GB/s\n", op, 100 * value[0] / total,
-                       1e3 * value[0] / steps, value[1] / value[0] / 1e12, value[2] / value[0] / 1e9);
+                printf("    %-24s %5.1f%%  %9.3f ms per step  %8.1f TFLOP/s  %8.1f GB/s\n", op,
+                       100 * value[0] / total, 1e3 * value[0] / steps, value[1] / value[0] / 1e12,
+                       value[2] / value[0] / 1e9);
             free(op);
         }
 }
 
-/* Speed without events around operators, then once more with them, for where the time goes. */
+/* Measures the speed without events around operators, then the time of each operator with them. */
 static void measure(int i)
 {
     const int steps = shapes[i].steps;
     char command[512];
 
-    snprintf(command, sizeof command, BUILD "/cuda/%s", shapes[i].stage);
+    snprintf(command, sizeof command, BUILD "/cuda/%s", shapes[i].program);
     if (access(command, X_OK))
         return;
-    snprintf(command, sizeof command, BUILD "/cuda/%s %s --quiet --warmup 1 --metrics m.csv", shapes[i].stage,
+    snprintf(command, sizeof command, BUILD "/cuda/%s %s --quiet --warmup 1 --metrics m.csv", shapes[i].program,
              shapes[i].options);
     Result r = run("%s --steps %d", command, steps);
     if (r.status) {
-        printf("%s %s: %s", shapes[i].stage, shapes[i].options, r.err);
+        printf("%s %s: %s", shapes[i].program, shapes[i].options, r.err);
         result_free(r);
         return;
     }
     result_free(r);
-    printf("%s %s: %.0f tokens/s, MFU %.1f%%, %.1f ms a step\n", shapes[i].stage, shapes[i].options,
+    printf("%s %s: %.0f tokens/s, MFU %.1f%%, %.1f ms per step\n", shapes[i].program, shapes[i].options,
            median_of("tokens_per_second"), 100 * median_of("mfu"), 1e3 * median_of("seconds"));
-    if (strstr(shapes[i].options, "--graph on"))        /* whose operators can't be timed */
+    if (strstr(shapes[i].options, "--graph on"))        /* a graph's operators cannot be timed */
         return;
-    r = run("%s --steps 4 --report r.json", command);     /* the report leaves the first out */
+    r = run("%s --steps 4 --report r.json", command);     /* the report omits the first step */
     if (r.status)
         printf("%s", r.err);
     else
@@ -153,8 +154,8 @@ static void squares(void)
     square_sum(&a, 1);
 }
 
-/* Of the best of several runs. Each has another one before it: while the GPU works on that, the host queues what is
- * timed. On an idle GPU the time would begin with the host's own, some microseconds for each launch. */
+/* Returns the least seconds of several calls. An untimed call precedes each: while the GPU computes it, the host queues
+ * the timed one. On an idle GPU the time would include the host's, some microseconds per launch. */
 static double seconds_of(void (*operator)(void))
 {
     double best = INFINITY;
@@ -170,7 +171,7 @@ static double seconds_of(void (*operator)(void))
     return best;
 }
 
-/* As ops.c counts bytes: every operand once. */
+/* Bytes per second in GB/s, where each operand counts once, as in ops.c. */
 static double bandwidth(void (*operator)(void), int operands)
 {
     return operands * (double)tensor_bytes(a) / seconds_of(operator) / 1e9;
@@ -179,7 +180,7 @@ static double bandwidth(void (*operator)(void), int operands)
 static void print_bandwidths(void)
 {
     enum { WIDTH = 1024 };
-    /* 2 GB each where there is room: 256 MB pass in 60 us on some GPUs, and square_sum's host takes half as long */
+    /* 2 GB each if memory allows: some GPUs move 256 MB in 60 us, and square_sum's host takes half as long */
     const int64_t ROWS = device_memory_available() > 16ll << 30 ? 1 << 19 : 1 << 16;
     static const struct {
         const char *name;
@@ -203,11 +204,11 @@ static void print_bandwidths(void)
         tensor_free(tensors[i], MEM_WORKSPACE);
 }
 
-/* ---- FlashAttention: FLOPs of the pairs that the mask leaves, half of all; and a square matmul's rate ---- */
+/* ---- FlashAttention: FLOP/s, counting the unmasked half of all pairs; and a square matmul's rate ---- */
 
-static Tensor qkv, out, lse, d_qkv, dots, d_out;
+static Tensor qkv, out, lse, d_qkv, delta, d_out;
 
-/* Zeros would need less power, and some GPUs run faster on less. */
+/* A tensor of random numbers. Zeros need less power, which lets some GPUs run faster. */
 static Tensor random_of(DType dtype, Shape s)
 {
     enum { AT_ONCE = 1 << 20 };
@@ -235,7 +236,7 @@ static void flash_forward(void)
 
 static void flash_backward(void)
 {
-    flash_attention_backward(d_qkv, dots, d_out, qkv, out, lse);
+    flash_attention_backward(d_qkv, delta, d_out, qkv, out, lse);
 }
 
 static void print_flash(DType dtype)
@@ -258,7 +259,7 @@ static void print_flash(DType dtype)
                 Shape shape;
             } all[] = {{&qkv, dtype, shape(B, T, 3 * WIDTH)}, {&d_qkv, dtype, shape(B, T, 3 * WIDTH)},
                        {&out, dtype, shape(B, T, WIDTH)}, {&d_out, dtype, shape(B, T, WIDTH)},
-                       {&lse, REAL, shape(B, A, T)}, {&dots, REAL, shape(B, A, T)}};
+                       {&lse, REAL, shape(B, A, T)}, {&delta, REAL, shape(B, A, T)}};
             for (int i = 0; i < 6; i++)
                 *all[i].t = random_of(all[i].dtype, all[i].shape);
             const double flops = 4.0 * B * A * T * T * D / 2;
@@ -279,8 +280,8 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (device_find(0, place) == 0) {
         if (system("nvidia-smi -L >/dev/null 2>&1") == 0)
-            device_init(0, 1, 1);               /* there is one: this fails, and says why */
-        printf("SKIPPED: no GPU answers, so there is nothing to measure\n");
+            device_init(0, 1, 1);               /* a GPU exists but cannot be used: ends with the reason */
+        printf("SKIPPED: no GPU found; nothing was measured\n");
         return 0;
     }
     for (int i = 0; i < SHAPES; i++)

@@ -1,6 +1,6 @@
-/* What ranks cost on this machine: two ranks of one thread (03, 04) against one process with two threads (01) on the
- * same global batch, and the collectives' bandwidth against memcpy's. Neighbours in time are compared: machines change
- * their pace.
+/* The cost of ranks on this machine. Compares two ranks with one thread each (03, 04) with one process of two threads
+ * (01), on the same global batch. Compares the bandwidth of collectives with memcpy's. The compared runs follow each
+ * other, because a machine's speed changes over time.
  */
 #include <math.h>
 #include <stdio.h>
@@ -11,9 +11,9 @@
 
 enum { ROUNDS = 5, REPEAT = 8 };
 
-/* ---- As one of several ranks ---- */
+/* ---- Run by mpiexec, as a rank ---- */
 
-/* The best of a few, in seconds, of the slowest rank. */
+/* Sets `best` to the least seconds, over several calls, that the slowest rank takes. */
 #define BEST(best, call) \
     do { \
         best = INFINITY; \
@@ -36,16 +36,16 @@ static void worker(void)
     for (int s = 0; s < 4; s++) {
         Tensor a = tensor_create(MEM_WORKSPACE, REAL, "a", shape(sizes[s]));
         Tensor b = tensor_create(MEM_WORKSPACE, REAL, "b", shape(sizes[s]));
-        const Range part = comm_part(world, sizes[s]);
-        Tensor own = tensor_range(a, part.first, part.count);
+        const Range range = comm_shard(world, sizes[s]);
+        Tensor shard = tensor_range(a, range.first, range.count);
         const double bytes = tensor_bytes(a), ring = bytes * (n - 1) / n;
         double copy, reduce, scatter, gather;
         BEST(copy, memcpy(b.data, a.data, tensor_bytes(a)));
         BEST(reduce, comm_all_reduce(world, a, SUM));
-        BEST(scatter, comm_reduce_scatter(world, own, a));
-        BEST(gather, comm_all_gather(world, a, own));
+        BEST(scatter, comm_reduce_scatter(world, shard, a));
+        BEST(gather, comm_all_gather(world, a, shard));
         if (comm_rank(world) == 0)
-            printf("%d ranks, %10.0f bytes: memcpy %5.2f GB/s; sent by a rank: all_reduce %5.2f  reduce_scatter %5.2f  "
+            printf("%d ranks, %10.0f bytes: memcpy %5.2f GB/s; sent per rank: all_reduce %5.2f  reduce_scatter %5.2f  "
                    "all_gather %5.2f GB/s\n", n, bytes, bytes / copy / 1e9, 2 * ring / reduce / 1e9,
                    ring / scatter / 1e9, ring / gather / 1e9);
         tensor_free(&a, MEM_WORKSPACE);
@@ -54,7 +54,7 @@ static void worker(void)
     comm_exit(0);
 }
 
-/* ---- As the one that starts them ---- */
+/* ---- Run by the user: starts the ranks ---- */
 
 static double tokens_per_second(const char *program, int threads, int accumulate)
 {
@@ -68,8 +68,8 @@ static double tokens_per_second(const char *program, int threads, int accumulate
     return best;
 }
 
-/* The least of the steps after the first: what a busy machine adds is not ours. */
-static double pretended_step(const char *options)
+/* Returns the least seconds of the steps after the first. Other work on the machine only makes steps longer. */
+static double simulated_step(const char *options)
 {
     double seconds[8], least = INFINITY;
 
@@ -81,14 +81,16 @@ static double pretended_step(const char *options)
     return least;
 }
 
-/* With backward long enough, overlap hides every sum but the first block's and the embedding's, complete last. */
+/* If backward is long enough, overlap hides every all-reduce but those of the first block and the embedding, whose
+ * gradients are complete last. */
 static void overlap(void)
 {
     const double block = 12 * 128 * 128 + 13 * 128, hidden = 4 * (5 * block + 2 * 128);     /* bytes; 2(n-1)/n = 1 */
-    const double naive = pretended_step("--sync naive"), overlapped = pretended_step("--sync overlap");
+    const double naive = simulated_step("--sync naive"), overlapped = simulated_step("--sync overlap");
 
     printf("\n--pretend 2,0.025,20, 2 ranks: a step takes %.3f s with --sync naive and %.3f s with overlap: it gains "
-           "%.3f s;\nthe sums of all units but the embedding and the first block are %.0f bytes, which take %.3f s\n\n",
+           "%.3f s;\nthe all-reduces of all units but the embedding and the first block send %.0f bytes, which takes "
+           "%.3f s\n\n",
            naive, overlapped, naive - overlapped, hidden, hidden / 0.025e9);
 }
 
@@ -104,7 +106,7 @@ int main(int argc, char **argv)
         comm_begin(&argc, &argv);
         worker();
     }
-    printf("two ranks of one thread, against one process with two threads: tokens/s, ratio (least, most of %d "
+    printf("two ranks with one thread each, against one process with two threads: tokens/s, ratio (least, most of %d "
            "rounds)\n", ROUNDS);
     for (unsigned p = 0; p < sizeof programs / sizeof *programs; p++) {
         double ratio[ROUNDS], two[ROUNDS];

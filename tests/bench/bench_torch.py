@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""PyTorch's speed beside ours: the same model, the same batches, on the same device, in turns.
+"""Compares the programs' speed with PyTorch's: the same model and batch sizes, on the same device, in turns.
 
-    make bench-torch                        on a GPU if one answers, else on the CPU
+    make bench-torch                        on a GPU if it finds one, else on the CPU
     make bench-torch PYTHON=/tmp/torch/bin/python3
 
-The model below is ours (common/model.h) as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
-autocast for bf16. Attention is cuDNN's where that can do it, which on Hopper is about twice as fast as what PyTorch
-takes by itself; the table of attention has both. That the model is the same one is shown first, in float: loss and
-gradients of the fixture in tests/programs/huggingface. Ours is the median step of a program's --metrics, PyTorch's the
-median of as many; both without their first ones, which warm up and, with torch.compile, compile. Needs torch from 2.7
-on, numpy and safetensors.
+The model below is that of common/model.h as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
+autocast for bf16. Attention is cuDNN's if it supports the shape, which on Hopper is about twice as fast as PyTorch's
+default; the table of attention has both. A check in float comes first: the model gives the loss and gradients of the
+fixture in tests/programs/huggingface. A program's time is the median step in its --metrics, PyTorch's the median of as
+many steps. Both omit the first steps, which warm up and, with torch.compile, compile. Needs torch 2.7 or later, numpy
+and safetensors.
 
-In bf16 the two don't do the same. Autocast keeps the residual stream, LayerNorms and the loss in float, turns q and k
-in float, and rounds the weights anew in every micro-batch: it moves more bytes than ours, and more exactly. A model
-that is all bf16 has its weights, their gradients and AdamW's states in bf16 too, and no float copy: it moves fewer, and
-trains worse (02). Ours, with bf16 activations and weights, float sums of gradients, master weights and states, is in
-between.
+In bf16 the computations differ. Autocast keeps the residual stream, LayerNorms and the loss in float, rotates q and k
+in float, and rounds the weights in every micro-batch: it moves more bytes than the programs, and is more exact. A model
+in pure bf16 has weights, gradients and AdamW's states in bf16 and no float copy: it moves fewer bytes, and trains worse
+(02). The programs are in between, with bf16 activations and weights, but gradients, master weights and states in float.
 """
 import contextlib
 import csv
@@ -36,15 +35,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.path.join(HERE, "..", "..", "build")
 WARM_UP, TIMED, ROUNDS = 2, 6, 2
-# the first that can: PyTorch by itself puts FlashAttention 2 first, also on Hopper, for which it isn't written
+# by priority; PyTorch's default is FlashAttention 2 first, also on Hopper, for which it was not written
 CUDNN_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 TINY = dict(layers=4, hidden=256, heads=4, vocab=256, seq=256, micro_batch=8, accumulate=1)
 SMALL = dict(layers=12, hidden=768, heads=12, vocab=50304, seq=1024, micro_batch=4, accumulate=8)
 LARGE = dict(layers=24, hidden=2048, heads=16, vocab=50304, seq=2048, micro_batch=2, accumulate=16)
-ODD = SMALL | dict(vocab=50257)                     # GPT-2's: rows of logits that are no multiples of 16 bytes
+ODD = SMALL | dict(vocab=50257)                     # GPT-2's: rows of logits are no multiple of 16 bytes
 
-# our program, its options, the model; PyTorch's numbers (float, TF32 in matmuls, autocast, bf16), and if it is compiled
+# program, its options, the model; PyTorch's numbers (float, TF32 in matmuls, autocast, bf16), whether it is compiled
 CASES = {
     "cpu": [
         ("01_single_gpu", "", TINY, "float", False),
@@ -65,7 +64,7 @@ CASES = {
 
 
 def rotated(x, cos, sin):
-    """(..., T, D): each pair of elements (i, i + D/2) turned by its position's angle."""
+    """Rotates each pair of elements (i, i + D/2) of x (..., T, D) by its position's angle."""
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat((-right, left), -1) * sin
 
@@ -82,8 +81,8 @@ class Block(nn.Module):
         B, T, H = x.shape
         q, k, v = self.qkv(self.ln1(x)).view(B, T, self.heads, -1).transpose(1, 2).chunk(3, -1)     # (B, A, T, D)
         q, k = rotated(q, cos, sin).to(v.dtype), rotated(k, cos, sin).to(v.dtype)       # cos and sin: always float
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(heads.transpose(1, 2).reshape(B, T, H))
+        attn_out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attn_out.transpose(1, 2).reshape(B, T, H))
         return x + self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
 
 
@@ -109,8 +108,8 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def our_name(name):
-    """This model's name of a parameter; checkpoints have Hugging Face's."""
+def model_name(name):
+    """Returns the name in Model of a parameter with this name in a checkpoint, which has Hugging Face's names."""
     for long, short in (("gpt_neox.", ""), ("embed_in", "embedding"), ("layers", "blocks"),
                         ("final_layer_norm", "final"), ("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2"),
                         ("attention.query_key_value", "qkv"), ("attention.dense", "proj"),
@@ -120,28 +119,28 @@ def our_name(name):
 
 
 def check(device):
-    """That the model gives the fixture's loss and gradients, in float."""
+    """Checks that the model gives the fixture's loss and gradients, in float."""
     def fixture(name):
         return load_file(os.path.join(HERE, "..", "programs", "huggingface", name))
 
     torch.set_float32_matmul_precision("highest")
     model = Model(layers=3, hidden=24, heads=3, vocab=97, seq=33)
-    left = model.load_state_dict({our_name(name): x for name, x in fixture("checkpoint/model.safetensors").items()},
+    left = model.load_state_dict({model_name(name): x for name, x in fixture("checkpoint/model.safetensors").items()},
                                  strict=False)
     assert left.missing_keys == ["cos", "sin"] and set(left.unexpected_keys) <= {"embed_out.weight"}, left
     model.to(device)
     expected = fixture("expected_gradients.safetensors")
-    loss = model(*(expected.pop("batch." + part).long().to(device) for part in ("inputs", "targets")))
+    loss = model(*(expected.pop("batch." + name).long().to(device) for name in ("inputs", "targets")))
     loss.backward()
     gradients = {name: p.grad.cpu() for name, p in model.named_parameters()}
-    worst = max((gradients[our_name(name)] - x).abs().max() / x.abs().max() for name, x in expected.items())
+    worst = max((gradients[model_name(name)] - x).abs().max() / x.abs().max() for name, x in expected.items())
     of_loss = abs(loss.item() / fixture("expected_logits.safetensors")["loss"].item() - 1)
-    print(f"the same model: on the fixture PyTorch's loss is ours to {of_loss:.0e}, its gradients to {worst:.0e}")
+    print(f"on the fixture, PyTorch's loss differs by {of_loss:.0e}, its gradients by {worst:.0e}: the same model")
     assert len(gradients) == len(expected) and worst <= 1e-4 and of_loss <= 1e-5
 
 
-def ours(device, program, options, shape):
-    """Seconds of a step."""
+def program_seconds(device, program, options, shape):
+    """Returns the median seconds of a program's step."""
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in shape.items())
     with tempfile.NamedTemporaryFile(suffix=".csv") as f:
         subprocess.run([os.path.join(BUILD, device, program), *sizes.split(), *options.split(), "--quiet", "--metrics",
@@ -155,11 +154,11 @@ def wait(device):
         torch.cuda.synchronize()
 
 
-def theirs(device, shape, numbers, compiled):
-    """Seconds of a step; each round builds the model anew, as our program does."""
+def pytorch_seconds(device, shape, numbers, compiled):
+    """Returns the median seconds of PyTorch's step. Each round creates a new model, as the program does."""
     torch.set_float32_matmul_precision("highest" if numbers == "float" else "high")
     batch, accumulate = shape["micro_batch"], shape["accumulate"]
-    with torch.device(device):                      # its weights are drawn there: a CPU takes long for a billion
+    with torch.device(device):                      # draws the weights there: a CPU takes long for a billion
         model = Model(**{name: shape[name] for name in ("layers", "hidden", "heads", "vocab", "seq")})
     if numbers == "bf16":
         for p in model.parameters():
@@ -185,22 +184,22 @@ def theirs(device, shape, numbers, compiled):
 
 
 def free(device):
-    """What PyTorch still holds: our program is next, and may need all of the memory."""
+    """Frees memory that PyTorch still holds, since the program that runs next may need all of it."""
     if device == "cuda":
         torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def print_row(model, program, tokens, how, their_tokens, ratio):
-    print(f"{model:<40} {program:<32} {tokens:>9}  {how:<18} {their_tokens:>9}  {ratio:>5}", flush=True)
+def print_row(model, program, tokens, how, pytorch_tokens, ratio):
+    print(f"{model:<40} {program:<32} {tokens:>9}  {how:<18} {pytorch_tokens:>9}  {ratio:>5}", flush=True)
 
 
 def if_possible(work, device, *arguments):
-    """None: this machine can't (a GPU without bf16, or with too little memory), and why has been printed."""
+    """Calls work. Returns None, with the reason printed, if the GPU has no bf16 or too little memory."""
     try:
         return work(device, *arguments)
-    except subprocess.CalledProcessError:           # our program has said why
+    except subprocess.CalledProcessError:           # the program has printed the reason
         return None
     except torch.cuda.OutOfMemoryError as error:
         print(f"PyTorch: {str(error).split('. ', maxsplit=1)[0]}", file=sys.stderr)
@@ -210,25 +209,25 @@ def if_possible(work, device, *arguments):
 
 
 def compare(device, program, options, shape, numbers, compiled):
-    """A row: the medians of all rounds; "-" for what can't run here, which isn't tried again."""
+    """Prints a row with the medians of all rounds; "-" if a run is not possible, which then is not repeated."""
     times = []
     for _ in range(ROUNDS):
-        times.append((if_possible(ours, device, program, options, shape),
-                      if_possible(theirs, device, shape, numbers, compiled)))
+        times.append((if_possible(program_seconds, device, program, options, shape),
+                      if_possible(pytorch_seconds, device, shape, numbers, compiled)))
         if None in times[-1]:
             break
-    our_seconds, their_seconds = (None if None in t else statistics.median(t) for t in zip(*times))
+    program_step, pytorch_step = (None if None in t else statistics.median(t) for t in zip(*times))
     tokens = shape["micro_batch"] * shape["accumulate"] * shape["seq"]
     print_row(f"{shape['layers']} layers, hidden {shape['hidden']}, {shape['micro_batch']} x {shape['seq']} tokens",
-              f"{program} {options}", f"{tokens / our_seconds:,.0f}" if our_seconds else "-",
+              f"{program} {options}", f"{tokens / program_step:,.0f}" if program_step else "-",
               f"{'compiled' if compiled else 'eager'}, {numbers}",
-              f"{tokens / their_seconds:,.0f}" if their_seconds else "-",
-              f"{their_seconds / our_seconds:.2f}" if our_seconds and their_seconds else "-")
+              f"{tokens / pytorch_step:,.0f}" if pytorch_step else "-",
+              f"{pytorch_step / program_step:.2f}" if program_step and pytorch_step else "-")
 
 
 def seconds_of(work):
-    """Of the best of several, by the GPU's clock. Each has another one before it, as in bench_cuda.c: while the GPU
-    works on that, Python queues what is timed."""
+    """Returns the least seconds of several calls, by the GPU's clock. An untimed call precedes each, as in
+    bench_cuda.c: while the GPU computes it, Python queues the timed one."""
     best = float("inf")
     for _ in range(10):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -254,13 +253,13 @@ def print_attention_row(device, dtype, matmul, head, seq):
 
 
 def print_attention(device):
-    """As bench_cuda prints our FlashAttention: 16,384 tokens, hidden 2048; FLOPs of the pairs that the mask leaves."""
+    """Prints what bench_cuda prints of FlashAttention: 16,384 tokens, hidden 2048; FLOPs of the unmasked pairs."""
     dtype = torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16
     a, b = (torch.randn(8192, 8192, device=device, dtype=dtype) for _ in range(2))
     matmul = 2 * 8192 ** 3 / seconds_of(lambda: a @ b)
     print(f"scaled_dot_product_attention in {dtype}, 16384 tokens, hidden 2048; a matmul of 8192 by 8192: "
           f"{matmul / 1e12:.1f} TFLOP/s")
-    for name, order in ("cuDNN's where it can", CUDNN_FIRST), ("what PyTorch takes by itself", None):
+    for name, order in ("cuDNN's if it supports the shape", CUDNN_FIRST), ("PyTorch's default", None):
         print(f"  {name}:")
         with sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext():
             for head in 64, 128:
@@ -271,13 +270,13 @@ def print_attention(device):
 def main():
     device = sys.argv[1]
     if device == "cuda" and not torch.cuda.is_available():
-        sys.exit("a GPU answers, but this PyTorch doesn't see it; PYTHON=... names another")
+        sys.exit("this machine has a GPU, but this PyTorch does not find it; PYTHON=... names another")
     print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name() if device == 'cuda' else 'the CPU'}, "
           f"{torch.get_num_threads()} threads")
     check(device)
-    if device == "cuda":                            # seconds; what is below takes minutes
+    if device == "cuda":                            # takes seconds; the rest takes minutes
         if_possible(print_attention, device)
-    print_row("", "ours", "tokens/s", "PyTorch", "tokens/s", "ratio")
+    print_row("", "program", "tokens/s", "PyTorch", "tokens/s", "ratio")
     for case in CASES[device]:
         compare(device, *case)
 

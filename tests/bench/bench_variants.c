@@ -1,6 +1,6 @@
-/* make bench STAGE=02, STAGE=08: a step in each type, or with each fusion, against the first variant's. Variants follow
- * one another in every round, so that what disturbs the machine disturbs all of them; of each the ratio to the first in
- * the same round, the median of five.
+/* make bench STAGE=02, STAGE=08: the time of a step in each type, or with each fusion, over the first variant's. Every
+ * round runs all variants in turn, so that a disturbance affects all of them. The result is the median, over five
+ * rounds, of the ratio to the first variant in the same round.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +11,8 @@
 enum { ROUNDS = 5, STEPS = 6, MOST = 8 };
 
 static const struct {
-    const char *stage, *program;
-    const char *variants[MOST];             /* options; the others are compared with the first */
+    const char *number, *program;
+    const char *variants[MOST];             /* options; all are compared with the first */
     const char *shapes[2];
 } benches[] = {
     {"02", "02_mixed_precision",
@@ -33,7 +33,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seconds of a step, without the first, which warms up; and the run's peak of memory. */
+/* The median seconds of a step, without the first, which warms up; sets *peak to the run's peak memory in bytes. */
 static double step_of(const char *program, const char *shape, const char *variant, double *peak)
 {
     double seconds[STEPS + 1], bytes[STEPS + 1];
@@ -50,7 +50,7 @@ static double step_of(const char *program, const char *shape, const char *varian
 int main(int argc, char **argv)
 {
     for (size_t b = 0; b < sizeof benches / sizeof *benches; b++) {
-        if (argc < 2 || strcmp(argv[1], benches[b].stage))
+        if (argc < 2 || strcmp(argv[1], benches[b].number))
             continue;
         for (int s = 0; s < 2; s++) {
             double step[MOST][ROUNDS], ratio[MOST][ROUNDS], peak[MOST];

@@ -1,5 +1,5 @@
-/* Fuzzing the safetensors reader: each input is a file. What the reader accepts must keep every promise of
- * safetensors.h, read without harm, and come back the same when it is written and opened again. */
+/* Fuzzes the safetensors reader: each input is a file. For a file that the reader accepts, all that safetensors.h says
+ * must hold, and reading must be safe. Written and opened again, it must be the same. */
 #undef NDEBUG
 #include <assert.h>
 #include <stdio.h>
@@ -10,9 +10,9 @@
 
 #include "../../common/safetensors.h"
 
-enum { MOST_ELEMENTS = 10000 };         /* read of one tensor; more than one piece of a conversion */
+enum { MOST_ELEMENTS = 10000 };         /* elements read per tensor: several pieces of a conversion */
 
-/* A file in memory, empty, with the path by which it can be opened. */
+/* Creates an empty file in memory; sets the path that opens it. */
 static int memory_file(char path[32])
 {
     const int file = memfd_create("fuzz_safetensors", 0);
@@ -36,7 +36,7 @@ static void check_message(const char *message, const char *path)
         assert(*c >= ' ' && *c <= '~');
 }
 
-/* One after the other, without overlap or hole, up to the end of the file. */
+/* Tensors follow one another without overlap or gap, up to the end of the file. */
 static void check_layout(const Safetensors *s, int64_t file_bytes)
 {
     int64_t end = s->count ? s->tensors[0].first_byte : file_bytes;

@@ -1,8 +1,8 @@
-/* Runs every operator, and 08's fused ones, on random numbers and ragged shapes, and writes what each gave to a file:
- * built for the CPU and for a GPU, the two files must agree (test_cuda.c). Arguments: the file, and a sum that says in
- * which types: 1, float; 2, bf16; 4, fp16; 8, fp8 (0: all that the device computes with). Prints what was taken.
+/* Runs every operator, and 08's fused ones, on random numbers and ragged shapes, and writes their results to a file.
+ * The files of the CPU's and of the GPU's build must agree (test_cuda.c). Arguments: the file, and the types, as a sum:
+ * 1, float; 2, bf16; 4, fp16; 8, fp8 (0: all that the device computes with). Prints the sum of the types that it used.
  *
- * Each tensor lies between guards, at an odd place in every second round, and outputs are NaN before.
+ * Each tensor lies between guards, in the second round at an odd address, and outputs are NaN before the operator runs.
  */
 #include <math.h>
 #include <stdio.h>
@@ -14,19 +14,19 @@
 #include "../../common/formats.h"
 
 static FILE *file;
-static int shift;                       /* 0 or 1: elements by which tensors are moved from where loads are fast */
-static char label[160];                 /* the operator, its type and sizes */
+static int shift;                       /* 0 or 1: elements by which tensors are moved from an aligned address */
+static char label[160];                 /* operator, type and sizes */
 
 /* ---- Tensors ---- */
 
 enum { GUARD = 64, MOST = 32 };
 static struct {
-    Tensor whole;                       /* with its guards */
-    int64_t before;                     /* elements of the first one */
-} made[MOST];
-static int made_count;
+    Tensor full;                        /* the tensor with its guards */
+    int64_t before;                     /* elements of the first guard */
+} guarded[MOST];
+static int guarded_count;
 
-/* Mean 0, variance 1; the same numbers in every build. */
+/* Random numbers of mean 0 and variance 1, the same in every build. */
 static double number(void)
 {
     static uint64_t state = 88172645463325252u;
@@ -57,37 +57,37 @@ static void *on_host(int64_t bytes)
     return data;
 }
 
-/* The emulated GPU's, which then looks at each access (emulator_check.cc). */
+/* Exists on the emulated GPU only, whose emulator_check.cc checks each access. */
 void emulated_forbid(const void *data, int64_t bytes, bool forbidden) __attribute__((weak));
 
 static void forbid_guards(int i, bool forbidden)
 {
-    const Tensor whole = made[i].whole;
-    const int64_t size = dtype_size(whole.dtype), bytes = tensor_bytes(whole), first = made[i].before * size;
+    const Tensor full = guarded[i].full;
+    const int64_t size = dtype_size(full.dtype), bytes = tensor_bytes(full), first = guarded[i].before * size;
     const int64_t end = first + bytes - 2 * GUARD * size;
 
     if (emulated_forbid) {
-        emulated_forbid(whole.data, first, forbidden);
-        emulated_forbid((char *)whole.data + end, bytes - end, forbidden);
+        emulated_forbid(full.data, first, forbidden);
+        emulated_forbid((char *)full.data + end, bytes - end, forbidden);
     }
 }
 
-/* All bits 1: NaN, or the id -1. */
+/* Creates a tensor whose bits are all 1 (NaN, or the id -1), `by` elements from an aligned address. */
 static Tensor empty_moved(DType dtype, const char *name, Shape s, int by)
 {
     const int64_t count = count_of(s);
-    const Tensor whole = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
-    void *ones = on_host(tensor_bytes(whole));
+    const Tensor full = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
+    void *ones = on_host(tensor_bytes(full));
 
-    memset(ones, 0xff, tensor_bytes(whole));
-    device_upload(whole.data, ones, tensor_bytes(whole));
+    memset(ones, 0xff, tensor_bytes(full));
+    device_upload(full.data, ones, tensor_bytes(full));
     free(ones);
-    if (made_count == MOST)
+    if (guarded_count == MOST)
         fail("%s has more than %d tensors", label, MOST);
-    made[made_count].whole = whole;
-    made[made_count].before = GUARD + by;
-    forbid_guards(made_count++, true);
-    return tensor_view(tensor_range(whole, GUARD + by, count), s);
+    guarded[guarded_count].full = full;
+    guarded[guarded_count].before = GUARD + by;
+    forbid_guards(guarded_count++, true);
+    return tensor_view(tensor_range(full, GUARD + by, count), s);
 }
 
 static Tensor empty(DType dtype, const char *name, Shape s)
@@ -119,7 +119,7 @@ static Tensor zeros(DType dtype, const char *name, Shape s)
     return t;
 }
 
-/* Below `limit`, some of them more than once, every fourth -1. */
+/* Random ids below `limit`, with repeats; every fourth is -1. */
 static Tensor ids_below(int64_t count, int64_t limit)
 {
     const Tensor t = empty(I32, "ids", shape(count));
@@ -132,7 +132,7 @@ static Tensor ids_below(int64_t count, int64_t limit)
     return t;
 }
 
-/* ---- Output: a line of text for each tensor, with how far it may be off over its largest, then floats ---- */
+/* ---- Output: per tensor a line of text, with the tolerance relative to its largest number, then floats ---- */
 
 static void write_numbers(const char *name, const float *x, int64_t count, double tolerance)
 {
@@ -140,7 +140,7 @@ static void write_numbers(const char *name, const float *x, int64_t count, doubl
     fwrite(x, sizeof *x, count, file);
 }
 
-/* lower: of a (..., T, T), only what lies on and below the diagonal counts. */
+/* lower: t is (..., T, T); elements above the diagonal are written as 0. */
 static void write_tensor(Tensor t, double tolerance, bool lower)
 {
     const int64_t count = tensor_count(t), width = tensor_width(t);
@@ -160,7 +160,7 @@ static void out(Tensor t)
     write_tensor(t, t.dtype == BF16 || t.dtype == F16 ? 1e-2 : 1e-5, false);
 }
 
-/* What half-width numbers went into may be float and yet no better. */
+/* A float tensor computed from numbers of half width has their tolerance. */
 static void out_of(DType dtype, Tensor t)
 {
     write_tensor(t, dtype == REAL && t.dtype == REAL ? 1e-5 : 1e-2, false);
@@ -171,23 +171,23 @@ static void out_number(const char *name, double x)
     write_numbers(name, &(float){x}, 1, 1e-5);
 }
 
-/* After each case: guards are as they were. */
+/* Ends a case: fails if a guard changed, and frees all tensors. */
 static void done(void)
 {
-    for (int i = 0; i < made_count; i++) {
-        const Tensor whole = made[i].whole;
-        const int64_t bytes = tensor_bytes(whole), first = made[i].before * dtype_size(whole.dtype);
-        const int64_t end = bytes - 2 * GUARD * dtype_size(whole.dtype) + first;
+    for (int i = 0; i < guarded_count; i++) {
+        const Tensor full = guarded[i].full;
+        const int64_t bytes = tensor_bytes(full), first = guarded[i].before * dtype_size(full.dtype);
+        const int64_t end = bytes - 2 * GUARD * dtype_size(full.dtype) + first;
         unsigned char *x = on_host(bytes);
-        device_download(x, whole.data, bytes);
+        device_download(x, full.data, bytes);
         for (int64_t k = 0; k < bytes; k++)
             if ((k < first || k >= end) && x[k] != 0xff)
-                fail("%s: something was written beside %s", label, whole.name);
+                fail("%s: an element outside of %s was written", label, full.name);
         free(x);
         forbid_guards(i, false);
-        tensor_free(&made[i].whole, MEM_WORKSPACE);
+        tensor_free(&guarded[i].full, MEM_WORKSPACE);
     }
-    made_count = 0;
+    guarded_count = 0;
 }
 
 static void begin(const char *name, DType dtype, int64_t a, int64_t b, int64_t c, int64_t d)
@@ -208,7 +208,7 @@ static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
     out(o);
     Tensor d_w = random_tensor(gradient, "d_weight", shape(V, W));
     embedding_backward(d_w, random_tensor(dtype, "d_out", shape(R, W)), ids);
-    /* an id comes many times, and the CPU rounds to bf16 each time */
+    /* ids repeat, and the CPU rounds to bf16 after each addition */
     write_tensor(d_w, gradient == BF16 ? 1e-2 : dtype == REAL ? 1e-5 : 1e-2, false);
     done();
 
@@ -218,7 +218,7 @@ static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
     w = random_tensor(dtype, "weight", shape(W)), o = empty(dtype, "out", shape(R, W));
     layernorm_forward(o, stats, x, w, b);
     out(o);
-    /* of a row of two numbers close to each other, gradients are differences of large ones */
+    /* With rows of two close numbers, gradients are differences of large numbers. */
     if (W > 2) {
         out(stats);
         Tensor d_x = random_tensor(dtype, "d_x", shape(R, W)), d_out = random_tensor(dtype, "d_out", shape(R, W));
@@ -236,7 +236,7 @@ static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
     Tensor d_x = empty(dtype, "d_x", shape(R, W));
     gelu_backward(d_x, random_tensor(dtype, "d_out", shape(R, W)), x);
     out(d_x);
-    tensor_scale(x, 60);                /* beyond what exp can hold */
+    tensor_scale(x, 60);                /* exp overflows */
     gelu_forward(o, x);
     gelu_backward(d_x, random_tensor(dtype, "d_out", shape(R, W)), x);
     out(o), out(d_x);
@@ -347,19 +347,19 @@ static void attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_t D)
     done();
 }
 
-/* ---- 08's: what each has in place of a chain ---- */
+/* ---- 08's fused operators ---- */
 
 static void flash_attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_t D)
 {
     begin("flash_attention", dtype, B, T, A, D);
     Tensor qkv = random_tensor(dtype, "qkv", shape(B, T, 3 * A * D)), o = empty(dtype, "out", shape(B, T, A * D));
-    Tensor lse = empty(REAL, "lse", shape(B, A, T)), dots = empty(REAL, "dots", shape(B, A, T));
+    Tensor lse = empty(REAL, "lse", shape(B, A, T)), delta = empty(REAL, "delta", shape(B, A, T));
     flash_attention_forward(o, lse, qkv);
     out(o), out_of(dtype, lse);
     Tensor d_qkv = empty(dtype, "d_qkv", shape(B, T, 3 * A * D));
     Tensor d_out = random_tensor(dtype, "d_out", shape(B, T, A * D));
-    flash_attention_backward(d_qkv, dots, d_out, qkv, o, lse);
-    out(d_qkv), out_of(dtype, dots);
+    flash_attention_backward(d_qkv, delta, d_out, qkv, o, lse);
+    out(d_qkv), out_of(dtype, delta);
     done();
 }
 
@@ -373,7 +373,7 @@ static void fused_rows(DType dtype, DType gradient, int64_t R, int64_t W)
     residual_layernorm_forward(sum, o, stats, x, branch, add, w, b);
     out(sum), out(o);
     if (W > 2) {                                /* as for layernorm above */
-        out_of(dtype, stats);                   /* of a wide row they are those of the rounded sum */
+        out_of(dtype, stats);                   /* with wide rows: of the rounded sum */
         Tensor d_sum = random_tensor(dtype, "d_sum", shape(R, W)), d_out = random_tensor(dtype, "d_out", shape(R, W));
         Tensor d_add = random_tensor(gradient, "d_branch_bias", shape(W));
         Tensor d_w = random_tensor(gradient, "d_weight", shape(W)), d_b = random_tensor(gradient, "d_bias", shape(W));
@@ -396,7 +396,7 @@ static void linear_gelu(DType dtype, int64_t R, int64_t K, int64_t M)
     begin("linear_gelu", dtype, R, K, M, 0);
     Tensor x = random_tensor(dtype, "x", shape(R, K)), w = random_tensor(dtype, "weight", shape(M, K));
     Tensor o = empty(dtype, "out", shape(R, M)), up = empty(dtype, "up", shape(R, M));
-    tensor_scale(w, 1 / sqrt(K));               /* so that GELU's bend is where numbers are */
+    tensor_scale(w, 1 / sqrt(K));               /* puts most numbers near GELU's bend */
     linear_gelu_forward(o, up, x, w, random_tensor(dtype, "bias", shape(M)));
     out(o), out(up);
     Tensor down = random_tensor(dtype, "down", shape(K, M)), d_up = empty(dtype, "d_up", shape(R, M));
@@ -413,22 +413,22 @@ static void attention_blocks(int64_t B, int64_t C, int64_t K, int64_t A, int64_t
     Tensor lse = empty(REAL, "lse", shape(B, C, A, 1)), scores = empty(REAL, "scores", shape(2, A, Q, K));
     attention_block_forward(o, lse, scores, q, k, v, causal);
     out(o), out(lse);
-    Tensor d_out = random_tensor(REAL, "d_out", shape(B, C, A, D)), dots = empty(REAL, "dots", shape(B, C, A, 1));
+    Tensor d_out = random_tensor(REAL, "d_out", shape(B, C, A, D)), delta = empty(REAL, "delta", shape(B, C, A, 1));
     Tensor d_q = random_tensor(REAL, "d_q", shape(B, C, A, D)), d_k = random_tensor(REAL, "d_k", shape(B, K, A, D));
     Tensor d_v = random_tensor(REAL, "d_v", shape(B, K, A, D));
-    attention_dots(tensor_view(dots, shape(B * C, A)), tensor_view(d_out, shape(B * C, A * D)),
+    attention_delta(tensor_view(delta, shape(B * C, A)), tensor_view(d_out, shape(B * C, A * D)),
                    tensor_view(o, shape(B * C, A * D)));
-    out(dots);
-    attention_block_backward(d_q, d_k, d_v, scores, d_out, q, k, v, lse, dots, causal);
+    out(delta);
+    attention_block_backward(d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta, causal);
     out(d_q), out(d_k), out(d_v);
-    Tensor whole = random_tensor(REAL, "merged", shape(B, C, A, D));
-    Tensor whole_lse = random_tensor(REAL, "merged lse", shape(B, C, A, 1));
-    attention_merge(whole, whole_lse, o, lse);
-    out(whole), out(whole_lse);
+    Tensor merged = random_tensor(REAL, "merged", shape(B, C, A, D));
+    Tensor merged_lse = random_tensor(REAL, "merged lse", shape(B, C, A, 1));
+    attention_merge(merged, merged_lse, o, lse);
+    out(merged), out(merged_lse);
     done();
 }
 
-/* A chunk of earlier keys, then the queries' own; with numbers that grow, so that the second has the largest scores. */
+/* Queries attend to a sequence chunk of earlier keys, then to their own chunk, causally. */
 static void flash_blocks(DType dtype, int64_t B, int64_t C, int64_t K, int64_t A, int64_t D)
 {
     begin("flash_block", dtype, B, 1000 * C + K, A, D);
@@ -442,24 +442,24 @@ static void flash_blocks(DType dtype, int64_t B, int64_t C, int64_t K, int64_t A
         flash_block_forward(o, lse, q, key[i], value[i], i);
         out_of(dtype, o), out_of(dtype, lse);
     }
-    Tensor rounded = empty(dtype, "rounded", shape(B * C, A * D)), dots = empty(REAL, "dots", shape(B * C, A));
+    Tensor rounded = empty(dtype, "rounded", shape(B * C, A * D)), delta = empty(REAL, "delta", shape(B * C, A));
     tensor_convert(rounded, tensor_view(o, shape(B * C, A * D)));
-    attention_dots(dots, tensor_view(d_out, shape(B * C, A * D)), rounded);
-    out_of(dtype, dots);
+    attention_delta(delta, tensor_view(d_out, shape(B * C, A * D)), rounded);
+    out_of(dtype, delta);
     Tensor d_q = random_tensor(REAL, "d_q", shape(B, C, A, D));
     for (int i = 0; i < 2; i++) {
         Tensor d_k = random_tensor(REAL, "d_k", shape(B, i ? C : K, A, D));
         Tensor d_v = random_tensor(REAL, "d_v", shape(B, i ? C : K, A, D));
-        flash_block_backward(d_q, d_k, d_v, d_out, q, key[i], value[i], lse, tensor_view(dots, shape(B, C, A, 1)), i);
+        flash_block_backward(d_q, d_k, d_v, d_out, q, key[i], value[i], lse, tensor_view(delta, shape(B, C, A, 1)), i);
         out_of(dtype, d_k), out_of(dtype, d_v);
     }
     out_of(dtype, d_q);
     done();
 }
 
-static void stored(DType dtype, int64_t R, int64_t W)
+static void sliced(DType dtype, int64_t R, int64_t W)
 {
-    begin("in parts", dtype, R, W, 0, 0);
+    begin("in slices", dtype, R, W, 0, 0);
     Tensor logits = random_tensor(dtype, "logits", shape(R, W)), max = empty(REAL, "max", shape(R));
     Tensor sums = empty(REAL, "sums", shape(R, 2));
     Tensor targets = ids_below(R, 3 * W), slice = empty(I32, "slice", shape(R));
@@ -488,7 +488,7 @@ static Tensor fp8(DType dtype, const char *name, Shape s, float *scale, int by)
     return t;
 }
 
-static void eights(DType dtype, DType format, int64_t R, int64_t K, int64_t M)
+static void fp8_operators(DType dtype, DType format, int64_t R, int64_t K, int64_t M)
 {
     Tensor scales = empty(REAL, "scales", shape(3));
     float *scale = scales.data;
@@ -509,7 +509,7 @@ static void eights(DType dtype, DType format, int64_t R, int64_t K, int64_t M)
     out(q), out(t), out(scales);
     quantize(q, t, x);
     if (R % 16 == 0 && K % 16 == 0 && M % 16 == 0) {
-        /* their matmuls take what begins at multiples of 16 bytes only */
+        /* fp8 matmuls need addresses that are multiples of 16 bytes */
         Tensor a = fp8(format, "a", shape(R, K), scale, 0), b = fp8(E4M3, "b", shape(M, K), scale + 2, 0);
         Tensor o = empty_moved(dtype, "product", shape(R, M), 0);
         Tensor sum = random_like(empty_moved(dtype == F16 ? REAL : dtype, "sum", shape(R, M), 0));
@@ -530,31 +530,31 @@ int main(int argc, char **argv)
     static const int64_t linear[][3] = {{1, 1, 1}, {3, 17, 5}, {67, 48, 130}, {128, 256, 64}, {320, 130, 1028}};
     static const int64_t heads[][4] = {{1, 1, 1, 2}, {2, 5, 3, 8}, {2, 65, 2, 20}, {1, 130, 3, 64}, {1, 600, 2, 16},
                                        {1, 1030, 1, 8}};
-    /* around the edges of tiles of 16, 32, 64 and 128 tokens, and of heads in 16 bytes or not */
+    /* lengths around the edges of tiles of 16, 32, 64 and 128 tokens; heads of a multiple of 16 bytes, or not */
     static const int64_t flash[][4] = {{3, 1, 2, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {1, 300, 2, 64},
                                        {1, 200, 1, 80}, {1, 131, 2, 96}, {1, 321, 1, 128}, {2, 70, 1, 126},
                                        {1, 97, 2, 34}};
     static const int64_t chunks[][5] = {{2, 1, 3, 2, 8}, {1, 65, 130, 2, 32}, {2, 129, 64, 1, 64}, {1, 300, 33, 1, 128},
                                         {1, 70, 70, 3, 34}};
-    /* the widest rows that a block has alone, and the first that go in slices, or apart: of backward, of forward */
+    /* for backward, then forward: the widest row that one block handles, and the first that is sliced or goes alone */
     static const int64_t wide[][2] = {{5, 5120}, {5, 5122}, {3, 12288}, {3, 12296}};
-    static const int64_t eight[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
-    int taken;
+    static const int64_t fp8_sizes[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
+    int types_used;
 
-    error_speaker("parity");
+    error_set_program("parity");
     if (argc != 3)
         fail_usage("parity FILE TYPES");
     device_init(0, 1, 2);
-    taken = atoi(argv[2]);
+    types_used = atoi(argv[2]);
     for (int t = 0; t < 4 && !atoi(argv[2]); t++)
-        taken |= (device_supports(types[t]) != SUPPORT_NONE) << t;
+        types_used |= (device_supports(types[t]) != SUPPORT_NONE) << t;
     file = fopen(argv[1], "w");
     if (!file)
         fail("%s cannot be written", argv[1]);
     for (shift = 0; shift < 2; shift++) {
         for (int t = 0; t < 3; t++) {
             const DType dtype = types[t];
-            if (!(taken >> t & 1))
+            if (!(types_used >> t & 1))
                 continue;
             for (int g = 0; g < (t == 1 ? 2 : 1); g++) {
                 const DType gradient = g ? BF16 : REAL;
@@ -574,12 +574,12 @@ int main(int argc, char **argv)
             for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++)
                 flash_blocks(dtype, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3], chunks[i][4]);
             for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-                stored(dtype, sizes[i][0], sizes[i][1]);
+                sliced(dtype, sizes[i][0], sizes[i][1]);
             for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
                 attention(dtype, heads[i][0], heads[i][1], heads[i][2], heads[i][3]);
-            for (size_t i = 0; taken >> 3 && i < sizeof eight / sizeof *eight; i++)
+            for (size_t i = 0; types_used >> 3 && i < sizeof fp8_sizes / sizeof *fp8_sizes; i++)
                 for (int f = 0; f < 2; f++)
-                    eights(dtype, f ? E5M2 : E4M3, eight[i][0], eight[i][1], eight[i][2]);
+                    fp8_operators(dtype, f ? E5M2 : E4M3, fp8_sizes[i][0], fp8_sizes[i][1], fp8_sizes[i][2]);
         }
         for (int causal = 0; causal < 2; causal++) {
             attention_blocks(2, 5, 5, 3, 8, 2, causal);
@@ -589,6 +589,6 @@ int main(int argc, char **argv)
     }
     if (fclose(file))
         fail("%s could not be written", argv[1]);
-    printf("%d\n", taken);
+    printf("%d\n", types_used);
     return 0;
 }

@@ -1,12 +1,11 @@
-/* Communication, on one to eight ranks: every operation against a plain loop over what the ranks put in, the account,
- * and what --check and --pretend promise.
+/* Tests communication on one to eight ranks: every operation against a plain loop over the ranks' inputs, the traffic
+ * counters, --check and --pretend.
  *
- * There are three such programs: test_comm over MPI; test_comm_staged with a device whose memory the host cannot touch,
- * and whose work is done late (fake_device.h); test_comm_nccl with it and an NCCL made for this test (fake_nccl.c).
+ * Three programs are built from this file. test_comm runs over MPI. test_comm_staged runs on a device that works late,
+ * and whose memory the host cannot access (fake_device.h). test_comm_nccl adds a fake NCCL to it (fake_nccl.c).
  *
- * Run as it is, the program starts itself under mpiexec: "test_comm worker" is one rank of a group that goes through
- * all cases, since starting ranks takes longer than most of them; "test_comm worker NAME" is one that must fail, or one
- * that measures.
+ * Without arguments the program starts itself under mpiexec. "test_comm worker" is one rank, which runs all cases:
+ * starting ranks takes longer than most cases. "test_comm worker NAME" runs one case that must fail, or measures.
  */
 #include <malloc.h>
 #include <math.h>
@@ -18,9 +17,9 @@
 #include "../../common/ultrascale.h"
 #include "../harness.h"
 
-/* ---- A rank: what is communicated ---- */
+/* ---- A rank: groups, buffers, numbers ---- */
 
-/* A check that fails ends all ranks with one line. (cmocka has a macro by the name of fail.) */
+/* Ends all ranks with one line if the condition is false. (cmocka has a macro named fail.) */
 #define require(condition, ...) do { if (!(condition)) (fail)(__VA_ARGS__); } while (0)
 
 typedef struct {
@@ -29,16 +28,16 @@ typedef struct {
     int color;
 } Group;
 
-static const char *carrier;             /* in comm_choose's words */
+static const char *carrier;             /* the library that carries tensors, as comm_choose names it */
 
 enum { GROUPS = 6, GUARD = 3 };
-static Group groups[GROUPS];            /* comm is NULL where this rank is in none */
+static Group groups[GROUPS];            /* comm is NULL if this rank is in no group of that kind */
 
 typedef struct {
-    Tensor all, t;                      /* t is the middle of all: GUARD elements on each side must stay as they are */
+    Tensor all, t;                      /* t is the middle of `all`; GUARD elements on each side must not change */
 } Buffer;
 
-/* How a type's elements look, for the whole numbers here: a half-precision number from -256 to 256 is exact. */
+/* decode and encode convert elements of a type. The tests use integers; from -256 to 256 they are exact in BF16. */
 static double decode(DType dtype, const void *element)
 {
     float f = 0;
@@ -58,7 +57,7 @@ static double decode(DType dtype, const void *element)
         memcpy(&u, element, 2);
         return (u & 0x8000 ? -1 : 1) * (u & 0x7fff ? ldexp((u & 0x3ff) | 0x400, (u >> 10 & 31) - 25) : 0);
     default:
-        return *(const int8_t *)element;        /* is moved, never added */
+        return *(const int8_t *)element;        /* fp8 is transferred, never summed */
     }
 }
 
@@ -92,7 +91,7 @@ static void encode(DType dtype, void *element, double x)
     }
 }
 
-/* Tensors may lie where only the device can touch them. */
+/* Only the device may be able to access a tensor's memory: read and write elements with get and set. */
 static double get(Tensor t, int64_t i)
 {
     double element;
@@ -109,7 +108,7 @@ static void set(Tensor t, int64_t i, double x)
     device_upload((char *)t.data + i * dtype_size(t.dtype), &element, dtype_size(t.dtype));
 }
 
-static double *numbers_of(Tensor t)             /* all elements; the caller frees them */
+static double *numbers_of(Tensor t)             /* returns all elements; the caller frees them */
 {
     const int64_t count = tensor_count(t), size = dtype_size(t.dtype);
     double *x = malloc(count * sizeof *x + 1);
@@ -123,7 +122,7 @@ static double *numbers_of(Tensor t)             /* all elements; the caller free
     return x;
 }
 
-static void set_all(Tensor t, double *x)        /* and frees them */
+static void set_all(Tensor t, double *x)        /* sets all elements, and frees x */
 {
     const int64_t count = tensor_count(t), size = dtype_size(t.dtype);
     char *host = malloc(count * size + 1);
@@ -163,11 +162,11 @@ static void buffer_free(Buffer *b)
 
     for (int i = 0; i < GUARD && b->all.data; i++)
         require(get(b->all, i) == guard_value(b->all.dtype) && get(b->all, count - 1 - i) == guard_value(b->all.dtype),
-                "%s: something beyond it was written to", b->all.name);
+                "%s: an element outside of it was written", b->all.name);
     tensor_free(&b->all, MEM_WORKSPACE);
 }
 
-/* What a rank puts in at element i: whole numbers, whose sums are exact in any order and any type. */
+/* Element i of a rank's input. Inputs are integers, so that sums are exact in any order and any type. */
 static double value(uint32_t salt, int rank, int64_t i)
 {
     uint32_t x = salt * 2654435761u + rank * 40503u * 65537u + (uint32_t)i * 2246822519u;
@@ -176,28 +175,28 @@ static double value(uint32_t salt, int rank, int64_t i)
     return (int)(x % 2001) - 1000;
 }
 
-static int64_t cut(int64_t count, int r, int n)         /* where part r begins */
+static int64_t shard_begin(int64_t count, int r, int n)         /* first element of rank r's shard */
 {
     return count * r / n;
 }
 
-/* ---- A case: one operation, from filling its buffers to comparing what came out ---- */
+/* ---- A case: fills buffers, runs one operation, compares the result ---- */
 
-typedef enum { REDUCE_SUM, REDUCE_MAX, SCATTER, GATHER, TO_ALL, FROM_ROOT, TO_NEXT, MESSAGE, KINDS } Kind;
+typedef enum { REDUCE_SUM, REDUCE_MAX, SCATTER, GATHER, TO_ALL, FROM_ROOT, TO_NEXT, TRANSFER, KINDS } Kind;
 static const char *const kind_name[] = {"all_reduce SUM", "all_reduce MAX", "reduce_scatter", "all_gather",
-                                        "all_to_all", "broadcast", "shift", "message"};
+                                        "all_to_all", "broadcast", "shift", "send"};
 static const CommOp kind_op[] = {ALL_REDUCE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, SEND};
 static const char *const op_names[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"};
 
 static const DType types[] = {F64, F32, I32, BF16, F16, E4M3};
-enum { WIDE = 3, TYPES = 6 };           /* the first three: summed by every transport */
+enum { WIDE = 3, TYPES = 6 };           /* every transport sums the first three types */
 
 typedef struct {
     const Group *group;
     Kind kind;
     DType dtype;
     int64_t count;                      /* of the full tensor */
-    int root;                           /* FROM_ROOT; MESSAGE: goes so many ranks on */
+    int root;                           /* FROM_ROOT: the root; TRANSFER: the distance in ranks to the receiver */
     bool in_place, blocking;
     uint32_t salt;
     Buffer in, out;
@@ -206,13 +205,13 @@ typedef struct {
 
 static int64_t expected_calls[GROUPS][COMM_OPS], expected_bytes[GROUPS][COMM_OPS];
 
-/* comm.h's formulas, written once more. */
+/* Adds the call and the bytes that the case sends, by the formulas of comm.h, to the expected traffic. */
 static void expect(const Case *c)
 {
     const int n = comm_size(c->group->comm), rank = comm_rank(c->group->comm), next = (rank + 1) % n;
-    const int64_t K = c->count, mine = cut(K, rank + 1, n) - cut(K, rank, n);
-    const int64_t of_next = cut(K, next + 1, n) - cut(K, next, n);
-    const int64_t elements[COMM_OPS] = {2 * K - mine - of_next, K - mine, K - of_next, K - mine,
+    const int64_t K = c->count, local = shard_begin(K, rank + 1, n) - shard_begin(K, rank, n);
+    const int64_t of_next = shard_begin(K, next + 1, n) - shard_begin(K, next, n);
+    const int64_t elements[COMM_OPS] = {2 * K - local - of_next, K - local, K - of_next, K - local,
                                         rank == c->root && n > 1 ? K : 0, n > 1 ? K : 0};
     const CommOp op = kind_op[c->kind];
 
@@ -224,7 +223,7 @@ static double value_of(const Case *c, int rank, int64_t i)
 {
     const double x = value(c->salt, rank, i);
 
-    return dtype_size(c->dtype) < 4 ? fmod(x, 17) : x;          /* eight of them add up to less than 256 */
+    return dtype_size(c->dtype) < 4 ? fmod(x, 17) : x;          /* the sum over eight ranks is below 256 */
 }
 
 static void fill(const Case *c, Tensor t, int64_t first)
@@ -242,12 +241,12 @@ static void start(Case *c)
 {
     Comm *comm = c->group->comm;
     const int n = comm_size(comm), rank = comm_rank(comm);
-    const int64_t first = cut(c->count, rank, n), count = cut(c->count, rank + 1, n) - first;
-    Tensor part;
+    const int64_t first = shard_begin(c->count, rank, n), count = shard_begin(c->count, rank + 1, n) - first;
+    Tensor shard;
 
-    if (c->kind == MESSAGE && c->root % n == 0)         /* to itself: there is no such thing */
+    if (c->kind == TRANSFER && c->root % n == 0)         /* a rank cannot send to itself */
         return;
-    expect(c);
+    expect(c);                                          /* comm_stats must agree in the end */
     switch (c->kind) {
     case REDUCE_SUM:
     case REDUCE_MAX:
@@ -262,23 +261,23 @@ static void start(Case *c)
         c->in = buffer_create(c->dtype, "scattered", c->count);
         fill(c, c->in.t, 0);
         if (!c->in_place)
-            c->out = buffer_create(c->dtype, "part", count);
-        part = c->in_place ? tensor_range(c->in.t, first, count) : c->out.t;
+            c->out = buffer_create(c->dtype, "shard", count);
+        shard = c->in_place ? tensor_range(c->in.t, first, count) : c->out.t;
         if (c->blocking)
-            comm_reduce_scatter(comm, part, c->in.t);
+            comm_reduce_scatter(comm, shard, c->in.t);
         else
-            c->request = comm_start_reduce_scatter(comm, part, c->in.t);
+            c->request = comm_start_reduce_scatter(comm, shard, c->in.t);
         break;
     case GATHER:
         c->out = buffer_create(c->dtype, "gathered", c->count);
         if (!c->in_place)
-            c->in = buffer_create(c->dtype, "part", count);
-        part = c->in_place ? tensor_range(c->out.t, first, count) : c->in.t;
-        fill(c, part, first);
+            c->in = buffer_create(c->dtype, "shard", count);
+        shard = c->in_place ? tensor_range(c->out.t, first, count) : c->in.t;
+        fill(c, shard, first);
         if (c->blocking)
-            comm_all_gather(comm, c->out.t, part);
+            comm_all_gather(comm, c->out.t, shard);
         else
-            c->request = comm_start_all_gather(comm, c->out.t, part);
+            c->request = comm_start_all_gather(comm, c->out.t, shard);
         break;
     case FROM_ROOT:
         c->out = buffer_create(c->dtype, "broadcast", c->count);
@@ -305,7 +304,7 @@ static void start(Case *c)
     }
 }
 
-/* What must be at element i of the result. */
+/* Returns the expected value of element i of the result. */
 static double wanted(const Case *c, int64_t i)
 {
     const int n = comm_size(c->group->comm), rank = comm_rank(c->group->comm);
@@ -314,7 +313,7 @@ static double wanted(const Case *c, int64_t i)
 
     switch (c->kind) {
     case SCATTER:
-        i += cut(c->count, rank, n);
+        i += shard_begin(c->count, rank, n);
         /* fall through */
     case REDUCE_SUM:
         for (r = 0; r < n; r++)
@@ -325,7 +324,7 @@ static double wanted(const Case *c, int64_t i)
             x = fmax(x, value_of(c, r, i));
         return x;
     case GATHER:
-        while (i >= cut(c->count, r + 1, n))
+        while (i >= shard_begin(c->count, r + 1, n))
             r++;
         return value_of(c, r, i);
     case TO_ALL:
@@ -342,19 +341,20 @@ static double wanted(const Case *c, int64_t i)
 static void finish(Case *c)
 {
     const int n = comm_size(c->group->comm), rank = comm_rank(c->group->comm);
-    const int64_t first = cut(c->count, rank, n), count = cut(c->count, rank + 1, n) - first;
+    const int64_t first = shard_begin(c->count, rank, n), count = shard_begin(c->count, rank + 1, n) - first;
 
     comm_wait(&c->request);
     comm_wait(&c->receipt);
     require(!c->request && !c->receipt, "comm_wait leaves a request");
     const Tensor result = c->kind == SCATTER && c->in_place ? tensor_range(c->in.t, first, count) : c->out.t;
-    /* of a million every element takes seconds; none of the errors there could be hits a few only */
+    /* All of a million elements would take seconds. Any likely error affects more than 11 adjacent elements. */
     const int64_t step = c->count < 20000 || full_tests() ? 1 : 11, last = tensor_count(result) - 1;
     double *x = numbers_of(result);
     for (int64_t i = 0; i <= last; i = i < last && i + step > last ? last : i + step)
-        require(x[i] == wanted(c, i), "%s of %lld %s in group %s of %d%s%s: element %lld is %g, but must "
-                "be %g", kind_name[c->kind], (long long)c->count, dtype_name(c->dtype), c->group->name, n,
-                c->in_place ? ", in place" : "", c->blocking ? "" : ", started", (long long)i, x[i], wanted(c, i));
+        require(x[i] == wanted(c, i), "%s of %lld %s in group %s of %d%s%s: element %lld is %g, expected %g",
+                kind_name[c->kind], (long long)c->count, dtype_name(c->dtype), c->group->name, n,
+                c->in_place ? ", in place" : "", c->blocking ? "" : ", asynchronous", (long long)i, x[i],
+                wanted(c, i));
     free(x);
     x = c->in.all.data && !(c->kind == SCATTER && c->in_place) ? numbers_of(c->in.t) : NULL;
     const int64_t elements = x ? tensor_count(c->in.t) : 0;
@@ -367,9 +367,9 @@ static void finish(Case *c)
     buffer_free(&c->out);
 }
 
-static uint32_t cases;                  /* the same on all ranks */
+static uint32_t cases;                  /* cases made so far, the same number on all ranks */
 
-/* A case in one group, if this rank is in it; every rank must come here. */
+/* Makes a case for one group; returns whether this rank is in the group. Every rank must call it. */
 static bool make(Case *c, int group, Kind kind, DType dtype, int64_t count, bool in_place, bool blocking)
 {
     *c = (Case){.group = &groups[group], .kind = kind, .dtype = dtype, .count = count, .in_place = in_place,
@@ -379,27 +379,29 @@ static bool make(Case *c, int group, Kind kind, DType dtype, int64_t count, bool
         return false;
     const int n = comm_size(c->group->comm);
     c->salt = 64 * cases + 8 * group + c->group->color;
-    c->root = kind != MESSAGE ? (int)(cases % n) : cases % 2 ? 1 : n - 1;       /* one on, or back */
+    c->root = kind != TRANSFER ? (int)(cases % n) : cases % 2 ? 1 : n - 1;       /* to the next or previous rank */
     if (kind == TO_ALL)
         c->count -= count % n;
     return true;
 }
 
-/* Over MPI BF16 is the only small type that is summed, and nothing sums fp8. */
+/* Returns whether the transport has this operation for the type. MPI sums no small type but BF16; no transport sums
+ * fp8. */
 static bool knows(DType dtype, Kind kind)
 {
     return dtype_size(dtype) >= 4 || kind > SCATTER || (dtype == BF16 && kind != REDUCE_MAX)
            || (!strcmp(carrier, "NCCL") && dtype != E4M3);
 }
 
-static bool has_two_places(Kind kind)
+/* Returns whether the operation has an in-place form, beside the one with two buffers. */
+static bool may_be_in_place(Kind kind)
 {
     return kind == SCATTER || kind == GATHER;
 }
 
 /* ---- A rank: all cases ---- */
 
-/* Ranks 0 to size - 1, grouped by color_of: is this rank's group what it must be? */
+/* Splits `from` by color_of, and checks the new group's size, this rank's number in it, its members and its shards. */
 static void group_create(int i, Comm *from, const char *name, int (*color_of)(int rank))
 {
     const int rank = comm_rank(world), color = color_of(rank);
@@ -414,11 +416,12 @@ static void group_create(int i, Comm *from, const char *name, int (*color_of)(in
         return;
     require(comm_size(groups[i].comm) == size && comm_rank(groups[i].comm) == place,
             "group %s: rank %d of %d, but must be %d of %d", name, comm_rank(groups[i].comm), comm_size(groups[i].comm),
-            place, size);
+            place, size);                                       /* place: this rank's number in the group */
     require(comm_sum(groups[i].comm, rank) == sum, "group %s has other members", name);
-    const Range part = comm_part(groups[i].comm, 101);
-    require(part.first == cut(101, place, size) && part.first + part.count == cut(101, place + 1, size),
-            "group %s: part %lld, %lld of 101", name, (long long)part.first, (long long)part.count);
+    const Range shard = comm_shard(groups[i].comm, 101);
+    require(shard.first == shard_begin(101, place, size)
+            && shard.first + shard.count == shard_begin(101, place + 1, size),
+            "group %s: the shard of 101 elements is %lld, %lld", name, (long long)shard.first, (long long)shard.count);
 }
 
 static int color_half(int rank)
@@ -441,7 +444,7 @@ static int color_even(int rank)
     return rank % 2 ? -1 : 0;
 }
 
-static int color_in_half(int rank)      /* of a group within a half: which half, and odd or even in it */
+static int color_in_half(int rank)      /* splits each half into its odd and its even ranks */
 {
     const int first = color_half(rank) ? (comm_size(world) + 1) / 2 : 0;
 
@@ -462,7 +465,7 @@ static void groups_create(void)
     comm_connect();
 }
 
-/* One after the other: all kinds, types, counts; in the groups beside the world each count with some type. */
+/* Blocking operations: all kinds, types and counts in the world; every count with some type in the other groups. */
 static void blocking_cases(void)
 {
     const int64_t counts[] = {0, 1, 2, 7, comm_size(world) - 1, 10007};
@@ -471,7 +474,7 @@ static void blocking_cases(void)
         for (Kind kind = 0; kind < KINDS; kind++)
             for (int k = 0; k < 6; k++)
                 for (int type = 0; type < TYPES; type++)
-                    for (int in_place = 0; in_place <= has_two_places(kind); in_place++) {
+                    for (int in_place = 0; in_place <= may_be_in_place(kind); in_place++) {
                         Case c;
                         if (!knows(types[type], kind)
                             || ((g > 0 || type >= WIDE) && type % 3 != (k + (int)kind) % 3 && !full_tests()))
@@ -487,11 +490,11 @@ static void blocking_cases(void)
     }
 }
 
-/* A million elements: where a library changes its algorithms, and messages no longer fit its buffers. */
+/* With a million elements libraries change their algorithms, and transfers no longer fit their buffers. */
 static void large_cases(void)
 {
     for (Kind kind = 0; kind < KINDS; kind++)
-        for (int in_place = 0; in_place <= has_two_places(kind); in_place++) {
+        for (int in_place = 0; in_place <= may_be_in_place(kind); in_place++) {
             Case c;
             make(&c, 0, kind, (kind + in_place) % 2 ? F64 : F32, (device_is_host() ? 1000000 : 30000) + in_place,
                  in_place, kind % 3 == 0);
@@ -499,64 +502,64 @@ static void large_cases(void)
         }
 }
 
-/* Several under way at once, in all groups; each rank waits for them in an order of its own. */
+/* Several operations in flight at once, in all groups. Each rank waits for them in a different order. */
 static void started_cases(int rounds, int64_t largest)
 {
     enum { MOST = KINDS * GROUPS };
-    static Case under_way[MOST];
+    static Case in_flight[MOST];
 
     for (int round = 0; round < rounds; round++) {
         int count = 0;
         for (int k = 0; k < MOST; k++) {
             const int64_t elements = (uint32_t)((k + 1) * 2654435761u + round * 40503u) % largest;
-            if (make(&under_way[count], k * 5 % GROUPS, (k + round) % KINDS, types[(k + round / 2) % 3], elements,
+            if (make(&in_flight[count], k * 5 % GROUPS, (k + round) % KINDS, types[(k + round / 2) % 3], elements,
                      k % 2, false))
-                start(&under_way[count++]);
+                start(&in_flight[count++]);
         }
         for (int i = count - 1, at = 0; i >= 0; i--) {
             at = (at + 7 * comm_rank(world) + 3 * round) % (i + 1);
-            finish(&under_way[at]);
-            under_way[at] = under_way[i];
+            finish(&in_flight[at]);
+            in_flight[at] = in_flight[i];
         }
     }
 }
 
 static void check_counts(void)
 {
-    CommAccount accounts[GROUPS * COMM_OPS + 1];
-    const int count = comm_account(accounts, GROUPS * COMM_OPS + 1);
+    CommStats stats[GROUPS * COMM_OPS + 1];
+    const int count = comm_stats(stats, GROUPS * COMM_OPS + 1);
     int64_t calls = 0, expected = 0, bytes = 0;
 
     for (int i = 0; i < count; i++) {
         int g = 0, op = 0;
-        while (g < GROUPS && strcmp(groups[g].name, accounts[i].group))
+        while (g < GROUPS && strcmp(groups[g].name, stats[i].group))
             g++;
-        while (op < COMM_OPS && strcmp(op_names[op], accounts[i].op))
+        while (op < COMM_OPS && strcmp(op_names[op], stats[i].op))
             op++;
-        require(g < GROUPS && op < COMM_OPS, "the account has %s in group %s", accounts[i].op, accounts[i].group);
-        require(accounts[i].calls == expected_calls[g][op] && accounts[i].bytes == expected_bytes[g][op],
-                "rank %d, %s in group %s: %lld calls and %lld bytes in the account, but there were %lld and %lld",
-                comm_rank(world), accounts[i].op, accounts[i].group, (long long)accounts[i].calls,
-                (long long)accounts[i].bytes, (long long)expected_calls[g][op], (long long)expected_bytes[g][op]);
-        calls += accounts[i].calls, bytes += accounts[i].bytes;
+        require(g < GROUPS && op < COMM_OPS, "%s in group %s is counted", stats[i].op, stats[i].group);
+        require(stats[i].calls == expected_calls[g][op] && stats[i].bytes == expected_bytes[g][op],
+                "rank %d, %s in group %s: %lld calls and %lld bytes counted, but there were %lld and %lld",
+                comm_rank(world), stats[i].op, stats[i].group, (long long)stats[i].calls,
+                (long long)stats[i].bytes, (long long)expected_calls[g][op], (long long)expected_bytes[g][op]);
+        calls += stats[i].calls, bytes += stats[i].bytes;
     }
     for (int g = 0; g < GROUPS; g++)
         for (int op = 0; op < COMM_OPS; op++)
             expected += expected_calls[g][op];
-    require(calls == expected, "%lld calls in the account, but there were %lld", (long long)calls, (long long)expected);
-    require(bytes == comm_bytes(), "%lld bytes in the account, but comm_bytes says %lld", (long long)bytes,
+    require(calls == expected, "%lld calls counted, but there were %lld", (long long)calls, (long long)expected);
+    require(bytes == comm_bytes(), "%lld bytes counted, but comm_bytes gives %lld", (long long)bytes,
             (long long)comm_bytes());
-    comm_account_reset();
+    comm_stats_reset();
     memset(expected_calls, 0, sizeof expected_calls);
     memset(expected_bytes, 0, sizeof expected_bytes);
-    require(comm_bytes() == 0, "comm_account_reset leaves %lld bytes", (long long)comm_bytes());
+    require(comm_bytes() == 0, "comm_stats_reset leaves %lld bytes", (long long)comm_bytes());
 }
 
-/* What comm_predict says of as many calls on as many elements is what they then come to. */
+/* comm_predict gives the calls and bytes that comm_stats then counts. */
 static void predictions_hold(void)
 {
     const int64_t counts[] = {0, 1, 5, 840, 1009};
-    CommAccount accounts[GROUPS * COMM_OPS + 1];
+    CommStats stats[GROUPS * COMM_OPS + 1];
 
     for (int g = 0; g < GROUPS; g++)
         for (Kind kind = 0; kind < KINDS - 1; kind++)
@@ -574,17 +577,17 @@ static void predictions_hold(void)
                     start(&c), finish(&c);
                 }
             }
-    const int count = comm_account(accounts, GROUPS * COMM_OPS + 1);
+    const int count = comm_stats(stats, GROUPS * COMM_OPS + 1);
     for (int i = 0; i < count; i++)
-        require(accounts[i].calls == accounts[i].predicted_calls && accounts[i].bytes == accounts[i].predicted_bytes,
-                "rank %d, %s in group %s of %d ranks: %lld calls and %lld bytes, but comm_predict said %lld and %lld",
-                comm_rank(world), accounts[i].op, accounts[i].group, comm_size(world), (long long)accounts[i].calls,
-                (long long)accounts[i].bytes, (long long)accounts[i].predicted_calls,
-                (long long)accounts[i].predicted_bytes);
+        require(stats[i].calls == stats[i].predicted_calls && stats[i].bytes == stats[i].predicted_bytes,
+                "rank %d, %s in group %s of %d ranks: %lld calls and %lld bytes, but comm_predict gives %lld and %lld",
+                comm_rank(world), stats[i].op, stats[i].group, comm_size(world), (long long)stats[i].calls,
+                (long long)stats[i].bytes, (long long)stats[i].predicted_calls,
+                (long long)stats[i].predicted_bytes);
     check_counts();
 }
 
-/* Fractions: their sum depends on the order, but not on the rank that has it, nor on when. */
+/* Sums of fractions depend on the order of addition. They are the same bits on all ranks and in every call. */
 static void sums_are_the_same_everywhere(void)
 {
     static const int64_t counts[] = {1, 100, 10007, 300000};
@@ -629,7 +632,7 @@ static void sums_are_the_same_everywhere(void)
             for (int i = 0; i < 3; i++)
                 buffer_free(&result[i]);
         }
-    comm_account_reset();
+    comm_stats_reset();
 }
 
 static void host_numbers(void)
@@ -638,7 +641,7 @@ static void host_numbers(void)
         const int n = groups[g].comm ? comm_size(groups[g].comm) : 0;
         double sum = 0;
         for (int r = 0; r < n; r++)
-            sum += 0.1 * (r + 1);                               /* in the order of ranks, to the bit */
+            sum += 0.1 * (r + 1);                               /* comm_sum adds in the order of ranks: same bits */
         const int rank = n ? comm_rank(groups[g].comm) : 0;
         require(!n || comm_sum(groups[g].comm, 0.1 * (rank + 1)) == sum,
                 "comm_sum in group %s is not the sum in the order of ranks", groups[g].name);
@@ -652,22 +655,22 @@ static void host_numbers(void)
         const double left = clock_seconds(), last = comm_sum(world, comm_rank(world) == late ? entered : 0);
         require(left >= last, "rank %d left a barrier %g s before rank %d came", comm_rank(world), last - left, late);
     }
-    require(comm_bytes() == 0, "numbers on the host are in the account");
+    require(comm_bytes() == 0, "numbers on the host are counted as traffic");
 }
 
-/* ---- Messages ---- */
+/* ---- Point-to-point transfers ---- */
 
-/* From one peer, with several tags: in the order sent. They may be waited for in any order. */
-static void message_order(Comm *comm, int64_t count)
+/* Transfers from one peer with several tags arrive in the order sent. They may be waited for in any order. */
+static void transfer_order(Comm *comm, int64_t count)
 {
-    enum { TAGS = 3, MESSAGES = 60 };
+    enum { TAGS = 3, TRANSFERS = 60 };
     const int n = comm_size(comm), rank = comm_rank(comm), to = (rank + 1) % n, from = (rank + n - 1) % n;
-    Buffer in[MESSAGES], out[MESSAGES];
-    Request *send[MESSAGES], *receive[MESSAGES];
+    Buffer in[TRANSFERS], out[TRANSFERS];
+    Request *send[TRANSFERS], *receive[TRANSFERS];
 
     if (n == 1)
         return;
-    for (int k = 0; k < MESSAGES; k++) {                        /* tags 0, 1, 2, 0, 1, 2, ... */
+    for (int k = 0; k < TRANSFERS; k++) {                        /* tags 0, 1, 2, 0, 1, 2, ... */
         in[k] = buffer_create(F64, "in", count), out[k] = buffer_create(F64, "out", count);
         double *x = room(in[k].t);
         for (int64_t i = 0; i < count; i++)
@@ -675,13 +678,13 @@ static void message_order(Comm *comm, int64_t count)
         set_all(in[k].t, x);
         send[k] = comm_start_send(comm, in[k].t, to, k % TAGS);
     }
-    for (int k = 0; k < MESSAGES; k++)
+    for (int k = 0; k < TRANSFERS; k++)
         receive[k] = comm_start_recv(comm, out[k].t, from, k % TAGS);
-    for (int k = MESSAGES - 1; k >= 0; k--) {
+    for (int k = TRANSFERS - 1; k >= 0; k--) {
         comm_wait(&receive[k]);
         double *x = numbers_of(out[k].t);
         for (int64_t i = 0; i < count; i++)
-            require(x[i] == value(k, from, i), "message %d is not the one that was sent so", k);
+            require(x[i] == value(k, from, i), "transfer %d has another one's values", k);
         free(x);
         comm_wait(&send[k]);
         buffer_free(&in[k]);
@@ -689,31 +692,32 @@ static void message_order(Comm *comm, int64_t count)
     }
 }
 
-/* Both ways at once between pairs. No send waits for a receive of its own rank: sends are waited for first. */
-static void both_ways(int messages, int64_t count)
+/* Pairs of ranks send to each other at once. Waiting for the sends first works: no send waits for a receive of its own
+ * rank. */
+static void both_ways(int transfers, int64_t count)
 {
     const int n = comm_size(world), rank = comm_rank(world), peer = rank ^ 1;
     Buffer in, out;
-    Request **send = calloc(messages, sizeof *send), **receive = calloc(messages, sizeof *receive);
+    Request **send = calloc(transfers, sizeof *send), **receive = calloc(transfers, sizeof *receive);
 
     if (peer < n) {
-        in = buffer_create(F32, "in", messages * count), out = buffer_create(F32, "out", messages * count);
+        in = buffer_create(F32, "in", transfers * count), out = buffer_create(F32, "out", transfers * count);
         double *x = room(in.t);
-        for (int64_t i = 0; i < messages * count; i++)
+        for (int64_t i = 0; i < transfers * count; i++)
             x[i] = value(1, rank, i);
         set_all(in.t, x);
-        for (int k = 0; k < messages; k++)
+        for (int k = 0; k < transfers; k++)
             send[k] = comm_start_send(world, tensor_range(in.t, k * count, count), peer, 7);
-        for (int k = 0; k < messages; k++)
+        for (int k = 0; k < transfers; k++)
             receive[k] = comm_start_recv(world, tensor_range(out.t, k * count, count), peer, 7);
-        for (int k = 0; k < messages; k++)
+        for (int k = 0; k < transfers; k++)
             comm_wait(&send[k]);
-        for (int k = 0; k < messages; k++)
+        for (int k = 0; k < transfers; k++)
             comm_wait(&receive[k]);
         x = numbers_of(out.t);
-        for (int64_t i = 0; i < messages * count; i++)
-            require(x[i] == value(1, peer, i), "message %lld of %d between a pair: element %lld",
-                    (long long)(i / count), messages, (long long)(i % count));
+        for (int64_t i = 0; i < transfers * count; i++)
+            require(x[i] == value(1, peer, i), "transfer %lld of %d between a pair: element %lld is wrong",
+                    (long long)(i / count), transfers, (long long)(i % count));
         free(x);
         buffer_free(&in);
         buffer_free(&out);
@@ -722,15 +726,15 @@ static void both_ways(int messages, int64_t count)
     free(receive);
 }
 
-static void messages(void)
+static void transfers(void)
 {
     for (int g = 0; g < GROUPS; g++)
         if (groups[g].comm)
-            message_order(groups[g].comm, 9);
-    message_order(world, 3000);
+            transfer_order(groups[g].comm, 9);
+    transfer_order(world, 3000);
     both_ways(device_is_host() ? 1000 : 100, 17);
     both_ways(2, device_is_host() ? 500000 : 50000);
-    comm_account_reset();
+    comm_stats_reset();
 }
 
 static void all_cases(void)
@@ -743,26 +747,26 @@ static void all_cases(void)
     predictions_hold();
     sums_are_the_same_everywhere();
     host_numbers();
-    messages();
+    transfers();
 
-    options.check = true;                       /* on copies, with NaN meanwhile: the same numbers */
+    options.check = true;                       /* on copies, and with NaN in the buffers until comm_wait */
     started_cases(4, 3000);
     for (Kind kind = 0; kind < KINDS; kind++)
-        for (int in_place = 0; in_place <= has_two_places(kind); in_place++) {
+        for (int in_place = 0; in_place <= may_be_in_place(kind); in_place++) {
             Case c;
             make(&c, 0, kind, in_place ? F64 : F32, 1009 * (kind % 2), in_place, true);
             start(&c), finish(&c);
         }
     check_counts();
-    message_order(world, 9);
+    transfer_order(world, 9);
     both_ways(50, 1000);
-    comm_account_reset();
-    options.pretend = "yes", options.pretend_bandwidth = 1e10, options.pretend_latency = 1e-6;      /* and both */
+    comm_stats_reset();
+    options.pretend = "yes", options.pretend_bandwidth = 1e10, options.pretend_latency = 1e-6;      /* with --check */
     started_cases(1, 1000);
     check_counts();
 }
 
-/* ---- A rank: what must fail ---- */
+/* ---- A rank: cases that must fail ---- */
 
 static void faults(const char *what)
 {
@@ -771,10 +775,10 @@ static void faults(const char *what)
     Tensor y = tensor_create(MEM_WORKSPACE, REAL, "y", shape(100));
     Tensor single = tensor_create(MEM_WORKSPACE, F32, "x", shape(100));
     Tensor two = tensor_create(MEM_WORKSPACE, F64, "x", shape(100));
-    Tensor part = tensor_create(MEM_WORKSPACE, REAL, "part", shape(comm_part(world, 100).count));
+    Tensor shard = tensor_create(MEM_WORKSPACE, REAL, "shard", shape(comm_shard(world, 100).count));
     Request *q = NULL;
 
-    options.check = what[0] != '-';             /* "-NAME": without it too */
+    options.check = what[0] != '-';             /* "-NAME": without --check */
     what += what[0] == '-';
     if (!strcmp(what, "count"))
         comm_all_reduce(world, tensor_range(x, 0, odd ? 99 : 100), SUM);
@@ -788,7 +792,7 @@ static void faults(const char *what)
         comm_all_reduce(world, x, odd ? MAX : SUM);
     if (!strcmp(what, "root"))
         comm_broadcast(world, x, rank == n - 1 ? 2 : 0);
-    if (!strcmp(what, "missed") && odd)         /* one call fewer: its barrier meets the others' sum */
+    if (!strcmp(what, "missed") && odd)         /* its barrier meets the other ranks' all-reduce */
         comm_barrier(world);
     if (!strcmp(what, "missed") && !odd)
         comm_all_reduce(world, x, SUM), comm_barrier(world);
@@ -798,17 +802,17 @@ static void faults(const char *what)
             set(x, 41, 5);
     }
     if (!strcmp(what, "gathered written")) {
-        q = comm_start_all_gather(world, x, part);
+        q = comm_start_all_gather(world, x, shard);
         if (odd)
             set(x, 99, 0);
     }
-    if (!strcmp(what, "part changed")) {
-        q = comm_start_all_gather(world, x, part);
+    if (!strcmp(what, "shard changed")) {
+        q = comm_start_all_gather(world, x, shard);
         if (odd)
-            set(part, 3, 5);
+            set(shard, 3, 5);
     }
     if (!strcmp(what, "scattered changed")) {
-        q = comm_start_reduce_scatter(world, part, x);
+        q = comm_start_reduce_scatter(world, shard, x);
         if (odd)
             set(x, 99, 5);
     }
@@ -817,23 +821,23 @@ static void faults(const char *what)
         if (odd)
             set(x, 0, 5);
     }
-    if (!strcmp(what, "message order") && odd)
+    if (!strcmp(what, "transfer order") && odd)
         comm_start_send(world, x, 0, 3), q = comm_start_send(world, y, 0, 4);
-    if (!strcmp(what, "message order") && rank == 0)
+    if (!strcmp(what, "transfer order") && rank == 0)
         comm_start_recv(world, y, 1, 4), q = comm_start_recv(world, x, 1, 3);
-    if (!strcmp(what, "message size"))
+    if (!strcmp(what, "transfer size"))
         q = odd ? comm_start_send(world, x, 0, 3) : rank ? NULL : comm_start_recv(world, tensor_range(x, 0, 99), 1, 3);
     if (!strcmp(what, "shift changed")) {
         q = comm_start_shift(world, y, x);
         if (odd)
             set(x, 0, 5);
     }
-    if (!strcmp(what, "no part"))
+    if (!strcmp(what, "no shard"))
         comm_all_gather(world, x, tensor_range(y, 0, 20));
-    if (!strcmp(what, "part of dtype"))
-        comm_reduce_scatter(world, tensor_range(REAL == F64 ? single : two, 0, tensor_count(part)), x);
+    if (!strcmp(what, "shard of dtype"))
+        comm_reduce_scatter(world, tensor_range(REAL == F64 ? single : two, 0, tensor_count(shard)), x);
     if (!strcmp(what, "place"))
-        comm_all_gather(world, x, tensor_range(x, 1, tensor_count(part)));
+        comm_all_gather(world, x, tensor_range(x, 1, tensor_count(shard)));
     if (!strcmp(what, "multiple"))
         comm_all_to_all(world, y, x);
     if (!strcmp(what, "overlap"))
@@ -848,14 +852,14 @@ static void faults(const char *what)
         comm_start_send(world, x, (rank + 2) % n, 0);
     if (!strcmp(what, "root of nobody"))
         comm_broadcast(world, x, n);
-    if (!strcmp(what, "forgotten")) {           /* and another one, which is waited for */
+    if (!strcmp(what, "forgotten")) {           /* the shift; the all-reduce is waited for */
         comm_start_shift(world, y, x);
         q = comm_start_all_reduce(world, single, SUM);
         comm_wait(&q);
         comm_barrier(world);
-        comm_account_reset();
+        comm_stats_reset();
     }
-    if (!strcmp(what, "second")) {              /* of three: a rank doesn't come to it */
+    if (!strcmp(what, "second")) {              /* rank 1 never calls the second of three */
         comm_all_reduce(world, x, SUM);
         if (odd)
             sleep(100);
@@ -869,25 +873,25 @@ static void faults(const char *what)
                 getenv("CUDA_MODULE_LOADING") ? getenv("CUDA_MODULE_LOADING") : "late");
     for (int i = 0; i < 3 && !strcmp(what, "transfers"); i++) {
         comm_all_reduce(world, x, SUM);
-        comm_reduce_scatter(world, part, y);
+        comm_reduce_scatter(world, shard, y);
         q = comm_start_shift(world, x, y);
         comm_wait(&q);
-        get(x, 0);                              /* here the host waits for its GPU */
+        get(x, 0);                              /* the host waits for its GPU */
     }
     if (!strcmp(what, "leave") && odd)
         exit(0);
     if (!strcmp(what, "stuck") && odd)
         sleep(100);
-    if (!strcmp(what, "send-first") && rank < 2) {      /* works only while a send's numbers find a place on the way */
+    if (!strcmp(what, "send-first") && rank < 2) {      /* works only if the transport buffers the send */
         q = comm_start_send(world, x, rank ^ 1, 3);
         comm_wait(&q);
         q = comm_start_recv(world, y, rank ^ 1, 3);
     }
     if (!strcmp(what, "patient")) {
-        comm_allow(1e8);                        /* ten seconds */
+        comm_extend_timeout(1e8);                        /* by ten seconds */
         usleep(odd ? 3500000 : 0);
         comm_barrier(world);
-        comm_allow(0);
+        comm_extend_timeout(0);
     }
     if (!strcmp(what, "circle"))
         q = comm_start_recv(world, x, (rank + 1) % n, 0);
@@ -898,16 +902,17 @@ static void faults(const char *what)
     comm_barrier(world);
 }
 
-/* ---- A rank: groups of a grid, as a program has that combines techniques ---- */
+/* ---- A rank: the groups of a program that combines techniques ---- */
 
-/* Two or four of the ranks each: collectives in three of the groups, shifts in one, messages in one; all of them under
- * way at once. */
+/* Groups have two or four ranks each: three with collectives, one with shifts, one with point-to-point transfers. All
+ * these are in flight at once. */
 static void grid(void)
 {
     const int rank = comm_rank(world);
     Comm *tp = comm_split(world, rank / 2, "tp"), *cp = comm_split(world, rank / 4, "cp");
     Comm *pp = comm_split(world, rank % 2, "pp"), *replicas = comm_split(world, rank % 4, "replicas");
-    Comm *tied = comm_split(world, rank < 2 || rank >= 6 ? rank % 2 : -1, "tied"), *sum[] = {tp, replicas, tied};
+    Comm *embedding_group = comm_split(world, rank < 2 || rank >= 6 ? rank % 2 : -1, "embedding");
+    Comm *const reducing[] = {tp, replicas, embedding_group};
     const int n = comm_size(pp), next = (comm_rank(pp) + 1) % n, before = (comm_rank(pp) + n - 1) % n;
     Tensor x[10];
     Request *q[8] = {0};
@@ -916,39 +921,40 @@ static void grid(void)
     comm_predict(cp, SHIFT, 0, 0);
     comm_predict(pp, SEND, 0, 0);
     for (int i = 0; i < 3; i++)
-        if (sum[i])
-            comm_predict(sum[i], ALL_REDUCE, 0, 0);
+        if (reducing[i])
+            comm_predict(reducing[i], ALL_REDUCE, 0, 0);
     comm_connect();
     fprintf(stderr, "rank %d steps 0\n", rank);
     for (int i = 0; i < 10; i++) {
         x[i] = tensor_create(MEM_WORKSPACE, F64, "x", shape(100));
         set(x[i], 99, 1 + rank);
     }
-    require(device_multiprocessors_left() == 256, "%d multiprocessors left by no transfer",
+    require(device_multiprocessors_left() == 256, "%d multiprocessors left with no transfer in flight",
             device_multiprocessors_left());
     q[0] = comm_start_recv(pp, x[0], before, 0);
     q[1] = comm_start_recv(pp, x[1], next, 1);
     for (int i = 0; i < 3; i++)
-        q[2 + i] = sum[i] ? comm_start_all_reduce(sum[i], x[2 + i], SUM) : NULL;
+        q[2 + i] = reducing[i] ? comm_start_all_reduce(reducing[i], x[2 + i], SUM) : NULL;
     q[5] = comm_start_shift(cp, x[5], x[6]);
     q[6] = comm_start_send(pp, x[7], next, 0);
     q[7] = comm_start_send(pp, x[8], before, 1);
-    /* of 256: 16 for a collective and a shift, 4 for a message */
-    require(device_multiprocessors_left() == 256 - (tied ? 64 : 48) - 4 * 4, "%d multiprocessors left by all transfers",
-            device_multiprocessors_left());
+    /* Multiprocessors lent, of 256: 16 per collective or shift, 4 per point-to-point transfer. */
+    require(device_multiprocessors_left() == 256 - (embedding_group ? 64 : 48) - 4 * 4,
+            "%d multiprocessors left with all transfers in flight", device_multiprocessors_left());
     for (int i = 7; i >= 0; i--)
         comm_wait(&q[i]);
-    require(device_multiprocessors_left() == 256, "%d multiprocessors left when all was waited for",
+    require(device_multiprocessors_left() == 256, "%d multiprocessors left after all waits",
             device_multiprocessors_left());
-    require(get(x[0], 99) == 1 + (rank + 6) % 8 && get(x[1], 99) == 1 + (rank + 2) % 8, "a message is another one's");
-    require(get(x[2], 99) == 3 + rank / 2 * 4 && get(x[3], 99) == 6 + 2 * (rank % 4), "a sum is another group's");
-    require(!tied || get(x[4], 99) == 8 + 2 * (rank % 2), "a sum is another group's");
-    require(get(x[5], 99) == 1 + rank / 4 * 4 + (rank + 3) % 4, "a shift is another one's");
+    require(get(x[0], 99) == 1 + (rank + 6) % 8 && get(x[1], 99) == 1 + (rank + 2) % 8,
+            "a receive has another rank's value");
+    require(get(x[2], 99) == 3 + rank / 2 * 4 && get(x[3], 99) == 6 + 2 * (rank % 4), "a sum is of another group");
+    require(!embedding_group || get(x[4], 99) == 8 + 2 * (rank % 2), "a sum is of another group");
+    require(get(x[5], 99) == 1 + rank / 4 * 4 + (rank + 3) % 4, "a shift has another rank's value");
 }
 
 /* ---- A rank: --pretend ---- */
 
-static double latest(double t)                  /* over the ranks, not pretending */
+static double latest(double t)                  /* the maximum over the ranks, without simulated time */
 {
     const char *pretend = options.pretend;
     Tensor x = tensor_create(MEM_WORKSPACE, F64, "time", shape(1));
@@ -962,8 +968,9 @@ static double latest(double t)                  /* over the ranks, not pretendin
     return t;
 }
 
-/* Runs one operation `times` times at once on x, after a barrier and, on rank 2, a delay: seconds from the last rank's
- * start to the last one's end. On each rank they must be `least` or more; a shift waits for its neighbours only. */
+/* Starts one operation on x `times` times, after a barrier and, on rank 2, a delay. Returns the seconds from the last
+ * rank's start to the last rank's end. Each rank must take `least` seconds or more from the last start; a shift waits
+ * for its neighbours only, so it is timed from its own. */
 static double measure(Kind kind, Tensor x, int times, double delay, double least)
 {
     const int n = comm_size(world), rank = comm_rank(world);
@@ -972,29 +979,29 @@ static double measure(Kind kind, Tensor x, int times, double delay, double least
 
     if (!y.data)
         y = tensor_create(MEM_WORKSPACE, x.dtype, "y", shape(tensor_count(x)));
-    const Range part = comm_part(world, tensor_count(x));
+    const Range shard = comm_shard(world, tensor_count(x));
     comm_barrier(world);
     if (rank == 2)
         usleep(1e6 * delay);
     const double begin = clock_seconds();
     for (int i = 0; i < times; i++)
         q[i] = kind == REDUCE_SUM ? comm_start_all_reduce(world, x, SUM)
-            : kind == SCATTER ? comm_start_reduce_scatter(world, tensor_range(x, part.first, part.count), x)
-            : kind == GATHER ? comm_start_all_gather(world, x, tensor_range(x, part.first, part.count))
+            : kind == SCATTER ? comm_start_reduce_scatter(world, tensor_range(x, shard.first, shard.count), x)
+            : kind == GATHER ? comm_start_all_gather(world, x, tensor_range(x, shard.first, shard.count))
             : kind == TO_ALL ? comm_start_all_to_all(world, y, x)
             : kind == FROM_ROOT ? comm_start_broadcast(world, x, 1)
             : comm_start_shift(world, y, x);
     for (int i = 0; i < times; i++)
         comm_wait(&q[i]);
     const double end = clock_seconds(), last = latest(begin), from = kind == TO_NEXT ? begin : last;
-    require(!options.pretend || end - from >= least, "pretending, %d times %s on %d ranks ends on rank %d after %.2f "
-            "ms, but takes %.2f ms", times, kind_name[kind], n, rank, 1e3 * (end - from), 1e3 * least);
+    require(!options.pretend || end - from >= least, "with --pretend, %d times %s on %d ranks ends on rank %d after "
+            "%.2f ms; its simulated time is %.2f ms", times, kind_name[kind], n, rank, 1e3 * (end - from), 1e3 * least);
     return latest(end) - last;
 }
 
-static void pretending(void)
+static void simulated_time(void)
 {
-    /* 10 MB over 1 GB/s and 1 ms for each message, four ranks */
+    /* simulated seconds on four ranks: 10 MB at 1 GB/s, and 1 ms per hop */
     static const struct {
         Kind kind;
         double seconds;
@@ -1006,23 +1013,23 @@ static void pretending(void)
     require(comm_size(world) == 4, "four ranks are needed");
     for (int i = 0; i < 6; i++) {
         best = real = INFINITY;
-        for (int trial = 0; trial < 4; trial++) {       /* others may disturb some, not the best of them */
+        for (int trial = 0; trial < 4; trial++) {       /* other processes may slow down some trials, not the best */
             options.pretend = NULL;
             real = fmin(real, measure(tables[i].kind, x, 1, 0, 0));
             options.pretend = "yes", options.pretend_bandwidth = 1e9, options.pretend_latency = 1e-3;
             best = fmin(best, measure(tables[i].kind, x, 1, 0, tables[i].seconds));
         }
         if (comm_rank(world) == 0)
-            printf("%s: %.1f ms, pretending %.1f ms takes %.1f ms\n", kind_name[tables[i].kind], 1e3 * real,
+            printf("%s: real %.1f ms, simulated %.1f ms, measured %.1f ms\n", kind_name[tables[i].kind], 1e3 * real,
                    1e3 * tables[i].seconds, 1e3 * best);
-        require(best <= tables[i].seconds + real + 0.010, "%s takes %.1f ms, and pretending %.1f ms takes %.1f ms",
+        require(best <= tables[i].seconds + real + 0.010, "%s takes %.1f ms, with simulated %.1f ms it takes %.1f ms",
                 kind_name[tables[i].kind], 1e3 * real, 1e3 * tables[i].seconds, 1e3 * best);
-        if (tables[i].kind != FROM_ROOT)                                /* where the root alone sends */
-            measure(tables[i].kind, x, 2, 0, 2 * tables[i].seconds);    /* they share the link */
+        if (tables[i].kind != FROM_ROOT)                                /* a broadcast's root alone sends */
+            measure(tables[i].kind, x, 2, 0, 2 * tables[i].seconds);    /* both operations share the link */
         measure(tables[i].kind, x, 1, 0.050, tables[i].seconds);
     }
 
-    /* hidden behind computing: 100 kB at 10 MB/s are 15 ms and 6 ms */
+    /* A transfer that overlaps with computation: 100 kB at 10 MB/s take 15 ms plus 6 ms of latency. */
     options.pretend_bandwidth = 1e7;
     double alone = INFINITY, waited = INFINITY, bare = 0;
     best = INFINITY;
@@ -1040,32 +1047,33 @@ static void pretending(void)
         alone = fmin(alone, measure(REDUCE_SUM, tensor_range(x, 0, 12500), 1, 0, 0.021));
         bare = fmax(bare, comm_waited() - hidden);
     }
-    require(bare >= 0.020, "a transfer of 21 ms behind which nothing is computed makes rank %d wait %.1f ms",
+    require(bare >= 0.020, "a transfer of 21 ms that overlaps with nothing makes rank %d wait %.1f ms",
             comm_rank(world), 1e3 * bare);
-    require(waited <= 0.005, "a transfer that is hidden behind computing makes rank %d wait %.1f ms",
+    require(waited <= 0.005, "a transfer that overlaps with computation makes rank %d wait %.1f ms",
             comm_rank(world), 1e3 * waited);
-    comm_account_reset();
-    require(comm_waited() == 0, "comm_account_reset leaves %g s of waiting", comm_waited());
+    comm_stats_reset();
+    require(comm_waited() == 0, "comm_stats_reset leaves %g s of waiting", comm_waited());
 
-    /* no real transfer is so fast */
+    /* No real transfer is this fast: all of its time exceeds the simulated one. */
     options.pretend_bandwidth = 1e15, options.pretend_latency = 0;
     comm_all_reduce(world, x, SUM);
-    require(comm_late() > 0 && comm_late() <= comm_waited(), "of %g s of waiting for a transfer that was pretended to "
-            "take none %g s were late", comm_waited(), comm_late());
+    require(comm_pretend_overrun() > 0 && comm_pretend_overrun() <= comm_waited(),
+            "a transfer of no simulated time: waited %g s, comm_pretend_overrun gives %g s", comm_waited(),
+            comm_pretend_overrun());
     if (comm_rank(world) == 0)
-        printf("%.1f ms of transfer add %.1f ms to computing\n", 1e3 * alone, 1e3 * best);
-    require(best <= 0.005, "a transfer of %.1f ms, started before 30 ms of computing, adds %.1f ms", 1e3 * alone,
+        printf("a transfer of %.1f ms adds %.1f ms to computation\n", 1e3 * alone, 1e3 * best);
+    require(best <= 0.005, "a transfer of %.1f ms, started before 30 ms of computation, adds %.1f ms", 1e3 * alone,
             1e3 * best);
 }
 
-/* More bytes than 32 bits count, in all that a library may count in int; or one message of more elements. */
+/* Operations on more bytes than 32 bits count, where a library may count in int; or one send of more elements. */
 static void huge(bool elements)
 {
     const int64_t count = elements ? (1ll << 31) + 7 : (1ll << 29) + 7;
     const int rank = comm_rank(world);
-    const Range part = comm_part(world, count);
+    const Range shard = comm_shard(world, count);
     Tensor x = tensor_create(MEM_WORKSPACE, F32, "x", shape(count));
-    static const char *const names[] = {"message", "broadcast", "all_reduce", "reduce_scatter", "all_gather"};
+    static const char *const names[] = {"send", "broadcast", "all_reduce", "reduce_scatter", "all_gather"};
 
     for (int way = 0; way < (elements ? 1 : 5); way++) {
         Request *q = NULL;
@@ -1075,15 +1083,16 @@ static void huge(bool elements)
             q = rank == 0 ? comm_start_send(world, x, 1, 0) : comm_start_recv(world, x, 0, 0);
         else
             q = way == 1 ? comm_start_broadcast(world, x, 0) : way == 2 ? comm_start_all_reduce(world, x, SUM)
-                : way == 3 ? comm_start_reduce_scatter(world, tensor_range(x, part.first, part.count), x)
-                : comm_start_all_gather(world, x, tensor_range(x, part.first, part.count));
+                : way == 3 ? comm_start_reduce_scatter(world, tensor_range(x, shard.first, shard.count), x)
+                : comm_start_all_gather(world, x, tensor_range(x, shard.first, shard.count));
         comm_wait(&q);
         for (int64_t i = 0; i < count; i += i < count - 20 ? 1 << 12 : 1) {
-            const bool mine = i >= part.first && i < part.first + part.count;
+            const bool local = i >= shard.first && i < shard.first + shard.count;
             const double sum = value(way, 0, i) + value(way, 1, i);
-            const double wanted = way < 2 ? value(way, 0, i) : way < 4 ? sum : value(way, i >= cut(count, 1, 2), i);
-            require((way == 3 && !mine) || get(x, i) == wanted, "%s of %lld elements: element %lld is %g, but must be "
-                    "%g", names[way], (long long)count, (long long)i, get(x, i), wanted);
+            const int owner = i >= shard_begin(count, 1, 2);
+            const double wanted = way < 2 ? value(way, 0, i) : way < 4 ? sum : value(way, owner, i);
+            require((way == 3 && !local) || get(x, i) == wanted, "%s of %lld elements: element %lld is %g, expected %g",
+                    names[way], (long long)count, (long long)i, get(x, i), wanted);
         }
     }
     tensor_free(&x, MEM_WORKSPACE);
@@ -1095,14 +1104,14 @@ static int worker(int argc, char **argv)
     char name[64];
 
     snprintf(name, sizeof name, "test_comm worker %s", what);
-    error_speaker(name);
-    mallopt(M_MMAP_MAX, 0);                     /* large arrays come and go: without asking the system for each */
+    error_set_program(name);
+    mallopt(M_MMAP_MAX, 0);                     /* reuse large arrays' memory, instead of mapping each */
     mallopt(M_TRIM_THRESHOLD, INT32_MAX);
     comm_begin(&argc, &argv);
     options.timeout = strstr("-stuck -circle -busy -second -patient send-first stuck-while-starting", what)
                               || getenv("FAKE_NCCL_LOSE") || getenv("FAKE_NCCL_STOP") ? 1 : 60;
     options.comm = !strcmp(what, "insist") ? COMM_NCCL : COMM_AUTO;
-    options.report = "none";                    /* so that waits are timed */
+    options.report = "none";                    /* not NULL: waits are timed */
     carrier = comm_choose();
     device_init(comm_local_rank(), comm_local_size(), 1);
     if (!strcmp(what, "stuck-while-starting") && comm_rank(world) == 1)
@@ -1115,7 +1124,7 @@ static int worker(int argc, char **argv)
     else if (!strcmp(what, "grid"))
         grid();
     else if (!strcmp(what, "pretend"))
-        pretending();
+        simulated_time();
     else if (!strcmp(what, "huge"))
         huge(false);
     else if (!strcmp(what, "huger"))
@@ -1128,7 +1137,7 @@ static int worker(int argc, char **argv)
 /* ---- The tests ---- */
 
 static char self[512];                          /* this program */
-static bool with_nccl, on_host;                 /* it is test_comm_nccl; test_comm */
+static bool with_nccl, on_host;                 /* this program is test_comm_nccl; it is test_comm */
 
 static void every_operation(void **state)
 {
@@ -1149,7 +1158,7 @@ static void every_operation(void **state)
     result_free(r);
 }
 
-/* How often `text` is in it. */
+/* Counts `text` in `in`. */
 static int occurrences(const char *in, const char *text)
 {
     int count = 0;
@@ -1159,7 +1168,8 @@ static int occurrences(const char *in, const char *text)
     return count;
 }
 
-static void assert_words(const char *what, const char *text, const char *words)     /* with | between them */
+/* Fails unless `text` contains each of the words, which | separates. */
+static void assert_words(const char *what, const char *text, const char *words)
 {
     char copy[512], *rest = copy;
 
@@ -1169,7 +1179,7 @@ static void assert_words(const char *what, const char *text, const char *words) 
             fail_msg("%s: no \"%s\" in\n%s", what, word, text);
 }
 
-/* Status 1, and one line of ours, with these words. */
+/* Fails unless the status is 1 and the program printed one error line, with these words. */
 static void assert_fault(const char *what, int status, const char *err, const char *words)
 {
     char begin[64];
@@ -1186,8 +1196,8 @@ static void faults_are_found(void **state)
 {
     static const struct {
         const char *what, *words;
-        bool once;              /* make test: only in test_comm */
-        int ranks;              /* 0: 3 */
+        bool once;              /* make test runs it in test_comm only */
+        int ranks;              /* 0 stands for 3 */
     } table[] = {
         {"count", "rank 0 calls all_reduce of x, 100 F64|but rank 1 all_reduce of x, 99 F64|group world"},
         {"operation", "rank 0 calls all_reduce of x, 100 F64|but rank 1 broadcast of y, 100 F64", true},
@@ -1198,26 +1208,27 @@ static void faults_are_found(void **state)
         {"missed", "rank 0 calls all_reduce of x, 100 F64|but rank 1 sum of a number", true},
         {"written", "all_reduce of x in group world: element 41 was written to before comm_wait"},
         {"gathered written", "all_gather of x in group world: element 99 was written to before comm_wait", true},
-        {"part changed", "all_gather of part in group world|changed before comm_wait", true},
+        {"shard changed", "all_gather of shard in group world|changed before comm_wait", true},
         {"scattered changed", "reduce_scatter of x in group world|changed before comm_wait"},
         {"send changed", "send of x in group world|changed before comm_wait", true},
-        {"message order", "recv of x in group world: the message has tag 4 and 100 F64, but tag 3 and 100 F64 were"},
-        {"message size", "recv of x in group world: the message has tag 3 and 100 F64, but tag 3 and 99 F64", true},
+        {"transfer order", "recv of x in group world: expected tag 3 and 100 F64|the sender sent tag 4 and 100 F64"},
+        {"transfer size", "recv of x in group world: expected tag 3 and 99 F64|the sender sent tag 3 and 100 F64",
+         true},
         {"shift changed", "send of x in group world|changed before comm_wait", true},
-        /* without --check too */
-        {"-no part", "all_gather: y is (20)|rank 0's part of x is (100)|33 elements", true},
-        {"-part of dtype", "reduce_scatter: x is (33) F32|x is (100) F64", true},
-        {"-place", "all_gather: x lies inside x|rank 0's part", true},
+        /* found without --check */
+        {"-no shard", "all_gather: y is (20)|rank 0's shard of x is (100)|33 elements", true},
+        {"-shard of dtype", "reduce_scatter: x is (33) F32|x is (100) F64", true},
+        {"-place", "all_gather: x lies inside x|rank 0's shard", true},
         {"-multiple", "all_to_all: y is (100), x is (100)|multiple of 3 ranks", true},
         {"-overlap", "all_to_all: x and x overlap", true},
         {"-shapes", "shift: y is (99), x is (100)", true},
         {"-itself", "send of x: rank 0 is not another rank of group world, which has 3", true},
         {"-nobody", "recv of x: rank 3 is not another rank of group world, which has 3", true},
-        {"-far", "send of x: rank 2 is no neighbour of rank 0 in group world, which has 4: messages go to the next",
+        {"-far", "send of x: rank 2 is no neighbour of rank 0 in group world, which has 4 ranks in a ring",
          true, 4},
         {"-late", "all_reduce in group late: its ranks are not connected for it; comm_predict must name", true},
         {"-root of nobody", "broadcast of x: rank 3 is not in group world, which has 3", true},
-        {"forgotten", " of y in group world was started, but nobody called comm_wait for it in this step", true},
+        {"forgotten", " of y in group world was started, but comm_wait was not called for it in this step", true},
         {"-leave", ""},
     };
 
@@ -1232,11 +1243,12 @@ static void faults_are_found(void **state)
     }
 }
 
-/* Who keeps the others waiting is named, --timeout seconds and a few later. They wait together, to save time. */
+/* Ranks that keep others waiting are named within a few seconds of --timeout. The cases run side by side, to save
+ * time. */
 static void stalls_are_named(void **state)
 {
     static const struct {
-        const char *what, *words, *words_nccl;      /* with NCCL comm_wait doesn't wait, but the barrier after it */
+        const char *what, *words, *words_nccl;      /* with NCCL the barrier after comm_wait waits */
     } table[] = {
         {"-stuck", "silent for 1 seconds: rank 1;|rank 0 waits for a sum, operation|of group world|rank 2 waits for a "
                    "sum"},
@@ -1248,7 +1260,7 @@ static void stalls_are_named(void **state)
          "silent for 1 seconds: rank 1;|rank 0 waits for a sum|rank 2 waits for a sum"},
         {"-busy", "a rank that computes keeps others waiting, for 1 seconds|rank 0 waits for a sum|rank 1 computes"},
         {"send-first", "all ranks wait for each other, for 1 seconds|rank 0 waits for send"},
-        {"-patient", ""},                           /* it is allowed longer */
+        {"-patient", ""},                           /* comm_extend_timeout gives it longer */
     };
     enum { COUNT = sizeof table / sizeof *table };
     char command[4096] = "";
@@ -1256,7 +1268,7 @@ static void stalls_are_named(void **state)
     (void)state;
     if (!on_host && !full_tests())
         skip();
-    for (int i = 0; i < COUNT; i++)                 /* four at a time: ranks fill a container's 64 MB of /dev/shm */
+    for (int i = 0; i < COUNT; i++)                 /* four at a time: more ranks would fill 64 MB of /dev/shm */
         sprintf(command + strlen(command), "(timeout 20 mpiexec -n 3 %s worker %s 2>stall%d; echo $? >status%d)& %s",
                 self, table[i].what, i, i, i == 3 ? "wait; " : "");
     result_free(run("sh -c '%s wait'", command));
@@ -1265,19 +1277,19 @@ static void stalls_are_named(void **state)
         const char *words = with_nccl && table[i].words_nccl ? table[i].words_nccl : table[i].words;
         if (*words)
             assert_fault(table[i].what, atoi(status.out), err.out, words);
-        else if (atoi(status.out))                  /* nothing is wrong with it */
+        else if (atoi(status.out))                  /* the case must succeed */
             fail_msg("%s: status %s%s", table[i].what, status.out, err.out);
         result_free(status);
         result_free(err);
     }
 }
 
-/* What NCCL and CUDA can answer, and which ranks they can be used by. */
+/* Errors of NCCL and CUDA end the program with their text. comm_choose checks which ranks can use NCCL. */
 static void nccl_fails(void **state)
 {
     static const struct {
         const char *environment, *what, *words;
-        bool full;              /* for make test-full */
+        bool full;              /* make test-full only */
     } table[] = {
         {"FAKE_NCCL_FAIL=ncclCommInitRankConfig~1", "-transfers",
          "ncclCommInitRankConfig(|at common/comm/nccl.c:|: an "
@@ -1291,15 +1303,15 @@ static void nccl_fails(void **state)
         {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|nccl.c|fake CUDA"},
         {"FAKE_NCCL_FAIL=async~4", "-transfers", "NCCL, on a communicator of |: an error of the fake; its last words"},
         {"FAKE_GPUS=2", "insist",
-         "--comm nccl, but ranks 0 and 2 share GPU 0000:00:00.0 of |, which has 3 ranks, and "
-         "2 GPUs for them"},
+         "--comm nccl: ranks 0 and 2 share GPU 0000:00:00.0 of |, which has 3 ranks, and "
+         "2 GPUs for them; NCCL needs one GPU per rank"},
         {"FAKE_GPUS=1", "-words",
          "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of "
          "|, and 1 GPU for them, and kernels are loaded late"},
         {"FAKE_GPUS=3", "-words", "carried by NCCL, and kernels are loaded EAGER"},
-        {"FAKE_GPUS=0", "insist", "--comm nccl, but rank 0 finds no GPU on "},
+        {"FAKE_GPUS=0", "insist", "--comm nccl: rank 0 finds no GPU on "},
         {"FAKE_MULTIPROCESSORS=9", "-transfers",
-         "with its communicators those of all groups take 10 multiprocessors, but the GPU has 9"},
+         "with its communicators, all groups take 10 multiprocessors, but the GPU has 9"},
         {"FAKE_NCCL_LOSE=0", "-transfers", "rank 0 waits for all_reduce, operation 0 of group world, on its GPU"},
         {"FAKE_NCCL_LOSE=1", "-transfers",
          "all ranks wait for each other, for 1 seconds; |rank 0 waits for "
@@ -1329,25 +1341,25 @@ static void nccl_fails(void **state)
     }
 }
 
-/* A call that doesn't return, on any rank: nobody is left to look at the clock but the watchdogs. */
+/* If a call of NCCL returns on no rank, the watchdogs end the program at --timeout. */
 static void calls_have_a_deadline(void **state)
 {
     (void)state;
-    if (!with_nccl || !full_tests())            /* six seconds */
+    if (!with_nccl || !full_tests())            /* it takes six seconds */
         skip();
-    for (int stop = -1; stop <= 2; stop += 3) { /* making a communicator; amid transfers */
+    for (int stop = -1; stop <= 2; stop += 3) { /* -1: making a communicator; 2: the second transfer */
         Result r = run("timeout 20 env FAKE_NCCL_STOP=%d mpiexec -n 3 %s worker -transfers", stop, self);
         assert_int_not_equal(r.status, 0);
         assert_true(r.seconds < 15);
         assert_words("a call that doesn't return", r.err,
-                     stop > 0 ? "it had 1 seconds to go on beside its GPU's transfers (--timeout)"
+                     stop > 0 ? "it had 1 seconds to continue with GPU transfers in flight (--timeout)"
                               : "it had 1 seconds to connect group world over NCCL (--timeout)");
         result_free(r);
     }
 }
 
-/* Before the first step each rank has made and used all its communicators, one after the other; any two of them those
- * that they share in the same order. Otherwise ranks could wait for each other. */
+/* Before the first step each rank makes and uses all its communicators, one after the other. Any two ranks do so in the
+ * same order for those that they share; otherwise they could wait for each other. */
 static void communicators_are_warm(void **state)
 {
     enum { RANKS = 8, MOST = 16 };
@@ -1373,9 +1385,10 @@ static void communicators_are_warm(void **state)
             stepping[rank] = 1;
     }
     for (int a = 0; a < RANKS; a++) {
-        const bool tied = a < 2 || a >= 6;
+        const bool embedding_group = a < 2 || a >= 6;
         assert_true(stepping[a]);
-        assert_int_equal(count[a], 1 + 1 + 4 + 1 + tied);       /* tp, cp, pp to and from two ranks, replicas */
+        /* tp, cp, pp to and from two ranks, replicas */
+        assert_int_equal(count[a], 1 + 1 + 4 + 1 + embedding_group);
         assert_int_equal(used[a], count[a]);
         for (int b = 0; b < a; b++)
             for (int i = 0, last = -1; i < count[a]; i++)
@@ -1390,10 +1403,10 @@ static void communicators_are_warm(void **state)
     result_free(r);
 }
 
-static void pretended_transfers(void **state)
+static void transfers_take_simulated_time(void **state)
 {
     (void)state;
-    if (!on_host)                               /* on a device that takes its time on purpose */
+    if (!on_host)                               /* the fake device is slow on purpose */
         skip();
     Result r = run("timeout 60 mpiexec -n 4 %s worker pretend", self);
     if (r.status)
@@ -1407,7 +1420,7 @@ static void more_than_32_bits_count(void **state)
 {
     static const struct {
         const char *what;
-        double needed;          /* with copies that a library makes */
+        double needed;          /* bytes on all ranks, a library's copies included */
     } table[] = {{"huge", 2 * 4 * 2.2e9}, {"huger", 2 * 1.5 * 8.6e9}};
 
     (void)state;
@@ -1416,7 +1429,7 @@ static void more_than_32_bits_count(void **state)
     for (int i = 0; i < 2; i++) {
         const double available = device_memory_available();
         if (available < table[i].needed) {
-            print_message("%s: skipped, as it may need %s, and %s are available\n", table[i].what,
+            print_message("%s: skipped: not enough memory: may need %s, %s available\n", table[i].what,
                           bytes_text(table[i].needed), bytes_text(available));
             continue;
         }
@@ -1437,7 +1450,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(nccl_fails),
         cmocka_unit_test(calls_have_a_deadline),
         cmocka_unit_test(communicators_are_warm),
-        cmocka_unit_test(pretended_transfers),
+        cmocka_unit_test(transfers_take_simulated_time),
         cmocka_unit_test(more_than_32_bits_count),
     };
 

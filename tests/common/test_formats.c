@@ -1,5 +1,4 @@
-/* The small formats: that each rounds as it is defined, and that operators which store them compute in REAL and round
- * once.
+/* Tests the small formats: each rounds as it is defined. Operators that store them compute in REAL and round once.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +17,7 @@ typedef struct {
     DType dtype;
     int exponent, mantissa;
     int last;                       /* the largest finite number's bits */
-    bool infinity;                  /* what is larger becomes Inf, not the largest */
+    bool infinity;                  /* larger numbers become Inf; if false, the largest finite number */
 } Format;
 
 static const Format formats[] = {{"BF16", BF16, 8, 7, 0x7f7f, true},
@@ -27,7 +26,7 @@ static const Format formats[] = {{"BF16", BF16, 8, 7, 0x7f7f, true},
                                  {"F8_E5M2", E5M2, 5, 2, 0x7b, false}};
 enum { FORMATS = sizeof formats / sizeof *formats };
 
-/* What bits mean: (-1)^s * 2^(e - bias) * 1.m, or for e = 0: 2^(1 - bias) * 0.m. */
+/* The number that `bits` stand for: (-1)^s * 2^(e - bias) * 1.m, or with e = 0, (-1)^s * 2^(1 - bias) * 0.m. */
 static double meaning(const Format *f, int bits)
 {
     const int bias = (1 << (f->exponent - 1)) - 1, sign = bits >> (f->exponent + f->mantissa);
@@ -72,8 +71,8 @@ static void every_pattern_is_read(void **state)
     }
 }
 
-/* Each number becomes itself; what lies half-way between two, the one with the even bits; what is a little nearer to
- * one, that one. */
+/* Every number of the format is stored exactly. A number half-way between two goes to the one with even bits; a little
+ * beside that, to the nearer one. */
 static void every_pattern_is_rounded_to(void **state)
 {
     (void)state;
@@ -82,7 +81,7 @@ static void every_pattern_is_rounded_to(void **state)
         for (int bits = 0; bits <= f->last; bits++) {
             const double x = meaning(f, bits);
             const double next = bits < f->last ? meaning(f, bits + 1) : x + (x - meaning(f, bits - 1));
-            const real half = (real)((x + next) / 2);           /* a real has at least one bit more */
+            const real half = (real)((x + next) / 2);           /* exact: a real has at least one bit more */
             const int up = bits < f->last || f->infinity ? bits + 1 : bits, tie = bits % 2 ? up : bits;
             assert_int_equal(encoded(f, (real)x), bits);
             assert_int_equal(encoded(f, (real)-x), bits | sign);
@@ -102,7 +101,7 @@ static void every_pattern_is_rounded_to(void **state)
     }
 }
 
-/* Twice to nearest would be wrong: a double just above a tie is a tie as a float. */
+/* A double is rounded once. Rounded to float first, a double just above a tie would become a tie. */
 static void doubles_are_rounded_once(void **state)
 {
     (void)state;
@@ -126,7 +125,7 @@ static Tensor create(DType dtype, const char *name, Shape shape)
     return t;
 }
 
-/* Random numbers that the type can hold; a REAL tensor gets the same ones as one of type `as`. */
+/* Random numbers, rounded to `as` first, so that tensors of REAL and of a small type get the same numbers. */
 static Tensor filled(DType dtype, DType as, const char *name, Shape shape, double scale)
 {
     Tensor t = create(dtype, name, shape), rounded = create(as, name, shape);
@@ -141,19 +140,19 @@ static Tensor filled(DType dtype, DType as, const char *name, Shape shape, doubl
     return t;
 }
 
-/* A small tensor holds what the real one does, rounded; matmuls may have summed in another order, so that a number
- * near a tie may have become its neighbour: then at most so many times the distance between two numbers, of those as
- * large, or as a thousandth of the largest, since sums that cancel have the error of what they cancel. */
-static void assert_rounded(Tensor small, Tensor whole, double neighbours)
+/* Fails unless each element of `small` is that of `exact`, rounded, within `neighbours` times the distance of adjacent
+ * numbers. The difference allows for matmuls that sum in another order: a number near a tie may become its neighbour.
+ * The distance is that at the number's size, or at a thousandth of the largest, as sums may cancel. */
+static void assert_rounded(Tensor small, Tensor exact, double neighbours)
 {
     const int64_t count = tensor_count(small);
     real *a = malloc(count * sizeof *a), *b = malloc(count * sizeof *b);
     void *stored = malloc(tensor_bytes(small));
     real largest = 0;
 
-    assert_int_equal(count, tensor_count(whole));
+    assert_int_equal(count, tensor_count(exact));
     tensor_to_host(a, small);
-    tensor_to_host(b, whole);
+    tensor_to_host(b, exact);
     for (int64_t i = 0; i < count; i++)
         largest = fmax(largest, fabs(b[i]));
     for (int64_t i = 0; i < count; i++) {
@@ -171,8 +170,8 @@ static void assert_rounded(Tensor small, Tensor whole, double neighbours)
     free(stored);
 }
 
-/* Everything that the model calls, in REAL and in a small type on the same numbers, with gradients in both their types.
- * Wide enough for more than one panel of weights, and for vectors with a rest. */
+/* All operators of the model run in REAL and in a small type on the same numbers, with gradients in both their types.
+ * Sizes need more than one panel of weights, and are no multiple of a vector. */
 static void operators_round_once(void **state)
 {
     enum { B = 2, T = 70, A = 3, D = 10, H = A * D, R = B * T, M = 1100, V = 53 };
@@ -190,9 +189,9 @@ static void operators_round_once(void **state)
         for (int i = 0; i < R; i++)
             id[i] = i % 7 ? i * i % V : -1;
         device_upload(ids.data, id, sizeof id);
-        for (int k = 0; k < 2; k++) {                   /* 0: in REAL, 1: small */
+        for (int k = 0; k < 2; k++) {                   /* 0: REAL; 1: the small type */
             const DType t = k ? dtype : REAL, tg = k ? g : REAL;
-            const double grow = g == BF16 ? 0 : 1;      /* gradients in BF16 start at 0, so that one rounding is left */
+            const double grow = g == BF16 ? 0 : 1;      /* BF16 gradients start at 0: rounded once */
             x[k] = filled(t, dtype, "x", shape(R, H), 1), y[k] = create(t, "y", shape(R, H));
             add[k] = filled(t, dtype, "add", shape(R, H), 1);
             stats[k] = create(REAL, "stats", shape(R, 2));
@@ -234,7 +233,7 @@ static void operators_round_once(void **state)
         }
         assert_rounded(wide[1], wide[0], 1);
         assert_rounded(out[1], out[0], 1);
-        /* sums of both in another order, as OpenBLAS takes its kernels; what is rounded twice is off by 0.5 */
+        /* OpenBLAS's kernels may sum the two in different orders. Rounding twice would give an error of 0.5. */
         assert_rounded(d_weight[1], d_weight[0], g == BF16 ? 1 : 1e-2);
         assert_rounded(d_bias[1], d_bias[0], g == BF16 ? 0 : 1e-3);
         for (int k = 0; k < 2; k++) {
@@ -245,7 +244,7 @@ static void operators_round_once(void **state)
         assert_rounded(wide[1], wide[0], 0);
         assert_rounded(out[1], out[0], 0);
         assert_rounded(qkv[1], qkv[0], 0);
-        tensor_convert(qkv[0], qkv[1]);                 /* both from the same numbers again */
+        tensor_convert(qkv[0], qkv[1]);                 /* the next operators start from the same numbers */
         for (int k = 0; k < 2; k++)
             attention_forward(out[k], probs[k], qkv[k]);
         assert_rounded(out[1], out[0], 1);
@@ -268,7 +267,7 @@ static void operators_round_once(void **state)
     }
 }
 
-/* AdamW on weights of each type, from gradients of each: in REAL, rounded once. */
+/* AdamW on weights and gradients of each type computes in REAL and rounds once. */
 static void adamw_rounds_weights(void **state)
 {
     enum { N = 9001 };
@@ -295,7 +294,8 @@ static void adamw_rounds_weights(void **state)
         }
 }
 
-/* Copies have the largest number that the format has, at the tensor's largest; the product is that of the copies. */
+/* A quantized copy maps the tensor's largest magnitude to the format's largest number. The product is that of the
+ * copies. */
 static void fp8_products(void **state)
 {
     enum { R = 48, K = 80, M = 32 };
@@ -325,14 +325,14 @@ static void fp8_products(void **state)
                 assert_true(fabs(got - hx[i * K + j]) <= relative * fabs(hx[i * K + j]) + amax * 1e-4);
             }
         tensor_convert(before, out);
-        const OpAccount *account;
-        ops_account_reset();
+        const OpStats *stats;
+        ops_stats_reset();
         if (cases[c].out == BF16)
             linear_fp8(out, x8, w8, bias);
         else
             linear_fp8_add(out, x8, w8);
-        assert_int_equal(ops_account(&account), 1);
-        assert_true(account->flops == 2.0 * R * K * M);
+        assert_int_equal(ops_stats(&stats), 1);
+        assert_true(stats->flops == 2.0 * R * K * M);
         tensor_to_host(ho, out);
         double largest = 0;
         for (int i = 0; i < R * M; i++)                 /* no fmax: gcc 12 ends with an internal error on aarch64 */
@@ -359,11 +359,11 @@ static void quantized_extremes(void **state)
 
     (void)state;
     x8.scale = scale.data;
-    quantize(x8, NONE, x);                              /* all 0 */
+    quantize(x8, NONE, x);                              /* a tensor of zeros */
     assert_true(*x8.scale == 1);
     tensor_to_host(host, x8);
     assert_true(host[0] == 0);
-    for (int i = 0; i < 2; i++) {                       /* Inf and NaN are not lost */
+    for (int i = 0; i < 2; i++) {                       /* Inf and NaN stay not finite */
         ((real *)x.data)[100] = i ? NAN : -INFINITY;
         quantize(x8, NONE, x);
         tensor_to_host(host, x8);

@@ -1,7 +1,7 @@
-/* Every operator against plain loops in double, on ragged shapes; and what an operator says of operands that don't fit.
+/* Tests every operator against plain loops in double, on ragged shapes, and its error for operands that don't fit.
  *
- * Each tensor lies between guards of NaN, and what an operator has to write is NaN before: reading past an end, or
- * adding to what should be written, shows in the result, and a write past an end shows in the guard.
+ * Each tensor lies between guards of NaN, and outputs are NaN before the operator runs. So a read past an end, or an
+ * addition to an unwritten output, shows in the result; a write past an end changes a guard.
  */
 #include <float.h>
 #include <math.h>
@@ -17,7 +17,7 @@
 #include "../harness.h"
 #include "../tensors.h"
 
-/* Over the largest value of a tensor. */
+/* Relative to the largest value of a tensor. */
 #ifdef REAL64
 static const double tolerance = 1e-11;
 #else
@@ -31,7 +31,7 @@ static const int64_t all_rows[] = {1, 3, 67}, all_widths[] = {1, 2, 17, 48, 130}
     for (size_t i_##variable = 0; i_##variable < sizeof values / sizeof *values; i_##variable++) \
         for (int64_t variable = values[i_##variable], once_##variable = 1; once_##variable; once_##variable = 0)
 
-/* ---- Tensors, and what they should be ---- */
+/* ---- Tensors, and arrays of expected values ---- */
 
 enum { MOST = 64 };
 
@@ -57,7 +57,7 @@ static Tensor filled(const char *name, Shape s)
     return t;
 }
 
-/* Ids below `limit`, some of them more than once, every fourth -1. */
+/* Random ids below `limit`, with repeats; every fourth is -1. */
 static Tensor ids_below(const char *name, int64_t count, int64_t limit)
 {
     const Tensor t = guarded(I32, name, shape(count));
@@ -72,6 +72,7 @@ static int32_t id(Tensor t, int64_t i)
     return ((const int32_t *)t.data)[i];
 }
 
+/* Arrays of zeros, and of a tensor's elements; release frees them. */
 static double *zeros(int64_t count)
 {
     assert_true(array_count < MOST);
@@ -116,14 +117,14 @@ static void assert_close(Tensor t, const double *expected)
 static void assert_same(Tensor a, Tensor b)
 {
     if (memcmp(a.data, b.data, tensor_bytes(a)))
-        fail_msg("%s has other bits than it should", a.name);
+        fail_msg("%s differs from %s in some bit", a.name, b.name);
 }
 
 /* ---- The operators against plain loops ---- */
 
 static void plain_memory(void **state)
 {
-    static const int64_t counts[] = {1, 17, 1000, 600000};        /* the last one is more than a huge page */
+    static const int64_t counts[] = {1, 17, 1000, 600000};        /* the last is larger than a huge page */
 
     (void)state;
     EACH(count, counts) {
@@ -164,10 +165,10 @@ static void embedding(void **state)
     }
 }
 
-/* Around a mean of 1000 a variance taken as mean(x^2) - mean^2 would have no digit left in float; the mean itself is
- * a sum of 130 numbers of 1000, which compilers that add one after the other get to 1e-3, so that is the bound.
- * Backward through the whole Jacobian of n = (x - mean) / deviation:
- * d n_k / d x_j = (delta_kj - 1/H - n_k n_j / H) / deviation. */
+/* Checks layernorm on x around `center`. At 1000, a variance computed as mean(x^2) - mean^2 would have no correct digit
+ * in float. The bound there is 1e-3: the error of a mean of 130 such numbers, added one by one.
+ * The expected backward uses the full Jacobian of n = (x - mean) rstd: d n_k / d x_j = (delta_kj - 1/H - n_k n_j / H)
+ * rstd. */
 static void layernorm_case(int64_t R, int64_t H, double center)
 {
     const Tensor x = filled("x", shape(R, H)), weight = filled("weight", shape(H)), bias = filled("bias", shape(H));
@@ -211,7 +212,7 @@ static void layernorm_case(int64_t R, int64_t H, double center)
     release();
 }
 
-/* Numbers that are alike have no deviation, whatever their mean: nothing but the bias is left of them. */
+/* A row of equal numbers has a standard deviation of 0, for any mean: the output is the bias. */
 static void layernorm_of_equal_numbers(void **state)
 {
     static const double values[] = {1.0123, 101.23, -1012.3, 1.0123e6};
@@ -295,9 +296,9 @@ static void rotary_positions(void **state)
                 const double angle = (first + t) / pow(10000, (double)(2 * k) / D);
                 table[t * D + k] = cos(angle), table[t * D + D / 2 + k] = sin(angle);
                 for (int64_t at = 0; at < B * 3 * A; at++) {
-                    const int64_t b = at / (3 * A), part = at % (3 * A), i = (b * T + t) * width + part * D + k;
+                    const int64_t b = at / (3 * A), vector = at % (3 * A), i = (b * T + t) * width + vector * D + k;
                     const double x = want[i], y = want[i + D / 2];
-                    if (part % 3 == 2)
+                    if (vector % 3 == 2)                        /* v is not rotated */
                         continue;
                     want[i] = x * cos(angle) - y * sin(angle);
                     want[i + D / 2] = x * sin(angle) + y * cos(angle);
@@ -316,7 +317,8 @@ static void rotary_positions(void **state)
     }
 }
 
-/* One query after the other, and only the keys that it may see. Where the mask excludes, NaN is left for backward. */
+/* The plain loops take one query at a time, and only its unmasked keys. Masked probabilities may be 0 or stay NaN;
+ * backward must not read them. */
 static void attention_case(int64_t B, int64_t T, int64_t A, int64_t D)
 {
     const Tensor qkv = filled("qkv", shape(B, T, 3 * A * D)), out = empty("out", shape(B, T, A * D));
@@ -381,7 +383,7 @@ static void attention(void **state)
     attention_case(3, 7, 2, 6);
 }
 
-/* To the last bit: what comes later is multiplied by an exact zero, or not looked at. */
+/* Later tokens change no bit of a query's result: they are multiplied by an exact zero, or not read. */
 static void attention_sees_no_later_token(void **state)
 {
     const int64_t B = 1, T = 130, A = 2, D = 8;
@@ -426,7 +428,7 @@ static void gelu(void **state)
     (void)state;
     EACH(R, all_rows) EACH(F, all_widths)
         gelu_case(filled("x", shape(R, F)));
-    for (int power = 1; power <= 10000; power *= 10) {                  /* far out, where tanh is +-1 */
+    for (int power = 1; power <= 10000; power *= 10) {                  /* large |x|, where tanh is +-1 */
         const Tensor x = filled("x", shape(67, 17));
         for (int64_t i = 0; i < tensor_count(x); i++)
             data(x)[i] *= power;
@@ -456,7 +458,7 @@ static void residual(void **state)
     }
 }
 
-/* Logits around `center`, `spread` wide; the loss starts from 0.75. */
+/* Logits have mean `center` and standard deviation `spread`. The loss is added to 0.75. */
 static void cross_entropy_case(int64_t R, int64_t V, double center, double spread, double most)
 {
     const Tensor logits = filled("logits", shape(R, V)), lse = empty("lse", shape(R)),
@@ -475,7 +477,7 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
         for (int64_t j = 0; j < V; j++)
             sum += exp(in[j] - largest);
         want_lse[i] = largest + log(sum);
-        want += scale * (want_lse[i] - (id(targets, i) < 0 ? 0 : in[id(targets, i)]));       /* -1: no target here */
+        want += scale * (want_lse[i] - (id(targets, i) < 0 ? 0 : in[id(targets, i)]));   /* -1: no target */
         for (int64_t j = 0; j < V; j++)
             want_d[i * V + j] = scale * (exp(in[j] - want_lse[i]) - (j == id(targets, i)));
     }
@@ -487,11 +489,11 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
         fail_msg("the loss is %.17g, not %.17g", tensor_item(loss), want);
     assert_close(lse, want_lse);
     assert_near(d_logits, want_d, most);
-    assert_same(logits, d_logits);                                      /* in place is the same */
+    assert_same(logits, d_logits);                                      /* in place: the same bits */
     release();
 }
 
-/* What all logits of a row have in common is nothing to its loss. */
+/* A constant added to all logits of a row does not change its loss. */
 static void cross_entropy_of_shifted_logits(void **state)
 {
     enum { V = 50 };
@@ -513,7 +515,7 @@ static void cross_entropy_of_shifted_logits(void **state)
     release();
 }
 
-/* A vocabulary cut into slices, each seen by itself, gives what the whole gives. */
+/* The operators on slices of the vocabulary give the loss and the gradients of the full one. */
 static void cross_entropy_in_slices(void **state)
 {
     enum { R = 7, V = 97, SLICES = 3 };
@@ -521,7 +523,7 @@ static void cross_entropy_in_slices(void **state)
     const Tensor loss = guarded(F64, "loss", shape(1)), lse = empty("lse", shape(R)), d = empty("d", shape(R, V));
     const Tensor max = empty("max", shape(R)), sums = empty("sums", shape(R, 2));
     const double scale = 0.3;
-    Tensor slice[SLICES], here[SLICES], d_slice[SLICES];
+    Tensor slice[SLICES], local_ids[SLICES], d_slice[SLICES];
     double *want_lse, *want_d, want;
 
     (void)state;
@@ -532,13 +534,13 @@ static void cross_entropy_in_slices(void **state)
 
     double *most = zeros(R), *total = zeros(R * 2);
     for (int s = 0; s < SLICES; s++) {
-        const Range r = range_part(V, s, SLICES);
+        const Range r = range_split(V, s, SLICES);
         slice[s] = empty("slice", shape(R, r.count)), d_slice[s] = empty("d_slice", shape(R, r.count));
-        here[s] = ids_below("here", R, V);
-        ids_in_slice(here[s], targets, r.first, r.count);
+        local_ids[s] = ids_below("local_ids", R, V);
+        ids_in_slice(local_ids[s], targets, r.first, r.count);
         for (int64_t i = 0; i < R; i++) {
             const int t = id(targets, i);
-            assert_int_equal(id(here[s], i), t >= r.first && t < r.first + r.count ? t - r.first : -1);
+            assert_int_equal(id(local_ids[s], i), t >= r.first && t < r.first + r.count ? t - r.first : -1);
             for (int64_t j = 0; j < r.count; j++)
                 data(slice[s])[i * r.count + j] = data(logits)[i * V + r.first + j];
         }
@@ -549,7 +551,7 @@ static void cross_entropy_in_slices(void **state)
     for (int64_t i = 0; i < R; i++)
         data(max)[i] = most[i];
     for (int s = 0; s < SLICES; s++) {
-        cross_entropy_sums(sums, slice[s], max, here[s]);
+        cross_entropy_sums(sums, slice[s], max, local_ids[s]);
         for (int64_t i = 0; i < 2 * R; i++)
             total[i] += data(sums)[i];
     }
@@ -560,8 +562,8 @@ static void cross_entropy_in_slices(void **state)
     assert_true(fabs(tensor_item(loss) - want) <= tolerance * fabs(want));
     assert_close(lse, want_lse);
     for (int s = 0; s < SLICES; s++) {
-        const Range r = range_part(V, s, SLICES);
-        cross_entropy_backward(d_slice[s], slice[s], lse, here[s], scale);
+        const Range r = range_split(V, s, SLICES);
+        cross_entropy_backward(d_slice[s], slice[s], lse, local_ids[s], scale);
         for (int64_t i = 0; i < R; i++)
             for (int64_t j = 0; j < r.count; j++)
                 assert_true(fabs(data(d_slice[s])[i * r.count + j] - want_d[i * V + r.first + j]) <= tolerance);
@@ -571,7 +573,7 @@ static void cross_entropy_in_slices(void **state)
 
 static void cross_entropy(void **state)
 {
-    /* a float near 1e4 is good to 5e-4, and so is the exponent of the probability that lse = 1e4 leads to */
+    /* A float near 1e4 is accurate to 5e-4. So is lse, and with it the exponent of each probability. */
     const double far = sizeof(real) == 4 ? 1e-3 : tolerance;
 
     (void)state;
@@ -585,7 +587,7 @@ static void cross_entropy(void **state)
         cross_entropy_case(5, V, 0, 3, tolerance);
 }
 
-/* The textbook's: moments, bias correction, decoupled decay. Some gradients are so small that eps counts. */
+/* AdamW of the textbook: moments, bias correction, decoupled decay. Some gradients are so small that eps matters. */
 static void adamw(void **state)
 {
     static const int64_t counts[] = {1, 17, 1000};
@@ -621,8 +623,8 @@ static void adamw(void **state)
     }
 }
 
-/* At a learning rate of 1e-5 a step's decay is 1e-6 of a weight, which 1 - 1e-6 in float would miss by some percent,
- * for all weights alike. */
+/* At a learning rate of 1e-5 a step's decay is 1e-6 of a weight. As a factor, 1 - 1e-6 in float would be off by some
+ * percent of that, in the same direction for all weights. */
 static void weight_decay_does_not_drift(void **state)
 {
     enum { COUNT = 1000, STEPS = 2000 };
@@ -675,7 +677,7 @@ enum { DIGITS = FLT_MANT_DIG };
 static const double smallest = FLT_MIN, largest = FLT_MAX;
 #endif
 
-/* The error in units of the last place of a result that is a normal number; below it asks for 0, above for Inf. */
+/* The error of exp(x) in units of the last place, if the result is a normal number. Below, it must be 0; above, Inf. */
 static double exp_error(real x)
 {
     const long double exact = expl(x);
@@ -685,7 +687,7 @@ static double exp_error(real x)
     frexpl(exact, &exponent);
     if (exact > largest)
         return isinf(is) && is > 0 ? 0 : INFINITY;
-    if (exact < smallest)                               /* close below it may still be right */
+    if (exact < smallest)                               /* a subnormal result close to the exact one is fine */
         return is == 0 || fabsl(is / exact - 1) < 0.001L ? 0 : INFINITY;
     return (double)fabsl(is - exact) / ldexp(1, exponent - DIGITS);
 }
@@ -697,11 +699,11 @@ static void exponential(void **state)
 
     (void)state;
     for (int i = 0; i <= POINTS; i++) {
-        const double part = (double)i / POINTS;
-        const real x[] = {1.1 * (low + (high - low) * part),            /* all over */
-                          pow(1e-30, part), -pow(1e-30, part),          /* close to 0 */
-                          low + 0.1 * (part - 0.5), high + 0.1 * (part - 0.5),      /* where it ends */
-                          pow(1e36, part) * high, pow(1e36, part) * low};           /* far beyond */
+        const double f = (double)i / POINTS;
+        const real x[] = {1.1 * (low + (high - low) * f),               /* the full range of results */
+                          pow(1e-30, f), -pow(1e-30, f),                /* close to 0 */
+                          low + 0.1 * (f - 0.5), high + 0.1 * (f - 0.5),    /* around the ends of the range */
+                          pow(1e36, f) * high, pow(1e36, f) * low};     /* far beyond */
         for (size_t k = 0; k < sizeof x / sizeof *x; k++)
             if (!(exp_error(x[k]) <= 4))
                 fail_msg("exp(%.17g) is %.17g, wrong by %g units in the last place", x[k], real_exp(x[k]),
@@ -712,7 +714,7 @@ static void exponential(void **state)
     assert_true(isnan(real_exp(NAN)) && isnan(real_exp(-NAN)));
 }
 
-/* ---- NaN is passed on, to what depends on it and nowhere else ---- */
+/* ---- NaN goes to all results that depend on it, and to no other ---- */
 
 static void nan_stays_nan(void **state)
 {
@@ -747,7 +749,7 @@ static void nan_stays_nan(void **state)
     }
 }
 
-/* A query that is NaN spoils its own row; scores of a million overflow nothing. */
+/* A query that is NaN makes only its own row NaN. Scores of a million do not overflow. */
 static void attention_of_extremes(void **state)
 {
     const int64_t T = 70, A = 2, D = 8;
@@ -768,7 +770,7 @@ static void attention_of_extremes(void **state)
 
 /* ---- Any number of threads gives the same bits ---- */
 
-/* All operators but those that BLAS computes, one after the other from the same start; a copy of what they leave. */
+/* Runs all operators but BLAS's, one after the other, from the same inputs. Returns a copy of all results. */
 static real *bits_with(int threads, int64_t *count)
 {
     const int64_t R = 67, H = 130, V = 97, T = 67, D = 26;
@@ -809,7 +811,7 @@ static real *bits_with(int threads, int64_t *count)
     cross_entropy_backward(d_logits, curved, lse, ids, 0.1);
     gelu_backward(d_curved, d_logits, out);
     residual_backward(d_bias, d_curved);
-    linear_backward_weight(matrix, sums, d_curved, x);                  /* of this, its d_bias */
+    linear_backward_weight(matrix, sums, d_curved, x);                  /* for its d_bias */
     layernorm_backward(d_x, d_weight, d_bias, d_curved, x, stats, weight);
     rope_backward(d_qkv, rope);
     embedding_backward(d_embedding, d_x, ids);
@@ -900,7 +902,7 @@ static void call_adamw_scaled(const Tensor *t)
                  (AdamWArguments){.correction1 = 1, .correction2 = 1, .scale = t[4]});
 }
 
-/* Operands that fit, in the operator's order: R = 6, H = 8, M = 16, V = 11; B = 2, T = 3, A = 2, D = 4. */
+/* Operands that fit, in the operator's order. R = 6, H = 8, M = 16, V = 11; B = 2, T = 3, A = 2, D = 4. */
 #define MATRIX(name) {name, REAL, shape(6, 8)}
 #define VECTOR(name) {name, REAL, shape(8)}
 #define FLAT(name) {name, REAL, shape(48)}
@@ -964,8 +966,8 @@ static void send_message(const char *line, int status)
     _exit(status);
 }
 
-/* In a child process, since it must end the program: with status 1 and a line with each word up to NULL. The child
- * has no threads but its own, so an operator that does start its work might wait for ever. */
+/* Calls the operator in a child process, where it must end with status 1 and a line that contains each word up to NULL.
+ * The child has one thread: an operator that starts its work might wait forever, hence the alarm. */
 static void assert_refused(const Call *c, const Tensor *operands, const char *const *words)
 {
     char line[4096];
@@ -988,10 +990,10 @@ static void assert_refused(const Call *c, const Tensor *operands, const char *co
         fail_msg("%s with a wrong %s ended with %#x and \"%s\"", c->name, words[1], status, line);
     for (; *words; words++)
         if (!strstr(line, *words))
-            fail_msg("\"%s\" does not say \"%s\"", line, *words);
+            fail_msg("\"%s\" does not contain \"%s\"", line, *words);
 }
 
-/* Each operand in turn is (5, 7), is of another type, is not there. */
+/* Each operand in turn has shape (5, 7), has another type, is NONE. */
 static void wrong_operands_are_refused(void **state)
 {
     char text[128];
@@ -1004,7 +1006,7 @@ static void wrong_operands_are_refused(void **state)
         for (; count < 5 && c->operands[count].name; count++) {
             const DType dtype = c->operands[count].dtype;
             const Shape s = c->operands[count].shape;
-            /* room for (5, 7) too; ids are -1 */
+            /* 200 elements are enough for (5, 7); ids are -1 */
             right[count] = tensor_view(tensor_range(guarded(dtype, c->operands[count].name, shape(200)), 0,
                                                     s.n[0] * (s.dims > 1 ? s.n[1] : 1) * (s.dims > 2 ? s.n[2] : 1)
                                                         * (s.dims > 3 ? s.n[3] : 1)), s);
@@ -1014,7 +1016,7 @@ static void wrong_operands_are_refused(void **state)
             memcpy(wrong, right, sizeof wrong);
             wrong[i].dims = 2, wrong[i].shape[0] = 5, wrong[i].shape[1] = 7, wrong[i].shape[2] = wrong[i].shape[3] = 0;
             snprintf(text, sizeof text, "%s is (5, 7) %s", right[i].name, dtype_name(right[i].dtype));
-            if (strcmp(right[i].name, "t"))                                     /* which may have any shape */
+            if (strcmp(right[i].name, "t"))                                     /* t may have any shape */
                 assert_refused(c, wrong, (const char *[]){c->name, text, "but it takes", NULL});
 
             memcpy(wrong, right, sizeof wrong);
@@ -1034,7 +1036,7 @@ static void wrong_operands_are_refused(void **state)
     }
 }
 
-/* Two that the table's (5, 7) doesn't reach: scores that are not square, heads that don't divide the width. */
+/* Two errors that a shape of (5, 7) doesn't reach: scores that are not square, heads that don't divide the width. */
 static void attention_checks_its_heads(void **state)
 {
     const Call c = {"attention_forward", call_attention_forward};
@@ -1048,31 +1050,31 @@ static void attention_checks_its_heads(void **state)
     release();
 }
 
-/* ---- The account ---- */
+/* ---- Statistics of operators ---- */
 
 static void operators_are_counted(void **state)
 {
-    const OpAccount *account;
+    const OpStats *stats;
     const Tensor x = filled("x", shape(6, 8)), weight = filled("weight", shape(16, 8)),
                  out = empty("out", shape(6, 16));
-    const Tensor qkv = filled("qkv", shape(2, 3, 24)), heads = empty("heads", shape(2, 3, 8));
+    const Tensor qkv = filled("qkv", shape(2, 3, 24)), attn_out = empty("attn_out", shape(2, 3, 8));
     const Tensor probs = empty("probs", shape(2, 2, 3, 3));
 
     (void)state;
-    ops_account_reset();
+    ops_stats_reset();
     linear_forward(out, x, weight, NONE);
-    attention_forward(heads, probs, qkv);
+    attention_forward(attn_out, probs, qkv);
     linear_forward(out, x, weight, NONE);
-    assert_int_equal(ops_account(&account), 2);
-    assert_string_equal(account[0].name, "linear_forward");
-    assert_int_equal(account[0].calls, 2);
-    assert_true(account[0].flops == 2 * (2 * 6 * 8 * 16));
-    assert_true(account[0].bytes == 2 * sizeof(real) * (6 * 8 + 16 * 8 + 6 * 16));
-    assert_true(account[0].seconds > 0);
-    assert_string_equal(account[1].name, "attention_forward");
-    assert_true(account[1].flops == 4 * (2 * 2 * 3 * 3 * 4));         /* 2 for a product: scores, probs v */
-    ops_account_reset();
-    assert_int_equal(ops_account(&account), 0);
+    assert_int_equal(ops_stats(&stats), 2);
+    assert_string_equal(stats[0].name, "linear_forward");
+    assert_int_equal(stats[0].calls, 2);
+    assert_true(stats[0].flops == 2 * (2 * 6 * 8 * 16));
+    assert_true(stats[0].bytes == 2 * sizeof(real) * (6 * 8 + 16 * 8 + 6 * 16));
+    assert_true(stats[0].seconds > 0);
+    assert_string_equal(stats[1].name, "attention_forward");
+    assert_true(stats[1].flops == 4 * (2 * 2 * 3 * 3 * 4));         /* 2 FLOPs per product, in scores and in probs v */
+    ops_stats_reset();
+    assert_int_equal(ops_stats(&stats), 0);
     release();
 }
 

@@ -1,5 +1,5 @@
-/* What is neither an operator nor a whole program: random numbers, the layout, initial weights, the optimizer, batches,
- * the memory account.
+/* Tests of the modules of common/ without a test program of their own: random numbers, the layout, initial weights, the
+ * optimizer, batches, the memory tracker.
  */
 #include <fcntl.h>
 #include <math.h>
@@ -37,7 +37,7 @@ static void drop(Tensor t)
 
 /* ---- Random numbers ---- */
 
-/* Known answers of the authors' Random123: kat_vectors, philox4x32 with 10 rounds. */
+/* The expected words are those of the authors' Random123: kat_vectors, philox4x32 with 10 rounds. */
 static void philox_is_the_published_one(void **state)
 {
     static const struct {
@@ -55,7 +55,7 @@ static void philox_is_the_published_one(void **state)
     }
 }
 
-/* Each argument counts, and each is its own. */
+/* Numbers differ if any argument differs: seed, stream, or either index. */
 static void streams_are_apart(void **state)
 {
     enum { VALUES = 5 * 3 * 5 * 5 };
@@ -75,7 +75,7 @@ static void streams_are_apart(void **state)
     assert_true(random_bits(3, STREAM_BATCHES, 4, 5) == random_bits(3, STREAM_BATCHES, 4, 5));
 }
 
-/* Within 5 standard deviations of what as many independent numbers give, as in the next one. */
+/* Here and in the next test, every statistic is within 5 standard deviations of its value for independent numbers. */
 static void uniform_is_uniform(void **state)
 {
     enum { COUNT = 400000, BINS = 100 };
@@ -108,7 +108,7 @@ static void normal_is_normal(void **state)
         assert_true(isfinite(x));
         for (int k = 1; k <= 4; k++)
             moment[k] += pow(x, k) / COUNT;
-        *(i % 2 ? &pairs : &neighbours) += x * last;            /* i odd: both from one evaluation */
+        *(i % 2 ? &pairs : &neighbours) += x * last;            /* i odd: both come from one evaluation */
         last = x;
         beyond_two += fabs(x) > 2;
     }
@@ -121,23 +121,23 @@ static void normal_is_normal(void **state)
     assert_true(fabs(beyond_two / COUNT - 0.045500) < 5 * sqrt(0.0455 / COUNT));
 }
 
-/* ---- The one rule by which things are cut ---- */
+/* ---- range_split, the one rule by which ranges are split ---- */
 
-static void parts_cover(int64_t count, int n)
+static void shards_cover(int64_t count, int n)
 {
     int64_t end = 0;
 
     for (int r = 0; r < n; r++) {
-        const Range part = range_part(count, r, n);
-        assert_int_equal(part.first, end);
-        assert_true(part.count == count / n || part.count == count / n + 1);
-        assert_true(part.first == (int64_t)((__int128)count * r / n));
-        end = part.first + part.count;
+        const Range shard = range_split(count, r, n);
+        assert_int_equal(shard.first, end);
+        assert_true(shard.count == count / n || shard.count == count / n + 1);
+        assert_true(shard.first == (int64_t)((__int128)count * r / n));
+        end = shard.first + shard.count;
     }
     assert_int_equal(end, count);
 }
 
-static void parts_leave_nothing_over(void **state)
+static void shards_cover_all(void **state)
 {
     static const int64_t counts[] = {
         0, 1, 2, 3, 7, 97, 1000, 50257, 1ll << 40, (1ll << 61) - 1, (1ll << 62) - 57, 1ll << 62};
@@ -145,9 +145,9 @@ static void parts_leave_nothing_over(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         for (int n = 1; n <= 4096; n += 1 + n / 7)
-            parts_cover(counts[i], n);
+            shards_cover(counts[i], n);
     for (int i = 0; i < 2000; i++)
-        parts_cover(below(1000), 1 + below(64));
+        shards_cover(below(1000), 1 + below(64));
 }
 
 /* ---- The layout ---- */
@@ -172,8 +172,8 @@ static void parameters_are_counted(void **state)
     for (int i = 0; i < 200; i++) {
         const Config c = random_config();
         const int64_t h = c.hidden, n = h * c.vocab + c.layers * (12 * h * h + 13 * h) + 2 * h;
-        const Layout l = layout_create(c, WHOLE);
-        int64_t end = 0, at = 0, whole = 0;
+        const Layout l = layout_create(c, FULL_MODEL);
+        int64_t end = 0, at = 0, elements = 0;
         bool decays[2] = {false, false};
         int k = 0;
 
@@ -181,7 +181,7 @@ static void parameters_are_counted(void **state)
         assert_int_equal(l.count, n);
         assert_true(model_flops_per_token(c) == 6.0 * n + 12.0 * c.layers * c.hidden * c.seq);
         assert_int_equal(l.first_id, 0);
-        for (int u = 0; u < c.layers + 2; u++) {                /* units: without gaps, and each of whole parameters */
+        for (int u = 0; u < c.layers + 2; u++) {                /* units leave no gap and split no parameter */
             assert_int_equal(l.units[u].first, end);
             end += l.units[u].count;
             while (at < end)
@@ -195,16 +195,16 @@ static void parameters_are_counted(void **state)
         assert_int_equal(k, l.parameters);
         for (k = 0; k < l.parameters; k++) {
             const ParamInfo *p = &l.table[k];
-            whole += p->rows * p->cols;
-            assert_true(p->owned && p->first_row == 0 && p->first_col == 0 && p->here_rows == p->rows
-                        && p->here_cols == p->cols);
+            elements += p->rows * p->cols;
+            assert_true(p->owned && p->first_row == 0 && p->first_col == 0 && p->local_rows == p->rows
+                        && p->local_cols == p->cols);
             assert_true(!p->vector || p->cols == 1);
             assert_true(p->decay == !p->vector);
             decays[p->decay] = true;
             for (int other = 0; other < k; other++)
                 assert_true(strcmp(p->name, l.table[other].name) && strcmp(p->label, l.table[other].label));
         }
-        assert_int_equal(whole, n);
+        assert_int_equal(elements, n);
         assert_true(decays[0] && decays[1]);
         layout_free(l);
     }
@@ -212,21 +212,21 @@ static void parameters_are_counted(void **state)
     assert_int_equal(model_parameters((Config){126, 16384, 128, 128256, 8192}), 408002625536);      /* beyond 32 bits */
 }
 
-/* Adds the elements of the whole that are in a layout's rectangles to one counter each. */
-static void count_elements(const Layout *l, int **held, int **owned)
+/* Counts, per element of the full parameters, the layouts that store it and those that own it. */
+static void count_elements(const Layout *l, int **stored, int **owned)
 {
     int64_t end = 0;
 
     for (int k = 0; k < l->parameters; k++) {
         const ParamInfo *p = &l->table[k];
-        assert_true(p->range.count == 0 || p->range.count == p->here_rows * p->here_cols);
+        assert_true(p->range.count == 0 || p->range.count == p->local_rows * p->local_cols);
         assert_int_equal(p->range.first, end);
         end += p->range.count;
-        assert_true(!p->owned || p->range.count == p->here_rows * p->here_cols);
+        assert_true(!p->owned || p->range.count == p->local_rows * p->local_cols);
         for (int64_t i = 0; i < p->range.count; i++) {
-            const int64_t row = p->first_row + i / p->here_cols, col = p->first_col + i % p->here_cols;
+            const int64_t row = p->first_row + i / p->local_cols, col = p->first_col + i % p->local_cols;
             assert_true(row < p->rows && col < p->cols);
-            held[k][row * p->cols + col]++;
+            stored[k][row * p->cols + col]++;
             owned[k][row * p->cols + col] += p->owned;
         }
     }
@@ -249,94 +249,97 @@ static void counters_free(const Layout *l, int **c)
     free(c);
 }
 
-static bool is_uncut(const ParamInfo *p)
+static bool is_replicated(const ParamInfo *p)
 {
     return strstr(p->label, "ln1") || strstr(p->label, "ln2") || strstr(p->label, "proj_bias")
         || strstr(p->label, "down_bias") || strstr(p->label, "final");
 }
 
-/* Slices hold each element of a cut parameter once, and of the others all hold all; one owns it. */
+/* Over all slices, each element of a sharded parameter is stored once, and of a replicated one in every slice. Exactly
+ * one slice owns it. */
 static void slices_cover(void **state)
 {
     (void)state;
     for (int i = 0; i < 60; i++) {
         const Config c = random_config();
-        const Layout whole = layout_create(c, WHOLE);
-        int **held = counters(&whole), **owned = counters(&whole);
+        const Layout full = layout_create(c, FULL_MODEL);
+        int **stored = counters(&full), **owned = counters(&full);
         const int slices = 1 + i % 4, H = c.hidden, D = H / c.heads;
 
         for (int s = 0; s < slices; s++) {
-            const Layout l = layout_create(c, (Shard){.slice = s, .slices = slices, .embedding = true, .head = true});
+            const Layout l =
+                layout_create(c, (Placement){.slice = s, .slices = slices, .embedding = true, .head = true});
             const ParamInfo *block = &l.table[1];
-            const Range heads = range_part(c.heads, s, slices), wide = range_part(4 * H, s, slices);
+            const Range heads = range_split(c.heads, s, slices), mlp = range_split(4 * H, s, slices);
 
-            count_elements(&l, held, owned);
+            count_elements(&l, stored, owned);
             assert_int_equal(l.first_id, l.table[0].first_row);
-            assert_int_equal(l.first_id, range_part(c.vocab, s, slices).first);
+            assert_int_equal(l.first_id, range_split(c.vocab, s, slices).first);
             assert_string_equal(block[6].label, "blocks.0.qkv_weight");
             for (int k = 6; k <= 7; k++) {
                 assert_int_equal(block[k].first_row, heads.first * 3 * D);
-                assert_int_equal(block[k].here_rows, heads.count * 3 * D);
+                assert_int_equal(block[k].local_rows, heads.count * 3 * D);
             }
             assert_string_equal(block[8].label, "blocks.0.proj_weight");
             assert_int_equal(block[8].first_col, heads.first * D);
-            assert_int_equal(block[8].here_cols, heads.count * D);
+            assert_int_equal(block[8].local_cols, heads.count * D);
             assert_string_equal(block[9].label, "blocks.0.up_weight");
-            assert_int_equal(block[9].first_row, wide.first);
+            assert_int_equal(block[9].first_row, mlp.first);
             assert_string_equal(block[11].label, "blocks.0.down_weight");
-            assert_int_equal(block[11].first_col, wide.first);
-            assert_int_equal(block[11].here_cols, wide.count);
+            assert_int_equal(block[11].first_col, mlp.first);
+            assert_int_equal(block[11].local_cols, mlp.count);
             layout_free(l);
         }
-        for (int k = 0; k < whole.parameters; k++)
-            for (int64_t e = 0; e < whole.table[k].range.count; e++) {
-                assert_int_equal(held[k][e], is_uncut(&whole.table[k]) ? slices : 1);
+        for (int k = 0; k < full.parameters; k++)
+            for (int64_t e = 0; e < full.table[k].range.count; e++) {
+                assert_int_equal(stored[k][e], is_replicated(&full.table[k]) ? slices : 1);
                 assert_int_equal(owned[k][e], 1);
             }
-        counters_free(&whole, held);
-        counters_free(&whole, owned);
-        layout_free(whole);
+        counters_free(&full, stored);
+        counters_free(&full, owned);
+        layout_free(full);
     }
 }
 
-/* A pipeline: layers divided, the embedding at both ends, owned by one. */
+/* Over the ranks of a pipeline, each layer is stored once. The first and the last rank store the embedding; one of them
+ * owns it. */
 static void layers_divide(void **state)
 {
     (void)state;
     for (int i = 0; i < 60; i++) {
         const Config c = random_config();
-        const Layout whole = layout_create(c, WHOLE);
-        int **held = counters(&whole), **owned = counters(&whole);
+        const Layout full = layout_create(c, FULL_MODEL);
+        int **stored = counters(&full), **owned = counters(&full);
         const int ranks = 1 + i % 4;
 
         for (int r = 0; r < ranks; r++) {
-            const Range mine = range_part(c.layers, r, ranks);
+            const Range local = range_split(c.layers, r, ranks);
             bool layer[8] = {false};
-            for (int l = 0; l < mine.count; l++)
-                layer[mine.first + l] = true;
-            const Layout l =
-                layout_create(c, (Shard){.slices = 1, .layer = layer, .embedding = r == 0, .head = r == ranks - 1});
-            count_elements(&l, held, owned);
-            assert_int_equal(l.parameters, whole.parameters);
+            for (int l = 0; l < local.count; l++)
+                layer[local.first + l] = true;
+            const Layout l = layout_create(c, (Placement){.slices = 1, .layer = layer, .embedding = r == 0,
+                                                          .head = r == ranks - 1});
+            count_elements(&l, stored, owned);
+            assert_int_equal(l.parameters, full.parameters);
             for (int b = 0; b < c.layers; b++)
-                assert_int_equal(l.units[b + 1].count, layer[b] ? whole.units[b + 1].count : 0);
+                assert_int_equal(l.units[b + 1].count, layer[b] ? full.units[b + 1].count : 0);
             layout_free(l);
         }
-        for (int k = 0; k < whole.parameters; k++)
-            for (int64_t e = 0; e < whole.table[k].range.count; e++) {
-                assert_int_equal(held[k][e], k == 0 && ranks > 1 ? 2 : 1);
+        for (int k = 0; k < full.parameters; k++)
+            for (int64_t e = 0; e < full.table[k].range.count; e++) {
+                assert_int_equal(stored[k][e], k == 0 && ranks > 1 ? 2 : 1);
                 assert_int_equal(owned[k][e], 1);
             }
-        counters_free(&whole, held);
-        counters_free(&whole, owned);
-        layout_free(whole);
+        counters_free(&full, stored);
+        counters_free(&full, owned);
+        layout_free(full);
     }
 }
 
 static void replicas_own_nothing(void **state)
 {
-    const Layout l =
-        layout_create((Config){2, 8, 2, 11, 8}, (Shard){.slices = 1, .embedding = true, .head = true, .replica = 2});
+    const Layout l = layout_create((Config){2, 8, 2, 11, 8}, (Placement){.slices = 1, .embedding = true, .head = true,
+                                                                         .replica = 2});
 
     (void)state;
     for (int k = 0; k < l.parameters; k++)
@@ -348,102 +351,104 @@ static Layout random_slice(Config c)
 {
     const int slices = 1 + below(4);
 
-    return layout_create(c, (Shard){.slice = below(slices), .slices = slices, .embedding = true, .head = below(2)});
+    return layout_create(c, (Placement){.slice = below(slices), .slices = slices, .embedding = true,
+                                        .head = below(2)});
 }
 
-/* The table's rectangles, walked element by element, say what the stretches of any range must be. */
-static void stretches_cover(void **state)
+/* The segments of any range cover it in order. A walk over the table's rectangles, element by element, gives the
+ * parameter and the place that each element must have. */
+static void segments_cover(void **state)
 {
     (void)state;
     for (int i = 0; i < 100; i++) {
         const Config c = random_config();
-        const Layout l = i % 5 ? random_slice(c) : layout_create(c, WHOLE);
+        const Layout l = i % 5 ? random_slice(c) : layout_create(c, FULL_MODEL);
         int *parameter = malloc(l.count * sizeof *parameter);
-        int64_t *in_whole = malloc(l.count * sizeof *in_whole), element = 0;
+        int64_t *in_full = malloc(l.count * sizeof *in_full), element = 0;
 
         for (int k = 0; k < l.parameters; k++)
             for (int64_t at = 0; at < l.table[k].range.count; at++, element++) {
                 const ParamInfo *p = &l.table[k];
                 parameter[element] = k;
-                in_whole[element] = (p->first_row + at / p->here_cols) * p->cols + p->first_col + at % p->here_cols;
+                in_full[element] = (p->first_row + at / p->local_cols) * p->cols + p->first_col + at % p->local_cols;
             }
         assert_int_equal(element, l.count);
         for (int trial = 0; trial < 10; trial++) {
             const int64_t first = trial ? below(l.count + 1) : 0;
             const Range range = {first, trial ? below(l.count - first + 1) : l.count};
             int64_t covered = 0;
-            int stretches = 0;
-            for (Stretch s = {0}; layout_next(&l, range, &s); stretches++) {
+            int segments = 0;
+            for (Segment s = {0}; layout_next(&l, range, &s); segments++) {
                 assert_int_equal(s.in_range, covered);
                 assert_true(s.count > 0 && s.param == &l.table[s.parameter]);
                 for (int64_t e = 0; e < s.count; e++) {
                     assert_true(covered + e < range.count);
                     assert_int_equal(parameter[range.first + covered + e], s.parameter);
-                    assert_int_equal(in_whole[range.first + covered + e], s.in_whole + e);
+                    assert_int_equal(in_full[range.first + covered + e], s.in_full + e);
                 }
                 covered += s.count;
             }
             assert_int_equal(covered, range.count);
             if (i % 5 == 0 && trial == 0)
-                assert_int_equal(stretches, l.parameters);      /* as long as can be */
+                assert_int_equal(segments, l.parameters);       /* segments are as long as possible */
         }
         free(parameter);
-        free(in_whole);
+        free(in_full);
         layout_free(l);
     }
 }
 
 /* ---- Initial weights ---- */
 
-static void weights_depend_on_their_place_alone(void **state)
+static void weights_depend_only_on_their_place(void **state)
 {
     (void)state;
     for (int i = 0; i < 30; i++) {
         const Config c = random_config();
-        const Layout whole = layout_create(c, WHOLE), l = random_slice(c);
-        const Tensor all = flat("all", whole.count), slice = flat("slice", l.count);
-        const int64_t first = below(whole.count), count = 1 + below(whole.count - first);
+        const Layout full = layout_create(c, FULL_MODEL), l = random_slice(c);
+        const Tensor all = flat("all", full.count), slice = flat("slice", l.count);
+        const int64_t first = below(full.count), count = 1 + below(full.count - first);
         const Tensor some = flat("some", count);
 
-        params_init(&whole, 0, all, 77);
-        params_init(&whole, first, some, 77);
+        params_init(&full, 0, all, 77);
+        params_init(&full, first, some, 77);
         assert_memory_equal(some.data, data(all) + first, count * sizeof(real));
         params_init(&l, 0, slice, 77);
         for (int k = 0; k < l.parameters; k++) {
             const ParamInfo *p = &l.table[k];
             for (int64_t at = 0; at < p->range.count; at++) {
-                const int64_t in_whole =
-                    (p->first_row + at / p->here_cols) * p->cols + p->first_col + at % p->here_cols;
-                assert_true(data(slice)[p->range.first + at] == data(all)[whole.table[k].range.first + in_whole]);
+                const int64_t in_full =
+                    (p->first_row + at / p->local_cols) * p->cols + p->first_col + at % p->local_cols;
+                assert_true(data(slice)[p->range.first + at] == data(all)[full.table[k].range.first + in_full]);
             }
         }
-        params_init(&whole, first, some, 78);
+        params_init(&full, first, some, 78);
         if (count > 20 * c.hidden)
             assert_memory_not_equal(some.data, data(all) + first, count * sizeof(real));
         drop(all);
         drop(slice);
         drop(some);
-        layout_free(whole);
+        layout_free(full);
         layout_free(l);
     }
 }
 
-static void weights_are_spread_as_they_should(void **state)
+static void weights_have_their_standard_deviation(void **state)
 {
     const Config c = {3, 64, 4, 97, 8};
-    const Layout l = layout_create(c, WHOLE);
+    const Layout l = layout_create(c, FULL_MODEL);
     const Tensor all = flat("all", l.count);
 
     (void)state;
     params_init(&l, 0, all, 1);
     for (int k = 0; k < l.parameters; k++) {
         const ParamInfo *p = &l.table[k];
-        const real *x = data(all) + p->range.first;
+        const real *x = data(all) + p->range.first;             /* the parameter's elements */
         const int64_t n = p->range.count;
         const bool norm_weight =
             strstr(p->label, "ln1_weight") || strstr(p->label, "ln2_weight") || strstr(p->label, "final_weight");
         const bool out = strstr(p->label, "proj_weight") || strstr(p->label, "down_weight");
-        const double deviation = out ? 0.02 / sqrt(2.0 * c.layers) : 0.02;
+        const double std = out ? 0.02 / sqrt(2.0 * c.layers) : 0.02;
         double sum = 0, squares = 0;
 
         for (int64_t i = 0; i < n; i++) {
@@ -454,8 +459,8 @@ static void weights_are_spread_as_they_should(void **state)
         }
         if (p->vector)
             continue;
-        assert_true(fabs(sum) < 5 * deviation / sqrt(n));
-        assert_true(fabs(sqrt(squares) / deviation - 1) < 5 / sqrt(2.0 * n));
+        assert_true(fabs(sum) < 5 * std / sqrt(n));
+        assert_true(fabs(sqrt(squares) / std - 1) < 5 / sqrt(2.0 * n));
         for (int other = 0; other < k; other++)                 /* no parameter repeats another */
             if (!l.table[other].vector)
                 assert_true(x[0] != data(all)[l.table[other].range.first]);
@@ -476,10 +481,10 @@ static void assert_view(Tensor t, const char *name, const real *at, Shape s)
         assert_int_equal(t.shape[i], s.n[i]);
 }
 
-/* The views of block 1, whose unit begins at `at`, with hn and fn of this slice's H and F. */
+/* Checks the views of block 1. Its unit begins at `at`; the slice has hn rows of q, of k, of v, and fn MLP rows. */
 static void assert_block(const BlockParams *b, const real *at, int64_t H, int64_t hn, int64_t fn)
 {
-    assert_view(b->uncut, "uncut", at, shape(6 * H));
+    assert_view(b->replicated, "replicated", at, shape(6 * H));
     assert_view(b->ln1_weight, "blocks.1.ln1_weight", at, shape(H));
     assert_view(b->ln1_bias, "blocks.1.ln1_bias", at + H, shape(H));
     assert_view(b->proj_bias, "blocks.1.proj_bias", at + 2 * H, shape(H));
@@ -502,13 +507,14 @@ static void views_of_a_buffer(void **state)
     (void)state;
     for (int slices = 1; slices <= 2; slices++)
         for (int s = 0; s < slices; s++) {
-            const Layout l = layout_create(c, (Shard){.slice = s, .slices = slices, .embedding = true, .head = true});
+            const Layout l =
+                layout_create(c, (Placement){.slice = s, .slices = slices, .embedding = true, .head = true});
             const Tensor buffer = flat("buffer", l.count);
             const Params p = params_view(&l, buffer);
-            const int64_t hn = 4 * range_part(3, s, slices).count, fn = range_part(48, s, slices).count;
+            const int64_t hn = 4 * range_split(3, s, slices).count, fn = range_split(48, s, slices).count;
 
             assert_ptr_equal(p.buffer.data, buffer.data);
-            assert_view(p.embedding, "embedding", data(buffer), shape(range_part(11, s, slices).count, H));
+            assert_view(p.embedding, "embedding", data(buffer), shape(range_split(11, s, slices).count, H));
             assert_block(&p.blocks[1], data(buffer) + l.units[2].first, H, hn, fn);
             assert_view(p.final_weight, "final_weight", data(buffer) + l.count - 2 * H, shape(H));
             assert_view(p.final_bias, "final_bias", data(buffer) + l.count - H, shape(H));
@@ -519,18 +525,18 @@ static void views_of_a_buffer(void **state)
         }
 }
 
-/* As ZeRO-3 has them: a buffer a unit, some of them nowhere. */
+/* Views of one buffer per unit, as under ZeRO-3: units without a buffer have no views. */
 static void views_of_units(void **state)
 {
     const Config c = {3, 12, 3, 11, 8};
-    const Layout l = layout_create(c, WHOLE);
+    const Layout l = layout_create(c, FULL_MODEL);
     const Tensor block = flat("block", l.units[2].count), last = flat("last", l.units[4].count);
     const Params p = params_view_units(&l, (Tensor[]){NONE, NONE, block, NONE, last});
 
     (void)state;
     assert_null(p.embedding.data);
     assert_null(p.blocks[0].qkv_weight.data);
-    assert_null(p.blocks[2].uncut.data);
+    assert_null(p.blocks[2].replicated.data);
     assert_block(&p.blocks[1], block.data, 12, 12, 48);
     assert_view(p.final_bias, "final_bias", data(last) + 12, shape(12));
     assert_view(p.final, "final", data(last), shape(24));
@@ -540,10 +546,10 @@ static void views_of_units(void **state)
     layout_free(l);
 }
 
-static void what_is_not_here_has_no_view(void **state)
+static void parameters_of_other_ranks_have_no_view(void **state)
 {
     const bool layer[] = {false, true, false};
-    const Layout l = layout_create((Config){3, 12, 3, 11, 8}, (Shard){.slices = 1, .layer = layer});
+    const Layout l = layout_create((Config){3, 12, 3, 11, 8}, (Placement){.slices = 1, .layer = layer});
     const Tensor buffer = flat("buffer", l.count);
     const Params p = params_view(&l, buffer);
 
@@ -551,7 +557,7 @@ static void what_is_not_here_has_no_view(void **state)
     assert_int_equal(l.count, 12 * 12 * 12 + 13 * 12);
     assert_null(p.embedding.data);
     assert_null(p.blocks[0].ln1_weight.data);
-    assert_null(p.blocks[0].uncut.data);
+    assert_null(p.blocks[0].replicated.data);
     assert_null(p.blocks[2].down_weight.data);
     assert_null(p.final_weight.data);
     assert_null(p.final.data);
@@ -563,7 +569,7 @@ static void what_is_not_here_has_no_view(void **state)
 
 /* ---- The optimizer ---- */
 
-static void the_rate_rises_and_falls(void **state)
+static void learning_rate_rises_and_falls(void **state)
 {
     (void)state;
     options.lr = 0.8, options.min_lr = 0.2, options.warmup = 20, options.decay_steps = 120;
@@ -607,13 +613,13 @@ static void norms_are_clipped(void **state)
     assert_true(clip_scale(1e30) == 1);
 }
 
-enum { CUTS = 4 };
+enum { SPLITS = 4 };
 
-/* Some weights and gradients of a layout; every third gradient 0. */
-static Part random_part(const Layout *l)
+/* Random weights and gradients for all of a layout; every third gradient is 0. */
+static ParamShard random_shard(const Layout *l)
 {
-    Part p = {.params = flat("params", l->count), .gradients = flat("gradients", l->count), .m = flat("m", l->count),
-              .v = flat("v", l->count)};
+    ParamShard p = {.params = flat("params", l->count), .gradients = flat("gradients", l->count),
+                    .m = flat("m", l->count), .v = flat("v", l->count)};
 
     for (int64_t i = 0; i < l->count; i++) {
         data(p.params)[i] = random_normal(1, 0, 1, i);
@@ -622,7 +628,7 @@ static Part random_part(const Layout *l)
     return p;
 }
 
-static void part_free(Part p)
+static void shard_free(ParamShard p)
 {
     drop(p.params);
     drop(p.gradients);
@@ -630,49 +636,49 @@ static void part_free(Part p)
     drop(p.v);
 }
 
-static Part part_range(Part p, int64_t first, int64_t count)
+static ParamShard shard_range(ParamShard p, int64_t first, int64_t count)
 {
-    return (Part){first, tensor_range(p.params, first, count), tensor_range(p.gradients, first, count),
-                  tensor_range(p.m, first, count), tensor_range(p.v, first, count)};
+    return (ParamShard){first, tensor_range(p.params, first, count), tensor_range(p.gradients, first, count),
+                        tensor_range(p.m, first, count), tensor_range(p.v, first, count)};
 }
 
-/* However the layout is cut into parts, and in whatever order they come, the update is the same to the last bit. */
-static void parts_change_no_update(void **state)
+/* The update is the same, bit for bit, for any split of the layout into shards and any order of them. */
+static void sharding_changes_no_update(void **state)
 {
     (void)state;
     options.weight_decay = 0.1;
     for (int trial = 0; trial < 30; trial++) {
         const Config c = random_config();
-        const Layout l = trial % 2 ? random_slice(c) : layout_create(c, WHOLE);
-        Part whole = random_part(&l), same = random_part(&l), parts[CUTS + 1];
-        int64_t cut[CUTS + 2] = {0};
-        AdamW one = {&l, &whole, 1, 0}, many = {&l, parts, CUTS + 1, 0};
+        const Layout l = trial % 2 ? random_slice(c) : layout_create(c, FULL_MODEL);
+        ParamShard full = random_shard(&l), same = random_shard(&l), shards[SPLITS + 1];
+        int64_t bound[SPLITS + 2] = {0};
+        AdamW one = {&l, &full, 1, 0}, many = {&l, shards, SPLITS + 1, 0};
 
-        for (int i = 1; i <= CUTS; i++)
-            cut[i] = cut[i - 1] + below((l.count - cut[i - 1]) / 2 + 1);
-        cut[CUTS + 1] = l.count;
-        for (int i = 0; i <= CUTS; i++)
-            parts[CUTS - i] = part_range(same, cut[i], cut[i + 1] - cut[i]);
+        for (int i = 1; i <= SPLITS; i++)
+            bound[i] = bound[i - 1] + below((l.count - bound[i - 1]) / 2 + 1);
+        bound[SPLITS + 1] = l.count;
+        for (int i = 0; i <= SPLITS; i++)
+            shards[SPLITS - i] = shard_range(same, bound[i], bound[i + 1] - bound[i]);
         for (int step = 0; step < 3; step++) {
             adamw_step(&one, 0.01, 0.3);
             adamw_step(&many, 0.01, 0.3);
         }
         assert_int_equal(one.step, 3);
-        assert_memory_equal(whole.params.data, same.params.data, l.count * sizeof(real));
-        assert_memory_equal(whole.m.data, same.m.data, l.count * sizeof(real));
-        assert_memory_equal(whole.v.data, same.v.data, l.count * sizeof(real));
+        assert_memory_equal(full.params.data, same.params.data, l.count * sizeof(real));
+        assert_memory_equal(full.m.data, same.m.data, l.count * sizeof(real));
+        assert_memory_equal(full.v.data, same.v.data, l.count * sizeof(real));
         assert_true(fabs(gradient_square_sum(&one) - gradient_square_sum(&many)) <= 1e-13 * gradient_square_sum(&one));
-        part_free(whole);
-        part_free(same);
+        shard_free(full);
+        shard_free(same);
         layout_free(l);
     }
 }
 
-/* Beta 0.9 and 0.95, eps 1e-8; weight decay on matrices and the embedding, and on nothing else. */
+/* Betas are 0.9 and 0.95, eps is 1e-8. Only matrices and the embedding decay. */
 static void adamw_is_adamw(void **state)
 {
-    const Layout l = layout_create((Config){2, 8, 2, 11, 8}, WHOLE);
-    Part p = random_part(&l);
+    const Layout l = layout_create((Config){2, 8, 2, 11, 8}, FULL_MODEL);
+    ParamShard p = random_shard(&l);
     AdamW o = {&l, &p, 1, 0};
     double *w = malloc(l.count * sizeof *w), *m = calloc(l.count, sizeof *m), *v = calloc(l.count, sizeof *v);
     const double scale = 0.3, lr = 0.01;
@@ -681,7 +687,7 @@ static void adamw_is_adamw(void **state)
     options.weight_decay = 0.25;
     for (int64_t i = 0; i < l.count; i++) {
         w[i] = data(p.params)[i];
-        data(p.gradients)[i] *= i % 5 ? 1 : 1e-8;       /* so small that eps counts */
+        data(p.gradients)[i] *= i % 5 ? 1 : 1e-8;       /* small enough for eps to matter */
     }
     for (int t = 1; t <= 4; t++) {
         for (int k = 0; k < l.parameters; k++)
@@ -695,48 +701,48 @@ static void adamw_is_adamw(void **state)
         adamw_step(&o, lr, scale);
         for (int64_t i = 0; i < l.count; i++) {
             assert_true(fabs(data(p.params)[i] - w[i]) <= 1e-14 * (1 + fabs(w[i])));
-            data(p.gradients)[i] *= -0.7;               /* were they constant, the betas would cancel */
+            data(p.gradients)[i] *= -0.7;               /* with constant gradients the betas would cancel */
         }
     }
     free(w);
     free(m);
     free(v);
-    part_free(p);
+    shard_free(p);
     layout_free(l);
 }
 
-/* Over the slices and replicas of a model, the norm's sum counts each element once. */
+/* Over all slices and replicas of a model, the sum of squares has each element once. */
 static void norms_count_each_element_once(void **state)
 {
     const Config c = {2, 12, 3, 11, 8};
     const int slices = 2, replicas = 2;
-    const Layout whole = layout_create(c, WHOLE);
-    const Tensor x = flat("x", whole.count);
+    const Layout full = layout_create(c, FULL_MODEL);
+    const Tensor x = flat("x", full.count);
     double expected = 0, sum = 0;
 
     (void)state;
-    for (int64_t i = 0; i < whole.count; i++) {
+    for (int64_t i = 0; i < full.count; i++) {
         data(x)[i] = random_normal(1, 0, 3, i);
         expected += data(x)[i] * data(x)[i];
     }
     for (int r = 0; r < replicas; r++)
         for (int s = 0; s < slices; s++) {
-            const Layout l =
-                layout_create(c, (Shard){.slice = s, .slices = slices, .embedding = true, .head = true, .replica = r});
-            Part p = random_part(&l);
+            const Layout l = layout_create(c, (Placement){.slice = s, .slices = slices, .embedding = true, .head = true,
+                                                          .replica = r});
+            ParamShard p = random_shard(&l);
             AdamW o = {&l, &p, 1, 0};
-            for (Stretch at = {0}; layout_next(&l, (Range){0, l.count}, &at);)
-                memcpy(data(p.gradients) + at.in_range, data(x) + whole.table[at.parameter].range.first + at.in_whole,
+            for (Segment at = {0}; layout_next(&l, (Range){0, l.count}, &at);)
+                memcpy(data(p.gradients) + at.in_range, data(x) + full.table[at.parameter].range.first + at.in_full,
                        at.count * sizeof(real));
             const double square = gradient_square_sum(&o);
             assert_true(r == 0 ? square > 0 : square == 0);
             sum += square;
-            part_free(p);
+            shard_free(p);
             layout_free(l);
         }
     assert_true(fabs(sum / expected - 1) < 1e-13);
     drop(x);
-    layout_free(whole);
+    layout_free(full);
 }
 
 /* ---- Data ---- */
@@ -776,18 +782,18 @@ static int32_t token_at(Tensor t, int64_t sequence, int64_t i)
     return ((const int32_t *)t.data)[sequence * t.shape[1] + i];
 }
 
-/* Any number of a step's sequences, from any on, and any of their tokens: always pieces of the same batch. */
-static void batches_are_pieces_of_one(void **state)
+/* batch_load gives the same tokens of a step's sequences for every count and every first sequence and token. */
+static void batches_do_not_depend_on_their_split(void **state)
 {
     enum { T = 20, SEQUENCES = 12 };
     const int64_t step = 3;
-    int64_t whole[SEQUENCES][T + 1];
+    int64_t full[SEQUENCES][T + 1];
 
     (void)state;
     options.seed = 9;
     open_data(token_file(3000, 1000), 1000, T);
     for (int g = 0; g < SEQUENCES; g++)
-        data_sequence(step, g, whole[g]);
+        data_sequence(step, g, full[g]);
     for (int b = 1; b <= SEQUENCES; b++)
         for (int t = 1; t <= T; t += 3) {
             const Batch batch = batch_of(b, t);
@@ -795,8 +801,8 @@ static void batches_are_pieces_of_one(void **state)
                 for (int first = 0; first + t <= T; first++) {
                     batch_load(batch, step, from, first);
                     for (int i = 0; i < b * t; i++) {
-                        assert_int_equal(token_at(batch.inputs, i / t, i % t), whole[from + i / t][first + i % t]);
-                        assert_int_equal(token_at(batch.targets, i / t, i % t), whole[from + i / t][first + i % t + 1]);
+                        assert_int_equal(token_at(batch.inputs, i / t, i % t), full[from + i / t][first + i % t]);
+                        assert_int_equal(token_at(batch.targets, i / t, i % t), full[from + i / t][first + i % t + 1]);
                     }
                 }
             batch_free(batch);
@@ -828,11 +834,11 @@ static void batches_are_pieces_of_one(void **state)
     batch_free(other);
 }
 
-/* Tokens say where they are. Every place of the training tokens is reached, the last one too, and no other; the
- * held-out tenth begins with its first token and stays inside it. */
-static void the_held_out_tenth_stays_apart(void **state)
+/* Each token is its own place in the file. Batches reach every training token, to the last, and no other. Validation
+ * batches begin at the first token of the last tenth and stay inside it. */
+static void validation_tokens_stay_apart(void **state)
 {
-    enum { TOKENS = 1009, HELD_OUT = 100, TRAINING = 909 };
+    enum { TOKENS = 1009, VALIDATION = 100, TRAINING = 909 };
     static const int lengths[] = {1, 7, 99};
     uint16_t tokens[TOKENS];
 
@@ -847,7 +853,7 @@ static void the_held_out_tenth_stays_apart(void **state)
 
         open_data(path, TOKENS, T);
         assert_int_equal(data_tokens(), TRAINING);
-        assert_int_equal(data_held_out(), HELD_OUT);
+        assert_int_equal(data_held_out(), VALIDATION);
         for (int64_t step = 0; step < 2000; step++) {
             batch_load(batch, step, 0, 0);
             for (int i = 0; i < 7 * T; i++) {
@@ -861,11 +867,11 @@ static void the_held_out_tenth_stays_apart(void **state)
             assert_true(reached[i]);
         for (int pieces = 1; pieces <= 40; pieces++)
             for (int i = 0; i < pieces; i++) {
-                batch_held_out(batch, i, pieces, 0);
+                batch_validation(batch, i, pieces, 0);
                 assert_true(i > 0 || token_at(batch.inputs, 0, 0) == TRAINING);
                 for (int b = 0; b < 7; b++) {
                     const int64_t first = token_at(batch.inputs, b, 0);
-                    const int64_t even = (int64_t)(HELD_OUT - T - 1) * (i * 7 + b) / (pieces * 7 - 1);
+                    const int64_t even = (int64_t)(VALIDATION - T - 1) * (i * 7 + b) / (pieces * 7 - 1);
                     assert_int_equal(first, TRAINING + even);
                     for (int t = 0; t < T; t++) {
                         assert_int_equal(token_at(batch.inputs, b, t), first + t);
@@ -900,7 +906,7 @@ static void files_of_three_kinds(void **state)
     for (int k = 0; k < 4; k++) {
         const int top = k ? 65535 : 255;
         open_data(paths[k], top + 1, 5);
-        assert_string_equal(data_kind(), k ? "uint16 tokens" : "text, a token a byte");
+        assert_string_equal(data_kind(), k ? "uint16 tokens" : "text, one token per byte");
         assert_int_equal(data_tokens(), 90);
         assert_int_equal(data_held_out(), 10);
         const int64_t start = random_bits(options.seed, STREAM_BATCHES, 4, 2) % 85;
@@ -912,9 +918,9 @@ static void files_of_three_kinds(void **state)
 
 /* ---- Samples ---- */
 
-static int64_t asked, ones;             /* for how many tokens, and how many 1s came before them */
+static int64_t asked, ones;             /* tokens that were asked for, and how many 1s came before them */
 
-/* Odds of 3 to 1 for token 1; of the last token in the window, which must be the one asked for. */
+/* Returns logits with odds of 3 to 1 for token 1. `row` must be the last token in the window. */
 static Tensor odds(Batch batch, int64_t row)
 {
     static Tensor logits;
@@ -930,7 +936,7 @@ static Tensor odds(Batch batch, int64_t row)
     return logits;
 }
 
-/* What is held out is evaluated in whole micro-batches: 64 sequences, or more if they don't divide 64, or all. */
+/* Validation takes full micro-batches: 64 sequences, rounded up to full micro-batches, or as many as the text has. */
 static void evaluations_have_their_size(void **state)
 {
     static const struct {
@@ -944,8 +950,8 @@ static void evaluations_have_their_size(void **state)
         open_data(file_of("pieces.bin", tokens, cases[i].tokens * sizeof *tokens), 2, 7);
         options.micro_batch = cases[i].micro_batch;
         if (text_pieces() != cases[i].pieces)
-            fail_msg("%lld held out, %d at once: %lld pieces, not %d", (long long)data_held_out(), cases[i].micro_batch,
-                     (long long)text_pieces(), cases[i].pieces);
+            fail_msg("%lld validation tokens, micro-batches of %d: %lld micro-batches, not %d",
+                     (long long)data_held_out(), cases[i].micro_batch, (long long)text_pieces(), cases[i].pieces);
     }
 }
 
@@ -963,7 +969,7 @@ static Tensor forced(Batch batch, int64_t row)
     return logits;
 }
 
-/* Bytes are printed as they are, but for what could move a terminal's cursor; other tokens as numbers. */
+/* With a vocabulary of bytes, tokens are printed as bytes, control characters as '?'. Other tokens are numbers. */
 static void tokens_are_printed(void **state)
 {
     static const struct {
@@ -998,7 +1004,7 @@ static void tokens_are_printed(void **state)
 static void samples_have_their_odds(void **state)
 {
     enum { COUNT = 4000 };
-    static const double temperatures[] = {0, 1, 2}, share[] = {1, 0.75, 0.633975};
+    static const double temperatures[] = {0, 1, 2}, probability[] = {1, 0.75, 0.633975};
     const Batch batch = batch_of(1, 8);
     const int out = dup(1), nowhere = open("/dev/null", O_WRONLY);
 
@@ -1013,7 +1019,8 @@ static void samples_have_their_odds(void **state)
         fflush(stdout);
         dup2(out, 1);
         assert_int_equal(asked, COUNT);
-        assert_true(fabs((double)ones / COUNT - share[i]) <= 5 * sqrt(share[i] * (1 - share[i]) / COUNT));
+        const double p = probability[i];
+        assert_true(fabs((double)ones / COUNT - p) <= 5 * sqrt(p * (1 - p) / COUNT));
     }
     close(out), close(nowhere);
     batch_free(batch);
@@ -1021,23 +1028,23 @@ static void samples_have_their_odds(void **state)
 
 /* ---- Memory, and numbers in words ---- */
 
-static void memory_is_accounted(void **state)
+static void memory_is_tracked(void **state)
 {
     const int64_t total = memory_total().used;
 
     (void)state;
-    assert_int_equal(memory_total().peak, total);               /* this test is the first to take memory */
-    memory_account(MEM_MASTER, 100);
-    memory_account(MEM_MASTER, -70);
-    memory_account(MEM_MASTER, 20);
+    assert_int_equal(memory_total().peak, total);               /* this test is the first to allocate */
+    memory_track(MEM_MASTER, 100);
+    memory_track(MEM_MASTER, -70);
+    memory_track(MEM_MASTER, 20);
     assert_int_equal(memory_entry(MEM_MASTER).used, 50);
     assert_int_equal(memory_entry(MEM_MASTER).peak, 100);
-    memory_account(MEM_MASTER, -50);
-    memory_account(MEM_COMMUNICATION, 90);
+    memory_track(MEM_MASTER, -50);
+    memory_track(MEM_COMMUNICATION, 90);
     assert_int_equal(memory_entry(MEM_COMMUNICATION).peak, 90);
     assert_int_equal(memory_total().used, total + 90);
-    assert_int_equal(memory_total().peak, total + 100);         /* of the sum: never were there 190 */
-    memory_account(MEM_MASTER, 15);
+    assert_int_equal(memory_total().peak, total + 100);         /* the peak of the sum, not the sum of peaks (190) */
+    memory_track(MEM_MASTER, 15);
     assert_int_equal(memory_total().peak, total + 105);
     assert_non_null(strstr(memory_in_use(), "master 15 B, communication 90 B"));
     assert_null(strstr(memory_in_use(), "gradients"));
@@ -1045,7 +1052,7 @@ static void memory_is_accounted(void **state)
     Tensor t = tensor_create(MEM_GRADIENTS, I32, "t", shape(3, 5));
     assert_int_equal(memory_entry(MEM_GRADIENTS).used, 60);
     tensor_free(&t, MEM_GRADIENTS);
-    tensor_free(&t, MEM_GRADIENTS);                             /* nothing: it is NONE now */
+    tensor_free(&t, MEM_GRADIENTS);                             /* no effect: t is NONE now */
     assert_null(t.data);
     assert_int_equal(memory_entry(MEM_GRADIENTS).used, 0);
     assert_int_equal(memory_entry(MEM_GRADIENTS).peak, 60);
@@ -1053,16 +1060,16 @@ static void memory_is_accounted(void **state)
     memory_predict(MEM_MASTER, 40);
     memory_predict(MEM_MASTER, 2);
     memory_predict(MEM_OPTIMIZER, 8);
-    memory_playbook(MEM_MASTER, 44, "4 N");
+    memory_estimate(MEM_MASTER, 44, "4 N");
     assert_true(memory_entry(MEM_MASTER).predicted == 42 && memory_total().predicted == 50);
     assert_true(memory_entry(MEM_MASTER).playbook == 44);
     assert_string_equal(memory_entry(MEM_MASTER).formula, "4 N");
     assert_null(memory_entry(MEM_GRADIENTS).formula);
-    memory_account(MEM_MASTER, -15);
-    memory_account(MEM_COMMUNICATION, -90);
+    memory_track(MEM_MASTER, -15);
+    memory_track(MEM_COMMUNICATION, -90);
 }
 
-/* Of any size: zeroed, at the start of a cache line, and all there. */
+/* Tensors of any size are zeroed, writable to their end, and begin at a cache line. */
 static void memory_is_zero(void **state)
 {
     static const int64_t sizes[] = {0, 1, 1000, 100000, (4 << 20) / 8 - 1, (4 << 20) / 8, (4 << 20) / 8 + 1, 3 << 20};
@@ -1089,15 +1096,15 @@ static void bytes_in_words(void **state)
                     {99951, "100 kB"}, {999499, "999 kB"}, {999501, "1.0 MB"}, {17.3e6, "17.3 MB"}, {3.1e9, "3.1 GB"},
                     {141e9, "141 GB"}, {2.5e12, "2.5 TB"}, {7e15, "7.0 PB"}, {1e18, "1.0 EB"}, {5e21, "5000 EB"},
                     {-1500, "-1.5 kB"}};
-    const char *kept[8];
+    const char *texts[8];
 
     (void)state;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
         assert_string_equal(bytes_text(expected[i].bytes), expected[i].text);
     for (int i = 0; i < 8; i++)
-        kept[i] = bytes_text(i);
-    for (int i = 0; i < 8; i++)                                 /* good until the eighth call after */
-        assert_int_equal(kept[i][0], '0' + i);
+        texts[i] = bytes_text(i);
+    for (int i = 0; i < 8; i++)                                 /* each text is valid for seven more calls */
+        assert_int_equal(texts[i][0], '0' + i);
 }
 
 static void numbers_in_words(void **state)
@@ -1113,15 +1120,16 @@ static void numbers_in_words(void **state)
     assert_string_equal(number_text(INT64_MIN), "-9,223,372,036,854,775,808");
 }
 
-/* The layout of every preset has the playbook's number of parameters, and the size that its name says, or near it. */
+/* Every preset's layout has the playbook's number of parameters, and about the size in its name. */
 static void presets_have_their_size(void **state)
 {
     static const struct {
         char *name;
         double least, most;
         int heads, seq, micro_batch, accumulate;
-    } presets[] = {{"tiny", 1e5, 2e5, 2, 64, 4, 1}, {"small", 8e5, 9e5, 4, 128, 8, 4}, {"10m", 10e6, 11e6, 6, 256, 8, 4},
-                   {"124m", 123e6, 125e6, 12, 1024, 4, 8}, {"350m", 345e6, 360e6, 16, 1024, 4, 8},
+    } presets[] = {{"tiny", 1e5, 2e5, 2, 64, 4, 1}, {"small", 8e5, 9e5, 4, 128, 8, 4},
+                   {"10m", 10e6, 11e6, 6, 256, 8, 4}, {"124m", 123e6, 125e6, 12, 1024, 4, 8},
+                   {"350m", 345e6, 360e6, 16, 1024, 4, 8},
                    {"774m", 770e6, 780e6, 20, 1024, 4, 8}, {"1.3b", 1.25e9, 1.35e9, 16, 2048, 2, 16},
                    {"7b", 6.5e9, 7e9, 32, 4096, 1, 16}, {"13b", 12.5e9, 13.1e9, 40, 4096, 1, 16},
                    {"70b", 65e9, 70e9, 64, 4096, 1, 16}, {"175b", 173e9, 177e9, 96, 2048, 1, 16},
@@ -1134,7 +1142,7 @@ static void presets_have_their_size(void **state)
         options_parse("test", "A test.", 3, argv, NULL);
         const int64_t h = options.config.hidden, L = options.config.layers;
         const int64_t N = h * options.config.vocab + L * (12 * h * h + 13 * h) + 2 * h;
-        Layout l = layout_create(options.config, WHOLE);
+        Layout l = layout_create(options.config, FULL_MODEL);
         if (l.count != N || N < presets[i].least || N > presets[i].most)
             fail_msg("--preset %s has %lld parameters, by the formula %lld", presets[i].name, (long long)l.count,
                      (long long)N);
@@ -1145,7 +1153,7 @@ static void presets_have_their_size(void **state)
     options = before;
 }
 
-static void pretended_hardware_is_what_was_said(void **state)
+static void pretend_sets_the_hardware(void **state)
 {
     const Options before = options;
     char *argv[] = {"test", "--pretend", "2,3,4", NULL};
@@ -1158,13 +1166,14 @@ static void pretended_hardware_is_what_was_said(void **state)
     options = before;
 }
 
-/* Each unit of common/ includes only what stands below it; an include that points up, and a unit that the list of
- * layers lacks, are found. */
+/* Each module of common/ includes only modules below it. layers.sh finds an include that points up, and a module that
+ * common/ultrascale.h does not list. */
 static void includes_point_down(void **state)
 {
     static const char *const planted[][3] = {
         {"tensor.h", "run.h", "common/tensor.h includes common/run.h, but run stands above tensor"},
-        {"comm/mpi.c", "../optimizer.h", "common/comm/mpi.c includes common/optimizer.h, but optimizer stands above comm"},
+        {"comm/mpi.c", "../optimizer.h",
+         "common/comm/mpi.c includes common/optimizer.h, but optimizer stands above comm"},
         {"other.h", "error.h", "lists no other.h"}};
 
     (void)state;
@@ -1182,32 +1191,32 @@ static void includes_point_down(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_accounted),
+        cmocka_unit_test(memory_is_tracked),
         cmocka_unit_test(memory_is_zero),
         cmocka_unit_test(philox_is_the_published_one),
         cmocka_unit_test(streams_are_apart),
         cmocka_unit_test(uniform_is_uniform),
         cmocka_unit_test(normal_is_normal),
-        cmocka_unit_test(parts_leave_nothing_over),
+        cmocka_unit_test(shards_cover_all),
         cmocka_unit_test(parameters_are_counted),
         cmocka_unit_test(presets_have_their_size),
-        cmocka_unit_test(pretended_hardware_is_what_was_said),
+        cmocka_unit_test(pretend_sets_the_hardware),
         cmocka_unit_test(slices_cover),
         cmocka_unit_test(layers_divide),
         cmocka_unit_test(replicas_own_nothing),
-        cmocka_unit_test(stretches_cover),
-        cmocka_unit_test(weights_depend_on_their_place_alone),
-        cmocka_unit_test(weights_are_spread_as_they_should),
+        cmocka_unit_test(segments_cover),
+        cmocka_unit_test(weights_depend_only_on_their_place),
+        cmocka_unit_test(weights_have_their_standard_deviation),
         cmocka_unit_test(views_of_a_buffer),
         cmocka_unit_test(views_of_units),
-        cmocka_unit_test(what_is_not_here_has_no_view),
-        cmocka_unit_test(the_rate_rises_and_falls),
+        cmocka_unit_test(parameters_of_other_ranks_have_no_view),
+        cmocka_unit_test(learning_rate_rises_and_falls),
         cmocka_unit_test(norms_are_clipped),
-        cmocka_unit_test(parts_change_no_update),
+        cmocka_unit_test(sharding_changes_no_update),
         cmocka_unit_test(adamw_is_adamw),
         cmocka_unit_test(norms_count_each_element_once),
-        cmocka_unit_test(batches_are_pieces_of_one),
-        cmocka_unit_test(the_held_out_tenth_stays_apart),
+        cmocka_unit_test(batches_do_not_depend_on_their_split),
+        cmocka_unit_test(validation_tokens_stay_apart),
         cmocka_unit_test(files_of_three_kinds),
         cmocka_unit_test(evaluations_have_their_size),
         cmocka_unit_test(tokens_are_printed),
@@ -1218,6 +1227,6 @@ int main(int argc, char **argv)
     };
 
     comm_begin(&argc, &argv);
-    device_init(0, 1, 1);               /* loops here are too short for more threads than one */
-    comm_exit(cmocka_run_group_tests_name("parts", tests, NULL, NULL));
+    device_init(0, 1, 1);               /* the loops are too short for more than one thread */
+    comm_exit(cmocka_run_group_tests_name("shards", tests, NULL, NULL));
 }

@@ -1,5 +1,5 @@
-/* The safetensors reader and writer: what is written is read back, and no file, however hostile, gets past the reader
- * or leaves it without a clear line. */
+/* Tests the safetensors reader and writer: files are read back as they were written, and the reader refuses every
+ * hostile file with one clear line. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -22,7 +22,7 @@
 #include "../../common/safetensors.h"
 
 static char directory[] = "/tmp/test_safetensors.XXXXXX";
-static char path[64];           /* of the one file that each test makes anew */
+static char path[64];           /* the test's file, removed after each test */
 
 static int make_directory(void **state)
 {
@@ -45,14 +45,14 @@ static int remove_file(void **state)
     return unlink(path) && errno != ENOENT;
 }
 
-/* All is well: there is no message. */
+/* Fails if there is an error message. */
 static void assert_fine(char *message)
 {
     if (message)
         fail_msg("%s", message);
 }
 
-/* The message is one line, begins with the path of the file and contains each word up to NULL; it is freed. */
+/* Fails unless the message is one line that begins with the file's path and contains each word up to NULL. Frees it. */
 static void assert_complains(char *message, const char *of_path, const char *const *words)
 {
     assert_non_null(message);
@@ -68,7 +68,7 @@ static void assert_complains(char *message, const char *of_path, const char *con
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-/* The reader refuses the file at that path, and leaves nothing open. */
+/* Fails unless the reader refuses the file and leaves nothing open. */
 static void assert_refused(const char *at_path, const char *const *words)
 {
     Safetensors s;
@@ -80,7 +80,7 @@ static void assert_refused(const char *at_path, const char *const *words)
     assert_null(s.path);
 }
 
-/* A file of these bytes, then as many zeros. */
+/* Writes a file of these bytes, followed by `zeros` zeros. */
 static void write_file(const void *bytes, size_t count, int64_t zeros)
 {
     FILE *f = fopen(path, "wb");
@@ -92,7 +92,7 @@ static void write_file(const void *bytes, size_t count, int64_t zeros)
     assert_int_equal(fclose(f), 0);
 }
 
-/* A file with that header, its length before it, and that many bytes of data. */
+/* Writes a file: the header's length, the header, `data_bytes` zeros. */
 static void write_header(const char *header, size_t header_bytes, int64_t data_bytes)
 {
     const uint64_t length = header_bytes;
@@ -132,7 +132,7 @@ static const float floats[6] = {1, -2.5f, FLT_MAX, 1e-45f, 0, 3.14159274f};
 static const int64_t ints[3] = {INT64_MIN, 0, INT64_MAX};
 static const uint8_t bytes[3] = {1, 2, 255};
 
-/* In the order of layout, but written from the last to the first. */
+/* Writes the tensors of `layout` to the test's file, from the last to the first. */
 static void write_all(void)
 {
     const void *const data[TENSORS] = {&scalar, NULL, floats, ints, doubles, bytes};
@@ -183,7 +183,7 @@ static void test_round_trip(void **state)
     assert_fine(safetensors_close(&laid_out, false));
 }
 
-/* Enough elements for more than one piece of the conversion, and not a multiple of one. */
+/* The count needs several pieces of the conversion, the last of them partial. */
 static void test_conversion(void **state)
 {
     enum { COUNT = 10001, DTYPES = 4 };
@@ -200,7 +200,7 @@ static void test_conversion(void **state)
         const double x = numbers[0][i] = ldexp(i % 7 ? i / 7.0 : -i, i % 23 - 15);
         numbers[1][i] = singles[i] = (float)x;
         numbers[2][i] = float_of_bf16(halves[0][i] = bf16_of((real)x));
-        numbers[3][i] = float_of_f16(halves[1][i] = f16_of((real)x));      /* subnormal ones among them */
+        numbers[3][i] = float_of_f16(halves[1][i] = f16_of((real)x));      /* some are subnormal */
     }
     for (int d = 0; d < DTYPES; d++) {
         all[d] = (SafeTensor){.name = (char *)dtypes[d], .dims = 1, .shape = {COUNT}};
@@ -225,7 +225,7 @@ static void test_conversion(void **state)
     assert_fine(safetensors_close(&s, false));
 }
 
-/* Numbers as their formats' definitions have them, not as our own conversions write them. */
+/* The expected numbers come from the formats' definitions, not from our conversions. */
 static void test_halves(void **state)
 {
     static const char header[] = "{\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[0,8]},"
@@ -249,7 +249,7 @@ static void test_halves(void **state)
     assert_fine(safetensors_close(&s, false));
 }
 
-static void test_part_of_a_tensor(void **state)
+static void test_ranges_of_a_tensor(void **state)
 {
     Safetensors s;
     double two[2];
@@ -313,7 +313,7 @@ static void test_two_writers(void **state)
     assert_fine(safetensors_close(&s, false));
 }
 
-/* Beyond 2^32 bytes; the file has a hole there, and takes no room. */
+/* A tensor of more than 2^32 bytes. The file is sparse: it takes no room on disk. */
 static void test_large(void **state)
 {
     const SafeTensor large = {.name = "large", .dtype = "F32", .dims = 2, .shape = {100000, 20000}};
@@ -348,7 +348,7 @@ static void test_header_as_written(void **state)
     (void)state;
     safetensors_lay_out(&s, path, two, 2, "step \"1\"");
     assert_fine(safetensors_create(&s));
-    const int written = open(path, O_RDONLY);           /* s.file is only for writing */
+    const int written = open(path, O_RDONLY);           /* s.file is open for writing only */
     assert_true(pread(written, &header, sizeof header, 0) > 0);
     close(written);
     assert_int_equal(header.length % 8, 0);
@@ -362,7 +362,7 @@ static void test_header_as_written(void **state)
     assert_fine(safetensors_close(&s, false));
 }
 
-/* Offsets of 10^15 and more are still whole numbers in digits, not 1e+15. */
+/* Offsets of 10^15 and more are written as integers, not as 1e+15. */
 static void test_offsets_are_exact(void **state)
 {
     const SafeTensor two[2] = {{.name = "a", .dtype = "U8", .dims = 1, .shape = {3000000000000000}},
@@ -372,7 +372,7 @@ static void test_offsets_are_exact(void **state)
 
     (void)state;
     safetensors_lay_out(&s, path, two, 2, NULL);
-    free(safetensors_create(&s));           /* a disk may refuse such a length, but the header comes first */
+    free(safetensors_create(&s));           /* the disk may refuse this length, after the header */
     FILE *f = fopen(path, "rb");
     assert_non_null(f);
     assert_int_equal(fseek(f, 8, SEEK_SET), 0);
@@ -388,7 +388,7 @@ static void test_no_tensors(void **state)
     Safetensors s;
 
     (void)state;
-    write_file("", 0, 100);                 /* what was there before goes */
+    write_file("", 0, 100);                 /* must be overwritten */
     safetensors_lay_out(&s, path, NULL, 0, NULL);
     assert_fine(safetensors_create(&s));
     assert_fine(safetensors_close(&s, true));
@@ -396,10 +396,10 @@ static void test_no_tensors(void **state)
     assert_int_equal(s.count, 0);
     assert_null(safetensors_find(&s, "a"));
     assert_fine(safetensors_close(&s, false));
-    assert_fine(safetensors_close(&s, false));          /* closed already: nothing to do */
+    assert_fine(safetensors_close(&s, false));          /* already closed: no effect */
 }
 
-/* What others write: any order, spaces, metadata anywhere, whole numbers with a point. */
+/* Other writers' headers: any order, spaces, metadata anywhere, integers with a decimal point. */
 static void test_foreign_header(void **state)
 {
     const char header[] = "{ \"b\": {\"data_offsets\": [8, 12], \"dtype\": \"BF16\", \"shape\": [1, 2]},\n"
@@ -457,12 +457,12 @@ static const struct {
     {"{\"a\":{\"dtype\":\"F32\"}}", 0, {"a: shape is missing"}},
     {"{" TENSOR("a", "F32", "4", "[0,16]") "}", 16, {"a: shape is 4", "array is needed"}},
     {"{" TENSOR("a", "F32", "[1,1,1,1,1]", "[0,4]") "}", 4, {"a: shape has 5 dimensions", "at most 4"}},
-    {"{" TENSOR("a", "F32", "[1,-1]", "[0,4]") "}", 4, {"a: shape[1] is -1", "whole number"}},
-    {"{" TENSOR("a", "F32", "[1.5]", "[0,6]") "}", 6, {"a: shape[0] is 1.5", "whole number"}},
-    {"{" TENSOR("a", "F32", "[1e400]", "[0,6]") "}", 6, {"a: shape[0] is inf", "whole number"}},
+    {"{" TENSOR("a", "F32", "[1,-1]", "[0,4]") "}", 4, {"a: shape[1] is -1", "an integer"}},
+    {"{" TENSOR("a", "F32", "[1.5]", "[0,6]") "}", 6, {"a: shape[0] is 1.5", "an integer"}},
+    {"{" TENSOR("a", "F32", "[1e400]", "[0,6]") "}", 6, {"a: shape[0] is inf", "an integer"}},
     {"{" TENSOR("a", "F32", "[9007199254740992,0]", "[0,0]") "}", 0, {"a: shape[0] is 9007199254740992", "2^53 - 1"}},
-    {"{" TENSOR("a", "F32", "[\"1\"]", "[0,4]") "}", 4, {"a: shape[0] is a string", "whole number"}},
-    {"{" TENSOR("a", "F32", "[true]", "[0,4]") "}", 4, {"a: shape[0] is true or false", "whole number"}},
+    {"{" TENSOR("a", "F32", "[\"1\"]", "[0,4]") "}", 4, {"a: shape[0] is a string", "an integer"}},
+    {"{" TENSOR("a", "F32", "[true]", "[0,4]") "}", 4, {"a: shape[0] is true or false", "an integer"}},
     {"{" TENSOR("a", "F32", "[4294967296,4294967296,4294967296]", "[0,0]") "}", 0,
      {"a: ", "shape[1]", "4294967296", "more than 2^63 - 1 bytes"}},
     {"{" TENSOR("a", "I8", "[4294967296,2147483648]", "[0,0]") "}", 0, {"a: ", "shape[1]", "more than 2^63 - 1 bytes"}},
@@ -471,10 +471,10 @@ static const struct {
     {"{" TENSOR("a", "F32", "[]", "{}") "}", 4, {"a: data_offsets is an object", "array is needed"}},
     {"{" TENSOR("a", "F32", "[]", "[4]") "}", 4, {"a: data_offsets has 1 numbers", "2 are needed"}},
     {"{" TENSOR("a", "F32", "[]", "[0,4,8]") "}", 8, {"a: data_offsets has 3 numbers", "2 are needed"}},
-    {"{" TENSOR("a", "F32", "[]", "[-4,0]") "}", 4, {"a: data_offsets[0] is -4", "whole number"}},
-    {"{" TENSOR("a", "F32", "[]", "[0,4.5]") "}", 5, {"a: data_offsets[1] is 4.5", "whole number"}},
-    {"{" TENSOR("a", "F32", "[]", "[0,1e300]") "}", 4, {"a: data_offsets[1] is 1", "whole number"}},
-    {"{" TENSOR("a", "F32", "[]", "[0,null]") "}", 4, {"a: data_offsets[1] is null", "whole number"}},
+    {"{" TENSOR("a", "F32", "[]", "[-4,0]") "}", 4, {"a: data_offsets[0] is -4", "an integer"}},
+    {"{" TENSOR("a", "F32", "[]", "[0,4.5]") "}", 5, {"a: data_offsets[1] is 4.5", "an integer"}},
+    {"{" TENSOR("a", "F32", "[]", "[0,1e300]") "}", 4, {"a: data_offsets[1] is 1", "an integer"}},
+    {"{" TENSOR("a", "F32", "[]", "[0,null]") "}", 4, {"a: data_offsets[1] is null", "an integer"}},
     {"{" TENSOR("a", "F32", "[]", "[8,4]") "}", 8, {"a: data_offsets begin at 8, after their end at 4"}},
     {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", 7, {"a: data_offsets end at 8", "7 bytes of data"}},
     {"{" TENSOR("a", "F32", "[]", "[9007199254740987,9007199254740991]") "}", 4,
@@ -548,7 +548,7 @@ static void test_deep_nesting(void **state)
     assert_refused(path, WORDS("nested too deep"));
 }
 
-/* A name that never ends doesn't drown what is wrong with it. */
+/* The message about a tensor with a very long name stays short, and tells what is wrong. */
 static void test_long_name(void **state)
 {
     enum { LENGTH = 100000 };
@@ -598,7 +598,7 @@ static void test_not_a_file(void **state)
     assert_int_equal(unlink(path), 0);
     write_file("", 0, 0);
     assert_int_equal(chmod(path, 0), 0);
-    if (geteuid() != 0)                     /* to root, nothing is unreadable */
+    if (geteuid() != 0)                     /* root can read any file */
         assert_refused(path, WORDS("cannot be opened", "Permission denied"));
 }
 
@@ -618,7 +618,7 @@ static void test_writing_fails(void **state)
     assert_fine(safetensors_close(&s, false));
 }
 
-/* The system takes the bytes up to the limit, then no more: a short write, then an error. */
+/* The system writes the bytes up to its limit, then none: a short write, then an error. */
 static void test_short_write(void **state)
 {
     const SafeTensor one = {.name = "a", .dtype = "F32", .dims = 1, .shape = {6}};
@@ -644,7 +644,7 @@ static void test_short_write(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_round_trip), TEST(test_conversion), TEST(test_halves), TEST(test_part_of_a_tensor),
+        TEST(test_round_trip), TEST(test_conversion), TEST(test_halves), TEST(test_ranges_of_a_tensor),
         TEST(test_two_writers), TEST(test_large), TEST(test_header_as_written), TEST(test_offsets_are_exact),
         TEST(test_no_tensors), TEST(test_foreign_header), TEST(test_hostile_headers), TEST(test_hostile_lengths),
         TEST(test_deep_nesting), TEST(test_long_name), TEST(test_truncated_everywhere),

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- Looking before and after ---- */
+/* ---- Files ---- */
 
 char *slurp(const char *path, size_t *bytes)
 {
@@ -21,7 +21,7 @@ char *slurp(const char *path, size_t *bytes)
 
     *bytes = 0;
     if (!f)
-        fail_msg("%s is not there", path);
+        fail_msg("%s does not exist", path);
     do {
         all = realloc(all, room += 65536);
         *bytes += fread(all + *bytes, 1, room - 1 - *bytes, f);
@@ -87,7 +87,7 @@ void assert_same_listing(char *before, char *after, const char *what)
         size_t line = 0;
         for (size_t i = 0; before[i] && before[i] == after[i]; i++)
             line = before[i] == '\n' ? i + 1 : line;
-        fail_msg("%s\nchanged files: there was \"%.*s\", there is \"%.*s\"", what, (int)strcspn(before + line, "\n"),
+        fail_msg("%s\nchanged files: before \"%.*s\", after \"%.*s\"", what, (int)strcspn(before + line, "\n"),
                  before + line, (int)strcspn(after + line, "\n"), after + line);
     }
     free(before);
@@ -107,7 +107,7 @@ void assert_one_line(Result r, const char *what)
         if ((unsigned char)*c < ' ' || *c == 127)
             fail_msg("%s\nprints control character %d:\n%s", what, *c, r.err);
     if (end - r.err < 35)
-        fail_msg("%s\nsays too little: %s", what, r.err);
+        fail_msg("%s\nprints too short a message: %s", what, r.err);
 }
 
 void assert_words(const char *text, const char *words, const char *what)
@@ -146,7 +146,7 @@ void all_fail(const Case *cases)
         fails(cases->status, cases->words, CPU " " SMALL " %s", cases->options);
 }
 
-/* ---- What every test finds in the temporary directory, and where it leaves nothing to the next ---- */
+/* ---- The temporary directory: the same files before each test, none after it ---- */
 
 pid_t process;
 
@@ -162,7 +162,7 @@ int clean_up(void **state)
 
 int set_up(void **state)
 {
-    clean_up(state);            /* where setting up failed, cmocka doesn't clean up */
+    clean_up(state);            /* cmocka does not clean up after a set_up that failed */
     run_well("mv %s data.bin", token_file(2000, 97));
     run_well("mkdir adir");
     run_well("sh -c 'echo precious > adir/file; echo precious > afile; echo precious > old.csv; mkfifo fifo'");
@@ -171,7 +171,7 @@ int set_up(void **state)
     return 0;
 }
 
-/* ---- Programs that are met while they run ---- */
+/* ---- A program to which something happens while it runs ---- */
 
 static double now(void)
 {
@@ -182,9 +182,9 @@ static double now(void)
 }
 
 int process_out, process_err;
-char *printed;           /* to its stdout until now */
+char *printed;           /* its output on stdout so far */
 
-/* All that comes until `text` is in it (NULL: until the end), added to `to`; false: it ended or took 15 seconds. */
+/* Appends output to *to until it contains `text`; NULL: until its end. False: it ended, or 15 seconds passed. */
 static bool read_until(int file, char **to, const char *text)
 {
     const double began = now();
@@ -226,8 +226,8 @@ void start(const char *command)
     close(out[1]), close(err[1]);
     process_out = out[0], process_err = err[0];
     printed = strdup("");
-    if (!read_until(process_out, &printed, "tokens a step\n"))
-        fail_msg("%s\ndoesn't begin: %s", command, printed);
+    if (!read_until(process_out, &printed, "tokens per step\n"))
+        fail_msg("%s\ndoes not begin to train: %s", command, printed);
 }
 
 Result end_process(double seconds)

@@ -1,4 +1,4 @@
-/* Checkpoints that cannot be right, and weights that are none. */
+/* Invalid checkpoints, and weights that are NaN or Inf. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,14 +7,15 @@
 #include "../../common/safetensors.h"
 #include "refusals.h"
 
-/* ---- Checkpoints that cannot be right ---- */
+/* ---- Invalid checkpoints ---- */
 
-#define GO_ON CPU " " SMALL " --load bad --save bad --report new.json --metrics new.csv --trace new.trace"
+#define RESUME CPU " " SMALL " --load bad --save bad --report new.json --metrics new.csv --trace new.trace"
 
 static const char *const checkpoint_files[] = {"model.safetensors", "config.json", "optimizer.safetensors",
                                                "trainer.json"};
 
-/* A copy of the good checkpoint, to be spoilt; bad/FILE's path, in one of harness.c's buffers. */
+/* Makes `bad`, a copy of the good checkpoint for a test to damage. Returns the path of bad/FILE, in one of harness.c's
+ * buffers. */
 static const char *spoil(const char *file)
 {
     char name[64];
@@ -25,22 +26,22 @@ static const char *spoil(const char *file)
     return in_temporary(name);
 }
 
-/* Puts `to` in the place of `from`, which must be in the file. */
+/* Replaces the first `from`, which the file must have, by `to`. */
 static void change(const char *path, const char *from, const char *to)
 {
     size_t bytes;
     char *text = slurp(path, &bytes), *at = memmem(text, bytes, from, strlen(from));
-    char *whole = malloc(bytes + strlen(to));
+    char *changed = malloc(bytes + strlen(to));
 
     if (!at)
         fail_msg("%s has no %s", path, from);
     const size_t before = at - text, after = bytes - before - strlen(from);
-    memcpy(whole, text, before);
-    memcpy(whole + before, to, strlen(to));
-    memcpy(whole + before + strlen(to), at + strlen(from), after);
-    spill(path, whole, before + strlen(to) + after);
+    memcpy(changed, text, before);
+    memcpy(changed + before, to, strlen(to));
+    memcpy(changed + before + strlen(to), at + strlen(from), after);
+    spill(path, changed, before + strlen(to) + after);
     free(text);
-    free(whole);
+    free(changed);
 }
 
 static void incomplete_checkpoints_are_refused(void **state)
@@ -57,15 +58,15 @@ static void incomplete_checkpoints_are_refused(void **state)
         if (f >= 2)
             strcat(words, "|has both");
         fails(1, words, CPU " " SMALL " --load bad --report new.json --metrics new.csv --trace new.trace");
-        fails(1, name, GO_ON);                  /* --save doesn't want it either, without its trainer.json */
+        fails(1, name, RESUME);                 /* --save would refuse it without its trainer.json */
         run_well("mkdir bad/%s", name);
-        fails(1, name, GO_ON);
+        fails(1, name, RESUME);
         run_well("rmdir bad/%s", name);
         run_well("mkfifo bad/%s", name);
-        fails(1, name, GO_ON);
+        fails(1, name, RESUME);
         run_well("rm bad/%s", name);
         run_well("ln -s /dev/zero bad/%s", name);
-        fails(1, name, GO_ON);
+        fails(1, name, RESUME);
         run_well("rm bad/%s", name);
 
         size_t bytes;
@@ -74,12 +75,12 @@ static void incomplete_checkpoints_are_refused(void **state)
         const int points = full_tests() ? 200 : 20;
         snprintf(words, sizeof words, "bad/%s", name);
         for (int i = 0; i < points; i++) {
-            /* the ends, the header's borders, and what lies between */
+            /* lengths around the ends and the header's length field, and in between */
             static const size_t special[] = {0, 1, 7, 8, 9};
             const size_t length = i < 5 ? special[i] : i == 5 ? bytes - 1 : i == 6 ? bytes / 2
                                 : (uint64_t)i * 2654435761u % bytes;
             spill(path, text, length);
-            fails(1, words, GO_ON);
+            fails(1, words, RESUME);
         }
         free(text);
     }
@@ -97,12 +98,12 @@ static void other_models_are_refused(void **state)
     }
     fails(1, "--load good|--hidden 16|--hidden 32", CPU64 " " SMALL " --load good --hidden 32");
 
-    /* config.json says that the shape fits, the tensors say otherwise */
+    /* config.json has the options' shape, the tensors have another */
     const char *config = spoil("config.json");
     change(config, "\"vocab_size\":\t97", "\"vocab_size\":\t98");
-    fails(1, "bad/model.safetensors|embed|97|98", GO_ON " --vocab 98");
+    fails(1, "bad/model.safetensors|embed|97|98", RESUME " --vocab 98");
 
-    /* dtypes that aren't read, one of them wider than what is; a tensor that isn't there */
+    /* dtypes that the programs do not read, one of them wider than F32; a missing tensor */
     static const char *const dtypes[] = {"I32", "I64", "F32"};
     Safetensors good, bad;
     for (int way = 0; way < 3; way++) {
@@ -116,12 +117,12 @@ static void other_models_are_refused(void **state)
         assert_null(safetensors_close(&bad, false));
         free(safetensors_close(&good, false));
         snprintf(words, sizeof words, "bad/model.safetensors|%s", way == 2 ? "missing" : dtypes[way]);
-        fails(1, words, GO_ON);
+        fails(1, words, RESUME);
     }
 }
 
-/* Each key that makes another model, as every version of transformers has called it, in a checkpoint of ours and in a
- * model from elsewhere. */
+/* Each key that would make another model, under its name in every version of transformers. Tested in this project's
+ * checkpoints and in models from elsewhere. */
 static void configurations_of_other_models_are_refused(void **state)
 {
 #define KEY(name) "\"" name "\":\t"
@@ -162,7 +163,7 @@ static void configurations_of_other_models_are_refused(void **state)
         {"\"rotary_emb_base\"", "\"rope_scaling\": null, \"rope_theta\": 1e4, \"rotary_emb_base\""},
         {KEY("rotary_pct") "1", "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4, "
          "\"partial_rotary_factor\": 1.0}"},
-        {"\"rotary_emb_base\"", "\"x\""},                       /* missing: 10000 to them too */
+        {"\"rotary_emb_base\"", "\"x\""},                       /* missing: transformers uses 10000 */
         {"\"max_position_embeddings\":\t8", "\"max_position_embeddings\":\t2048"},
         {KEY("hidden_dropout") "0", KEY("hidden_dropout") "0.1"},
     };
@@ -186,7 +187,7 @@ static void configurations_of_other_models_are_refused(void **state)
     }
 }
 
-/* A file of another run, or of another step of the same, or of a trainer.json that was edited. */
+/* A checkpoint with one file of another run or step, or with an edited trainer.json. */
 static void files_of_two_checkpoints_are_refused(void **state)
 {
     static const char *const others[] = {"--seed 8 --steps 2", "--seed 7 --steps 1", "--seed 7 --steps 2 --lr 0.5",
@@ -211,7 +212,7 @@ static void files_of_two_checkpoints_are_refused(void **state)
     }
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         change(spoil("trainer.json"), edits[i][0], edits[i][1]);
-        fails(1, "bad/trainer.json|two checkpoints", GO_ON);
+        fails(1, "bad/trainer.json|two checkpoints", RESUME);
     }
     run_well("rm -r again bad");
 }
@@ -251,7 +252,7 @@ static void hostile_headers_are_refused(void **state)
             memcpy(bytes + 8, cases[i].header, n);
             spill(spoil(checkpoint_files[f]), bytes, 8 + n + 100);
             snprintf(words, sizeof words, "bad/%s|%s", checkpoint_files[f], cases[i].words);
-            fails(1, words, GO_ON);
+            fails(1, words, RESUME);
         }
 }
 
@@ -293,33 +294,33 @@ static void garbage_in_json_is_refused(void **state)
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         change(spoil(checkpoint_files[changes[i].file]), changes[i].from, changes[i].to);
         snprintf(words, sizeof words, "bad/%s|%s", checkpoint_files[changes[i].file], changes[i].words);
-        fails(1, words, GO_ON);
+        fails(1, words, RESUME);
     }
     for (int f = 1; f < 4; f += 2) {
         snprintf(words, sizeof words, "bad/%s", checkpoint_files[f]);
         for (size_t i = 0; i < sizeof garbage / sizeof *garbage; i++) {
             spill(spoil(checkpoint_files[f]), garbage[i], strlen(garbage[i]));
-            fails(1, words, GO_ON);
+            fails(1, words, RESUME);
         }
         char *deep = memset(malloc(500000), '[', 500000);                /* a parser that recurses runs out of stack */
         spill(spoil(checkpoint_files[f]), deep, 500000);
-        fails(1, words, GO_ON);
+        fails(1, words, RESUME);
         memcpy(deep, "{\"step\":", 8);
         spill(spoil(checkpoint_files[f]), deep, 500000);
-        fails(1, words, GO_ON);
+        fails(1, words, RESUME);
         free(deep);
         run_well("truncate -s 3G %s", spoil(checkpoint_files[f]));
         run_well("truncate -s 2000000 %s", spoil(checkpoint_files[f]));
-        fails(1, words, GO_ON);
-        run_well("sh -c 'echo x >> %s'", spoil(checkpoint_files[f]));   /* behind the object */
-        fails(1, words, GO_ON);
+        fails(1, words, RESUME);
+        run_well("sh -c 'echo x >> %s'", spoil(checkpoint_files[f]));   /* text after the object */
+        fails(1, words, RESUME);
     }
 }
 
 /* ---- NaN and Inf ---- */
 
-/* A weight that is no number is found when it is read, also where no step follows; one so large that it makes NaN of
- * others, in the first step's loss. The checkpoint isn't replaced. */
+/* A weight that is NaN or Inf is found when it is read, even if no step follows. A weight so large that it leads to NaN
+ * is found in the first step's loss. The checkpoint is not replaced. */
 static void nan_stops_the_run(void **state)
 {
     static const float values[] = {NAN, INFINITY, -INFINITY}, large = 3e38f;
@@ -349,14 +350,14 @@ static void nan_stops_the_run(void **state)
     }
     free(safetensors_close(&good, false));
 
-    /* Moments that are none would make the weights so, after the loss of the last step was seen. */
+    /* Moments that are NaN would make the weights NaN after the last step's loss was computed. */
     assert_null(safetensors_open(&good, in_temporary("good/optimizer.safetensors")));
     for (int i = 0; i < good.count; i += good.count - 1) {
         FILE *f = fopen(spoil("optimizer.safetensors"), "r+b");
         fseek(f, good.tensors[i].first_byte, SEEK_SET);
         fwrite(values, sizeof *values, 1, f);
         fclose(f);
-        fails(1, "nan", GO_ON);
+        fails(1, "nan", RESUME);
     }
     free(safetensors_close(&good, false));
 }

@@ -1,4 +1,4 @@
-/* What is wrong with the command line, or asks for more than the machine has: one line that says it. */
+/* Command lines that are invalid, or that need more than the machine has: each gets one clear line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,9 +23,9 @@ static void numbers_are_checked(void **state)
         int name_count, value_count;
         const char *kind;
     } groups[] = {
-        {ints, no_int, sizeof ints / sizeof *ints, sizeof no_int / sizeof *no_int, "whole number from"},
+        {ints, no_int, sizeof ints / sizeof *ints, sizeof no_int / sizeof *no_int, "an integer from"},
         {doubles, no_double, sizeof doubles / sizeof *doubles, sizeof no_double / sizeof *no_double, "a number from"},
-        {seed, no_seed, 1, sizeof no_seed / sizeof *no_seed, "from 0 to 2^64 - 1"},
+        {seed, no_seed, 1, sizeof no_seed / sizeof *no_seed, "an integer from 0 to 2^64 - 1"},
     };
 
     (void)state;
@@ -34,9 +34,9 @@ static void numbers_are_checked(void **state)
             for (int v = 0; v < groups[g].value_count; v++) {
                 char words[128];
                 if (!full_tests() && k++ % 3 && groups[g].name_count > 1)
-                    continue;                   /* 13 and 11 values: each with some option, each option with some */
+                    continue;                   /* every third pair: all options and, with 13 or 11, all values */
                 const char *name = groups[g].names[n], *value = groups[g].values[v];
-                snprintf(words, sizeof words, "--%s %s, but|%s", name, value, groups[g].kind);
+                snprintf(words, sizeof words, "--%s: expected %s|, got '%s'", name, groups[g].kind, value);
                 fails(2, words, CPU " " SMALL " --%s '%s'", name, value);
             }
 }
@@ -44,20 +44,20 @@ static void numbers_are_checked(void **state)
 static void the_command_line_is_checked(void **state)
 {
     static const Case cases[] = {
-        {"--hidden 50 --heads 4", 2, "--hidden 50|multiple|--heads 4"},
-        {"--hidden 16 --heads 32", 2, "--hidden 16|multiple|--heads 32"},
-        {"--hidden 12 --heads 4", 2, "--hidden 12|--heads 4|heads of 3|even"},
-        {"--layers 0", 2, "--layers 0|from 1 to 10000"},
-        {"--layers 10001", 2, "--layers 10001|from 1 to 10000"},
-        {"--vocab 1", 2, "--vocab 1|from 2"},
-        {"--seq 0", 2, "--seq 0|from 1"},
-        {"--threads 4097", 2, "--threads 4097|4096"},
+        {"--hidden 50 --heads 4", 2, "--hidden: expected a multiple of --heads 4, got 50"},
+        {"--hidden 16 --heads 32", 2, "--hidden: expected a multiple of --heads 32, got 16"},
+        {"--hidden 12 --heads 4", 2, "--hidden 12|--heads 4|even head size|got 3"},
+        {"--layers 0", 2, "--layers: expected an integer from 1 to 10000, got '0'"},
+        {"--layers 10001", 2, "--layers: expected an integer from 1 to 10000, got '10001'"},
+        {"--vocab 1", 2, "--vocab: expected an integer from 2 to |, got '1'"},
+        {"--seq 0", 2, "--seq: expected an integer from 1 to |, got '0'"},
+        {"--threads 4097", 2, "--threads: expected|4096, got '4097'"},
         {"--tf32 on", 2, "--tf32 on|sm_80"},
         {"--autotune on", 2, "--autotune on|GPUs"},
-        {"--tf32 yes", 2, "--tf32 yes|auto|on|off"},
-        {"--lr 1001", 2, "--lr 1001|from 0 to 1000"},
-        {"--lr 1e-999", 2, "--lr 1e-999|from 0 to 1000"},
-        /* each fits, their product doesn't */
+        {"--tf32 yes", 2, "--tf32: expected one of auto|on|off, got 'yes'"},
+        {"--lr 1001", 2, "--lr: expected a number from 0 to 1000, got '1001'"},
+        {"--lr 1e-999", 2, "--lr: expected a number from 0 to 1000, got '1e-999'"},
+        /* each number is in its range, the product is too large */
         {"--seq 16777216 --micro-batch 65536", 2, "--micro-batch 65536|--seq 16777216|2.15e+09"},
         {"--seq 16777216 --micro-batch 128", 2, "--micro-batch 128|--seq 16777216|2.15e+09"},
         {"--seq 16777216 --layers 4", 2, "--seq 16777216|1e+15"},
@@ -71,31 +71,31 @@ static void the_command_line_is_checked(void **state)
         {"--steps", 2, "--steps|requires an argument"},
         {"--quiet=3", 2, "--quiet"},
         {"--check=", 2, "--check"},
-        {"--preset 10M", 2, "--preset 10M|tiny|405b"},
-        {"--preset tin", 2, "--preset tin|tiny|405b"},
-        {"--preset ''", 2, "--preset|tiny|405b"},
-        {"--preset tiny|small", 2, "--preset tiny"},
-        {"--recompute ''", 2, "--recompute|none|selective|full"},
-        {"--recompute Full", 2, "--recompute Full|selective"},
-        {"--recompute none|full", 2, "--recompute none|selective"},
-        {"--comm tcp", 2, "--comm tcp|auto"},
+        {"--preset 10M", 2, "--preset: expected one of tiny|405b, got '10M'"},
+        {"--preset tin", 2, "--preset: expected one of tiny|405b, got 'tin'"},
+        {"--preset ''", 2, "--preset: expected one of tiny|405b, got ''"},
+        {"--preset tiny|small", 2, "--preset: expected one of|405b, got 'tiny"},
+        {"--recompute ''", 2, "--recompute: expected one of none|selective|full, got ''"},
+        {"--recompute Full", 2, "--recompute: expected one of none|selective|full, got 'Full'"},
+        {"--recompute none|full", 2, "--recompute: expected one of none|selective|, got 'none"},
+        {"--comm tcp", 2, "--comm: expected one of auto|, got 'tcp'"},
         {"--comm nccl", 1, "--comm nccl|cuda"},
         {"stray", 2, "\"stray\"|--help"},
         {"tiny --steps 3", 2, "\"tiny\""},
         {"-- --steps", 2, "\"--steps\""},
         {"''", 2, "\"\""},
         {"--save-every 5", 2, "--save-every 5|--save"},
-        {"--lr-decay-steps 5 --warmup 10", 2, "--lr-decay-steps 5|--warmup 10"},
-        {"--lr-decay-steps 10 --warmup 10", 2, "--lr-decay-steps 10|--warmup 10"},
-        {"--lr 1e-4 --min-lr 1e-3 --lr-decay-steps 100", 2, "--min-lr 0.001|--lr 0.0001"},
-        {"--data ''", 2, "--data|empty|FILE"},
-        {"--save ''", 2, "--save|empty|DIR"},
-        {"--load ''", 2, "--load|empty|DIR"},
-        {"--metrics ''", 2, "--metrics|empty|FILE"},
-        {"--report ''", 2, "--report|empty|FILE"},
-        {"--trace ''", 2, "--trace|empty|FILE"},
-        {"--dump-gradients ''", 2, "--dump-gradients|empty|FILE"},
-        /* what can be known before training is said before it */
+        {"--lr-decay-steps 5 --warmup 10", 2, "--lr-decay-steps: expected more than --warmup 10, got 5"},
+        {"--lr-decay-steps 10 --warmup 10", 2, "--lr-decay-steps: expected more than --warmup 10, got 10"},
+        {"--lr 1e-4 --min-lr 1e-3 --lr-decay-steps 100", 2, "--min-lr: expected at most --lr 0.0001, got 0.001"},
+        {"--data ''", 2, "--data: expected a FILE, got an empty text"},
+        {"--save ''", 2, "--save: expected a DIR, got an empty text"},
+        {"--load ''", 2, "--load: expected a DIR, got an empty text"},
+        {"--metrics ''", 2, "--metrics: expected a FILE, got an empty text"},
+        {"--report ''", 2, "--report: expected a FILE, got an empty text"},
+        {"--trace ''", 2, "--trace: expected a FILE, got an empty text"},
+        {"--dump-gradients ''", 2, "--dump-gradients: expected a FILE, got an empty text"},
+        /* errors that are reported before training */
         {"--sample 5 --prompt zz --save new", 2, "--prompt|122|--vocab 97"},
         {"--sample 5 --vocab 5", 2, "--sample 5|--prompt|10|--vocab 5"},
         {"--steps 0 --dump-gradients new --report new.json", 1, "--dump-gradients|no step"},
@@ -113,19 +113,19 @@ static void the_command_line_is_checked(void **state)
     (void)state;
     all_fail(cases);
     for (size_t i = 0; i < sizeof pretends / sizeof *pretends; i++)
-        fails(2, "--pretend|GFLOPS,GB/S,MICROSECONDS", CPU " " SMALL " --pretend %s", pretends[i]);
-    /* a line stays a line */
-    fails(2, "--preset a", CPU " " SMALL " --preset 'a\nb\033[2J'");
+        fails(2, "--pretend: expected|GFLOPS,GB/S,MICROSECONDS", CPU " " SMALL " --pretend %s", pretends[i]);
+    /* line ends and control characters in a value do not get into the message */
+    fails(2, "--preset: expected|got 'a?b?[2J'", CPU " " SMALL " --preset 'a\nb\033[2J'");
     fails(1, "--data a", CPU " " SMALL " --data 'a\nb'");
     char text[3001] = "";
     memset(text, 'a', 3000);
     fails(1, "--data aaa", CPU " " SMALL " --data %s", text);
-    fails(2, "--hidden 50|multiple", CPU64 " " SMALL " --hidden 50 --heads 4");
+    fails(2, "--hidden: expected a multiple of --heads 4, got 50", CPU64 " " SMALL " --hidden 50 --heads 4");
     fails(2, "--nonsense", CPU64 " --nonsense");
-    run_well(CPU " " SMALL " --quie --accum 1 --seed +7 --steps ' 1' --lr 0x1p-10");      /* unusual, but no errors */
+    run_well(CPU " " SMALL " --quie --accum 1 --seed +7 --steps ' 1' --lr 0x1p-10");      /* unusual, but valid */
 }
 
-/* The names that command_line.c and command_line.h give to argp: {"name", OPTION_... and {"name", KEY_... */
+/* Reads the names of all options from command_line.c and command_line.h: {"name", OPTION_... and {"name", KEY_... */
 static int option_names(char names[][32], int most)
 {
     static const char *const sources[] = {SOURCE "/common/command_line.c", SOURCE "/common/command_line.h"};
@@ -163,18 +163,18 @@ static void help_mentions_every_option(void **state)
         assert_string_equal(r.err, "");
         for (char *at = r.out; (at = strstr(at, "--")); at += 2) {
             if (at != r.out && !strchr(" [\n(", at[-1]))
-                continue;                       /* a dash in a word */
+                continue;                       /* dashes within a word */
             const int n = strspn(at + 2, "abcdefghijklmnopqrstuvwxyz0123456789-");
             int i = 0;
             while (i < count && ((int)strlen(names[i]) != n || strncmp(names[i], at + 2, n)))
                 i++;
             if (i == count)
-                fail_msg("%s mentions --%.*s, which the parser doesn't know", ways[w], n, at + 2);
+                fail_msg("%s mentions --%.*s, which the parser does not have", ways[w], n, at + 2);
             seen[i] = true;
         }
         for (int i = 0; i < count; i++)
             if (!seen[i])
-                fail_msg("%s doesn't mention --%s", ways[w], names[i]);
+                fail_msg("%s does not mention --%s", ways[w], names[i]);
         result_free(r);
     }
 }
@@ -185,16 +185,17 @@ static void what_cannot_fit_is_refused(void **state)
 {
     static const Case cases[] = {
         {"--preset 405b --data long.bin", 1,
-         " TB of memory|available|category is activations with|--recompute full|--micro-batch"},
+         "not enough memory: needs | TB, | available|category is activations with|try --recompute full|--micro-batch"},
         {"--preset 405b --recompute full --seq 1", 1, "category is optimizer with|--layers|--hidden"},
         {"--preset 405b --data long.bin --report new.json --metrics new.csv --trace new.trace --dump-gradients new.g "
          "--save new", 1, "available"},
         {"--preset 405b --data long.bin --metrics old.csv", 1, "available"},
-        {"--layers 10000 --hidden 1048576 --heads 1024 --seq 1", 1, "EB of memory|optimizer|--layers"},
-        {"--vocab 16777216 --hidden 65536 --heads 1024", 1, "TB of memory|optimizer|--vocab"},
+        {"--layers 10000 --hidden 1048576 --heads 1024 --seq 1", 1,
+         "not enough memory: needs | EB, |optimizer|--layers"},
+        {"--vocab 16777216 --hidden 65536 --heads 1024", 1, "not enough memory: needs | TB, |optimizer|--vocab"},
         {"--layers 100 --hidden 16384 --heads 2 --seq 8192 --micro-batch 1024 --data long.bin", 1,
          "activations with|--recompute full"},
-        /* no advice to do what was done */
+        /* a message does not advise an option that is set */
         {"--layers 100 --hidden 16384 --heads 2 --seq 8192 --micro-batch 1024 --data long.bin --recompute full", 1,
          "activations with|--micro-batch|!--recompute full"},
         {0}};
@@ -203,52 +204,53 @@ static void what_cannot_fit_is_refused(void **state)
     run_well("mkdir keep");
     run_well("mv %s long.bin", token_file(100000, 97));
     all_fail(cases);
-    fails(1, "TB of memory|--recompute full", CPU64 " --quiet --preset 405b --data long.bin");
-    fails(1, "TB of memory", CPU " --preset 405b --data long.bin --save keep");          /* an empty directory stays */
+    fails(1, "not enough memory: needs | TB, |--recompute full", CPU64 " --quiet --preset 405b --data long.bin");
+    fails(1, "not enough memory: needs | TB, ", CPU " --preset 405b --data long.bin --save keep");
 
-    /* Two ranks of which each would find enough, but not both: 16 bytes a parameter. A limit, in case they go on (which
-     * sanitizers don't take). */
+    /* Memory is enough for either of two ranks, at 16 bytes per parameter, but not for both. The limit of address space
+     * is for a program that continues all the same; sanitizers do not work under it. */
     Result r = run(CPU " --preset tiny --steps 0");
-    const char *said = strstr(r.out, "memory will be"), *of = said ? strstr(said, " of ") : NULL;
+    const char *line = strstr(r.out, "memory needed:"), *total = line ? strstr(line, "; total ") : NULL;
     double available = 0;
-    const bool known = of && sscanf(of, " of %lf GB available", &available) == 1;
+    const bool known = total && sscanf(total, "; total %*[^,], %lf GB available", &available) == 1;
     const double vocab = 0.7e9 * available / 16 / 1024;
     if (known && vocab <= 1 << 24 && !strstr(BUILD, "/sanitize")) {
         Result two = run("sh -c 'ulimit -v 40000000; timeout 15 mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 1 "
                          "--hidden 1024 --heads 2 --seq 4 --micro-batch 1 --vocab %.0f'", vocab);
         assert_int_equal(two.status, 1);
-        assert_words(two.err, "03_data_parallel: |of memory for the 2 ranks here, and|available", "2 ranks");
+        assert_words(two.err, "03_data_parallel: not enough memory: needs | for 2 ranks together, | available",
+                     "2 ranks");
         result_free(two);
     } else
-        print_message("skipped: two ranks that share memory, of which %.0f GB are available\n", available);
+        print_message("skipped: two ranks that need more memory than the %.0f GB available\n", available);
     result_free(r);
 
-    /* 8M x 16 parameters are 0.5 GB, four times. With a limit of address space it is known before; with one of data an
-     * allocation fails although there seems to be memory enough. */
+    /* The embedding has 8M x 16 parameters: 0.5 GB, four times with gradients and moments. The check before training
+     * sees a limit of address space. It does not see a limit of data, under which an allocation fails. */
     r = run("sh -c 'ulimit -v 1000000; exec " CPU " " SMALL "'");
     if (r.status == 0) {
-        fails(1, "of memory, and|are available", "sh -c 'ulimit -v 1000000; exec " CPU " " SMALL " --vocab 8000000 "
-              "--report new'");
-        /* far smaller: other programs may have taken the machine's memory, and then it is known before */
-        fails(1, "needs|in use|would need less", "sh -c 'ulimit -d 500000; exec " CPU " " SMALL " --vocab 2000000 "
-              "--report new'");
+        fails(1, "not enough memory: needs| available", "sh -c 'ulimit -v 1000000; exec " CPU " " SMALL " --vocab "
+              "8000000 --report new'");
+        /* far smaller, so that the check before training passes even if other programs use most of the memory */
+        fails(1, "not enough memory for|needs|in use|try ", "sh -c 'ulimit -d 500000; exec " CPU " " SMALL " --vocab "
+              "2000000 --report new'");
         fails(1, "ulimit -v|too little memory for 16 threads", "sh -c 'ulimit -v 1000000; exec " CPU " " SMALL
               " --threads 16'");
     } else
-        print_message("skipped: a limit of address space\n");
+        print_message("skipped: runs under a limit of address space\n");
     result_free(r);
 }
 
 /* ---- Several ranks ---- */
 
-static void ranks_speak_once(void **state)
+static void ranks_report_once(void **state)
 {
     static const Case cases[] = {
         {"", 1, "%d ranks|without mpiexec"},
         {"--save new --metrics new.csv --report new.json --trace new.trace --dump-gradients new.g", 1, "%d ranks"},
         {"--load good --save good --metrics old.csv", 1, "%d ranks|without mpiexec"},
-        {"--steps x", 2, "--steps x"},
-        {"--hidden 50 --heads 4", 2, "--hidden 50"},
+        {"--steps x", 2, "--steps: expected|got 'x'"},
+        {"--hidden 50 --heads 4", 2, "--hidden: expected|got 50"},
         {"--nonsense", 2, "--nonsense"},
         {"stray", 2, "\"stray\""},
         {"--comm nccl", 1, "--comm nccl"},
@@ -272,7 +274,7 @@ static void ranks_speak_once(void **state)
             result_free(r);
         }
 
-    /* ranks of two programs, in two directories, going on from two checkpoints */
+    /* ranks of two programs; ranks in two directories; ranks that resume from two checkpoints */
 #define DATA_PARALLEL BUILD "/cpu/03_data_parallel " SMALL
     static const char *const pairs[][3] = {
         {"", BUILD "/cpu/05_tensor_parallel " SMALL, "rank 0 has 03_data_parallel in F32|rank 1 05_tensor_parallel"},
@@ -305,7 +307,7 @@ static void ranks_speak_once(void **state)
     result_free(r);
 }
 
-/* ---- Anything at all ---- */
+/* ---- Random command lines ---- */
 
 static uint64_t random_state;
 
@@ -315,7 +317,7 @@ static int below(int n)
     return (random_state >> 20) % n;
 }
 
-/* No value here may ask for a run of minutes or for gigabytes, and be right: not --steps 1000000000. */
+/* No valid value in these lists leads to a run of minutes or to gigabytes, as --steps 1000000000 would. */
 static void random_command_lines(void **state)
 {
     static const char *const numbers[] = {
@@ -367,7 +369,7 @@ static void random_command_lines(void **state)
                 name = NULL, value = flags[below(sizeof flags / sizeof *flags)];
             }
             if (name && *joint == '=' && strchr(value, ' '))
-                joint = " '", end = "'";                            /* harness.c's words */
+                joint = " '", end = "'";                            /* run() splits at spaces outside of quotes */
             if (name)
                 snprintf(option, sizeof option, " --%s%s%s%s", name, joint, value, end);
             else
@@ -384,7 +386,7 @@ static void random_command_lines(void **state)
             if (*r.err)
                 fail_msg("%s\nsucceeds and prints: %s", command, r.err);
             char *after = listing();
-            if (strcmp(before, after)) {                            /* it was to write something */
+            if (strcmp(before, after)) {                            /* an option was to write a file */
                 clean_up(NULL);
                 set_up(NULL);
                 free(before);
@@ -407,7 +409,7 @@ int main(void)
         TEST(the_command_line_is_checked),
         TEST(help_mentions_every_option),
         TEST(what_cannot_fit_is_refused),
-        TEST(ranks_speak_once),
+        TEST(ranks_report_once),
         TEST(random_command_lines),
     };
 

@@ -1,4 +1,4 @@
-/* Data that cannot be trained on, before a run and during it. */
+/* Invalid data, before a run and during it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +6,8 @@
 
 /* ---- Data ---- */
 
-static void write_tokens(const char *name, int count, int at, int token)        /* 0, but at `at` and behind it */
+/* Writes `count` uint16 tokens of 0, but `token` at position `at` and token + 1 at the last position. */
+static void write_tokens(const char *name, int count, int at, int token)
 {
     uint16_t *tokens = calloc(count, sizeof *tokens);
 
@@ -16,9 +17,10 @@ static void write_tokens(const char *name, int count, int at, int token)        
     free(tokens);
 }
 
-static void write_with_header(const char *name, int version, int said, int tokens)
+/* Writes `tokens` tokens of 0 behind llm.c's header, which gives their number as `count`. */
+static void write_with_header(const char *name, int version, int count, int tokens)
 {
-    int32_t header[256] = {20240520, version, said};
+    int32_t header[256] = {20240520, version, count};
     char *bytes = calloc(sizeof header + 2 * tokens, 1);
 
     memcpy(bytes, header, sizeof header);
@@ -45,7 +47,7 @@ static void bad_data_is_refused(void **state)
         {"--data text", 1, "--data text|token 122, at position 500,|--vocab 97"},
         {"--data odd.bin", 1, "--data odd.bin|3999 bytes|uint16"},
         {"--data version", 1, "--data version|version 2|version 1"},
-        {"--data said", 1, "--data said|1001 tokens|has 1000"},
+        {"--data counted", 1, "--data counted|1001 tokens|has 1000"},
         {"--data negative", 1, "--data negative|-1 tokens|has 1000"},
         {"--data cut", 1, "--data cut|2023 bytes|uint16|1024"},
         {"--data cut_in_header", 1, "--data cut_in_header|1000 bytes|1024"},
@@ -70,7 +72,7 @@ static void bad_data_is_refused(void **state)
     spill(in_temporary("odd.bin"), text, bytes - 1);
     free(text);
     write_with_header("version", 2, 1000, 1000);
-    write_with_header("said", 1, 1001, 1000);
+    write_with_header("counted", 1, 1001, 1000);
     write_with_header("negative", 1, -1, 1000);
     write_with_header("right", 1, 1000, 1000);
     text = slurp(in_temporary("right"), &bytes);
@@ -80,12 +82,13 @@ static void bad_data_is_refused(void **state)
     free(text);
     all_fail(cases);
     fails(1, "--data missing", CPU64 " " SMALL " --data missing");
-    run_well(CPU " " SMALL " --data right --eval-every 1");          /* just enough, and right */
+    run_well(CPU " " SMALL " --data right --eval-every 1");          /* valid, and 90 tokens are enough */
     run_well(CPU " " SMALL " --data 90.bin --eval-every 1 --micro-batch 3");
     run_well(CPU " " SMALL " --data text --vocab 123");
 }
 
-/* Ids that were right when the run began, and are overwritten in place, in tokens and in text; a file that is cut. */
+/* Token ids that were valid when the run began, and are then overwritten in place, in tokens and in text; and a file
+ * that is truncated during the run. */
 static void overwritten_data_is_noticed(void **state)
 {
 #define OVERWRITE(file) "head -c 40000 /dev/zero | tr \"\\0\" z | dd of=" file " conv=notrunc status=none"

@@ -1,4 +1,4 @@
-/* What cannot be written, or is somebody's: nothing is lost, nothing half-written is left. */
+/* Outputs that cannot be written, and files of the user in their place: nothing is lost, no incomplete file is left. */
 #include <cjson/cJSON.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 #include "refusals.h"
 
-/* ---- What cannot be written ---- */
+/* ---- Outputs that cannot be written ---- */
 
 static void unwritable_outputs_are_refused(void **state)
 {
@@ -56,17 +56,17 @@ static void unwritable_outputs_are_refused(void **state)
     fails(1, "--save nnn|too long", CPU " " SMALL " --save %s", name);
     fails(1, "--save adir", CPU64 " " SMALL " --save adir");
     fails(1, "--metrics old.csv|\"precious\"|step,tokens,loss", CPU " " SMALL " --load good --metrics old.csv");
-    /* what lies where an output is written: data and a checkpoint to read, and others' files */
+    /* an output would replace the run's data, the checkpoint to load, or the user's files */
     run_well("cp data.bin x.tmp");
     fails(2, "--data x.tmp|--report x", CPU " " SMALL " --report x --data x.tmp");
     run_well("rm x.tmp");
     run_well("cp -r good ck.tmp");
-    run_well("ln -s . here");
+    run_well("ln -s . self");
     fails(1, "--load ck.tmp|--save ck|another name", CPU " " SMALL " --load ck.tmp --save ck");
-    fails(1, "--load here/ck.tmp/|--save ck/|another name", CPU " " SMALL " --load here/ck.tmp/ --save ck/");
+    fails(1, "--load self/ck.tmp/|--save ck/|another name", CPU " " SMALL " --load self/ck.tmp/ --save ck/");
     run_well("cp afile ck.tmp/notes");
     fails(1, "--save ck|ck.tmp|move it", CPU " " SMALL " --save ck");
-    run_well("rm -r ck.tmp here");
+    run_well("rm -r ck.tmp self");
     fails(1, "--save .|name a directory inside",
           "sh -c 'cd good && exec " CPU " " SMALL " --data ../data.bin --save .'");
     fails(1, "--save ../good|runs in|name a directory inside",
@@ -80,19 +80,19 @@ static void unwritable_outputs_are_refused(void **state)
     fails(1, "standard output", "sh -c 'exec " CPU " " SMALL " <&- >&-'");
 }
 
-/* What is called like a checkpoint's own file, but is none of this run's. */
-static void others_stay(void **state)
+/* Files that have a checkpoint's names, but were not written by this run. */
+static void other_files_stay(void **state)
 {
     (void)state;
     run_well("cp -r good good.old");
     run_well(CPU " " SMALL " --steps 4 --load good --save good");
     run_well("test -e good.old/trainer.json");
-    /* a log is not emptied, nor written over */
+    /* a log that is standard output is neither truncated nor overwritten */
     static const char *const logs[][2] = {
         {"metrics", "^3,"}, {"report", "flops_per_token"}, {"trace", "process_name"}};
     for (int i = 0; i < 3; i++) {
         run_well("sh -c '" CPU " " SMALL " --%s /dev/stdout >log'", logs[i][0]);
-        run_well("grep -q '^memory will be' log");
+        run_well("grep -q '^memory needed: ' log");
         run_well("grep -q '^step 3/3' log");
         run_well("grep -q '^parameters ' log");
         run_well("grep -q '%s' log", logs[i][1]);
@@ -131,7 +131,7 @@ static void special_files_work(void **state)
     assert_memory_equal(r.out, "step,tokens,loss,", 17);
     result_free(r);
 
-    /* Links stay what they are: /dev/stdout is one, and leads to an ordinary file in a shell's `> file`. */
+    /* Links stay links: /dev/stdout is one, which leads to an ordinary file under a shell's `> file`. */
     run_well("ln -s /proc/self/fd/1 stdout");
     run_well("ln -s linked link");
     run_well("touch linked");
@@ -150,7 +150,7 @@ static void special_files_work(void **state)
         run_well("test ! -e link.tmp");
     }
 
-    /* a pipe whose reader goes when nobody writes */
+    /* a pipe whose reader ends when it has no writer */
     run_well("timeout 10 sh -c 'cat fifo > piped & " CPU " " SMALL " --report fifo; wait'");
     text = slurp(in_temporary("piped"), &bytes);
     assert_json(text, "a pipe");
@@ -162,7 +162,7 @@ static void special_files_work(void **state)
 static void what_is_not_ours_stays(void **state)
 {
     (void)state;
-    /* a person's file in the directory of a checkpoint: before a run, and put there while it saves */
+    /* a file of the user in a checkpoint's directory: put there before a run, and during it */
     run_well("cp -r good noted");
     run_well("cp afile noted/notes.txt");
     fails(1, "--save noted|no files but its own", CPU " " SMALL " --load noted --save noted");
@@ -175,7 +175,7 @@ static void what_is_not_ours_stays(void **state)
     run_well("sh -c 'cmp afile noted/notes.txt || cmp afile noted.tmp/notes.txt'");
     assert_true(json_number(in_temporary("noted/trainer.json"), "step") == 5);
     run_well("rm -rf noted.tmp");
-    /* a link to where checkpoints shall go */
+    /* --save names a link to a directory */
     run_well("mkdir far");
     run_well("ln -s far near");
     run_well(CPU " " SMALL " --save near --save-every 1");
@@ -196,10 +196,10 @@ static void two_signals_quit_at_once(void **state)
         char *before = listing();
         start(CPU " " SHAPE " --accumulate 1048576 --load kept --save kept --report new.json --trace new.trace");
         kill(process, signals[i]);
-        if (i == 0)                                     /* what it saves to is nobody else's */
+        if (i == 0)                                     /* no other program may save there */
             fails(1, "--save kept|another program|kept.lock", CPU " " SMALL " --load kept --save kept");
-        usleep(500000);                                 /* sooner it would count as the first one again */
-        assert_int_equal(waitpid(process, NULL, WNOHANG), 0);           /* it would finish the step */
+        usleep(500000);                                 /* a second signal that comes sooner does not count */
+        assert_int_equal(waitpid(process, NULL, WNOHANG), 0);           /* it still computes the current step */
         kill(process, signals[i]);
         Result r = end_process(2);
         assert_int_equal(r.status, 128 + signals[i]);
@@ -210,8 +210,8 @@ static void two_signals_quit_at_once(void **state)
     run_well("rm -r kept");
 }
 
-/* Before the first step there is nothing to save: one signal ends it, here while it reads 6 GB of tokens. And fewer
- * threads than asked for don't keep OpenBLAS waiting. */
+/* Before the first step there is nothing to save: one signal ends the program, which reads 6 GB of tokens. And OpenBLAS
+ * does not wait for ever if it gets fewer threads than --threads. */
 static void the_start_can_be_ended(void **state)
 {
     (void)state;
@@ -225,7 +225,7 @@ static void the_start_can_be_ended(void **state)
     run_well("timeout 15 env OMP_THREAD_LIMIT=1 " CPU " " SMALL " --hidden 128 --threads 2");
 }
 
-/* A second run with one of the first's outputs: refused, and nothing of the first's is touched. */
+/* A second run that names an output of the first is refused, and changes no file of the first. */
 static void two_runs_do_not_write_one_file(void **state)
 {
     static const char *const options[] = {"metrics", "report", "trace", "dump-gradients"};
@@ -233,10 +233,10 @@ static void two_runs_do_not_write_one_file(void **state)
 
     (void)state;
     start(CPU " " SHAPE " --steps 2 --accumulate 1000 --metrics a --report b --trace c --dump-gradients d");
-    kill(process, SIGSTOP);                             /* it lives until all have tried */
+    kill(process, SIGSTOP);                             /* it runs until all have tried */
     for (int of = 0; of < 2; of++)
         for (int i = 0; i < (of ? 1 : 4); i++)
-            for (int by = 0; by < 2; by++) {            /* its file, by the same option and by another one */
+            for (int by = 0; by < 2; by++) {            /* its file, named by the same option and by another */
                 char words[64], file[] = {"abcd"[i], 0};
                 const char *option = options[(i + by) % 4];
                 snprintf(words, sizeof words, "--%s %s|another program|%s.lock", option, file, file);
@@ -261,14 +261,14 @@ static void two_runs_do_not_write_one_file(void **state)
     }
     run_well("sh -c 'test ! -e a.lock && test ! -e b.lock && test ! -e c.lock && test ! -e d.lock && test ! -e b.tmp'");
 
-    /* the lock of a program that was killed means nothing; a file of that name that isn't empty is somebody's */
+    /* an empty lock, left by a killed program, is ignored; a file of that name that is not empty is the user's */
     run_well("touch a.lock");
     run_well(CPU " " SMALL " --metrics a");
     run_well("test ! -e a.lock");
     run_well("cp afile a.lock");
     fails(1, "--metrics a|a.lock|bytes|move it", CPU " " SMALL " --metrics a");
     fails(2, "--report a.lock|end in .tmp, .old or .lock", CPU " " SMALL " --metrics a --report a.lock");
-    /* pipes, devices and links are anybody's */
+    /* several programs may write to a pipe, a device or a link */
     for (int i = 0; i < 2; i++)
         run_well(CPU " " SMALL " --metrics /dev/null --report /dev/null");
     run_well("rm a a.lock b c d");
@@ -276,7 +276,8 @@ static void two_runs_do_not_write_one_file(void **state)
 
 /* ---- A full disk ---- */
 
-/* Files may not grow beyond so many bytes, from the first step on: MPI's own start needs one of megabytes. */
+/* From the first step on, no file may be larger than `limit` bytes. The limit is set after MPI's start, which needs a
+ * file of megabytes. */
 static void files_that_cannot_grow(void **state)
 {
     static const struct {
@@ -285,7 +286,7 @@ static void files_that_cannot_grow(void **state)
         const char *words;
     } cases[] = {
         {"--load kept --save kept", 0, "kept.tmp/config.json|File too large"},
-        {"--load kept --save kept", 100, "kept.tmp/config.json|File too large"},         /* written in part */
+        {"--load kept --save kept", 100, "kept.tmp/config.json|File too large"},         /* in its middle */
         {"--load kept --save kept", 1200, "kept.tmp/model.safetensors|File too large"},  /* in its header */
         {"--load kept --save kept", 4000, "kept.tmp/model.safetensors|File too large"},
         {"--load kept --save kept", 25000, "kept.tmp/optimizer.safetensors|File too large"},
@@ -299,11 +300,11 @@ static void files_that_cannot_grow(void **state)
 
     (void)state;
     run_well("cp -r good kept");
-    run_well(CPU " " SMALL " --steps 2 --metrics rows.csv");             /* as many as kept has done */
+    run_well(CPU " " SMALL " --steps 2 --metrics rows.csv");             /* the two steps of `kept` */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct rlimit limit = {cases[i].limit, cases[i].limit};
         char command[1024], what[128], *before = listing();
-        /* long enough for the limit to come in time, and for the file not to be begun yet */
+        /* a step is long enough to set the limit before the first file is opened */
         snprintf(command, sizeof command, CPU " " SHAPE " --steps 5 --accumulate 1000 %s", cases[i].options);
         snprintf(what, sizeof what, "%s with files of %d bytes", cases[i].options, cases[i].limit);
         start(command);
@@ -317,7 +318,7 @@ static void files_that_cannot_grow(void **state)
         result_free(r);
     }
     run_well("diff -r good kept");
-    run_well(CPU " " SMALL " --load kept --save kept");                  /* and it is good for going on */
+    run_well(CPU " " SMALL " --load kept --save kept");                  /* a run can resume from it */
     run_well("rm -r kept rows.csv");
 }
 
@@ -330,7 +331,7 @@ static void a_full_disk(void **state)
     const int status = r.status;
     result_free(r);
     if (status) {
-        print_message("skipped: mounting a small disk isn't permitted here\n");
+        print_message("skipped: this machine does not permit mounting a small disk\n");
         return;
     }
     fails(1, "--save disk|where a disk is mounted|name a directory inside", CPU " " SMALL " --save disk");
@@ -344,7 +345,7 @@ static void a_full_disk(void **state)
     run_well("rm -r copy elsewhere");
 }
 
-/* ---- A directory that may only be read ---- */
+/* ---- A read-only directory ---- */
 
 static void nothing_may_be_written(void **state)
 {
@@ -358,7 +359,7 @@ static void nothing_may_be_written(void **state)
     const int status = r.status;
     result_free(r);
     if (status) {
-        print_message("skipped: running as somebody who may not write\n");
+        print_message("skipped: running as a user without write permission\n");
     } else {
         static const char *const options[] = {"metrics", "report", "trace", "dump-gradients", "save"};
         for (int i = 0; i < 5; i++) {
@@ -381,7 +382,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(unwritable_outputs_are_refused),
-        TEST(others_stay),
+        TEST(other_files_stay),
         TEST(special_files_work),
         TEST(what_is_not_ours_stays),
         TEST(two_signals_quit_at_once),

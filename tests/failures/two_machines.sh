@@ -1,9 +1,9 @@
 #!/bin/bash
-# A program on two machines, where there is one: two network namespaces, each with a host name and an sshd of its own, and
-# MPICH over TCP between them. As root, on Debian or Ubuntu; installs openssh-server and iproute2 if they are missing.
+# Runs a program on two simulated machines: two network namespaces, each with its own host name and sshd, connected by
+# MPICH over TCP. Needs root, on Debian or Ubuntu; installs openssh-server and iproute2 if they are missing.
 #   tests/failures/two_machines.sh [--cut SECONDS] [-n RANKS] PROGRAM [OPTION...]
-# -n: ranks on each machine (1). --cut: after so many seconds the second machine loses its network; 10 seconds after the
-# launcher's end, the script prints which ranks are left. Its status is the launcher's.
+# -n: ranks per machine (1). --cut: disconnects the second machine after SECONDS; 10 seconds after the launcher's end,
+# the script prints which ranks are left. Its status is the launcher's.
 set -euo pipefail
 cut="" ranks=1
 while :; do
@@ -45,8 +45,8 @@ for i in 1 2; do
     ip -n "$name.$i" link set e0 up
     ip -n "$name.$i" link set lo up
     ip netns exec "$name.$i" unshare -u sh -c "hostname node$i; exec $(command -v sshd) -D -o ListenAddress=10.77.0.$i \
-        -o PermitRootLogin=yes -o AuthorizedKeysFile=$dir/key.pub -o StrictModes=no -o PidFile=$dir/sshd$i -o UsePAM=no" \
-        >"$dir/log$i" 2>&1 &
+        -o PermitRootLogin=yes -o AuthorizedKeysFile=$dir/key.pub -o StrictModes=no -o PidFile=$dir/sshd$i \
+        -o UsePAM=no" >"$dir/log$i" 2>&1 &
 done
 cat >"$dir/ssh" <<END
 #!/bin/sh

@@ -1,10 +1,9 @@
-/* The emulated GPU's side that programs don't see: fibers for threads; and the calls of the CUDA runtime, of cuBLAS
- * and of cuBLASLt that the backend makes, with arguments checked as far as NVIDIA's documentation says what they must
- * be.
+/* Implements the emulated GPU: fibers for threads, and the backend's calls of the CUDA runtime, cuBLAS and cuBLASLt.
+ * Arguments are checked as far as NVIDIA documents them.
  *
- * There is one stream, and its work is done as late as can be: when the host waits. So a buffer that the host reads, or
- * uses again, before it has waited for the copy is sure to have the wrong numbers. The stream can be captured, in the
- * thread-local mode: then what a capture forbids is an error, or ends the program.
+ * There is one stream. Its work runs as late as possible, when the host waits. A buffer that the host uses before it
+ * waited for the copy has wrong numbers. The stream can be captured, in thread-local mode. A call that the capture
+ * forbids is an error, or ends the program.
  */
 #include "emulator.h"
 #include "emulator_check.h"
@@ -29,18 +28,18 @@
 [[noreturn]] void emulated_wrong(const char *what)
 {
     fprintf(stderr, "emulated GPU: %s\n", what);
-    _exit(1);                   /* not exit: other threads are amid other blocks, and use what it would destroy */
+    _exit(1);                   /* exit would destroy variables that threads with other blocks still use */
 }
 
 /* ---- the stream ---- */
 
 static std::deque<std::function<void()>> stream;
-static uint64_t queued, done;                           /* pieces of work, since the beginning */
+static uint64_t queued, done;                           /* pieces of work, since the start */
 
-/* A graph: pieces of work, with all that they were given. While the stream is captured they go there instead. */
+/* A graph is a list of pieces of work with their arguments. While the stream is captured, work goes to the graph. */
 typedef std::vector<std::function<void()>> Graph;
-static std::shared_ptr<Graph> captured;                 /* NULL: the stream isn't */
-static bool invalid;                                    /* the capture, by a call that it forbids */
+static std::shared_ptr<Graph> captured;                 /* NULL: the stream is not captured */
+static bool invalid;                                    /* a forbidden call has ended the capture */
 
 static void later(std::function<void()> work)
 {
@@ -52,8 +51,8 @@ static void later(std::function<void()> work)
     queued++;
 }
 
-/* A call that a capture forbids, and that ends it: one that waits, or asks whether there was an end to wait for, or one
- * beside the stream, which a graph wouldn't repeat. */
+/* Marks a capture as invalid; returns whether the stream is captured. Called by what a capture forbids: waits, queries
+ * for completion, and calls outside of the stream, which a graph would not repeat. */
 static bool forbidden(void)
 {
     invalid |= captured != NULL;
@@ -86,18 +85,18 @@ struct Fiber {
     int lane;
     State state;
     bool started;
-    int line;                                           /* of the barrier that it waits at */
-    unsigned exchanges, syncs;                          /* the latter since the last barrier */
+    int line;                                           /* the line of the barrier where it waits */
+    unsigned exchanges, syncs;                          /* syncs: since the last barrier */
     void *stack;
     jmp_buf at;
     std::vector<Copy> copies;
-    int group;                                          /* of the copies that are asked for now */
+    int group;                                          /* number of the current group of copies */
 };
 
-/* A block on one of the CPU's threads; its fibers are kept for the next one. */
+/* The block that this CPU thread runs. The next block reuses its fibers. */
 static thread_local struct {
     Fiber fibers[MOST_THREADS_OF_BLOCK];
-    char given[2][MOST_THREADS_OF_BLOCK][64];           /* in this exchange, and in the one before */
+    char given[2][MOST_THREADS_OF_BLOCK][64];           /* values of this exchange and of the previous one */
     Fiber *now;
     void (*thread)(const void *call);
     const void *call;
@@ -108,7 +107,7 @@ static thread_local struct {
 thread_local uint3 threadIdx, blockIdx;
 thread_local dim3 blockDim, gridDim;
 thread_local int emulated_lane;
-/* Each kernel's `extern __shared__` memory has one of these names. */
+/* A kernel's `extern __shared__` memory has one of these names. */
 alignas(128) thread_local char shared[SHARED_BYTES];
 alignas(128) thread_local float row[SHARED_BYTES / 4], sums[SHARED_BYTES / 4];
 
@@ -201,14 +200,14 @@ void emulated_copy(void *to, const void *from, int bytes, bool there)
     block.now->copies.push_back({to, from, bytes, block.now->group, there});
 }
 
-/* The copies of all groups before this one arrive. */
+/* Completes the copies of all groups before this one. */
 static void arrive(int group, const void *at)
 {
-    std::vector<Copy> under_way;
+    std::vector<Copy> in_flight;
 
     for (const Copy &c : block.now->copies) {
         if (c.group >= group) {
-            under_way.push_back(c);
+            in_flight.push_back(c);
             continue;
         }
         check_access(c.to, c.bytes, true, at);
@@ -217,7 +216,7 @@ static void arrive(int group, const void *at)
         else
             memset(c.to, 0, c.bytes);
     }
-    block.now->copies = under_way;
+    block.now->copies = in_flight;
 }
 
 void copies_done(void)
@@ -236,7 +235,7 @@ void emulated_copies_wait(int groups)
     arrive(block.now->group - groups, __builtin_return_address(0));
 }
 
-/* Until all of the warp's threads are at a barrier of the block, or at their end. */
+/* Runs a warp until all its threads are at a barrier of the block, or have ended. */
 static void run_warp(Fiber *warp, bool reverse)
 {
     for (;;) {
@@ -348,7 +347,7 @@ extern "C" cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribut
     return cudaSuccess;
 }
 
-/* What a kernel has of `__shared__` memory besides isn't known here: it is taken to be a KB. */
+/* Checks a launch. A kernel's static `__shared__` memory is not known to the emulator, which counts 1 KB for it. */
 cudaError_t emulated_check(const cudaLaunchConfig_t *c, const void *kernel)
 {
     const dim3 g = c->gridDim, b = c->blockDim;
@@ -357,7 +356,7 @@ cudaError_t emulated_check(const cudaLaunchConfig_t *c, const void *kernel)
     if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535 || threads == 0 || threads > 1024)
         return cudaErrorInvalidConfiguration;
     if (threads % WARP_SIZE)
-        emulated_wrong("a block that is not made of whole warps");
+        emulated_wrong("a block whose size is no multiple of a warp");
     if (c->dynamicSmemBytes > (most_shared.count(kernel) ? (size_t)most_shared[kernel] : 47 << 10))
         return cudaErrorInvalidValue;
     if (loaded.insert(kernel).second && captured)
@@ -410,7 +409,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
         *value = 1;
     else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin
              || attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
-        *value = 64 << 10;              /* as on sm_75: what has less room for the largest heads is tried too */
+        *value = 64 << 10;              /* as on sm_75, so that tests cover the kernels for less memory */
     else
         return cudaErrorInvalidValue;
     return cudaSuccess;
@@ -422,8 +421,8 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int)
     return cudaSuccess;
 }
 
-/* EMULATED_MEMORY: bytes that the GPU has; then what would wait for all streams is wrong, as in one of them a transfer
- * may wait for another rank. */
+/* EMULATED_MEMORY sets the GPU's memory in bytes. With it, calls that wait for all streams are errors: a transfer in
+ * some stream may wait for another rank. */
 static size_t memory(void)
 {
     const char *bytes = getenv("EMULATED_MEMORY");
@@ -431,9 +430,9 @@ static size_t memory(void)
     return bytes ? strtoull(bytes, NULL, 10) : (size_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 
-static uint64_t used, reserved;                 /* reserved: the most that was ever used */
-static std::map<void *, size_t> taken;
-static std::map<size_t, std::vector<void *>> given_back;
+static uint64_t used, reserved;                 /* reserved: the peak of used */
+static std::map<void *, size_t> allocated;
+static std::map<size_t, std::vector<void *>> pool;
 
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
 {
@@ -444,25 +443,25 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
     return cudaSuccess;
 }
 
-static void *take(size_t bytes)
+static void *allocate(size_t bytes)
 {
-    std::vector<void *> &free_ones = given_back[bytes];
+    std::vector<void *> &unused = pool[bytes];
     void *data = NULL;
 
     if (getenv("EMULATED_MEMORY") && used + bytes > memory())
         return NULL;
-    if (free_ones.empty())
+    if (unused.empty())
         data = check_alloc(bytes);
     else {
-        data = free_ones.back();
-        free_ones.pop_back();
+        data = unused.back();
+        unused.pop_back();
     }
     if (!data)
         return NULL;
-    taken[data] = bytes;
+    allocated[data] = bytes;
     used += bytes;
     reserved = used > reserved ? used : reserved;
-    later([=] { memset(data, 0xff, bytes); });          /* NaN, until it is written */
+    later([=] { memset(data, 0xff, bytes); });          /* NaN until written */
     return data;
 }
 
@@ -470,7 +469,7 @@ cudaError_t cudaMalloc(void **data, size_t bytes)
 {
     if (forbidden())
         return cudaErrorStreamCaptureUnsupported;
-    *data = take(bytes);
+    *data = allocate(bytes);
     return *data ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
@@ -482,29 +481,29 @@ cudaError_t cudaFree(void *data)
         return cudaErrorStreamCaptureUnsupported;
     work_until(queued);
     if (data)
-        used -= taken.at(data);
-    taken.erase(data);
+        used -= allocated.at(data);
+    allocated.erase(data);
     check_free(data);
     return cudaSuccess;
 }
 
-/* The pool: memory is given back, and may be taken again, when the stream comes to it. In a graph it would be the
- * graph's own. */
+/* The memory pool: memory is freed, and may be reused, in stream order. Memory allocated in a graph would belong to the
+ * graph. */
 cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t)
 {
     if (captured)
-        emulated_wrong("memory that a graph takes for itself, of which the backend's have none");
+        emulated_wrong("memory that a graph takes for itself: the backend's graphs must allocate none");
     return cudaMalloc(data, bytes);
 }
 
 cudaError_t cudaFreeAsync(void *data, cudaStream_t)
 {
     if (forbidden())
-        return cudaErrorInvalidValue;                   /* no graph has taken it */
-    const size_t bytes = taken.at(data);
+        return cudaErrorInvalidValue;                   /* the memory belongs to no graph */
+    const size_t bytes = allocated.at(data);
 
-    taken.erase(data);
-    given_back[bytes].push_back(data);
+    allocated.erase(data);
+    pool[bytes].push_back(data);
     used -= bytes;
     return cudaSuccess;
 }
@@ -602,8 +601,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t)
     return cudaSuccess;
 }
 
-/* EMULATED_GRAPHS: to standard error a line for each graph that is made, and for each launch of one. */
-static cudaError_t say_of_graph(const char *what, size_t pieces)
+/* EMULATED_GRAPHS: prints a line to standard error per graph that is made, and per launch of a graph. */
+static cudaError_t log_graph(const char *what, size_t pieces)
 {
     if (getenv("EMULATED_GRAPHS"))
         fprintf(stderr, "emulated GPU: a graph of %zu pieces of work is %s\n", pieces, what);
@@ -612,7 +611,7 @@ static cudaError_t say_of_graph(const char *what, size_t pieces)
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode mode)
 {
-    if (captured || mode != cudaStreamCaptureModeThreadLocal)       /* of others, forbidden() knows nothing */
+    if (captured || mode != cudaStreamCaptureModeThreadLocal)       /* forbidden() has the rules of this mode */
         return cudaErrorInvalidValue;
     captured = std::make_shared<Graph>();
     invalid = false;
@@ -631,7 +630,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph)
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ready, cudaGraph_t graph, unsigned long long)
 {
     *ready = (cudaGraphExec_t) new std::shared_ptr<Graph>(new Graph(*(Graph *)graph));
-    return say_of_graph("made", ((Graph *)graph)->size());
+    return log_graph("made", ((Graph *)graph)->size());
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t)
@@ -644,7 +643,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t)
         for (const auto &work : *graph)
             work();
     });
-    return say_of_graph("launched", graph->size());
+    return log_graph("launched", graph->size());
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
@@ -653,18 +652,18 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
     return cudaSuccess;
 }
 
-/* What was launched goes on. */
+/* Launches in flight continue. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready)
 {
     delete (std::shared_ptr<Graph> *)ready;
     return cudaSuccess;
 }
 
-/* Recorded: with all work before it. */
+/* An event is reached when all work queued before its recording is done. */
 struct Event {
     uint64_t piece;
     double seconds;
-    bool in_graph;                                      /* recorded while the stream was captured: it never happens */
+    bool in_graph;                                      /* recorded in a capture: never reached */
 };
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
@@ -690,7 +689,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
     return cudaSuccess;
 }
 
-/* The GPU gets a little further each time that the host looks. */
+/* Each query lets the GPU do one piece of work. */
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     const uint64_t piece = ((const Event *)event)->piece;
@@ -748,7 +747,7 @@ const char *cudaGetErrorString(cudaError_t error)
                                            : "invalid argument";
 }
 
-/* ---- cuBLAS: matrices as it sees them, columns first ---- */
+/* ---- cuBLAS: matrices are column-major ---- */
 
 }
 
@@ -787,7 +786,7 @@ static void put(void *data, cudaDataType_t type, int64_t i, float x)
         emulated_wrong("a product of a type that the backend doesn't use");
 }
 
-/* To 10 bits of mantissa. */
+/* Rounds to 10 bits of mantissa. */
 static float tf32(float x)
 {
     uint32_t bits;
@@ -798,7 +797,7 @@ static float tf32(float x)
     return x;
 }
 
-/* rows x columns, as floats one column after the other. */
+/* Returns the rows x columns matrix as floats, column-major. */
 static std::vector<float> floats(const void *data, cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld,
                                  bool rounded)
 {
@@ -811,7 +810,7 @@ static std::vector<float> floats(const void *data, cudaDataType_t type, int64_t 
     return x;
 }
 
-/* alpha op(a) op(b): m x n, of k; in two halves of k, the later one first, if so wanted: another order of sums. */
+/* Returns alpha op(a) op(b), m x n, summed over k. halves: sums the second half of k first, to change the rounding. */
 static std::vector<float> product(cublasComputeType_t compute, cublasOperation_t op_a, cublasOperation_t op_b,
                                   int64_t m, int64_t n, int64_t k, float alpha, const void *a, cudaDataType_t type_a,
                                   int64_t ld_a, const void *b, cudaDataType_t type_b, int64_t ld_b,
@@ -844,7 +843,7 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
                                              void *c, cudaDataType_t type_c, int64_t ld_c, long long stride_c,
                                              int64_t count, cublasComputeType_t compute, cublasGemmAlgo_t)
 {
-    const float scale = *(const float *)alpha, old = *(const float *)beta;         /* read now */
+    const float scale = *(const float *)alpha, old = *(const float *)beta;         /* read at the call, not later */
 
     check_whole(c, ((count - 1) * stride_c + (n - 1) * ld_c + m) * size_of(type_c), "a product");
     if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_c < m || ld_a < (op_a == CUBLAS_OP_T ? k : m)
@@ -913,10 +912,10 @@ const char *cublasGetStatusString(cublasStatus_t status)
 
 /* ---- cuBLASLt ---- */
 
-/* Attributes by their number; as pointers, numbers of 32 bits or of 64. */
+/* A descriptor of cuBLASLt: attributes by their number. Values are pointers, or numbers of 32 or 64 bits. */
 struct Description {
     std::map<int, std::vector<char>> attributes;
-    cublasComputeType_t compute;                        /* of a matmul; what follows: of a matrix */
+    cublasComputeType_t compute;                        /* of a matmul; the other fields: of a matrix */
     cudaDataType_t type;
     int64_t rows, columns, ld;
 
@@ -1007,8 +1006,9 @@ static bool has_aux(int epilogue)
     return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 
-/* fp8 has one form, and lengths and places in multiples of 16; epilogues' other matrix has rows in multiples of 8. That
- * it has none for rows of an odd number of halves is this emulator's: so what then is cuBLAS's is tested too. */
+/* Returns whether cuBLASLt supports the matmul. fp8 has one form, with sizes and addresses in multiples of 16. The
+ * auxiliary matrix of an epilogue needs rows in multiples of 8. Only the emulator refuses half-precision rows of odd
+ * length, so that tests cover the backend's alternative, cuBLAS. */
 static bool supported(const Description *matmul, const Description *a, const Description *b, const Description *d)
 {
     const int epilogue = matmul->at<int>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
@@ -1031,14 +1031,14 @@ static bool supported(const Description *matmul, const Description *a, const Des
            && (matmul->compute == CUBLAS_COMPUTE_32F || a->type == CUDA_R_32F);
 }
 
-/* Three ways, if so many are asked for, of which the second takes the least time, and sums in another order. */
+/* Gives up to three algorithms. The second takes the least time, and sums in a different order. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int wanted,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
-    if (captured)                                       /* from CUDA 13.3 on that fails (mudler/vllm.cpp, issue 1732) */
-        emulated_wrong("cuBLASLt is asked for a way while the stream is captured");
+    if (captured)                                       /* fails since CUDA 13.3 (mudler/vllm.cpp, issue 1732) */
+        emulated_wrong("cuBLASLt is asked for an algorithm while the stream is captured");
     *found = supported(described(matmul), described(a), described(b), described(d)) ? min(wanted, 3) : 0;
     memset(results, 0, wanted * sizeof *results);
     for (int i = 0; i < *found; i++)
@@ -1046,7 +1046,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-/* One matrix of a batch. */
+/* Returns matrix i of a batch. */
 static const void *of_batch(const void *first, const Description *d, int i)
 {
     const int64_t stride = d->at<int64_t>(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 0);
@@ -1072,7 +1072,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     const float *scale_a = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, NULL);
     const float *scale_b = matmul->at<const float *>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, NULL);
     const int64_t m = of_d.rows, n = of_d.columns, k = op_a == CUBLAS_OP_T ? of_a.rows : of_a.columns;
-    const float scale = *(const float *)alpha, factor = *(const float *)beta;      /* read now */
+    const float scale = *(const float *)alpha, factor = *(const float *)beta;      /* read at the call, not later */
     const int count = of_d.at<int32_t>(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1), how = algorithm->data[0];
 
     if (!supported(matmul, &of_a, &of_b, &of_d) || (op_b == CUBLAS_OP_T ? of_b.columns : of_b.rows) != k

@@ -1,11 +1,10 @@
-/* A GPU for machines without one: CUDA C++ compiled by g++, each thread of a block a fiber of the CPU (emulator.cc).
- * Put in front of every .cu (-include), with the toolkit's own headers: bf16 and fp16 are NVIDIA's. What it shows are
- * results, as threads' indices, tensor cores' layouts and barriers make them, not speed.
+/* An emulated GPU for machines without one. g++ compiles CUDA C++ with this header in front of every .cu (-include).
+ * Each thread of a block is a fiber of the CPU (emulator.cc). bf16 and fp16 come from the toolkit's headers. Results
+ * follow from thread indices, tensor-core layouts and barriers, as on a GPU; speed does not.
  *
- * Threads run one at a time, from one barrier (or exchange between lanes) to the next, a warp after the other; every
- * second block, and every second launch, has them in reverse. So what a missing barrier leaves to chance goes wrong in
- * one of the two, and a barrier or an exchange that only some of the threads reach is an error. Errors of memory are in
- * emulator_check.h.
+ * Threads run one at a time, from one barrier (or exchange between lanes) to the next, warp after warp. Every second
+ * block and every second launch runs them in reverse order: a missing barrier gives a wrong result in one of the two. A
+ * barrier or an exchange that only some of the threads reach is an error. emulator_check.h has the errors of memory.
  */
 #ifndef EMULATOR_H
 #define EMULATOR_H
@@ -13,7 +12,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#define __shared__ thread_local                 /* a thread of the CPU has one block at a time */
+#define __shared__ thread_local                 /* a CPU thread runs one block at a time */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -31,7 +30,8 @@ extern thread_local int emulated_lane;
 [[noreturn]] void emulated_wrong(const char *what);
 void emulated_syncthreads(int line);
 bool emulated_syncthreads_or(int line, bool value);
-/* What all lanes of the warp give, each `bytes` long (at most 64) and 64 apart. All of them call. */
+/* Returns the values of all lanes of the warp, each of `bytes` (at most 64) bytes, at multiples of 64. All lanes must
+ * call it. */
 const char *emulated_exchange(const void *mine, int bytes);
 void emulated_syncwarp(void);
 
@@ -70,9 +70,9 @@ inline unsigned emulated_ballot(unsigned, bool x)
 
 /* ---- launches ---- */
 
-#define UNCHECKED __attribute__((no_sanitize("thread")))        /* reads the kernel's arguments, which the host has */
+#define UNCHECKED __attribute__((no_sanitize("thread")))        /* reads the kernel's arguments, in host memory */
 
-/* call: a thread's, with the kernel's arguments, which are copied. */
+/* Queues a launch. call: the function object that each thread runs, with the kernel's arguments; it is copied. */
 void emulated_grid(const cudaLaunchConfig_t *config, void (*thread)(const void *call), const void *call, size_t bytes);
 cudaError_t emulated_check(const cudaLaunchConfig_t *config, const void *kernel);
 
@@ -99,7 +99,7 @@ template <typename... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), 
     return cudaFuncSetAttribute((const void *)kernel, attribute, value);
 }
 
-/* kernel<<<grid, block, shared>>>(...): the Makefile writes it as emulated_start({grid, block, shared}, kernel, ...) */
+/* The Makefile rewrites kernel<<<grid, block, shared>>>(...) as emulated_start({grid, block, shared}, kernel, ...). */
 struct EmulatedStart {
     dim3 grid, block;
     size_t shared = 0;
@@ -111,10 +111,10 @@ template <typename... P, typename... A> void emulated_start(EmulatedStart s, voi
 
     config.gridDim = s.grid, config.blockDim = s.block, config.dynamicSmemBytes = s.shared;
     if (emulated_launch(&config, kernel, a...) != cudaSuccess)
-        emulated_wrong("a launch with a grid, a block or shared memory that no GPU takes");
+        emulated_wrong("a launch with a grid, a block or shared memory that no GPU supports");
 }
 
-/* ---- tensor_cores.cuh, by the PTX manual's layouts ---- */
+/* ---- tensor_cores.cuh, with the layouts of the PTX manual ---- */
 
 #define TENSOR_CORES_CUH
 
@@ -182,7 +182,7 @@ template <typename T> uint32_t pair(float x, float y)
     return bits;
 }
 
-/* Nothing has arrived before it was waited for. */
+/* Asynchronous copies. Their data are NaN until the wait. */
 void emulated_copy(void *to, const void *from, int bytes, bool there);
 void emulated_copies_wait(int groups);
 void copies_done(void);

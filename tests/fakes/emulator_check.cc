@@ -9,13 +9,13 @@
 #include <unistd.h>
 
 thread_local Actor actor;
-/* The block's dynamic shared memory, under each name that kernels have for it (emulator.cc). */
+/* The block's dynamic shared memory, one variable per name that kernels use (emulator.cc). */
 extern thread_local char shared[];
 extern thread_local float row[], sums[];
 
-/* ---- stamps: who read and who wrote each byte last, and when ---- */
+/* ---- stamps: which thread last read and last wrote each byte, and when ---- */
 
-/* Stamp 0: nobody has. Reads keep whether others read too since the block's last barrier. */
+/* Stamp 0: no thread has. A read's stamp tells whether other threads also read since the block's last barrier. */
 enum Readers { ONE, OF_A_WARP, OF_WARPS, OF_BLOCKS };
 enum { WARP_SIZE = 32 };
 static const uint64_t FORBIDDEN = ~0ull;
@@ -40,14 +40,14 @@ static uint64_t bits_of(Stamp s)
 }
 
 struct Byte {
-    std::atomic<uint64_t> written, read;        /* blocks run side by side; a stamp that is lost hides a mistake */
+    std::atomic<uint64_t> written, read;        /* blocks run in parallel; a lost stamp would hide a mistake */
 };
 
-/* ---- the memories: the GPU's, one part of the address space; shared memory, which is a thread's of the CPU ---- */
+/* ---- memory: the GPU's is a range of addresses; shared memory is thread-local, per CPU thread ---- */
 
 enum { APART = 4096, ALIGNMENT = 512 };
 static const size_t GPU_BYTES = 64ull << 30;
-static char *gpu;                               /* what is allocated lies one behind the other, and never again there */
+static char *gpu;                               /* allocations follow one another; addresses are never reused */
 static size_t gpu_used;
 static Byte *gpu_bytes;
 static std::map<void *, size_t> allocated;
@@ -57,18 +57,18 @@ static thread_local struct {
     Byte *bytes;
 } local;
 
-/* Where the linker puts the program, and in it what isn't constant. */
+/* The linker's addresses of the program's start, and of its first variable that isn't constant. */
 extern const char program asm("__executable_start"), variables asm("__data_start");
 
 static void *must(void *data, size_t bytes)
 {
     if (data && data != MAP_FAILED)
         return data;
-    fprintf(stderr, "emulated GPU: no room for %zu bytes\n", bytes);
+    fprintf(stderr, "emulated GPU: no memory for %zu bytes\n", bytes);
     _exit(1);
 }
 
-/* Addresses, without memory behind them. */
+/* Reserves a range of addresses without memory. */
 static void *reserve(size_t bytes)
 {
     return must(mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), bytes);
@@ -100,7 +100,7 @@ void *check_alloc(size_t bytes)
         return NULL;
     gpu_used += rounded;
     forbid(data + bytes, rounded - bytes, FORBIDDEN);
-    for (size_t i = 0; i < bytes; i += 4096 / sizeof(Byte))     /* so that Linux has no empty page to copy later */
+    for (size_t i = 0; i < bytes; i += 4096 / sizeof(Byte))     /* touches each page, so that Linux maps it now */
         gpu_bytes[data - gpu + i].read = 0;
     allocated[data] = bytes;
     return data;
@@ -114,13 +114,13 @@ void check_free(void *data)
     allocated.erase(data);
 }
 
-/* For tests, of what lies beside a tensor: weak there, because a real GPU has none of this. */
+/* Forbids access to a tensor's guards. Tests declare it weak: a real GPU's build lacks it. */
 extern "C" void emulated_forbid(const void *data, int64_t bytes, bool forbidden)
 {
     forbid(data, bytes, forbidden ? FORBIDDEN : 0);
 }
 
-/* The part of a program's variables that each thread has for itself: kernels' __shared__ ones are among them. */
+/* Finds the program's thread-local variables, which include the kernels' __shared__ ones. */
 static int find_thread_locals(struct dl_phdr_info *info, size_t, void *)
 {
     for (int i = 0; i < info->dlpi_phnum; i++)
@@ -130,28 +130,28 @@ static int find_thread_locals(struct dl_phdr_info *info, size_t, void *)
             const size_t count = local.end - local.first;
             local.bytes = (Byte *)must(calloc(count, sizeof(Byte)), count * sizeof(Byte));
         }
-    return 1;                                   /* the program is the first */
+    return 1;                                   /* stop: the program comes first */
 }
 
-/* ---- what is wrong ---- */
+/* ---- errors ---- */
 
-/* With the kernel's name and line, and what it was called from as far as the compiler put that in its place. */
+/* Ends the program with the kernel's name and line, and those of the functions that it was inlined into. */
 [[noreturn]] static void wrong(const void *at, const char *what)
 {
-    static std::atomic_flag said;
+    static std::atomic_flag reporting;
     char command[256];
 
-    while (said.test_and_set())                 /* another block, on another thread of the CPU, has something to say */
+    while (reporting.test_and_set())                 /* another CPU thread prints an error */
         pause();
     fprintf(stderr, "emulated GPU: thread %d of a block %s\n", actor.thread, what);
     snprintf(command, sizeof command, "addr2line -sifCe /proc/%d/exe %#zx >&2", (int)getpid(),
              (size_t)((const char *)at - &program));
     if (system(command))
-        fprintf(stderr, "(without addr2line it isn't known where)\n");
+        fprintf(stderr, "(install addr2line to see where)\n");
     _exit(1);
 }
 
-/* Whether nothing orders what the stamp stands for and an access now. */
+/* Returns whether nothing orders the stamp's access and the current one. */
 static bool races(Stamp s, bool on_gpu)
 {
     if (s.run != actor.run)
@@ -166,7 +166,7 @@ static bool races(Stamp s, bool on_gpu)
            || s.sync == actor.syncs;
 }
 
-/* The stamp of a byte that was read before, and is again. */
+/* Returns the new stamp of a byte that was read before and is read again. */
 static Stamp read_too(Stamp before, Stamp mine, bool on_gpu)
 {
     if (on_gpu && before.run >= actor.first_run && before.readers == OF_BLOCKS)
@@ -209,7 +209,7 @@ void check_access(const void *data, int64_t bytes, bool writes, const void *at)
     const Stamp mine = {ONE, (uint32_t)actor.thread, actor.syncs, actor.barriers, actor.run};
     uint64_t written = 0, read = 0, now = bits_of(mine);
     for (int64_t i = 0; i < bytes; i++) {
-        const uint64_t last_written = written, last_read = read;        /* mostly as those of the byte before */
+        const uint64_t last_written = written, last_read = read;        /* of the previous byte, mostly the same */
         written = b[i].written.load(std::memory_order_relaxed);
         read = b[i].read.load(std::memory_order_relaxed);
         if (written != last_written) {

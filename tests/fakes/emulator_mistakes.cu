@@ -1,5 +1,5 @@
-/* Kernels with a mistake each, which the emulated GPU must find (test_cuda.c): the argument says which to run. Without
- * the mistake (0) each is right. */
+/* Kernels with planted mistakes, which the emulated GPU must find (test_cuda.c). Arguments: the kernel, and the number
+ * of its mistake; 0 is the correct kernel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 enum { THREADS = 64, WARP = 32, COUNT = 1000 };
 
-/* The block's sum of x[0 .. COUNT) goes to each of its threads' places in `to`. */
+/* Every thread writes the block's sum of x[0 .. COUNT) to its element of `to`. */
 template <int MISTAKE> __global__ void barriers(float *to, const float *x)
 {
     __shared__ float of_warp[THREADS / WARP];
@@ -21,10 +21,10 @@ template <int MISTAKE> __global__ void barriers(float *to, const float *x)
     for (int round = 0; round < 2; round++) {
         if (threadIdx.x % WARP == 0)
             of_warp[threadIdx.x / WARP] = sum;
-        if (MISTAKE != 1)                       /* read before it was written */
+        if (MISTAKE != 1)                       /* 1: reads before the write */
             __syncthreads();
         to[threadIdx.x] = of_warp[0] + of_warp[1];
-        if (MISTAKE != 2)                       /* written anew before it was read */
+        if (MISTAKE != 2)                       /* 2: overwrites before the read */
             __syncthreads();
     }
 }
@@ -36,28 +36,28 @@ template <int MISTAKE> __global__ void lanes(float *to, const float *x)
 
     row[threadIdx.x] = x[threadIdx.x];
     if (MISTAKE == 1)
-        __shfl_sync(~0u, 0, 0);                 /* orders nothing in memory */
+        __shfl_sync(~0u, 0, 0);                 /* does not order memory accesses */
     else
         __syncwarp();
     to[threadIdx.x] = row[threadIdx.x ^ 1];
     __syncwarp();
-    row[threadIdx.x + (MISTAKE == 2)] = 0;      /* one more than there is */
+    row[threadIdx.x + (MISTAKE == 2)] = 0;      /* 2: one element too far */
 }
 
-/* A thread an element. */
+/* Each thread copies one element. */
 template <int MISTAKE> __global__ void elements(float *to, const float *x)
 {
     const int i = blockIdx.x * THREADS + threadIdx.x, of_array[2] = {0, 1};
 
-    if (i < COUNT + (MISTAKE == 1))             /* beyond x, and to */
-        to[MISTAKE == 2 ? threadIdx.x : i] = x[i];          /* where other blocks write */
+    if (i < COUNT + (MISTAKE == 1))             /* 1: one element beyond x and `to` */
+        to[MISTAKE == 2 ? threadIdx.x : i] = x[i];          /* 2: other blocks write there */
     if (MISTAKE == 3 && i == 0)
         to[1] = of_array[(int)x[0]];
     if (MISTAKE == 4 && i == 0)
         *(float4 *)(to + 1) = make_float4(0, 0, 0, 0);
 }
 
-/* Copies that nobody waits for: two tiles of a row, one after the other. */
+/* Asynchronous copies of two tiles of a row, with missing waits. */
 template <int MISTAKE> __global__ void copies(float *to, const float *x)
 {
     extern __shared__ float row[];
@@ -68,16 +68,16 @@ template <int MISTAKE> __global__ void copies(float *to, const float *x)
     }
     for (int tile = 0; tile < 2; tile++) {
         if (tile == 0)
-            copies_wait<1 + (MISTAKE == 1)>();              /* of two groups, the first hasn't arrived */
+            copies_wait<1 + (MISTAKE == 1)>();              /* 1: does not wait for the first group */
         else
             copies_wait<0>();
-        if (MISTAKE != 2)                       /* another thread's copy */
+        if (MISTAKE != 2)                       /* 2: reads another thread's copy */
             __syncthreads();
         to[tile * THREADS + threadIdx.x] = row[tile * THREADS + (threadIdx.x + 1) % THREADS];
     }
 }
 
-/* A graph of one kernel, launched twice; and calls that have no place in it. */
+/* A graph of one kernel, launched twice. Mistakes are calls that a capture or a launch in flight forbids. */
 static cudaError_t graphs(int mistake, float *to, float *x)
 {
     const EmulatedStart start = {16, THREADS, 0};
@@ -88,14 +88,14 @@ static cudaError_t graphs(int mistake, float *to, float *x)
     void *more;
 
     cudaEventCreate(&event);
-    if (mistake != 1)                           /* it is first launched in the graph */
+    if (mistake != 1)                           /* 1: its first launch is captured */
         emulated_start(start, elements<0>, to, (const float *)x);
     cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
     emulated_start(start, elements<0>, to, (const float *)x);
     if (mistake == 2)
         cudaMallocAsync(&more, 4, stream);
     if (mistake == 3)
-        cudaStreamSynchronize(stream);          /* for what will never be done */
+        cudaStreamSynchronize(stream);          /* captured work never runs */
     if (mistake == 4)
         cudaMalloc(&more, 4);
     cudaEventRecord(event, stream);
@@ -107,10 +107,10 @@ static cudaError_t graphs(int mistake, float *to, float *x)
     cudaGraphInstantiate(&ready, graph, 0);
     cudaGraphDestroy(graph);
     cudaGraphLaunch(ready, stream);
-    if (mistake == 6)                           /* the second launch reads it */
+    if (mistake == 6)                           /* 6: the second launch reads x */
         cudaFree(x);
     cudaGraphLaunch(ready, stream);
-    cudaGraphExecDestroy(ready);                /* it still runs */
+    cudaGraphExecDestroy(ready);                /* while launches are in flight */
     return cudaSuccess;
 }
 
@@ -140,7 +140,7 @@ int main(int argc, char **argv)
     CASE(elements, 2, 16, THREADS, 0)
     CASE(elements, 3, 16, THREADS, 0)
     CASE(elements, 4, 16, THREADS, 0)
-    CASE(elements, 9, 16, THREADS, 0)           /* the host's memory */
+    CASE(elements, 9, 16, THREADS, 0)           /* reads the host's memory */
     CASE(copies, 0, 1, THREADS, 2 * THREADS * sizeof *x)
     CASE(copies, 1, 1, THREADS, 2 * THREADS * sizeof *x)
     CASE(copies, 2, 1, THREADS, 2 * THREADS * sizeof *x)

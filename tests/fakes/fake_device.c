@@ -20,7 +20,7 @@ typedef struct Piece {
 
 struct FakeStream {
     Piece *first, *last;
-    bool running;                               /* a piece of it, which let others go on */
+    bool running;                               /* the first piece is running: a nested fake_step does nothing */
 };
 
 struct FakeMark {
@@ -89,7 +89,7 @@ FakeMark *fake_mark(FakeStream *s)
     return m;
 }
 
-/* Between two questions much may be done, or nothing. */
+/* Between two queries a stream runs from none to three pieces, at random. */
 bool fake_passed(FakeMark *m)
 {
     static unsigned x = 12345;
@@ -122,11 +122,11 @@ static void wait_for(FakeMark *m)
     }
 }
 
-/* ---- Memory: addresses that nobody may touch, and the same range elsewhere ---- */
+/* ---- Memory: an inaccessible range of addresses, and a range of the same size that stores the data ---- */
 
 static const int64_t arena_bytes = 1ll << 36;
 static char *arena, *storage;
-static int64_t taken;
+static int64_t used;
 
 typedef struct Freed {
     void *data;
@@ -134,14 +134,14 @@ typedef struct Freed {
     struct Freed *next;
 } Freed;
 
-static Freed *freed;                            /* for the next of this size, as a pool does that follows the stream */
+static Freed *freed;                            /* reused for the same size, like a stream-ordered memory pool */
 
 void *fake_storage(const void *on_device)
 {
     const int64_t at = (const char *)on_device - arena;
 
     if (!arena || at < 0 || at > arena_bytes)
-        fail("the device was given memory of the host");
+        fail("the device got a pointer to the host's memory");
     return storage + at;
 }
 
@@ -192,9 +192,9 @@ void *device_alloc(int64_t bytes)
             device_zero(data, bytes);
             return data;
         }
-    data = arena + taken;
-    taken += (bytes + 255) / 256 * 256;
-    return taken > arena_bytes ? NULL : data;
+    data = arena + used;
+    used += (bytes + 255) / 256 * 256;
+    return used > arena_bytes ? NULL : data;
 }
 
 void device_free(void *data, int64_t bytes)
@@ -217,10 +217,10 @@ void device_copy(void *to, const void *from, int64_t bytes)
 
 void device_upload(void *to, const void *from, int64_t bytes)
 {
-    char *kept = must(malloc(bytes + 1));
+    char *staged = must(malloc(bytes + 1));
 
-    memcpy(kept, from, bytes);
-    queue_copy(fake_storage(to), kept, bytes, kept);
+    memcpy(staged, from, bytes);
+    queue_copy(fake_storage(to), staged, bytes, staged);
 }
 
 void device_download(void *to, const void *from, int64_t bytes)

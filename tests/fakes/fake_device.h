@@ -1,7 +1,6 @@
-/* A device as slow and as free as a GPU may be, for tests without one. Its memory is apart: what a pointer points to
- * lies elsewhere, and the host that follows the pointer crashes. Work is queued in streams and done late, some pieces
- * when somebody asks whether it is done: who doesn't wait for it finds that it isn't. fake_device.c also implements
- * device.h.
+/* A fake device for tests without a GPU, as slow as a GPU may be. It has its own memory: a device pointer's data lies
+ * elsewhere, and the host crashes if it dereferences the pointer. Work is queued in streams and runs late, a few pieces
+ * per query for completion: code that does not wait finds it unfinished. fake_device.c also implements device.h.
  */
 #ifndef FAKE_DEVICE_H
 #define FAKE_DEVICE_H
@@ -9,21 +8,21 @@
 #include <stdbool.h>
 
 typedef struct FakeStream FakeStream;
-typedef struct FakeMark FakeMark;               /* a point in a stream */
+typedef struct FakeMark FakeMark;               /* a point in a stream's queue of work */
 
 FakeStream *fake_stream_create(void);
 
-/* Work is over when `run` returns true; until then it is called again and again. It frees what it works on. */
+/* Queues a piece of work. The stream calls `run` until it returns true; run frees `work`. */
 void fake_queue(FakeStream *stream, bool (*run)(void *work), void *work);
 
-void fake_step(FakeStream *stream);             /* one piece of its work, if there is any that can go on */
+void fake_step(FakeStream *stream);             /* calls the first queued piece once, unless it is running */
 
-bool fake_idle(const FakeStream *stream);       /* nothing is left to do in it */
+bool fake_idle(const FakeStream *stream);       /* returns whether the stream has no work left */
 
 FakeMark *fake_mark(FakeStream *stream);
-void fake_wait(FakeStream *stream, FakeMark *mark);             /* the stream goes on when the mark is passed */
-bool fake_passed(FakeMark *mark);               /* if not, the mark's stream may do some pieces of work */
+void fake_wait(FakeStream *stream, FakeMark *mark);             /* the stream waits until the mark is passed */
+bool fake_passed(FakeMark *mark);               /* if not yet, first runs up to three pieces of the mark's stream */
 
-void *fake_storage(const void *on_device);      /* where it is */
+void *fake_storage(const void *on_device);      /* the host address of a device pointer's data */
 
 #endif

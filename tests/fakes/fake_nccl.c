@@ -1,12 +1,14 @@
-/* NCCL and the part of CUDA that comm/nccl.c uses, for tests without a GPU: on fake_device.c's streams, over MPI. It is
- * as unkind as the real ones may be: work is done late; making a communicator waits for its other ranks, and so does
- * its first use; and who does either while a kernel may be waiting for other ranks gets an error, where NCCL could
- * hang.
+/* A fake NCCL, with the CUDA calls that comm/nccl.c uses, for tests without a GPU. It runs on fake_device.c's streams
+ * and over MPI, and behaves as badly as the real ones may. Work runs late. Making a communicator, and its first use,
+ * wait for its other ranks. Either is an error while a kernel may be waiting for other ranks; NCCL could hang there.
  *
- * FAKE_NCCL_FAIL="ncclSend 3": the third such call of rank 1 returns an error; "async 3": a communicator of rank 1 has
- * one after its third operation. Of operations on more than 8 elements: FAKE_NCCL_LOSE=3: rank 1's third one never ends;
- * FAKE_NCCL_STOP=3: the third call never returns, on all ranks. 0 means those before the first one, and
- * FAKE_NCCL_STOP=-1 the making of a communicator. FAKE_NCCL_LOG: communicators as they are made and first used.
+ * Environment variables:
+ *   FAKE_NCCL_FAIL="ncclSend 3"  the third such call of rank 1 returns an error
+ *   FAKE_NCCL_FAIL="async 3"     a communicator of rank 1 has an asynchronous error after its third operation
+ *   FAKE_NCCL_LOSE=3             rank 1's third operation never ends
+ *   FAKE_NCCL_STOP=3             the third operation's call never returns, on all ranks; -1: making a communicator
+ *   FAKE_NCCL_LOG=1              prints when communicators are made and first used
+ * LOSE and STOP count operations on more than 8 elements; 0 means those before the first such operation.
  */
 #include <cuda_runtime_api.h>
 #include <mpi.h>
@@ -21,21 +23,21 @@
 #include "../../common/device.h"
 #include "fake_device.h"
 
-enum { MOST = 64 };                             /* ranks, and calls of a group */
+enum { MOST = 64 };                             /* ranks; calls per group */
 
 /* ---- Errors on demand ---- */
 
 static bool fails(const char *name)
 {
     static int calls;
-    const char *wish = getenv("FAKE_NCCL_FAIL");
+    const char *failing = getenv("FAKE_NCCL_FAIL");
     const size_t length = strlen(name);
 
-    return wish && comm_rank(world) == 1 && !strncmp(wish, name, length) && wish[length] == ' '
-        && ++calls == atoi(wish + length);
+    return failing && comm_rank(world) == 1 && !strncmp(failing, name, length) && failing[length] == ' '
+        && ++calls == atoi(failing + length);
 }
 
-static bool is_wish(const char *name, int number)
+static bool env_equals(const char *name, int number)
 {
     return getenv(name) && atoi(getenv(name)) == number;
 }
@@ -63,7 +65,7 @@ struct CUevent_st {
     FakeMark *mark;                             /* NULL: not recorded yet */
 };
 
-/* An error that cudaGetLastError hasn't taken is found by whoever asks next: the operators, after each kernel. */
+/* An error stays until cudaGetLastError clears it: operators, which check after each kernel, would find it. */
 static cudaError_t last_error;
 
 cudaError_t cudaGetLastError(void)
@@ -132,14 +134,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     CUDA_MAY_FAIL();
     (void)flags;
-    if (event->mark)                            /* of an event that was never recorded CUDA says nothing either */
+    if (event->mark)                            /* like CUDA: no effect if the event was never recorded */
         fake_wait((FakeStream *)stream, event->mark);
     return cudaSuccess;
 }
 
 /* ---- Communicators ---- */
 
-typedef struct {                                /* one call */
+typedef struct {                                /* one call of NCCL */
     enum { REDUCE_TO_ALL, REDUCE_TO_ONE, FROM_ONE, TO_PEER, FROM_PEER } kind;
     const char *in;
     char *out;
@@ -150,7 +152,7 @@ typedef struct {                                /* one call */
     char *sent, *received[MOST];
 } Call;
 
-typedef struct {                                /* the calls of a group, or one by itself */
+typedef struct {                                /* the calls of a group, or a single call */
     ncclComm_t comm;
     FakeStream *stream;
     int count;
@@ -162,7 +164,7 @@ typedef struct {                                /* the calls of a group, or one 
 
 struct ncclComm {
     int size, rank, name, tag, creator;
-    int world[MOST], joined[MOST][2];           /* world: each rank's in MPI's world */
+    int world[MOST], joined[MOST][2];           /* world: each rank's number in MPI_COMM_WORLD */
     bool failed;
     FakeStream *stream;                         /* NULL: not used yet */
     ncclComm_t next;
@@ -174,7 +176,7 @@ enum { HELLO, TABLE, CONNECT, DATA, TAGS, FIRST_TAG = 1 << 22 };
 
 #define MAY_FAIL() do { if (fails(__func__)) return ncclSystemError; } while (0)
 
-static unsigned chance(void)                    /* other on each rank, the same in each run */
+static unsigned chance(void)                    /* random: differs per rank, the same in each run */
 {
     static unsigned x;
 
@@ -202,14 +204,14 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
-/* NCCL waits without a deadline, and does nothing else meanwhile. */
+/* Blocks without a deadline, as NCCL does. */
 static void wait_all(int requests, MPI_Request *request)
 {
     while (!all_done(requests, request))
         sched_yield();
 }
 
-/* Whether a kernel of another communicator could be waiting for other ranks. */
+/* Returns whether a kernel of another communicator may be waiting for other ranks. */
 static bool others_run(const struct ncclComm *c)
 {
     for (const struct ncclComm *other = comms; other; other = other->next)
@@ -218,17 +220,17 @@ static bool others_run(const struct ncclComm *c)
     return false;
 }
 
-static void say(const struct ncclComm *c, const char *what)
+static void log_event(const struct ncclComm *c, const char *what)
 {
     if (getenv("FAKE_NCCL_LOG"))
         fprintf(stderr, "rank %d %s %d\n", comm_rank(world), what, c->name);
 }
 
-/* Whoever made the id hears from all ranks, and tells all who they are. */
+/* All ranks send their number to the creator of the id, which sends the table of all ranks back. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
 {
     ncclComm_t c = calloc(1, sizeof *c);
-    int mine[2] = {rank, comm_rank(world)}, requests = 0;
+    int identity[2] = {rank, comm_rank(world)}, requests = 0;
     MPI_Request request[2 * MOST];
 
     MAY_FAIL();
@@ -238,11 +240,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
         return ncclInvalidUsage;
     c->name = *(int *)id.internal;
     c->size = size, c->rank = rank, c->tag = FIRST_TAG + TAGS * c->name, c->creator = c->name / 4096;
-    const bool creator = mine[1] == c->creator;
-    say(c, "makes");
-    while (is_wish("FAKE_NCCL_STOP", -1))
+    const bool creator = identity[1] == c->creator;
+    log_event(c, "makes");
+    while (env_equals("FAKE_NCCL_STOP", -1))
         sleep(1);
-    MPI_Isend(mine, 2, MPI_INT, c->creator, c->tag + HELLO, MPI_COMM_WORLD, &request[requests++]);
+    MPI_Isend(identity, 2, MPI_INT, c->creator, c->tag + HELLO, MPI_COMM_WORLD, &request[requests++]);
     for (int r = 0; r < size && creator; r++)
         MPI_Irecv(c->joined[r], 2, MPI_INT, MPI_ANY_SOURCE, c->tag + HELLO, MPI_COMM_WORLD, &request[requests++]);
     wait_all(requests, request);
@@ -260,7 +262,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     return ncclSuccess;
 }
 
-/* The first use: all ranks must be there. */
+/* The first use waits for all ranks of the communicator. */
 static ncclResult_t connect_ranks(ncclComm_t c)
 {
     static char nothing;
@@ -269,7 +271,7 @@ static ncclResult_t connect_ranks(ncclComm_t c)
 
     if (others_run(c))
         return ncclInvalidUsage;
-    say(c, "uses");
+    log_event(c, "uses");
     for (int r = 0; r < c->size; r++) {
         MPI_Isend(&nothing, 0, MPI_CHAR, c->world[r], c->tag + CONNECT, MPI_COMM_WORLD, &request[requests++]);
         MPI_Irecv(&nothing, 0, MPI_CHAR, c->world[r], c->tag + CONNECT, MPI_COMM_WORLD, &request[requests++]);
@@ -281,7 +283,7 @@ static ncclResult_t connect_ranks(ncclComm_t c)
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
 {
     MAY_FAIL();
-    if (c->stream && chance() % 4 == 0)         /* a GPU works whether it is asked or not; here: sometimes */
+    if (c->stream && chance() % 4 == 0)         /* a GPU progresses without being asked */
         fake_step(c->stream);
     *state = c->failed ? ncclRemoteError : ncclSuccess;
     return ncclSuccess;
@@ -301,7 +303,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
     return ncclSuccess;
 }
 
-/* ---- What a stream does for a job ---- */
+/* ---- A job, as its stream runs it ---- */
 
 static int size_of(ncclDataType_t type)
 {
@@ -309,7 +311,7 @@ static int size_of(ncclDataType_t type)
         : type == ncclFloat16 || type == ncclBfloat16 ? 2 : 1;
 }
 
-/* Half-precision floats of whole numbers, or of anything that is exact in both. */
+/* number and set_number read and write an element. They convert FP16 without subnormals and without rounding. */
 static double number(ncclDataType_t type, const char *data, size_t i)
 {
     uint16_t half;
@@ -328,7 +330,7 @@ static double number(ncclDataType_t type, const char *data, size_t i)
     case ncclBfloat16:
         bits = (uint32_t)half << 16;
         break;
-    default:                                    /* another bias of the exponent */
+    default:                                    /* half: change the exponent's bias */
         bits = (uint32_t)(half & 0x8000) << 16 | (half & 0x7fff ? ((uint32_t)(half & 0x7fff) << 13) + (112u << 23) : 0);
     }
     memcpy(&f, &bits, 4);
@@ -368,7 +370,7 @@ static bool sends_to(const Call *c, int me, int r)
         || (c->kind == FROM_ONE && me == c->peer) || (c->kind == TO_PEER && r == c->peer);
 }
 
-static bool hears_from(const Call *c, int me, int r)
+static bool receives_from(const Call *c, int me, int r)
 {
     return c->kind == REDUCE_TO_ALL || (c->kind == REDUCE_TO_ONE && me == c->peer)
         || (c->kind == FROM_ONE && r == c->peer) || (c->kind == FROM_PEER && r == c->peer);
@@ -388,7 +390,7 @@ static void begin_job(Job *j)
                              &j->request[j->requests++]);
             }
         for (int r = 0; r < c->size; r++)
-            if (hears_from(k, c->rank, r)) {
+            if (receives_from(k, c->rank, r)) {
                 k->received[r] = malloc(bytes);
                 MPI_Irecv_c(k->received[r], bytes, MPI_BYTE, c->world[r], c->tag + DATA, MPI_COMM_WORLD,
                             &j->request[j->requests++]);
@@ -412,7 +414,7 @@ static bool run_job(void *work)
         char *out = k->out ? fake_storage(k->out) : NULL, *first = NULL;
         for (int r = 0; r < c->size; r++) {
             char *from = k->received[r];
-            if (from && first)                  /* in the order of ranks */
+            if (from && first)                  /* reduce in the order of ranks */
                 for (size_t i = 0; i < k->count; i++) {
                     const double x = number(k->type, first, i), y = number(k->type, from, i);
                     set_number(k->type, first, i, k->op == ncclMax ? (x > y ? x : y) : x + y);
@@ -430,7 +432,7 @@ static bool run_job(void *work)
     return true;
 }
 
-/* ---- NCCL's calls: each becomes part of the group's job ---- */
+/* ---- NCCL's calls: each joins the job of its group ---- */
 
 static Job *group;
 static int depth;
@@ -445,12 +447,12 @@ static ncclResult_t submit(void)
     if (!j)
         return ncclSuccess;
     jobs += j->call[0].count > 8;
-    while (is_wish("FAKE_NCCL_STOP", jobs))
+    while (env_equals("FAKE_NCCL_STOP", jobs))
         sleep(1);
     if (!j->comm->stream)
         result = connect_ranks(j->comm);
     j->comm->stream = j->stream;
-    j->lost = comm_rank(world) == 1 && is_wish("FAKE_NCCL_LOSE", jobs);
+    j->lost = comm_rank(world) == 1 && env_equals("FAKE_NCCL_LOSE", jobs);
     j->comm->failed = fails("async");
     fake_queue(j->stream, run_job, j);
     return result;

@@ -1,5 +1,4 @@
-/* 09 against 01 (layouts.h) and against the programs of its directions, its checkpoints, its precision, and what it
- * refuses. */
+/* 09 against 01 (layouts.h) and against the program of each direction; its checkpoints, precision, error messages. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,8 +9,8 @@
 #define FP32 "--dtype fp32 "
 #define SHAPE "--layers 5 --hidden 48 --heads 6 --vocab 97 --seq 48 --lr 1e-3 --warmup 3 --quiet"
 
-/* A covering subset: each direction left out of 2 x 2 x 2 in turn, fewer micro-batches than stages, rows that neither
- * the ranks nor the loss's slices of 256 divide, both --zero, both recomputations. */
+/* A covering subset: 2 x 2 x 2 without each direction in turn; both --zero; both --recompute; fewer micro-batches than
+ * pipeline stages; rows that are no multiple of the ranks, or of the 256 rows in a slice of the loss. */
 static const LayoutCase cases[] = {
     {"09_combined", FP32 "--tp 2 --cp 2 --pp 2", 8, 3, 1, 2, "none", .seq = 24, .dp = 1},
     {"09_combined", FP32 "--tp 2 --cp 2", 8, 2, 3, 1, "full", .seq = 24, .dp = 2},
@@ -24,14 +23,14 @@ static const LayoutCase cases[] = {
     {"09_combined", FP32, 1, 2, 3, 2, "full", .dp = 1},
 };
 
-static void layouts_agree(void **state)
+static void configurations_agree(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         layout_compare(&cases[i]);
 }
 
-/* Every factorisation of 1 to 8 ranks into four directions, with what else there is to choose in turn. */
+/* Every factorization of 1 to 8 ranks into four directions; the other options alternate. */
 static void all_grids_agree(void **state)
 {
     int grids = 0;
@@ -49,7 +48,7 @@ static void all_grids_agree(void **state)
                     for (int k = 0; k < 2; k++) {
                         snprintf(options, sizeof options, FP32 "--tp %d --cp %d --pp %d --zero %d", t, c, p,
                                  (grids + k) % 2);
-                        /* heads and tokens for tp, layers for pp, an even number of tokens for each of cp */
+                        /* heads and tokens for tp, layers for pp, an even number of tokens per rank of cp */
                         layout_compare(&(LayoutCase){"09_combined", options, n, p + 1, 1 + k, grids % 3 + 1 + k,
                                                      (grids / 2 + k) % 2 ? "full" : "none", .dp = n / (t * c * p),
                                                      .seq = 2 * c * t * (t < 4 ? 3 : 1), .heads = t, .hidden = 8 * t});
@@ -60,7 +59,7 @@ static void all_grids_agree(void **state)
     assert_int_equal(grids, 63);
 }
 
-/* One direction alone is that direction's own program: what is left between them is the order of sums. */
+/* One direction alone gives the gradients of that direction's own program, up to the order of additions. */
 static void one_direction_is_its_program(void **state)
 {
     static const char *const pairs[][2] = {
@@ -72,7 +71,7 @@ static void one_direction_is_its_program(void **state)
     char worst[128];
 
     (void)state;
-    if (!full_tests())                          /* that both agree with 01 has been seen */
+    if (!full_tests())                          /* configurations_agree has compared both with 01 */
         skip();
     for (int i = 0; i < 4; i++) {
         run_well("mpiexec -n 3 " BUILD "/cpu64/09_combined " SHAPE " --dtype fp32 %s --steps 1 --data %s "
@@ -85,7 +84,7 @@ static void one_direction_is_its_program(void **state)
     }
 }
 
-/* Saved on one grid, continued on another, through other programs: the losses of a run without interruptions. */
+/* Checkpoints go from one grid to another and through other programs; the losses are those of one uninterrupted run. */
 static void checkpoints_cross(void **state)
 {
     static const struct {
@@ -115,7 +114,8 @@ static void checkpoints_cross(void **state)
             fail_msg("the loss of step %d is %.17g, but %.17g without interruptions", s + 1, a[s], b[s]);
 }
 
-/* Each rank reads its chunks of the held-out pieces, stage by stage: together the loss that 01 finds. */
+/* Each rank evaluates its sequence chunks of the validation tokens, one pipeline stage after another. The loss is
+ * 01's. */
 static void evaluation_is_01s(void **state)
 {
     static const char *const grids[] = {"--tp 2 --cp 2 --pp 2", "--pp 3 --dp 2", "--cp 3 --tp 2"};
@@ -133,7 +133,7 @@ static void evaluation_is_01s(void **state)
             const double want = json_number(in_temporary("r.json"), path);
             const double is = json_number(in_temporary("09.json"), path);
             if (!(fabs(is - want) <= 1e-10 * want))
-                fail_msg("%s: %.17g nats on held-out data, but %.17g in 01", grids[i], is, want);
+                fail_msg("%s: a validation loss of %.17g, but %.17g in 01", grids[i], is, want);
         }
     }
 }
@@ -142,13 +142,13 @@ static void evaluation_is_01s(void **state)
 
 #define MODEL "--layers 4 --hidden 64 --heads 4 --vocab 97 --seq 64 --quiet --threads 1 "
 
-/* How far from float64's a dump's gradients are, by the norm of each tensor, the worst of them. */
+/* The largest relative difference of any tensor, by norm, of a dump's gradients from float64's. */
 static double distance(const char *dump)
 {
     return compare_gradients_by_norm(in_temporary(dump), in_temporary("exact.safetensors"), 4, NULL);
 }
 
-/* More roundings than 02 has: sums over tp in bf16, and activations and their gradients that are sent in it. */
+/* 09 rounds more often than 02: partial sums over tp are in bf16, and so are the activations and gradients it sends. */
 static void bf16_is_as_near_as_02s(void **state)
 {
     static const struct {
@@ -198,26 +198,29 @@ static void bf16_trains_as_02_does(void **state)
     assert_true(fabs(of_09 / of_02 - 1) <= 0.01);
 }
 
-/* ---- What it refuses ---- */
+/* ---- Refused options ---- */
 
 static void what_does_not_fit_is_refused(void **state)
 {
     static const struct {
         int status;
-        const char *options, *says;
+        const char *options, *message;
     } cases[] = {
-        {2, "--tp 3", "--tp 3 x --cp 1 x --pp 1 are 3 ranks, and 4 were started; start a multiple of 3, or choose "
-                      "factors of 4"},
-        {2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp are 8 ranks, and 4 were started; start 8, or choose "
-                             "factors of 4"},
-        {2, "--tp 65536 --cp 65536 --pp 65536", "are 281474976710656 ranks, and 4 were started"},
-        {2, "--zero 2", "--zero 2, but it is a whole number from 0 to 1"},
+        {2, "--tp 3", "--tp 3 x --cp 1 x --pp 1: expected a divisor of 4, the number of ranks, got 3; start a multiple "
+                      "of 3, or choose factors of 4"},
+        {2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: expected 4, the number of ranks, got 8; start 8, or "
+                             "choose factors of 4"},
+        {2, "--tp 65536 --cp 65536 --pp 65536", "expected a divisor of 4, the number of ranks, got 281474976710656"},
+        {2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "got 18446744073709551616; start"},
+        {2, "--zero 2", "--zero: expected an integer from 0 to 1, got '2'"},
         {1, "--tp 4 --heads 6", "--tp: --heads 6 cannot be divided over 4 ranks; 1, 2, 3, 6 could"},
         {1, "--tp 4 --heads 4 --seq 5 --micro-batch 1",
          "--tp: --micro-batch x --seq / --cp = 5 cannot be divided over 4 ranks; 1, 5 could"},
-        {1, "--cp 4 --seq 20", "--seq 20 cannot be cut into 8 chunks, 2 for each of --cp 4; 24 can"},
-        {1, "--pp 4 --layers 3", "--layers 3 cannot be divided over --pp 4 stages: each needs one or more"},
-        {1, "--tp 4 --heads 4 --vocab 3 --data three.bin", "--vocab 3 cannot be divided over --tp 4 ranks"},
+        {1, "--cp 4 --seq 20",
+         "--seq: expected a multiple of 8 (4 ranks of --cp x 2 sequence chunks), got 20; try 24"},
+        {1, "--pp 4 --layers 3", "--layers: expected at least 4, one per pipeline stage (--pp), got 3"},
+        {1, "--tp 4 --heads 4 --vocab 3 --data three.bin",
+         "--vocab: expected at least 4, one token per rank of --tp, got 3"},
     };
 
     (void)state;
@@ -225,8 +228,8 @@ static void what_does_not_fit_is_refused(void **state)
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         Result r = run("mpiexec -n 4 " BUILD "/cpu64/09_combined --data %s --hidden 48 %s", token_file(20000, 97),
                        cases[i].options);
-        if (r.status != cases[i].status || !strstr(r.err, cases[i].says))
-            fail_msg("%s: status %d and \"%s\", not \"%s\"", cases[i].options, r.status, r.err, cases[i].says);
+        if (r.status != cases[i].status || !strstr(r.err, cases[i].message))
+            fail_msg("%s: status %d and \"%s\", not \"%s\"", cases[i].options, r.status, r.err, cases[i].message);
         result_free(r);
     }
 }
@@ -234,7 +237,7 @@ static void what_does_not_fit_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layouts_agree),
+        cmocka_unit_test(configurations_agree),
         cmocka_unit_test(one_direction_is_its_program),
         cmocka_unit_test(checkpoints_cross),
         cmocka_unit_test(evaluation_is_01s),

@@ -1,5 +1,5 @@
-/* Attention by blocks of keys against plain loops and against the whole; 07 against 01 (layouts.h): gradients, losses,
- * memory, traffic, and how many pairs of a query and a key each rank has computed. */
+/* Attention by blocks of keys against plain loops and against full attention. 07 against 01 (layouts.h): gradients,
+ * losses, memory, traffic, and the number of query-key pairs that each rank computes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,7 +57,7 @@ static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, in
 {
     const Tensor q = filled("q", shape(B, C, A, D));
     const Tensor k = filled("k", shape(B, K, A, D)), v = filled("v", shape(B, K, A, D));
-    const Tensor d_out = filled("d_out", shape(B, C, A, D)), dots = filled("dots", shape(B, C, A, 1));
+    const Tensor d_out = filled("d_out", shape(B, C, A, D)), delta = filled("delta", shape(B, C, A, 1));
     const Tensor out = empty("out", shape(B, C, A, D)), lse = empty("lse", shape(B, C, A, 1));
     const Tensor scores = empty("scores", shape(2, A, Q, K));
     const Tensor d_q = filled("d_q", shape(B, C, A, D)), d_k = filled("d_k", shape(B, K, A, D)),
@@ -89,7 +89,7 @@ static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, in
                         data(want_d_v)[key * D + x] += p[j] / sum * data(d_out)[at * D + x];
                         d_p += data(d_out)[at * D + x] * data(v)[key * D + x];
                     }
-                    const double d_s = p[j] / sum * (d_p - data(dots)[at]) / sqrt(D);
+                    const double d_s = p[j] / sum * (d_p - data(delta)[at]) / sqrt(D);
                     for (int64_t x = 0; x < D; x++) {
                         data(want_d_q)[at * D + x] += d_s * data(k)[key * D + x];
                         data(want_d_k)[key * D + x] += d_s * data(q)[at * D + x];
@@ -98,21 +98,21 @@ static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, in
             }
     free(p);
     const double forward = 4.0 * pairs * D, backward = 8.0 * pairs * D;        /* FLOPs */
-    const OpAccount *account;
-    ops_account_reset();
+    const OpStats *stats;
+    ops_stats_reset();
     pairs += attention_pairs();
     attention_block_forward(out, lse, scores, q, k, v, causal);
     assert_int_equal(attention_pairs(), pairs);
     assert_near(out, want_out, 1e-12);
     assert_near(lse, want_lse, 1e-12);
-    memset(scores.data, 0xff, tensor_bytes(scores));            /* backward takes nothing from forward's workspace */
-    attention_block_backward(d_q, d_k, d_v, scores, d_out, q, k, v, lse, dots, causal);
+    memset(scores.data, 0xff, tensor_bytes(scores));            /* backward reads nothing from forward's workspace */
+    attention_block_backward(d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta, causal);
     assert_near(d_q, want_d_q, 1e-12);
     assert_near(d_k, want_d_k, 1e-12);
     assert_near(d_v, want_d_v, 1e-12);
     assert_int_equal(attention_pairs(), pairs);
-    assert_int_equal(ops_account(&account), 2);
-    assert_true(account[0].flops == forward && account[1].flops == backward);
+    assert_int_equal(ops_stats(&stats), 2);
+    assert_true(stats[0].flops == forward && stats[1].flops == backward);
     guarded_release();
 }
 
@@ -137,7 +137,7 @@ static void small_operators(void **state)
     const Tensor back = empty("back", shape(3, 5, 7));
     const Tensor to = filled("to", shape(3, 35)), before = guarded_copy(to), full = empty("full", shape(1003));
     const Tensor o = filled("o", shape(4, 3 * 5)), d_o = filled("d_o", shape(4, 3 * 5));
-    const Tensor dots = empty("dots", shape(4, 3));
+    const Tensor delta = empty("delta", shape(4, 3));
 
     (void)state;
     transpose_rows(out, in);
@@ -153,30 +153,30 @@ static void small_operators(void **state)
     tensor_fill(full, -INFINITY);
     for (int i = 0; i < 1003; i++)
         assert_true(isinf(data(full)[i]) && data(full)[i] < 0);
-    attention_dots(dots, d_o, o);
+    attention_delta(delta, d_o, o);
     for (int i = 0; i < 12; i++) {
         double sum = 0;
         for (int x = 0; x < 5; x++)
             sum += data(o)[i * 5 + x] * data(d_o)[i * 5 + x];
-        assert_true(fabs(data(dots)[i] - sum) < 1e-14);
+        assert_true(fabs(data(delta)[i] - sum) < 1e-14);
     }
     guarded_release();
 }
 
-/* Queries of each chunk meet the keys of the chunks up to their own in the order that `order` gives: the whole
- * attention of 01, forward and backward. `shift` is added to all scores of one chunk of keys (through a pair of
- * columns in q and k), so that a merge without rescaling would overflow or vanish. */
+/* Attends from each chunk of queries to the chunks of keys up to its own, in the order `order`, forward and backward.
+ * Results must be 01's full attention. A column of q and k adds `shift` to all scores of one chunk of keys: a merge
+ * without rescaling would overflow or vanish. */
 static void merged_case(int64_t C, const int *order, double shift)
 {
     enum { CHUNKS = 3, A = 2, D = 8 };
     const int64_t T = CHUNKS * C, Q = C < 64 ? C : 64;
     const Tensor qkv = filled("qkv", shape(1, T, 3 * A * D)), probs = empty("probs", shape(1, A, T, T));
-    const Tensor whole = empty("whole", shape(1, T, A * D)), d_whole = filled("d_whole", shape(1, T, A * D));
+    const Tensor full = empty("full", shape(1, T, A * D)), d_full = filled("d_full", shape(1, T, A * D));
     const Tensor d_qkv = empty("d_qkv", shape(1, T, 3 * A * D)), d_probs = empty("d_probs", shape(1, A, T, T));
     const Tensor split = empty("split", shape(3, T * A, D)), d_split = empty("d_split", shape(3, T * A, D));
     const Tensor out = empty("out", shape(T, A * D)), lse = empty("lse", shape(T, A));
-    const Tensor dots = empty("dots", shape(T, A));
-    const Tensor part = empty("part", shape(1, C, A, D)), part_lse = empty("part_lse", shape(1, C, A, 1));
+    const Tensor delta = empty("delta", shape(T, A));
+    const Tensor block_out = empty("block_out", shape(1, C, A, D)), block_lse = empty("block_lse", shape(1, C, A, 1));
     const Tensor scores = empty("scores", shape(2, A, Q, C)), d_back = empty("d_back", shape(T * A, 3, D));
 
     for (int64_t t = 0; t < T; t++)
@@ -184,8 +184,8 @@ static void merged_case(int64_t C, const int *order, double shift)
             data(qkv)[(t * A + a) * 3 * D] = sqrt(D);
             data(qkv)[(t * A + a) * 3 * D + D] = t / C == 1 ? shift : 0;
         }
-    attention_forward(whole, probs, qkv);
-    attention_backward(d_qkv, d_probs, d_whole, qkv, probs);
+    attention_forward(full, probs, qkv);
+    attention_backward(d_qkv, d_probs, d_full, qkv, probs);
 
 #define CHUNK(t, i) tensor_range(tensor_view(t, shape(CHUNKS, C, A, tensor_count(t) / (T * A))), i, 1)
 #define OF(t, x) tensor_range(t, x, 1)
@@ -197,25 +197,25 @@ static void merged_case(int64_t C, const int *order, double shift)
             const int j = order[o];
             if (j > i)
                 continue;
-            attention_block_forward(part, part_lse, scores, CHUNK(OF(split, 0), i), CHUNK(OF(split, 1), j),
+            attention_block_forward(block_out, block_lse, scores, CHUNK(OF(split, 0), i), CHUNK(OF(split, 1), j),
                                     CHUNK(OF(split, 2), j), i == j);
-            attention_merge(CHUNK(out, i), CHUNK(lse, i), part, part_lse);
+            attention_merge(CHUNK(out, i), CHUNK(lse, i), block_out, block_lse);
         }
-    assert_near(out, whole, 1e-12);
+    assert_near(out, full, 1e-12);
     tensor_zero(d_split);
-    attention_dots(dots, tensor_view(d_whole, shape(T, A * D)), out);
+    attention_delta(delta, tensor_view(d_full, shape(T, A * D)), out);
     for (int o = 0; o < CHUNKS; o++)
         for (int i = order[o]; i < CHUNKS; i++)
             attention_block_backward(CHUNK(OF(d_split, 0), i), CHUNK(OF(d_split, 1), order[o]),
-                                     CHUNK(OF(d_split, 2), order[o]), scores, CHUNK(d_whole, i), CHUNK(OF(split, 0), i),
+                                     CHUNK(OF(d_split, 2), order[o]), scores, CHUNK(d_full, i), CHUNK(OF(split, 0), i),
                                      CHUNK(OF(split, 1), order[o]), CHUNK(OF(split, 2), order[o]), CHUNK(lse, i),
-                                     CHUNK(dots, i), i == order[o]);
+                                     CHUNK(delta, i), i == order[o]);
     transpose_rows(d_back, d_split);
     assert_near(d_back, d_qkv, shift ? 1e-11 : 1e-12);
     guarded_release();
 }
 
-static void blocks_in_any_order_are_the_whole(void **state)
+static void blocks_in_any_order_are_full_attention(void **state)
 {
     static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     static const int64_t lengths[] = {1, 5, 50, 75};
@@ -228,7 +228,7 @@ static void blocks_in_any_order_are_the_whole(void **state)
                 merged_case(lengths[l], orders[o], shifts[s]);
 }
 
-/* ---- Operands that don't fit ---- */
+/* ---- Operands of the wrong shape ---- */
 
 static int message_pipe[2];
 
@@ -239,11 +239,10 @@ static void send_message(const char *line, int status)
     _exit(status);
 }
 
-enum { OUT, LSE, SCORES, QUERY, KEY, VALUE, D_QUERY, D_KEY, D_VALUE, DOTS, OPERANDS };
+enum { OUT, LSE, SCORES, QUERY, KEY, VALUE, D_QUERY, D_KEY, D_VALUE, DELTA, OPERANDS };
 
-/* Forward and backward with one operand of another shape, in a child process: it must name the operator and show the
- * operand. */
-static void assert_refused(bool back, bool causal, const Tensor *t, const char *says)
+/* Runs forward or backward with the operands t in a child process. It must fail with a line that has `message`. */
+static void assert_refused(bool back, bool causal, const Tensor *t, const char *message)
 {
     char line[4096];
     int status;
@@ -255,7 +254,7 @@ static void assert_refused(bool back, bool causal, const Tensor *t, const char *
         error_end_with(send_message);
         if (back)
             attention_block_backward(t[D_QUERY], t[D_KEY], t[D_VALUE], t[SCORES], t[OUT], t[QUERY], t[KEY], t[VALUE],
-                                     t[LSE], t[DOTS], causal);
+                                     t[LSE], t[DELTA], causal);
         else
             attention_block_forward(t[OUT], t[LSE], t[SCORES], t[QUERY], t[KEY], t[VALUE], causal);
         _exit(0);
@@ -265,47 +264,48 @@ static void assert_refused(bool back, bool causal, const Tensor *t, const char *
     close(message_pipe[0]);
     waitpid(child, &status, 0);
     line[length > 0 ? length : 0] = 0;
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 1 || !strstr(line, says) || !strstr(line, "but it takes"))
-        fail_msg("a wrong operand (\"%s\") ended with %#x and \"%s\"", says, status, line);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 1 || !strstr(line, message) || !strstr(line, "but it takes"))
+        fail_msg("a wrong operand (\"%s\") ended with %#x and \"%s\"", message, status, line);
 }
 
 static void wrong_operands_are_refused(void **state)
 {
     Tensor right[OPERANDS], wrong[OPERANDS];
-    char says[128];
+    char message[128];
 
     (void)state;
     right[OUT] = filled("out", shape(2, 3, 4, 6)), right[LSE] = filled("lse", shape(2, 3, 4, 1));
     right[SCORES] = filled("scores", shape(2, 4, 3, 5)), right[QUERY] = filled("q", shape(2, 3, 4, 6));
     right[KEY] = filled("k", shape(2, 5, 4, 6)), right[VALUE] = filled("v", shape(2, 5, 4, 6));
     right[D_QUERY] = filled("d_q", shape(2, 3, 4, 6)), right[D_KEY] = filled("d_k", shape(2, 5, 4, 6));
-    right[D_VALUE] = filled("d_v", shape(2, 5, 4, 6)), right[DOTS] = filled("dots", shape(2, 3, 4, 1));
+    right[D_VALUE] = filled("d_v", shape(2, 5, 4, 6)), right[DELTA] = filled("delta", shape(2, 3, 4, 1));
     attention_block_forward(right[OUT], right[LSE], right[SCORES], right[QUERY], right[KEY], right[VALUE], false);
     attention_block_backward(right[D_QUERY], right[D_KEY], right[D_VALUE], right[SCORES], right[OUT], right[QUERY],
-                             right[KEY], right[VALUE], right[LSE], right[DOTS], false);
+                             right[KEY], right[VALUE], right[LSE], right[DELTA], false);
     for (int back = 0; back < 2; back++) {
         for (int i = 0; i < (back ? OPERANDS : D_QUERY); i++)
-            for (int d = 0; d < 5; d++) {                       /* one dimension less by one; all; none at all */
+            for (int d = 0; d < 5; d++) {                       /* each dimension one smaller; another dtype */
                 memcpy(wrong, right, sizeof wrong);
                 if (d < 4 && i == SCORES && d == 2)
-                    continue;                                   /* any number of queries at a time */
+                    continue;                                   /* a tile may have any number of queries */
                 if (d < 4)
                     wrong[i].shape[d]--;
                 else
                     wrong[i].dtype = I32;
                 char *is = tensor_describe(wrong[i]);
-                snprintf(says, sizeof says, "%s %s", is, dtype_name(wrong[i].dtype));
+                snprintf(message, sizeof message, "%s %s", is, dtype_name(wrong[i].dtype));
                 free(is);
-                assert_refused(back, false, wrong, says);
+                assert_refused(back, false, wrong, message);
             }
-        assert_refused(back, true, right, "k is (2, 5, 4, 6)");        /* causal: keys are the queries' tokens */
+        assert_refused(back, true, right, "k is (2, 5, 4, 6)");        /* causal: as many keys as queries */
     }
     guarded_release();
 }
 
 /* ---- The program against 01 ---- */
 
-/* A covering subset: methods, ranks, recomputation, accumulation, micro-batches; chunks above 64 tokens, odd ones. */
+/* A covering subset of methods, ranks, recomputation, accumulation and micro-batches, with sequence chunks of more than
+ * 64 tokens and of odd length. */
 static const LayoutCase cases[] = {
     {"07_context_parallel", "--attention zigzag", 1, 2, 3, 1, "none", true, 24},
     {"07_context_parallel", "--attention zigzag", 2, 3, 3, 1, "full", true, 24},
@@ -322,14 +322,14 @@ static const LayoutCase cases[] = {
     {"07_context_parallel", "--attention ulysses", 4, 1, 1, 1, "none", true, 16, 48, 8},
 };
 
-static void layouts_agree(void **state)
+static void configurations_agree(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         layout_compare(&cases[i]);
 }
 
-static void all_layouts_agree(void **state)
+static void all_configurations_agree(void **state)
 {
     static const char *const recompute[] = {"none", "selective", "full"};
     static const int ranks[] = {1, 2, 3, 4, 8}, lengths[] = {48, 144};
@@ -350,7 +350,7 @@ static void all_layouts_agree(void **state)
                         }
 }
 
-/* Of rank r; --report r.json is the last run's. */
+/* A value of rank r in the last run's --report r.json. */
 static double of_rank(int r, const char *what)
 {
     char path[128];
@@ -361,8 +361,8 @@ static double of_rank(int r, const char *what)
 
 #define RUN "mpiexec -n %d " PROGRAM " --attention %s --hidden 48 --vocab 97 --data %s --quiet --report r.json "
 
-/* Pairs that the mask leaves, of each rank: chunk c's queries see C*c keys before their chunk, and their own chunk's
- * half with its diagonal. A causal sequence has s(s+1)/2. */
+/* Each rank computes only the pairs that the mask leaves. Queries of chunk c attend to C*c keys of earlier chunks and
+ * to C(C+1)/2 pairs in their own. A causal sequence has s(s+1)/2. */
 static void pairs_are_what_the_mask_leaves(void **state)
 {
     static const int all_ranks[] = {3, 4, 1, 2, 8};
@@ -379,17 +379,17 @@ static void pairs_are_what_the_mask_leaves(void **state)
                 const double is = of_rank(r, "attention_pairs") / (LAYERS * MICRO_BATCH * ACCUMULATE * HEADS);
                 const double want = m == 0 || m == 2 ? C * (C + 1) / 2.0 + C * C * (double)r : S * (S + 1) / 2.0 / n;
                 if (is != want)
-                    fail_msg("%s, rank %d of %d: %g pairs a head and sequence, not %g", methods[m], r, n, is, want);
+                    fail_msg("%s, rank %d of %d: %g pairs per head and sequence, not %g", methods[m], r, n, is, want);
                 all += is;
             }
             assert_true(all == S * (S + 1) / 2.0);
-            if (m == 0)                         /* C+1 : (2n-1)C+1 between the first rank and the last */
+            if (m == 0)                         /* ring: the first rank and the last have C+1 : (2n-1)C+1 */
                 assert_true(of_rank(n - 1, "attention_pairs") * (C + 1)
                             == of_rank(0, "attention_pairs") * ((2 * n - 1) * C + 1));
         }
 }
 
-/* Twice the sequence, twice of everything that grows with it; n ranks, an n-th of it. (8 bytes are the loss.) */
+/* A sequence of twice the length takes twice the memory; n ranks take 1/n each. (The loss has 8 bytes.) */
 static void nothing_grows_with_the_square(void **state)
 {
     static const char *const what[] = {"activations", "communication", "workspace"};
@@ -407,7 +407,7 @@ static void nothing_grows_with_the_square(void **state)
             }
         }
         for (int w = 0; w < 3; w++) {
-            const bool gathered = m == 2 && w == 1;             /* every rank's K and V are everywhere */
+            const bool gathered = m == 2 && w == 1;             /* all-gather: each rank has the full K and V */
             if (bytes[2][w] != 2 * bytes[1][w] || bytes[1][w] * (gathered ? 1 : 2) > bytes[0][w])
                 fail_msg("%s, %s: %.0f bytes for 256 tokens on 1 rank, %.0f on 2, %.0f for 512 on 2", methods[m],
                          what[w], bytes[0][w], bytes[1][w], bytes[2][w]);
@@ -415,24 +415,26 @@ static void nothing_grows_with_the_square(void **state)
     }
 }
 
-static void assert_says(const char *options, int ranks, const char *says)
+static void assert_message(const char *options, int ranks, const char *message)
 {
     Result r = run("mpiexec -n %d " PROGRAM " --data %s %s", ranks, token_file(20000, 97), options);
 
-    if (r.status != 1 || !strstr(r.err, says))
-        fail_msg("%s on %d ranks: status %d and \"%s\", not \"%s\"", options, ranks, r.status, r.err, says);
+    if (r.status != 1 || !strstr(r.err, message))
+        fail_msg("%s on %d ranks: status %d and \"%s\", not \"%s\"", options, ranks, r.status, r.err, message);
     result_free(r);
 }
 
-static void what_cannot_be_cut_is_refused(void **state)
+static void what_cannot_be_split_is_refused(void **state)
 {
     (void)state;
-    assert_says("--seq 18 --attention ring", 4, "--seq 18 cannot be cut into 4 chunks, 1 for each of 4 ranks");
-    assert_says("--seq 18 --attention allgather", 4, "--seq 18 cannot be cut into 4 chunks, 1 for each of 4 ranks");
-    assert_says("--seq 20", 4, "--seq 20 cannot be cut into 8 chunks, 2 for each of 4 ranks");
-    assert_says("--seq 2 --hidden 12 --heads 2 --attention ulysses", 3, "--seq 2 cannot be cut into 3 chunks");
-    assert_says("--seq 24 --hidden 48 --heads 4 --attention ulysses", 3,
-                "--attention ulysses: --heads 4 cannot be divided over 3 ranks; 1, 2, 4 could");
+    assert_message("--seq 18 --attention ring", 4,
+                   "--seq: expected a multiple of 4 (4 ranks x 1 sequence chunks), got 18; try 20");
+    assert_message("--seq 18 --attention allgather", 4,
+                   "--seq: expected a multiple of 4 (4 ranks x 1 sequence chunks), got 18; try 20");
+    assert_message("--seq 20", 4, "--seq: expected a multiple of 8 (4 ranks x 2 sequence chunks), got 20; try 24");
+    assert_message("--seq 2 --hidden 12 --heads 2 --attention ulysses", 3, "--seq: expected a multiple of 3 ");
+    assert_message("--seq 24 --hidden 48 --heads 4 --attention ulysses", 3,
+                   "--attention ulysses: --heads 4 cannot be divided over 3 ranks; 1, 2, 4 could");
 }
 
 #define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 48 --lr 1e-3 --warmup 3 --quiet"
@@ -448,7 +450,7 @@ static void checkpoints_cross(void **state)
     double a[LAYOUT_STEPS], b[LAYOUT_STEPS];
 
     (void)state;
-    if (!full_tests())                          /* test_layouts crosses to and from it */
+    if (!full_tests())                          /* test_layouts.c saves and loads with 07 */
         skip();
     layout_reference(&(LayoutCase){.ranks = 1, .layers = 3, .micro_batch = 12, .accumulate = 1, .seq = 48}, gradients,
                      losses);
@@ -463,7 +465,7 @@ static void checkpoints_cross(void **state)
             fail_msg("the loss of step %d is %.17g, but %.17g without interruptions", s + 1, a[s], b[s]);
 }
 
-/* Each rank reads its chunks of the held-out pieces: together the loss that 01 finds. */
+/* Each rank evaluates its chunks of the validation sequences. The loss is 01's. */
 static void evaluation_is_01s(void **state)
 {
     (void)state;
@@ -477,7 +479,7 @@ static void evaluation_is_01s(void **state)
                  "--attention %s --report r.json", token_file(20000, 97), methods[m]);
         const double is = json_number(in_temporary("r.json"), "held_out.0.loss");
         if (!(fabs(is - want) <= 1e-12 * want))
-            fail_msg("%s: %.17g nats on held-out data, but %.17g in 01", methods[m], is, want);
+            fail_msg("%s: a validation loss of %.17g nats, but %.17g in 01", methods[m], is, want);
     }
 }
 
@@ -486,15 +488,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks),
         cmocka_unit_test(small_operators),
-        cmocka_unit_test(blocks_in_any_order_are_the_whole),
+        cmocka_unit_test(blocks_in_any_order_are_full_attention),
         cmocka_unit_test(wrong_operands_are_refused),
-        cmocka_unit_test(layouts_agree),
+        cmocka_unit_test(configurations_agree),
         cmocka_unit_test(pairs_are_what_the_mask_leaves),
         cmocka_unit_test(nothing_grows_with_the_square),
-        cmocka_unit_test(what_cannot_be_cut_is_refused),
+        cmocka_unit_test(what_cannot_be_split_is_refused),
         cmocka_unit_test(checkpoints_cross),
         cmocka_unit_test(evaluation_is_01s),
-        cmocka_unit_test(all_layouts_agree),
+        cmocka_unit_test(all_configurations_agree),
     };
 
     device_init(0, 1, 2);

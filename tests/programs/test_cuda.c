@@ -1,10 +1,10 @@
-/* A GPU's operators and the stages' gradients against the CPU's, and against themselves in a second run. Operators:
- * within 1e-5 in float and 1e-2 in smaller types, over a tensor's largest number (parity.c runs them). Gradients of
- * step 1, in float: within 1e-4, q, k and v of QKV tensors apart; and so are 20 losses. (The CPU's, in float and in
- * double, are 1e-6 apart.) In smaller types four losses are within 1e-3, and gradients' norms within 1e-2.
+/* A GPU's operators and the programs' gradients against the CPU's, and against themselves in a second run. Tolerances
+ * are relative to a tensor's largest number. Operators (parity.c runs them): 1e-5 in float, 1e-2 in smaller types.
+ * Gradients of step 1 in float: 1e-4, with q, k and v of QKV tensors compared separately; 20 losses: 1e-4. (The CPU's
+ * gradients in float and in double differ by 1e-6.) In smaller types: four losses 1e-3, gradients' norms 1e-2.
  *
- * build/emulated has the same backend on a GPU that is emulated (emulator.h), of which "make test" has time for a part.
- * An argument names another build to test: "cpu" tests the test.
+ * build/emulated has the same backend on an emulated GPU (emulator.h), on which make test runs a subset. An argument
+ * names another build to test: "cpu" tests the test.
  */
 #include <math.h>
 #include <stdio.h>
@@ -16,14 +16,14 @@
 #include "../harness.h"
 
 static const char *build;
-static int types;               /* the sum of 1, float; 2, bf16; 4, fp16; 8, fp8, if the device computes with them */
+static int types;               /* the types that the device computes with: the sum of 1 float, 2 bf16, 4 fp16, 8 fp8 */
 
 static bool emulated(void)
 {
     return !strcmp(build, "emulated");
 }
 
-/* Emulated threads take their time: two of the types, and some of the programs. */
+/* Whether to test a subset, two types and some programs, because emulated threads are slow. */
 static bool covering(void)
 {
     return emulated() && !full_tests();
@@ -68,7 +68,7 @@ static double difference(const Output *a, const Output *b)
     return largest > 0 ? most / largest : most;
 }
 
-/* All are compared before the test fails: which ones differ tells more than that one does. */
+/* Compares all outputs before it fails, since the list of those that differ helps to find the cause. */
 static void operators_agree(void **state)
 {
     static const char *const names[] = {" F32", " BF16", " F16", " fp8"};
@@ -109,15 +109,15 @@ static void operators_agree(void **state)
     assert_true(feof(tested) && feof(reference));
     fclose(tested);
     fclose(reference);
-    printf("%d outputs compared; the worst, %s, took %.2g of its tolerance\n", compared, worst_label, worst);
+    printf("%d outputs compared; the worst, %s, has %.2g of its tolerance\n", compared, worst_label, worst);
     assert_int_equal(failed, 0);
 }
 
 /* ---- Gradients and losses ---- */
 
-/* One rank, then several, which share a GPU where there is only one. */
+/* One rank, then several, which share the GPU if there is only one. */
 static const struct {
-    const char *stage, *options;
+    const char *program, *options;
     int ranks;
     bool covering;
 } cases[] = {
@@ -158,22 +158,23 @@ static const struct {
     {"09_combined", "--dtype fp32 --tp 2 --pp 2 --zero 0", 4},
 };
 
-/* Both builds start from the same weights and batch, however many ranks. A program that fails says why. */
-static bool run_stage(const char *which, int i, const char *gradients)
+/* Runs case i in a build. Weights and global batch do not depend on the build or the ranks. Prints the output of a
+ * program that fails, and returns false. */
+static bool run_program(const char *which, int i, const char *gradients)
 {
     char launch[32] = "";
-    const bool divides = strstr("03_data_parallel 04_zero", cases[i].stage);
+    const bool divides = strstr("03_data_parallel 04_zero", cases[i].program);
 
     if (cases[i].ranks > 1)
         snprintf(launch, sizeof launch, "mpiexec -n %d ", cases[i].ranks);
     unlink(in_temporary(gradients));
     Result r = run("%s" BUILD "/%s/%s --layers 3 --hidden 96 --heads 12 --vocab 97 --seq 40 --micro-batch %d "
                    "--accumulate 2 --steps 2 --warmup 1 --data %s --quiet --dump-gradients %s %s", launch, which,
-                   cases[i].stage, divides ? 4 / cases[i].ranks : 4, token_file(20000, 97), gradients,
+                   cases[i].program, divides ? 4 / cases[i].ranks : 4, token_file(20000, 97), gradients,
                    cases[i].options);
     const bool well = r.status == 0;
     if (!well)
-        printf("%s/%s %s on %d ranks: status %d\n%s%s", which, cases[i].stage, cases[i].options, cases[i].ranks,
+        printf("%s/%s %s on %d ranks: status %d\n%s%s", which, cases[i].program, cases[i].options, cases[i].ranks,
                r.status, r.out, r.err);
     result_free(r);
     return well;
@@ -189,13 +190,13 @@ static void gradients_agree(void **state)
         if (covering() && !cases[i].covering)
             continue;
         compared++;
-        if (!run_stage(build, i, "tested.safetensors") || !run_stage("cpu", i, "reference.safetensors")) {
+        if (!run_program(build, i, "tested.safetensors") || !run_program("cpu", i, "reference.safetensors")) {
             failed++;
             continue;
         }
         const double d = compare_gradients(in_temporary("tested.safetensors"), in_temporary("reference.safetensors"),
                                            12, worst);
-        printf("%-20s %-38s %d rank%s: gradients differ by %.1e at most (%s)%s\n", cases[i].stage, cases[i].options,
+        printf("%-20s %-38s %d rank%s: gradients differ by %.1e at most (%s)%s\n", cases[i].program, cases[i].options,
                cases[i].ranks, cases[i].ranks > 1 ? "s" : " ", d, worst, d <= 1e-4 ? "" : ": WRONG");
         failed += !(d <= 1e-4);
     }
@@ -203,7 +204,7 @@ static void gradients_agree(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* The largest difference of a metric of two runs, over the second's. */
+/* The largest relative difference of a metric between two runs. */
 static double metric_difference(const char *column, int steps)
 {
     double tested[32], reference[32], most = 0;
@@ -212,7 +213,7 @@ static double metric_difference(const char *column, int steps)
     assert_int_equal(read_column(in_temporary("tested.csv"), column, tested, 32), steps);
     assert_int_equal(read_column(in_temporary("reference.csv"), column, reference, 32), steps);
     for (int i = 0; i < steps; i++) {
-        if (!isfinite(tested[i]) && !isfinite(reference[i]))    /* fp16's gradients have overflowed in both */
+        if (!isfinite(tested[i]) && !isfinite(reference[i]))    /* fp16 has overflowed in both */
             continue;
         compared++;
         most = fmax(most, isfinite(tested[i]) ? fabs(tested[i] / reference[i] - 1) : INFINITY);
@@ -223,25 +224,25 @@ static double metric_difference(const char *column, int steps)
 
 static void losses_agree(void **state)
 {
-    static const char *const stages[] = {"01_single_gpu", "08_fused_kernels --dtype fp32"};
+    static const char *const programs[] = {"01_single_gpu", "08_fused_kernels --dtype fp32"};
     const char *preset = emulated() ? "tiny" : "small";
 
     (void)state;
     for (int i = 0; i < 2; i++) {
         const int steps = covering() ? 4 : 20;
         run_well("rm -f tested.csv reference.csv");
-        run_well(BUILD "/%s/%s --preset %s --steps %d --tf32 off --quiet --metrics tested.csv", build, stages[i],
+        run_well(BUILD "/%s/%s --preset %s --steps %d --tf32 off --quiet --metrics tested.csv", build, programs[i],
                  preset, steps);
-        run_well(BUILD "/cpu/%s --preset %s --steps %d --quiet --metrics reference.csv", stages[i], preset, steps);
+        run_well(BUILD "/cpu/%s --preset %s --steps %d --quiet --metrics reference.csv", programs[i], preset, steps);
         const double loss = metric_difference("loss", steps), norm = metric_difference("grad_norm", steps);
-        printf("%s: %d losses differ by %.1e at most, gradients' norms by %.1e\n", stages[i], steps, loss, norm);
+        printf("%s: %d losses differ by %.1e at most, gradients' norms by %.1e\n", programs[i], steps, loss, norm);
         assert_true(loss <= 1e-4);
         assert_true(norm <= 1e-4);
     }
 }
 
-/* Where the device has TF32, its matmuls of float are in it, but not of what is dumped; --tf32 says otherwise. */
-static void tf32_is_the_standard(void **state)
+/* If the device has TF32, matmuls of float use it, except with --dump-gradients; --tf32 overrides both. */
+static void tf32_is_the_default(void **state)
 {
     static const struct {
         const char *options, *line;
@@ -280,8 +281,8 @@ static void tf32_is_the_standard(void **state)
     assert_true(d > 1e-5 && d < 1e-1);
 }
 
-/* 07 takes as many queries at a time as suit the backend: on a GPU each block of them costs the host six launches. The
- * scores' workspace, which says how many, is what a program predicts, and each checks that by itself. */
+/* 07's tiles have more queries on a GPU, where the host launches six kernels per tile. The size of the scores'
+ * workspace shows how many. */
 static void blocks_of_queries_are_large(void **state)
 {
     const double heads = 2, keys = 130, of_cpu = 64;
@@ -296,9 +297,9 @@ static void blocks_of_queries_are_large(void **state)
     assert_true(bytes[1] - bytes[0] == 2 * heads * (keys - of_cpu) * keys * 4);
 }
 
-/* Rows of logits that are no multiple of 16 bytes cost, and a line says so, and with which vocabulary they would not:
- * of floats, of fp16, and on two ranks with half of the vocabulary each. */
-static void odd_vocabularies_are_told(void **state)
+/* Rows of logits that are no multiple of 16 bytes are slow. A line reports this, with a vocabulary that avoids it: for
+ * float, for fp16, and for two ranks with half of the vocabulary each. */
+static void odd_vocabularies_are_reported(void **state)
 {
     static const struct {
         const char *launch, *program, *options, *line;
@@ -324,12 +325,12 @@ static void odd_vocabularies_are_told(void **state)
     }
 }
 
-/* Training in smaller types: every build rounds in its own places. */
+/* Training in smaller types. Tolerances are wider, because each build rounds in different places. */
 static void small_types_agree(void **state)
 {
     static const struct {
         int type;
-        const char *stage, *options;
+        const char *program, *options;
     } runs[] = {
         {2, "02_mixed_precision", "--dtype bf16"},
         {2, "02_mixed_precision", "--dtype bf16 --gradients bf16 --master none"},
@@ -348,28 +349,28 @@ static void small_types_agree(void **state)
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         if (!(types & runs[i].type))
             continue;
-        /* fp8's steps are so coarse that sums in another order give, after three updates, norms 0.01 apart: on the CPU
-         * too, where --fuse all and none, which round alike, are 0.007 apart in one of six seeds */
+        /* fp8 is so coarse that another order of additions changes norms by 0.01 after three updates. On the CPU,
+         * --fuse all and none round alike, and yet differ by 0.007 with one of six seeds. */
         const int steps = runs[i].type == 8 ? 2 : 4;
         for (int k = 0; k < 2; k++) {
             const char *metrics = k ? "reference.csv" : "tested.csv";
             run_well("rm -f %s", metrics);
             Result r = run(BUILD "/%s/%s --layers 2 --hidden 96 --heads 6 --seq 48 --micro-batch 4 --accumulate 2 "
                            "--steps %d --warmup 1 --lr 1e-3 --vocab 97 --tf32 off --data %s --quiet --metrics %s %s",
-                           k ? "cpu" : build, runs[i].stage, steps, token_file(20000, 97), metrics, runs[i].options);
-            if (r.status || strstr(r.err, "with GELU"))     /* there is none, which linear_gelu_unfused would know */
-                fail_msg("%s %s: status %d: %s", runs[i].stage, runs[i].options, r.status, r.err);
+                           k ? "cpu" : build, runs[i].program, steps, token_file(20000, 97), metrics, runs[i].options);
+            if (r.status || strstr(r.err, "with GELU"))     /* the library lacks a matmul with GELU */
+                fail_msg("%s %s: status %d: %s", runs[i].program, runs[i].options, r.status, r.err);
             result_free(r);
         }
         const double loss = metric_difference("loss", steps), norm = metric_difference("grad_norm", steps);
-        printf("%-20s %-53s: losses differ by %.1e at most, gradients' norms by %.1e\n", runs[i].stage,
+        printf("%-20s %-53s: losses differ by %.1e at most, gradients' norms by %.1e\n", runs[i].program,
                runs[i].options, loss, norm);
         assert_true(loss <= 1e-3);
         assert_true(norm <= 1e-2);
     }
 }
 
-/* The matmul ladder compares each of its rungs with the last, and fails if one is wrong. */
+/* The matmul ladder compares each rung with the last one, and fails if they differ. */
 static void ladder_is_right(void **state)
 {
     static const char *const sizes[] = {"1", "100x37x129", "129x257x33", "300x270x70", "520x512x64"};
@@ -379,7 +380,7 @@ static void ladder_is_right(void **state)
         run_well(BUILD "/%s/ladder --size %s --seconds 0 --copy 1", build, sizes[i]);
 }
 
-/* The emulated GPU finds what a sanitizer finds on a GPU (emulator_check.h): a kernel, its mistake, what is said. */
+/* The emulated GPU finds what a sanitizer finds on a GPU (emulator_check.h). */
 static void mistakes_are_found(void **state)
 {
     static const struct {
@@ -421,40 +422,40 @@ static void mistakes_are_found(void **state)
     }
 }
 
-/* "test_cuda memory": most of the device's memory is taken, given back, and taken again in other sizes, while what was
- * queued before still uses it. */
+/* "test_cuda memory": allocates most of the device's memory, frees it, and allocates it again in other sizes, while
+ * queued work still uses it. Returns the exit status. */
 static int memory_in_other_sizes(void)
 {
-    enum { PARTS = 3 };
+    enum { PIECES = 3 };
     double sum = 0;
     char place[DEVICE_PLACE];
 
-    if (device_find(0, place) == 0 || !place[0])        /* by another process; then this one takes it */
+    if (device_find(0, place) == 0 || !place[0])        /* before the GPU is initialized */
         return 1;
     device_init(0, 1, 1);
-    const int64_t bytes = device_memory_available() / 10 * 6 / PARTS * PARTS;
-    char *whole = device_alloc(bytes), *part[PARTS], last[PARTS];
-    if (!whole)
+    const int64_t bytes = device_memory_available() / 10 * 6 / PIECES * PIECES;
+    char *all = device_alloc(bytes), *piece[PIECES], last[PIECES];
+    if (!all)
         return 1;
-    device_free(whole, bytes);
-    for (int i = 0; i < PARTS; i++) {
-        part[i] = device_alloc(bytes / PARTS + i);
-        if (!part[i])
+    device_free(all, bytes);
+    for (int i = 0; i < PIECES; i++) {
+        piece[i] = device_alloc(bytes / PIECES + i);
+        if (!piece[i])
             return 1;
-        device_upload(part[i] + bytes / PARTS - 1 + i, &(char){1 + i}, 1);
+        device_upload(piece[i] + bytes / PIECES - 1 + i, &(char){1 + i}, 1);
     }
-    for (int i = 0; i < PARTS; i++) {
-        device_download(&last[i], part[i] + bytes / PARTS - 1 + i, 1);
+    for (int i = 0; i < PIECES; i++) {
+        device_download(&last[i], piece[i] + bytes / PIECES - 1 + i, 1);
         sum += last[i];
-        device_free(part[i], bytes / PARTS + i);
+        device_free(piece[i], bytes / PIECES + i);
     }
     printf("%.0f of %lld bytes\n", sum, (long long)device_memory_reserved());
     return sum != 6;
 }
 
-/* Nothing that waits for all streams: in one of them a transfer may wait for a rank that waits for this one's host. The
- * emulated GPU takes it for wrong. */
-static void memory_changes_hands_without_waiting(void **state)
+/* Reusing memory must not wait for all streams: one may hold a transfer whose other rank waits for this host. The
+ * emulated GPU reports such a wait as an error. */
+static void memory_is_reused_without_waiting(void **state)
 {
     (void)state;
     if (!strcmp(build, "cpu"))
@@ -462,9 +463,9 @@ static void memory_changes_hands_without_waiting(void **state)
     run_well("%s" BUILD "/%s/test_cuda memory", emulated() ? "env EMULATED_MEMORY=60000000 " : "", build);
 }
 
-/* What operators take beside the account has its place in the plan: without it, the run would end amid its first step.
- */
-static void memory_plan_counts_scratch(void **state)
+/* The check before training includes memory that operators take untracked. Without it, the run would end during its
+ * first step. */
+static void memory_check_includes_scratch(void **state)
 {
     (void)state;
     if (!emulated())
@@ -472,12 +473,12 @@ static void memory_plan_counts_scratch(void **state)
     Result r = run("env EMULATED_MEMORY=100000000 " BUILD "/emulated/01_single_gpu --layers 1 --hidden 32 --heads 2 "
                    "--seq 16");
     assert_int_equal(r.status, 1);
-    if (!strstr(r.out, ", and an estimated 268 MB for scratch and kernels, of ") || !strstr(r.err, " are available;"))
+    if (!strstr(r.out, ", and an estimated 268 MB for scratch and kernels, ") || !strstr(r.err, " available;"))
         fail_msg("%s%s", r.out, r.err);
     result_free(r);
 }
 
-/* The same bits, in every operator and in a program. */
+/* Two runs give the same bits, in every operator and in a program. */
 static void runs_repeat(void **state)
 {
     static const char *const names[] = {"once", "again"};
@@ -486,15 +487,15 @@ static void runs_repeat(void **state)
     for (int i = 0; i < 2; i++) {
         if (!emulated())
             run_well(BUILD "/%s/parity %s 0", build, names[i]);
-        assert_true(run_stage(build, 0, i ? "again.safetensors" : "once.safetensors"));
+        assert_true(run_program(build, 0, i ? "again.safetensors" : "once.safetensors"));
     }
     if (!emulated())
         run_well("cmp once again");
     run_well("cmp once.safetensors again.safetensors");
 }
 
-/* --autotune on: other ways to multiply, and the same numbers but for rounding. The emulated GPU's fastest way is never
- * its first one, and sums in another order. */
+/* --autotune on selects other matmul algorithms, whose results differ by rounding alone. On the emulated GPU the
+ * fastest algorithm is never the first, and it adds in another order. */
 static void tuned_matmuls_agree(void **state)
 {
     static const char *const tuned[] = {"off", "on"};
@@ -505,11 +506,11 @@ static void tuned_matmuls_agree(void **state)
         run_well(BUILD "/%s/08_fused_kernels --preset tiny --layers 1 --seq 16 --steps 1 --dtype fp32 --autotune %s "
                  "--quiet --dump-gradients %s.safetensors", build, tuned[i], tuned[i]);
     const double d = compare_gradients(in_temporary("on.safetensors"), in_temporary("off.safetensors"), 2, worst);
-    printf("by tuned matmuls gradients differ by %.1e at most (%s)\n", d, worst);
+    printf("with tuned matmuls gradients differ by %.1e at most (%s)\n", d, worst);
     assert_true(d <= 1e-4 && (d > 0 || !emulated()));
 }
 
-/* Lines with these words. */
+/* How often `words` occur in `text`. */
 static int lines_with(const char *text, const char *words)
 {
     int count = 0;
@@ -519,12 +520,12 @@ static int lines_with(const char *text, const char *words)
     return count;
 }
 
-/* --graph on: the bits of --graph off, in each step's loss and norm, in step 1's gradients and in the last weights. So
- * that evaluations come between, and the loss scale is halved and doubled. */
+/* --graph on gives the bits of --graph off: each step's loss and norm, step 1's gradients, the last weights. The runs
+ * evaluate between steps, and halve and double the loss scale. */
 static void graphs_repeat_their_kernels(void **state)
 {
     static const struct {
-        int type, accumulate, steps, captures;  /* one, and one for each other loss scale */
+        int type, accumulate, steps, captures;  /* one capture per loss scale */
         const char *options;
     } runs[] = {
         {1, 3, 2, 1, "--dtype fp32"},
@@ -571,7 +572,7 @@ static void graphs_repeat_their_kernels(void **state)
     }
 }
 
-/* What looks at operators one by one has nothing to see in a graph. */
+/* Options that time single operators are refused, since a graph hides its operators. */
 static void graphs_are_refused_with_timing(void **state)
 {
     static const char *const others[] = {"report r.json", "trace t.json", "pretend 1,1,1"};
@@ -592,14 +593,14 @@ int main(int argc, char **argv)
         cmocka_unit_test(operators_agree),
         cmocka_unit_test(gradients_agree),
         cmocka_unit_test(losses_agree),
-        cmocka_unit_test(tf32_is_the_standard),
+        cmocka_unit_test(tf32_is_the_default),
         cmocka_unit_test(blocks_of_queries_are_large),
-        cmocka_unit_test(odd_vocabularies_are_told),
+        cmocka_unit_test(odd_vocabularies_are_reported),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(mistakes_are_found),
-        cmocka_unit_test(memory_changes_hands_without_waiting),
-        cmocka_unit_test(memory_plan_counts_scratch),
+        cmocka_unit_test(memory_is_reused_without_waiting),
+        cmocka_unit_test(memory_check_includes_scratch),
         cmocka_unit_test(runs_repeat),
         cmocka_unit_test(tuned_matmuls_agree),
         cmocka_unit_test(graphs_repeat_their_kernels),
@@ -610,11 +611,11 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "memory"))
         return memory_in_other_sizes();
     build = argc > 1 ? argv[1] : strstr(argv[0], "emulated/") ? "emulated" : "cuda";
-    setvbuf(stdout, NULL, _IOLBF, 0);           /* what is known is said, also into a pipe */
+    setvbuf(stdout, NULL, _IOLBF, 0);           /* results appear at once, also in a pipe */
     if (!strcmp(build, "cuda") && device_find(0, place) == 0) {
         if (system("nvidia-smi -L >/dev/null 2>&1") == 0)
-            device_init(0, 1, 1);               /* there is one: this fails, and says why */
-        printf("SKIPPED: no GPU answers, so nothing on one was tested\n");
+            device_init(0, 1, 1);               /* a GPU exists but cannot be used: ends with the reason */
+        printf("SKIPPED: no GPU found; nothing on a GPU was tested\n");
         return 0;
     }
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* 08: each fused operator against the chain that it replaces, on ragged sizes; and the program: 02's numbers, and no
- * memory for what is never whole.
+/* 08: each fused operator against the chain of operators that it replaces, on ragged sizes. The program against 02: the
+ * same numbers, and no memory for tensors that are never stored in full.
  */
 #include <math.h>
 #include <stdio.h>
@@ -42,7 +42,7 @@ static Tensor filled(DType dtype, const char *name, Shape shape, double scale)
     return t;
 }
 
-/* Largest difference, as a part of the largest number. */
+/* Expects max |a - b| <= tolerance max |b|. */
 static void assert_same(Tensor a, Tensor b, double tolerance)
 {
     const int64_t count = tensor_count(a);
@@ -71,7 +71,7 @@ static double tolerance_of(DType dtype)
 
 static const DType types[] = {REAL, BF16, F16};
 
-/* Sequences around the tiles' sizes, and every head size that models have; a whole row behind the first tile. */
+/* Sequences around the tiles' sizes, common head sizes, and sequences of several tiles. */
 static void attention_is_the_chain(void **state)
 {
     static const struct {
@@ -88,20 +88,20 @@ static void attention_is_the_chain(void **state)
                    d_out = filled(t, "d_out", shape(B, T, A * D), 1);
             Tensor out = create(t, "out", shape(B, T, A * D)), want = create(t, "want", shape(B, T, A * D));
             Tensor probs = create(t, "probs", shape(B, A, T, T)), d_probs = create(t, "d_probs", shape(B, A, T, T));
-            Tensor lse = create(REAL, "lse", shape(B, A, T)), dots = create(REAL, "dots", shape(B, A, T));
-            Tensor d_qkv = filled(t, "d_qkv", shape(B, T, 3 * A * D), 1);          /* written, whatever was there */
+            Tensor lse = create(REAL, "lse", shape(B, A, T)), delta = create(REAL, "delta", shape(B, A, T));
+            Tensor d_qkv = filled(t, "d_qkv", shape(B, T, 3 * A * D), 1);          /* overwritten */
             Tensor d_want = create(t, "d_want", shape(B, T, 3 * A * D));
             attention_forward(want, probs, qkv);
             attention_backward(d_want, d_probs, d_out, qkv, probs);
             flash_attention_forward(out, lse, qkv);
-            flash_attention_backward(d_qkv, dots, d_out, qkv, out, lse);
+            flash_attention_backward(d_qkv, delta, d_out, qkv, out, lse);
             assert_same(out, want, tolerance_of(t));
             assert_same(d_qkv, d_want, tolerance_of(t));
             guarded_release();
         }
 }
 
-/* Scores of thousands, of which the largest comes last, or first: no Inf, no NaN. */
+/* Scores of several thousand, with the largest last or first, give no Inf and no NaN. */
 static void attention_of_extremes(void **state)
 {
     enum { T = 300, D = 16 };
@@ -130,11 +130,11 @@ static Tensor as_real(Tensor t)
     return r;
 }
 
-/* A chunk of earlier keys, then the queries' own: each in its turn, against 07's blocks, merged. */
+/* Attends to a chunk of earlier keys, then to the queries' own chunk. Compared with 07's blocks and their merge. */
 static void attention_by_chunks_is_the_chain(void **state)
 {
     static const struct {
-        int64_t B, C, K, A, D;              /* K: of the earlier keys */
+        int64_t B, C, K, A, D;              /* K: number of earlier keys */
     } cases[] = {{2, 1, 3, 2, 8}, {1, 127, 65, 2, 32}, {1, 128, 128, 1, 48}, {2, 129, 260, 2, 64}, {1, 70, 1, 3, 10}};
 
     (void)state;
@@ -146,32 +146,33 @@ static void attention_by_chunks_is_the_chain(void **state)
             Tensor q = filled(t, "q", of_q, 1.5), d_out = filled(t, "d_out", of_q, 1), real_q = as_real(q);
             Tensor out = create(REAL, "out", of_q), lse = create(REAL, "lse", of_sum);
             Tensor want = create(REAL, "want", of_q), want_lse = create(REAL, "want_lse", of_sum);
-            Tensor part = create(REAL, "part", of_q), part_lse = create(REAL, "part_lse", of_sum);
-            Tensor dots = create(REAL, "dots", of_sum), rounded = create(t, "rounded", of_q);
+            Tensor block_out = create(REAL, "block_out", of_q), block_lse = create(REAL, "block_lse", of_sum);
+            Tensor delta = create(REAL, "delta", of_sum), rounded = create(t, "rounded", of_q);
             Tensor d_q = filled(REAL, "d_q", of_q, 1), d_want = filled(REAL, "d_q", of_q, 1);      /* added to */
             Tensor key[2], value[2], d_key[2], d_value[2], d_want_key[2], d_want_value[2], scores[2];
             tensor_fill(lse, -INFINITY), tensor_fill(want_lse, -INFINITY);
             for (int i = 0; i < 2; i++) {
                 const int64_t K = i ? C : cases[c].K;
                 const Shape of_k = shape(B, K, A, D);
-                key[i] = filled(t, i ? "k" : "k before", of_k, 1.5), value[i] = filled(t, i ? "v" : "v before", of_k, 1);
+                key[i] = filled(t, i ? "k" : "k before", of_k, 1.5);
+                value[i] = filled(t, i ? "v" : "v before", of_k, 1);
                 d_key[i] = filled(REAL, "d_k", of_k, 1), d_want_key[i] = filled(REAL, "d_k", of_k, 1);
                 d_value[i] = filled(REAL, "d_v", of_k, 1), d_want_value[i] = filled(REAL, "d_v", of_k, 1);
                 scores[i] = create(REAL, "scores", shape(2, A, C, K));
                 flash_block_forward(out, lse, q, key[i], value[i], i);
-                attention_block_forward(part, part_lse, scores[i], real_q, as_real(key[i]), as_real(value[i]), i);
-                attention_merge(want, want_lse, part, part_lse);
+                attention_block_forward(block_out, block_lse, scores[i], real_q, as_real(key[i]), as_real(value[i]), i);
+                attention_merge(want, want_lse, block_out, block_lse);
             }
             const double tolerance = tolerance_of(REAL);
             assert_same(out, want, tolerance);
             assert_same(lse, want_lse, tolerance);
             tensor_convert(rounded, out);
-            attention_dots(tensor_view(dots, shape(B * C, A)), tensor_view(d_out, shape(B * C, A * D)),
-                           tensor_view(rounded, shape(B * C, A * D)));
+            attention_delta(tensor_view(delta, shape(B * C, A)), tensor_view(d_out, shape(B * C, A * D)),
+                            tensor_view(rounded, shape(B * C, A * D)));
             for (int i = 0; i < 2; i++) {
-                flash_block_backward(d_q, d_key[i], d_value[i], d_out, q, key[i], value[i], lse, dots, i);
+                flash_block_backward(d_q, d_key[i], d_value[i], d_out, q, key[i], value[i], lse, delta, i);
                 attention_block_backward(d_want, d_want_key[i], d_want_value[i], scores[i], as_real(d_out), real_q,
-                                         as_real(key[i]), as_real(value[i]), want_lse, dots, i);
+                                         as_real(key[i]), as_real(value[i]), want_lse, delta, i);
                 assert_same(d_key[i], d_want_key[i], 2 * tolerance);
                 assert_same(d_value[i], d_want_value[i], 2 * tolerance);
             }
@@ -180,7 +181,7 @@ static void attention_by_chunks_is_the_chain(void **state)
         }
 }
 
-/* Where numbers are stored in two bytes, sums over them are those of the same numbers in REAL. */
+/* Sums over numbers that are stored in two bytes equal those of the same numbers in REAL. */
 static void stored_types_are_read_as_they_are(void **state)
 {
     const int64_t R = 37, V = 211, A = 5, D = 12;
@@ -197,14 +198,14 @@ static void stored_types_are_read_as_they_are(void **state)
         assert_same(max, want_max, 0), assert_same(sums, want_sums, 0);
 
         Tensor x = filled(types[k], "x", shape(R, A * D), 1), y = filled(types[k], "y", shape(R, A * D), 1);
-        Tensor dots = create(REAL, "dots", shape(R, A)), want_dots = create(REAL, "want_dots", shape(R, A));
-        attention_dots(dots, x, y), attention_dots(want_dots, as_real(x), as_real(y));
-        assert_same(dots, want_dots, 0);
+        Tensor delta = create(REAL, "delta", shape(R, A)), want_delta = create(REAL, "want_delta", shape(R, A));
+        attention_delta(delta, x, y), attention_delta(want_delta, as_real(x), as_real(y));
+        assert_same(delta, want_delta, 0);
 
-        Tensor turned = create(types[k], "turned", shape(A, R, D)), want = create(REAL, "want", shape(A, R, D));
-        transpose_rows(turned, tensor_view(x, shape(R, A, D)));
+        Tensor transposed = create(types[k], "transposed", shape(A, R, D)), want = create(REAL, "want", shape(A, R, D));
+        transpose_rows(transposed, tensor_view(x, shape(R, A, D)));
         transpose_rows(want, tensor_view(as_real(x), shape(R, A, D)));
-        assert_same(turned, want, 0);
+        assert_same(transposed, want, 0);
         guarded_release();
     }
 }
@@ -277,7 +278,7 @@ static void the_others_are_their_chains(void **state)
             }
 }
 
-/* The copy is what converting the new weights gives. */
+/* adamw_update's copy has the bits that tensor_convert gives for the new weights. */
 static void adamw_writes_the_copy(void **state)
 {
     enum { N = 10001 };
@@ -297,7 +298,7 @@ static void adamw_writes_the_copy(void **state)
     }
 }
 
-/* Gradients are clipped on the device as by the host; if their square sum is Inf or NaN, nothing is updated. */
+/* The device clips gradients as the host does. If their square sum is Inf or NaN, nothing is updated. */
 static void adamw_clips_by_itself(void **state)
 {
     enum { N = 10001 };
@@ -319,7 +320,7 @@ static void adamw_clips_by_itself(void **state)
             }
             device_upload(sum.data, &cases[i].sum, sizeof cases[i].sum);
             clip_scale_into(scale, sum, cases[i].clip);
-            a.scale = scale, a.gradient_scale = 7;                      /* which must not matter */
+            a.scale = scale, a.gradient_scale = 7;                      /* ignored if a.scale is set */
             adamw_update(by_device[0], by_device[1], by_device[2], by_device[3], g, a);
             options.clip = cases[i].clip;
             a.scale = NONE, a.gradient_scale = clip_scale(sqrt(cases[i].sum));
@@ -354,8 +355,8 @@ static void compare_runs(const char *fused, const char *base, double tolerance, 
         assert_true(fabs(a[i] - b[i]) <= of_losses * b[i]);
 }
 
-/* The update that the device clips, and with fp16 leaves out, is 02's, whose host does so: with a loss scale that is
- * doubled after every clean step, and so becomes too large again and again; and with little clipped, or nothing. */
+/* 08's device clips the update, and skips it if fp16 overflows; 02's host does. Both give the same weights. The loss
+ * scale doubles after every clean step, so it overflows repeatedly. The other cases clip little or nothing. */
 static void the_update_needs_no_host(void **state)
 {
     static const char *const cases[] = {"--dtype fp16 --loss-scale 1048576 --loss-scale-growth 1",
@@ -380,7 +381,7 @@ static void the_update_needs_no_host(void **state)
     }
 }
 
-/* Nothing fused is 02 to the bit; each fusion, and all, have the gradients of 01 in float64. */
+/* Without fusion, 08 gives 02's numbers bit for bit. Each fusion, and all of them, give 01's gradients in float64. */
 static void programs_agree(void **state)
 {
     static const char *const fusions[] = {"attention", "layernorm", "gelu", "cross-entropy", "adamw", "all",
@@ -393,7 +394,7 @@ static void programs_agree(void **state)
     compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse adamw", MIXED " " SHAPE, 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse cross-entropy --dtype fp16", MIXED " " SHAPE " --dtype fp16", 1e-2, 1e-3);
-    /* fp8 makes an eighth out of a difference in the last bit, so not against 02, but as 02 against float64 */
+    /* compared with float64, as 02 is: fp8 may turn a difference in the last bit into one of 1/8 */
     run_well(FUSED " --layers 3 --hidden 48 --heads 3 --seq 64 --dtype fp8 --steps 1 --quiet --threads 1 "
              "--dump-gradients a.st");
     run_well(SINGLE64 " --layers 3 --hidden 48 --heads 3 --seq 64 --steps 1 --quiet --threads 1 --dump-gradients b.st");
@@ -411,7 +412,8 @@ static void programs_agree(void **state)
         }
 }
 
-/* The quadratic term and the logits of all rows are gone; every byte is predicted (or the status were 1). */
+/* Fusion removes the quadratic term and the logits of all rows but a slice. Every byte is predicted, or the status
+ * would be 1. */
 static void memory_is_gone(void **state)
 {
     double activations[2][2];
@@ -431,7 +433,7 @@ static void memory_is_gone(void **state)
         assert_true(activations[0][long_one] - activations[1][long_one]
                     == L * A * T * T * 2 - L * A * T * 4 + (T - 256) * V * 2 + T * 4);
     }
-    /* linear in the sequence, but for the slice of logits */
+    /* linear in the sequence's length, except for the slice of logits */
     assert_true(activations[1][1] - 256 * V * 2 == 4 * (activations[1][0] - 256 * V * 2));
 }
 
@@ -462,7 +464,7 @@ static void wrong_lists_are_refused(void **state)
     for (int i = 0; i < 5; i++) {
         Result r = run(FUSED " " SHAPE " --data %s --fuse %s", token_file(20000, 97), lists[i]);
         assert_int_equal(r.status, 2);
-        assert_non_null(strstr(r.err, "is none of all, attention"));
+        assert_non_null(strstr(r.err, "--fuse: expected all, none, or a list like a,b of attention"));
         result_free(r);
     }
 }

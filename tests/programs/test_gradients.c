@@ -1,7 +1,7 @@
-/* Backward of 01 against central differences of its forward: every parameter, in double.
+/* 01's backward against central differences of its forward: every parameter, in double.
  *
- * Started without arguments, this program starts itself once for each shape, with the stage's options: then it is the
- * stage, up to its first step.
+ * Without arguments, this program starts itself once per shape, with options of 01. With options, it runs as 01 up to
+ * the first step and compares.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 static int of_each;                 /* --of-each: elements of each tensor; 0: all */
 
-/* The loss that train_step's gradients are of, by forward passes alone. */
+/* The loss whose gradients train_step computes, from forward passes alone. */
 static double loss_of_step(Batch batch)
 {
     tensor_zero(loss);
@@ -23,13 +23,14 @@ static double loss_of_step(Batch batch)
     return tensor_item(loss);
 }
 
-/* Of QKV tensors, q, k and v are 0, 1 and 2: k's gradients are small beside v's, and would hide behind them. */
+/* Separates q, k and v (0, 1, 2) of QKV tensors; 0 for others. Gradients of k are much smaller than those of v, whose
+ * largest element would hide errors in k. */
 static int class_of(const ParamInfo *p, int64_t element)
 {
     return strstr(p->label, "qkv") ? element / p->cols / D % 3 : 0;
 }
 
-/* The largest |difference - gradient| over the largest |gradient| of a tensor or, of QKV's, a third. */
+/* Expects max |difference - gradient| <= 1e-6 max |gradient|, per tensor; in QKV tensors for q, k and v separately. */
 static bool check(const ParamInfo *p, Batch batch, real *weights, const real *gradient)
 {
     const double e = 1e-5, most = 1e-6;
@@ -52,14 +53,14 @@ static bool check(const ParamInfo *p, Batch batch, real *weights, const real *gr
     }
     for (int k = 0; k < 3; k++)
         if (!(error[k] <= most * largest[k]) || !isfinite(largest[k]) || (k == 0 && largest[k] == 0)) {
-            printf("%s (part %d): gradients up to %g, wrong by %g\n", p->label, k, largest[k], error[k]);
+            printf("%s (class %d): gradients up to %g, wrong by %g\n", p->label, k, largest[k], error[k]);
             good = false;
         }
     return good;
 }
 
-/* Initial weights have biases of 0, LayerNorms of 1 and attention that is almost even: moved away from there, every
- * term of backward counts. */
+/* Compares all parameters, at weights away from the initial ones: with biases of 0, LayerNorm weights of 1 and almost
+ * uniform attention, some terms of backward would vanish. */
 static int check_all(Batch batch)
 {
     const int64_t N = layout.count;
@@ -69,12 +70,12 @@ static int check_all(Batch batch)
 
     for (int64_t i = 0; i < N; i++) {
         moved[i] = weights[i] + 0.3 * random_normal(77, STREAM_PARAMETERS, layout.parameters, i);
-        gradient[i] = 1;                            /* what the step before may have left */
+        gradient[i] = 1;                            /* as if from a previous step */
     }
     *(double *)loss.data = 1;
     memcpy(weights, moved, N * sizeof *moved);
     const StepResult result = train_step(0, batch);
-    memcpy(weights, moved, N * sizeof *moved);                          /* the step has updated them */
+    memcpy(weights, moved, N * sizeof *moved);                          /* undoes the step's update */
     for (int64_t i = 0; i < N; i++)
         squares += gradient[i] * gradient[i];
     if (!(fabs(result.loss - loss_of_step(batch)) <= 1e-14 * result.loss)
@@ -83,7 +84,7 @@ static int check_all(Batch batch)
                sqrt(squares));
         good = false;
     }
-    /* the last block first, as backward goes: what it gets wrong is wrong in all before it, too */
+    /* the last block first, in the order of backward: an error there makes all earlier blocks wrong */
     for (int k = layout.parameters - 1; k >= 0; k--) {
         const ParamInfo *p = &layout.table[k];
         good &= check(p, batch, weights + p->range.first, gradient + p->range.first);
@@ -115,7 +116,7 @@ static void the_smallest_model(void **state)
              token_file(500, 2));
 }
 
-/* Longer than a block of 64 queries, and than two. */
+/* Sequences longer than one block of 64 queries, and than two. */
 static void long_sequences(void **state)
 {
     (void)state;
@@ -127,7 +128,8 @@ static void long_sequences(void **state)
 
 int main(int argc, char **argv)
 {
-    static const StageOption more[] = {{"of-each", OPTION_INT, &of_each, "elements of each tensor", "N", 0, 1e9}, {0}};
+    static const ProgramOption more[] = {
+        {"of-each", OPTION_INT, &of_each, "elements of each tensor", "N", 0, 1e9}, {0}};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(three_heads_and_micro_batches),
         cmocka_unit_test(one_head_recomputed),

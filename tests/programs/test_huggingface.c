@@ -1,9 +1,9 @@
-/* Our programs against Hugging Face's GPTNeoXForCausalLM: logits, loss and gradients of one batch, from a checkpoint of
- * ours that from_pretrained opened, and from a model that save_pretrained wrote. What it computed is in
- * tests/programs/huggingface, with the script that had it computed.
+/* The programs against Hugging Face's GPTNeoXForCausalLM: logits, loss and gradients of one batch. Models are a
+ * checkpoint of 01 that from_pretrained opened, and one that save_pretrained wrote. tests/programs/huggingface has
+ * Hugging Face's results, and the script that computes them.
  *
- * Started without arguments, this program runs the tests, one of which starts it again with the stage's options: then
- * it is the stage, for one forward pass.
+ * Without arguments, this program runs the tests, one of which starts it again with options of 01. With options, it
+ * runs as 01 for one forward pass and compares the logits.
  */
 #include <stdio.h>
 #include <string.h>
@@ -16,9 +16,9 @@
 #define LOGITS FIXTURE "/expected_logits.safetensors"
 #define SHAPE "--layers 3 --hidden 24 --heads 3 --vocab 97 --seq 33 --micro-batch 3 --accumulate 1 --quiet " \
     "--data " FIXTURE "/tokens.bin --load " FIXTURE "/checkpoint"
-enum { STEPS = 100 };               /* that the checkpoint has been trained for */
+enum { STEPS = 100 };               /* the checkpoint's training steps */
 
-/* A tensor of the file with what Hugging Face computed, as doubles. */
+/* Reads a tensor of Hugging Face's results, as doubles. */
 static void read_expected(const char *name, double *to, int64_t count)
 {
     Safetensors file;
@@ -26,16 +26,17 @@ static void read_expected(const char *name, double *to, int64_t count)
     const SafeTensor *t = wrong ? NULL : safetensors_find(&file, name);
 
     if (!wrong && (!t || t->bytes != count * (strcmp(t->dtype, "F64") ? 4 : 8)))
-        fail_msg("%s: %s is not there or not of %lld elements", LOGITS, name, (long long)count);
+        fail_msg("%s: %s is missing or does not have %lld elements", LOGITS, name, (long long)count);
     if (wrong || (wrong = safetensors_read(&file, t, 0, count, to, true)))
         fail_msg("%s", wrong);
     free(safetensors_close(&file, false));
 }
 
-/* As the stage: what its main does, up to the logits of the batch that its next step would take. */
+/* Does what 01's main does, up to the logits of the next step's batch, and compares them. Returns the exit status. */
 static int compare_logits(int argc, char **argv)
 {
-    Batch batch = set_up("test_huggingface", "Compares logits with Hugging Face's.", argc, argv, (StageOption[]){{0}});
+    Batch batch = set_up("test_huggingface", "Compares logits with Hugging Face's.", argc, argv,
+                         (ProgramOption[]){{0}});
 
     batch_load(batch, first_step, 0, 0);
     loss_of(batch);
@@ -54,17 +55,17 @@ static int compare_logits(int argc, char **argv)
     return error <= 1e-6 * largest && largest > 1 ? 0 : 1;
 }
 
-static void logits_are_theirs(void **state)
+static void logits_agree(void **state)
 {
     (void)state;
     run_well(BUILD "/cpu64/test_huggingface " SHAPE);
 }
 
-/* The batch is compared too: it is what the expected numbers are of. */
-static void a_step_is_theirs(void **state)
+/* Loss and gradients of one step. compare_gradients also compares the batch. */
+static void losses_and_gradients_agree(void **state)
 {
     static const char *const programs[] = {BUILD "/cpu/01_single_gpu", BUILD "/cpu64/01_single_gpu"};
-    static const double most[] = {1e-5, 1e-6};          /* theirs: float64, but with angles of rotation in float */
+    static const double most[] = {1e-5, 1e-6};          /* Hugging Face: float64, but rotation angles in float */
     double expected, loss[2];
     char worst[128] = "";
 
@@ -79,12 +80,12 @@ static void a_step_is_theirs(void **state)
             fail_msg("%s: %s differs by %g of its largest", programs[i], worst, d);
         assert_int_equal(read_column(in_temporary(i ? "1.csv" : "0.csv"), "loss", &loss[i], 1), 1);
         if (!(fabs(loss[i] - expected) <= most[i] * expected))
-            fail_msg("%s: the loss is %.17g, and theirs %.17g", programs[i], loss[i], expected);
+            fail_msg("%s: the loss is %.17g, but Hugging Face's is %.17g", programs[i], loss[i], expected);
     }
 }
 
-/* So what from_pretrained was shown to open is what we write today. */
-static void we_still_save_it_so(void **state)
+/* 01 still writes the bytes of the checkpoint that from_pretrained opened. */
+static void the_saved_checkpoint_is_the_fixtures(void **state)
 {
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors"};
 
@@ -94,7 +95,7 @@ static void we_still_save_it_so(void **state)
         run_well("cmp again/%s " FIXTURE "/checkpoint/%s", files[i], files[i]);
 }
 
-/* ---- A model of theirs, in every program ---- */
+/* ---- A model that save_pretrained wrote, in every program ---- */
 
 #define THEIRS FIXTURE "/save_pretrained"
 #define THEIR_STEP FIXTURE "/expected_save_pretrained.safetensors"
@@ -104,7 +105,7 @@ static void we_still_save_it_so(void **state)
 static const struct {
     int ranks;
     const char *program, *options;
-} layouts[] = {
+} configurations[] = {
     {1, "01_single_gpu", "--micro-batch 3 --accumulate 2"},
     {1, "02_mixed_precision", "--micro-batch 6 --accumulate 1 --dtype fp32"},
     {2, "03_data_parallel", "--micro-batch 3 --accumulate 1"},
@@ -116,8 +117,9 @@ static const struct {
     {8, "09_combined", "--micro-batch 1 --accumulate 3 --dtype fp32 --cp 2 --pp 2"},
 };
 
-/* In one file of F16, and in several of BF16. Their loss and gradients are of float64, with angles in double. */
-static void their_model_loads(void **state)
+/* Loads a model from one file of F16, and from several of BF16. Hugging Face's loss and gradients are in float64, with
+ * rotation angles in double. */
+static void models_of_save_pretrained_load(void **state)
 {
     static const char *const directories[] = {"F16", "shards"};
     double expected, loss;
@@ -125,24 +127,25 @@ static void their_model_loads(void **state)
 
     (void)state;
     read_expected("their_loss", &expected, 1);
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+    for (size_t i = 0; i < sizeof configurations / sizeof *configurations; i++)
         for (size_t d = 0; d < 2; d++) {
             if (!full_tests() && i && d != i % 2)
                 continue;
             run_well("mpiexec -n %d " BUILD "/cpu64/%s " THEIR_SHAPE " --quiet --seed 3 %s --load " THEIRS "/%s "
-                     "--steps 1 --dump-gradients g.safetensors --metrics m.csv", layouts[i].ranks, layouts[i].program,
-                     layouts[i].options, directories[d]);
+                     "--steps 1 --dump-gradients g.safetensors --metrics m.csv", configurations[i].ranks,
+                     configurations[i].program, configurations[i].options, directories[d]);
             const double error = compare_gradients(in_temporary("g.safetensors"), THEIR_STEP, 5, worst);
             assert_int_equal(read_column(in_temporary("m.csv"), "loss", &loss, 1), 1);
             if (!(error <= 1e-6) || !(fabs(loss - expected) <= 1e-10 * expected))
-                fail_msg("%s in %s on %d ranks: %s differs by %g of its largest, the loss is %.17g, and theirs %.17g",
-                         directories[d], layouts[i].program, layouts[i].ranks, worst, error, loss, expected);
+                fail_msg("%s in %s on %d ranks: %s differs by %g of its largest, the loss is %.17g, and Hugging Face's "
+                         "%.17g", directories[d], configurations[i].program, configurations[i].ranks, worst, error,
+                         loss, expected);
             run_well("rm m.csv");
         }
 }
 
-/* Step 0, our seed, moments of zero: what goes on from there, at once or from a checkpoint of ours, takes the same
- * steps. */
+/* Such a model starts at step 0, with the run's seed and zero moments. A run that continues at once has the losses of a
+ * run that resumes from 01's checkpoint of it. */
 static void it_is_a_model_at_step_0(void **state)
 {
     enum { STEPS_AFTER = 4 };
@@ -151,7 +154,7 @@ static void it_is_a_model_at_step_0(void **state)
     (void)state;
     Result r = run(ONE " --load " THEIRS "/shards --steps %d --metrics at_once.csv", STEPS_AFTER);
     assert_int_equal(r.status, 0);
-    assert_non_null(strstr(r.out, "beginning with the weights of " THEIRS "/shards at step 0"));
+    assert_non_null(strstr(r.out, "starting from the weights of " THEIRS "/shards at step 0"));
     result_free(r);
     run_well(ONE " --load " THEIRS "/F16 --steps 0 --save begun");
     assert_true(json_number(in_temporary("begun/trainer.json"), "step") == 0);
@@ -162,10 +165,10 @@ static void it_is_a_model_at_step_0(void **state)
     assert_int_equal(read_column(in_temporary("later.csv"), "loss", later, STEPS_AFTER), STEPS_AFTER);
     for (int i = 0; i < STEPS_AFTER; i++)
         if (!(fabs(at_once[i] - later[i]) <= 1e-9 * at_once[i]))
-            fail_msg("step %d: the loss is %.17g, and by way of a checkpoint %.17g", i + 1, at_once[i], later[i]);
+            fail_msg("step %d: the loss is %.17g, but %.17g after a checkpoint", i + 1, at_once[i], later[i]);
 }
 
-/* One line with these words (| between them). */
+/* Expects status 1 and one line with these words, separated by |. */
 static void refuses(const char *what, const char *words)
 {
     char copy[256], *rest = copy;
@@ -185,7 +188,7 @@ static void refuses(const char *what, const char *words)
     }
 }
 
-/* bad/INDEX, with one line changed by sed. */
+/* Makes `bad`, a copy of the model whose index has one line changed by sed. */
 static void edit_index(const char *how)
 {
     run_well("rm -rf bad");
@@ -193,12 +196,12 @@ static void edit_index(const char *how)
     run_well("sed -i '%s' bad/model.safetensors.index.json", how);
 }
 
-static void what_is_not_whole_is_refused(void **state)
+static void incomplete_models_are_refused(void **state)
 {
     (void)state;
     edit_index("");
     run_well("rm bad/model-00003-of-00004.safetensors");
-    refuses("a file less", "bad/model-00003-of-00004.safetensors|No such file");
+    refuses("a missing file", "bad/model-00003-of-00004.safetensors|No such file");
     edit_index("s,model-00003,../bad/model-00003,");
     refuses("a path", "bad/model.safetensors.index.json|gpt_neox.layers.|../bad/model-00003|in the same directory");
     edit_index("s,\"model-00003[^,]*,3,");
@@ -210,7 +213,7 @@ static void what_is_not_whole_is_refused(void **state)
     run_well("rm bad/model.safetensors.index.json");
     refuses("no index", "bad/model.safetensors: No such file");
 
-    /* a checkpoint of ours without one of its files is no model from elsewhere */
+    /* 01's checkpoint without one of its files is not taken for a model from elsewhere */
     run_well(ONE " --load " THEIRS "/F16 --steps 1 --save ours");
     for (int i = 0; i < 2; i++) {
         static const char *const both[] = {"trainer.json", "optimizer.safetensors"};
@@ -221,17 +224,18 @@ static void what_is_not_whole_is_refused(void **state)
         snprintf(words, sizeof words, "bad/%s: No such file|%s is there", both[i], both[!i]);
         refuses(both[i], words);
     }
-    run_well("rm bad/trainer.json");                    /* without both it is one */
+    run_well("rm bad/trainer.json");                    /* without both files it is */
     run_well(ONE " --load bad --steps 1");
-    run_well("cp -r " THEIRS "/shards before");         /* and theirs is not replaced */
+    run_well("cp -r " THEIRS "/shards before");         /* --save does not replace a model from elsewhere */
     Result r = run(ONE " --load before --save before --steps 1");
     assert_int_equal(r.status, 1);
     result_free(r);
     run_well("diff -r " THEIRS "/shards before");
 }
 
-/* bad/ is their model with more tensors: what transformers had in files before; the output projection, tied or not. */
-static void write_more(bool tied)
+/* Makes `bad`, the model with more tensors: buffers that older transformers saved, and the output projection, which
+ * equals the embedding if `tied`. */
+static void write_more_tensors(bool tied)
 {
     static const char *const more[][2] = {
         {"gpt_neox.layers.0.attention.rotary_emb.inv_freq", "F32"}, {"gpt_neox.layers.0.attention.bias", "BOOL"},
@@ -275,28 +279,28 @@ static void more_tensors_do_not_matter(void **state)
 
     (void)state;
     read_expected("their_loss", &expected, 1);
-    write_more(true);
+    write_more_tensors(true);
     run_well(ONE " --load bad --steps 1 --metrics more.csv");
     assert_int_equal(read_column(in_temporary("more.csv"), "loss", &loss, 1), 1);
     assert_true(fabs(loss - expected) <= 1e-10 * expected);
-    write_more(false);
+    write_more_tensors(false);
     refuses("an output projection of its own", "bad/model.safetensors|embed_out.weight differs|element 1920");
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(logits_are_theirs),
-        cmocka_unit_test(a_step_is_theirs),
-        cmocka_unit_test(we_still_save_it_so),
-        cmocka_unit_test(their_model_loads),
+        cmocka_unit_test(logits_agree),
+        cmocka_unit_test(losses_and_gradients_agree),
+        cmocka_unit_test(the_saved_checkpoint_is_the_fixtures),
+        cmocka_unit_test(models_of_save_pretrained_load),
         cmocka_unit_test(it_is_a_model_at_step_0),
-        cmocka_unit_test(what_is_not_whole_is_refused),
+        cmocka_unit_test(incomplete_models_are_refused),
         cmocka_unit_test(more_tensors_do_not_matter),
     };
 
     if (argc > 1)
         comm_exit(compare_logits(argc, argv));
-    temporary();                        /* before the first child, which would make a directory of its own */
+    temporary();                        /* before the first child process, which would make its own directory */
     return cmocka_run_group_tests_name("huggingface", tests, NULL, NULL);
 }

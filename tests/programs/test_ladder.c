@@ -1,11 +1,11 @@
-/* The matmul ladder: every rung gives the exact product on ragged sizes, and the program says what it measured. */
+/* The matmul ladder: every rung gives the exact product on ragged sizes, and the program prints what it measured. */
 #define main ladder_main
 #include "../../08_fused_kernels/ladder/ladder_cpu.c"
 #undef main
 
 #include "../harness.h"                    /* after: cmocka has a fail() of its own */
 
-/* Small integers: every sum is exact in float, so that a rung must give every bit, in whatever order it adds. */
+/* Fills x with small integers. Their sums of products are exact in float, so every rung must give the same bits. */
 static void fill_integers(float *x, int count, unsigned seed)
 {
     for (int i = 0; i < count; i++) {
@@ -16,7 +16,7 @@ static void fill_integers(float *x, int count, unsigned seed)
 
 static void every_rung_is_exact(void **state)
 {
-    /* edges below, at and above what a kernel, a tile and a panel hold */
+    /* sizes below, at and above those of a kernel, a tile and a panel */
     static const int sizes[][3] = {{1, 1, 1},    {7, 7, 7},     {64, 64, 64}, {65, 65, 65},   {100, 37, 129},
                                    {37, 129, 100}, {1, 300, 5}, {300, 1, 5},  {12, 32, 256},  {13, 33, 257},
                                    {193, 40, 300}, {24, 1025, 40}, {400, 70, 1}};
@@ -35,7 +35,7 @@ static void every_rung_is_exact(void **state)
                 want[i * n + j] = sum;
             }
         for (int r = 1; r <= RUNGS; r++)
-            for (int of = 1; of <= (rungs[r].threaded ? 5 : 1); of += 2) {     /* more threads than rows, too */
+            for (int of = 1; of <= (rungs[r].threaded ? 5 : 1); of += 2) {     /* also more threads than rows */
                 memset(c, 0xff, m * n * sizeof *c);
                 omp_set_num_threads(of);
                 rungs[r].product(m, n, k, a, b, c);
@@ -48,7 +48,7 @@ static void every_rung_is_exact(void **state)
     }
 }
 
-/* The program's own check: it finds a sum without one of its products, and a NaN; another order of adding it takes. */
+/* The program's own check finds a sum that lacks a product, and a NaN. It accepts another order of additions. */
 static void errors_are_seen(void **state)
 {
     enum { N = 64 };

@@ -1,4 +1,4 @@
-/* 03 and 04 against 01 (layouts.h), and checkpoints that cross from one layout to another. */
+/* 03 and 04 against 01 (layouts.h), and checkpoints that pass from one parallel configuration to another. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@ enum { STEPS = LAYOUT_STEPS };
 
 #define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 16 --lr 1e-3 --warmup 3 --quiet"
 
-/* A covering subset: every option, rank count, recomputation and accumulation somewhere, pairs covered. */
+/* A covering subset of options, rank counts, recomputation and accumulation: each value, and each pair of values. */
 static const LayoutCase cases[] = {
     {"03_data_parallel", "--sync naive", 2, 3, 3, 2, "none"},
     {"03_data_parallel", "--sync overlap", 3, 3, 1, 1, "selective"},
@@ -26,16 +26,16 @@ static const LayoutCase cases[] = {
     {"04_zero", "--zero 3", 8, 3, 1, 1, "none"},
 };
 
-static void layouts_agree(void **state)
+static void configurations_agree(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         layout_compare(&cases[i]);
 }
 
-static void all_layouts_agree(void **state)
+static void all_configurations_agree(void **state)
 {
-    static const char *const stages[][2] = {
+    static const char *const programs[][2] = {
         {"03_data_parallel", "--sync naive"}, {"03_data_parallel", "--sync overlap"},
         {"03_data_parallel", "--sync bucket --bucket-mb 0.05"}, {"04_zero", "--zero 1"}, {"04_zero", "--zero 2"},
         {"04_zero", "--zero 3"}};
@@ -50,11 +50,11 @@ static void all_layouts_agree(void **state)
             for (int k = 0; k < 3; k++)
                 for (int accumulate = 1; accumulate <= 2; accumulate++)
                     for (int layers = 1; layers <= 3; layers++)
-                        layout_compare(&(LayoutCase){stages[s][0], stages[s][1], ranks[n], layers,
+                        layout_compare(&(LayoutCase){programs[s][0], programs[s][1], ranks[n], layers,
                                                      ranks[n] == 8 ? 1 : 3, accumulate, recompute[k]});
 }
 
-/* The column "playbook" of every stage, from its formulas written out: L = 4, s = 32, b = 2, h = 64, a = 4. */
+/* The column "playbook" of each program's memory against the formulas: L = 4, s = 32, b = 2, h = 64, a = 4. */
 static void playbook_columns(void **state)
 {
     const double block = 12 * 64 * 64 + 13 * 64, N = 64 * 97 + 4 * block + 2 * 64, sbh = 32 * 2 * 64;
@@ -103,7 +103,8 @@ static void playbook_columns(void **state)
     }
 }
 
-/* Saved with one layout, continued with another, through all stages: the losses of a run without interruptions. */
+/* Each parallel configuration resumes from the checkpoint of the previous one. The losses are those of one
+ * uninterrupted run. */
 static void checkpoints_cross(void **state)
 {
     static const struct {
@@ -130,14 +131,16 @@ static void checkpoints_cross(void **state)
             fail_msg("the loss of step %d is %.17g, but %.17g without interruptions", s + 1, a[s], b[s]);
 }
 
-/* The loss on held-out data is 01's, and what evaluating leaves behind changes no step after it. */
+/* The validation loss is 01's, and an evaluation does not change the steps after it. */
 static void evaluations_agree(void **state)
 {
     static const struct {
         const char *program;
         int accumulate;
-    } ways[] = {{BUILD "/cpu64/02_mixed_precision --dtype fp32", 6}, {"mpiexec -n 2 " BUILD "/cpu64/03_data_parallel", 3},
-                {"mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 1", 3}, {"mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3", 3},
+    } ways[] = {{BUILD "/cpu64/02_mixed_precision --dtype fp32", 6},
+                {"mpiexec -n 2 " BUILD "/cpu64/03_data_parallel", 3},
+                {"mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 1", 3},
+                {"mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3", 3},
                 {"mpiexec -n 2 " BUILD "/cpu64/05_tensor_parallel", 6},
                 {"mpiexec -n 2 " BUILD "/cpu64/05_tensor_parallel --sequence-parallel", 6}};
     double expected[2];
@@ -152,13 +155,13 @@ static void evaluations_agree(void **state)
             if (i < 0)
                 expected[k] = loss;
             else if (!(fabs(loss / expected[k] - 1) <= 1e-9))
-                fail_msg("%s: %.17g on held-out data, but 01 has %.17g", ways[i].program, loss, expected[k]);
+                fail_msg("%s: a validation loss of %.17g, but 01 has %.17g", ways[i].program, loss, expected[k]);
         }
     }
     run_well("grep -q '\"reduce_scatter\".*\"cat\":\"tp\"}' t.json");        /* a transfer, and its group */
 }
 
-/* One rank of 03 and 04 is 01, bit for bit. */
+/* On one rank, 03 and 04 give 01's numbers bit for bit. */
 static void alone_they_are_01(void **state)
 {
     static const char *const programs[] = {"03_data_parallel", "03_data_parallel --sync naive", "04_zero --zero 1",
@@ -182,12 +185,12 @@ static void alone_they_are_01(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layouts_agree),
+        cmocka_unit_test(configurations_agree),
         cmocka_unit_test(alone_they_are_01),
         cmocka_unit_test(playbook_columns),
         cmocka_unit_test(checkpoints_cross),
         cmocka_unit_test(evaluations_agree),
-        cmocka_unit_test(all_layouts_agree),
+        cmocka_unit_test(all_configurations_agree),
     };
 
     return cmocka_run_group_tests_name("layouts", tests, NULL, layout_print_worst);

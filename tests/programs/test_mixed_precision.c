@@ -1,5 +1,5 @@
-/* 02 as a whole program: in each type it has the gradients of float64, within the type's precision, and memory to the
- * byte; without master weights or a loss scale it learns visibly worse; an overflow skips its step and nothing else.
+/* 02 in each type: gradients equal float64's within the type's precision, and memory equals the formula to the byte.
+ * Without master weights or a loss scale the loss is higher. An overflow skips its step and changes nothing else.
  */
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 static const struct {
     const char *options;
     double tolerance;               /* of gradients, by their norm */
-    double memory[4];               /* bytes a parameter: weights, master, gradients, AdamW */
+    double memory[4];               /* bytes per parameter: weights, master, gradients, AdamW */
 } types[] = {
     {"--dtype fp32", 1e-4, {4, 0, 4, 8}},
     {"--dtype bf16", 3e-2, {2, 4, 4, 8}},
@@ -56,7 +56,7 @@ static void fp32_is_the_base(void **state)
     }
 }
 
-/* And in each mode of recomputation the same numbers, bit for bit: what is computed again is rounded again alike. */
+/* Every --recompute gives the same bits, because recomputed activations are rounded in the same way. */
 static void gradients_and_memory_of_each_type(void **state)
 {
     static const char *const modes[] = {"none", "selective", "full"};
@@ -86,7 +86,7 @@ static void gradients_and_memory_of_each_type(void **state)
                 assert_true(json_number(in_temporary("r.json"), measured)
                             == json_number(in_temporary("r.json"), predicted));
             }
-            if (m == 0) {       /* written out: half of 01's, but for the statistics and lse, which stay in fp32 */
+            if (m == 0) {       /* half of 01's activations, except statistics and lse, which stay in fp32 */
                 const double R = 256, H = 48, L = 3, width = i ? 2 : 4;
                 const double big = R * (4 * H * (L + 1) / 4 + L * (7 * H + 8 * H) + L * 3 * 64 + H + 256);
                 const double fine = R * (L * ln + 2 + 1);
@@ -119,7 +119,7 @@ static double loss_after_300(const char *options)
     return mean;
 }
 
-/* A loss scale below 1 stands for a batch so many times larger, whose mean gives each token so much smaller a share. */
+/* A loss scale of 1/1024 has the effect of a batch 1024 times larger, whose mean scales each token's gradient down. */
 static void training_in_each_type(void **state)
 {
     const double fp32 = loss_after_300("--dtype fp32");
@@ -133,7 +133,7 @@ static void training_in_each_type(void **state)
     };
 
     (void)state;
-    assert_true(fp32 < 3.3);                             /* it did learn; uniform guesses cost 5.5 */
+    assert_true(fp32 < 3.3);                             /* it has learned: a uniform distribution has 5.5 */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const double d = loss_after_300(cases[i].options) / fp32 - 1;
         print_message("%s: %+.2f%% of fp32's loss\n", cases[i].options, 100 * d);
@@ -148,7 +148,7 @@ static void assert_files_equal(const char *a, const char *b)
     run_well("cmp %s %s", a, b);
 }
 
-/* All numbers of two checkpoints, which need not be of one step. */
+/* Expects two checkpoints, perhaps of different steps, to have the same weights and moments. */
 static void assert_same_numbers(const char *a, const char *b)
 {
     static const char *const files[] = {"model", "optimizer"};
@@ -161,18 +161,18 @@ static void assert_same_numbers(const char *a, const char *b)
     }
 }
 
-/* An overflow leaves everything as it was but the scale, and what comes after is what would have come without it. */
+/* An overflow changes the loss scale alone, so the following steps are as without it. */
 static void an_overflow_skips_its_step(void **state)
 {
     (void)state;
-    run_well(MIXED " " SHAPE " --dtype fp16 --steps 0 --save born");
+    run_well(MIXED " " SHAPE " --dtype fp16 --steps 0 --save initial");
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 1 --loss-scale 1e30 --save skipped --metrics skipped.csv");
-    assert_same_numbers("born", "skipped");
+    assert_same_numbers("initial", "skipped");
     assert_true(json_number(in_temporary("skipped/trainer.json"), "optimizer_step") == 0);
     assert_true(json_number(in_temporary("skipped/trainer.json"), "step") == 1);
     assert_true(json_number(in_temporary("skipped/trainer.json"), "loss_scale") == 5e29);
 
-    /* doubled after every clean step, the scale becomes too large again and again */
+    /* doubled after every clean step, the scale overflows repeatedly */
     double scale[60], norm[60], loss[60];
     int skipped = 0;
     Result r = run(MIXED " --layers 3 --hidden 48 --heads 3 --seq 64 --lr 1e-3 --threads 1 --dtype fp16 --steps 60 "
@@ -190,11 +190,11 @@ static void an_overflow_skips_its_step(void **state)
     assert_true(skipped > 5 && skipped < 40);
     assert_true(loss[59] < 0.85 * loss[0]);
     assert_true(json_number(in_temporary("s/trainer.json"), "optimizer_step") == 60 - skipped);
-    /* going on with a shorter wait than has passed already */
+    /* resumed with --loss-scale-growth 3 after 4 clean steps: the scale doubles at once */
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 4 --loss-scale 8 --save clean");
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 5 --loss-scale-growth 3 --load clean --save clean");
     assert_true(json_number(in_temporary("clean/trainer.json"), "loss_scale") == 16);
-    /* doubled after so many clean steps, and then they are counted anew; after an overflow too; with 0 never */
+    /* doubled after --loss-scale-growth clean steps, counted anew from then and from an overflow; with 0 never */
     static const struct {
         const char *options;
         double scale[8];
@@ -216,15 +216,16 @@ static void an_overflow_skips_its_step(void **state)
         doubled += scale[i] > before, halved += scale[i] < before;
         assert_true(i < 59 || (doubled > 2 && halved > 1));
     }
-    char says[64];
+    char line[64];
     for (int i = 0; i < 60; i++) {
-        snprintf(says, sizeof says, "step %d: Inf or NaN", i + 1);
-        assert_true((strstr(r.out, says) != NULL) == !isfinite(norm[i]));
+        snprintf(line, sizeof line, "step %d: Inf or NaN", i + 1);
+        assert_true((strstr(r.out, line) != NULL) == !isfinite(norm[i]));
     }
     result_free(r);
 }
 
-/* 6 steps are 3 and 3, the scale's too; and any type goes on from any other's checkpoint, 01 too. */
+/* 3 steps and 3 more after a checkpoint equal 6, in weights, moments and loss scale. Every type, and 01, can resume
+ * from the checkpoint of every other. */
 static void checkpoints_cross(void **state)
 {
     (void)state;
@@ -249,14 +250,14 @@ static void checkpoints_cross(void **state)
             run_well(MIXED " " SHAPE " %s --steps 4 --load three%d --metrics go.csv", types[to].options, from);
             assert_int_equal(read_column(in_temporary("go.csv"), "loss", &loss, 1), 1);
             if (!(fabs(loss - want) <= 0.01 * want))
-                fail_msg("%s going on from %s: loss %g, but 01 has %g", types[to].options, types[from].options, loss,
+                fail_msg("%s resuming from %s: loss %g, but 01 has %g", types[to].options, types[from].options, loss,
                          want);
         }
         run_well("rm go.csv");
     }
 }
 
-static void what_cannot_be_is_refused(void **state)
+static void what_does_not_fit_is_refused_or_reported(void **state)
 {
     Result r = run(MIXED " " SHAPE " --dtype fp16 --gradients bf16");
 
@@ -272,7 +273,7 @@ static void what_cannot_be_is_refused(void **state)
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.out, "20 rows and --hidden 48 stay in bf16"));
     result_free(r);
-    /* fewer rows than a weight has: its copy is the larger */
+    /* with fewer rows of activations than of a weight, the weight's fp8 copy is the larger */
     run_well(MIXED " --layers 1 --hidden 48 --heads 3 --seq 16 --micro-batch 1 --dtype fp8 --steps 1 --threads 1");
     r = run(MIXED " --help");
     assert_non_null(strstr(r.out, "(2000)"));
@@ -291,7 +292,7 @@ int main(void)
         cmocka_unit_test(training_in_each_type),
         cmocka_unit_test(an_overflow_skips_its_step),
         cmocka_unit_test(checkpoints_cross),
-        cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(what_does_not_fit_is_refused_or_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

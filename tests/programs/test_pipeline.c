@@ -1,5 +1,5 @@
-/* 06: its schedules as data, without running them; the program against 01 (layouts.h); checkpoints; refusals. */
-#define main stage_main
+/* 06: its schedules as data, without running them; the program against 01 (layouts.h); checkpoints; error messages. */
+#define main program_main
 #include "../../06_pipeline_parallel/train.c"
 #undef main
 #include "../../06_pipeline_parallel/schedule.c"
@@ -40,7 +40,7 @@ static const char *name_of(Pipeline pipe)
 {
     static char text[64];
 
-    snprintf(text, sizeof text, "%s, p %d, m %d, v %d", kind_name[pipe.kind], pipe.p, pipe.m, pipe.v);
+    snprintf(text, sizeof text, "%s, p %d, m %d, v %d", kind_name[pipe.kind], pipe.p, pipe.m, pipe.v_c);
     return text;
 }
 
@@ -51,12 +51,12 @@ static void each_action_once(Pipeline pipe)
         Schedule s = schedule_of(pipe, r);
         memset(seen, 0, sizeof seen);
         for (const Action *a = s.list; a < s.list + s.count; a++) {
-            if (a->micro < 0 || a->micro >= pipe.m || a->chunk < 0 || a->chunk >= pipe.v)
+            if (a->micro < 0 || a->micro >= pipe.m || a->chunk < 0 || a->chunk >= pipe.v_c)
                 fail_msg("%s, rank %d: micro-batch %d, chunk %d", name_of(pipe), r, a->micro, a->chunk);
             seen[a->kind][a->micro][a->chunk]++;
         }
         for (int i = 0; i < pipe.m; i++)
-            for (int c = 0; c < pipe.v; c++) {
+            for (int c = 0; c < pipe.v_c; c++) {
                 const int both = seen[BACKWARD][i][c], input = seen[BACKWARD_INPUT][i][c];
                 const bool split = pipe.kind == DUALPIPE_V ? input : pipe.kind >= ZERO_BUBBLE;
                 if (seen[FORWARD][i][c] != 1 || both != !split || input != split
@@ -67,15 +67,16 @@ static void each_action_once(Pipeline pipe)
     }
 }
 
-/* Each stage is on one rank, and what says where is of one mind. A V has both ends of the model on rank 0. */
-static void stages_lie_once(Pipeline pipe)
+/* Each pipeline stage is on one rank, and stage_of, rank_of and chunk_of agree. A V has both ends of the model on rank
+ * 0. */
+static void stages_are_on_one_rank(Pipeline pipe)
 {
     bool seen[STAGES] = {0};
 
     for (int r = 0; r < pipe.p; r++)
-        for (int c = 0; c < pipe.v; c++) {
+        for (int c = 0; c < pipe.v_c; c++) {
             const int stage = stage_of(pipe, r, c);
-            assert_in_range(stage, 0, pipe.p * pipe.v - 1);
+            assert_in_range(stage, 0, pipe.p * pipe.v_c - 1);
             assert_false(seen[stage]);
             seen[stage] = true;
             assert_int_equal(rank_of(pipe, stage), r);
@@ -86,8 +87,9 @@ static void stages_lie_once(Pipeline pipe)
             assert_int_equal(rank_of(pipe, stage), rank_of(pipe, 2 * pipe.p - 1 - stage));
 }
 
-/* NCCL knows no tags: what one rank sends another, x in one group and d_x in the other, is received in that order. */
-static void messages_keep_their_order(Pipeline pipe)
+/* NCCL has no tags, so each rank posts receives from a peer in the order of that peer's sends: x in one group, d_x in
+ * the other. */
+static void receives_are_in_the_order_of_sends(Pipeline pipe)
 {
     static int sent[2][RANKS][RANKS][MICROS * CHUNKS], count[2][RANKS][RANKS];
 
@@ -98,13 +100,13 @@ static void messages_keep_their_order(Pipeline pipe)
         for (int r = 0; r < pipe.p; r++) {
             Schedule s = schedule_of(pipe, r);
             for (const Action *a = s.list; a < s.list + s.count; a++) {
-                const Message m = receives ? message_in(pipe, *a, r) : message_out(pipe, *a, r);
-                const int way = a->kind != FORWARD, from = receives ? m.peer : r, to = receives ? r : m.peer;
-                if (m.peer < 0)
+                const Transfer t = receives ? transfer_in(pipe, *a, r) : transfer_out(pipe, *a, r);
+                const int way = a->kind != FORWARD, from = receives ? t.peer : r, to = receives ? r : t.peer;
+                if (t.peer < 0)
                     continue;
                 if (!receives)
-                    sent[way][from][to][count[way][from][to]++] = m.tag;
-                else if (sent[way][from][to][next[way][from][to]++] != m.tag)
+                    sent[way][from][to][count[way][from][to]++] = t.tag;
+                else if (sent[way][from][to][next[way][from][to]++] != t.tag)
                     fail_msg("%s: rank %d receives from rank %d in another order than it sends", name_of(pipe), to,
                              from);
             }
@@ -115,47 +117,50 @@ static void messages_keep_their_order(Pipeline pipe)
     }
 }
 
-/* execute(), wait by wait, on a machine whose sends end only when their receive has begun. What computes only looks at
- * its buffers: a slot of activations is taken from forward to the last backward, one of the inbox from the receive's
- * start to the backward that reads x. */
+/* Simulates the waits of execute() on hardware whose sends complete only when the receive has started. Instead of
+ * computing, it checks buffers. A slot of activations is in use from forward to the last backward. A slot of recv_x is
+ * in use from the receive's start to the backward that reads x. */
 static struct {
     Pipeline pipe;
     bool sent[2][STAGES][MICROS], posted[2][STAGES][MICROS];    /* x and d_x into a stage */
-    int slot[RANKS][CHUNKS][MICROS], box[RANKS][CHUNKS][MICROS + 1];    /* the micro-batch + 1 that is there */
-    int keep[RANKS][CHUNKS];
+    int slot[RANKS][CHUNKS][MICROS], recv_x[RANKS][CHUNKS][MICROS + 1];     /* micro-batch + 1 in a slot; 0: free */
+    int slots[RANKS][CHUNKS];                                   /* slots of activations per model chunk */
 } sim;
 
-static void take(int *place, int micro, const char *what, int r)
+/* Puts a micro-batch into a slot, which must be free. */
+static void take(int *slot, int micro, const char *what, int r)
 {
-    if (*place)
-        fail_msg("%s, rank %d: %s of micro-batch %d comes where %d's still is", name_of(sim.pipe), r, what, micro,
-                 *place - 1);
-    *place = micro + 1;
+    if (*slot)
+        fail_msg("%s, rank %d: %s of micro-batch %d would overwrite micro-batch %d's", name_of(sim.pipe), r, what,
+                 micro, *slot - 1);
+    *slot = micro + 1;
 }
 
-static void must_be(int place, int micro, Action a, int r)
+/* Expects a slot to hold the activations of the action's micro-batch. */
+static void must_hold(int slot, int micro, Action a, int r)
 {
-    if (place != micro + 1)
+    if (slot != micro + 1)
         fail_msg("%s, rank %d: action %d of micro-batch %d finds %d's activations", name_of(sim.pipe), r, a.kind, micro,
-                 place - 1);
+                 slot - 1);
 }
 
-/* Whether x (way 0) or d_x of a micro-batch has left rank r for a stage. What stays on the rank is copied. */
+/* Whether rank r's send of a micro-batch's x (way 0) or d_x (way 1) to a pipeline stage is complete. Within a rank, and
+ * beyond the ends of the pipeline, nothing is sent. */
 static bool has_left(int way, int r, int stage, int micro)
 {
-    return micro < 0 || stage < 0 || stage >= sim.pipe.p * sim.pipe.v || rank_of(sim.pipe, stage) == r
+    return micro < 0 || stage < 0 || stage >= sim.pipe.p * sim.pipe.v_c || rank_of(sim.pipe, stage) == r
            || sim.posted[way][stage][micro];
 }
 
-/* False: it would wait. */
+/* Posts the receive of an action. False: the rank would wait. */
 static bool sim_receive(int r, Action a)
 {
-    const int stage = stage_of(sim.pipe, r, a.chunk), n = sim.keep[r][a.chunk];
+    const int stage = stage_of(sim.pipe, r, a.chunk), n = sim.slots[r][a.chunk];
 
     if (a.kind == FORWARD) {
-        take(&sim.box[r][a.chunk][a.micro % (n + 1)], a.micro, "x", r);
+        take(&sim.recv_x[r][a.chunk][a.micro % (n + 1)], a.micro, "x", r);
         sim.posted[0][stage][a.micro] = true;
-    } else if (message_in(sim.pipe, a, r).peer >= 0) {
+    } else if (transfer_in(sim.pipe, a, r).peer >= 0) {
         if (!has_left(1, r, stage - 1, a.micro - n))
             return false;
         sim.posted[1][stage][a.micro] = true;
@@ -163,32 +168,33 @@ static bool sim_receive(int r, Action a)
     return true;
 }
 
+/* Computes an action. False: the rank would wait. */
 static bool sim_compute(int r, Action a)
 {
-    const int stage = stage_of(sim.pipe, r, a.chunk), n = sim.keep[r][a.chunk], i = a.micro;
-    const bool first = stage == 0, last = stage == sim.pipe.p * sim.pipe.v - 1;
-    const bool turns = !first && rank_of(sim.pipe, stage - 1) == r;     /* the stage before is here too: hand_over() */
-    const int n_before = sim.keep[r][0], *before = &sim.slot[r][0][i % n_before];
+    const int stage = stage_of(sim.pipe, r, a.chunk), n = sim.slots[r][a.chunk], i = a.micro;
+    const bool first = stage == 0, last = stage == sim.pipe.p * sim.pipe.v_c - 1;
+    const bool turns = !first && rank_of(sim.pipe, stage - 1) == r;     /* see copy_at_turn() */
+    const int n_before = sim.slots[r][0], *before = &sim.slot[r][0][i % n_before];
     int *slot = &sim.slot[r][a.chunk][i % n];
 
     if (a.kind == FORWARD) {
         if (!first && !sim.sent[0][stage][i])
             return false;
         if (turns)
-            must_be(*before, i, a, r);
+            must_hold(*before, i, a, r);
         take(slot, i, "activations", r);
         if (!last)
             sim.sent[0][stage + 1][i] = true;
         return true;
     }
-    must_be(*slot, i, a, r);
+    must_hold(*slot, i, a, r);
     if (a.kind != BACKWARD_WEIGHT) {
         if ((!last && !sim.sent[1][stage][i]) || !has_left(0, r, stage + 1, i) || !has_left(1, r, stage - 1, i - n)
             || (turns && !has_left(1, r, stage - 2, i - n_before)))
             return false;
         if (turns)
-            must_be(*before, i, a, r);
-        sim.box[r][a.chunk][i % (n + 1)] = 0;
+            must_hold(*before, i, a, r);
+        sim.recv_x[r][a.chunk][i % (n + 1)] = 0;
         if (!first)
             sim.sent[1][stage - 1][i] = true;
     }
@@ -207,7 +213,7 @@ static void runs_with_rendezvous(Pipeline pipe)
     sim.pipe = pipe;
     for (int r = 0; r < pipe.p; r++) {
         s[r] = schedule_of(pipe, r);
-        memcpy(sim.keep[r], s[r].in_flight, pipe.v * sizeof(int));
+        memcpy(sim.slots[r], s[r].in_flight, pipe.v_c * sizeof(int));
         sim_receive(r, s[r].list[0]);
     }
     for (bool moved = true; moved;) {
@@ -230,7 +236,7 @@ static void runs_with_rendezvous(Pipeline pipe)
     }
 }
 
-/* Idle slots of a rank that computes for 3 m v. */
+/* Idle time slots of a rank that computes for 3 m v_c slots. */
 static int idle_slots(Pipeline pipe)
 {
     const int p = pipe.p, m = pipe.m;
@@ -247,23 +253,24 @@ static int idle_slots(Pipeline pipe)
 static void bubble_is_the_formula(Pipeline pipe)
 {
     Simulation s = simulate(pipe, ALIKE, NULL);
-    const double formula = idle_slots(pipe) / (3.0 * pipe.v * pipe.m);
+    const double formula = idle_slots(pipe) / (3.0 * pipe.v_c * pipe.m);
     const char *text;
 
     if (!(fabs(s.bubble - formula) < 1e-12) || !(fabs(bubble_formula(pipe, &text) - formula) < 1e-12))
         fail_msg("%s: a bubble of %g, not %g; by %s %g", name_of(pipe), s.bubble, formula, text,
                  bubble_formula(pipe, NULL));
-    if (pipe.kind == ZB_V && pipe.m >= 2 * pipe.p - 1 && s.inside != 0)     /* what the paper calls zero */
+    if (pipe.kind == ZB_V && pipe.m >= 2 * pipe.p - 1 && s.inside != 0)     /* the paper's zero bubble */
         fail_msg("%s: a rank is idle for %g between its first action and its last", name_of(pipe), s.inside);
     if (pipe.kind <= ONE_F_ONE_B)               /* rank 0 begins and ends the step */
         assert_true(fabs(s.inside - s.bubble) < 1e-12);
     simulation_free(&s);
 }
 
-/* Over all chunks together, and in each of a V's, whose 2p in ZB-V are as many layers as 1F1B's p. */
+/* Micro-batches in flight per rank: over all its model chunks, and in each chunk of a V. Chunks of a V have half the
+ * layers, so 2p micro-batches in flight in ZB-V take the memory of p in 1F1B. */
 static void in_flight_is_bounded(Pipeline pipe)
 {
-    const int p = pipe.p, m = pipe.m, v = pipe.v;
+    const int p = pipe.p, m = pipe.m, v = pipe.v_c;
 
     for (int r = 0; r < p; r++) {
         Schedule s = schedule_of(pipe, r);
@@ -279,12 +286,12 @@ static void in_flight_is_bounded(Pipeline pipe)
         if (pipe.kind == ZERO_BUBBLE)
             bound = p;
         if (pipe.kind == INTERLEAVED)
-            bound = 2 * (p - r - 1) + (v - 1) * p + 1;              /* Megatron's warm-up, and the one it then runs */
+            bound = 2 * (p - r - 1) + (v - 1) * p + 1;              /* Megatron's warm-up, and the next forward */
         if (pipe.kind >= ZB_V) {
             const int each[2] = {2 * p - r - (pipe.kind == ZB_V), r + 1};
             for (int c = 0; c < 2; c++)
                 assert_int_equal(s.in_flight[c], each[c] < m ? each[c] : m);
-            bound = m >= 2 * p ? each[0] + each[1] : most;          /* with fewer: by chunk only */
+            bound = m >= 2 * p ? each[0] + each[1] : most;          /* with fewer micro-batches: per chunk only */
             assert_true(most <= 2 * p + (pipe.kind == DUALPIPE_V));
         }
         bound = bound < m * v ? bound : m * v;
@@ -296,7 +303,8 @@ static void in_flight_is_bounded(Pipeline pipe)
     }
 }
 
-/* By hand, for two ranks: F 2 slots, B 3, W 1, a message 1. x comes to rank 1 at 3, its gradient back at 9. */
+/* Computed by hand for two ranks: T_F = 2 time slots, T_B = 3, T_W = 1, a transfer 1. Rank 1 has x at 3, and rank 0 d_x
+ * at 9. */
 static void times_are_simulated(void **state)
 {
     (void)state;
@@ -305,11 +313,11 @@ static void times_are_simulated(void **state)
     assert_int_equal(s.clock[1], 2 + 1 + 2 + 3 + 1);
     assert_true(s.bubble == (13 - 6) / 6.0 && s.inside == (13 - 6) / 6.0);
     simulation_free(&s);
-    /* four stages' F and B, two W's that the next B waits for, and four messages, as none is sent where the V turns */
+    /* F and B of four pipeline stages, two W before the next B, and four transfers: at the V's turn nothing is sent */
     s = simulate((Pipeline){ZB_V, 2, 1, 2}, times_of("2,3,1,5"), NULL);
     assert_int_equal(s.slots, 4 * 2 + 4 * 3 + 2 * 1 + 4 * 5);
     simulation_free(&s);
-    /* ZB-V has no bubble as long as no message takes time and T_F = T_B = T_W */
+    /* ZB-V has no bubble if transfers take no time and T_F = T_B = T_W */
     static const struct {
         const char *times;
         bool zero;
@@ -336,13 +344,13 @@ static void schedules_never_deadlock(void **state)
 static void stages_are_placed(void **state)
 {
     (void)state;
-    for_all_schedules(stages_lie_once);
+    for_all_schedules(stages_are_on_one_rank);
 }
 
-static void messages_are_in_order(void **state)
+static void transfers_are_in_order(void **state)
 {
     (void)state;
-    for_all_schedules(messages_keep_their_order);
+    for_all_schedules(receives_are_in_the_order_of_sends);
 }
 
 static void bubbles_are_the_formulas(void **state)
@@ -364,20 +372,20 @@ static void end_child(const char *line, int status)
     _exit(status);
 }
 
-/* The last rank has two actions in the wrong order, B0 before F0, and then B1 of chunk 0 before F1 of chunk 1: the
- * chart so far, and what each rank waits for. */
+/* The last rank has two actions in the wrong order: B0 before F0, then B1 of model chunk 0 before F1 of chunk 1. The
+ * message shows the schedule so far and each rank's wait. */
 static void waiting_for_itself_is_explained(void **state)
 {
-    static const char *const says[] = {
+    static const char *const messages[] = {
         "rank 0   01.\nrank 1   .01\nrank 2   ...\n"
         "rank 0 waits at its action B0 for B0 of rank 1\n"
         "rank 1 waits at its action B0 for B0 of rank 2\n"
         "rank 2 waits at its action B0 for F0 of rank 2\n"
-        "ultrascale: this schedule waits for itself: rank 0 waits at its action B0 for B0 of rank 1\n",
+        "ultrascale: this schedule deadlocks: rank 0 waits at its action B0 for B0 of rank 1\n",
         "rank 0   0101..aa\n  chunk  0011..11\nrank 1   .010aa..\n  chunk  .00111..\n"
         "rank 0 waits at its action B1 (chunk 1) for B1 (chunk 1) of rank 1\n"
         "rank 1 waits at its action B1 (chunk 0) for B1 (chunk 1) of rank 0\n"
-        "ultrascale: this schedule waits for itself: "
+        "ultrascale: this schedule deadlocks: "
         "rank 0 waits at its action B1 (chunk 1) for B1 (chunk 1) of rank 1\n"};
 
     (void)state;
@@ -387,7 +395,7 @@ static void waiting_for_itself_is_explained(void **state)
         int one = i ? 4 : 0, other = i ? 7 : 1, status;
         const Action swapped = list[one];
         list[one] = list[other], list[other] = swapped;
-        memset(s.ended, 0, 3 * s.pipe.p * s.pipe.v * s.pipe.m * sizeof(int));
+        memset(s.ended, 0, 3 * s.pipe.p * s.pipe.v_c * s.pipe.m * sizeof(int));
         memset(s.done, 0, s.pipe.p * sizeof(int)), memset(s.clock, 0, s.pipe.p * sizeof(int));
         s.slots = 0;
         play(&s);
@@ -403,7 +411,7 @@ static void waiting_for_itself_is_explained(void **state)
         assert_true(WIFEXITED(status));
         assert_int_equal(WEXITSTATUS(status), 1);
         char *text = read_file(path);
-        assert_string_equal(text, says[i]);
+        assert_string_equal(text, messages[i]);
         free(text);
         simulation_free(&s);
     }
@@ -411,44 +419,44 @@ static void waiting_for_itself_is_explained(void **state)
 
 /* ---- The program against 01 ---- */
 
-#define STAGE "06_pipeline_parallel"
-#define SMALL true, 8, 16, 2, 97                /* the whole batch on all ranks; sequence, hidden, heads, vocabulary */
+#define PROGRAM "06_pipeline_parallel"
+#define SMALL true, 8, 16, 2, 97                /* full_batch, seq, hidden, heads, vocab */
 
-/* A covering subset: every schedule, rank count, recomputation somewhere; m below p, at it, above it; layers that ranks
- * don't divide; micro-batches of one sequence and of more. Few global batches, so that references are shared. */
+/* A covering subset: every schedule, rank count and recomputation; m below, equal to and above p; layers that are no
+ * multiple of the ranks; micro-batches of one sequence and of several. Cases share global batches, thus references. */
 static const LayoutCase cases[] = {
-    {STAGE, "--schedule afab", 1, 3, 2, 3, "full", SMALL},
-    {STAGE, "--schedule afab", 2, 3, 1, 6, "none", SMALL},
-    {STAGE, "--schedule afab", 4, 5, 3, 2, "selective", SMALL},
-    {STAGE, "--schedule 1f1b", 2, 3, 3, 2, "selective", SMALL},
-    {STAGE, "--schedule 1f1b", 3, 5, 1, 6, "full", SMALL},
-    {STAGE, "--schedule 1f1b", 4, 5, 6, 1, "none", SMALL},
-    {STAGE, "--schedule 1f1b", 8, 9, 3, 2, "full", SMALL},
-    {STAGE, "--schedule interleaved --chunks 3", 1, 3, 1, 6, "full", SMALL},
-    {STAGE, "--schedule interleaved --chunks 3", 2, 9, 1, 6, "none", SMALL},
-    {STAGE, "--schedule interleaved --chunks 2", 3, 9, 1, 6, "selective", SMALL},
-    {STAGE, "--schedule interleaved --chunks 2", 4, 9, 1, 16, "full", SMALL},
-    {STAGE, "--schedule zero-bubble", 1, 3, 1, 6, "selective", SMALL},
-    {STAGE, "--schedule zero-bubble", 2, 3, 6, 1, "none", SMALL},
-    {STAGE, "--schedule zero-bubble", 3, 5, 1, 6, "none", SMALL},
-    {STAGE, "--schedule zero-bubble --pretend 1e6,1e6,0", 8, 9, 1, 16, "selective", SMALL},
-    {STAGE, "--schedule zb-v", 1, 3, 1, 6, "none", SMALL},
-    {STAGE, "--schedule zb-v", 2, 5, 1, 6, "selective", SMALL},
-    {STAGE, "--schedule zb-v", 3, 7, 1, 6, "none", SMALL},
-    {STAGE, "--schedule zb-v", 4, 9, 3, 2, "selective", SMALL},
-    {STAGE, "--schedule dualpipe-v", 2, 5, 1, 6, "none", SMALL},
-    {STAGE, "--schedule dualpipe-v", 3, 7, 3, 2, "selective", SMALL},
-    {STAGE, "--schedule dualpipe-v", 4, 9, 1, 16, "none", SMALL},
+    {PROGRAM, "--schedule afab", 1, 3, 2, 3, "full", SMALL},
+    {PROGRAM, "--schedule afab", 2, 3, 1, 6, "none", SMALL},
+    {PROGRAM, "--schedule afab", 4, 5, 3, 2, "selective", SMALL},
+    {PROGRAM, "--schedule 1f1b", 2, 3, 3, 2, "selective", SMALL},
+    {PROGRAM, "--schedule 1f1b", 3, 5, 1, 6, "full", SMALL},
+    {PROGRAM, "--schedule 1f1b", 4, 5, 6, 1, "none", SMALL},
+    {PROGRAM, "--schedule 1f1b", 8, 9, 3, 2, "full", SMALL},
+    {PROGRAM, "--schedule interleaved --chunks 3", 1, 3, 1, 6, "full", SMALL},
+    {PROGRAM, "--schedule interleaved --chunks 3", 2, 9, 1, 6, "none", SMALL},
+    {PROGRAM, "--schedule interleaved --chunks 2", 3, 9, 1, 6, "selective", SMALL},
+    {PROGRAM, "--schedule interleaved --chunks 2", 4, 9, 1, 16, "full", SMALL},
+    {PROGRAM, "--schedule zero-bubble", 1, 3, 1, 6, "selective", SMALL},
+    {PROGRAM, "--schedule zero-bubble", 2, 3, 6, 1, "none", SMALL},
+    {PROGRAM, "--schedule zero-bubble", 3, 5, 1, 6, "none", SMALL},
+    {PROGRAM, "--schedule zero-bubble --pretend 1e6,1e6,0", 8, 9, 1, 16, "selective", SMALL},
+    {PROGRAM, "--schedule zb-v", 1, 3, 1, 6, "none", SMALL},
+    {PROGRAM, "--schedule zb-v", 2, 5, 1, 6, "selective", SMALL},
+    {PROGRAM, "--schedule zb-v", 3, 7, 1, 6, "none", SMALL},
+    {PROGRAM, "--schedule zb-v", 4, 9, 3, 2, "selective", SMALL},
+    {PROGRAM, "--schedule dualpipe-v", 2, 5, 1, 6, "none", SMALL},
+    {PROGRAM, "--schedule dualpipe-v", 3, 7, 3, 2, "selective", SMALL},
+    {PROGRAM, "--schedule dualpipe-v", 4, 9, 1, 16, "none", SMALL},
 };
 
-static void layouts_agree(void **state)
+static void configurations_agree(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         layout_compare(&cases[i]);
 }
 
-static void all_layouts_agree(void **state)
+static void all_configurations_agree(void **state)
 {
     static const int ranks[] = {1, 2, 3, 4, 8}, micros[] = {1, 2, 3, 4, 5, 7, 8, 12, 16};
     static const char *const recompute[] = {"none", "selective", "full"};
@@ -467,18 +475,18 @@ static void all_layouts_agree(void **state)
                             continue;
                         const int chunks = kind >= ZB_V ? 2 : v;
                         snprintf(text, sizeof text, "--schedule %s --chunks %d", kind_name[kind], v);
-                        layout_compare(&(LayoutCase){STAGE, text, p, p * chunks + (m % 2 && p > 1), 1 + (m % 3 == 0), m,
-                                                     recompute[k], SMALL});
+                        layout_compare(&(LayoutCase){PROGRAM, text, p, p * chunks + (m % 2 && p > 1),
+                                                     1 + (m % 3 == 0), m, recompute[k], SMALL});
                     }
 }
 
-/* Evaluation goes through all stages: the same number as in 01. */
+/* An evaluation passes through all pipeline stages. The validation loss is 01's. */
 static void evaluations_agree(void **state)
 {
-    static const char *const ways[] = {"mpiexec -n 3 " BUILD "/cpu64/" STAGE " --schedule 1f1b",
-                                       "mpiexec -n 3 " BUILD "/cpu64/" STAGE " --schedule interleaved --chunks 2",
-                                       "mpiexec -n 3 " BUILD "/cpu64/" STAGE " --schedule zero-bubble",
-                                       "mpiexec -n 3 " BUILD "/cpu64/" STAGE " --schedule zb-v"};
+    static const char *const ways[] = {"mpiexec -n 3 " BUILD "/cpu64/" PROGRAM " --schedule 1f1b",
+                                       "mpiexec -n 3 " BUILD "/cpu64/" PROGRAM " --schedule interleaved --chunks 2",
+                                       "mpiexec -n 3 " BUILD "/cpu64/" PROGRAM " --schedule zero-bubble",
+                                       "mpiexec -n 3 " BUILD "/cpu64/" PROGRAM " --schedule zb-v"};
     const char *shape = "--layers 7 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 1 --accumulate 6 --steps 4 "
                         "--eval-every 2 --quiet --report r.json --pretend 1e6,1e6,0";
 
@@ -489,20 +497,21 @@ static void evaluations_agree(void **state)
         run_well("%s --check %s --data %s", ways[i], shape, token_file(20000, 97));
         const double loss = json_number(in_temporary("r.json"), "held_out.1.loss");
         if (!(fabs(loss - expected) <= 1e-9 * expected))
-            fail_msg("%s: %.17g on held-out data, but 01 has %.17g", ways[i], loss, expected);
+            fail_msg("%s: a validation loss of %.17g, but 01 has %.17g", ways[i], loss, expected);
     }
 }
 
-/* Saved with one layout, continued with another: the losses of a run that was never interrupted. */
+/* Each parallel configuration resumes from the checkpoint of the previous one. The losses are those of one
+ * uninterrupted run. */
 static void checkpoints_cross(void **state)
 {
     static const struct {
         int ranks, accumulate;
         const char *program;
     } ways[] = {
-        {1, 12, "01_single_gpu"}, {3, 12, STAGE " --schedule zb-v"}, {2, 6, "04_zero --zero 3"},
-        {2, 12, STAGE " --schedule zero-bubble"},
-        {3, 12, STAGE " --schedule interleaved --chunks 2"}, {1, 12, "01_single_gpu"}};
+        {1, 12, "01_single_gpu"}, {3, 12, PROGRAM " --schedule zb-v"}, {2, 6, "04_zero --zero 3"},
+        {2, 12, PROGRAM " --schedule zero-bubble"},
+        {3, 12, PROGRAM " --schedule interleaved --chunks 2"}, {1, 12, "01_single_gpu"}};
     const char *shape = "--layers 7 --hidden 16 --heads 2 --vocab 97 --seq 8 --lr 1e-3 --warmup 3 --quiet "
                         "--pretend 1e6,1e6,0";
     char gradients[256], losses[256];
@@ -522,7 +531,7 @@ static void checkpoints_cross(void **state)
             fail_msg("the loss of step %d is %.17g, but %.17g without interruptions", s + 1, a[s], b[s]);
 }
 
-/* ---- What is refused, and what is printed ---- */
+/* ---- Error messages, and the printed schedule ---- */
 
 static void refusals_have_the_values(void **state)
 {
@@ -530,30 +539,32 @@ static void refusals_have_the_values(void **state)
         int ranks, status;
         const char *options, *line;
     } wrong[] = {
-        {2, 2, "--chunks 2", "--chunks 2, but only --schedule interleaved"},
-        {2, 2, "--schedule zb-v --chunks 3", "--chunks 3, but only --schedule interleaved has a choice"},
-        {2, 2, "--schedule zero-bubble --chunks 3", "--chunks 3, but only --schedule interleaved"},
-        {2, 2, "--chunks 0", "--chunks 0, but it is a whole number from 1"},
+        {2, 2, "--chunks 2", "--chunks: expected 1 unless --schedule is interleaved, got 2"},
+        {2, 2, "--schedule zb-v --chunks 3", "--chunks: expected 1 unless --schedule is interleaved, got 3"},
+        {2, 2, "--schedule zero-bubble --chunks 3", "--chunks: expected 1 unless --schedule is interleaved, got 3"},
+        {2, 2, "--chunks 0", "--chunks: expected an integer from 1 to "},
         {2, 2, "--schedule gpipe",
-         "--schedule gpipe, but it is one of afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v"},
-        {2, 2, "--schedule zero-bubble --recompute full", "--recompute full with --schedule zero-bubble"},
+         "--schedule: expected one of afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v, got 'gpipe'"},
+        {2, 2, "--schedule zero-bubble --recompute full", "--recompute full: not with --schedule zero-bubble"},
         {2, 2, "--schedule dualpipe-v --layers 4 --recompute full",
-         "--recompute full with --schedule zero-bubble, zb-v or dualpipe-v"},
-        {2, 2, "--times 1,2,3", "--times 1,2,3, but it is T_F,T_B,T_W,MESSAGE"},
-        {2, 2, "--times 1,0,1,1 --print-schedule", "--times 1,0,1,1, but it is T_F,T_B,T_W,MESSAGE"},
-        {2, 1, "--schedule zb-v --layers 3", "--layers 3, but 2 ranks x 2 chunks need at least 4"},
+         "--recompute full: not with --schedule zero-bubble, zb-v or dualpipe-v"},
+        {2, 2, "--times 1,2,3",
+         "--times: expected T_F,T_B,T_W,TRANSFER, time slots from 1 to 99 (TRANSFER from 0), got '1,2,3'"},
+        {2, 2, "--times 1,0,1,1 --print-schedule",
+         "--times: expected T_F,T_B,T_W,TRANSFER, time slots from 1 to 99 (TRANSFER from 0), got '1,0,1,1'"},
+        {2, 1, "--schedule zb-v --layers 3", "--layers: expected at least 4 for 2 ranks x 2 model chunks, got 3"},
         {3, 1, "--schedule interleaved --chunks 2 --accumulate 4 --layers 6",
-         "--accumulate 4 is not a multiple of the 3 ranks"},
-        {3, 1, "--layers 2", "--layers 2, but 3 ranks x 1 chunks need at least 3"},
+         "--accumulate: expected a multiple of the 3 ranks with --schedule interleaved, got 4; try 6"},
+        {3, 1, "--layers 2", "--layers: expected at least 3 for 3 ranks x 1 model chunks, got 2"},
         {2, 1, "--schedule interleaved --chunks 2 --layers 3 --accumulate 2",
-         "--layers 3, but 2 ranks x 2 chunks need at least 4"},
+         "--layers: expected at least 4 for 2 ranks x 2 model chunks, got 3"},
     };
 
     (void)state;
     for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        Result r = run("mpiexec -n %d " BUILD "/cpu64/" STAGE " --hidden 16 --heads 2 --seq 8 --quiet --metrics m.csv "
-                       "--pretend 1e6,1e6,0 --save refused %s", wrong[i].ranks, wrong[i].options);
-        if (r.status != wrong[i].status || strncmp(r.err, STAGE ": ", strlen(STAGE) + 2)
+        Result r = run("mpiexec -n %d " BUILD "/cpu64/" PROGRAM " --hidden 16 --heads 2 --seq 8 --quiet "
+                       "--metrics m.csv --pretend 1e6,1e6,0 --save refused %s", wrong[i].ranks, wrong[i].options);
+        if (r.status != wrong[i].status || strncmp(r.err, PROGRAM ": ", strlen(PROGRAM) + 2)
             || !strstr(r.err, wrong[i].line) || strchr(r.err, '\n') != r.err + strlen(r.err) - 1)
             fail_msg("%s: status %d and %s", wrong[i].options, r.status, r.err);
         result_free(r);
@@ -563,7 +574,7 @@ static void refusals_have_the_values(void **state)
 static void charts_are_printed(void **state)
 {
     (void)state;
-    Result r = run("mpiexec -n 2 " BUILD "/cpu64/" STAGE " --layers 2 --hidden 16 --heads 2 --seq 8 --accumulate 4 "
+    Result r = run("mpiexec -n 2 " BUILD "/cpu64/" PROGRAM " --layers 2 --hidden 16 --heads 2 --seq 8 --accumulate 4 "
                    "--schedule zero-bubble --print-schedule --report r2.json");
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.out, "rank 0   01.aA2bB3cCdD"));
@@ -573,13 +584,13 @@ static void charts_are_printed(void **state)
     r = run("ls %s", temporary());
     assert_null(strstr(r.out, "r2.json"));
     result_free(r);
-    r = run("mpiexec -n 4 " BUILD "/cpu64/" STAGE " --layers 4 --hidden 16 --heads 2 --seq 8 --accumulate 2 "
+    r = run("mpiexec -n 4 " BUILD "/cpu64/" PROGRAM " --layers 4 --hidden 16 --heads 2 --seq 8 --accumulate 2 "
             "--schedule zero-bubble --print-schedule");
     assert_non_null(strstr(r.out, "(p-1 + p-m)/(3 m) = 0.8333"));
     result_free(r);
 }
 
-/* On pretended hardware, slow enough that two cores carry four ranks, the idle time is the simulation's. */
+/* On simulated hardware, so slow that two cores can run four ranks, the measured idle time is the simulated one. */
 static void bubbles_are_measured(void **state)
 {
     static const char *const schedules[] = {"afab", "1f1b", "interleaved --chunks 2", "zero-bubble", "zb-v",
@@ -590,7 +601,7 @@ static void bubbles_are_measured(void **state)
         skip();
     for (int i = 0, tries = 0; i < 6; ) {
         int wrong = 0;
-        run_well("mpiexec -n 4 " BUILD "/cpu/" STAGE " --layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 "
+        run_well("mpiexec -n 4 " BUILD "/cpu/" PROGRAM " --layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 "
                  "--micro-batch 2 --accumulate 8 --steps 2 --threads 1 --quiet --pretend 0.02,10,1 --data %s "
                  "--report r.json --schedule %s", token_file(2000, 4), schedules[i]);
         for (int r = 0; r < 4; r++) {
@@ -601,7 +612,7 @@ static void bubbles_are_measured(void **state)
             print_message("%s, rank %d: idle %.4f of busy, simulated %.4f\n", schedules[i], r, measured, simulated);
             wrong += !(fabs(measured - simulated) <= fmax(0.1 * simulated, 0.01));
         }
-        if (wrong && ++tries == 3)              /* one step is measured, and something else may have run meanwhile */
+        if (wrong && ++tries == 3)              /* other work on the machine may disturb the one measured step */
             fail_msg("%s: %d ranks are not idle as simulated, in three runs", schedules[i], wrong);
         if (!wrong)
             i++, tries = 0;
@@ -613,19 +624,19 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_do_each_once),
         cmocka_unit_test(stages_are_placed),
-        cmocka_unit_test(messages_are_in_order),
+        cmocka_unit_test(transfers_are_in_order),
         cmocka_unit_test(schedules_never_deadlock),
         cmocka_unit_test(bubbles_are_the_formulas),
         cmocka_unit_test(activations_are_bounded),
         cmocka_unit_test(times_are_simulated),
         cmocka_unit_test(waiting_for_itself_is_explained),
-        cmocka_unit_test(layouts_agree),
+        cmocka_unit_test(configurations_agree),
         cmocka_unit_test(evaluations_agree),
         cmocka_unit_test(checkpoints_cross),
         cmocka_unit_test(refusals_have_the_values),
         cmocka_unit_test(charts_are_printed),
         cmocka_unit_test(bubbles_are_measured),
-        cmocka_unit_test(all_layouts_agree),
+        cmocka_unit_test(all_configurations_agree),
     };
 
     return cmocka_run_group_tests_name("pipeline", tests, NULL, layout_print_worst);

@@ -1,5 +1,5 @@
-/* The planner: how near it comes to the published runs, its fit, its memory and times against 09's, what it writes and
- * refuses. */
+/* The planner: its predictions against the published runs, its fit, its memory and times against 09's, its output and
+ * error messages. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,14 +12,14 @@
 #define PLAN BUILD "/cpu/plan "
 #define RUNS SOURCE "/09_combined/planner/playbook_runs.csv"
 
-/* The number behind a text in what was printed. */
+/* The number that follows a text in the output. */
 static double number_after(const char *out, const char *text)
 {
     const char *at = strstr(out, text);
     double x;
 
     if (!at || sscanf(at + strlen(text), "%lf", &x) != 1)
-        fail_msg("no number behind \"%s\" in:\n%s", text, out);
+        fail_msg("no number after \"%s\" in:\n%s", text, out);
     return x;
 }
 
@@ -41,7 +41,7 @@ static void check_scores(const char *out)
     assert_true(regret <= 8 && best_rule < 100 && regret <= best_rule / 2);
 }
 
-/* With the constants in costs.c, and with ones that have not seen the runs they are tested on. */
+/* Errors with the constants in costs.c; in make test-full also cross-validated, with constants fitted to other runs. */
 static void comes_near_the_published_runs(void **state)
 {
     (void)state;
@@ -53,7 +53,7 @@ static void comes_near_the_published_runs(void **state)
     }
 }
 
-/* Runs that took just what is predicted: from other guesses, a fit finds the constants with which it was. */
+/* Given runs that took exactly the predicted time, a fit that starts elsewhere finds the constants in costs.c. */
 static void a_fit_finds_the_constants(void **state)
 {
     static const char *const names[] = {"efficiency", "launch", "hop", "sync", "step", "stall"};
@@ -90,7 +90,8 @@ static void a_fit_finds_the_constants(void **state)
     result_free(fixed), result_free(fitted);
 }
 
-/* The published MFU counts 6 N + 12 L h s, as model_flops does: of 8B, whose embeddings it counts right. */
+/* The planner's MFU is the published one: both count 6 N + 12 L h s, as model_flops does. Checked for 8B, whose
+ * published N counts the embeddings correctly. */
 static void counts_flops_as_the_playbook(void **state)
 {
     Result r = run(PLAN "--model 8b --gpus 1 --batch 4096 --hardware 989.4,1000,3350,450,400");
@@ -118,7 +119,7 @@ static void counts_flops_as_the_playbook(void **state)
     result_free(r);
 }
 
-/* Every row of --csv: ranks, sequences, bytes and seconds add up, and the order is the one that is promised. */
+/* In every row of --csv, ranks, sequences, bytes and seconds add up; rows are in the documented order. */
 static void all_grids_add_up(void **state)
 {
     char line[1024];
@@ -154,7 +155,7 @@ static void all_grids_add_up(void **state)
     assert_true(rows > 1000 && fitting > 100 && fitting < rows);
 }
 
-/* Memory of the fullest rank against what 09 measures. */
+/* The memory of the fullest rank equals 09's, to the byte. */
 static void memory_is_09s(void **state)
 {
     static const struct {
@@ -211,8 +212,8 @@ static void memory_is_09s(void **state)
     }
 }
 
-/* A step of 09 under --pretend, in which pretended time dominates: 2 to 10 seconds. A machine that is busy with other
- * things makes a step longer than it pretends to be, never shorter. */
+/* The planned time of a step against 09's under --pretend: 2 to 10 seconds, mostly simulated. Other work on the machine
+ * makes a step longer, never shorter. */
 static void times_are_09s(void **state)
 {
     static const struct {
@@ -265,7 +266,7 @@ static void times_are_09s(void **state)
     }
 }
 
-/* Seconds of a core that children took so far. A clock would tell of the machine's other work too. */
+/* CPU seconds of all children so far: unlike wall time, independent of other work on the machine. */
 static double computed(void)
 {
     struct rusage all;
@@ -288,16 +289,16 @@ static void large_plans_are_fast(void **state)
     result_free(r);
 }
 
-static void says_what_would_be_possible(void **state)
+static void errors_name_valid_values(void **state)
 {
     static const struct {
         int status;
-        const char *options, *says;
+        const char *options, *message;
     } cases[] = {
         {2, "--gpus 60", "expected up to 8, or a multiple of --per-node 8, such as 56 or 64"},
         {2, "--batch 5000", "expected a multiple of the 4096 tokens of a sequence, such as 8192"},
         {1, "--gpus 37 --per-node 37", "possible are --gpus 36 or 34, or --batch 1060864 (259 sequences)"},
-        {1, "--model 405b --gpus 8", "on --gpus 128 this would be the fastest that does: tp=8"},
+        {1, "--model 405b --gpus 8", "the fastest on --gpus 128 would be tp=8"},
         {2, "--hardware h300", "expected one of a100|h100|h200|b200, or five numbers"},
         {2, "--hardware 1,2,3,4", "expected one of a100|h100|h200|b200, or five numbers"},
         {2, "--pretend 1,2", "expected GFLOPS,GB/S,MICROSECONDS"},
@@ -305,7 +306,7 @@ static void says_what_would_be_possible(void **state)
         {2, "--gpus 0", "expected an integer from 1 to 1048576, got '0'"},
         {2, "--dtype fp16", "expected bf16 or fp32, got 'fp16'"},
         {2, "--heads 33", "expected each to be a multiple of the next"},
-        {2, "--explain tp=3", "tp 3 x cp 1 x pp 1 x dp 21 are 63 ranks: expected 64"},
+        {2, "--explain tp=3", "tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks, one per GPU, got 63"},
         {2, "--explain tp=64", "tp 64: expected a divisor of the 32 heads: 1, 2, 4, 8, 16, 32"},
         {2, "--explain pp=2,zero=3", "expected zero 0 or 1"},
         {2, "--explain tp=2,ep=3", "got 'ep=3'"},
@@ -319,16 +320,16 @@ static void says_what_would_be_possible(void **state)
         {"model,nodes\n1B,1\n", "line 1: expected a column micro_batch"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n", "got none"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
-         "line 2: tokens_per_second_per_gpu: expected a number from 0 on, got 'x'"},
+         "line 2: tokens_per_second_per_gpu: expected a number of at least 0, got 'x'"},
         {"# c\nmodel,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n"
          "1B,1,1,1,4,1,1,0,9,3\n",
-         "line 3: dp 4 x pp 1 x tp 1 are 4 ranks: expected 8"},
+         "line 3: dp 4 x pp 1 x tp 1: expected 8 ranks, 8 per node, got 4"},
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Result r = run(PLAN "%s", cases[i].options);
-        if (r.status != cases[i].status || strncmp(r.err, "plan: ", 6) || !strstr(r.err, cases[i].says)
+        if (r.status != cases[i].status || strncmp(r.err, "plan: ", 6) || !strstr(r.err, cases[i].message)
             || strchr(r.err, '\n') != r.err + strlen(r.err) - 1)
             fail_msg("plan %s: status %d, \"%s\"", cases[i].options, r.status, r.err);
         result_free(r);
@@ -354,7 +355,7 @@ int main(void)
         cmocka_unit_test(memory_is_09s),
         cmocka_unit_test(times_are_09s),
         cmocka_unit_test(large_plans_are_fast),
-        cmocka_unit_test(says_what_would_be_possible),
+        cmocka_unit_test(errors_name_valid_values),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

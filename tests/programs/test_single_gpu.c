@@ -1,6 +1,4 @@
-/* 01 as a whole program: that its numbers don't depend on how a batch is divided, what is recomputed or where it was
- * interrupted, and that memory is what it said.
- */
+/* 01: its numbers do not depend on micro-batches, recomputation, or an interruption, and its memory is as predicted. */
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <pty.h>
@@ -18,7 +16,7 @@
 #define CPU BUILD "/cpu/01_single_gpu"
 #define CPU64 BUILD "/cpu64/01_single_gpu"
 
-/* An odd shape: 3 layers, 6 heads of 8, a prime vocabulary, sequences that no block of queries divides. */
+/* An odd shape: 3 layers, 6 heads of 8, a prime vocabulary, sequences that are no multiple of a block of queries. */
 #define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --lr 1e-3 --quiet"
 
 static const char *tokens(void)
@@ -73,7 +71,7 @@ static void accumulation_changes_nothing(void **state)
     }
 }
 
-/* Two files with the same bytes. */
+/* Expects two files with the same bytes. */
 static void assert_files_equal(const char *a, const char *b)
 {
     Result r = run("cmp %s %s", a, b);
@@ -101,31 +99,31 @@ static void a_checkpoint_loses_nothing(void **state)
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        double whole[6], halves[6];
+        double six[6], halves[6];
         run_well("%s " SHAPE " --data %s --steps 6 --save six --metrics six.csv --seed 7", programs[i], tokens());
         run_well("%s " SHAPE " --data %s --steps 3 --save three --metrics three.csv --seed 7", programs[i], tokens());
         run_well("%s " SHAPE " --data %s --steps 6 --load three --save three --metrics three.csv", programs[i],
                  tokens());
         assert_files_equal("six/model.safetensors", "three/model.safetensors");
         assert_files_equal("six/optimizer.safetensors", "three/optimizer.safetensors");
-        assert_int_equal(read_column(in_temporary("six.csv"), "loss", whole, 6), 6);
+        assert_int_equal(read_column(in_temporary("six.csv"), "loss", six, 6), 6);
         assert_int_equal(read_column(in_temporary("three.csv"), "loss", halves, 6), 6);
-        assert_memory_equal(whole, halves, sizeof whole);
+        assert_memory_equal(six, halves, sizeof six);
         assert_true(json_number(in_temporary("three/trainer.json"), "step") == 6);
         assert_true(json_number(in_temporary("three/trainer.json"), "tokens") == 6 * 32 * 70);
         run_well("rm -r six three six.csv three.csv");
     }
 }
 
-/* --save-every leaves a checkpoint at each of its steps, the last one at the end too. */
-static void saving_on_the_way(void **state)
+/* --save-every saves a checkpoint at each of its steps, and at the end. */
+static void saving_during_training(void **state)
 {
     (void)state;
     run_well(CPU " " SHAPE " --data %s --steps 5 --save way --save-every 2", tokens());
     assert_true(json_number(in_temporary("way/trainer.json"), "step") == 5);
     run_well("test ! -e way.tmp");
     run_well("test ! -e way.old");
-    /* steps are counted from the model's birth, when it goes on too */
+    /* a resumed run counts steps from the start of training */
     Result r = run(CPU " --layers 3 --hidden 48 --heads 6 --vocab 97 --seq 70 --data %s --steps 8 --save-every 3 "
                    "--load way --save way", tokens());
     assert_int_equal(r.status, 0);
@@ -135,8 +133,8 @@ static void saving_on_the_way(void **state)
     result_free(r);
 }
 
-/* A row that was cut off, by a full disk, goes, and so does a header; the rows after it are whole. */
-static void a_cut_row_goes(void **state)
+/* A resumed run removes an incomplete row or header, which a full disk may leave, before it appends rows. */
+static void an_incomplete_row_is_removed(void **state)
 {
     static const char *const cut[] = {"truncate -s -9 cut.csv",
                                       "sh -c 'head -n 1 cut.csv >x; truncate -s -1 x; mv x cut.csv'"};
@@ -153,8 +151,8 @@ static void a_cut_row_goes(void **state)
     }
 }
 
-/* Rows of steps that a killed run has made since it saved are there only once. */
-static void steps_made_again_have_one_row(void **state)
+/* Steps that a resumed run repeats, because the killed run did not save them, have one row each. */
+static void repeated_steps_have_one_row(void **state)
 {
     double step[5];
 
@@ -167,7 +165,7 @@ static void steps_made_again_have_one_row(void **state)
         assert_true(step[i] == i + 1);
 }
 
-/* A program killed between the two renames of a file system that cannot exchange leaves DIR.old alone. */
+/* On a file system without exchange, a program killed between its two renames leaves DIR.old alone: it is loaded. */
 static void an_old_checkpoint_is_found(void **state)
 {
     (void)state;
@@ -181,7 +179,7 @@ static void an_old_checkpoint_is_found(void **state)
     result_free(r);
 }
 
-/* Every option of training changes what is trained, and the defaults are what --help says. */
+/* Every training option changes the trained weights, and the defaults are those in --help. */
 static void each_option_counts(void **state)
 {
     static const char *const others[] = {"--lr 2e-3", "--weight-decay 0", "--clip 0.01", "--warmup 3", "--seed 2"};
@@ -190,8 +188,8 @@ static void each_option_counts(void **state)
 
     (void)state;
     run_well("%s --data %s --steps 4 --save standard", run_of, tokens());
-    run_well("%s --data %s --steps 4 --lr 1e-3 --weight-decay 0.1 --clip 1 --warmup 20 --seed 1 --save explicit", run_of,
-             tokens());
+    run_well("%s --data %s --steps 4 --lr 1e-3 --weight-decay 0.1 --clip 1 --warmup 20 --seed 1 --save explicit",
+             run_of, tokens());
     run_well("cmp standard/model.safetensors explicit/model.safetensors");
     for (int i = 0; i < 5; i++) {
         run_well("%s --data %s --steps 4 --save other %s", run_of, tokens(), others[i]);
@@ -210,7 +208,7 @@ static void each_option_counts(void **state)
     result_free(r);
 }
 
-/* A sample begins with its prompt, goes on by so many bytes, and depends on the seed. */
+/* A sample has its prompt, then 12 bytes, and depends on the seed. */
 static void samples_are_texts(void **state)
 {
     const char *run_of = CPU " --preset tiny --steps 0 --sample 12 --quiet --threads 1 --prompt Hi";
@@ -254,8 +252,8 @@ static void memory_is_as_predicted(void **state)
         }
 }
 
-/* Nine tenths of the model are learnt in the first steps: enough to see that evaluation, sampling and the schedule
- * work together. The whole of it, in make test-full: under 2.2 nats a byte after 600 steps. */
+/* The loss falls fastest in the first steps. They are enough to check that evaluation, sampling and the learning-rate
+ * schedule work together. make test-full trains longer: below 2.2 nats per byte after 600 steps. */
 static void it_learns(void **state)
 {
     const char *shakespeare = SOURCE "/../shared/data/tinyshakespeare.txt";
@@ -265,7 +263,7 @@ static void it_learns(void **state)
         run_well(CPU " --layers 4 --hidden 128 --heads 4 --seq 256 --micro-batch 8 --accumulate 2 --steps 600 "
                  "--lr 2e-3 --lr-decay-steps 600 --eval-every 600 --data %s --report r.json --quiet", shakespeare);
         const double loss = json_number(in_temporary("r.json"), "held_out.0.loss");
-        print_message("held-out loss after 600 steps: %.4f nats a byte\n", loss);
+        print_message("validation loss after 600 steps: %.4f nats per byte\n", loss);
         assert_true(loss < 2.2);
     }
     Result r = run(CPU " --preset tiny --steps 120 --lr 3e-3 --warmup 5 --eval-every 60 --report r.json --sample 20 "
@@ -278,7 +276,7 @@ static void it_learns(void **state)
     result_free(r);
 }
 
-/* Runs until it has done a step, and then sends it a signal. */
+/* Runs the program, and sends it a signal after its first step. */
 static Result signalled(int signal, const char *options)
 {
     return run("sh -c 'rm -f rows; timeout -k 20 60 " CPU " " SHAPE " --data %s --steps 1000000 --metrics rows %s & "
@@ -298,7 +296,7 @@ static int lines(const char *path)
     return count;
 }
 
-/* Starts a program in a terminal, closes that after the first step, and returns the program's status. */
+/* Starts a program in a terminal, closes the terminal after the first step, and returns the program's status. */
 static int hung_up(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static int hung_up(const char *format, ...)
 {
@@ -334,7 +332,7 @@ static void a_closed_terminal_saves(void **state)
     assert_int_equal(hung_up("exec nohup " CPU " " SHAPE " --data %s --steps 100 --metrics rows", tokens()), 0);
 }
 
-/* A signal ends the run after the step that is under way, with a checkpoint and 128 + its number. */
+/* A signal ends the run after the current step, with a checkpoint and status 128 + the signal's number. */
 static void signals_save(void **state)
 {
     static const int signals[] = {SIGINT, SIGTERM};
@@ -359,8 +357,8 @@ static void signals_save(void **state)
     result_free(r);
 }
 
-/* The trace is JSON, has the spans of every step and both counters, and live memory never exceeds what is allocated. */
-static void the_trace_tells(void **state)
+/* The trace is JSON and has the spans of every step and both counters. Live memory never exceeds allocated memory. */
+static void the_trace_is_complete(void **state)
 {
     (void)state;
     run_well(CPU " " SHAPE " --data %s --steps 2 --micro-batch 2 --accumulate 3 --trace trace.json", tokens());
@@ -370,7 +368,7 @@ static void the_trace_tells(void **state)
     r = run("grep -c '\"optimizer\",\"ph\":\"X\"' trace.json");
     assert_int_equal(atoi(r.out), 2);
     result_free(r);
-    /* the most that each category had, of "allocated" and of "live" */
+    /* the peak of each category: allocated [0], live [1] */
     r = run("cat trace.json");
     cJSON *trace = cJSON_Parse(r.out), *event, *value;
     double most[2][MEM_CATEGORIES] = {{0}};
@@ -396,7 +394,7 @@ static void the_trace_tells(void **state)
         if (most[1][c] < most[0][c] / 4)
             fail_msg("%s: only %.0f bytes live of %.0f allocated", memory_name[c], most[1][c], most[0][c]);
     }
-    /* d_x, the residual stream's gradient, has been added to when a block's backward begins with reading it */
+    /* d_x, the residual stream's gradient, is live when residual_backward, a block's first operator, reads it */
     int reads = 0;
     cJSON_ArrayForEach(event, trace)
         if (!strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(event, "name")), "residual_backward")) {
@@ -417,7 +415,7 @@ static void the_trace_tells(void **state)
     result_free(r);
 }
 
-static void pretended_hardware_is_slower(void **state)
+static void simulated_hardware_is_slower(void **state)
 {
     (void)state;
     double seconds[3], mfu[3];
@@ -425,7 +423,7 @@ static void pretended_hardware_is_slower(void **state)
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.out, "pretend"));
     result_free(r);
-    /* tiny: 6N + 12*L*h*s = 797,184 FLOPs a token, 256 tokens, at 0.5 GFLOP/s; all of it in operators that count */
+    /* tiny: 6N + 12*L*h*s = 797,184 FLOPs per token, 256 tokens, at 0.5 GFLOP/s; operators count nearly all of them */
     assert_int_equal(read_column(in_temporary("pretend.csv"), "seconds", seconds, 3), 3);
     assert_int_equal(read_column(in_temporary("pretend.csv"), "mfu", mfu, 3), 3);
     for (int i = 0; i < 3; i++) {
@@ -434,8 +432,8 @@ static void pretended_hardware_is_slower(void **state)
     }
 }
 
-/* A row of --metrics by the numbers beside it; pretended, so that the peak is known. */
-static void a_row_tells(void **state)
+/* The columns of --metrics agree with each other and with the report. Simulated hardware has a known peak rate. */
+static void metrics_are_consistent(void **state)
 {
     static const char *const names[] = {"tokens", "lr", "seconds", "tokens_per_second", "mfu", "peak_bytes"};
     double x[6][4];
@@ -455,8 +453,8 @@ static void a_row_tells(void **state)
     }
     assert_true(json_number(in_temporary("row/trainer.json"), "tokens") == 4 * step);
 
-    /* the report: of three steps, with 3 micro-batches, 2 blocks of 4 linears and the output projection; nothing of
-     * what was evaluated between them */
+    /* the report covers three steps of 3 micro-batches, each with 2 blocks of 4 linears and the output projection;
+     * evaluations between steps do not count */
     const double R = 2 * 16, linears = R * (32 + 96) + 96 * 33 + R * (32 + 32) + 32 * 32 + R * (32 + 128) + 128 * 33
                                        + R * (128 + 32) + 128 * 32, output = R * (32 + 97) + 97 * 32;
     assert_true(json_number(in_temporary("row.json"), "parameters") == N);
@@ -476,7 +474,7 @@ static void a_row_tells(void **state)
     free(name);
 }
 
-/* The traces of ranks are one file; every span of the program ends, and they fill their steps. */
+/* Ranks write one trace file. Every span ends, and the spans fill their steps. */
 static void ranks_share_a_trace(void **state)
 {
     static const char *const names[] = {"forward", "backward", "optimizer"};
@@ -514,14 +512,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_share_a_trace),
-        cmocka_unit_test(a_row_tells),
+        cmocka_unit_test(metrics_are_consistent),
         cmocka_unit_test(recomputation_changes_nothing),
         cmocka_unit_test(accumulation_changes_nothing),
         cmocka_unit_test(runs_repeat_bit_for_bit),
         cmocka_unit_test(a_checkpoint_loses_nothing),
-        cmocka_unit_test(saving_on_the_way),
-        cmocka_unit_test(a_cut_row_goes),
-        cmocka_unit_test(steps_made_again_have_one_row),
+        cmocka_unit_test(saving_during_training),
+        cmocka_unit_test(an_incomplete_row_is_removed),
+        cmocka_unit_test(repeated_steps_have_one_row),
         cmocka_unit_test(an_old_checkpoint_is_found),
         cmocka_unit_test(memory_is_as_predicted),
         cmocka_unit_test(it_learns),
@@ -529,8 +527,8 @@ int main(void)
         cmocka_unit_test(samples_are_texts),
         cmocka_unit_test(signals_save),
         cmocka_unit_test(a_closed_terminal_saves),
-        cmocka_unit_test(the_trace_tells),
-        cmocka_unit_test(pretended_hardware_is_slower),
+        cmocka_unit_test(the_trace_is_complete),
+        cmocka_unit_test(simulated_hardware_is_slower),
     };
 
     return cmocka_run_group_tests_name("01_single_gpu", tests, NULL, NULL);

@@ -1,10 +1,10 @@
 #!/bin/sh
-# What a stage's train.c changes in that of its base, function by function; the comment at its beginning left out.
-#   changes.sh STAGE          a table: function, its lines, lines added and removed; in 09, whose functions are from all
-#                             programs, against the one that has the most like it
-#   changes.sh --diff STAGE   the changes themselves, coloured on a terminal; FULL=1: each changed function whole
-#   changes.sh --update       writes the tables into the stages' READMEs, between the two marks
-#   changes.sh --check        fails if a README has another table than the programs
+# Shows what a program's train.c changes in that of its base, function by function, without the comment at the top.
+#   changes.sh STAGE          a table: function, its lines, lines added and removed; for 09, whose functions come from
+#                             all programs, against the program whose function is most alike
+#   changes.sh --diff STAGE   the changes themselves, coloured on a terminal; FULL=1: full text of changed functions
+#   changes.sh --update       writes the tables into the READMEs of the programs, between the two marks
+#   changes.sh --check        fails if a table in a README is out of date
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -18,17 +18,17 @@ base_of() {
     esac
 }
 
-# A program below the comment at its beginning; and that comment.
+# A program below the comment at its top; and that comment.
 below() { awk 'done; / \*\/$/ { done = 1 }' "$1"; }
 head_of() { awk '{ print } / \*\/$/ { exit }' "$1"; }
 
-# Splits a program into $2/FUNCTION, with the comment above each, and $2/(top) for all else.
+# Splits a program into $2/FUNCTION, with the comment above each, and $2/(top) for everything else.
 split() {
     mkdir -p "$2"
     awk -v to="$2" '
         function flush_top() { for (i = 1; i <= n; i++) print held[i] > (to "/(top)"); n = 0 }
         inside { print > (to "/" name); if ($0 ~ /^}/) inside = 0; next }
-        /^\{$/ {                            # what was held since the last empty line is the head of a function
+        /^\{$/ {                            # the lines since the last empty one are the head of a function
             for (first = n; first > 1 && held[first - 1] != ""; first--) ;
             for (i = first; i <= n; i++) if (held[i] ~ /^[a-z].*\(/) { name = held[i]; break }
             sub(/\(.*/, "", name); sub(/.*[ *]/, "", name)
@@ -64,7 +64,7 @@ case "${1-}" in
         if [ "$1" = --update ]; then
             cat "$made/new" >"$readme"
         elif ! cmp -s "$readme" "$made/new"; then
-            echo "$readme: its table of what changes is not that of the programs: run \"make changes\""
+            echo "$readme: its table of changed functions is out of date: run \"make changes\""
             stale=1
         fi
     done
@@ -73,11 +73,11 @@ case "${1-}" in
 esac
 stage=${1:?usage: changes.sh [--diff] STAGE}
 base=$(base_of "$stage")
-[ -n "$base" ] || { echo "$stage is the first program: it changes nothing, all others change it"; exit 0; }
+[ -n "$base" ] || { echo "$stage is the first program: it has no base"; exit 0; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if [ $mode = diff ]; then
-    mkdir "$work/$base" "$work/$stage"          # with the same comment at the beginning, so that lines keep their numbers
+    mkdir "$work/$base" "$work/$stage"          # with the same comment at the top, so that line numbers stay
     { head_of "$stage/train.c"; below "$base/train.c"; } >"$work/$base/train.c"
     cp "$stage/train.c" "$work/$stage/train.c"
     cd "$work"
@@ -88,17 +88,17 @@ if [ $mode = diff ]; then
     git --no-pager diff --no-index --color=$colour ${FULL:+--function-context} "$base/train.c" "$stage/train.c" || true
     exit 0
 fi
-# Lines added and removed in function $2 (a file) against $1, which may be missing: "3 1".
+# Lines added and removed in function $2 (a file) relative to $1, which may be missing: "3 1".
 count() {
     [ -f "$1" ] || : >"$1"
     { diff "$1" "$2" || true; } | awk '/^>/ { a++ } /^</ { r++ } END { print a + 0, r + 0 }'
 }
-# A program's functions, as files in $work/PROGRAM.
+# Splits the functions of a program into files in $work/PROGRAM.
 functions() {
     below "$1/train.c" >"$work/train.c"
     split "$work/train.c" "$work/$1"
 }
-# The names of functions in the order of the program, then those of $1 that it has no more.
+# The names of functions in the order of the program, then those in $1 that the program lacks.
 names() {
     { echo "(top)"; grep -oE '^[a-z].*\(' "$stage/train.c" | sed 's/(.*//; s/.*[ *]//'; ls "$work/$stage" $1; } |
         awk '!seen[$0]++'
@@ -112,7 +112,7 @@ case $stage in
     names "" | while read -r name; do
         [ -f "$work/$stage/$name" ] || continue
         lines=$(wc -l <"$work/$stage/$name")
-        set -- new "$lines" 0                   # unless a quarter of it is some program's
+        set -- new "$lines" 0                   # unless a quarter of it is from another program
         most=$((lines * 3 / 4))
         for program in $programs; do
             [ -f "$work/$program/$name" ] || continue

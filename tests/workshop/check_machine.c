@@ -1,5 +1,5 @@
-/* What check_machine.sh compiles to see whether this machine's parts work: once for each part, since any of them may be
- * missing. Prints values; the script says what they mean. */
+/* Three small programs with which check_machine.sh tests OpenMP, MPI and BLAS. It compiles them one at a time, because
+ * any library may be missing. They print values; the script interprets them. */
 #if defined CHECK_OPENMP
 #include <omp.h>
 #include <stdio.h>
@@ -16,8 +16,8 @@ int main(void)
 }
 
 #elif defined CHECK_MPI
-/* Each rank prints: its number, how many ranks there are, the sum of all numbers plus one, its host. The sum is made by
- * one of the functions that count in 64 bits, as the programs do: older MPI libraries don't have them. */
+/* Each rank prints its number, the number of ranks, the sum of rank + 1 over all ranks, and its host. The sum uses a
+ * function with 64-bit counts (_c), as the programs do: older MPI libraries lack them. */
 #include <mpi.h>
 #include <stdio.h>
 
@@ -40,8 +40,8 @@ int main(int argc, char **argv)
 }
 
 #elif defined CHECK_BLAS
-/* Prints: how many elements of two products are wrong; OpenBLAS's version; how it makes threads (0: not at all, 1:
- * POSIX threads, 2: OpenMP); with how many; GFLOP/s in float; the name of the CPU whose kernels it takes. */
+/* Prints the number of wrong elements in two products; the version of OpenBLAS; its threading (0: none, 1: POSIX
+ * threads, 2: OpenMP); its number of threads; GFLOP/s in float; the CPU type whose kernels it uses. */
 #include <cblas.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,7 +80,7 @@ int main(void)
         }
     if (!x)
         return 1;
-    for (double begin = now(); now() - begin < 0.3;) {          /* the best: the others were disturbed */
+    for (double begin = now(); now() - begin < 0.3;) {          /* the best; slower rounds were disturbed */
         const double start = now();
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, N, N, 1, x, N, x + N * N, N, 0, x + 2 * N * N, N);
         const double rate = 2e-9 * N * N * N / (now() - start);

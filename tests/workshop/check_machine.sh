@@ -1,9 +1,9 @@
 #!/bin/sh
-# make check-machine: what this machine has, what runs on it and how, and what to install for more. Builds and installs
-# nothing, and gives no part more than a few seconds. Its status is 0 if "make run" and "make test" would work.
+# make check-machine: checks what this machine can run, and what to install for more. Builds and installs nothing in the
+# tree; each check ends after a few seconds. Its status is 0 if "make run" and "make test" would work.
 #
-# A line each: "ok"; "--" for what only limits some things; "NO" for that without which nothing runs. The Makefile hands
-# over what it found, as CC, OPTIMIZE, MPI_CFLAGS, MPI_LIBS, BLAS_CFLAGS, BLAS_LIBS, NVCC, NCCL and NCCL_CFLAGS.
+# One line per check: "ok"; "--" if something is limited; "NO" if nothing runs without it. The Makefile passes what it
+# found as CC, OPTIMIZE, MPI_CFLAGS, MPI_LIBS, BLAS_CFLAGS, BLAS_LIBS, NVCC, NCCL and NCCL_CFLAGS.
 # shellcheck disable=SC2086             # these are lists of words
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -11,7 +11,7 @@ if [ -z "${OPTIMIZE-}" ]; then          # not called by make
     command -v make >/dev/null && exec make --no-print-directory check-machine
     CC=gcc OPTIMIZE="-O1" MPI_CFLAGS="" MPI_LIBS="" BLAS_CFLAGS="" BLAS_LIBS=-lopenblas NVCC="" NCCL="" NCCL_CFLAGS=""
 fi
-PROC=${PROC-/proc}                      # a test has others
+PROC=${PROC-/proc}                      # a test sets others
 CGROUP=${CGROUP-/sys/fs/cgroup}
 SHARED=${SHARED-/dev/shm}
 
@@ -23,7 +23,7 @@ packages=$(tests/workshop/deps.sh --missing)
 missing() {             # missing PACKAGE: "make deps" would install it
     case " $packages " in *" $1 "*) ;; *) packages="$packages${packages:+ }$1" ;; esac
 }
-say() {                 # say ok|--|NO WHAT FINDING [WHAT TO DO]...
+report() {               # report ok|--|NO WHAT FINDING [WHAT TO DO]...
     [ "$1" != NO ] || status=1
     printf '%s  %-9s %s\n' "$1" "$2" "$3"
     shift 3
@@ -31,34 +31,34 @@ say() {                 # say ok|--|NO WHAT FINDING [WHAT TO DO]...
         printf '%14s-> %s\n' "" "$todo"
     done
 }
-within() {              # within SECONDS COMMAND...: leaves $dir/out and $dir/err; ended if not done then
+within() {              # within SECONDS COMMAND...: runs it with a time limit; output in $dir/out and $dir/err
     seconds=$1
     shift
     timeout -k 1 "$seconds" "$@" </dev/null >"$dir/out" 2>"$dir/err"
     result=$?
     late=""
-    case $result in 124 | 137) late="no answer in $seconds s" ;; esac
+    case $result in 124 | 137) late="no response in $seconds s" ;; esac
     return $result
 }
-compile() {             # compile WHAT FLAG...: check_machine.c's part WHAT, as the Makefile would
+compile() {             # compile WHAT FLAG...: compiles part WHAT of check_machine.c, as the Makefile would
     what=$1
     shift
     within 8 $CC -std=c11 -D_GNU_SOURCE $OPTIMIZE -fopenmp -DCHECK_$what tests/workshop/check_machine.c "$@" \
         -o "$dir/$what"
 }
-why() {                 # the first line of what a command complained about
+why() {                 # the first error line of the last command
     echo "${late:-$(grep -m 1 -iE 'error|cannot|not found|fatal' "$dir/err" || grep -m 1 '[a-z]' "$dir/err")}"
 }
 above() {               # above A B: version A is later than B
     [ "$1" != "$2" ] && [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$1" ]
 }
-number() {              # number FILE: what is in it, if that is a number
+number() {              # number FILE: its content, if that is a number
     sed -n '/^[0-9][0-9]*$/p' "$1" 2>/dev/null
 }
 gb() {
     awk -v bytes="$1" 'BEGIN {printf "%.1f GB", bytes / 1e9}'
 }
-parameters() {          # parameters BYTES: how many there is room for, at 16 bytes each
+parameters() {          # parameters BYTES: how many fit, at 16 bytes per parameter
     awk -v n="$(($1 / 16))" 'BEGIN {printf n < 1e9 ? "%.0f million" : "%.1f billion", n < 1e9 ? n / 1e6 : n / 1e9}'
 }
 plural() {              # plural N: an s, unless N is 1
@@ -71,7 +71,7 @@ system=$(sed -n 's/^PRETTY_NAME="\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' /etc/os-release
 kernel=$(cat "$PROC/version" 2>/dev/null)
 case $(uname) in
 Linux) ;;
-*) say NO system "$(uname): the programs are for Linux" "use the container that .devcontainer/Dockerfile describes" ;;
+*) report NO system "$(uname): the programs are for Linux" "use the container that .devcontainer/Dockerfile describes" ;;
 esac
 wsl=""
 case $kernel in
@@ -79,30 +79,30 @@ case $kernel in
 *Microsoft*) wsl=", under WSL 1, which has neither GPUs nor fast files: in PowerShell, wsl --set-version NAME 2" ;;
 esac
 case $machine in
-x86_64) say ok system "${system:-Linux}, $machine$wsl" ;;
-aarch64) say ok system "${system:-Linux}, $machine$wsl: all builds, but only x86_64 is tested" ;;
-*) say -- system "${system:-Linux}, $machine$wsl: tested on x86_64, built for aarch64, unknown here" ;;
+x86_64) report ok system "${system:-Linux}, $machine$wsl" ;;
+aarch64) report ok system "${system:-Linux}, $machine$wsl: everything builds, but only x86_64 is tested" ;;
+*) report -- system "${system:-Linux}, $machine$wsl: tested on x86_64, builds on aarch64, unknown on this machine" ;;
 esac
 case $wsl$PWD in
-,*/mnt/[a-z]/*) say -- files "$PWD is on Windows' disk, which is slow from here" "clone it below your home directory" ;;
+,*/mnt/[a-z]/*) report -- files "$PWD is on the disk of Windows, which is slow from here" "clone it below your home" ;;
 esac
 
 # ---- What compiles ----
 if compile OPENMP && within 4 "$dir/OPENMP"; then
     read -r threads cores <"$dir/out"
     version=$($CC -dumpfullversion 2>/dev/null)
-    say ok compiler "$CC $version; an OpenMP program runs on $threads thread$(plural "$threads")"
+    report ok compiler "$CC $version; an OpenMP program runs on $threads thread$(plural "$threads")"
 elif ! command -v "$CC" >/dev/null; then
-    say NO compiler "$CC is not in PATH"
+    report NO compiler "$CC is not in PATH"
     missing build-essential
 else
-    say NO compiler "$CC doesn't compile and run an OpenMP program: $(why)"
+    report NO compiler "$CC does not compile and run an OpenMP program: $(why)"
 fi
 cores=${cores:-$(env -u OMP_NUM_THREADS nproc)}
 if within 2 make --version && grep -q '^GNU Make' "$dir/out"; then
-    say ok make "$(head -n 1 "$dir/out")"
+    report ok make "$(head -n 1 "$dir/out")"
 else
-    say NO make "${late:-not GNU make: $(command -v make || echo "nothing in PATH")}"
+    report NO make "${late:-not GNU make: $(command -v make || echo "nothing in PATH")}"
     missing build-essential
 fi
 
@@ -120,45 +120,45 @@ esac
 is_mpich="sudo apt-get install mpich libmpich-dev; sudo update-alternatives --set mpi /usr/bin/mpicc.mpich; sudo \
 update-alternatives --set mpirun /usr/bin/mpirun.mpich"
 if [ -z "$MPI_LIBS" ]; then
-    say NO MPI "mpicc is not in PATH, or doesn't know its libraries" "on a cluster: module avail mpich"
+    report NO MPI "mpicc is not in PATH, or reports no libraries" "on a cluster: module avail mpich"
     missing libmpich-dev
     missing mpich
 elif ! compile MPI $MPI_CFLAGS $MPI_LIBS; then
     case $mpi in
     "Open MPI"*)
-        say NO MPI "mpicc is of $mpi, which lacks what the programs use of MPI 4 (functions with _c)" "$is_mpich"
+        report NO MPI "mpicc is of $mpi, which lacks functions of MPI 4 that the programs call (names with _c)" "$is_mpich"
         ;;
-    *) say NO MPI "no program can be compiled for ${mpi:-the library of mpicc}: $(why)" "MPICH 4.0 or later is right" ;;
+    *) report NO MPI "no program can be compiled for ${mpi:-the library of mpicc}: $(why)" "use MPICH 4.0 or later" ;;
     esac
 elif ! command -v mpiexec >/dev/null; then
-    say NO MPI "$mpi, but mpiexec is not in PATH"
+    report NO MPI "$mpi, but mpiexec is not in PATH"
     missing mpich
 elif within 4 mpiexec -n 2 "$dir/MPI" && sort -n "$dir/out" >"$dir/sorted" &&
     [ "$(cut -d ' ' -f 1-3 "$dir/sorted" | tr '\n' ' ')" = "0 2 3 1 2 3 " ]; then
-    say ok MPI "$mpi: 2 ranks on $(cut -d ' ' -f 4 "$dir/sorted" | sort -u | tr '\n' ' ')see each other"
+    report ok MPI "$mpi: 2 ranks on $(cut -d ' ' -f 4 "$dir/sorted" | sort -u | tr '\n' ' ')see each other"
 elif [ "$(cut -d ' ' -f 1-3 "$dir/out" | tr '\n' ' ')" = "0 1 1 0 1 1 " ]; then
     if [ "$launcher" != "${mpi% *}" ]; then
-        say NO MPI "each of 2 ranks is rank 0 of 1: mpicc is of $mpi, but mpiexec of $launcher" "$is_mpich"
+        report NO MPI "each of 2 ranks is rank 0 of 1: mpicc belongs to $mpi, but mpiexec to $launcher" "$is_mpich"
     elif [ "$(dpkg-query -W -f '${Version}' libmpich12 2>/dev/null)" = 4.2.0-5build3 ]; then
-        say NO MPI "each of 2 ranks is rank 0 of 1: that is Ubuntu 24.04's broken MPICH 4.2.0-5build3" \
-            "make deps: repairs it, or says how"
+        report NO MPI "each of 2 ranks is rank 0 of 1: this is the broken MPICH 4.2.0-5build3 of Ubuntu 24.04" \
+            "make deps repairs it, or tells how"
     else
-        say NO MPI "each of 2 ranks is rank 0 of 1, though mpicc and mpiexec are both of $mpi" \
+        report NO MPI "each of 2 ranks is rank 0 of 1, though mpicc and mpiexec both belong to $mpi" \
             "is there another libmpi in LD_LIBRARY_PATH (${LD_LIBRARY_PATH:-empty}) or $(command -v mpiexec)?"
     fi
 else
-    say NO MPI "$mpi, but mpiexec -n 2 doesn't work: $(why)"
+    report NO MPI "$mpi, but mpiexec -n 2 fails: $(why)"
     case $(why) in
-    *host* | *address*) echo "              -> does this machine know its own name, $(uname -n)? (/etc/hosts)" ;;
+    *host* | *address*) echo "              -> is the name of this machine, $(uname -n), in /etc/hosts?" ;;
     esac
 fi
 
 # ---- BLAS ----
 if ! compile BLAS $BLAS_CFLAGS $BLAS_LIBS; then
-    say NO BLAS "OpenBLAS is missing: no program can be compiled with $BLAS_LIBS"
+    report NO BLAS "OpenBLAS is missing: no program can be compiled with $BLAS_LIBS"
     missing libopenblas-openmp-dev
 elif ! within 5 "$dir/BLAS"; then
-    say NO BLAS "a program that multiplies matrices fails: ${late:-status $result} $(head -n 1 "$dir/err")"
+    report NO BLAS "a program that multiplies matrices fails: ${late:-status $result} $(head -n 1 "$dir/err")"
 else
     read -r wrong version parallel blas_threads rate kernels <"$dir/out"
     of="kernels for $kernels"
@@ -172,12 +172,12 @@ else
     fi
     speed="$rate GFLOP/s in float on $blas_threads thread$(plural "$blas_threads")"
     if [ "$wrong" -ne 0 ]; then
-        say NO BLAS "OpenBLAS $version multiplies wrongly: $wrong of 21 elements" "is it built for this CPU?"
+        report NO BLAS "OpenBLAS $version multiplies wrongly: $wrong of 21 elements" "is it built for this CPU?"
     elif [ "$parallel" -ne 2 ]; then
-        say -- BLAS "OpenBLAS $version is not its OpenMP build: up to 10 times slower; $speed"
+        report -- BLAS "OpenBLAS $version is not its OpenMP build: up to 10 times slower; $speed"
         missing libopenblas-openmp-dev
     else
-        say ok BLAS "OpenBLAS $version, OpenMP, $of: right numbers, $speed"
+        report ok BLAS "OpenBLAS $version, OpenMP, $of: right numbers, $speed"
     fi
 fi
 
@@ -185,9 +185,9 @@ fi
 library() {             # library NAME HEADER FLAG PACKAGE
     if printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <%s>
 int main(void) { return 0; }\n' "$2" | within_stdin $CC -x c - $3 -o "$dir/library"; then
-        say ok "$1" "<$2>, $3"
+        report ok "$1" "<$2>, $3"
     else
-        say NO "$1" "<$2> or $3 is missing"
+        report NO "$1" "<$2> or $3 is missing"
         missing "$4"
     fi
 }
@@ -197,9 +197,9 @@ within_stdin() {
 library cJSON cjson/cJSON.h -lcjson libcjson-dev
 library cmocka cmocka.h -lcmocka libcmocka-dev
 if within 3 gnuplot --version; then
-    say ok gnuplot "$(head -n 1 "$dir/out")"
+    report ok gnuplot "$(head -n 1 "$dir/out")"
 else
-    say -- gnuplot "none in PATH: no \"make figures\", all else runs"
+    report -- gnuplot "not in PATH: no \"make figures\"; everything else runs"
     missing gnuplot-nox
 fi
 
@@ -221,38 +221,39 @@ if within 3 nvidia-smi --query-gpu=name,memory.total,compute_cap,driver_version 
     toolkit="from NVIDIA's packages (https://developer.nvidia.com/cuda-downloads): sudo apt-get install \
 cuda-toolkit-$(echo "$cuda_driver" | tr . -)"
     if above 7.5 "$capability"; then
-        say -- GPU "$found: from sm_75 on (Turing) are supported: all runs on the CPU"
+        report -- GPU "$found: sm_75 (Turing) or later is needed; everything runs on the CPU"
     elif [ -z "$cuda" ]; then
-        say -- GPU "$found, but no nvcc in PATH: all runs on the CPU" "is there a /usr/local/cuda/bin? Otherwise"
+        report -- GPU "$found, but no nvcc in PATH: everything runs on the CPU" \
+            "is there a /usr/local/cuda/bin?"
         gpu_todo=$toolkit
     elif above 12 "${cuda%%.*}"; then
-        say -- GPU "$found, but nvcc is of CUDA $cuda, and 12 or later is needed"
+        report -- GPU "$found, but nvcc is of CUDA $cuda; CUDA 12 or later is needed"
         gpu_todo=$toolkit
     elif [ -n "$cuda_driver" ] && above "${cuda%%.*}" "${cuda_driver%%.*}"; then
-        say -- GPU "$found, but nvcc is of CUDA $cuda, which this driver is too old for: programs will not start" \
+        report -- GPU "$found, but this driver is too old for nvcc of CUDA $cuda: programs will not start" \
             "a newer driver, or CUDA ${cuda_driver%%.*}"
         gpu_todo=$toolkit
     elif within 3 "$NVCC" --list-gpu-arch && ! grep -qx "compute_$(echo "$capability" | tr -d .)" "$dir/out"; then
-        say -- GPU "$found, but nvcc of CUDA $cuda doesn't know sm_$(echo "$capability" | tr -d .)"
+        report -- GPU "$found, but nvcc of CUDA $cuda does not support sm_$(echo "$capability" | tr -d .)"
         gpu_todo=$toolkit
     else
         gpu_works=yes
-        say ok GPU "$found; nvcc of CUDA $cuda"
+        report ok GPU "$found; nvcc of CUDA $cuda"
     fi
 else
     [ -z "$late" ] || late="nvidia-smi gives $late"
-    say -- GPU "${late:-no NVIDIA GPU answers (nvidia-smi)}: all runs on the CPU"
+    report -- GPU "${late:-no NVIDIA GPU found (nvidia-smi)}: everything runs on the CPU"
     [ -z "$wsl" ] || [ ! -e /usr/lib/wsl/lib/nvidia-smi ] || echo "              -> export PATH=\$PATH:/usr/lib/wsl/lib"
 fi
 nccl=$(printf '#include <nccl.h>\nversion NCCL_MAJOR.NCCL_MINOR.NCCL_PATCH\n' |
     $CC $NCCL_CFLAGS -E -P - 2>/dev/null | sed -n 's/^version//p' | tr -d ' ')
 if [ "$NCCL" = yes ]; then
-    say ok NCCL "nccl.h $nccl"
+    report ok NCCL "nccl.h $nccl"
 elif [ -n "$nccl" ]; then
-    say -- NCCL "nccl.h is of $nccl, and from 2.17 on it can be used: ranks on GPUs communicate over MPI, which is slower" \
+    report -- NCCL "nccl.h is of $nccl, but 2.17 or later is needed: ranks on GPUs communicate over MPI, which is slower" \
         "NCCL_HOME=DIR, if a newer one is elsewhere"
 else
-    say -- NCCL "no nccl.h: ranks on GPUs communicate over MPI, through the host's memory, which is slower" \
+    report -- NCCL "no nccl.h: ranks on GPUs communicate over MPI, through the host's memory, which is slower" \
         "NCCL_HOME=DIR, if it is elsewhere"
 fi
 
@@ -264,14 +265,14 @@ quota=$(sed -n 's/^\([0-9]*\) \([0-9]*\)$/\1 \2/p' "$CGROUP/cpu.max" 2>/dev/null
     awk '$1 > 0 {print int(($1 + $2 - 1) / $2)}')
 if [ -n "$quota" ] && [ "$quota" -lt "$cores" ]; then
     cpus=$quota
-    say -- cores "$cores are visible, but this control group (container) may use only $quota at a time" \
-        "give programs --threads $quota, or fewer for several ranks: they count what is visible"
+    report -- cores "$cores are visible, but this control group (container) may use only $quota at a time" \
+        "use --threads $quota, or fewer with several ranks: programs count the visible cores"
 else
-    say ok cores "$cores: up to $cores rank$(plural "$cores") with a core each; more are slower, but as right"
+    report ok cores "$cores: up to $cores rank$(plural "$cores") with one core each; more are slower, but correct"
 fi
 load=$(cut -d ' ' -f 1 "$PROC/loadavg" 2>/dev/null)
 if [ "${load%%.*}" -gt "$cpus" ] 2>/dev/null; then
-    say -- load "others work here (load $load): every time and GFLOP/s figure will be worse than it could be"
+    report -- load "this machine is busy (load $load): times and GFLOP/s will be worse than on an idle one"
 fi
 total=$(($(sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' "$PROC/meminfo" 2>/dev/null || echo 0) * 1024))
 available=$(($(sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' "$PROC/meminfo" 2>/dev/null || echo 0) * 1024))
@@ -281,20 +282,20 @@ limit=$(number "$CGROUP/memory.max") used=$(number "$CGROUP/memory.current") kin
     used=$(number "$CGROUP/memory/memory.usage_in_bytes")
     kinds=$CGROUP/memory/memory.stat of=total_
 }
-# files that are cached are given up when memory is needed
+# cached files do not count: the kernel drops them when memory is needed
 cached=$(awk -v of="$of" '$1 == of "inactive_file" || $1 == of "active_file" {sum += $2}
     END {printf "%.0f", sum}' "$kinds" 2>/dev/null)
 [ -z "$used" ] || [ "${cached:-0}" -gt "$used" ] || used=$((used - ${cached:-0}))
 limited=""
 if [ -n "$limit" ] && [ -n "$used" ] && [ "${#limit}" -lt 16 ] && [ $((limit - used)) -lt "$available" ]; then
     available=$((limit - used))
-    limited=", by the control group's (container's) limit"
+    limited=", by the limit of the control group (container)"
 fi
 memory="$(gb "$available") of $(gb "$total") available$limited"
 if [ "$available" -lt 1000000000 ]; then
-    say NO memory "$memory: the tests need about 1 GB" "close something, or give the container or virtual machine more"
+    report NO memory "$memory: the tests need about 1 GB" "close something, or give the container or virtual machine more"
 else
-    say ok memory "$memory: $(parameters "$available") parameters at 16 bytes each, less what activations take"
+    report ok memory "$memory: $(parameters "$available") parameters at 16 bytes each, minus activations"
 fi
 case $wsl in
 *2) echo "              -> more for WSL: memory=... and processors=... below [wsl2] in %UserProfile%\\.wslconfig" ;;
@@ -302,16 +303,16 @@ esac
 
 shared=$(df -Pk "$SHARED" 2>/dev/null | awk 'NR == 2 {print $4}')
 if [ "${shared:-0}" -lt 40960 ]; then
-    say -- "$SHARED" "$((${shared:-0} / 1024)) MB: MPICH takes 4.2 MB of it a rank, and 8 ranks will not start" \
+    report -- "$SHARED" "$((${shared:-0} / 1024)) MB: MPICH takes 4.2 MB per rank, so 8 ranks will not start" \
         "in a container: docker run --shm-size=1g"
 else
-    say ok "$SHARED" "$(gb $((shared * 1024))) for messages between ranks"
+    report ok "$SHARED" "$(gb $((shared * 1024))) for messages between ranks"
 fi
 disk=$(df -Pk . | awk 'NR == 2 {print $4}')
 if [ "$disk" -lt 204800 ]; then
-    say NO disk "$((disk / 1024)) MB free here: build/ takes about 100 MB, and tests write 100 MB more"
+    report NO disk "$((disk / 1024)) MB free: build/ takes about 100 MB, and tests write 100 MB more"
 else
-    say ok disk "$(gb $((disk * 1024))) free for build/"
+    report ok disk "$(gb $((disk * 1024))) free for build/"
 fi
 
 # ---- In plain words ----
@@ -319,19 +320,21 @@ echo
 [ "$cpus" -lt 8 ] && several="with up to $cpus rank$(plural "$cpus") at full speed, with up to 8 for correctness"
 [ "$cpus" -lt 8 ] || several="with up to $cpus ranks at full speed"
 if [ "$status" -ne 0 ]; then
-    echo "Not yet: what says NO comes first."
+    echo "Not yet: fix the lines with NO first."
 elif [ -n "$gpu_works" ]; then
-    room="$(parameters "$gpu_bytes") parameters a GPU"
+    room="$(parameters "$gpu_bytes") parameters per GPU"
     if [ "$gpus" -eq 1 ]; then
-        echo "On the GPU '$gpu': all nine (make run STAGE=NN), $room; ranks of 03 to 07 and 09 (NP=2) share it."
+        echo "On the GPU '$gpu': all nine programs (make run STAGE=NN), $room; ranks of 03 to 07, 09 (NP=2) share it."
     elif [ "$NCCL" = yes ]; then
-        echo "On $gpus GPUs '$gpu': all nine, $room; 03 to 07 and 09 with up to $gpus ranks, a GPU each, over NCCL."
+        echo "On $gpus GPUs '$gpu': all nine programs, $room; 03 to 07, 09 with up to $gpus ranks, one GPU each," \
+            "over NCCL."
     else
-        echo "On $gpus GPUs '$gpu': all nine, $room; 03 to 07 and 09 with up to $gpus ranks, a GPU each; no NCCL."
+        echo "On $gpus GPUs '$gpu': all nine programs, $room; 03 to 07, 09 with up to $gpus ranks, one GPU each," \
+            "without NCCL."
     fi
-    echo "On the CPU: 01, 02 and 08 with $cpus core$(plural "$cpus"), 03 to 07 and 09 $several."
+    echo "On the CPU: 01, 02 and 08 on $cpus core$(plural "$cpus"), 03 to 07 and 09 $several."
 else
-    echo "01, 02 and 08 run on the CPU's $cpus core$(plural "$cpus"); 03 to 07 and 09 $several."
+    echo "On the CPU: 01, 02 and 08 on $cpus core$(plural "$cpus"), 03 to 07 and 09 $several."
 fi
 if [ "$status" -eq 0 ]; then
     [ "$cpus" -ge 2 ] && echo "make run: yes. make test: yes, about 5 minutes."
@@ -346,5 +349,5 @@ if [ -n "$packages" ]; then
 fi
 [ -z "$gpu_todo" ] || echo "For the GPU, $gpu_todo"
 [ -z "$gpu_works" ] || [ "$gpus" -lt 2 ] || [ "$NCCL" = yes ] ||
-    echo "For NCCL, from NVIDIA's packages: sudo apt-get install libnccl2 libnccl-dev"
+    echo "For NCCL, from the packages of NVIDIA: sudo apt-get install libnccl2 libnccl-dev"
 exit $status

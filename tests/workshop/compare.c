@@ -1,7 +1,7 @@
-/* make compare: two --dump-gradients files, tensor by tensor, the worst first. Measured is max |a - b| / max |b|; with
- * HEADS that of q, k and v apart, since k's gradients are small beside v's, and would hide behind them.
+/* make compare: compares two --dump-gradients files, tensor by tensor, by max |a - b| / max |b|, the worst first. With
+ * HEADS, compares q, k and v separately: gradients of k are small beside those of v, and would hide behind them.
  *
- *   compare A B [TOLERANCE [HEADS]]       status 0: no tensor is farther; 1: one is, or they are not of one model
+ *   compare A B [TOLERANCE [HEADS]]       status 0: all tensors agree; 1: some differ, or the models do; 2: error
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ typedef struct {
 
 static Row *rows;
 static int count;
-static bool unlike;             /* in names, shapes or batches */
+static bool unlike;             /* names, shapes or batches differ */
 
 static void open_dump(Safetensors *s, const char *path)
 {
@@ -29,11 +29,11 @@ static void open_dump(Safetensors *s, const char *path)
     }
 }
 
-/* All of a tensor: doubles, or, of I64, as it is. */
+/* Reads a tensor, converted to double; I64 as it is. */
 static void *read_all(const Safetensors *s, const SafeTensor *t, int64_t elements)
 {
     void *to = malloc(elements * sizeof(double) + 1);
-    char *wrong = to ? safetensors_read(s, t, 0, elements, to, true) : strdup("there is no memory for a tensor");
+    char *wrong = to ? safetensors_read(s, t, 0, elements, to, true) : strdup("not enough memory for a tensor");
 
     if (wrong) {
         fprintf(stderr, "compare: %s\n", wrong);
@@ -61,7 +61,7 @@ static void compare_tensor(const Safetensors *a, const Safetensors *b, const Saf
     double *p = read_all(a, x, height * width), *q = read_all(b, y, height * width);
     const bool qkv = heads && strstr(x->name, "query_key_value") && height % (3 * heads) == 0;
     if (!strcmp(x->dtype, "I64") && memcmp(p, q, height * width * sizeof(int64_t))) {
-        printf("%s differs: these are gradients of other sequences\n", x->name);
+        printf("%s differs: the gradients are of different sequences\n", x->name);
         unlike = true;
     }
     for (int k = 0; k < (qkv ? 3 : 1) && strcmp(x->dtype, "I64"); k++) {
@@ -80,7 +80,7 @@ static int farther(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* A number on the command line; "" or nothing: the other one. */
+/* A number on the command line; `otherwise` if it is missing or empty. */
 static double argument(int argc, char **argv, int i, const char *name, double otherwise)
 {
     char *end;
@@ -89,7 +89,7 @@ static double argument(int argc, char **argv, int i, const char *name, double ot
     if (argc <= i || !*argv[i])
         return otherwise;
     if (*end || !(x >= 0)) {
-        fprintf(stderr, "compare: %s=%s, but a number from 0 on is wanted\n", name, argv[i]);
+        fprintf(stderr, "compare: %s: expected a number, 0 or larger, got '%s'\n", name, argv[i]);
         exit(2);
     }
     return x;
@@ -103,7 +103,7 @@ int main(int argc, char **argv)
     int beyond = 0;
 
     if (argc < 3 || !*argv[1] || !*argv[2]) {
-        fprintf(stderr, "compare: two files are wanted: make compare A=one.safetensors B=two.safetensors\n");
+        fprintf(stderr, "compare: expected two files: make compare A=one.safetensors B=two.safetensors\n");
         return 2;
     }
     const int heads = argument(argc, argv, 4, "HEADS", 0);
@@ -117,15 +117,15 @@ int main(int argc, char **argv)
             continue;
         }
         unlike = true;
-        printf("%s is", x->name);
+        printf("%s has shape", x->name);
         print_shape(x, argv[1]);
         if (y)
-            printf(", and"), print_shape(y, argv[2]);
-        printf(y ? "\n" : ", and not in %s\n", argv[2]);
+            printf(", but"), print_shape(y, argv[2]);
+        printf(y ? "\n" : ", but is not in %s\n", argv[2]);
     }
     for (int i = 0; i < b.count; i++)
         if (!safetensors_find(&a, b.tensors[i].name)) {
-            printf("%s is in %s, and not in %s\n", b.tensors[i].name, argv[2], argv[1]);
+            printf("%s is in %s but not in %s\n", b.tensors[i].name, argv[2], argv[1]);
             unlike = true;
         }
     const double tolerance = argument(argc, argv, 3, "TOLERANCE", doubles ? 1e-10 : 1e-4);
@@ -135,7 +135,7 @@ int main(int argc, char **argv)
     printf("max |a - b| / max |b|, the worst first:\n");
     for (int i = 0; i < count && i < SHOWN; i++)
         printf("  %-8.2g %s\n", rows[i].difference, rows[i].name);
-    printf("%d of %d tensors are farther than %g%s\n", beyond, count, tolerance,
-           heads ? "" : " (HEADS=n compares q, k and v apart)");
+    printf("%d of %d tensors differ by more than %g%s\n", beyond, count, tolerance,
+           heads ? "" : " (HEADS=n compares q, k and v separately)");
     return beyond || unlike;
 }

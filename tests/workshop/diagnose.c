@@ -1,12 +1,12 @@
-/* What is wrong with a program's gradients. Computes 01's of the same step and the same global batch, in float64, and
- * compares; where they differ, looks for what explains the numbers to eight digits (a mistake adds rounding of its own
- * to that of a right program, which agrees to ten):
+/* Explains what is wrong with the gradients of a program. Computes those of 01 for the same step and global batch, in
+ * float64, and compares. Where they differ, looks for an explanation that matches to eight digits (a right program
+ * matches to ten, but a mistake adds rounding of its own):
  *
- *   1. well-known mistakes: 01 computes once more with the mistake made on purpose, and all tensors must agree with it;
- *   2. a whole tensor, or the rectangle of it that is wrong (explain.h): zero, so many times too large, transposed, or
- *      made from some of the sequences or tokens only.
+ *   1. well-known mistakes: 01 computes again with the mistake made on purpose, and all tensors must match;
+ *   2. one tensor, or the rectangle of it that is wrong (explain.h): zero, too large by a factor, transposed, or
+ *      computed from some of the sequences or tokens.
  *
- * "make verify" (verify.c) starts it with the gradients that a program dumped, and prints what it says. Status 0: the
+ * "make verify" (verify.c) runs this on the gradients that a program dumped, and prints the output. Status 0: the
  * gradients are right; 2: they are not.
  */
 #include <math.h>
@@ -20,10 +20,10 @@
 
 static bool is_right(const Piece *p)
 {
-    return distance(found, right, p, whole_of(p)) <= tolerance;
+    return distance(found, right, p, full_box(p)) <= tolerance;
 }
 
-/* The block's number in a name; -1: it is of none. */
+/* The block number in a tensor's name; -1: it belongs to no block. */
 static int block_of(const char *name)
 {
     return strncmp(name, "blocks.", 7) ? -1 : atoi(name + 7);
@@ -37,14 +37,14 @@ static void family(char *text, size_t size, const char *name)
     snprintf(text, size, "%s%s", rest ? "blocks.*" : name, rest ? rest : "");
 }
 
-/* What is wrong with each tensor, those together of which the same is true. */
+/* Explains each wrong tensor; tensors with the same explanation share a line. */
 static void print_pieces(void)
 {
     enum { MOST = 6, NAMES = 5 };
     char (*text)[720] = calloc(piece_count, sizeof *text);
     int printed = 0, rest = 0, more = 0;
 
-    for (int pass = 0; pass < 2; pass++)                /* large ones first: they explain small ones */
+    for (int pass = 0; pass < 2; pass++)                /* matrices first: their weights explain small tensors */
         for (int i = 0; i < piece_count; i++)
             if (!is_right(&pieces[i]) && (pieces[i].cols > 1) == (pass == 0))
                 explain_piece(text[i], sizeof text[i], &pieces[i]);
@@ -61,7 +61,7 @@ static void print_pieces(void)
         }
         char names[NAMES * 64] = "", words[720];
         int same = 0, listed = 0, block = -1;
-        bool several = false;                           /* blocks: or else which one it is tells something */
+        bool several = false;                           /* in several blocks: then the block number is left out */
         memcpy(words, text[i], sizeof words);
         for (int k = i; k < piece_count; k++)
             if (!strcmp(text[k], words) && block_of(pieces[k].name) >= 0) {
@@ -88,13 +88,13 @@ static void print_pieces(void)
         printed++;
     }
     if (more)
-        printf("and %d more, in ways of their own\n", more);
+        printf("and %d more tensors, each wrong in another way\n", more);
     if (rest && printed)
-        printf("the other %d are wrong, in no way that has a name here\n", rest);
+        printf("the other %d tensors are wrong in no known way\n", rest);
     free(text);
 }
 
-/* Whether all gradients are wrong by one factor, and the loss too: 0 if not. */
+/* The factor by which all gradients are wrong; 0: there is none. */
 static double common_factor(void)
 {
     double product = 0, square = 0;
@@ -107,12 +107,12 @@ static double common_factor(void)
         scaled[i] = scale * right[i];
     bool same = scale != 0 && isfinite(scale);
     for (int k = 0; k < piece_count && same; k++)
-        same = distance(found, scaled, &pieces[k], whole_of(&pieces[k])) <= room();
+        same = distance(found, scaled, &pieces[k], full_box(&pieces[k])) <= match_tolerance();
     free(scaled);
     return same ? scale : 0;
 }
 
-/* Whether all that is wrong is zero, and some of a tensor is right: what is dumped has holes. */
+/* Whether all wrong elements are zero, and some tensor is partly right: the dump has holes. */
 static bool has_holes(void)
 {
     bool holes = false;
@@ -135,8 +135,8 @@ static bool has_holes(void)
     return holes && !by_norm;
 }
 
-/* Whether a mistake gives these gradients: all of them, the first wrong one only, or not even that. The loss tells most
- * of them apart, and is quick. */
+/* Whether a mistake gives these gradients: all of them, only the first wrong one, or none. The loss rules out most
+ * mistakes, and is quick to compute. */
 typedef enum { NOT_THIS, BEGINS, EXPLAINS } Verdict;
 static Verdict judge(const Mistake *m, double candidate_loss, bool loss_wrong, const Piece *first)
 {
@@ -146,16 +146,16 @@ static Verdict judge(const Mistake *m, double candidate_loss, bool loss_wrong, c
     double *made = malloc(layout.count * sizeof *made);
     const double made_loss = compute(m, batch, made);
     bool same = !isfinite(candidate_loss) || fabs(made_loss / candidate_loss - 1) <= 1e-9;
-    const bool begins = same && m->shares && alike(found, made, first, whole_of(first));
+    const bool begins = same && m->partial_sums && alike(found, made, first, full_box(first));
 
     for (int k = 0; k < piece_count && same; k++)
-        same = alike(found, made, &pieces[k], whole_of(&pieces[k]));
+        same = alike(found, made, &pieces[k], full_box(&pieces[k]));
     free(made);
     return same ? EXPLAINS : begins ? BEGINS : NOT_THIS;
 }
 
-/* The well-known mistake behind these gradients, in words; "" if there is none. One that only explains how it begins is
- * the second choice. Rounded numbers tell one mistake only, whose gradients are exactly 0. */
+/* The well-known mistake behind these gradients, in words; "" if there is none. A mistake that explains only the first
+ * wrong tensor is the second choice. 16- and 8-bit types allow only one, whose gradients are exactly 0. */
 static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool loss_wrong, const Piece *first)
 {
     static const char *const ways[] = {"", ", in forward only", ", in backward only"};
@@ -178,50 +178,50 @@ static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool
                 best = v;
                 snprintf(text, size, "%s%s", m.text, ways[way]);
                 if (*n != all)
-                    snprintf(text + strlen(text), size - strlen(text), " (ranks: the %d of a group)", *n);
+                    snprintf(text + strlen(text), size - strlen(text), " (ranks: the %d of one group)", *n);
             }
     ranks = all;
     return best;
 }
 
-/* What a wrong norm is the norm of, if n ranks share the work; NULL: no idea. */
+/* What a wrong norm is the norm of, on n ranks; NULL: unknown. */
 static const char *name_norm(double norm, double total, int n)
 {
-    double parts = 0, slices = 0, uncut = 0, layers = 0;
-    const Layout first = layout_create(options.config, (Shard){.slices = n, .embedding = true, .head = true});
+    double unit_shards = 0, matrix_shards = 0, replicated = 0, layers = 0;
+    const Layout first = layout_create(options.config, (Placement){.slices = n, .embedding = true, .head = true});
 
     for (int u = 0; u < L + 2; u++) {
-        const Range part = range_part(layout.units[u].count, 0, n);
+        const Range shard = range_split(layout.units[u].count, 0, n);
         for (int64_t i = 0; i < layout.units[u].count; i++) {
             const double square = right[layout.units[u].first + i] * right[layout.units[u].first + i];
-            parts += i < part.count ? square : 0;
-            layers += u <= range_part(L, 0, n).count ? square : 0;
+            unit_shards += i < shard.count ? square : 0;
+            layers += u <= range_split(L, 0, n).count ? square : 0;
         }
     }
     for (int k = 0; k < layout.parameters; k++) {
         const ParamInfo *p = &layout.table[k], *s = &first.table[k];
-        const bool whole = s->here_rows == p->rows && s->here_cols == p->cols;
+        const bool is_replicated = s->local_rows == p->rows && s->local_cols == p->cols;
         for (int64_t i = 0; i < p->range.count; i++) {
             const double square = right[p->range.first + i] * right[p->range.first + i];
-            slices += i / p->cols < s->here_rows && i % p->cols < s->here_cols ? square : 0;
-            uncut += whole ? square : 0;
+            matrix_shards += i / p->cols < s->local_rows && i % p->cols < s->local_cols ? square : 0;
+            replicated += is_replicated ? square : 0;
         }
     }
     const struct {
         const char *text;
         double square;
-    } known[] = {{"of the part of each unit that rank 0 updates", parts},
-                 {"of rank 0's slice of each matrix", slices},
+    } known[] = {{"of rank 0's shard of each unit", unit_shards},
+                 {"of rank 0's shard of each matrix", matrix_shards},
                  {"of rank 0's layers", layers},
-                 {"with every rank's copy counted", n * total},
-                 {"with the parameters that are not cut counted on every rank", total + (n - 1) * uncut}};
+                 {"with the replica on every rank counted", n * total},
+                 {"with replicated parameters counted on every rank", total + (n - 1) * replicated}};
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (n > 1 && fabs(norm * norm / known[i].square - 1) < 1e-8)
             return known[i].text;
     return NULL;
 }
 
-/* The norm that a program printed, if its gradients are right. */
+/* Checks the norm that a program printed, whose gradients are right; explains a wrong one. */
 static bool check_norm(double norm)
 {
     double total = 0;
@@ -233,22 +233,22 @@ static bool check_norm(double norm)
         return true;
     for (const int *n = sizes_of_groups(); *n && !what; n++)
         what = name_norm(norm, total, *n);
-    printf("the gradients are right, but their norm is %.10g, and should be %.10g%s%s\n", norm, sqrt(total),
+    printf("the gradients are right, but their norm is %.10g instead of %.10g%s%s\n", norm, sqrt(total),
            what ? ": it is the norm " : "", what ? what : "");
     return false;
 }
 
-/* Of right ones, and of types of two bytes or one: how far rounding takes a tensor. */
+/* For right gradients of 16- and 8-bit types: the largest difference that rounding makes in a tensor. */
 static void print_farthest(void)
 {
     const Piece *most = pieces;
 
     for (const Piece *p = pieces; p < pieces + piece_count; p++)
-        if (distance(found, right, p, whole_of(p)) > distance(found, right, most, whole_of(most)))
+        if (distance(found, right, p, full_box(p)) > distance(found, right, most, full_box(most)))
             most = p;
     if (by_norm)
-        printf("%s is %.2g away, by its norm, and no other farther\n", most->name,
-               distance(found, right, most, whole_of(most)));
+        printf("the largest difference is %.2g of the norm, in %s\n", distance(found, right, most, full_box(most)),
+               most->name);
 }
 
 static void read_found(const char *file)
@@ -269,17 +269,17 @@ static void read_found(const char *file)
     free(safetensors_close(&s, false));
 }
 
-/* A wrong loss: by which factor, if that has a name. */
+/* Explains a wrong loss: by a factor, if it has a name. */
 static void print_loss(double loss, double right_loss)
 {
     char words[256];
 
     name_factor(words, sizeof words, loss / right_loss, true);
-    printf("the loss of this step is %.10g, and 01's %.10g: ", loss, right_loss);
+    printf("the loss of this step is %.10g, but 01 gives %.10g: ", loss, right_loss);
     if (strstr(words, " (= "))
         printf("%s\n", words);
     else
-        printf("forward is wrong, or the batch\n");
+        printf("forward or the batch is wrong\n");
 }
 
 int main(int argc, char **argv)
@@ -291,15 +291,15 @@ int main(int argc, char **argv)
     int wrong = 0, first_wrong = -1;
 
     tolerance = 1e-10;
-    batch = set_up("diagnose", "Says what is wrong with gradients that a program dumped.", argc, argv, (StageOption[]){
-        {"candidate", OPTION_TEXT, &candidate, "what --dump-gradients wrote", "FILE"},
-        {"candidate-loss", OPTION_DOUBLE, &candidate_loss, "that step's loss", "X", 0, 1e9},
-        {"candidate-norm", OPTION_DOUBLE, &candidate_norm, "that step's norm", "X", 0, 1e30},
-        {"ranks", OPTION_INT, &ranks, "that it was computed on", "N", 1, 1000},
-        {"data-ranks", OPTION_INT, &data_ranks, "over which sequences were divided", "N", 1, 1000},
-        {"groups", OPTION_TEXT, &group_list, "of these ranks, with their sizes: dp=2,tp=4, or none", "LIST"},
-        {"tolerance", OPTION_DOUBLE, &tolerance, "how far a right one may be off", "X", 0, 1},
-        {"by-norm", OPTION_FLAG, &by_norm, "measure that by Euclidean norms, not by the largest element"},
+    batch = set_up("diagnose", "Explains what is wrong with dumped gradients.", argc, argv, (ProgramOption[]){
+        {"candidate", OPTION_TEXT, &candidate, "file written by --dump-gradients", "FILE"},
+        {"candidate-loss", OPTION_DOUBLE, &candidate_loss, "loss of that step", "X", 0, 1e9},
+        {"candidate-norm", OPTION_DOUBLE, &candidate_norm, "gradient norm of that step", "X", 0, 1e30},
+        {"ranks", OPTION_INT, &ranks, "ranks of that run", "N", 1, 1000},
+        {"data-ranks", OPTION_INT, &data_ranks, "ranks over which the sequences were split", "N", 1, 1000},
+        {"groups", OPTION_TEXT, &group_list, "groups of that run, with their sizes: dp=2,tp=4, or none", "LIST"},
+        {"tolerance", OPTION_DOUBLE, &tolerance, "largest difference of a right gradient", "X", 0, 1},
+        {"by-norm", OPTION_FLAG, &by_norm, "measure it by Euclidean norms instead of the largest element"},
         {0}});
     read_groups(group_list);
     right = malloc(layout.count * sizeof *right), found = malloc(layout.count * sizeof *found);
@@ -332,17 +332,17 @@ int main(int argc, char **argv)
         name_factor(words, sizeof words, scale, true);
         printf(loss_too ? "the loss and every gradient are %s\n" : "every gradient is %s\n", words);
     } else if (known == EXPLAINS) {
-        printf("the gradients are, to eight digits, what they would be as if %s\n", words);
+        printf("the gradients match, to eight digits, a run in which %s\n", words);
     } else if (loss_wrong) {
         print_loss(candidate_loss, right_loss);
     }
     printf("%d of %d gradients are wrong%s; the first, in the order of backward, is %s\n", wrong, piece_count,
-           loss_wrong && !scale && known != EXPLAINS ? ", as they must be then" : "", pieces[first_wrong].name);
+           loss_wrong && !scale && known != EXPLAINS ? ", as the wrong loss implies" : "", pieces[first_wrong].name);
     if (known == BEGINS)
-        printf("it is, to eight digits, what it would be as if %s\n", words);
+        printf("it matches, to eight digits, a run in which %s\n", words);
     if (holes)
-        printf("wherever one is wrong it is zero, in parts of tensors: a rank has not computed its part, or does not "
-               "own what it updates (Shard.replica), which then is not dumped, saved or counted in the norm\n");
+        printf("all wrong elements are zero, in shards of tensors: a rank did not compute its shard, or does not own "
+               "the shard that it updates (Placement.replica), which then is not dumped, saved or in the norm\n");
     else if (!scale && known != EXPLAINS)
         print_pieces();
     comm_exit(2);

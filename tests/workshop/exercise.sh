@@ -1,10 +1,10 @@
 #!/bin/sh
-# Makes an exercise: a copy of a stage with a part taken out.
-#   exercise.sh STAGE            lists the stage's exercises
-#   exercise.sh STAGE N DIR      makes number N in DIR, which must not be there yet
-# STAGE/exercises.md says what each takes out, as diffs of the stage's own text: so what is taken out is always the text
-# that is there, and the answer is the stage itself. The first diff gets the task as a comment, others a mark; a diff
-# that changes only a comment, as it would tell the answer, gets none.
+# Makes an exercise: a copy of a program with some code removed.
+#   exercise.sh STAGE            lists the exercises of a program
+#   exercise.sh STAGE N DIR      makes exercise N in DIR, which must not exist yet
+# STAGE/exercises.md has the removed code as diffs of the program's own text. So the answer is the program itself, and a
+# diff that is out of date is an error. The first diff of an exercise gets the task as a comment, the others a mark. A
+# diff that only removes a comment that would give the answer gets no mark.
 set -eu
 stage=$1
 list=$stage/exercises.md
@@ -19,17 +19,17 @@ to=$3
 case $n in *[!0-9]*) found="" ;; *) found=$(grep "^## $n\. " "$list") || true ;; esac
 [ -n "$found" ] || { echo "$stage has no exercise $n; it has:"; "$0" "$stage"; exit 2; }
 if [ -e "$to" ]; then
-    echo "$to is there already, with what you have done in it; to begin anew: rm -r $to"
+    echo "$to exists already, with your work in it; to start again: rm -r $to"
     exit 2
 fi
 
 mkdir -p "$to.new"
 cp "$stage"/*.[ch] "$to.new"
 for d in $(sed -n 's|^#include "\.\./\([^/]*\)/.*|\1|p' "$stage"/*.[ch] | sort -u); do
-    ln -sfn "$PWD/$d" "$(dirname "$to")/$d"             # where programs include from: ../common, ../08_fused_kernels
+    ln -sfn "$PWD/$d" "$(dirname "$to")/$d"             # directories of includes: ../common, ../08_fused_kernels
 done
 awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.new"/*.c)" '
-    # The task as a C comment at an indentation, in lines of at most 100 columns.
+    # The task as an indented C comment, in lines of at most 100 columns.
     function comment(indent,    words, count, i, line, text) {
         count = split(task, words, " ")
         line = indent "/* EXERCISE " name ":"
@@ -39,7 +39,7 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
         }
         return text line "\n" indent " * make verify STAGE=" substr(name, 1, 2) " N=" want " */\n"
     }
-    # Replaces the one place of the program that has the old lines.
+    # Replaces the only place in the program that has the old lines.
     function replace(    path, files, i, line, text, at, found, before, after) {
         files = split(paths, path, " ")
         found = 0
@@ -53,7 +53,7 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
             }
         }
         if (found != 1) {
-            failed = failed ? failed : found ? "more than once" : "not"
+            failed = failed ? failed : found ? "more than once" : "no longer"
             return
         }
         printf "%s%s%s", before, new, after > to
@@ -68,7 +68,7 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
         if (sign != " " && sign != "" && !marked && line !~ /^ *(\/\*| \*)/) {
             match(line, /^ */)
             indent = substr(line, 1, RLENGTH)
-            new = new (blocks == 1 ? comment(indent) : indent "/* EXERCISE " name ", here too */\n")
+            new = new (blocks == 1 ? comment(indent) : indent "/* EXERCISE " name ", also here */\n")
             marked = 1
         }
         if (sign != "+") old = old line "\n"
@@ -79,10 +79,10 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
     !told             { task = task " " $0 }
     END {
         if (failed) {
-            printf "exercise %s takes its lines out of %s, where they are %s: ", name, stage, failed
-            printf "has it been changed? "
+            printf "exercise %s removes lines of %s, which are there %s: ", name, stage, failed
+            printf "did you change it? "
             printf "\"git stash\" puts your changes aside (\"git stash pop\" brings them back), "
-            printf "\"git checkout -- %s\" drops them\n", stage
+            printf "\"git checkout -- %s\" discards them\n", stage
         }
         exit failed != ""
     }
@@ -90,4 +90,4 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
 mv "$to.new" "$to"
 where=$(grep -Hn "EXERCISE $number.$n" "$to"/*.c | head -n 1 | cut -d: -f1,2)
 echo "the task is in $where"
-echo "when you have done it: make verify STAGE=$number N=$n"
+echo "when you are done: make verify STAGE=$number N=$n"

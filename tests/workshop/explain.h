@@ -1,5 +1,5 @@
-/* What the numbers of a wrong gradient tell beside those of 01: zero, so many times too large, transposed, made from
- * some of the sequences or tokens only; all of it or a rectangle. For diagnose.c, like mistakes.h, on which it stands.
+/* Explains a wrong gradient by comparing its elements with those of 01: zero, too large by a factor, transposed, or
+ * computed from some of the sequences or tokens; everywhere or in a rectangle. For diagnose.c; includes mistakes.h.
  */
 #ifndef EXPLAIN_H
 #define EXPLAIN_H
@@ -10,18 +10,18 @@
 
 #include "mistakes.h"
 
-/* ---- Tensors, of QKV's q, k and v apart, in the order in which backward completes them ---- */
+/* ---- Tensors (q, k and v of QKV separately) in the order in which backward completes them ---- */
 
 typedef struct {
     char name[64];              /* "blocks.2.qkv_weight (k)" */
     const ParamInfo *param;
-    int which;                  /* of q, k, v; -1: the whole tensor */
+    int which;                  /* 0, 1, 2: q, k, v; -1: the full tensor */
     int64_t rows, cols;
 } Piece;
 
 static Piece *pieces;
 static int piece_count;
-static double *right, *found;   /* 01's gradients and the program's, by the layout */
+static double *right, *found;   /* gradients of 01 and of the program, in the order of the layout */
 static double tolerance;
 static bool by_norm;
 
@@ -62,12 +62,12 @@ typedef struct {
     int64_t row, rows, col, cols;
 } Box;
 
-static Box whole_of(const Piece *p)
+static Box full_box(const Piece *p)
 {
     return (Box){0, p->rows, 0, p->cols};
 }
 
-/* max |a - b| / max |b|, or the same in the Euclidean norm. */
+/* max |a - b| / max |b|, or with by_norm |a - b| / |b| in the Euclidean norm; Inf if a has a NaN or Inf. */
 static double distance(const double *a, const double *b, const Piece *p, Box box)
 {
     double error = 0, largest = 0, squares = 0, square = 0;
@@ -83,20 +83,20 @@ static double distance(const double *a, const double *b, const Piece *p, Box box
     return error == 0 ? 0 : by_norm ? sqrt(squares / square) : error / largest;
 }
 
-/* How far off an explanation may be: in float64 more than what is right, as a mistake adds rounding of its own. */
-static double room(void)
+/* Largest difference from an explanation. In float64 more than `tolerance`: a mistake adds rounding of its own. */
+static double match_tolerance(void)
 {
     return by_norm ? tolerance : 100 * tolerance;
 }
 
 static bool alike(const double *a, const double *b, const Piece *p, Box box)
 {
-    return distance(a, b, p, box) <= room();
+    return distance(a, b, p, box) <= match_tolerance();
 }
 
-/* ---- What the numbers of one piece tell ---- */
+/* ---- Explaining one piece ---- */
 
-/* The program's groups that are not all ranks, by name and size: --groups dp=2,tp=4; or none. */
+/* The groups of the program that are smaller than all ranks, by name and size: --groups dp=2,tp=4; or none. */
 static struct {
     char name[32];
     int size;
@@ -116,7 +116,7 @@ static void read_groups(const char *list)
     }
 }
 
-/* A mistake may be one of all ranks or of a group: the sizes, each once, ended by 0. */
+/* The sizes of the groups in which a mistake may have been made, all ranks first, each size once; 0 ends the list. */
 static const int *sizes_of_groups(void)
 {
     static int size[10];
@@ -143,11 +143,11 @@ static void name_number(char *text, size_t size, double factor, double number, c
         snprintf(text + at, size - at, "%s%s%s", strstr(text, " (= ") ? ", or " : " (= ", name, more);
 }
 
-/* "5 times too large (= accumulate)": all that a factor may be. common: of the loss and all gradients. */
+/* "5 times too large (= accumulate)", with every name that the factor may have. common: the loss has it as well. */
 static void name_factor(char *text, size_t size, double scale, bool common)
 {
     const double x = fabs(scale) < 1 ? 1 / scale : scale;
-    const int accumulate = options.accumulate / data_ranks;     /* one rank's */
+    const int accumulate = options.accumulate / data_ranks;     /* of one rank */
 
     if (fabs(scale + 1) < 1e-5 + tolerance) {
         snprintf(text, size, "of the wrong sign");
@@ -172,26 +172,26 @@ static void name_factor(char *text, size_t size, double scale, bool common)
         snprintf(text + strlen(text), size - strlen(text), ")");
 }
 
-static double **sequence_share, **token_share;  /* each one's gradients alone; NULL: not computed yet */
+static double **by_sequence, **by_token;  /* gradients of each sequence or token alone; NULL: not computed yet */
 static int sequences;
 static Batch batch;
 
-static double **shares_of(int count, int64_t *only)
+static double **contributions_of(int count, int64_t *only)
 {
     static const Mistake none;
-    double **share = calloc(count, sizeof *share);
+    double **contribution = calloc(count, sizeof *contribution);
 
     for (int i = 0; i < count; i++) {
         *only = i;
-        share[i] = malloc(layout.count * sizeof **share);
-        compute(&none, batch, share[i]);
+        contribution[i] = malloc(layout.count * sizeof **contribution);
+        compute(&none, batch, contribution[i]);
     }
     *only = -1;
-    return share;
+    return contribution;
 }
 
-/* Whether the shares, so weighted, add up to what was found. */
-static bool adds_up(const double *w, double **share, int count, const Piece *p, Box box)
+/* Whether the weighted sum of the contributions is what was found. */
+static bool adds_up(const double *w, double **contribution, int count, const Piece *p, Box box)
 {
     double error = 0, square = 0;
 
@@ -200,15 +200,15 @@ static bool adds_up(const double *w, double **share, int count, const Piece *p, 
             double rest = at(found, p, i, j);
             square += rest * rest;
             for (int a = 0; a < count; a++)
-                rest -= w[a] * at(share[a], p, i, j);
+                rest -= w[a] * at(contribution[a], p, i, j);
             error += rest * rest;
         }
     return error <= 1e-14 * square;
 }
 
-/* Solves for the weights with which the shares add up to what was found, by the normal equations (Cholesky). False: no
- * weights do. A small tensor has too few numbers for it: there, weights that explained another one are tried. */
-static bool weights_of(double *w, double **share, int count, const Piece *p, Box box)
+/* Finds the weights with which the contributions add up to what was found, by the normal equations (Cholesky). False:
+ * there are none. A tensor with too few elements gets the weights that explained another tensor, if they fit. */
+static bool weights_of(double *w, double **contribution, int count, const Piece *p, Box box)
 {
     static double solution[8][64];
     static double **of[8];
@@ -217,7 +217,7 @@ static bool weights_of(double *w, double **share, int count, const Piece *p, Box
     bool solved = box.rows * box.cols >= 2 * count;
 
     for (int k = 0; k < solutions; k++)
-        if (of[k] == share && adds_up(solution[k], share, count, p, box)) {
+        if (of[k] == contribution && adds_up(solution[k], contribution, count, p, box)) {
             memcpy(w, solution[k], count * sizeof *w);
             free(m);
             return true;
@@ -226,9 +226,9 @@ static bool weights_of(double *w, double **share, int count, const Piece *p, Box
     for (int64_t i = box.row; i < box.row + box.rows && solved; i++)
         for (int64_t j = box.col; j < box.col + box.cols; j++)
             for (int a = 0; a < count; a++) {
-                w[a] += at(share[a], p, i, j) * at(found, p, i, j);
+                w[a] += at(contribution[a], p, i, j) * at(found, p, i, j);
                 for (int b = 0; b <= a; b++)
-                    m[a * count + b] += at(share[a], p, i, j) * at(share[b], p, i, j);
+                    m[a * count + b] += at(contribution[a], p, i, j) * at(contribution[b], p, i, j);
             }
     for (int a = 0; a < count && solved; a++)
         for (int b = 0; b <= a && solved; b++) {
@@ -250,10 +250,10 @@ static bool weights_of(double *w, double **share, int count, const Piece *p, Box
         w[a] /= m[a * count + a];
     }
     free(m);
-    solved = solved && adds_up(w, share, count, p, box);
+    solved = solved && adds_up(w, contribution, count, p, box);
     if (solved && solutions < 8) {
         memcpy(solution[solutions], w, count * sizeof *w);
-        of[solutions++] = share;
+        of[solutions++] = contribution;
     }
     return solved;
 }
@@ -263,19 +263,19 @@ static bool equal(double a, double b)
     return fabs(a - b) < 1e-5 * (1 + fabs(a));
 }
 
-/* "0 of 0 to 5, 1 of 6 to 11" */
+/* "0 for 0 to 5, 1 for 6 to 11" */
 static void list_weights(char *text, size_t size, const double *w, int count)
 {
     text[0] = 0;
     for (int i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && equal(w[end], w[i]); end++)
             ;
-        snprintf(text + strlen(text), size - strlen(text), i + 1 < end ? "%s%.4g of %d to %d" : "%s%.4g of %d",
+        snprintf(text + strlen(text), size - strlen(text), i + 1 < end ? "%s%.4g for %d to %d" : "%s%.4g for %d",
                  i ? ", " : "", equal(w[i], 0) ? 0 : w[i], i, end - 1);
     }
 }
 
-/* In words, whose sequences counted how often: rank by rank, micro-batch by micro-batch, or one by one. */
+/* Describes the weights of the sequences: rank by rank, micro-batch by micro-batch, or one by one. */
 static void name_sequences(char *text, size_t size, const double *w)
 {
     const int of_rank = sequences / data_ranks, of_micro = B, micros = of_rank / of_micro;
@@ -297,16 +297,16 @@ static void name_sequences(char *text, size_t size, const double *w)
     }
     const char *what = by_rank ? "rank" : by_micro ? "micro-batch" : "sequence";
     if (there == 1 && equal(each[last], 1)) {
-        snprintf(text, size, "only the share of %s %d (of 0 to %d)%s", what, last, count - 1,
-                 by_rank ? ": a sum over the ranks is missing"
-                 : by_micro && last == count - 1 ? ": those before it were overwritten, or zeroed" : "");
+        snprintf(text, size, "only the contribution of %s %d (of 0 to %d)%s", what, last, count - 1,
+                 by_rank ? ": the all-reduce or reduce-scatter over the ranks is missing"
+                 : by_micro && last == count - 1 ? ": earlier micro-batches were overwritten or zeroed" : "");
         return;
     }
     list_weights(list, sizeof list, each, count < 64 ? count : 64);
-    snprintf(text, size, "%ss of the global batch counted differently, not once each: %s", what, list);
+    snprintf(text, size, "%ss contribute to the global batch with different weights instead of 1 each: %s", what, list);
 }
 
-/* What one rectangle of a piece is instead of what it should be; false: no idea. */
+/* Describes how a rectangle of a piece differs from the right one; false: no explanation found. */
 static bool explain_box(char *text, size_t size, const Piece *p, Box box)
 {
     double scale = 0, square = 0, total = 0, w[64];
@@ -331,7 +331,7 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
     for (int64_t i = box.row; i < box.row + box.rows; i++)
         for (int64_t j = box.col; j < box.col + box.cols; j++)
             rest += pow(at(found, p, i, j) - scale * at(right, p, i, j), 2);
-    if (rest <= pow(room(), 2) * total && box.rows * box.cols > 1) {
+    if (rest <= pow(match_tolerance(), 2) * total && box.rows * box.cols > 1) {
         name_factor(text, size, scale, false);
         return true;
     }
@@ -340,42 +340,43 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
         for (int64_t i = 0; i < p->rows; i++)
             for (int64_t j = 0; j < p->cols; j++)
                 rest += pow(at(found, p, i, j) - at(right, p, j, i), 2);
-        if (rest <= pow(room(), 2) * total) {
+        if (rest <= pow(match_tolerance(), 2) * total) {
             snprintf(text, size, "transposed");
             return true;
         }
     }
     if (by_norm || sequences > 64)
         return false;
-    if (!sequence_share)
-        sequence_share = shares_of(sequences, &only_sequence);
-    if (sequences > 1 && weights_of(w, sequence_share, sequences, p, box)) {
+    if (!by_sequence)
+        by_sequence = contributions_of(sequences, &only_sequence);
+    if (sequences > 1 && weights_of(w, by_sequence, sequences, p, box)) {
         name_sequences(text, size, w);
         return true;
     }
     if (T > 64)
         return false;
-    if (!token_share)
-        token_share = shares_of(T, &only_token);
-    if (weights_of(w, token_share, T, p, box)) {
+    if (!by_token)
+        by_token = contributions_of(T, &only_token);
+    if (weights_of(w, by_token, T, p, box)) {
         const int at_most = size - 64;
         char list[512];
         list_weights(list, sizeof list, w, T);
-        snprintf(text, size, "the losses of a sequence's tokens counted differently: %.*s", at_most, list);
+        snprintf(text, size, "the tokens of a sequence contribute to the loss with different weights: %.*s", at_most,
+                 list);
         return true;
     }
     return false;
 }
 
-/* "rows 0 to 23 (rank 0's of 4)" */
+/* "rows 0 to 23 (shard of rank 0 of 4)" */
 static void name_range(char *text, size_t size, const char *what, int64_t first, int64_t count, int64_t of)
 {
     snprintf(text, size, "%s %lld to %lld", what, (long long)first, (long long)(first + count - 1));
     for (const int *n = sizes_of_groups(); *n; n++)
         for (int r = 0; r < *n && *n > 1; r++) {
-            const Range part = range_part(of, r, *n);
-            if (part.first == first && part.count == count)
-                snprintf(text + strlen(text), size - strlen(text), " (rank %d's of %d)", r, *n);
+            const Range shard = range_split(of, r, *n);
+            if (shard.first == first && shard.count == count)
+                snprintf(text + strlen(text), size - strlen(text), " (shard of rank %d of %d)", r, *n);
         }
 }
 
@@ -387,14 +388,14 @@ static void explain_piece(char *text, size_t size, const Piece *p)
     double largest = 0;
     char where[128] = "", what[512];
 
-    if (explain_box(text, size, p, whole_of(p)))
+    if (explain_box(text, size, p, full_box(p)))
         return;
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < p->cols; j++)
             largest = fmax(largest, fabs(at(right, p, i, j)));
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < p->cols; j++)
-            if (fabs(at(found, p, i, j) - at(right, p, i, j)) > room() * largest) {
+            if (fabs(at(found, p, i, j) - at(right, p, i, j)) > match_tolerance() * largest) {
                 top = i < top ? i : top, bottom = i > bottom ? i : bottom;
                 left = j < left ? j : left, end = j > end ? j : end;
             }
@@ -408,7 +409,7 @@ static void explain_piece(char *text, size_t size, const Piece *p)
     else if (where[0] && 4 * box.rows * box.cols <= 3 * p->rows * p->cols)
         snprintf(text, size, "wrong in %s only", where);
     else if (by_norm)
-        snprintf(text, size, "%.2g away, by its norm", distance(found, right, p, whole_of(p)));
+        snprintf(text, size, "differs by %.2g of its norm", distance(found, right, p, full_box(p)));
     else
         snprintf(text, size, "%s", unexplained);
 }

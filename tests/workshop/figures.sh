@@ -1,5 +1,5 @@
 #!/bin/sh
-# Draws the figures of the READMEs from runs made now: needs gnuplot and "make cpu". Arguments: stages (all).
+# Draws the READMEs' figures from new runs. Needs gnuplot and "make cpu". Arguments: figures, as 01 or plan (all).
 set -eu
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
@@ -13,8 +13,8 @@ figures_01() {
         $program --layers 6 --hidden 128 --heads 4 --seq 256 --micro-batch 4 --accumulate 1 --steps 2 --quiet \
             --threads 1 \
             --recompute $mode --trace "$work/trace"
-        # from the first forward on, seconds and megabytes of each category: in every 1/300 of the time, of the moment
-        # with the largest sum
+        # from the first forward on, time in seconds and megabytes per category. Each 1/300 of the time has one row:
+        # that of the moment with the largest total
         awk -F'"ts":|,"args":[{]|}}' '
             /"name":"forward"/ && !start { start = $2 + 0 }
             /"name":"live"/ && $2 >= start {
@@ -48,8 +48,8 @@ figures_01() {
     echo "drew 01_single_gpu/memory.svg and 01_single_gpu/sequence.svg"
 }
 
-# Losses on the same batches in each type: step, mean of 25 losses, and that less fp32's. A loss scale below 1 stands for
-# a larger batch, whose mean gives each token a smaller share.
+# Losses on the same batches in each type: step, mean of 25 losses, difference from fp32's. A loss scale below 1 has the
+# effect of a larger batch, whose mean scales each token's gradient down.
 figures_02() {
     program=build/cpu/02_mixed_precision
     cp build/text.txt "$work/text"
@@ -75,7 +75,7 @@ END
     echo "drew 02_mixed_precision/losses.svg"
 }
 
-# One step under --pretend, the gradients summed after backward and during it.
+# One step under --pretend, with the gradients' all-reduces after backward and during it.
 figures_03() {
     program=build/cpu/03_data_parallel
     : >"$work/timeline"
@@ -83,7 +83,7 @@ figures_03() {
         echo "03_data_parallel --sync $mode"
         mpiexec -n 2 $program --layers 6 --hidden 128 --heads 4 --seq 64 --micro-batch 2 --accumulate 1 --quiet \
             --steps 2 --sync $mode --pretend 4,0.05,20 --trace "$work/trace"
-        # of the second step: forward, backward and optimizer of each rank, and its transfers
+        # the second step: forward, backward, optimizer and transfers of each rank
         tr ',{}' '   ' <"$work/trace" | awk -v top=$([ $mode = naive ] && echo 10 || echo 4) '
             /"ph":"X"/ {
                 split($1, name, "\""); split($3, pid, ":"); split($4, tid, ":"); split($5, ts, ":"); split($6, dur, ":")
@@ -105,8 +105,32 @@ figures_03() {
     echo "drew 03_data_parallel/timeline.svg"
 }
 
-# One step of four ranks by each schedule: when which rank computes what, under --pretend, and the activations that it has
-# in flight, as simulated. The vocabulary is small, so that the output projection is too.
+# Bytes per rank by category, for 03 and each ZeRO stage: x, ranks, megabytes.
+figures_04() {
+    model="--layers 4 --hidden 128 --heads 4 --seq 32 --micro-batch 1 --accumulate 1 --steps 1 --threads 1 --quiet"
+    : >"$work/memory"
+    x=0
+    for program in "03_data_parallel" "04_zero --zero 1" "04_zero --zero 2" "04_zero --zero 3"; do
+        echo "$program on 1, 2, 4 and 8 ranks"
+        for n in 1 2 4 8; do
+            mpiexec -n $n build/cpu/$program $model --report "$work/report"
+            awk -v x=$x -v n=$n '
+                /"(parameters|gradients|optimizer|communication)":/ { gsub(/[",: {\t]/, ""); name = $0 }
+                /"measured":/ && name { gsub(/[",]/, ""); value[name] = $2 / 1e6; name = "" }
+                /"total":/ {
+                    print x, n, value["parameters"], value["gradients"], value["optimizer"], value["communication"] + 0
+                    exit
+                }' "$work/report" >>"$work/memory"
+            x=$((x + 1))
+        done
+        x=$((x + 1))
+    done
+    gnuplot -e "work='$work'" 04_zero/memory.gnuplot
+    echo "drew 04_zero/memory.svg"
+}
+
+# One step on four ranks with each schedule: the actions of each rank over time under --pretend, and its micro-batches
+# in flight as simulated. The vocabulary is small, so that the output projection takes little time.
 figures_06() {
     program=build/cpu/06_pipeline_parallel
     yes | tr 'y\n' '\001\002' | head -c 4000 >"$work/tokens"
@@ -120,8 +144,8 @@ figures_06() {
         model="--layers 16 --hidden 64 --heads 2 --vocab 4 --seq 8 --micro-batch 2 --steps 2 --quiet --threads 1
             --data $work/tokens --schedule $2 --accumulate $3 --chunks $chunks"
         echo "06_pipeline_parallel --schedule $2 --accumulate $3 --chunks $chunks"
-        # the chart's actions: rank, kind (1 to 4: forward, backward, its input's part, its weights' part), micro-batch,
-        # chunk, begin and end in slots
+        # the printed schedule's actions: rank, kind (1 to 4: forward, backward, input gradients, weight gradients),
+        # micro-batch, model chunk, begin and end in time slots
         mpiexec -n 4 $program $model --print-schedule | awk '
             function actions(rank, micros, chunks,    at, c, kind, slots) {
                 for (at = 1; at <= length(micros); at += slots) {
@@ -138,7 +162,7 @@ figures_06() {
                                                       rank = $2; micros = $3; chunks = "" }
             /^ *chunk/ { chunks = $2 }
             END { actions(rank, micros, chunks) }' >"$work/actions"
-        # of each rank: when, and how many micro-batches of all layers on it are in flight from then on
+        # per rank: time, and the micro-batches in flight from then on, counted over all its layers
         awk -v v=$4 '
             $1 != rank { if (NR > 1) print ""; rank = $1; now = 0; print 0, 0 }
             $2 == 1 { print $5 / v, now / v; now++; print $5 / v, now / v }
@@ -154,7 +178,7 @@ figures_06() {
             on && /"measured"/ { bytes = bytes " " $2 + 0; on = 0 }
             END { print panel, name, sum / 4, simulated, each, "inside" inside, "bytes" bytes }' "$work/report" \
             >>"$work/panels"
-        # of the second step: begin, end, row, kind (1 to 3: forward, backward, the weights alone), chunk, micro-batch
+        # the second step: begin, end, row, kind (1 to 3: forward, backward, weight gradients), model chunk, micro-batch
         tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v p=4 '
             FNR == NR { n = total[$1]++; of[$1, n] = $2 == 4 ? 3 : $2 == 1 ? 1 : 2; micros[$1, n] = $3
                         chunks[$1, n] = $4; next }
@@ -180,7 +204,7 @@ figures_06() {
     echo "drew 06_pipeline_parallel/timeline.svg and 06_pipeline_parallel/in_flight.svg"
 }
 
-# How many pairs of a query and a key each rank computes, and one step of four ranks under --pretend.
+# The query-key pairs that each rank computes, and one step on four ranks under --pretend.
 figures_07() {
     program=build/cpu/07_context_parallel
     for n in 4 8; do
@@ -188,7 +212,7 @@ figures_07() {
             echo "07_context_parallel --attention $method, $n ranks"
             mpiexec -n $n $program --layers 1 --hidden 64 --heads 2 --seq 1024 --micro-batch 1 --accumulate 1 \
                 --steps 1 --threads 1 --quiet --attention $method --report "$work/report"
-            # of each rank: its pairs over an even share
+            # per rank: its pairs over the average
             awk -F: '/"attention_pairs"/ { pairs[n++] = $2 + 0; sum += $2 }
                 END { for (r = 0; r < n; r++) print r, pairs[r] * n / sum }' "$work/report" >"$work/load_${method}_$n"
         done
@@ -200,8 +224,8 @@ figures_07() {
         echo "07_context_parallel --attention $method, under --pretend"
         mpiexec -n 4 $program --layers 1 --hidden 64 --heads 2 --seq 2048 --micro-batch 1 --accumulate 1 \
             --steps 2 --threads 1 --quiet --pretend 0.5,1,5 --attention $method --trace "$work/trace"
-        # of the second step: begin, end, row, kind (1: attention, 2: attention backward, 3: all else), whose keys. Two
-        # blocks of one step of the ring are one box: the first step has 3 with zigzag, the others 2; 1 with ring.
+        # the second step: begin, end, row, kind (1: attention, 2: attention backward, 3: others), owner of the keys.
+        # All blocks of a ring step are one box: with zigzag 3 in the first step and 2 in the others; with ring 1.
         tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v method=$method -v n=4 '
             /"ph":"X"/ {
                 split($1, name, "\""); split($3, pid, ":"); split($4, tid, ":"); split($5, ts, ":"); split($6, dur, ":")
@@ -211,7 +235,7 @@ figures_07() {
                 if (name[4] == "optimizer" && end > last) last = end
                 if (tid[2] != 1) next
                 kind = name[4] == "attention_block_forward" ? 1 : name[4] == "attention_block_backward" ? 2 : 3
-                if (kind == 3) {                            # what is too short to be seen is left out
+                if (kind == 3) {                            # omitted if too short to be visible
                     if (end - begin > 500) line[++lines] = begin " " end " " row " 3 -1"
                     next
                 }
@@ -237,16 +261,22 @@ figures_07() {
     echo "drew 07_context_parallel/load.svg and 07_context_parallel/timeline.svg"
 }
 
-# One step of 2 x 2 x 2 ranks under --pretend: all of them, and the last backward of rank 0 with what is sent meanwhile.
-# The vocabulary is small, so that the last stage's output projection is too.
+# A roofline from datasheet numbers and formulas.
+figures_08() {
+    gnuplot 08_fused_kernels/roofline.gnuplot
+    echo "drew 08_fused_kernels/roofline.svg"
+}
+
+# One step on 2 x 2 x 2 ranks under --pretend: all ranks, and rank 0's last backward with its transfers. The vocabulary
+# is small, so that the last pipeline stage's output projection takes little time.
 figures_09() {
     yes | tr 'y\n' '\001\002' | head -c 20000 >"$work/tokens"
     echo "09_combined --tp 2 --cp 2 --pp 2, under --pretend"
     mpiexec -n 8 build/cpu/09_combined --dtype fp32 --tp 2 --cp 2 --pp 2 --layers 4 --hidden 64 --heads 8 --vocab 4 \
         --seq 512 --micro-batch 1 --accumulate 4 --steps 2 --threads 1 --quiet --data "$work/tokens" \
         --pretend 0.1,0.003,100 --trace "$work/trace"
-    # of the second step. steps: begin (of the first operator), end, rank, kind (1: forward, 2: backward, 3: optimizer),
-    # micro-batch; and of rank 0 from its last backward on, zoom: begin, end, row (0: operators, then the groups), kind
+    # the second step. steps: begin (of the first operator), end, rank, kind (1: forward, 2: backward, 3: optimizer),
+    # micro-batch. zoom, rank 0 from its last backward on: begin, end, row (0: operators, then the groups), kind
     tr ',{}' '   ' <"$work/trace" | awk -v m=4 -v steps="$work/steps" -v zoom="$work/zoom" '
         /"ph":"X"/ {
             split($1, name, "\""); split($3, pid, ":"); split($4, tid, ":"); split($5, ts, ":"); split($6, dur, ":")
@@ -283,9 +313,10 @@ figures_09() {
         }'
     gnuplot -e "work='$work'" 09_combined/timeline.gnuplot
 
-    # Each direction alone, on a fast and a slow link: tokens/s of a rank, over those of one rank. Devices
-    # are so slow that eight of them fit on few cores; to them the links are what NVLink and a network are to GPUs (05).
-    tokens_per_rank() {         # ranks link's GB/s,latency; of the better of two steps: others may be at work here
+    # Each direction alone, on a fast and a slow link: tokens/s per rank over those of a single rank. The devices are so
+    # slow that few cores can run eight. Relative to them, the links are as fast as NVLink and a network are to GPUs
+    # (05). Arguments: ranks, the link's GB/s,latency. Uses the faster of two steps, since other work slows a step down.
+    tokens_per_rank() {
         mpiexec -n $1 build/cpu/09_combined --dtype fp32 --$direction $1 $options --micro-batch 1 --hidden 128 \
             --heads 8 --vocab 8 --steps 2 --threads 1 --quiet --data "$work/tokens" --pretend $gflops,$2 \
             --metrics "$work/metrics" </dev/null
@@ -308,8 +339,8 @@ tp 0.01 0.00073 0.00008 --layers 2 --seq 128 --accumulate 1
 cp 0.025 0.0018 0.0002 --layers 1 --seq 512 --accumulate 1
 pp 0.025 0.0018 0.0002 --layers 8 --seq 4 --accumulate 32
 END
-    # Of the playbook's GPUs, over its smallest run: its 1B model with dp, its 3B model with tensor and sequence
-    # parallelism; of pipelines it says that 16 GPUs had 14% less than 8.
+    # The playbook's tokens/s per GPU, over its smallest run's: its 1B model with dp, its 3B model with tensor and
+    # sequence parallelism. For pipelines it reports 14% less on 16 GPUs than on 8.
     printf '%s\n' "8 40149.94" "16 37609.69" "32 35367.61" "64 31112.23" "128 26446.44" "256 15700.38" |
         awk '{ print $1, $2 / 40149.94 }' >"$work/playbook_dp"
     printf '%s\n' "2 14167.25" "4 13460.16" "8 10888.53" "16 6159.3" "32 3609.73" |
@@ -319,28 +350,29 @@ END
     echo "drew 09_combined/timeline.svg and 09_combined/scaling.svg"
 }
 
-# A plan; and the published runs beside what the planner says of them.
+# A plan, and the published runs beside the planner's predictions.
 figures_plan() {
     planner=09_combined/planner
     $planner/figure.sh $planner/plan.svg build/cpu/plan --model 8b --gpus 64
     build/cpu/plan --runs $planner/playbook_runs.csv --predictions "$work/runs" >/dev/null
-    # 8B with micro-batches of 1 on 16 nodes: the grid, GiB measured and predicted
+    # 8B with micro-batches of 1 on 16 nodes: the grid, GiB measured, GiB predicted
     awk -F, '$1 == "8B" && $2 == 16 && $3 == 1 && $9 == 1 && $8 <= 8 {
         printf "\"tp %d, pp %d, dp %d\" %s %s\n", $8, $7, $6, $13, $15 }' "$work/runs" >"$work/memory"
-    # of each model and number of nodes: the fastest run, the run that is predicted to be, and its prediction
+    # per model and number of nodes: tokens/s of the fastest run, of the one predicted to be fastest, its prediction
     for model in 1B 3B 8B 80B; do
         awk -F, -v model=$model '$1 == model {
             if ($11 > best[$2]) best[$2] = $11
-            if ($14 > said[$2]) { said[$2] = $14; got[$2] = $11 }
-        } END { for (n in best) print n, best[n], got[n], said[n] }' "$work/runs" | sort -n >"$work/best_$model"
+            if ($14 > predicted[$2]) { predicted[$2] = $14; measured[$2] = $11 }
+        } END { for (n in best) print n, best[n], measured[n], predicted[n] }' "$work/runs" |
+            sort -n >"$work/best_$model"
     done
     gnuplot -e "work='$work'" $planner/published.gnuplot
     echo "drew $planner/published.svg"
 }
 
-for stage in ${*:-01 02 03 06 07 09 plan}; do
-    case $stage in
-    01 | 02 | 03 | 06 | 07 | 09 | plan) "figures_$stage" ;;
-    *) echo "figures.sh: $stage has no figures; 01, 02, 03, 06, 07, 09 and plan have"; exit 2 ;;
+for figure in ${*:-01 02 03 04 06 07 08 09 plan}; do
+    case $figure in
+    01 | 02 | 03 | 04 | 06 | 07 | 08 | 09 | plan) "figures_$figure" ;;
+    *) echo "figures.sh: $figure has no figures; 01, 02, 03, 04, 06, 07, 08, 09 and plan have"; exit 2 ;;
     esac
 done

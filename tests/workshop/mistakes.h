@@ -1,5 +1,5 @@
-/* 01 with a well-known mistake made on purpose: its operators are intercepted, and what a wrong parallel program would
- * compute on many ranks is computed here on one. Include this once, in double.
+/* 01 with a well-known mistake made on purpose: hooks around its operators compute on one rank what a wrong parallel
+ * program would compute on many. Include this once, in a float64 build.
  */
 #ifndef MISTAKES_H
 #define MISTAKES_H
@@ -20,104 +20,106 @@ typedef enum { HOME, NEXT_RANK, RANK_BEFORE, OWN_QUERIES } KeyGradients;
 typedef enum { PROJ_BIAS = 1, DOWN_BIAS = 2 } Biases;
 typedef enum { RIGHT_ROWS, IN_EMBEDDING, IN_LOGITS_TOO } SliceRows;
 typedef enum { INPUTS = 1, TARGETS = 2 } Ids;
-typedef enum { LN1_SHARE = 1, LN2_SHARE = 2, FINAL_SHARE = 4 } Shares;
+typedef enum { D_LN1 = 1, D_LN2 = 2, D_FINAL = 4 } PartialSums;
 
 typedef struct {
-    const char *text;           /* completes "... as if" */
-    Biases biases;              /* added once a rank */
-    bool once_more;             /* and after the sum too */
+    const char *text;           /* completes "matches a run in which" */
+    Biases biases;              /* added once per rank */
+    bool once_more;             /* and once more after the all-reduce */
     Rope rope;
     Mask mask;
-    Way way;                    /* of the mask: backward computes probabilities again, and may mask others */
+    Way way;                    /* where the mask is wrong: backward recomputes probabilities, with a mask of its own */
     bool unscaled;              /* scores are not divided by sqrt(D) */
     KeyGradients keys;
-    bool zigzag;                /* of rope, mask and keys: which rank has which tokens */
-    bool own_rows;              /* LayerNorms and biases see the first rank's rows of a micro-batch only */
-    bool own_tokens;            /* all parameters' gradients see the first rank's tokens only */
-    bool own_sequences;         /* each rank takes its tokens of other sequences */
-    Ids twice;                  /* of these a rank's slice of the vocabulary is taken twice */
-    bool no_lookup, no_head;    /* one of the embedding's two uses adds no gradient */
-    Shares shares;              /* of the first rank alone: what follows is unlike what ranks would compute */
-    int stale;                  /* a block computes with the parameters of the one so many before it */
+    bool zigzag;                /* for rope, mask, keys: tokens are split zig-zag over the ranks, not in order */
+    bool own_rows;              /* gradients of LayerNorms and biases: only the first rank's rows of a micro-batch */
+    bool own_tokens;            /* all gradients: only the first rank's tokens */
+    bool own_sequences;         /* each rank loads its tokens from different sequences */
+    Ids twice;                  /* ids_in_slice is called twice on these */
+    bool no_lookup, no_head;    /* one of the two uses of the embedding adds no gradient */
+    PartialSums partial_sums;   /* only those of the first rank; gradients after them differ from those of real ranks */
+    int stale;                  /* block l computes with the parameters of block l - stale */
     bool empty;                 /* all parameters are 0 */
-    SliceRows slices;           /* of 08's loss: each one's gradients are made with the first one's rows of `final` */
+    SliceRows slices;           /* 08's loss: every slice uses the first slice's rows of `final` */
 } Mistake;
 
-/* What is quick to compute comes first: attention is slow here. */
+/* In the order in which they are tried: mistakes in attention last, because they are slow to compute. */
 static const Mistake mistakes[] = {
-    {"every slice's share of the embedding's gradient were made with the first slice's rows of `final`",
+    {"every slice of rows computed its embedding gradient from the first slice's rows of `final`",
      .slices = IN_EMBEDDING},
-    {"every slice's logits and gradients were made with the first slice's rows of `final`", .slices = IN_LOGITS_TOO},
-    {"all parameters were 0: what was loaded has not reached what forward reads (a tensor_convert is missing, or its "
-     "two arguments are swapped)", .empty = true},
-    {"the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's: the ranks of a cp group "
-     "have chunks of different sequences", .own_sequences = true, .zigzag = true},
-    {"the batch were indexed by a rank's number among all replicas (dp x cp), not by dp's: the ranks of a cp group "
-     "have chunks of different sequences", .own_sequences = true},
-    {"ids_in_slice had been called twice on the targets: those of other slices than the first are lost",
+    {"every slice of rows computed its logits and gradients from the first slice's rows of `final`",
+     .slices = IN_LOGITS_TOO},
+    {"all parameters were 0: the loaded weights did not reach the copy that forward reads (a tensor_convert is "
+     "missing, or its two arguments are swapped)", .empty = true},
+    {"the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp: the ranks of a cp "
+     "group had chunks of different sequences", .own_sequences = true, .zigzag = true},
+    {"the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp: the ranks of a cp "
+     "group had chunks of different sequences", .own_sequences = true},
+    {"ids_in_slice was called twice on the targets: targets outside the first vocabulary slice were lost",
      .twice = TARGETS},
-    {"ids_in_slice had been called twice on the inputs: those of other slices than the first are lost",
+    {"ids_in_slice was called twice on the inputs: inputs outside the first vocabulary slice were lost",
      .twice = INPUTS},
-    {"gradients were not summed over cp: they are those of its first rank's tokens", .own_tokens = true,
+    {"gradients were not all-reduced over cp: only the tokens of its first rank contributed", .own_tokens = true,
      .zigzag = true},
-    {"gradients were not summed over cp: they are those of its first rank's tokens", .own_tokens = true},
-    {"proj_bias and down_bias were added on every rank, and not once after the sum over the ranks",
+    {"gradients were not all-reduced over cp: only the tokens of its first rank contributed", .own_tokens = true},
+    {"proj_bias and down_bias were added on every rank instead of once after the all-reduce",
      .biases = PROJ_BIAS | DOWN_BIAS},
-    {"proj_bias was added on every rank, and not once after the sum over the ranks", .biases = PROJ_BIAS},
-    {"down_bias was added on every rank, and not once after the sum over the ranks", .biases = DOWN_BIAS},
-    {"proj_bias was added on every rank, and once more after the sum over the ranks", .biases = PROJ_BIAS,
-     .once_more = true},
-    {"down_bias was added on every rank, and once more after the sum over the ranks", .biases = DOWN_BIAS,
-     .once_more = true},
-    {"every rank counted positions (rope_table's first) from 0, not from its first token", .rope = FROM_ZERO},
-    {"every chunk's positions (rope_table's first) began at 0", .rope = FROM_ZERO, .zigzag = true},
-    {"a rank's chunks had consecutive positions (rope_table's first), which zig-zag chunks don't", .rope = BY_RANK,
+    {"proj_bias was added on every rank instead of once after the all-reduce", .biases = PROJ_BIAS},
+    {"down_bias was added on every rank instead of once after the all-reduce", .biases = DOWN_BIAS},
+    {"proj_bias was added on every rank, and once more after the all-reduce", .biases = PROJ_BIAS, .once_more = true},
+    {"down_bias was added on every rank, and once more after the all-reduce", .biases = DOWN_BIAS, .once_more = true},
+    {"every rank counted positions (`first` of rope_table) from 0 instead of from its first token", .rope = FROM_ZERO},
+    {"the positions of every chunk (`first` of rope_table) began at 0", .rope = FROM_ZERO, .zigzag = true},
+    {"a rank's chunks had consecutive positions (`first` of rope_table), which zig-zag chunks do not have",
+     .rope = BY_RANK, .zigzag = true},
+    {"the mask was off by one: a token did not see itself", .mask = NOT_ITSELF},
+    {"the mask was off by one: a token saw the next token", .mask = ONE_AHEAD},
+    {"there was no mask: every token saw all others", .mask = UNMASKED},
+    {"a token saw only the keys of its own rank", .mask = OWN_TOKENS},
+    {"a token saw only the keys of its own rank", .mask = OWN_TOKENS, .zigzag = true},
+    {"keys of other chunks were not masked: a token saw later tokens there", .mask = OTHERS_UNMASKED},
+    {"keys of other chunks were not masked: a token saw later tokens there", .mask = OTHERS_UNMASKED, .zigzag = true},
+    {"keys of a token's own chunk were not masked: a token saw later tokens there", .mask = OWN_UNMASKED},
+    {"keys of a token's own chunk were not masked: a token saw later tokens there", .mask = OWN_UNMASKED,
      .zigzag = true},
-    {"the mask were off by one: a token doesn't see itself", .mask = NOT_ITSELF},
-    {"the mask were off by one: a token sees the one after it", .mask = ONE_AHEAD},
-    {"there were no mask: every token sees all others", .mask = UNMASKED},
-    {"a token saw its own rank's keys only", .mask = OWN_TOKENS},
-    {"a token saw its own rank's keys only", .mask = OWN_TOKENS, .zigzag = true},
-    {"keys of other chunks were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED},
-    {"keys of other chunks were not masked: a token sees those after it too", .mask = OTHERS_UNMASKED, .zigzag = true},
-    {"keys of a token's own chunk were not masked: a token sees those after it too", .mask = OWN_UNMASKED},
-    {"keys of a token's own chunk were not masked: a token sees those after it too", .mask = OWN_UNMASKED,
+    {"ranks instead of chunks were compared to decide which keys come after a query", .mask = RANKS_COMPARED,
      .zigzag = true},
-    {"ranks were compared, and not chunks, to tell which keys come after a query", .mask = RANKS_COMPARED,
-     .zigzag = true},
-    {"ranks were compared, and not chunks, to tell which keys to leave out", .mask = RANKS_SKIPPED, .zigzag = true},
-    {"ranks were compared, and not chunks, to tell where to mask", .mask = RANKS_MASKED, .zigzag = true},
-    {"the mask were off by one chunk: a token sees all of the chunk after its own", .mask = NEXT_CHUNK},
-    {"the mask were off by one chunk: a token sees all of the chunk after its own", .mask = NEXT_CHUNK, .zigzag = true},
-    {"the mask were off by one chunk: a token sees none of its own chunk", .mask = NOT_OWN_CHUNK},
-    {"the mask were off by one chunk: a token sees none of its own chunk", .mask = NOT_OWN_CHUNK, .zigzag = true},
+    {"ranks instead of chunks were compared to decide which keys to skip", .mask = RANKS_SKIPPED, .zigzag = true},
+    {"ranks instead of chunks were compared to decide where to mask", .mask = RANKS_MASKED, .zigzag = true},
+    {"the mask was off by one chunk: a token saw all of the next chunk", .mask = NEXT_CHUNK},
+    {"the mask was off by one chunk: a token saw all of the next chunk", .mask = NEXT_CHUNK, .zigzag = true},
+    {"the mask was off by one chunk: a token saw none of its own chunk", .mask = NOT_OWN_CHUNK},
+    {"the mask was off by one chunk: a token saw none of its own chunk", .mask = NOT_OWN_CHUNK, .zigzag = true},
     {"scores were not divided by sqrt(D)", .unscaled = true},
-    {"dK and dV were added at the next rank, not at the keys' owner", .keys = NEXT_RANK},
-    {"dK and dV were added at the next rank, not at the keys' owner", .keys = NEXT_RANK, .zigzag = true},
-    {"dK and dV were added at the rank before, not at the keys' owner", .keys = RANK_BEFORE},
-    {"dK and dV were added at the rank before, not at the keys' owner", .keys = RANK_BEFORE, .zigzag = true},
-    {"dK and dV had only the share of the owner's own queries", .keys = OWN_QUERIES},
-    {"dK and dV had only the share of the owner's own queries", .keys = OWN_QUERIES, .zigzag = true},
-    {"LayerNorms' parameters and the biases after a projection had the gradients of the first rank's rows only",
+    {"dK and dV were added at the next rank instead of at the owner of the keys", .keys = NEXT_RANK},
+    {"dK and dV were added at the next rank instead of at the owner of the keys", .keys = NEXT_RANK, .zigzag = true},
+    {"dK and dV were added at the previous rank instead of at the owner of the keys", .keys = RANK_BEFORE},
+    {"dK and dV were added at the previous rank instead of at the owner of the keys", .keys = RANK_BEFORE,
+     .zigzag = true},
+    {"dK and dV had only the contribution of the owner's local queries", .keys = OWN_QUERIES},
+    {"dK and dV had only the contribution of the owner's local queries", .keys = OWN_QUERIES, .zigzag = true},
+    {"the gradients of LayerNorm parameters, proj_bias and down_bias came from the first rank's rows only",
      .own_rows = true},
-    {"the tied embedding had only the output projection's gradient, and not that of the lookup", .no_lookup = true},
-    {"the tied embedding had only the lookup's gradient, and not that of the output projection", .no_head = true},
-    {"the ranks' shares of the last LayerNorm's gradient were not added up", .shares = FINAL_SHARE},
-    {"the ranks' shares of d_ln2 were not added up, before layernorm_backward took it", .shares = LN2_SHARE},
-    {"the ranks' shares of d_ln1 were not added up, before layernorm_backward took it", .shares = LN1_SHARE},
-    {"a block computed with the parameters of the block before it", .stale = 1},
-    {"a block computed with the parameters of the second block before it", .stale = 2},
-    {"a block computed with the parameters of the block after it", .stale = -1},
-    {"a block computed with the parameters of the second block after it", .stale = -2},
+    {"the tied embedding had only the output projection's gradient, not the lookup's", .no_lookup = true},
+    {"the tied embedding had only the lookup's gradient, not the output projection's", .no_head = true},
+    {"the ranks' partial sums of d_final were not all-reduced", .partial_sums = D_FINAL},
+    {"the ranks' partial sums of d_ln2 were not all-reduced before layernorm_backward read them",
+     .partial_sums = D_LN2},
+    {"the ranks' partial sums of d_ln1 were not all-reduced before layernorm_backward read them",
+     .partial_sums = D_LN1},
+    {"a block computed with the parameters of the previous block", .stale = 1},
+    {"a block computed with the parameters of the block two before it", .stale = 2},
+    {"a block computed with the parameters of the next block", .stale = -1},
+    {"a block computed with the parameters of the block two after it", .stale = -2},
 };
 
-enum { SLICE = 256 };                           /* rows of a slice of 08's loss, on the CPU */
+enum { SLICE = 256 };                           /* rows per slice of 08's loss, on the CPU */
 
-static Mistake mistake;                         /* the one being made */
-static int ranks = 1, data_ranks = 1;           /* data_ranks: over so many the sequences are divided */
-static int cp_ranks = 1;                        /* over so many every sequence is, beside what `ranks` divide */
-static int64_t only_sequence = -1, only_token = -1;     /* of the global batch: others add no gradient; -1: all do */
-static int64_t micro_batch;                     /* being computed */
+static Mistake mistake;                         /* the current one */
+static int ranks = 1, data_ranks = 1;           /* data_ranks: ranks over which the sequences are split */
+static int cp_ranks = 1;                        /* ranks over which each sequence is split, in addition to `ranks` */
+static int64_t only_sequence = -1, only_token = -1;     /* the only one that adds a gradient; -1: all do */
+static int64_t micro_batch;                     /* the current one */
 
 static void hooked_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias);
 static void hooked_residual_backward(Tensor d_bias, Tensor d_out);
@@ -168,7 +170,7 @@ static void hooked_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor 
         numbers(out)[i] += (ranks - 1 + mistake.once_more) * numbers(bias)[i % width];
 }
 
-/* Which rank has a token, and the how-manieth of its tokens it is; and back. */
+/* How tokens are split over the ranks: the rank of a token, its index on that rank, and the inverse. */
 static int64_t chunk_tokens(void)
 {
     const int64_t chunks = mistake.zigzag ? 2 * ranks : ranks;
@@ -194,8 +196,8 @@ static int64_t token_of(int rank, int64_t index)
                                   : (2 * ranks - 1 - rank) * chunk_tokens() + index - chunk_tokens();
 }
 
-/* The rows that a mistake lets count: those of cp's first rank; or, of the rows of each of its ranks, (chunk, sequence,
- * token), the first `ranks`th. */
+/* Whether the mistake lets a row contribute: rows of cp's first rank (own_tokens), or the first 1/ranks of the rows of
+ * each cp rank, in the order chunk, sequence, token (own_rows). */
 static bool row_counts(int64_t row)
 {
     const int64_t b = row / T, t = row % T, c = T / (cp_ranks > 1 ? 2 * cp_ranks : 1);
@@ -205,7 +207,7 @@ static bool row_counts(int64_t row)
     return (t / c / cp_ranks * B + b) * c + t % c < R / cp_ranks / ranks;
 }
 
-/* Only those rows of a gradient, in a copy if that has to be: free it with uncount(). */
+/* d_out itself, or, if only these rows count, a copy with zeros in the others. Free it with uncount(). */
 static Tensor count(Tensor d_out, bool only)
 {
     const int64_t width = tensor_width(d_out);
@@ -257,7 +259,7 @@ static bool sees(int64_t query, int64_t key, Way way)
 {
     const int64_t chunk = query / chunk_tokens(), of_key = key / chunk_tokens();
     const bool own_rank = rank_of(key) == rank_of(query);
-    const bool within = key % chunk_tokens() <= query % chunk_tokens();     /* by places in their chunks */
+    const bool within = key % chunk_tokens() <= query % chunk_tokens();     /* compares positions within chunks */
 
     switch (mistake.way == BOTH_WAYS || mistake.way == way ? mistake.mask : CAUSAL) {
     case CAUSAL:          return key <= query;
@@ -286,7 +288,7 @@ static double score_scale(void)
     return mistake.unscaled ? 1 : 1 / sqrt(D);
 }
 
-/* q (0), k (1) or v (2) of a token's head, in qkv or its gradient. */
+/* q (0), k (1) or v (2) of one head of a token, in qkv or its gradient. */
 static double *head(Tensor qkv, int64_t b, int64_t t, int64_t a, int which)
 {
     return numbers(qkv) + ((b * T + t) * A + a) * 3 * D + which * D;
@@ -361,17 +363,17 @@ static void hooked_attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out
 
 static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
 {
-    const Shares share = strstr(weight.name, "qkv") ? LN1_SHARE : strstr(weight.name, "up") ? LN2_SHARE
-                         : strstr(weight.name, "embedding") ? FINAL_SHARE : 0;
+    const PartialSums sum = strstr(weight.name, "qkv") ? D_LN1 : strstr(weight.name, "up") ? D_LN2
+                         : strstr(weight.name, "embedding") ? D_FINAL : 0;
 
-    if (!(mistake.shares & share)) {
+    if (!(mistake.partial_sums & sum)) {
         linear_backward_input(d_x, d_out, weight);
         return;
     }
-    /* The first rank's rows of the weight (of qkv: whole heads), in a copy: d_out is read again for the weight. */
-    const int64_t unit = share == LN1_SHARE ? 3 * D : 1, width = tensor_width(d_out);
-    const int64_t columns = unit * range_part(width / unit, 0, ranks).count;
-    Tensor copy = tensor_create(MEM_WORKSPACE, REAL, "share", shape(R, width));
+    /* Only the first rank's columns (full heads of qkv), in a copy: the weight gradient reads d_out later. */
+    const int64_t unit = sum == D_LN1 ? 3 * D : 1, width = tensor_width(d_out);
+    const int64_t columns = unit * range_split(width / unit, 0, ranks).count;
+    Tensor copy = tensor_create(MEM_WORKSPACE, REAL, "first rank's", shape(R, width));
     for (int64_t i = 0; i < R * width; i++)
         numbers(copy)[i] = i % width < columns ? numbers(d_out)[i] : 0;
     linear_backward_input(d_x, copy, weight);
@@ -436,13 +438,13 @@ static void set_rope(void)
                    mistake.rope == FROM_ZERO ? t % chunk_tokens() : rank_of(t) * 2 * chunk_tokens() + index_of(t));
 }
 
-/* Ids as they are found again after they were made a slice's own twice. */
+/* Ids after a second call of ids_in_slice on each rank. */
 static void take_twice(Tensor ids)
 {
     for (int64_t i = 0; i < R; i++) {
         int32_t *id = (int32_t *)ids.data + i;
         for (int r = 1; r < ranks; r++) {
-            const Range slice = range_part(V, r, ranks);
+            const Range slice = range_split(V, r, ranks);
             if (*id >= slice.first && *id < slice.first + slice.count) {
                 *id = *id - slice.first < slice.first ? -1 : *id - slice.first;
                 break;
@@ -451,7 +453,7 @@ static void take_twice(Tensor ids)
     }
 }
 
-/* A micro-batch; by a mistake one whose sequences are each made of several, a rank's tokens of another one each. */
+/* Loads a micro-batch. With own_sequences, each rank's tokens come from a different sequence. */
 static void load(Batch to)
 {
     const int64_t accumulate = options.accumulate / data_ranks, dp = micro_batch / accumulate;
@@ -476,7 +478,7 @@ static void load(Batch to)
     tensor_free(&other.targets, MEM_WORKSPACE);
 }
 
-/* The step's gradients, with the mistake, into `to` (NULL: none); returns its loss. */
+/* Computes one step with the mistake. Writes the gradients to `to`, unless it is NULL, and returns the loss. */
 static double compute(const Mistake *m, Batch batch, double *to)
 {
     BlockParams *blocks = malloc(L * sizeof *blocks);
@@ -509,20 +511,20 @@ static double compute(const Mistake *m, Batch batch, double *to)
     return tensor_item(loss);
 }
 
-/* Whether it changes what forward computes. */
+/* Whether the mistake changes the results of forward. */
 static bool in_forward(const Mistake *m)
 {
     return m->biases || m->rope != POSITIONS || (m->mask != CAUSAL && m->way != IN_BACKWARD) || m->unscaled || m->stale
            || m->empty || m->own_sequences || m->twice || m->slices == IN_LOGITS_TOO;
 }
 
-/* Whether the numbers here can tell this mistake from none. */
+/* Whether the mistake makes a difference for this shape and number of ranks. */
 static bool possible(const Mistake *m)
 {
     const bool by_token = m->rope != POSITIONS || m->mask >= OWN_TOKENS || m->keys != HOME
                           || m->own_tokens || m->own_sequences;
 
-    if ((by_token || m->biases || m->twice || m->own_rows || m->shares) && ranks == 1)
+    if ((by_token || m->biases || m->twice || m->own_rows || m->partial_sums) && ranks == 1)
         return false;
     if (by_token && T % (m->zigzag ? 2 * ranks : ranks))
         return false;

@@ -1,6 +1,6 @@
-/* make sweep STAGE=05 NP="1 2 4 8" ARGS="...": a stage on several numbers of ranks, a few steps each. A table of what
- * it gains and what it costs, the same as CSV, and a figure, both in build/sweep. All numbers are what the program
- * itself reports, by --metrics and --report.
+/* make sweep STAGE=05 NP="1 2 4 8" ARGS="...": runs a program on several numbers of ranks, a few steps each. Prints a
+ * table of speed, memory and traffic, and writes it as CSV and as a figure to build/sweep. All numbers come from the
+ * program's own --metrics and --report.
  *
  *   sweep BACKEND PROGRAM "1 2 4 8" [OPTIONS OF THE PROGRAM]
  */
@@ -18,34 +18,34 @@
 #include "../../common/print.h"
 #include "../harness.h"
 
-/* Eight ranks can divide its layers, its heads and its sequences, and 16 micro-batches fill a pipeline of eight. One
- * thread a rank: otherwise a rank alone would have the cores of all. */
+/* Eight ranks divide its layers, heads and sequences, and 16 micro-batches fill a pipeline of eight. One thread per
+ * rank: otherwise a single rank would use all cores. */
 #define MODEL "--layers 8 --hidden 128 --heads 8 --vocab 256 --seq 64 --micro-batch 1 --accumulate 16 --threads 1"
 #define LIMIT "--timeout 60"            /* a rank that waits longer ends its run */
 
 enum { MOST_ROWS = 32, MOST_RANKS = 1024, MOST_STEPS = 4096 };
-static const int STEPS = 6, PRETENDED_STEPS = 3;        /* pretended ones are all alike */
-static const double LATE = 0.05;                        /* so much of a step may be real work that shows */
+static const int STEPS = 6, PRETENDED_STEPS = 3;        /* simulated steps are all alike */
+static const double LATE = 0.05;                        /* largest share of a step that may exceed the simulated time */
 
 typedef struct {
     int ranks;
-    char why[256];                      /* the run failed: its own words; then there is nothing else */
-    double tokens, seconds, least;      /* of a step: tokens of all ranks; median and least of all but the first */
-    double mfu;                         /* of the median step; NAN where the device's rate isn't known */
-    double computing, waiting, most;    /* shares of a step: means of the ranks, and of the one that waits most */
-    bool pipeline;                      /* it reports a bubble: idle over busy time, the mean of the ranks */
+    char why[256];                      /* the error of a run that failed; then the other fields are unset */
+    double tokens, seconds, least;      /* per step: tokens of all ranks; median and least time, without the first */
+    double mfu;                         /* of the median step; NAN if the device's rate is unknown */
+    double computing, waiting, most;    /* shares of a step: means over the ranks; the rank that waits most */
+    bool pipeline;                      /* the run reports a bubble: idle over busy time, the mean over the ranks */
     double bubble, formula, simulated;
-    double peak, peak_predicted, playbook;      /* bytes of the rank that needs most */
-    double sent, sent_predicted;        /* bytes in a step, of the rank that sends most */
-    double flops;                       /* of the busiest rank, in a step */
-    double late;                        /* --pretend: the largest share of a rank's step that was real work on top */
+    double peak, peak_predicted, playbook;      /* bytes on the rank that needs most */
+    double sent, sent_predicted;        /* bytes per step, of the rank that sends most */
+    double flops;                       /* per step, of the busiest rank */
+    double late;                        /* --pretend: the largest share of a rank's step beyond the simulated time */
 } Row;
 
 static Row rows[MOST_ROWS];
 static int row_count;
 static const char *backend, *program;
-static char options_given[4096], command[6144];         /* ARGS; and all of it, from the program's path in SOURCE on */
-static char *pretend;                   /* as the programs report it; NULL: times are real */
+static char options_given[4096], command[6144];         /* ARGS; the command from the path in SOURCE on */
+static char *pretend;                   /* as in the reports; NULL: times are measured */
 
 static _Noreturn void refuse(const char *format, ...)
 {
@@ -73,7 +73,7 @@ static int by_ranks(const void *a, const void *b)
 
 /* ---- The command line ---- */
 
-/* A row for each number, in rising order, each once. */
+/* Makes one row per number, in rising order, each number once. */
 static void take_ranks(const char *list)
 {
     char words[1024];
@@ -84,14 +84,14 @@ static void take_ranks(const char *list)
         char *end;
         const long n = strtol(word, &end, 10);
         if (*end || n < 1 || n > MOST_RANKS)
-            refuse("NP=\"%s\": %s is not a number of ranks, from 1 to %d; a list is right, such as NP=\"1 2 4 8\"",
-                   list, word, MOST_RANKS);
+            refuse("NP=\"%s\": expected numbers of ranks from 1 to %d, such as NP=\"1 2 4 8\", got '%s'", list,
+                   MOST_RANKS, word);
         if (row_count == MOST_ROWS)
-            refuse("NP=\"%s\" has more than the %d numbers that there is room for", list, MOST_ROWS);
+            refuse("NP=\"%s\": expected at most %d numbers", list, MOST_ROWS);
         rows[row_count++].ranks = n;
     }
     if (!row_count)
-        refuse("NP is empty; a list is right, such as NP=\"1 2 4 8\"");
+        refuse("NP: expected numbers of ranks, such as NP=\"1 2 4 8\", got nothing");
     qsort(rows, row_count, sizeof *rows, by_ranks);
     for (int i = 0; i < row_count; i++)
         if (!kept || rows[i].ranks != rows[kept - 1].ranks)
@@ -99,7 +99,7 @@ static void take_ranks(const char *list)
     row_count = kept;
 }
 
-/* What is given comes last, so that it wins over the defaults. */
+/* ARGS come last, so that they override the defaults. */
 static void take_options(int count, char **words)
 {
     int at = 0, steps = STEPS;
@@ -108,7 +108,7 @@ static void take_options(int count, char **words)
         const char *quote = strpbrk(words[i], " ") || !*words[i] ? "'" : "";
         at += snprintf(options_given + at, sizeof options_given - at, " %s%s%s", quote, words[i], quote);
         if (at >= (int)sizeof options_given)
-            refuse("ARGS has more than the %zu characters that there is room for", sizeof options_given);
+            refuse("ARGS: expected at most %zu characters", sizeof options_given - 1);
         if (!strncmp(words[i], "--pretend", 9))
             steps = PRETENDED_STEPS;
     }
@@ -140,7 +140,7 @@ static double number(const cJSON *in, const char *name)
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
-/* The program's own line; what a launcher says around it is left out. */
+/* Takes the program's own error line, without the launcher's lines around it. */
 static void take_reason(Row *row, Result r)
 {
     char *line = r.err;
@@ -154,7 +154,7 @@ static void take_reason(Row *row, Result r)
     if (*line)
         snprintf(row->why, sizeof row->why, "%.*s", (int)strcspn(line, "\n"), line);
     else
-        snprintf(row->why, sizeof row->why, "it ended with status %d, and printed no error", r.status);
+        snprintf(row->why, sizeof row->why, "the run ended with status %d and printed no error", r.status);
 }
 
 static void take_metrics(Row *row)
@@ -165,7 +165,8 @@ static void take_metrics(Row *row)
     read_column(in_temporary("metrics"), "tokens", tokens, MOST_STEPS);
     read_column(in_temporary("metrics"), "mfu", mfu, MOST_STEPS);
     if (steps < 2) {
-        snprintf(row->why, sizeof row->why, "steps: %d, but the first is left out, so --steps 2 is the least", steps);
+        snprintf(row->why, sizeof row->why, "--steps: expected at least 2, as the first is not measured, got %d",
+                 steps);
         return;
     }
     row->tokens = tokens[1] - tokens[0];
@@ -176,7 +177,7 @@ static void take_metrics(Row *row)
     row->mfu = busy / row->seconds;
 }
 
-/* One rank's entry of the report. `rate`: of a pretended device, in FLOP/s; 0: times are real. */
+/* One rank's entry of the report. `rate`: of the simulated device, in FLOP/s; 0: times are measured. */
 static void take_rank(Row *row, const cJSON *rank, double rate)
 {
     const cJSON *item, *memory = cJSON_GetObjectItem(rank, "memory"), *time = cJSON_GetObjectItem(rank, "time");
@@ -212,10 +213,10 @@ static void take_rank(Row *row, const cJSON *rank, double rate)
         row->simulated = number(rank, "bubble_simulated");
     }
 
-    cJSON_ArrayForEach(item, cJSON_GetObjectItem(rank, "operators"))    /* of the same steps, and all are alike */
+    cJSON_ArrayForEach(item, cJSON_GetObjectItem(rank, "operators"))    /* of the same steps, all alike */
         flops += number(item, "flops") / number(time, "steps");
     row->flops = fmax(row->flops, flops);
-    if (rate)                           /* neither pretended computing nor waiting; or waits that are too long */
+    if (rate)                           /* neither simulated compute nor waiting; or waits that are too long */
         row->late = fmax(row->late, 1 - waiting - flops / rate / step + number(time, "late") / number(time, "seconds"));
 }
 
@@ -225,14 +226,14 @@ static void run_row(Row *row)
     const cJSON *rank, *given;
 
     if (!getcwd(here, sizeof here))
-        refuse("the working directory is not there: %s", strerror(errno));
+        refuse("cannot find the working directory: %s", strerror(errno));
     fprintf(stderr, "%s on %d rank%s ...", program, row->ranks, row->ranks > 1 ? "s" : "");
     unlink(in_temporary("metrics"));
     unlink(in_temporary("report"));
     char launcher[64] = "";
     if (row->ranks > 1)
         snprintf(launcher, sizeof launcher, "mpiexec -n %d ", row->ranks);
-    /* env -C: run() goes elsewhere, but paths in ARGS begin here */
+    /* env -C: run() changes the directory, but paths in ARGS are relative to this one */
     Result r = run("env -C '%s' %s" SOURCE "/%s --quiet --metrics %s --report %s", here, launcher, command,
                    in_temporary("metrics"), in_temporary("report"));
     fprintf(stderr, " %.1f s\n", r.seconds);
@@ -254,9 +255,9 @@ static void run_row(Row *row)
     cJSON_Delete(report);
 }
 
-/* ---- What is made of the rows ---- */
+/* ---- Results ---- */
 
-static const Row *first;                /* the first that went well */
+static const Row *first;                /* the first run that succeeded */
 
 static double rate(const Row *row)
 {
@@ -273,13 +274,13 @@ static double efficiency(const Row *row)
     return speed_up(row) * first->ranks / row->ranks;
 }
 
-/* The share of a step that a pipeline's shape costs, by the formula. */
+/* The share of a step that the pipeline bubble takes, by the formula. */
 static double bubble_share(const Row *row)
 {
     return fmin(row->formula * row->computing, row->waiting);
 }
 
-/* How the global batch is related to the ranks, as the rows themselves have it. */
+/* Prints how the global batch depends on the ranks: constant, proportional, or neither. */
 static void print_scaling(void)
 {
     bool same = true, grows = true;
@@ -296,10 +297,10 @@ static void print_scaling(void)
     else if (same)
         printf("strong scaling: a step has the same %s tokens on any number of ranks\n", number_text(first->tokens));
     else if (grows)
-        printf("weak scaling: a step has %s tokens for each rank, so the global batch grows with the ranks\n",
+        printf("weak scaling: a step has %s tokens per rank, so the global batch grows with the ranks\n",
                number_text(first->tokens / first->ranks));
     else
-        printf("the global batch is neither the same on all numbers of ranks nor in proportion to them\n");
+        printf("the global batch is neither constant nor proportional to the number of ranks\n");
 }
 
 static void print_table(void)
@@ -309,16 +310,17 @@ static void print_table(void)
     printf("\n%s%s\n", program, options_given);
     print_scaling();
     if (pretend)
-        printf("PRETENDED: times, and what is made of them, are those of --pretend %s; bytes are real\n", pretend);
-    printf("speed-up and efficiency: against the first row, %d rank%s; a step: the median, without the first\n"
+        printf("SIMULATED: times, and values computed from them, are those of --pretend %s; bytes are measured\n",
+               pretend);
+    printf("speed-up and efficiency: relative to the first row, %d rank%s; step time: the median, without the first\n"
            "each row: mpiexec -n RANKS %s\n\n", first->ranks, first->ranks > 1 ? "s" : "", command);
     printf("%5s  %-*s  %-37s %12s\n", "", pipeline ? 71 : 57,
-           pretend ? "--- pretended ---" : "--- measured ---", "--- bytes of the fullest rank ---", "bytes sent");
+           pretend ? "--- simulated ---" : "--- measured ---", "--- peak bytes, largest rank ---", "bytes sent");
     printf("%5s %10s %9s %10s %5s  %9s %9s %5s", "ranks", "tokens/s", "speed-up", "efficiency", "MFU", "computing",
            "waiting", "most");
     if (pipeline)
         printf(" %6s %7s", "bubble", "formula");
-    printf("  %12s %12s %12s %12s\n", "measured", "predicted", "playbook", "by a rank");
+    printf("  %12s %12s %12s %12s\n", "measured", "predicted", "playbook", "per rank");
     for (const Row *row = rows; row < rows + row_count; row++) {
         printf("%5d", row->ranks);
         if (row->why[0]) {
@@ -336,22 +338,22 @@ static void print_table(void)
         printf("  %12s %12s %12s %12s\n", number_text(row->peak), number_text(row->peak_predicted),
                number_text(row->playbook), number_text(row->sent));
     }
-    printf("\nMFU: FLOPs of the model, 6N + 12Lhs a token, over what the devices could do in that time (?: their rate\n"
-           "isn't known). waiting: for transfers and for other ranks, of a step's time; the mean of the ranks, and\n"
-           "the one that waits most. What travels while operators compute is not waited for. playbook: what its\n"
-           "formulas give; they count 16-bit activations, and no buffers. Bytes sent are as predicted, or the run\n"
+    printf("\nMFU: model FLOPs, 6N + 12Lhs per token, over the FLOPs that the devices could compute in that time (?:\n"
+           "their rate is unknown). waiting: for transfers and for other ranks, as a share of the step; the mean over\n"
+           "the ranks, and the rank that waits most. A transfer behind operators causes no waiting. playbook: its\n"
+           "formulas, which count 16-bit activations and no buffers. Bytes sent equal their prediction, or the run\n"
            "would have failed.\n");
     if (pipeline)
-        printf("bubble: idle over computing time; by the formula (p-1)/m with afab and 1f1b, (p-1)/(v m) with "
-               "interleaved,\n(p-1)/(3 m) with zero-bubble, (p-1)/(6 m) with zb-v and dualpipe-v, more if m is below p "
-               "or 2p, for\nm micro-batches and v chunks.\n");
+        printf("bubble: idle over compute time; the formula is (p-1)/m for afab and 1f1b, (p-1)/(v_c m) for "
+               "interleaved,\n(p-1)/(3 m) for zero-bubble, (p-1)/(6 m) for zb-v and dualpipe-v, more if m is below p "
+               "or 2p, with\nm micro-batches and v_c model chunks per rank.\n");
 }
 
-/* ---- What the reader should know of the times ---- */
+/* ---- How far the times can be trusted ---- */
 
-/* Devices so slow that the real work of all ranks takes a third of the pretended time, on the cores that there are;
- * links that are to them, and to the width of MODEL, what 450 GB/s are to 400 TFLOP/s, 2-byte elements and a width of
- * 4096: 0.07 bytes a FLOP. */
+/* Suggests a --pretend: devices so slow that the real work of all ranks takes a third of the simulated time on these
+ * cores; links in proportion to them and to the width of MODEL, as 450 GB/s are to 400 TFLOP/s, 2-byte elements and a
+ * width of 4096: 0.07 bytes per FLOP. */
 static void suggest(void)
 {
     double gflops = INFINITY, seconds = 0;
@@ -369,8 +371,8 @@ static void suggest(void)
     for (const Row *row = rows; row < rows + row_count; row++)
         seconds += row->why[0] ? 0 : PRETENDED_STEPS * 1e-9 * row->flops / gflops;
     const bool given = options_given[0];
-    printf("\nwith %d cores, %d ranks take turns: ARGS=\"%s%s--pretend %g,%g,100\" shows what hardware would do, in "
-           "some %.0f s\n", omp_get_num_procs(), most, options_given + given, given ? " " : "", gflops, 0.07 * gflops,
+    printf("\n%d ranks take turns on %d cores: ARGS=\"%s%s--pretend %g,%g,100\" simulates a device per rank, in about "
+           "%.0f s\n", most, omp_get_num_procs(), options_given + given, given ? " " : "", gflops, 0.07 * gflops,
            seconds);
 }
 
@@ -381,12 +383,12 @@ static void warn(void)
     for (const Row *row = rows; row < rows + row_count; row++)
         if (!row->why[0] && row->late > LATE) {
             printf(warned ? ", %.0f%% on %d"
-                          : "\nWARNING: real work took longer than pretended: %.0f%% of a step on %d",
+                          : "\nWARNING: real work took longer than simulated: %.0f%% of a step on %d",
                    100 * row->late, row->ranks);
             warned = true;
         }
     if (warned)
-        printf(" ranks.\nThese times are too long by so much. An idle machine would help, or slower devices: fewer "
+        printf(" ranks.\nThese times are too long by as much. Use an idle machine, or simulate slower devices: fewer "
                "GFLOPS in\n--pretend, and GB/s in proportion\n");
 }
 
@@ -397,14 +399,14 @@ static FILE *create(const char *path)
     FILE *f = fopen(path, "w");
 
     if (!f)
-        refuse("%s cannot be written: %s", path, strerror(errno));
+        refuse("cannot write %s: %s", path, strerror(errno));
     return f;
 }
 
 static void write_csv(const char *path)
 {
     FILE *f = create(path);
-    const char *p = pretend ? "pretended_" : "";        /* before each number that is made of times */
+    const char *p = pretend ? "pretended_" : "";        /* prefix of columns computed from times */
 
     fprintf(f, "ranks,tokens,%sseconds,%stokens_per_second,%sspeedup,%sefficiency,%scomputing,%swaiting,%swaiting_most,"
             "%sbubble,bubble_formula,bubble_simulated,peak_bytes,peak_predicted,peak_playbook,sent_bytes,"
@@ -429,7 +431,7 @@ static void write_csv(const char *path)
     fclose(f);
 }
 
-/* In gnuplot's quotes; a new line at the first space after every 130 characters. */
+/* Writes text in gnuplot's quotes, with a line break at the first space after every 130 characters. */
 static void write_quoted(FILE *f, const char *text)
 {
     int length = 0;
@@ -448,14 +450,14 @@ static void write_quoted(FILE *f, const char *text)
     fputc('"', f);
 }
 
-/* Three panels over the ranks: tokens/s, where a step's time goes, memory. */
+/* Draws three panels over the number of ranks: tokens/s, shares of the step time, memory. False: gnuplot failed. */
 static bool draw(const char *path)
 {
     char title[8192];
     double late = 0;
     FILE *f;
 
-    signal(SIGPIPE, SIG_IGN);                   /* it may end before all is written, or not be there */
+    signal(SIGPIPE, SIG_IGN);                   /* gnuplot may be missing, or end early */
     f = popen("gnuplot", "w");
 
     if (!f)
@@ -470,9 +472,9 @@ static bool draw(const char *path)
         }
     int at = snprintf(title, sizeof title, "%s%s", program, options_given);
     if (pretend)
-        at += snprintf(title + at, sizeof title - at, " (times are pretended");
+        at += snprintf(title + at, sizeof title - at, " (times are simulated");
     if (late > LATE)
-        at += snprintf(title + at, sizeof title - at, ", and up to %.0f%% of them is real work on top", 100 * late);
+        at += snprintf(title + at, sizeof title - at, ", and up to %.0f%% too long", 100 * late);
     snprintf(title + at, sizeof title - at, pretend ? ")" : "");
     fprintf(f, "END\n"
             "set terminal svg size 1200,430 font 'sans-serif,12' background 'white' noenhanced\n"
@@ -485,9 +487,9 @@ static bool draw(const char *path)
             "set grid ytics lc rgb '#dddddd'\n"
             "set xlabel 'ranks' offset 0,0.3 tc rgb '#333333'\n"
             "set key at graph 0, 1.03 left bottom reverse Left samplen 1.5 maxrows 2 textcolor rgb '#333333'\n"
-            "pretended = '%s'\n"
+            "simulated = '%s'\n"
             "set logscale xy 2\n"
-            "set ylabel pretended.'tokens/s of all ranks' offset 1.5,0 tc rgb '#333333'\n"
+            "set ylabel simulated.'tokens/s of all ranks' offset 1.5,0 tc rgb '#333333'\n"
             "set offsets graph 0.06, graph 0.06, graph 0.1, graph 0.1\n"
             "plot $rows using 1:3:xtic(1) with lines dt 2 lw 2 lc rgb '#999999' title 'ideal', \\\n"
             "     $rows using 1:2 with linespoints pt 7 ps 0.8 lw 2 lc rgb '#0072b2' title 'this run'\n"
@@ -496,18 +498,18 @@ static bool draw(const char *path)
             "set style fill solid 1.0 noborder\n"
             "set xrange [-0.6:|$rows| - 0.4]\n"
             "set xtics scale 0\n"
-            "set ylabel '%% of a '.pretended.'step, mean of the ranks' offset 0.5,0\n"
+            "set ylabel '%% of a '.simulated.'step, mean over the ranks' offset 0.5,0\n"
             "set yrange [0:100]\n"
             "plot $rows using 0:(100):(0.7):xtic(1) with boxes lc rgb '#e6e6e6' title 'other', \\\n"
             "     $rows using 0:($4 + $6):(0.7) with boxes lc rgb '#e69f00' title '%s', \\\n",
-            pretend ? "pretended " : "", first->pipeline ? "other waits" : "waits: transfers, ranks");
+            pretend ? "simulated " : "", first->pipeline ? "other waiting" : "waiting: transfers, ranks");
     if (first->pipeline)
         fprintf(f, "     $rows using 0:($4 + $5):(0.7) with boxes lc rgb '#999999' title 'bubble, by formula', \\\n");
     fprintf(f, "     $rows using 0:4:(0.7) with boxes lc rgb '#0072b2' title 'operators'\n"
-            "set ylabel 'MB of the fullest rank' offset 0.5,0\n"
+            "set ylabel 'MB on the largest rank' offset 0.5,0\n"
             "set yrange [0:*]\n"
             "plot $rows using ($0 - 0.19):7:(0.36):xtic(1) with boxes lc rgb '#009e73' title 'measured', \\\n"
-            "     $rows using ($0 + 0.19):8:(0.36) with boxes lc rgb '#cc79a7' title \"playbook's formulas\"\n");
+            "     $rows using ($0 + 0.19):8:(0.36) with boxes lc rgb '#cc79a7' title 'playbook formulas'\n");
     return pclose(f) == 0;
 }
 
@@ -516,10 +518,10 @@ int main(int argc, char **argv)
     char csv[256], figure[256];
 
     if (argc < 4)
-        refuse("make sweep STAGE=05 NP=\"1 2 4 8\" is how to call this");
+        refuse("expected BACKEND PROGRAM RANKS, got %d arguments; use make sweep STAGE=05 NP=\"1 2 4 8\"", argc - 1);
     backend = argv[1], program = argv[2];
     if (!strncmp(program, "01", 2) || !strncmp(program, "02", 2) || !strncmp(program, "08", 2))
-        refuse("%s is for one rank, as 01, 02 and 08 are; 03 to 07 and 09 can be swept: make sweep STAGE=05", program);
+        refuse("%s runs on one rank, like 01, 02 and 08; 03 to 07 and 09 can be swept: make sweep STAGE=05", program);
     take_ranks(argv[3]);
     take_options(argc - 4, argv + 4);
     for (Row *row = rows; row < rows + row_count; row++) {
@@ -530,7 +532,7 @@ int main(int argc, char **argv)
     if (!first) {
         for (const Row *row = rows; row < rows + row_count; row++)
             printf("%5d  %s\n", row->ranks, row->why);
-        fprintf(stderr, "sweep: no run went well: mpiexec -n RANKS %s\n", command);
+        fprintf(stderr, "sweep: no run succeeded: mpiexec -n RANKS %s\n", command);
         return 1;
     }
     print_table();
@@ -539,7 +541,7 @@ int main(int argc, char **argv)
     snprintf(csv, sizeof csv, "build/sweep/%s.csv", program);
     snprintf(figure, sizeof figure, "build/sweep/%s.svg", program);
     write_csv(csv);
-    printf("\nwrote %s%s%s\n", csv, draw(figure) ? " and " : "; but gnuplot could not draw ", figure);
+    printf("\nwrote %s%s%s\n", csv, draw(figure) ? " and " : "; gnuplot could not draw ", figure);
     warn();
     suggest();
     return 0;

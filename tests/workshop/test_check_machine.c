@@ -1,5 +1,5 @@
-/* make check-machine says what is there, what is missing and what to do about it: on machines made up of a PATH with
- * some programs replaced or left out, and of files as the kernel would show them. */
+/* make check-machine reports what is installed, what is missing and what to do about it. The tests simulate machines by
+ * a PATH with some programs replaced or left out, and by copies of the kernel's files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,11 +21,11 @@ static void put(const char *name, const char *text)
 #define SH "#!/bin/sh\n"
 #define SMI(GPUS, CUDA) SH "case $1 in --query*) printf '" GPUS "' ;; *) echo '| CUDA " CUDA " |' ;; esac\n"
 #define NVCC(CUDA) SH "case $1 in --list*) printf 'compute_75\\ncompute_90\\n' ;; *) echo 'release " CUDA ",' ;; esac\n"
-/* starts each rank alone, as a launcher does that the MPI library doesn't understand */
+/* starts each rank as rank 0 of 1, like a launcher of another MPI library */
 #define MPIEXEC(NAME) SH "[ $1 = -n ] || { echo '" NAME "'; exit; }\nshift 2\n\"$@\"\n\"$@\"\n"
 
-/* Machines are lists of these directories, first come first found; `bin`, which all have, is what PATH has here but for
- * the programs that are replaced or left out, and `real` has three of those. */
+/* A machine is a list of these directories, searched in order. `bin`, which all machines have, has the programs of this
+ * PATH except six, which other directories replace; `real` has three of those six. */
 static int make_directories(void **state)
 {
     (void)state;
@@ -47,7 +47,7 @@ static int make_directories(void **state)
     put("two_gpus/nvidia-smi", SMI("NVIDIA H200, 143771, 9.0, 610.43\\nNVIDIA H200, 143771, 9.0, 610.43\\n",
                                    "UMD Version: 13.3"));
     put("two_gpus/nvcc", NVCC("13.0"));
-    /* nccl.h of 2.28, one that is too old, and none, whatever the compiler would find */
+    /* nccl.h of 2.28, one that is too old, and one that hides any other */
     put("nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n#define NCCL_PATCH 3\n"
                        "typedef struct { int maxCTAs; } ncclConfig_t;\n");
     put("old_nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 16\n#define NCCL_PATCH 5\n");
@@ -67,7 +67,7 @@ static int make_directories(void **state)
     put("limited/memory.current", "1500000000\n");
     put("limited/memory.stat", "anon 900000000\ninactive_file 400000000\nactive_file 100000000\n");
 
-    /* OpenBLAS as it could be otherwise */
+    /* other kinds of OpenBLAS */
     put("blas.c", "#include <stdlib.h>\n"
                   "#define GEMM(NAME, T) void NAME(int order, int ta, int tb, int m, int n, int k, T s, const T *a, "
                   "int la, const T *b, int lb, T t, T *c, int lc) {"
@@ -88,16 +88,16 @@ static int make_directories(void **state)
     return 0;
 }
 
-static void says(const Result *r, const char *text)
+static void has(const Result *r, const char *text)
 {
     if (!strstr(r->out, text))
-        fail_msg("not said: %s\n%s%s", text, r->out, r->err);
+        fail_msg("not printed: %s\n%s%s", text, r->out, r->err);
 }
 
-static void says_not(const Result *r, const char *text)
+static void lacks(const Result *r, const char *text)
 {
     if (strstr(r->out, text))
-        fail_msg("said: %s\n%s%s", text, r->out, r->err);
+        fail_msg("printed: %s\n%s%s", text, r->out, r->err);
 }
 
 static void ends_with(Result r, bool well)
@@ -121,19 +121,19 @@ static void all_is_well(void **state)
     Result r = run("sh machine.sh 'real one_gpu' limited '' NCCL_CFLAGS=-I%s", in_temporary("no_nccl"));
 
     (void)state;
-    says(&r, "under WSL 2");
-    says(&r, "ok  MPI       MPICH");
-    says(&r, " see each other\n");
-    says(&r, "ok  GPU       1 x Tesla T4, 16.1 GB, sm_75, driver 550.54 (CUDA 12.4); nvcc of CUDA 12.6\n");
-    says(&r, "--  NCCL      no nccl.h");
+    has(&r, "under WSL 2");
+    has(&r, "ok  MPI       MPICH");
+    has(&r, " see each other\n");
+    has(&r, "ok  GPU       1 x Tesla T4, 16.1 GB, sm_75, driver 550.54 (CUDA 12.4); nvcc of CUDA 12.6\n");
+    has(&r, "--  NCCL      no nccl.h");
     if (cores() > 1)
-        says(&r, "control group (container) may use only 1 at a time");
-    says(&r, "2.0 GB of 16.4 GB available, by the control group's (container's) limit: 125 million parameters");
-    says(&r, "%UserProfile%\\.wslconfig");
-    says(&r, "On the GPU 'Tesla T4': all nine (make run STAGE=NN), 1.0 billion parameters a GPU; ranks of 03 to 07 "
-             "and 09 (NP=2) share it.\n");
-    says(&r, "make test: yes");
-    says_not(&r, "NO  ");
+        has(&r, "control group (container) may use only 1 at a time");
+    has(&r, "2.0 GB of 16.4 GB available, by the limit of the control group (container): 125 million parameters");
+    has(&r, "%UserProfile%\\.wslconfig");
+    has(&r, "On the GPU 'Tesla T4': all nine programs (make run STAGE=NN), 1.0 billion parameters per GPU; ranks of "
+            "03 to 07, 09 (NP=2) share it.\n");
+    has(&r, "make test: yes");
+    lacks(&r, "NO  ");
     ends_with(r, true);
 }
 
@@ -143,23 +143,23 @@ static void what_only_limits_some_things_is_no_failure(void **state)
                    in_temporary("nccl"), in_temporary("libopenblas.so"));
 
     (void)state;
-    says(&r, "ok  BLAS      OpenBLAS 0.3.99, OpenMP, takes this CPU for one of 2004 (Prescott), so the programs choose "
-             "its kernels for Haswell: right numbers");
-    says(&r, "8.2 GB of 16.4 GB available: 512 million parameters");
-    says(&r, "ok  NCCL      nccl.h 2.28.3");
-    says(&r, "On 2 GPUs 'NVIDIA H200': all nine, 9.4 billion parameters a GPU; 03 to 07 and 09 with up to 2 ranks, a "
-             "GPU each, over NCCL.\n");
+    has(&r, "ok  BLAS      OpenBLAS 0.3.99, OpenMP, takes this CPU for one of 2004 (Prescott), so the programs choose "
+            "its kernels for Haswell: right numbers");
+    has(&r, "8.2 GB of 16.4 GB available: 512 million parameters");
+    has(&r, "ok  NCCL      nccl.h 2.28.3");
+    has(&r, "On 2 GPUs 'NVIDIA H200': all nine programs, 9.4 billion parameters per GPU; 03 to 07, 09 with up to 2 "
+            "ranks, one GPU each, over NCCL.\n");
     ends_with(r, true);
 
     unlink(in_temporary("real/gnuplot"));
     r = run("sh machine.sh 'real old_gpu' free PARALLEL=1 NCCL_CFLAGS=-I%s BLAS_LIBS=%s", in_temporary("old_nccl"),
             in_temporary("libopenblas.so"));
-    says(&r, "--  NCCL      nccl.h is of 2.16.5, and from 2.17 on it can be used");
-    says(&r, "--  BLAS      OpenBLAS 0.3.99 is not its OpenMP build");
-    says(&r, "--  GPU       1 x GeForce GTX 1080, 8.6 GB, sm_61, driver 550.54 (CUDA 12.4): from sm_75 on");
-    says(&r, "--  gnuplot   none in PATH");
-    says(&r, "01, 02 and 08 run on the CPU's ");
-    says(&r, "libopenblas-openmp-dev");
+    has(&r, "--  NCCL      nccl.h is of 2.16.5, but 2.17 or later is needed");
+    has(&r, "--  BLAS      OpenBLAS 0.3.99 is not its OpenMP build");
+    has(&r, "--  GPU       1 x GeForce GTX 1080, 8.6 GB, sm_61, driver 550.54 (CUDA 12.4): sm_75 (Turing) or later");
+    has(&r, "--  gnuplot   not in PATH");
+    has(&r, "On the CPU: 01, 02 and 08 on ");
+    has(&r, "libopenblas-openmp-dev");
     ends_with(r, true);
 }
 
@@ -168,37 +168,37 @@ static void ranks_that_are_alone_are_found(void **state)
     Result r = run("sh machine.sh 'alone real old_driver' free ''");
 
     (void)state;
-    says(&r, "NO  MPI       each of 2 ranks is rank 0 of 1: that is Ubuntu 24.04's broken MPICH 4.2.0-5build3\n");
-    says(&r, "--  GPU       1 x Tesla T4, 16.1 GB, sm_75, driver 470.82 (CUDA 11.4), but nvcc is of CUDA 12.2, which "
-             "this driver is too old for");
-    says(&r, "Not yet: what says NO comes first.");
-    says_not(&r, "make test: yes");
+    has(&r, "NO  MPI       each of 2 ranks is rank 0 of 1: this is the broken MPICH 4.2.0-5build3 of Ubuntu 24.04\n");
+    has(&r, "--  GPU       1 x Tesla T4, 16.1 GB, sm_75, driver 470.82 (CUDA 11.4), but this driver is too old "
+            "for nvcc of CUDA 12.2");
+    has(&r, "Not yet: fix the lines with NO first.");
+    lacks(&r, "make test: yes");
     ends_with(r, false);
 
     r = run("sh machine.sh 'foreign real' free 'WRONG=1 PARALLEL=2' BLAS_LIBS=%s", in_temporary("libopenblas.so"));
-    says(&r, "but mpiexec of Open MPI\n");
-    says(&r, "-> sudo apt-get install mpich libmpich-dev; sudo update-alternatives");
-    says(&r, "NO  BLAS      OpenBLAS 0.3.99 multiplies wrongly: 21 of 21 elements");
+    has(&r, "but mpiexec to Open MPI\n");
+    has(&r, "-> sudo apt-get install mpich libmpich-dev; sudo update-alternatives");
+    has(&r, "NO  BLAS      OpenBLAS 0.3.99 multiplies wrongly: 21 of 21 elements");
     ends_with(r, false);
 }
 
-/* make deps, where apt has a newer package than the broken one, and where it has none. */
+/* make deps, with and without a newer package in apt than the broken one. */
 static void a_broken_mpich_is_repaired(void **state)
 {
     Result r = run("sh -c 'PATH=repaired:alone:real:bin sh " SOURCE "/tests/workshop/deps.sh && cat apt'");
 
     (void)state;
-    says(&r, "installing MPICH 4.2.0-5ubuntu1 in place of 4.2.0-5build3");
-    says(&r, "apt-get install -y -qq --no-install-recommends libmpich12 libmpich-dev mpich\n");
+    has(&r, "installing MPICH 4.2.0-5ubuntu1 in place of 4.2.0-5build3");
+    has(&r, "apt-get install -y -qq --no-install-recommends libmpich12 libmpich-dev mpich\n");
     ends_with(r, true);
 
     put("repaired/apt-cache", SH "printf 'libmpich12:\\n  Candidate: 4.2.0-5build3\\n'\n");
     r = run("sh -c 'PATH=repaired:alone:real:bin sh " SOURCE "/tests/workshop/deps.sh'");
-    says(&r, "4.2.0-5.1 is repaired. Fetch\nlibmpich12, libmpich-dev and mpich, for ");
+    has(&r, "4.2.0-5.1 is repaired. Fetch\nlibmpich12, libmpich-dev and mpich, for ");
     ends_with(r, true);
 }
 
-/* Both at once: each waits for what doesn't answer. */
+/* Two machines at the same time, each with a program that does not respond. */
 static void nothing_hangs(void **state)
 {
     Result r = run("sh -c 'sh machine.sh hangs free \"\" >1 & sh machine.sh \"hangs real\" free \"\" >2; wait; "
@@ -208,11 +208,11 @@ static void nothing_hangs(void **state)
     (void)state;
     assert_non_null(second);
     assert_true(r.seconds < 20);                /* far less than 60; on a busy machine more than the 10 it should be */
-    says(&r, "NO  MPI       mpicc is not in PATH");
-    says(&r, "--  GPU       nvidia-smi gives no answer in 3 s: all runs on the CPU\n");
-    says(&r, "sudo apt-get install");
-    says(&r, "libmpich-dev");
-    if (!strstr(second, "but mpiexec -n 2 doesn't work: no answer in 4 s\n"))
+    has(&r, "NO  MPI       mpicc is not in PATH");
+    has(&r, "--  GPU       nvidia-smi gives no response in 3 s: everything runs on the CPU\n");
+    has(&r, "sudo apt-get install");
+    has(&r, "libmpich-dev");
+    if (!strstr(second, "but mpiexec -n 2 fails: no response in 4 s\n"))
         fail_msg("mpiexec: %s", second);
     result_free(r);
 }

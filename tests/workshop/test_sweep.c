@@ -1,5 +1,5 @@
-/* make sweep's program: its table and its CSV against the --metrics and --report of the same runs, and what it says
- * where a run, or all, cannot be. */
+/* make sweep: its table and its CSV against --metrics and --report of the same runs, and its error messages when some
+ * or all runs cannot start. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,14 +11,14 @@
 #define TINY "--layers 2 --hidden 32 --heads 2 --vocab 64 --seq 16 --accumulate 4 --data %s"
 #define PRETEND "--pretend 0.1,0.01,50"
 
-static const char *data(void)           /* relative to where sweep is started */
+static const char *data(void)           /* a path relative to sweep's working directory */
 {
     return strrchr(token_file(5000, 64), '/') + 1;
 }
 
-static Result sweep(const char *stage, const char *ranks, const char *more)
+static Result sweep(const char *program, const char *ranks, const char *more)
 {
-    return run(SWEEP "%s '%s' " TINY " %s", stage, ranks, data(), more);
+    return run(SWEEP "%s '%s' " TINY " %s", program, ranks, data(), more);
 }
 
 static void expect(Result r, int status, const char *words)
@@ -27,25 +27,25 @@ static void expect(Result r, int status, const char *words)
         fail_msg("status %d, not %d, or nowhere \"%s\" in\n%s%s", r.status, status, words, r.out, r.err);
 }
 
-/* A cell of the CSV that the stage's sweep left. */
-static double cell(const char *stage, int row, const char *column)
+/* A cell of the CSV that a program's sweep wrote. */
+static double cell(const char *program, int row, const char *column)
 {
     double values[8];
     char path[128];
 
-    snprintf(path, sizeof path, "build/sweep/%s.csv", stage);
+    snprintf(path, sizeof path, "build/sweep/%s.csv", program);
     assert_true(read_column(in_temporary(path), column, values, 8) > row);
     return values[row];
 }
 
-/* The row of so many ranks against a run of its own. */
-static void compare(const char *stage, int row, int ranks, const char *more, const char *table)
+/* Compares a row, of a run on this many ranks, with a separate run. */
+static void compare(const char *program, int row, int ranks, const char *more, const char *table)
 {
     double peak = 0, predicted = 0, playbook = 0, sent[2], tokens[2];
     char path[64], text[64];
 
     run_well("mpiexec -n %d " BUILD "/cpu/%s " TINY " --micro-batch 1 --steps 2 --quiet --metrics m --report r %s",
-             ranks, stage, data(), more);
+             ranks, program, data(), more);
     const char *report = in_temporary("r");
     for (int r = 0; r < ranks; r++) {
         static const char *const with_formula[] = {"parameters", "gradients", "optimizer", "activations"};
@@ -63,60 +63,62 @@ static void compare(const char *stage, int row, int ranks, const char *more, con
     }
     assert_int_equal(read_column(in_temporary("m"), "comm_bytes", sent, 2), 2);
     read_column(in_temporary("m"), "tokens", tokens, 2);
-    assert_true(cell(stage, row, "ranks") == ranks);
-    assert_true(cell(stage, row, "tokens") == tokens[0]);
-    assert_true(cell(stage, row, "peak_bytes") == peak);
-    assert_true(cell(stage, row, "peak_predicted") == predicted);
-    assert_true(cell(stage, row, "peak_playbook") == round(playbook));
-    assert_true(cell(stage, row, "sent_bytes") == sent[0]);     /* of rank 0, and here of all */
-    assert_true(cell(stage, row, "sent_predicted") == sent[0]);
+    assert_true(cell(program, row, "ranks") == ranks);
+    assert_true(cell(program, row, "tokens") == tokens[0]);
+    assert_true(cell(program, row, "peak_bytes") == peak);
+    assert_true(cell(program, row, "peak_predicted") == predicted);
+    assert_true(cell(program, row, "peak_playbook") == round(playbook));
+    assert_true(cell(program, row, "sent_bytes") == sent[0]);   /* rank 0's; in these runs all ranks send the same */
+    assert_true(cell(program, row, "sent_predicted") == sent[0]);
     snprintf(text, sizeof text, "%s %12s", number_text(peak), number_text(predicted));
     if (!strstr(table, text))
         fail_msg("no \"%s\" in\n%s", text, table);
 
-    const double seconds = cell(stage, row, "pretended_seconds"), rate = tokens[0] / seconds;
-    const double speed_up = cell(stage, 0, "pretended_seconds") / seconds * tokens[0] / cell(stage, 0, "tokens");
-    assert_true(fabs(cell(stage, row, "pretended_tokens_per_second") / rate - 1) < 1e-3);
-    assert_true(fabs(cell(stage, row, "pretended_speedup") / speed_up - 1) < 1e-3);
-    assert_true(fabs(cell(stage, row, "pretended_efficiency") / (speed_up / ranks) - 1) < 1e-3);
-    const double computing = cell(stage, row, "pretended_computing"), waiting = cell(stage, row, "pretended_waiting");
+    const double seconds = cell(program, row, "pretended_seconds"), rate = tokens[0] / seconds;
+    const double speed_up = cell(program, 0, "pretended_seconds") / seconds * tokens[0] / cell(program, 0, "tokens");
+    assert_true(fabs(cell(program, row, "pretended_tokens_per_second") / rate - 1) < 1e-3);
+    assert_true(fabs(cell(program, row, "pretended_speedup") / speed_up - 1) < 1e-3);
+    assert_true(fabs(cell(program, row, "pretended_efficiency") / (speed_up / ranks) - 1) < 1e-3);
+    const double computing = cell(program, row, "pretended_computing");
+    const double waiting = cell(program, row, "pretended_waiting");
     assert_true(computing > 0.05 && computing + waiting < 1.001);
-    assert_true(cell(stage, row, "pretended_waiting_most") >= waiting);
+    assert_true(cell(program, row, "pretended_waiting_most") >= waiting);
     assert_true(ranks > 1 ? waiting > 0 : waiting == 0);
-    double mfu[2], took[2];                     /* of the run of its own: its second step */
+    double mfu[2], took[2];                     /* the separate run: its second step is compared */
     read_column(in_temporary("m"), "mfu", mfu, 2);
     read_column(in_temporary("m"), "seconds", took, 2);
-    assert_true(fabs(cell(stage, row, "pretended_mfu") * seconds / (mfu[1] * took[1]) - 1) < 1e-2);
+    assert_true(fabs(cell(program, row, "pretended_mfu") * seconds / (mfu[1] * took[1]) - 1) < 1e-2);
 }
 
 static void tensor_parallel(void **state)
 {
-    const char *stage = "05_tensor_parallel";
+    const char *program = "05_tensor_parallel";
 
     (void)state;
-    Result r = sweep(stage, "2 1,2", "--micro-batch 1 --sequence-parallel " PRETEND);
+    Result r = sweep(program, "2 1,2", "--micro-batch 1 --sequence-parallel " PRETEND);
     expect(r, 0, "strong scaling: a step has the same 64 tokens on any number of ranks");
-    expect(r, 0, "PRETENDED: times, and what is made of them, are those of --pretend 0.1,0.01,50; bytes are real");
-    expect(r, 0, "against the first row, 1 rank;");
+    expect(r, 0, "SIMULATED: times, and values computed from them, are those of --pretend 0.1,0.01,50; bytes are "
+           "measured");
+    expect(r, 0, "relative to the first row, 1 rank;");
     expect(r, 0, "--timeout 60");
     for (int i = 0; i < 2; i++)
-        compare(stage, i, i + 1, "--sequence-parallel " PRETEND, r.out);
+        compare(program, i, i + 1, "--sequence-parallel " PRETEND, r.out);
     assert_null(strstr(r.out, "bubble"));
     result_free(r);
-    r = run("sh -c 'command -v gnuplot'");          /* all else runs without it */
+    r = run("sh -c 'command -v gnuplot'");          /* only the figure needs it */
     const bool drawn = r.status == 0;
     result_free(r);
     if (!drawn) {
-        print_message("skipped: the figure, which gnuplot draws\n");
+        print_message("skipped: the figure, because gnuplot is missing\n");
         return;
     }
     r = run("cat build/sweep/05_tensor_parallel.svg");
-    expect(r, 0, "pretended tokens/s of all ranks");
+    expect(r, 0, "simulated tokens/s of all ranks");
     expect(r, 0, "05_tensor_parallel");
     result_free(r);
 }
 
-/* Idle over computing time by the formula, to the last digit, and what the table has beside it. */
+/* The bubble's formula in the CSV, to the last digit, and in the table. */
 static void pipeline(void **state)
 {
     static const struct {
@@ -125,20 +127,20 @@ static void pipeline(void **state)
     } schedules[] = {{"--schedule zero-bubble", " 0.083 ", 1.0 / 3 / 4},
                      {"--schedule interleaved --chunks 2 --layers 4", " 0.125 ", 1.0 / 2 / 4},
                      {"--schedule zb-v --layers 4", " 0.042 ", 1.0 / 6 / 4}};
-    const char *stage = "06_pipeline_parallel";
+    const char *program = "06_pipeline_parallel";
     char options[128];
 
     (void)state;
     for (int i = 0; i < 3; i++) {
         snprintf(options, sizeof options, "%s " PRETEND, schedules[i].options);
-        Result r = sweep(stage, "1 2", options);
+        Result r = sweep(program, "1 2", options);
         expect(r, 0, "strong scaling");
         expect(r, 0, schedules[i].text);
-        compare(stage, 1, 2, options, r.out);
-        assert_true(cell(stage, 0, "bubble_formula") == 0);
-        assert_true(cell(stage, 1, "bubble_formula") == schedules[i].formula);
-        assert_true(cell(stage, 1, "bubble_simulated") == json_number(in_temporary("r"), "ranks.1.bubble_simulated"));
-        assert_true(cell(stage, 1, "pretended_bubble") > 0);
+        compare(program, 1, 2, options, r.out);
+        assert_true(cell(program, 0, "bubble_formula") == 0);
+        assert_true(cell(program, 1, "bubble_formula") == schedules[i].formula);
+        assert_true(cell(program, 1, "bubble_simulated") == json_number(in_temporary("r"), "ranks.1.bubble_simulated"));
+        assert_true(cell(program, 1, "pretended_bubble") > 0);
         result_free(r);
     }
 }
@@ -147,7 +149,7 @@ static void batches_that_grow(void **state)
 {
     (void)state;
     Result r = sweep("03_data_parallel", "1 2", "--micro-batch 1 " PRETEND);
-    expect(r, 0, "weak scaling: a step has 64 tokens for each rank");
+    expect(r, 0, "weak scaling: a step has 64 tokens per rank");
     compare("03_data_parallel", 1, 2, PRETEND, r.out);
     result_free(r);
 }
@@ -160,17 +162,17 @@ static void refusals_are_rows(void **state)
     Result r = sweep("05_tensor_parallel", "4 1", "--steps 2");
     expect(r, 0, why);
     assert_true(cell("05_tensor_parallel", 0, "ranks") == 1 && cell("05_tensor_parallel", 1, "ranks") == 4);
-    assert_true(cell("05_tensor_parallel", 0, "tokens_per_second") > 0);        /* a real one */
-    assert_null(strstr(r.out, "PRETENDED"));
+    assert_true(cell("05_tensor_parallel", 0, "tokens_per_second") > 0);        /* measured, not simulated */
+    assert_null(strstr(r.out, "SIMULATED"));
     result_free(r);
     r = sweep("05_tensor_parallel", "4", "");
     expect(r, 1, why);
     result_free(r);
     r = sweep("05_tensor_parallel", "1", "--steps 1");
-    expect(r, 1, "    1  steps: 1, but the first is left out, so --steps 2 is the least\n");
+    expect(r, 1, "    1  --steps: expected at least 2, as the first is not measured, got 1\n");
     result_free(r);
     r = sweep("09_combined", "1 2", "--tp 2 --steps 2");
-    expect(r, 0, "    1  --tp 2 x --cp 1 x --pp 1 are 2 ranks, and 1 were started; start a multiple of 2");
+    expect(r, 0, "    1  --tp 2 x --cp 1 x --pp 1: expected a divisor of 1, the number of ranks, got 2;");
     assert_true(cell("09_combined", 1, "tokens_per_second") > 0);
     result_free(r);
     r = sweep("05_tensor_parallel", "1", "--colour red");
@@ -178,27 +180,28 @@ static void refusals_are_rows(void **state)
     result_free(r);
 }
 
-/* No device is so fast: all of a step is real work. */
-static void late_work_is_told(void **state)
+/* The simulated hardware is faster than any real one, so real work takes all of a step. */
+static void late_work_is_reported(void **state)
 {
     (void)state;
     Result r = sweep("05_tensor_parallel", "2", "--pretend 1e6,1e6,0");
-    expect(r, 0, "WARNING: real work took longer than pretended: ");
+    expect(r, 0, "WARNING: real work took longer than simulated: ");
     expect(r, 0, "% of a step on 2 ranks.");
     result_free(r);
 }
 
 static void what_cannot_be_swept(void **state)
 {
-    static const struct { const char *stage, *ranks, *words; } table[] = {
-        {"05_tensor_parallel", "1 x", "NP=\"1 x\": x is not a number of ranks, from 1 to 1024"},
-        {"05_tensor_parallel", "2 0", "NP=\"2 0\": 0 is not"}, {"05_tensor_parallel", "2000", "2000 is not"},
-        {"05_tensor_parallel", "2-4", "2-4 is not"}, {"05_tensor_parallel", " ", "NP is empty"},
-        {"01_single_gpu", "1", "01_single_gpu is for one rank, as 01, 02 and 08 are; 03 to 07 and 09 can be swept"}};
+    static const struct { const char *program, *ranks, *words; } table[] = {
+        {"05_tensor_parallel", "1 x",
+         "NP=\"1 x\": expected numbers of ranks from 1 to 1024, such as NP=\"1 2 4 8\", got 'x'"},
+        {"05_tensor_parallel", "2 0", "got '0'"}, {"05_tensor_parallel", "2000", "got '2000'"},
+        {"05_tensor_parallel", "2-4", "got '2-4'"}, {"05_tensor_parallel", " ", "got nothing"},
+        {"01_single_gpu", "1", "01_single_gpu runs on one rank, like 01, 02 and 08; 03 to 07 and 09 can be swept"}};
 
     (void)state;
     for (unsigned i = 0; i < sizeof table / sizeof *table; i++) {
-        Result r = sweep(table[i].stage, table[i].ranks, "");
+        Result r = sweep(table[i].program, table[i].ranks, "");
         expect(r, 2, table[i].words);
         result_free(r);
     }
@@ -211,7 +214,7 @@ int main(void)
         cmocka_unit_test(pipeline),
         cmocka_unit_test(batches_that_grow),
         cmocka_unit_test(refusals_are_rows),
-        cmocka_unit_test(late_work_is_told),
+        cmocka_unit_test(late_work_is_reported),
         cmocka_unit_test(what_cannot_be_swept),
     };
 

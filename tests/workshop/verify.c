@@ -1,8 +1,8 @@
-/* make verify: a train.c that someone has edited, or written, against 01. It is run in float64 with --check on a few
- * layouts, from a checkpoint whose biases and LayerNorms are not 0 and 1 any more, since at initial weights some
- * mistakes don't show. Compared are the gradients of the first step, tensor by tensor (diagnose.c says what is wrong
- * with them), norms and losses of the next steps, traffic and memory. --check compares the norm and the loss of every
- * rank with rank 0's, and --clip is below the norm, so that a rank with another norm makes another update.
+/* make verify: compares a train.c that the user has edited or written with 01. Runs it in float64 with --check in a few
+ * parallel configurations, from a trained checkpoint: at initial weights (biases 0, LayerNorm weights 1) some mistakes
+ * do not show. Compares the gradients of the first step, tensor by tensor (diagnose.c explains wrong ones), norms and
+ * losses of the next steps, traffic and memory. --check compares the norm and loss of every rank with those
+ * of rank 0. --clip is below the norm, so that a rank with another norm makes another update.
  *
  *   verify STAGE PROGRAM [RANKS [OPTION...]]      PROGRAM: built from the train.c, in float64
  */
@@ -19,7 +19,7 @@
 
 enum { TRAINED = 3, STEPS = 4 };        /* steps of the checkpoint, and after it */
 
-/* A trained model of this shape, made once. */
+/* The checkpoint of a trained model of this shape; trained on first use. */
 static const char *checkpoint(const Shape *s)
 {
     static char name[256];
@@ -33,11 +33,11 @@ static const char *checkpoint(const Shape *s)
     return name;
 }
 
-/* ---- What a run says ---- */
+/* ---- What a run reports ---- */
 
-static char about[1024];        /* the layout at hand: its shape, groups, schedule */
-static int faults;              /* of it */
-static int wrong;               /* layouts before it that were wrong: of later ones the first lines are enough */
+static char about[1024];        /* the current configuration: its shape, groups, schedule */
+static int faults;              /* found in the current configuration */
+static int wrong;               /* wrong configurations before it: after one, the first lines are enough */
 
 static void fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void fault(const char *format, ...)
@@ -55,33 +55,33 @@ static void fault(const char *format, ...)
     va_end(list);
 }
 
-/* What a message of the program's may mean; "" if it says all there is to say. */
+/* What a message of the program may mean, appended to it; "" if the message is clear by itself. */
 static const char *hint(const char *line)
 {
     if ((strstr(line, "nan") || strstr(line, "inf and")) && !strstr(line, "under --check"))
-        return " (under --check a buffer is NaN from a transfer's start to comm_wait: one may be read too early)";
+        return " (under --check a buffer in flight holds NaN until comm_wait: it may be read too early)";
     if (strstr(line, "has drifted"))
-        return " (replicas get the same update only from the same gradients and the same norm; what was gathered before "
-               "an update is out of date)";
+        return " (replicas stay equal only if all get the same gradients and the same norm; parameters that were "
+               "all-gathered before an update are stale after it)";
     if (strstr(line, "silent") || strstr(line, "waits") || strstr(line, "waited"))
-        return " (some ranks call what others don't, or in another order)";
+        return " (some ranks make calls that others do not make, or in another order)";
     return "";
 }
 
-/* So many calls too many or too few, in what a schedule counts in: " = 2 for each layer and micro-batch". */
+/* A surplus or lack of calls as a multiple of what a schedule counts: " = 2 per layer and micro-batch"; or "". */
 static const char *count_name(int64_t calls, const Shape *s)
 {
     static char text[128];
     const struct {
         int64_t unit;
         const char *words;
-    } units[] = {{(int64_t)s->layers * s->accumulate, "each layer and micro-batch"}, {s->layers, "each layer"},
-                 {s->accumulate, "each micro-batch"}};
+    } units[] = {{(int64_t)s->layers * s->accumulate, "layer and micro-batch"}, {s->layers, "layer"},
+                 {s->accumulate, "micro-batch"}};
 
     text[0] = 0;
     for (int i = 0; i < 3 && !text[0]; i++)
         if (units[i].unit > 1 && calls % units[i].unit == 0 && calls / units[i].unit <= 4)
-            snprintf(text, sizeof text, " = %lld for %s", (long long)(calls / units[i].unit), units[i].words);
+            snprintf(text, sizeof text, " = %lld per %s", (long long)(calls / units[i].unit), units[i].words);
     return text;
 }
 
@@ -91,16 +91,16 @@ static void traffic_fault(int rank, const char *op, const char *group, int64_t c
     const long long off = llabs((long long)(calls - expected));
 
     if (off == 0)
-        fault("rank %d: the %lld calls of %s in group %s send %lld bytes, and predict() says %lld: something else is "
+        fault("rank %d: the %lld calls of %s in group %s send %lld bytes, but predict() gives %lld: other tensors are "
               "sent", rank, (long long)calls, op, group, (long long)bytes, (long long)expected_bytes);
     else
-        fault("rank %d: %s in group %s is called %lld times in a step, and predict() says %lld: %lld %s%s", rank, op,
-              group, (long long)calls, (long long)expected, off, calls < expected ? "are missing" : "too many",
+        fault("rank %d: %s in group %s is called %lld times per step, but predict() gives %lld: %lld %s%s", rank, op,
+              group, (long long)calls, (long long)expected, off, calls < expected ? "missing" : "too many",
               count_name(off, s));
 }
 
-/* The program's own lines, "10_mine: what": the first ones, and one about its traffic; or those about replicas that
- * have drifted. A program that began as a copy of another may still speak in its name. */
+/* Prints the program's first error lines, "10_mine: what", and one about traffic; if `drifted`, only those about
+ * replicas that have drifted. A program that began as a copy of another may still print the other's name. */
 static void print_messages(const char *text, const Shape *s, bool drifted)
 {
     char copy[4096], op[64], group[64];
@@ -115,7 +115,7 @@ static void print_messages(const char *text, const Shape *s, bool drifted)
             || (strstr(line, "has drifted") != NULL) != drifted)
             continue;
         if (sscanf(line + name, ": rank %d, step %*d: %63s in group %63[^:]: %lld calls sent %lld bytes, but "
-                   "predict() said %lld calls and %lld", &rank, op, group, &calls, &bytes, &expected, &expected_bytes)
+                   "predict() gives %lld calls and %lld", &rank, op, group, &calls, &bytes, &expected, &expected_bytes)
             == 7) {
             if (!traffic)
                 traffic_fault(rank, op, group, calls, bytes, expected, expected_bytes, s);
@@ -132,7 +132,7 @@ static double number(const cJSON *json, const char *name)
     return cJSON_GetNumberValue(cJSON_GetObjectItem(json, name));
 }
 
-static cJSON *read_report(void)                 /* NULL: it ended early */
+static cJSON *read_report(void)                 /* NULL: the run ended early */
 {
     if (access(in_temporary("r.json"), F_OK))
         return NULL;
@@ -147,7 +147,7 @@ static cJSON *ranks_of(cJSON *report)
     return cJSON_GetObjectItem(report, "ranks");
 }
 
-static char groups[256];        /* the program's, but for the world, on whatever ranks: "dp=2,tp=4" */
+static char groups[256];        /* all groups of the program but world, on any rank: "dp=2,tp=4" */
 
 static void read_groups(cJSON *report)
 {
@@ -164,7 +164,7 @@ static void read_groups(cJSON *report)
         }
 }
 
-/* "3, 2, 1": a number that every rank reports. */
+/* "3, 2, 1": one value of the report, rank by rank. */
 static const char *of_ranks(cJSON *report, const char *name)
 {
     static char text[512];
@@ -193,7 +193,7 @@ static void describe(const Shape *s, cJSON *report)
                  number(first, "bubble_simulated"), number(first, "bubble_formula"));
 }
 
-/* Memory against predict(), category by category. */
+/* Compares memory with predict(), category by category; reports the first difference. */
 static void compare_memory(cJSON *report)
 {
     cJSON *rank, *entry;
@@ -202,14 +202,14 @@ static void compare_memory(cJSON *report)
     cJSON_ArrayForEach(rank, ranks_of(report))
         cJSON_ArrayForEach(entry, cJSON_GetObjectItem(rank, "memory"))
             if (!said && number(entry, "measured") != number(entry, "predicted")) {
-                fault("rank %.0f: %s take %.0f bytes, and predict() says %.0f", number(rank, "rank"), entry->string,
+                fault("rank %.0f: %s take %.0f bytes, but predict() gives %.0f", number(rank, "rank"), entry->string,
                       number(entry, "measured"), number(entry, "predicted"));
                 said = true;
             }
 }
 
-/* What a rank has to keep in flight at once: micro-batches, in a V of half as many layers each (*halves). 0: nothing is
- * promised. */
+/* The largest number of micro-batches that a rank needs in flight: of a model chunk, half the rank's layers, for the V
+ * schedules (*halves). 0: unknown for this schedule. */
 static int needed_in_flight(const char *options, const Shape *s, int rank, bool *halves)
 {
     const int p = s->ranks, m = s->accumulate;
@@ -224,8 +224,8 @@ static int needed_in_flight(const char *options, const Shape *s, int rank, bool 
     return needed < all ? needed : all;
 }
 
-/* 06: any order that can be executed gives the right gradients; a good one has the formula's bubble too, and keeps no
- * more micro-batches than it must. What a schedule with another name promises is not known here: see describe. */
+/* 06: any schedule that can be executed gives the right gradients. A good one also has the bubble of the formula, and
+ * no more micro-batches in flight than necessary. Schedules of other names have no formula here: see describe. */
 static void compare_schedule(cJSON *report, const char *options, const Shape *s)
 {
     cJSON *rank;
@@ -235,12 +235,12 @@ static void compare_schedule(cJSON *report, const char *options, const Shape *s)
         const double simulated = number(rank, "bubble_simulated"), formula = number(rank, "bubble_formula");
         const int needed = needed_in_flight(options, s, number(rank, "rank"), &halves);
         if (simulated > formula + 1e-9 && !waits)
-            fault("the schedule's bubble is %.3f on rank %.0f, and it should be %.3f: a rank waits where it could "
-                  "compute", simulated, number(rank, "rank"), formula);
+            fault("rank %.0f: the bubble of this schedule is %.3f, but the formula gives %.3f: a rank waits where it "
+                  "could compute", number(rank, "rank"), simulated, formula);
         waits |= simulated > formula + 1e-9;
         if (needed && number(rank, "in_flight") > needed && !keeps) {
-            fault("rank %.0f keeps the activations of %.0f micro-batches%s at once, and %d are enough: backwards come "
-                  "too late", number(rank, "rank"), number(rank, "in_flight"), halves ? " of a chunk" : "", needed);
+            fault("rank %.0f has %.0f micro-batches%s in flight, but %d are enough: backward passes come too late",
+                  number(rank, "rank"), number(rank, "in_flight"), halves ? " of a model chunk" : "", needed);
             keeps = true;
         }
     }
@@ -248,7 +248,7 @@ static void compare_schedule(cJSON *report, const char *options, const Shape *s)
 
 /* ---- Gradients ---- */
 
-/* Sequences of the batch that was dumped; 0: there is no dump. */
+/* Sequences in the dumped batch; 0: there is no dump. */
 static int dumped_sequences(const char *file)
 {
     Safetensors s;
@@ -272,7 +272,7 @@ static void print_indented(const char *text)
     free(copy);
 }
 
-static char farthest[256];      /* of a type of two bytes or one, what rounding did to the gradients; otherwise "" */
+static char farthest[256];      /* 16- and 8-bit types: the largest difference that rounding made; otherwise "" */
 
 static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
 {
@@ -294,12 +294,12 @@ static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
     else
         print_indented(r.out);
     if (!right && (r.status != 2 || !*r.out))                   /* diagnose itself has failed */
-        fault("diagnose: status %d: %.1000s", r.status, r.err);
+        fault("diagnose ended with status %d: %.1000s", r.status, r.err);
     result_free(r);
     return right;
 }
 
-/* 01's losses and norms of the same steps. */
+/* Losses and norms of 01 in the same steps, with further options. */
 static void read_01(double b[2][STEPS], const Shape *s, int sequences, const char *more)
 {
     run_well(BUILD "/cpu64/01_single_gpu %s %s --load %s --steps %d --micro-batch 1 --accumulate %d --metrics 01.csv",
@@ -318,12 +318,12 @@ static double loss_distance(const double *a, const double *b, int rows)
     return sqrt(sum);
 }
 
-/* Norms and losses of all steps, after a first one whose gradients were right. */
+/* Compares norms and losses of all steps, once the gradients of the first are known to be right. */
 static void compare_losses(const Case *c, const Shape *s, int sequences)
 {
     double a[2][STEPS], b[2][STEPS], never[2][STEPS];
     static const char *const column[] = {"loss", "grad_norm"};
-    const double most = c->tolerance ? 1e-3 : 1e-9;             /* losses are sums: rounding is less in them */
+    const double most = c->tolerance ? 1e-3 : 1e-9;             /* losses are sums, with less rounding */
     int rows = 0, first = -1, k;
 
     for (k = 0; k < 2; k++)
@@ -337,24 +337,24 @@ static void compare_losses(const Case *c, const Shape *s, int sequences)
         const int i = first / 2;
         k = first % 2;
         read_01(never, s, sequences, "--lr 0 --min-lr 0");
-        fault("step %d: the %s is %.10g, and 01's %.10g; %s", i + 1, k ? "gradients' norm" : "loss", a[k][i], b[k][i],
+        fault("step %d: the %s is %.10g, but 01 gives %.10g; %s", i + 1, k ? "gradient norm" : "loss", a[k][i], b[k][i],
               i == 0 ? "yet the gradients are right"
               : loss_distance(a[0], never[0], rows) < 0.2 * loss_distance(b[0], never[0], rows)
               ? "the losses are as if no step had changed the weights that forward reads: stale copies (after the "
                 "update a tensor_convert is missing, or its two arguments are swapped)"
-              : "the first step was right, so AdamW got something else than it should, or the next step computes with "
-                "parameters from before it: stale copies");
+              : "the first step was right, so AdamW got wrong inputs, or the next step computes with parameters from "
+                "before the update: stale copies");
     }
     if (rows < STEPS && !faults)
-        fault("it ended after %d of %d steps", rows, STEPS);
+        fault("the run ended after %d of %d steps", rows, STEPS);
     if (!(b[1][0] > CLIP))
-        fault("the norm of step 1 is %g: verify's --clip %g would change nothing", b[1][0], CLIP);
+        fault("the gradient norm of step 1 is %g, so verify's --clip %g tests nothing", b[1][0], CLIP);
 }
 
-/* ---- One layout ---- */
+/* ---- One configuration ---- */
 
-/* What a sanitizer has found, and the lines of ours that led there. (MPICH's UCX may print a page before it, and
- * several ranks print at once.) */
+/* Prints what a sanitizer found, and the stack frames in our files. (MPICH's UCX may print a page before, and several
+ * ranks print at once.) */
 static void print_sanitizer(const char *err)
 {
     char *copy = strdup(err), last[256] = "";
@@ -388,7 +388,7 @@ static bool verify(const Case *c)
                    "--report r.json", command, checkpoint(&s), TRAINED + STEPS);
     const int sequences = dumped_sequences(in_temporary("g.safetensors"));
     cJSON *report = read_report(), *of_start = NULL;
-    if (!report && sequences) {                 /* for its groups: a run that has no step to do */
+    if (!report && sequences) {                 /* a run of no steps, to learn its groups */
         result_free(run("%s --load %s --steps %d --timeout 20 --report r.json", command, checkpoint(&s), TRAINED));
         of_start = read_report();
     }
@@ -396,30 +396,30 @@ static bool verify(const Case *c)
     describe(&s, report);
     if (r.status)
         print_messages(r.err, &s, false);
-    if (r.status == 2)                          /* its options: nothing to compare */
-        printf("    (it was: %s)\n", command);
+    if (r.status == 2)                          /* refused its options: nothing to compare */
+        printf("    (the command was: %s)\n", command);
     compare_memory(report);
     compare_schedule(report, c->options, &s);
     const char *left_out = !sequences ? "gradients (run_dump_gradients)"
                          : access(in_temporary("m.csv"), F_OK) ? "metrics"
                          : !report ? "report" : NULL;
     if (!r.status && left_out)
-        fault("it ended well, but left no %s: there is nothing to compare", left_out);
+        fault("the run succeeded, but wrote no %s: there is nothing to compare", left_out);
     const bool comparable = sequences && !access(in_temporary("m.csv"), F_OK);
     const bool right = comparable && compare_gradients_of(c, &s, sequences);
-    if (r.status && (right || !comparable))     /* after wrong gradients replicas drift as they must */
+    if (r.status && (right || !comparable))     /* wrong gradients explain why replicas drift */
         print_messages(r.err, &s, true);
     if (right)
         compare_losses(c, &s, sequences);
     if (r.status)
         print_sanitizer(r.err);
     if (r.status && !faults && (r.status == 139 || r.status == 11 || strstr(r.err, "Segmentation fault")))
-        fault("it crashed: a segmentation fault, so a tensor or pointer that isn't there; the same make verify with "
-              "SANITIZE=1 says where");
+        fault("the run crashed with a segmentation fault: some tensor or pointer is not set; the same make verify with "
+              "SANITIZE=1 names the line");
     if (r.status && !faults)
-        fault("it ended with status %d:\n%.2000s", r.status, r.err);
+        fault("the run ended with status %d:\n%.2000s", r.status, r.err);
     if (!faults)
-        printf("right: gradients, norms, losses, memory, bytes%s%s%s\n    %s\n", *farthest ? " (" : "", farthest,
+        printf("right: gradients, norms, losses, memory, traffic%s%s%s\n    %s\n", *farthest ? " (" : "", farthest,
                *farthest ? ")" : "", about);
     cJSON_Delete(report);
     cJSON_Delete(of_start);
@@ -433,12 +433,13 @@ int main(int argc, char **argv)
     int count = 0;
 
     if (argc < 3) {
-        fprintf(stderr, "verify STAGE PROGRAM [RANKS [OPTION...]], but %d were given; make verify does it\n", argc - 1);
+        fprintf(stderr, "verify: expected STAGE PROGRAM [RANKS [OPTION...]], got %d arguments; use make verify\n",
+                argc - 1);
         return 2;
     }
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 0);                /* as run.sh: MPICH leaves memory behind */
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 0);                /* as run.sh: MPICH leaks */
     setenv("UBSAN_OPTIONS", "print_stacktrace=1", 0);
-    stage = argv[1], program = realpath(argv[2], NULL);         /* runs begin in a directory of their own */
+    stage = argv[1], program = realpath(argv[2], NULL);         /* runs start in a temporary directory */
     if (!program) {
         fprintf(stderr, "verify: there is no program %s\n", argv[2]);
         return 2;
@@ -448,7 +449,7 @@ int main(int argc, char **argv)
         snprintf(options + strlen(options), sizeof options - strlen(options), "%s%s", i > 4 ? " " : "", argv[i]);
     given_options = options;
     if (argc > 3 && *argv[3] && (ranks < 1 || ranks > 64 || argv[3][strspn(argv[3], "0123456789")])) {
-        fprintf(stderr, "verify: NP=%s, but a number of ranks from 1 to 64 is wanted\n", argv[3]);
+        fprintf(stderr, "verify: NP: expected a number of ranks from 1 to 64, got '%s'\n", argv[3]);
         return 2;
     }
     own = true;
@@ -457,7 +458,7 @@ int main(int argc, char **argv)
     const bool one_rank = is("01_single_gpu") || is("02_mixed_precision") || is("08_fused_kernels");
     const bool typed = is("02_mixed_precision") || is("08_fused_kernels") || is("09_combined");
     if (ranks > 1 && one_rank) {
-        fprintf(stderr, "verify: NP=%d, but %s is for one rank, as 01, 02 and 08 are\n", ranks, stage);
+        fprintf(stderr, "verify: NP=%d, but %s runs on one rank, like 01, 02 and 08; leave NP out\n", ranks, stage);
         return 2;
     }
     static const char *const fixed[] = {"--data", "--vocab", "--load", "--steps", "--preset", "--seed", "--lr",
@@ -472,11 +473,11 @@ int main(int argc, char **argv)
     }
     for (unsigned i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (given(fixed[i])) {
-            fprintf(stderr, "verify: ARGS has %s, but data, model and steps are the same for all that are compared; "
-                    "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate can be chosen\n", fixed[i]);
+            fprintf(stderr, "verify: ARGS has %s, which verify sets itself, the same for both programs; --layers, "
+                    "--hidden, --heads, --seq, --micro-batch and --accumulate can be chosen\n", fixed[i]);
             return 2;
         }
-    /* 02's, 08's and 09's own type is bf16: who asks for nothing that needs it gets the exact comparison */
+    /* 02, 08 and 09 default to bf16: without an option that needs it, fp32 allows the exact comparison */
     if (*options && !given("--dtype") && typed)
         snprintf(options + strlen(options), sizeof options - strlen(options), " --dtype %s",
                  given("--gradients") || given("--master") ? "bf16" : "fp32");
@@ -486,7 +487,7 @@ int main(int argc, char **argv)
         if (!is(c.stage) && !(own && !*c.stage))
             continue;
         if (own && (ranks || *options) && c.ranks < 4)
-            continue;                                           /* its three cases are three numbers of ranks */
+            continue;                                           /* the three cases differ in ranks only */
         if (ranks && !*options && !fits(&c, ranks))
             continue;
         if (*options)
@@ -503,6 +504,6 @@ int main(int argc, char **argv)
         if (*options)
             break;
     }
-    printf("%d of %d layouts are %s\n", wrong ? wrong : count, count, wrong ? "wrong" : "right");
+    printf("%d of %d configurations are %s\n", wrong ? wrong : count, count, wrong ? "wrong" : "right");
     return wrong > 0;
 }

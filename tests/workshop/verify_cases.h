@@ -1,5 +1,5 @@
-/* What make verify runs: layouts of a program, each with a shape of its own, and what ARGS says of them. Include this
- * once. */
+/* What make verify runs: the parallel configurations of each program, each with its own shape, and how ARGS changes
+ * them. Include this once. */
 #ifndef VERIFY_CASES_H
 #define VERIFY_CASES_H
 
@@ -10,16 +10,16 @@
 
 #include "../harness.h"
 
-static const double CLIP = 0.05;        /* below the norm of every layout */
+static const double CLIP = 0.05;        /* below the gradient norm of every configuration */
 
 typedef struct {
     const char *stage, *options;
     int ranks;
-    double tolerance;           /* by norm, of a type of two bytes or one; 0: to ten digits */
+    double tolerance;           /* of the Euclidean norm, for 16- and 8-bit types; 0: ten digits */
 } Case;
 
-/* What is run if nobody says what: every option of a stage, and in 08 each choice of operators in fp32 too: rounding to
- * two bytes hides much. */
+/* What runs without ARGS: every option of a program; in 08, each set of fused operators in fp32 as well, because
+ * rounding to 16 bits hides much. */
 static const Case cases[] = {
     {"01_single_gpu", "", 1},
     {"01_single_gpu", "--recompute selective", 1},
@@ -62,17 +62,17 @@ static const Case cases[] = {
     {"09_combined", "--dtype fp32 --tp 2 --pp 2", 8},
     {"09_combined", "--dtype fp32", 2},
     {"09_combined", "--dtype bf16 --tp 2 --cp 2 --recompute full", 4, 0.04},
-    {"", "", 1}, {"", "", 2}, {"", "", 4},              /* a program that isn't here: someone's own */
+    {"", "", 1}, {"", "", 2}, {"", "", 4},              /* any other program: the user's own */
 };
 
 static const char *stage, *program, *given_options = "";
-static bool own;                /* a program of the reader's: any technique may be in it */
+static bool own;                /* the user's own program: it may use any technique */
 
 /* ---- Shapes ---- */
 
 typedef struct {
     int ranks, layers, heads, seq, micro_batch, accumulate;
-    char model[512], schedule[128];     /* options: for all runs, for the program's */
+    char model[512], schedule[128];     /* options for all runs; for runs of the program only */
 } Shape;
 
 static bool starts_with(const char *text, const char *with)
@@ -80,7 +80,7 @@ static bool starts_with(const char *text, const char *with)
     return !strncmp(text, with, strlen(with));
 }
 
-/* What follows an option of the command line, after a space or "="; NULL: it isn't there. */
+/* The text after an option in ARGS, behind a space or "="; NULL: the option is not given. */
 static const char *given(const char *name)
 {
     for (const char *at = given_options; (at = strstr(at, name)); at += strlen(name))
@@ -89,14 +89,13 @@ static const char *given(const char *name)
     return NULL;
 }
 
-/* Programs take "--hid" for "--hidden"; here options are looked for by their names. */
+/* Programs accept "--hid" for "--hidden"; verify looks for full names only, so it refuses shortened ones. */
 static void refuse_short(const char *word, const char *name)
 {
     const size_t length = strcspn(word, "=");
 
     if (length > 2 && length < strlen(name) && !strncmp(word, name, length)) {
-        fprintf(stderr, "verify: ARGS has %.*s, which may be %s: write options with their whole names here\n",
-                (int)length, word, name);
+        fprintf(stderr, "verify: ARGS has %.*s, which may be %s: write the full name\n", (int)length, word, name);
         exit(2);
     }
 }
@@ -119,7 +118,7 @@ static bool is(const char *program_name)
     return !strcmp(stage, program_name);
 }
 
-/* A size of 09's grid. */
+/* The size of one dimension of 09's grid, from the options of a case; 1 if not given. */
 static int grid_size(const Case *c, const char *name)
 {
     const char *at = strstr(c->options, name);
@@ -128,13 +127,13 @@ static int grid_size(const Case *c, const char *name)
     return size < 1 ? 1 : size;
 }
 
-/* Whether so many ranks fill a grid of these sizes: all programs' but 09's have one direction, of any size. */
+/* Whether a number of ranks fills the grid of this case. Only 09 has a grid with more than one dimension. */
 static bool fits(const Case *c, int ranks)
 {
     return ranks % (grid_size(c, "--tp") * grid_size(c, "--cp") * grid_size(c, "--pp")) == 0;
 }
 
-/* For 09: tp divides the heads and the rows, cp's chunks the tokens. Without a ring and a pipeline there are rows for
+/* For 09: tp divides heads and rows, 2 * cp divides the tokens. With neither cp nor pp there are enough rows for
  * more than one slice of the loss. */
 static Shape grid_shape(const Case *c)
 {
@@ -145,9 +144,9 @@ static Shape grid_shape(const Case *c)
                    .micro_batch = rows ? 11 : threes ? 5 : 3, .accumulate = rows ? 2 : pp > 1 ? 2 * pp + 3 : 7};
 }
 
-/* Small, divisible by the ranks where it must be, and as far as that goes with no two of ranks, layers, micro-batch and
- * accumulation alike: then a factor has one name. For 08 more than one tile of attention, more than one slice of rows;
- * for a program of someone's own whatever its ranks may cut. */
+/* A small shape, divisible by the ranks where it must be. Ranks, layers, micro-batch size and accumulation differ where
+ * possible, so that a wrong factor has one name. 08 gets more than one tile of attention and more than one slice of
+ * rows; the user's own program gets sizes that its ranks can split in any way. */
 static Shape shape_for(const Case *c)
 {
     const int n = c->ranks;
@@ -174,13 +173,13 @@ static Shape shape_for(const Case *c)
     return s;
 }
 
-/* A type of two bytes or one hides small mistakes: the same options in fp32. */
+/* The same options in fp32, because 16- and 8-bit types hide small mistakes. */
 static const char *in_fp32(const char *options)
 {
     static const char *const types[] = {"--dtype", "--gradients", "--master", "--loss-scale", "--loss-scale-growth"};
     static char text[1024];
     char copy[1024];
-    bool value = false;                                         /* of an option that was left out */
+    bool value = false;                                         /* the next word belongs to an option left out */
 
     snprintf(copy, sizeof copy, "%s", options);
     snprintf(text, sizeof text, "--dtype fp32");

@@ -1,33 +1,32 @@
 #!/usr/bin/env python3
-"""Shows that our model is Hugging Face's GPTNeoXForCausalLM, and writes what tests/programs/test_huggingface.c holds us
-to.
+"""Shows that the programs' model is Hugging Face's GPTNeoXForCausalLM, and writes the fixture that
+tests/programs/test_huggingface.c compares with.
 
     make cpu cpu64
     python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch transformers safetensors
-    /tmp/hf/bin/python tests/programs/huggingface/make_fixture.py            make the fixture anew
-    /tmp/hf/bin/python tests/programs/huggingface/make_fixture.py --check    compare with what is here; writes nothing
+    /tmp/hf/bin/python tests/programs/huggingface/make_fixture.py            makes a new fixture
+    /tmp/hf/bin/python tests/programs/huggingface/make_fixture.py --check    compares with the fixture; writes nothing
 
-First, ours opened there: our program trains a small model and saves it; Hugging Face opens the checkpoint with
-from_pretrained and computes logits, loss and gradients of the batch that our program's next step takes
-(--dump-gradients holds it).
+First, Hugging Face opens a checkpoint of 01. 01 trains a small model and saves it. from_pretrained opens it, and
+computes logits, loss and gradients of the batch of 01's next step, which --dump-gradients writes.
 
-Then, theirs opened here: save_pretrained writes a model, in one file and in several, of four types of numbers; our
-programs load it in several layouts, and loss and gradients of their first step are Hugging Face's in float64. They save
-it at once, and Hugging Face opens that with the same loss.
+Second, the programs open a model of Hugging Face. save_pretrained writes it in one file or several, in four types. The
+programs load it in several parallel configurations. Loss and gradients of their first step are Hugging Face's in
+float64. They save the model at once, and Hugging Face opens it with the same loss.
 
-Only if all agree does the fixture take the place of the old one:
+The new fixture replaces the old one only if all agree:
 
-    tokens.bin                              what the model was trained on, uint16
-    checkpoint/                             as our program saved it
+    tokens.bin                              the model's training data, uint16
+    checkpoint/                             01's checkpoint
     expected_gradients.safetensors          Hugging Face's gradients, in float64, then rounded; with the batch
-    expected_logits.safetensors             its logits (3, 33, 97), and its mean loss, float64; and the next one's loss
-    save_pretrained/F16, /shards            a smaller model as Hugging Face wrote it: in one file of F16; in several of
+    expected_logits.safetensors             its logits (3, 33, 97), mean loss in float64, and the second model's loss
+    save_pretrained/F16, /shards            a smaller model that Hugging Face wrote: in one file of F16; in several of
                                             BF16, with the same numbers
     expected_save_pretrained.safetensors    its gradients in float64, then rounded, with the batch
 
-The tests need neither Python nor PyTorch. Another machine's fixture differs in its last digits, as 100 steps of
-training in float do, and is as good. Known to work with transformers 4.57.3 and 5.23.0; but --check wants 5, whose
-config.json in save_pretrained/ means rotary_pct=0.25 to 4.
+The tests need neither Python nor PyTorch. A fixture from another machine differs in its last digits, because it follows
+100 steps of training in float, and is as good. Works with transformers 4.57.3 and 5.23.0; but --check needs 5, because
+4 reads rotary_pct=0.25 from the config.json in save_pretrained/.
 """
 import argparse
 import csv
@@ -53,7 +52,7 @@ FILES = ["tokens.bin", "checkpoint", "expected_gradients.safetensors", "expected
 
 
 def make_tokens():
-    """Mostly the sum of the two before: what only attention can learn, so that q and k matter."""
+    """Makes tokens that are mostly the sum of the previous two: only attention can learn this, so q and k matter."""
     source = random.Random(1)
     tokens = [5, 7]
     while len(tokens) < 3000:
@@ -63,7 +62,7 @@ def make_tokens():
         f.write(struct.pack(f"<{len(tokens)}H", *tokens))
 
 
-def ours(build, options):
+def run_01(build, options):
     run(1, build, "01_single_gpu", f"{SHAPE} {options}")
 
 
@@ -73,14 +72,14 @@ def run(ranks, build, program, options):
                     *options.split()], check=True)
 
 
-def our_step(build):
-    """Gradients, with their batch, and loss of the step that follows the checkpoint's."""
-    ours(build, f"--accumulate 1 --load checkpoint --steps {STEPS + 1} "
-                f"--dump-gradients {build}.safetensors --metrics {build}.csv")
-    return what_came(build)
+def step_of_01(build):
+    """Returns gradients with their batch, and loss, of the step after the checkpoint's."""
+    run_01(build, f"--accumulate 1 --load checkpoint --steps {STEPS + 1} "
+                  f"--dump-gradients {build}.safetensors --metrics {build}.csv")
+    return read_step(build)
 
 
-def what_came(name):
+def read_step(name):
     with open(f"{name}.csv") as f:
         return load_file(f"{name}.safetensors"), float(list(csv.DictReader(f))[-1]["loss"])
 
@@ -91,7 +90,7 @@ def frequencies_of(config):
 
 
 def open_checkpoint(directory, dtype=torch.float32):
-    """As anybody would, and then: did it take every weight, and every key of config.json as we meant it?"""
+    """Opens a checkpoint as a user would. Checks that every weight was loaded, and every key of config.json applied."""
     model, loading = transformers.GPTNeoXForCausalLM.from_pretrained(directory, output_loading_info=True,
                                                                      attn_implementation="sdpa", torch_dtype=dtype)
     assert not any(loading.values()), loading          # missing, unexpected, mismatched keys, errors
@@ -101,7 +100,7 @@ def open_checkpoint(directory, dtype=torch.float32):
     for layer in model.gpt_neox.layers:
         assert not layer.use_parallel_residual
         assert torch.equal(layer.mlp.act(x), torch.nn.functional.gelu(x, approximate="tanh"))
-    # The whole head is rotated, with base 10000: keys that transformers renamed more than once.
+    # The full head is rotated, with base 10000: transformers renamed these keys more than once.
     torch.testing.assert_close(model.gpt_neox.rotary_emb.inv_freq.double(), frequencies_of(model.config), rtol=1e-6,
                                atol=0)
     norms = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
@@ -109,8 +108,8 @@ def open_checkpoint(directory, dtype=torch.float32):
     return model
 
 
-def theirs(model, batch):
-    """Hugging Face's logits, gradients by name, and mean loss."""
+def step_of_transformers(model, batch):
+    """Returns Hugging Face's logits, gradients by name, and mean loss."""
     model.zero_grad()
     logits = model(input_ids=batch["batch.inputs"]).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["batch.targets"].flatten())
@@ -118,8 +117,8 @@ def theirs(model, batch):
     return logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}, loss.item()
 
 
-def angles_in_double(model):
-    """Hugging Face's rotation computes its angles in float32 even in a float64 model: the largest difference left."""
+def angles_in_float64(model):
+    """Makes the model compute rotation angles in float64. Hugging Face uses float32 even in a float64 model."""
     def forward(x, position_ids):
         angles = (position_ids[..., None] * frequencies_of(model.config)).repeat(1, 1, 2)
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -127,22 +126,22 @@ def angles_in_double(model):
     model.gpt_neox.rotary_emb.forward = forward
 
 
-def parts(name, gradient, heads):
-    """A QKV tensor holds q, k and v head by head; together, v would hide what is wrong with q and k."""
+def split_qkv(name, gradient, heads):
+    """Splits a QKV tensor into q, k and v, since v's large gradients would hide errors in q and k."""
     if "query_key_value" not in name:
         return {name: gradient}
     by_head = gradient.unflatten(0, (heads, 3, -1))
     return {f"{name} ({'qkv'[i]})": by_head[:, i] for i in range(3)}
 
 
-def compare(what, ours, theirs, most, heads=HEADS):
+def compare(what, step, expected_step, most, heads=HEADS):
     """Prints the largest difference of any tensor, over the tensor's largest element; more than `most` is an error."""
-    (gradients, loss), (_, expected, expected_loss) = ours, theirs
+    (gradients, loss), (_, expected, expected_loss) = step, expected_step
     assert set(gradients) == set(expected) | {"batch.inputs", "batch.targets"}
     differences = []
     for tensor in expected:
-        a, b = (parts(tensor, g[tensor].double(), heads) for g in (gradients, expected))
-        differences += [((a[part] - b[part]).abs().max().item() / b[part].abs().max().item(), part) for part in b]
+        a, b = (split_qkv(tensor, g[tensor].double(), heads) for g in (gradients, expected))
+        differences += [((a[name] - b[name]).abs().max().item() / b[name].abs().max().item(), name) for name in b]
     worst = max(differences)
     of_loss = abs(loss - expected_loss) / expected_loss
     print(f"{what:<58} loss {loss:.15f}, differs by {of_loss:.1e}; gradients by up to {worst[0]:.1e}: {worst[1]}")
@@ -150,8 +149,8 @@ def compare(what, ours, theirs, most, heads=HEADS):
 
 
 def model_from_there(hidden):
-    """As save_pretrained's users have one: not as ours are born, but with every number away from 0 and 1; exact in
-    F16 and BF16, so that all files tell of one model."""
+    """Returns a model of Hugging Face's, like a trained one: every weight differs from the programs' initial 0 and 1.
+    The weights are exact in F16 and BF16, so that all files hold the same model."""
     torch.manual_seed(1)
     model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
         vocab_size=VOCAB, hidden_size=hidden, num_hidden_layers=LAYERS, num_attention_heads=5,
@@ -163,8 +162,9 @@ def model_from_there(hidden):
     return model
 
 
-def layouts(hidden):
-    """Ranks, program, options: six sequences in each. 05 cuts heads, of which there are 5: 3 ranks can't, 5 can."""
+def configurations(hidden):
+    """Returns ranks, program and options of parallel configurations of six sequences. 05 splits the 5 heads over 5
+    ranks."""
     shape = f"--layers {LAYERS} --hidden {hidden} --heads 5 --vocab {VOCAB} --seq 16 --seed 3"
     return [(ranks, program, f"{shape} {options}") for ranks, program, options in [
         (1, "01_single_gpu", "--micro-batch 3 --accumulate 2"),
@@ -180,23 +180,23 @@ def layouts(hidden):
 
 def their_step(directory, batch):
     model = open_checkpoint(directory, torch.float64)
-    angles_in_double(model)
-    return theirs(model, batch)
+    angles_in_float64(model)
+    return step_of_transformers(model, batch)
 
 
 def check_loading(hidden, directories):
-    """Our programs begin with models of theirs, and save them at once."""
-    for ranks, program, options in layouts(hidden):
+    """Checks that the programs start from Hugging Face's models, and that it opens what they save."""
+    for ranks, program, options in configurations(hidden):
         for directory in directories:
             run(ranks, "cpu64", program, f"{options} --load {directory} --steps 1 --dump-gradients step.safetensors "
                                          "--metrics step.csv")
-            step = what_came("step")
+            step = read_step("step")
             expected = their_step(directory, step[0])
             compare(f"{directory} in {program} on {ranks}", step, expected, 1e-10, 5)
             os.remove("step.csv")
         run(ranks, "cpu64", program, f"{options} --load {directory} --steps 0 --save again")
         difference = abs(their_step("again", step[0])[2] - expected[2])
-        print(f"    saved by it, and opened there again: the loss differs by {difference:.1e}")
+        print(f"    saved by it, and opened by Hugging Face: the loss differs by {difference:.1e}")
         assert difference <= 1e-12
         shutil.rmtree("again")
     return expected, step[0]
@@ -204,32 +204,32 @@ def check_loading(hidden, directories):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("--check", action="store_true", help="compare with the fixture that is here; writes nothing")
+    arguments.add_argument("--check", action="store_true", help="compare with the current fixture; writes nothing")
     check = arguments.parse_args().check
 
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as directory:
-        os.chdir(directory)                                 # so trainer.json names no directory of this machine
+        os.chdir(directory)                                 # so that trainer.json has no path of this machine
         if check:
             shutil.copy(os.path.join(HERE, "tokens.bin"), ".")
             shutil.copytree(os.path.join(HERE, "checkpoint"), "checkpoint")
         else:
             make_tokens()
-            # a learning rate far too high for a good model: biases and LayerNorms are soon far from where they began
-            ours("cpu", f"--accumulate 4 --steps {STEPS} --lr 1e-2 --warmup 1 --save checkpoint")
-        single, double = our_step("cpu"), our_step("cpu64")
+            # a learning rate far too high for a good model moves biases and LayerNorms far from their initial values
+            run_01("cpu", f"--accumulate 4 --steps {STEPS} --lr 1e-2 --warmup 1 --save checkpoint")
+        single, double = step_of_01("cpu"), step_of_01("cpu64")
         batch = double[0]
 
         model = open_checkpoint("checkpoint")
-        compare("ours in float, theirs in float32", single, theirs(model, batch), 1e-5)
+        compare("01 in float, transformers in float32", single, step_of_transformers(model, batch), 1e-5)
         model = model.double()
-        expected = logits, gradients, loss = theirs(model, batch)
-        compare("ours in float, theirs in float64", single, expected, 1e-5)
-        compare("ours in double, theirs in float64", double, expected, 1e-6)
-        angles_in_double(model)
-        compare("the same, and their angles in float64", double, theirs(model, batch), 1e-12)
-        for name, gradient in gradients.items():            # else the comparison would be of noise
-            assert all(part.abs().max() > 1e-4 for part in parts(name, gradient, HEADS).values()), name
+        expected = logits, gradients, loss = step_of_transformers(model, batch)
+        compare("01 in float, transformers in float64", single, expected, 1e-5)
+        compare("01 in double, transformers in float64", double, expected, 1e-6)
+        angles_in_float64(model)
+        compare("the same, with angles in float64", double, step_of_transformers(model, batch), 1e-12)
+        for name, gradient in gradients.items():            # otherwise the comparison would be of noise
+            assert all(x.abs().max() > 1e-4 for x in split_qkv(name, gradient, HEADS).values()), name
 
         for hidden in (40, 20):
             model = model_from_there(hidden)
@@ -249,7 +249,7 @@ def main():
         if check:
             old = [load_file(os.path.join(HERE, f"expected_{name}.safetensors"))
                    for name in ("gradients", "logits", "save_pretrained")]
-            compare("the fixture, theirs in float64", (old[0], old[1]["loss"].item()), expected, 1e-6)
+            compare("the fixture, transformers in float64", (old[0], old[1]["loss"].item()), expected, 1e-6)
             assert (old[1]["logits"] - logits).abs().max() <= 1e-6 * logits.abs().max()
             compare("the fixture of save_pretrained", (old[2], old[1]["their_loss"].item()), there, 1e-6, 5)
             return
