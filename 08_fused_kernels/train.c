@@ -343,7 +343,7 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Halves a loss scale so large that gradients overflow. Too small a scale does not show: so it doubles regularly. */
+/* Halves a loss scale so large that gradients overflow. One that is too small does not show, so it doubles regularly. */
 static void adapt_loss_scale(int64_t step, bool overflow)
 {
     clean_steps = overflow ? 0 : clean_steps + 1;

@@ -30,8 +30,8 @@ void graph_enable(void)
     const char *other = options.report ? "report" : options.trace ? "trace" : options.pretend ? "pretend" : NULL;
 
     if (other)
-        fail_usage("--graph: expected off with --%s, got 'on'; which looks at each operator while it runs",
-                   other);
+        fail_usage("--graph: expected off with --%s, got 'on'; --%s needs each operator by itself, and a graph runs them "
+                   "as one", other, other);
     enabled = true;
 }
 
@@ -63,7 +63,7 @@ void graph_end(void)
     capturing = false;
     device_scratch_fix(false);
     if (ready)
-        check(cudaGraphExecDestroy(ready), "destroy the graph");        /* waits if it still runs */
+        check(cudaGraphExecDestroy(ready), "destroy the graph");        /* if it still runs, freed when it ends */
     check(cudaGraphInstantiate(&ready, graph, 0), "instantiate the graph");
     check(cudaGraphDestroy(graph), "destroy the graph");
     check(cudaGraphLaunch(ready, stream()), "launch the graph");
