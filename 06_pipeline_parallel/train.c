@@ -357,7 +357,7 @@ static StepResult train_step(int64_t step)
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     execute(step, scale);
-    if (embedding_group)                                   /* each end has only the gradient of its own use */
+    if (embedding_group)                        /* each end has only the gradient of its own use */
         comm_all_reduce(embedding_group, gradients.embedding, SUM);
     run_dump_gradients(&optimizer);
 

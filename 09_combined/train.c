@@ -268,8 +268,8 @@ static Tensor partial_out(Tensor out)
 
 /* ---- cp: attention, the one place where tokens meet (07) ---- */
 
-/* The place in its sequence of a rank's i-th sequence chunk: one chunk from each end (zig-zag), so that all ranks have
- * the same load. */
+/* Index, in the full sequence, of a rank's i-th sequence chunk: one chunk from each end (zig-zag), so that all ranks
+ * have the same load. */
 static int chunk_number(int rank, int i)
 {
     return i ? 2 * cp_size - 1 - rank : rank;
@@ -281,8 +281,8 @@ static Tensor chunk(Tensor t, int i)
     return tensor_range(tensor_view(t, shape(local_chunks * B, C, A, tensor_count(t) / (B * T * A))), i * B, B);
 }
 
-/* Attention of the local queries to one rank's keys, chunk by chunk, accumulated in merged and lse. Skips key
- * chunks after the query chunk: the causal mask hides them. */
+/* Attention of the local queries to one rank's keys, chunk by chunk, accumulated in merged and lse. Skips key chunks
+ * after the query chunk: the causal mask hides them. */
 static void attend_kv(BlockActs *a, Tensor kv, int key_rank)
 {
     Tensor q = tensor_range(split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
