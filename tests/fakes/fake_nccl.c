@@ -311,7 +311,8 @@ static int size_of(ncclDataType_t type)
         : type == ncclFloat16 || type == ncclBfloat16 ? 2 : 1;
 }
 
-/* number and set_number read and write an element. They convert FP16 without subnormals and without rounding. */
+/* number and set_number read and write an element. They round to the nearest, ties to even, and convert FP16 without
+ * subnormals. */
 static double number(ncclDataType_t type, const char *data, size_t i)
 {
     uint16_t half;
@@ -344,8 +345,9 @@ static void set_number(ncclDataType_t type, char *data, size_t i, double x)
 
     data += i * size_of(type);
     memcpy(&bits, &f, 4);
-    const uint16_t brain = bits >> 16;
-    const uint16_t half = (bits >> 16 & 0x8000) | (f != 0 ? ((bits & 0x7fffffff) - (112u << 23)) >> 13 : 0);
+    const uint32_t magnitude = (bits & 0x7fffffff) - (112u << 23);      /* with the exponent's bias of FP16 */
+    const uint16_t brain = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const uint16_t half = (bits >> 16 & 0x8000) | (f != 0 ? (magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13 : 0);
     switch (type) {
     case ncclFloat64:
         *(double *)data = x;
