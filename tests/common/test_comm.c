@@ -1293,13 +1293,13 @@ static void nccl_fails(void **state)
         {"FAKE_NCCL_FAIL=ncclCommInitRankConfig~1", "-transfers",
          "ncclCommInitRankConfig(|at common/comm/nccl.c:|: an "
          "error of the fake; its last words"},
-        {"FAKE_NCCL_FAIL=ncclGetUniqueId~1", "-transfers", "ncclGetUniqueId(|nccl.c|its last words"},
+        {"FAKE_NCCL_FAIL=ncclGetUniqueId~1", "-transfers", "ncclGetUniqueId(|nccl.c|its last words", true},
         {"FAKE_NCCL_FAIL=ncclAllReduce~2", "-transfers", "ncclAllReduce(|nccl.c|its last words"},
         {"FAKE_NCCL_FAIL=ncclReduce~4", "-transfers", "ncclReduce(|nccl.c|its last words", true},
         {"FAKE_NCCL_FAIL=ncclSend~3", "-transfers", "ncclSend(|nccl.c|its last words", true},
         {"FAKE_NCCL_FAIL=cudaEventRecord~5", "-transfers", "cudaEventRecord(|nccl.c|an error of the fake CUDA",
          true},
-        {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|nccl.c|fake CUDA"},
+        {"FAKE_NCCL_FAIL=cudaStreamWaitEvent~9", "-transfers", "cudaStreamWaitEvent(|nccl.c|fake CUDA", true},
         {"FAKE_NCCL_FAIL=async~4", "-transfers", "NCCL, on a communicator of |: an error of the fake; its last words"},
         {"FAKE_GPUS=2", "insist",
          "--comm nccl: ranks 0 and 2 share GPU 0000:00:00.0 of |, which has 3 ranks, and "
@@ -1308,10 +1308,10 @@ static void nccl_fails(void **state)
          "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of "
          "|, and 1 GPU for them, and kernels are loaded late"},
         {"FAKE_GPUS=3", "-words", "carried by NCCL, and kernels are loaded EAGER"},
-        {"FAKE_GPUS=0", "insist", "--comm nccl: rank 0 finds no GPU on "},
+        {"FAKE_GPUS=0", "insist", "--comm nccl: rank 0 finds no GPU on ", true},
         {"FAKE_MULTIPROCESSORS=9", "-transfers",
          "with its communicators, all groups take 10 multiprocessors, but the GPU has 9"},
-        {"FAKE_NCCL_LOSE=0", "-transfers", "rank 0 waits for all_reduce, operation 0 of group world, on its GPU"},
+        {"FAKE_NCCL_LOSE=0", "-transfers", "rank 0 waits for all_reduce, operation 0 of group world, on its GPU", true},
         {"FAKE_NCCL_LOSE=1", "-transfers",
          "all ranks wait for each other, for 1 seconds; |rank 0 waits for "
          "all_reduce, operation 1 of group world, on its GPU|rank 1 waits for all_reduce, operation 1 of group world, "
