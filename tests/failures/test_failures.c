@@ -497,14 +497,14 @@ static void a_silent_launcher_delays_no_rank(void **state)
 static void a_suspended_run_continues(void **state)
 {
     (void)state;
-    launch("mpiexec -n 2 %s " SHAPE " --accumulate 1 --steps 1000000 --timeout 1", programs[0].path);
+    launch("mpiexec -n 2 %s " SHAPE " --accumulate 1 --steps 1000000 --timeout 2", programs[0].path);
     wait_for("step 5/");
     for (int r = 0; r < 2; r++, usleep(100000))
         kill(job.rank[r], SIGSTOP);             /* rank 1 while it waits for rank 0 */
-    usleep(1500000);
+    usleep(3000000);
     for (int r = 1; r >= 0; r--, usleep(100000))
         kill(job.rank[r], SIGCONT);
-    usleep(1500000);
+    usleep(2500000);
     for (int r = 0; r < 2; r++)
         assert_false(gone(job.rank[r]));
     kill(job.rank[0], SIGTERM);
