@@ -66,7 +66,7 @@ STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(BUILD)/cpu64/verify
 STARTS_cuda := $(EMULATED) $(BUILD)/cpu/parity
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 
-test: known-test deps	## run the tests, in under five minutes; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
+test: known-test deps	## run the tests, in about five minutes; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
 	@$(MAKE) --no-print-directory run-tests
 
 test-full: known-test deps	## run all cases of the tests; TEST=pipeline: of one test
