@@ -10,7 +10,8 @@
 #include "error.h"
 #include "trace.h"
 
-static OpStats stats[64];
+enum { OPERATORS = 64 };
+static OpStats stats[OPERATORS];
 static int stats_count;
 static double pretend_flops;
 
@@ -34,6 +35,8 @@ static OpStats *stats_of(const char *name)
     for (int i = 0; i < stats_count; i++)
         if (!strcmp(stats[i].name, name))
             return &stats[i];
+    if (stats_count == OPERATORS)
+        fail("%s: there are more than %d operators; raise OPERATORS in operator.c", name, OPERATORS);
     stats[stats_count].name = name;
     return &stats[stats_count++];
 }
@@ -46,30 +49,133 @@ static void read_point(void)
     points[i].stats->seconds += end - begin;
 }
 
-void op_begin(const char *name, Operands writes, Operands updates, Operands reads, double flops, bool fits,
-              const char *rule)
+/* ---- What an operator takes ---- */
+
+bool is_stored(DType dtype)
 {
-    const Operands *all[] = {&writes, &updates, &reads};
+    return dtype == REAL || dtype == BF16 || dtype == F16;
+}
+
+/* Whether the product `size`, such as "3*A*D", is n. Binds its letter if one is unknown. With several it cannot tell:
+ * then it returns `unsure`. */
+static bool matches(const char *size, size_t length, int64_t n, int64_t *letters, bool unsure)
+{
+    int64_t *unknown = NULL, product = 1;
+    int unknowns = 0;
+
+    for (const char *c = size; c < size + length; c += strcspn(c, "*") + 1) {
+        int64_t *letter = *c >= 'A' && *c <= 'Z' ? &letters[*c - 'A'] : NULL;
+        if (letter && *letter < 0)
+            unknown = letter, unknowns++;
+        else
+            product *= letter ? *letter : atoll(c);
+    }
+    if (unknowns > 1)
+        return unsure;
+    if (unknown && product && n % product == 0)
+        *unknown = n / product, product = n;
+    return product == n;
+}
+
+static bool shape_fits(Tensor t, const char *shape, size_t length, int64_t *letters, bool unsure)
+{
+    const char *size[5], *end = shape + length;
+    int sizes = 0;
+
+    for (const char *c = shape; c < end && sizes < 5; c += strcspn(c, ", ") + 1)
+        size[sizes++] = c;
+    size[sizes] = end + 1;
+    if (sizes > 2 && sizes != t.dims)
+        return false;
+    for (int i = 0; i < sizes; i++) {
+        const int64_t n = sizes == 1 ? tensor_count(t) : sizes > 2 ? t.shape[i] : i ? tensor_width(t) : tensor_rows(t);
+        if (!matches(size[i], size[i + 1] - size[i] - 1, n, letters, unsure))
+            return false;
+    }
+    return true;
+}
+
+static bool dtype_fits(DType dtype, const char *want, int *activations)
+{
+    switch (*want) {
+    case 'G':
+        return dtype == REAL || dtype == BF16;
+    case 'R':
+        return dtype == REAL;
+    case 'I':
+        return dtype == I32;
+    case 'F':
+        return want[1] == '6' ? dtype == F64 : dtype == E4M3 || dtype == E5M2;
+    case 'S':
+        return is_stored(dtype);
+    case 'A':
+        return true;
+    }
+    *activations = *activations < 0 ? (int)dtype : *activations;
+    return is_stored(dtype) && (int)dtype == *activations;
+}
+
+static const char *unmet;               /* op_require's rule that the operands break */
+
+static _Noreturn void refuse(const char *name, const char *takes, const Operands *o)
+{
+    char text[1024] = "";
+
+    for (int i = 0; i < o->count; i++) {
+        const Tensor t = o->t[i];
+        char *one = tensor_describe(t);
+        const size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "", t.data ? one : "none",
+                 t.data ? dtype_name(t.dtype) : "");
+        free(one);
+    }
+    fail("%s: %s; but it takes %s%s%s", name, text, takes, unmet ? ", and " : "", unmet ? unmet : "");
+}
+
+void op_require(bool fits, const char *rule)
+{
+    if (!fits)
+        unmet = rule;
+}
+
+/* Checks the operands against `takes`; how[i]: how the operator uses operand i. Twice, because the first pass finds
+ * letters that an earlier operand has in a product only. */
+static void check_operands(const char *name, const char *takes, const Operands *o, TraceAccess *how)
+{
+    int64_t letters[26];
+
+    memset(letters, 0xff, sizeof letters);
+    for (int pass = 0; pass < 2; pass++) {
+        int activations = -1, i = 0;
+        for (const char *c = takes, *end; *c; c = *end ? end + 2 : end, i++) {
+            const char *shape = c + strcspn(c, " ") + 1;
+            const size_t length = strcspn(shape, " ;");
+            const bool optional = strchr("=+", *c) ? c[1] == '?' : *c == '?';
+            const Tensor t = i < o->count ? o->t[i] : NONE;
+            end = c + strcspn(c, ";");
+            how[i] = *c == '=' ? TRACE_WRITE : *c == '+' ? TRACE_UPDATE : TRACE_READ;
+            if (t.data ? !shape_fits(t, shape, length, letters, pass == 0)
+                             || !dtype_fits(t.dtype, shape + length < end ? shape + length + 1 : "", &activations)
+                       : !optional)
+                refuse(name, takes, o);
+        }
+    }
+    if (unmet)
+        refuse(name, takes, o);
+}
+
+void op_begin(const char *name, double flops, const char *takes, Operands o)
+{
+    TraceAccess how[MAX_OPERANDS];
     double bytes = read_before;
 
-    if (!fits) {
-        char text[1024];
-        int at = 0;
-        for (int k = 0; k < 3; k++)
-            for (int i = 0; i < all[k]->count; i++) {
-                const Tensor t = all[k]->t[i];
-                char *one = tensor_describe(t);
-                at += snprintf(text + at, at < (int)sizeof text ? sizeof text - at : 0, "%s%s%s%s", at ? ", " : "",
-                               t.data ? one : "none", t.data ? " " : "", t.data ? dtype_name(t.dtype) : "");
-                free(one);
-            }
-        fail("%s: %s; but it takes %s", name, text, rule);
-    }
-    for (int k = 2; k >= 0; k--)                /* reads first: an operator may write where it reads */
-        for (int i = 0; i < all[k]->count; i++) {
-            bytes += tensor_bytes(all[k]->t[i]);
-            trace_operand(all[k]->t[i], k == 0 ? TRACE_WRITE : k == 1 ? TRACE_UPDATE : TRACE_READ);
-        }
+    check_operands(name, takes, &o, how);
+    for (TraceAccess k = TRACE_READ; k <= TRACE_WRITE; k++)     /* reads first: an operator may write where it reads */
+        for (int i = 0; i < o.count; i++)
+            if (how[i] == k)
+                trace_operand(o.t[i], k);
+    for (int i = 0; i < o.count; i++)
+        bytes += tensor_bytes(o.t[i]);
     current = counting ? stats_of(name) : &uncounted;
     current->calls++;
     current->flops += flops;
@@ -86,9 +192,12 @@ void op_begin(const char *name, Operands writes, Operands updates, Operands read
     }
 }
 
-void op_reads(Tensor t)
+void op_reads(const char *name, const char *takes, Tensor t)
 {
-    trace_operand(t, TRACE_READ);
+    TraceAccess how;
+
+    check_operands(name, takes, &OPERANDS(t), &how);
+    trace_operand(t, how);
     read_before += tensor_bytes(t);
 }
 

@@ -8,66 +8,31 @@
 
 #include "tensor.h"
 
+enum { MAX_OPERANDS = 10 };
+
 typedef struct {
     int count;
-    Tensor t[8];
+    Tensor t[MAX_OPERANDS];
 } Operands;
 
 #define OPERANDS(...) (Operands){sizeof((Tensor[]){__VA_ARGS__}) / sizeof(Tensor), {__VA_ARGS__}}
 
-/* Begins an operator: the tensors that it writes, adds to and reads (NONE is skipped), its FLOPs, and whether the
- * operands fit. If they don't, the program ends and shows them and the rule. */
-void op_begin(const char *name, Operands writes, Operands updates, Operands reads, double flops, bool fits,
-              const char *rule);
+/* Begins an operator. `takes` states its operands, in the order of the call. It is the check, and what the program
+ * prints if they do not fit:
+ *     "=out R,M; x R,K; weight M,K; ?bias M"
+ * "=": the operator writes it; "+": adds to it; neither: reads it. "?": it may be NONE.
+ * Then the shape. One size is the count, two are rows and width (tensor.h), more are all dimensions. A letter stands
+ * for the same number everywhere; "3*A*D" is a product.
+ * Then the dtype. None: that of activations, the same for all. Otherwise G (gradients: REAL or BF16), REAL, F64, I32,
+ * FP8 (E4M3 or E5M2), STORED (REAL, BF16 or F16) or ANY. */
+void op_begin(const char *name, double flops, const char *takes, Operands operands);
 void op_end(void);
 
-void op_reads(Tensor t);                        /* before op_begin: adds an operand that is read, for a tensor list */
+#define OP(name, flops, takes, ...) op_begin(name, flops, takes, OPERANDS(__VA_ARGS__))
 
-/* ---- conditions for op_begin's `fits` ---- */
-
-/* (rows, width) REAL; dimensions but the last count as rows. */
-static inline bool is_matrix(Tensor t, int64_t rows, int64_t width)
-{
-    return t.data && t.dtype == REAL && tensor_rows(t) == rows && tensor_width(t) == width;
-}
-
-static inline bool is_vector(Tensor t, int64_t count)
-{
-    return t.data && t.dtype == REAL && tensor_count(t) == count;
-}
-
-/* Dtypes of activations and weights; dtypes of parameters' gradients. */
-static inline bool is_stored(DType dtype)
-{
-    return dtype == REAL || dtype == BF16 || dtype == F16;
-}
-
-static inline bool is_gradient(DType dtype)
-{
-    return dtype == REAL || dtype == BF16;
-}
-
-/* (rows, width) of the dtype that the operator's first such operand has. */
-static inline bool is_matrix_of(DType dtype, Tensor t, int64_t rows, int64_t width)
-{
-    return is_stored(dtype) && t.data && t.dtype == dtype && tensor_rows(t) == rows && tensor_width(t) == width;
-}
-
-static inline bool is_vector_of(DType dtype, Tensor t, int64_t count)
-{
-    return is_stored(dtype) && t.data && t.dtype == dtype && tensor_count(t) == count;
-}
-
-/* (1) F64: the loss, a sum of squares. */
-static inline bool is_f64_scalar(Tensor t)
-{
-    return t.data && t.dtype == F64 && tensor_count(t) == 1;
-}
-
-static inline bool are_ids(Tensor t, int64_t count)
-{
-    return t.data && t.dtype == I32 && tensor_count(t) == count;
-}
+void op_require(bool fits, const char *rule);   /* before op_begin: a rule that `takes` cannot state */
+void op_reads(const char *name, const char *takes, Tensor t);      /* before op_begin: one operand of a list */
+bool is_stored(DType dtype);                    /* REAL, BF16 or F16 */
 
 /* ---- statistics per operator, in order of first use ---- */
 typedef struct {
