@@ -64,7 +64,7 @@ COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard c
 COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 COMMON_cpu64 := $(COMMON_cpu)
 COMMON_cuda := $(COMMON) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
-FUSED_cpu := $(addprefix 08_fused_kernels/,fused fused_cpu graph_cpu)
+FUSED_cpu := $(addprefix 08_fused_kernels/,fused fused_cpu)
 FUSED_cpu64 := $(FUSED_cpu)
 FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
 # private: otherwise prerequisites would inherit the flag and add it again

@@ -6,7 +6,6 @@
  */
 #include "../common/ultrascale.h"
 #include "fused.h"
-#include "graph.h"
 
 /* --fuse: the chains that run as one operator. */
 static struct {
@@ -20,7 +19,6 @@ static enum { GRADIENTS_FP32, GRADIENTS_BF16 } gradients_option = GRADIENTS_FP32
 static enum { MASTER_FP32, MASTER_NONE } master_option = MASTER_FP32;
 static DType dtype, gradients_dtype;
 static bool has_master, fp8;
-static enum { GRAPH_OFF, GRAPH_ON } graph_option;
 
 static double loss_scale = 65536;   /* F16: factor on the loss, so that small gradients do not underflow to 0 */
 static double clean_steps;          /* steps without overflow since the loss scale last changed */
@@ -388,15 +386,12 @@ static StepResult train_step(int64_t step, Batch batch)
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
         batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from number m * B on; all their tokens */
-        if (graph_replay(loss_scale))           /* queues the forward and backward below with one launch */
-            continue;
         trace_begin("forward");
         forward(&acts, batch, scale, scale * loss_scale);
         trace_end();
         trace_begin("backward");
         backward(&acts, batch, scale * loss_scale);
         trace_end();
-        graph_end();
     }
     if (loss_scale != 1)
         tensor_scale(gradients.buffer, 1 / loss_scale);
@@ -443,13 +438,9 @@ int main(int argc, char **argv)
              "with fp16: initial loss scale, unless --load restores one", "X", 1e-6, 1e30},
             {"loss-scale-growth", OPTION_INT, &growth_interval,
              "with fp16: double it after N steps without Inf or NaN; 0: never", "N", 0, 1e9},
-            {"graph", OPTION_CHOICE, &graph_option,
-             "replay forward and backward as a CUDA graph, one launch per micro-batch: for small models", "off|on"},
             TEXT_OPTIONS,
             {0}});
     run_alone();
-    if (graph_option)
-        graph_enable();
     sizes();
     dtypes();
     predict();

@@ -70,9 +70,6 @@ static const struct {
     {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "library that carries tensors between ranks", "auto|mpi|nccl"}},
     {MACHINE, {"tf32", OPTION_CHOICE, &options.tf32,
                "F32 matmuls in TF32; auto: on GPUs that have it, except with --dump-gradients", "auto|on|off"}},
-    {MACHINE, {"autotune", OPTION_CHOICE, &options.autotune,
-               "on a GPU, time several algorithms for each kind of matmul and use the fastest; the last bits may then "
-               "differ between runs", "off|on"}},
     {MACHINE, {"threads", OPTION_INT, &options.threads, "CPU threads per rank; 0: the machine's cores per rank", "N", 0,
                4096}},
     {MACHINE, {"timeout", OPTION_INT, &options.timeout, "longest wait for another rank; 0: no limit", "SECONDS", 0,

@@ -11,7 +11,6 @@ typedef struct {
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum { COMM_AUTO, COMM_MPI, COMM_NCCL } CommChoice;
 typedef enum { TF32_AUTO, TF32_ON, TF32_OFF } Tf32Choice;
-typedef enum { AUTOTUNE_OFF, AUTOTUNE_ON } AutotuneChoice;
 
 typedef struct {
     Config config;
@@ -28,7 +27,6 @@ typedef struct {
     const char *metrics, *report, *trace, *dump_gradients;     /* files; NULL: none */
     CommChoice comm;
     Tf32Choice tf32;                        /* on a GPU: whether F32 matmuls round their inputs to TF32 */
-    AutotuneChoice autotune;                /* on a GPU: whether matmuls use the fastest algorithm or a fixed one */
     int threads;                            /* per rank; 0: the machine's cores per rank */
     int timeout;                            /* seconds; 0: no deadline */
     const char *pretend;                    /* as given: "GFLOPS,GB/S,MICROSECONDS"; NULL: the real machine */

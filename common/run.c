@@ -193,9 +193,6 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     const bool tf32 = wanted && device_use_tf32();
     if (options.tf32 == TF32_ON && !tf32)
         fail_usage("--tf32 on: the device is %s, but only GPUs from sm_80 on have TF32", device_name());
-    if (options.autotune && device_is_host())
-        fail_usage("--autotune on: the device is %s, but only GPUs have several algorithms to choose from",
-                   device_name());
     ops_pretend(options.pretend_flops);
     ops_stats_enable(false);
     if (options.report)

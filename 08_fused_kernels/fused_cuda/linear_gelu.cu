@@ -1,7 +1,6 @@
 /* A linear and GELU as one matmul of cuBLASLt, whose epilogue applies bias and GELU, or GELU's slope, to sums that are
  * still in registers. The library has such matmuls only for some sizes and alignments. For others, the matmul and GELU
- * run one after the other, which costs another read and write. With --autotune on they also do where that is faster
- * (llm.c has the epilogue off by default, on Hopper as well).
+ * run one after the other, which costs another read and write.
  *
  * NVIDIA's documentation does not define this GELU. It is the tanh form, as in ops.h: PyTorch uses the epilogue for
  * that form alone. How the library computes tanh is unknown, so fp32 does not use it: the tests ask for 1e-5.

@@ -134,5 +134,5 @@ void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, doubl
         LAUNCH(cross_entropy_both_rows<T>, row_blocks(rows), row_threads(width, 16 / sizeof(T)), losses,
                data<T>(logits), data<int32_t>(targets), rows, width, (float)gradient_scale));
     LAUNCH(cross_entropy_both_total, 1, MOST_THREADS, data<double>(loss), losses, rows, scale);
-    device_scratch_free(losses, bytes);
+    device_free(losses, bytes);
 }

@@ -109,7 +109,7 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
         }
     }
     if (bytes)
-        device_scratch_free(scratch, bytes);
+        device_free(scratch, bytes);
 }
 
 /* Per block of queries: dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K. Then per block of keys: dK =
@@ -142,7 +142,7 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
         }
     }
     if (bytes)
-        device_scratch_free(scratch, bytes);
+        device_free(scratch, bytes);
 }
 
 /* ---- attention by blocks of keys ---- */

@@ -15,7 +15,7 @@ typedef std::function<void()> Apart;
  *     GELU_AUX_BIAS     up (R, out) = y + bias, out = GELU(up)
  *     DGELU             out = y times GELU's slope at up (R, out)
  * weight is (out, in); with DGELU, which is for backward, (in, out). bias and up are NONE where not named. Calls
- * `apart` if cuBLASLt has no such matmul for these sizes and addresses or, with --autotune on, if that is faster. */
+ * `apart` if cuBLASLt has no such matmul for these sizes and addresses. */
 void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
                  const Apart &apart);
 

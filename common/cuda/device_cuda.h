@@ -15,15 +15,9 @@ extern "C" {
 #define CUDA(call) cuda_check(call, #call, __FILE__, __LINE__)
 void cuda_check(cudaError_t error, const char *call, const char *file, int line);
 
-/* Allocates an operator's scratch memory: not zeroed, and not tracked (device_memory_reserved includes it). Free it as
- * soon as its last reader is queued, since its next user is queued after that. */
+/* Allocates an operator's scratch memory: not zeroed, and not tracked (device_memory_reserved includes it). Free it with
+ * device_free as soon as its last reader is queued, since its next user is queued after that. */
 void *device_scratch(int64_t bytes);
-void device_scratch_free(void *data, int64_t bytes);
-
-/* For a CUDA graph, which repeats addresses: from on = true until on = false, scratch comes from one block that nothing
- * else uses, at the same addresses in every run of the same operators. The block is as large as all scratch in use at
- * once has been so far. */
-void device_scratch_fix(bool on);
 
 /* Waits until the GPU has reached the event; meanwhile calls device_while_waiting's function. */
 void cuda_wait(cudaEvent_t event);

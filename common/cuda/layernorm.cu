@@ -78,7 +78,7 @@ void column_sums(Tensor sum, Tensor t)
     FOR_GRADIENT(sum.dtype, G,
         LAUNCH(add_parts<G>, column_blocks(width, 1, 1), dim3(WARP, GROUPS), data<G>(sum), (G *)NULL, (G *)NULL,
                partial, parts, width));
-    device_scratch_free(partial, bytes);
+    device_free(partial, bytes);
 }
 
 void residual_backward_kernel(Tensor d_bias, Tensor d_out)
@@ -217,7 +217,7 @@ void layernorm_backward_sums(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor 
     FOR_GRADIENT(d_bias.dtype, G,
         LAUNCH(add_parts<G>, column_blocks(width, 1, sums), dim3(WARP, GROUPS), data<G>(d_weight), data<G>(d_bias),
                data<G>(d_sum), partial, parts, width));
-    device_scratch_free(partial, bytes);
+    device_free(partial, bytes);
 }
 
 void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,

@@ -67,7 +67,7 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
         const Matrix product = {device_scratch(bytes), F32, k, 0};
         matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 0, product, 1);
         LAUNCH(add_to_bf16, blocks(m * k, 1), THREADS, data<__nv_bfloat16>(d_weight), (float *)product.data, m * k);
-        device_scratch_free(product.data, bytes);
+        device_free(product.data, bytes);
     } else {
         matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 1, rows_of(d_weight), 1);
     }
@@ -188,5 +188,5 @@ void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
         else
             LAUNCH(quantize_tiles<T, 1>, tiles, THREADS, data<uint8_t>(out), data<uint8_t>(transposed), data<T>(x),
                    any.scale, format, rows, width));
-    device_scratch_free(partial, PARTS * 4);
+    device_free(partial, PARTS * 4);
 }

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "../error.h"
-#include "../options.h"
 #include "cublas.cuh"
 #include "kernel.cuh"
 
@@ -90,7 +89,7 @@ typedef struct {
 /* Everything that the library's choice may depend on; of addresses, their alignment in bytes. */
 typedef struct {
     int64_t m, n, k, count, ld[3], stride[3];
-    int32_t type[3], alignment[3], transposed[2], epilogue, computed, multiprocessors;
+    int32_t type[3], alignment[3], transposed[2], epilogue, computed;
 } Kind;
 
 typedef struct Plan {
@@ -122,7 +121,6 @@ static Kind kind_of(const Product *x)
     kind.m = x->m, kind.n = x->n, kind.k = x->k, kind.count = x->count;
     kind.transposed[0] = x->a_transposed, kind.transposed[1] = x->b_transposed;
     kind.epilogue = x->epilogue, kind.computed = compute_type(x->a.dtype);
-    kind.multiprocessors = device_multiprocessors_left();
     for (int i = 0; i < 3; i++) {
         kind.ld[i] = matrices[i]->ld;
         kind.stride[i] = x->count > 1 ? matrices[i]->stride : 0;
@@ -171,42 +169,6 @@ static void start(const Plan *p, const Product *x, const cublasLtMatmulAlgo_t *a
                           p->c, c, p->c, algorithm, matmul_workspace(), WORKSPACE, (cudaStream_t)device_stream()));
 }
 
-/* Measures the seconds of some runs, after one that may still load kernels. */
-static double seconds_of(const Apart &run)
-{
-    run();
-    DeviceEvent begin = device_event();
-    for (int i = 0; i < 3; i++)
-        run();
-    DeviceEvent end = device_event();
-    const double began = device_event_seconds(&begin);
-    return device_event_seconds(&end) - began;
-}
-
-/* Chooses the fastest candidate and returns its seconds; a candidate must be 2% faster than those listed before it. */
-static double choose(Plan *p, const Product *x, const cublasLtMatmulHeuristicResult_t *candidates, int count)
-{
-    const int64_t bytes = ((x->count - 1) * x->c.stride + x->m * x->c.ld) * dtype_size(x->c.dtype);
-    double best = INFINITY;
-
-    /* Candidates write to `beside`: adding to c several times would be wrong. It is no scratch, because a CUDA graph
-     * reserves as much scratch as was ever in use at once. */
-    void *beside = device_memory_available() < 2 * bytes ? NULL : device_alloc(bytes);
-    if (!beside)                                /* too little memory: keep the first candidate */
-        return 0;
-    set_pointers(p, x);
-    for (int i = 0; i < count; i++) {
-        const cublasLtMatmulAlgo_t *algorithm = &candidates[i].algo;
-        if (candidates[i].state != CUBLAS_STATUS_SUCCESS)
-            continue;
-        const double seconds = seconds_of([&] { start(p, x, algorithm, beside); });
-        if (seconds < 0.98 * best)
-            best = seconds, p->algorithm = *algorithm;
-    }
-    device_free(beside, bytes);
-    return best;
-}
-
 static const char *epilogue_text(int32_t epilogue)
 {
     return epilogue == CUBLASLT_EPILOGUE_BIAS            ? " with a bias: it goes before"
@@ -216,10 +178,8 @@ static const char *epilogue_text(int32_t epilogue)
 }
 
 /* Computes c^T (n, m) = b^T a^T, so that no matrix is transposed in memory. */
-static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
+static Plan *new_plan(const Kind *kind, const Product *x)
 {
-    enum { MOST = 8 };
-    const int wanted = options.autotune ? MOST : 1;
     Plan *p = (Plan *)malloc(sizeof *p);
     const cublasOperation_t op_a = x->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = x->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -230,7 +190,7 @@ static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
     const uint32_t parts = x->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
                                                                     : CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t candidates[MOST];
+    cublasLtMatmulHeuristicResult_t candidate;
     Product any = *x;                           /* later biases are only known to be aligned to 16 bytes */
     int found = 0;
 
@@ -242,8 +202,6 @@ static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
     SET(p, TRANSA, op_b);
     SET(p, TRANSB, op_a);
     SET(p, EPILOGUE, x->epilogue);
-    if (kind->multiprocessors < device_multiprocessors())       /* transfers occupy the others */
-        SET(p, SM_COUNT_TARGET, kind->multiprocessors);
     if (x->up)
         SET(p, EPILOGUE_AUX_LD, x->n);
     any.bias = x->bias ? (void *)16 : NULL;     /* (pull request 194497 there) */
@@ -259,25 +217,21 @@ static Plan *new_plan(const Kind *kind, const Product *x, const Apart *apart)
     PREFER(preference, MIN_ALIGNMENT_B_BYTES, place_a);
     PREFER(preference, MIN_ALIGNMENT_C_BYTES, place_c);
     PREFER(preference, MIN_ALIGNMENT_D_BYTES, place_c);
-    p->can = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p->matmul, p->b, p->a, p->c, p->c, preference, wanted,
-                                            candidates, &found) == CUBLAS_STATUS_SUCCESS
-             && found > 0 && candidates[0].state == CUBLAS_STATUS_SUCCESS;
+    p->can = cublasLtMatmulAlgoGetHeuristic(cublas_lt(), p->matmul, p->b, p->a, p->c, p->c, preference, 1,
+                                            &candidate, &found) == CUBLAS_STATUS_SUCCESS
+             && found > 0 && candidate.state == CUBLAS_STATUS_SUCCESS;
     CUBLAS(cublasLtMatmulPreferenceDestroy(preference));
     if (!p->can) {
         fprintf(stderr, "cuBLASLt has no matmul of (%lld, %lld) %s by %lld%s on this GPU\n", (long long)x->m,
                 (long long)x->k, dtype_name(x->a.dtype), (long long)x->n, epilogue_text(kind->epilogue));
         return p;
     }
-    p->algorithm = candidates[0].algo;
-    if (options.autotune) {
-        const double seconds = choose(p, x, candidates, found);
-        p->can = !apart || seconds_of(*apart) >= seconds;
-    }
+    p->algorithm = candidate.algo;
     return p;
 }
 
-/* Runs the product. Returns false, and does nothing, if the library has no such matmul, or if `apart` is faster. */
-static bool product(const Product *x, const Apart *apart)
+/* Runs the product. Returns false, and does nothing, if the library has no such matmul. */
+static bool product(const Product *x)
 {
     static Plan *plans;
     const Kind kind = kind_of(x);
@@ -286,7 +240,7 @@ static bool product(const Product *x, const Apart *apart)
     while (p && memcmp(&p->kind, &kind, sizeof kind))
         p = p->next;
     if (!p) {
-        p = new_plan(&kind, x, apart);          /* may make other plans, to time `apart` */
+        p = new_plan(&kind, x);
         p->next = plans;
         plans = p;
     }
@@ -320,7 +274,7 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
     const Product x = {a_transposed, b_transposed, m, n, k, alpha, a, b, beta, c, count, CUBLASLT_EPILOGUE_DEFAULT};
     const cudaDataType_t type = cuda_type(a.dtype);
 
-    if (!product(&x, NULL))
+    if (!product(&x))
         CUBLAS(cublasGemmStridedBatchedEx_64(cublas(), b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                                              a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k, &alpha, b.data, type,
                                              b.ld, b.stride, a.data, type, a.ld, a.stride, &beta, c.data,
@@ -337,7 +291,7 @@ void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weig
     const bool can = k * dtype_size(in.dtype) % 16 == 0 && n * dtype_size(out.dtype) % 16 == 0 && aligned(out)
                      && aligned(in) && aligned(weight) && aligned(bias) && aligned(up);
 
-    if (!can || !product(&x, &apart))
+    if (!can || !product(&x))
         apart();
 }
 
@@ -346,5 +300,5 @@ bool matmul_fp8(Tensor out, Tensor in, Tensor weight, float beta)
     const Product x = {false, true, tensor_rows(in), tensor_width(out), tensor_width(in), 1, rows_of(in),
                        rows_of(weight), beta, rows_of(out), 1, CUBLASLT_EPILOGUE_DEFAULT, in.scale, weight.scale};
 
-    return product(&x, NULL);
+    return product(&x);
 }

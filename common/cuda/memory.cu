@@ -59,59 +59,14 @@ void device_free(void *data, int64_t bytes)
 
 /* ---- Scratch ---- */
 
-static int64_t scratch_used, scratch_most;      /* bytes in use; the most so far */
-
-/* The block of device_scratch_fix. Pieces follow one another; when none is in use, the next starts at the beginning. */
-static struct {
-    char *data;                                 /* NULL: not allocated yet */
-    int64_t bytes, used;
-    int pieces;                                 /* in use */
-    bool on;
-} fixed;
-
-/* Pieces have the alignment of cudaMalloc. */
-static int64_t rounded(int64_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 void *device_scratch(int64_t bytes)
 {
-    if (fixed.on) {
-        char *piece = fixed.data + fixed.used;
-        fixed.used += rounded(bytes);
-        fixed.pieces++;
-        if (fixed.used > fixed.bytes)
-            fail("--graph on: operators need %s of scratch memory in the graph, but needed at most %s before it",
-                 bytes_text(fixed.used), bytes_text(fixed.bytes));
-        return piece;
-    }
     void *data = take(bytes);
+
     if (!data)
         fail("not enough memory for an operator's scratch: needs %s, the GPU has less; %s; try %s", bytes_text(bytes),
              memory_in_use(), memory_remedy(MEM_WORKSPACE));
-    scratch_used += rounded(bytes);
-    scratch_most = scratch_used > scratch_most ? scratch_used : scratch_most;
     return data;
-}
-
-void device_scratch_free(void *data, int64_t bytes)
-{
-    if (fixed.on) {
-        fixed.used = --fixed.pieces ? fixed.used : 0;
-        return;
-    }
-    scratch_used -= rounded(bytes);
-    device_free(data, bytes);
-}
-
-void device_scratch_fix(bool on)
-{
-    if (!fixed.data) {
-        fixed.bytes = scratch_most - scratch_used;      /* without what stays in use, the matmuls' workspace */
-        fixed.data = (char *)device_scratch(fixed.bytes);
-    }
-    fixed.on = on;
 }
 
 int64_t device_memory_available(void)
@@ -123,7 +78,7 @@ int64_t device_memory_available(void)
 }
 
 /* Estimates, not measured yet: a few dozen cuBLAS kernels of some MB each; partial sums over rows, or a block of
- * queries' scores in float, and the same once more for a CUDA graph. The matmuls' workspace is allocated already. */
+ * queries' scores in float. The matmuls' workspace is allocated already. */
 int64_t device_memory_beside(void)
 {
     enum { KERNELS = 128 << 20, SCRATCH = 128 << 20 };

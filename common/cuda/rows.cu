@@ -137,8 +137,8 @@ static void square_sum_to(double *total, const Tensor *list, int count)
     free(pieces);
     LAUNCH(square_pieces, n, THREADS, partial, there);
     LAUNCH(square_total, 1, MOST_THREADS, total, partial, n);
-    device_scratch_free(there, bytes);
-    device_scratch_free(partial, partial_bytes);
+    device_free(there, bytes);
+    device_free(partial, partial_bytes);
 }
 
 void square_sum_into_kernel(Tensor sum, const Tensor *list, int count)
@@ -166,7 +166,7 @@ double square_sum_kernel(const Tensor *list, int count)
 
     square_sum_to(total, list, count);
     device_download(&sum, total, sizeof sum);
-    device_scratch_free(total, sizeof *total);
+    device_free(total, sizeof *total);
     return sum;
 }
 

@@ -401,12 +401,6 @@ static void mistakes_are_found(void **state)
         {"copies", 2, "nothing orders the two"},
         {"freed", 1, "one that was freed"},
         {"copied", 1, "a copy to memory of 4004 bytes that aren't all the GPU's"},
-        {"graphs", 1, "a kernel that is first launched while the stream is captured"},
-        {"graphs", 2, "memory that a graph takes for itself"},
-        {"graphs", 3, "due to a previous error during capture"},
-        {"graphs", 4, "due to a previous error during capture"},
-        {"graphs", 5, "an event last recorded in a capturing stream"},
-        {"graphs", 6, "one that was freed"},
     };
 
     (void)state;
@@ -494,99 +488,6 @@ static void runs_repeat(void **state)
     run_well("cmp once.safetensors again.safetensors");
 }
 
-/* --autotune on selects other matmul algorithms, whose results differ by rounding alone. On the emulated GPU the
- * fastest algorithm is never the first, and it adds in another order. */
-static void tuned_matmuls_agree(void **state)
-{
-    static const char *const tuned[] = {"off", "on"};
-    char worst[128];
-
-    (void)state;
-    for (int i = 0; i < 2; i++)
-        run_well(BUILD "/%s/08_fused_kernels --preset tiny --layers 1 --seq 16 --steps 1 --dtype fp32 --autotune %s "
-                 "--quiet --dump-gradients %s.safetensors", build, tuned[i], tuned[i]);
-    const double d = compare_gradients(in_temporary("on.safetensors"), in_temporary("off.safetensors"), 2, worst);
-    printf("with tuned matmuls gradients differ by %.1e at most (%s)\n", d, worst);
-    assert_true(d <= 1e-4 && (d > 0 || !emulated()));
-}
-
-/* How often `words` occur in `text`. */
-static int lines_with(const char *text, const char *words)
-{
-    int count = 0;
-
-    while ((text = strstr(text, words)))
-        count++, text += strlen(words);
-    return count;
-}
-
-/* --graph on gives the bits of --graph off: each step's loss and norm, step 1's gradients, the last weights. The runs
- * evaluate between steps, and halve and double the loss scale. */
-static void graphs_repeat_their_kernels(void **state)
-{
-    static const struct {
-        int type, accumulate, steps, captures;  /* one capture per loss scale */
-        const char *options;
-    } runs[] = {
-        {1, 3, 2, 1, "--dtype fp32"},
-        {2, 1, 4, 1, "--dtype bf16 --recompute full"},
-        {2, 3, 2, 1, "--dtype bf16 --fuse none --gradients bf16 --autotune on"},
-        {4, 1, 6, 3, "--dtype fp16 --loss-scale 5e5 --loss-scale-growth 2"},
-        {4, 3, 3, 3, "--dtype fp16 --fuse none --loss-scale 256 --loss-scale-growth 1"},
-        {8, 3, 2, 1, "--dtype fp8"},
-    };
-    static const char *const graph[] = {"off", "on"};
-    enum { STEPS = 8 };
-
-    (void)state;
-    if (!strcmp(build, "cpu"))
-        skip();
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        double loss[2][STEPS], norm[2][STEPS];
-        if (!emulated() && !(types & runs[i].type))
-            continue;
-        for (int k = 0; k < 2; k++) {
-            run_well("rm -rf %s.csv %s.saved", graph[k], graph[k]);
-            Result r = run("env EMULATED_GRAPHS=1 " BUILD "/%s/08_fused_kernels --layers 1 --hidden 32 --heads 2 "
-                           "--vocab 97 --seq 16 --micro-batch 1 --accumulate %d --steps %d --warmup 1 --eval-every 1 "
-                           "--threads 1 --data %s --quiet --metrics %s.csv --dump-gradients %s.safetensors --save "
-                           "%s.saved --graph %s %s", build, runs[i].accumulate, runs[i].steps, token_file(400, 97),
-                           graph[k], graph[k], graph[k], graph[k], runs[i].options);
-            const int made = lines_with(r.err, " is made\n"), launched = lines_with(r.err, " is launched\n");
-            if (r.status || (emulated() && k && (made != runs[i].captures
-                                                 || launched != runs[i].accumulate * runs[i].steps - 1)))
-                fail_msg("--graph %s %s: status %d, %d graphs made, %d launched\n%s", graph[k], runs[i].options,
-                         r.status, made, launched, r.err);
-            result_free(r);
-            char metrics[16];
-            snprintf(metrics, sizeof metrics, "%s.csv", graph[k]);
-            assert_int_equal(read_column(in_temporary(metrics), "loss", loss[k], STEPS), runs[i].steps);
-            assert_int_equal(read_column(in_temporary(metrics), "grad_norm", norm[k], STEPS), runs[i].steps);
-        }
-        for (int step = 0; step < runs[i].steps; step++)
-            if (loss[0][step] != loss[1][step] || (norm[0][step] != norm[1][step] && isfinite(norm[0][step])))
-                fail_msg("%s, step %d: with a graph the loss is %.17g and the norm %.17g, without %.17g and %.17g",
-                         runs[i].options, step + 1, loss[1][step], norm[1][step], loss[0][step], norm[0][step]);
-        run_well("cmp off.safetensors on.safetensors");
-        run_well("cmp off.saved/model.safetensors on.saved/model.safetensors");
-    }
-}
-
-/* Options that time single operators are refused, since a graph hides its operators. */
-static void graphs_are_refused_with_timing(void **state)
-{
-    static const char *const others[] = {"report r.json", "trace t.json", "pretend 1,1,1"};
-
-    (void)state;
-    for (int i = 0; i < 3; i++) {
-        Result r = run(BUILD "/%s/08_fused_kernels --preset tiny --graph on --%s", build, others[i]);
-        const char *line = strcmp(build, "cpu") ? "--graph: expected off with --" : "--graph: expected off on the CPU";
-        if (r.status != 2 || !strstr(r.err, line))
-            fail_msg("--graph on --%s: status %d: %s", others[i], r.status, r.err);
-        result_free(r);
-    }
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -602,9 +503,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(memory_is_reused_without_waiting),
         cmocka_unit_test(memory_check_includes_scratch),
         cmocka_unit_test(runs_repeat),
-        cmocka_unit_test(tuned_matmuls_agree),
-        cmocka_unit_test(graphs_repeat_their_kernels),
-        cmocka_unit_test(graphs_are_refused_with_timing),
     };
     char place[DEVICE_PLACE];
 

@@ -469,15 +469,6 @@ static void wrong_lists_are_refused(void **state)
     }
 }
 
-static void graphs_are_for_gpus(void **state)
-{
-    (void)state;
-    Result r = run(FUSED " " SHAPE " --data %s --graph on", token_file(20000, 97));
-    assert_int_equal(r.status, 2);
-    assert_non_null(strstr(r.err, "--graph: expected off on the CPU, got 'on'"));
-    result_free(r);
-}
-
 int main(void)
 {
     device_init(0, 1, 0);
@@ -494,7 +485,6 @@ int main(void)
         cmocka_unit_test(memory_is_gone),
         cmocka_unit_test(evaluation_and_samples_are_the_base),
         cmocka_unit_test(wrong_lists_are_refused),
-        cmocka_unit_test(graphs_are_for_gpus),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
