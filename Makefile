@@ -119,7 +119,7 @@ $(TEXT):
 	@mkdir -p $(@D); cat $(wildcard README.md */README.md */*.h */*.c */*/*.h */*/*.c) >$@
 
 run: known-stage deps	## train for about a minute, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"
-	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "$(GPUS): running on the CPU"))
+	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
 	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if \

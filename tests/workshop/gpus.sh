@@ -16,7 +16,7 @@ if [ "$mode" = --nvcc ]; then
 elif ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then        # a broken driver is reported on stdout too
 	:
 elif [ -n "$why" ]; then
-	echo "there is a GPU, but $why"
+	echo "$why"
 else
 	gpus=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader |
 		sed -nE 's/^([0-9]+)\.([0-9]+)$/\1\2/p' | sort -nu)
