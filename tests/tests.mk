@@ -25,8 +25,8 @@ $(BUILD)/cpu64/test_comm_nccl: $$(call objects,tests/fakes/fake_nccl common/comm
 # The cuda backend on a GPU emulated by the CPU (tests/fakes/emulator.h), if CUDA's headers are found. Not under
 # sanitizers, which do not support its fibers.
 ifndef SANITIZE
-CUDA_HEADERS := $(shell echo 'static_assert(CUDART_VERSION >= 12000);' | $(CXX) $(CUDA_INCLUDE) -include cublasLt.h \
-	-include cuda_fp8.h -x c++ -fsyntax-only - 2>/dev/null && echo yes)
+CUDA_HEADERS := $(shell echo 'static_assert(CUDART_VERSION >= 12000);' | $(CXX) $(CUDA_INCLUDE) \
+	$(addprefix -include ,cuda_runtime_api.h cublasLt.h cuda_fp8.h) -x c++ -fsyntax-only - 2>/dev/null && echo yes)
 endif
 COMMON_emulated := $(filter-out %nccl,$(COMMON_cuda)) common/comm/no_nccl
 FUSED_emulated := $(FUSED_cuda)
