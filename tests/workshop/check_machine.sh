@@ -210,7 +210,7 @@ if [ -n "$NVCC" ] && within 3 "$NVCC" --version; then
 fi
 if within 3 nvidia-smi --query-gpu=name,memory.total,compute_cap,driver_version --format=csv,noheader,nounits &&
     grep -E ', [0-9]+\.[0-9]+, ' "$dir/out" >"$dir/all"; then
-    within 6 tests/workshop/gpus.sh "$NVCC"
+    within 6 tests/workshop/gpus.sh $NVCC
     built=$(cat "$dir/out")
     lowest=$(echo "$built" | tr ' ' '\n' | sed -nE 's/^(sm|compute)_//p' | sort -n | head -n 1)
     awk -F ', *' -v lowest="${lowest:-0}" '10 * $3 >= lowest' "$dir/all" >"$dir/gpus"
