@@ -42,20 +42,26 @@ FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trappi
 	-DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
 
 # CUDA as nvcc reports it: its link directories, without the stubs of the driver library. ARCH=sm_90 sets the GPUs;
-# the default is the GPUs of this machine, or without one, three generations. Each includes code for later GPUs.
+# the default is the GPUs of this machine, or without one, three generations. Each includes PTX for later GPUs. Before
+# 12.4 nvcc takes no code=[sm_90,compute_90] from an options file.
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
-ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null \
-	| sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sort -u)
-NVCC_FLAGS = -std=c++17 -O3 -lineinfo -MMD -MP $(addprefix -Xcompiler=,-fopenmp $(WARNINGS)) $(foreach a, \
-	$(patsubst sm_%,%,$(or $(ARCH),sm_75 sm_80 sm_90)),-gencode=arch=compute_$(a),code=[sm_$(a),compute_$(a)])
+NO_NVCC := $(shell tests/workshop/gpus.sh --nvcc $(NVCC))
+ARCH ?= $(or $(filter sm_% compute_%,$(shell tests/workshop/gpus.sh $(NVCC))),sm_75 sm_80 sm_90)
+gencode = $(foreach code,$(sort $(1) $(1:sm_%=compute_%)),-gencode=arch=$(1:sm_%=compute_%),code=$(code))
+NVCC_FLAGS = -std=c++17 -O3 -lineinfo -MMD -MP $(addprefix -Xcompiler=,-fopenmp $(WARNINGS)) \
+	$(foreach a,$(ARCH),$(call gencode,$(a)))
 CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n s/.*LIBRARIES=//p)))
 CUDA_LIBS = $(foreach d,$(CUDA_DIRS),$(d) $(d:-L%=-Wl,-rpath,%)) -lcublas -lcublasLt -lcudart -lstdc++ -ldl
 
-# NCCL from 2.17 on, if nccl.h is found: beside the CUDA headers, in the system, or in NCCL_HOME.
+# NCCL from 2.17 on, if nccl.h is found: beside the CUDA headers, in the system, or in NCCL_HOME. A distribution's CUDA
+# headers are in the system: -isystem /usr/include would hide them from C++'s #include_next. Up to 2.23 nccl.h declares
+# ncclBfloat16 only with the macro, which CUDA defines in C++.
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
-NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) -isystem $(CUDA_HOME)/include
-NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1};' | $(CC) $(NCCL_CFLAGS) -include nccl.h -xc -fsyntax-only - \
-	2>/dev/null && echo yes)
+CUDA_INCLUDE := $(patsubst %,-isystem %/include,$(filter-out /usr,$(CUDA_HOME)))
+NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) $(CUDA_INCLUDE)
+override NCCL_CFLAGS += -D__CUDA_BF16_TYPES_EXIST__
+NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1}; ncclDataType_t t = ncclBfloat16;' | $(CC) $(NCCL_CFLAGS) \
+	-include nccl.h -xc -fsyntax-only - 2>/dev/null && echo yes)
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
 # A backend is a choice of files: those that all share, cpu/ or cuda/, NCCL or not, and the kernels of 08.
@@ -72,11 +78,11 @@ $(BUILD)/cpu64/%: private FLAGS += -DREAL64
 $(BUILD)/cuda/%: private LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
 $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)
 
-all: cpu cpu64 $(if $(NVCC),cuda)	## build everything that this machine can build
+all: cpu cpu64 $(if $(NO_NVCC),,cuda)	## build everything that this machine can build
 cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## build the programs for the CPU, in float
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## build them in double, to compare parallel configurations
-cuda: $(if $(NVCC),$(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder),no-nvcc)	## build the programs for GPUs: ARCH=sm_90
-no-nvcc: ; @echo "cuda: nvcc, of the NVIDIA CUDA toolkit, is not in PATH; \"make cpu\" builds for the CPU"; exit 1
+cuda: $(if $(NO_NVCC),no-nvcc,$(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder))	## build the programs for GPUs: ARCH=sm_90
+no-nvcc: ; @echo 'cuda: $(NO_NVCC); "make cpu" builds for the CPU'; exit 1
 
 # In prerequisites, $$ refers to the target of the rule: the backend of build/cpu64/03_data_parallel is cpu64.
 .SECONDEXPANSION:
@@ -113,14 +119,14 @@ $(TEXT):
 	@mkdir -p $(@D); cat $(wildcard README.md */README.md */*.h */*.c */*/*.h */*/*.c) >$@
 
 run: known-stage deps	## train for about a minute, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"
-	@$(if $(GPU),$(if $(NVCC),,echo "there is a GPU, but no nvcc in PATH to build for it: running on the CPU"))
+	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
 	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if \
 		$(filter 01 02 08,$(NUMBER)),--sample 300) $(ARGS)
-# The GPUs of this machine; looked for only by these targets.
-GPU := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null))
-BACKEND := $(if $(and $(GPU),$(NVCC)),cuda,cpu)
+# The GPUs of this machine, or why they cannot be used; looked for only by these targets.
+GPUS := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell tests/workshop/gpus.sh $(NVCC)))
+BACKEND := $(if $(filter sm_% compute_%,$(GPUS)),cuda,cpu)
 include tests/tests.mk tests/workshop/workshop.mk 09_combined/planner/plan.mk
 
 help:

@@ -67,6 +67,9 @@ static void dtypes(void)
     dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
     gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
     has_master = dtype != REAL && master_option == MASTER_FP32;
+    if (dtype != F16 && (loss_scale != 65536 || growth_interval != 2000))
+        fail_usage("--loss-scale %g, --loss-scale-growth %d: expected --dtype fp16, since other types need none",
+                   loss_scale, growth_interval);
     if (dtype != F16)
         loss_scale = 1;
     if (gradients_dtype == BF16 && dtype != BF16)

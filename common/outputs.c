@@ -83,6 +83,28 @@ static void take_lock(const char *option, const char *given, const char *place)
     free(path);
 }
 
+/* Fails if an output would replace a file that its option did not write. An empty file is nobody's. */
+static void refuse_others(const char *option, const char *path)
+{
+    static const struct { const char *option, *mark; } kinds[] = {
+        {"metrics", "step,tokens,loss,"}, {"report", "{\"ranks\": ["}, {"trace", "[\n{\"name\":\"process_name\""},
+        {"dump-gradients", "\"batch.inputs\":"}};         /* the last one is not at the beginning, but in the header */
+    enum { HEADER = 1 << 24, KINDS = sizeof kinds / sizeof *kinds };
+    FILE *f = comm_rank(world) == 0 ? fopen(path, "r") : NULL;
+
+    for (int i = 0; f && i < KINDS; i++) {
+        const size_t length = strlen(kinds[i].mark), within = i < KINDS - 1 ? length : HEADER;
+        char *text = host_alloc(within, path);
+        const size_t count = strcmp(option, kinds[i].option) ? 0 : fread(text, 1, within, f);
+        if (count && !memmem(text, count, kinds[i].mark, length))
+            fail("--%s %s: the file that is there was not written by --%s; move it, or use another name", option, path,
+                 option);
+        free(text);
+    }
+    if (f)
+        fclose(f);
+}
+
 char *output_claim(const char *option, const char *path, bool directory)
 {
     if (!path)
@@ -94,6 +116,8 @@ char *output_claim(const char *option, const char *path, bool directory)
     }
     char *place = output_place(option, path), *tmp = new_text("%s.tmp", place);
     take_lock(option, path, place);
+    if (!directory)
+        refuse_others(option, path);
     error_cleanup(tmp);                         /* on every rank, since any may fail */
     if (comm_rank(world) == 0) {
         if (!directory)
@@ -130,6 +154,7 @@ FILE *output_append(const char *option, const char *path, bool *rows)
     if (*rows) {
         char *place = output_place(option, path);
         take_lock(option, path, place);
+        refuse_others(option, path);
         free(place);
     }
     if (comm_rank(world))

@@ -16,14 +16,15 @@
 char *output_place(const char *option, const char *path);
 
 /* Claims an output before anything is computed: locks PLACE.lock, and creates PLACE.tmp, an empty file or a directory.
- * Fails if another run holds the lock, or if a rank cannot see PLACE.tmp. Returns the path to write to: PLACE.tmp, or
- * `path` itself if it is written directly, or NULL if `path` is. */
+ * Fails if another run holds the lock, if the option did not write the file that is there, or if a rank cannot see
+ * PLACE.tmp. Returns the path to write to: PLACE.tmp, or `path` itself if it is written directly, or NULL if `path`
+ * is. */
 char *output_claim(const char *option, const char *path, bool directory);
 
 void output_deliver(const char *option, const char *tmp, const char *path);     /* puts the complete file in place */
 
 /* Opens a file that grows row by row, in its place: on rank 0; the other ranks get NULL. *rows: whether it may contain
- * rows already, which devices, pipes and logs do not. */
+ * rows already, which devices, pipes and logs do not. Fails if a file is there that is not of --metrics. */
 FILE *output_append(const char *option, const char *path, bool *rows);
 
 #endif

@@ -25,14 +25,14 @@ $(BUILD)/cpu64/test_comm_nccl: $$(call objects,tests/fakes/fake_nccl common/comm
 # The cuda backend on a GPU emulated by the CPU (tests/fakes/emulator.h), if CUDA's headers are found. Not under
 # sanitizers, which do not support its fibers.
 ifndef SANITIZE
-CUDA_HEADERS := $(shell printf '\043include <cublasLt.h>\n\043include <cuda_fp8.h>\n' \
-	| $(CXX) -isystem $(CUDA_HOME)/include -x c++ -fsyntax-only - 2>/dev/null && echo yes)
+CUDA_HEADERS := $(shell echo 'static_assert(CUDART_VERSION >= 12000);' | $(CXX) $(CUDA_INCLUDE) \
+	$(addprefix -include ,cuda_runtime_api.h cublasLt.h cuda_fp8.h) -x c++ -fsyntax-only - 2>/dev/null && echo yes)
 endif
 COMMON_emulated := $(filter-out %nccl,$(COMMON_cuda)) common/comm/no_nccl
 FUSED_emulated := $(FUSED_cuda)
 EMULATOR := tests/fakes/emulator tests/fakes/emulator_check
 EMULATED := $(patsubst %,$(BUILD)/emulated/%,$(STAGES) parity test_cuda emulator_mistakes ladder)
-EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) -isystem $(CUDA_HOME)/include -fno-extern-tls-init \
+EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) $(CUDA_INCLUDE) -fno-extern-tls-init \
 	-Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
 # -fsanitize=thread inserts a call of emulator_check.cc before each memory access; -g1: line numbers
 KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
@@ -86,7 +86,7 @@ endif
 
 test-cuda: deps		## compare operators and gradients on a GPU with the CPU
 	@$(MAKE) --no-print-directory cuda cpu $(BUILD)/cpu/parity \
-		$(if $(NVCC),$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity)
+		$(if $(NO_NVCC),,$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity)
 	@$(BUILD)/cuda/test_cuda
 
 BENCH = $(if $(filter 01,$(NUMBER)),bench,$(if $(filter 02 08,$(NUMBER)),bench_variants,bench_ranks))
@@ -95,7 +95,7 @@ bench: known-stage deps	## measure speed: 01 beside sgemm; STAGE=02: number form
 	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(NUMBER))
 
 bench-cuda: deps	## measure speed on a GPU: tokens/s, MFU, operators, memory bandwidth
-	@$(MAKE) --no-print-directory cuda $(if $(NVCC),$(BUILD)/cuda/bench_cuda)
+	@$(MAKE) --no-print-directory cuda $(if $(NO_NVCC),,$(BUILD)/cuda/bench_cuda)
 	@$(BUILD)/cuda/bench_cuda
 
 PYTHON ?= python3

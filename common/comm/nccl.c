@@ -10,7 +10,8 @@
  *   create and use all communicators once, one after the other, in the same order (connect). From then on a call queues
  *   a kernel and returns. The communicators are blocking: non-blocking ones start a thread per call (src/group.cc of
  *   NCCL).
- * - The kernels of all communicators fit on the GPU together: config.maxCTAs limits each one's multiprocessors.
+ * - The kernels of all communicators fit on the GPU together: config.maxCTAs limits each one's multiprocessors. Before
+ *   2.26 NCCL does not document communicators that run at the same time as safe: there all keep to half of the GPU.
  * - Streams that share a hardware queue wait for each other: a kernel that may start is stuck behind one that may not.
  *   CUDA has 8 queues by default, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank in five groups, one of them with
  *   sends both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL adds to each,
@@ -350,6 +351,15 @@ static void warm(Transfer t)
     device_free(t.in, bytes);
 }
 
+/* Returns how many multiprocessors all communicators may take together. */
+static int room(void)
+{
+    int version;
+
+    NCCL(ncclGetVersion(&version));
+    return device_multiprocessors() / (version < NCCL_VERSION(2, 26, 0) ? 2 : 1);
+}
+
 /* Creates a line with at most `most` multiprocessors. Waits inside NCCL for the line's other ranks. */
 static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, int most)
 {
@@ -360,9 +370,9 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
     char what[64];
 
     taken += most;
-    if (taken > device_multiprocessors())
-        fail("group %s: with its communicators, all groups take %d multiprocessors, but the GPU has %d: their kernels "
-             "wait for other ranks, so all must fit together; use fewer groups", c->name, taken,
+    if (taken > room())
+        fail("group %s: with its communicators, all groups take %d multiprocessors, but may take %d of the GPU's %d: "
+             "their kernels wait for other ranks, so all must fit together; use fewer groups", c->name, taken, room(),
              device_multiprocessors());
     l->size = size, l->multiprocessors = most;
     config.blocking = 1;
@@ -389,20 +399,24 @@ static void connect_pair(Comm *c, int s, ncclUniqueId up, ncclUniqueId down, int
     warm((Transfer){.comm = c, .op = c->rank == s ? RECV : SEND, .count = 1, .dtype = F32, .peer = peer});
 }
 
-/* A collective's kernel takes an eighth of the multiprocessors, at most 16, which should fill the links (not measured
- * yet). A point-to-point kernel, which may spin for long before its sender starts, takes a quarter of that. They are
- * powers of two, because thread blocks start in clusters of up to 4. */
+/* A collective's kernel takes an eighth of the room, at most 16 multiprocessors, which should fill the links (not
+ * measured yet). A point-to-point kernel, which may spin for long before its sender starts, takes a quarter of that.
+ * They are powers of two, because thread blocks start in clusters of up to 4. */
 static void connect(Comm *c)
 {
     const int pairs = !c->used[SEND] ? 0 : c->size == 2 ? 1 : c->size;
     struct { ncclUniqueId group, up, down; } mine = {0}, *all = host_alloc(c->size * sizeof mine, "NCCL's ids");
+    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
     bool collectives = false;
     int most = 16;
 
+    if (pairs && blocking && atoi(blocking))
+        fail("CUDA_LAUNCH_BLOCKING=%s: a receive posted ahead in group %s would wait for a send that its own rank must "
+             "let happen first; unset the variable, or use --comm mpi", blocking, c->name);
     c->nccl = host_alloc(sizeof(Group), "a group's communicators");
     for (int op = 0; op <= SHIFT; op++)
         collectives |= c->used[op] && op != SEND;
-    while (most > 1 && 8 * most > device_multiprocessors())
+    while (most > 1 && 8 * most > room())
         most /= 2;
     if (collectives && c->rank == 0)
         NCCL(ncclGetUniqueId(&mine.group));
@@ -442,6 +456,8 @@ static void prepare(void)
     /* Do not order the kernels of different communicators: a receive posted ahead would have to start before the work
      * that its sender waits for, and with drivers before 12.3 also to end before it. */
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
+    /* Sums that NVLink's switches compute differ from run to run (NVIDIA/nccl issue 1497). */
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
 }
 
 static const Transport transport = {.name = "NCCL", .start = start, .done = done, .progress = progress,

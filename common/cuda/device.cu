@@ -72,12 +72,32 @@ typedef struct {
     int count;
 } Found;
 
+static const int built[] = {__CUDA_ARCH_LIST__};        /* nvcc's macro, in ascending order: 750, 800 */
+
+/* Finds a rank's GPU among those that this program can use: the PTX for the lowest architecture of the build runs on
+ * all later GPUs, and nothing in it on earlier ones, such as an old display card. Returns how many there are. */
+static int usable(int local_rank, int *device)
+{
+    int count, all = 0, found[64], major, minor;
+
+    if (cudaGetDeviceCount(&count) != cudaSuccess)
+        return 0;
+    for (int d = 0; d < count && all < 64; d++)
+        if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d) == cudaSuccess
+            && cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d) == cudaSuccess
+            && 100 * major + 10 * minor >= built[0])
+            found[all++] = d;
+    *device = all ? found[local_rank % all] : -1;
+    return all;
+}
+
 static Found find(int local_rank)
 {
     Found f = {};
+    int device;
 
-    if (cudaGetDeviceCount(&f.count) != cudaSuccess || f.count == 0
-        || cudaDeviceGetPCIBusId(f.place, DEVICE_PLACE, local_rank % f.count) != cudaSuccess) {
+    f.count = usable(local_rank, &device);
+    if (f.count == 0 || cudaDeviceGetPCIBusId(f.place, DEVICE_PLACE, device) != cudaSuccess) {
         cudaGetLastError();                     /* clears it, so that no later call reports it */
         return Found{};
     }
@@ -117,21 +137,24 @@ void device_prepare(char **argv)
 
 void device_init(int local_rank, int local_ranks, int wanted)
 {
-    int count;
+    int count, device;
     const cudaError_t error = cudaGetDeviceCount(&count);       /* without a driver, count stays unset */
 
     if (error != cudaSuccess || count == 0)
         fail("this program is built for NVIDIA GPUs, but CUDA finds none: %s; build/cpu/ has the programs for the CPU",
              error != cudaSuccess ? cudaGetErrorString(error) : "there are 0 devices");
-    CUDA(cudaSetDevice(local_rank % count));
-    CUDA(cudaGetDeviceProperties(&gpu, local_rank % count));
+    if (usable(local_rank, &device) == 0)
+        fail("this program is built for GPUs from sm_%d on, but those here are older; try \"make cuda ARCH=sm_XX\", from "
+             "sm_75 on; build/cpu/ has the programs for the CPU", built[0] / 10);
+    CUDA(cudaSetDevice(device));
+    CUDA(cudaGetDeviceProperties(&gpu, device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaEventCreateWithFlags(&waited_for, cudaEventDisableTiming));
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
     threads = threads < 1 ? 1 : threads;
     omp_set_num_threads(threads);               /* for loops on the host: initial weights */
     snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor);
-    memory_begin(local_rank % count);
+    memory_begin(device);
     events_begin();
     matmul_begin();
 }

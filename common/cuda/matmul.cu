@@ -41,12 +41,6 @@ static cublasLtHandle_t cublas_lt(void)
     return handle;
 }
 
-void matmul_begin(void)
-{
-    cublas_lt();
-    matmul_workspace();
-}
-
 static cudaDataType_t cuda_type(DType dtype)
 {
     switch (dtype) {
@@ -265,6 +259,13 @@ static cublasHandle_t cublas(void)
                                                         | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
     }
     return handle;
+}
+
+/* Later, while a receive spins on the GPU, the handle's creation could wait for it. */
+void matmul_begin(void)
+{
+    cublas_lt();
+    cublas();
 }
 
 /* cuBLAS supports all our dtypes but fp8. */

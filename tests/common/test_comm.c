@@ -870,8 +870,9 @@ static void faults(const char *what)
     if (!strcmp(what, "late"))
         comm_all_reduce(comm_split(world, 0, "late"), x, SUM);
     if (!strcmp(what, "words") && rank == 0)
-        fprintf(stderr, "carried by %s, and kernels are loaded %s\n", carrier,
-                getenv("CUDA_MODULE_LOADING") ? getenv("CUDA_MODULE_LOADING") : "late");
+        fprintf(stderr, "carried by %s, and kernels are loaded %s, NVLink SHARP %s\n", carrier,
+                getenv("CUDA_MODULE_LOADING") ? getenv("CUDA_MODULE_LOADING") : "late",
+                getenv("NCCL_NVLS_ENABLE") ? getenv("NCCL_NVLS_ENABLE") : "unset");
     for (int i = 0; i < 3 && !strcmp(what, "transfers"); i++) {
         comm_all_reduce(world, x, SUM);
         comm_reduce_scatter(world, shard, y);
@@ -1307,10 +1308,14 @@ static void nccl_fails(void **state)
         {"FAKE_GPUS=1", "-words",
          "carried by MPI, through the host's memory: ranks 0 and 1 share GPU 0000:00:00.0 of "
          "|, and 1 GPU for them, and kernels are loaded late"},
-        {"FAKE_GPUS=3", "-words", "carried by NCCL, and kernels are loaded EAGER"},
+        {"FAKE_GPUS=3", "-words", "carried by NCCL, and kernels are loaded EAGER, NVLink SHARP 0"},
+        {"NCCL_NVLS_ENABLE=2", "-words", "carried by NCCL, and kernels are loaded EAGER, NVLink SHARP 2"},
         {"FAKE_GPUS=0", "insist", "--comm nccl: rank 0 finds no GPU on ", true},
         {"FAKE_MULTIPROCESSORS=9", "-transfers",
-         "with its communicators, all groups take 10 multiprocessors, but the GPU has 9"},
+         "with its communicators, all groups take 10 multiprocessors, but may take 9 of the GPU's 9"},
+        {"FAKE_NCCL_VERSION=22507' 'FAKE_MULTIPROCESSORS=19", "-transfers", "may take 9 of the GPU's 19"},
+        {"CUDA_LAUNCH_BLOCKING=1", "-transfers", "CUDA_LAUNCH_BLOCKING=1: a receive posted ahead in group |--comm mpi"},
+        {"CUDA_LAUNCH_BLOCKING=0", "-words", "carried by NCCL"},
         {"FAKE_NCCL_LOSE=0", "-transfers", "rank 0 waits for all_reduce, operation 0 of group world, on its GPU", true},
         {"FAKE_NCCL_LOSE=1", "-transfers",
          "all ranks wait for each other, for 1 seconds; |rank 0 waits for "

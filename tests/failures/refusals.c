@@ -165,7 +165,7 @@ int set_up(void **state)
     clean_up(state);            /* cmocka does not clean up after a set_up that failed */
     run_well("mv %s data.bin", token_file(2000, 97));
     run_well("mkdir adir");
-    run_well("sh -c 'echo precious > adir/file; echo precious > afile; echo precious > old.csv; mkfifo fifo'");
+    run_well("sh -c 'echo precious > adir/file; echo precious > afile; echo step,tokens,loss,precious > old.csv; mkfifo fifo'");
     run_well("ln -s nowhere alink");
     run_well(CPU " " SMALL " --steps 2 --save good --seed 7");
     return 0;

@@ -48,6 +48,8 @@ static void unwritable_outputs_are_refused(void **state)
         fails(1, words, CPU " " SMALL " --%s adir", options[i]);
         snprintf(words, sizeof words, "--%s afile/x|Not a directory", options[i]);
         fails(1, words, CPU " " SMALL " --%s afile/x", options[i]);
+        snprintf(words, sizeof words, "--%s afile|not written by --%s", options[i], options[i]);
+        fails(1, words, CPU " " SMALL " --%s afile", options[i]);
         snprintf(words, sizeof words, "--%s nnn|too long", options[i]);
         fails(1, words, CPU " " SMALL " --%s %s", options[i], name);
         fails(1, "/dev/full", CPU " " SMALL " --%s /dev/full", options[i]);              /* a full disk */
@@ -55,7 +57,8 @@ static void unwritable_outputs_are_refused(void **state)
     all_fail(saves);
     fails(1, "--save nnn|too long", CPU " " SMALL " --save %s", name);
     fails(1, "--save adir", CPU64 " " SMALL " --save adir");
-    fails(1, "--metrics old.csv|\"precious\"|step,tokens,loss", CPU " " SMALL " --load good --metrics old.csv");
+    fails(1, "--metrics old.csv|,precious\"|step,tokens,loss", CPU " " SMALL " --load good --metrics old.csv");
+    fails(1, "--dump-gradients good/model|not written by", CPU " " SMALL " --dump-gradients good/model.safetensors");
     /* an output would replace the run's data, the checkpoint to load, or the user's files */
     run_well("cp data.bin x.tmp");
     fails(2, "--data x.tmp|--report x", CPU " " SMALL " --report x --data x.tmp");
@@ -87,6 +90,10 @@ static void other_files_stay(void **state)
     run_well("cp -r good good.old");
     run_well(CPU " " SMALL " --steps 4 --load good --save good");
     run_well("test -e good.old/trainer.json");
+    /* a run's own outputs are replaced */
+    for (int i = 0; i < 2; i++)
+        run_well(CPU " " SMALL " --metrics m.csv --report m.json --trace m.trace --dump-gradients m.g");
+    run_well("rm m.csv m.json m.trace m.g");
     /* a log that is standard output is neither truncated nor overwritten */
     static const char *const logs[][2] = {
         {"metrics", "^3,"}, {"report", "flops_per_token"}, {"trace", "process_name"}};
@@ -134,8 +141,8 @@ static void special_files_work(void **state)
     /* Links stay links: /dev/stdout is one, which leads to an ordinary file under a shell's `> file`. */
     run_well("ln -s /proc/self/fd/1 stdout");
     run_well("ln -s linked link");
-    run_well("touch linked");
     for (int i = 0; i < 2; i++) {
+        run_well("cp /dev/null linked");
         run_well("sh -c '" CPU " " SMALL " --quiet --%s stdout > redirected'", i ? "report" : "trace");
         run_well("test -L stdout");
         text = slurp(in_temporary("redirected"), &bytes);

@@ -376,9 +376,15 @@ static double now(void)
 
 extern "C" {
 
+/* EMULATED_GPUS="61 90" sets the GPUs' architectures, of two digits each, in the order of their numbers. */
+static const char *gpus(void)
+{
+    return getenv("EMULATED_GPUS") ? getenv("EMULATED_GPUS") : "90";
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = 1;
+    *count = (strlen(gpus()) + 1) / 3;
     return cudaSuccess;
 }
 
@@ -393,19 +399,22 @@ cudaError_t cudaGetDevice(int *device)
     return cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
     memset(p, 0, sizeof *p);
     strcpy(p->name, "emulated GPU");
-    p->major = 9;
+    p->major = gpus()[3 * device] - '0';
+    p->minor = gpus()[3 * device + 1] - '0';
     p->totalGlobalMem = (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     p->multiProcessorCount = 1;
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device)
 {
-    if (attribute == cudaDevAttrMemoryPoolsSupported)
+    if (attribute == cudaDevAttrComputeCapabilityMajor || attribute == cudaDevAttrComputeCapabilityMinor)
+        *value = gpus()[3 * device + (attribute == cudaDevAttrComputeCapabilityMinor)] - '0';
+    else if (attribute == cudaDevAttrMemoryPoolsSupported)
         *value = 1;
     else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin
              || attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
@@ -415,9 +424,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int)
+cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device)
 {
-    snprintf(id, length, "0000:00:00.0");
+    snprintf(id, length, "0000:%02x:00.0", device);
     return cudaSuccess;
 }
 

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdint.h>
 
+#define __CUDA_ARCH_LIST__ 750                  /* what nvcc would build for */
 #define __shared__ thread_local                 /* a CPU thread runs one block at a time */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

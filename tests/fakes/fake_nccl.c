@@ -7,6 +7,7 @@
  *   FAKE_NCCL_FAIL="async 3"     a communicator of rank 1 has an asynchronous error after its third operation
  *   FAKE_NCCL_LOSE=3             rank 1's third operation never ends
  *   FAKE_NCCL_STOP=3             the third operation's call never returns, on all ranks; -1: making a communicator
+ *   FAKE_NCCL_VERSION=22507      is 2.25.7
  *   FAKE_NCCL_LOG=1              prints when communicators are made and first used
  * LOSE and STOP count operations on more than 8 elements; 0 means those before the first such operation.
  */
@@ -45,6 +46,12 @@ static bool env_equals(const char *name, int number)
 const char *ncclGetErrorString(ncclResult_t result)
 {
     return result == ncclInvalidUsage ? "invalid usage" : "an error of the fake";
+}
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = getenv("FAKE_NCCL_VERSION") ? atoi(getenv("FAKE_NCCL_VERSION")) : NCCL_VERSION(2, 26, 0);
+    return ncclSuccess;
 }
 
 const char *ncclGetLastError(ncclComm_t comm)

@@ -472,6 +472,24 @@ static void memory_check_includes_scratch(void **state)
     result_free(r);
 }
 
+/* A display card that the build has no code for is left out. */
+static void older_gpus_are_left_out(void **state)
+{
+    static const char *const shape = BUILD "/emulated/01_single_gpu --layers 1 --hidden 32 --heads 2 --seq 16 --steps 1";
+
+    (void)state;
+    if (!emulated())
+        skip();
+    Result r = run("env 'EMULATED_GPUS=61 75 90' %s", shape);
+    if (r.status != 0 || !strstr(r.out, "sm_75"))
+        fail_msg("status %d: %s%s", r.status, r.out, r.err);
+    result_free(r);
+    r = run("env 'EMULATED_GPUS=61 70' %s", shape);
+    if (r.status != 1 || !strstr(r.err, "built for GPUs from sm_75 on, but those here are older"))
+        fail_msg("status %d: %s%s", r.status, r.out, r.err);
+    result_free(r);
+}
+
 /* Two runs give the same bits, in every operator and in a program. */
 static void runs_repeat(void **state)
 {
@@ -502,6 +520,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(mistakes_are_found),
         cmocka_unit_test(memory_is_reused_without_waiting),
         cmocka_unit_test(memory_check_includes_scratch),
+        cmocka_unit_test(older_gpus_are_left_out),
         cmocka_unit_test(runs_repeat),
     };
     char place[DEVICE_PLACE];

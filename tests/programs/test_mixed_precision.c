@@ -230,14 +230,14 @@ static void checkpoints_cross(void **state)
 {
     (void)state;
     for (int i = 0; i < TYPES; i++) {
-        run_well(MIXED " " SHAPE " %s --loss-scale 67108864 --loss-scale-growth 2 --steps 6 --save six",
-                 types[i].options);
-        run_well(MIXED " " SHAPE " %s --loss-scale 67108864 --loss-scale-growth 2 --steps 3 --save three%d",
-                 types[i].options, i);
-        run_well(MIXED " " SHAPE " %s --loss-scale-growth 2 --steps 6 --load three%d --save more", types[i].options, i);
+        const bool fp16 = strstr(types[i].options, "fp16");
+        const char *scale = fp16 ? "--loss-scale 67108864" : "", *growth = fp16 ? "--loss-scale-growth 2" : "";
+        run_well(MIXED " " SHAPE " %s %s %s --steps 6 --save six", types[i].options, scale, growth);
+        run_well(MIXED " " SHAPE " %s %s %s --steps 3 --save three%d", types[i].options, scale, growth, i);
+        run_well(MIXED " " SHAPE " %s %s --steps 6 --load three%d --save more", types[i].options, growth, i);
         assert_files_equal("six/model.safetensors", "more/model.safetensors");
         assert_files_equal("six/optimizer.safetensors", "more/optimizer.safetensors");
-        if (strstr(types[i].options, "fp16"))
+        if (fp16)
             assert_true(json_number(in_temporary("six/trainer.json"), "loss_scale")
                         == json_number(in_temporary("more/trainer.json"), "loss_scale"));
     }
@@ -266,6 +266,13 @@ static void what_does_not_fit_is_refused_or_reported(void **state)
     assert_int_equal(r.status, 2);
     assert_non_null(strstr(r.err, "--gradients bf16 with --dtype fp16"));
     result_free(r);
+    for (int i = 0; i < 4; i++) {
+        r = run(BUILD "/cpu/%s " SHAPE " %s 5", i / 2 ? "08_fused_kernels" : "02_mixed_precision",
+                i % 2 ? "--loss-scale-growth" : "--loss-scale");
+        assert_int_equal(r.status, 2);
+        assert_non_null(strstr(r.err, i % 2 ? "growth 5: expected --dtype fp16" : "--loss-scale 5"));
+        result_free(r);
+    }
     r = run(MIXED " --layers 2 --hidden 40 --heads 4 --seq 20 --dtype fp8 --steps 1 --threads 1");
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.out, "stay in bf16"));

@@ -209,8 +209,12 @@ if [ -n "$NVCC" ] && within 3 "$NVCC" --version; then
     cuda=$(sed -n 's/.*release \([0-9.]*\),.*/\1/p' "$dir/out")
 fi
 if within 3 nvidia-smi --query-gpu=name,memory.total,compute_cap,driver_version --format=csv,noheader,nounits &&
-    [ -s "$dir/out" ]; then
-    cp "$dir/out" "$dir/gpus"
+    grep -E ', [0-9]+\.[0-9]+, ' "$dir/out" >"$dir/all"; then
+    within 6 tests/workshop/gpus.sh $NVCC
+    built=$(cat "$dir/out")
+    lowest=$(echo "$built" | tr ' ' '\n' | sed -nE 's/^(sm|compute)_//p' | sort -n | head -n 1)
+    awk -F ', *' -v lowest="${lowest:-0}" '10 * $3 >= lowest' "$dir/all" >"$dir/gpus"
+    left_out=$(awk -F ', *' -v lowest="${lowest:-0}" '10 * $3 < lowest {print $1}' "$dir/all" | sort -u | tr '\n' ,)
     gpus=$(wc -l <"$dir/gpus")
     gpu=$(head -n 1 "$dir/gpus" | cut -d , -f 1)
     gpu_bytes=$(($(head -n 1 "$dir/gpus" | cut -d , -f 2 | tr -dc 0-9) * 1048576))
@@ -220,29 +224,22 @@ if within 3 nvidia-smi --query-gpu=name,memory.total,compute_cap,driver_version 
     found="$gpus x $gpu, $(gb "$gpu_bytes"), sm_$(echo "$capability" | tr -d .), driver $driver (CUDA $cuda_driver)"
     toolkit="from NVIDIA's packages (https://developer.nvidia.com/cuda-downloads): sudo apt-get install \
 cuda-toolkit-$(echo "$cuda_driver" | tr . -)"
-    if above 7.5 "$capability"; then
-        report -- GPU "$found: sm_75 (Turing) or later is needed; everything runs on the CPU"
-    elif [ -z "$cuda" ]; then
-        report -- GPU "$found, but no nvcc in PATH: everything runs on the CPU" \
-            "is there a /usr/local/cuda/bin?"
-        gpu_todo=$toolkit
-    elif above 12 "${cuda%%.*}"; then
-        report -- GPU "$found, but nvcc is of CUDA $cuda; CUDA 12 or later is needed"
-        gpu_todo=$toolkit
+    if [ -z "$lowest" ]; then
+        report -- GPU "$found, but everything runs on the CPU: $built"
+        [ -n "$cuda" ] || echo "              -> is there a /usr/local/cuda/bin?"
+        above 7.5 "$capability" || gpu_todo=$toolkit
     elif [ -n "$cuda_driver" ] && above "${cuda%%.*}" "${cuda_driver%%.*}"; then
         report -- GPU "$found, but this driver is too old for nvcc of CUDA $cuda: programs will not start" \
             "a newer driver, or CUDA ${cuda_driver%%.*}"
         gpu_todo=$toolkit
-    elif within 3 "$NVCC" --list-gpu-arch && ! grep -qx "compute_$(echo "$capability" | tr -d .)" "$dir/out"; then
-        report -- GPU "$found, but nvcc of CUDA $cuda does not support sm_$(echo "$capability" | tr -d .)"
-        gpu_todo=$toolkit
     else
         gpu_works=yes
-        report ok GPU "$found; nvcc of CUDA $cuda"
+        report ok GPU "$found; nvcc of CUDA $cuda builds for $built"
+        [ -z "$left_out" ] || echo "              -> older, not used: ${left_out%,}"
     fi
 else
     [ -z "$late" ] || late="nvidia-smi gives $late"
-    report -- GPU "${late:-no NVIDIA GPU found (nvidia-smi)}: everything runs on the CPU"
+    report -- GPU "${late:-$(grep -m 1 . "$dir/out" || echo "no NVIDIA GPU found (nvidia-smi)")}: everything runs on the CPU"
     [ -z "$wsl" ] || [ ! -e /usr/lib/wsl/lib/nvidia-smi ] || echo "              -> export PATH=\$PATH:/usr/lib/wsl/lib"
 fi
 nccl=$(printf '#include <nccl.h>\nversion NCCL_MAJOR.NCCL_MINOR.NCCL_PATCH\n' |
@@ -302,9 +299,11 @@ case $wsl in
 esac
 
 shared=$(df -Pk "$SHARED" 2>/dev/null | awk 'NR == 2 {print $4}')
+in_docker="in a container: docker run --shm-size=1g"
 if [ "${shared:-0}" -lt 40960 ]; then
-    report -- "$SHARED" "$((${shared:-0} / 1024)) MB: MPICH takes 4.2 MB per rank, so 8 ranks will not start" \
-        "in a container: docker run --shm-size=1g"
+    report -- "$SHARED" "$((${shared:-0} / 1024)) MB: MPICH takes 4.2 MB per rank, so 8 ranks will not start" "$in_docker"
+elif [ -n "$gpu_works" ] && [ "$gpus" -gt 1 ] && [ "$NCCL" = yes ] && [ "$shared" -lt 1000000 ]; then
+    report -- "$SHARED" "$((shared / 1024)) MB: NCCL needs more, where GPUs have no peer access" "$in_docker"
 else
     report ok "$SHARED" "$(gb $((shared * 1024))) for messages between ranks"
 fi

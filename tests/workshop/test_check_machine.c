@@ -19,8 +19,10 @@ static void put(const char *name, const char *text)
 }
 
 #define SH "#!/bin/sh\n"
-#define SMI(GPUS, CUDA) SH "case $1 in --query*) printf '" GPUS "' ;; *) echo '| CUDA " CUDA " |' ;; esac\n"
-#define NVCC(CUDA) SH "case $1 in --list*) printf 'compute_75\\ncompute_90\\n' ;; *) echo 'release " CUDA ",' ;; esac\n"
+#define SMI(GPUS, CUDA) SH "gpus() { printf '" GPUS "'; }\ncase $1 in -L) gpus | sed 's/^/GPU 0: /' ;;\n" \
+    "*=compute_cap) gpus | cut -d , -f 3 | tr -d ' ' ;; --query*) gpus ;; *) echo '| CUDA " CUDA " |' ;; esac\n"
+#define NVCC(CUDA) SH "case $1 in --list*) printf 'compute_61\\ncompute_75\\ncompute_90\\ncompute_89\\n' ;; " \
+    "*) echo 'release " CUDA ",' ;; esac\n"
 /* starts each rank as rank 0 of 1, like a launcher of another MPI library */
 #define MPIEXEC(NAME) SH "[ $1 = -n ] || { echo '" NAME "'; exit; }\nshift 2\n\"$@\"\n\"$@\"\n"
 
@@ -29,8 +31,8 @@ static void put(const char *name, const char *text)
 static int make_directories(void **state)
 {
     (void)state;
-    run_well("mkdir bin real alone foreign one_gpu two_gpus old_driver old_gpu hangs proc free limited "
-             "repaired nccl old_nccl no_nccl");
+    run_well("mkdir bin real alone foreign one_gpu two_gpus old_driver old_gpu mixed old_nvcc broken "
+             "small hangs proc free limited repaired old_nccl no_nccl");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
                    "for f in mpicc mpiexec gnuplot; do\n"
                    "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
@@ -47,14 +49,17 @@ static int make_directories(void **state)
     put("two_gpus/nvidia-smi", SMI("NVIDIA H200, 143771, 9.0, 610.43\\nNVIDIA H200, 143771, 9.0, 610.43\\n",
                                    "UMD Version: 13.3"));
     put("two_gpus/nvcc", NVCC("13.0"));
-    /* nccl.h of 2.28, one that is too old, and one that hides any other */
-    put("nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n#define NCCL_PATCH 3\n"
-                       "typedef struct { int maxCTAs; } ncclConfig_t;\n");
+    put("small/df", SH "echo\necho x x x $([ $2 = / ] && echo 65536 || echo 9999999)\n");
+    /* nccl.h that is too old, and one that hides any other */
     put("old_nccl/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 16\n#define NCCL_PATCH 5\n");
     put("no_nccl/nccl.h", "#include <no-such-header.h>\n");
     put("old_driver/nvidia-smi", SMI("Tesla T4, 15360, 7.5, 470.82\\n", "Version: 11.4"));
     put("old_driver/nvcc", NVCC("12.2"));
     put("old_gpu/nvidia-smi", SMI("GeForce GTX 1080, 8192, 6.1, 550.54\\n", "Version: 12.4"));
+    put("mixed/nvidia-smi", SMI("GeForce GTX 1080, 8192, 6.1, 550.54\\nRTX 4090, 24564, 8.9, 550.54\\n"
+                                "RTX 5090, 32607, 12.0, 550.54\\n", "Version: 12.4"));
+    put("broken/nvidia-smi", SH "echo 'NVIDIA-SMI has failed, because it does not reach the driver'\n");
+    put("old_nvcc/nvcc", NVCC("11.8"));
     put("hangs/nvidia-smi", SH "sleep 60\n");
     put("hangs/mpiexec", SH "[ $1 = -n ] || { echo HYDRA build details:; exit; }\nsleep 60\n");
 
@@ -80,11 +85,13 @@ static int make_directories(void **state)
                   "int openblas_get_num_threads(void) { return 1; }\n");
     run_well("gcc -w -shared -fPIC blas.c -o libopenblas.so");
 
+    /* make.sh DIRECTORIES ARGUMENT...: make there */
+    put("make.sh", "path=''\nfor d in $1; do path=$path$PWD/$d:; done\nshift\n"
+                   "exec env -u MAKEFLAGS -u MAKELEVEL -u SANITIZE PATH=$path$PWD/bin make --no-print-directory -C "
+                   SOURCE " \"$@\"\n");
     /* machine.sh DIRECTORIES CGROUP ENVIRONMENT VARIABLE...: make check-machine there */
-    put("machine.sh", "path=''\nfor d in $1; do path=$path$PWD/$d:; done\n"
-                      "export PROC=$PWD/proc CGROUP=$PWD/$2 SHARED=/ $3\nshift 3\n"
-                      "exec env -u MAKEFLAGS -u MAKELEVEL -u SANITIZE PATH=$path$PWD/bin make --no-print-directory -C "
-                      SOURCE " check-machine \"$@\"\n");
+    put("machine.sh", "path=$1\nexport PROC=$PWD/proc CGROUP=$PWD/$2 SHARED=/ $3\nshift 3\n"
+                      "exec sh make.sh \"$path\" check-machine \"$@\"\n");
     return 0;
 }
 
@@ -124,7 +131,8 @@ static void all_is_well(void **state)
     has(&r, "under WSL 2");
     has(&r, "ok  MPI       MPICH");
     has(&r, " see each other\n");
-    has(&r, "ok  GPU       1 x Tesla T4, 16.1 GB, sm_75, driver 550.54 (CUDA 12.4); nvcc of CUDA 12.6\n");
+    has(&r, "ok  GPU       1 x Tesla T4, 16.1 GB, sm_75, driver 550.54 (CUDA 12.4); nvcc of CUDA 12.6 builds for "
+            "sm_75\n");
     has(&r, "--  NCCL      no nccl.h");
     if (cores() > 1)
         has(&r, "control group (container) may use only 1 at a time");
@@ -139,14 +147,15 @@ static void all_is_well(void **state)
 
 static void what_only_limits_some_things_is_no_failure(void **state)
 {
-    Result r = run("sh machine.sh 'real two_gpus' free PARALLEL=2 NCCL_CFLAGS=-I%s BLAS_LIBS=%s",
-                   in_temporary("nccl"), in_temporary("libopenblas.so"));
+    Result r = run("sh machine.sh 'small real two_gpus' free PARALLEL=2 NCCL_CFLAGS=-I%s BLAS_LIBS=%s",
+                   SOURCE "/tests/fakes/nccl_2.17", in_temporary("libopenblas.so"));
 
     (void)state;
     has(&r, "ok  BLAS      OpenBLAS 0.3.99, OpenMP, takes this CPU for one of 2004 (Prescott), so the programs choose "
             "its kernels for Haswell: right numbers");
     has(&r, "8.2 GB of 16.4 GB available: 512 million parameters");
-    has(&r, "ok  NCCL      nccl.h 2.28.3");
+    has(&r, "ok  NCCL      nccl.h 2.17.1");
+    has(&r, "--  /         64 MB: NCCL needs more");
     has(&r, "On 2 GPUs 'NVIDIA H200': all nine programs, 9.4 billion parameters per GPU; 03 to 07, 09 with up to 2 "
             "ranks, one GPU each, over NCCL.\n");
     ends_with(r, true);
@@ -156,7 +165,8 @@ static void what_only_limits_some_things_is_no_failure(void **state)
             in_temporary("libopenblas.so"));
     has(&r, "--  NCCL      nccl.h is of 2.16.5, but 2.17 or later is needed");
     has(&r, "--  BLAS      OpenBLAS 0.3.99 is not its OpenMP build");
-    has(&r, "--  GPU       1 x GeForce GTX 1080, 8.6 GB, sm_61, driver 550.54 (CUDA 12.4): sm_75 (Turing) or later");
+    has(&r, "--  GPU       1 x GeForce GTX 1080, 8.6 GB, sm_61, driver 550.54 (CUDA 12.4), but everything "
+            "runs on the CPU: nvcc, of the NVIDIA CUDA toolkit, is not in PATH");
     has(&r, "--  gnuplot   not in PATH");
     has(&r, "On the CPU: 01, 02 and 08 on ");
     has(&r, "libopenblas-openmp-dev");
@@ -198,6 +208,56 @@ static void a_broken_mpich_is_repaired(void **state)
     ends_with(r, true);
 }
 
+/* GPUs that nvcc of CUDA 12 can build for are used, and in one line each, why others are not. */
+static void gpus_are_used_if_they_can_be(void **state)
+{
+    static const struct {
+        const char *machine, *built;
+    } table[] = {
+        {"mixed:one_gpu", "sm_89 compute_90\n"},
+        {"old_gpu:one_gpu", "the GPUs here (sm_61) are older than Turing (sm_75)\n"},
+        {"old_nvcc:one_gpu", "nvcc is of CUDA 11.8, but 12.0 or later is needed\n"},
+        {"broken:one_gpu", ""},
+    };
+    Result r;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        r = run("sh -c 'PATH=%s:bin sh " SOURCE "/tests/workshop/gpus.sh nvcc'", table[i].machine);
+        assert_string_equal(r.out, table[i].built);
+        ends_with(r, true);
+    }
+    r = run("sh make.sh 'real mixed one_gpu' -n run");
+    has(&r, " -gencode=arch=compute_89,code=compute_89 -gencode=arch=compute_89,code=sm_89 "
+            "-gencode=arch=compute_90,code=compute_90\"");
+    has(&r, "\nbuild/cuda/01_single_gpu --steps");
+    ends_with(r, true);
+    r = run("sh make.sh 'real old_nvcc one_gpu' -n run");
+    has(&r, "running on the CPU: nvcc is of CUDA 11.8, but 12.0 or later is needed\"\n");
+    has(&r, "\nbuild/cpu/01_single_gpu --steps");
+    ends_with(r, true);
+    r = run("sh make.sh 'real old_nvcc' cuda");
+    has(&r, "cuda: nvcc is of CUDA 11.8, but 12.0 or later is needed; \"make cpu\" builds for the CPU\n");
+    lacks(&r, "CC");
+    ends_with(r, false);
+    r = run("sh machine.sh 'real mixed one_gpu' free ''");
+    has(&r, "ok  GPU       2 x RTX 4090, 25.8 GB, sm_89, driver 550.54 (CUDA 12.4); nvcc of CUDA 12.6 builds for sm_89 "
+            "compute_90\n              -> older, not used: GeForce GTX 1080\n");
+    ends_with(r, true);
+    r = run("sh machine.sh 'real broken old_nvcc' free ''");
+    has(&r, "--  GPU       NVIDIA-SMI has failed, because");
+    ends_with(r, true);
+}
+
+static void nccl_of_2_17_is_enough(void **state)
+{
+    const char *place = in_temporary("build");
+
+    (void)state;
+    run_well("sh make.sh real BUILD=%s NCCL_CFLAGS=-I" SOURCE "/tests/fakes/nccl_2.17 %s/cpu64/obj/common/comm/nccl.o",
+             place, place);
+}
+
 /* Two machines at the same time, each with a program that does not respond. */
 static void nothing_hangs(void **state)
 {
@@ -226,6 +286,8 @@ int main(void)
         cmocka_unit_test(what_only_limits_some_things_is_no_failure),
         cmocka_unit_test(ranks_that_are_alone_are_found),
         cmocka_unit_test(a_broken_mpich_is_repaired),
+        cmocka_unit_test(gpus_are_used_if_they_can_be),
+        cmocka_unit_test(nccl_of_2_17_is_enough),
         cmocka_unit_test(nothing_hangs),
     };
     return cmocka_run_group_tests(tests, make_directories, NULL);
