@@ -65,7 +65,7 @@ NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1}; ncclDataType_t t = ncclBf
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
 # A backend is a choice of files: those that all share, cpu/ or cuda/, NCCL or not, and the kernels of 08.
-BACKENDS := cpu cpu64 cuda emulated
+BACKENDS := cpu cpu64 cuda simulated
 COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard common/*.c common/*/*.c)))
 COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 COMMON_cpu64 := $(COMMON_cpu)
@@ -118,16 +118,16 @@ $(BUILD)/cuda/nvcc_flags: always
 $(TEXT):
 	@mkdir -p $(@D); cat $(wildcard README.md */README.md */*.h */*.c */*/*.h */*/*.c) >$@
 
-run: known-stage deps	## train for about a minute, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"
+run: known-stage deps	## train for about a minute, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"; SIMULATE=1: on a simulated one
 	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) --steps 300 --eval-every 100 $(if \
-		$(filter 01 02 08,$(NUMBER)),--sample 300) $(ARGS)
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(if $(SIMULATE),--preset tiny \
+		--steps 20,--steps 300 --eval-every 100 $(if $(filter 01 02 03 08,$(NUMBER)),--sample 300)) $(ARGS)
 # The GPUs of this machine, or why they cannot be used; looked for only by these targets.
 GPUS := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell tests/workshop/gpus.sh $(NVCC)))
-BACKEND := $(if $(filter sm_% compute_%,$(GPUS)),cuda,cpu)
-include tests/tests.mk tests/workshop/workshop.mk 09_combined/planner/plan.mk
+BACKEND := $(if $(SIMULATE),simulated,$(if $(filter sm_% compute_%,$(GPUS)),cuda,cpu))
+include tests/tests.mk tests/fakes/ptx/ptx.mk tests/workshop/workshop.mk 09_combined/planner/plan.mk
 
 help:
 	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -57,12 +57,12 @@ static void sizes(void)
         fail("--vocab %d: expected at least %d, one token per rank", c->vocab, comm_size(tp));
 }
 
-/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
-static BlockActs block_acts_create(Category category, const BlockActs *first)
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
-    BlockActs a = first ? *first : (BlockActs){0};
+    BlockActs a = first;
 
-    if (!first || options.recompute != RECOMPUTE_FULL) {
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
@@ -73,9 +73,9 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.up = tensor_create(category, dtype, "up", shape(B, T, F));
         a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
-    if (!first || options.recompute == RECOMPUTE_NONE)
+    if (!shared || options.recompute == RECOMPUTE_NONE)
         a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!first)
+    if (!shared)
         a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
@@ -87,7 +87,7 @@ static Acts acts_create(void)
     for (int l = 0; l <= L; l++)
         a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
     a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
     a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
@@ -98,22 +98,22 @@ static Acts acts_create(void)
 /* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
-    const double real = dtype_size(REAL), t = comm_size(tp), full = real * model_parameters(options.config);
+    const double real_size = dtype_size(REAL), t = comm_size(tp), full = real_size * model_parameters(options.config);
     const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* local; 6H per block, 2H replicated */
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
-    memory_predict(MEM_PARAMETERS, real * N);
-    memory_predict(MEM_GRADIENTS, real * N);
-    memory_predict(MEM_OPTIMIZER, real * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + quadratic * scores
+    memory_predict(MEM_PARAMETERS, real_size * N);
+    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
                                             + R * (H + 2) + B * T * (V + 1)));
     /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, real * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
-    memory_predict(MEM_WORKSPACE, real * 3 * B * T);                        /* max, sums */
-    memory_predict(MEM_COMMUNICATION, sequence_parallel ? real * 2 * B * T * H : 0);
+    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, real_size * 3 * B * T);                        /* max, sums */
+    memory_predict(MEM_COMMUNICATION, sequence_parallel ? real_size * 2 * B * T * H : 0);
 
     memory_estimate(MEM_PARAMETERS, full / t, "4 N / t");
     memory_estimate(MEM_GRADIENTS, full / t, "4 N / t");
@@ -138,7 +138,6 @@ static void predict(void)
     }
     comm_predict(tp, ALL_REDUCE, m, B * T);                                         /* cross-entropy: max, sums */
     comm_predict(tp, ALL_REDUCE, m, 2 * B * T);
-    memory_check_fits();
 }
 
 /* f enters a region: every rank reads all rows of x. Its backward adds up the ranks' partial gradients. */
@@ -310,6 +309,8 @@ int main(int argc, char **argv)
     tp = comm_split(world, 0, "tp");
     sizes();
     predict();
+    comm_connect();
+    memory_check_fits();
 
     layout = layout_create(options.config, (Placement){comm_rank(tp), comm_size(tp), .embedding = true, .head = true});
     ParamShard all = {
@@ -321,7 +322,7 @@ int main(int argc, char **argv)
     gradients = params_view(&layout, all.gradients);
     optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     if (sequence_parallel) {

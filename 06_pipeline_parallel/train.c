@@ -58,12 +58,12 @@ static void sizes(void)
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
 }
 
-/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
-static BlockActs block_acts_create(Category category, const BlockActs *first)
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
-    BlockActs a = first ? *first : (BlockActs){0};
+    BlockActs a = first;
 
-    if (!first || options.recompute != RECOMPUTE_FULL) {
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
@@ -74,15 +74,15 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.up = tensor_create(category, dtype, "up", shape(B, T, F));
         a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
-    if (!first || options.recompute == RECOMPUTE_NONE)
+    if (!shared || options.recompute == RECOMPUTE_NONE)
         a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!first)
+    if (!shared)
         a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
 /* For one micro-batch in flight through a pipeline stage's layers. Its x[begin] is a view of recv_x. */
-static Acts acts_create(int stage, const BlockActs *first)
+static Acts acts_create(int stage, BlockActs first, bool shared)
 {
     const Range layers = layers_of(pipeline, stage);
     const int begin = layers.first, end = begin + layers.count;
@@ -93,7 +93,7 @@ static Acts acts_create(int stage, const BlockActs *first)
     for (int l = begin + 1; l <= end; l++)
         a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = begin; l < end; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l > begin && !first ? &a.blocks[begin] : first);
+        first = a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, first, shared || l > begin);
     if (end < L)
         return a;
     a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
@@ -107,7 +107,7 @@ static Acts acts_create(int stage, const BlockActs *first)
 static void predict(void)
 {
     const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
-    const double real = dtype_size(REAL);
+    const double real_size = dtype_size(REAL);
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic in T */
     double N = (r == 0 || r == last ? H * V : 0) + (r == last ? 2 * H : 0);     /* at the model's ends */
@@ -126,22 +126,21 @@ static void predict(void)
     const double quadratic = options.recompute == RECOMPUTE_NONE ? live : 1;
     const double head = r == last ? schedule.in_flight[pipeline.v_c - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
 
-    memory_predict(MEM_PARAMETERS, real * N);
-    memory_predict(MEM_GRADIENTS, real * N);
-    memory_predict(MEM_OPTIMIZER, real * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real * ((live + micros) * R * H + blocks * block + quadratic * scores + head));
-    memory_predict(MEM_COMMUNICATION, real * recv_slots * R * H);
+    memory_predict(MEM_PARAMETERS, real_size * N);
+    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real_size * ((live + micros) * R * H + blocks * block + quadratic * scores + head));
+    memory_predict(MEM_COMMUNICATION, real_size * recv_slots * R * H);
     /* d_block; branch twice, d_final; rope; the loss; two ids per token of each batch */
-    memory_predict(MEM_WORKSPACE, real * (block + scores + 3 * R * H + T * D) + 8 + micros * 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 3 * R * H + T * D) + 8 + micros * 2 * 4 * B * T);
     if (embedding_group)
         comm_predict(embedding_group, ALL_REDUCE, 1, H * V);
-    comm_predict(pp, BROADCAST, 0, 1);          /* none in a step; loss_of broadcasts the loss */
+    comm_uses(pp, BROADCAST);                   /* between steps: loss_of broadcasts the loss */
 
-    memory_estimate(MEM_PARAMETERS, real * N, "4 N, N: local");
-    memory_estimate(MEM_GRADIENTS, real * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N, N: local");
+    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
     estimate_activations(options.recompute, live * R, ", L: in flight");
-    memory_check_fits();
 }
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
@@ -413,6 +412,8 @@ int main(int argc, char **argv)
     }
     embedding_group = comm_split(world, last > 0 && (r == 0 || r == last) ? 0 : -1, "embedding");
     predict();
+    comm_connect();
+    memory_check_fits();
 
     layout = layout_create(options.config,
                            (Placement){.slices = 1, .layer = local, .embedding = r == 0, .head = r == last});
@@ -424,13 +425,16 @@ int main(int argc, char **argv)
     params = params_view(&layout, all.params);
     gradients = params_view(&layout, all.gradients);
     optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
-    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    BlockActs first = {0};                      /* of the first micro-batch's first block */
+    d_block = block_acts_create(MEM_WORKSPACE, first, false);
     acts = calloc(pipeline.v_c, sizeof(Acts *));
     recv_x = calloc(pipeline.v_c, sizeof(Tensor));
     for (int c = 0; c < pipeline.v_c; c++) {
         acts[c] = calloc(schedule.in_flight[c], sizeof(Acts));
-        for (int i = 0; i < schedule.in_flight[c]; i++)
-            acts[c][i] = acts_create(stage_of(pipeline, r, c), c || i ? &acts[0][0].blocks[acts[0][0].begin] : NULL);
+        for (int i = 0; i < schedule.in_flight[c]; i++) {
+            acts[c][i] = acts_create(stage_of(pipeline, r, c), first, c || i);
+            first = acts[c][i].blocks[acts[c][i].begin];
+        }
         recv_x[c] = tensor_create(MEM_COMMUNICATION, dtype, "recv_x", shape((schedule.in_flight[c] + 1) * R, H));
     }
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));

@@ -71,12 +71,12 @@ static void sizes(void)
     Q = C < attention_block_queries() ? C : attention_block_queries();
 }
 
-/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
-static BlockActs block_acts_create(Category category, const BlockActs *first)
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
-    BlockActs a = first ? *first : (BlockActs){0};
+    BlockActs a = first;
 
-    if (!first || options.recompute != RECOMPUTE_FULL) {
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
@@ -88,7 +88,7 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.up = tensor_create(category, dtype, "up", shape(B, T, F));
         a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
-    if (!first) {
+    if (!shared) {
         a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
         a.split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, R, A * D));
     }
@@ -102,7 +102,7 @@ static Acts acts_create(void)
     for (int l = 0; l <= L; l++)
         a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
     a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
     a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
@@ -113,7 +113,7 @@ static Acts acts_create(void)
 /* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
-    const double real = dtype_size(REAL), N = model_parameters(options.config);
+    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
     const int64_t n = comm_size(cp);
     const double block = R * (3 * H + 4 + 4 * A * D + A + 2 * F);           /* linear in T: no term is quadratic */
     const double attention = B * C * chunk_heads * (D + 1) + 2 * chunk_heads * Q * C; /* block_out, block_lse, scores */
@@ -121,17 +121,17 @@ static void predict(void)
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double buffers[] = {[RING] = 3, [ZIGZAG] = 3, [ALLGATHER] = 2 * n, [ULYSSES] = 1.5};
 
-    memory_predict(MEM_PARAMETERS, real * N);
-    memory_predict(MEM_GRADIENTS, real * N);
-    memory_predict(MEM_OPTIMIZER, real * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real * ((L + 1) * R * H + blocks * block + R * (H + 2) + R * (V + 1)));
+    memory_predict(MEM_PARAMETERS, real_size * N);
+    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + R * (H + 2) + R * (V + 1)));
     /* d_block; attention; branch twice, d_x, d_final; split twice; rope; the loss; two ids per token of the batch */
-    memory_predict(MEM_WORKSPACE, real * (block + attention + 4 * R * H + 6 * R * A * D + R * D) + 8 + 2 * 4 * R);
-    memory_predict(MEM_COMMUNICATION, real * kv * buffers[method]);
+    memory_predict(MEM_WORKSPACE, real_size * (block + attention + 4 * R * H + 6 * R * A * D + R * D) + 8 + 2 * 4 * R);
+    memory_predict(MEM_COMMUNICATION, real_size * kv * buffers[method]);
 
-    memory_estimate(MEM_PARAMETERS, real * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, real * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
     estimate_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
 
     /* Traffic per step: attention's, per layer and micro-batch, in forward (twice with full recomputation) and in
@@ -154,7 +154,6 @@ static void predict(void)
         break;
     }
     comm_predict(cp, ALL_REDUCE, 1, model_parameters(options.config));
-    memory_check_fits();
 }
 
 /* ---- Attention: the only place where tokens are combined ---- */
@@ -455,6 +454,8 @@ int main(int argc, char **argv)
     cp = comm_split(world, 0, "cp");
     sizes();
     predict();
+    comm_connect();
+    memory_check_fits();
 
     layout = layout_create(options.config, replica(comm_rank(cp)));    /* only replica 0 adds to the norm */
     ParamShard all = {
@@ -466,7 +467,7 @@ int main(int argc, char **argv)
     gradients = params_view(&layout, all.gradients);
     optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));

@@ -4,7 +4,7 @@
 #ifndef FUSED_H
 #define FUSED_H
 
-#include "../common/ops.h"
+#include "../common/kernels.h"
 
 /* ---- FlashAttention (Dao et al. 2022, Dao 2023): attention_forward and _backward without probs, of which only tiles
  * ever exist. out (B, T, A*D), qkv (B, T, 3*A*D). lse (B, A, T) REAL: log sum exp of each query's scores, from which
@@ -43,18 +43,11 @@ void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, dou
 extern "C" {
 #endif
 const char *linear_gelu_unfused(DType dtype);   /* why GELU is not fused for dtype on this device; NULL: it is */
-void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv);
-void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor qkv, Tensor out, Tensor lse);
-void flash_block_forward_kernel(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal);
-void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
-                                 Tensor lse, Tensor delta, bool causal);
-void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Tensor x, Tensor branch,
-                                       Tensor branch_bias, Tensor weight, Tensor bias);
-void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tensor d_weight, Tensor d_bias,
-                                        Tensor d_out, Tensor sum, Tensor stats, Tensor weight);
-void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, Tensor bias);
-void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tensor up);
-void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, double scale, double gradient_scale);
+KERNEL(flash_attention_forward); KERNEL(flash_attention_backward);
+KERNEL(flash_block_forward); KERNEL(flash_block_backward);
+KERNEL(residual_layernorm_forward); KERNEL(residual_layernorm_backward);
+KERNEL(linear_gelu_forward); KERNEL(linear_gelu_backward);
+KERNEL(cross_entropy_both);
 #ifdef __cplusplus
 }
 #endif

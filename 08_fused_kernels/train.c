@@ -104,12 +104,12 @@ static void dtypes(void)
                      (long long)R, (long long)H);
 }
 
-/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
-static BlockActs block_acts_create(Category category, const BlockActs *first)
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
-    BlockActs a = first ? *first : (BlockActs){0};
+    BlockActs a = first;
 
-    if (!first || options.recompute != RECOMPUTE_FULL) {
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
@@ -120,11 +120,11 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.up = tensor_create(category, dtype, "up", shape(B, T, F));
         a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
-    if (fuse.attention && (!first || options.recompute != RECOMPUTE_FULL))
+    if (fuse.attention && (!shared || options.recompute != RECOMPUTE_FULL))
         a.lse = tensor_create(category, REAL, "attention_lse", shape(B, A, T));
-    if (!fuse.attention && (!first || options.recompute == RECOMPUTE_NONE))
+    if (!fuse.attention && (!shared || options.recompute == RECOMPUTE_NONE))
         a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!first)
+    if (!shared)
         a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
@@ -136,7 +136,7 @@ static Acts acts_create(void)
     for (int l = 0; l <= L; l++)
         a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
     for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l ? &a.blocks[0] : NULL);
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
     a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
     a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
     a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(S, V));
@@ -148,33 +148,33 @@ static Acts acts_create(void)
 /* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
-    const double real = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
+    const double real_size = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
     const double gradient = dtype_size(gradients_dtype);
     const double lse = fuse.attention ? B * A * T : 0;
-    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real * (R * 4 + lse);   /* linear */
+    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * (R * 4 + lse);   /* linear */
     const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
     memory_predict(MEM_PARAMETERS, small * N);
-    memory_predict(MEM_MASTER, has_master ? real * N : 0);
+    memory_predict(MEM_MASTER, has_master ? real_size * N : 0);
     memory_predict(MEM_GRADIENTS, gradient * N);
-    memory_predict(MEM_OPTIMIZER, real * 2 * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
     memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
-                                        + small * (R * H + S * V) + real * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
+                                        + small * (R * H + S * V)
+                                        + real_size * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
     /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
     memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
     memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
 
     memory_estimate(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
-        memory_estimate(MEM_MASTER, real * N, "4 N");
+        memory_estimate(MEM_MASTER, real_size * N, "4 N");
     memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
-    memory_estimate(MEM_OPTIMIZER, real * 2 * N, "8 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
     const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* FlashAttention recomputes */
     estimate_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
-    memory_check_fits();
 }
 
 /* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
@@ -447,6 +447,7 @@ int main(int argc, char **argv)
     sizes();
     dtypes();
     predict();
+    memory_check_fits();
 
     layout = layout_create(options.config, FULL_MODEL);
     Tensor buffer = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count));
@@ -461,7 +462,7 @@ int main(int argc, char **argv)
     gradients = params_view(&layout, all.gradients);
     optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));

@@ -142,12 +142,12 @@ static Range own_shard(int64_t unit_count)
     return zero ? comm_shard(replicas, unit_count) : (Range){0, unit_count};
 }
 
-/* Activations that are not saved for backward live in one buffer shared by all blocks: `first`'s, or new if NULL. */
-static BlockActs block_acts_create(Category category, const BlockActs *first)
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
-    BlockActs a = first ? *first : (BlockActs){0};
+    BlockActs a = first;
 
-    if (!first || options.recompute != RECOMPUTE_FULL) {
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
         a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
         a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
         a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
@@ -159,12 +159,12 @@ static BlockActs block_acts_create(Category category, const BlockActs *first)
         a.up = tensor_create(category, dtype, "up", shape(B, T, F));
         a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
-    if (!first)
+    if (!shared)
         a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
     return a;
 }
 
-static Acts acts_create(const BlockActs *first)
+static Acts acts_create(BlockActs first, bool shared)
 {
     Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
 
@@ -173,7 +173,7 @@ static Acts acts_create(const BlockActs *first)
                       tensor_create(MEM_WORKSPACE, I32, "targets", shape(local_chunks * B, C))};
     for (int l = begin; l < end; l++) {
         a.x[l + 1] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, l > begin && !first ? &a.blocks[begin] : first);
+        first = a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, first, shared || l > begin);
     }
     return a;
 }
@@ -181,13 +181,13 @@ static Acts acts_create(const BlockActs *first)
 /* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
 static void predict(void)
 {
-    const double real = dtype_size(REAL), stored = dtype_size(dtype);
+    const double real_size = dtype_size(REAL), stored = dtype_size(dtype);
     const bool full = options.recompute == RECOMPUTE_FULL;
     const RankShape local = {
         .B = B, .T = T, .R = R, .H = H, .A = A, .D = D, .F = F, .V = V, .S = S, .layers = end - begin,
         .first = begin == 0, .last = end == L, .in_flight = in_flight, .tp = tp_size, .cp = cp_size,
         .replica = comm_rank(replicas), .replicas = comm_size(replicas), .zero = zero,
-        .recompute = full, .stored = stored, .real = real, .master = has_master};
+        .recompute = full, .stored = stored, .real = real_size, .master = has_master};
     const double P = local_elements(&local), updated = updated_elements(&local);
     const double saved_rows = (double)in_flight * (end - begin) * R;
     double bytes[MEM_CATEGORIES];
@@ -199,9 +199,9 @@ static void predict(void)
     memory_estimate(MEM_PARAMETERS, stored * P, dtype == REAL ? "4 P, P: parameters on this rank"
                                                               : "2 P, P: parameters on this rank");
     if (has_master)
-        memory_estimate(MEM_MASTER, real * updated, zero ? "4 P / (dp cp)" : "4 P");
-    memory_estimate(MEM_GRADIENTS, real * P, "4 P");
-    memory_estimate(MEM_OPTIMIZER, real * 2 * updated, zero ? "8 P / (dp cp)" : "8 P");
+        memory_estimate(MEM_MASTER, real_size * updated, zero ? "4 P / (dp cp)" : "4 P");
+    memory_estimate(MEM_GRADIENTS, real_size * P, "4 P");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * updated, zero ? "8 P / (dp cp)" : "8 P");
     memory_estimate(MEM_ACTIVATIONS, saved_rows * H * (full ? 2 : 34),
                     full ? "2 s b h / (tp cp) per layer and micro-batch in flight"
                          : "34 s b h / (tp cp) per layer and micro-batch in flight");
@@ -230,7 +230,6 @@ static void predict(void)
     }
     if (embedding_group)
         comm_predict(embedding_group, ALL_REDUCE, 1, own_shard(H * V).count);
-    memory_check_fits();
 }
 
 /* ---- tp: into and out of the regions in which matrices are split over the ranks (05) ---- */
@@ -728,10 +727,14 @@ static void parameters_create(void)
 
 static void buffers_create(void)
 {
-    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    BlockActs first = {0};                      /* of the first micro-batch's first block */
+
+    d_block = block_acts_create(MEM_WORKSPACE, first, false);
     acts = calloc(in_flight, sizeof(Acts));
-    for (int i = 0; i < in_flight; i++)
-        acts[i] = acts_create(i ? &acts[0].blocks[begin] : NULL);
+    for (int i = 0; i < in_flight; i++) {
+        acts[i] = acts_create(first, i > 0);
+        first = acts[i].blocks[begin];
+    }
     recv_x = calloc(in_flight + 1, sizeof(Tensor));
     for (int i = 0; i <= in_flight; i++)
         recv_x[i] = tensor_create(MEM_COMMUNICATION, dtype, "recv_x", shape(R, H));
@@ -780,6 +783,8 @@ int main(int argc, char **argv)
     run_set_global_batch(B * options.accumulate * dp_size);
     dtypes();
     predict();
+    comm_connect();
+    memory_check_fits();
     parameters_create();
     buffers_create();
 

@@ -32,11 +32,9 @@ Comm *comm_split(Comm *comm, int color, const char *name);
 int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
 const char *comm_name(const Comm *comm);
-const Comm *comm_next(const Comm *comm);        /* the group that this rank joined next, from world on;
-                                                 * NULL: none */
+const Comm *comm_next(const Comm *comm);        /* the group that this rank joined next, from world on; NULL: none */
 int comm_local_rank(void);                      /* this rank's number on this machine, from 0 */
 int comm_local_size(void);                      /* ranks on this machine */
-int comm_machine(void);                         /* the lowest world rank on this machine, which identifies it */
 int comm_local_threads(void);                   /* CPU cores for this rank: those that this machine's ranks may use, per
                                                  * rank, but at most those that it is bound to; 0: unknown */
 Range comm_shard(const Comm *comm, int64_t count);      /* this rank's shard of `count` elements, by range_split */
@@ -91,17 +89,18 @@ typedef struct {
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 
-/* Connects the ranks of every group for the operations that comm_predict has named, so that no step has to. Call it on
- * all ranks, once all groups exist and all their operations are named, those between steps included. Returns whether a
- * library took GPU memory for it, which it keeps. */
-bool comm_connect(void);
+void comm_uses(Comm *comm, CommOp op);          /* says that op is used between steps: no step has a call */
+
+/* Connects the ranks of every group for the operations that comm_predict and comm_uses have named, so that no step has
+ * to. Call it on all ranks, once all groups exist. NCCL takes GPU memory for it. */
+void comm_connect(void);
 
 int comm_stats(CommStats *stats, int capacity); /* fills in those with calls or a prediction; returns how many */
 int64_t comm_bytes(void);                       /* sent in the current step, over all groups */
 void comm_stats_reset(void);                    /* starts a new step */
 
-/* Seconds of the current step in which this rank only waited, for transfers and for numbers of other ranks. Transfers
- * that overlap with computation are not included. Measured with --report only. */
+/* Seconds of the current step in which this host only waited, for transfers and for numbers of other ranks. Transfers
+ * that overlap with computation are not included. */
 double comm_waited(void);
 
 /* --pretend: the seconds of comm_waited that real transfers took beyond their simulated time. */
@@ -109,39 +108,21 @@ double comm_pretend_overrun(void);
 
 /* ---- start and end of the program ---- */
 
-/* Joins the ranks that mpiexec started; without mpiexec the program is a world of one rank. From then on fail() ends
- * all ranks. */
+/* Joins the ranks that mpiexec started; without mpiexec the program is a world of one rank. From then on a rank that
+ * fails ends all. */
 void comm_begin(int *argc, char ***argv);
 
-/* Chooses the library that carries tensors, by --comm and the GPUs present, and sets its environment variables. Call it
- * on all ranks before device_init. Returns the choice in words: "MPI, through the host's memory: ranks 0 and 1 share
- * GPU 0000:01:00.0 of alpha, which has 2 ranks, and 1 GPU for them". */
+/* Chooses the library that carries tensors, by --comm and the GPUs present. Call it on all ranks before device_init.
+ * Returns the choice in words: "MPI, through the host's memory: NCCL needs a GPU for each rank". */
 const char *comm_choose(void);
 
-/* Ends the program. Every rank calls it, with the same status. */
-_Noreturn void comm_exit(int status);
-
-/* Returns whether the process that started this machine's ranks (mpiexec's) has died: then this rank should end. */
-bool comm_orphaned(void);
-
-/* Agrees on success during start-up. Every rank runs the same checks, but one may fail alone (its machine has less
- * memory). Each rank calls comm_agree after its own checks: if another rank failed, that one prints its line, and all
- * end alike. comm_started ends start-up: from then on a rank that fails ends the others at once. */
-void comm_agree(void);
-void comm_started(void);
-
-/* Extends --timeout by a second per 10 MB while some rank reads or writes `bytes` bytes; 0 ends the extension. */
-void comm_extend_timeout(double bytes);
-
-/* Compares lines "NAME VALUE" over all ranks; if they differ, shows the first that do and ends the program. */
-void comm_check_same(const char *lines);
+_Noreturn void comm_exit(int status);           /* every rank calls it, with the same status */
+void comm_check_same(const char *what, uint64_t hash);          /* fails if the ranks' hashes differ */
 
 /* Returns "rank 0 = alpha:4711, rank 1 = alpha:4712" (host:pid), one line per machine, to find the rank of a process
  * that a launcher names. The caller frees it. */
 char *comm_rank_table(void);
 
-/* Lets transfers progress: MPI moves data only inside its calls, so every operator calls this at its end. Also replies
- * to a rank that has waited too long and asks which ranks respond, and reports NCCL's errors. */
-void comm_progress(void);
+void comm_progress(void);                       /* MPI moves data only inside its calls: every operator ends with it */
 
 #endif

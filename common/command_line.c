@@ -6,11 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "comm.h"
 #include "error.h"
-#include "presets.h"
 
 static void take_preset(const char *name)
 {
@@ -191,46 +189,6 @@ static void take_pretend(void)
 
 /* ---- Checks of several options together ---- */
 
-/* Returns whether path + suffix is the file that training data is read from. */
-static bool is_data(const char *path, const char *suffix)
-{
-    struct stat data, s;
-    char *whole = new_text("%s%s", path, suffix);
-    const bool same = stat(options.data, &data) == 0 && stat(whole, &s) == 0 && data.st_dev == s.st_dev
-                      && data.st_ino == s.st_ino;
-    free(whole);
-    return same;
-}
-
-static bool ends_in(const char *path, const char *suffix)
-{
-    size_t length = strlen(path), n = strlen(suffix);
-
-    while (length && path[length - 1] == '/')
-        length--;
-    return length >= n && !strncmp(path + length - n, suffix, n);
-}
-
-/* No output may overwrite the training data, or take a name that runs use beside their outputs. */
-static void check_files(void)
-{
-    const struct {
-        const char *option, *path;
-    } file[] = {{"save", options.save}, {"metrics", options.metrics}, {"report", options.report},
-                {"trace", options.trace}, {"dump-gradients", options.dump_gradients}};
-
-    for (int i = 0; i < 5; i++) {
-        if (!file[i].path)
-            continue;
-        if (ends_in(file[i].path, ".tmp") || ends_in(file[i].path, ".old") || ends_in(file[i].path, ".lock"))
-            fail_usage("--%s %s: names that end in .tmp, .old or .lock are for files that runs create and remove; use "
-                       "another name", file[i].option, file[i].path);
-        if (is_data(file[i].path, "") || is_data(file[i].path, ".tmp"))
-            fail_usage("--data %s: --%s %s would overwrite it; use another name", options.data, file[i].option,
-                       file[i].path);
-    }
-}
-
 static void check_together(void)
 {
     const Config *c = &options.config;
@@ -257,7 +215,6 @@ static void check_together(void)
         if ((unsigned char)options.prompt[i] >= c->vocab)
             fail_usage("--sample %d: --prompt (by default a line feed) has byte %d at position %d, but tokens must be "
                        "below --vocab %d", options.sample, (unsigned char)options.prompt[i], i, c->vocab);
-    check_files();
 }
 
 /* ---- argp ---- */
@@ -272,7 +229,6 @@ static error_t parse(int key, char *text, struct argp_state *state)
             argp_help(&parser, stdout, key == KEY_HELP ? ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC
                                                        : ARGP_HELP_USAGE, (char *)program_name);
         fail_unprinted();
-        comm_agree();
         comm_exit(0);
     }
     if (key == KEY_PRESET)

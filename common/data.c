@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "allocate.h"
-#include "comm.h"
 #include "device.h"
 #include "error.h"
 #include "options.h"
@@ -79,7 +78,6 @@ void data_open(void)
     if (held_out <= seq)
         fail("--data %s: expected at least %lld tokens, so that the last tenth, for validation, exceeds --seq %d; got "
              "%lld tokens", path, 10ll * (seq + 1), seq, (long long)tokens);
-    comm_extend_timeout(s.st_size);                             /* another rank may have read it already */
     uint64_t sum = 14695981039346656037u;                       /* FNV-1a over the tokens */
     for (int64_t first = 0, n; first < tokens; first += n) {
         int32_t piece[16384];

@@ -26,8 +26,6 @@ void device_prepare(char **argv);
  * machine's cores per local rank. */
 void device_init(int local_rank, int local_ranks, int threads);
 const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor" */
-enum { DEVICE_IDENTITY = 33 };
-const char *device_identity(void);          /* which device of the machine: a GPU's UUID; the CPU: "" */
 int device_threads(void);
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: unknown */
 int64_t device_memory_beside(void);         /* estimated bytes that operators will take from a GPU untracked: scratch,
@@ -60,21 +58,13 @@ void device_while_waiting(void (*look)(double seconds));    /* sets what the hos
 /* The stream, for a library that orders its work with ours: a GPU's cudaStream_t; NULL on the CPU. */
 void *device_stream(void);
 
-/* ---- multiprocessors of a GPU that matmuls share with transfers; 0 on the CPU ---- */
-int device_multiprocessors(void);
-void device_lend(int multiprocessors);      /* operators called from now on run beside transfers that occupy these */
-int device_multiprocessors_left(void);      /* for operators: a matmul that expects more may end in two waves */
-
 /* ---- for transfers between ranks, from the host's memory or the device's ---- */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 
-/* Finds this rank's GPU before device_init takes it: writes its PCI address on this machine, or "" if there is none.
- * Returns the number of GPUs; 0 on the CPU. It initializes nothing, so the environment may still be changed. */
-enum { DEVICE_PLACE = 32 };
-int device_find(int local_rank, char place[DEVICE_PLACE]);
+int device_count(void);                     /* GPUs that this program can use; 0 on the CPU */
+int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours; 0 on the CPU */
 void *device_host_alloc(int64_t bytes);     /* pinned host memory, for fast copies; NULL: not enough memory */
 void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event tells when it is done */
-void device_upload_start(void *to, const void *from, int64_t bytes);    /* queued; do not change `from` until then */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {
@@ -82,7 +72,6 @@ typedef struct {
     void *handle;                           /* on a GPU */
 } DeviceEvent;
 DeviceEvent device_event(void);
-bool device_event_reached(const DeviceEvent *event);    /* does not wait */
 double device_event_seconds(DeviceEvent *event);        /* on clock_seconds's clock; waits until reached; frees it */
 
 /* Names a range of time for the device's profiler; ranges nest. */

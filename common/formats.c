@@ -5,28 +5,20 @@
 #include "device.h"
 #include "error.h"
 
+/* One loop per dtype, so that the compiler vectorizes each. */
+#define CONVERT(dtype, to_type, from_type, convert) \
+    case dtype: \
+        for (int64_t i = 0; i < count; i++) \
+            ((to_type *)to)[i] = convert(((const from_type *)from)[i]); \
+        break
+
 void formats_read(real *to, const void *from, DType dtype, int64_t count)
 {
-    const uint16_t *half = from;
-    const uint8_t *byte = from;
-
     switch (dtype) {
-    case BF16:
-        for (int64_t i = 0; i < count; i++)
-            to[i] = float_of_bf16(half[i]);
-        break;
-    case F16:
-        for (int64_t i = 0; i < count; i++)
-            to[i] = float_of_f16(half[i]);
-        break;
-    case E4M3:
-        for (int64_t i = 0; i < count; i++)
-            to[i] = float_of_e4m3(byte[i]);
-        break;
-    case E5M2:
-        for (int64_t i = 0; i < count; i++)
-            to[i] = float_of_e5m2(byte[i]);
-        break;
+    CONVERT(BF16, real, uint16_t, float_of_bf16);
+    CONVERT(F16, real, uint16_t, float_of_f16);
+    CONVERT(E4M3, real, uint8_t, float_of_e4m3);
+    CONVERT(E5M2, real, uint8_t, float_of_e5m2);
     default:
         memcpy(to, from, count * sizeof *to);
     }
@@ -34,26 +26,11 @@ void formats_read(real *to, const void *from, DType dtype, int64_t count)
 
 void formats_write(void *to, const real *from, DType dtype, int64_t count)
 {
-    uint16_t *half = to;
-    uint8_t *byte = to;
-
     switch (dtype) {
-    case BF16:
-        for (int64_t i = 0; i < count; i++)
-            half[i] = bf16_of(from[i]);
-        break;
-    case F16:
-        for (int64_t i = 0; i < count; i++)
-            half[i] = f16_of(from[i]);
-        break;
-    case E4M3:
-        for (int64_t i = 0; i < count; i++)
-            byte[i] = e4m3_of(from[i]);
-        break;
-    case E5M2:
-        for (int64_t i = 0; i < count; i++)
-            byte[i] = e5m2_of(from[i]);
-        break;
+    CONVERT(BF16, uint16_t, real, bf16_of);
+    CONVERT(F16, uint16_t, real, f16_of);
+    CONVERT(E4M3, uint8_t, real, e4m3_of);
+    CONVERT(E5M2, uint8_t, real, e5m2_of);
     default:
         memcpy(to, from, count * sizeof *from);
     }
@@ -61,42 +38,29 @@ void formats_write(void *to, const real *from, DType dtype, int64_t count)
 
 void tensor_to_host(real *to, Tensor t)
 {
-    if (t.dtype == REAL) {
-        device_download(to, t.data, tensor_bytes(t));
-        return;
-    }
-    void *stored = host_alloc(tensor_bytes(t), t.name);
+    void *stored = t.dtype == REAL ? to : host_alloc(tensor_bytes(t), t.name);
+
     device_download(stored, t.data, tensor_bytes(t));
-    formats_read(to, stored, t.dtype, tensor_count(t));
-    free(stored);
+    if (t.dtype != REAL) {
+        formats_read(to, stored, t.dtype, tensor_count(t));
+        free(stored);
+    }
 }
 
 void tensor_from_host(Tensor t, const real *from)
 {
-    if (t.dtype == REAL) {
-        device_upload(t.data, from, tensor_bytes(t));
-        return;
-    }
-    void *stored = host_alloc(tensor_bytes(t), t.name);
-    formats_write(stored, from, t.dtype, tensor_count(t));
-    device_upload(t.data, stored, tensor_bytes(t));
+    void *stored = t.dtype == REAL ? NULL : host_alloc(tensor_bytes(t), t.name);
+
+    if (stored)
+        formats_write(stored, from, t.dtype, tensor_count(t));
+    device_upload(t.data, stored ? stored : from, tensor_bytes(t));
     free(stored);
 }
 
 double format_largest(DType dtype)
 {
-    switch (dtype) {
-    case BF16:
-        return float_of_bf16(0x7f7f);
-    case F16:
-        return float_of_f16(0x7bff);
-    case E4M3:
-        return float_of_e4m3(0x7e);
-    case E5M2:
-        return float_of_e5m2(0x7b);
-    case F32:
-        return 0x1.fffffep127;
-    default:
-        return 0x1.fffffffffffffp1023;
-    }
+    static const double largest[] = {[F64] = 0x1.fffffffffffffp1023, [F32] = 0x1.fffffep127, [BF16] = 0x1.fep127,
+                                     [F16] = 65504, [E4M3] = 448, [E5M2] = 57344};
+
+    return largest[dtype];
 }

@@ -107,34 +107,18 @@ static inline uint16_t bf16_of(real x)
     return (uint16_t)format_encode(x, 8, 7, 0x7f7f, 0x7f80, 0x7fc0);
 }
 
-static inline float float_of_f16(uint16_t x)
-{
-    return format_decode(x, 5, 10, 0x7bff);
-}
-
-static inline uint16_t f16_of(real x)
-{
-    return (uint16_t)format_encode(x, 5, 10, 0x7bff, 0x7c00, 0x7e00);
-}
-
-static inline float float_of_e4m3(uint8_t x)
-{
-    return format_decode(x, 4, 3, 0x7e);
-}
-
-static inline uint8_t e4m3_of(real x)
-{
-    return (uint8_t)format_encode(x, 4, 3, 0x7e, 0x7e, 0x7f);
-}
-
-static inline float float_of_e5m2(uint8_t x)
-{
-    return format_decode(x, 5, 2, 0x7b);
-}
-
-static inline uint8_t e5m2_of(real x)
-{
-    return (uint8_t)format_encode(x, 5, 2, 0x7b, 0x7b, 0x7f);
-}
+/* float_of_f16 and f16_of, and so on. */
+#define FORMAT(name, type, exponent, mantissa, largest, beyond, nan) \
+    static inline float float_of_##name(type x) \
+    { \
+        return format_decode(x, exponent, mantissa, largest); \
+    } \
+    static inline type name##_of(real x) \
+    { \
+        return (type)format_encode(x, exponent, mantissa, largest, beyond, nan); \
+    }
+FORMAT(f16, uint16_t, 5, 10, 0x7bff, 0x7c00, 0x7e00)
+FORMAT(e4m3, uint8_t, 4, 3, 0x7e, 0x7e, 0x7f)
+FORMAT(e5m2, uint8_t, 5, 2, 0x7b, 0x7b, 0x7f)
 
 #endif

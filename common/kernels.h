@@ -1,7 +1,5 @@
 /* The kernels behind ops.h: one set per backend, in cpu/ or cuda/. Operators call them with operands that they have
- * checked; fused kernels call them for what they do not fuse. A kernel's arguments are those of the operator without
- * the suffix. (rope_kernel is rope_forward and, with `back`, rope_backward; linear_fp8_kernel is linear_fp8 and, with
- * `add`, linear_fp8_add.)
+ * checked; fused kernels call them for what they do not fuse.
  */
 #ifndef KERNELS_H
 #define KERNELS_H
@@ -12,44 +10,24 @@
 extern "C" {
 #endif
 
-void embedding_forward_kernel(Tensor out, Tensor ids, Tensor weight);
-void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids);
-void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias);
-void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
-                               Tensor weight);
-void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias);
-void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight);
-void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
-void rope_kernel(Tensor qkv, Tensor rope, bool back);
-void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv);
-void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs);
-void gelu_forward_kernel(Tensor out, Tensor x);
-void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x);
-void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias);
-void residual_backward_kernel(Tensor d_bias, Tensor d_out);
-void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale);
-void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
-void cross_entropy_max_kernel(Tensor max, Tensor logits);
-void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets);
-void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale);
-void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count);
-void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a);
-double square_sum_kernel(const Tensor *list, int count);
-void square_sum_into_kernel(Tensor sum, const Tensor *list, int count);
-void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip);
+/* Declares the kernel of an operator, with the same arguments. */
+#define KERNEL(operator_name) __typeof__(operator_name) operator_name##_kernel
 
-void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
-void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q,
-                                     Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal);
-void attention_merge_kernel(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse);
-void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out);
-void tensor_convert_kernel(Tensor to, Tensor from);
-void tensor_scale_kernel(Tensor t, double factor);
-void quantize_kernel(Tensor out, Tensor transposed, Tensor x);
+KERNEL(tensor_convert); KERNEL(tensor_scale); KERNEL(tensor_add); KERNEL(tensor_fill); KERNEL(transpose_rows);
+KERNEL(embedding_forward); KERNEL(embedding_backward);
+KERNEL(layernorm_forward); KERNEL(layernorm_backward);
+KERNEL(linear_forward); KERNEL(linear_backward_input); KERNEL(linear_backward_weight);
+KERNEL(quantize);
+KERNEL(attention_forward); KERNEL(attention_backward);
+KERNEL(gelu_forward); KERNEL(gelu_backward);
+KERNEL(residual_forward);
+KERNEL(cross_entropy_forward); KERNEL(cross_entropy_backward);
+KERNEL(cross_entropy_max); KERNEL(cross_entropy_sums); KERNEL(cross_entropy_loss); KERNEL(ids_in_slice);
+KERNEL(adamw_update); KERNEL(square_sum_into); KERNEL(clip_scale_into);
+KERNEL(attention_block_forward); KERNEL(attention_block_backward); KERNEL(attention_merge); KERNEL(attention_delta);
+void column_sums_kernel(Tensor sum, Tensor t);         /* sum (W) += sum over t's rows, t (R, W) */
+void rope_kernel(Tensor qkv, Tensor rope, bool back);
 void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add);
-void tensor_fill_kernel(Tensor t, double value);
-void tensor_add_kernel(Tensor to, Tensor from);
-void transpose_rows_kernel(Tensor out, Tensor in);
 
 #ifdef __cplusplus
 }

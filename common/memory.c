@@ -12,10 +12,7 @@ const char *const memory_name[MEM_CATEGORIES] = {
     "parameters", "master", "gradients", "optimizer", "activations", "communication", "workspace"};
 
 static const char *const remedy[MEM_CATEGORIES] = {
-    [MEM_PARAMETERS] = "a smaller model (--layers, --hidden, --vocab)",
-    [MEM_MASTER] = "a smaller model (--layers, --hidden, --vocab)",
-    [MEM_GRADIENTS] = "a smaller model (--layers, --hidden, --vocab)",
-    [MEM_OPTIMIZER] = "a smaller model (--layers, --hidden, --vocab)",
+    [MEM_PARAMETERS ... MEM_OPTIMIZER] = "a smaller model (--layers, --hidden, --vocab)",
     [MEM_ACTIVATIONS] = "--recompute full, or a smaller --micro-batch (with more --accumulate) or --seq",
     [MEM_COMMUNICATION] = "a smaller model or --micro-batch",
     [MEM_WORKSPACE] = "a smaller --micro-batch (with more --accumulate) or --seq"};

@@ -1,8 +1,6 @@
 #include "model.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,37 +34,22 @@ double model_flops_per_token(Config c)
 
 /* ---- The layout ---- */
 
-typedef enum { REPLICATE, SPLIT_ROWS, SPLIT_COLS } Split;
-
-static char *text_of(const char *format, ...)
+/* Appends a parameter to the table. local: it is on this rank. */
+static void add(Layout *l, Placement at, bool local, ParamInfo p)
 {
-    char text[128];
-    va_list list;
+    Range rows = {0, p.rows}, cols = {0, p.cols}, *split = p.row_group ? &rows : &cols;
+    const int64_t group = p.row_group + p.col_group;
 
-    va_start(list, format);
-    vsnprintf(text, sizeof text, format, list);
-    va_end(list);
-    return strdup(text);
-}
-
-/* Appends a parameter to the table. `group`: rows or columns that stay together (one head's). local: it is on this
- * rank. */
-static void add(Layout *l, Placement at, bool local, const char *name, const char *label, int64_t rows, int64_t cols,
-                bool vector, Split split, int64_t group, double mean, double deviation)
-{
-    ParamInfo p = {.name = name, .label = label, .rows = rows, .cols = cols, .vector = vector, .mean = mean,
-                   .deviation = deviation, .decay = !vector};
-    Range r = {0, rows}, c = {0, cols};
-
-    if (split != REPLICATE) {
-        Range *side = split == SPLIT_ROWS ? &r : &c;
-        const Range slice = range_split(side->count / group, at.slice, at.slices);
-        *side = (Range){slice.first * group, slice.count * group};
+    if (group) {
+        const Range slice = range_split(split->count / group, at.slice, at.slices);
+        *split = (Range){slice.first * group, slice.count * group};
     }
-    p.first_row = r.first, p.local_rows = r.count;
-    p.first_col = c.first, p.local_cols = c.count;
+    p.first_row = rows.first, p.local_rows = rows.count;
+    p.first_col = cols.first, p.local_cols = cols.count;
     p.range = (Range){l->count, local ? p.local_rows * p.local_cols : 0};
-    p.owned = local && at.replica == 0 && (split != REPLICATE || at.slice == 0);
+    p.owned = local && at.replica == 0 && (group || at.slice == 0);
+    p.vector = p.cols == 1;
+    p.decay = !p.vector;
     l->count += p.range.count;
     l->table[l->parameters++] = p;
 }
@@ -75,48 +58,42 @@ Layout layout_create(Config config, Placement at)
 {
     const int64_t H = config.hidden, D = H / config.heads, F = 4 * H;
     const double deviation = 0.02, into_residual = 0.02 / sqrt(2.0 * config.layers);
+    const ParamInfo block[BLOCK_PARAMETERS] = {
+        {"input_layernorm.weight", "ln1_weight", H, 1, .mean = 1},
+        {"input_layernorm.bias", "ln1_bias", H, 1},
+        {"attention.dense.bias", "proj_bias", H, 1},
+        {"post_attention_layernorm.weight", "ln2_weight", H, 1, .mean = 1},
+        {"post_attention_layernorm.bias", "ln2_bias", H, 1},
+        {"mlp.dense_4h_to_h.bias", "down_bias", H, 1},
+        {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, .row_group = 3 * D, .deviation = deviation},
+        {"attention.query_key_value.bias", "qkv_bias", 3 * H, 1, .row_group = 3 * D},
+        {"attention.dense.weight", "proj_weight", H, H, .col_group = D, .deviation = into_residual},
+        {"mlp.dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .deviation = deviation},
+        {"mlp.dense_h_to_4h.bias", "up_bias", F, 1, .row_group = 1},
+        {"mlp.dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .deviation = into_residual}};
     Layout l = {.config = config};
 
     l.units = host_alloc((config.layers + 2) * sizeof *l.units, "a layout");
     l.table = host_alloc(((int64_t)config.layers * BLOCK_PARAMETERS + 3) * sizeof *l.table, "a layout");
     l.first_id = range_split(config.vocab, at.slice, at.slices).first;
 
-    add(&l, at, at.embedding || at.head, "gpt_neox.embed_in.weight", "embedding", config.vocab, H, false, SPLIT_ROWS, 1,
-        0, deviation);
+    add(&l, at, at.embedding || at.head, (ParamInfo){"gpt_neox.embed_in.weight", "embedding", config.vocab, H,
+                                                     .row_group = 1, .deviation = deviation});
     l.table[0].owned &= at.embedding;           /* a copy that only the output projection uses has another owner */
     l.units[0] = (Range){0, l.count};
     for (int layer = 0; layer < config.layers; layer++) {
-        const struct {
-            const char *name, *label;
-            int64_t rows, cols;
-            bool vector;
-            Split split;
-            int64_t group;
-            double mean, deviation;
-        } p[BLOCK_PARAMETERS] = {
-            {"input_layernorm.weight", "ln1_weight", H, 1, true, REPLICATE, 1, 1, 0},
-            {"input_layernorm.bias", "ln1_bias", H, 1, true, REPLICATE, 1, 0, 0},
-            {"attention.dense.bias", "proj_bias", H, 1, true, REPLICATE, 1, 0, 0},
-            {"post_attention_layernorm.weight", "ln2_weight", H, 1, true, REPLICATE, 1, 1, 0},
-            {"post_attention_layernorm.bias", "ln2_bias", H, 1, true, REPLICATE, 1, 0, 0},
-            {"mlp.dense_4h_to_h.bias", "down_bias", H, 1, true, REPLICATE, 1, 0, 0},
-            {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, false, SPLIT_ROWS, 3 * D, 0, deviation},
-            {"attention.query_key_value.bias", "qkv_bias", 3 * H, 1, true, SPLIT_ROWS, 3 * D, 0, 0},
-            {"attention.dense.weight", "proj_weight", H, H, false, SPLIT_COLS, D, 0, into_residual},
-            {"mlp.dense_h_to_4h.weight", "up_weight", F, H, false, SPLIT_ROWS, 1, 0, deviation},
-            {"mlp.dense_h_to_4h.bias", "up_bias", F, 1, true, SPLIT_ROWS, 1, 0, 0},
-            {"mlp.dense_4h_to_h.weight", "down_weight", H, F, false, SPLIT_COLS, 1, 0, into_residual}};
         const int64_t first = l.count;
-
-        for (int i = 0; i < BLOCK_PARAMETERS; i++)
-            add(&l, at, !at.layer || at.layer[layer], text_of("gpt_neox.layers.%d.%s", layer, p[i].name),
-                text_of("blocks.%d.%s", layer, p[i].label), p[i].rows, p[i].cols, p[i].vector, p[i].split, p[i].group,
-                p[i].mean, p[i].deviation);
+        for (int i = 0; i < BLOCK_PARAMETERS; i++) {
+            ParamInfo p = block[i];
+            p.name = new_text("gpt_neox.layers.%d.%s", layer, p.name);
+            p.label = new_text("blocks.%d.%s", layer, p.label);
+            add(&l, at, !at.layer || at.layer[layer], p);
+        }
         l.units[layer + 1] = (Range){first, l.count - first};
     }
     const int64_t first = l.count;
-    add(&l, at, at.head, "gpt_neox.final_layer_norm.weight", "final_weight", H, 1, true, REPLICATE, 1, 1, 0);
-    add(&l, at, at.head, "gpt_neox.final_layer_norm.bias", "final_bias", H, 1, true, REPLICATE, 1, 0, 0);
+    add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.weight", "final_weight", H, 1, .mean = 1});
+    add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.bias", "final_bias", H, 1});
     l.units[config.layers + 1] = (Range){first, l.count - first};
     return l;
 }
@@ -142,17 +119,6 @@ bool layout_next(const Layout *layout, Range range, Segment *s)
 
 /* ---- Views ---- */
 
-static Tensor view_of(const Layout *layout, int parameter, int unit, Tensor buffer)
-{
-    const ParamInfo *p = &layout->table[parameter];
-
-    if (!buffer.data || !p->range.count)
-        return NONE;
-    Tensor t = tensor_range(buffer, p->range.first - layout->units[unit].first, p->range.count);
-    t.name = p->label;
-    return p->vector ? t : tensor_view(t, shape(p->local_rows, p->local_cols));
-}
-
 /* Returns `count` consecutive parameters as one flat tensor. */
 static Tensor view_from(const Layout *layout, int parameter, int count, int unit, Tensor buffer, const char *name)
 {
@@ -163,6 +129,14 @@ static Tensor view_from(const Layout *layout, int parameter, int count, int unit
     Tensor t = tensor_range(buffer, first.first - layout->units[unit].first, last.first + last.count - first.first);
     t.name = name;
     return t;
+}
+
+static Tensor view_of(const Layout *layout, int parameter, int unit, Tensor buffer)
+{
+    const ParamInfo *p = &layout->table[parameter];
+    const Tensor t = view_from(layout, parameter, 1, unit, buffer, p->label);
+
+    return p->vector || !t.data ? t : tensor_view(t, shape(p->local_rows, p->local_cols));
 }
 
 Params params_view_units(const Layout *layout, const Tensor *units)

@@ -34,6 +34,7 @@ typedef struct {
     const char *name;               /* Hugging Face's: "gpt_neox.layers.3.attention.dense.weight" */
     const char *label;              /* ours, for messages: "blocks.3.proj_weight" */
     int64_t rows, cols;             /* of the full parameter; a vector has one column */
+    int64_t row_group, col_group;   /* split by groups of so many rows or columns (one head's); both 0: not */
     bool vector;
     int64_t first_row, first_col;   /* the rectangle's, in the full parameter */
     int64_t local_rows, local_cols;

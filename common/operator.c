@@ -150,10 +150,10 @@ static void check_operands(const char *name, const char *takes, const Operands *
         for (const char *c = takes, *end; *c; c = *end ? end + 2 : end, i++) {
             const char *shape = c + strcspn(c, " ") + 1;
             const size_t length = strcspn(shape, " ;");
-            const bool optional = strchr("=+", *c) ? c[1] == '?' : *c == '?';
+            const bool optional = strchr("=+0", *c) ? c[1] == '?' : *c == '?';
             const Tensor t = i < o->count ? o->t[i] : NONE;
             end = c + strcspn(c, ";");
-            how[i] = *c == '=' ? TRACE_WRITE : *c == '+' ? TRACE_UPDATE : TRACE_READ;
+            how[i] = *c == '=' ? TRACE_WRITE : *c == '+' ? TRACE_UPDATE : *c == '0' ? TRACE_ZERO : TRACE_READ;
             if (t.data ? !shape_fits(t, shape, length, letters, pass == 0)
                              || !dtype_fits(t.dtype, shape + length < end ? shape + length + 1 : "", &activations)
                        : !optional)
@@ -170,7 +170,7 @@ void op_begin(const char *name, double flops, const char *takes, Operands o)
     double bytes = read_before;
 
     check_operands(name, takes, &o, how);
-    for (TraceAccess k = TRACE_READ; k <= TRACE_WRITE; k++)     /* reads first: an operator may write where it reads */
+    for (TraceAccess k = TRACE_READ; k <= TRACE_ZERO; k++)    /* reads first: an operator may write where it reads */
         for (int i = 0; i < o.count; i++)
             if (how[i] == k)
                 trace_operand(o.t[i], k);

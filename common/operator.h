@@ -20,7 +20,7 @@ typedef struct {
 /* Begins an operator. `takes` states its operands, in the order of the call. It is the check, and what the program
  * prints if they do not fit:
  *     "=out R,M; x R,K; weight M,K; ?bias M"
- * "=": the operator writes it; "+": adds to it; neither: reads it. "?": it may be NONE.
+ * "=": the operator writes it; "+": adds to it; "0": zeroes it; none: reads it. "?": it may be NONE.
  * Then the shape. One size is the count, two are rows and width (tensor.h), more are all dimensions. A letter stands
  * for the same number everywhere; "3*A*D" is a product.
  * Then the dtype. None: that of activations, the same for all. Otherwise G (gradients: REAL or BF16), REAL, F64, I32,
@@ -28,7 +28,17 @@ typedef struct {
 void op_begin(const char *name, double flops, const char *takes, Operands operands);
 void op_end(void);
 
-#define OP(name, flops, takes, ...) op_begin(name, flops, takes, OPERANDS(__VA_ARGS__))
+#define OP_BEGIN(name, flops, takes, ...) op_begin(name, flops, takes, OPERANDS(__VA_ARGS__))
+
+/* An operator: OP_CALL(kernel(out, x, factor), "name", flops, takes, out, x); or OP(name, flops, takes, out, x) if the
+ * kernel is name_kernel(out, x). */
+#define OP_CALL(call, name, flops, takes, ...) \
+    do { \
+        OP_BEGIN(name, flops, takes, __VA_ARGS__); \
+        call; \
+        op_end(); \
+    } while (0)
+#define OP(name, flops, takes, ...) OP_CALL(name##_kernel(__VA_ARGS__), #name, flops, takes, __VA_ARGS__)
 
 void op_require(bool fits, const char *rule);   /* before op_begin: a rule that `takes` cannot state */
 void op_reads(const char *name, const char *takes, Tensor t);      /* before op_begin: one operand of a list */

@@ -7,24 +7,18 @@
 #include "error.h"
 #include "kernels.h"
 #include "operator.h"
-#include "trace.h"
 
 /* ---- plain memory ---- */
 
 void tensor_zero(Tensor t)
 {
-    trace_operand(t, TRACE_ZERO);
-    OP("zero", 0, "=t N ANY", t);
-    device_zero(t.data, tensor_bytes(t));
-    op_end();
+    OP_CALL(device_zero(t.data, tensor_bytes(t)), "zero", 0, "0t N ANY", t);
 }
 
 void tensor_copy(Tensor to, Tensor from)
 {
     op_require(to.dtype == from.dtype, "both of one dtype");
-    OP("copy", 0, "=to N ANY; from N ANY", to, from);
-    device_copy(to.data, from.data, tensor_bytes(to));
-    op_end();
+    OP_CALL(device_copy(to.data, from.data, tensor_bytes(to)), "copy", 0, "=to N ANY; from N ANY", to, from);
 }
 
 double tensor_item(Tensor t)
@@ -32,7 +26,7 @@ double tensor_item(Tensor t)
     double x = 0;
     real y = 0;
 
-    OP("item", 0, t.dtype == F64 ? "t 1 F64" : "t 1 REAL", t);
+    OP_BEGIN("item", 0, t.dtype == F64 ? "t 1 F64" : "t 1 REAL", t);
     device_download(t.dtype == F64 ? (void *)&x : (void *)&y, t.data, tensor_bytes(t));
     op_end();
     return x + y;
@@ -40,93 +34,68 @@ double tensor_item(Tensor t)
 
 void tensor_convert(Tensor to, Tensor from)
 {
-    OP("convert", 0, "=to N STORED; from N STORED", to, from);
-    tensor_convert_kernel(to, from);
-    op_end();
+    OP_CALL(tensor_convert_kernel(to, from), "convert", 0, "=to N STORED; from N STORED", to, from);
 }
 
 void tensor_scale(Tensor t, double factor)
 {
-    OP("scale", 0, "+t N", t);
-    tensor_scale_kernel(t, factor);
-    op_end();
+    OP_CALL(tensor_scale_kernel(t, factor), "scale", 0, "+t N", t);
 }
 
 void tensor_fill(Tensor t, double value)
 {
-    OP("fill", 0, "=t N REAL", t);
-    tensor_fill_kernel(t, value);
-    op_end();
+    OP_CALL(tensor_fill_kernel(t, value), "fill", 0, "=t N REAL", t);
 }
 
 void tensor_add(Tensor to, Tensor from)
 {
-    OP("add", 0, "+to N REAL; from N", to, from);
-    tensor_add_kernel(to, from);
-    op_end();
+    OP_CALL(tensor_add_kernel(to, from), "add", 0, "+to N REAL; from N", to, from);
 }
 
 void transpose_rows(Tensor out, Tensor in)
 {
-    OP("transpose_rows", 0, "=out Y,X,W; in X,Y,W", out, in);
-    transpose_rows_kernel(out, in);
-    op_end();
+    OP(transpose_rows, 0, "=out Y,X,W; in X,Y,W", out, in);
 }
 
 /* ---- embedding, LayerNorm, linear ---- */
 
 void embedding_forward(Tensor out, Tensor ids, Tensor weight)
 {
-    OP("embedding_forward", 0, "=out R,H; ids R I32; weight V,H", out, ids, weight);
-    embedding_forward_kernel(out, ids, weight);
-    op_end();
+    OP(embedding_forward, 0, "=out R,H; ids R I32; weight V,H", out, ids, weight);
 }
 
 void embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
-    OP("embedding_backward", 0, "+d_weight V,H G; d_out R,H; ids R I32", d_weight, d_out, ids);
-    embedding_backward_kernel(d_weight, d_out, ids);
-    op_end();
+    OP(embedding_backward, 0, "+d_weight V,H G; d_out R,H; ids R I32", d_weight, d_out, ids);
 }
 
 void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
 {
-    OP("layernorm_forward", 0, "=out R,H; =stats R,2 REAL; x R,H; weight H; bias H", out, stats, x, weight, bias);
-    layernorm_forward_kernel(out, stats, x, weight, bias);
-    op_end();
+    OP(layernorm_forward, 0, "=out R,H; =stats R,2 REAL; x R,H; weight H; bias H", out, stats, x, weight, bias);
 }
 
 void layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats, Tensor weight)
 {
-    OP("layernorm_backward", 0, "+d_x R,H; +d_weight H G; +d_bias H G; d_out R,H; x R,H; stats R,2 REAL; weight H",
+    OP(layernorm_backward, 0, "+d_x R,H; +d_weight H G; +d_bias H G; d_out R,H; x R,H; stats R,2 REAL; weight H",
        d_x, d_weight, d_bias, d_out, x, stats, weight);
-    layernorm_backward_kernel(d_x, d_weight, d_bias, d_out, x, stats, weight);
-    op_end();
 }
 
 void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    OP("linear_forward", 2.0 * tensor_count(out) * tensor_width(x), "=out R,M; x R,K; weight M,K; ?bias M",
+    OP(linear_forward, 2.0 * tensor_count(out) * tensor_width(x), "=out R,M; x R,K; weight M,K; ?bias M",
        out, x, weight, bias);
-    linear_forward_kernel(out, x, weight, bias);
-    op_end();
 }
 
 void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
 {
-    OP("linear_backward_input", 2.0 * tensor_count(d_out) * tensor_width(d_x), "=d_x R,K; d_out R,M; weight M,K",
+    OP(linear_backward_input, 2.0 * tensor_count(d_out) * tensor_width(d_x), "=d_x R,K; d_out R,M; weight M,K",
        d_x, d_out, weight);
-    linear_backward_input_kernel(d_x, d_out, weight);
-    op_end();
 }
 
 void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
-    OP("linear_backward_weight", 2.0 * tensor_count(d_out) * tensor_width(x),
-       "+d_weight M,K G; +?d_bias M G; d_out R,M; x R,K",
-       d_weight, d_bias, d_out, x);
-    linear_backward_weight_kernel(d_weight, d_bias, d_out, x);
-    op_end();
+    OP(linear_backward_weight, 2.0 * tensor_count(d_out) * tensor_width(x),
+       "+d_weight M,K G; +?d_bias M G; d_out R,M; x R,K", d_weight, d_bias, d_out, x);
 }
 
 /* ---- fp8 ---- */
@@ -134,25 +103,19 @@ void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor
 void quantize(Tensor out, Tensor transposed, Tensor x)
 {
     op_require(!out.data || !transposed.data || out.scale == transposed.scale, "both outputs with one scale");
-    OP("quantize", 0, "=?out R,W FP8; =?transposed W,R FP8; x R,W", out, transposed, x);
-    quantize_kernel(out, transposed, x);
-    op_end();
+    OP(quantize, 0, "=?out R,W FP8; =?transposed W,R FP8; x R,W", out, transposed, x);
 }
 
 void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    OP("linear_fp8", 2.0 * tensor_count(out) * tensor_width(x), "=out R,M; x R,K FP8; weight M,K FP8; ?bias M",
-       out, x, weight, bias);
-    linear_fp8_kernel(out, x, weight, bias, false);
-    op_end();
+    OP_CALL(linear_fp8_kernel(out, x, weight, bias, false), "linear_fp8", 2.0 * tensor_count(out) * tensor_width(x),
+            "=out R,M; x R,K FP8; weight M,K FP8; ?bias M", out, x, weight, bias);
 }
 
 void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
 {
-    OP("linear_fp8_add", 2.0 * tensor_count(out) * tensor_width(x), "+out R,M G; x R,K FP8; weight M,K FP8",
-       out, x, weight);
-    linear_fp8_kernel(out, x, weight, NONE, true);
-    op_end();
+    OP_CALL(linear_fp8_kernel(out, x, weight, NONE, true), "linear_fp8_add", 2.0 * tensor_count(out) * tensor_width(x),
+            "+out R,M G; x R,K FP8; weight M,K FP8", out, x, weight);
 }
 
 /* ---- rotary positions ---- */
@@ -163,7 +126,7 @@ void rope_table(Tensor rope, int64_t first)
     const int64_t T = rope.shape[0], D = tensor_width(rope);
     real *table = host_alloc(tensor_bytes(rope), "a rope table");
 
-    OP("rope_table", 0, "=rope T,2*D REAL", rope);
+    OP_BEGIN("rope_table", 0, "=rope T,2*D REAL", rope);
     for (int64_t t = 0; t < T; t++)
         for (int64_t i = 0; i < D / 2; i++) {
             const double angle = (first + t) * pow(10000, -2.0 * i / D);
@@ -177,35 +140,27 @@ void rope_table(Tensor rope, int64_t first)
 
 void rope_forward(Tensor qkv, Tensor rope)
 {
-    OP("rope_forward", 0, "+qkv B*T,3*A*2*D; rope T,2*D REAL", qkv, rope);
-    rope_kernel(qkv, rope, false);
-    op_end();
+    OP_CALL(rope_kernel(qkv, rope, false), "rope_forward", 0, "+qkv B*T,3*A*2*D; rope T,2*D REAL", qkv, rope);
 }
 
 void rope_backward(Tensor d_qkv, Tensor rope)
 {
-    OP("rope_backward", 0, "+d_qkv B*T,3*A*2*D; rope T,2*D REAL", d_qkv, rope);
-    rope_kernel(d_qkv, rope, true);
-    op_end();
+    OP_CALL(rope_kernel(d_qkv, rope, true), "rope_backward", 0, "+d_qkv B*T,3*A*2*D; rope T,2*D REAL", d_qkv, rope);
 }
 
 /* ---- attention ---- */
 
 void attention_forward(Tensor out, Tensor probs, Tensor qkv)
 {
-    OP("attention_forward", 4.0 * tensor_count(out) * probs.shape[2], "=out B*T,A*D; =probs B,A,T,T; qkv B*T,3*A*D",
+    OP(attention_forward, 4.0 * tensor_count(out) * probs.shape[2], "=out B*T,A*D; =probs B,A,T,T; qkv B*T,3*A*D",
        out, probs, qkv);
-    attention_forward_kernel(out, probs, qkv);
-    op_end();
 }
 
 void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
 {
-    OP("attention_backward", 8.0 * tensor_count(d_out) * probs.shape[2],
+    OP(attention_backward, 8.0 * tensor_count(d_out) * probs.shape[2],
        "=d_qkv B*T,3*A*D; =d_probs B,A,T,T; d_out B*T,A*D; qkv B*T,3*A*D; probs B,A,T,T",
        d_qkv, d_probs, d_out, qkv, probs);
-    attention_backward_kernel(d_qkv, d_probs, d_out, qkv, probs);
-    op_end();
 }
 
 static int64_t pairs;
@@ -227,121 +182,96 @@ void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Te
 {
     op_require(!causal || k.shape[1] == q.shape[1], "K = C, because it is causal");
     pairs += block_pairs(q, k, causal);
-    OP("attention_block_forward", 4.0 * block_pairs(q, k, causal) * tensor_width(q),
-       "=out B,C,A,D REAL; =lse B,C,A,1 REAL; =scores 2,A,Q,K REAL; q B,C,A,D REAL; k B,K,A,D REAL; v B,K,A,D REAL",
-       out, lse, scores, q, k, v);
-    attention_block_forward_kernel(out, lse, scores, q, k, v, causal);
-    op_end();
+    OP_CALL(attention_block_forward_kernel(out, lse, scores, q, k, v, causal),
+            "attention_block_forward", 4.0 * block_pairs(q, k, causal) * tensor_width(q),
+            "=out B,C,A,D REAL; =lse B,C,A,1 REAL; =scores 2,A,Q,K REAL; q B,C,A,D REAL; k B,K,A,D REAL; "
+            "v B,K,A,D REAL", out, lse, scores, q, k, v);
 }
 
 void attention_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
                               Tensor v, Tensor lse, Tensor delta, bool causal)
 {
     op_require(!causal || k.shape[1] == q.shape[1], "K = C, because it is causal");
-    OP("attention_block_backward", 8.0 * block_pairs(q, k, causal) * tensor_width(q),
-       "+d_q B,C,A,D REAL; +d_k B,K,A,D REAL; +d_v B,K,A,D REAL; =scores 2,A,Q,K REAL; d_out B,C,A,D REAL; "
-       "q B,C,A,D REAL; k B,K,A,D REAL; v B,K,A,D REAL; lse B,C,A,1 REAL; delta B,C,A,1 REAL",
-       d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta);
-    attention_block_backward_kernel(d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta, causal);
-    op_end();
+    OP_CALL(attention_block_backward_kernel(d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta, causal),
+            "attention_block_backward", 8.0 * block_pairs(q, k, causal) * tensor_width(q),
+            "+d_q B,C,A,D REAL; +d_k B,K,A,D REAL; +d_v B,K,A,D REAL; =scores 2,A,Q,K REAL; d_out B,C,A,D REAL; "
+            "q B,C,A,D REAL; k B,K,A,D REAL; v B,K,A,D REAL; lse B,C,A,1 REAL; delta B,C,A,1 REAL",
+            d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta);
 }
 
 void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse)
 {
-    OP("attention_merge", 0, "+out R,D REAL; +lse R,1 REAL; block_out R,D REAL; block_lse R,1 REAL",
+    OP(attention_merge, 0, "+out R,D REAL; +lse R,1 REAL; block_out R,D REAL; block_lse R,1 REAL",
        out, lse, block_out, block_lse);
-    attention_merge_kernel(out, lse, block_out, block_lse);
-    op_end();
 }
 
 void attention_delta(Tensor delta, Tensor d_out, Tensor out)
 {
-    OP("attention_delta", 0, "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out);
-    attention_delta_kernel(delta, d_out, out);
-    op_end();
+    OP(attention_delta, 0, "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out);
 }
 
 /* ---- GELU, residual, cross-entropy ---- */
 
 void gelu_forward(Tensor out, Tensor x)
 {
-    OP("gelu_forward", 0, "=out R,F; x R,F", out, x);
-    gelu_forward_kernel(out, x);
-    op_end();
+    OP(gelu_forward, 0, "=out R,F; x R,F", out, x);
 }
 
 void gelu_backward(Tensor d_x, Tensor d_out, Tensor x)
 {
-    OP("gelu_backward", 0, "=d_x R,F; d_out R,F; x R,F", d_x, d_out, x);
-    gelu_backward_kernel(d_x, d_out, x);
-    op_end();
+    OP(gelu_backward, 0, "=d_x R,F; d_out R,F; x R,F", d_x, d_out, x);
 }
 
 void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
-    OP("residual_forward", 0, "=out R,H; x R,H; branch R,H; bias H", out, x, branch, bias);
-    residual_forward_kernel(out, x, branch, bias);
-    op_end();
+    OP(residual_forward, 0, "=out R,H; x R,H; branch R,H; bias H", out, x, branch, bias);
 }
 
 void residual_backward(Tensor d_bias, Tensor d_out)
 {
-    OP("residual_backward", 0, "+d_bias H G; d_out R,H", d_bias, d_out);
-    residual_backward_kernel(d_bias, d_out);
-    op_end();
+    OP_CALL(column_sums_kernel(d_bias, d_out), "residual_backward", 0, "+d_bias H G; d_out R,H", d_bias, d_out);
 }
 
 void cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
-    OP("cross_entropy_forward", 0, "+loss 1 F64; =lse R REAL; logits R,V; targets R I32", loss, lse, logits, targets);
-    cross_entropy_forward_kernel(loss, lse, logits, targets, scale);
-    op_end();
+    OP_CALL(cross_entropy_forward_kernel(loss, lse, logits, targets, scale), "cross_entropy_forward", 0,
+            "+loss 1 F64; =lse R REAL; logits R,V; targets R I32", loss, lse, logits, targets);
 }
 
 void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
-    OP("cross_entropy_backward", 0, "=d_logits R,V; logits R,V; lse R REAL; targets R I32",
-       d_logits, logits, lse, targets);
-    cross_entropy_backward_kernel(d_logits, logits, lse, targets, scale);
-    op_end();
+    OP_CALL(cross_entropy_backward_kernel(d_logits, logits, lse, targets, scale), "cross_entropy_backward", 0,
+            "=d_logits R,V; logits R,V; lse R REAL; targets R I32", d_logits, logits, lse, targets);
 }
 
 void cross_entropy_max(Tensor max, Tensor logits)
 {
-    OP("cross_entropy_max", 0, "=max R REAL; logits R,V", max, logits);
-    cross_entropy_max_kernel(max, logits);
-    op_end();
+    OP(cross_entropy_max, 0, "=max R REAL; logits R,V", max, logits);
 }
 
 void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
 {
-    OP("cross_entropy_sums", 0, "=sums R,2 REAL; logits R,V; max R REAL; targets R I32", sums, logits, max, targets);
-    cross_entropy_sums_kernel(sums, logits, max, targets);
-    op_end();
+    OP(cross_entropy_sums, 0, "=sums R,2 REAL; logits R,V; max R REAL; targets R I32", sums, logits, max, targets);
 }
 
 void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
 {
-    OP("cross_entropy_loss", 0, "+loss 1 F64; =lse R REAL; sums R,2 REAL; max R REAL", loss, lse, sums, max);
-    cross_entropy_loss_kernel(loss, lse, sums, max, scale);
-    op_end();
+    OP_CALL(cross_entropy_loss_kernel(loss, lse, sums, max, scale), "cross_entropy_loss", 0,
+            "+loss 1 F64; =lse R REAL; sums R,2 REAL; max R REAL", loss, lse, sums, max);
 }
 
 void ids_in_slice(Tensor out, Tensor ids, int64_t first, int64_t count)
 {
-    OP("ids_in_slice", 0, "=out R I32; ids R I32", out, ids);
-    ids_in_slice_kernel(out, ids, first, count);
-    op_end();
+    OP_CALL(ids_in_slice_kernel(out, ids, first, count), "ids_in_slice", 0, "=out R I32; ids R I32", out, ids);
 }
 
 /* ---- for the optimizer ---- */
 
 void adamw_update(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
-    OP("adamw_update", 0, "+params N STORED; =?copy N STORED; +m N REAL; +v N REAL; gradients N G; ?scale 1 F64",
-       params, copy, m, v, gradients, a.scale);
-    adamw_update_kernel(params, copy, m, v, gradients, a);
-    op_end();
+    OP_CALL(adamw_update_kernel(params, copy, m, v, gradients, a), "adamw_update", 0,
+            "+params N STORED; =?copy N STORED; +m N REAL; +v N REAL; gradients N G; ?scale 1 F64",
+            params, copy, m, v, gradients, a.scale);
 }
 
 static void read_list(const Tensor *list, int count)
@@ -352,24 +282,26 @@ static void read_list(const Tensor *list, int count)
 
 double square_sum(const Tensor *list, int count)
 {
+    double total;
+    const Tensor sum = {.data = device_alloc(sizeof total), .dtype = F64};
+
     read_list(list, count);
     op_begin("square_sum", 0, "", (Operands){0});
-    const double sum = square_sum_kernel(list, count);
+    square_sum_into_kernel(sum, list, count);
+    device_download(&total, sum.data, sizeof total);
     op_end();
-    return sum;
+    device_free(sum.data, sizeof total);
+    return total;
 }
 
 void square_sum_into(Tensor sum, const Tensor *list, int count)
 {
     read_list(list, count);
-    OP("square_sum", 0, "=sum 1 F64", sum);
-    square_sum_into_kernel(sum, list, count);
-    op_end();
+    OP_CALL(square_sum_into_kernel(sum, list, count), "square_sum", 0, "=sum 1 F64", sum);
 }
 
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip)
 {
-    OP("clip_scale", 0, "=scale 1 F64; square_sum 1 F64", scale, square_sum);
-    clip_scale_into_kernel(scale, square_sum, clip);
-    op_end();
+    OP_CALL(clip_scale_into_kernel(scale, square_sum, clip), "clip_scale", 0,
+            "=scale 1 F64; square_sum 1 F64", scale, square_sum);
 }

@@ -26,6 +26,7 @@ extern "C" {
 
 /* ---- plain memory ---- */
 void tensor_zero(Tensor t);
+void tensor_fill(Tensor t, double value);               /* REAL only */
 void tensor_copy(Tensor to, Tensor from);               /* same count and type */
 double tensor_item(Tensor t);                           /* returns the only element, F64 or REAL; waits */
 void tensor_convert(Tensor to, Tensor from);            /* same count; each REAL, BF16 or F16; rounds to nearest */
@@ -126,9 +127,6 @@ void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse)
 void attention_delta(Tensor delta, Tensor d_out, Tensor out);
 int64_t attention_block_queries(void);          /* Q: the most queries that the backend takes at a time */
 int64_t attention_pairs(void);                  /* query-key pairs that attention_block_forward has computed so far */
-
-/* ---- REAL only ---- */
-void tensor_fill(Tensor t, double value);
 
 #ifdef __cplusplus
 }

@@ -39,4 +39,14 @@ typedef struct {
 } Options;
 extern Options options;
 
+/* ---- sizes of known models, by name: --preset ---- */
+typedef struct {
+    const char *name;
+    Config config;
+    int micro_batch, accumulate;
+} Preset;
+
+const Preset *preset_named(const char *name);   /* NULL: no such preset */
+const char *preset_names(void);                 /* "tiny|small|..." */
+
 #endif

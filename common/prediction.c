@@ -10,37 +10,29 @@
 #include "memory.h"
 #include "print.h"
 
-/* Returns the bytes that the ranks on this machine's memory, or on the same GPU, need together, and their number. */
-static double needed_together(int *ranks)
+void estimate_activations(Recompute recompute, double rows, const char *note)
 {
-    struct Need { int machine; char device[DEVICE_IDENTITY]; double bytes; } mine = {.machine = comm_machine()}, *all;
-    double bytes = 0;
+    static const char *const formulas[] = {[RECOMPUTE_NONE] = "L s b h (34 + 5 a s / h)",
+                                           [RECOMPUTE_SELECTIVE] = "L s b h 34", [RECOMPUTE_FULL] = "L s b h 2"};
+    static char formula[64];
+    const double h = options.config.hidden, scores = (double)options.config.heads * options.config.seq;
+    const double bytes[] = {[RECOMPUTE_NONE] = 34 * h + 5 * scores, [RECOMPUTE_SELECTIVE] = 34 * h,
+                            [RECOMPUTE_FULL] = 2 * h};
 
-    mine.bytes = memory_total().predicted + device_memory_beside();
-    strcpy(mine.device, device_identity());
-    all = calloc(comm_size(world), sizeof *all);
-    if (!all)
-        fail("not enough memory on the host for a table of %d ranks", comm_size(world));
-    comm_agree();                               /* if a rank failed, all end here */
-    comm_gather_host(world, all, &mine, sizeof mine);
-    *ranks = 0;
-    for (const struct Need *r = all; r < all + comm_size(world); r++)
-        if (r->machine == mine.machine && !strcmp(r->device, mine.device)) {
-            bytes += r->bytes;
-            ++*ranks;
-        }
-    free(all);
-    return bytes;
+    snprintf(formula, sizeof formula, "%s%s", formulas[recompute], note);
+    memory_estimate(MEM_ACTIVATIONS, rows * bytes[recompute], formula);
 }
 
 void memory_check_fits(void)
 {
-    const int64_t before = device_memory_available();
-    const bool connected = comm_connect();
     const int64_t available = device_memory_available();    /* before other ranks begin to take it */
     const double beside = device_memory_beside();
-    int largest = 0, ranks;
-    const double needed = needed_together(&ranks);
+    const double mine = memory_total().predicted + beside;
+    const int gpus = device_is_host() ? 1 : device_count();
+    const int ranks = (comm_local_size() + gpus - 1) / gpus;    /* that share a memory */
+    const double average = comm_sum(world, mine) / comm_size(world);
+    const double needed = ranks == 1 ? mine : ranks * average;
+    int largest = 0;
 
     print_rank_0("memory needed:");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
@@ -56,8 +48,6 @@ void memory_check_fits(void)
         print_rank_0(", %s for %d ranks together", bytes_text(needed), ranks);
     if (available >= 0)
         print_rank_0(", %s available", bytes_text(available));
-    if (connected)
-        print_rank_0(" after connecting the ranks took %s", bytes_text(before - available));
     print_rank_0("\n");
     if (available >= 0 && needed > available) {
         char shared[64] = "";

@@ -7,9 +7,15 @@
 #include <stdbool.h>
 
 #include "comm.h"
+#include "options.h"
 
-/* Connects the ranks (comm_connect), prints the predicted memory, and fails if the device has less than all its ranks
- * need: with the largest category, and the options that shrink it. Call it last in predict(), on all ranks. */
+/* The playbook's formula, printed beside the tracked memory, for the activations that blocks save for backward. rows: L
+ * s b, rows of the residual stream summed over layers. Bytes: rows * h (34 + 5 a s / h); without attention's scores
+ * rows * h * 34; with the blocks' inputs alone rows * h * 2. The table prints `note` behind the formula. */
+void estimate_activations(Recompute recompute, double rows, const char *note);
+
+/* Prints the predicted memory, and fails if the device has less than all its ranks need: with the largest category, and
+ * the options that shrink it. Call it on all ranks after predict() and comm_connect(), which takes memory. */
 void memory_check_fits(void);
 
 /* Prints tracked and predicted memory, and the playbook's. */

@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "comm.h"
+#include "device.h"
 #include "error.h"
 #include "memory.h"
 #include "model.h"
@@ -50,7 +52,8 @@ void report_step_ends(double seconds, bool first, bool last)
     timed.steps++;
     timed.seconds += seconds;
     timed.operators += operators_seconds() - operators_before;
-    timed.waiting += comm_waited();
+    /* a GPU's stream waits for NCCL's transfers by itself: there all time without an operator counts */
+    timed.waiting += device_is_host() ? comm_waited() : seconds - (operators_seconds() - operators_before);
     timed.late += comm_pretend_overrun();
 }
 
@@ -150,4 +153,73 @@ void report_write(const char *path, double peak_flops, bool first, bool last)
     free(rest);
     cJSON_Delete(rank);
     cJSON_Delete(common);
+}
+
+/* ---- --metrics ---- */
+
+static FILE *metrics;
+
+/* Returns how many bytes of the file to keep with --load: those of the rows up to the checkpoint's step, since this run
+ * makes later ones again. An incomplete last row, of a run that was killed, goes too. */
+static off_t bytes_to_keep(const char *header, int64_t step)
+{
+    FILE *f = fopen(options.metrics, "r");
+    char *line = NULL;
+    size_t room = 0;
+    off_t keep = 0;
+
+    for (ssize_t length; f && (length = getline(&line, &room, f)) > 0; keep += length) {
+        const bool whole = line[length - 1] == '\n';
+        if (whole && !keep && strcmp(line, header))
+            fail("--metrics %s: expected the columns %.*s, got %.*s; use another file", options.metrics,
+                 (int)strlen(header) - 1, header, (int)strcspn(line, "\n"), line);
+        if (!whole || (keep && atoll(line) > step))
+            break;
+    }
+    free(line);
+    if (f)
+        fclose(f);
+    return keep;
+}
+
+void metrics_open(const TrainState *state)
+{
+    char *header, *at = "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes";
+    size_t size;
+
+    if (!options.metrics || comm_rank(world))
+        return;
+    FILE *columns = open_memstream(&header, &size);
+    fputs(at, columns);
+    for (int i = 0; i < state->kept_count; i++)
+        fprintf(columns, ",%s", state->kept[i].name);
+    fputc('\n', columns);
+    fclose(columns);
+    const off_t keep = options.load ? bytes_to_keep(header, state->step) : 0;
+    metrics = fopen(options.metrics, keep ? "a" : "w");
+    if (!metrics || (keep && ftruncate(fileno(metrics), keep)) || (!keep && fputs(header, metrics) < 0)
+        || fflush(metrics))
+        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    free(header);
+}
+
+void metrics_row(const TrainState *state, double loss, double norm, double lr, double seconds, double tokens_per_second,
+                 double mfu)
+{
+    if (!metrics)
+        return;
+    fprintf(metrics, "%lld,%lld,%.17g,%.17g,%.9g,%.6f,%.1f,%.5f,%lld,%lld", (long long)state->step,
+            (long long)state->tokens, loss, norm, lr, seconds, tokens_per_second, mfu, (long long)memory_total().peak,
+            (long long)comm_bytes());
+    for (int i = 0; i < state->kept_count; i++)
+        fprintf(metrics, ",%.17g", *state->kept[i].value);
+    fputc('\n', metrics);
+    if (fflush(metrics))
+        fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
+}
+
+void metrics_close(void)
+{
+    if (metrics && fclose(metrics))
+        fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
 }

@@ -1,13 +1,11 @@
 #include "run.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "checkpoint.h"
@@ -15,9 +13,8 @@
 #include "data.h"
 #include "device.h"
 #include "error.h"
-#include "metrics.h"
-#include "operator.h"
 #include "outputs.h"
+#include "operator.h"
 #include "prediction.h"
 #include "print.h"
 #include "report.h"
@@ -31,45 +28,40 @@ static DType matmul_dtype = REAL;
 
 static const AdamW *run_optimizer;
 static TrainState state;                /* saved as trainer.json */
-static Checkpoint *loaded;              /* --load, open from run_begin to run_load */
 static int first_step, saved_step = -1;
 static double run_began, step_began;
-static volatile sig_atomic_t training;  /* start-up is over */
 static volatile sig_atomic_t stopped_by;
 static int stopping;                    /* a signal that reached some rank, agreed on by all; 0: none */
+static bool interrupted;                /* after training */
 static bool differs;                    /* memory or traffic differed from the prediction */
-static char *report_file, *trace_file, *gradients_file;         /* paths to write to until the files are complete */
 
 /* ---- The start ---- */
 
+/* The first signal ends the run after its step; a later one ends it at once. A terminal and mpiexec may both send the
+ * first one. */
 static void on_signal(int signal_number)
 {
     static double first;
 
-    if (!training) {                                /* nothing to save yet, and a wait may never end */
-        error_cleanup_now();
+    if (stopped_by && clock_seconds() > first + 0.5)
         _exit(128 + signal_number);
-    }
-    if (!stopped_by) {
-        stopped_by = signal_number;
+    if (!stopped_by)
         first = clock_seconds();
-    } else if (clock_seconds() - first > 0.2) {     /* a second signal ends at once. Within 0.2 s it is the same one: */
-        error_cleanup_now();                        /* the terminal sends it to all, and the launcher forwards it */
-        _exit(128 + signal_number);
-    }
+    stopped_by = signal_number;
 }
 
-/* The program, its precision, and each option on a line of its own: ranks compare it. */
-static char *arguments_text(int argc, char **argv)
+/* FNV-1a over the arguments and the build. */
+static uint64_t arguments_hash(int argc, char **argv)
 {
-    char *text = new_text("%s in %s", program_name, dtype_name(REAL));
+    uint64_t hash = 14695981039346656037u;
 
-    for (int i = 1; i < argc; i++) {
-        char *longer = new_text("%s%s%s", text, i > 1 && strncmp(argv[i], "--", 2) ? " " : "\n", argv[i]);
-        free(text);
-        text = longer;
-    }
-    return text;
+    for (int i = 0; i < argc; i++)
+        for (const char *c = i ? argv[i] : dtype_name(REAL); ; c++) {
+            hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+            if (!*c)
+                break;
+        }
+    return hash;
 }
 
 static double peak_flops(void)
@@ -94,56 +86,21 @@ static double trace_start(void)
     return comm_local_size() == comm_size(world) ? first : clock_seconds();
 }
 
-/* Opens the standard streams that are closed. Otherwise the next file opened, perhaps a socket of MPI's, would get
- * their number and all that is printed. */
-static void open_standard_streams(void)
-{
-    for (int file = 0; file <= STDERR_FILENO; file++)
-        if (fcntl(file, F_GETFD) < 0)
-            open("/dev/null", file ? O_RDONLY : O_WRONLY);      /* using it is still an error, which is reported */
-}
-
-static void catch_signals(void)
-{
-    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    /* SIGHUP: the terminal was closed. Ignored under nohup, which redirects all three streams. (The signal's
-     * disposition would not tell: UCX under MPI replaces it before main.) */
-    if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))
-        sigaction(SIGHUP, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);           /* then write fails, as it does on a full disk */
-    signal(SIGPIPE, SIG_IGN);
-}
-
-/* Opens the data and the checkpoint, claims the outputs, and checks that all ranks read the same. */
+/* Opens what the run reads, and checks what it will write, before it computes anything. */
 static void open_files(void)
 {
-    char *loading = NULL;
-
     data_open();
+    output_check("metrics", options.metrics, "step,tokens,loss,");
+    output_check("report", options.report, "{\"ranks\": [");
+    output_check("trace", options.trace, "{\"name\":\"process_name\"");
+    output_check("dump-gradients", options.dump_gradients, "\"batch.inputs\":");
     if (options.save)
-        checkpoint_claim(options.save, options.load);
+        checkpoint_claim(options.save);
     state.seed = options.seed;
-    if (options.load) {
-        loaded = checkpoint_open(options.load, options.config, &state);
-        options.seed = state.seed;
-        loading = new_text("--load of step %lld, %lld tokens and seed %llu, whose weights hash to %016llx\n",
-                           (long long)state.step, (long long)state.tokens, (unsigned long long)state.seed,
-                           (unsigned long long)state.hash);
-    }
-    report_file = output_claim("report", options.report, false);
-    trace_file = output_claim("trace", options.trace, false);
-    gradients_file = output_claim("dump-gradients", options.dump_gradients, false);
-    metrics_open();
-    char *seen = new_text("--data whose tokens hash to %016llx\n%s", (unsigned long long)data_hash(),
-                          loading ? loading : "");
-    comm_agree();
-    comm_extend_timeout(0);
-    comm_check_same(seen);
-    free(seen);
-    free(loading);
+    if (options.load)
+        checkpoint_open(options.load, options.config, &state);
+    options.seed = state.seed;
+    comm_check_same("--data", data_hash());
 }
 
 static void print_summary(const char *carrier, bool tf32)
@@ -171,18 +128,19 @@ static void print_summary(const char *carrier, bool tf32)
 
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    open_standard_streams();
     device_prepare(argv);
     program_name = program;
     arguments = argc, argument = argv;
     error_set_program(program);
     comm_begin(&argc, &argv);
-    char *same = arguments_text(argc, argv);
-    comm_check_same(same);                      /* before parsing, so that all ranks find the same mistakes */
-    free(same);
+    comm_check_same("the command line", arguments_hash(argc, argv));    /* so that all ranks find the same mistakes */
     options_parse(program, summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
-    catch_signals();
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))         /* not under nohup */
+        signal(SIGHUP, on_signal);              /* the terminal was closed */
+    signal(SIGXFSZ, SIG_IGN);                   /* then a write fails, as it does on a full disk */
     const char *carrier = comm_choose();
     device_init(comm_local_rank(), comm_local_size(), options.threads ? options.threads : comm_local_threads());
     if (options.pretend && comm_local_size() < comm_size(world))
@@ -198,7 +156,7 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     if (options.report)
         ops_time();
     open_files();
-    if (trace_file)
+    if (options.trace)
         trace_open(comm_rank(world), trace_start());
     print_summary(carrier, tf32);
 }
@@ -220,40 +178,20 @@ void run_set_matmul_dtype(DType dtype)
 
 void run_register_state(const char *name, double *value)
 {
+    if (state.kept_count == SAVED_VALUES)
+        fail("%s: there are more than %d saved values; raise SAVED_VALUES in checkpoint.h", name, SAVED_VALUES);
     state.kept[state.kept_count++] = (SavedValue){name, value};
-}
-
-/* Warns about a vocabulary that slows down the output projection. A GPU's matmuls load 16 bytes at a time, and Hopper's
- * (by TMA) only if rows are multiples of that: others use a slower algorithm, three times per micro-batch. V: rank 0's
- * rows of the embedding; where the vocabulary is split unevenly, some ranks have one more. */
-static void print_odd_vocabulary(int64_t V)
-{
-    const int64_t vocab = options.config.vocab, slices = vocab / V, unit = 64 * slices;
-    const int64_t size = dtype_size(matmul_dtype == REAL ? REAL : BF16);
-    const int64_t width = V * size % 16 || vocab % slices == 0 ? V : V + 1;
-
-    if (!device_is_host() && width * size % 16)
-        print_rank_0("vocab   rows of %lld logits are %lld bytes, no multiple of 16: the output projection is slower "
-                     "than with --vocab %lld\n", (long long)width, (long long)(width * size),
-                     (long long)((vocab + unit - 1) / unit * unit));
 }
 
 int run_load(AdamW *optimizer)
 {
     const int64_t of_rank = (int64_t)options.micro_batch * options.accumulate;
 
-    comm_extend_timeout(options.load ? 3.0 * sizeof(real) * model_parameters(options.config) : 0);
-    if (loaded)
-        checkpoint_load(loaded, optimizer, &state);
-    for (int i = 0; i < optimizer->count && !loaded; i++)
+    if (options.load)
+        checkpoint_load(options.load, optimizer, &state);
+    for (int i = 0; i < optimizer->count && !options.load; i++)
         params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
-    if (gradients_file && state.step >= options.steps)
-        fail("--dump-gradients %s: no step to do after step %lld with --steps %d; --steps must be larger",
-             options.dump_gradients, (long long)state.step, options.steps);
-    metrics_begin(&state);
-    comm_started();
-    training = true;
-    comm_extend_timeout(0);
+    metrics_open(&state);
     run_optimizer = optimizer;
     first_step = state.step;
     char ranks[32] = "";
@@ -264,7 +202,6 @@ int run_load(AdamW *optimizer)
                  options.micro_batch, options.micro_batch == 1 ? "" : "s", options.accumulate,
                  options.accumulate == 1 ? "" : "es", ranks, number_text(global_batch), global_batch == 1 ? "" : "s",
                  options.config.seq, number_text(global_batch * options.config.seq));
-    print_odd_vocabulary(optimizer->layout->table[0].local_rows);
     if (options.load)
         print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
                      options.load, first_step,
@@ -307,10 +244,8 @@ bool run_continues(int step)
 
 void run_dump_gradients(const AdamW *optimizer)
 {
-    if (!gradients_file || state.step != first_step)
-        return;
-    checkpoint_dump_gradients(gradients_file, optimizer, state.step, global_batch);
-    output_deliver("dump-gradients", gradients_file, options.dump_gradients);
+    if (options.dump_gradients && state.step == first_step)
+        checkpoint_dump_gradients(options.dump_gradients, optimizer, state.step, global_batch);
 }
 
 /* On a terminal, prints at most four lines per second; to a file, every step. mfu: NaN if the device's peak is
@@ -348,6 +283,17 @@ static void check_same(int step, StepResult mine)
     free(all);
 }
 
+/* Signals reach ranks in different steps; all stop by the signal of the lowest rank that has one. */
+static int first_signal(void)
+{
+    int all[comm_size(world)], mine = stopped_by, r = 0;
+
+    comm_gather_host(world, all, &mine, sizeof mine);
+    while (r < comm_size(world) - 1 && !all[r])
+        r++;
+    return all[r];
+}
+
 void run_step(int step, StepResult result)
 {
     const double seconds = clock_seconds() - step_began, tokens = (double)global_batch * options.config.seq;
@@ -359,7 +305,6 @@ void run_step(int step, StepResult result)
     result.norm = fabs(result.norm);
     state.step = step;
     state.tokens += tokens;
-    checkpoint_note(&state, (double[]){result.loss, result.norm, result.lr, options.weight_decay, options.clip}, 5);
     report_step_ends(seconds, step == first_step + 1, step >= options.steps);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
         fail("the loss is %g and the gradients' norm %g at step %d%s; try a smaller --lr or --clip%s", result.loss,
@@ -372,12 +317,7 @@ void run_step(int step, StepResult result)
         check_same(step, result);
         adamw_check_replicas(run_optimizer);
     }
-    if (comm_orphaned())                                    /* as if the terminal were closed */
-        stopped_by = SIGHUP;
-    if (comm_sum(world, stopped_by != 0) > 0)               /* signals reach ranks in different steps */
-        stopping = comm_sum(world, stopped_by == SIGTERM) > 0  ? SIGTERM
-                   : comm_sum(world, stopped_by == SIGHUP) > 0 ? SIGHUP
-                                                               : SIGINT;
+    stopping = first_signal();
     print_step(step, result, tokens / seconds, mfu);
     if (options.save_every && step % options.save_every == 0)
         save();
@@ -391,8 +331,6 @@ void run_report_validation(double loss)
 
 bool run_interrupted(void)
 {
-    static bool interrupted;
-
     if (stopped_by && !stopping)                /* not the signal that ended training */
         stopping = stopped_by, interrupted = true;
     return interrupted;
@@ -402,31 +340,28 @@ bool run_interrupted(void)
 
 _Noreturn void run_end(void)
 {
-    for (int r = 0; r < comm_size(world); r++) {
-        if (r == comm_rank(world) && report_file)
-            report_write(report_file, peak_flops(), r == 0, r == comm_size(world) - 1);
-        if (r == comm_rank(world) && trace_file)
-            trace_write(trace_file, r == 0, r == comm_size(world) - 1);
+    char *report = output_begin(options.report), *trace = output_begin(options.trace);
+
+    for (int r = 0; r < comm_size(world); r++) {                /* ranks take turns to append */
+        const bool last = r == comm_size(world) - 1, mine = r == comm_rank(world);
+        if (mine && report)
+            report_write(report, peak_flops(), r == 0, last);
+        if (mine && trace)
+            trace_write(trace, r == 0, last);
         comm_barrier(world);
     }
-    if (report_file)
-        output_deliver("report", report_file, options.report);
-    if (trace_file)
-        output_deliver("trace", trace_file, options.trace);
+    output_end("report", report, options.report);
+    output_end("trace", trace, options.trace);
     metrics_close();
     if (stopping != SIGHUP)                     /* after a SIGHUP the terminal may be gone */
         fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
-    if (comm_rank(world) == 0)
-        error_cleanup_now();                    /* removes the lock files; all else is complete */
     comm_exit(stopping ? 128 + stopping : wrong);
 }
 
 _Noreturn void run_leave(void)
 {
     fail_unprinted();
-    comm_agree();
-    error_cleanup_now();
     comm_exit(0);
 }
 

@@ -33,20 +33,14 @@ static int64_t shape_count(Shape s)
     return n;
 }
 
-static Tensor with_shape(Tensor t, Shape s)
-{
-    t.dims = s.dims;
-    for (int i = 0; i < 4; i++)
-        t.shape[i] = i < s.dims ? s.n[i] : 0;
-    return t;
-}
-
 Tensor tensor_view(Tensor t, Shape shape)
 {
     if (shape_count(shape) != tensor_count(t))
         fail("tensor_view: %s: expected a shape with %lld elements, got one with %lld", tensor_describe(t),
              (long long)tensor_count(t), (long long)shape_count(shape));
-    return with_shape(t, shape);
+    t.dims = shape.dims;
+    memcpy(t.shape, shape.n, sizeof t.shape);
+    return t;
 }
 
 Tensor tensor_range(Tensor t, int64_t first, int64_t count)

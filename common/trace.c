@@ -18,17 +18,29 @@ typedef struct {
 
 enum { PROGRAM, OPERATORS, TRANSFERS, TRANSFER_ROWS = 32 };     /* rows; overlapping transfers use one row each */
 
+#define LIST(Type) struct { Type *at; int64_t count, room; }
+#define APPEND(list, ...) \
+    do { \
+        if ((list).count == (list).room) { \
+            (list).room = (list).room ? 2 * (list).room : 16; \
+            (list).at = realloc((list).at, (list).room * sizeof *(list).at); \
+            if (!(list).at) \
+                fail("--trace: not enough memory on the host; try fewer --steps"); \
+        } \
+        (list).at[(list).count++] = (__VA_ARGS__); \
+    } while (0)
+
+typedef struct {                /* bytes [first, end) of an allocation, which operators only use together */
+    int64_t first, end;
+    int born, last;             /* the span that wrote the value in it, and the last one that used it; -1: no value */
+} Piece;
+
 typedef struct {
     const char *data;
     int64_t bytes;
     Category category;
+    LIST(Piece) pieces;
 } Allocation;
-
-typedef struct {                /* a span read or wrote bytes [first, end) of an allocation */
-    int allocation, span;
-    int64_t first, end;
-    TraceAccess access;
-} Access;
 
 typedef struct {                /* at this span, a category's live bytes change */
     int span;
@@ -42,24 +54,12 @@ typedef struct {                /* tracked bytes at a moment */
     int64_t used[MEM_CATEGORIES];
 } Sample;
 
-#define LIST(Type) struct { Type *at; int64_t count, room; }
-#define APPEND(list, ...) \
-    do { \
-        if ((list).count == (list).room) { \
-            (list).room = (list).room ? 2 * (list).room : 1024; \
-            (list).at = realloc((list).at, (list).room * sizeof *(list).at); \
-            if (!(list).at) \
-                fail("--trace: not enough memory on the host; try fewer --steps"); \
-        } \
-        (list).at[(list).count++] = (__VA_ARGS__); \
-    } while (0)
-
 static bool recording;
 static int process;
 static double start;
 static LIST(Span) spans;
 static LIST(Allocation) allocations;
-static LIST(Access) accesses;
+static LIST(Change) changes;
 static LIST(Sample) samples;
 static int open_spans[16], depth;
 
@@ -129,26 +129,6 @@ void trace_transfer_was(int span, double begin, double end)
     spans.at[span].end.seconds = end;
 }
 
-void trace_allocation(Tensor t, Category category)
-{
-    if (recording)
-        APPEND(allocations, (Allocation){t.data, tensor_bytes(t), category});
-}
-
-void trace_operand(Tensor t, TraceAccess access)
-{
-    if (!recording || !t.data)
-        return;
-    for (int i = allocations.count - 1; i >= 0; i--) {
-        const Allocation *a = &allocations.at[i];
-        const int64_t first = (const char *)t.data - a->data;
-        if (first >= 0 && first < a->bytes) {
-            APPEND(accesses, (Access){i, spans.count, first, first + tensor_bytes(t), access});
-            return;
-        }
-    }
-}
-
 void trace_memory(void)
 {
     if (!recording)
@@ -159,90 +139,94 @@ void trace_memory(void)
     APPEND(samples, s);
 }
 
-/* ---- Live memory ---- */
+/* ---- Live memory ----
+ * A value lives from its write, or the first addition to zeros, to its last use before the next write. Weights and
+ * optimizer states stay live to the end: a checkpoint reads them. */
 
-static LIST(Change) changes;
-
-/* Orders accesses by allocation, then as they were recorded: by span, and within a span as TraceAccess does. */
-static int by_allocation(const void *a, const void *b)
+static bool lasts(const Allocation *a)
 {
-    const Access *x = a, *y = b;
-
-    return x->allocation != y->allocation ? x->allocation - y->allocation
-         : x->span != y->span ? x->span - y->span : (int)x->access - (int)y->access;
+    return a->category == MEM_PARAMETERS || a->category == MEM_MASTER || a->category == MEM_OPTIMIZER;
 }
 
-static int by_number(const void *a, const void *b)
+static void end_value(const Allocation *a, Piece *p, bool stays)
 {
-    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    const int64_t bytes = p->end - p->first;
 
-    return (x > y) - (x < y);
+    if (p->born >= 0 && (p->last > p->born || stays)) {         /* otherwise the value was never used */
+        APPEND(changes, (Change){p->born, false, a->category, bytes});
+        if (!stays)
+            APPEND(changes, (Change){p->last, true, a->category, -bytes});
+    }
+    p->born = -1;
+}
+
+/* Makes byte `at` the start of a piece. */
+static void cut(Allocation *a, int64_t at)
+{
+    for (int64_t i = 0; i < a->pieces.count; i++) {
+        Piece right = a->pieces.at[i];
+        if (right.first < at && at < right.end) {
+            a->pieces.at[i].end = right.first = at;
+            APPEND(a->pieces, right);
+        }
+    }
+}
+
+static void use(const Allocation *a, Piece *p, TraceAccess access)
+{
+    const int span = spans.count;
+
+    /* an operator that overwrites what it reads needs the memory once, not twice */
+    if (access == TRACE_ZERO || (access == TRACE_WRITE && p->last != span))
+        end_value(a, p, false);
+    if (access == TRACE_ZERO)
+        return;
+    if (p->born < 0 && (access != TRACE_READ || lasts(a)))
+        p->born = access == TRACE_READ ? 0 : span;
+    p->last = span;
+}
+
+void trace_allocation(Tensor t, Category category)
+{
+    Allocation a = {t.data, tensor_bytes(t), category};
+
+    if (!recording)
+        return;
+    APPEND(a.pieces, (Piece){0, a.bytes, -1, 0});
+    APPEND(allocations, a);
+}
+
+void trace_operand(Tensor t, TraceAccess access)
+{
+    int64_t i = recording && t.data ? allocations.count : 0;
+
+    while (--i >= 0) {
+        Allocation *a = &allocations.at[i];
+        const int64_t first = (const char *)t.data - a->data, end = first + tensor_bytes(t);
+        if (first < 0 || first >= a->bytes)
+            continue;
+        cut(a, first);
+        cut(a, end);
+        for (Piece *p = a->pieces.at; p < a->pieces.at + a->pieces.count; p++)
+            if (first <= p->first && p->end <= end)
+                use(a, p, access);
+        return;
+    }
 }
 
 static int by_time(const void *a, const void *b)
 {
     const Change *x = a, *y = b;
 
-    return x->span != y->span ? (x->span > y->span) - (x->span < y->span) : x->after - y->after;
+    return x->span != y->span ? x->span - y->span : x->after - y->after;
 }
 
-/* Finds when the values in one allocation are live. Splits it wherever an access begins or ends, and treats each piece
- * by itself. A value lives from its write, or the first addition to zeros, to its last use before the next write.
- * Weights and optimizer states stay live to the end: a checkpoint reads them. */
-static void lives_of(const Access *access, int64_t count)
+static void end_all_values(void)
 {
-    const Allocation *a = &allocations.at[access->allocation];
-    const bool lasts = a->category == MEM_PARAMETERS || a->category == MEM_MASTER || a->category == MEM_OPTIMIZER;
-    int64_t *cuts = host_alloc(2 * count * sizeof *cuts, "--trace (try fewer --steps)"), pieces = 0;
-
-    for (int64_t i = 0; i < count; i++)
-        cuts[2 * i] = access[i].first, cuts[2 * i + 1] = access[i].end;
-    qsort(cuts, 2 * count, sizeof *cuts, by_number);
-    for (int64_t i = 0; i < 2 * count; i++)
-        if (!pieces || cuts[i] != cuts[pieces - 1])
-            cuts[pieces++] = cuts[i];
-
-    struct { int born, last; } *piece = host_alloc(pieces * sizeof *piece, "--trace (try fewer --steps)");
-    for (int64_t p = 0; p < pieces; p++)
-        piece[p].born = -1;
-    for (int64_t i = 0; i <= count; i++) {              /* one more round ends what is still live */
-        const bool over = i == count;
-        const int64_t first = over ? 0 : access[i].first, end = over ? cuts[pieces - 1] : access[i].end;
-        const int64_t *at = bsearch(over ? &cuts[0] : &first, cuts, pieces, sizeof *cuts, by_number);
-        for (int64_t p = at - cuts; p < pieces - 1 && cuts[p] < end; p++) {
-            const int64_t bytes = cuts[p + 1] - cuts[p];
-            /* an operator that overwrites what it reads needs the memory once, not twice */
-            const bool in_place = !over && access[i].access == TRACE_WRITE && piece[p].born >= 0
-                                  && piece[p].last == access[i].span;
-            const TraceAccess how = over ? TRACE_ZERO : in_place ? TRACE_UPDATE : access[i].access;
-            if (piece[p].born >= 0 && (how == TRACE_WRITE || how == TRACE_ZERO)) {
-                if (piece[p].last > piece[p].born || (over && lasts))       /* else the value was never used */
-                    APPEND(changes, (Change){piece[p].born, false, a->category, bytes});
-                if (piece[p].last > piece[p].born && !(over && lasts))
-                    APPEND(changes, (Change){piece[p].last, true, a->category, -bytes});
-                piece[p].born = -1;
-            }
-            if (over || how == TRACE_ZERO)
-                continue;
-            if (piece[p].born < 0 && (how != TRACE_READ || lasts))
-                piece[p].born = lasts && how == TRACE_READ ? 0 : access[i].span;
-            piece[p].last = access[i].span;
-        }
-    }
-    free(cuts);
-    free(piece);
-}
-
-static void find_lives(void)
-{
-    if (accesses.count)                                 /* none: no step was done */
-        qsort(accesses.at, accesses.count, sizeof *accesses.at, by_allocation);
-    for (int64_t i = 0, n; i < accesses.count; i += n) {
-        for (n = 1; i + n < accesses.count && accesses.at[i + n].allocation == accesses.at[i].allocation;)
-            n++;
-        lives_of(&accesses.at[i], n);
-    }
-    if (changes.count)
+    for (Allocation *a = allocations.at; a < allocations.at + allocations.count; a++)
+        for (Piece *p = a->pieces.at; p < a->pieces.at + a->pieces.count; p++)
+            end_value(a, p, lasts(a));
+    if (changes.count)                                  /* none: no step was done */
         qsort(changes.at, changes.count, sizeof *changes.at, by_time);
 }
 
@@ -279,7 +263,7 @@ void trace_write(const char *path, bool first, bool last)
     }
     for (int64_t i = 0; i < samples.count; i++)
         write_counter(f, "allocated", microseconds(device_event_seconds(&samples.at[i].when)), samples.at[i].used);
-    find_lives();
+    end_all_values();
     int64_t live[MEM_CATEGORIES] = {0};
     for (int64_t i = 0; i < changes.count; i++) {
         const Change *c = &changes.at[i], *next = i + 1 < changes.count ? c + 1 : NULL;

@@ -29,7 +29,7 @@ void trace_write(const char *path, bool first, bool last);
 void trace_begin(const char *name);             /* begins a span: "forward"; spans nest */
 void trace_end(void);                           /* ends the innermost open span, also an operator's */
 
-/* For operator.c: records an operator's operands, in the order read, updated, written; then begins its span. */
+/* For operator.c: records an operator's operands, in the order of TraceAccess; then begins its span. */
 typedef enum { TRACE_READ, TRACE_UPDATE, TRACE_WRITE, TRACE_ZERO } TraceAccess;
 void trace_operand(Tensor t, TraceAccess access);
 void trace_operator(const char *name);

@@ -7,11 +7,10 @@
 #include <stdlib.h>
 
 /* bottom */
-#include "error.h"          /* one line that says what is wrong; all ranks end alike */
+#include "error.h"          /* one line that says what is wrong; all ranks end */
 #include "print.h"          /* output for the user; numbers in words */
 #include "random.h"         /* counter-based random numbers */
-#include "options.h"        /* the command line's choices */
-#include "presets.h"        /* sizes of known models */
+#include "options.h"        /* the command line's choices; sizes of known models */
 
 /* memory */
 #include "tensor.h"         /* a pointer, a name, a dtype, a shape */
@@ -31,17 +30,15 @@
 #include "optimizer.h"      /* AdamW */
 
 /* files */
-#include "outputs.h"        /* output files: one writer at a time, complete or absent */
+#include "outputs.h"        /* output files: complete or absent */
 #include "data.h"           /* batches */
 #include "safetensors.h"    /* tensors in files */
-#include "checkpoint.h"     /* the full model in files: checkpoint/ */
+#include "checkpoint.h"     /* the full model in files */
 
 /* around a step */
 #include "command_line.h"   /* options: parsing, --help */
-#include "playbook.h"       /* the playbook's memory formulas */
 #include "prediction.h"     /* predicted memory and traffic, compared with the machine and the measurements */
-#include "metrics.h"        /* a CSV row per step */
-#include "report.h"         /* memory, traffic and time, as JSON */
+#include "report.h"         /* memory, traffic and time, as JSON; a CSV row per step */
 #include "run.h"            /* a run's start, steps and end */
 #include "text.h"           /* validation loss, samples */
 

@@ -22,6 +22,10 @@ void result_free(Result r);
 /* As run, but fails the test and shows the command's output unless its status is 0. */
 void run_well(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Calls a function, which should end by fail(), in a child process. It has ten seconds and one thread, so that an
+ * operator that starts its work may wait forever. The result has no `out`. */
+Result run_function(void (*function)(const void *), const void *argument);
+
 /* Returns a directory for this process's files, which is removed at its end. in_temporary returns "DIR/name", in one of
  * eight static buffers. */
 const char *temporary(void);

@@ -26,7 +26,7 @@ static Batch set_up(const char *name, const char *summary, int argc, char **argv
     gradients = params_view(&layout, all.gradients);
     optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, NULL);
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
     d_x = tensor_create(MEM_WORKSPACE, REAL, "d_x", shape(R, H));
     d_final = tensor_create(MEM_WORKSPACE, REAL, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));

@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -29,6 +30,38 @@ Tensor guarded_copy(Tensor t)
 
     memcpy(c.data, t.data, tensor_bytes(t));
     return c;
+}
+
+Tensor empty(const char *name, Shape s)
+{
+    return guarded(REAL, name, s);
+}
+
+real *data(Tensor t)
+{
+    return t.data;
+}
+
+Tensor filled(const char *name, Shape s)
+{
+    const Tensor t = empty(name, s);
+
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        data(t)[i] = random_number();
+    return t;
+}
+
+void assert_near(Tensor t, const double *expected, double most)
+{
+    double largest = FLT_MIN;                   /* below, a float may be 0 */
+
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        largest = fmax(largest, fabs(expected[i]));
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        if (!(fabs(data(t)[i] - expected[i]) <= most * largest)) {
+            char *shape = tensor_describe(t);
+            fail_msg("%s: element %lld is %.17g, not %.17g", shape, (long long)i, (double)data(t)[i], expected[i]);
+        }
 }
 
 void guarded_release(void)

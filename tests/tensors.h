@@ -8,6 +8,13 @@
 Tensor guarded(DType dtype, const char *name, Shape s);
 Tensor guarded_copy(Tensor t);
 
+Tensor empty(const char *name, Shape s);                /* guarded, of REAL */
+Tensor filled(const char *name, Shape s);               /* with random_number() */
+real *data(Tensor t);                                   /* its elements, if it is of REAL */
+
+/* Fails the test unless all |t - expected| <= most * max |expected|. */
+void assert_near(Tensor t, const double *expected, double most);
+
 /* Call it after each case: fails the test if a guard changed, and frees all tensors. */
 void guarded_release(void);
 

@@ -1,4 +1,4 @@
-# Tests, the fakes and the emulated GPU that some tests run on, and benchmarks.
+# Tests, the fakes that some tests run on, and benchmarks. ptx.mk has the simulated GPU.
 
 # A test program, or a tool that tests and users start: its .c file in a folder of tests/, the harness, and a backend.
 TESTS := $(basename $(notdir $(wildcard tests/*/test_*.c)))
@@ -10,63 +10,26 @@ $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): \
 	$(link)
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused parity bench_cuda)): \
 		$$(call objects,$$(FUSED_$$(backend)))
-REFUSALS := test_command_line test_data test_checkpoints test_outputs
-$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(REFUSALS))): $$(call objects,tests/failures/refusals)
 
-# test_comm is built twice more: with a fake device in place of libcommon.a's, and with comm/nccl.c on a fake NCCL. So
-# nccl.c is compiled for the CPU.
-FAKES := test_comm_staged $(if $(NCCL),test_comm_nccl)
-$(FAKES:%=$(BUILD)/cpu64/%): private LIBS += -lcmocka
-$(FAKES:%=$(BUILD)/cpu64/%): $$(call objects,tests/common/test_comm tests/harness tests/fakes/fake_device) \
-		$(BUILD)/cpu64/libcommon.a
-	$(link)
-$(BUILD)/cpu64/test_comm_nccl: $$(call objects,tests/fakes/fake_nccl common/comm/nccl)
-
-# The cuda backend on a GPU emulated by the CPU (tests/fakes/emulator.h), if CUDA's headers are found. Not under
-# sanitizers, which do not support its fibers.
-ifndef SANITIZE
+# Whether nvcc and the headers of CUDA 12.0 or later are found: then the CUDA backend runs on a simulated GPU (ptx.mk).
 CUDA_HEADERS := $(shell echo 'static_assert(CUDART_VERSION >= 12000);' | $(CXX) $(CUDA_INCLUDE) \
 	$(addprefix -include ,cuda_runtime_api.h cublasLt.h cuda_fp8.h) -x c++ -fsyntax-only - 2>/dev/null && echo yes)
-endif
-COMMON_emulated := $(filter-out %nccl,$(COMMON_cuda)) common/comm/no_nccl
-FUSED_emulated := $(FUSED_cuda)
-EMULATOR := tests/fakes/emulator tests/fakes/emulator_check
-EMULATED := $(patsubst %,$(BUILD)/emulated/%,$(STAGES) parity test_cuda emulator_mistakes ladder)
-EMULATED_FLAGS = -std=c++17 $(filter-out -std=%,$(FLAGS)) $(CUDA_INCLUDE) -fno-extern-tls-init \
-	-Wno-unknown-pragmas -Wno-sign-compare -Wno-extra
-# -fsanitize=thread inserts a call of emulator_check.cc before each memory access; -g1: line numbers
-KERNEL_CHECKS := -g1 -fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0
-$(patsubst %,$(BUILD)/emulated/obj/common/cuda/%.o,device memory): private KERNEL_CHECKS :=	# no kernels
-compile_emulated = @mkdir -p $(@D); echo "  CXX $@"; $(CXX) $(EMULATED_FLAGS)
-$(BUILD)/emulated/obj/%.o: %.c $(BUILD)/emulated/flags
-	$(compile)
-$(BUILD)/emulated/obj/%.o: %.cc $(BUILD)/emulated/flags
-	$(compile_emulated) -c $< -o $@
-$(BUILD)/emulated/obj/%.o: %.cu tests/fakes/emulator.h $(BUILD)/emulated/flags
-	$(compile_emulated) $(KERNEL_CHECKS) -include tests/fakes/emulator.h -x c++ -c $< -o $@
-# ladder_cuda.cu launches kernels with <<< >>>, which g++ cannot compile
-$(BUILD)/emulated/obj/%/ladder_cuda.o: %/ladder_cuda.cu tests/fakes/emulator.h $(BUILD)/emulated/flags
-	@mkdir -p $(@D); echo "  CXX $@"; sed -E 's/(\w+)<<<(.*)>>>\(/emulated_start({\2}, \1, /' $< | $(CXX) \
-		$(EMULATED_FLAGS) $(KERNEL_CHECKS) -include tests/fakes/emulator.h -I$(<D) -x c++ -c - -o $@
-$(EMULATED): private LIBS += -lstdc++ -ldl
-$(EMULATED): $$(call objects,$(EMULATOR))
-$(BUILD)/emulated/emulator_mistakes: $$(call objects,tests/fakes/emulator_mistakes)
-	$(link)
-$(BUILD)/emulated/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error)
-	$(link)
+SIMULATE_TESTS := $(if $(SANITIZE)$(NO_NVCC),,$(CUDA_HEADERS))
 
 # The test programs that "make test" runs, and the tools that they start. TEST=pipeline selects test_pipeline.
 TEST :=
-TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(filter-out test_cuda,$(TESTS)) $(FAKES)) \
-	$(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats $(if $(CUDA_HEADERS),$(BUILD)/emulated/test_cuda)
+TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(filter-out test_cuda test_simulator,$(TESTS))) \
+	$(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats $(if $(SIMULATE_TESTS), \
+	$(BUILD)/cpu64/test_simulator $(BUILD)/simulated/test_cuda)
 TEST_NAMES := $(sort $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
 CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS))),$(TEST_PROGRAMS))
 STARTS_sweep := $(BUILD)/cpu/sweep
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
-STARTS_cuda := $(EMULATED) $(BUILD)/cpu/parity
+STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(STAGES) parity ladder) $(BUILD)/cpu/parity
+STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,mistakes ladder 08_fused_kernels)
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 
-test: known-test deps	## run the tests, in about five minutes; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
+test: known-test deps	## run the tests, in about five minutes, seven with nvcc; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
 	@$(MAKE) --no-print-directory run-tests
 
 test-full: known-test deps	## run all cases of the tests; TEST=pipeline: of one test
@@ -78,9 +41,8 @@ known-test:
 run-tests: known-test cpu cpu64 $(CHOSEN) $(STARTED)
 ifndef TEST
 	@tests/workshop/changes.sh --check
-	@$(if $(CUDA_HEADERS)$(SANITIZE),,echo "no test of the GPU kernels on an emulated GPU: CUDA headers not found" \
-		"(CUDA_HOME=DIR sets their place)")
-	@$(if $(NCCL),,echo "no test of the NCCL transport: nccl.h not found (NCCL_HOME=DIR sets its place)")
+	@$(if $(SIMULATE_TESTS)$(SANITIZE),,echo "no test of the GPU kernels on a simulated GPU: nvcc and the headers of" \
+		"CUDA 12.0 or later are not found")
 endif
 	@tests/run.sh $(if $(FULL),--full) $(CHOSEN)
 
@@ -109,9 +71,11 @@ bench-torch: deps	## measure the same model in PyTorch, in turns with 01, on a G
 fuzz:			## feed hostile files to the checkpoint reader for FUZZ_SECONDS=60 seconds
 	@mkdir -p $(BUILD)/fuzz/corpus
 	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-		tests/common/fuzz_safetensors.c common/safetensors/*.c -lcjson -o $(BUILD)/fuzz/fuzz_safetensors
-	cd $(BUILD)/fuzz && ./fuzz_safetensors -max_total_time=$(or $(FUZZ_SECONDS),60) -max_len=1024 \
-		-use_value_profile=1 -timeout=10 corpus $(CURDIR)/tests/common/fuzz_seeds
+		tests/common/fuzz_safetensors.c common/safetensors.c common/error.c -lcjson -lm \
+		-o $(BUILD)/fuzz/fuzz_safetensors
+	cd $(BUILD)/fuzz && ASAN_OPTIONS=detect_leaks=0 ./fuzz_safetensors -fork=1 -close_fd_mask=2 \
+		-max_total_time=$(or $(FUZZ_SECONDS),60) -max_len=1024 -use_value_profile=1 -timeout=10 \
+		corpus $(CURDIR)/tests/common/fuzz_seeds
 
 lint:			## run clang-tidy on the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "../../common/error.h"
-#include "../../common/presets.h"
+#include "../../common/options.h"
 
 #define GiB 1073741824.0
 

@@ -1,6 +1,6 @@
 # The planner, which needs neither MPI nor BLAS.
 PLANNER := $(basename $(wildcard 09_combined/planner/*.c)) 09_combined/formulas \
-	$(addprefix common/,error memory options presets print tensor)
+	$(addprefix common/,error memory options print tensor)
 $(BUILD)/cpu/plan: private LIBS := -lm
 $(BUILD)/cpu/plan: $$(call objects,$(PLANNER))
 	$(link)

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "transport.h"
 #include "../device.h"
@@ -20,17 +19,15 @@
 void check_agreement(const Transfer *t, const char *name)
 {
     struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
-    struct Call mine = {t->comm->operations, t->op, t->count, t->dtype, t->reduce, t->peer, ""}, *a, *b;
+    struct Call mine = {t->number, t->op, t->count, t->dtype, t->reduce, t->peer, ""}, *a, *b;
     struct Call *all = host_alloc(t->comm->size * sizeof *all, "--check");
     char text[2][128];
 
     snprintf(mine.name, sizeof mine.name, "%s", name);
-    comm_gather(t->comm, all, &mine, sizeof mine, comm_op_name[t->op]);
+    mpi_gather(t->comm, all, &mine, sizeof mine);
     for (a = all, b = all + 1; b < all + t->comm->size; b++) {
         if (!memcmp(a, b, offsetof(struct Call, name)))
             continue;
-        if (t->comm->rank)
-            sleep(1);
         for (int i = 0; i < 2; i++) {
             const struct Call *c = i ? b : a;
             const int at = snprintf(text[i], sizeof text[i], "%s of %s, %lld %s", comm_op_name[c->op], c->name,
@@ -113,7 +110,7 @@ void check_begin(Request *q, Transfer *t)
     int32_t *label = t->op == SEND ? q->sent : q->wanted;
     const int32_t own[4] = {t->tag, (int32_t)(t->count >> 31), (int32_t)(t->count & INT32_MAX), t->dtype};
     memcpy(label, own, sizeof own);
-    q->label = transport_mpi.start((Transfer){.comm = t->comm, .op = t->op, .out = q->sent, .in = q->sent, .count = 4,
+    q->label = mpi_start_host((Transfer){.comm = t->comm, .op = t->op, .out = q->sent, .in = q->sent, .count = 4,
                                               .dtype = I32, .peer = t->peer, .tag = LABEL_TAG});
 }
 

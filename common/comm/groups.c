@@ -1,4 +1,4 @@
-/* Groups, the operations on them, and the traffic counters. */
+/* Groups, the operations on them, waiting for them, and the traffic counters. */
 #include <math.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -7,27 +7,51 @@
 #include "../device.h"
 #include "../error.h"
 #include "../options.h"
+#include "../print.h"
 #include "../trace.h"
 #include "transport.h"
-#include "watchdog.h"
 
 const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
                                               "send", "recv", "sum"};
+
+/* ---- Waiting ---- */
+
+static double waited, late;             /* late: --pretend, the part of them that real transfers took longer */
+
+double comm_waited(void)
+{
+    return waited;
+}
+
+double comm_pretend_overrun(void)
+{
+    return late;
+}
+
+void comm_wait_for(const Transport *by, void **handle)
+{
+    while (*handle && !by->done(*handle))
+        sched_yield();
+    *handle = NULL;
+}
+
+/* MPI moves data only inside its calls, which programs without comm_begin must not make. */
+void comm_progress(void)
+{
+    if (world->size > 1)
+        mpi_progress();
+}
 
 /* ---- Groups ---- */
 
 Comm *comm_split(Comm *comm, int color, const char *name)
 {
     int rank, size;
-
-    if (comm == world)
-        comm_agree();                           /* if a rank failed, all end here */
-    watchdog_expect(options.timeout, world->rank, "make groups of ranks");
     void *mpi = mpi_split(comm, color, &rank, &size);
-    watchdog_expect(0, world->rank, "");
+
     if (!mpi)
         return NULL;
-    Comm *c = host_alloc(sizeof *c, "a group"), *last = world;
+    Comm *c = host_alloc(sizeof *c, "a group of ranks"), *last = world;
     *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = mpi};
     while (last->next)
         last = last->next;
@@ -66,9 +90,9 @@ double comm_sum(Comm *comm, double x)
 
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
-    comm_wait_begins();
-    comm_gather(comm, all, &x, sizeof x, "a sum");
-    comm_wait_ends();
+    const double begin = clock_seconds();
+    mpi_gather(comm, all, &x, sizeof x);
+    waited += comm->size > 1 ? clock_seconds() - begin : 0;
     for (int r = 0; r < comm->size; r++)
         sum += all[r];
     free(all);
@@ -77,7 +101,7 @@ double comm_sum(Comm *comm, double x)
 
 void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes)
 {
-    comm_gather(comm, all, mine, bytes, "a gathering");
+    mpi_gather(comm, all, mine, bytes);
 }
 
 void comm_barrier(Comm *comm)
@@ -121,38 +145,22 @@ void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
     comm_predict_as(comm, op, REAL, calls, elements);
 }
 
-static bool connected;
-
-/* While a library connects the ranks, a rank that fails ends the others at once: they may be waiting inside the
- * library, where they cannot agree. */
-bool comm_connect(void)
+void comm_uses(Comm *comm, CommOp op)
 {
-    const bool starting = comm_starting;
+    comm->used[op] = true;
+}
 
-    comm_agree();
-    comm_starting = false;
+void comm_connect(void)
+{
     for (Comm *c = world; c; c = c->next) {
         bool *all = host_alloc(c->size * sizeof c->used, "what the ranks of a group will send");
-        comm_gather(c, all, c->used, sizeof c->used, "what the other ranks will send");
+        mpi_gather(c, all, c->used, sizeof c->used);
         for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* some predictions are made on one rank only */
             c->used[i % sizeof c->used] |= all[i];
         free(all);
         if (c->size > 1 && comm_transport->connect)
             comm_transport->connect(c);
     }
-    comm_starting = starting;
-    connected = true;
-    return comm_transport->connect != NULL;
-}
-
-static void check_connected(const Transfer *t)
-{
-    const Comm *c = t->comm;
-    const int op = t->shift ? SHIFT : t->op == RECV ? SEND : t->op;
-
-    if (connected ? !c->used[op] : comm_transport->connect != NULL)
-        fail("%s in group %s: its ranks are not connected for it; comm_predict must name every operation of a group, "
-             "before memory_check_fits", t->shift ? "shift" : comm_op_name[op], c->name);
 }
 
 int comm_stats(CommStats *stats, int capacity)
@@ -185,7 +193,7 @@ void comm_stats_reset(void)
     }
     if (options.check)
         check_waited_for();
-    comm_waits_reset();
+    waited = late = 0;
 }
 
 /* ---- Requests ---- */
@@ -205,7 +213,7 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
         q->when[0] = q->begin = link_free > now ? link_free : now;
         link_free = q->when[0] + q->when[1];
     }
-    q->clock = transport_mpi.start((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
+    q->clock = mpi_start_host((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
                                               .out = q->when, .in = q->when, .count = 2, .dtype = F64, .peer = t.peer,
                                               .tag = t.tag + CLOCK_TAG});
 }
@@ -218,7 +226,7 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor full, Re
                   .shift = tag == SHIFT_TAG};
     int64_t bytes = 0;
 
-    comm->operations += op < SEND;              /* collectives only: point-to-point transfers differ between ranks */
+    t.number = comm->operations += op < SEND;   /* collectives only: point-to-point transfers differ between ranks */
     if (op != RECV) {
         bytes = elements_sent(comm, op, t.count, comm->rank == peer) * dtype_size(t.dtype);
         comm->calls[op]++;
@@ -229,9 +237,8 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor full, Re
             device_copy(out.data, in.data, tensor_bytes(in));
         return NULL;
     }
-    check_connected(&t);
     Request *q = host_alloc(sizeof *q, "a request");
-    q->comm = comm, q->op = op, q->peer = peer, q->operation = comm->operations, q->out = out, q->in = in;
+    q->comm = comm, q->op = op, q->number = t.number, q->peer = peer, q->out = out, q->in = in;
     if (options.check && op < SEND)
         check_agreement(&t, full.name);
     if (options.check)
@@ -240,7 +247,6 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor full, Re
     q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
         pretend_begin(q, t, bytes);
-    t.operation = comm->operations;
     q->handle = comm_transport->start(t);
     return q;
 }
@@ -251,13 +257,20 @@ static void finish(Request *q)
 
     if (q->also)
         finish(q->also);
-    comm_wait_for(&transport_mpi, &q->label, q->comm, comm_op_name[q->op], q);
+    if (q->op >= SEND)
+        comm_deadline("waits for a %s %s rank %d of group %s", comm_op_name[q->op], q->op == SEND ? "to" : "from",
+                      q->peer, q->comm->name);
+    else
+        comm_deadline("waits for %s, operation %lld of group %s", comm_op_name[q->op], (long long)q->number,
+                      q->comm->name);
+    comm_wait_for(&transport_mpi, &q->label);
     if (options.check)
         check_label(q);                         /* before a wait that would never end if the labels differ */
-    comm_wait_for(&transport_mpi, &q->clock, q->comm, comm_op_name[q->op], q);
-    comm_wait_for(comm_transport, &q->handle, q->comm, comm_op_name[q->op], q);
+    comm_wait_for(&transport_mpi, &q->clock);
+    comm_wait_for(comm_transport, &q->handle);
+    comm_deadline_met();
     if (options.pretend)
-        comm_was_late(fmax(0, clock_seconds() - fmax(began, q->when[0] + q->when[1])));
+        late += fmax(0, clock_seconds() - fmax(began, q->when[0] + q->when[1]));
     while (options.pretend && clock_seconds() < q->when[0] + q->when[1]) {
         comm_progress();
         sched_yield();
@@ -277,9 +290,9 @@ void comm_wait(Request **request)
     if (!q)
         return;
     *request = NULL;
-    comm_wait_begins();
+    const double begin = clock_seconds();
     finish(q);
-    comm_wait_ends();
+    waited += clock_seconds() - begin;
 }
 
 /* ---- The operations ---- */

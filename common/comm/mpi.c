@@ -1,53 +1,183 @@
-/* Transfers over MPI, between buffers on the host. MPI's blocking calls are not used: the one loop of wait.c waits. The
- * variants with _c have 64-bit counts. */
+/* MPI: starts the ranks, and carries numbers and tensors between their hosts. The variants with _c have 64-bit counts.
+ * On a GPU a transfer is a download, MPI's transfer and an upload, without overlap: so several ranks can share a GPU.
+ *
+ * MPI's blocking calls spin, and keep a rank on the same core from working. So a transfer is started, and the one loop
+ * of comm_wait_for waits for it. */
+#include <fcntl.h>
 #include <mpi.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "transport.h"
+#include "../device.h"
 #include "../error.h"
 #include "../formats.h"
+#include "../options.h"
+
+int local_rank, local_size, local_cores;
 
 typedef struct {
     MPI_Request request;
     MPI_Count *counts;          /* MPI reads them until the transfer is done */
     MPI_Aint *firsts;
-    char *shard, *shard_to;     /* an in-place reduce_scatter's result, and its place */
-    int64_t shard_bytes;
+    void *out, *in;             /* host copies of a GPU's tensors, or an in-place reduce_scatter's result */
+    void *upload;               /* where `out` goes at the end */
+    int64_t bytes;
 } Handle;
-
-static MPI_Comm alarms;         /* all ranks, for mpi_alarm only */
-
-/* MPI matches a group's collectives by their order alone. Staged ones start when their downloads are done, at different
- * times on different ranks. So they have a communicator of their own, apart from those that start when they are
- * called. */
-typedef struct {
-    MPI_Comm direct, staged;
-} Group;
 
 static MPI_Comm mpi_of(const Comm *comm)
 {
-    return ((Group *)comm->mpi)->direct;
+    return *(MPI_Comm *)comm->mpi;
 }
 
-/* Adds BF16 numbers, which MPI has no sum for: it moves them as two-byte integers and calls this. Each sum is rounded,
- * as NCCL's are. */
+/* ---- Deadlines ---- */
+
+static char doing[160];
+
+/* Ends all ranks. The launcher forwards this rank's line first. MPI_Abort may never return, because the launcher cannot
+ * be reached, or because a signal has interrupted MPI: then an alarm, whose action is the default one, ends the rank. */
+_Noreturn void mpi_abort(int status)
+{
+    static int first;
+    int started;
+
+    signal(SIGALRM, SIG_DFL);
+    alarm(5);
+    usleep(100000);
+    if (!first && MPI_Initialized(&started) == MPI_SUCCESS && started) {
+        first = status;                         /* MPI_Abort exits, and so calls this a second time */
+        dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);       /* it also prints a line, which says no more */
+        MPI_Abort(MPI_COMM_WORLD, status);
+    }
+    _exit(first ? first : status);
+}
+
+/* Prints what this rank has waited for too long, and gives the others a moment to print theirs. */
+static void on_alarm(int number)
+{
+    (void)number;
+    dprintf(STDERR_FILENO, "%s: rank %d %s, for %d seconds (--timeout)\n", error_name(), world->rank, doing,
+            options.timeout);
+    usleep(options.timeout < 100 ? 50000 * options.timeout : 5000000);
+    mpi_abort(1);
+}
+
+void comm_deadline(const char *format, ...)
+{
+    va_list list;
+
+    alarm(0);
+    if (!options.timeout)
+        return;
+    va_start(list, format);
+    vsnprintf(doing, sizeof doing, format, list);
+    va_end(list);
+    alarm(options.timeout);
+}
+
+void comm_deadline_met(void)
+{
+    alarm(0);
+}
+
+/* ---- Start and end ---- */
+
+/* Returns the cores per rank: those that this machine's ranks may use, divided by the ranks; or, if a launcher has
+ * bound each rank to fewer, those. 0: more cores than a cpu_set_t holds. */
+static int cores_per_rank(MPI_Comm local)
+{
+    cpu_set_t mine, together;
+
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+    MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
+    const int cores = CPU_COUNT(&together) / local_size, bound = CPU_COUNT(&mine);
+    return bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
+}
+
+void mpi_begin(int *argc, char ***argv)
+{
+    struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESETHAND | SA_NODEFER};
+    MPI_Comm local;
+    int threads, seconds;
+
+    for (int i = 1; i < *argc; i++)             /* --timeout holds from here on; options.c checks it later */
+        if ((sscanf((*argv)[i], "--timeout=%d", &seconds) == 1
+             || (!strcmp((*argv)[i], "--timeout") && i + 1 < *argc && sscanf((*argv)[i + 1], "%d", &seconds) == 1))
+            && seconds >= 0)
+            options.timeout = seconds;
+    sigaction(SIGALRM, &action, NULL);
+    comm_deadline("starts");
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &threads);         /* operators' threads don't call MPI */
+    MPI_Comm_rank(MPI_COMM_WORLD, &world->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world->size);
+    world->mpi = host_alloc(sizeof(MPI_Comm), "a group of ranks");
+    *(MPI_Comm *)world->mpi = MPI_COMM_WORLD;
+    const char *started = getenv("PMI_SIZE");
+    if (world->size == 1 && started && atoi(started) > 1)
+        fail("mpiexec started %s ranks, but MPI shows each a world of one: they belong to different MPI libraries, or to "
+             "Ubuntu 24.04's MPICH 4.2.0-5build3, which \"make deps\" repairs", started);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world->rank, MPI_INFO_NULL, &local);
+    MPI_Comm_rank(local, &local_rank);
+    MPI_Comm_size(local, &local_size);
+    local_cores = cores_per_rank(local);
+    MPI_Comm_free(&local);
+    comm_deadline_met();
+}
+
+void mpi_end(void)
+{
+    comm_deadline("waits for the other ranks to end");
+    MPI_Finalize();
+    comm_deadline_met();
+}
+
+void *mpi_split(Comm *comm, int color, int *rank, int *size)
+{
+    MPI_Comm *group = host_alloc(sizeof *group, "a group of ranks");
+
+    comm_deadline("waits for the other ranks of group %s to form groups", comm->name);
+    MPI_Comm_split(mpi_of(comm), color < 0 ? MPI_UNDEFINED : color, comm->rank, group);
+    comm_deadline_met();
+    if (*group == MPI_COMM_NULL)
+        return NULL;
+    MPI_Comm_rank(*group, rank);
+    MPI_Comm_size(*group, size);
+    return group;
+}
+
+void mpi_gather(Comm *comm, void *all, const void *mine, int64_t bytes)
+{
+    Handle *h = host_alloc(sizeof *h, "a transfer");
+    void *handle = h;
+
+    MPI_Iallgather_c(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, mpi_of(comm), &h->request);
+    comm_deadline("waits for the other ranks' numbers, after operation %lld of group %s", (long long)comm->operations,
+                  comm->name);
+    comm_wait_for(&transport_mpi, &handle);
+    comm_deadline_met();
+}
+
+void mpi_progress(void)
+{
+    int there;
+
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE);
+}
+
+/* ---- Transfers ---- */
+
+/* Adds BF16 numbers, which MPI has no sum for. Each sum is rounded, as NCCL's are. */
 static void add_bf16(void *from, void *to, MPI_Count *count, MPI_Datatype *type)
 {
-    real a[256], b[256];
-
     (void)type;
-    for (MPI_Count first = 0; first < *count; first += 256) {
-        const int n = *count - first < 256 ? *count - first : 256;
-        formats_read(a, (uint16_t *)from + first, BF16, n);
-        formats_read(b, (uint16_t *)to + first, BF16, n);
-        for (int i = 0; i < n; i++)
-            a[i] += b[i];
-        formats_write((uint16_t *)to + first, a, BF16, n);
-    }
+    for (MPI_Count i = 0; i < *count; i++)
+        ((uint16_t *)to)[i] = bf16_of(float_of_bf16(((uint16_t *)to)[i]) + float_of_bf16(((uint16_t *)from)[i]));
 }
 
 static MPI_Op op_of(const Transfer *t)
@@ -61,7 +191,7 @@ static MPI_Op op_of(const Transfer *t)
     return bf16;
 }
 
-/* Returns the MPI type. Any dtype can be moved; few can be reduced. */
+/* Any dtype can be moved; few can be reduced. */
 static MPI_Datatype type_of(const Transfer *t)
 {
     const int size = dtype_size(t->dtype);
@@ -72,101 +202,6 @@ static MPI_Datatype type_of(const Transfer *t)
              dtype_name(t->dtype), t->comm->name);
     return t->dtype == F64 ? MPI_DOUBLE : t->dtype == F32 ? MPI_FLOAT : size == 4 ? MPI_INT32_T
          : size == 2 ? MPI_INT16_T : MPI_INT8_T;
-}
-
-static void *new_group(MPI_Comm mpi)
-{
-    Group *g = host_alloc(sizeof *g, "a group of ranks");
-
-    g->direct = mpi;
-    MPI_Comm_dup(mpi, &g->staged);
-    return g;
-}
-
-/* Returns the cores per rank: those that this machine's ranks may use, divided by the ranks; or, if a launcher has
- * bound each rank to fewer, those. 0: more cores than a cpu_set_t holds. */
-static int cores_per_rank(MPI_Comm local, int ranks)
-{
-    cpu_set_t mine, together;
-
-    CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof mine, &mine);
-    MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
-    const int cores = CPU_COUNT(&together) / ranks, bound = CPU_COUNT(&mine);
-    return bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
-}
-
-/* Ends the program by fail() after an error inside MPI. MPI's own handler may wait for the launcher. */
-static void on_error(MPI_Comm *mpi, int *code, ...)
-{
-    static bool failing;
-    char text[MPI_MAX_ERROR_STRING];
-    int length;
-
-    (void)mpi;
-    if (failing)                                /* an error while the others are told: let that call return */
-        return;
-    failing = true;
-    MPI_Error_string(*code, text, &length);
-    fail("MPI: %s", text);
-}
-
-void mpi_begin(int *argc, char ***argv, Comm *all, int *machine, int *local_rank, int *local_size, int *local_threads)
-{
-    static const struct { const char *ranks, *launcher, *todo; } launchers[] = {
-        {"PMI_SIZE", "mpiexec", "try \"make deps\", which repairs Ubuntu 24.04's MPICH 4.2.0-5build3 or prints how"},
-        {"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", "try the mpiexec of the MPI that this program was built with"},
-        {"SLURM_STEP_NUM_TASKS", "srun", "try srun --mpi=pmi2"}};
-    MPI_Errhandler handler;
-    MPI_Comm local;
-    int threads;
-
-    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &threads);         /* operators' threads don't call MPI */
-    MPI_Comm_create_errhandler(on_error, &handler);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);                   /* groups split from it inherit it */
-    all->mpi = new_group(MPI_COMM_WORLD);
-    MPI_Comm_rank(MPI_COMM_WORLD, &all->rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &all->size);
-    for (int i = 0; i < 3 && all->size == 1; i++) {
-        const char *launched = getenv(launchers[i].ranks);
-        if (launched && atoi(launched) > 1)
-            fail("%s started %s ranks, but MPI shows each a world of one; %s", launchers[i].launcher, launched,
-                 launchers[i].todo);
-    }
-    MPI_Comm_dup(MPI_COMM_WORLD, &alarms);
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, all->rank, MPI_INFO_NULL, &local);
-    MPI_Comm_rank(local, local_rank);
-    MPI_Comm_size(local, local_size);
-    *local_threads = cores_per_rank(local, *local_size);
-    MPI_Allreduce(&all->rank, machine, 1, MPI_INT, MPI_MIN, local);
-    MPI_Comm_free(&local);
-}
-
-void *mpi_split(Comm *comm, int color, int *rank, int *size)
-{
-    MPI_Comm group;
-
-    MPI_Comm_split(mpi_of(comm), color < 0 ? MPI_UNDEFINED : color, comm->rank, &group);
-    if (group == MPI_COMM_NULL)
-        return NULL;
-    MPI_Comm_rank(group, rank);
-    MPI_Comm_size(group, size);
-    return new_group(group);
-}
-
-void mpi_end(void)
-{
-    MPI_Finalize();
-}
-
-/* MPI_Abort asks the launcher to end all ranks, and waits for it. On a machine that is cut off from the launcher,
- * SIGALRM ends the rank after 5 seconds. */
-_Noreturn void mpi_abort(int status)
-{
-    signal(SIGALRM, SIG_DFL);
-    alarm(5);
-    MPI_Abort(MPI_COMM_WORLD, status);
-    abort();                    /* MPI_Abort doesn't return, but isn't declared so */
 }
 
 /* Sets the handle's counts and offsets to the shards of a tensor of `count` elements. */
@@ -181,21 +216,13 @@ static void split(Handle *h, const Comm *comm, int64_t count)
     }
 }
 
-static Handle *new_handle(void)
+void *mpi_start_host(Transfer t)
 {
-    Handle *h = host_alloc(sizeof *h, "a transfer");
-
-    h->request = MPI_REQUEST_NULL;
-    return h;
-}
-
-static void *start(Transfer t)
-{
-    const MPI_Comm mpi = t.staged ? ((Group *)t.comm->mpi)->staged : mpi_of(t.comm);
+    const MPI_Comm mpi = mpi_of(t.comm);
     const MPI_Datatype type = type_of(&t);
     const int64_t size = dtype_size(t.dtype);
     char *out = t.out, *in = t.in;
-    Handle *h = new_handle();
+    Handle *h = host_alloc(sizeof *h, "a transfer");
 
     switch (t.op) {
     case ALL_REDUCE:
@@ -206,8 +233,8 @@ static void *start(Transfer t)
         if (out >= in && out < in + t.count * size) {
             /* MPI's buffers must not overlap, and MPICH's MPI_IN_PLACE ends the program if shard 1 is larger than shard
              * 0: it copies between overlapping buffers */
-            h->shard_to = out, h->shard_bytes = h->counts[t.comm->rank] * size;
-            out = h->shard = host_alloc(h->shard_bytes, "a shard");
+            h->upload = out, h->bytes = h->counts[t.comm->rank] * size;
+            out = h->out = host_alloc(h->bytes, "a shard");
         }
         MPI_Ireduce_scatter_c(in, out, h->counts, type, op_of(&t), mpi, &h->request);
         break;
@@ -240,6 +267,29 @@ static void *start(Transfer t)
     return h;
 }
 
+/* A GPU's tensors: to the host first, and back in done(). */
+static void *start(Transfer t)
+{
+    if (device_is_host())
+        return mpi_start_host(t);
+    const int64_t size = dtype_size(t.dtype), full = t.count * size;
+    const Range shard = range_split(t.count, t.comm->rank, t.comm->size);
+    char *out = host_alloc(full, "a transfer"), *in = host_alloc(full, "a transfer");
+    Transfer host = t;
+
+    host.out = out, host.in = in;
+    if (t.op == ALL_GATHER)
+        device_download(in, t.in, shard.count * size);
+    else if (t.in)
+        device_download(in, t.in, full);
+    else if (t.op != RECV)
+        device_download(out, t.out, full);
+    Handle *h = mpi_start_host(host);
+    h->out = out, h->in = in, h->upload = t.out;
+    h->bytes = t.op == REDUCE_SCATTER ? shard.count * size : t.op == SEND ? 0 : full;
+    return h;
+}
+
 static bool done(void *handle)
 {
     Handle *h = handle;
@@ -248,9 +298,10 @@ static bool done(void *handle)
     MPI_Test(&h->request, &done, MPI_STATUS_IGNORE);
     if (!done)
         return false;
-    if (h->shard)
-        memcpy(h->shard_to, h->shard, h->shard_bytes);
-    free(h->shard);
+    if (h->upload)
+        device_upload(h->upload, h->out, h->bytes);
+    free(h->out);
+    free(h->in);
     free(h->counts);
     free(h->firsts);
     free(h);
@@ -258,39 +309,3 @@ static bool done(void *handle)
 }
 
 const Transport transport_mpi = {.name = "MPI", .start = start, .done = done};
-
-void *mpi_start_gather(Comm *comm, void *all, const void *mine, int64_t bytes)
-{
-    Handle *h = new_handle();
-
-    MPI_Iallgather_c(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, mpi_of(comm), &h->request);
-    return h;
-}
-
-void mpi_alarm(const char text[ALARM_TEXT])
-{
-    int rank, size;
-
-    MPI_Comm_rank(alarms, &rank);
-    MPI_Comm_size(alarms, &size);
-    for (int r = 0; r < size; r++) {
-        MPI_Request request;
-        if (r == rank)
-            continue;
-        MPI_Isend(text, ALARM_TEXT, MPI_CHAR, r, 0, alarms, &request);
-        MPI_Request_free(&request);             /* the text stays valid until the program ends, which is soon */
-    }
-}
-
-int mpi_alarmed(char text[ALARM_TEXT])
-{
-    MPI_Status status;
-    int there = 0;
-
-    for (int i = 0; i < 2 && !there; i++)       /* MPICH looks before it progresses, so look twice */
-        MPI_Iprobe(MPI_ANY_SOURCE, 0, alarms, &there, &status);
-    if (!there)
-        return -1;
-    MPI_Recv(text, ALARM_TEXT, MPI_CHAR, status.MPI_SOURCE, 0, alarms, MPI_STATUS_IGNORE);
-    return status.MPI_SOURCE;
-}

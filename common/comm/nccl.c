@@ -23,12 +23,14 @@
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "transport.h"
 #include "../device.h"
 #include "../error.h"
+#include "../options.h"
 
 static void nccl_check(ncclResult_t result, const char *call, int line)
 {
@@ -49,10 +51,8 @@ static void cuda_check(cudaError_t error, const char *call, int line)
 
 typedef struct Move {                   /* a transfer */
     Transfer t;
-    int64_t number;                     /* of all transfers */
     cudaEvent_t ready, over;            /* ready: the device's stream reached its start; over: the line's its end */
     bool waited;                        /* the device's stream waits for it */
-    double since;                       /* when `ready` was seen to be reached; 0: not yet */
     struct Move *next;
 } Move;
 
@@ -62,7 +62,6 @@ typedef struct Move {                   /* a transfer */
  * start them in the same order, and a shift's send and receive are one operation. */
 typedef struct Line {
     int size;                           /* a pair's is 2, and its sender is rank 0 */
-    int multiprocessors;                /* that its transfers occupy, at most */
     ncclComm_t nccl;
     cudaStream_t stream;
     Move *first, *last;                 /* not over, or not waited for; in order */
@@ -75,7 +74,6 @@ typedef struct {                        /* a group's lines; to and from: [0] the
 } Group;
 
 static Line *lines;
-static int64_t moves;
 
 static Line *line_of(const Transfer *t)
 {
@@ -225,10 +223,8 @@ static bool reached(cudaEvent_t event)
     return error == cudaSuccess;
 }
 
-static bool progress(void)
+static void progress(void)
 {
-    bool in_flight = false;
-
     for (Line *l = lines; l; l = l->next) {
         check(l);
         while (l->first && l->first->waited && reached(l->first->over)) {
@@ -238,24 +234,22 @@ static bool progress(void)
             CUDA(cudaEventDestroy(m->over));
             free(m);
         }
-        in_flight |= l->first != NULL;
     }
-    return in_flight;
 }
 
-/* Tells the device how many multiprocessors are occupied by transfers that operators called from now on overlap
- * with. */
-static void lend(void)
+/* Called while the host waits for the GPU. NCCL has no deadline: a transfer whose other ranks do not come runs on. */
+static void look(double seconds)
 {
-    int sum = 0;
-
-    for (const Line *l = lines; l; l = l->next) {
-        const Move *m = l->first;
-        while (m && m->waited)
-            m = m->next;
-        sum += m ? l->multiprocessors : 0;
-    }
-    device_lend(sum);
+    progress();
+    if (!options.timeout || seconds < options.timeout)
+        return;
+    for (const Line *l = lines; l; l = l->next)
+        if (l->first && reached(l->first->ready) && !reached(l->first->over)) {
+            const Transfer *t = &l->first->t;
+            comm_deadline("waits for its GPU's %s, operation %lld of group %s", comm_op_name[t->op],
+                          (long long)t->number, t->comm->name);
+            raise(SIGALRM);
+        }
 }
 
 static void *start(Transfer t)
@@ -263,9 +257,7 @@ static void *start(Transfer t)
     Line *l = line_of(&t);
     Move *m = host_alloc(sizeof *m, "a transfer");
 
-    comm_transfer_begins();
     m->t = t;
-    m->number = moves++;
     CUDA(cudaEventCreateWithFlags(&m->ready, cudaEventDisableTiming));
     CUDA(cudaEventCreateWithFlags(&m->over, cudaEventDisableTiming));
     if (l->first)
@@ -273,7 +265,6 @@ static void *start(Transfer t)
     else
         l->first = m;
     l->last = m;
-    lend();
     CUDA(cudaEventRecord(m->ready, device_stream()));
     if (t.shift && t.op == SEND) {
         l->half = m;
@@ -291,39 +282,23 @@ static bool done(void *handle)
 {
     Move *m = handle;
 
+    progress();
     CUDA(cudaStreamWaitEvent(device_stream(), m->over, 0));
     m->waited = true;
-    lend();
     return true;
 }
 
-static bool unfinished(Transfer *t, double *since)
+static void end(void)
 {
-    const Move *oldest = NULL;
-
-    for (Line *l = lines; l; l = l->next)
-        for (Move *m = l->first; m; m = m->next) {
-            if (!m->since && reached(m->ready))         /* until then this GPU computes, and waits for no rank */
-                m->since = clock_seconds();
-            if (m->since && m->waited && !reached(m->over) && (!oldest || m->number < oldest->number))
-                oldest = m;
-        }
-    if (oldest)
-        *t = oldest->t, *since = oldest->since;
-    return oldest != NULL;
-}
-
-static bool end(void)
-{
-    if (progress())
-        return false;
+    device_wait();
+    progress();
+    comm_deadline("waits for NCCL to end");
     for (Line *l; (l = lines); ) {              /* the same order on all ranks */
         NCCL(ncclCommDestroy(l->nccl));
         CUDA(cudaStreamDestroy(l->stream));
         lines = l->next;
         free(l);
     }
-    return true;
 }
 
 /* ---- The start ---- */
@@ -367,18 +342,16 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     Line *l = host_alloc(sizeof *l, "a communicator");
     int lowest, highest;
-    char what[64];
 
     taken += most;
     if (taken > room())
         fail("group %s: with its communicators, all groups take %d multiprocessors, but may take %d of the GPU's %d: "
              "their kernels wait for other ranks, so all must fit together; use fewer groups", c->name, taken, room(),
              device_multiprocessors());
-    l->size = size, l->multiprocessors = most;
+    comm_deadline("waits for NCCL to connect the ranks of group %s", c->name);
+    l->size = size;
     config.blocking = 1;
     config.maxCTAs = most;
-    snprintf(what, sizeof what, "connect group %s over NCCL", c->name);
-    comm_watch(what, true);
     NCCL(ncclCommInitRankConfig(&l->nccl, size, id, rank, &config));
     CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA(cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, highest));
@@ -413,18 +386,18 @@ static void connect(Comm *c)
     if (pairs && blocking && atoi(blocking))
         fail("CUDA_LAUNCH_BLOCKING=%s: a receive posted ahead in group %s would wait for a send that its own rank must "
              "let happen first; unset the variable, or use --comm mpi", blocking, c->name);
+    while (most > 1 && 8 * most > room())
+        most /= 2;
     c->nccl = host_alloc(sizeof(Group), "a group's communicators");
     for (int op = 0; op <= SHIFT; op++)
         collectives |= c->used[op] && op != SEND;
-    while (most > 1 && 8 * most > room())
-        most /= 2;
     if (collectives && c->rank == 0)
         NCCL(ncclGetUniqueId(&mine.group));
     if (c->rank < pairs) {
         NCCL(ncclGetUniqueId(&mine.up));
         NCCL(ncclGetUniqueId(&mine.down));
     }
-    comm_gather(c, all, &mine, sizeof mine, "NCCL's ids");
+    mpi_gather(c, all, &mine, sizeof mine);
     if (collectives) {
         ((Group *)c->nccl)->collectives = connect_line(c, all[0].group, c->size, c->rank, most);
         warm((Transfer){.comm = c, .op = ALL_REDUCE, .count = c->size, .dtype = F32});
@@ -438,7 +411,7 @@ static void connect(Comm *c)
         for (int s = odd; s < pairs; s += 2)
             if (c->rank == s || c->rank == (s + 1) % c->size)
                 connect_pair(c, s, all[s].up, all[s].down, most > 4 ? most / 4 : 1);
-    comm_watch(NULL, true);
+    comm_deadline_met();
     free(all);
 }
 
@@ -458,8 +431,9 @@ static void prepare(void)
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
     /* Sums that NVLink's switches compute differ from run to run (NVIDIA/nccl issue 1497). */
     setenv("NCCL_NVLS_ENABLE", "0", 0);
+    device_while_waiting(look);
 }
 
-static const Transport transport = {.name = "NCCL", .start = start, .done = done, .progress = progress,
-                                    .unfinished = unfinished, .prepare = prepare, .connect = connect, .end = end};
+static const Transport transport = {.name = "NCCL", .start = start, .done = done, .prepare = prepare,
+                                    .connect = connect, .end = end};
 const Transport *const transport_nccl = &transport;

@@ -9,14 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "../error.h"
 
 static char name[160];
-static int threads, ranks_here;
+static int threads;
 
 /* Reads the value of the first "key : value" line of a file in /proc; an empty string if there is none. */
 static void proc_value(const char *path, const char *key, char *value, size_t size)
@@ -36,28 +35,37 @@ static void proc_value(const char *path, const char *key, char *value, size_t si
         fclose(f);
 }
 
-/* Sets environment variables that libraries read before main, and starts the program again.
- * - OpenBLAS before 0.3.25 takes the newest Intel CPUs for one of 2004 (Prescott), and multiplies several times slower.
- * - GNU's OpenMP lets a waiting thread spin 300,000 turns, some milliseconds. If other programs want the core, it keeps
- *   the thread that it waits for from running. With two busy programs on two cores a step (--preset small
- *   --accumulate 1) took 1,016 ms, and 260 ms with 3,000 turns; alone it takes 28 ms with either. */
+/* GNU's OpenMP lets a waiting thread spin 300,000 turns, some milliseconds. If other programs want the core, it keeps
+ * the thread that it waits for from running. With two busy programs on two cores a step (--preset small --accumulate 1)
+ * took 1,016 ms, and 260 ms with 3,000 turns; alone it takes 28 ms with either. The library reads the variable before
+ * main, so the program starts again. */
 void device_prepare(char **argv)
 {
-    const char *kernels = NULL;
-    char flags[4096];
-    bool anew = false;
-
-    if (!strcmp(openblas_get_corename(), "Prescott") && !getenv("OPENBLAS_CORETYPE")) {
-        proc_value("/proc/cpuinfo", "flags", flags, sizeof flags);
-        kernels = strstr(flags, " avx512bw ") && strstr(flags, " avx512dq ") ? "SkylakeX"
-                : strstr(flags, " avx2 ") && strstr(flags, " fma ") ? "Haswell" : NULL;
-    }
-    if (kernels)
-        anew |= setenv("OPENBLAS_CORETYPE", kernels, 1) == 0;
-    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT"))
-        anew |= setenv("GOMP_SPINCOUNT", "3000", 1) == 0;
-    if (anew)
+    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && setenv("GOMP_SPINCOUNT", "3000", 1) == 0)
         execv("/proc/self/exe", argv);      /* if that fails, the program continues as it is */
+}
+
+void device_init(int local_rank, int local_ranks, int wanted)
+{
+    char model[100];
+
+    (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
+    threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
+    threads = threads < 1 ? 1 : threads;
+    omp_set_dynamic(0);
+    omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
+    proc_value("/proc/cpuinfo", "model name", model, sizeof model);
+    snprintf(name, sizeof name, "%d thread%s of %s", threads, threads == 1 ? "" : "s", model[0] ? model : "this CPU");
+}
+
+const char *device_name(void)
+{
+    return name;
+}
+
+int device_threads(void)
+{
+    return threads;
 }
 
 /* Returns the number after `key` at the start of a line; -1: none. */
@@ -75,91 +83,24 @@ static int64_t number_after(const char *path, const char *key)
     return number;
 }
 
-/* Returns the bytes that "ulimit -v" leaves this process, less 128 MB per thread for OpenBLAS, which retries until it
- * gets them. */
-static int64_t left_by_ulimit(void)
-{
-    struct rlimit l;
-
-    if (getrlimit(RLIMIT_AS, &l) || l.rlim_cur == RLIM_INFINITY)
-        return INT64_MAX;
-    return (int64_t)l.rlim_cur - number_after("/proc/self/statm", "") * sysconf(_SC_PAGESIZE)
-           - ((int64_t)threads << 27);
-}
-
-void device_init(int local_rank, int local_ranks, int wanted)
-{
-    char model[100];
-
-    (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
-    ranks_here = local_ranks;
-    threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
-    if (threads > omp_get_thread_limit())   /* OMP_THREAD_LIMIT: OpenBLAS would wait forever for missing threads */
-        threads = omp_get_thread_limit();
-    threads = threads < 1 ? 1 : threads;
-    omp_set_dynamic(0);
-    omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
-    if (left_by_ulimit() < 0)
-        fail("\"ulimit -v\" leaves too little memory for %d thread%s: OpenBLAS alone takes 128 MB for each", threads,
-             threads == 1 ? "" : "s");
-    proc_value("/proc/cpuinfo", "model name", model, sizeof model);
-    snprintf(name, sizeof name, "%d thread%s of %s", threads, threads == 1 ? "" : "s", model[0] ? model : "this CPU");
-}
-
-const char *device_name(void)
-{
-    return name;
-}
-
-int device_threads(void)
-{
-    return threads;
-}
-
-/* Returns the bytes left in the control groups of this process (a job's, a container's), from its own up to the root.
- * Cached files do not count as used, since the system frees them when memory is needed. */
-static int64_t left_in_groups(const char *mine, const char *root, const char *const names[4])
-{
-    char line[4096] = "", directory[4200], path[4300];
-    int64_t left = INT64_MAX, number[4];
-    FILE *f = fopen("/proc/self/cgroup", "r");
-    const char *at = NULL;
-
-    while (!at && f && fgets(line, sizeof line, f))             /* "0::/job", or "9:memory:/job" */
-        at = strstr(line, mine);
-    if (f)
-        fclose(f);
-    at = at ? at + strlen(mine) : "";
-    snprintf(directory, sizeof directory, "%s%.*s", root, (int)strcspn(at, "\n"), at);
-    for (char *end; strlen(directory) >= strlen(root); *end = 0) {
-        for (int i = 0; i < 4; i++) {
-            snprintf(path, sizeof path, "%s/%s", directory, i < 2 ? names[i] : "memory.stat");
-            number[i] = number_after(path, i < 2 ? "" : names[i]);
-        }
-        const int64_t limit = number[0], used = number[1], cached = number[2] + number[3];
-        const int64_t here = limit - (used > cached && cached > 0 ? used - cached : used);
-        if (limit >= 0 && used >= 0 && here < left)             /* "max" is no limit */
-            left = here;
-        end = strrchr(directory, '/');
-    }
-    return left;
-}
-
+/* The machine's memory, and the limit of this process's control group (a container's, a job's) if it has one. Cached
+ * files do not count as used, since the system frees them when memory is needed. */
 int64_t device_memory_available(void)
 {
-    static const char *const version2[] = {"memory.max", "memory.current", "inactive_file ", "active_file "};
-    static const char *const version1[] = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ",
-                                           "total_active_file "};
-    const int64_t machine = number_after("/proc/meminfo", "MemAvailable:");             /* kB */
-    const int64_t left[] = {machine < 0 ? INT64_MAX : machine * 1024,
-                            left_in_groups("0::", "/sys/fs/cgroup", version2),
-                            left_in_groups(":memory:", "/sys/fs/cgroup/memory", version1)};
-    int64_t least = left_by_ulimit();
+    char line[512] = "", path[3][600];
+    static const char *const files[] = {"memory.max", "memory.current", "memory.stat"};
+    const int64_t machine = number_after("/proc/meminfo", "MemAvailable:") * 1024;
+    FILE *f = fopen("/proc/self/cgroup", "r");
 
-    least = least == INT64_MAX ? least : least * ranks_here;
+    if (!f || !fgets(line, sizeof line, f) || strncmp(line, "0::", 3))
+        strcpy(line, "0::/");
+    if (f)
+        fclose(f);
     for (int i = 0; i < 3; i++)
-        least = left[i] < least ? left[i] : least;
-    return least == INT64_MAX ? -1 : least < 0 ? 0 : least;
+        snprintf(path[i], sizeof path[i], "/sys/fs/cgroup%.*s/%s", (int)strcspn(line + 3, "\n"), line + 3, files[i]);
+    const int64_t limit = number_after(path[0], ""), used = number_after(path[1], "");
+    const int64_t cached = number_after(path[2], "inactive_file ") + number_after(path[2], "active_file ");
+    return limit < 0 || limit - used + cached > machine ? machine : limit - used + cached;     /* "max": no limit */
 }
 
 int64_t device_memory_beside(void)
@@ -296,35 +237,18 @@ void *device_stream(void)
     return NULL;
 }
 
-const char *device_identity(void)
-{
-    return "";
-}
-
-int device_multiprocessors(void)
-{
-    return 0;
-}
-
-void device_lend(int multiprocessors)
-{
-    (void)multiprocessors;
-}
-
-int device_multiprocessors_left(void)
-{
-    return 0;
-}
-
 bool device_is_host(void)
 {
     return true;
 }
 
-int device_find(int local_rank, char place[DEVICE_PLACE])
+int device_count(void)
 {
-    (void)local_rank;
-    place[0] = '\0';
+    return 0;
+}
+
+int device_multiprocessors(void)
+{
     return 0;
 }
 
@@ -338,20 +262,9 @@ void device_download_start(void *to, const void *from, int64_t bytes)
     memcpy(to, from, bytes);
 }
 
-void device_upload_start(void *to, const void *from, int64_t bytes)
-{
-    memcpy(to, from, bytes);
-}
-
 DeviceEvent device_event(void)
 {
     return (DeviceEvent){.seconds = clock_seconds()};
-}
-
-bool device_event_reached(const DeviceEvent *event)
-{
-    (void)event;
-    return true;
 }
 
 double device_event_seconds(DeviceEvent *event)

@@ -120,8 +120,6 @@ static inline real gelu_slope(real x)
     return s + x * s * (1 - s) * inner;
 }
 
-void column_sums(Tensor sum, Tensor t);         /* matmul.c: sum (W) += sum over t's rows, t (R, W) */
-
 /* Returns this thread's columns: full cache lines of 16 floats, so that no two threads write to the same line. */
 static inline Range columns_of_thread(int64_t width)
 {

@@ -7,7 +7,7 @@
 
 /* ---- linear ---- */
 
-void column_sums(Tensor sum, Tensor t)
+void column_sums_kernel(Tensor sum, Tensor t)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t);
 
@@ -89,7 +89,7 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
         store_matrix(d_weight, first * k, n, k, k, d_w);
     }
     if (d_bias.data)
-        column_sums(d_bias, d_out);
+        column_sums_kernel(d_bias, d_out);
 }
 
 /* ---- linear in fp8 ---- */

@@ -225,11 +225,6 @@ void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
     }
 }
 
-void residual_backward_kernel(Tensor d_bias, Tensor d_out)
-{
-    column_sums(d_bias, d_out);
-}
-
 /* ---- cross-entropy ---- */
 
 void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
@@ -382,7 +377,7 @@ static double squares(const real *x, int64_t count)
     return sum;
 }
 
-double square_sum_kernel(const Tensor *list, int count)
+void square_sum_into_kernel(Tensor total, const Tensor *list, int count)
 {
     enum { PARTS = 64 };                        /* partial sums: fixed, so that threads do not change the sum's order */
     double part[PARTS], sum = 0;
@@ -400,12 +395,7 @@ double square_sum_kernel(const Tensor *list, int count)
         for (int p = 0; p < PARTS; p++)
             sum += part[p];
     }
-    return sum;
-}
-
-void square_sum_into_kernel(Tensor sum, const Tensor *list, int count)
-{
-    *(double *)sum.data = square_sum_kernel(list, count);
+    *(double *)total.data = sum;
 }
 
 void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)

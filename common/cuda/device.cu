@@ -1,16 +1,13 @@
 /* A GPU as the device: one stream, in which all work is queued in the order of the calls; the GPU's properties; and
  * events, which give the stream's times on the host's clock. */
 #include <cuda_runtime.h>
-#include <errno.h>
 #include <nvtx3/nvToolsExt.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "device_cuda.h"
 #include "../error.h"
@@ -21,7 +18,6 @@ static int threads;
 static cudaStream_t stream;
 static cudaEvent_t waited_for;
 static bool tf32;
-static int lent;
 
 void cuda_check(cudaError_t error, const char *call, const char *file, int line)
 {
@@ -67,11 +63,6 @@ void device_wait(void)
 
 /* ---- The start ---- */
 
-typedef struct {
-    char place[DEVICE_PLACE];
-    int count;
-} Found;
-
 static const int built[] = {__CUDA_ARCH_LIST__};        /* nvcc's macro, in ascending order: 750, 800 */
 
 /* Finds a rank's GPU among those that this program can use: the PTX for the lowest architecture of the build runs on
@@ -80,8 +71,10 @@ static int usable(int local_rank, int *device)
 {
     int count, all = 0, found[64], major, minor;
 
-    if (cudaGetDeviceCount(&count) != cudaSuccess)
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        cudaGetLastError();                     /* clears it, so that no later call reports it */
         return 0;
+    }
     for (int d = 0; d < count && all < 64; d++)
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d) == cudaSuccess
             && cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d) == cudaSuccess
@@ -91,41 +84,11 @@ static int usable(int local_rank, int *device)
     return all;
 }
 
-static Found find(int local_rank)
+int device_count(void)
 {
-    Found f = {};
     int device;
 
-    f.count = usable(local_rank, &device);
-    if (f.count == 0 || cudaDeviceGetPCIBusId(f.place, DEVICE_PLACE, device) != cudaSuccess) {
-        cudaGetLastError();                     /* clears it, so that no later call reports it */
-        return Found{};
-    }
-    return f;
-}
-
-/* Finds the GPUs in a child process, because CUDA reads its environment when it is first called. If a CUDA-aware MPI
- * has called it already, CUDA does not work in a child process. */
-int device_find(int local_rank, char place[DEVICE_PLACE])
-{
-    Found f = {};
-    int ends[2];
-
-    if (pipe(ends))
-        fail("no pipe to a process that looks for GPUs: %s", strerror(errno));
-    const pid_t child = fork();
-    if (child == 0) {
-        f = find(local_rank);
-        _exit(write(ends[1], &f, sizeof f) != sizeof f);
-    }
-    close(ends[1]);
-    if (child < 0 || read(ends[0], &f, sizeof f) != sizeof f || f.count == 0)
-        f = find(local_rank);
-    close(ends[0]);
-    if (child > 0)
-        waitpid(child, NULL, 0);
-    memcpy(place, f.place, DEVICE_PLACE);
-    return f.count;
+    return usable(0, &device);
 }
 
 static void events_begin(void);
@@ -169,15 +132,6 @@ int device_threads(void)
     return threads;
 }
 
-const char *device_identity(void)
-{
-    static char text[DEVICE_IDENTITY];
-
-    for (int i = 0; i < (int)sizeof gpu.uuid.bytes; i++)
-        snprintf(text + 2 * i, 3, "%02x", (unsigned char)gpu.uuid.bytes[i]);
-    return text;
-}
-
 bool device_is_host(void)
 {
     return false;
@@ -186,16 +140,6 @@ bool device_is_host(void)
 int device_multiprocessors(void)
 {
     return gpu.multiProcessorCount;
-}
-
-void device_lend(int multiprocessors)
-{
-    lent = multiprocessors;
-}
-
-int device_multiprocessors_left(void)
-{
-    return device_multiprocessors() - lent;
 }
 
 int device_capability(void)
@@ -302,108 +246,42 @@ double device_peak_flops(DType dtype)
 
 /* ---- Events ---- */
 
-/* CUDA gives the time between two events as float milliseconds, which are exact to a microsecond for some seconds only.
- * So every few seconds an event becomes an anchor. An anchor's time on the host's clock is the previous anchor's plus
- * the time between them; for the first one the host waited. */
-static const double ANCHOR_SECONDS = 8;
-
-typedef struct {
-    cudaEvent_t event;
-    double recorded, seconds;                   /* when the host recorded it; when the GPU reached it */
-} Anchor;
-
-static Anchor *anchors;
-static int anchor_count, anchor_room, anchors_known;
-
-typedef struct Point {
-    struct Point *next;                         /* in the list of free points */
-    cudaEvent_t event;
-    int anchor;                                 /* the last anchor before it */
-} Point;
-
-static Point *free_points;
-
-static double seconds_between(cudaEvent_t from, cudaEvent_t to)
-{
-    float milliseconds;
-
-    CUDA(cudaEventElapsedTime(&milliseconds, from, to));
-    return 1e-3 * milliseconds;
-}
-
-static void anchor_add(double now)
-{
-    if (anchor_count == anchor_room) {
-        anchor_room = anchor_room ? 2 * anchor_room : 64;
-        anchors = (Anchor *)realloc(anchors, anchor_room * sizeof *anchors);
-        if (!anchors)
-            fail("no memory for the times of %d events", anchor_room);
-    }
-    Anchor *a = &anchors[anchor_count++];
-    a->recorded = now;
-    CUDA(cudaEventCreate(&a->event));
-    CUDA(cudaEventRecord(a->event, stream));
-}
+/* An event's time is the host's clock when the first event was reached, plus the time from that one to it: as float
+ * milliseconds, exact to a microsecond for the first 16 seconds, to a millisecond for hours. */
+static cudaEvent_t first_event;
+static double first_seconds;
 
 static void events_begin(void)
 {
-    anchor_add(clock_seconds());
-    cuda_wait(anchors[0].event);
-    anchors[0].seconds = clock_seconds();
-    anchors_known = 1;
+    CUDA(cudaEventCreate(&first_event));
+    CUDA(cudaEventRecord(first_event, stream));
+    cuda_wait(first_event);
+    first_seconds = clock_seconds();
 }
 
 DeviceEvent device_event(void)
 {
-    const double now = clock_seconds();
-    Point *p = free_points;
-    DeviceEvent event = {now, NULL};
+    DeviceEvent event = {clock_seconds(), NULL};
+    cudaEvent_t e;
 
-    if (now - anchors[anchor_count - 1].recorded > ANCHOR_SECONDS)
-        anchor_add(now);
-    if (p) {
-        free_points = p->next;
-    } else {
-        p = (Point *)malloc(sizeof *p);
-        if (!p)
-            fail("no memory for an event");
-        CUDA(cudaEventCreate(&p->event));
-    }
-    p->anchor = anchor_count - 1;
-    CUDA(cudaEventRecord(p->event, stream));
-    event.handle = p;
+    CUDA(cudaEventCreate(&e));
+    CUDA(cudaEventRecord(e, stream));
+    event.handle = e;
     return event;
-}
-
-bool device_event_reached(const DeviceEvent *event)
-{
-    if (!event->handle)
-        return true;
-    const cudaError_t error = cudaEventQuery(((Point *)event->handle)->event);
-    if (error == cudaErrorNotReady) {
-        cudaGetLastError();
-        return false;
-    }
-    cuda_check(error, "cudaEventQuery(event)", __FILE__, __LINE__);
-    return true;
 }
 
 double device_event_seconds(DeviceEvent *event)
 {
-    Point *p = (Point *)event->handle;
+    const cudaEvent_t e = (cudaEvent_t)event->handle;
+    float milliseconds;
 
-    if (!p)
+    if (!e)
         return event->seconds;
-    cuda_wait(p->event);                         /* then all earlier anchors are reached too */
-    for (; anchors_known <= p->anchor; anchors_known++) {
-        const Anchor *before = &anchors[anchors_known - 1];
-        anchors[anchors_known].seconds = before->seconds + seconds_between(before->event, anchors[anchors_known].event);
-    }
-    event->seconds = anchors[p->anchor].seconds + seconds_between(anchors[p->anchor].event, p->event);
+    cuda_wait(e);
+    CUDA(cudaEventElapsedTime(&milliseconds, first_event, e));
+    CUDA(cudaEventDestroy(e));
     event->handle = NULL;
-    p->next = free_points;
-    free_points = p;
-    return event->seconds;
+    return event->seconds = first_seconds + 1e-3 * milliseconds;
 }
 
 void device_range_begin(const char *text)

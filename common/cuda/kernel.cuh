@@ -302,9 +302,6 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
 
 /* ---- layernorm.cu ---- */
 
-/* sum (W) += sum over t's rows, t (R, W). */
-void column_sums(Tensor sum, Tensor t);
-
 /* layernorm_backward; and, unless NONE, d_sum (W) += sum over the rows of the new d_x. */
 void layernorm_backward_sums(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_sum, Tensor d_out, Tensor x,
                              Tensor stats, Tensor weight);

@@ -65,7 +65,7 @@ __global__ void add_parts(G *first, G *second, G *third, const float *partial, i
         set(&to[j], number(to[j]) + total[threadIdx.x]);
 }
 
-void column_sums(Tensor sum, Tensor t)
+void column_sums_kernel(Tensor sum, Tensor t)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t), parts = clamped(rows / 64, 1, 128);
     const int64_t bytes = parts * width * 4;
@@ -79,11 +79,6 @@ void column_sums(Tensor sum, Tensor t)
         LAUNCH(add_parts<G>, column_blocks(width, 1, 1), dim3(WARP, GROUPS), data<G>(sum), (G *)NULL, (G *)NULL,
                partial, parts, width));
     device_free(partial, bytes);
-}
-
-void residual_backward_kernel(Tensor d_bias, Tensor d_out)
-{
-    column_sums(d_bias, d_out);
 }
 
 /* ---- LayerNorm ---- */

@@ -72,7 +72,7 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
         matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 1, rows_of(d_weight), 1);
     }
     if (d_bias.data)
-        column_sums(d_bias, d_out);
+        column_sums_kernel(d_bias, d_out);
 }
 
 /* ---- fp8 ---- */

@@ -127,11 +127,6 @@ void device_download_start(void *to, const void *from, int64_t bytes)
     CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream()));
 }
 
-void device_upload_start(void *to, const void *from, int64_t bytes)
-{
-    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()));
-}
-
 /* Uploads go through a ring of pinned slots: once the host has copied it, the caller may reuse its buffer, and the copy
  * to the GPU is queued like any work. The host waits only if it comes to a slot that the GPU has not copied yet. */
 enum { SLOTS = 16 };

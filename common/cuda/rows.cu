@@ -113,19 +113,17 @@ __global__ void square_total(double *total, const double *partial, int64_t count
         *total = sum;
 }
 
-static void square_sum_to(double *total, const Tensor *list, int count)
+void square_sum_into_kernel(Tensor sum, const Tensor *list, int count)
 {
     int64_t n = 0;
 
     for (int k = 0; k < count; k++)
         n += (tensor_count(list[k]) + PIECE - 1) / PIECE;
     if (n == 0) {
-        device_zero(total, sizeof *total);
+        device_zero(sum.data, sizeof(double));
         return;
     }
-    Piece *pieces = (Piece *)malloc(n * sizeof *pieces), *next = pieces;
-    if (!pieces)
-        fail("not enough memory on the host for a list of %lld pieces of gradients", (long long)n);
+    Piece *pieces = (Piece *)host_alloc(n * sizeof *pieces, "a list of gradients"), *next = pieces;
     for (int k = 0; k < count; k++)
         for (int64_t i = 0; i < tensor_count(list[k]); i += PIECE)
             *next++ = (Piece){(char *)list[k].data + i * dtype_size(list[k].dtype),
@@ -136,14 +134,9 @@ static void square_sum_to(double *total, const Tensor *list, int count)
     device_upload(there, pieces, bytes);
     free(pieces);
     LAUNCH(square_pieces, n, THREADS, partial, there);
-    LAUNCH(square_total, 1, MOST_THREADS, total, partial, n);
+    LAUNCH(square_total, 1, MOST_THREADS, data<double>(sum), partial, n);
     device_free(there, bytes);
     device_free(partial, partial_bytes);
-}
-
-void square_sum_into_kernel(Tensor sum, const Tensor *list, int count)
-{
-    square_sum_to(data<double>(sum), list, count);
 }
 
 /* Computed once, by one thread: otherwise each of AdamW's threads would do a square root and a division in double. */
@@ -158,16 +151,6 @@ __global__ void clip_scale(double *scale, const double *square_sum, double clip)
 void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
 {
     LAUNCH(clip_scale, 1, WARP, data<double>(scale), data<double>(square_sum), clip);
-}
-
-double square_sum_kernel(const Tensor *list, int count)
-{
-    double sum, *total = (double *)device_scratch(sizeof *total);
-
-    square_sum_to(total, list, count);
-    device_download(&sum, total, sizeof sum);
-    device_free(total, sizeof *total);
-    return sum;
 }
 
 /* ---- merging the outputs of two blocks of keys ---- */

@@ -272,10 +272,9 @@ static void print_flash(DType dtype)
 
 int main(int argc, char **argv)
 {
-    char place[DEVICE_PLACE];
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (device_find(0, place) == 0) {
+    if (device_count() == 0) {
         if (system("nvidia-smi -L >/dev/null 2>&1") == 0)
             device_init(0, 1, 1);               /* a GPU exists but cannot be used: ends with the reason */
         printf("SKIPPED: no GPU found; nothing was measured\n");

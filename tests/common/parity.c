@@ -59,8 +59,8 @@ static void *on_host(int64_t bytes)
     return data;
 }
 
-/* Exists on the emulated GPU only, whose emulator_check.cc checks each access. */
-void emulated_forbid(const void *data, int64_t bytes, bool forbidden) __attribute__((weak));
+/* Exists on the simulated GPU only, which checks each access. */
+void simulated_forbid(const void *data, int64_t bytes, bool forbidden) __attribute__((weak));
 
 static void forbid_guards(int i, bool forbidden)
 {
@@ -68,9 +68,9 @@ static void forbid_guards(int i, bool forbidden)
     const int64_t size = dtype_size(full.dtype), bytes = tensor_bytes(full), first = guarded[i].before * size;
     const int64_t end = first + bytes - 2 * GUARD * size;
 
-    if (emulated_forbid) {
-        emulated_forbid(full.data, first, forbidden);
-        emulated_forbid((char *)full.data + end, bytes - end, forbidden);
+    if (simulated_forbid) {
+        simulated_forbid(full.data, first, forbidden);
+        simulated_forbid((char *)full.data + end, bytes - end, forbidden);
     }
 }
 
@@ -181,12 +181,12 @@ static void done(void)
         const int64_t bytes = tensor_bytes(full), first = guarded[i].before * dtype_size(full.dtype);
         const int64_t end = bytes - 2 * GUARD * dtype_size(full.dtype) + first;
         unsigned char *x = on_host(bytes);
+        forbid_guards(i, false);
         device_download(x, full.data, bytes);
         for (int64_t k = 0; k < bytes; k++)
             if ((k < first || k >= end) && x[k] != 0xff)
                 fail("%s: an element outside of %s was written", label, full.name);
         free(x);
-        forbid_guards(i, false);
         tensor_free(&guarded[i].full, MEM_WORKSPACE);
     }
     guarded_count = 0;

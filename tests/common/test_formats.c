@@ -126,7 +126,7 @@ static Tensor create(DType dtype, const char *name, Shape shape)
 }
 
 /* Random numbers, rounded to `as` first, so that tensors of REAL and of a small type get the same numbers. */
-static Tensor filled(DType dtype, DType as, const char *name, Shape shape, double scale)
+static Tensor random_tensor(DType dtype, DType as, const char *name, Shape shape, double scale)
 {
     Tensor t = create(dtype, name, shape), rounded = create(as, name, shape);
     real *x = malloc(tensor_count(t) * sizeof *x);
@@ -192,23 +192,23 @@ static void operators_round_once(void **state)
         for (int k = 0; k < 2; k++) {                   /* 0: REAL; 1: the small type */
             const DType t = k ? dtype : REAL, tg = k ? g : REAL;
             const double grow = g == BF16 ? 0 : 1;      /* BF16 gradients start at 0: rounded once */
-            x[k] = filled(t, dtype, "x", shape(R, H), 1), y[k] = create(t, "y", shape(R, H));
-            add[k] = filled(t, dtype, "add", shape(R, H), 1);
+            x[k] = random_tensor(t, dtype, "x", shape(R, H), 1), y[k] = create(t, "y", shape(R, H));
+            add[k] = random_tensor(t, dtype, "add", shape(R, H), 1);
             stats[k] = create(REAL, "stats", shape(R, 2));
-            w[k] = filled(t, dtype, "w", shape(H), 1), b[k] = filled(t, dtype, "b", shape(H), 1);
+            w[k] = random_tensor(t, dtype, "w", shape(H), 1), b[k] = random_tensor(t, dtype, "b", shape(H), 1);
             wide[k] = create(t, "wide", shape(R, M));
-            weight[k] = filled(t, dtype, "weight", shape(M, H), 0.2), bias[k] = filled(t, dtype, "bias", shape(M), 1);
-            qkv[k] = filled(t, dtype, "qkv", shape(B, T, 3 * H), 1);
+            weight[k] = random_tensor(t, dtype, "weight", shape(M, H), 0.2), bias[k] = random_tensor(t, dtype, "bias", shape(M), 1);
+            qkv[k] = random_tensor(t, dtype, "qkv", shape(B, T, 3 * H), 1);
             probs[k] = create(t, "probs", shape(B, A, T, T)), d_probs[k] = create(t, "d_probs", shape(B, A, T, T));
             d_qkv[k] = create(t, "d_qkv", shape(B, T, 3 * H));
-            d_w[k] = filled(tg, BF16, "dw", shape(H), grow), d_b[k] = filled(tg, BF16, "db", shape(H), grow);
-            d_weight[k] = filled(tg, BF16, "dweight", shape(M, H), grow);
-            d_bias[k] = filled(tg, BF16, "dbias", shape(M), grow);
-            d_y[k] = filled(t, dtype, "d_y", shape(R, H), 1), d_wide[k] = filled(t, dtype, "d_wide", shape(R, M), 1);
+            d_w[k] = random_tensor(tg, BF16, "dw", shape(H), grow), d_b[k] = random_tensor(tg, BF16, "db", shape(H), grow);
+            d_weight[k] = random_tensor(tg, BF16, "dweight", shape(M, H), grow);
+            d_bias[k] = random_tensor(tg, BF16, "dbias", shape(M), grow);
+            d_y[k] = random_tensor(t, dtype, "d_y", shape(R, H), 1), d_wide[k] = random_tensor(t, dtype, "d_wide", shape(R, M), 1);
             out[k] = create(t, "out", shape(R, H));
-            embedding[k] = filled(t, dtype, "embedding", shape(V, H), 1);
+            embedding[k] = random_tensor(t, dtype, "embedding", shape(V, H), 1);
             d_embedding[k] = create(tg, "d_embedding", shape(V, H));
-            logits[k] = filled(t, dtype, "logits", shape(R, V), 2);
+            logits[k] = random_tensor(t, dtype, "logits", shape(R, V), 2);
             lse[k] = create(REAL, "lse", shape(R)), loss[k] = create(F64, "loss", shape(1));
         }
         for (int k = 0; k < 2; k++) {
@@ -278,9 +278,9 @@ static void adamw_rounds_weights(void **state)
     (void)state;
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 2; k++) {
-            Tensor w = filled(REAL, types[i], "w", shape(N), 1), small = filled(types[i], types[i], "w", shape(N), 1);
-            Tensor g = filled(REAL, gradients[k], "g", shape(N), 1);
-            Tensor g_small = filled(gradients[k], gradients[k], "g", shape(N), 1);
+            Tensor w = random_tensor(REAL, types[i], "w", shape(N), 1), small = random_tensor(types[i], types[i], "w", shape(N), 1);
+            Tensor g = random_tensor(REAL, gradients[k], "g", shape(N), 1);
+            Tensor g_small = random_tensor(gradients[k], gradients[k], "g", shape(N), 1);
             Tensor m[2], v[2];
             for (int n = 0; n < 2; n++)
                 m[n] = create(REAL, "m", shape(N)), v[n] = create(REAL, "v", shape(N));
@@ -303,10 +303,10 @@ static void fp8_products(void **state)
 
     (void)state;
     for (int c = 0; c < 3; c++) {
-        Tensor x = filled(BF16, BF16, "x", shape(R, K), 30), w = filled(BF16, BF16, "w", shape(M, K), 1e-4);
-        Tensor scales = create(F32, "scales", shape(2)), out = filled(cases[c].out, BF16, "out", shape(R, M), 1e-3);
+        Tensor x = random_tensor(BF16, BF16, "x", shape(R, K), 30), w = random_tensor(BF16, BF16, "w", shape(M, K), 1e-4);
+        Tensor scales = create(F32, "scales", shape(2)), out = random_tensor(cases[c].out, BF16, "out", shape(R, M), 1e-3);
         Tensor x8 = create(cases[c].x, "x8", shape(R, K)), x8t = create(cases[c].x, "x8t", shape(K, R));
-        Tensor w8 = create(cases[c].weight, "w8", shape(M, K)), bias = filled(cases[c].out, BF16, "b", shape(M), 1e-2);
+        Tensor w8 = create(cases[c].weight, "w8", shape(M, K)), bias = random_tensor(cases[c].out, BF16, "b", shape(M), 1e-2);
         Tensor before = create(REAL, "before", shape(R, M));
         real hx[R * K], hw[M * K], h8[R * K], h8t[R * K], hw8[M * K], ho[R * M], hb[M], amax = 0;
 

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -17,28 +16,24 @@
 
 #define ONE BUILD "/cpu64/01_single_gpu"
 /* A step takes a millisecond. Fast simulated hardware saves measuring this machine. */
-#define SHAPE "--layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 1 --warmup 1 --data data.bin " \
+#define SHAPE "--layers 4 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 1 --warmup 1 --data data.bin " \
               "--threads 1 --pretend 1e6,1e6,0"
 
+/* The programs of several ranks; with these options two ranks can train a model of four layers. */
 static const struct {
-    const char *name, *path, *options;
+    const char *name, *options;
+    int batch;                                  /* accumulation with which one rank of 01 trains on the same batches */
 } programs[] = {
-    {"03_data_parallel", BUILD "/cpu/03_data_parallel", ""},
-    {"04_zero", BUILD "/cpu/04_zero", " --zero 1"},
-    {"04_zero", BUILD "/cpu/04_zero", " --zero 2"},
-    {"04_zero", BUILD "/cpu/04_zero", " --zero 3"},
-    {"09_combined", BUILD "/cpu/09_combined", " --dtype fp32"},
+    {"03_data_parallel", "--accumulate 1", 2},
+    {"04_zero", "--zero 1 --accumulate 1", 2},
+    {"06_pipeline_parallel", "--accumulate 2", 2},
+    {"09_combined", "--dtype fp32 --accumulate 1", 2},
+    {"05_tensor_parallel", "--accumulate 2", 2},
+    {"04_zero", "--zero 3 --accumulate 1", 2},
+    {"07_context_parallel", "--accumulate 2", 2},
+    {"09_combined", "--dtype fp32 --tp 2 --accumulate 2", 2},
 };
 enum { PROGRAMS = sizeof programs / sizeof *programs };
-static const struct {
-    const char *path, *options;
-} programs64[] = {
-    {BUILD "/cpu64/03_data_parallel", ""},
-    {BUILD "/cpu64/04_zero", " --zero 1"},
-    {BUILD "/cpu64/04_zero", " --zero 2"},
-    {BUILD "/cpu64/04_zero", " --zero 3"},
-    {BUILD "/cpu64/09_combined", " --dtype fp32"},
-};
 
 /* ---- A run in the background, and its ranks ---- */
 
@@ -221,6 +216,12 @@ static uint32_t below(uint32_t n)               /* a random number below n, the 
     return (state >> 11) % n;
 }
 
+/* Starts two ranks of a program. */
+static void launch_two(int program, const char *options)
+{
+    launch("mpiexec -n 2 " BUILD "/cpu64/%s " SHAPE " %s %s", programs[program].name, programs[program].options, options);
+}
+
 /* ---- A rank dies ---- */
 
 /* When a rank is killed, mpiexec of MPICH 4.3 sometimes ends with status 0 and no message: 36 of 200 times, in a
@@ -236,151 +237,79 @@ static bool mpiexec_loses_statuses(void)
     return known && (major > 4 || (major == 4 && minor >= 3));
 }
 
-/* A rank is killed at a random moment of a run that saves after every step. The checkpoint is of a complete step, and
- * one rank that resumes from it has the same losses. */
+/* A rank is killed at a random moment of a run that saves after every step, so often in the middle of a save. A
+ * checkpoint of a complete step is left, and one rank that resumes from it has the same losses. */
 static void a_killed_rank_ends_all(void **state)
 {
-    enum { STEPS = 4000 };
+    enum { STEPS = 3000 };
     static double reference[STEPS];
     const int times = full_tests() ? 50 : PROGRAMS;
 
     (void)state;
-    run_well(ONE " " SHAPE " --accumulate 3 --steps 1 --save base --quiet");
-    run_well(ONE " " SHAPE " --accumulate 3 --steps %d --metrics reference.csv --quiet", STEPS);
-    assert_int_equal(read_column(in_temporary("reference.csv"), "loss", reference, STEPS), STEPS);
-    for (int i = 0; i < times; i++) {
-        const int victim = below(3);
-        double loss[3];
-        run_well("cp -r base kept");
-        launch("mpiexec -n 3 %s " SHAPE " --accumulate 1%s --steps 1000000 --load kept --save kept --save-every 1",
-               programs64[i % PROGRAMS].path, programs64[i % PROGRAMS].options);
-        wait_for("saved step");
-        usleep(below(100000));
-        kill(job.rank[victim], SIGKILL);
-        if (end_within(5) == 0 && !mpiexec_loses_statuses())
-            give_up("a rank was killed, and the status is 0");
-        const char *left = access(in_temporary("kept"), F_OK) ? "kept.old" : "kept";
-        const int64_t step = step_saved(left);
-        assert_true(step >= 2);
-        if (step + 3 <= STEPS) {
-            run_well(ONE " " SHAPE " --accumulate 3 --steps %lld --load kept --save kept --metrics on.csv --quiet",
-                     (long long)step + 3);
-            assert_int_equal(read_column(in_temporary("on.csv"), "loss", loss, 3), 3);
-            for (int k = 0; k < 3; k++)
-                if (!(fabs(loss[k] - reference[step + k]) <= 1e-9 * reference[step + k]))
-                    fail_msg("resuming from step %lld, the loss of step %lld is %.17g instead of %.17g",
-                             (long long)step, (long long)step + k + 1, loss[k], reference[step + k]);
-        } else {
-            run_well(ONE " " SHAPE " --accumulate 3 --steps 0 --load kept --quiet");
-        }
-        run_well("sh -c 'test ! -e kept.tmp && test ! -e kept.old && rm -rf kept on.csv'");
-    }
-}
-
-/* ---- A run loads a checkpoint while another saves it ---- */
-
-/* All ranks load the same step: a run that resumes from it has the losses of the saving run. */
-static void what_is_loaded_is_one_checkpoint(void **state)
-{
-    enum { STEPS = 8000 };
-    static double reference[STEPS];
-    static const char *const loaders[] = {ONE " " SHAPE " --accumulate 2",
-                                          "mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3 " SHAPE " --accumulate 1",
-                                          "mpiexec -n 4 " BUILD "/cpu64/03_data_parallel " SHAPE " --accumulate 1"};
-    const int times = full_tests() ? 60 : 6;
-    int64_t last = 0;
-    int compared = 0;
-
-    (void)state;
     run_well(ONE " " SHAPE " --accumulate 2 --steps %d --metrics reference.csv --quiet", STEPS);
     assert_int_equal(read_column(in_temporary("reference.csv"), "loss", reference, STEPS), STEPS);
-    launch("mpiexec -n 2 %s " SHAPE " --accumulate 1 --steps 1000000 --save kept --save-every 1", programs64[0].path);
-    wait_for("saved step");
     for (int i = 0; i < times; i++) {
         double loss[3];
-        /* with no step left to do, it saves what it has loaded */
-        run_well("%s --load kept --steps 0 --save copy --quiet", loaders[i % 3]);
-        const int64_t step = step_saved("copy");
-        assert_true(step >= last);
-        last = step;
-        if (step + 3 <= STEPS) {
-            run_well(ONE " " SHAPE " --accumulate 2 --steps %lld --load copy --metrics on.csv --quiet",
-                     (long long)step + 3);
-            assert_int_equal(read_column(in_temporary("on.csv"), "loss", loss, 3), 3);
-            for (int k = 0; k < 3; k++)
-                if (!(fabs(loss[k] - reference[step + k]) <= 1e-9 * reference[step + k]))
-                    fail_msg("%s: after step %lld, the loss of step %lld is %.17g instead of %.17g", loaders[i % 3],
-                             (long long)step, (long long)step + k + 1, loss[k], reference[step + k]);
-            run_well("rm on.csv");
-            compared++;
-        }
-    }
-    assert_true(last > 1 && compared > 2);
-    kill(job.rank[0], SIGTERM);
-    end_within(5);
-}
-
-/* A process exchanges two checkpoints in a tight loop. A load finds one of them, never a mixture. */
-static void a_directory_is_opened_at_once(void **state)
-{
-    static const char *const loaders[] = {ONE " " SHAPE " --accumulate 2",
-                                          "mpiexec -n 2 " BUILD "/cpu64/04_zero --zero 3 " SHAPE " --accumulate 1"};
-    const int times = full_tests() ? 100 : 10;
-
-    (void)state;
-    for (int seed = 1; seed <= 2; seed++)
-        run_well(ONE " " SHAPE " --accumulate 2 --seed %d --steps %d --save seed%d --quiet", seed, seed, seed);
-    const char *in = temporary();
-    job.launcher = fork();
-    if (job.launcher == 0) {
-        setpgid(0, 0);
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        while (chdir(in) == 0)
-            renameat2(AT_FDCWD, "seed1", AT_FDCWD, "seed2", RENAME_EXCHANGE);
-        _exit(1);
-    }
-    setpgid(job.launcher, job.launcher);
-    for (int i = 0; i < times; i++) {
-        run_well("%s --load seed1 --steps 0 --save copy --quiet", loaders[i % 2]);
-        char *seed = NULL, *text = text_of("copy/trainer.json");
-        const int64_t step = step_saved("copy");
-        assert_true(step == 1 || step == 2);
-        assert_true(asprintf(&seed, "\"seed\":\t\"%lld\"", (long long)step) > 0);
-        assert_non_null(strstr(text, seed));
-        free(seed);
-        free(text);
+        run_well("sh -c 'rm -rf kept*'");
+        launch_two(i % PROGRAMS, "--steps 1000000 --save kept --save-every 1");
+        wait_for("saved step 2");
+        usleep(below(100000));
+        kill(job.rank[below(2)], SIGKILL);
+        if (end_within(5) == 0 && !mpiexec_loses_statuses())
+            give_up("a rank was killed, and the status is 0");
+        const int64_t step = step_saved(access(in_temporary("kept"), F_OK) ? "kept.old" : "kept");
+        assert_true(step >= 2 && step + 3 <= STEPS);
+        run_well(ONE " " SHAPE " --accumulate 2 --steps %lld --load kept --save kept --metrics on.csv --quiet",
+                 (long long)step + 3);
+        assert_int_equal(read_column(in_temporary("on.csv"), "loss", loss, 3), 3);
+        for (int k = 0; k < 3; k++)
+            if (!(fabs(loss[k] - reference[step + k]) <= 1e-9 * reference[step + k]))
+                fail_msg("resuming from step %lld, the loss of step %lld is %.17g instead of %.17g",
+                         (long long)step, (long long)step + k + 1, loss[k], reference[step + k]);
+        run_well("sh -c 'test ! -e kept.tmp && test ! -e kept.old && rm -r kept on.csv'");
     }
 }
 
 /* ---- A rank hangs ---- */
 
-static void a_stopped_rank_is_named(void **state)
+/* A rank is stopped: in the middle; at the last step, or in what follows it; at the start, before it has called
+ * MPI_Init. The other rank says what it waits for, and all end within --timeout and a tenth of it. */
+static void a_stopped_rank_ends_all(void **state)
 {
-    static const struct {
-        int program, ranks, stopped, timeout;
-    } table[] = {{0, 3, 1, 2}, {3, 2, 0, 1}, {1, 3, 2, 1}, {2, 4, 3, 2}, {0, 2, 0, 2}, {3, 4, 1, 2}, {0, 4, 3, 1},
-               {4, 4, 2, 1}};
+    enum { TIMEOUT = 2, START = 2 * PROGRAMS, CASES = 3 * PROGRAMS };
 
     (void)state;
-    for (int i = 0; i < (full_tests() ? 8 : 2); i++) {
-        const char *const saving = i % 2 ? "--save kept --save-every 1" : "";
-        char words[64];
-        launch("mpiexec -n %d %s " SHAPE " --accumulate 1%s --steps 1000000 --timeout %d %s", table[i].ranks,
-               programs[table[i].program].path, programs[table[i].program].options, table[i].timeout, saving);
-        wait_for("step 5/");
-        usleep(below(20000));
-        kill(job.rank[table[i].stopped], SIGSTOP);
-        const int status = end_within(table[i].timeout + 5);
+    for (int i = 0; i < CASES; i++) {
+        const int p = i % PROGRAMS;
+        char options[64];
+        if (!full_tests() && i % 5 != 2)        /* five of 24: each takes --timeout */
+            continue;
+        snprintf(options, sizeof options, "--timeout %d --steps %d", TIMEOUT, i < PROGRAMS ? 1000000 : 60);
+        if (i < START) {
+            launch_two(p, options);
+            wait_for(i < PROGRAMS ? "step 5/" : "step 60/60");
+            usleep(below(i < PROGRAMS ? 20000 : 3000));
+            kill(job.rank[i % 2], SIGSTOP);
+        } else
+            launch("mpiexec -n 1 " BUILD "/cpu64/%s " SHAPE " %s %s : -n 1 sh -c 'kill -STOP $$; exec " BUILD
+                   "/cpu64/%s " SHAPE " %s %s'", programs[p].name, programs[p].options, options, programs[p].name,
+                   programs[p].options, options);
+        const double begin = now();
+        const int status = end_within(1.1 * TIMEOUT + 1);               /* a second for this machine */
         char *err = text_of("err");
-        snprintf(words, sizeof words, "silent for %d seconds: rank %d;|waits for", table[i].timeout, table[i].stopped);
-        assert_message(err, programs[table[i].program].name, words);
-        assert_true(status != 0);
+        if (status == 0 && i >= PROGRAMS && i < START)
+            print_message("%s had ended when its rank was stopped\n", programs[p].name);
+        else if (status == 0 || now() - begin < 0.8 * TIMEOUT)
+            fail_msg("%s, case %d: status %d after %.1f seconds\n%s", programs[p].name, i, status, now() - begin, err);
+        else
+            assert_message(err, programs[p].name, i < PROGRAMS ? "waits for|of group|for 2 seconds (--timeout)"
+                                                  : i < START  ? "wait|for 2 seconds (--timeout)"
+                                                               : "starts, for 2 seconds (--timeout)");
         free(err);
-        result_free(run("sh -c 'rm -rf kept kept.*'"));
     }
 }
 
-/* The parent of process pid; 0: pid does not exist. */
+/* Returns the parent of process pid. */
 static pid_t parent_of(pid_t pid)
 {
     char path[64];
@@ -395,119 +324,23 @@ static pid_t parent_of(pid_t pid)
     return parent;
 }
 
-/* A rank is stopped after its last step: in the last all-reduces, in MPI_Finalize, or at exit. */
-static void a_rank_stopped_at_the_end_is_named(void **state)
-{
-    const int times = full_tests() ? 20 : 3;
-    int ended = 0;
-
-    (void)state;
-    for (int i = 0; i < times; i++) {
-        const int victim = i % 2, timeout = full_tests() ? 3 : 1;
-        char words[64];
-        launch("mpiexec -n 2 %s " SHAPE " --accumulate 1%s --steps 60 --timeout %d", programs[i % PROGRAMS].path,
-               programs[i % PROGRAMS].options, timeout);
-        wait_for("step 60/60");
-        usleep(below(4000));
-        kill(job.rank[victim], SIGSTOP);
-        const int status = end_within(timeout + 5);
-        char *err = text_of("err");
-        snprintf(words, sizeof words,
-                 strstr(err, "silent") ? "silent for %d seconds: rank %d;" : "%d seconds|rank %d = ", timeout, victim);
-        if (status)
-            assert_message(err, programs[i % PROGRAMS].name, words);
-        ended += !status;                       /* it had ended when the signal came */
-        free(err);
-    }
-    assert_true(ended < times);
-}
-
-/* A rank is stopped before MPI_Init. The other one waits in MPI_Init, where it does not know its own rank yet. */
-static void a_rank_stopped_at_the_start_ends_all(void **state)
-{
-    (void)state;
-    if (!full_tests())
-        skip();                                 /* some seconds of waiting each */
-    launch("mpiexec -n 1 " BUILD "/cpu/03_data_parallel " SHAPE " --timeout 1 : -n 1 sh -c 'kill -STOP $$; exec " BUILD
-           "/cpu/03_data_parallel " SHAPE " --timeout 1'");
-    assert_true(end_within(12) != 0);
-    char *err = text_of("err");
-    assert_message(err, "03_data_parallel", "still waits for other ranks|it had 1 seconds to start");
-    free(err);
-}
-
-/* A rank continues just after the others reached their deadline: the message says that it was stopped. */
-static void a_rank_that_was_stopped_is_reported(void **state)
-{
-    (void)state;
-    if (!full_tests())
-        skip();                                 /* some seconds of waiting each */
-    launch("mpiexec -n 2 " BUILD "/cpu/03_data_parallel " SHAPE " --accumulate 1 --steps 1000000 --timeout 2");
-    wait_for("step 5/");
-    kill(job.rank[1], SIGSTOP);
-    usleep(2400000);
-    kill(job.rank[1], SIGCONT);
-    assert_true(end_within(6) != 0);
-    char *err = text_of("err");
-    assert_message(err, "03_data_parallel",
-                   "a rank that was stopped kept others waiting, for 2 seconds|rank 1 was stopped");
-    free(err);
-}
-
-/* The launcher's process on this machine is killed. It alone would end the ranks, so they must end by themselves. */
-static void ranks_without_a_launcher_end(void **state)
-{
-    (void)state;
-    for (int i = 0; i < (full_tests() ? 4 : 1); i++) {
-        launch("mpiexec -n 3 %s " SHAPE " --accumulate 1%s --steps 1000000 --save kept", programs[3 - i].path,
-               programs[3 - i].options);
-        wait_for("step 5/");
-        kill(parent_of(job.rank[0]), SIGKILL);
-        end_within(5);
-        assert_true(step_saved("kept") >= 5);
-        run_well(ONE " " SHAPE " --steps 0 --load kept --quiet");
-        run_well("sh -c 'test ! -e kept.tmp && rm -r kept'");
-    }
-}
-
-/* As on a machine without its network: MPI_Abort waits for a launcher that does not respond. The ranks print to a file,
- * because such a launcher may lose what they print. */
+/* The launcher's process on this machine, which alone could end the ranks, stops responding, as on a machine without its
+ * network: each rank ends by itself. */
 static void a_silent_launcher_delays_no_rank(void **state)
 {
     (void)state;
     if (!full_tests())
-        skip();                                 /* some seconds of waiting each */
-    launch("mpiexec -n 2 sh -c 'exec " BUILD "/cpu/03_data_parallel " SHAPE
-           " --accumulate 1 --steps 1000000 --timeout 1 2>>ranks'");
+        skip();                                 /* seven seconds */
+    launch_two(0, "--timeout 1 --steps 1000000");
     wait_for("step 5/");
     const pid_t proxy = parent_of(job.rank[0]);
     kill(proxy, SIGSTOP);
     kill(job.rank[1], SIGSTOP);
-    for (double begin = now(); !gone(job.rank[0]) && now() < begin + 12;)
+    for (double begin = now(); !gone(job.rank[0]) && now() < begin + 8;)
         usleep(10000);
     assert_true(gone(job.rank[0]));
     kill(proxy, SIGCONT);
-    end_within(5);
-    char *err = text_of("ranks");
-    assert_message(err, "03_data_parallel", "silent for 1 seconds: rank 1");
-    free(err);
-}
-
-/* A scheduler stops all ranks for longer than --timeout: they continue afterwards. */
-static void a_suspended_run_continues(void **state)
-{
-    (void)state;
-    launch("mpiexec -n 2 %s " SHAPE " --accumulate 1 --steps 1000000 --timeout 2", programs[0].path);
-    wait_for("step 5/");
-    for (int r = 0; r < 2; r++, usleep(100000))
-        kill(job.rank[r], SIGSTOP);             /* rank 1 while it waits for rank 0 */
-    usleep(3000000);
-    for (int r = 1; r >= 0; r--, usleep(100000))
-        kill(job.rank[r], SIGCONT);
-    usleep(2500000);
-    for (int r = 0; r < 2; r++)
-        assert_false(gone(job.rank[r]));
-    kill(job.rank[0], SIGTERM);
+    kill(job.rank[1], SIGKILL);
     end_within(5);
 }
 
@@ -525,37 +358,35 @@ static void signals_stop_all_ranks(void **state)
         {"Ctrl-C", SIGINT, -2, -1},
         {"SIGTERM to mpiexec", SIGTERM, -3, -1},
         {"SIGTERM to rank 1", SIGTERM, 1, 143},
-        {"SIGTERM to rank 0", SIGTERM, 0, 143},
-        {"SIGINT to rank 2", SIGINT, 2, 130},
-        {"SIGINT to all", SIGINT, -1, 130},
+        {"SIGINT to rank 0", SIGINT, 0, 130},
+        {"SIGTERM to all", SIGTERM, -1, 143},
     };
 
     (void)state;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 5; i++) {
         char text[64];
-        launch("mpiexec -n 3 %s " SHAPE " --accumulate 1%s --steps 1000000 --save kept --timeout 10",
-               programs[i % PROGRAMS].path, programs[i % PROGRAMS].options);
+        run_well("sh -c 'rm -rf kept'");
+        launch_two(i, "--steps 1000000 --save kept");
         wait_for("step 5/");
-        if (table[i].rank == -2)
-            kill(-job.launcher, table[i].signal);
-        else if (table[i].rank == -3)
-            kill(job.launcher, table[i].signal);
+        if (table[i].rank <= -2)
+            kill(table[i].rank == -2 ? -job.launcher : job.launcher, table[i].signal);
         for (int r = 0; r < job.ranks; r++)
             if (table[i].rank == -1 || table[i].rank == r)
                 kill(job.rank[r], table[i].signal);
         const int status = end_within(5);
-        char *out = text_of("out"), *err = text_of("err");
-        if (table[i].status >= 0 && status != table[i].status)
-            fail_msg("%s: status %d\n%s", table[i].what, status, err);
+        char *out = text_of("out");
         snprintf(text, sizeof text, "stopped by signal %d after step %lld\n", table[i].signal,
                  (long long)step_saved("kept"));
-        if (!strstr(out, text))
-            fail_msg("%s: no \"%s\" in\n%s", table[i].what, text, out + (strlen(out) > 2000 ? strlen(out) - 2000 : 0));
+        if ((table[i].status >= 0 && status != table[i].status) || !strstr(out, text))
+            fail_msg("%s: status %d, and \"%s\" expected\n%s", table[i].what, status, text, out);
         free(out);
-        free(err);
         run_well(ONE " " SHAPE " --steps 0 --load kept --quiet");
-        run_well("sh -c 'test ! -e kept.tmp && rm -r kept'");
     }
+    launch("mpiexec -n 2 " BUILD "/cpu64/03_data_parallel " SHAPE " --accumulate 1000000 --save kept");
+    wait_for("tokens per step");                /* a step that takes long: a later signal does not wait for its end */
+    for (int k = 0; k < 2; k++, usleep(700000))
+        kill(job.rank[0], SIGTERM);
+    assert_true(end_within(5) != 0);
 }
 
 /* ---- Ranks with different command lines, and ranks that cannot start ---- */
@@ -578,60 +409,40 @@ static void fails(int status, const char *name, const char *words, const char *f
     result_free(r);
 }
 
-#define P03 BUILD "/cpu/03_data_parallel " SHAPE
-#define P04 BUILD "/cpu/04_zero " SHAPE
+#define P03 BUILD "/cpu/03_data_parallel " SHAPE " --quiet"
+#define P04 BUILD "/cpu/04_zero " SHAPE " --quiet"
 
 static void ranks_must_be_started_alike(void **state)
 {
     (void)state;
-    fails(2, "03_data_parallel", "rank 0 has --seq 9|rank 1 --seq 10|same",
-          "mpiexec -n 1 " P03 " --seq 9 : -n 1 " P03 " --seq 10");
-    fails(2, "04_zero", "rank 0 has --zero 1|rank 2 --zero 3", "mpiexec -n 2 " P04 " --zero 1 : -n 1 " P04 " --zero 3");
-    fails(2, "03_data_parallel", "rank 1|--check", "mpiexec -n 1 " P03 " : -n 1 " P03 " --check");
-    /* an error on one rank alone */
-    fails(2, "03_data_parallel", "rank 1|--nonsense", "mpiexec -n 1 " P03 " : -n 1 " P03 " --nonsense");
-    fails(2, "03_data_parallel", "--nonsense", "mpiexec -n 1 " P03 " --nonsense : -n 2 " P03);
-    fails(2, "03_data_parallel", "rank 2|--hidden x", "mpiexec -n 2 " P03 " : -n 1 " P03 " --hidden x");
-    fails(2, "03_data_parallel", "rank 1|--help", "mpiexec -n 1 " P03 " : -n 1 " P03 " --help");
+    fails(1, "03_data_parallel", "the command line: rank 1", "mpiexec -n 1 " P03 " --seq 9 : -n 1 " P03 " --seq 10");
+    fails(1, "04_zero", "the command line: rank 2", "mpiexec -n 2 " P04 " --zero 1 : -n 1 " P04 " --zero 3");
+    fails(1, "03_data_parallel", "the command line: rank 1", "mpiexec -n 1 " P03 " : -n 1 " P03 " --nonsense");
     /* --data names another file on one rank, no file, or one that is too short */
     run_well("mkdir other none short");
     run_well("cp %s other/data.bin", token_file(2001, 97));
     run_well("cp %s short/data.bin", token_file(20, 97));
-    fails(2, "03_data_parallel", "rank 0 has --data whose tokens hash to|rank 1 --data whose tokens hash to",
+    fails(1, "03_data_parallel", "--data: rank 1",
           "mpiexec -n 1 " P03 " : -n 1 sh -c 'cd other && exec " P03 "'");
-    fails(1, "04_zero", "--data data.bin: No such file", "mpiexec -n 1 " P04 " : -n 2 sh -c 'cd none && exec " P04 "'");
-    fails(1, "04_zero", "--data data.bin: expected at least 90 tokens|got 20 tokens",
+    fails(1, "04_zero", "--data data.bin: No such file|(rank 2)",
+          "mpiexec -n 2 " P04 " : -n 1 sh -c 'cd none && exec " P04 "'");
+    fails(1, "04_zero", "expected at least 90 tokens|got 20 tokens",
           "mpiexec -n 2 " P04 " : -n 1 sh -c 'cd short && exec " P04 "'");
 }
 
 static void all_end_if_one_cannot_start(void **state)
 {
     (void)state;
-    /* rank 0 alone opens these outputs */
     fails(1, "03_data_parallel", "--trace nowhere/t.json cannot be written",
           "mpiexec -n 3 " P03 " --trace nowhere/t.json");
-    fails(1, "04_zero", "--report nowhere/r.json cannot be written", "mpiexec -n 2 " P04 " --report nowhere/r.json");
-    fails(1, "04_zero", "--metrics nowhere/m.csv cannot be written", "mpiexec -n 2 " P04 " --metrics nowhere/m.csv");
     fails(1, "04_zero", "--save nowhere/kept", "mpiexec -n 2 " P04 " --save nowhere/kept");
     fails(1, "04_zero", "--load nowhere", "mpiexec -n 3 " P04 " --load nowhere");
+    fails(2, "04_zero", "--zero: expected an integer from 1 to 3, got '4'", "mpiexec -n 3 " P04 " --zero 4");
     /* one rank's checkpoint is damaged */
     run_well(ONE " " SHAPE " --steps 1 --save kept --quiet");
     run_well("sh -c 'mkdir other; cp -r kept data.bin other; truncate -s 1000 other/kept/optimizer.safetensors'");
     fails(1, "03_data_parallel", "optimizer.safetensors",
           "mpiexec -n 1 " P03 " --load kept : -n 2 sh -c 'cd other && exec " P03 " --load kept'");
-}
-
-static void a_wrong_command_line_gets_one_message(void **state)
-{
-    (void)state;
-    fails(2, "03_data_parallel", "unrecognized option|--nonsense", "mpiexec -n 3 " P03 " --nonsense");
-    fails(2, "03_data_parallel", "--hidden: expected an integer from 2 to |, got 'x'",
-          "mpiexec -n 3 " P03 " --hidden x");
-    fails(2, "03_data_parallel", "--sync: expected one of naive|overlap|got 'sometimes'",
-          "mpiexec -n 3 " P03 " --sync sometimes");
-    fails(2, "04_zero", "--hidden: expected a multiple of --heads 4, got 50",
-          "mpiexec -n 3 " P04 " --hidden 50 --heads 4");
-    fails(2, "04_zero", "--zero: expected an integer from 1 to 3, got '4'", "mpiexec -n 3 " P04 " --zero 4");
     Result r = run("timeout 15 mpiexec -n 3 " P04 " --help");
     assert_int_equal(r.status, 0);
     const char *first = strstr(r.out, "sequences per micro-batch");
@@ -642,28 +453,15 @@ static void a_wrong_command_line_gets_one_message(void **state)
 
 /* ---- A failure during training ---- */
 
-static void assert_nothing_half_written(void)
-{
-    Result r = run("sh -c 'ls -d *.tmp *.old 2>/dev/null'");
-
-    if (r.out[0])
-        fail_msg("left behind: %s", r.out);
-    result_free(r);
-}
-
-/* Every rank finds an infinite loss; one of them reports it. */
+/* Every rank finds an infinite loss; one of them reports it, and the checkpoint before stays. */
 static void divergence_ends_all(void **state)
 {
     (void)state;
     for (int i = 0; i < (full_tests() ? PROGRAMS : 2); i++) {
-        const int p = full_tests() ? i : 3 * i;
-        const double begin = now();
-        fails(1, programs[p].name, "the loss is|at step|--lr|last checkpoint is unchanged",
-              "mpiexec -n 3 %s " SHAPE " --accumulate 1 --steps 1000 --lr 1000 --clip 0 --save kept --save-every 1 "
-              "--report r.json --trace t.json --quiet%s", programs[p].path, programs[p].options);
-        assert_true(now() - begin < 10);
-        assert_nothing_half_written();
-        assert_true(access(in_temporary("r.json"), F_OK) && access(in_temporary("t.json"), F_OK));
+        fails(1, programs[i].name, "the loss is|at step|--lr|last checkpoint is unchanged",
+              "mpiexec -n 2 " BUILD "/cpu/%s " SHAPE " %s --steps 1000 --lr 1000 --clip 0 --save kept --save-every 1 "
+              "--report r.json --trace t.json --quiet", programs[i].name, programs[i].options);
+        run_well("sh -c 'test ! -e r.json && test ! -e t.json'");
         run_well(ONE " " SHAPE " --steps 0 --load kept --quiet");
         run_well("rm -r kept");
     }
@@ -675,43 +473,17 @@ static void a_rank_that_cannot_write_ends_all(void **state)
     static const struct rlimit limit = {1000, 1000};
 
     (void)state;
-    for (int i = 0; i < (full_tests() ? 2 * PROGRAMS : 2); i++) {
-        const int p = full_tests() ? i / 2 : 3 * i, rank = p ? i % 2 : 0;       /* in 03 rank 0 writes all */
-        launch("mpiexec -n 2 %s " SHAPE " --accumulate 1%s --steps 1000000 --save kept --save-every 1 --report r.json "
-               "--trace t.json", programs[p].path, programs[p].options);
+    for (int i = 0; i < (full_tests() ? PROGRAMS : 2); i++) {
+        launch_two(i, "--steps 1000000 --save kept --save-every 1 --report r.json");
         wait_for("saved step");
-        assert_int_equal(prlimit(job.rank[rank], RLIMIT_FSIZE, &limit, NULL), 0);
+        assert_int_equal(prlimit(job.rank[i == 0 ? 0 : i % 2], RLIMIT_FSIZE, &limit, NULL), 0);    /* 03's 0 writes */
         assert_int_equal(end_within(5), 1);
         char *err = text_of("err");
-        assert_message(err, programs[p].name, "kept.tmp/|File too large");
+        assert_message(err, programs[i].name, "kept.tmp/|File too large");
         free(err);
-        assert_nothing_half_written();
-        assert_true(step_saved("kept") >= 1);
         run_well(ONE " " SHAPE " --steps 0 --load kept --quiet");
-        run_well("rm -r kept");
+        run_well("sh -c 'test ! -e r.json; rm -r kept kept.tmp'");
     }
-}
-
-/* Ranks 4 to 7 of 8 fail in the same way: one of them reports it. */
-static void one_rank_reports_for_all(void **state)
-{
-    static const struct rlimit limit = {1000, 1000};
-
-    (void)state;
-    launch("mpiexec -n 8 " BUILD "/cpu/04_zero --zero 1 --layers 1 --hidden 16 --heads 2 --seq 8 --micro-batch 1 "
-           "--accumulate 1 --threads 1 --steps 1000000 --save kept --save-every 1");
-    wait_for("saved step");
-    for (int r = 4; r < 8; r++)
-        assert_int_equal(prlimit(job.rank[r], RLIMIT_FSIZE, &limit, NULL), 0);
-    assert_int_equal(end_within(8), 1);
-    char *err = text_of("err");
-    int lines = 0;
-    for (const char *at = err; (at = strstr(at, "File too large")); at++)
-        lines++;
-    if (lines != 1)
-        fail_msg("%d lines for one failure:\n%s", lines, err);
-    free(err);
-    run_well("rm -r kept");
 }
 
 int main(void)
@@ -719,22 +491,13 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, clean_up)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_ends_all),
-        TEST(what_is_loaded_is_one_checkpoint),
-        TEST(a_directory_is_opened_at_once),
-        TEST(a_stopped_rank_is_named),
-        TEST(a_rank_stopped_at_the_end_is_named),
-        TEST(a_rank_stopped_at_the_start_ends_all),
-        TEST(a_rank_that_was_stopped_is_reported),
-        TEST(ranks_without_a_launcher_end),
+        TEST(a_stopped_rank_ends_all),
         TEST(a_silent_launcher_delays_no_rank),
-        TEST(a_suspended_run_continues),
         TEST(signals_stop_all_ranks),
         TEST(ranks_must_be_started_alike),
         TEST(all_end_if_one_cannot_start),
-        TEST(a_wrong_command_line_gets_one_message),
         TEST(divergence_ends_all),
         TEST(a_rank_that_cannot_write_ends_all),
-        TEST(one_rank_reports_for_all),
     };
 
     return cmocka_run_group_tests_name("failures of ranks", tests, NULL, NULL);

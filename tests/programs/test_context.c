@@ -4,52 +4,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "../../common/ultrascale.h"
 #include "../harness.h"
 #include "../layouts.h"
 #include "../tensors.h"
 
-#define CPU64 BUILD "/cpu64/"
-#define PROGRAM CPU64 "07_context_parallel"
+#define PROGRAM BUILD "/cpu64/07_context_parallel"
 
 static const char *const methods[] = {"ring", "zigzag", "allgather", "ulysses"};
-
-/* ---- Tensors ---- */
-
-static real *data(Tensor t)
-{
-    return t.data;
-}
-
-static Tensor empty(const char *name, Shape s)
-{
-    return guarded(REAL, name, s);
-}
-
-static Tensor filled(const char *name, Shape s)
-{
-    const Tensor t = empty(name, s);
-
-    for (int64_t i = 0; i < tensor_count(t); i++)
-        data(t)[i] = random_number();
-    return t;
-}
-
-static void assert_near(Tensor is, Tensor want, double most)
-{
-    double largest = 0;
-
-    assert_int_equal(tensor_count(is), tensor_count(want));
-    for (int64_t i = 0; i < tensor_count(is); i++)
-        largest = fmax(largest, fabs(data(want)[i]));
-    for (int64_t i = 0; i < tensor_count(is); i++)
-        if (!(fabs(data(is)[i] - data(want)[i]) <= most * largest))
-            fail_msg("%s: element %lld is %.17g, not %.17g", is.name, (long long)i, (double)data(is)[i],
-                     (double)data(want)[i]);
-}
 
 /* ---- The operators against plain loops ---- */
 
@@ -103,13 +66,13 @@ static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, in
     pairs += attention_pairs();
     attention_block_forward(out, lse, scores, q, k, v, causal);
     assert_int_equal(attention_pairs(), pairs);
-    assert_near(out, want_out, 1e-12);
-    assert_near(lse, want_lse, 1e-12);
+    assert_near(out, data(want_out), 1e-12);
+    assert_near(lse, data(want_lse), 1e-12);
     memset(scores.data, 0xff, tensor_bytes(scores));            /* backward reads nothing from forward's workspace */
     attention_block_backward(d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta, causal);
-    assert_near(d_q, want_d_q, 1e-12);
-    assert_near(d_k, want_d_k, 1e-12);
-    assert_near(d_v, want_d_v, 1e-12);
+    assert_near(d_q, data(want_d_q), 1e-12);
+    assert_near(d_k, data(want_d_k), 1e-12);
+    assert_near(d_v, data(want_d_v), 1e-12);
     assert_int_equal(attention_pairs(), pairs);
     assert_int_equal(ops_stats(&stats), 2);
     assert_true(stats[0].flops == forward && stats[1].flops == backward);
@@ -201,7 +164,7 @@ static void merged_case(int64_t C, const int *order, double shift)
                                     CHUNK(OF(split, 2), j), i == j);
             attention_merge(CHUNK(out, i), CHUNK(lse, i), block_out, block_lse);
         }
-    assert_near(out, full, 1e-12);
+    assert_near(out, data(full), 1e-12);
     tensor_zero(d_split);
     attention_delta(delta, tensor_view(d_full, shape(T, A * D)), out);
     for (int o = 0; o < CHUNKS; o++)
@@ -211,143 +174,29 @@ static void merged_case(int64_t C, const int *order, double shift)
                                      CHUNK(OF(split, 1), order[o]), CHUNK(OF(split, 2), order[o]), CHUNK(lse, i),
                                      CHUNK(delta, i), i == order[o]);
     transpose_rows(d_back, d_split);
-    assert_near(d_back, d_qkv, shift ? 1e-11 : 1e-12);
+    assert_near(d_back, data(d_qkv), shift ? 1e-11 : 1e-12);
     guarded_release();
 }
 
 static void blocks_in_any_order_are_full_attention(void **state)
 {
     static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
-    static const int64_t lengths[] = {1, 5, 50, 75};
-    static const double shifts[] = {0, 30, -30, 1000, -1000};
+    static const int64_t lengths[] = {1, 5, 75};
+    static const double shifts[] = {0, 1000, -1000};
 
     (void)state;
-    for (int l = 0; l < 4; l++)
+    for (int l = 0; l < 3; l++)
         for (int o = 0; o < 6; o++)
-            for (int s = 0; s < 5; s++)
+            for (int s = 0; s < 3; s++)
                 merged_case(lengths[l], orders[o], shifts[s]);
-}
-
-/* ---- Operands of the wrong shape ---- */
-
-static int message_pipe[2];
-
-static void send_message(const char *line, int status)
-{
-    if (write(message_pipe[1], line, strlen(line)) < 0)
-        _exit(99);
-    _exit(status);
-}
-
-enum { OUT, LSE, SCORES, QUERY, KEY, VALUE, D_QUERY, D_KEY, D_VALUE, DELTA, OPERANDS };
-
-/* Runs forward or backward with the operands t in a child process. It must fail with a line that has `message`. */
-static void assert_refused(bool back, bool causal, const Tensor *t, const char *message)
-{
-    char line[4096];
-    int status;
-
-    assert_int_equal(pipe(message_pipe), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-        alarm(10);
-        error_end_with(send_message);
-        if (back)
-            attention_block_backward(t[D_QUERY], t[D_KEY], t[D_VALUE], t[SCORES], t[OUT], t[QUERY], t[KEY], t[VALUE],
-                                     t[LSE], t[DELTA], causal);
-        else
-            attention_block_forward(t[OUT], t[LSE], t[SCORES], t[QUERY], t[KEY], t[VALUE], causal);
-        _exit(0);
-    }
-    close(message_pipe[1]);
-    const ssize_t length = read(message_pipe[0], line, sizeof line - 1);
-    close(message_pipe[0]);
-    waitpid(child, &status, 0);
-    line[length > 0 ? length : 0] = 0;
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 1 || !strstr(line, message) || !strstr(line, "but it takes"))
-        fail_msg("a wrong operand (\"%s\") ended with %#x and \"%s\"", message, status, line);
-}
-
-static void wrong_operands_are_refused(void **state)
-{
-    Tensor right[OPERANDS], wrong[OPERANDS];
-    char message[128];
-
-    (void)state;
-    right[OUT] = filled("out", shape(2, 3, 4, 6)), right[LSE] = filled("lse", shape(2, 3, 4, 1));
-    right[SCORES] = filled("scores", shape(2, 4, 3, 5)), right[QUERY] = filled("q", shape(2, 3, 4, 6));
-    right[KEY] = filled("k", shape(2, 5, 4, 6)), right[VALUE] = filled("v", shape(2, 5, 4, 6));
-    right[D_QUERY] = filled("d_q", shape(2, 3, 4, 6)), right[D_KEY] = filled("d_k", shape(2, 5, 4, 6));
-    right[D_VALUE] = filled("d_v", shape(2, 5, 4, 6)), right[DELTA] = filled("delta", shape(2, 3, 4, 1));
-    attention_block_forward(right[OUT], right[LSE], right[SCORES], right[QUERY], right[KEY], right[VALUE], false);
-    attention_block_backward(right[D_QUERY], right[D_KEY], right[D_VALUE], right[SCORES], right[OUT], right[QUERY],
-                             right[KEY], right[VALUE], right[LSE], right[DELTA], false);
-    for (int back = 0; back < 2; back++) {
-        for (int i = 0; i < (back ? OPERANDS : D_QUERY); i++)
-            for (int d = 0; d < 5; d++) {                       /* each dimension one smaller; another dtype */
-                memcpy(wrong, right, sizeof wrong);
-                if (d < 4 && i == SCORES && d == 2)
-                    continue;                                   /* a tile may have any number of queries */
-                if (d < 4)
-                    wrong[i].shape[d]--;
-                else
-                    wrong[i].dtype = I32;
-                char *is = tensor_describe(wrong[i]);
-                snprintf(message, sizeof message, "%s %s", is, dtype_name(wrong[i].dtype));
-                free(is);
-                assert_refused(back, false, wrong, message);
-            }
-        assert_refused(back, true, right, "k is (2, 5, 4, 6)");        /* causal: as many keys as queries */
-    }
-    guarded_release();
 }
 
 /* ---- The program against 01 ---- */
 
-/* A covering subset of methods, ranks, recomputation, accumulation and micro-batches, with sequence chunks of more than
- * 64 tokens and of odd length. */
-static const LayoutCase cases[] = {
-    {"07_context_parallel", "--attention zigzag", 1, 2, 3, 1, "none", true, 24},
-    {"07_context_parallel", "--attention zigzag", 2, 3, 3, 1, "full", true, 24},
-    {"07_context_parallel", "--attention zigzag", 3, 1, 1, 3, "selective", true, 150},
-    {"07_context_parallel", "--attention zigzag", 4, 2, 3, 1, "none", true, 24},
-    {"07_context_parallel", "--attention zigzag", 8, 1, 1, 1, "full", true, 16},
-    {"07_context_parallel", "--attention ring", 2, 1, 1, 3, "none", true, 150},
-    {"07_context_parallel", "--attention ring", 3, 2, 3, 1, "full", true, 24},
-    {"07_context_parallel", "--attention ring", 8, 1, 1, 1, "none", true, 16},
-    {"07_context_parallel", "--attention allgather", 3, 2, 3, 1, "full", true, 24},
-    {"07_context_parallel", "--attention allgather", 4, 1, 1, 1, "none", true, 16},
-    {"07_context_parallel", "--attention ulysses", 2, 3, 3, 1, "full", true, 24},
-    {"07_context_parallel", "--attention ulysses", 3, 1, 1, 3, "selective", true, 150},
-    {"07_context_parallel", "--attention ulysses", 4, 1, 1, 1, "none", true, 16, 48, 8},
-};
-
 static void configurations_agree(void **state)
 {
     (void)state;
-    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
-        layout_compare(&cases[i]);
-}
-
-static void all_configurations_agree(void **state)
-{
-    static const char *const recompute[] = {"none", "selective", "full"};
-    static const int ranks[] = {1, 2, 3, 4, 8}, lengths[] = {48, 144};
-
-    (void)state;
-    if (!full_tests())
-        skip();
-    for (int m = 0; m < 4; m++)
-        for (int n = 0; n < 5; n++)
-            for (int k = 0; k < 3; k++)
-                for (int accumulate = 1; accumulate <= 2; accumulate++)
-                    for (int micro_batch = 1; micro_batch <= 3; micro_batch += 2)
-                        for (int s = 0; s < 2; s++) {
-                            char option[64];
-                            snprintf(option, sizeof option, "--attention %s", methods[m]);
-                            layout_compare(&(LayoutCase){"07_context_parallel", option, ranks[n], 2, micro_batch,
-                                                         accumulate, recompute[k], true, lengths[s], 48, 24});
-                        }
+    layouts_agree("07_context_parallel");
 }
 
 /* A value of rank r in the last run's --report r.json. */
@@ -415,90 +264,18 @@ static void nothing_grows_with_the_square(void **state)
     }
 }
 
-static void assert_message(const char *options, int ranks, const char *message)
-{
-    Result r = run("mpiexec -n %d " PROGRAM " --data %s %s", ranks, token_file(20000, 97), options);
-
-    if (r.status != 1 || !strstr(r.err, message))
-        fail_msg("%s on %d ranks: status %d and \"%s\", not \"%s\"", options, ranks, r.status, r.err, message);
-    result_free(r);
-}
-
-static void what_cannot_be_split_is_refused(void **state)
-{
-    (void)state;
-    assert_message("--seq 18 --attention ring", 4,
-                   "--seq: expected a multiple of 4 (4 ranks x 1 sequence chunks), got 18; try 20");
-    assert_message("--seq 18 --attention allgather", 4,
-                   "--seq: expected a multiple of 4 (4 ranks x 1 sequence chunks), got 18; try 20");
-    assert_message("--seq 20", 4, "--seq: expected a multiple of 8 (4 ranks x 2 sequence chunks), got 20; try 24");
-    assert_message("--seq 2 --hidden 12 --heads 2 --attention ulysses", 3, "--seq: expected a multiple of 3 ");
-    assert_message("--seq 24 --hidden 48 --heads 4 --attention ulysses", 3,
-                   "--attention ulysses: --heads 4 cannot be divided over 3 ranks; 1, 2, 4 could");
-}
-
-#define SHAPE "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 48 --lr 1e-3 --warmup 3 --quiet"
-
-static void checkpoints_cross(void **state)
-{
-    static const struct {
-        int ranks, micro_batch;
-        const char *program;
-    } ways[] = {{1, 12, "01_single_gpu"}, {3, 12, "07_context_parallel"}, {2, 6, "04_zero --zero 3"},
-                {2, 12, "07_context_parallel --attention ulysses"}, {1, 12, "01_single_gpu"}};
-    char gradients[256], losses[256];
-    double a[LAYOUT_STEPS], b[LAYOUT_STEPS];
-
-    (void)state;
-    if (!full_tests())                          /* test_layouts.c saves and loads with 07 */
-        skip();
-    layout_reference(&(LayoutCase){.ranks = 1, .layers = 3, .micro_batch = 12, .accumulate = 1, .seq = 48}, gradients,
-                     losses);
-    for (int i = 0; i < 5; i++)
-        run_well("mpiexec -n %d " CPU64 "%s " SHAPE " --micro-batch %d --accumulate 1 --steps %d --data %s "
-                 "--save crossing --metrics crossing.csv %s", ways[i].ranks, ways[i].program, ways[i].micro_batch,
-                 3 * (i + 1), token_file(20000, 97), i ? "--load crossing" : "");
-    assert_int_equal(read_column(in_temporary("crossing.csv"), "loss", a, LAYOUT_STEPS), 15);
-    assert_int_equal(read_column(losses, "loss", b, LAYOUT_STEPS), LAYOUT_STEPS);
-    for (int s = 0; s < 15; s++)
-        if (!(fabs(a[s] - b[s]) <= 1e-9 * b[s]))
-            fail_msg("the loss of step %d is %.17g, but %.17g without interruptions", s + 1, a[s], b[s]);
-}
-
-/* Each rank evaluates its chunks of the validation sequences. The loss is 01's. */
-static void evaluation_is_01s(void **state)
-{
-    (void)state;
-    run_well(CPU64 "01_single_gpu " SHAPE " --data %s --steps 2 --eval-every 2 --micro-batch 8 --accumulate 1 "
-             "--report r.json", token_file(20000, 97));
-    const double want = json_number(in_temporary("r.json"), "held_out.0.loss");
-    for (int m = 0; m < 4; m++) {
-        if (m % 2 == 0 && !full_tests())
-            continue;
-        run_well("mpiexec -n 3 " PROGRAM " " SHAPE " --data %s --steps 2 --eval-every 2 --micro-batch 8 --accumulate 1 "
-                 "--attention %s --report r.json", token_file(20000, 97), methods[m]);
-        const double is = json_number(in_temporary("r.json"), "held_out.0.loss");
-        if (!(fabs(is - want) <= 1e-12 * want))
-            fail_msg("%s: a validation loss of %.17g nats, but %.17g in 01", methods[m], is, want);
-    }
-}
-
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks),
         cmocka_unit_test(small_operators),
         cmocka_unit_test(blocks_in_any_order_are_full_attention),
-        cmocka_unit_test(wrong_operands_are_refused),
         cmocka_unit_test(configurations_agree),
         cmocka_unit_test(pairs_are_what_the_mask_leaves),
         cmocka_unit_test(nothing_grows_with_the_square),
-        cmocka_unit_test(what_cannot_be_split_is_refused),
-        cmocka_unit_test(checkpoints_cross),
-        cmocka_unit_test(evaluation_is_01s),
-        cmocka_unit_test(all_configurations_agree),
     };
 
+    comm_begin(&argc, &argv);
     device_init(0, 1, 2);
-    return cmocka_run_group_tests_name("context", tests, NULL, layout_print_worst);
+    comm_exit(cmocka_run_group_tests_name("context", tests, NULL, NULL));
 }

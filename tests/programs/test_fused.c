@@ -27,7 +27,7 @@ static Tensor create(DType dtype, const char *name, Shape shape)
 }
 
 /* Random numbers, the same for the same name. */
-static Tensor filled(DType dtype, const char *name, Shape shape, double scale)
+static Tensor random_tensor(DType dtype, const char *name, Shape shape, double scale)
 {
     Tensor t = create(dtype, name, shape);
     real *x = malloc(tensor_count(t) * sizeof *x);
@@ -84,12 +84,12 @@ static void attention_is_the_chain(void **state)
         for (int k = 0; k < 3; k++) {
             const int64_t B = cases[c].B, T = cases[c].T, A = cases[c].A, D = cases[c].D;
             const DType t = types[k];
-            Tensor qkv = filled(t, "qkv", shape(B, T, 3 * A * D), 1.5),
-                   d_out = filled(t, "d_out", shape(B, T, A * D), 1);
+            Tensor qkv = random_tensor(t, "qkv", shape(B, T, 3 * A * D), 1.5),
+                   d_out = random_tensor(t, "d_out", shape(B, T, A * D), 1);
             Tensor out = create(t, "out", shape(B, T, A * D)), want = create(t, "want", shape(B, T, A * D));
             Tensor probs = create(t, "probs", shape(B, A, T, T)), d_probs = create(t, "d_probs", shape(B, A, T, T));
             Tensor lse = create(REAL, "lse", shape(B, A, T)), delta = create(REAL, "delta", shape(B, A, T));
-            Tensor d_qkv = filled(t, "d_qkv", shape(B, T, 3 * A * D), 1);          /* overwritten */
+            Tensor d_qkv = random_tensor(t, "d_qkv", shape(B, T, 3 * A * D), 1);          /* overwritten */
             Tensor d_want = create(t, "d_want", shape(B, T, 3 * A * D));
             attention_forward(want, probs, qkv);
             attention_backward(d_want, d_probs, d_out, qkv, probs);
@@ -108,7 +108,7 @@ static void attention_of_extremes(void **state)
 
     (void)state;
     for (int k = 0; k < 2; k++) {
-        Tensor qkv = filled(REAL, "qkv", shape(1, T, 3 * D), 40);
+        Tensor qkv = random_tensor(REAL, "qkv", shape(1, T, 3 * D), 40);
         Tensor out = create(REAL, "out", shape(1, T, D)), want = create(REAL, "want", shape(1, T, D));
         Tensor probs = create(REAL, "probs", shape(1, 1, T, T)), lse = create(REAL, "lse", shape(1, 1, T));
         real *x = qkv.data;
@@ -143,21 +143,21 @@ static void attention_by_chunks_is_the_chain(void **state)
             const int64_t B = cases[c].B, C = cases[c].C, A = cases[c].A, D = cases[c].D;
             const DType t = types[k];
             const Shape of_q = shape(B, C, A, D), of_sum = shape(B, C, A, 1);
-            Tensor q = filled(t, "q", of_q, 1.5), d_out = filled(t, "d_out", of_q, 1), real_q = as_real(q);
+            Tensor q = random_tensor(t, "q", of_q, 1.5), d_out = random_tensor(t, "d_out", of_q, 1), real_q = as_real(q);
             Tensor out = create(REAL, "out", of_q), lse = create(REAL, "lse", of_sum);
             Tensor want = create(REAL, "want", of_q), want_lse = create(REAL, "want_lse", of_sum);
             Tensor block_out = create(REAL, "block_out", of_q), block_lse = create(REAL, "block_lse", of_sum);
             Tensor delta = create(REAL, "delta", of_sum), rounded = create(t, "rounded", of_q);
-            Tensor d_q = filled(REAL, "d_q", of_q, 1), d_want = filled(REAL, "d_q", of_q, 1);      /* added to */
+            Tensor d_q = random_tensor(REAL, "d_q", of_q, 1), d_want = random_tensor(REAL, "d_q", of_q, 1);      /* added to */
             Tensor key[2], value[2], d_key[2], d_value[2], d_want_key[2], d_want_value[2], scores[2];
             tensor_fill(lse, -INFINITY), tensor_fill(want_lse, -INFINITY);
             for (int i = 0; i < 2; i++) {
                 const int64_t K = i ? C : cases[c].K;
                 const Shape of_k = shape(B, K, A, D);
-                key[i] = filled(t, i ? "k" : "k before", of_k, 1.5);
-                value[i] = filled(t, i ? "v" : "v before", of_k, 1);
-                d_key[i] = filled(REAL, "d_k", of_k, 1), d_want_key[i] = filled(REAL, "d_k", of_k, 1);
-                d_value[i] = filled(REAL, "d_v", of_k, 1), d_want_value[i] = filled(REAL, "d_v", of_k, 1);
+                key[i] = random_tensor(t, i ? "k" : "k before", of_k, 1.5);
+                value[i] = random_tensor(t, i ? "v" : "v before", of_k, 1);
+                d_key[i] = random_tensor(REAL, "d_k", of_k, 1), d_want_key[i] = random_tensor(REAL, "d_k", of_k, 1);
+                d_value[i] = random_tensor(REAL, "d_v", of_k, 1), d_want_value[i] = random_tensor(REAL, "d_v", of_k, 1);
                 scores[i] = create(REAL, "scores", shape(2, A, C, K));
                 flash_block_forward(out, lse, q, key[i], value[i], i);
                 attention_block_forward(block_out, block_lse, scores[i], real_q, as_real(key[i]), as_real(value[i]), i);
@@ -188,7 +188,7 @@ static void stored_types_are_read_as_they_are(void **state)
 
     (void)state;
     for (int k = 0; k < 3; k++) {
-        Tensor logits = filled(types[k], "logits", shape(R, V), 3), targets = create(I32, "targets", shape(R));
+        Tensor logits = random_tensor(types[k], "logits", shape(R, V), 3), targets = create(I32, "targets", shape(R));
         Tensor max = create(REAL, "max", shape(R)), want_max = create(REAL, "want_max", shape(R));
         Tensor sums = create(REAL, "sums", shape(R, 2)), want_sums = create(REAL, "want_sums", shape(R, 2));
         for (int i = 0; i < R; i++)
@@ -197,7 +197,7 @@ static void stored_types_are_read_as_they_are(void **state)
         cross_entropy_sums(sums, logits, max, targets), cross_entropy_sums(want_sums, as_real(logits), max, targets);
         assert_same(max, want_max, 0), assert_same(sums, want_sums, 0);
 
-        Tensor x = filled(types[k], "x", shape(R, A * D), 1), y = filled(types[k], "y", shape(R, A * D), 1);
+        Tensor x = random_tensor(types[k], "x", shape(R, A * D), 1), y = random_tensor(types[k], "y", shape(R, A * D), 1);
         Tensor delta = create(REAL, "delta", shape(R, A)), want_delta = create(REAL, "want_delta", shape(R, A));
         attention_delta(delta, x, y), attention_delta(want_delta, as_real(x), as_real(y));
         assert_same(delta, want_delta, 0);
@@ -223,9 +223,9 @@ static void the_others_are_their_chains(void **state)
                 const int64_t R = cases[c].R, H = cases[c].H, M = cases[c].M, V = cases[c].V;
                 const DType t = types[k], tg = g ? BF16 : REAL;
                 const double tolerance = tolerance_of(t);
-                Tensor x = filled(t, "x", shape(R, H), 1), branch = filled(t, "branch", shape(R, H), 1);
-                Tensor add = filled(t, "add", shape(H), 1), w = filled(t, "w", shape(H), 1),
-                       b = filled(t, "b", shape(H), 1);
+                Tensor x = random_tensor(t, "x", shape(R, H), 1), branch = random_tensor(t, "branch", shape(R, H), 1);
+                Tensor add = random_tensor(t, "add", shape(H), 1), w = random_tensor(t, "w", shape(H), 1),
+                       b = random_tensor(t, "b", shape(H), 1);
                 Tensor sum = create(t, "sum", shape(R, H)), out = create(t, "out", shape(R, H));
                 Tensor want_sum = create(t, "sum", shape(R, H)), want = create(t, "out", shape(R, H));
                 Tensor stats = create(REAL, "stats", shape(R, 2)), want_stats = create(REAL, "stats", shape(R, 2));
@@ -238,8 +238,8 @@ static void the_others_are_their_chains(void **state)
                 Tensor d[4], d_want[4];
                 for (int i = 0; i < 2; i++) {
                     Tensor *to = i ? d_want : d;
-                    to[0] = filled(t, "d_sum", shape(R, H), 1), to[1] = filled(tg, "d_branch_bias", shape(H), 1);
-                    to[2] = filled(tg, "d_weight", shape(H), 1), to[3] = filled(tg, "d_bias", shape(H), 1);
+                    to[0] = random_tensor(t, "d_sum", shape(R, H), 1), to[1] = random_tensor(tg, "d_branch_bias", shape(H), 1);
+                    to[2] = random_tensor(tg, "d_weight", shape(H), 1), to[3] = random_tensor(tg, "d_bias", shape(H), 1);
                 }
                 residual_layernorm_backward(d[0], d[1], d[2], d[3], branch, want_sum, want_stats, w);
                 layernorm_backward(d_want[0], d_want[2], d_want[3], branch, want_sum, want_stats, w);
@@ -247,8 +247,8 @@ static void the_others_are_their_chains(void **state)
                 for (int i = 0; i < 4; i++)
                     assert_same(d[i], d_want[i], tolerance);
 
-                Tensor weight = filled(t, "weight", shape(M, H), 0.3), bias = filled(t, "bias", shape(M), 1);
-                Tensor down = filled(t, "down", shape(H, M), 0.3);
+                Tensor weight = random_tensor(t, "weight", shape(M, H), 0.3), bias = random_tensor(t, "bias", shape(M), 1);
+                Tensor down = random_tensor(t, "down", shape(H, M), 0.3);
                 Tensor up = create(t, "up", shape(R, M)), gelu = create(t, "gelu", shape(R, M));
                 Tensor want_up = create(t, "up", shape(R, M)), want_gelu = create(t, "gelu", shape(R, M));
                 linear_gelu_forward(gelu, up, x, weight, bias);
@@ -261,7 +261,7 @@ static void the_others_are_their_chains(void **state)
                 gelu_backward(gelu, gelu, want_up);
                 assert_same(up, gelu, tolerance);
 
-                Tensor logits = filled(t, "logits", shape(R, V), 3), d_logits = filled(t, "logits", shape(R, V), 3);
+                Tensor logits = random_tensor(t, "logits", shape(R, V), 3), d_logits = random_tensor(t, "logits", shape(R, V), 3);
                 Tensor loss = create(F64, "loss", shape(1)), want_loss = create(F64, "loss", shape(1));
                 Tensor lse = create(REAL, "lse", shape(R)), ids = create(I32, "ids", shape(R));
                 int32_t id[300];
@@ -287,7 +287,7 @@ static void adamw_writes_the_copy(void **state)
 
     (void)state;
     for (int k = 1; k < 3; k++) {
-        Tensor w = filled(REAL, "w", shape(N), 1), g = filled(REAL, "g", shape(N), 1),
+        Tensor w = random_tensor(REAL, "w", shape(N), 1), g = random_tensor(REAL, "g", shape(N), 1),
                copy = create(types[k], "copy", shape(N));
         Tensor m = create(REAL, "m", shape(N)), v = create(REAL, "v", shape(N)),
                want = create(types[k], "want", shape(N));
@@ -310,12 +310,12 @@ static void adamw_clips_by_itself(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int k = 0; k < 3; k++) {
-            Tensor g = filled(REAL, "g", shape(N), 1), by_host[4], by_device[4];
+            Tensor g = random_tensor(REAL, "g", shape(N), 1), by_host[4], by_device[4];
             Tensor sum = create(F64, "sum", shape(1)), scale = create(F64, "scale", shape(1));
             for (int h = 0; h < 2; h++) {
                 Tensor *t = h ? by_host : by_device;
-                t[0] = filled(REAL, "w", shape(N), 1), t[1] = filled(types[k], "copy", shape(N), 1);
-                t[2] = filled(REAL, "m", shape(N), 1), t[3] = create(REAL, "v", shape(N));
+                t[0] = random_tensor(REAL, "w", shape(N), 1), t[1] = random_tensor(types[k], "copy", shape(N), 1);
+                t[2] = random_tensor(REAL, "m", shape(N), 1), t[3] = create(REAL, "v", shape(N));
                 tensor_fill(t[3], 0.3);
             }
             device_upload(sum.data, &cases[i].sum, sizeof cases[i].sum);

@@ -21,15 +21,13 @@ enum { STEPS = 100 };               /* the checkpoint's training steps */
 /* Reads a tensor of Hugging Face's results, as doubles. */
 static void read_expected(const char *name, double *to, int64_t count)
 {
-    Safetensors file;
-    char *wrong = safetensors_open(&file, LOGITS);
-    const SafeTensor *t = wrong ? NULL : safetensors_find(&file, name);
+    Safetensors file = safetensors_open(LOGITS);
+    const SafeTensor *t = safetensors_find(&file, name);
 
-    if (!wrong && (!t || t->bytes != count * (strcmp(t->dtype, "F64") ? 4 : 8)))
+    if (!t || t->bytes != count * (strcmp(t->dtype, "F64") ? 4 : 8))
         fail_msg("%s: %s is missing or does not have %lld elements", LOGITS, name, (long long)count);
-    if (wrong || (wrong = safetensors_read(&file, t, 0, count, to, true)))
-        fail_msg("%s", wrong);
-    free(safetensors_close(&file, false));
+    safetensors_read(&file, t, 0, count, to, true);
+    safetensors_close(&file);
 }
 
 /* Does what 01's main does, up to the logits of the next step's batch, and compares them. Returns the exit status. */
@@ -207,7 +205,7 @@ static void incomplete_models_are_refused(void **state)
     edit_index("s,\"model-00003[^,]*,3,");
     refuses("a number", "bad/model.safetensors.index.json|gpt_neox.layers.|3|in the same directory");
     edit_index("s,model-00003,model-00002,");
-    refuses("tensors in no file", "is missing, and in the other files too");
+    refuses("tensors in no file", "expected a tensor gpt_neox.layers.|not there");
     edit_index("s/weight_map/map/");
     refuses("no map", "bad/model.safetensors.index.json|weight_map");
     run_well("rm bad/model.safetensors.index.json");
@@ -221,7 +219,7 @@ static void incomplete_models_are_refused(void **state)
         run_well("rm -rf bad");
         run_well("cp -r ours bad");
         run_well("rm bad/%s", both[i]);
-        snprintf(words, sizeof words, "bad/%s: No such file|%s is there", both[i], both[!i]);
+        snprintf(words, sizeof words, "bad/%s: No such file|both", both[i]);
         refuses(both[i], words);
     }
     run_well("rm bad/trainer.json");                    /* without both files it is */
@@ -233,23 +231,22 @@ static void incomplete_models_are_refused(void **state)
     run_well("diff -r " THEIRS "/shards before");
 }
 
-/* Makes `bad`, the model with more tensors: buffers that older transformers saved, and the output projection, which
- * equals the embedding if `tied`. */
-static void write_more_tensors(bool tied)
+/* Makes `more`, the model with more tensors: buffers that older transformers saved, and the output projection, which
+ * equals the embedding. */
+static void write_more_tensors(void)
 {
     static const char *const more[][2] = {
         {"gpt_neox.layers.0.attention.rotary_emb.inv_freq", "F32"}, {"gpt_neox.layers.0.attention.bias", "BOOL"},
         {"gpt_neox.layers.0.attention.masked_bias", "F16"}, {"embed_out.weight", "F32"}};
-    Safetensors from, to;
+    Safetensors from = safetensors_open(THEIRS "/F16/model.safetensors"), to;
     SafeTensor tensors[64];
     float y[97 * 20] = {0};
 
-    run_well("rm -rf bad");
-    run_well("cp -r " THEIRS "/F16 bad");
-    assert_null(safetensors_open(&from, THEIRS "/F16/model.safetensors"));
+    run_well("cp -r " THEIRS "/F16 more");
     int count = 0;
     for (int i = 0; i < 4; i++, count++) {
-        tensors[count] = (SafeTensor){.name = (char *)more[i][0], .dims = 1, .shape = {2}};
+        tensors[count] = (SafeTensor){.dims = 1, .shape = {2}};
+        strcpy(tensors[count].name, more[i][0]);
         strcpy(tensors[count].dtype, more[i][1]);
     }
     tensors[3].dims = 2, tensors[3].shape[0] = 97, tensors[3].shape[1] = 20;
@@ -257,20 +254,17 @@ static void write_more_tensors(bool tied)
         tensors[count] = from.tensors[i];
         strcpy(tensors[count].dtype, "F32");
     }
-    safetensors_lay_out(&to, in_temporary("bad/model.safetensors"), tensors, count, NULL);
-    assert_null(safetensors_create(&to));
+    to = safetensors_create(in_temporary("more/model.safetensors"), tensors, count, true);
     for (int i = 4; i < count; i++) {
         const SafeTensor *t = safetensors_find(&from, to.tensors[i].name);
         assert_true(t->bytes / 2 <= 97 * 20);
-        assert_null(safetensors_read(&from, t, 0, t->bytes / 2, y, false));
-        assert_null(safetensors_write(&to, &to.tensors[i], 0, t->bytes / 2, y));
-        if (!strcmp(t->name, "gpt_neox.embed_in.weight")) {
-            y[96 * 20] += tied ? 0 : 0.5f;
-            assert_null(safetensors_write(&to, &to.tensors[3], 0, 97 * 20, y));
-        }
+        safetensors_read(&from, t, 0, t->bytes / 2, y, false);
+        safetensors_write(&to, &to.tensors[i], 0, t->bytes / 2, y);
+        if (!strcmp(t->name, "gpt_neox.embed_in.weight"))
+            safetensors_write(&to, &to.tensors[3], 0, 97 * 20, y);
     }
-    assert_null(safetensors_close(&to, false));
-    assert_null(safetensors_close(&from, false));
+    safetensors_close(&to);
+    safetensors_close(&from);
 }
 
 static void more_tensors_do_not_matter(void **state)
@@ -279,12 +273,10 @@ static void more_tensors_do_not_matter(void **state)
 
     (void)state;
     read_expected("their_loss", &expected, 1);
-    write_more_tensors(true);
-    run_well(ONE " --load bad --steps 1 --metrics more.csv");
+    write_more_tensors();
+    run_well(ONE " --load more --steps 1 --metrics more.csv");
     assert_int_equal(read_column(in_temporary("more.csv"), "loss", &loss, 1), 1);
     assert_true(fabs(loss - expected) <= 1e-10 * expected);
-    write_more_tensors(false);
-    refuses("an output projection of its own", "bad/model.safetensors|embed_out.weight differs|element 1920");
 }
 
 int main(int argc, char **argv)

@@ -1,0 +1,536 @@
+#include "checkpoint.h"
+
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "comm.h"
+#include "data.h"
+#include "error.h"
+#include "formats.h"
+#include "outputs.h"
+#include "print.h"
+#include "safetensors.h"
+
+static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
+enum { MODEL, CONFIG, OPTIMIZER, TRAINER, FILES };
+
+/* Returns "DIR" + end, without slashes at the end of DIR. The caller frees it. */
+static char *beside(const char *directory, const char *end)
+{
+    int length = strlen(directory);
+
+    while (length > 1 && directory[length - 1] == '/')
+        length--;
+    return new_text("%.*s%s", length, directory, end);
+}
+
+/* ---- The full model's tensors, and this rank's segments of them ---- */
+
+/* Appends an entry per parameter, named prefix + its name; returns the end. */
+static SafeTensor *tensors_of(const Layout *layout, const char *prefix, SafeTensor *to)
+{
+    for (int i = 0; i < layout->parameters; i++, to++) {
+        const ParamInfo *p = &layout->table[i];
+        *to = (SafeTensor){.dims = p->vector ? 1 : 2, .shape = {p->rows, p->cols}};
+        strcpy(to->dtype, dtype_name(REAL));
+        snprintf(to->name, sizeof to->name, "%s%s", prefix, p->name);
+    }
+    return to;
+}
+
+typedef enum { PARAMS, GRADIENTS, MOMENT_M, MOMENT_V } Which;
+
+static Tensor which_of(const ParamShard *shard, Which which)
+{
+    return (const Tensor[]){shard->params, shard->gradients, shard->m, shard->v}[which];
+}
+
+/* Writes the elements that this rank owns, of one of its shards' four tensors, to the file's entries from `first`
+ * on. */
+static void write_shards(const Safetensors *file, int first, const AdamW *optimizer, Which which)
+{
+    for (int i = 0; i < optimizer->count; i++) {
+        const ParamShard *shard = &optimizer->shards[i];
+        const Tensor t = which_of(shard, which);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, file->path);
+        tensor_to_host(host, t);
+        for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);)
+            if (s.param->owned)
+                safetensors_write(file, &file->tensors[first + s.parameter], s.in_full, s.count, host + s.in_range);
+        free(host);
+    }
+}
+
+typedef struct {
+    int count;
+    Safetensors *file;
+} Files;
+
+/* Finds the parameter's tensor, named prefix + its name, in one of the files. */
+static const SafeTensor *find(const Files *from, const char *prefix, const ParamInfo *p, const Safetensors **in)
+{
+    const SafeTensor *t = NULL;
+    char name[96];
+
+    snprintf(name, sizeof name, "%s%s", prefix, p->name);
+    for (int i = 0; i < from->count && !t; i++) {
+        *in = &from->file[i];
+        t = safetensors_find(*in, name);
+    }
+    if (!t)
+        fail("%s: expected a tensor %s, which is not there", from->file[0].path, name);
+    if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols)
+        || !strcmp(t->dtype, "I64"))
+        fail("%s: %s has %d dimensions, the first %lld, of %s; expected (%lld, %lld) of F64, F32, F16 or BF16",
+             (*in)->path, name, t->dims, (long long)t->shape[0], t->dtype, (long long)p->rows, (long long)p->cols);
+    return t;
+}
+
+/* Reads one of the four tensors of each of this rank's shards. */
+static void read_shards(const Files *from, const char *prefix, const AdamW *optimizer, Which which)
+{
+    for (int i = 0; i < optimizer->count; i++) {
+        const ParamShard *shard = &optimizer->shards[i];
+        const Tensor t = which_of(shard, which);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
+        for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
+            const Safetensors *file;
+            const SafeTensor *tensor = find(from, prefix, s.param, &file);
+            real *x = host + s.in_range;
+            safetensors_read(file, tensor, s.in_full, s.count, x, REAL == F64);
+            for (int64_t k = 0; k < s.count; k++)
+                if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
+                    fail("%s: %s has %g at element %lld, but a finite number%s is needed", file->path, tensor->name,
+                         x[k], (long long)(s.in_full + k), which == MOMENT_V ? " of at least 0" : "");
+        }
+        tensor_from_host(t, host);
+        free(host);
+    }
+}
+
+/* Rank 0 creates the file; then all open it. */
+static Safetensors create_shared(const char *path, const SafeTensor *tensors, int count)
+{
+    Safetensors file;
+
+    if (comm_rank(world) == 0)
+        file = safetensors_create(path, tensors, count, true);
+    comm_barrier(world);
+    if (comm_rank(world) != 0)
+        file = safetensors_create(path, tensors, count, false);
+    return file;
+}
+
+/* ---- JSON ---- */
+
+static void json_write(const char *path, cJSON *json)
+{
+    char *text = cJSON_Print(json);
+    FILE *f = fopen(path, "w");
+
+    if (!f || fputs(text, f) < 0 || fflush(f) || fsync(fileno(f)) || fclose(f))
+        fail("%s could not be written: %s", path, strerror(errno));
+    free(text);
+    cJSON_Delete(json);
+}
+
+static cJSON *json_read(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    char *text = NULL;
+    size_t room = 0;
+
+    if (!f)
+        fail("%s: %s", path, strerror(errno));
+    cJSON *json = getdelim(&text, &room, 0, f) > 0 ? cJSON_Parse(text) : NULL;
+    if (!cJSON_IsObject(json))
+        fail("%s: not a JSON object", path);
+    free(text);
+    fclose(f);
+    return json;
+}
+
+/* The configuration from which Hugging Face builds the same model. */
+static cJSON *config_json(Config c)
+{
+    char *text = new_text(
+        "{\"architectures\": [\"GPTNeoXForCausalLM\"], \"model_type\": \"gpt_neox\", \"vocab_size\": %d, "
+        "\"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"intermediate_size\": %d, "
+        "\"max_position_embeddings\": %d, \"hidden_act\": \"gelu_pytorch_tanh\", \"rotary_pct\": 1.0, "
+        "\"rotary_emb_base\": 10000, \"layer_norm_eps\": 1e-5, \"initializer_range\": 0.02, "
+        "\"use_parallel_residual\": false, \"tie_word_embeddings\": true, \"attention_bias\": true, "
+        "\"attention_dropout\": 0, \"hidden_dropout\": 0, \"bos_token_id\": 0, \"eos_token_id\": 0, "
+        "\"torch_dtype\": \"%s\"}",
+        c.vocab, c.hidden, c.layers, c.heads, 4 * c.hidden, c.seq, REAL == F64 ? "float64" : "float32");
+    cJSON *json = cJSON_Parse(text);
+
+    free(text);
+    return json;
+}
+
+/* The values, as JSON, that a key of config.json may have. Hugging Face has renamed some keys: `keys` lists all names.
+ * Every name that is present is checked; if none is, GPTNeoXConfig uses `standard`. Other keys do not change what the
+ * model computes: dropout affects only training, which has none here, and positions have no limit. */
+static const struct {
+    const char *keys, *ours, *standard;
+} config_keys[] = {
+    {"model_type", "\"gpt_neox\"", "\"gpt_neox\""},
+    {"hidden_act", "\"gelu_pytorch_tanh\"|\"gelu_new\"|\"gelu_fast\"", "\"gelu\""},       /* GELU's tanh form */
+    {"use_parallel_residual", "false", "true"},
+    {"tie_word_embeddings", "true", "false"},
+    {"attention_bias", "true", "true"},
+    {"layer_norm_eps", "1e-05", "1e-05"},
+    {"rotary_pct|partial_rotary_factor|rope_parameters.partial_rotary_factor", "1", "0.25"},
+    {"rotary_emb_base|rope_theta|rope_parameters.rope_theta", "10000", "10000"},
+    {"rope_parameters.rope_type", "\"default\"", "\"default\""},
+    {"rope_scaling", "null", "null"},
+};
+
+static bool is_listed(const char *list, const char *text)
+{
+    const size_t length = strlen(text);
+
+    for (; *list; list += strcspn(list, "|"), list += *list == '|')
+        if (strcspn(list, "|") == length && !strncmp(list, text, length))
+            return true;
+    return false;
+}
+
+static void check_key(const cJSON *config, const char *path, const char *keys, const char *ours, const char *standard)
+{
+    bool there = false;
+
+    for (const char *k = keys; *k; k += strcspn(k, "|"), k += *k == '|') {
+        char key[64];
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(k, "|"), k);
+        char *member = strchr(key, '.');        /* "rope_parameters.rope_theta": a key of an object */
+        if (member)
+            *member++ = 0;
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, key);
+        value = member ? cJSON_GetObjectItemCaseSensitive(value, member) : value;
+        if (!value || cJSON_IsNull(value))      /* null means missing */
+            continue;
+        char *is = cJSON_PrintUnformatted(value);
+        there = true;
+        if (!is_listed(ours, is))
+            fail("%s: \"%s\" is %s, but must be %s: that is what these programs compute", path, member ? member : key,
+                 is, ours);
+        free(is);
+    }
+    if (!there && !is_listed(ours, standard))
+        fail("%s: \"%.*s\" is missing, which to Hugging Face means %s, but must be %s: that is what these programs "
+             "compute", path, (int)strcspn(keys, "|"), keys, standard, ours);
+}
+
+static int64_t json_integer(const cJSON *json, const char *path, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+
+    if (!cJSON_IsNumber(item) || item->valuedouble < 0 || item->valuedouble > 0x1p53
+        || item->valuedouble != floor(item->valuedouble))
+        fail("%s: \"%s\": expected an integer from 0 to 2^53, got %s", path, name,
+             item ? cJSON_PrintUnformatted(item) : "nothing");
+    return item->valuedouble;
+}
+
+static void config_check(const char *path, Config c)
+{
+    cJSON *config = json_read(path);
+    char width[16];
+
+    for (size_t i = 0; i < sizeof config_keys / sizeof *config_keys; i++)
+        check_key(config, path, config_keys[i].keys, config_keys[i].ours, config_keys[i].standard);
+    const int64_t layers = json_integer(config, path, "num_hidden_layers");
+    const int64_t hidden = json_integer(config, path, "hidden_size");
+    const int64_t heads = json_integer(config, path, "num_attention_heads");
+    const int64_t vocab = json_integer(config, path, "vocab_size");
+    if (layers != c.layers || hidden != c.hidden || heads != c.heads || vocab != c.vocab)
+        fail("%s: the model has --layers %lld --hidden %lld --heads %lld --vocab %lld, but this run --layers %d --hidden "
+             "%d --heads %d --vocab %d", path, (long long)layers, (long long)hidden, (long long)heads, (long long)vocab,
+             c.layers, c.hidden, c.heads, c.vocab);
+    snprintf(width, sizeof width, "%d", 4 * c.hidden);
+    check_key(config, path, "intermediate_size", width, "24576");
+    cJSON_Delete(config);
+}
+
+static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
+{
+    cJSON *json = cJSON_CreateObject();
+    char seed[32];
+
+    snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);   /* cJSON's numbers are doubles */
+    cJSON_AddNumberToObject(json, "step", s->step);
+    cJSON_AddNumberToObject(json, "tokens", s->tokens);
+    cJSON_AddNumberToObject(json, "optimizer_step", s->optimizer_step);
+    cJSON_AddStringToObject(json, "seed", seed);
+    for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++)
+        cJSON_AddNumberToObject(json, k->name, *k->value);
+    cJSON_AddItemToObject(json, "arguments", cJSON_CreateStringArray((const char *const *)argv, argc));
+    return json;
+}
+
+/* ---- Saving ---- */
+
+/* Returns whether the directory has a file that is not a checkpoint's. */
+static bool has_others(const char *directory)
+{
+    DIR *d = opendir(directory);
+    bool others = false;
+
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        bool ours = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
+        for (int i = 0; i < FILES; i++)
+            ours |= !strcmp(e->d_name, files[i]);
+        others |= !ours;
+    }
+    if (d)
+        closedir(d);
+    return others;
+}
+
+void checkpoint_claim(const char *directory)
+{
+    char *tmp = beside(directory, ".tmp"), *lock = beside(directory, ".lock");
+
+    if (comm_rank(world) == 0) {
+        const int file = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0644);        /* stays open until the program ends */
+        struct stat s;
+        if (file < 0)
+            fail("--save %s cannot be written: %s: %s", directory, lock, strerror(errno));
+        if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)     /* some file systems have no locks */
+            fail("--save %s: another program is saving there (it holds %s); use another name", directory, lock);
+        if ((stat(directory, &s) == 0 && !S_ISDIR(s.st_mode)) || has_others(directory) || has_others(tmp))
+            fail("--save %s: expected a checkpoint or a new directory, because the next checkpoint replaces it, but it "
+                 "is a file or has other files; use another name, or move them out", directory);
+    }
+    free(lock);
+    free(tmp);
+}
+
+static void remove_checkpoint(const char *directory)
+{
+    for (int i = 0; i < FILES; i++) {
+        char *path = new_text("%s/%s", directory, files[i]);
+        unlink(path);
+        free(path);
+    }
+    rmdir(directory);
+}
+
+/* At every moment DIR is a complete checkpoint, or DIR.old is one and DIR is missing. */
+static void replace(const char *finished, const char *directory)
+{
+    char *old = beside(directory, ".old"), *place = beside(directory, "");
+
+    if (access(place, F_OK) == 0) {
+        remove_checkpoint(old);
+        rename(place, old);
+    }
+    if (rename(finished, place))
+        fail("--save: %s could not be renamed to %s (%s may be the one before): %s", finished, place, old,
+             strerror(errno));
+    remove_checkpoint(old);
+    free(old);
+    free(place);
+}
+
+void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
+{
+    const int count = optimizer->layout->parameters;
+    SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
+    char *tmp = beside(directory, ".tmp"), *path[FILES];
+
+    for (int i = 0; i < FILES; i++)
+        path[i] = new_text("%s/%s", tmp, files[i]);
+    state.optimizer_step = optimizer->step;
+    if (comm_rank(world) == 0) {
+        if (mkdir(tmp, 0755) && errno != EEXIST)
+            fail("--save %s: %s cannot be made: %s", directory, tmp, strerror(errno));
+        json_write(path[CONFIG], config_json(optimizer->layout->config));
+        json_write(path[TRAINER], trainer_json(&state, argc, argv));
+    }
+    tensors_of(optimizer->layout, "", tensors);
+    Safetensors model = create_shared(path[MODEL], tensors, count);
+    write_shards(&model, 0, optimizer, PARAMS);
+    safetensors_close(&model);
+    tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
+    Safetensors moments = create_shared(path[OPTIMIZER], tensors, 2 * count);
+    write_shards(&moments, 0, optimizer, MOMENT_M);
+    write_shards(&moments, count, optimizer, MOMENT_V);
+    safetensors_close(&moments);
+
+    comm_barrier(world);                        /* all ranks' shards are on the disk */
+    if (comm_rank(world) == 0)
+        replace(tmp, directory);
+    comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
+    for (int i = 0; i < FILES; i++)
+        free(path[i]);
+    free(tmp);
+    free(tensors);
+}
+
+/* ---- Loading ---- */
+
+/* Where the checkpoint is: DIR; or DIR.old, if a program was killed while it replaced DIR. */
+static char *place_of(const char *directory)
+{
+    char *place = beside(directory, ""), *old = beside(directory, ".old");
+
+    if (access(place, F_OK) && access(old, F_OK))
+        fail("--load %s: there is no such checkpoint", directory);
+    if (access(place, F_OK) == 0) {
+        free(old);
+        return place;
+    }
+    print_rank_0("%s is missing, but %s is there: a program was stopped while it saved; loading that one\n", place, old);
+    free(place);
+    return old;
+}
+
+void checkpoint_open(const char *directory, Config config, TrainState *s)
+{
+    char *place = place_of(directory), *config_path = new_text("%s/%s", place, files[CONFIG]);
+    char *path = new_text("%s/%s", place, files[TRAINER]);
+
+    config_check(config_path, config);
+    char *moments = new_text("%s/%s", place, files[OPTIMIZER]);
+    s->weights_only = access(path, F_OK) != 0;
+    if (s->weights_only != (access(moments, F_OK) != 0))
+        fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",
+             s->weights_only ? path : moments, files[TRAINER], files[OPTIMIZER]);
+    free(moments);
+    if (!s->weights_only) {
+        cJSON *trainer = json_read(path);
+        const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
+        char *end = "?";
+        s->step = json_integer(trainer, path, "step");
+        s->tokens = json_integer(trainer, path, "tokens");
+        s->optimizer_step = json_integer(trainer, path, "optimizer_step");
+        if (cJSON_IsString(seed) && seed->valuestring[0] >= '0' && seed->valuestring[0] <= '9')
+            s->seed = strtoull(seed->valuestring, &end, 10);
+        if (*end)
+            fail("%s: \"seed\": expected an integer from 0 to 2^64 - 1 in quotes, got %s", path,
+                 seed ? cJSON_PrintUnformatted(seed) : "nothing");
+        cJSON_Delete(trainer);
+    }
+    free(place);
+    free(config_path);
+    free(path);
+}
+
+/* Opens model.safetensors; or, if there is none, the files that its index names: {"weight_map": {NAME: FILE, ...}}. */
+static Files open_model(const char *place)
+{
+    char *whole = new_text("%s/%s", place, files[MODEL]), *index = new_text("%s.index.json", whole);
+    Files f = {0};
+
+    if (access(whole, F_OK) == 0 || access(index, F_OK)) {
+        f.file = host_alloc(sizeof *f.file, "a model");
+        f.file[f.count++] = safetensors_open(whole);
+    } else {
+        cJSON *json = json_read(index), *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map");
+        const cJSON *entry;
+        f.file = host_alloc((cJSON_GetArraySize(map) + 1) * sizeof *f.file, "a model");
+        cJSON_ArrayForEach(entry, map) {
+            if (!cJSON_IsString(entry) || strchr(entry->valuestring, '/'))
+                fail("%s: %s: expected the name of a file in the same directory, got %s", index, entry->string,
+                     cJSON_PrintUnformatted(entry));
+            char *path = new_text("%s/%s", place, entry->valuestring);
+            bool known = false;
+            for (int i = 0; i < f.count; i++)
+                known |= !strcmp(f.file[i].path, path);
+            if (!known)
+                f.file[f.count++] = safetensors_open(path);
+            free(path);
+        }
+        if (!f.count)
+            fail("%s: \"weight_map\" must be an object that names a file for each tensor", index);
+        cJSON_Delete(json);
+    }
+    free(whole);
+    free(index);
+    return f;
+}
+
+static void close_files(Files *f)
+{
+    for (int i = 0; i < f->count; i++)
+        safetensors_close(&f->file[i]);
+    free(f->file);
+}
+
+/* The program's own numbers, as far as the checkpoint's program has the same. */
+static void read_saved_values(const char *path, const TrainState *state)
+{
+    cJSON *trainer = json_read(path);
+
+    for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {
+        const cJSON *x = cJSON_GetObjectItemCaseSensitive(trainer, k->name);
+        if (x && (!cJSON_IsNumber(x) || !(x->valuedouble >= 0) || !isfinite(x->valuedouble)))
+            fail("%s: \"%s\": expected a number of at least 0, got %s", path, k->name, cJSON_PrintUnformatted(x));
+        if (x)
+            *k->value = x->valuedouble;
+    }
+    cJSON_Delete(trainer);
+}
+
+void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state)
+{
+    char *place = place_of(directory), *path = new_text("%s/%s", place, files[OPTIMIZER]);
+    char *trainer = new_text("%s/%s", place, files[TRAINER]);
+    Files model = open_model(place);
+
+    read_shards(&model, "", optimizer, PARAMS);
+    close_files(&model);
+    if (!state->weights_only) {
+        Safetensors moments = safetensors_open(path);
+        read_shards(&(Files){1, &moments}, "m.", optimizer, MOMENT_M);
+        read_shards(&(Files){1, &moments}, "v.", optimizer, MOMENT_V);
+        safetensors_close(&moments);
+        optimizer->step = state->optimizer_step;
+        read_saved_values(trainer, state);
+    }
+    free(place);
+    free(path);
+    free(trainer);
+}
+
+/* ---- The dump ---- */
+
+void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t step, int64_t sequences)
+{
+    const int count = optimizer->layout->parameters;
+    const int64_t seq = optimizer->layout->config.seq;
+    SafeTensor *tensors = host_alloc((count + 2) * sizeof *tensors, "names");
+
+    tensors_of(optimizer->layout, "", tensors + 2);
+    for (int i = 0; i < 2; i++) {               /* the batch comes first, so that the file begins as no checkpoint does */
+        tensors[i] = (SafeTensor){.dtype = "I64", .dims = 2, .shape = {sequences, seq}};
+        strcpy(tensors[i].name, i ? "batch.targets" : "batch.inputs");
+    }
+    char *written = output_begin(path);
+    Safetensors file = create_shared(written, tensors, count + 2);
+    write_shards(&file, 2, optimizer, GRADIENTS);
+    if (comm_rank(world) == 0) {
+        int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");
+        for (int64_t g = 0; g < sequences; g++) {
+            data_sequence(step, g, tokens);
+            for (int i = 0; i < 2; i++)
+                safetensors_write(&file, &file.tensors[i], g * seq, seq, tokens + i);
+        }
+        free(tokens);
+    }
+    safetensors_close(&file);
+    comm_barrier(world);
+    output_end("dump-gradients", written, path);
+    free(tensors);
+}

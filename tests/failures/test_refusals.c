@@ -1,0 +1,414 @@
+/* Bad input: each command line, data file, checkpoint or output that cannot work gets one line with the values, a
+ * status that is not 0, and changes no file.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/safetensors.h"
+#include "../harness.h"
+
+#define NAME "01_single_gpu"
+/* A step takes a tenth of a millisecond. Fast simulated hardware saves measuring this machine. */
+#define ONE BUILD "/cpu/" NAME " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 1 --accumulate 1 " \
+            "--warmup 1 --threads 1 --data data.bin --pretend 1e6,1e6,0 --steps 3 --quiet"
+
+/* The temporary directory: data, a checkpoint `good` of two steps, and files of a user. */
+static int set_up(void **state)
+{
+    (void)state;
+    run_well("sh -c 'rm -rf ./*'");
+    run_well("cp %s data.bin", token_file(2000, 97));
+    run_well("sh -c 'mkdir adir; for f in adir/file afile old.csv; do echo precious >$f; done; mkfifo fifo'");
+    run_well(ONE " --steps 2 --save good --seed 7");
+    return 0;
+}
+
+/* A line per file, with its size and when it was changed. */
+static char *listing(void)
+{
+    Result r = run("sh -c 'find . -type f ! -name \"*.lock\" -printf \"%%p %%s %%T@\\n\" | sort'");
+
+    free(r.err);
+    return r.out;
+}
+
+/* Runs a command that must end with this status and one line with each of the words, which | separates. */
+static void fails(int status, const char *words, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void fails(int status, const char *words, const char *format, ...)
+{
+    char command[8000], copy[512], *rest = copy, *before = listing();
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    Result r = run("timeout 15 %s", command);
+    const char *end = strchr(r.err, '\n');
+    const bool hint = end && !strncmp(end + 1, "Try `", 5);             /* argp's second line */
+    if (r.status != status || !strstr(r.err, ": ") || !end || (end[1] && !hint))
+        fail_msg("%s\nstatus %d instead of %d, or more than one line:\n%s", command, r.status, status, r.err);
+    for (const char *c = r.err; c < end; c++)
+        if ((unsigned char)*c < ' ')
+            fail_msg("%s\nprints control character %d: %s", command, *c, r.err);
+    snprintf(copy, sizeof copy, "%s", words);
+    for (char *word; (word = strsep(&rest, "|"));)
+        if (!strstr(r.err, word))
+            fail_msg("%s\nno \"%s\" in: %s", command, word, r.err);
+    char *after = listing();
+    if (strcmp(before, after))
+        fail_msg("%s\nchanged files: before\n%s\nafter\n%s", command, before, after);
+    free(before);
+    free(after);
+    result_free(r);
+}
+
+typedef struct {
+    int status;
+    const char *options, *words;
+} Case;
+
+static void all_fail(const Case *cases)                 /* ends with {0} */
+{
+    for (; cases->status; cases++)
+        fails(cases->status, cases->words, ONE " %s", cases->options);
+}
+
+/* ---- Command lines ---- */
+
+static void command_lines(void **state)
+{
+    static const Case cases[] = {
+        {2, "--layers 0", "--layers: expected an integer from 1 to 10000, got '0'"},
+        {2, "--layers 10001", "--layers: expected an integer from 1 to 10000, got '10001'"},
+        {2, "--layers 12x", "got '12x'"},
+        {2, "--layers ''", "got ''"},
+        {2, "--layers 1e3", "got '1e3'"},
+        {2, "--layers -1", "got '-1'"},
+        {2, "--layers 4294967297", "got '4294967297'"},
+        {2, "--layers 99999999999999999999", "got '99999999999999999999'"},
+        {2, "--vocab 1", "--vocab: expected an integer from 2 to |, got '1'"},
+        {2, "--threads 4097", "--threads: expected|4096, got '4097'"},
+        {2, "--timeout -1", "--timeout: expected|got '-1'"},
+        {2, "--lr 1001", "--lr: expected a number from 0 to 1000, got '1001'"},
+        {2, "--lr nan", "--lr: expected a number from 0 to 1000, got 'nan'"},
+        {2, "--lr 1e-999", "got '1e-999'"},
+        {2, "--clip inf", "--clip: expected a number|got 'inf'"},
+        {2, "--seed -1", "--seed: expected an integer from 0 to 2^64 - 1, got '-1'"},
+        {2, "--seed 18446744073709551616", "2^64 - 1, got '18446744073709551616'"},
+        {2, "--hidden 50 --heads 4", "--hidden: expected a multiple of --heads 4, got 50"},
+        {2, "--hidden 12 --heads 4", "--hidden 12|--heads 4|even head size|got 3"},
+        {2, "--seq 16777216 --micro-batch 128", "--micro-batch 128|--seq 16777216|2.15e+09"},
+        {2, "--nonsense", "--nonsense"},
+        {2, "-x", "'x'"},
+        {2, "--m 3", "--m|ambiguous|--micro-batch|--metrics"},
+        {2, "--steps", "--steps|requires an argument"},
+        {2, "--quiet=3", "--quiet"},
+        {2, "stray", "\"stray\""},
+        {2, "--preset 10M", "--preset: expected one of tiny|405b, got '10M'"},
+        {2, "--recompute most", "--recompute: expected one of none|selective|full, got 'most'"},
+        {2, "--comm tcp", "--comm: expected one of auto|mpi|nccl, got 'tcp'"},
+        {1, "--comm nccl", "--comm nccl: this build"},
+        {2, "--tf32 on", "--tf32 on|sm_80"},
+        {2, "--pretend 1,2", "--pretend: expected|got '1,2'"},
+        {2, "--pretend 0,1,1", "--pretend|'0,1,1'"},
+        {2, "--save-every 1", "--save-every|--save"},
+        {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
+        {1, "--preset 405b --data long.bin", "not enough memory: needs | TB, | available|is activations|--recompute full"},
+        {1, "--preset 405b --recompute full --seq 1 --data long.bin", "category is optimizer with|--layers|--hidden"},
+        {0}};
+
+    (void)state;
+    run_well("mv %s long.bin", token_file(100000, 97));
+    all_fail(cases);
+    fails(1, "2 ranks|without mpiexec", "mpiexec -n 2 " ONE);
+    fails(2, "--hidden: expected|got 50", "mpiexec -n 3 " ONE " --hidden 50 --heads 4");
+    fails(1, "standard output", "sh -c 'exec " BUILD "/cpu/" NAME " --help >/dev/full'");
+    run_well(ONE " --quie --accum 1 --seed +7 --lr 0x1p-10");           /* unusual, but valid */
+}
+
+/* --help and --usage mention the options that the parser has ({"name", OPTION_... or KEY_...) and no others. */
+static void help_mentions_every_option(void **state)
+{
+    char *source[] = {read_file(SOURCE "/common/command_line.c"), read_file(SOURCE "/common/command_line.h")};
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-";
+
+    (void)state;
+    for (int usage = 0; usage < 2; usage++) {
+        Result r = run(BUILD "/cpu/" NAME " %s", usage ? "--usage" : "--steps 5 --help");
+        char option[64];
+        int count = 0;
+        assert_int_equal(r.status, 0);
+        for (int i = 0; i < 2; i++)
+            for (const char *at = source[i]; (at = strstr(at, "{\"")); at += 2) {
+                const int n = strspn(at + 2, letters);
+                if (strncmp(at + 2 + n, "\", OPTION_", 10) && strncmp(at + 2 + n, "\", KEY_", 7))
+                    continue;
+                snprintf(option, sizeof option, "--%.*s", n, at + 2);
+                if (!strstr(r.out, option))
+                    fail_msg("no %s in:\n%s", option, r.out);
+                count++;
+            }
+        assert_true(count > 30);
+        for (const char *at = r.out; (at = strstr(at, "--")); at += 2) {
+            snprintf(option, sizeof option, "{\"%.*s\"", (int)strspn(at + 2, letters), at + 2);
+            if ((at == r.out || strchr(" [\n(", at[-1])) && !strstr(source[0], option) && !strstr(source[1], option))
+                fail_msg("the parser has no %s", option);
+        }
+        result_free(r);
+    }
+    free(source[0]);
+    free(source[1]);
+}
+
+/* ---- Data ---- */
+
+static void write_file(const char *name, const void *bytes, size_t count)
+{
+    FILE *f = fopen(in_temporary(name), "wb");
+
+    assert_true(f && fwrite(bytes, 1, count, f) == count && fclose(f) == 0);
+}
+
+/* `count` tokens of 0, but `token` at position `at`; behind llm.c's header, if its version is not 0. */
+static void write_tokens(const char *name, int version, int says, int count, int at, int token)
+{
+    int32_t header[256] = {20240520, version, says};
+    const size_t first = version ? sizeof header : 0;
+    char *bytes = calloc(first + 2 * count, 1);
+
+    memcpy(bytes, header, first);
+    if (at < count)
+        memcpy(bytes + first + 2 * at, &(uint16_t){token}, 2);
+    write_file(name, bytes, first + 2 * count);
+    free(bytes);
+}
+
+static void data(void **state)
+{
+    static const Case cases[] = {
+        {1, "--data missing --metrics old.csv --report new", "--data missing|No such file"},
+        {1, "--data afile/x", "--data afile/x|Not a directory"},
+        {1, "--data adir", "--data adir|directory"},
+        {1, "--data /dev/zero", "--data /dev/zero|regular"},
+        {1, "--data fifo", "--data fifo|regular"},
+        {1, "--data empty", "--data empty|is empty"},
+        {1, "--data 89.bin", "--data 89.bin|89 tokens|--seq 8|90"},
+        {1, "--data at.bin", "--data at.bin|token 97, at position 1234,|--vocab 97"},
+        {1, "--data odd.bin", "--data odd.bin|2001 bytes|uint16"},
+        {1, "--data version", "--data version|version 2|version 1"},
+        {1, "--data counted", "--data counted|1001 tokens|has 1000"},
+        {1, "--data cut", "--data cut|1000 bytes|1024"},
+        {0}};
+
+    (void)state;
+    write_file("empty", "", 0);
+    write_tokens("89.bin", 0, 0, 89, 89, 0);
+    write_tokens("90.bin", 0, 0, 90, 90, 0);
+    write_tokens("at.bin", 0, 0, 2000, 1234, 97);
+    write_tokens("odd.bin", 0, 0, 2000, 2000, 0);
+    run_well("truncate -s 2001 odd.bin");
+    write_tokens("version", 2, 1000, 1000, 1000, 0);
+    write_tokens("counted", 1, 1001, 1000, 1000, 0);
+    write_tokens("cut", 1, 1000, 1000, 1000, 0);
+    write_tokens("right", 1, 1000, 1000, 1000, 0);
+    run_well("truncate -s 1000 cut");
+    all_fail(cases);
+    run_well(ONE " --data right --eval-every 1");
+    run_well(ONE " --data 90.bin --eval-every 1 --micro-batch 3");
+}
+
+/* ---- Checkpoints ---- */
+
+#define LOAD ONE " --load bad --report new.json --metrics new.csv --trace new.trace"
+
+/* Copies the good checkpoint to `bad` and replaces the first `from` in one of its files by `to`. */
+static void spoil(const char *file, const char *from, const char *to)
+{
+    run_well("rm -rf bad");
+    run_well("cp -r good bad");
+    if (!from)
+        return;
+    char path[64], *text, *whole;
+    snprintf(path, sizeof path, "bad/%s", file);
+    text = read_file(in_temporary(path));
+    char *at = strstr(text, from);
+    if (!at)
+        fail_msg("%s has no %s", path, from);
+    *at = 0;
+    assert_true(asprintf(&whole, "%s%s%s", text, to, at + strlen(from)) > 0);
+    write_file(path, whole, strlen(whole));
+    free(text);
+    free(whole);
+}
+
+static void checkpoints(void **state)
+{
+    static const char trainer[] = "trainer.json", config[] = "config.json";
+    static const struct {
+        const char *file, *from, *to, *words;
+    } edits[] = {
+        {trainer, "\"step\":\t2", "\"step\":\t-1", "step|-1"},
+        {trainer, "\"step\":\t2", "\"step\":\t1.5", "step|1.5"},
+        {trainer, "\"step\":\t2", "\"stop\":\t2", "step|nothing"},
+        {trainer, "\"tokens\":\t16", "\"tokens\":\tnull", "tokens"},
+        {trainer, "\"optimizer_step\":\t2", "\"optimizer_step\":\t1e300", "optimizer_step|1e+300"},
+        {trainer, "\"seed\":\t\"7\"", "\"seed\":\t7", "seed"},
+        {trainer, "\"seed\":\t\"7\"", "\"seed\":\t\"7x\"", "seed|7x"},
+        {trainer, "{", "[", "not a JSON object"},
+        {config, "\"hidden_size\":\t16", "\"hidden_size\":\t\"16\"", "hidden_size"},
+        {config, "\"hidden_size\":\t16", "\"hidden_size\":\t32", "--hidden 32|but|--hidden 16"},
+        {config, "\"gpt_neox\"", "\"llama\"", "\"model_type\" is \"llama\"|\"gpt_neox\""},
+        {config, "\"gelu_pytorch_tanh\"", "\"gelu\"", "\"hidden_act\" is \"gelu\"|\"gelu_pytorch_tanh\""},
+        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|means \"gelu\"|\"gelu_pytorch_tanh\""},
+        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|must be 1"},
+        {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing|means 0.25"},
+        {config, "\"rotary_emb_base\":\t10000", "\"rope_theta\": 500000", "\"rope_theta\" is 500000|10000"},
+        {config, "\"rotary_emb_base\"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}, \"rotary_emb_base\"",
+         "rope_type\" is \"yarn\"|\"default\""},
+        {config, "\"layer_norm_eps\":\t1e-05", "\"layer_norm_eps\":\t1e-12", "\"layer_norm_eps\" is 1e-12"},
+        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "must be false"},
+        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|means false|must be true"},
+        {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|must be 64"},
+        {config, "}", "", "not a JSON object"},
+    };
+    static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        spoil(edits[i].file, edits[i].from, edits[i].to);
+        fails(1, edits[i].words, LOAD);
+    }
+    spoil(config, "\"gelu_pytorch_tanh\"", "\"gelu_new\"");             /* the same model in other words */
+    run_well(ONE " --load bad");
+    spoil(config, "\"rotary_pct\":\t1", "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4, "
+          "\"partial_rotary_factor\": 1.0}");
+    run_well(ONE " --load bad");
+    fails(1, "--load missing", ONE " --load missing --save new --metrics new.csv");
+    fails(1, "adir/config.json|No such file", ONE " --load adir --metrics new.csv");
+    for (int f = 0; f < 4; f++) {
+        for (int i = 0; i < (full_tests() ? 60 : 6); i++) {             /* truncated, at the ends and in between */
+            spoil(NULL, NULL, NULL);
+            Result r = run("sh -c 'stat -c %%s good/%s'", files[f]);
+            const long long bytes = atoll(r.out);
+            const long long length = i < 2 ? 9 * i : i == 2 ? bytes - 1 : i * 2654435761 % bytes;
+            result_free(r);
+            run_well("truncate -s %lld bad/%s", length, files[f]);
+            fails(1, files[f], LOAD);
+        }
+        spoil(NULL, NULL, NULL);
+        run_well("rm bad/%s", files[f]);
+        fails(1, files[f], LOAD);
+    }
+}
+
+/* A weight or moment that is NaN is found when it is read; one so large that it leads to NaN, in the first step's
+ * loss. The checkpoint is not replaced. */
+static void nan_stops_the_run(void **state)
+{
+    static const struct {
+        const char *file, *tensor;
+        float value;
+        const char *words;
+    } spoiled[] = {
+        {"model.safetensors", "gpt_neox.layers.0.mlp.dense_h_to_4h.bias", NAN, "bad/model.safetensors|at element 0"},
+        {"model.safetensors", "gpt_neox.embed_in.weight", -INFINITY, "bad/model.safetensors|at element 0"},
+        {"optimizer.safetensors", "v.gpt_neox.embed_in.weight", -1, "bad/optimizer.safetensors|at least 0"},
+        {"model.safetensors", "gpt_neox.layers.0.input_layernorm.weight", 3e38f, "at step 3|--lr|unchanged"},
+    };
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        char path[64];
+        spoil(NULL, NULL, NULL);
+        snprintf(path, sizeof path, "bad/%s", spoiled[i].file);
+        Safetensors file = safetensors_open(in_temporary(path));
+        FILE *f = fopen(in_temporary(path), "r+b");
+        fseek(f, safetensors_find(&file, spoiled[i].tensor)->first_byte, SEEK_SET);
+        fwrite(&spoiled[i].value, 4, 1, f);
+        fclose(f);
+        safetensors_close(&file);
+        fails(1, spoiled[i].words, ONE " --load bad --save bad --report new.json --trace new.trace");
+    }
+}
+
+/* ---- Outputs ---- */
+
+static void outputs(void **state)
+{
+    static const char *const options[] = {"metrics", "report", "trace", "dump-gradients"};
+    static const Case cases[] = {
+        {1, "--save missing/x", "--save missing/x|No such file"},
+        {1, "--save afile", "--save afile|file"},
+        {1, "--save adir/", "--save adir|other files"},
+        {1, "--save good --report missing/x", "--report missing/x"},
+        {1, "--save /proc/x", "--save /proc/x"},
+        {0}};
+    static const struct {
+        const char *options, *words;
+        int limit;
+    } full[] = {                                /* no file may grow beyond the limit, as on a full disk */
+        {"--load kept --save kept", "kept.tmp/config.json|File too large", 100},
+        {"--load kept --save kept", "kept.tmp/model.safetensors|File too large", 4000},
+        {"--load kept --save kept", "kept.tmp/optimizer.safetensors|File too large", 25000},
+        {"--report kept.json", "--report kept.json|File too large", 200},
+        {"--trace kept.trace", "--trace kept.trace|File too large", 2000},
+        {"--load kept --metrics kept.csv", "--metrics kept.csv|File too large", 100},
+    };
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        static const char *const places[][2] = {{"missing/x", "No such file"}, {"afile/x", "Not a directory"}};
+        char words[128];
+        for (int k = 0; k < 2; k++) {
+            snprintf(words, sizeof words, "--%s %s|%s", options[i], places[k][0], places[k][1]);
+            fails(1, words, ONE " --%s %s", options[i], places[k][0]);
+        }
+        snprintf(words, sizeof words, "--%s afile|expected|another name", options[i]);
+        fails(1, words, ONE " --%s afile", options[i]);         /* a user's file: nothing of ours */
+        fails(1, "/dev/full", ONE " --%s /dev/full", options[i]);
+    }
+    all_fail(cases);
+    run_well("cp -r good kept");
+    run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
+    run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
+    for (size_t i = 0; i < sizeof full / sizeof *full; i++) {           /* MPI's start needs a large file */
+        run_well("sh -c 'md5sum kept/* kept.json kept.trace >sums'");
+        Result r = run("sh -c '" ONE " --steps 4000 %s & p=$!; sleep .3; prlimit --pid $p --fsize=%d; wait $p'",
+                       full[i].options, full[i].limit);
+        char copy[128], *rest = copy;
+        strcpy(copy, full[i].words);
+        for (char *word; (word = strsep(&rest, "|"));)
+            if (r.status != 1 || !strstr(r.err, word))
+                fail_msg("%s: status %d and %s", full[i].options, r.status, r.err);
+        result_free(r);
+        run_well("md5sum -c --quiet sums");
+        run_well("sh -c 'rm -rf kept.tmp kept.json.tmp kept.trace.tmp'");
+    }
+    for (int i = 0; i < 3; i++) {               /* a stream is written as it is */
+        static const char *const begins[] = {"step,tokens,loss,", "{\"ranks\": [", "[\n{\"name\":"};
+        Result r = run(ONE " --%s /dev/stdout", options[i]);
+        assert_int_equal(r.status, 0);
+        assert_memory_equal(r.out, begins[i], strlen(begins[i]));
+        result_free(r);
+        run_well("sh -c '" ONE " --%s /dev/stdout >log && test -s log && test -L /dev/stdout'", options[i]);
+    }
+    run_well("sh -c '" ONE " --steps 1000000 --save held & p=$!; until test -e held.lock; do sleep .01; done; "
+             ONE " --save held 2>second; test $? = 1 && grep -q \"another program\" second; s=$?; kill $p; wait $p; "
+             "test $? = 143 && test $s = 0'");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(command_lines),
+        cmocka_unit_test(help_mentions_every_option),
+        cmocka_unit_test(data),
+        cmocka_unit_test(checkpoints),
+        cmocka_unit_test(nan_stops_the_run),
+        cmocka_unit_test(outputs),
+    };
+
+    return cmocka_run_group_tests_name("refusals", tests, set_up, NULL);
+}

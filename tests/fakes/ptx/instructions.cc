@@ -1,0 +1,235 @@
+/* The table of arithmetic instructions. Each is a loop over the lanes, which the compiler vectorizes. */
+#include "ptx.h"
+
+#include <cmath>
+#include <fenv.h>
+#include <string.h>
+#include <unordered_map>
+
+#include "numbers.h"
+
+typedef uint16_t U16;
+typedef uint32_t U32;
+typedef uint64_t U64;
+typedef int16_t S16;
+typedef int32_t S32;
+typedef int64_t S64;
+
+template <typename F> static inline void each(uint32_t lanes, F f)
+{
+    if (lanes == ~0u) {
+#pragma GCC ivdep
+        for (int l = 0; l < LANES; l++)
+            f(l);
+    } else {
+        for (; lanes; lanes &= lanes - 1)
+            f(__builtin_ctz(lanes));
+    }
+}
+
+/* OPn(name, type of the result, types of n operands, the result as an expression of a, b and c) */
+#define OP1(NAME, D, A, ...) \
+    {NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
+        D *const to = w.lane<D>(i.to[0]); \
+        const A *const a_ = w.lane<A>(i.from[0]); \
+        each(lanes, [=](int l) { const A a = a_[l]; to[l] = __VA_ARGS__; }); \
+    }, sizeof(D), {sizeof(A)}}}
+#define OP2(NAME, D, A, B, ...) \
+    {NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
+        D *const to = w.lane<D>(i.to[0]); \
+        const A *const a_ = w.lane<A>(i.from[0]); \
+        const B *const b_ = w.lane<B>(i.from[1]); \
+        each(lanes, [=](int l) { const A a = a_[l]; const B b = b_[l]; to[l] = __VA_ARGS__; }); \
+    }, sizeof(D), {sizeof(A), sizeof(B)}}}
+#define OP3(NAME, D, A, B, C, ...) \
+    {NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
+        D *const to = w.lane<D>(i.to[0]); \
+        const A *const a_ = w.lane<A>(i.from[0]); \
+        const B *const b_ = w.lane<B>(i.from[1]); \
+        const C *const c_ = w.lane<C>(i.from[2]); \
+        each(lanes, [=](int l) { const A a = a_[l]; const B b = b_[l]; const C c = c_[l]; to[l] = __VA_ARGS__; }); \
+    }, sizeof(D), {sizeof(A), sizeof(B), sizeof(C)}}}
+
+/* A comparison gives a mask of lanes. */
+#define COMPARE(NAME, T, EXPRESSION) \
+    {"setp." NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
+        const T *const a_ = w.lane<T>(i.from[0]), *const b_ = w.lane<T>(i.from[1]); \
+        uint32_t result = 0; \
+        for (int l = 0; l < LANES; l++) { \
+            const T a = a_[l], b = b_[l]; \
+            result |= (uint32_t)(EXPRESSION) << l; \
+        } \
+        uint32_t &to = w.predicate(i.to[0]); \
+        to = (to & ~lanes) | (result & lanes); \
+    }, 1, {sizeof(T), sizeof(T)}}}
+#define COMPARE_ALL(TYPE, T) \
+    COMPARE("eq." TYPE, T, a == b), COMPARE("ne." TYPE, T, a < b || a > b), COMPARE("lt." TYPE, T, a < b), \
+    COMPARE("le." TYPE, T, a <= b), COMPARE("gt." TYPE, T, a > b), COMPARE("ge." TYPE, T, a >= b)
+/* equ ...: also true if one is NaN */
+#define COMPARE_UNORDERED(TYPE, T) \
+    COMPARE("equ." TYPE, T, !(a < b || a > b)), COMPARE("neu." TYPE, T, a != b), COMPARE("ltu." TYPE, T, !(a >= b)), \
+    COMPARE("leu." TYPE, T, !(a > b)), COMPARE("gtu." TYPE, T, !(a <= b)), COMPARE("geu." TYPE, T, !(a < b)), \
+    COMPARE("num." TYPE, T, a == a && b == b), COMPARE("nan." TYPE, T, a != a || b != b)
+
+/* Operations on predicates work on masks. */
+#define PREDICATE(NAME, N, ...) \
+    {NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
+        const uint32_t a = w.predicate(i.from[0]), b = N > 1 ? w.predicate(i.from[1]) : 0; \
+        uint32_t &to = w.predicate(i.to[0]); \
+        (void)b; \
+        to = (to & ~lanes) | ((__VA_ARGS__) & lanes); \
+    }, 1, {1, N > 1}}}
+#define SELECT(TYPE, T) \
+    {"selp." TYPE, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
+        T *const to = w.lane<T>(i.to[0]); \
+        const T *const a = w.lane<T>(i.from[0]), *const b = w.lane<T>(i.from[1]); \
+        const uint32_t which = w.predicate(i.from[2]); \
+        each(lanes, [=](int l) { to[l] = which >> l & 1 ? a[l] : b[l]; }); \
+    }, sizeof(T), {sizeof(T), sizeof(T), 1}}}
+
+/* The unsigned and the signed type of one width. Sums and products wrap around, so they are unsigned. */
+#define INTEGERS(BITS, U, S) \
+    OP2("add.u" BITS, U, U, U, a + b), OP2("add.s" BITS, U, U, U, a + b), \
+    OP2("sub.u" BITS, U, U, U, a - b), OP2("sub.s" BITS, U, U, U, a - b), \
+    OP2("mul.lo.u" BITS, U, U, U, (U64)a * b), OP2("mul.lo.s" BITS, U, U, U, (U64)a * b), \
+    OP3("mad.lo.u" BITS, U, U, U, U, (U64)a * b + c), OP3("mad.lo.s" BITS, U, U, U, U, (U64)a * b + c), \
+    OP2("div.u" BITS, U, U, U, b ? a / b : (U)-1), OP2("rem.u" BITS, U, U, U, b ? a % b : a), \
+    OP2("div.s" BITS, S, S, S, b == -1 ? (S)(0 - (U)a) : b ? a / b : (S)-1), \
+    OP2("rem.s" BITS, S, S, S, b == -1 ? 0 : b ? a % b : a), \
+    OP2("min.u" BITS, U, U, U, a < b ? a : b), OP2("min.s" BITS, S, S, S, a < b ? a : b), \
+    OP2("max.u" BITS, U, U, U, a > b ? a : b), OP2("max.s" BITS, S, S, S, a > b ? a : b), \
+    OP1("neg.s" BITS, U, U, 0 - a), OP1("abs.s" BITS, S, S, a < 0 ? 0 - a : a), OP1("not.b" BITS, U, U, ~a), \
+    OP2("and.b" BITS, U, U, U, a & b), OP2("or.b" BITS, U, U, U, a | b), OP2("xor.b" BITS, U, U, U, a ^ b), \
+    OP2("shl.b" BITS, U, U, U32, b >= 8 * sizeof(U) ? 0 : (U)(a << b)), \
+    OP2("shr.u" BITS, U, U, U32, b >= 8 * sizeof(U) ? 0 : a >> b), \
+    OP2("shr.s" BITS, S, S, U32, a >> (b >= 8 * sizeof(S) ? 8 * sizeof(S) - 1 : b)), \
+    OP1("mov.u" BITS, U, U, a), OP1("mov.s" BITS, U, U, a), OP1("mov.b" BITS, U, U, a), \
+    COMPARE_ALL("s" BITS, S), COMPARE_ALL("u" BITS, U), COMPARE_ALL("b" BITS, U), \
+    SELECT("b" BITS, U), SELECT("u" BITS, U), SELECT("s" BITS, U)
+
+static void fma_down(Warp &w, const Instruction &i, uint32_t lanes)        /* rounded to -Inf */
+{
+    const float *const a = w.lane<float>(i.from[0]), *const b = w.lane<float>(i.from[1]);
+    const float *const c = w.lane<float>(i.from[2]);
+
+    fesetround(FE_DOWNWARD);
+    each(lanes, [&](int l) { w.lane<float>(i.to[0])[l] = fmaf(a[l], b[l], c[l]); });
+    fesetround(FE_TONEAREST);
+}
+
+/* As PTX: of a number and NaN, the number. */
+#define LEAST(a, b) (a < b || b != b ? a : b)
+#define MOST(a, b) (a > b || b != b ? a : b)
+
+#define FLOATS(TYPE, T) \
+    OP2("add." TYPE, T, T, T, a + b), OP2("sub." TYPE, T, T, T, a - b), OP2("mul." TYPE, T, T, T, a * b), \
+    OP3("fma.rn." TYPE, T, T, T, T, std::fma(a, b, c)), OP2("div.rn." TYPE, T, T, T, a / b), \
+    OP2("min." TYPE, T, T, T, LEAST(a, b)), OP2("max." TYPE, T, T, T, MOST(a, b)), OP1("neg." TYPE, T, T, -a), \
+    OP1("abs." TYPE, T, T, std::fabs(a)), OP1("sqrt.rn." TYPE, T, T, std::sqrt(a)), OP1("rcp.rn." TYPE, T, T, 1 / a), \
+    OP1("mov." TYPE, T, T, a), COMPARE_ALL(TYPE, T), COMPARE_UNORDERED(TYPE, T), SELECT(TYPE, T)
+
+static float flushed(float x)                                   /* .ftz: subnormals are 0 */
+{
+    return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x;
+}
+
+/* To an integer as cvt: beyond its range, the nearest; NaN is 0. */
+template <typename T> static T saturated(double x)
+{
+    const double least = (double)std::numeric_limits<T>::min(), most = (double)std::numeric_limits<T>::max();
+
+    return x != x ? 0 : x <= least ? std::numeric_limits<T>::min() : x >= most ? std::numeric_limits<T>::max() : (T)x;
+}
+
+#define INTEGER_OF(TYPE, T) \
+    OP1("cvt.rni." TYPE ".f32", T, float, saturated<T>(nearbyint(a))), \
+    OP1("cvt.rzi." TYPE ".f32", T, float, saturated<T>(trunc(a))), \
+    OP1("cvt.rmi." TYPE ".f32", T, float, saturated<T>(floor(a))), \
+    OP1("cvt.rpi." TYPE ".f32", T, float, saturated<T>(ceil(a))), \
+    OP1("cvt.rzi." TYPE ".f64", T, double, saturated<T>(trunc(a))), OP1("cvt.rn.f32." TYPE, float, T, a), \
+    OP1("cvt.rn.f64." TYPE, double, T, a)
+
+static const std::unordered_map<std::string, Operation> table = {
+    INTEGERS("16", U16, S16),
+    INTEGERS("32", U32, S32),
+    INTEGERS("64", U64, S64),
+    OP2("mul.hi.u32", U32, U32, U32, (U64)a * b >> 32),
+    OP2("mul.hi.s32", U32, S32, S32, (U64)((S64)a * b) >> 32),
+    OP2("mul.hi.u64", U64, U64, U64, (unsigned __int128)a * b >> 64),
+    OP2("mul.wide.u16", U32, U16, U16, (U32)a * b),
+    OP2("mul.wide.s16", U32, S16, S16, (S32)a * b),
+    OP2("mul.wide.u32", U64, U32, U32, (U64)a * b),
+    OP2("mul.wide.s32", S64, S32, S32, (S64)a * b),
+    OP3("mad.wide.u32", U64, U32, U32, U64, (U64)a * b + c),
+    OP3("mad.wide.s32", U64, S32, S32, U64, (U64)((S64)a * b) + c),
+    OP1("popc.b32", U32, U32, __builtin_popcount(a)),
+    OP1("popc.b64", U32, U64, __builtin_popcountll(a)),
+    OP1("clz.b32", U32, U32, a ? __builtin_clz(a) : 32),
+    OP3("shf.l.wrap.b32", U32, U32, U32, U32, ((U64)b << 32 | a) << (c & 31) >> 32),
+    OP3("shf.r.wrap.b32", U32, U32, U32, U32, ((U64)b << 32 | a) >> (c & 31)),
+    {"bfi.b32", {[](Warp &w, const Instruction &i, uint32_t lanes) {       /* the first bits of a, into b at a place */
+        each(lanes, [&](int l) {
+            const U32 a = w.lane<U32>(i.from[0])[l], b = w.lane<U32>(i.from[1])[l];
+            const U32 at = w.lane<U32>(i.from[2])[l] & 255, count = w.lane<U32>(i.from[3])[l] & 255;
+            const U64 mask = ((1ull << (count < 32 ? count : 32)) - 1) << (at < 32 ? at : 32);
+            w.lane<U32>(i.to[0])[l] = (b & ~mask) | (((U64)a << (at < 32 ? at : 32)) & mask);
+        });
+    }, 4, {4, 4, 4, 4}}},
+
+    PREDICATE("and.pred", 2, a & b),
+    PREDICATE("or.pred", 2, a | b),
+    PREDICATE("xor.pred", 2, a ^ b),
+    PREDICATE("not.pred", 1, ~a),
+    PREDICATE("mov.pred", 1, a),
+
+    FLOATS("f32", float),
+    FLOATS("f64", double),
+    {"fma.rm.f32", {fma_down, 4, {4, 4, 4}}},
+    OP2("div.approx.f32", float, float, float, a / b),
+    OP2("div.full.f32", float, float, float, a / b),
+    OP1("rcp.approx.ftz.f32", float, float, flushed(1 / flushed(a))),
+    OP1("rsqrt.approx.f32", float, float, 1 / std::sqrt((double)a)),
+    OP1("sqrt.approx.f32", float, float, std::sqrt(a)),
+    OP1("ex2.approx.f32", float, float, exp2f(a)),
+    OP1("ex2.approx.ftz.f32", float, float, flushed(exp2f(flushed(a)))),
+    OP1("lg2.approx.f32", float, float, log2f(a)),
+    OP1("tanh.approx.f32", float, float, tanhf(a)),
+
+    INTEGER_OF("s32", S32),
+    INTEGER_OF("u32", U32),
+    INTEGER_OF("s64", S64),
+    INTEGER_OF("u64", U64),
+    OP1("cvt.sat.f32.f32", float, float, a > 0 ? a < 1 ? a : 1 : 0),
+    OP1("cvt.f64.f32", double, float, a),
+    OP1("cvt.rn.f32.f64", float, double, a),
+    OP1("cvt.f32.f16", float, U16, float_of_half(a)),
+    OP1("cvt.f32.bf16", float, U16, float_of_bfloat(a)),
+    OP1("cvt.rn.f16.f32", U16, float, half_of(a)),
+    OP1("cvt.rn.bf16.f32", U16, float, bfloat_of(a)),
+    OP2("cvt.rn.f16x2.f32", U32, float, float, (U32)half_of(a) << 16 | half_of(b)),
+    OP2("cvt.rn.bf16x2.f32", U32, float, float, (U32)bfloat_of(a) << 16 | bfloat_of(b)),
+    OP1("cvt.s64.s32", S64, S32, a),
+    OP1("cvt.s64.s16", S64, S16, a),
+    OP1("cvt.s32.s16", S32, S16, a),
+    OP1("cvt.s32.s64", U32, U64, a),
+    OP1("cvt.u32.u64", U32, U64, a),
+    OP1("cvt.u64.u32", U64, U32, a),
+    OP1("cvt.u16.u32", U16, U32, a),
+    OP1("cvt.u16.u64", U16, U64, a),
+    OP1("cvt.u32.u16", U32, U16, a),
+    OP1("cvt.u64.u16", U64, U16, a),
+    OP1("cvta.to.global.u64", U64, U64, a),
+    OP1("cvta.global.u64", U64, U64, a),
+    OP1("cvta.shared.u64", U64, U64, a + SHARED_WINDOW),
+    OP1("cvta.to.shared.u64", U64, U64, a - SHARED_WINDOW),
+};
+
+const Operation *find_operation(const std::string &name)
+{
+    const auto found = table.find(name);
+
+    if (found != table.end())
+        return &found->second;
+    const size_t rn = name.find(".rn.f");       /* add.rn.f32 is add.f32 */
+    return rn == std::string::npos ? NULL : find_operation(name.substr(0, rn) + name.substr(rn + 3));
+}

@@ -1,0 +1,297 @@
+/* Instructions that access memory, or the registers of other lanes. */
+#include "counts.h"
+#include "fragments.h"
+#include "numbers.h"
+#include "ptx.h"
+
+#include <algorithm>
+#include <string.h>
+
+template <typename F> static inline void each(uint32_t lanes, F f)
+{
+    for (; lanes; lanes &= lanes - 1)
+        f(__builtin_ctz(lanes));
+}
+
+static std::string here(unsigned lane)
+{
+    return place_of_lane(lane);
+}
+
+/* ---- ld, st ---- */
+
+static uint64_t address_of(const Warp &w, const Instruction &i, uint32_t place, int lane)
+{
+    return (i.address_width == 4 ? w.lane<uint32_t>(place)[lane] : w.lane<uint64_t>(place)[lane]) + i.offset;
+}
+
+static Memory &memory_at(const Warp &w, const Instruction &i, uint64_t *address)
+{
+    if (i.space == SHARED)
+        return w.block->shared;
+    if (i.space == GENERIC && *address - SHARED_WINDOW < w.block->shared.size) {
+        *address -= SHARED_WINDOW;
+        return w.block->shared;
+    }
+    return global_memory;
+}
+
+static void count(const Warp &w, const Instruction &i, uint32_t lanes, unsigned bytes)
+{
+    uint64_t addresses[LANES];
+    Memory *memory = NULL;
+
+    each(lanes, [&](int l) {
+        addresses[l] = address_of(w, i, i.from[0], l);
+        memory = &memory_at(w, i, &addresses[l]);
+    });
+    count_access(addresses, lanes, bytes, memory == &w.block->shared);
+}
+
+static void check_aligned(uint64_t address, unsigned bytes, int lane)
+{
+    if (address % bytes)
+        simulated_error("%s: address 0x%llx is no multiple of the %u bytes of the access", here(lane).c_str(),
+                        (unsigned long long)address, bytes);
+}
+
+static inline uint64_t bits_at(const uint8_t *from, int bytes)
+{
+    return bytes == 4 ? *(const uint32_t *)from : bytes == 2 ? *(const uint16_t *)from
+         : bytes == 8 ? *(const uint64_t *)from : *from;
+}
+
+static inline void set_bits(uint8_t *to, int bytes, uint64_t bits)
+{
+    bytes == 4 ? (void)(*(uint32_t *)to = bits) : bytes == 2 ? (void)(*(uint16_t *)to = bits)
+        : bytes == 8 ? (void)(*(uint64_t *)to = bits) : (void)(*to = bits);
+}
+
+static uint8_t *place_of(const Warp &w, const Instruction &i, int lane, bool writes)
+{
+    const unsigned bytes = i.count * i.bytes;
+    uint64_t address = address_of(w, i, i.from[0], lane);
+    Memory &memory = memory_at(w, i, &address);
+
+    check_aligned(address, bytes, lane);
+    return memory.access(address, bytes, lane, writes);
+}
+
+/* A register may be wider than what is loaded: the rest is zeros, or the sign. */
+void load(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    const int unused = 64 - 8 * i.bytes;
+
+    if (counting && i.space != PARAMETERS)
+        count(w, i, lanes, i.count * i.bytes);
+    each(lanes, [&](int l) {
+        const uint8_t *from = i.space == PARAMETERS ? w.block->parameters + i.offset : place_of(w, i, l, READS);
+        for (int v = 0; v < i.count; v++) {
+            const uint64_t bits = bits_at(from + v * i.bytes, i.bytes);
+            set_bits(w.registers + i.to[v] + l * i.width, i.width,
+                     i.flag ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits);
+        }
+    });
+}
+
+void store(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    if (counting)
+        count(w, i, lanes, i.count * i.bytes);
+    each(lanes, [&](int l) {
+        uint8_t *to = place_of(w, i, l, WRITES);
+        for (int v = 0; v < i.count; v++)
+            set_bits(to + v * i.bytes, i.bytes, bits_at(w.registers + i.from[1 + v] + l * i.width, i.bytes));
+    });
+}
+
+/* ---- mov with {a, b}: the first is in the lower bits ---- */
+
+void pack(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    each(lanes, [&](int l) {
+        uint64_t bits = 0;
+        for (int v = i.count; v-- > 0;)
+            bits = bits << 8 * i.bytes | bits_at(w.registers + i.from[v] + l * i.bytes, i.bytes);
+        set_bits(w.registers + i.to[0] + l * i.width, i.width, bits);
+    });
+}
+
+void unpack(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    each(lanes, [&](int l) {
+        const uint64_t bits = bits_at(w.registers + i.from[0] + l * i.width, i.width);
+        for (int v = 0; v < i.count; v++)
+            set_bits(w.registers + i.to[v] + l * i.bytes, i.bytes, bits >> 8 * i.bytes * v);
+    });
+}
+
+/* ---- exchanges between lanes ---- */
+
+/* All lanes that the mask names must run the instruction together. */
+static void check_members(const Warp &w, uint32_t place, uint32_t lanes)
+{
+    const int first = __builtin_ctz(lanes);
+    const uint32_t members = w.lane<uint32_t>(place)[first];
+
+    if (members & w.alive & ~lanes || !(members >> first & 1))
+        simulated_error("%s: the lanes are 0x%08x, but its mask is 0x%08x", here(first).c_str(), lanes, members);
+}
+
+void warp_barrier(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    check_members(w, i.from[0], lanes);
+    w.segment = segment_begins(w.block->number, w.number, w.block->barriers);
+}
+
+void vote(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    const uint32_t which = w.predicate(i.from[0]) & lanes;
+
+    check_members(w, i.from[1], lanes);
+    if (i.offset == 'a') {
+        each(lanes, [&](int l) { w.lane<uint32_t>(i.to[0])[l] = which; });
+        return;
+    }
+    uint32_t &to = w.predicate(i.to[0]);
+    to = (i.offset == 'n' ? which != 0 : which == lanes) ? to | lanes : to & ~lanes;
+}
+
+void shuffle(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    uint32_t all[LANES], inside = 0;
+
+    check_members(w, i.from[3], lanes);
+    memcpy(all, w.lane<uint32_t>(i.from[0]), sizeof all);
+    each(lanes, [&](int l) {
+        const int b = w.lane<uint32_t>(i.from[1])[l] & 31, c = w.lane<uint32_t>(i.from[2])[l];
+        const int clamp = c & 31, mask = c >> 8 & 31, most = (l & mask) | (clamp & ~mask), least = l & mask;
+        int from = i.offset == 'u' ? l - b : i.offset == 'd' ? l + b : i.offset == 'b' ? l ^ b : least | (b & ~mask);
+        const bool in = i.offset == 'u' ? from >= most : from <= most;
+        from = in ? from : l;
+        if (!(lanes >> from & 1))
+            simulated_error("%s: it reads lane %d, which does not take part", here(l).c_str(), from);
+        inside |= (uint32_t)in << l;
+        w.lane<uint32_t>(i.to[0])[l] = all[from];
+    });
+    if (i.to[1])
+        w.predicate(i.to[1]) = (w.predicate(i.to[1]) & ~lanes) | inside;
+}
+
+/* ---- tensor cores ---- */
+
+static void check_full(uint32_t lanes)
+{
+    if (lanes != ~0u)
+        simulated_error("%s: only lanes 0x%08x of the warp run it", here(__builtin_ctz(lanes)).c_str(), lanes);
+}
+
+void load_matrices(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    const uint8_t *row[LANES];
+
+    check_full(lanes);
+    if (counting)
+        count(w, i, lanes, 16);
+    for (int l = 0; l < LANES; l++) {
+        const uint64_t address = address_of(w, i, i.from[0], l);
+        check_aligned(address, 16, l);
+        row[l] = w.block->shared.access(address, 16, l, READS);
+    }
+    for (int matrix = 0; matrix < 4; matrix++)
+        for (int l = 0; l < LANES; l++)
+            for (int x = 0; x < 2; x++) {
+                const Element e = matrix_element(l, x, i.flag);
+                memcpy(&w.lane<uint16_t>(i.to[matrix])[2 * l + x], row[8 * matrix + e.row] + 2 * e.column, 2);
+            }
+}
+
+/* sum (16, 8) += left (16, 16) times right (16, 8). Products are exact in float. */
+template <float (*number)(uint16_t)> static void multiply_add(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    float left[16][16], right[16][8], sum[16][8];
+
+    check_full(lanes);
+    for (int l = 0; l < LANES; l++) {
+        for (int x = 0; x < 8; x++) {
+            const Element e = left_element(l, x);
+            left[e.row][e.column] = number(w.lane<uint16_t>(i.from[x / 2])[2 * l + x % 2]);
+        }
+        for (int x = 0; x < 4; x++) {
+            const Element e = right_element(l, x), s = sum_element(l, x);
+            right[e.row][e.column] = number(w.lane<uint16_t>(i.from[4 + x / 2])[2 * l + x % 2]);
+            sum[s.row][s.column] = w.lane<float>(i.from[6 + x])[l];
+        }
+    }
+    for (int r = 0; r < 16; r++)
+        for (int k = 0; k < 16; k++)
+            for (int c = 0; c < 8; c++)
+                sum[r][c] += left[r][k] * right[k][c];
+    for (int l = 0; l < LANES; l++)
+        for (int x = 0; x < 4; x++) {
+            const Element s = sum_element(l, x);
+            w.lane<float>(i.to[x])[l] = sum[s.row][s.column];
+        }
+}
+
+void multiply_add_f16(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    multiply_add<float_of_half>(w, i, lanes);
+}
+
+void multiply_add_bf16(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    multiply_add<float_of_bfloat>(w, i, lanes);
+}
+
+/* ---- asynchronous copies: until the wait, the destination is NaN, and nobody may touch it ---- */
+
+void copy_async(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    uint64_t targets[LANES], sources[LANES];
+    uint32_t reading = 0;
+
+    each(lanes, [&](int l) {
+        const uint64_t to = w.lane<uint32_t>(i.from[0])[l], from = w.lane<uint64_t>(i.from[1])[l] + i.offset;
+        const uint32_t there = w.lane<uint32_t>(i.from[2])[l];
+        targets[l] = to, sources[l] = from, reading |= (uint32_t)(there != 0) << l;
+        check_aligned(to, i.bytes, l);
+        check_aligned(from, i.bytes, l);
+        if (there > i.bytes)
+            simulated_error("%s copies %u bytes to %d", here(l).c_str(), there, i.bytes);
+        memset(w.block->shared.access(to, i.bytes, l, WRITES), 0xff, i.bytes);
+        w.block->shared.mark(to, i.bytes, PENDING);
+        w.copies.push_back({to, from, i.bytes, (uint8_t)there, (uint8_t)l, w.groups_of_copies[l]});
+    });
+    if (counting) {
+        count_access(targets, lanes, i.bytes, true);
+        count_access(sources, reading, i.bytes, false);
+    }
+}
+
+void copies_commit(Warp &w, const Instruction &, uint32_t lanes)
+{
+    each(lanes, [&](int l) { w.groups_of_copies[l]++; });
+}
+
+void copies_wait(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    Memory &shared = w.block->shared;
+    const auto arrives = [&](const Copy &c) {
+        if (!(lanes >> c.lane & 1) || (!i.flag && c.group + i.offset >= w.groups_of_copies[c.lane]))
+            return false;
+        uint8_t data[16] = {0};
+        if (c.there)
+            memcpy(data, global_memory.access(c.from, c.there, c.lane, READS), c.there);
+        shared.mark(c.to, c.bytes, UNWRITTEN);
+        memcpy(shared.access(c.to, c.bytes, c.lane, WRITES), data, c.bytes);
+        return true;
+    };
+
+    w.copies.erase(std::remove_if(w.copies.begin(), w.copies.end(), arrives), w.copies.end());
+}
+
+void trap(Warp &, const Instruction &, uint32_t lanes)
+{
+    simulated_error("%s", here(__builtin_ctz(lanes)).c_str());
+}
