@@ -47,7 +47,7 @@ _Noreturn void mpi_abort(int status)
     int started;
 
     signal(SIGALRM, SIG_DFL);
-    alarm(5);
+    alarm(1);
     usleep(100000);
     if (!first && MPI_Initialized(&started) == MPI_SUCCESS && started) {
         first = status;                         /* MPI_Abort exits, and so calls this a second time */
