@@ -431,15 +431,14 @@ const char *linear_gelu_unfused(DType dtype)
 void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
-    int64_t ld_x = k, ld_w = k, ld = m;
-    const real *in = load_matrix(x, 0, rows, k, &ld_x, 0), *w = load_matrix(weight, 0, m, k, &ld_w, 1);
+    const Matrix in = load_matrix(x, 0, rows, k, k, 0), w = load_matrix(weight, 0, m, k, k, 1);
+    const Matrix u = room_for_matrix(up, 0, rows, m, m, 3);
     const real *b = load(bias, 0, m, 2);
-    real *u = room_for_matrix(up, 0, rows, m, &ld, 3);
 
-    matmul(false, true, rows, m, k, 1, in, ld_x, w, ld_w, 0, u, ld);
+    matmul(false, true, rows, m, k, 1, in, w, 0, u);
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        real *o = room(out, i * m, m, 4), *u_row = u + i * ld;
+        real *o = room(out, i * m, m, 4), *u_row = u.data + i * m;
         for (int64_t j = 0; j < m; j++) {
             u_row[j] += b[j];
             o[j] = gelu(u_row[j]);
@@ -452,15 +451,14 @@ void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, 
 void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tensor up)
 {
     const int64_t rows = tensor_rows(up), n = tensor_width(d_out), m = tensor_width(up);
-    int64_t ld_o = n, ld_w = m, ld = m;
-    const real *d_o = load_matrix(d_out, 0, rows, n, &ld_o, 0), *w = load_matrix(weight, 0, n, m, &ld_w, 1);
-    real *d_u = room_for_matrix(d_up, 0, rows, m, &ld, 3);
+    const Matrix d_o = load_matrix(d_out, 0, rows, n, n, 0), w = load_matrix(weight, 0, n, m, m, 1);
+    const Matrix d_u = room_for_matrix(d_up, 0, rows, m, m, 3);
 
-    matmul(false, false, rows, m, n, 1, d_o, ld_o, w, ld_w, 0, d_u, ld);
+    matmul(false, false, rows, m, n, 1, d_o, w, 0, d_u);
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(up, i * m, m, 4);
-        real *d = d_u + i * ld;
+        real *d = d_u.data + i * m;
         for (int64_t j = 0; j < m; j++)
             d[j] *= gelu_slope(in[j]);
         store(d_up, i * m, m, d);
@@ -479,11 +477,8 @@ void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, doubl
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(logits, i * width, width, 0);
-        real *d = room(logits, i * width, width, 1), max = in[0], sum = 0;
-        const real target = ids[i] < 0 ? 0 : in[ids[i]];
-#pragma omp simd reduction(max : max)
-        for (int64_t j = 0; j < width; j++)
-            max = in[j] > max ? in[j] : max;
+        const real target = ids[i] < 0 ? 0 : in[ids[i]], max = largest_of(in, width);
+        real *d = room(logits, i * width, width, 1), sum = 0;
 #pragma omp simd reduction(+ : sum)                     /* although d may be the row itself */
         for (int64_t j = 0; j < width; j++) {
             d[j] = real_exp(in[j] - max);

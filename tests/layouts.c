@@ -16,7 +16,15 @@ enum { BEFORE = 2, STEPS = 4 };         /* 01 saves a checkpoint after both */
 /* Covering subsets of options, rank counts, recomputation and accumulation: each value, and each pair of values. Cases
  * share global batches, thus 01's results. */
 static const LayoutCase cases[] = {
-    {"02_mixed_precision", "--dtype fp32", 1, 3, 1, 6, "none", .exact = true},
+    /* sequences that are no multiple of 64, of one token; heads of two numbers */
+    {"01_single_gpu", "", 1, 3, 6, 1, "none", .seq = 70},
+    {"01_single_gpu", "", 1, 3, 3, 2, "none", .seq = 70},
+    {"01_single_gpu", "", 1, 3, 1, 6, "selective", .seq = 70, .exact = true},
+    {"01_single_gpu", "", 1, 3, 1, 6, "full", .seq = 70, .exact = true},
+    {"01_single_gpu", "", 1, 1, 2, 2, "selective", .seq = 5, .hidden = 2, .heads = 1},
+    {"01_single_gpu", "", 1, 3, 2, 2, "full", .seq = 1},
+
+    {"02_mixed_precision", "--dtype fp32", 1, 3, 1, 6, "none", .seq = 70, .exact = true},
 
     {"03_data_parallel", "--sync naive", 2, 3, 3, 2, "none"},
     {"03_data_parallel", "--sync overlap", 3, 3, 1, 1, "selective"},

@@ -3,7 +3,6 @@
 #include "../device.h"
 
 #include <cblas.h>
-#include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,22 +16,21 @@
 static char name[160];
 static int threads;
 
-/* Reads the value of the first "key : value" line of a file in /proc; an empty string if there is none. */
-static void proc_value(const char *path, const char *key, char *value, size_t size)
+/* Returns what follows `key` at the start of a line of a file in /proc or /sys, until the next call; empty: no such
+ * line. */
+static const char *value_after(const char *path, const char *key)
 {
-    char line[4096];                        /* enough for a CPU's list of flags */
+    static char line[4096];                 /* enough for a CPU's list of flags */
+    const char *value = "";
     FILE *f = fopen(path, "r");
 
-    value[0] = 0;
-    while (f && fgets(line, sizeof line, f))
-        if (!strncmp(line, key, strlen(key))) {
-            const char *at = strchr(line, ':');
-            snprintf(value, size, "%s", at ? at + 1 + strspn(at + 1, " \t") : "");
-            value[strcspn(value, "\n")] = 0;
-            break;
-        }
+    while (!*value && f && fgets(line, sizeof line, f))
+        if (!strncmp(line, key, strlen(key)))
+            value = line + strlen(key);
     if (f)
         fclose(f);
+    line[strcspn(line, "\n")] = 0;
+    return value + strspn(value, " \t:");
 }
 
 /* GNU's OpenMP lets a waiting thread spin 300,000 turns, some milliseconds. If other programs want the core, it keeps
@@ -47,15 +45,13 @@ void device_prepare(char **argv)
 
 void device_init(int local_rank, int local_ranks, int wanted)
 {
-    char model[100];
-
     (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
     threads = threads < 1 ? 1 : threads;
     omp_set_dynamic(0);
     omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
-    proc_value("/proc/cpuinfo", "model name", model, sizeof model);
-    snprintf(name, sizeof name, "%d thread%s of %s", threads, threads == 1 ? "" : "s", model[0] ? model : "this CPU");
+    const char *model = value_after("/proc/cpuinfo", "model name");
+    snprintf(name, sizeof name, "%d thread%s of %s", threads, threads == 1 ? "" : "s", *model ? model : "this CPU");
 }
 
 const char *device_name(void)
@@ -68,36 +64,24 @@ int device_threads(void)
     return threads;
 }
 
-/* Returns the number after `key` at the start of a line; -1: none. */
+/* Returns the number after `key`; -1: none. */
 static int64_t number_after(const char *path, const char *key)
 {
-    char line[256];
-    int64_t number = -1;
-    FILE *f = fopen(path, "r");
+    const char *value = value_after(path, key);
 
-    while (number < 0 && f && fgets(line, sizeof line, f))
-        if (!strncmp(line, key, strlen(key)))
-            sscanf(line + strlen(key), "%" SCNd64, &number);
-    if (f)
-        fclose(f);
-    return number;
+    return *value >= '0' && *value <= '9' ? atoll(value) : -1;
 }
 
 /* The machine's memory, and the limit of this process's control group (a container's, a job's) if it has one. Cached
  * files do not count as used, since the system frees them when memory is needed. */
 int64_t device_memory_available(void)
 {
-    char line[512] = "", path[3][600];
     static const char *const files[] = {"memory.max", "memory.current", "memory.stat"};
     const int64_t machine = number_after("/proc/meminfo", "MemAvailable:") * 1024;
-    FILE *f = fopen("/proc/self/cgroup", "r");
+    char path[3][4200];
 
-    if (!f || !fgets(line, sizeof line, f) || strncmp(line, "0::", 3))
-        strcpy(line, "0::/");
-    if (f)
-        fclose(f);
     for (int i = 0; i < 3; i++)
-        snprintf(path[i], sizeof path[i], "/sys/fs/cgroup%.*s/%s", (int)strcspn(line + 3, "\n"), line + 3, files[i]);
+        snprintf(path[i], sizeof path[i], "/sys/fs/cgroup%s/%s", value_after("/proc/self/cgroup", "0::"), files[i]);
     const int64_t limit = number_after(path[0], ""), used = number_after(path[1], "");
     const int64_t cached = number_after(path[2], "inactive_file ") + number_after(path[2], "active_file ");
     return limit < 0 || limit - used + cached > machine ? machine : limit - used + cached;     /* "max": no limit */
@@ -131,9 +115,7 @@ double device_peak_flops(DType dtype)
     (void)dtype;                            /* every dtype is multiplied as REAL */
     if (rate)
         return rate;
-    real *a = calloc(3 * N * N, sizeof *a), *b = a + N * N, *c = b + N * N;
-    if (!a)
-        fail("not enough memory on the host for measuring the matmul rate");
+    real *a = host_alloc(3 * N * N * sizeof *a, "measuring the matmul rate"), *b = a + N * N, *c = b + N * N;
     for (int trial = 0; trial < 5; trial++) {           /* the best trial is the least disturbed */
         const double begin = clock_seconds();
         for (int i = 0; i < BATCH; i++)
@@ -154,58 +136,34 @@ double device_peak_flops(DType dtype)
  * same offset compete for the same cache lines. */
 enum { HUGE_PAGE = 1 << 21, STAGGER = 1024 };
 
-static int64_t rounded(int64_t bytes)
-{
-    return (bytes + 2 * HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;         /* with room for the offset */
-}
-
 void *device_alloc(int64_t bytes)
 {
     static int large;
+    const bool is_large = bytes >= 2 * HUGE_PAGE;
     void *data;
 
-    if (bytes < 2 * HUGE_PAGE) {
-        if (posix_memalign(&data, 64, bytes ? bytes : 1))               /* 64: a cache line, a vector */
-            return NULL;
-        memset(data, 0, bytes);
-        return data;
-    }
-    /* one huge page more than needed, so that it contains an aligned range; the rest is unmapped */
-    char *all = mmap(NULL, rounded(bytes) + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED)
+    if (posix_memalign(&data, is_large ? HUGE_PAGE : 64, bytes + (is_large ? HUGE_PAGE : 1)))   /* 64: a cache line */
         return NULL;
-    const int64_t before = (HUGE_PAGE - (intptr_t)all % HUGE_PAGE) % HUGE_PAGE;
-    if (before)
-        munmap(all, before);
-    munmap(all + before + rounded(bytes), HUGE_PAGE - before);
-    madvise(all + before, rounded(bytes), MADV_HUGEPAGE);               /* optional: only faster */
-    data = all + before + large++ % (HUGE_PAGE / STAGGER) * STAGGER;
+    if (is_large) {
+        madvise(data, bytes + HUGE_PAGE, MADV_HUGEPAGE);                /* optional: only faster */
+        data = (char *)data + large++ % (HUGE_PAGE / STAGGER) * STAGGER;
+    }
     device_zero(data, bytes);                                           /* takes the pages now, not in the first step */
     return data;
 }
 
 void device_free(void *data, int64_t bytes)
 {
-    if (bytes < 2 * HUGE_PAGE)
-        free(data);
-    else
-        munmap((char *)data - (intptr_t)data % HUGE_PAGE, rounded(bytes));
+    free(bytes < 2 * HUGE_PAGE ? data : (char *)data - (intptr_t)data % HUGE_PAGE);
 }
 
 void device_zero(void *data, int64_t bytes)
 {
-    char *to = data;
-
-    if (bytes < HUGE_PAGE) {
-        memset(to, 0, bytes);
-        return;
-    }
-#pragma omp parallel
+#pragma omp parallel if (bytes >= HUGE_PAGE)
     {
-        const Range part = range_split(bytes / 64, omp_get_thread_num(), omp_get_num_threads());
-        memset(to + part.first * 64, 0, part.count * 64);
+        const Range part = range_split(bytes, omp_get_thread_num(), omp_get_num_threads());
+        memset((char *)data + part.first, 0, part.count);
     }
-    memset(to + bytes / 64 * 64, 0, bytes % 64);
 }
 
 void device_copy(void *to, const void *from, int64_t bytes)
@@ -254,7 +212,7 @@ int device_multiprocessors(void)
 
 void *device_host_alloc(int64_t bytes)
 {
-    return malloc(bytes + 1);
+    return host_alloc(bytes, "copies from the device");
 }
 
 void device_download_start(void *to, const void *from, int64_t bytes)

@@ -57,41 +57,49 @@ static inline void store(Tensor t, int64_t first, int64_t count, const real *fro
         formats_write(element(t, first), from, t.dtype, count);
 }
 
-/* As load(), room() and store(), for a matrix whose rows lie *ld elements apart; sets *ld to the result's. */
-static inline const real *load_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t *ld, int number)
+/* Rows of reals, `ld` elements apart. */
+typedef struct {
+    real *data;
+    int64_t ld;
+} Matrix;
+
+/* The part of a matrix that starts at a row and column. */
+static inline Matrix from(Matrix m, int64_t row, int64_t column)
 {
-    if (t.dtype == REAL)
-        return (const real *)t.data + first;
-    const int64_t apart = *ld;
-    real *to = scratch(number, rows * width);
+    m.data += row * m.ld + column;
+    return m;
+}
+
+/* As load(), room() and store(), for a matrix: rows of `width` elements from element `first` on, ld elements apart. */
+static inline Matrix room_for_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, int number)
+{
+    return t.dtype == REAL ? (Matrix){(real *)t.data + first, ld} : (Matrix){scratch(number, rows * width), width};
+}
+
+static inline Matrix load_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, int number)
+{
+    const Matrix m = room_for_matrix(t, first, rows, width, ld, number);
+
+    if (t.dtype != REAL) {
 #pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++)
-        formats_read(to + i * width, element(t, first + i * apart), t.dtype, width);
-    *ld = width;
-    return to;
+        for (int64_t i = 0; i < rows; i++)
+            formats_read(m.data + i * width, element(t, first + i * ld), t.dtype, width);
+    }
+    return m;
 }
 
-static inline real *room_for_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t *ld, int number)
-{
-    if (t.dtype == REAL)
-        return (real *)t.data + first;
-    *ld = width;
-    return scratch(number, rows * width);
-}
-
-static inline void store_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, const real *from)
+static inline void store_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, Matrix m)
 {
     if (t.dtype == REAL)
         return;
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++)
-        formats_write(element(t, first + i * ld), from + i * width, t.dtype, width);
+        formats_write(element(t, first + i * ld), m.data + i * width, t.dtype, width);
 }
 
-/* Computes c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed. ld: elements
- * between the starts of stored rows. */
-static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, real alpha,
-                          const real *a, int64_t ld_a, const real *b, int64_t ld_b, real beta, real *c, int64_t ld_c)
+/* Computes c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored transposed. */
+static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, real alpha, Matrix a,
+                          Matrix b, real beta, Matrix c)
 {
 #ifdef REAL64
     cblas_dgemm
@@ -99,7 +107,18 @@ static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64
     cblas_sgemm
 #endif
         (CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans, m, n, k,
-         alpha, a, ld_a, b, ld_b, beta, c, ld_c);
+         alpha, a.data, a.ld, b.data, b.ld, beta, c.data, c.ld);
+}
+
+/* Returns the largest of n numbers. */
+static inline real largest_of(const real *x, int64_t n)
+{
+    real max = x[0];
+
+#pragma omp simd reduction(max : max)
+    for (int64_t j = 0; j < n; j++)
+        max = x[j] > max ? x[j] : max;
+    return max;
 }
 
 /* GELU and its derivative. 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u): one exp, and no cancellation. */

@@ -24,30 +24,30 @@ void column_sums_kernel(Tensor sum, Tensor t)
     }
 }
 
-/* Weights of a small format are multiplied this many outputs at a time, so that scratch memory stays small. */
-static int64_t outputs_at_once(Tensor weight)
+/* Matrices of a small format are multiplied this many outputs at a time, so that scratch memory stays small. */
+static int64_t outputs_at_once(Tensor t, int64_t outputs)
 {
-    return weight.dtype == REAL ? tensor_rows(weight) : 1024;
+    return t.dtype == REAL ? outputs : 1024;
 }
 
 /* Computes out = alpha * x times weight transposed, plus bias, or plus out's current values. */
 static void linear(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, real alpha)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
-    int64_t ld_x = k;
-    const real *in = load_matrix(x, 0, rows, k, &ld_x, 0), *b = bias.data ? load(bias, 0, m, 3) : NULL;
+    const int64_t at_once = outputs_at_once(weight, m);
+    const Matrix in = load_matrix(x, 0, rows, k, k, 0);
+    const real *b = bias.data ? load(bias, 0, m, 3) : NULL;
 
-    for (int64_t first = 0; first < m; first += outputs_at_once(weight)) {
-        const int64_t n = m - first < outputs_at_once(weight) ? m - first : outputs_at_once(weight);
-        int64_t ld_w = k, ld = m;
-        const real *w = load_matrix(weight, first * k, n, k, &ld_w, 1);
-        real *o = add ? (real *)load_matrix(out, first, rows, n, &ld, 2) : room_for_matrix(out, first, rows, n, &ld, 2);
+    for (int64_t first = 0; first < m; first += at_once) {
+        const int64_t n = m - first < at_once ? m - first : at_once;
+        const Matrix w = load_matrix(weight, first * k, n, k, k, 1);
+        const Matrix o = add ? load_matrix(out, first, rows, n, m, 2) : room_for_matrix(out, first, rows, n, m, 2);
         if (b) {
 #pragma omp parallel for
             for (int64_t i = 0; i < rows; i++)
-                memcpy(o + i * ld, b + first, n * sizeof(real));
+                memcpy(o.data + i * o.ld, b + first, n * sizeof(real));
         }
-        matmul(false, true, rows, n, k, alpha, in, ld_x, w, ld_w, b || add ? 1 : 0, o, ld);
+        matmul(false, true, rows, n, k, alpha, in, w, b || add ? 1 : 0, o);
         store_matrix(out, first, rows, n, m, o);
     }
 }
@@ -60,15 +60,13 @@ void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)
 void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
 {
     const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
-    int64_t ld_x = k;
-    real *d_in = room_for_matrix(d_x, 0, rows, k, &ld_x, 0);
+    const int64_t at_once = outputs_at_once(weight, m);
+    const Matrix d_in = room_for_matrix(d_x, 0, rows, k, k, 0);
 
-    for (int64_t first = 0; first < m; first += outputs_at_once(weight)) {
-        const int64_t n = m - first < outputs_at_once(weight) ? m - first : outputs_at_once(weight);
-        int64_t ld_w = k, ld = m;
-        const real *w = load_matrix(weight, first * k, n, k, &ld_w, 1);
-        const real *d_o = load_matrix(d_out, first, rows, n, &ld, 2);
-        matmul(false, false, rows, k, n, 1, d_o, ld, w, ld_w, first ? 1 : 0, d_in, ld_x);
+    for (int64_t first = 0; first < m; first += at_once) {
+        const int64_t n = m - first < at_once ? m - first : at_once;
+        const Matrix w = load_matrix(weight, first * k, n, k, k, 1), d_o = load_matrix(d_out, first, rows, n, m, 2);
+        matmul(false, false, rows, k, n, 1, d_o, w, first ? 1 : 0, d_in);
     }
     store_matrix(d_x, 0, rows, k, k, d_in);
 }
@@ -76,16 +74,13 @@ void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
 void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out);
-    const int64_t at_once = d_out.dtype == REAL ? m : 1024;
-    int64_t ld_x = k;
-    const real *in = load_matrix(x, 0, rows, k, &ld_x, 0);
+    const int64_t at_once = outputs_at_once(d_out, m);
+    const Matrix in = load_matrix(x, 0, rows, k, k, 0);
 
     for (int64_t first = 0; first < m; first += at_once) {
         const int64_t n = m - first < at_once ? m - first : at_once;
-        int64_t ld_w = k, ld = m;
-        real *d_w = (real *)load_matrix(d_weight, first * k, n, k, &ld_w, 1);
-        const real *d_o = load_matrix(d_out, first, rows, n, &ld, 2);
-        matmul(true, false, n, k, rows, 1, d_o, ld, in, ld_x, 1, d_w, ld_w);
+        const Matrix d_w = load_matrix(d_weight, first * k, n, k, k, 1);
+        matmul(true, false, n, k, rows, 1, load_matrix(d_out, first, rows, n, m, 2), in, 1, d_w);
         store_matrix(d_weight, first * k, n, k, k, d_w);
     }
     if (d_bias.data)

@@ -54,12 +54,11 @@ void embedding_forward_kernel(Tensor out, Tensor ids, Tensor weight)
 void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
 {
     const int64_t rows = tensor_count(ids), width = tensor_width(d_out), vocabulary = tensor_rows(d_weight);
-    int64_t *first = malloc((vocabulary + rows) * sizeof *first), *next = first + vocabulary;
+    int64_t *first = host_alloc((vocabulary + rows) * sizeof *first, "the rows of each token");
+    int64_t *next = first + vocabulary;
 
     /* a linked list of each id's rows, in order (-1 ends it), so that an id's gradient is summed first and rounded
      * once */
-    if (!first)
-        fail("not enough memory on the host for the rows of %lld tokens", (long long)rows);
     memset(first, 0xff, vocabulary * sizeof *first);
     for (int64_t i = rows - 1; i >= 0; i--)
         if (ids_of(ids)[i] >= 0) {
@@ -227,6 +226,16 @@ void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
 
 /* ---- cross-entropy ---- */
 
+static real exp_sum(const real *x, int64_t n, real max)
+{
+    real sum = 0;
+
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < n; j++)
+        sum += real_exp(x[j] - max);
+    return sum;
+}
+
 void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
@@ -234,17 +243,11 @@ void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = load(logits, i * width, width, 0);
-        real max = in[0], sum = 0;
-#pragma omp simd reduction(max : max)
-        for (int64_t j = 0; j < width; j++)
-            max = in[j] > max ? in[j] : max;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < width; j++)
-            sum += real_exp(in[j] - max);
+        const real *in = load(logits, i * width, width, 0), max = largest_of(in, width);
+        const real log_of_sum = log(exp_sum(in, width, max));
         const int32_t target = ids_of(targets)[i];
-        log_sum[i] = max + (real)log(sum);
-        losses[i] = max - (target < 0 ? 0 : in[target]) + (real)log(sum);   /* in this order: max, in[] may be large */
+        log_sum[i] = max + log_of_sum;
+        losses[i] = max - (target < 0 ? 0 : in[target]) + log_of_sum;   /* in this order: max, in[] may be large */
     }
     double total = 0;
     for (int64_t i = 0; i < rows; i++)
@@ -278,14 +281,8 @@ void cross_entropy_max_kernel(Tensor max, Tensor logits)
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
 
 #pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++) {
-        const real *in = load(logits, i * width, width, 0);
-        real most = in[0];
-#pragma omp simd reduction(max : most)
-        for (int64_t j = 0; j < width; j++)
-            most = in[j] > most ? in[j] : most;
-        row(max, 0)[i] = most;
-    }
+    for (int64_t i = 0; i < rows; i++)
+        row(max, 0)[i] = largest_of(load(logits, i * width, width, 0), width);
 }
 
 void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets)
@@ -294,13 +291,9 @@ void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor ta
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *in = load(logits, i * width, width, 0), most = row(max, 0)[i];
+        const real *in = load(logits, i * width, width, 0);
         const int32_t target = ids_of(targets)[i];
-        real sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < width; j++)
-            sum += real_exp(in[j] - most);
-        row(sums, i)[0] = sum;
+        row(sums, i)[0] = exp_sum(in, width, row(max, 0)[i]);
         row(sums, i)[1] = target < 0 ? 0 : in[target];
     }
 }

@@ -704,7 +704,8 @@ static void attention_of_extremes(void **state)
 
 static void threads_change_no_bit(void **state)
 {
-    static void (*const tests[])(void **) = {embedding, layernorm, rotary_positions, gelu, residual, cross_entropy, adamw};
+    static void (*const tests[])(void **) = {embedding, layernorm, rotary_positions, gelu, residual, cross_entropy,
+                                             adamw};
     uint64_t of_one = 0;
 
     for (int threads = 1; threads <= 3; threads++) {

@@ -166,69 +166,43 @@ static void it_is_a_model_at_step_0(void **state)
             fail_msg("step %d: the loss is %.17g, but %.17g after a checkpoint", i + 1, at_once[i], later[i]);
 }
 
-/* Expects status 1 and one line with these words, separated by |. */
-static void refuses(const char *what, const char *words)
+/* Edits `bad`, a copy of a model, by a command. Then expects status 1 and a line with `words`, on 1 and 2 ranks. */
+static void refuses(const char *model, const char *command, const char *words)
 {
-    char copy[256], *rest = copy;
-
+    run_well("rm -rf bad");
+    run_well("cp -r %s bad", model);
+    run_well("%s", command);
     for (int ranks = 1; ranks <= 2; ranks++) {
         Result r = run("timeout 15 mpiexec -n %d " BUILD "/cpu64/06_pipeline_parallel " THEIR_SHAPE " --load bad "
                        "--steps 1", ranks);
-        if (r.status != 1 || strncmp(r.err, "06_pipeline_parallel: ", 22) || !strchr(r.err, '\n')
-            || strchr(r.err, '\n')[1])
-            fail_msg("%s, %d ranks: status %d\n%s", what, ranks, r.status, r.err);
-        snprintf(copy, sizeof copy, "%s", words);
-        rest = copy;
-        for (char *word; (word = strsep(&rest, "|"));)
-            if (!strstr(r.err, word))
-                fail_msg("%s: no \"%s\" in %s", what, word, r.err);
+        if (r.status != 1 || strncmp(r.err, "06_pipeline_parallel: ", 22) || !strstr(r.err, words))
+            fail_msg("%s, %d ranks: status %d, not \"%s\"\n%s", command, ranks, r.status, words, r.err);
         result_free(r);
     }
 }
 
-/* Makes `bad`, a copy of the model whose index has one line changed by sed. */
-static void edit_index(const char *how)
-{
-    run_well("rm -rf bad");
-    run_well("cp -r " THEIRS "/shards bad");
-    run_well("sed -i '%s' bad/model.safetensors.index.json", how);
-}
-
 static void incomplete_models_are_refused(void **state)
 {
-    (void)state;
-    edit_index("");
-    run_well("rm bad/model-00003-of-00004.safetensors");
-    refuses("a missing file", "bad/model-00003-of-00004.safetensors|No such file");
-    edit_index("s,model-00003,../bad/model-00003,");
-    refuses("a path", "bad/model.safetensors.index.json|gpt_neox.layers.|../bad/model-00003|in the same directory");
-    edit_index("s,\"model-00003[^,]*,3,");
-    refuses("a number", "bad/model.safetensors.index.json|gpt_neox.layers.|3|in the same directory");
-    edit_index("s,model-00003,model-00002,");
-    refuses("tensors in no file", "expected a tensor gpt_neox.layers.|not there");
-    edit_index("s/weight_map/map/");
-    refuses("no map", "bad/model.safetensors.index.json|weight_map");
-    run_well("rm bad/model.safetensors.index.json");
-    refuses("no index", "bad/model.safetensors: No such file");
+    const char *shards = THEIRS "/shards";
 
-    /* 01's checkpoint without one of its files is not taken for a model from elsewhere */
+    (void)state;
+    refuses(shards, "rm bad/model-00003-of-00004.safetensors", "bad/model-00003-of-00004.safetensors: No such file");
+    refuses(shards, "sed -i s,model-00003,model-00002, bad/model.safetensors.index.json", "expected a tensor gpt_neox.");
+    refuses(shards, "sed -i s,model-00003,../bad/model-00003, bad/model.safetensors.index.json",
+            "expected the name of a file in the same directory, got \"../bad/model-00003");
+    refuses(shards, "sed -i s/weight_map/map/ bad/model.safetensors.index.json", "\"weight_map\" must be");
+    refuses(shards, "rm bad/model.safetensors.index.json", "bad/model.safetensors: No such file");
     run_well(ONE " --load " THEIRS "/F16 --steps 1 --save ours");
-    for (int i = 0; i < 2; i++) {
-        static const char *const both[] = {"trainer.json", "optimizer.safetensors"};
-        char words[128];
-        run_well("rm -rf bad");
-        run_well("cp -r ours bad");
-        run_well("rm bad/%s", both[i]);
-        snprintf(words, sizeof words, "bad/%s: No such file|both", both[i]);
-        refuses(both[i], words);
-    }
-    run_well("rm bad/trainer.json");                    /* without both files it is */
-    run_well(ONE " --load bad --steps 1");
-    run_well("cp -r " THEIRS "/shards before");         /* --save does not replace a model from elsewhere */
+    refuses("ours", "rm bad/optimizer.safetensors", "bad/optimizer.safetensors: No such file");
+    refuses("ours", "rm bad/trainer.json", "bad/trainer.json: No such file");
+
+    run_well("rm ours/trainer.json ours/optimizer.safetensors");            /* the weights alone are a model */
+    run_well(ONE " --load ours --steps 1");
+    run_well("cp -r %s before", shards);                /* --save does not replace a model from elsewhere */
     Result r = run(ONE " --load before --save before --steps 1");
     assert_int_equal(r.status, 1);
     result_free(r);
-    run_well("diff -r " THEIRS "/shards before");
+    run_well("diff -r %s before", shards);
 }
 
 /* Makes `more`, the model with more tensors: buffers that older transformers saved, and the output projection, which

@@ -86,6 +86,9 @@ static const struct {
     const char *options, *message;
 } refused[] = {
     {MIXED, 2, "--dtype fp16 --gradients bf16", "--gradients bf16 with --dtype fp16"},
+    {MIXED, 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
+    {MIXED, 2, "--loss-scale-growth 5", "--loss-scale-growth 5: expected --dtype fp16"},
+    {1, "08_fused_kernels", 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
     {4, TENSOR, 1, "--heads 6", "--heads 6 cannot be divided over 4 ranks; 1, 2, 3, 6 could"},
     {2, TENSOR, 1, "--seq 7 --micro-batch 1 --sequence-parallel",
      "--micro-batch x --seq = 7 cannot be divided over 2 ranks; 1, 7 could"},

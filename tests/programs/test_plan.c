@@ -155,35 +155,40 @@ static void all_grids_add_up(void **state)
     assert_true(rows > 1000 && fitting > 100 && fitting < rows);
 }
 
+/* "tp=2,zero=1" as options of 09: " --tp 2 --zero 1". In a static buffer. */
+static const char *as_options(const char *grid)
+{
+    static char text[256];
+    char *at = text;
+
+    at += sprintf(at, " --");
+    for (; *grid; grid++)
+        at += *grid == ',' ? sprintf(at, " --") : sprintf(at, "%c", *grid == '=' ? ' ' : *grid);
+    return text;
+}
+
 /* The memory of the fullest rank equals 09's, to the byte. */
 static void memory_is_09s(void **state)
 {
     static const struct {
         int ranks, batch;
-        const char *options, *dtype;
+        const char *grid, *dtype;
     } cases[] = {
-        {4, 6, "tp=2 pp=2 micro-batch=2 accumulate=3 zero=1 recompute=none", "bf16"},
-        {6, 4, "pp=3 cp=2 micro-batch=1 accumulate=4 zero=1 recompute=full", "fp32"},
-        {8, 2, "tp=2 cp=2 pp=2 micro-batch=2 accumulate=1 zero=0 recompute=none", "bf16"},
-        {3, 27, "dp=3 micro-batch=9 accumulate=1 zero=1 recompute=none", "fp32"},
-        {8, 12, "tp=2 pp=2 dp=2 micro-batch=3 accumulate=2 zero=1 recompute=full", "bf16"},
+        {4, 6, "tp=2,pp=2,micro-batch=2,accumulate=3,zero=1,recompute=none", "bf16"},
+        {6, 4, "pp=3,cp=2,micro-batch=1,accumulate=4,zero=1,recompute=full", "fp32"},
+        {8, 2, "tp=2,cp=2,pp=2,micro-batch=2,accumulate=1,zero=0,recompute=none", "bf16"},
+        {3, 27, "dp=3,micro-batch=9,accumulate=1,zero=1,recompute=none", "fp32"},
+        {8, 12, "tp=2,pp=2,dp=2,micro-batch=3,accumulate=2,zero=1,recompute=full", "bf16"},
     };
     static const char *const shape = "--layers 5 --hidden 48 --heads 4 --vocab 257 --seq 32";
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char options[256] = "", grid[256], report[256];
-        snprintf(report, sizeof report, "%s", in_temporary("report"));
-        snprintf(grid, sizeof grid, "%s", cases[i].options);
-        for (char *word = strtok(grid, " "); word; word = strtok(NULL, " "))
-            snprintf(options + strlen(options), sizeof options - strlen(options), " --%s", word);
-        snprintf(grid, sizeof grid, "%s", cases[i].options);
-        for (char *c = grid; *c; c++)
-            *c = *c == ' ' ? ',' : *c;
-        run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s %s --dtype %s --steps 1 --threads 1 --quiet --report %s",
-                 cases[i].ranks, shape, options, cases[i].dtype, report);
+        const char *report = in_temporary("report");
+        run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype %s --steps 1 --threads 1 --quiet --report %s",
+                 cases[i].ranks, shape, as_options(cases[i].grid), cases[i].dtype, report);
         Result r = run(PLAN "--model tiny %s --gpus %d --pretend 1,1,1 --dtype %s --batch %d --explain %s", shape,
-                       cases[i].ranks, cases[i].dtype, 32 * cases[i].batch, grid);
+                       cases[i].ranks, cases[i].dtype, 32 * cases[i].batch, cases[i].grid);
         if (r.status)
             fail_msg("%s", r.err);
         int fullest = 0;
@@ -206,7 +211,7 @@ static void memory_is_09s(void **state)
                 if (*at >= '0' && *at <= '9')
                     snprintf(digits + strlen(digits), sizeof digits - strlen(digits), "%c", *at);
             if (atof(digits) != measured)
-                fail_msg("%s: %s: %s planned, %.0f measured", cases[i].options, names[k], digits, measured);
+                fail_msg("%s: %s: %s planned, %.0f measured", cases[i].grid, names[k], digits, measured);
         }
         result_free(r);
     }
@@ -237,13 +242,9 @@ static void times_are_09s(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char options[256] = "", grid[128];
         double seconds[2], unit = 1;
         if (!cases[i].always && !full_tests())
             continue;
-        snprintf(grid, sizeof grid, "%s", cases[i].grid);
-        for (char *word = strtok(grid, ","); word; word = strtok(NULL, ","))
-            snprintf(options + strlen(options), sizeof options - strlen(options), " --%s", word);
         Result r = run(PLAN "--model tiny %s --gpus %d --dtype fp32 --pretend %s --batch 1024 --explain %s", shape,
                        cases[i].ranks, pretend, cases[i].grid);
         if (r.status)
@@ -255,7 +256,8 @@ static void times_are_09s(void **state)
         for (int attempt = 0; attempt < (full_tests() ? 3 : 1) && !(least <= planned * unit * 1.1); attempt++) {
             remove(in_temporary("metrics"));
             run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype fp32 --steps 2 --threads 1 --quiet "
-                     "--pretend %s --metrics %s", cases[i].ranks, shape, options, pretend, in_temporary("metrics"));
+                     "--pretend %s --metrics %s", cases[i].ranks, shape, as_options(cases[i].grid), pretend,
+                     in_temporary("metrics"));
             assert_int_equal(read_column(in_temporary("metrics"), "seconds", seconds, 2), 2);
             least = fmin(least, fmin(seconds[0], seconds[1]));
         }
