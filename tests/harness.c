@@ -205,6 +205,7 @@ Result run_function(void (*function)(const void *), const void *argument)
     assert_int_equal(pipe(ends), 0);
     const pid_t child = fork();
     if (child == 0) {
+        signal(SIGALRM, SIG_DFL);               /* comm.h may have a handler */
         alarm(10);
         dup2(ends[1], STDERR_FILENO);
         error_set_rank(0, _exit);               /* exit would remove the temporary directory */
