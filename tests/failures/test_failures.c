@@ -224,8 +224,8 @@ static void launch_two(int program, const char *options)
 
 /* ---- A rank dies ---- */
 
-/* When a rank is killed, mpiexec of MPICH 4.3 sometimes ends with status 0 and no message: 36 of 200 times, in a
- * program that only calls MPI_Allreduce. */
+/* When a rank is killed, mpiexec of MPICH 4.2 and later sometimes ends with status 0 and no message: 4.2.1 11 of 100
+ * times, 4.3 36 of 200 times, in a program that only calls MPI_Allreduce. */
 static bool mpiexec_loses_statuses(void)
 {
     Result r = run("mpiexec --version");
@@ -234,7 +234,7 @@ static bool mpiexec_loses_statuses(void)
     const bool known = at && sscanf(at + strlen("Version:"), "%d.%d", &major, &minor) == 2;
 
     result_free(r);
-    return known && (major > 4 || (major == 4 && minor >= 3));
+    return known && (major > 4 || (major == 4 && minor >= 2));
 }
 
 /* A rank is killed at a random moment of a run that saves after every step, so often in the middle of a save. A
