@@ -123,12 +123,12 @@ static const struct {
     {FUSED, 2, "--fuse all,nothing", FUSE},
     {FUSED, 2, "--fuse all,none", FUSE},
     {FUSED, 2, "--fuse none,attention", FUSE},
-    {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1: expected a divisor of 4, the number of ranks, got 3; start a "
-                            "multiple of 3, or choose factors of 4"},
+    {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1 x --dp 0: expected 4, the number of ranks (--dp 0: a divisor), "
+                            "got 3; start a multiple of 3, or choose factors of 4"},
     {COMBINED, 2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: expected 4, the number of ranks, got 8; start "
                                    "8, or choose factors of 4"},
     {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536",
-     "expected a divisor of 4, the number of ranks, got 281474976710656"},
+     "expected 4, the number of ranks (--dp 0: a divisor), got 281474976710656"},
     {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "got 18446744073709551616; start"},
     {COMBINED, 2, "--zero 2", "--zero: expected an integer from 0 to 1, got '2'"},
     {COMBINED, 1, "--tp 4 --heads 6", "--tp: --heads 6 cannot be divided over 4 ranks; 1, 2, 3, 6 could"},

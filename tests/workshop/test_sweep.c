@@ -172,7 +172,7 @@ static void refusals_are_rows(void **state)
     expect(r, 1, "    1  --steps: expected at least 2, as the first is not measured, got 1\n");
     result_free(r);
     r = sweep("09_combined", "1 2", "--tp 2 --steps 2");
-    expect(r, 0, "    1  --tp 2 x --cp 1 x --pp 1: expected a divisor of 1, the number of ranks, got 2;");
+    expect(r, 0, "    1  --tp 2 x --cp 1 x --pp 1 x --dp 0: expected 1, the number of ranks (--dp 0: a divisor), got 2;");
     assert_true(cell("09_combined", 1, "tokens_per_second") > 0);
     result_free(r);
     r = sweep("05_tensor_parallel", "1", "--colour red");

@@ -188,7 +188,7 @@ static const Planted planted[] = {
      "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--zero 2",
      {"final_weight has drifted"}},
     /* mistakes across directions: the batch indexed by the rank in replicas, not in dp; the loss of all tp ranks */
-    {"09_combined", "((int64_t)dp_rank * m", "((int64_t)comm_rank(replicas) * m", 2,
+    {"09_combined", "((int64_t)dp_rank *", "((int64_t)comm_rank(replicas) *", 2,
      "--cp 2 --layers 2 --accumulate 2",
      {"a run in which the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp"}, true},
     {"09_combined", "comm_rank(tp) ? 0 : tensor_item(loss));      /*", "tensor_item(loss));      /*", 8,
