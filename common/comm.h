@@ -24,6 +24,12 @@ typedef enum {
 
 extern Comm *world;                             /* all ranks */
 
+/* This rank among those of its machine. cores: for this rank, those that the machine's ranks may use divided by the
+ * ranks, but at most those that it is bound to; 0: unknown. */
+extern struct CommLocal {
+    int rank, size, cores;
+} comm_local;
+
 /* ---- groups ---- */
 
 /* Splits comm into one group per color; each group orders its ranks as comm does. A rank with color < 0 joins no group
@@ -33,10 +39,6 @@ int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
 const char *comm_name(const Comm *comm);
 const Comm *comm_next(const Comm *comm);        /* the group that this rank joined next, from world on; NULL: none */
-int comm_local_rank(void);                      /* this rank's number on this machine, from 0 */
-int comm_local_size(void);                      /* ranks on this machine */
-int comm_local_threads(void);                   /* CPU cores for this rank: those that this machine's ranks may use, per
-                                                 * rank, but at most those that it is bound to; 0: unknown */
 Range comm_shard(const Comm *comm, int64_t count);      /* this rank's shard of `count` elements, by range_split */
 
 /* ---- collectives: all ranks of the group call them in the same order, with the same counts ----
@@ -102,9 +104,6 @@ void comm_stats_reset(void);                    /* starts a new step */
 /* Seconds of the current step in which this host only waited, for transfers and for numbers of other ranks. Transfers
  * that overlap with computation are not included. */
 double comm_waited(void);
-
-/* --pretend: the seconds of comm_waited that real transfers took beyond their simulated time. */
-double comm_pretend_overrun(void);
 
 /* ---- start and end of the program ---- */
 

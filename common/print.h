@@ -1,6 +1,4 @@
-/* Printing for the user: lines that rank 0 prints for all ranks, and numbers in words. The texts are in static buffers:
- * number_text's and bytes_text's are valid until the eighth call after, the others' until the next.
- */
+/* Printing for the user: lines that rank 0 prints for all ranks, and numbers in words. */
 #ifndef PRINT_H
 #define PRINT_H
 
@@ -16,6 +14,8 @@ extern "C" {
 void print_rank_0(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void print_enable(bool yes);
 
+/* Formats a text for a message. It and all texts below stay valid until 32 more have been made. */
+const char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *number_text(int64_t n);             /* "12,345,678" */
 const char *bytes_text(double bytes);           /* "17.3 MB": 1 MB is 10^6 bytes */
 const char *duration_text(double seconds);      /* "1:05:09" */

@@ -61,8 +61,7 @@ int64_t tensor_width(Tensor t);                                 /* the last dime
 int dtype_size(DType dtype);                                    /* bytes per element */
 const char *dtype_name(DType dtype);                            /* as in safetensors: "F32", "F8_E4M3" */
 
-/* Returns "qkv is (8, 128, 384)", for messages. The caller frees it. */
-char *tensor_describe(Tensor t);
+const char *tensor_describe(Tensor t);                          /* "qkv is (8, 128, 384)", a format_text of print.h */
 
 #ifdef __cplusplus
 }

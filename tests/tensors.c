@@ -58,10 +58,9 @@ void assert_near(Tensor t, const double *expected, double most)
     for (int64_t i = 0; i < tensor_count(t); i++)
         largest = fmax(largest, fabs(expected[i]));
     for (int64_t i = 0; i < tensor_count(t); i++)
-        if (!(fabs(data(t)[i] - expected[i]) <= most * largest)) {
-            char *shape = tensor_describe(t);
-            fail_msg("%s: element %lld is %.17g, not %.17g", shape, (long long)i, (double)data(t)[i], expected[i]);
-        }
+        if (!(fabs(data(t)[i] - expected[i]) <= most * largest))
+            fail_msg("%s: element %lld is %.17g, not %.17g", tensor_describe(t), (long long)i, (double)data(t)[i],
+                     expected[i]);
 }
 
 void guarded_release(void)

@@ -19,7 +19,7 @@
 void check_agreement(const Transfer *t, const char *name)
 {
     struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
-    struct Call mine = {t->number, t->op, t->count, t->dtype, t->reduce, t->peer, ""}, *a, *b;
+    struct Call mine = {t->number, t->op, t->count, t->dtype, t->reduce, t->op == BROADCAST ? t->peer : 0, ""}, *a, *b;
     struct Call *all = host_alloc(t->comm->size * sizeof *all, "--check");
     char text[2][128];
 
@@ -105,7 +105,7 @@ void check_begin(Request *q, Transfer *t)
         free(nan);
     }
     t->rendezvous = true;
-    if (t->op < SEND)
+    if (t->op != SEND && t->op != RECV)
         return;
     int32_t *label = t->op == SEND ? q->sent : q->wanted;
     const int32_t own[4] = {t->tag, (int32_t)(t->count >> 31), (int32_t)(t->count & INT32_MAX), t->dtype};

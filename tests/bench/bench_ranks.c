@@ -30,7 +30,7 @@ static void worker(void)
 {
     static const int64_t sizes[] = {1000, 100000, 4000000, 32000000};
 
-    device_init(comm_local_rank(), comm_local_size(), 1);
+    device_init(comm_local.rank, comm_local.size, 1);
     const int n = comm_size(world);
     for (int s = 0; s < 4; s++) {
         Tensor a = tensor_create(MEM_WORKSPACE, REAL, "a", shape(sizes[s]));

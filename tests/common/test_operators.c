@@ -861,11 +861,10 @@ static void call_wrong(const void *argument)
 static void assert_refused(const Call *c, const Tensor *operands, int i, const char *what)
 {
     Result r = run_function(call_wrong, &(WrongCall){c, operands});
-    char *is = tensor_describe(operands[i]);
+    const char *is = tensor_describe(operands[i]);
 
     if (r.status != 1 || !strstr(r.err, c->name) || (operands[i].data && !strstr(r.err, is)) || !strstr(r.err, what))
         fail_msg("%s of a wrong %s ended with status %d and \"%s\"", c->name, is, r.status, r.err);
-    free(is);
     result_free(r);
 }
 
