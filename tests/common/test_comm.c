@@ -504,7 +504,7 @@ static const struct {
     {2, "all_gather of x in group world: element 3 was written to before comm_wait"},
     {2, "all_gather of shard in group world: it was changed before comm_wait"},
     {2, "reduce_scatter of x in group world: it was changed before comm_wait"},
-    {2, "send of x in group world: it was changed before comm_wait"},
+    {2, "shift of x in group world: it was changed before comm_wait"},
     {15, " of group world: rank 0 calls all_reduce of x, 100 F64, SUM, but rank 1 all_reduce of x, 99 F64, SUM"},
     {15, "all_reduce of x, 100 F64, SUM, but rank 1 broadcast of x, 100 F64, from rank 0"},
     {15, "all_reduce of x, 100 F64, SUM, but rank 1 all_reduce of z, 100 I32, SUM"},
