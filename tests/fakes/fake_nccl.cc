@@ -3,8 +3,8 @@
  * ranks; NCCL could hang there.
  *
  * Environment variables:
- *   FAKE_NCCL_FAIL="ncclSend 3"  the third such call of rank 1 returns an error
- *   FAKE_NCCL_FAIL="async 3"     a communicator of rank 1 has an asynchronous error after its third operation
+ *   FAKE_NCCL_FAIL=ncclSend:3    the third such call of rank 1 returns an error
+ *   FAKE_NCCL_FAIL=async:3       a communicator of rank 1 has an asynchronous error after its third operation
  *   FAKE_NCCL_LOSE=3             rank 1's third operation on more than 8 elements never ends
  *   FAKE_NCCL_LOG=1              prints when communicators are made and first used
  */
@@ -36,8 +36,8 @@ static bool fails(const char *name)
     const char *failing = getenv("FAKE_NCCL_FAIL");
     const size_t length = strlen(name);
 
-    return failing && world_rank() == 1 && !strncmp(failing, name, length) && failing[length] == ' '
-        && ++calls == atoi(failing + length);
+    return failing && world_rank() == 1 && !strncmp(failing, name, length) && failing[length] == ':'
+        && ++calls == atoi(failing + length + 1);
 }
 
 #define MAY_FAIL() do { if (fails(__func__)) return ncclSystemError; } while (0)

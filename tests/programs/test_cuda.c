@@ -445,6 +445,30 @@ static void runs_repeat(void **state)
     run_well("cmp once.safetensors again.safetensors");
 }
 
+/* NCCL's transport, on simulated GPUs: all operations, types and groups; then NCCL's errors, and a transfer whose other
+ * ranks never come. Each is one line, and ends all ranks. */
+static void transfers_over_nccl(void **state)
+{
+    static const char *const faults[][3] = {
+        {"FAIL=ncclCommInitRankConfig:1", "ncclCommInitRankConfig(", "an error of the fake; its last words (rank 1)"},
+        {"FAIL=ncclAllReduce:2", "ncclAllReduce(", "an error of the fake; its last words (rank 1)"},
+        {"FAIL=async:1", "NCCL, on a communicator of 2 ranks", "an error of the fake; its last words (rank 1)"},
+        {"LOSE=1", "waits for its GPU's all_reduce, operation 1 of group dp", ", for 2 seconds (--timeout)"}};
+
+    (void)state;
+    if (!simulated())
+        skip();
+    for (int n = 2; n <= 5; n += covering() ? 3 : 1)
+        run_well("mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
+    for (int i = 0; i < 4; i++) {
+        Result r = run("timeout 30 env FAKE_NCCL_%s mpiexec -n 2 " BUILD "/simulated/03_data_parallel --preset tiny "
+                       "--layers 1 --seq 8 --micro-batch 1 --steps 2 --timeout 2 --quiet", faults[i][0]);
+        if (r.status != 1 || !strstr(r.err, faults[i][1]) || !strstr(r.err, faults[i][2]))
+            fail_msg("%s: status %d\n%s", faults[i][0], r.status, r.err);
+        result_free(r);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -459,6 +483,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(memory_check_includes_scratch),
         cmocka_unit_test(older_gpus_are_left_out),
         cmocka_unit_test(runs_repeat),
+        cmocka_unit_test(transfers_over_nccl),
     };
 
     if (argc > 1 && !strcmp(argv[1], "memory"))
