@@ -112,9 +112,8 @@ __device__ inline float warp_max(float x)
     return x;
 }
 
-/* Combines what `combine` gives for each warp. Each warp stores its result; then every warp combines all of them, in the
- * same order. After the first barrier all are stored; after the second all have been read, and the next call may
- * write. */
+/* Each warp stores what `combine` gives; then every warp combines all of these, in the same order. After the first
+ * barrier all are stored; after the second all have been read, and the next call may write. */
 template <typename S, S combine(S)> __device__ inline S over_block(S x, S none)
 {
     __shared__ S of_warp[WARP];
