@@ -286,6 +286,7 @@ typedef struct {
     void *data;
     DType dtype;
     int64_t ld, stride;
+    const float *scale;                         /* of fp8, on the device; otherwise NULL */
 } Matrix;
 
 /* The part of a matrix that starts at a row and column. */
@@ -297,13 +298,11 @@ static inline Matrix from(Matrix m, int64_t row, int64_t column)
 
 static inline Matrix rows_of(Tensor t)
 {
-    Matrix m = {t.data, t.dtype, tensor_width(t), 0};
-
-    return m;
+    return (Matrix){t.data, t.dtype, tensor_width(t), 0, t.scale};
 }
 
 /* Computes, for `count` matrices, c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored
- * transposed. a and b have one type, c the same or float; sums are float. */
+ * transposed. a and b have one type, c the same or float; sums are float. Or a and b are fp8, only b transposed. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count);
 

@@ -176,30 +176,19 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
         }
 }
 
-template <typename T, int SUMS>
-static void start_layernorm_backward(Tensor d_x, float *partial, int64_t parts, Tensor d_out, Tensor x, Tensor stats,
-                                     Tensor weight)
-{
-    const int64_t rows = tensor_rows(x), width = tensor_width(x), most = (60 << 10) / (SUMS * 4);    /* fits any GPU */
-    const int64_t slices = (width + most - 1) / most, slice = ((width + slices - 1) / slices + 7) / 8 * 8;
-
-    PACKED(rows_aligned(d_x, d_out, x, weight), T, N,
-        LAUNCH_SHARED(SUMS * slice * 4, layernorm_backward_rows<T, N, SUMS>, dim3(parts, slices),
-                      row_threads(width, N), d_x, partial, d_out, x, stats, weight, rows, width, slice));
-}
-
 void layernorm_backward_sums(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_sum, Tensor d_out, Tensor x,
                              Tensor stats, Tensor weight)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x), sums = d_sum.data ? 3 : 2;
     const int64_t parts = clamped(rows / 8, 1, 512), bytes = parts * sums * width * 4;
+    const int64_t most = (60 << 10) / (sums * 4), slices = (width + most - 1) / most;       /* 60 KB fit on any GPU */
+    const int64_t slice = ((width + slices - 1) / slices + 7) / 8 * 8;
     float *partial = (float *)device_scratch(bytes);
 
-    FOR_TYPE(x.dtype, T,
-        if (d_sum.data)
-            start_layernorm_backward<T, 3>(d_x, partial, parts, d_out, x, stats, weight);
-        else
-            start_layernorm_backward<T, 2>(d_x, partial, parts, d_out, x, stats, weight));
+    FOR_TYPE(x.dtype, T, PACKED(rows_aligned(d_x, d_out, x, weight), T, N,
+        LAUNCH_SHARED(sums * slice * 4, sums == 3 ? layernorm_backward_rows<T, N, 3> : layernorm_backward_rows<T, N, 2>,
+                      dim3(parts, slices), row_threads(width, N), d_x, partial, d_out, x, stats, weight, rows, width,
+                      slice)));
     FOR_GRADIENT(d_bias.dtype, G,
         LAUNCH(add_parts<G>, column_blocks(width, 1, sums), dim3(WARP, GROUPS), d_weight, d_bias, d_sum, partial,
                parts, width));

@@ -27,19 +27,32 @@ static float begin_with(Tensor out, Tensor bias)
     return 1;
 }
 
-void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)
+/* Computes out = x times weight transposed, plus bias, or plus out's current values; `at_once`: by one matmul. */
+static void linear(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, bool at_once)
 {
-    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
-
     const auto apart = [&] {
-        const float beta = begin_with(out, bias);
-        matmul(false, true, rows, m, k, 1, rows_of(x), rows_of(weight), beta, rows_of(out), 1);
+        const float beta = add ? 1 : begin_with(out, bias);
+        matmul(false, true, tensor_rows(x), tensor_width(out), tensor_width(x), 1, rows_of(x), rows_of(weight), beta,
+               rows_of(out), 1);
     };
 
-    if (bias.data)
+    if (at_once)
         matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, apart);
     else
         apart();
+}
+
+void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    linear(out, x, weight, bias, false, bias.data);
+}
+
+/* cuBLASLt adds no float bias to a product of fp8. */
+void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
+{
+    if (!aligned(out, x, weight))
+        fail("linear_fp8: %s, %s and %s must begin at multiples of 16 bytes", out.name, x.name, weight.name);
+    linear(out, x, weight, bias, add, bias.data && bias.dtype != F32);
 }
 
 void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
@@ -63,28 +76,6 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
     }
     if (d_bias.data)
         column_sums_kernel(d_bias, d_out);
-}
-
-/* ---- fp8 ---- */
-
-/* cuBLASLt adds no float bias to a product of fp8. */
-void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
-{
-    const auto apart = [&] {
-        const float beta = add ? 1 : begin_with(out, bias);
-        if (!matmul_fp8(out, x, weight, beta))
-            fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU",
-                 (long long)tensor_rows(x), (long long)tensor_width(x), dtype_name(x.dtype),
-                 (long long)tensor_rows(weight), (long long)tensor_width(weight), dtype_name(weight.dtype),
-                 dtype_name(out.dtype));
-    };
-
-    if (!aligned(out, x, weight))
-        fail("linear_fp8: %s, %s and %s must begin at multiples of 16 bytes", out.name, x.name, weight.name);
-    if (bias.data && bias.dtype != F32)
-        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, apart);
-    else
-        apart();
 }
 
 /* ---- quantization: the largest |x|, the scale, and x / scale rounded ---- */

@@ -68,7 +68,6 @@ typedef struct {
     Matrix c;
     int64_t count;
     cublasLtEpilogue_t epilogue;
-    const float *scale_a, *scale_b;             /* of fp8, on the device */
     const void *bias;
     void *up;
 } Product;
@@ -124,9 +123,9 @@ static cublasLtMatrixLayout_t layout_of(const Matrix &m, int32_t count, int64_t 
 
 static void set_pointers(const Plan &p, const Product &x)
 {
-    if (x.scale_a) {
-        SET(p, A_SCALE_POINTER, x.scale_b);     /* its A is our b */
-        SET(p, B_SCALE_POINTER, x.scale_a);
+    if (x.a.scale) {
+        SET(p, A_SCALE_POINTER, x.b.scale);     /* its A is our b */
+        SET(p, B_SCALE_POINTER, x.a.scale);
     }
     if (x.bias)
         SET(p, BIAS_POINTER, x.bias);
@@ -209,11 +208,15 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
     const Product x = {a_transposed, b_transposed, m, n, k, alpha, a, b, beta, c, count, CUBLASLT_EPILOGUE_DEFAULT};
     const cudaDataType_t type = cuda_type(a.dtype);
 
-    if (!product(x))
-        CUBLAS(cublasGemmStridedBatchedEx_64(cublas, operation(b_transposed), operation(a_transposed), n, m, k, &alpha,
-                                             b.data, type, b.ld, b.stride, a.data, type, a.ld, a.stride, &beta, c.data,
-                                             cuda_type(c.dtype), c.ld, c.stride, count, compute_type(a.dtype),
-                                             CUBLAS_GEMM_DEFAULT));
+    if (product(x))
+        return;
+    if (a.scale)
+        fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU", (long long)m,
+             (long long)k, dtype_name(a.dtype), (long long)n, (long long)k, dtype_name(b.dtype), dtype_name(c.dtype));
+    CUBLAS(cublasGemmStridedBatchedEx_64(cublas, operation(b_transposed), operation(a_transposed), n, m, k, &alpha,
+                                         b.data, type, b.ld, b.stride, a.data, type, a.ld, a.stride, &beta, c.data,
+                                         cuda_type(c.dtype), c.ld, c.stride, count, compute_type(a.dtype),
+                                         CUBLAS_GEMM_DEFAULT));
 }
 
 void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
@@ -221,16 +224,8 @@ void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weig
 {
     const int64_t k = tensor_width(in), n = tensor_width(out);
     const Product x = {false, epilogue != CUBLASLT_EPILOGUE_DGELU, tensor_rows(in), n, k, 1, rows_of(in),
-                       rows_of(weight), 0, rows_of(out), 1, epilogue, in.scale, weight.scale, bias.data, up.data};
+                       rows_of(weight), 0, rows_of(out), 1, epilogue, bias.data, up.data};
 
     if (!rows_aligned(out, in) || !aligned(weight, bias, up) || !product(x))
         apart();
-}
-
-bool matmul_fp8(Tensor out, Tensor in, Tensor weight, float beta)
-{
-    const Product x = {false, true, tensor_rows(in), tensor_width(out), tensor_width(in), 1, rows_of(in),
-                       rows_of(weight), beta, rows_of(out), 1, CUBLASLT_EPILOGUE_DEFAULT, in.scale, weight.scale};
-
-    return product(x);
 }
