@@ -223,10 +223,11 @@ void adamw_update(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradien
             params, copy, m, v, gradients, a.scale);
 }
 
-static void read_list(const Tensor *list, int count)
+void square_sum_into(Tensor sum, const Tensor *list, int count)
 {
     for (int i = 0; i < count; i++)
         op_reads("square_sum", "t N G", list[i]);
+    OP_CALL(square_sum_into_kernel(sum, list, count), "square_sum", 0, "=sum 1 F64", sum);
 }
 
 double square_sum(const Tensor *list, int count)
@@ -234,19 +235,10 @@ double square_sum(const Tensor *list, int count)
     double total;
     const Tensor sum = {.data = device_alloc(sizeof total), .dtype = F64};
 
-    read_list(list, count);
-    op_begin("square_sum", 0, "", (Operands){0});
-    square_sum_into_kernel(sum, list, count);
+    square_sum_into(sum, list, count);
     device_download(&total, sum.data, sizeof total);
-    op_end();
     device_free(sum.data, sizeof total);
     return total;
-}
-
-void square_sum_into(Tensor sum, const Tensor *list, int count)
-{
-    read_list(list, count);
-    OP_CALL(square_sum_into_kernel(sum, list, count), "square_sum", 0, "=sum 1 F64", sum);
 }
 
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip)

@@ -205,18 +205,11 @@ int device_capability(void)
 
 Support device_supports(DType dtype)
 {
-    switch (dtype) {
-    case F32:
-    case F16:
-        return SUPPORT_NATIVE;
-    case BF16:
-        return device_capability() >= 80 ? SUPPORT_NATIVE : SUPPORT_NONE;
-    case E4M3:
-    case E5M2:
-        return device_capability() >= 89 ? SUPPORT_NATIVE : SUPPORT_NONE;
-    default:
-        return SUPPORT_NONE;
-    }
+    const int sm = device_capability();
+    const bool fp8 = dtype == E4M3 || dtype == E5M2;
+
+    return dtype == F32 || dtype == F16 || (dtype == BF16 && sm >= 80) || (fp8 && sm >= 89) ? SUPPORT_NATIVE
+                                                                                            : SUPPORT_NONE;
 }
 
 bool device_use_tf32(void)

@@ -186,12 +186,12 @@ static inline int row_threads(int64_t width, int n)
 /* An argument as a kernel's parameter of type P; of a tensor, its data. */
 template <typename P> static P parameter(Tensor t)
 {
-    return (P)t.data;
+    return static_cast<P>(t.data);
 }
 
 template <typename P, typename A> static P parameter(A a)
 {
-    return (P)a;
+    return static_cast<P>(a);
 }
 
 /* shared: bytes of `extern __shared__` memory. More than 48 KB, with the kernel's other shared memory, must be
