@@ -19,8 +19,4 @@ typedef std::function<void()> Apart;
 void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
                  const Apart &apart);
 
-/* Computes out (R, out) = in (R, in) times weight (out, in) transposed, plus beta * out; in and weight are fp8 with
- * scales. Returns false if cuBLASLt has no such matmul. */
-bool matmul_fp8(Tensor out, Tensor in, Tensor weight, float beta);
-
 #endif

@@ -57,8 +57,6 @@ void device_free(void *data, int64_t bytes)
     CUDA(cudaFreeAsync(data, stream()));
 }
 
-/* ---- Scratch ---- */
-
 void *device_scratch(int64_t bytes)
 {
     void *data = take(bytes);
