@@ -6,10 +6,6 @@
 
 #include "ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Declares the kernel of an operator, with the same arguments. */
 #define KERNEL(operator_name) __typeof__(operator_name) operator_name##_kernel
 
@@ -28,9 +24,5 @@ KERNEL(attention_block_forward); KERNEL(attention_block_backward); KERNEL(attent
 void column_sums_kernel(Tensor sum, Tensor t);         /* sum (W) += sum over t's rows, t (R, W) */
 void rope_kernel(Tensor qkv, Tensor rope, bool back);
 void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

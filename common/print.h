@@ -5,10 +5,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Prints to stdout on rank 0, unless --quiet. print_enable sets whether this rank prints; until its first call every
  * rank does. */
 void print_rank_0(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -20,9 +16,5 @@ const char *number_text(int64_t n);             /* "12,345,678" */
 const char *bytes_text(double bytes);           /* "17.3 MB": 1 MB is 10^6 bytes */
 const char *duration_text(double seconds);      /* "1:05:09" */
 const char *divisors_text(int n);               /* "1, 2, 3, 6": the divisors of n, n at most 65536 */
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

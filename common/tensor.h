@@ -7,10 +7,6 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The type that common/ computes in: float, or double in build/cpu64, where parallel configurations are compared. */
 #ifdef REAL64
 typedef double real;
@@ -62,9 +58,5 @@ int dtype_size(DType dtype);                                    /* bytes per ele
 const char *dtype_name(DType dtype);                            /* as in safetensors: "F32", "F8_E4M3" */
 
 const char *tensor_describe(Tensor t);                          /* "qkv is (8, 128, 384)", a format_text of print.h */
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

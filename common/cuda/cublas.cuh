@@ -5,7 +5,7 @@
 #include <cublasLt.h>
 #include <functional>
 
-#include "../tensor.h"
+#include "device_cuda.h"
 
 /* Computes the same with several kernels. */
 typedef std::function<void()> Apart;

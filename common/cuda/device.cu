@@ -10,7 +10,6 @@
 #include <time.h>
 
 #include "device_cuda.h"
-#include "../error.h"
 
 static cudaDeviceProp gpu;
 static char name[320];

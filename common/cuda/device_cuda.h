@@ -3,8 +3,14 @@
 #define DEVICE_CUDA_H
 
 #include <cuda_runtime_api.h>
+#include <stdint.h>
 
+extern "C" {                                /* the headers of C */
 #include "../device.h"
+#include "../error.h"
+#include "../memory.h"
+#include "../print.h"
+}
 
 /* Checks a CUDA call: a failure ends the program with the call, its place in the source, and CUDA's message. A kernel
  * fails after its launch; then this names the first later call that returns the error. */

@@ -19,7 +19,9 @@
 #include <type_traits>
 
 #include "device_cuda.h"
+extern "C" {
 #include "../kernels.h"
+}
 
 /* ---- elements ---- */
 

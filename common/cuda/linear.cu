@@ -1,7 +1,6 @@
 /* Linear layers: matmuls (matmul.cu) with their biases, and quantization to fp8. */
 #include <cuda_fp8.h>
 
-#include "../error.h"
 #include "cublas.cuh"
 #include "kernel.cuh"
 

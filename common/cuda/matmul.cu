@@ -8,7 +8,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "../error.h"
 #include "cublas.cuh"
 #include "kernel.cuh"
 

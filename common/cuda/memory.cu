@@ -9,9 +9,6 @@
 #include <string.h>
 
 #include "device_cuda.h"
-#include "../error.h"
-#include "../memory.h"
-#include "../print.h"
 
 static cudaMemPool_t pool;
 

@@ -1,7 +1,6 @@
 /* Operators with sums over scattered rows, over full tensors, and over short rows. */
 #include <stdlib.h>
 
-#include "../error.h"
 #include "kernel.cuh"
 
 /* ---- the embedding's gradient ---- */
