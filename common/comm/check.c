@@ -24,7 +24,7 @@ void check_agreement(const Transfer *t, const char *name)
     const char *text[2];
 
     snprintf(mine.name, sizeof mine.name, "%s", name);
-    mpi_gather(t->comm, all, &mine, sizeof mine);
+    comm_gather_host(t->comm, all, &mine, sizeof mine);
     for (a = all, b = all + 1; b < all + t->comm->size; b++) {
         if (!memcmp(a, b, offsetof(struct Call, name)))
             continue;

@@ -87,17 +87,12 @@ double comm_sum(Comm *comm, double x)
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     const double begin = clock_seconds();
-    mpi_gather(comm, all, &x, sizeof x);
+    comm_gather_host(comm, all, &x, sizeof x);
     waited += comm->size > 1 ? clock_seconds() - begin : 0;
     for (int r = 0; r < comm->size; r++)
         sum += all[r];
     free(all);
     return sum;
-}
-
-void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes)
-{
-    mpi_gather(comm, all, mine, bytes);
 }
 
 void comm_barrier(Comm *comm)
@@ -150,7 +145,7 @@ void comm_connect(void)
 {
     for (Comm *c = world; c; c = c->next) {
         bool *all = host_alloc(c->size * sizeof c->used, "what the ranks of a group will send");
-        mpi_gather(c, all, c->used, sizeof c->used);
+        comm_gather_host(c, all, c->used, sizeof c->used);
         for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* some predictions are made on one rank only */
             c->used[i % sizeof c->used] |= all[i];
         free(all);
@@ -286,6 +281,11 @@ void comm_wait(Request **request)
     waited += clock_seconds() - begin;
 }
 
+void comm_complete(Request *request)
+{
+    comm_wait(&request);
+}
+
 /* ---- The operations ---- */
 
 Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce)
@@ -371,34 +371,4 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
     if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
         fail("shift: %s, %s; but both must have the same dtype and count", tensor_describe(out), tensor_describe(in));
     return start(comm, SHIFT, out, in, in, SUM, (comm->rank + 1) % comm->size, TAGS - 1);
-}
-
-static void wait_for(Request *q)
-{
-    comm_wait(&q);
-}
-
-void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce)
-{
-    wait_for(comm_start_all_reduce(comm, t, reduce));
-}
-
-void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in)
-{
-    wait_for(comm_start_reduce_scatter(comm, out, in));
-}
-
-void comm_all_gather(Comm *comm, Tensor out, Tensor in)
-{
-    wait_for(comm_start_all_gather(comm, out, in));
-}
-
-void comm_all_to_all(Comm *comm, Tensor out, Tensor in)
-{
-    wait_for(comm_start_all_to_all(comm, out, in));
-}
-
-void comm_broadcast(Comm *comm, Tensor t, int root)
-{
-    wait_for(comm_start_broadcast(comm, t, root));
 }

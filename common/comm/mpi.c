@@ -151,7 +151,7 @@ void *mpi_split(Comm *comm, int color, int *rank, int *size)
     return group;
 }
 
-void mpi_gather(Comm *comm, void *all, const void *mine, int64_t bytes)
+void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes)
 {
     Handle *h = host_alloc(sizeof *h, "a transfer");
     void *handle = h;
@@ -249,13 +249,7 @@ void *mpi_start_host(Transfer t)
         MPI_Ialltoall_c(in, t.count / t.comm->size, type, out, t.count / t.comm->size, type, mpi, h->request);
         break;
     case BROADCAST:
-        if (t.count * size <= INT32_MAX) {
-            MPI_Ibcast_c(out, t.count, type, t.peer, mpi, h->request);
-            break;
-        }
-        split(h, t.comm, 0);                /* MPICH 4.0's broadcast fails at this size: all-gather the root's data */
-        h->counts[t.peer] = t.count;
-        MPI_Iallgatherv_c(MPI_IN_PLACE, 0, type, out, h->counts, h->firsts, type, mpi, h->request);
+        MPI_Ibcast_c(out, t.count, type, t.peer, mpi, h->request);
         break;
     case SEND:
         if (t.rendezvous)

@@ -382,7 +382,7 @@ static void connect(Comm *c)
         NCCL(ncclGetUniqueId(&mine.up));
         NCCL(ncclGetUniqueId(&mine.down));
     }
-    mpi_gather(c, all, &mine, sizeof mine);
+    comm_gather_host(c, all, &mine, sizeof mine);
     if (collectives) {
         ((Group *)c->nccl)->collectives = connect_line(c, all[0].group, c->size, c->rank, most);
         warm((Transfer){.comm = c, .op = ALL_REDUCE, .count = c->size, .dtype = F32});

@@ -57,7 +57,6 @@ _Noreturn void mpi_abort(int status);           /* ends all ranks */
 void *mpi_split(Comm *comm, int color, int *rank, int *size);   /* NULL: in no group */
 void *mpi_start_host(Transfer t);               /* buffers in host memory; a transport_mpi handle */
 void mpi_progress(void);
-void mpi_gather(Comm *comm, void *all, const void *mine, int64_t bytes);        /* as comm_gather_host */
 
 /* Until comm_deadline_met, a rank that takes longer than --timeout prints what it is doing and ends all ranks. Those
  * that wait print a line each. A rank without a line is the one that the others wait for. */
