@@ -107,6 +107,7 @@ void comm_stats_reset(void);                    /* starts a new step */
 /* Seconds of the current step in which this host only waited, for transfers and for numbers of other ranks. Transfers
  * that overlap with computation are not included. */
 double comm_waited(void);
+double comm_pretend_overrun(void);              /* --pretend: of these, what transfers took beyond their simulated time */
 
 /* ---- start and end of the program ---- */
 

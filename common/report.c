@@ -17,7 +17,7 @@
 #include "prediction.h"
 
 static double operators_before;         /* operators' seconds when the step began */
-static struct { int steps; double seconds, operators, waiting; } timed;         /* all steps but the first */
+static struct { int steps; double seconds, operators, waiting, late; } timed;   /* all steps but the first */
 static cJSON *held_out;                 /* validation losses, by step */
 static struct { const char *name; double value; } reported[8];
 static int reported_count;
@@ -54,6 +54,7 @@ void report_step_ends(double seconds, bool first, bool last)
     timed.operators += operators_seconds() - operators_before;
     /* a GPU's stream waits for NCCL's transfers by itself: there all time without an operator counts */
     timed.waiting += device_is_host() ? comm_waited() : seconds - (operators_seconds() - operators_before);
+    timed.late += comm_pretend_overrun();
 }
 
 void report_number(const char *name, double value)
@@ -117,6 +118,8 @@ static cJSON *rank_json(void)
     cJSON_AddNumberToObject(time, "seconds", timed.seconds);
     cJSON_AddNumberToObject(time, "operators", timed.operators);
     cJSON_AddNumberToObject(time, "waiting", timed.waiting);
+    if (options.pretend)
+        cJSON_AddNumberToObject(time, "late", timed.late);
     operators = cJSON_AddArrayToObject(rank, "operators");
     for (int i = 0; i < stats_count; i++) {
         cJSON *o = cJSON_CreateObject();

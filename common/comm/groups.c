@@ -17,11 +17,16 @@ const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "a
 
 /* ---- Waiting ---- */
 
-static double waited;
+static double waited, late;             /* late: --pretend, the part of them that real transfers took longer */
 
 double comm_waited(void)
 {
     return waited;
+}
+
+double comm_pretend_overrun(void)
+{
+    return late;
 }
 
 void comm_wait_for(const Transport *by, void **handle)
@@ -184,7 +189,7 @@ void comm_stats_reset(void)
     }
     if (options.check)
         check_waited_for();
-    waited = 0;
+    waited = late = 0;
 }
 
 /* ---- Requests ---- */
@@ -244,6 +249,8 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor full, Re
 
 static void finish(Request *q)
 {
+    const double began = clock_seconds();
+
     if (q->op == SEND || q->op == RECV)
         comm_deadline("waits for a %s %s rank %d of group %s", comm_op_name[q->op], q->op == SEND ? "to" : "from",
                       q->peer, q->comm->name);
@@ -257,6 +264,7 @@ static void finish(Request *q)
     comm_wait_for(comm_transport, &q->handle);
     comm_deadline_met();
     const double end = fmax(q->when[0] + q->when[1], q->arrives[0] + q->arrives[1]);    /* --pretend; else 0 */
+    late += end ? fmax(0, clock_seconds() - fmax(began, end)) : 0;
     while (clock_seconds() < end) {
         comm_progress();
         sched_yield();

@@ -697,6 +697,11 @@ static void simulated_time(void)
     }
     require(bare >= 0.020 && waited <= 0.005, "a transfer of 24 ms is waited for %.1f ms, and with overlap %.1f ms",
             1e3 * bare, 1e3 * waited);
+    comm_stats_reset();
+    options.pretend_bandwidth = 1e15, options.pretend_latency = 0;      /* no real transfer is this fast */
+    measure(ALL_REDUCE, 1, 0, 0);
+    require(comm_pretend_overrun() > 0 && comm_pretend_overrun() <= comm_waited(), "a transfer of no simulated time "
+            "is waited for %g s, comm_pretend_overrun gives %g", comm_waited(), comm_pretend_overrun());
 }
 
 static int worker(int argc, char **argv)
