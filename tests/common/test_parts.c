@@ -267,8 +267,9 @@ static void ranks_cover_the_model(void **state)
             shard_free(p);
             layout_free(l);
         }
+        int64_t e = 0;
         for (int k = 0; k < full.parameters; k++)
-            for (int64_t e = full.table[k].range.first; e < full.table[k].range.first + full.table[k].range.count; e++) {
+            for (const int64_t end = e + full.table[k].range.count; e < end; e++) {
                 const int copies = (is_replicated(&full.table[k]) ? slices : 1) * (k == 0 && stages > 1 ? 2 : 1);
                 assert_int_equal(stored[e], copies * REPLICAS);
                 assert_int_equal(owned[e], 1);
@@ -457,7 +458,7 @@ static void views_of_a_buffer(void **state)
         }
 }
 
-/* Views of one buffer per unit, as under ZeRO-3: units without a buffer have no views; nor have layers of other ranks. */
+/* Views of one buffer per unit, as under ZeRO-3: units without a buffer have none; nor have layers of other ranks. */
 static void what_is_not_here_has_no_view(void **state)
 {
     const Config c = {3, 12, 3, 11, 8};
@@ -599,7 +600,7 @@ static void adamw_is_adamw(void **state)
 
 static const char *file_of(const char *name, const void *content, int64_t bytes)
 {
-    const char *path = in_temporary(name);
+    const char *path = in_temporary("%s", name);
     FILE *f = fopen(path, "wb");
 
     assert_non_null(f);

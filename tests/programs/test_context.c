@@ -199,15 +199,6 @@ static void configurations_agree(void **state)
     layouts_agree("07_context_parallel");
 }
 
-/* A value of rank r in the last run's --report r.json. */
-static double of_rank(int r, const char *what)
-{
-    char path[128];
-
-    snprintf(path, sizeof path, "ranks.%d.%s", r, what);
-    return json_number(in_temporary("r.json"), path);
-}
-
 #define RUN "mpiexec -n %d " PROGRAM " --attention %s --hidden 48 --vocab 97 --data %s --quiet --report r.json "
 
 /* Each rank computes only the pairs that the mask leaves. Queries of chunk c attend to C*c keys of earlier chunks and
@@ -225,7 +216,8 @@ static void pairs_are_what_the_mask_leaves(void **state)
             run_well(RUN "--layers %d --heads %d --seq %d --micro-batch %d --accumulate %d --steps 1", n, methods[m],
                      token_file(20000, 97), LAYERS, HEADS, S, MICRO_BATCH, ACCUMULATE);
             for (int r = 0; r < n; r++) {
-                const double is = of_rank(r, "attention_pairs") / (LAYERS * MICRO_BATCH * ACCUMULATE * HEADS);
+                const double is = json_number("r.json", "ranks.%d.attention_pairs", r)
+                                  / (LAYERS * MICRO_BATCH * ACCUMULATE * HEADS);
                 const double want = m == 0 || m == 2 ? C * (C + 1) / 2.0 + C * C * (double)r : S * (S + 1) / 2.0 / n;
                 if (is != want)
                     fail_msg("%s, rank %d of %d: %g pairs per head and sequence, not %g", methods[m], r, n, is, want);
@@ -233,8 +225,8 @@ static void pairs_are_what_the_mask_leaves(void **state)
             }
             assert_true(all == S * (S + 1) / 2.0);
             if (m == 0)                         /* ring: the first rank and the last have C+1 : (2n-1)C+1 */
-                assert_true(of_rank(n - 1, "attention_pairs") * (C + 1)
-                            == of_rank(0, "attention_pairs") * ((2 * n - 1) * C + 1));
+                assert_true(json_number("r.json", "ranks.%d.attention_pairs", n - 1) * (C + 1)
+                            == json_number("r.json", "ranks.0.attention_pairs") * ((2 * n - 1) * C + 1));
         }
 }
 
@@ -249,11 +241,8 @@ static void nothing_grows_with_the_square(void **state)
         for (int i = 0; i < 3; i++) {
             run_well(RUN "--layers 2 --heads 8 --seq %d --micro-batch 1 --accumulate 1 --steps 1", i ? 2 : 1,
                      methods[m], token_file(20000, 97), i < 2 ? 256 : 512);
-            for (int w = 0; w < 3; w++) {
-                char path[64];
-                snprintf(path, sizeof path, "memory.%s.measured", what[w]);
-                bytes[i][w] = of_rank(0, path) - (w == 2 ? 8 : 0);
-            }
+            for (int w = 0; w < 3; w++)
+                bytes[i][w] = json_number("r.json", "ranks.0.memory.%s.measured", what[w]) - (w == 2 ? 8 : 0);
         }
         for (int w = 0; w < 3; w++) {
             const bool gathered = m == 2 && w == 1;             /* all-gather: each rank has the full K and V */

@@ -53,7 +53,7 @@ system=$(sed -n 's/^PRETTY_NAME="\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' /etc/os-release
 case $(uname)-$(uname -m) in
 Linux-x86_64) report ok system "${system:-Linux}, x86_64" ;;
 Linux-*) report -- system "${system:-Linux}, $(uname -m): builds on aarch64, but only x86_64 is tested" ;;
-*) report NO system "$(uname): the programs are for Linux" "use the container that .devcontainer/Dockerfile describes" ;;
+*) report NO system "$(uname): the programs are for Linux" "use the container of .devcontainer/Dockerfile" ;;
 esac
 if compiled OPENMP && within 4 "$dir/OPENMP"; then
     report ok compiler "$CC $($CC -dumpfullversion): an OpenMP program runs on $(cat "$dir/out") threads"

@@ -72,8 +72,8 @@ run_this() {
     awk '/^## / {on = /^## Run this$/} on && /^```/ && fences++ == 1 {exit} on && fences == 1 && !/^```/' "$file" \
         >"$dir/block"
     command=$(head -n 1 "$dir/block")
-    [ -n "$command" ] || { echo "its section \"Run this\" has no fenced block with a command in the first line"; return; }
-    run "$command" || return
+    [ -n "$command" ] || echo 'its section "Run this" has no fenced block with a command in the first line'
+    [ -n "$command" ] && run "$command" || return
     for f in block out; do
         sed 's/<-.*//; s/[[:space:]][[:space:]]*/ /g; s/^ //; s/ $//' "$dir/$f" >"$dir/$f.squeezed"
     done

@@ -23,14 +23,14 @@
 #define MODEL "--layers 8 --hidden 128 --heads 8 --vocab 256 --seq 64 --micro-batch 1 --accumulate 16 --threads 1"
 #define LIMIT "--timeout 60"            /* a rank that waits longer ends its run */
 
-enum { MOST_ROWS = 32, MOST_RANKS = 1024, MOST_STEPS = 4096 };
+enum { MOST_RANKS = 1024, MOST_STEPS = 4096 };
 static const int STEPS = 6, PRETENDED_STEPS = 3;        /* simulated steps are all alike */
 static const double MOST_LATE = 0.05;                   /* largest share of a step that may exceed the simulated time */
 
 /* What is known of a run: the columns of the CSV, in their order, then what only warnings need. Per step: tokens of all
  * ranks; the median of the seconds, without the first step. Shares of a step: means over the ranks, and the rank that
- * waits most. Bubble of a pipeline: idle over busy time, the mean over the ranks. Bytes: of the rank that needs or sends
- * most. NAN: unknown. */
+ * waits most. Bubble of a pipeline: idle over busy time, the mean over the ranks. Bytes: of the rank with most. NAN:
+ * unknown. */
 enum { TOKENS, SECONDS, RATE, SPEED_UP, EFFICIENCY, COMPUTING, WAITING, MOST, BUBBLE, FORMULA, SIMULATED, PEAK,
        PEAK_PREDICTED, PLAYBOOK, SENT, SENT_PREDICTED, MFU, COLUMNS,
        FLOPS = COLUMNS,                 /* per step, of the busiest rank */
@@ -47,7 +47,7 @@ typedef struct {
     double v[VALUES];
 } Row;
 
-static Row rows[MOST_ROWS];
+static Row rows[MOST_RANKS];
 static int row_count;
 static const Row *first;                /* the first run that succeeded */
 static const char *backend, *program;
@@ -78,6 +78,7 @@ static int ascending(const void *a, const void *b)
 /* Makes one row per number, in rising order, each number once. */
 static void take_ranks(const char *list)
 {
+    bool wanted[MOST_RANKS + 1] = {false};
     char words[1024];
 
     snprintf(words, sizeof words, "%s", list);
@@ -87,16 +88,11 @@ static void take_ranks(const char *list)
         if (*end || n < 1 || n > MOST_RANKS)
             refuse("NP=\"%s\": expected numbers of ranks from 1 to %d, such as NP=\"1 2 4 8\", got '%s'", list,
                    MOST_RANKS, word);
-        int at = row_count;
-        while (at > 0 && rows[at - 1].ranks > n)
-            at--;
-        if (at > 0 && rows[at - 1].ranks == n)
-            continue;
-        if (row_count == MOST_ROWS)
-            refuse("NP=\"%s\": expected at most %d numbers", list, MOST_ROWS);
-        memmove(rows + at + 1, rows + at, (row_count++ - at) * sizeof *rows);
-        rows[at] = (Row){.ranks = n};
+        wanted[n] = true;
     }
+    for (int n = 1; n <= MOST_RANKS; n++)
+        if (wanted[n])
+            rows[row_count++].ranks = n;
     if (!row_count)
         refuse("NP: expected numbers of ranks, such as NP=\"1 2 4 8\", got nothing");
 }
@@ -153,9 +149,9 @@ static void take_reason(Row *row, Result r)
 static void take_metrics(Row *row)
 {
     static double seconds[MOST_STEPS], tokens[MOST_STEPS];
-    const int steps = read_column(in_temporary("metrics"), "seconds", seconds, MOST_STEPS);
+    const int steps = read_column("metrics", "seconds", seconds, MOST_STEPS);
 
-    read_column(in_temporary("metrics"), "tokens", tokens, MOST_STEPS);
+    read_column("metrics", "tokens", tokens, MOST_STEPS);
     if (steps < 2)
         snprintf(row->why, sizeof row->why, "--steps: expected at least 2, as the first is not measured, got %d",
                  steps);
@@ -218,7 +214,7 @@ static void run_row(Row *row)
     result_free(r);
     if (row->why[0])
         return;
-    char *text = read_file(in_temporary("report"));
+    char *text = read_file("report");
     cJSON *report = cJSON_Parse(text), *given = cJSON_GetObjectItem(report, "pretend");
     const double peak_flops = number(report, "peak_flops");
     if (given && !pretend)
@@ -271,8 +267,8 @@ static void print_table(void)
     printf("%5s  %-*s  %-37s %12s\n", "", pipeline ? 71 : 57,
            pretend ? "--- simulated ---" : "--- measured ---", "--- peak bytes, largest rank ---", "bytes sent");
     printf("%5s %10s %9s %10s %5s  %9s %9s %5s%s  %12s %12s %12s %12s\n", "ranks", "tokens/s", "speed-up", "efficiency",
-           "MFU", "computing", "waiting", "most", pipeline ? " bubble formula" : "", "measured", "predicted", "playbook",
-           "per rank");
+           "MFU", "computing", "waiting", "most", pipeline ? " bubble formula" : "", "measured", "predicted",
+           "playbook", "per rank");
     for (const Row *row = rows; row < rows + row_count; row++) {
         if (row->why[0]) {
             printf("%5d  %s\n", row->ranks, row->why);
