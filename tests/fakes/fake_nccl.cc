@@ -1,18 +1,9 @@
 /* A fake NCCL for the simulated GPU, over MPI. It behaves as badly as the real one may. Work runs late. Making a
  * communicator, and its first use, wait for its other ranks. Either is an error while a kernel may be waiting for other
- * ranks; NCCL could hang there.
- *
- * Environment variables:
- *   FAKE_NCCL_FAIL="ncclSend 3"  the third such call of rank 1 returns an error
- *   FAKE_NCCL_FAIL="async 3"     a communicator of rank 1 has an asynchronous error after its third operation
- *   FAKE_NCCL_LOSE=3             rank 1's third operation on more than 8 elements never ends
- *   FAKE_NCCL_LOG=1              prints when communicators are made and first used
- */
+ * ranks; NCCL could hang there. */
 #include <mpi.h>
 #include <nccl.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ptx/numbers.h"
@@ -27,20 +18,6 @@ static int world_rank(void)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     return rank;
 }
-
-/* ---- errors on demand ---- */
-
-static bool fails(const char *name)
-{
-    static int calls;
-    const char *failing = getenv("FAKE_NCCL_FAIL");
-    const size_t length = strlen(name);
-
-    return failing && world_rank() == 1 && !strncmp(failing, name, length) && failing[length] == ' '
-        && ++calls == atoi(failing + length);
-}
-
-#define MAY_FAIL() do { if (fails(__func__)) return ncclSystemError; } while (0)
 
 /* ---- numbers: sums are rounded to the type after each addition ---- */
 
@@ -79,7 +56,7 @@ static void reduce(void *to, const void *from, size_t count, ncclDataType_t type
 struct ncclComm {
     int size, rank, name, tag;
     int world[MOST];                            /* each rank's number in MPI_COMM_WORLD */
-    bool failed, used;
+    bool used;
     int running;                                /* operations that are queued, or wait for other ranks */
     ncclComm_t next;
 };
@@ -127,17 +104,11 @@ static bool others_run(const struct ncclComm *c)
     return false;
 }
 
-static void log_event(const struct ncclComm *c, const char *what)
-{
-    if (getenv("FAKE_NCCL_LOG"))
-        fprintf(stderr, "rank %d %s %d\n", world_rank(), what, c->name);
-}
-
 extern "C" {
 
 ncclResult_t ncclGetVersion(int *version)
 {
-    *version = getenv("FAKE_NCCL_VERSION") ? atoi(getenv("FAKE_NCCL_VERSION")) : NCCL_VERSION_CODE;
+    *version = NCCL_VERSION_CODE;
     return ncclSuccess;
 }
 
@@ -155,7 +126,6 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     static int made;
 
-    MAY_FAIL();
     *(int *)id->internal = world_rank() * 4096 + made++;
     return ncclSuccess;
 }
@@ -168,13 +138,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     int joined[MOST][2];
     Requests hello, table;
 
-    MAY_FAIL();
     if (config->blocking != 1 || config->maxCTAs < 1 || config->maxCTAs > 16 || size > MOST || rank < 0 || rank >= size)
         return ncclInvalidArgument;
     if (others_run(NULL))
         return ncclInvalidUsage;
     c->name = name, c->size = size, c->rank = rank, c->tag = FIRST_TAG + TAGS * name;
-    log_event(c, "makes");
     send(hello, identity, sizeof identity, creator, c->tag + HELLO);
     for (int r = 0; r < size && identity[1] == creator; r++)
         receive(hello, joined[r], sizeof joined[r], MPI_ANY_SOURCE, c->tag + HELLO);
@@ -202,7 +170,6 @@ static ncclResult_t connect_ranks(ncclComm_t c)
 
     if (others_run(c))
         return ncclInvalidUsage;
-    log_event(c, "uses");
     for (int r = 0; r < c->size; r++) {
         send(requests, &nothing, 0, c->world[r], c->tag + CONNECT);
         receive(requests, &nothing, 0, c->world[r], c->tag + CONNECT);
@@ -212,11 +179,10 @@ static ncclResult_t connect_ranks(ncclComm_t c)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *state)
 {
-    MAY_FAIL();
     gpu_runs();                                 /* without being asked */
-    *state = c->failed ? ncclRemoteError : ncclSuccess;
+    *state = ncclSuccess;
     return ncclSuccess;
 }
 
@@ -224,7 +190,6 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
     ncclComm_t *at = &comms;
 
-    MAY_FAIL();
     if (c->running)
         return ncclInvalidUsage;
     while (*at != c)
@@ -260,7 +225,7 @@ struct Call {
 struct Job {
     ncclComm_t comm;
     cudaStream_t stream;
-    bool lost, begun;
+    bool begun;
     std::vector<Call> calls;
     std::vector<std::vector<char>> received;    /* by call and rank */
     Requests requests;
@@ -293,9 +258,9 @@ static bool run_job(Job &j)
 {
     ncclComm_t c = j.comm;
 
-    if (!j.begun && !j.lost)
+    if (!j.begun)
         begin_job(j);
-    if (j.lost || !all_done(j.requests))
+    if (!all_done(j.requests))
         return false;
     stream_work(j.stream, "NCCL");
     for (size_t i = 0; i < j.calls.size(); i++) {
@@ -319,16 +284,12 @@ static std::shared_ptr<Job> group;
 
 static ncclResult_t submit(void)
 {
-    static int jobs;
     const std::shared_ptr<Job> j = group;
 
     if (depth || !j)
         return ncclSuccess;
     group = NULL;
-    jobs += j->calls[0].count > 8;
-    j->lost = world_rank() == 1 && getenv("FAKE_NCCL_LOSE") && atoi(getenv("FAKE_NCCL_LOSE")) == jobs;
     const ncclResult_t result = j->comm->used ? ncclSuccess : connect_ranks(j->comm);
-    j->comm->failed = fails("async");
     j->comm->running++;
     enqueue_polled(j->stream, [=] { return run_job(*j); });
     return result;
@@ -337,7 +298,7 @@ static ncclResult_t submit(void)
 static ncclResult_t add(ncclComm_t comm, cudaStream_t stream, Call call)
 {
     if (!group)
-        group = std::make_shared<Job>(Job{comm, stream, false, false, {}, {}, {}});
+        group = std::make_shared<Job>(Job{comm, stream, false, {}, {}, {}});
     if (group->comm != comm || group->stream != stream || call.peer >= comm->size)
         return ncclInvalidArgument;
     group->calls.push_back(call);
@@ -356,7 +317,7 @@ template <typename F> static ncclResult_t add_parts(ncclComm_t comm, cudaStream_
 
 extern "C" {
 
-#define NCCL_CALL(call, ...) ncclResult_t call { MAY_FAIL(); __VA_ARGS__; }
+#define NCCL_CALL(call, ...) ncclResult_t call { __VA_ARGS__; }
 
 NCCL_CALL(ncclGroupStart(void), depth++; return ncclSuccess)
 NCCL_CALL(ncclGroupEnd(void), depth--; return submit())
