@@ -453,62 +453,6 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
     release();
 }
 
-/* The operators on slices of the vocabulary give the loss and the gradients of the full one. */
-static void cross_entropy_in_slices(void **state)
-{
-    enum { R = 7, V = 97, SLICES = 3 };
-    const Tensor logits = filled("logits", shape(R, V)), targets = ids_below("targets", R, V);
-    const Tensor loss = guarded(F64, "loss", shape(1)), lse = empty("lse", shape(R)), d = empty("d", shape(R, V));
-    const Tensor max = empty("max", shape(R)), sums = empty("sums", shape(R, 2));
-    const double scale = 0.3;
-    Tensor slice[SLICES], local_ids[SLICES], d_slice[SLICES];
-    double *want_lse, *want_d, want;
-
-    (void)state;
-    *(double *)loss.data = 0;
-    cross_entropy_forward(loss, lse, logits, targets, scale);
-    cross_entropy_backward(d, logits, lse, targets, scale);
-    want = tensor_item(loss), want_lse = numbers(lse), want_d = numbers(d);
-
-    double *most = zeros(R), *total = zeros(R * 2);
-    for (int s = 0; s < SLICES; s++) {
-        const Range r = range_split(V, s, SLICES);
-        slice[s] = empty("slice", shape(R, r.count)), d_slice[s] = empty("d_slice", shape(R, r.count));
-        local_ids[s] = ids_below("local_ids", R, V);
-        ids_in_slice(local_ids[s], targets, r.first, r.count);
-        for (int64_t i = 0; i < R; i++) {
-            const int t = id(targets, i);
-            assert_int_equal(id(local_ids[s], i), t >= r.first && t < r.first + r.count ? t - r.first : -1);
-            for (int64_t j = 0; j < r.count; j++)
-                data(slice[s])[i * r.count + j] = data(logits)[i * V + r.first + j];
-        }
-        cross_entropy_max(max, slice[s]);
-        for (int64_t i = 0; i < R; i++)
-            most[i] = s ? fmax(most[i], data(max)[i]) : data(max)[i];
-    }
-    for (int64_t i = 0; i < R; i++)
-        data(max)[i] = most[i];
-    for (int s = 0; s < SLICES; s++) {
-        cross_entropy_sums(sums, slice[s], max, local_ids[s]);
-        for (int64_t i = 0; i < 2 * R; i++)
-            total[i] += data(sums)[i];
-    }
-    for (int64_t i = 0; i < 2 * R; i++)
-        data(sums)[i] = total[i];
-    *(double *)loss.data = 0;
-    cross_entropy_loss(loss, lse, sums, max, scale);
-    assert_true(fabs(tensor_item(loss) - want) <= tolerance * fabs(want));
-    assert_close(lse, want_lse);
-    for (int s = 0; s < SLICES; s++) {
-        const Range r = range_split(V, s, SLICES);
-        cross_entropy_backward(d_slice[s], slice[s], lse, local_ids[s], scale);
-        for (int64_t i = 0; i < R; i++)
-            for (int64_t j = 0; j < r.count; j++)
-                assert_true(fabs(data(d_slice[s])[i * r.count + j] - want_d[i * V + r.first + j]) <= tolerance);
-    }
-    release();
-}
-
 static void cross_entropy(void **state)
 {
     /* A float near 1e4 is accurate to 5e-4. So is lse, and with it the exponent of each probability. */
@@ -926,7 +870,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(gelu),
         cmocka_unit_test(residual),
         cmocka_unit_test(cross_entropy),
-        cmocka_unit_test(cross_entropy_in_slices),
         cmocka_unit_test(adamw),
         cmocka_unit_test(weight_decay_does_not_drift),
         cmocka_unit_test(square_sums),

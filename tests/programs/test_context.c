@@ -94,38 +94,6 @@ static void blocks(void **state)
     }
 }
 
-static void small_operators(void **state)
-{
-    const Tensor in = filled("in", shape(3, 5, 7)), out = empty("out", shape(5, 3, 7));
-    const Tensor back = empty("back", shape(3, 5, 7));
-    const Tensor to = filled("to", shape(3, 35)), before = guarded_copy(to), full = empty("full", shape(1003));
-    const Tensor o = filled("o", shape(4, 3 * 5)), d_o = filled("d_o", shape(4, 3 * 5));
-    const Tensor delta = empty("delta", shape(4, 3));
-
-    (void)state;
-    transpose_rows(out, in);
-    for (int x = 0; x < 3; x++)
-        for (int y = 0; y < 5; y++)
-            for (int w = 0; w < 7; w++)
-                assert_true(data(out)[(y * 3 + x) * 7 + w] == data(in)[(x * 5 + y) * 7 + w]);
-    transpose_rows(back, out);
-    assert_memory_equal(back.data, in.data, tensor_bytes(in));
-    tensor_add(to, in);
-    for (int i = 0; i < 105; i++)
-        assert_true(data(to)[i] == data(before)[i] + data(in)[i]);
-    tensor_fill(full, -INFINITY);
-    for (int i = 0; i < 1003; i++)
-        assert_true(isinf(data(full)[i]) && data(full)[i] < 0);
-    attention_delta(delta, d_o, o);
-    for (int i = 0; i < 12; i++) {
-        double sum = 0;
-        for (int x = 0; x < 5; x++)
-            sum += data(o)[i * 5 + x] * data(d_o)[i * 5 + x];
-        assert_true(fabs(data(delta)[i] - sum) < 1e-14);
-    }
-    guarded_release();
-}
-
 /* Attends from each chunk of queries to the chunks of keys up to its own, in the order `order`, forward and backward.
  * Results must be 01's full attention. A column of q and k adds `shift` to all scores of one chunk of keys: a merge
  * without rescaling would overflow or vanish. */
@@ -257,7 +225,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks),
-        cmocka_unit_test(small_operators),
         cmocka_unit_test(blocks_in_any_order_are_full_attention),
         cmocka_unit_test(configurations_agree),
         cmocka_unit_test(pairs_are_what_the_mask_leaves),
