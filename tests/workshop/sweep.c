@@ -386,8 +386,8 @@ static bool draw(const char *csv, const char *path)
             "plot '' skip 1 using 0:(100*($7+$8)):xtic(1) with boxes lc rgb '#e69f00' title 'waiting', \\\n", path,
             program, of, csv, of);
     if (isfinite(first->v[BUBBLE]))
-        fprintf(f, "     '' skip 1 using 0:(100*$7*(1+$11)) with boxes lc rgb '#999999' title 'bubble, by formula', "
-                "\\\n");
+        fprintf(f, "     '' skip 1 using 0:(100*($7+($7*$11<$8?$7*$11:$8))) with boxes lc rgb '#999999' "
+                "title 'bubble, by formula', \\\n");
     fprintf(f, "     '' skip 1 using 0:(100*$7) with boxes lc rgb '#0072b2' title 'operators'\n"
             "set ylabel 'MB on the largest rank'\nset yrange [0:*]\n"
             "plot '' skip 1 using ($0-0.19):($13/1e6):xtic(1) with boxes lc rgb '#009e73' title 'measured', \\\n"
