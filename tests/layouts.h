@@ -13,8 +13,8 @@ typedef struct {
     bool exact;                         /* the same numbers bit for bit, not only within 1e-10 */
 } LayoutCase;
 
-/* Runs both in float64, the configuration with --check; every other call resumes from a checkpoint of 01. Fails the
- * test unless
+/* Runs both in float64, for 4 steps, under full_tests() for 20; the configuration with --check, every other call from a
+ * checkpoint of 01. Fails the test unless
  * - gradients of the first step agree within 1e-10 per tensor (q, k and v separately);
  * - losses, norms and the validation loss agree within 1e-10;
  * - the checkpoint saved at the end is 01's, its tensors within 1e-10;

@@ -2,8 +2,10 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "../common/random.h"
 #include "harness.h"
 
 enum { GUARD = 32, MOST = 128 };        /* elements on either side; tensors at a time */
@@ -30,6 +32,31 @@ Tensor guarded_copy(Tensor t)
 
     memcpy(c.data, t.data, tensor_bytes(t));
     return c;
+}
+
+Tensor zeroed(DType dtype, const char *name, Shape s)
+{
+    const Tensor t = guarded(dtype, name, s);
+
+    tensor_zero(t);
+    return t;
+}
+
+Tensor seeded(DType dtype, DType as, const char *name, Shape s, double scale)
+{
+    const Tensor t = guarded(dtype, name, s), rounded = guarded(as, name, s);
+    real *x = malloc(tensor_count(t) * sizeof *x);
+    uint64_t seed = 0;
+
+    for (const char *c = name; *c; c++)
+        seed = seed * 31 + *c;
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        x[i] = scale * random_normal(seed, 7, 0, i);
+    tensor_from_host(rounded, x);
+    tensor_to_host(x, rounded);
+    tensor_from_host(t, x);
+    free(x);
+    return t;
 }
 
 Tensor empty(const char *name, Shape s)

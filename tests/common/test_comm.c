@@ -161,7 +161,7 @@ static struct { int64_t calls, bytes, predicted; } expected[GROUPS][COMM_OPS];
 
 /* Adds the call and the bytes that the case sends, by the formulas of comm.h, and predicts the call. A broadcast is
  * predicted from rank 0. */
-static void expect(const Case *c)
+static void count_call(const Case *c)
 {
     const int n = comm_size(groups[c->group]), rank = comm_rank(groups[c->group]), next = (rank + 1) % n;
     const int64_t K = c->count, local = shard_begin(K, rank + 1, n) - shard_begin(K, rank, n);
@@ -201,7 +201,7 @@ static void start(Case *c)
 
     if (c->op == SEND && c->root % n == 0)      /* a rank cannot send to itself */
         return;
-    expect(c);
+    count_call(c);
     if (!scatter || !c->in_place)
         c->out = guarded(&c->all_out, c->dtype, "out", scatter ? count : c->count);
     if (two && (!gather || !c->in_place))

@@ -55,12 +55,11 @@ static void playbook_columns(void **state)
     (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *program = strrchr(cases[i].start, ' ') ? strrchr(cases[i].start, ' ') + 1 : cases[i].start;
-        char path[64];
         run_well("%.*s" BUILD "/cpu/%s --layers 4 --hidden 64 --heads 4 --vocab 97 --seq 32 --micro-batch 2 "
                  "--accumulate 2 --steps 0 --threads 1 --quiet --data %s --report playbook.json %s",
                  (int)(program - cases[i].start), cases[i].start, program, token_file(20000, 97), cases[i].options);
-        snprintf(path, sizeof path, "ranks.%d.memory.%s.playbook", cases[i].rank, cases[i].category);
-        const double bytes = json_number(in_temporary("playbook.json"), path);
+        const double bytes = json_number("playbook.json", "ranks.%d.memory.%s.playbook", cases[i].rank,
+                                         cases[i].category);
         if (bytes != cases[i].bytes)
             fail_msg("%s %s: the playbook's %s are %.0f bytes, not %.0f", cases[i].start, cases[i].options,
                      cases[i].category, cases[i].bytes, bytes);
