@@ -14,7 +14,7 @@ fault() {
 headings() {
     number=$(basename "$(dirname "$file")" | cut -c 1-2)
     awk -v title="# $number: " '
-        BEGIN {count = split("The picture|The formula|Read these .* places in train[.]c|Run this|Costs|Pitfalls|" \
+        BEGIN {count = split("The picture|The formula|Read these .* places in train[.]c.*|Run this|Costs|Pitfalls|" \
                              "Exercises", heading, "|")}
         NR == 1 && index($0, title) != 1 {print "expected the title \"" title "...\" in its first line"}
         /^```/ {fenced = !fenced}

@@ -414,7 +414,7 @@ static void a_program_of_ones_own_is_compared(void **state)
 {
     static const char *const changes[][2] = {
         {"static bool sequence_parallel;", "static Comm *dp;\nstatic int tp_size = 1;\nstatic bool sequence_parallel;"},
-        {"also shard the rows of the residual stream\"}, ",
+        {"also shard the rows of the residual stream\"},",
          "also shard the rows of the residual stream\"}, {\"tp\", OPTION_INT, &tp_size, \"\", \"N\", 1, 64}, "},
         {"tp = comm_split(world, 0, \"tp\");",
          "tp = comm_split(world, comm_rank(world) / tp_size, \"tp\");\n"
