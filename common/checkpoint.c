@@ -75,13 +75,19 @@ typedef struct {
     Safetensors *file;
 } Files;
 
-/* Finds the parameter's tensor, named prefix + its name, in one of the files. */
-static const SafeTensor *find(const Files *from, const char *prefix, const ParamInfo *p, const Safetensors **in)
+/* Finds the parameter's tensor, named prefix + its name, in one of the files. upcycled: an expert's is the MLP's,
+ * "mlp.experts.5.x" is "mlp.x"; a router has none: NULL. */
+static const SafeTensor *find(const Files *from, const char *prefix, const ParamInfo *p, bool upcycled,
+                              const Safetensors **in)
 {
+    const char *expert = upcycled ? strstr(p->name, "experts.") : NULL;
     const SafeTensor *t = NULL;
     char name[96];
 
-    snprintf(name, sizeof name, "%s%s", prefix, p->name);
+    if (upcycled && strstr(p->name, "mlp.gate."))
+        return NULL;
+    snprintf(name, sizeof name, "%s%.*s%s", prefix, expert ? (int)(expert - p->name) : 0, p->name,
+             expert ? strchr(expert + strlen("experts."), '.') + 1 : p->name);
     for (int i = 0; i < from->count && !t; i++) {
         *in = &from->file[i];
         t = safetensors_find(*in, name);
@@ -96,16 +102,20 @@ static const SafeTensor *find(const Files *from, const char *prefix, const Param
 }
 
 /* Reads one of the four tensors of each of this rank's shards. */
-static void read_shards(const Files *from, const char *prefix, const AdamW *optimizer, Which which)
+static void read_shards(const Files *from, const char *prefix, const AdamW *optimizer, Which which, bool upcycled)
 {
     for (int i = 0; i < optimizer->count; i++) {
         const ParamShard *shard = &optimizer->shards[i];
         const Tensor t = which_of(shard, which);
         real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
+        if (upcycled)
+            tensor_to_host(host, t);                    /* what is not in the files stays */
         for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
             const Safetensors *file;
-            const SafeTensor *tensor = find(from, prefix, s.param, &file);
+            const SafeTensor *tensor = find(from, prefix, s.param, upcycled, &file);
             real *x = host + s.in_range;
+            if (!tensor)
+                continue;
             safetensors_read(file, tensor, s.in_full, s.count, x, REAL == F64);
             for (int64_t k = 0; k < s.count; k++)
                 if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
@@ -159,20 +169,24 @@ static cJSON *json_read(const char *path)
     return json;
 }
 
-/* The configuration from which Hugging Face builds the same model. */
+/* The configuration from which Hugging Face builds the same model; with experts, in Mixtral's words. */
 static cJSON *config_json(Config c)
 {
+    char *experts = new_text("\"num_local_experts\": %d, \"num_experts_per_tok\": %d, ", c.experts, c.top_k);
     char *text = new_text(
-        "{\"architectures\": [\"GPTNeoXForCausalLM\"], \"model_type\": \"gpt_neox\", \"vocab_size\": %d, "
+        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", %s\"vocab_size\": %d, "
         "\"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"intermediate_size\": %d, "
         "\"max_position_embeddings\": %d, \"hidden_act\": \"gelu_pytorch_tanh\", \"rotary_pct\": 1.0, "
         "\"rotary_emb_base\": 10000, \"layer_norm_eps\": 1e-5, \"initializer_range\": 0.02, "
         "\"use_parallel_residual\": false, \"tie_word_embeddings\": true, \"attention_bias\": true, "
         "\"attention_dropout\": 0, \"hidden_dropout\": 0, \"bos_token_id\": 0, \"eos_token_id\": 0, "
         "\"torch_dtype\": \"%s\"}",
-        c.vocab, c.hidden, c.layers, c.heads, 4 * c.hidden, c.seq, REAL == F64 ? "float64" : "float32");
+        c.experts ? "GPTNeoXMoeForCausalLM" : "GPTNeoXForCausalLM", c.experts ? "gpt_neox_moe" : "gpt_neox",
+        c.experts ? experts : "", c.vocab, c.hidden, c.layers, c.heads, c.experts ? c.expert_width : 4 * c.hidden,
+        c.seq, REAL == F64 ? "float64" : "float32");
     cJSON *json = cJSON_Parse(text);
 
+    free(experts);
     free(text);
     return json;
 }
@@ -183,7 +197,7 @@ static cJSON *config_json(Config c)
 static const struct {
     const char *keys, *ours, *standard;
 } config_keys[] = {
-    {"model_type", "\"gpt_neox\"", "\"gpt_neox\""},
+    {"model_type", "\"gpt_neox\"|\"gpt_neox_moe\"", "\"gpt_neox\""},
     {"hidden_act", "\"gelu_pytorch_tanh\"|\"gelu_new\"|\"gelu_fast\"", "\"gelu\""},       /* GELU's tanh form */
     {"use_parallel_residual", "false", "true"},
     {"tie_word_embeddings", "true", "false"},
@@ -242,9 +256,13 @@ static int64_t json_integer(const cJSON *json, const char *path, const char *nam
     return item->valuedouble;
 }
 
-static void config_check(const char *path, Config c)
+/* Returns whether the model has no experts, but the run has. */
+static bool config_check(const char *path, Config c)
 {
     cJSON *config = json_read(path);
+    const bool mixture = cJSON_HasObjectItem(config, "num_local_experts");
+    const int64_t experts = mixture ? json_integer(config, path, "num_local_experts") : 0;
+    const int64_t top_k = mixture ? json_integer(config, path, "num_experts_per_tok") : 0;
     char width[16];
 
     for (size_t i = 0; i < sizeof config_keys / sizeof *config_keys; i++)
@@ -257,9 +275,16 @@ static void config_check(const char *path, Config c)
         fail("%s: the model has --layers %lld --hidden %lld --heads %lld --vocab %lld, but this run --layers %d --hidden "
              "%d --heads %d --vocab %d", path, (long long)layers, (long long)hidden, (long long)heads, (long long)vocab,
              c.layers, c.hidden, c.heads, c.vocab);
-    snprintf(width, sizeof width, "%d", 4 * c.hidden);
+    if (mixture && (experts != c.experts || top_k != c.top_k))
+        fail("%s: a token takes %lld of %lld experts, but in this run %d of %d", path, (long long)top_k,
+             (long long)experts, c.top_k, c.experts);
+    if (!mixture && c.experts && c.expert_width != 4 * c.hidden)
+        fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
+             path, 4 * c.hidden, c.expert_width);
+    snprintf(width, sizeof width, "%d", c.experts ? c.expert_width : 4 * c.hidden);
     check_key(config, path, "intermediate_size", width, "24576");
     cJSON_Delete(config);
+    return !mixture && c.experts;
 }
 
 static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
@@ -401,7 +426,7 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
     char *place = place_of(directory), *config_path = new_text("%s/%s", place, files[CONFIG]);
     char *path = new_text("%s/%s", place, files[TRAINER]);
 
-    config_check(config_path, config);
+    s->upcycled = config_check(config_path, config);
     char *moments = new_text("%s/%s", place, files[OPTIMIZER]);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
@@ -489,12 +514,12 @@ void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *
     char *trainer = new_text("%s/%s", place, files[TRAINER]);
     Files model = open_model(place);
 
-    read_shards(&model, "", optimizer, PARAMS);
+    read_shards(&model, "", optimizer, PARAMS, state->upcycled);
     close_files(&model);
     if (!state->weights_only) {
         Safetensors moments = safetensors_open(path);
-        read_shards(&(Files){1, &moments}, "m.", optimizer, MOMENT_M);
-        read_shards(&(Files){1, &moments}, "v.", optimizer, MOMENT_V);
+        read_shards(&(Files){1, &moments}, "m.", optimizer, MOMENT_M, state->upcycled);
+        read_shards(&(Files){1, &moments}, "v.", optimizer, MOMENT_V, state->upcycled);
         safetensors_close(&moments);
         optimizer->step = state->optimizer_step;
         read_saved_values(trainer, state);
