@@ -2,7 +2,7 @@
 # expert over the even share, part of the choices that was dropped.
 set terminal svg size 960,320 font "sans-serif,12" background "white"
 set output "10_expert_parallel/load.svg"
-set multiplot layout 1,2 margins 0.07,0.985,0.16,0.88 spacing 0.08
+set multiplot layout 1,2 margins 0.07,0.985,0.19,0.88 spacing 0.08
 set border 3 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
 set grid ytics lc rgb "#dddddd"

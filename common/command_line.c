@@ -60,8 +60,8 @@ static const struct {
     {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write at the end and when interrupted", "DIR"}},
     {FILES, {"save-every", OPTION_INT, &options.save_every, "steps between checkpoints; 0: at the end only", "N", 0,
              1e9}},
-    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program; or a GPT-NeoX model "
-            "from Hugging Face's save_pretrained", "DIR"}},
+    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program with this model; or a "
+            "GPT-NeoX model from Hugging Face's save_pretrained", "DIR"}},
     {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load continues it", "FILE"}},
     {FILES, {"report", OPTION_TEXT, &options.report, "memory, traffic and time, as JSON, at the end", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},

@@ -323,17 +323,17 @@ if [ "$status" -ne 0 ]; then
 elif [ -n "$gpu_works" ]; then
     room="$(parameters "$gpu_bytes") parameters per GPU"
     if [ "$gpus" -eq 1 ]; then
-        echo "On the GPU '$gpu': all nine programs (make run STAGE=NN), $room; ranks of 03 to 07, 09 (NP=2) share it."
+        echo "On the GPU '$gpu': all ten programs (make run STAGE=NN), $room; ranks of 03 to 07, 09, 10 (NP=2) share it."
     elif [ "$NCCL" = yes ]; then
-        echo "On $gpus GPUs '$gpu': all nine programs, $room; 03 to 07, 09 with up to $gpus ranks, one GPU each," \
+        echo "On $gpus GPUs '$gpu': all ten programs, $room; 03 to 07, 09, 10 with up to $gpus ranks, one GPU each," \
             "over NCCL."
     else
-        echo "On $gpus GPUs '$gpu': all nine programs, $room; 03 to 07, 09 with up to $gpus ranks, one GPU each," \
+        echo "On $gpus GPUs '$gpu': all ten programs, $room; 03 to 07, 09, 10 with up to $gpus ranks, one GPU each," \
             "without NCCL."
     fi
-    echo "On the CPU: 01, 02 and 08 on $cpus core$(plural "$cpus"), 03 to 07 and 09 $several."
+    echo "On the CPU: 01, 02 and 08 on $cpus core$(plural "$cpus"), 03 to 07, 09 and 10 $several."
 else
-    echo "On the CPU: 01, 02 and 08 on $cpus core$(plural "$cpus"), 03 to 07 and 09 $several."
+    echo "On the CPU: 01, 02 and 08 on $cpus core$(plural "$cpus"), 03 to 07, 09 and 10 $several."
 fi
 if [ "$status" -eq 0 ]; then
     [ "$cpus" -ge 2 ] && echo "make run: yes. make test: yes, about 5 minutes."

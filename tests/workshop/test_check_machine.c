@@ -138,8 +138,8 @@ static void all_is_well(void **state)
         has(&r, "control group (container) may use only 1 at a time");
     has(&r, "2.0 GB of 16.4 GB available, by the limit of the control group (container): 125 million parameters");
     has(&r, "%UserProfile%\\.wslconfig");
-    has(&r, "On the GPU 'Tesla T4': all nine programs (make run STAGE=NN), 1.0 billion parameters per GPU; ranks of "
-            "03 to 07, 09 (NP=2) share it.\n");
+    has(&r, "On the GPU 'Tesla T4': all ten programs (make run STAGE=NN), 1.0 billion parameters per GPU; ranks of "
+            "03 to 07, 09, 10 (NP=2) share it.\n");
     has(&r, "make test: yes");
     lacks(&r, "NO  ");
     ends_with(r, true);
@@ -156,7 +156,7 @@ static void what_only_limits_some_things_is_no_failure(void **state)
     has(&r, "8.2 GB of 16.4 GB available: 512 million parameters");
     has(&r, "ok  NCCL      nccl.h 2.17.1");
     has(&r, "--  /         64 MB: NCCL needs more");
-    has(&r, "On 2 GPUs 'NVIDIA H200': all nine programs, 9.4 billion parameters per GPU; 03 to 07, 09 with up to 2 "
+    has(&r, "On 2 GPUs 'NVIDIA H200': all ten programs, 9.4 billion parameters per GPU; 03 to 07, 09, 10 with up to 2 "
             "ranks, one GPU each, over NCCL.\n");
     ends_with(r, true);
 

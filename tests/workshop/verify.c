@@ -104,7 +104,7 @@ static void traffic_fault(int rank, const char *op, const char *group, int64_t c
               count_name(off, s));
 }
 
-/* Prints the program's first error lines, "10_mine: what", and one about traffic; if `drifted`, only those about
+/* Prints the program's first error lines, "11_mine: what", and one about traffic; if `drifted`, only those about
  * replicas that have drifted. A program that began as a copy of another may still print the other's name. */
 static void print_messages(const char *text, const Shape *s, bool drifted)
 {
