@@ -62,7 +62,7 @@ static void sizes(void)
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = c->expert_width, V = c->vocab;
     E = equal_share(c->experts, ep_size, "--experts"), K = c->top_k;
-    /* the even share times --capacity, rounded up (1.1 is a little more than 1.1: 1e-9); T slots hold every token */
+    /* the even share times --capacity, rounded up, but not for a rounding error; T slots have room for every token */
     C = ceil(capacity * K * T / c->experts - 1e-9);
     C = capacity == 0 || C > T ? T : C;
     P = ep_size * B * C;
@@ -72,7 +72,7 @@ static Routing routing_create(void)
 {
     const int64_t e = options.config.experts;
 
-    return (Routing){.probs = tensor_create(MEM_ACTIVATIONS, REAL, "probs", shape(B, T, e)),
+    return (Routing){.probs = tensor_create(MEM_ACTIVATIONS, REAL, "router_probs", shape(B, T, e)),
                      .gates = tensor_create(MEM_ACTIVATIONS, REAL, "gates", shape(B, T, K)),
                      .choice = tensor_create(MEM_ACTIVATIONS, I32, "choice", shape(B, T, K)),
                      .slot = tensor_create(MEM_ACTIVATIONS, I32, "slot", shape(B, T, K)),

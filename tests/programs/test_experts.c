@@ -150,6 +150,42 @@ static void an_upcycled_model_is_the_dense_one(void **state)
     }
 }
 
+static void read_tensor(double *x, const char *checkpoint, const char *name)
+{
+    char file[64];
+
+    snprintf(file, sizeof file, "%s/model.safetensors", checkpoint);
+    Safetensors s = safetensors_open(in_temporary(file));
+    const SafeTensor *t = safetensors_find(&s, name);
+    assert_non_null(t);
+    safetensors_read(&s, t, 0, t->shape[0] * t->shape[1], x, true);
+    safetensors_close(&s);
+}
+
+/* An upcycled model has copies of the MLP, the initial weights of routers, and the count of updates. */
+static void upcycling_leaves_the_router(void **state)
+{
+    static const char *const router = "gpt_neox.layers.1.mlp.gate.weight", *const options = "--expert-width 96";
+    static double fresh[8 * 24], upcycled[8 * 24], dense[96 * 24], expert[96 * 24];
+
+    (void)state;
+    run_well("rm -rf dense fresh upcycled");
+    run_well(BUILD "/cpu64/01_single_gpu" SHAPE "--micro-batch 4 --accumulate 1 --steps 2 --save dense", DATA);
+    run_well(PROGRAM SHAPE "%s --steps 0 --save fresh", DATA, options);
+    run_well("mpiexec -n 2 " PROGRAM SHAPE "%s --ep 2 --steps 2 --load dense --save upcycled", DATA, options);
+    read_tensor(fresh, "fresh", router);
+    read_tensor(upcycled, "upcycled", router);
+    assert_memory_equal(fresh, upcycled, sizeof fresh);
+    read_tensor(dense, "dense", "gpt_neox.layers.0.mlp.dense_h_to_4h.weight");
+    for (int e = 0; e < 8; e++) {
+        char name[64];
+        snprintf(name, sizeof name, "gpt_neox.layers.0.mlp.experts.%d.dense_h_to_4h.weight", e);
+        read_tensor(expert, "upcycled", name);
+        assert_memory_equal(dense, expert, sizeof dense);
+    }
+    assert_true(json_number(in_temporary("upcycled/trainer.json"), "optimizer_step") == 2);
+}
+
 /* The router's gradient against central differences of the loss and the balance loss, on two ranks, with dropped
  * choices. Choices and loads count as constants, so a difference must be too small to change one. */
 static void the_router_descends(void **state)
@@ -213,6 +249,7 @@ static void what_does_not_fit_is_refused(void **state)
     };
 
     (void)state;
+    run_well("rm -rf dense mixture");
     run_well(BUILD "/cpu64/01_single_gpu" SHAPE "--steps 0 --save dense", DATA);
     run_well(PROGRAM SHAPE "--steps 0 --save mixture", DATA);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -238,6 +275,7 @@ int main(void)
         cmocka_unit_test(the_reference_agrees),
         cmocka_unit_test(configurations_agree),
         cmocka_unit_test(an_upcycled_model_is_the_dense_one),
+        cmocka_unit_test(upcycling_leaves_the_router),
         cmocka_unit_test(the_router_descends),
         cmocka_unit_test(what_does_not_fit_is_refused),
     };
