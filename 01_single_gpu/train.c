@@ -215,7 +215,10 @@ static void loss_of(Batch batch)        /* forward for evaluation: no backward f
 
 int main(int argc, char **argv)
 {
-    run_begin("01_single_gpu", "Trains a transformer on one device.", argc, argv, (ProgramOption[]){TEXT_OPTIONS, {0}});
+    run_begin("01_single_gpu", "Trains a transformer on one device.", argc, argv,
+              (ProgramOption[]){
+        TEXT_OPTIONS,
+        {0}});
     run_alone();
     sizes();
     predict();

@@ -305,7 +305,8 @@ int main(int argc, char **argv)
 {
     run_begin("05_tensor_parallel", "Trains a transformer with every matrix sharded over the ranks.", argc, argv,
               (ProgramOption[]){
-        {"sequence-parallel", OPTION_FLAG, &sequence_parallel, "also shard the rows of the residual stream"}, {0}});
+        {"sequence-parallel", OPTION_FLAG, &sequence_parallel, "also shard the rows of the residual stream"},
+        {0}});
     tp = comm_split(world, 0, "tp");
     sizes();
     predict();

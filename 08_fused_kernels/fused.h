@@ -39,17 +39,10 @@ void linear_gelu_backward(Tensor d_up, Tensor d_out, Tensor weight, Tensor up);
 void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, double scale, double gradient_scale);
 
 /* ---- what a backend provides, in fused_cpu.c or fused_cuda/; only fused.c calls the kernels ---- */
-#ifdef __cplusplus
-extern "C" {
-#endif
 const char *linear_gelu_unfused(DType dtype);   /* why GELU is not fused for dtype on this device; NULL: it is */
 KERNEL(flash_attention_forward); KERNEL(flash_attention_backward);
 KERNEL(flash_block_forward); KERNEL(flash_block_backward);
 KERNEL(residual_layernorm_forward); KERNEL(residual_layernorm_backward);
 KERNEL(linear_gelu_forward); KERNEL(linear_gelu_backward);
 KERNEL(cross_entropy_both);
-#ifdef __cplusplus
-}
-#endif
-
 #endif

@@ -430,19 +430,19 @@ int main(int argc, char **argv)
 {
     run_begin("08_fused_kernels", "Trains a transformer with fused kernels: fewer trips to memory.", argc, argv,
               (ProgramOption[]){
-            {"fuse", OPTION_SET, &fuse, "chains that run as one operator: all, none, or some, separated by commas",
-             "attention|layernorm|gelu|cross-entropy|adamw"},
-            {"dtype", OPTION_CHOICE, &dtype_option,
-             "weights and activations; fp8: only the blocks' matmuls, the rest bf16", "bf16|fp16|fp8|fp32"},
-            {"gradients", OPTION_CHOICE, &gradients_option, "type in which weight gradients accumulate", "fp32|bf16"},
-            {"master", OPTION_CHOICE, &master_option, "what AdamW updates: fp32 master weights, or the stored weights",
-             "fp32|none"},
-            {"loss-scale", OPTION_DOUBLE, &loss_scale,
-             "with fp16: initial loss scale, unless --load restores one", "X", 1e-6, 1e30},
-            {"loss-scale-growth", OPTION_INT, &growth_interval,
-             "with fp16: double it after N steps without Inf or NaN; 0: never", "N", 0, 1e9},
-            TEXT_OPTIONS,
-            {0}});
+        {"fuse", OPTION_SET, &fuse, "chains that run as one operator: all, none, or some, separated by commas",
+         "attention|layernorm|gelu|cross-entropy|adamw"},
+        {"dtype", OPTION_CHOICE, &dtype_option,
+         "weights and activations; fp8: only the blocks' matmuls, the rest bf16", "bf16|fp16|fp8|fp32"},
+        {"gradients", OPTION_CHOICE, &gradients_option, "type in which weight gradients accumulate", "fp32|bf16"},
+        {"master", OPTION_CHOICE, &master_option, "what AdamW updates: fp32 master weights, or the stored weights",
+         "fp32|none"},
+        {"loss-scale", OPTION_DOUBLE, &loss_scale,
+         "with fp16: initial loss scale, unless --load restores one", "X", 1e-6, 1e30},
+        {"loss-scale-growth", OPTION_INT, &growth_interval,
+         "with fp16: double it after N steps without Inf or NaN; 0: never", "N", 0, 1e9},
+        TEXT_OPTIONS,
+        {0}});
     run_alone();
     sizes();
     dtypes();

@@ -7,22 +7,23 @@
  * Numbers are stored as in 02; kernels are fused as in 08.
  */
 #include "../08_fused_kernels/fused.h"
-#include "../common/ultrascale.h"
+#include "combined.h"
 #include "formulas.h"
 
 /* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighbouring ranks share a machine and its fast
  * links, so the direction that can hide least of its traffic is innermost. tp waits for 10 transfers per block; cp's
  * ring is in flight while attention computes; pp sends one tensor per micro-batch; dp reduces once per step. */
-static int tp_size = 1, cp_size = 1, pp_size = 1, dp_size;  /* dp_size 0: all ranks that the other three leave */
-static int dp_rank;
-static Comm *tp, *cp, *pp;          /* the ranks whose coordinates differ from this rank's in this direction only */
+static int tp_size = 1, dp_size, dp_rank;       /* dp_size 0: all ranks that the other three leave */
+int cp_size = 1, pp_size = 1;
+static Comm *tp;
+Comm *cp, *pp;
 static Comm *replicas;              /* dp x cp: the ranks with the same parameters, which see other tokens */
 static Comm *embedding_group;       /* the first and the last pipeline stage, which both hold the tied embedding; NULL
                                      * on other pipeline stages, and if there is only one */
 static int zero = 1;                /* 1: each replica updates its shard of the parameters (ZeRO-1), 0: all of them */
 
 static enum { DTYPE_BF16, DTYPE_FP32 } dtype_option = DTYPE_BF16;
-static DType dtype;                 /* of activations, their gradients, and weights; gradients of weights are REAL */
+DType dtype;
 static bool has_master;             /* AdamW updates master weights in REAL, of which params is a rounded copy */
 static bool gelu_is_fused;          /* whether the device has a matmul with GELU in its epilogue (08) */
 
@@ -32,63 +33,27 @@ static ParamShard *shards;          /* L + 2: this rank's shard of each unit; em
 static AdamW optimizer;
 static Request **reduce_request;    /* L + 2: of each unit's gradients, over the replicas; NULL: none in flight */
 
-/* Local sizes, on this rank. Shapes in comments use these letters. */
-static int64_t B, T, R;             /* sequences per micro-batch, local tokens of each, local rows of the residual
-                                     * stream: B*T / tp_size */
-static int64_t L, H, A, D, F, V;    /* layers of the full model, hidden size; local heads, head size, local MLP width,
-                                     * local vocabulary */
+int64_t B, T, R, L, H, A, D, F, V, C;           /* local sizes: combined.h */
+int local_chunks, in_flight;
 static int begin, end;              /* the local layers: begin to end - 1 of this pipeline stage */
-static int64_t C;                   /* tokens per sequence chunk; rows go chunk by chunk: (local_chunks, B, C) */
-static int local_chunks;            /* sequence chunks on this rank, of each sequence */
 static int64_t S;                   /* rows per slice of the loss: those whose logits exist at once */
-static int in_flight;               /* micro-batches whose activations are stored at once */
 
-/* What one block's forward saves for its backward. The block's input is in Acts.x. */
-typedef struct {
-    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
-    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
-    Tensor lse;                     /* (B*T*A)          log-sum-exp of each softmax; in d: delta, rowsum(dO*O) */
-    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
-    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
-    Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
-    Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
-} BlockActs;
-
-typedef struct {                    /* of one micro-batch in flight */
-    Tensor *x;                      /* x[l], (R, H)  residual stream into block l; x[end]: out; x[begin]: recv_x */
-    BlockActs *blocks;              /* blocks[l], of the local layers */
-    Tensor d_x;                     /* (R, H)  gradient of the residual stream */
-    Batch batch;                    /* (local_chunks * B, C) */
-    Request *receiving[2], *sending[2];     /* x, d_x */
-} Acts;
-
-static Acts *acts;                  /* [micro-batch % in_flight] */
-static Tensor *recv_x;              /* [micro-batch % (in_flight + 1)], (R, H)  x as received, one action ahead */
 static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
 static Tensor final, final_stats, d_final;      /* (R, H), (R, 2), (R, H)  on the last pipeline stage */
 static Tensor logits, lse, max, sums;           /* (S, V), (S), (S), (S, 2)  of one slice of rows */
 static Tensor rope;                 /* (B*T, D)  cos and sin of each local token's position in its sequence */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor full_rows, partial_sums;          /* (B*T, H)  a TP region's full input; its partial output */
-static Tensor split, d_split;       /* (3, B*T, A*D)  q, k, v, each contiguous; their gradients, accumulated in REAL */
-static Tensor merged;               /* (B*T, A*D)  attention's output, accumulated in REAL over the ring's steps */
-static Tensor kv_next;              /* (2, B*T, A*D)  K, V being received */
-static Tensor d_arrived, d_leaving; /* (2, B*T, A*D)  dK, dV: the previous ranks' sum; this rank's contribution added */
 
 static void grid(void)
 {
     const int n = comm_size(world), w = comm_rank(world);
-    const int64_t one_dp = (int64_t)tp_size * cp_size * pp_size;        /* ranks of one dp coordinate */
+    const double one_dp = (double)tp_size * cp_size * pp_size, ranks = one_dp * (dp_size ? dp_size : 1);
 
-    if (dp_size && (double)dp_size * one_dp != n)
-        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: expected %d, the number of ranks, got %.0f; start %.0f, "
-                   "or choose factors of %d", tp_size, cp_size, pp_size, dp_size, n, (double)dp_size * one_dp,
-                   (double)dp_size * one_dp, n);
-    if (n % one_dp)
-        fail_usage("--tp %d x --cp %d x --pp %d: expected a divisor of %d, the number of ranks, got %lld; start "
-                   "a multiple of %lld, or choose factors of %d", tp_size, cp_size, pp_size, n, (long long)one_dp,
-                   (long long)one_dp, n);
+    if (dp_size ? ranks != n : fmod(n, ranks) != 0)
+        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: expected %d, the number of ranks%s, got %.0f; start %s%.0f, or "
+                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, n, dp_size ? "" : " (--dp 0: a divisor)",
+                   ranks, dp_size ? "" : "a multiple of ", ranks, n);
     dp_size = n / one_dp, dp_rank = w / one_dp;
     const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;
     const bool has_embedding = p == 0 || p == pp_size - 1;
@@ -164,9 +129,10 @@ static BlockActs block_acts_create(Category category, BlockActs first, bool shar
     return a;
 }
 
-static Acts acts_create(BlockActs first, bool shared)
+/* For one micro-batch in flight through this pipeline stage's layers. */
+Acts acts_create(BlockActs first, bool shared)
 {
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
 
     a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
     a.batch = (Batch){tensor_create(MEM_WORKSPACE, I32, "inputs", shape(local_chunks * B, C)),
@@ -265,121 +231,6 @@ static Tensor partial_out(Tensor out)
     return tp_size > 1 ? partial_sums : out;
 }
 
-/* ---- cp: attention, the one place where tokens meet (07) ---- */
-
-/* Index, in the full sequence, of a rank's i-th sequence chunk: one chunk from each end (zig-zag), so that all ranks
- * have the same load. */
-static int chunk_number(int rank, int i)
-{
-    return i ? 2 * cp_size - 1 - rank : rank;
-}
-
-/* Local sequence chunk i of q, k, v, attn_out or their gradients: (B, C, A, D); of lse or delta: (B, C, A, 1). */
-static Tensor chunk(Tensor t, int i)
-{
-    return tensor_range(tensor_view(t, shape(local_chunks * B, C, A, tensor_count(t) / (B * T * A))), i * B, B);
-}
-
-/* Attention of the local queries to one rank's keys, chunk by chunk, accumulated in merged and lse. Skips key chunks
- * after the query chunk: the causal mask hides them. */
-static void attend_kv(BlockActs *a, Tensor kv, int key_rank)
-{
-    Tensor q = tensor_range(split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
-
-    for (int i = 0; i < local_chunks; i++)
-        for (int j = 0; j < local_chunks; j++) {
-            const int query = chunk_number(comm_rank(cp), i), key = chunk_number(key_rank, j);
-            if (key <= query)
-                flash_block_forward(chunk(merged, i), chunk(a->lse, i), chunk(q, i), chunk(k, j), chunk(v, j),
-                                    key == query);
-        }
-}
-
-/* Backward of the same chunks: accumulates dQ of the local queries, dK and dV of key_rank's keys in d_split. */
-static void attend_kv_backward(BlockActs *a, BlockActs *d, Tensor kv, int key_rank)
-{
-    Tensor q = tensor_range(split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
-    Tensor d_q = tensor_range(d_split, 0, 1), d_k = tensor_range(d_split, 1, 1), d_v = tensor_range(d_split, 2, 1);
-
-    for (int i = 0; i < local_chunks; i++)
-        for (int j = 0; j < local_chunks; j++) {
-            const int query = chunk_number(comm_rank(cp), i), key = chunk_number(key_rank, j);
-            if (key <= query)
-                flash_block_backward(chunk(d_q, i), chunk(d_k, j), chunk(d_v, j), chunk(d->attn_out, i), chunk(q, i),
-                                     chunk(k, j), chunk(v, j), chunk(a->lse, i), chunk(d->lse, i), key == query);
-        }
-}
-
-/* n steps. In each, one rank's K and V are local, and those of the rank before it arrive while attention computes. */
-static void ring_forward(BlockActs *a)
-{
-    const int n = cp_size, r = comm_rank(cp);
-    Tensor kv[2] = {tensor_range(split, 1, 2), kv_next};
-
-    for (int step = 0; step < n; step++) {
-        Tensor current = kv[step % 2], next = kv[(step + 1) % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
-        attend_kv(a, current, (r - step + n) % n);
-        comm_wait(&arriving);
-    }
-}
-
-/* K and V go around again; their gradients follow one step behind. Each rank computes its contribution while the sum of
- * the previous ranks' arrives, adds the two, and sends the sum on. After n hops it is at the owner of the keys. Sums
- * are sent in dtype: rounded once per hop, which costs no accuracy beside the rounding of dQ, dK and dV themselves. */
-static void ring_backward(BlockActs *a, BlockActs *d)
-{
-    const int n = cp_size, r = comm_rank(cp);
-    Tensor kv[2] = {tensor_range(split, 1, 2), kv_next}, d_kv = tensor_range(d_split, 1, 2);
-    Request *d_arriving = NULL;
-
-    for (int step = 0; step < n; step++) {
-        Tensor current = kv[step % 2], next = kv[(step + 1) % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
-        tensor_zero(d_kv);
-        attend_kv_backward(a, d, current, (r - step + n) % n);
-        comm_wait(&arriving);
-        comm_wait(&d_arriving);
-        if (step > 0)
-            tensor_add(d_kv, d_arrived);
-        tensor_convert(d_leaving, d_kv);
-        d_arriving = comm_start_shift(cp, d_arrived, d_leaving);
-    }
-    comm_wait(&d_arriving);
-}
-
-/* From a->qkv to a->attn_out and a->lse. */
-static void context_attention_forward(BlockActs *a)
-{
-    if (cp_size == 1) {
-        flash_attention_forward(a->attn_out, tensor_view(a->lse, shape(B, A, T)), a->qkv);
-        return;
-    }
-    /* qkv has q, k, v per token and head; the transfers need all of k and all of v contiguous */
-    transpose_rows(tensor_view(split, shape(3, B * T * A, D)), tensor_view(a->qkv, shape(B * T * A, 3, D)));
-    tensor_zero(merged);
-    tensor_fill(a->lse, -INFINITY);
-    ring_forward(a);
-    tensor_convert(a->attn_out, merged);
-}
-
-/* From d->attn_out to d->qkv. */
-static void context_attention_backward(BlockActs *a, BlockActs *d)
-{
-    if (cp_size == 1) {
-        flash_attention_backward(d->qkv, tensor_view(d->lse, shape(B, A, T)), d->attn_out, a->qkv, a->attn_out,
-                                 tensor_view(a->lse, shape(B, A, T)));
-        return;
-    }
-    transpose_rows(tensor_view(split, shape(3, B * T * A, D)), tensor_view(a->qkv, shape(B * T * A, 3, D)));
-    attention_delta(tensor_view(d->lse, shape(B * T, A)), d->attn_out, a->attn_out);
-    tensor_zero(tensor_range(d_split, 0, 1));
-    ring_backward(a, d);
-    tensor_convert(tensor_range(split, 0, 1), tensor_range(d_split, 0, 1));     /* q, k, v are not needed again */
-    tensor_copy(tensor_range(split, 1, 2), d_arrived);
-    transpose_rows(tensor_view(d->qkv, shape(B * T * A, 3, D)), tensor_view(split, shape(3, B * T * A, D)));
-}
-
 /* ---- A block: 05's, with 08's kernels ---- */
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
@@ -470,18 +321,18 @@ static void head(Batch batch, double scale, double gradient_scale)
 }
 
 /* Forward of the local layers: from tokens, or the x received, to the x to send, or the loss of the local tokens. */
-static void forward(Acts *a, double scale, double gradient_scale)
+void forward(Acts *a, double scale, double gradient_scale)
 {
     const Params *w = &params;
 
-    if (begin == 0) {
+    if (a->begin == 0) {
         ids_in_slice(a->batch.inputs, a->batch.inputs, layout.first_id, V);     /* -1: in another slice */
         embedding_forward(partial_out(a->x[0]), a->batch.inputs, w->embedding);
         g_forward(a->x[0]);
     }
-    for (int l = begin; l < end; l++)
+    for (int l = a->begin; l < a->end; l++)
         block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-    if (end < L)
+    if (a->end < L)
         return;
     ids_in_slice(a->batch.targets, a->batch.targets, layout.first_id, V);
     layernorm_forward(final, final_stats, a->x[L], w->final_weight, w->final_bias);
@@ -512,78 +363,33 @@ static void reduce_end(void)
 }
 
 /* Accumulates this micro-batch's gradients of the local layers. last: it is the step's last micro-batch. */
-static void backward(Acts *a, bool last)
+void backward(Acts *a, bool last)
 {
     const Params *w = &params, *g = &gradients;
 
-    if (end == L) {                             /* each backward follows its forward at once: head() left d_final */
+    if (a->end == L) {                             /* each backward follows its forward at once: head() left d_final */
         tensor_zero(a->d_x);
         layernorm_backward(a->d_x, g->final_weight, g->final_bias, d_final, a->x[L], final_stats, w->final_weight);
         if (last)
             reduce_begin(L + 1);
-        if (last && begin > 0)
+        if (last && a->begin > 0)
             reduce_begin(0);                    /* head() will not add to it again */
     }
-    for (int l = end - 1; l >= begin; l--) {
+    for (int l = a->end - 1; l >= a->begin; l--) {
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l]);
         if (last)
             reduce_begin(l + 1);
     }
-    if (begin == 0) {
+    if (a->begin == 0) {
         embedding_backward(g->embedding, g_backward(a->d_x), a->batch.inputs);
         if (last)
             reduce_begin(0);
     }
 }
 
-/* ---- pp: one forward, one backward (06) ---- */
-
-typedef struct {
-    bool back;
-    int micro;
-} Action;
-
-/* The i-th of this pipeline stage's 2 * accumulate actions: warm-up forwards until the first d_x can have arrived, then
- * one forward and one backward in turn, then the backwards that are left. */
-static Action action_of(int i)
-{
-    const int m = options.accumulate, stages_behind = pp_size - 1 - comm_rank(pp);
-    const int warmup = stages_behind < m ? stages_behind : m, k = i - warmup;
-
-    if (i < warmup)
-        return (Action){false, i};
-    if (i >= 2 * m - warmup)
-        return (Action){true, i - m};
-    return k % 2 ? (Action){true, k / 2} : (Action){false, warmup + k / 2};
-}
-
-static Tensor recv_x_of(Action action)
-{
-    return recv_x[action.micro % (in_flight + 1)];
-}
-
-/* Tag of the transfer of a micro-batch's x (back 0) or d_x (1) into a pipeline stage. Tags repeat after 1024
- * micro-batches: long before, the transfer with the same tag has ended. */
-static int tag(int micro, int stage, int back)
-{
-    return (micro % 1024 * pp_size + stage) * 2 + back;
-}
-
-/* Starts to receive x or d_x for an action. Call it one action ahead: then the transfer overlaps with that action. */
-static void receive(Action action)
-{
-    const int stage = comm_rank(pp);
-    Acts *a = &acts[action.micro % in_flight];
-
-    if (!action.back && begin > 0)
-        a->receiving[0] = comm_start_recv(pp, recv_x_of(action), stage - 1, tag(action.micro, stage, 0));
-    if (action.back && end < L) {
-        comm_wait(&a->sending[1]);              /* of the micro-batch that last used this buffer */
-        a->receiving[1] = comm_start_recv(pp, a->d_x, stage + 1, tag(action.micro, stage, 1));
-    }
-}
+/* ---- A step ---- */
 
 /* Inputs and targets of this rank's i-th sequence chunk, (B, C) each. */
 static Batch chunk_of(Batch batch, int i)
@@ -591,47 +397,13 @@ static Batch chunk_of(Batch batch, int i)
     return (Batch){tensor_range(batch.inputs, i * B, B), tensor_range(batch.targets, i * B, B)};
 }
 
-/* Runs one step of 1F1B. It only starts sends and receives. A rank waits only for transfers whose other side has
- * started, or starts one action ahead: so the pipeline cannot deadlock. */
-static void execute(int64_t step, double scale)
+/* Loads a micro-batch of a step: the sequences of this rank's dp coordinate, and of each the tokens of its cp rank. */
+void micro_batch_load(Batch batch, int64_t step, int micro)
 {
-    const int m = options.accumulate, stage = comm_rank(pp);
-
-    receive(action_of(0));
-    for (int i = 0; i < 2 * m; i++) {
-        const Action action = action_of(i);
-        Acts *a = &acts[action.micro % in_flight];
-
-        if (i + 1 < 2 * m)
-            receive(action_of(i + 1));
-        if (!action.back) {
-            for (int k = 0; k < local_chunks; k++)
-                batch_load(chunk_of(a->batch, k), step, ((int64_t)dp_rank * m + action.micro) * B,
-                           C * chunk_number(comm_rank(cp), k));
-            comm_wait(&a->receiving[0]);
-            a->x[begin] = recv_x_of(action);
-            trace_begin("forward");
-            forward(a, scale, scale);
-            trace_end();
-            if (end < L)
-                a->sending[0] = comm_start_send(pp, a->x[end], stage + 1, tag(action.micro, stage + 1, 0));
-        } else {
-            comm_wait(&a->receiving[1]);
-            comm_wait(&a->sending[0]);          /* x[end] may be overwritten, by this action or the next forward */
-            comm_wait(&a->sending[1]);          /* of the micro-batch that last used this buffer */
-            trace_begin("backward");
-            backward(a, action.micro == m - 1);
-            trace_end();
-            if (begin > 0)
-                a->sending[1] = comm_start_send(pp, a->d_x, stage - 1, tag(action.micro, stage - 1, 1));
-        }
-    }
-    for (int i = 0; i < in_flight; i++)
-        for (int k = 0; k < 2; k++)
-            comm_wait(&acts[i].sending[k]);
+    for (int i = 0; i < local_chunks; i++)
+        batch_load(chunk_of(batch, i), step, ((int64_t)dp_rank * options.accumulate + micro) * B,
+                   C * chunk_number(comm_rank(cp), i));
 }
-
-/* ---- A step ---- */
 
 /* ZeRO-1: all-gathers the replicas' updated shards of each local unit. */
 static void gather_params(void)
@@ -666,25 +438,15 @@ static StepResult train_step(int64_t step)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-/* text_evaluate() for a pipeline and sequence chunks: one micro-batch after another through all pipeline stages. Each
- * rank adds the loss of its tokens; all dp_size replicas evaluate the same pieces. */
+/* text_evaluate() for a pipeline and sequence chunks. Each rank adds the loss of its tokens; all dp_size replicas
+ * evaluate the same pieces. */
 static void evaluate(void)
 {
-    const int stage = comm_rank(pp);
-    const Action action = {false, 0};
-    Acts *a = &acts[0];
-
     tensor_zero(loss);
-    for (int64_t i = 0; i < text_pieces(); i++) {
-        for (int k = 0; k < local_chunks; k++)
-            batch_validation(chunk_of(a->batch, k), i, text_pieces(), C * chunk_number(comm_rank(cp), k));
-        receive(action);
-        comm_wait(&a->receiving[0]);
-        a->x[begin] = recv_x_of(action);
-        forward(a, 1.0 / ((double)B * options.config.seq * dp_size), 0);
-        if (end < L)
-            a->sending[0] = comm_start_send(pp, a->x[end], stage + 1, tag(0, stage + 1, 0));
-        comm_wait(&a->sending[0]);
+    for (int64_t p = 0; p < text_pieces(); p++) {
+        for (int i = 0; i < local_chunks; i++)
+            batch_validation(chunk_of(acts[0].batch, i), p, text_pieces(), C * chunk_number(comm_rank(cp), i));
+        loss_of(1.0 / ((double)B * options.config.seq * dp_size));
     }
     run_report_validation(comm_sum(world, comm_rank(tp) ? 0 : tensor_item(loss)) / text_pieces());
 }
@@ -727,17 +489,9 @@ static void parameters_create(void)
 
 static void buffers_create(void)
 {
-    BlockActs first = {0};                      /* of the first micro-batch's first block */
-
-    d_block = block_acts_create(MEM_WORKSPACE, first, false);
-    acts = calloc(in_flight, sizeof(Acts));
-    for (int i = 0; i < in_flight; i++) {
-        acts[i] = acts_create(first, i > 0);
-        first = acts[i].blocks[begin];
-    }
-    recv_x = calloc(in_flight + 1, sizeof(Tensor));
-    for (int i = 0; i <= in_flight; i++)
-        recv_x[i] = tensor_create(MEM_COMMUNICATION, dtype, "recv_x", shape(R, H));
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
+    pipeline_create();
+    ring_create();
     if (end == L) {
         final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
         final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
@@ -750,14 +504,6 @@ static void buffers_create(void)
     if (tp_size > 1) {
         full_rows = tensor_create(MEM_COMMUNICATION, dtype, "full_rows", shape(B * T, H));
         partial_sums = tensor_create(MEM_COMMUNICATION, dtype, "partial_sums", shape(B * T, H));
-    }
-    if (cp_size > 1) {
-        split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, B * T, A * D));
-        d_split = tensor_create(MEM_WORKSPACE, REAL, "d_split", shape(3, B * T, A * D));
-        merged = tensor_create(MEM_WORKSPACE, REAL, "merged", shape(B * T, A * D));
-        kv_next = tensor_create(MEM_COMMUNICATION, dtype, "kv_next", shape(2, B * T, A * D));
-        d_arrived = tensor_create(MEM_COMMUNICATION, dtype, "d_arrived", shape(2, B * T, A * D));
-        d_leaving = tensor_create(MEM_COMMUNICATION, dtype, "d_leaving", shape(2, B * T, A * D));
     }
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(B * T, D));

@@ -23,14 +23,19 @@
 static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
 enum { MODEL, CONFIG, OPTIMIZER, TRAINER, FILES };
 
-/* Returns "DIR" + end, without slashes at the end of DIR. The caller frees it. */
-static char *beside(const char *directory, const char *end)
+/* Returns "DIR" + end, without slashes at the end of DIR. */
+static const char *beside(const char *directory, const char *end)
 {
     int length = strlen(directory);
 
     while (length > 1 && directory[length - 1] == '/')
         length--;
-    return new_text("%.*s%s", length, directory, end);
+    return format_text("%.*s%s", length, directory, end);
+}
+
+static const char *path_of(const char *place, int file)
+{
+    return format_text("%s/%s", place, files[file]);
 }
 
 /* ---- The full model's tensors, and this rank's segments of them ---- */
@@ -172,77 +177,63 @@ static cJSON *json_read(const char *path)
 /* The configuration from which Hugging Face builds the same model; with experts, in Mixtral's words. */
 static cJSON *config_json(Config c)
 {
-    char *experts = new_text("\"num_local_experts\": %d, \"num_experts_per_tok\": %d, ", c.experts, c.top_k);
-    char *text = new_text(
-        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", %s\"vocab_size\": %d, "
+    cJSON *json = cJSON_Parse(format_text(
+        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"vocab_size\": %d, "
         "\"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"intermediate_size\": %d, "
         "\"max_position_embeddings\": %d, \"hidden_act\": \"gelu_pytorch_tanh\", \"rotary_pct\": 1.0, "
         "\"rotary_emb_base\": 10000, \"layer_norm_eps\": 1e-5, \"initializer_range\": 0.02, "
         "\"use_parallel_residual\": false, \"tie_word_embeddings\": true, \"attention_bias\": true, "
         "\"attention_dropout\": 0, \"hidden_dropout\": 0, \"bos_token_id\": 0, \"eos_token_id\": 0, "
         "\"torch_dtype\": \"%s\"}",
-        c.experts ? "GPTNeoXMoeForCausalLM" : "GPTNeoXForCausalLM", c.experts ? "gpt_neox_moe" : "gpt_neox",
-        c.experts ? experts : "", c.vocab, c.hidden, c.layers, c.heads, c.experts ? c.expert_width : 4 * c.hidden,
-        c.seq, REAL == F64 ? "float64" : "float32");
-    cJSON *json = cJSON_Parse(text);
+        c.experts ? "GPTNeoXMoeForCausalLM" : "GPTNeoXForCausalLM", c.experts ? "gpt_neox_moe" : "gpt_neox", c.vocab,
+        c.hidden, c.layers, c.heads, c.experts ? c.expert_width : 4 * c.hidden, c.seq,
+        REAL == F64 ? "float64" : "float32"));
 
-    free(experts);
-    free(text);
+    if (c.experts) {
+        cJSON_AddNumberToObject(json, "num_local_experts", c.experts);
+        cJSON_AddNumberToObject(json, "num_experts_per_tok", c.top_k);
+    }
     return json;
 }
 
-/* The values, as JSON, that a key of config.json may have. Hugging Face has renamed some keys: `keys` lists all names.
- * Every name that is present is checked; if none is, GPTNeoXConfig uses `standard`. Other keys do not change what the
- * model computes: dropout affects only training, which has none here, and positions have no limit. */
+/* The values, as JSON, that a key of config.json may have. Hugging Face has renamed some keys, and moved some into
+ * "rope_parameters". Every name that is present is checked; if none is, GPTNeoXConfig uses `standard`. Other keys do not
+ * change what the model computes: dropout affects only training, which has none here, and positions have no limit. */
 static const struct {
-    const char *keys, *ours, *standard;
+    const char *key[2], *ours, *standard;
 } config_keys[] = {
-    {"model_type", "\"gpt_neox\"|\"gpt_neox_moe\"", "\"gpt_neox\""},
-    {"hidden_act", "\"gelu_pytorch_tanh\"|\"gelu_new\"|\"gelu_fast\"", "\"gelu\""},       /* GELU's tanh form */
-    {"use_parallel_residual", "false", "true"},
-    {"tie_word_embeddings", "true", "false"},
-    {"attention_bias", "true", "true"},
-    {"layer_norm_eps", "1e-05", "1e-05"},
-    {"rotary_pct|partial_rotary_factor|rope_parameters.partial_rotary_factor", "1", "0.25"},
-    {"rotary_emb_base|rope_theta|rope_parameters.rope_theta", "10000", "10000"},
-    {"rope_parameters.rope_type", "\"default\"", "\"default\""},
-    {"rope_scaling", "null", "null"},
+    {{"model_type"}, "\"gpt_neox\"|\"gpt_neox_moe\"", "\"gpt_neox\""},
+    {{"hidden_act"}, "\"gelu_pytorch_tanh\"|\"gelu_new\"|\"gelu_fast\"", "\"gelu\""},         /* GELU's tanh form */
+    {{"use_parallel_residual"}, "false", "true"},
+    {{"tie_word_embeddings"}, "true", "false"},
+    {{"attention_bias"}, "true", "true"},
+    {{"layer_norm_eps"}, "1e-05", "1e-05"},
+    {{"rotary_pct", "partial_rotary_factor"}, "1", "0.25"},
+    {{"rotary_emb_base", "rope_theta"}, "10000", "10000"},
+    {{"rope_type"}, "\"default\"", "\"default\""},
+    {{"rope_scaling"}, "null", "null"},
 };
 
-static bool is_listed(const char *list, const char *text)
+/* Fails unless each name's value is `ours`, or one of its words in quotes. */
+static void check_key(const cJSON *config, const char *path, const char *const key[2], const char *ours,
+                      const char *standard)
 {
-    const size_t length = strlen(text);
-
-    for (; *list; list += strcspn(list, "|"), list += *list == '|')
-        if (strcspn(list, "|") == length && !strncmp(list, text, length))
-            return true;
-    return false;
-}
-
-static void check_key(const cJSON *config, const char *path, const char *keys, const char *ours, const char *standard)
-{
+    const cJSON *of_rope = cJSON_GetObjectItemCaseSensitive(config, "rope_parameters");
     bool there = false;
 
-    for (const char *k = keys; *k; k += strcspn(k, "|"), k += *k == '|') {
-        char key[64];
-        snprintf(key, sizeof key, "%.*s", (int)strcspn(k, "|"), k);
-        char *member = strchr(key, '.');        /* "rope_parameters.rope_theta": a key of an object */
-        if (member)
-            *member++ = 0;
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, key);
-        value = member ? cJSON_GetObjectItemCaseSensitive(value, member) : value;
+    for (int i = 0; i < 4 && key[i / 2]; i++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(i % 2 ? of_rope : config, key[i / 2]);
         if (!value || cJSON_IsNull(value))      /* null means missing */
             continue;
         char *is = cJSON_PrintUnformatted(value);
         there = true;
-        if (!is_listed(ours, is))
-            fail("%s: \"%s\" is %s, but must be %s: that is what these programs compute", path, member ? member : key,
-                 is, ours);
+        if (strcmp(ours, is) && !(is[0] == '"' && strstr(ours, is)))
+            fail("%s: \"%s\" is %s, but must be %s: that is what these programs compute", path, key[i / 2], is, ours);
         free(is);
     }
-    if (!there && !is_listed(ours, standard))
-        fail("%s: \"%.*s\" is missing, which to Hugging Face means %s, but must be %s: that is what these programs "
-             "compute", path, (int)strcspn(keys, "|"), keys, standard, ours);
+    if (!there && strcmp(ours, standard))
+        fail("%s: \"%s\" is missing, which to Hugging Face means %s, but must be %s: that is what these programs "
+             "compute", path, key[0], standard, ours);
 }
 
 static int64_t json_integer(const cJSON *json, const char *path, const char *name)
@@ -263,10 +254,9 @@ static bool config_check(const char *path, Config c)
     const bool mixture = cJSON_HasObjectItem(config, "num_local_experts");
     const int64_t experts = mixture ? json_integer(config, path, "num_local_experts") : 0;
     const int64_t top_k = mixture ? json_integer(config, path, "num_experts_per_tok") : 0;
-    char width[16];
 
     for (size_t i = 0; i < sizeof config_keys / sizeof *config_keys; i++)
-        check_key(config, path, config_keys[i].keys, config_keys[i].ours, config_keys[i].standard);
+        check_key(config, path, config_keys[i].key, config_keys[i].ours, config_keys[i].standard);
     const int64_t layers = json_integer(config, path, "num_hidden_layers");
     const int64_t hidden = json_integer(config, path, "hidden_size");
     const int64_t heads = json_integer(config, path, "num_attention_heads");
@@ -281,8 +271,8 @@ static bool config_check(const char *path, Config c)
     if (!mixture && c.experts && c.expert_width != 4 * c.hidden)
         fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
              path, 4 * c.hidden, c.expert_width);
-    snprintf(width, sizeof width, "%d", c.experts ? c.expert_width : 4 * c.hidden);
-    check_key(config, path, "intermediate_size", width, "24576");
+    check_key(config, path, (const char *[2]){"intermediate_size"},
+              format_text("%d", c.experts ? c.expert_width : 4 * c.hidden), "24576");
     cJSON_Delete(config);
     return !mixture && c.experts;
 }
@@ -290,13 +280,11 @@ static bool config_check(const char *path, Config c)
 static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
 {
     cJSON *json = cJSON_CreateObject();
-    char seed[32];
 
-    snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);   /* cJSON's numbers are doubles */
     cJSON_AddNumberToObject(json, "step", s->step);
     cJSON_AddNumberToObject(json, "tokens", s->tokens);
     cJSON_AddNumberToObject(json, "optimizer_step", s->optimizer_step);
-    cJSON_AddStringToObject(json, "seed", seed);
+    cJSON_AddStringToObject(json, "seed", format_text("%llu", (unsigned long long)s->seed));    /* numbers: doubles */
     for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++)
         cJSON_AddNumberToObject(json, k->name, *k->value);
     cJSON_AddItemToObject(json, "arguments", cJSON_CreateStringArray((const char *const *)argv, argc));
@@ -324,37 +312,33 @@ static bool has_others(const char *directory)
 
 void checkpoint_claim(const char *directory)
 {
-    char *tmp = beside(directory, ".tmp"), *lock = beside(directory, ".lock");
+    const char *lock = beside(directory, ".lock");
+    struct stat s;
 
-    if (comm_rank(world) == 0) {
-        const int file = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0644);        /* stays open until the program ends */
-        struct stat s;
-        if (file < 0)
-            fail("--save %s cannot be written: %s: %s", directory, lock, strerror(errno));
-        if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)     /* some file systems have no locks */
-            fail("--save %s: another program is saving there (it holds %s); use another name", directory, lock);
-        if ((stat(directory, &s) == 0 && !S_ISDIR(s.st_mode)) || has_others(directory) || has_others(tmp))
-            fail("--save %s: expected a checkpoint or a new directory, because the next checkpoint replaces it, but it "
-                 "is a file or has other files; use another name, or move them out", directory);
-    }
-    free(lock);
-    free(tmp);
+    if (comm_rank(world))
+        return;
+    const int file = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0644);    /* stays open until the program ends */
+    if (file < 0)
+        fail("--save %s cannot be written: %s: %s", directory, lock, strerror(errno));
+    if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)         /* some file systems have no locks */
+        fail("--save %s: another program is saving there (it holds %s); use another name", directory, lock);
+    if ((stat(directory, &s) == 0 && !S_ISDIR(s.st_mode)) || has_others(directory)
+        || has_others(beside(directory, ".tmp")))
+        fail("--save %s: expected a checkpoint or a new directory, because the next checkpoint replaces it, but it is a "
+             "file or has other files; use another name, or move them out", directory);
 }
 
 static void remove_checkpoint(const char *directory)
 {
-    for (int i = 0; i < FILES; i++) {
-        char *path = new_text("%s/%s", directory, files[i]);
-        unlink(path);
-        free(path);
-    }
+    for (int i = 0; i < FILES; i++)
+        unlink(path_of(directory, i));
     rmdir(directory);
 }
 
 /* At every moment DIR is a complete checkpoint, or DIR.old is one and DIR is missing. */
 static void replace(const char *finished, const char *directory)
 {
-    char *old = beside(directory, ".old"), *place = beside(directory, "");
+    const char *old = beside(directory, ".old"), *place = beside(directory, "");
 
     if (access(place, F_OK) == 0) {
         remove_checkpoint(old);
@@ -364,31 +348,27 @@ static void replace(const char *finished, const char *directory)
         fail("--save: %s could not be renamed to %s (%s may be the one before): %s", finished, place, old,
              strerror(errno));
     remove_checkpoint(old);
-    free(old);
-    free(place);
 }
 
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
 {
     const int count = optimizer->layout->parameters;
     SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
-    char *tmp = beside(directory, ".tmp"), *path[FILES];
+    const char *tmp = beside(directory, ".tmp");
 
-    for (int i = 0; i < FILES; i++)
-        path[i] = new_text("%s/%s", tmp, files[i]);
     state.optimizer_step = optimizer->step;
     if (comm_rank(world) == 0) {
         if (mkdir(tmp, 0755) && errno != EEXIST)
             fail("--save %s: %s cannot be made: %s", directory, tmp, strerror(errno));
-        json_write(path[CONFIG], config_json(optimizer->layout->config));
-        json_write(path[TRAINER], trainer_json(&state, argc, argv));
+        json_write(path_of(tmp, CONFIG), config_json(optimizer->layout->config));
+        json_write(path_of(tmp, TRAINER), trainer_json(&state, argc, argv));
     }
     tensors_of(optimizer->layout, "", tensors);
-    Safetensors model = create_shared(path[MODEL], tensors, count);
+    Safetensors model = create_shared(path_of(tmp, MODEL), tensors, count);
     write_shards(&model, 0, optimizer, PARAMS);
     safetensors_close(&model);
     tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
-    Safetensors moments = create_shared(path[OPTIMIZER], tensors, 2 * count);
+    Safetensors moments = create_shared(path_of(tmp, OPTIMIZER), tensors, 2 * count);
     write_shards(&moments, 0, optimizer, MOMENT_M);
     write_shards(&moments, count, optimizer, MOMENT_V);
     safetensors_close(&moments);
@@ -397,92 +377,75 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     if (comm_rank(world) == 0)
         replace(tmp, directory);
     comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
-    for (int i = 0; i < FILES; i++)
-        free(path[i]);
-    free(tmp);
     free(tensors);
 }
 
 /* ---- Loading ---- */
 
 /* Where the checkpoint is: DIR; or DIR.old, if a program was killed while it replaced DIR. */
-static char *place_of(const char *directory)
+static const char *place_of(const char *directory)
 {
-    char *place = beside(directory, ""), *old = beside(directory, ".old");
+    const char *place = beside(directory, ""), *old = beside(directory, ".old");
 
-    if (access(place, F_OK) && access(old, F_OK))
-        fail("--load %s: there is no such checkpoint", directory);
-    if (access(place, F_OK) == 0) {
-        free(old);
+    if (access(place, F_OK) == 0)
         return place;
-    }
+    if (access(old, F_OK))
+        fail("--load %s: there is no such checkpoint", directory);
     print_rank_0("%s is missing, but %s is there: a program was stopped while it saved; loading that one\n", place, old);
-    free(place);
     return old;
 }
 
 void checkpoint_open(const char *directory, Config config, TrainState *s)
 {
-    char *place = place_of(directory), *config_path = new_text("%s/%s", place, files[CONFIG]);
-    char *path = new_text("%s/%s", place, files[TRAINER]);
+    const char *place = place_of(directory), *path = path_of(place, TRAINER), *moments = path_of(place, OPTIMIZER);
+    char *end = "?";
 
-    s->upcycled = config_check(config_path, config);
-    char *moments = new_text("%s/%s", place, files[OPTIMIZER]);
+    s->upcycled = config_check(path_of(place, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
         fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",
              s->weights_only ? path : moments, files[TRAINER], files[OPTIMIZER]);
-    free(moments);
-    if (!s->weights_only) {
-        cJSON *trainer = json_read(path);
-        const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
-        char *end = "?";
-        s->step = json_integer(trainer, path, "step");
-        s->tokens = json_integer(trainer, path, "tokens");
-        s->optimizer_step = json_integer(trainer, path, "optimizer_step");
-        if (cJSON_IsString(seed) && seed->valuestring[0] >= '0' && seed->valuestring[0] <= '9')
-            s->seed = strtoull(seed->valuestring, &end, 10);
-        if (*end)
-            fail("%s: \"seed\": expected an integer from 0 to 2^64 - 1 in quotes, got %s", path,
-                 seed ? cJSON_PrintUnformatted(seed) : "nothing");
-        cJSON_Delete(trainer);
-    }
-    free(place);
-    free(config_path);
-    free(path);
+    if (s->weights_only)
+        return;
+    cJSON *trainer = json_read(path);
+    const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
+    s->step = json_integer(trainer, path, "step");
+    s->tokens = json_integer(trainer, path, "tokens");
+    s->optimizer_step = json_integer(trainer, path, "optimizer_step");
+    if (cJSON_IsString(seed) && seed->valuestring[0] >= '0' && seed->valuestring[0] <= '9')
+        s->seed = strtoull(seed->valuestring, &end, 10);
+    if (*end)
+        fail("%s: \"seed\": expected an integer from 0 to 2^64 - 1 in quotes, got %s", path,
+             seed ? cJSON_PrintUnformatted(seed) : "nothing");
+    cJSON_Delete(trainer);
 }
 
 /* Opens model.safetensors; or, if there is none, the files that its index names: {"weight_map": {NAME: FILE, ...}}. */
 static Files open_model(const char *place)
 {
-    char *whole = new_text("%s/%s", place, files[MODEL]), *index = new_text("%s.index.json", whole);
-    Files f = {0};
+    const char *whole = path_of(place, MODEL), *index = format_text("%s.index.json", whole);
+    const bool in_shards = access(whole, F_OK) && access(index, F_OK) == 0;
+    cJSON *json = in_shards ? json_read(index) : NULL, *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map");
+    Files f = {.file = host_alloc((cJSON_GetArraySize(map) + 1) * sizeof *f.file, "a model")};
+    const cJSON *entry;
 
-    if (access(whole, F_OK) == 0 || access(index, F_OK)) {
-        f.file = host_alloc(sizeof *f.file, "a model");
+    if (!in_shards)
         f.file[f.count++] = safetensors_open(whole);
-    } else {
-        cJSON *json = json_read(index), *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map");
-        const cJSON *entry;
-        f.file = host_alloc((cJSON_GetArraySize(map) + 1) * sizeof *f.file, "a model");
-        cJSON_ArrayForEach(entry, map) {
-            if (!cJSON_IsString(entry) || strchr(entry->valuestring, '/'))
-                fail("%s: %s: expected the name of a file in the same directory, got %s", index, entry->string,
-                     cJSON_PrintUnformatted(entry));
-            char *path = new_text("%s/%s", place, entry->valuestring);
-            bool known = false;
-            for (int i = 0; i < f.count; i++)
-                known |= !strcmp(f.file[i].path, path);
-            if (!known)
-                f.file[f.count++] = safetensors_open(path);
-            free(path);
-        }
-        if (!f.count)
-            fail("%s: \"weight_map\" must be an object that names a file for each tensor", index);
-        cJSON_Delete(json);
+    cJSON_ArrayForEach(entry, map) {
+        if (!cJSON_IsString(entry) || strchr(entry->valuestring, '/'))
+            fail("%s: %s: expected the name of a file in the same directory, got %s", index, entry->string,
+                 cJSON_PrintUnformatted(entry));
+        char *path = new_text("%s/%s", place, entry->valuestring);
+        bool known = false;
+        for (int i = 0; i < f.count; i++)
+            known |= !strcmp(f.file[i].path, path);
+        if (!known)
+            f.file[f.count++] = safetensors_open(path);
+        free(path);
     }
-    free(whole);
-    free(index);
+    if (!f.count)
+        fail("%s: \"weight_map\" must be an object that names a file for each tensor", index);
+    cJSON_Delete(json);
     return f;
 }
 
@@ -510,8 +473,7 @@ static void read_saved_values(const char *path, const TrainState *state)
 
 void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state)
 {
-    char *place = place_of(directory), *path = new_text("%s/%s", place, files[OPTIMIZER]);
-    char *trainer = new_text("%s/%s", place, files[TRAINER]);
+    const char *place = place_of(directory), *path = path_of(place, OPTIMIZER), *trainer = path_of(place, TRAINER);
     Files model = open_model(place);
 
     read_shards(&model, "", optimizer, PARAMS, state->upcycled);
@@ -524,9 +486,6 @@ void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *
         optimizer->step = state->optimizer_step;
         read_saved_values(trainer, state);
     }
-    free(place);
-    free(path);
-    free(trainer);
 }
 
 /* ---- The dump ---- */

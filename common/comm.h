@@ -24,6 +24,12 @@ typedef enum {
 
 extern Comm *world;                             /* all ranks */
 
+/* This rank among those of its machine. cores: for this rank, those that the machine's ranks may use divided by the
+ * ranks, but at most those that it is bound to; 0: unknown. */
+extern struct CommLocal {
+    int rank, size, cores;
+} comm_local;
+
 /* ---- groups ---- */
 
 /* Splits comm into one group per color; each group orders its ranks as comm does. A rank with color < 0 joins no group
@@ -33,30 +39,20 @@ int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
 const char *comm_name(const Comm *comm);
 const Comm *comm_next(const Comm *comm);        /* the group that this rank joined next, from world on; NULL: none */
-int comm_local_rank(void);                      /* this rank's number on this machine, from 0 */
-int comm_local_size(void);                      /* ranks on this machine */
-int comm_local_threads(void);                   /* CPU cores for this rank: those that this machine's ranks may use, per
-                                                 * rank, but at most those that it is bound to; 0: unknown */
 Range comm_shard(const Comm *comm, int64_t count);      /* this rank's shard of `count` elements, by range_split */
 
 /* ---- collectives: all ranks of the group call them in the same order, with the same counts ----
  * A shard may lie inside the full tensor, at its own place (in place). After an in-place reduce_scatter the other
- * ranks' shards are undefined. In a group of one rank each is a copy, or nothing. */
-void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce);
-void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in);    /* out: this rank's shard of the sum of all ranks' in */
-void comm_all_gather(Comm *comm, Tensor out, Tensor in);        /* in: this rank's shard of out */
-void comm_all_to_all(Comm *comm, Tensor out, Tensor in);        /* in's block i goes to rank i, out's block i comes from
-                                                                 * it; blocks are equal; out and in do not overlap */
-void comm_broadcast(Comm *comm, Tensor t, int root);
-void comm_barrier(Comm *comm);
-
-/* ---- asynchronous: start the same collectives and point-to-point transfers ----
- * Leave the buffers alone until comm_wait. With --check, starting a collective waits until all ranks of the group have
- * called it. */
+ * ranks' shards are undefined. In a group of one rank each is a copy, or nothing.
+ *
+ * comm_start_ starts one: leave its buffers alone until comm_wait. With --check, the start waits until all ranks of the
+ * group have called it. */
 Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce);
-Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);
-Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);
-Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);
+Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);  /* out: this rank's shard of the sum of all in */
+Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);      /* in: this rank's shard of out */
+Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);      /* in's block i goes to rank i, out's block i
+                                                                         * comes from it; blocks are equal; out and in
+                                                                         * do not overlap */
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
 
 /* Starts a send to, or a receive from, a neighbour in the ring of the group's ranks. Receives must be posted in the
@@ -72,6 +68,15 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in);
 /* Waits until the buffers may be used, and sets *request to NULL; does nothing if it is NULL. With NCCL the GPU's
  * stream waits and the host continues: operators that are called from now on find the buffers ready. */
 void comm_wait(Request **request);
+
+/* The same collectives, waited for at once. */
+#define comm_all_reduce(comm, t, reduce) comm_complete(comm_start_all_reduce(comm, t, reduce))
+#define comm_reduce_scatter(comm, out, in) comm_complete(comm_start_reduce_scatter(comm, out, in))
+#define comm_all_gather(comm, out, in) comm_complete(comm_start_all_gather(comm, out, in))
+#define comm_all_to_all(comm, out, in) comm_complete(comm_start_all_to_all(comm, out, in))
+#define comm_broadcast(comm, t, root) comm_complete(comm_start_broadcast(comm, t, root))
+void comm_complete(Request *request);           /* comm_wait for a request that has no variable */
+void comm_barrier(Comm *comm);
 
 /* ---- numbers on the host: losses, norms, flags; no traffic is counted ---- */
 double comm_sum(Comm *comm, double x);          /* adds in the order of ranks: the same bits on all */
@@ -102,9 +107,7 @@ void comm_stats_reset(void);                    /* starts a new step */
 /* Seconds of the current step in which this host only waited, for transfers and for numbers of other ranks. Transfers
  * that overlap with computation are not included. */
 double comm_waited(void);
-
-/* --pretend: the seconds of comm_waited that real transfers took beyond their simulated time. */
-double comm_pretend_overrun(void);
+double comm_pretend_overrun(void);              /* --pretend: of these, what transfers took beyond their simulated time */
 
 /* ---- start and end of the program ---- */
 

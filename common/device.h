@@ -12,10 +12,6 @@
 
 #include "tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- start, and what the device is ---- */
 
 /* Sets environment variables that libraries read before main, and may exec the program again. Call it first of all,
@@ -80,9 +76,5 @@ void device_range_end(void);
 
 /* Seconds of a monotonic clock. */
 double clock_seconds(void);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -4,10 +4,6 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Prints the line and ends the program on all ranks: with status 1, or 2 for an invalid command line. Mistakes that
  * several ranks find at once are printed by the lowest: the others wait a second or two before they print. */
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
@@ -25,9 +21,5 @@ char *new_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void error_set_program(const char *program);
 void error_set_rank(int rank, void (*end)(int status));         /* end: ends all ranks; NULL: there is one */
 const char *error_name(void);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

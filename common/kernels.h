@@ -6,10 +6,6 @@
 
 #include "ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Declares the kernel of an operator, with the same arguments. */
 #define KERNEL(operator_name) __typeof__(operator_name) operator_name##_kernel
 
@@ -31,9 +27,5 @@ void rope_kernel(Tensor qkv, Tensor rope, bool back);
 /* out = x + sum over a row's slots of gate * the slot's row; gates NONE: 1. out may be x. */
 void combine_kernel(Tensor out, Tensor x, Tensor slots, Tensor gates, Tensor slot);
 void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

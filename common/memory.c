@@ -57,12 +57,11 @@ void memory_estimate(Category category, double bytes, const char *formula)
 
 const char *memory_in_use(void)
 {
-    static char text[256];
-    int at = snprintf(text, sizeof text, "%s in use", bytes_text(used));
+    const char *text = format_text("%s in use", bytes_text(used));
 
     for (int c = 0; c < MEM_CATEGORIES; c++)
         if (entry[c].used)
-            at += snprintf(text + at, sizeof text - at, ", %s %s", memory_name[c], bytes_text(entry[c].used));
+            text = format_text("%s, %s %s", text, memory_name[c], bytes_text(entry[c].used));
     return text;
 }
 

@@ -7,10 +7,6 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum {
     MEM_PARAMETERS, MEM_MASTER, MEM_GRADIENTS, MEM_OPTIMIZER, MEM_ACTIVATIONS, MEM_COMMUNICATION, MEM_WORKSPACE,
     MEM_CATEGORIES
@@ -36,11 +32,7 @@ void memory_predict(Category category, double bytes);
 /* Adds to the bytes that the playbook's formula gives for a category. */
 void memory_estimate(Category category, double bytes, const char *formula);
 
-const char *memory_in_use(void);                /* "3.1 GB in use, parameters 0.5 GB, ...": a static buffer */
+const char *memory_in_use(void);                /* "3.1 GB in use, parameters 0.5 GB, ..." */
 const char *memory_remedy(Category category);   /* the options that make a category smaller */
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

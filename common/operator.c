@@ -8,6 +8,7 @@
 #include "comm.h"
 #include "device.h"
 #include "error.h"
+#include "print.h"
 #include "trace.h"
 
 enum { OPERATORS = 64 };
@@ -119,16 +120,11 @@ static const char *unmet;               /* op_require's rule that the operands b
 
 static _Noreturn void refuse(const char *name, const char *takes, const Operands *o)
 {
-    char text[1024] = "";
+    const char *text = "";
 
-    for (int i = 0; i < o->count; i++) {
-        const Tensor t = o->t[i];
-        char *one = tensor_describe(t);
-        const size_t at = strlen(text);
-        snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "", t.data ? one : "none",
-                 t.data ? dtype_name(t.dtype) : "");
-        free(one);
-    }
+    for (int i = 0; i < o->count; i++)
+        text = format_text("%s%s%s%s", text, i ? ", " : "", o->t[i].data ? tensor_describe(o->t[i]) : "none ",
+                           o->t[i].data ? format_text(" %s", dtype_name(o->t[i].dtype)) : "");
     fail("%s: %s; but it takes %s%s%s", name, text, takes, unmet ? ", and " : "", unmet ? unmet : "");
 }
 

@@ -40,6 +40,13 @@ void op_end(void);
     } while (0)
 #define OP(name, flops, takes, ...) OP_CALL(name##_kernel(__VA_ARGS__), #name, flops, takes, __VA_ARGS__)
 
+/* Defines an operator that only calls its kernel, with the same arguments. */
+#define OPERATOR(name, parameters, flops, takes, ...) \
+    void name parameters \
+    { \
+        OP(name, flops, takes, __VA_ARGS__); \
+    }
+
 void op_require(bool fits, const char *rule);   /* before op_begin: a rule that `takes` cannot state */
 void op_reads(const char *name, const char *takes, Tensor t);      /* before op_begin: one operand of a list */
 bool is_stored(DType dtype);                    /* REAL, BF16 or F16 */

@@ -52,51 +52,27 @@ void tensor_add(Tensor to, Tensor from)
     OP_CALL(tensor_add_kernel(to, from), "add", 0, "+to N REAL; from N", to, from);
 }
 
-void transpose_rows(Tensor out, Tensor in)
-{
-    OP(transpose_rows, 0, "=out Y,X,W; in X,Y,W", out, in);
-}
+OPERATOR(transpose_rows, (Tensor out, Tensor in), 0, "=out Y,X,W; in X,Y,W", out, in)
 
 /* ---- embedding, LayerNorm, linear ---- */
 
-void embedding_forward(Tensor out, Tensor ids, Tensor weight)
-{
-    OP(embedding_forward, 0, "=out R,H; ids R I32; weight V,H", out, ids, weight);
-}
-
-void embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
-{
-    OP(embedding_backward, 0, "+d_weight V,H G; d_out R,H; ids R I32", d_weight, d_out, ids);
-}
-
-void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
-{
-    OP(layernorm_forward, 0, "=out R,H; =stats R,2 REAL; x R,H; weight H; bias H", out, stats, x, weight, bias);
-}
-
-void layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats, Tensor weight)
-{
-    OP(layernorm_backward, 0, "+d_x R,H; +d_weight H G; +d_bias H G; d_out R,H; x R,H; stats R,2 REAL; weight H",
-       d_x, d_weight, d_bias, d_out, x, stats, weight);
-}
-
-void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
-{
-    OP(linear_forward, 2.0 * tensor_count(out) * tensor_width(x), "=out R,M; x R,K; weight M,K; ?bias M",
-       out, x, weight, bias);
-}
-
-void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
-{
-    OP(linear_backward_input, 2.0 * tensor_count(d_out) * tensor_width(d_x), "=d_x R,K; d_out R,M; weight M,K",
-       d_x, d_out, weight);
-}
-
-void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
-{
-    OP(linear_backward_weight, 2.0 * tensor_count(d_out) * tensor_width(x),
-       "+d_weight M,K G; +?d_bias M G; d_out R,M; x R,K", d_weight, d_bias, d_out, x);
-}
+OPERATOR(embedding_forward, (Tensor out, Tensor ids, Tensor weight),
+         0, "=out R,H; ids R I32; weight V,H", out, ids, weight)
+OPERATOR(embedding_backward, (Tensor d_weight, Tensor d_out, Tensor ids),
+         0, "+d_weight V,H G; d_out R,H; ids R I32", d_weight, d_out, ids)
+OPERATOR(layernorm_forward, (Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias),
+         0, "=out R,H; =stats R,2 REAL; x R,H; weight H; bias H", out, stats, x, weight, bias)
+OPERATOR(layernorm_backward,
+         (Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats, Tensor weight),
+         0, "+d_x R,H; +d_weight H G; +d_bias H G; d_out R,H; x R,H; stats R,2 REAL; weight H",
+         d_x, d_weight, d_bias, d_out, x, stats, weight)
+OPERATOR(linear_forward, (Tensor out, Tensor x, Tensor weight, Tensor bias),
+         2.0 * tensor_count(out) * tensor_width(x), "=out R,M; x R,K; weight M,K; ?bias M", out, x, weight, bias)
+OPERATOR(linear_backward_input, (Tensor d_x, Tensor d_out, Tensor weight),
+         2.0 * tensor_count(d_out) * tensor_width(d_x), "=d_x R,K; d_out R,M; weight M,K", d_x, d_out, weight)
+OPERATOR(linear_backward_weight, (Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x),
+         2.0 * tensor_count(d_out) * tensor_width(x), "+d_weight M,K G; +?d_bias M G; d_out R,M; x R,K",
+         d_weight, d_bias, d_out, x)
 
 /* ---- fp8 ---- */
 
@@ -150,18 +126,12 @@ void rope_backward(Tensor d_qkv, Tensor rope)
 
 /* ---- attention ---- */
 
-void attention_forward(Tensor out, Tensor probs, Tensor qkv)
-{
-    OP(attention_forward, 4.0 * tensor_count(out) * probs.shape[2], "=out B*T,A*D; =probs B,A,T,T; qkv B*T,3*A*D",
-       out, probs, qkv);
-}
-
-void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
-{
-    OP(attention_backward, 8.0 * tensor_count(d_out) * probs.shape[2],
-       "=d_qkv B*T,3*A*D; =d_probs B,A,T,T; d_out B*T,A*D; qkv B*T,3*A*D; probs B,A,T,T",
-       d_qkv, d_probs, d_out, qkv, probs);
-}
+OPERATOR(attention_forward, (Tensor out, Tensor probs, Tensor qkv),
+         4.0 * tensor_count(out) * probs.shape[2], "=out B*T,A*D; =probs B,A,T,T; qkv B*T,3*A*D", out, probs, qkv)
+OPERATOR(attention_backward, (Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs),
+         8.0 * tensor_count(d_out) * probs.shape[2],
+         "=d_qkv B*T,3*A*D; =d_probs B,A,T,T; d_out B*T,A*D; qkv B*T,3*A*D; probs B,A,T,T",
+         d_qkv, d_probs, d_out, qkv, probs)
 
 static int64_t pairs;
 
@@ -199,33 +169,18 @@ void attention_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores,
             d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta);
 }
 
-void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse)
-{
-    OP(attention_merge, 0, "+out R,D REAL; +lse R,1 REAL; block_out R,D REAL; block_lse R,1 REAL",
-       out, lse, block_out, block_lse);
-}
-
-void attention_delta(Tensor delta, Tensor d_out, Tensor out)
-{
-    OP(attention_delta, 0, "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out);
-}
+OPERATOR(attention_merge, (Tensor out, Tensor lse, Tensor block_out, Tensor block_lse),
+         0, "+out R,D REAL; +lse R,1 REAL; block_out R,D REAL; block_lse R,1 REAL", out, lse, block_out, block_lse)
+OPERATOR(attention_delta, (Tensor delta, Tensor d_out, Tensor out),
+         0, "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out)
 
 /* ---- GELU, residual, cross-entropy ---- */
 
-void gelu_forward(Tensor out, Tensor x)
-{
-    OP(gelu_forward, 0, "=out R,F; x R,F", out, x);
-}
-
-void gelu_backward(Tensor d_x, Tensor d_out, Tensor x)
-{
-    OP(gelu_backward, 0, "=d_x R,F; d_out R,F; x R,F", d_x, d_out, x);
-}
-
-void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
-{
-    OP(residual_forward, 0, "=out R,H; x R,H; branch R,H; bias H", out, x, branch, bias);
-}
+OPERATOR(gelu_forward, (Tensor out, Tensor x), 0, "=out R,F; x R,F", out, x)
+OPERATOR(gelu_backward, (Tensor d_x, Tensor d_out, Tensor x),
+         0, "=d_x R,F; d_out R,F; x R,F", d_x, d_out, x)
+OPERATOR(residual_forward, (Tensor out, Tensor x, Tensor branch, Tensor bias),
+         0, "=out R,H; x R,H; branch R,H; bias H", out, x, branch, bias)
 
 void residual_backward(Tensor d_bias, Tensor d_out)
 {
@@ -244,15 +199,9 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
             "=d_logits R,V; logits R,V; lse R REAL; targets R I32", d_logits, logits, lse, targets);
 }
 
-void cross_entropy_max(Tensor max, Tensor logits)
-{
-    OP(cross_entropy_max, 0, "=max R REAL; logits R,V", max, logits);
-}
-
-void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
-{
-    OP(cross_entropy_sums, 0, "=sums R,2 REAL; logits R,V; max R REAL; targets R I32", sums, logits, max, targets);
-}
+OPERATOR(cross_entropy_max, (Tensor max, Tensor logits), 0, "=max R REAL; logits R,V", max, logits)
+OPERATOR(cross_entropy_sums, (Tensor sums, Tensor logits, Tensor max, Tensor targets),
+         0, "=sums R,2 REAL; logits R,V; max R REAL; targets R I32", sums, logits, max, targets)
 
 void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
 {
@@ -323,10 +272,11 @@ void adamw_update(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradien
             params, copy, m, v, gradients, a.scale);
 }
 
-static void read_list(const Tensor *list, int count)
+void square_sum_into(Tensor sum, const Tensor *list, int count)
 {
     for (int i = 0; i < count; i++)
         op_reads("square_sum", "t N G", list[i]);
+    OP_CALL(square_sum_into_kernel(sum, list, count), "square_sum", 0, "=sum 1 F64", sum);
 }
 
 double square_sum(const Tensor *list, int count)
@@ -334,19 +284,10 @@ double square_sum(const Tensor *list, int count)
     double total;
     const Tensor sum = {.data = device_alloc(sizeof total), .dtype = F64};
 
-    read_list(list, count);
-    op_begin("square_sum", 0, "", (Operands){0});
-    square_sum_into_kernel(sum, list, count);
+    square_sum_into(sum, list, count);
     device_download(&total, sum.data, sizeof total);
-    op_end();
     device_free(sum.data, sizeof total);
     return total;
-}
-
-void square_sum_into(Tensor sum, const Tensor *list, int count)
-{
-    read_list(list, count);
-    OP_CALL(square_sum_into_kernel(sum, list, count), "square_sum", 0, "=sum 1 F64", sum);
 }
 
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip)

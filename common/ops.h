@@ -20,10 +20,6 @@
 
 #include "tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- plain memory ---- */
 void tensor_zero(Tensor t);
 void tensor_fill(Tensor t, double value);               /* REAL only */
@@ -162,9 +158,5 @@ void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse)
 void attention_delta(Tensor delta, Tensor d_out, Tensor out);
 int64_t attention_block_queries(void);          /* Q: the most queries that the backend takes at a time */
 int64_t attention_pairs(void);                  /* query-key pairs that attention_block_forward has computed so far */
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

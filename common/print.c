@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static bool enabled = true;
 
@@ -23,57 +24,52 @@ void print_rank_0(const char *format, ...)
     fflush(stdout);
 }
 
+const char *format_text(const char *format, ...)
+{
+    static char *recent[32];
+    static int next;
+    char **text = &recent[next++ % 32], *old = *text;
+    va_list list;
+
+    va_start(list, format);
+    if (vasprintf(text, format, list) < 0)
+        *text = NULL;
+    va_end(list);
+    free(old);
+    return *text ? *text : "";
+}
+
 const char *number_text(int64_t n)
 {
-    static char text[8][32];
-    static int next;
-    char digits[32], *t = text[next++ % 8], *to = t;
-    const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);
-
-    for (int i = 0; i < length; i++) {
-        *to++ = digits[i];
-        if (digits[i] != '-' && i + 1 < length && (length - i - 1) % 3 == 0)
-            *to++ = ',';
-    }
-    *to = 0;
-    return t;
+    if (n > -1000 && n < 1000)
+        return format_text("%lld", (long long)n);
+    return format_text("%s,%03lld", number_text(n / 1000), llabs(n % 1000));
 }
 
 const char *bytes_text(double bytes)
 {
-    static char text[8][32];
-    static int next;
     static const char *const unit[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
-    char *t = text[next++ % 8];
     int u = 0;
 
-    while (u < 6 && (bytes >= 999.5 || bytes <= -999.5)) {
+    for (; u < 6 && fabs(bytes) >= 999.5; u++)
         bytes /= 1000;
-        u++;
-    }
-    snprintf(t, sizeof text[0], u && bytes < 99.95 ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
-    return t;
+    return format_text(u && bytes < 99.95 ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
 }
 
 const char *duration_text(double seconds)
 {
-    static char text[32];
-    const int64_t s = lround(seconds);
+    const long long s = lround(seconds);
 
-    if (s >= 3600)
-        snprintf(text, sizeof text, "%lld:%02d:%02d", (long long)(s / 3600), (int)(s / 60 % 60), (int)(s % 60));
-    else
-        snprintf(text, sizeof text, "%d:%02d", (int)(s / 60), (int)(s % 60));
-    return text;
+    return s < 3600 ? format_text("%lld:%02lld", s / 60, s % 60)
+                    : format_text("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
 }
 
 const char *divisors_text(int n)
 {
-    static char text[1024];             /* enough for 120 divisors, the most that a number below 2^16 has (55440) */
-    int at = 0;
+    const char *text = "1";
 
-    for (int d = 1; d <= n; d++)
+    for (int d = 2; d <= n; d++)
         if (n % d == 0)
-            at += snprintf(text + at, sizeof text - at, "%s%d", d == 1 ? "" : ", ", d);
+            text = format_text("%s, %d", text, d);
     return text;
 }

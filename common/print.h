@@ -1,28 +1,20 @@
-/* Printing for the user: lines that rank 0 prints for all ranks, and numbers in words. The texts are in static buffers:
- * number_text's and bytes_text's are valid until the eighth call after, the others' until the next.
- */
+/* Printing for the user: lines that rank 0 prints for all ranks, and numbers in words. */
 #ifndef PRINT_H
 #define PRINT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Prints to stdout on rank 0, unless --quiet. print_enable sets whether this rank prints; until its first call every
  * rank does. */
 void print_rank_0(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void print_enable(bool yes);
 
+/* Formats a text for a message. It and all texts below stay valid until 32 more have been made. */
+const char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *number_text(int64_t n);             /* "12,345,678" */
 const char *bytes_text(double bytes);           /* "17.3 MB": 1 MB is 10^6 bytes */
 const char *duration_text(double seconds);      /* "1:05:09" */
 const char *divisors_text(int n);               /* "1, 2, 3, 6": the divisors of n, n at most 65536 */
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

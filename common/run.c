@@ -71,10 +71,7 @@ static double peak_flops(void)
 
 static const char *peak_text(void)
 {
-    static char text[64];
-
-    snprintf(text, sizeof text, peak_flops() ? "%.0f GFLOP/s" : "unknown peak, so no MFU,", peak_flops() / 1e9);
-    return text;
+    return peak_flops() ? format_text("%.0f GFLOP/s", peak_flops() / 1e9) : "unknown peak, so no MFU,";
 }
 
 /* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a
@@ -83,7 +80,7 @@ static double trace_start(void)
 {
     const double first = comm_sum(world, comm_rank(world) ? 0 : clock_seconds());
 
-    return comm_local_size() == comm_size(world) ? first : clock_seconds();
+    return comm_local.size == comm_size(world) ? first : clock_seconds();
 }
 
 /* Opens what the run reads, and checks what it will write, before it computes anything. */
@@ -145,8 +142,8 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
         signal(SIGHUP, on_signal);              /* the terminal was closed */
     signal(SIGXFSZ, SIG_IGN);                   /* then a write fails, as it does on a full disk */
     const char *carrier = comm_choose();
-    device_init(comm_local_rank(), comm_local_size(), options.threads ? options.threads : comm_local_threads());
-    if (options.pretend && comm_local_size() < comm_size(world))
+    device_init(comm_local.rank, comm_local.size, options.threads ? options.threads : comm_local.cores);
+    if (options.pretend && comm_local.size < comm_size(world))
         fail_usage("--pretend %s: expected all ranks on one machine, since it compares their clocks; got several",
                    options.pretend);
     /* dumped gradients are for comparing, and TF32 would differ from the CPU in the fourth digit */

@@ -21,24 +21,16 @@ static int element_bytes(const char *dtype)
          : !strcmp(dtype, "F32") ? 4 : !strcmp(dtype, "F16") || !strcmp(dtype, "BF16") ? 2 : 0;
 }
 
-static void read_bytes(const Safetensors *s, int64_t first, int64_t bytes, void *to)
-{
-    for (int64_t done = 0; done < bytes;) {                     /* a call reads at most 2 GB */
-        const ssize_t n = pread(s->file, (char *)to + done, bytes - done, first + done);
-        if (n <= 0)
-            fail("%s: %lld bytes from byte %lld on cannot be read: %s", s->path, (long long)bytes, (long long)first,
-                 n ? strerror(errno) : "the file ends before");
-        done += n;
-    }
-}
-
-static void write_bytes(const Safetensors *s, int64_t first, int64_t bytes, const void *from)
+/* Reads or writes bytes of the file; a call moves at most 2 GB. */
+static void move_bytes(const Safetensors *s, bool write, int64_t first, int64_t bytes, void *data)
 {
     for (int64_t done = 0; done < bytes;) {
-        const ssize_t n = pwrite(s->file, (const char *)from + done, bytes - done, first + done);
+        char *at = (char *)data + done;
+        const ssize_t n = write ? pwrite(s->file, at, bytes - done, first + done)
+                                : pread(s->file, at, bytes - done, first + done);
         if (n <= 0)
-            fail("%s: %lld bytes from byte %lld on cannot be written: %s", s->path, (long long)bytes, (long long)first,
-                 strerror(errno));
+            fail("%s: %lld bytes from byte %lld on cannot be %s: %s", s->path, (long long)bytes, (long long)first,
+                 write ? "written" : "read", n ? strerror(errno) : "the file ends before");
         done += n;
     }
 }
@@ -92,12 +84,12 @@ Safetensors safetensors_open(const char *path)
         fail("%s: %s", path, strerror(errno));
     if (!S_ISREG(status.st_mode))
         fail("%s: expected a file", path);
-    read_bytes(&s, 0, LENGTH_BYTES, &length);
+    move_bytes(&s, false, 0, LENGTH_BYTES, &length);
     if (length > HEADER_LIMIT || (int64_t)length > status.st_size - LENGTH_BYTES)
         fail("%s: expected a header of at most %d bytes, within the file's %lld, got %llu", path, HEADER_LIMIT,
              (long long)status.st_size, (unsigned long long)length);
     char *text = host_alloc(length, path);
-    read_bytes(&s, LENGTH_BYTES, length, text);
+    move_bytes(&s, false, LENGTH_BYTES, length, text);
     cJSON *header = cJSON_ParseWithLength(text, length);
     if (!cJSON_IsObject(header))
         fail("%s: the header is no JSON object", path);
@@ -128,7 +120,7 @@ void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, 
 
     if (first < 0 || (first + count) * size > t->bytes)
         fail("%s: %s ends before element %lld", s->path, t->name, (long long)(first + count));
-    read_bytes(s, t->first_byte + first * size, count * size, stored);
+    move_bytes(s, false, t->first_byte + first * size, count * size, stored);
     if (!strcmp(t->dtype, "I64"))
         memcpy(to, stored, count * size);
     for (int64_t i = 0; i < count && strcmp(t->dtype, "I64"); i++) {
@@ -175,8 +167,8 @@ Safetensors safetensors_create(const char *path, const SafeTensor *tensors, int 
     if (s.file < 0)
         fail("%s cannot be written: %s", path, strerror(errno));
     if (create) {
-        write_bytes(&s, 0, LENGTH_BYTES, &(uint64_t){length});
-        write_bytes(&s, LENGTH_BYTES, length, text);
+        move_bytes(&s, true, 0, LENGTH_BYTES, &(uint64_t){length});
+        move_bytes(&s, true, LENGTH_BYTES, length, text);
     }
     free(text);
     return s;
@@ -186,7 +178,7 @@ void safetensors_write(const Safetensors *s, const SafeTensor *t, int64_t first,
 {
     const int size = element_bytes(t->dtype);
 
-    write_bytes(s, t->first_byte + first * size, count * size, from);
+    move_bytes(s, true, t->first_byte + first * size, count * size, (void *)from);
 }
 
 void safetensors_close(Safetensors *s)

@@ -99,14 +99,11 @@ const char *dtype_name(DType dtype)
     return name[dtype];
 }
 
-char *tensor_describe(Tensor t)
+const char *tensor_describe(Tensor t)
 {
-    char text[256];
-    int at = snprintf(text, sizeof text, "%s is (", t.data || t.name ? t.name : "none");
+    const char *text = format_text("%s is (", t.data || t.name ? t.name : "none");
 
-    for (int i = 0; i < t.dims && at < (int)sizeof text; i++)
-        at += snprintf(text + at, sizeof text - at, "%s%lld", i ? ", " : "", (long long)t.shape[i]);
-    if (at < (int)sizeof text)
-        snprintf(text + at, sizeof text - at, ")");
-    return strdup(text);
+    for (int i = 0; i < t.dims; i++)
+        text = format_text("%s%s%lld", text, i ? ", " : "", (long long)t.shape[i]);
+    return format_text("%s)", text);
 }

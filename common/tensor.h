@@ -7,10 +7,6 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The type that common/ computes in: float, or double in build/cpu64, where parallel configurations are compared. */
 #ifdef REAL64
 typedef double real;
@@ -61,11 +57,6 @@ int64_t tensor_width(Tensor t);                                 /* the last dime
 int dtype_size(DType dtype);                                    /* bytes per element */
 const char *dtype_name(DType dtype);                            /* as in safetensors: "F32", "F8_E4M3" */
 
-/* Returns "qkv is (8, 128, 384)", for messages. The caller frees it. */
-char *tensor_describe(Tensor t);
-
-#ifdef __cplusplus
-}
-#endif
+const char *tensor_describe(Tensor t);                          /* "qkv is (8, 128, 384)", a format_text of print.h */
 
 #endif

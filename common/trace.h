@@ -15,10 +15,6 @@
 #include "memory.h"
 #include "tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Starts recording. Until then the calls below record nothing, and only name ranges for a GPU's profiler. start: time 0
  * of the trace, on clock_seconds's clock, which the ranks of one machine share. */
 void trace_open(int rank, double start);
@@ -42,9 +38,5 @@ void trace_transfer_was(int span, double begin, double end);    /* --pretend: se
 /* For allocate.c. */
 void trace_memory(void);                        /* records the tracked bytes, after a change */
 void trace_allocation(Tensor t, Category category);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -56,14 +56,23 @@ const char *temporary(void)
     return directory;
 }
 
-const char *in_temporary(const char *name)
+const char *in_temporary(const char *format, ...)
 {
     static char path[8][256];
     static int next;
     char *p = path[next++ % 8];
+    const int length = snprintf(p, sizeof path[0], "%s/", temporary());
+    va_list list;
 
-    snprintf(p, sizeof path[0], "%s/%s", temporary(), name);
+    va_start(list, format);
+    vsnprintf(p + length, sizeof path[0] - length, format, list);
+    va_end(list);
     return p;
+}
+
+static const char *place_of(const char *file)
+{
+    return *file == '/' ? file : in_temporary("%s", file);
 }
 
 bool full_tests(void)
@@ -75,11 +84,8 @@ bool full_tests(void)
 
 const char *token_file(int64_t count, int vocab)
 {
-    char name[64];
+    const char *path = in_temporary("tokens_%lld_%d.bin", (long long)count, vocab);
     uint64_t state = 88172645463325252u;
-
-    snprintf(name, sizeof name, "tokens_%lld_%d.bin", (long long)count, vocab);
-    const char *path = in_temporary(name);
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     for (int64_t i = 0; i < count; i++) {
@@ -137,6 +143,7 @@ static Result run_list(const char *format, va_list list)
 
     if (vsnprintf(command, sizeof command, format, list) >= (int)sizeof command)
         fail_msg("a command of more than %zu characters", sizeof command);
+    r.command = strdup(command);
     for (char *at = command; *at;) {
         const char end = *at == '\'' ? *at++ : ' ';
         words[count++] = at;
@@ -178,22 +185,29 @@ Result run(const char *format, ...)
     return r;
 }
 
+void expect(Result r, int status, const char *words)
+{
+    char copy[1024], *rest = copy;
+    bool good = status == FAILS ? r.status != 0 : r.status == status;
+
+    snprintf(copy, sizeof copy, "%s", words);
+    for (char *word; good && (word = strsep(&rest, "|"));)
+        good = strstr(r.out, word) || strstr(r.err, word);
+    if (!good) {
+        fprintf(stderr, "%s%s", r.out, r.err);          /* fail_msg shows only 1,024 characters */
+        fail_msg("status %d from %s, expected %s%d and \"%s\"", r.status, r.command, status == FAILS ? "not " : "",
+                 status == FAILS ? 0 : status, words);
+    }
+    result_free(r);
+}
+
 void run_well(const char *format, ...)
 {
-    char command[1024];
     va_list list;
 
     va_start(list, format);
-    vsnprintf(command, sizeof command, format, list);
+    expect(run_list(format, list), 0, "");
     va_end(list);
-    va_start(list, format);
-    Result r = run_list(format, list);
-    va_end(list);
-    if (r.status) {
-        fprintf(stderr, "%s%s", r.out, r.err);          /* fail_msg shows only 1,024 characters */
-        fail_msg("status %d from %s", r.status, command);
-    }
-    result_free(r);
 }
 
 Result run_function(void (*function)(const void *), const void *argument)
@@ -225,6 +239,7 @@ void result_free(Result r)
 {
     free(r.out);
     free(r.err);
+    free(r.command);
 }
 
 /* ---- Output files ---- */
@@ -233,7 +248,7 @@ int read_column(const char *file, const char *column, double *values, int most)
 {
     char line[4096];
     int at = 0, rows = 0;
-    FILE *f = fopen(file, "r");
+    FILE *f = fopen(place_of(file), "r");
 
     if (!f || !fgets(line, sizeof line, f))
         fail_msg("%s has no header", file);
@@ -254,7 +269,7 @@ int read_column(const char *file, const char *column, double *values, int most)
 
 char *read_file(const char *file)
 {
-    FILE *f = fopen(file, "rb");
+    FILE *f = fopen(place_of(file), "rb");
     char *text = NULL;
     size_t size = 0;
 
@@ -277,9 +292,14 @@ static cJSON *json_item(cJSON *json, const char *path)
     return json;
 }
 
-double json_number(const char *file, const char *path)
+double json_number(const char *file, const char *format, ...)
 {
-    char *text = read_file(file);
+    char path[256], *text = read_file(file);
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(path, sizeof path, format, list);
+    va_end(list);
     cJSON *json = cJSON_Parse(text), *item = json_item(json, path);
 
     if (!cJSON_IsNumber(item))
@@ -328,7 +348,7 @@ double matrix_difference(const double *a, const double *b, int64_t rows, int64_t
 
 static double compare(const char *file_a, const char *file_b, int heads, char *worst, bool by_norm)
 {
-    Safetensors a = safetensors_open(file_a), b = safetensors_open(file_b);
+    Safetensors a = safetensors_open(place_of(file_a)), b = safetensors_open(place_of(file_b));
     double most = 0;
 
     assert_int_equal(a.count, b.count);

@@ -11,7 +11,7 @@
 
 typedef struct {
     int status;                 /* exit status; 128 + signal if a signal ended the program */
-    char *out, *err;            /* standard output and error; freed with result_free */
+    char *out, *err, *command;  /* standard output and error, and what was run; freed with result_free */
     double seconds;
 } Result;
 
@@ -19,7 +19,12 @@ typedef struct {
 Result run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void result_free(Result r);
 
-/* As run, but fails the test and shows the command's output unless its status is 0. */
+/* Fails the test and shows the command's output unless its status is right, or with FAILS any but 0, and it printed all
+ * of these words, which | separates. Frees the result. */
+enum { FAILS = -1 };
+void expect(Result r, int status, const char *words);
+
+/* As run, but expects the status 0. */
 void run_well(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Calls a function, which should end by fail(), in a child process. It has ten seconds and one thread, so that an
@@ -27,9 +32,9 @@ void run_well(const char *format, ...) __attribute__((format(printf, 1, 2)));
 Result run_function(void (*function)(const void *), const void *argument);
 
 /* Returns a directory for this process's files, which is removed at its end. in_temporary returns "DIR/name", in one of
- * eight static buffers. */
+ * eight static buffers. A file below is in this directory too, unless its name begins with a slash. */
 const char *temporary(void);
-const char *in_temporary(const char *name);
+const char *in_temporary(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 bool full_tests(void);          /* make test-full: run all cases */
 
@@ -40,7 +45,7 @@ char *read_file(const char *file);      /* returns the text of a file; the calle
 
 /* Returns a number in a JSON file, by a path like "ranks.0.memory.activations.measured". Fails the test if it is
  * missing. */
-double json_number(const char *file, const char *path);
+double json_number(const char *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Returns the string `name` of entry i of an array in a JSON file, or NULL past its end. The caller frees it. */
 char *json_text(const char *file, const char *array, int i, const char *name);

@@ -15,8 +15,8 @@ typedef struct {
     const char *model;                  /* options of another model than 01's */
 } LayoutCase;
 
-/* Runs both in float64, the configuration with --check; every other call resumes from a checkpoint of 01. Fails the
- * test unless
+/* Runs both in float64, for 4 steps, under full_tests() for 20; the configuration with --check, every other call from a
+ * checkpoint of 01. Fails the test unless
  * - gradients of the first step agree within 1e-10 per tensor (q, k and v separately);
  * - losses, norms and the validation loss agree within 1e-10;
  * - the checkpoint saved at the end is 01's, its tensors within 1e-10;

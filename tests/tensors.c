@@ -2,8 +2,10 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "../common/random.h"
 #include "harness.h"
 
 enum { GUARD = 32, MOST = 128 };        /* elements on either side; tensors at a time */
@@ -32,6 +34,31 @@ Tensor guarded_copy(Tensor t)
     return c;
 }
 
+Tensor zeroed(DType dtype, const char *name, Shape s)
+{
+    const Tensor t = guarded(dtype, name, s);
+
+    tensor_zero(t);
+    return t;
+}
+
+Tensor seeded(DType dtype, DType as, const char *name, Shape s, double scale)
+{
+    const Tensor t = guarded(dtype, name, s), rounded = guarded(as, name, s);
+    real *x = malloc(tensor_count(t) * sizeof *x);
+    uint64_t seed = 0;
+
+    for (const char *c = name; *c; c++)
+        seed = seed * 31 + *c;
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        x[i] = scale * random_normal(seed, 7, 0, i);
+    tensor_from_host(rounded, x);
+    tensor_to_host(x, rounded);
+    tensor_from_host(t, x);
+    free(x);
+    return t;
+}
+
 Tensor empty(const char *name, Shape s)
 {
     return guarded(REAL, name, s);
@@ -58,10 +85,9 @@ void assert_near(Tensor t, const double *expected, double most)
     for (int64_t i = 0; i < tensor_count(t); i++)
         largest = fmax(largest, fabs(expected[i]));
     for (int64_t i = 0; i < tensor_count(t); i++)
-        if (!(fabs(data(t)[i] - expected[i]) <= most * largest)) {
-            char *shape = tensor_describe(t);
-            fail_msg("%s: element %lld is %.17g, not %.17g", shape, (long long)i, (double)data(t)[i], expected[i]);
-        }
+        if (!(fabs(data(t)[i] - expected[i]) <= most * largest))
+            fail_msg("%s: element %lld is %.17g, not %.17g", tensor_describe(t), (long long)i, (double)data(t)[i],
+                     expected[i]);
 }
 
 void guarded_release(void)

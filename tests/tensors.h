@@ -8,6 +8,11 @@
 Tensor guarded(DType dtype, const char *name, Shape s);
 Tensor guarded_copy(Tensor t);
 
+/* The same, of zeros, or of random numbers times `scale`, the same for the same name. They are rounded to `as` first, so
+ * that tensors of REAL and of a small type get the same numbers. */
+Tensor zeroed(DType dtype, const char *name, Shape s);
+Tensor seeded(DType dtype, DType as, const char *name, Shape s, double scale);
+
 Tensor empty(const char *name, Shape s);                /* guarded, of REAL */
 Tensor filled(const char *name, Shape s);               /* with random_number() */
 real *data(Tensor t);                                   /* its elements, if it is of REAL */

@@ -25,7 +25,7 @@ TEST_NAMES := $(sort $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
 CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS))),$(TEST_PROGRAMS))
 STARTS_sweep := $(BUILD)/cpu/sweep
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
-STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(STAGES) parity ladder) $(BUILD)/cpu/parity
+STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(STAGES) parity ladder test_comm) $(BUILD)/cpu/parity
 STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,mistakes ladder 08_fused_kernels)
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 

@@ -8,9 +8,10 @@
 #ifndef FLASH_CUH
 #define FLASH_CUH
 
-#include "../../common/error.h"
 #include "../../common/cuda/kernel.cuh"
+extern "C" {
 #include "../fused.h"
+}
 #include "tensor_cores.cuh"
 
 /* wide: each row of a head begins at a multiple of 16 bytes, and its length in bytes is a multiple of 16. */

@@ -1,6 +1,8 @@
 /* Fused operators with one block per row: residual and LayerNorm, the loss and its gradient. */
 #include "../../common/cuda/kernel.cuh"
+extern "C" {
 #include "../fused.h"
+}
 
 /* Bytes of a row of float in shared memory. Each thread reads only the columns that it wrote: no barrier. */
 static const int64_t MOST_SHARED = 48 << 10;

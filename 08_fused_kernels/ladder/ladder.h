@@ -13,7 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
 #include "../../common/error.h"
+#ifdef __cplusplus
+}
+#endif
 
 enum { LADDER_MOST = 9, LADDER_TIMES = 200 };
 

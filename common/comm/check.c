@@ -19,23 +19,21 @@
 void check_agreement(const Transfer *t, const char *name)
 {
     struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
-    struct Call mine = {t->number, t->op, t->count, t->dtype, t->reduce, t->peer, ""}, *a, *b;
+    struct Call mine = {t->number, t->op, t->count, t->dtype, t->reduce, t->op == BROADCAST ? t->peer : 0, ""}, *a, *b;
     struct Call *all = host_alloc(t->comm->size * sizeof *all, "--check");
-    char text[2][128];
+    const char *text[2];
 
     snprintf(mine.name, sizeof mine.name, "%s", name);
-    mpi_gather(t->comm, all, &mine, sizeof mine);
+    comm_gather_host(t->comm, all, &mine, sizeof mine);
     for (a = all, b = all + 1; b < all + t->comm->size; b++) {
         if (!memcmp(a, b, offsetof(struct Call, name)))
             continue;
         for (int i = 0; i < 2; i++) {
             const struct Call *c = i ? b : a;
-            const int at = snprintf(text[i], sizeof text[i], "%s of %s, %lld %s", comm_op_name[c->op], c->name,
-                                    (long long)c->count, dtype_name(c->dtype));
-            if (c->op == ALL_REDUCE)
-                snprintf(text[i] + at, sizeof text[i] - at, ", %s", c->reduce == SUM ? "SUM" : "MAX");
-            if (c->op == BROADCAST)
-                snprintf(text[i] + at, sizeof text[i] - at, ", from rank %lld", (long long)c->root);
+            const char *more = c->op == ALL_REDUCE ? c->reduce == SUM ? ", SUM" : ", MAX" : "";
+            text[i] = format_text("%s of %s, %lld %s%s", comm_op_name[c->op], c->name, (long long)c->count,
+                                  dtype_name(c->dtype),
+                                  c->op == BROADCAST ? format_text(", from rank %lld", (long long)c->root) : more);
         }
         fail("operation %lld of group %s: rank 0 calls %s, but rank %d %s", (long long)a->operation, t->comm->name,
              text[0], (int)(b - all), text[1]);
@@ -68,23 +66,16 @@ static void *on_host(const void *data, int64_t bytes)
     return host;
 }
 
-/* Fills with a signaling NaN: results that use it are NaN, and any arithmetic on it, even adding 0, changes its
- * bits. */
-static void fill_with_poison(void *host, DType dtype, int64_t count)
+/* Returns signaling NaNs: results that use them are NaN, and any arithmetic on one, even adding 0, changes its bits. */
+static char *poison_for(Tensor t)
 {
     static const uint64_t nan[] = {[F64] = 0x7ff5a5a5a5a5a5a5, [F32] = 0x7fa5a5a5, [BF16] = 0x7fa5, [F16] = 0x7da5,
                                    [E4M3] = 0x7f, [E5M2] = 0x7d, [I32] = 0x7fa5a5a5};
-    const int size = dtype_size(dtype);
+    const int size = dtype_size(t.dtype);
+    char *host = host_alloc(tensor_bytes(t), "--check");
 
-    for (int64_t i = 0; i < count; i++)
-        memcpy((char *)host + i * size, &nan[dtype], size);     /* its low bytes, which come first */
-}
-
-static void *poison_on_host(Tensor t)
-{
-    void *host = host_alloc(tensor_bytes(t), "--check");
-
-    fill_with_poison(host, t.dtype, tensor_count(t));
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        memcpy(host + i * size, &nan[t.dtype], size);           /* its low bytes, which come first */
     return host;
 }
 
@@ -100,12 +91,12 @@ void check_begin(Request *q, Transfer *t)
     if (q->in.data)
         t->in = q->in_copy = copy_of(q->in);
     if (q->written.data) {
-        void *nan = poison_on_host(q->written);
+        char *nan = poison_for(q->written);
         device_upload(q->written.data, nan, tensor_bytes(q->written));
         free(nan);
     }
     t->rendezvous = true;
-    if (t->op < SEND)
+    if (t->op != SEND && t->op != RECV)
         return;
     int32_t *label = t->op == SEND ? q->sent : q->wanted;
     const int32_t own[4] = {t->tag, (int32_t)(t->count >> 31), (int32_t)(t->count & INT32_MAX), t->dtype};
@@ -141,7 +132,7 @@ void check_end(Request *q)
         at = &(*at)->open;
     *at = q->open;
     if (q->written.data) {
-        char *now = on_host(q->written.data, tensor_bytes(q->written)), *nan = poison_on_host(q->written);
+        char *now = on_host(q->written.data, tensor_bytes(q->written)), *nan = poison_for(q->written);
         const int size = dtype_size(q->written.dtype);
         for (int64_t i = 0; i < tensor_count(q->written); i++)
             if (memcmp(now + i * size, nan + i * size, size))

@@ -12,7 +12,8 @@
 #include "transport.h"
 
 const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
-                                              "send", "recv", "sum"};
+                                              "send", "shift", "recv",
+                                              "sum"};
 
 /* ---- Waiting ---- */
 
@@ -91,17 +92,12 @@ double comm_sum(Comm *comm, double x)
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     const double begin = clock_seconds();
-    mpi_gather(comm, all, &x, sizeof x);
+    comm_gather_host(comm, all, &x, sizeof x);
     waited += comm->size > 1 ? clock_seconds() - begin : 0;
     for (int r = 0; r < comm->size; r++)
         sum += all[r];
     free(all);
     return sum;
-}
-
-void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes)
-{
-    mpi_gather(comm, all, mine, bytes);
 }
 
 void comm_barrier(Comm *comm)
@@ -154,7 +150,7 @@ void comm_connect(void)
 {
     for (Comm *c = world; c; c = c->next) {
         bool *all = host_alloc(c->size * sizeof c->used, "what the ranks of a group will send");
-        mpi_gather(c, all, c->used, sizeof c->used);
+        comm_gather_host(c, all, c->used, sizeof c->used);
         for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* some predictions are made on one rank only */
             c->used[i % sizeof c->used] |= all[i];
         free(all);
@@ -214,23 +210,23 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
         link_free = q->when[0] + q->when[1];
     }
     q->clock = mpi_start_host((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
-                                              .out = q->when, .in = q->when, .count = 2, .dtype = F64, .peer = t.peer,
-                                              .tag = t.tag + CLOCK_TAG});
+                                         .out = t.op == SHIFT ? q->arrives : q->when, .in = q->when, .count = 2,
+                                         .dtype = F64, .peer = t.peer, .tag = t.tag + CLOCK_TAG});
 }
 
 /* Starts a transfer of the full tensor `full`. */
 static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor full, Reduce reduce, int peer, int tag)
 {
     Transfer t = {.comm = comm, .op = op, .reduce = reduce, .out = out.data, .in = in.data,
-                  .count = tensor_count(full), .dtype = full.dtype, .peer = peer, .tag = tag,
-                  .shift = tag == SHIFT_TAG};
+                  .count = tensor_count(full), .dtype = full.dtype, .peer = peer, .tag = tag};
+    const bool collective = op != SEND && op != RECV;
     int64_t bytes = 0;
 
-    t.number = comm->operations += op < SEND;   /* collectives only: point-to-point transfers differ between ranks */
+    t.number = comm->operations += collective;  /* point-to-point transfers differ between ranks */
     if (op != RECV) {
         bytes = elements_sent(comm, op, t.count, comm->rank == peer) * dtype_size(t.dtype);
-        comm->calls[op]++;
-        comm->bytes[op] += bytes;
+        comm->calls[op == SHIFT ? SEND : op]++;
+        comm->bytes[op == SHIFT ? SEND : op] += bytes;
     }
     if (comm->size == 1) {                      /* the only shard is the full tensor */
         if (out.data != in.data && in.data)
@@ -239,11 +235,11 @@ static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor full, Re
     }
     Request *q = host_alloc(sizeof *q, "a request");
     q->comm = comm, q->op = op, q->number = t.number, q->peer = peer, q->out = out, q->in = in;
-    if (options.check && op < SEND)
+    if (options.check && collective)
         check_agreement(&t, full.name);
     if (options.check)
         check_begin(q, &t);
-    t.tag &= TAGS - 1;
+    t.tag %= TAGS;
     q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
         pretend_begin(q, t, bytes);
@@ -255,9 +251,7 @@ static void finish(Request *q)
 {
     const double began = clock_seconds();
 
-    if (q->also)
-        finish(q->also);
-    if (q->op >= SEND)
+    if (q->op == SEND || q->op == RECV)
         comm_deadline("waits for a %s %s rank %d of group %s", comm_op_name[q->op], q->op == SEND ? "to" : "from",
                       q->peer, q->comm->name);
     else
@@ -269,15 +263,15 @@ static void finish(Request *q)
     comm_wait_for(&transport_mpi, &q->clock);
     comm_wait_for(comm_transport, &q->handle);
     comm_deadline_met();
-    if (options.pretend)
-        late += fmax(0, clock_seconds() - fmax(began, q->when[0] + q->when[1]));
-    while (options.pretend && clock_seconds() < q->when[0] + q->when[1]) {
+    const double end = fmax(q->when[0] + q->when[1], q->arrives[0] + q->arrives[1]);    /* --pretend; else 0 */
+    late += end ? fmax(0, clock_seconds() - fmax(began, end)) : 0;
+    while (clock_seconds() < end) {
         comm_progress();
         sched_yield();
     }
     trace_transfer_end(q->span);
     if (options.pretend)
-        trace_transfer_was(q->span, q->op >= SEND ? q->begin : q->when[0], q->when[0] + q->when[1]);
+        trace_transfer_was(q->span, q->op >= SEND ? q->begin : q->when[0], end);
     if (options.check)
         check_end(q);
     free(q);
@@ -293,6 +287,11 @@ void comm_wait(Request **request)
     const double begin = clock_seconds();
     finish(q);
     waited += clock_seconds() - begin;
+}
+
+void comm_complete(Request *request)
+{
+    comm_wait(&request);
 }
 
 /* ---- The operations ---- */
@@ -379,39 +378,5 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
 {
     if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
         fail("shift: %s, %s; but both must have the same dtype and count", tensor_describe(out), tensor_describe(in));
-    if (comm->size == 1)
-        return start(comm, SEND, out, in, in, SUM, 0, 0);
-    Request *q = comm_start_send(comm, in, (comm->rank + 1) % comm->size, SHIFT_TAG);
-    q->also = comm_start_recv(comm, out, (comm->rank + comm->size - 1) % comm->size, SHIFT_TAG);
-    return q;
-}
-
-static void wait_for(Request *q)
-{
-    comm_wait(&q);
-}
-
-void comm_all_reduce(Comm *comm, Tensor t, Reduce reduce)
-{
-    wait_for(comm_start_all_reduce(comm, t, reduce));
-}
-
-void comm_reduce_scatter(Comm *comm, Tensor out, Tensor in)
-{
-    wait_for(comm_start_reduce_scatter(comm, out, in));
-}
-
-void comm_all_gather(Comm *comm, Tensor out, Tensor in)
-{
-    wait_for(comm_start_all_gather(comm, out, in));
-}
-
-void comm_all_to_all(Comm *comm, Tensor out, Tensor in)
-{
-    wait_for(comm_start_all_to_all(comm, out, in));
-}
-
-void comm_broadcast(Comm *comm, Tensor t, int root)
-{
-    wait_for(comm_start_broadcast(comm, t, root));
+    return start(comm, SHIFT, out, in, in, SUM, (comm->rank + 1) % comm->size, TAGS - 1);
 }

@@ -19,10 +19,10 @@
 #include "../formats.h"
 #include "../options.h"
 
-int local_rank, local_size, local_cores;
+struct CommLocal comm_local;
 
 typedef struct {
-    MPI_Request request;
+    MPI_Request request[2];     /* the second: a shift's receive */
     MPI_Count *counts;          /* MPI reads them until the transfer is done */
     MPI_Aint *firsts;
     void *out, *in;             /* host copies of a GPU's tensors, or an in-place reduce_scatter's result */
@@ -96,7 +96,7 @@ static int cores_per_rank(MPI_Comm local)
     CPU_ZERO(&mine);
     sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
-    const int cores = CPU_COUNT(&together) / local_size, bound = CPU_COUNT(&mine);
+    const int cores = CPU_COUNT(&together) / comm_local.size, bound = CPU_COUNT(&mine);
     return bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
 }
 
@@ -123,9 +123,9 @@ void mpi_begin(int *argc, char ***argv)
         fail("mpiexec started %s ranks, but MPI shows each a world of one: they belong to different MPI libraries, or to "
              "Ubuntu 24.04's MPICH 4.2.0-5build3, which \"make deps\" repairs", started);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world->rank, MPI_INFO_NULL, &local);
-    MPI_Comm_rank(local, &local_rank);
-    MPI_Comm_size(local, &local_size);
-    local_cores = cores_per_rank(local);
+    MPI_Comm_rank(local, &comm_local.rank);
+    MPI_Comm_size(local, &comm_local.size);
+    comm_local.cores = cores_per_rank(local);
     MPI_Comm_free(&local);
     comm_deadline_met();
 }
@@ -151,12 +151,13 @@ void *mpi_split(Comm *comm, int color, int *rank, int *size)
     return group;
 }
 
-void mpi_gather(Comm *comm, void *all, const void *mine, int64_t bytes)
+void comm_gather_host(Comm *comm, void *all, const void *mine, int64_t bytes)
 {
     Handle *h = host_alloc(sizeof *h, "a transfer");
     void *handle = h;
 
-    MPI_Iallgather_c(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, mpi_of(comm), &h->request);
+    h->request[1] = MPI_REQUEST_NULL;
+    MPI_Iallgather_c(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, mpi_of(comm), h->request);
     comm_deadline("waits for the other ranks' numbers, after operation %lld of group %s", (long long)comm->operations,
                   comm->name);
     comm_wait_for(&transport_mpi, &handle);
@@ -224,9 +225,10 @@ void *mpi_start_host(Transfer t)
     char *out = t.out, *in = t.in;
     Handle *h = host_alloc(sizeof *h, "a transfer");
 
+    h->request[1] = MPI_REQUEST_NULL;
     switch (t.op) {
     case ALL_REDUCE:
-        MPI_Iallreduce_c(MPI_IN_PLACE, out, t.count, type, op_of(&t), mpi, &h->request);
+        MPI_Iallreduce_c(MPI_IN_PLACE, out, t.count, type, op_of(&t), mpi, h->request);
         break;
     case REDUCE_SCATTER:
         split(h, t.comm, t.count);
@@ -236,33 +238,31 @@ void *mpi_start_host(Transfer t)
             h->upload = out, h->bytes = h->counts[t.comm->rank] * size;
             out = h->out = host_alloc(h->bytes, "a shard");
         }
-        MPI_Ireduce_scatter_c(in, out, h->counts, type, op_of(&t), mpi, &h->request);
+        MPI_Ireduce_scatter_c(in, out, h->counts, type, op_of(&t), mpi, h->request);
         break;
     case ALL_GATHER:
         split(h, t.comm, t.count);
         in = in >= out && in < out + t.count * size ? MPI_IN_PLACE : in;
-        MPI_Iallgatherv_c(in, h->counts[t.comm->rank], type, out, h->counts, h->firsts, type, mpi, &h->request);
+        MPI_Iallgatherv_c(in, h->counts[t.comm->rank], type, out, h->counts, h->firsts, type, mpi, h->request);
         break;
     case ALL_TO_ALL:
-        MPI_Ialltoall_c(in, t.count / t.comm->size, type, out, t.count / t.comm->size, type, mpi, &h->request);
+        MPI_Ialltoall_c(in, t.count / t.comm->size, type, out, t.count / t.comm->size, type, mpi, h->request);
         break;
     case BROADCAST:
-        if (t.count * size <= INT32_MAX) {
-            MPI_Ibcast_c(out, t.count, type, t.peer, mpi, &h->request);
-            break;
-        }
-        split(h, t.comm, 0);                /* MPICH 4.0's broadcast fails at this size: all-gather the root's data */
-        h->counts[t.peer] = t.count;
-        MPI_Iallgatherv_c(MPI_IN_PLACE, 0, type, out, h->counts, h->firsts, type, mpi, &h->request);
+        MPI_Ibcast_c(out, t.count, type, t.peer, mpi, h->request);
         break;
     case SEND:
         if (t.rendezvous)
-            MPI_Issend_c(in, t.count, type, t.peer, t.tag, mpi, &h->request);
+            MPI_Issend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
         else
-            MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, &h->request);
+            MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
+        break;
+    case SHIFT:
+        MPI_Irecv_c(out, t.count, type, (t.comm->rank + t.comm->size - 1) % t.comm->size, t.tag, mpi, h->request + 1);
+        MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
         break;
     default:
-        MPI_Irecv_c(out, t.count, type, t.peer, t.tag, mpi, &h->request);
+        MPI_Irecv_c(out, t.count, type, t.peer, t.tag, mpi, h->request);
     }
     return h;
 }
@@ -293,9 +293,10 @@ static void *start(Transfer t)
 static bool done(void *handle)
 {
     Handle *h = handle;
+    MPI_Status unused[2];
     int done;
 
-    MPI_Test(&h->request, &done, MPI_STATUS_IGNORE);
+    MPI_Testall(2, h->request, &done, unused);
     if (!done)
         return false;
     if (h->upload)

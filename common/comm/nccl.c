@@ -58,14 +58,13 @@ typedef struct Move {                   /* a transfer */
 
 /* A communicator with a stream, in which its transfers run one after the other. NCCL has no tags, and runs a
  * communicator's transfers in order: if a send were queued behind a receive, two ranks could wait for each other. So
- * each pair of ranks has a line per direction. A group's collectives have one line, which shifts use too: all ranks
- * start them in the same order, and a shift's send and receive are one operation. */
+ * each pair of ranks has a line per direction. A group's collectives and shifts have one line: all ranks start them in
+ * the same order. */
 typedef struct Line {
     int size;                           /* a pair's is 2, and its sender is rank 0 */
     ncclComm_t nccl;
     cudaStream_t stream;
     Move *first, *last;                 /* not over, or not waited for; in order */
-    Move *half;                         /* the send of a shift whose receive has not started */
     struct Line *next;
 } Line;
 
@@ -81,7 +80,7 @@ static Line *line_of(const Transfer *t)
     const Group *g = c->nccl;
     const int side = t->peer != (c->rank + 1) % c->size;
 
-    return t->op < SEND || t->shift ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
+    return t->op != SEND && t->op != RECV ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
 }
 
 /* Reports NCCL's errors, also those of transfers in flight. */
@@ -168,11 +167,11 @@ static void all_to_all(const Line *l, const Transfer *t, ncclDataType_t type)
     NCCL(ncclGroupEnd());
 }
 
-static void shift(const Line *l, const Transfer *to, const Transfer *from)
+static void shift(const Line *l, const Transfer *t, ncclDataType_t type)
 {
     NCCL(ncclGroupStart());
-    NCCL(ncclSend(to->in, to->count, type_of(to), to->peer, l->nccl, l->stream));
-    NCCL(ncclRecv(from->out, from->count, type_of(from), from->peer, l->nccl, l->stream));
+    NCCL(ncclSend(t->in, t->count, type, t->peer, l->nccl, l->stream));
+    NCCL(ncclRecv(t->out, t->count, type, (t->comm->rank + l->size - 1) % l->size, l->nccl, l->stream));
     NCCL(ncclGroupEnd());
 }
 
@@ -182,10 +181,6 @@ static void call(const Line *l, const Transfer *t)
 
     if (t->count == 0)
         return;
-    if (t->shift) {
-        shift(l, &l->half->t, t);
-        return;
-    }
     switch (t->op) {
     case ALL_REDUCE:
         NCCL(ncclAllReduce(t->out, t->out, t->count, type, t->reduce == SUM ? ncclSum : ncclMax, l->nccl, l->stream));
@@ -204,6 +199,9 @@ static void call(const Line *l, const Transfer *t)
         break;
     case SEND:
         NCCL(ncclSend(t->in, t->count, type, 1, l->nccl, l->stream));
+        break;
+    case SHIFT:
+        shift(l, t, type);
         break;
     default:
         NCCL(ncclRecv(t->out, t->count, type, 0, l->nccl, l->stream));
@@ -266,15 +264,9 @@ static void *start(Transfer t)
         l->first = m;
     l->last = m;
     CUDA(cudaEventRecord(m->ready, device_stream()));
-    if (t.shift && t.op == SEND) {
-        l->half = m;
-        return m;
-    }
     CUDA(cudaStreamWaitEvent(l->stream, m->ready, 0));
     call(l, &t);
     CUDA(cudaEventRecord(m->over, l->stream));
-    if (t.shift)
-        CUDA(cudaEventRecord(l->half->over, l->stream));
     return m;
 }
 
@@ -312,14 +304,7 @@ static void warm(Transfer t)
     t.in = device_alloc(bytes);
     if (!t.out || !t.in)
         fail("not enough memory on the GPU for a first transfer in group %s", t.comm->name);
-    Move *m = start(t), *from = NULL;
-    if (t.shift) {
-        t.op = RECV, t.peer = (t.comm->rank + t.comm->size - 1) % t.comm->size;
-        from = start(t);
-    }
-    done(m);
-    if (from)
-        done(from);
+    done(start(t));
     device_wait();
     progress();
     device_free(t.out, bytes);
@@ -397,14 +382,13 @@ static void connect(Comm *c)
         NCCL(ncclGetUniqueId(&mine.up));
         NCCL(ncclGetUniqueId(&mine.down));
     }
-    mpi_gather(c, all, &mine, sizeof mine);
+    comm_gather_host(c, all, &mine, sizeof mine);
     if (collectives) {
         ((Group *)c->nccl)->collectives = connect_line(c, all[0].group, c->size, c->rank, most);
         warm((Transfer){.comm = c, .op = ALL_REDUCE, .count = c->size, .dtype = F32});
     }
     if (c->used[SHIFT])
-        warm((Transfer){.comm = c, .op = SEND, .count = 1, .dtype = F32, .peer = (c->rank + 1) % c->size,
-                        .shift = true});
+        warm((Transfer){.comm = c, .op = SHIFT, .count = 1, .dtype = F32, .peer = (c->rank + 1) % c->size});
     if (c->used[ALL_TO_ALL])
         warm((Transfer){.comm = c, .op = ALL_TO_ALL, .count = c->size, .dtype = F32});
     for (int odd = 0; odd < 2; odd++)           /* even pairs first, then odd ones: no ranks wait in a circle */

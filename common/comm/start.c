@@ -8,6 +8,7 @@
 #include "../device.h"
 #include "../error.h"
 #include "../options.h"
+#include "../print.h"
 
 static Comm world_group = {.name = "world"};
 Comm *world = &world_group;
@@ -32,19 +33,18 @@ void comm_begin(int *argc, char ***argv)
 
 const char *comm_choose(void)
 {
-    static char words[160];
-    const int ranks = local_size;
+    const char *const words = "MPI, through the host's memory";
+    const int ranks = comm_local.size;
 
     if (options.comm == COMM_NCCL && (device_is_host() || !transport_nccl))
         fail("--comm nccl: this build %s", device_is_host() ? "computes on the CPU; build/cuda/ has NCCL"
              : "has no NCCL, because nccl.h was not found (make cuda NCCL_HOME=DIR)");
     if (device_is_host())
         return "MPI";
-    snprintf(words, sizeof words, "MPI, through the host's memory");
     if (options.comm == COMM_MPI || world->size == 1)
         return words;
     if (!transport_nccl)
-        return strcat(words, ": this build has no NCCL");
+        return format_text("%s: this build has no NCCL", words);
     transport_nccl->prepare();
     const int gpus = device_count();
     if (comm_sum(world, ranks > gpus) == 0) {
@@ -54,7 +54,7 @@ const char *comm_choose(void)
     if (options.comm == COMM_NCCL)
         fail("--comm nccl: expected a GPU for each rank, but a machine has fewer (rank %d's: %d rank%s, %d GPU%s)",
              world->rank, ranks, ranks == 1 ? "" : "s", gpus, gpus == 1 ? "" : "s");
-    return strcat(words, ": NCCL needs a GPU for each rank");
+    return format_text("%s: NCCL needs a GPU for each rank", words);
 }
 
 _Noreturn void comm_exit(int status)
@@ -91,19 +91,4 @@ char *comm_rank_table(void)
     }
     fclose(out);
     return table;
-}
-
-int comm_local_rank(void)
-{
-    return local_rank;
-}
-
-int comm_local_size(void)
-{
-    return local_size;
-}
-
-int comm_local_threads(void)
-{
-    return local_cores;
 }

@@ -4,7 +4,7 @@
 
 #include "../comm.h"
 
-enum { RECV = COMM_OPS, NUMBER, OPERATIONS };   /* RECV: counted by its sender only; NUMBER: comm_sum, for --check */
+enum { RECV = COMM_OPS + 1, NUMBER, OPERATIONS };       /* RECV: not counted; NUMBER: comm_sum, for --check */
 extern const char *const comm_op_name[OPERATIONS];
 
 struct Comm {
@@ -18,18 +18,17 @@ struct Comm {
 };
 
 /* One transfer of this rank, in a group of several ranks. out and in are those of comm.h's operation; ALL_REDUCE and
- * BROADCAST have only out. count: elements of the full tensor. peer: SEND's receiver, RECV's sender, BROADCAST's
- * root. */
+ * BROADCAST have only out. count: elements of the full tensor. peer: SEND's and SHIFT's receiver, RECV's sender,
+ * BROADCAST's root. */
 typedef struct {
     Comm *comm;
-    int op;                                     /* a CommOp, or RECV */
+    int op;                                     /* a CommOp, or RECV; all ranks call the same, but for SEND and RECV */
     int64_t number;                             /* of the group's collectives */
     Reduce reduce;
     void *out, *in;
     int64_t count;
     DType dtype;
     int peer, tag;
-    bool shift;                                 /* SEND, RECV: one half of comm_start_shift; the send starts first */
     bool rendezvous;                            /* SEND: does not end before its RECV has started */
 } Transfer;
 
@@ -52,14 +51,12 @@ extern const Transport *comm_transport;         /* the one that carries tensors 
 
 /* ---- mpi.c: starts the ranks, carries numbers between hosts, and ends ranks that wait too long ---- */
 
-extern int local_rank, local_size, local_cores; /* this rank among those of its machine; cores for it */
 void mpi_begin(int *argc, char ***argv);
 void mpi_end(void);
 _Noreturn void mpi_abort(int status);           /* ends all ranks */
 void *mpi_split(Comm *comm, int color, int *rank, int *size);   /* NULL: in no group */
 void *mpi_start_host(Transfer t);               /* buffers in host memory; a transport_mpi handle */
 void mpi_progress(void);
-void mpi_gather(Comm *comm, void *all, const void *mine, int64_t bytes);        /* as comm_gather_host */
 
 /* Until comm_deadline_met, a rank that takes longer than --timeout prints what it is doing and ends all ranks. Those
  * that wait print a line each. A rank without a line is the one that the others wait for. */
@@ -67,7 +64,7 @@ void comm_deadline(const char *format, ...) __attribute__((format(printf, 1, 2))
 void comm_deadline_met(void);
 
 /* MPI guarantees tags up to 32,767 only, so 12 bits of a tag are sent. Larger tags are --pretend's and --check's. */
-enum { SHIFT_TAG = -1, TAGS = 4096, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS };
+enum { TAGS = 4096, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS };
 
 /* ---- groups.c ---- */
 
@@ -77,11 +74,11 @@ struct Request {
     int64_t number;                             /* of a collective */
     int peer;                                   /* of a send or receive */
     void *handle;                               /* the transport's */
-    Request *also;                              /* a shift's other half */
     Request *open;                              /* --check: the request started before it and not waited for */
     /* --pretend */
-    void *clock;                                /* MPI's handle, for `when` */
+    void *clock;                                /* MPI's handle, for the two below */
     double when[2];                             /* when the last of its ranks joined; seconds that it takes from then */
+    double arrives[2];                          /* the same of what a shift receives */
     double begin;                               /* when a send left, or a receive was started */
     /* --check: check.c */
     Tensor out, in, written, watched;

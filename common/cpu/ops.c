@@ -35,6 +35,29 @@ static const int32_t *ids_of(Tensor t)
     return t.data;
 }
 
+/* Flat tensors are processed in pieces of this many elements. */
+enum { AT_ONCE = 4096 };
+
+static int64_t piece(int64_t first, int64_t count)
+{
+    return count - first < AT_ONCE ? count - first : AT_ONCE;
+}
+
+/* Computes each element c[i] of `out` as `value`, an expression of the elements a[i] of x and b[i] of y. y may be NONE,
+ * and out may be x or y. */
+#define EACH_ELEMENT(out, x, y, value) \
+    _Pragma("omp parallel for") \
+    for (int64_t first = 0; first < tensor_count(out); first += AT_ONCE) { \
+        const int64_t n = piece(first, tensor_count(out)); \
+        const real *a = load(x, first, n, 0), *b = (y).data ? load(y, first, n, 1) : a; \
+        real *c = room(out, first, n, 2); \
+        _Pragma("omp simd") \
+        for (int64_t i = 0; i < n; i++) \
+            c[i] = value; \
+        (void)b; \
+        store(out, first, n, c); \
+    }
+
 /* ---- embedding ---- */
 
 void embedding_forward_kernel(Tensor out, Tensor ids, Tensor weight)
@@ -181,30 +204,12 @@ void rope_kernel(Tensor qkv, Tensor rope, bool back)
 
 void gelu_forward_kernel(Tensor out, Tensor x)
 {
-    const int64_t rows = tensor_rows(x), width = tensor_width(x);
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++) {
-        const real *in = load(x, i * width, width, 0);
-        real *o = room(out, i * width, width, 1);
-        for (int64_t j = 0; j < width; j++)
-            o[j] = gelu(in[j]);
-        store(out, i * width, width, o);
-    }
+    EACH_ELEMENT(out, x, NONE, gelu(a[i]));
 }
 
 void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x)
 {
-    const int64_t rows = tensor_rows(x), width = tensor_width(x);
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++) {
-        const real *in = load(x, i * width, width, 0), *d_o = load(d_out, i * width, width, 1);
-        real *d_in = room(d_x, i * width, width, 2);
-        for (int64_t j = 0; j < width; j++)
-            d_in[j] = d_o[j] * gelu_slope(in[j]);
-        store(d_x, i * width, width, d_in);
-    }
+    EACH_ELEMENT(d_x, d_out, x, a[i] * gelu_slope(b[i]));
 }
 
 /* ---- residual ---- */
@@ -323,14 +328,6 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count)
 
 /* ---- for the optimizer ---- */
 
-/* Flat tensors are processed in pieces of this many elements. */
-enum { AT_ONCE = 4096 };
-
-static int64_t piece(int64_t first, int64_t count)
-{
-    return count - first < AT_ONCE ? count - first : AT_ONCE;
-}
-
 void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
 {
     const int64_t count = tensor_count(params);
@@ -409,45 +406,23 @@ void tensor_convert_kernel(Tensor to, Tensor from)
     }
 }
 
-void tensor_scale_kernel(Tensor t, double factor)
-{
-    const int64_t count = tensor_count(t);
-    const real f = factor;
-
-#pragma omp parallel for
-    for (int64_t first = 0; first < count; first += AT_ONCE) {
-        const int64_t n = piece(first, count);
-        real *x = update(t, first, n, 0);
-        for (int64_t i = 0; i < n; i++)
-            x[i] *= f;
-        store(t, first, n, x);
-    }
-}
-
 /* ---- plain memory ---- */
 
-void tensor_fill_kernel(Tensor t, double value)
+void tensor_scale_kernel(Tensor t, double factor)
 {
-    const int64_t count = tensor_count(t);
-    real *x = t.data;
+    const real f = factor;
 
-#pragma omp parallel for simd
-    for (int64_t i = 0; i < count; i++)
-        x[i] = value;
+    EACH_ELEMENT(t, t, NONE, a[i] * f);
+}
+
+void tensor_fill_kernel(Tensor t, double number)
+{
+    EACH_ELEMENT(t, t, NONE, number);
 }
 
 void tensor_add_kernel(Tensor to, Tensor from)
 {
-    const int64_t count = tensor_count(to);
-    real *x = to.data;
-
-#pragma omp parallel for
-    for (int64_t first = 0; first < count; first += AT_ONCE) {
-        const int64_t n = piece(first, count);
-        const real *in = load(from, first, n, 0);
-        for (int64_t i = 0; i < n; i++)
-            x[first + i] += in[i];
-    }
+    EACH_ELEMENT(to, to, from, a[i] + b[i]);
 }
 
 void transpose_rows_kernel(Tensor out, Tensor in)

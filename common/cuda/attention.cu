@@ -7,6 +7,26 @@
 
 static const int64_t QUERIES = 512;
 
+/* ---- the matrices of all heads of one sequence ---- */
+
+/* Tokens from `first` on, in (B, T, A, x): rows lie A*x elements apart, heads x. */
+static Matrix tokens_of(Tensor t, int64_t b, int64_t first)
+{
+    const int64_t A = t.shape[2], x = t.shape[3];
+    const Matrix all = {t.data, t.dtype, A * x, x};
+
+    return from(all, b * t.shape[1] + first, 0);
+}
+
+/* Queries from `first` on, in (B, A, T, keys), such as probabilities. */
+static Matrix queries_of(Tensor t, int64_t b, int64_t first)
+{
+    const int64_t A = t.shape[1], T = t.shape[2], keys = t.shape[3];
+    const Matrix all = {t.data, t.dtype, keys, T * keys};
+
+    return from(all, b * A * T + first, 0);
+}
+
 /* ---- softmax of rows: for each of `heads` heads, n queries from `first` on; a thread block per row ---- */
 
 /* Returns how many of the `keys` keys query `first` + i attends to. */
@@ -15,17 +35,21 @@ __device__ static int64_t seen_by(int64_t first, int64_t i, int64_t keys, bool c
     return causal ? first + i + 1 : keys;
 }
 
+template <typename T> __device__ static T *row_of(Matrix m, int64_t head, int64_t i)
+{
+    return (T *)m.data + head * m.stride + i * m.ld;
+}
+
 /* probs = softmax(scores), 0 where masked; and lse[i * heads + head], unless NULL. probs may be the scores. */
 template <typename T>
-__global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, const float *scores, int64_t ld_s,
-                             int64_t stride_s, float *lse, int64_t heads, int64_t n, int64_t first, int64_t keys,
-                             bool causal)
+__global__ void softmax_rows(Matrix probs, Matrix scores, float *lse, int64_t heads, int64_t n, int64_t first,
+                             int64_t keys, bool causal)
 {
     EACH_ROW(row, heads * n) {
         const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);
-        const float *s = scores + head * stride_s + i * ld_s;
+        const float *s = row_of<float>(scores, head, i);
+        T *p = row_of<T>(probs, head, i);
         float max = -INFINITY, sum = 0;
-        T *p = probs + head * stride_p + i * ld_p;
         EACH_COLUMN(j, 1, seen)
             max = fmaxf(max, s[j]);
         max = block_max(max);
@@ -42,15 +66,14 @@ __global__ void softmax_rows(T *probs, int64_t ld_p, int64_t stride_p, const flo
 
 /* d_scores = probs * (d_probs - sum(d_probs * probs)) * scale, 0 where masked. d_scores may be d_probs. */
 template <typename T>
-__global__ void softmax_backward_rows(T *d_scores, int64_t ld, int64_t stride, const float *d_probs, int64_t ld_d,
-                                      int64_t stride_d, const T *probs, int64_t heads, int64_t n, int64_t first,
-                                      int64_t keys, float scale)
+__global__ void softmax_backward_rows(Matrix d_scores, Matrix d_probs, Matrix probs, int64_t heads, int64_t n,
+                                      int64_t first, int64_t keys, float scale)
 {
     EACH_ROW(row, heads * n) {
         const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, true);
-        const float *d = d_probs + head * stride_d + i * ld_d;
-        const T *p = probs + head * stride + i * ld;
-        T *d_s = d_scores + head * stride + i * ld;
+        const float *d = row_of<float>(d_probs, head, i);
+        const T *p = row_of<T>(probs, head, i);
+        T *d_s = row_of<T>(d_scores, head, i);
         float dot = 0;
         EACH_COLUMN(j, 1, seen)
             dot += d[j] * number(p[j]);
@@ -62,19 +85,12 @@ __global__ void softmax_backward_rows(T *d_scores, int64_t ld, int64_t stride, c
 
 /* ---- attention with all probabilities ---- */
 
-/* All heads of one sequence, as matrices that start one head apart. */
-typedef struct {
-    Matrix q, k, v, out, probs;
-} Heads;
-
-static Heads heads_of(Tensor qkv, Tensor out, Tensor probs, int64_t b)
+/* (B*T, A*x) as (B, T, A, x). */
+static Tensor heads_of(Tensor t, Tensor probs)
 {
-    const int64_t A = probs.shape[1], T = probs.shape[2], D = tensor_width(out) / A;
-    const Matrix in = {qkv.data, qkv.dtype, 3 * A * D, 3 * D}, o = {out.data, out.dtype, A * D, D};
-    const Matrix p = {probs.data, probs.dtype, T, T * T};
+    const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2];
 
-    return (Heads){from(in, b * T, 0), from(in, b * T, D), from(in, b * T, 2 * D), from(o, b * T, 0),
-                   from(p, b * A * T, 0)};
+    return (Tensor){t.data, t.name, t.dtype, 4, {B, T, A, tensor_count(t) / (B * T * A)}};
 }
 
 /* A block's scores: in place if probabilities are stored as float, else in scratch memory. */
@@ -97,15 +113,15 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
     float *scratch = bytes ? (float *)device_scratch(bytes) : NULL;
 
     for (int64_t b = 0; b < B; b++) {
-        const Heads h = heads_of(qkv, out, probs, b);
+        const Matrix q = tokens_of(heads_of(qkv, probs), b, 0), k = from(q, 0, D), v = from(q, 0, 2 * D);
         for (int64_t first = 0; first < T; first += QUERIES) {
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-            const Matrix p = from(h.probs, first, 0), s = scores_of(probs, p, scratch);
-            matmul(false, true, n, keys, D, 1 / sqrtf(D), from(h.q, first, 0), h.k, 0, s, A);
+            const Matrix p = queries_of(probs, b, first), s = scores_of(probs, p, scratch);
+            matmul(false, true, n, keys, D, 1 / sqrtf(D), from(q, first, 0), k, 0, s, A);
             FOR_TYPE(probs.dtype, E,
-                LAUNCH(softmax_rows<E>, row_blocks(A * n), row_threads(keys, 4), (E *)p.data, p.ld, p.stride,
-                       (float *)s.data, s.ld, s.stride, (float *)NULL, A, n, first, keys, true));
-            matmul(false, false, n, D, keys, 1, p, h.v, 0, from(h.out, first, 0), A);
+                LAUNCH(softmax_rows<E>, row_blocks(A * n), row_threads(keys, 4), p, s, nullptr, A, n, first, keys,
+                       true));
+            matmul(false, false, n, D, keys, 1, p, v, 0, tokens_of(heads_of(out, probs), b, first), A);
         }
     }
     if (bytes)
@@ -121,79 +137,61 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
     float *scratch = bytes ? (float *)device_scratch(bytes) : NULL;
 
     for (int64_t b = 0; b < B; b++) {
-        const Heads h = heads_of(qkv, d_out, probs, b), d = heads_of(d_qkv, d_out, d_probs, b);
+        const Matrix q = tokens_of(heads_of(qkv, probs), b, 0), k = from(q, 0, D), v = from(q, 0, 2 * D);
+        const Matrix d_q = tokens_of(heads_of(d_qkv, probs), b, 0), d_k = from(d_q, 0, D), d_v = from(d_q, 0, 2 * D);
+        const Matrix d_o = tokens_of(heads_of(d_out, probs), b, 0);
         for (int64_t first = 0; first < T; first += QUERIES) {
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-            const Matrix p = from(h.probs, first, 0), d_s = from(d.probs, first, 0);
+            const Matrix p = queries_of(probs, b, first), d_s = queries_of(d_probs, b, first);
             const Matrix d_p = scores_of(probs, d_s, scratch);
-            matmul(false, true, n, keys, D, 1, from(d.out, first, 0), h.v, 0, d_p, A);
+            matmul(false, true, n, keys, D, 1, from(d_o, first, 0), v, 0, d_p, A);
             FOR_TYPE(probs.dtype, E,
-                LAUNCH(softmax_backward_rows<E>, row_blocks(A * n), row_threads(keys, 4), (E *)d_s.data, d_s.ld,
-                       d_s.stride, (float *)d_p.data, d_p.ld, d_p.stride, (E *)p.data, A, n, first, keys,
-                       1 / sqrtf(D)));
-            matmul(false, false, n, D, keys, 1, d_s, h.k, 0, from(d.q, first, 0), A);
+                LAUNCH(softmax_backward_rows<E>, row_blocks(A * n), row_threads(keys, 4), d_s, d_p, p, A, n, first,
+                       keys, 1 / sqrtf(D)));
+            matmul(false, false, n, D, keys, 1, d_s, k, 0, from(d_q, first, 0), A);
         }
         for (int64_t first = 0; first < T; first += QUERIES) {
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, queries = T - first;
-            matmul(true, false, n, D, queries, 1, from(d.probs, first, first), from(h.q, first, 0), 0,
-                   from(d.k, first, 0), A);
-            matmul(true, false, n, D, queries, 1, from(h.probs, first, first), from(d.out, first, 0), 0,
-                   from(d.v, first, 0), A);
+            const Matrix p = from(queries_of(probs, b, first), 0, first);
+            const Matrix d_s = from(queries_of(d_probs, b, first), 0, first);
+            matmul(true, false, n, D, queries, 1, d_s, from(q, first, 0), 0, from(d_k, first, 0), A);
+            matmul(true, false, n, D, queries, 1, p, from(d_o, first, 0), 0, from(d_v, first, 0), A);
         }
     }
     if (bytes)
         device_free(scratch, bytes);
 }
 
-/* ---- attention by blocks of keys ---- */
-
-/* One sequence's tokens from `first` on, in (B, C, A, x): rows lie A*x elements apart, heads x. */
-static Matrix tokens_of(Tensor t, int64_t b, int64_t first)
-{
-    const int64_t A = t.shape[2], x = t.shape[3];
-    const Matrix all = {t.data, F32, A * x, x};
-
-    return from(all, b * t.shape[1] + first, 0);
-}
+/* ---- attention by blocks of keys: scores (2, A, Q, keys) has room for P and dP ---- */
 
 int64_t attention_block_queries(void)
 {
     return QUERIES;
 }
 
-/* Half 0 or 1 of the workspace (2, A, Q, keys). */
-static Matrix half_of(Tensor scores, int64_t half)
-{
-    const int64_t A = scores.shape[1], Q = scores.shape[2], K = scores.shape[3];
-    const Matrix all = {scores.data, F32, K, Q * K};
-
-    return from(all, half * A * Q, 0);
-}
-
 void attention_block_forward_kernel(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
-    const Matrix p = half_of(scores, 0);
+    const Matrix p = queries_of(scores, 0, 0);
 
     for (int64_t b = 0; b < B; b++)
         for (int64_t first = 0; first < C; first += Q) {
             const int64_t n = C - first < Q ? C - first : Q, keys = causal ? first + n : K;
             matmul(false, true, n, keys, D, 1 / sqrtf(D), tokens_of(q, b, first), tokens_of(k, b, 0), 0, p, A);
-            LAUNCH(softmax_rows<float>, row_blocks(A * n), row_threads(keys, 4), (float *)p.data, p.ld, p.stride,
-                   (float *)p.data, p.ld, p.stride, (float *)tokens_of(lse, b, first).data, A, n, first, keys, causal);
+            LAUNCH(softmax_rows<float>, row_blocks(A * n), row_threads(keys, 4), p, p, tokens_of(lse, b, first).data,
+                   A, n, first, keys, causal);
             matmul(false, false, n, D, keys, 1, p, tokens_of(v, b, 0), 0, tokens_of(out, b, first), A);
         }
 }
 
 /* In place: p becomes exp(p - lse), d_p becomes p * (d_p - delta) * scale, both 0 where masked. */
-__global__ void probs_backward_rows(float *p, float *d_p, int64_t ld, int64_t stride, const float *lse,
-                                    const float *delta, int64_t heads, int64_t n, int64_t first, int64_t keys,
-                                    bool causal, float scale)
+__global__ void probs_backward_rows(Matrix p, Matrix d_p, const float *lse, const float *delta, int64_t heads,
+                                    int64_t n, int64_t first, int64_t keys, bool causal, float scale)
 {
     EACH_ROW(row, heads * n) {
         const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);
         const float l = lse[i * heads + head], dot = delta[i * heads + head];
-        float *p_row = p + head * stride + i * ld, *d_row = d_p + head * stride + i * ld;
+        float *p_row = row_of<float>(p, head, i), *d_row = row_of<float>(d_p, head, i);
         EACH_COLUMN(j, 1, keys) {
             p_row[j] = j < seen ? expf(p_row[j] - l) : 0;
             d_row[j] = j < seen ? scale * p_row[j] * (d_row[j] - dot) : 0;
@@ -206,7 +204,7 @@ void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor 
                                      Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal)
 {
     const int64_t B = q.shape[0], C = q.shape[1], A = q.shape[2], D = q.shape[3], K = k.shape[1], Q = scores.shape[2];
-    const Matrix p = half_of(scores, 0), d_p = half_of(scores, 1);
+    const Matrix p = queries_of(scores, 0, 0), d_p = queries_of(scores, 1, 0);
     const float scale = 1 / sqrtf(D);
 
     for (int64_t b = 0; b < B; b++)
@@ -215,9 +213,8 @@ void attention_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor 
             const Matrix queries = tokens_of(q, b, first), d_o = tokens_of(d_out, b, first);
             matmul(false, true, n, keys, D, scale, queries, tokens_of(k, b, 0), 0, p, A);
             matmul(false, true, n, keys, D, 1, d_o, tokens_of(v, b, 0), 0, d_p, A);
-            LAUNCH(probs_backward_rows, row_blocks(A * n), row_threads(keys, 4), (float *)p.data, (float *)d_p.data,
-                   p.ld, p.stride, (float *)tokens_of(lse, b, first).data, (float *)tokens_of(delta, b, first).data, A,
-                   n, first, keys, causal, scale);
+            LAUNCH(probs_backward_rows, row_blocks(A * n), row_threads(keys, 4), p, d_p,
+                   tokens_of(lse, b, first).data, tokens_of(delta, b, first).data, A, n, first, keys, causal, scale);
             matmul(false, false, n, D, keys, 1, d_p, tokens_of(k, b, 0), 1, tokens_of(d_q, b, first), A);
             matmul(true, false, keys, D, n, 1, d_p, queries, 1, tokens_of(d_k, b, 0), A);
             matmul(true, false, keys, D, n, 1, p, d_o, 1, tokens_of(d_v, b, 0), A);

@@ -57,19 +57,16 @@ __global__ void cross_entropy_total(double *loss, const float *lse, const T *log
 
 void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
-    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
-
     FOR_TYPE(logits.dtype, T,
-        LAUNCH(cross_entropy_forward_rows<T>, row_blocks(rows), row_threads(width, 16 / sizeof(T)), data<float>(lse),
-               data<T>(logits), rows, width);
-        LAUNCH(cross_entropy_total<T>, 1, MOST_THREADS, data<double>(loss), data<float>(lse), data<T>(logits),
-               data<int32_t>(targets), rows, width, scale));
+        LAUNCH_ROWS(logits, 16 / sizeof(T), cross_entropy_forward_rows<T>, lse, logits);
+        LAUNCH(cross_entropy_total<T>, 1, MOST_THREADS, loss, lse, logits, targets, tensor_rows(logits),
+               tensor_width(logits), scale));
 }
 
 /* d_logits may be logits: each thread reads an element before it writes it. */
 template <typename T, int N>
 __global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const float *lse, const int32_t *targets,
-                                            int64_t rows, int64_t width, float scale)
+                                            float scale, int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
         const float log_sum = lse[i];
@@ -86,12 +83,10 @@ __global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const 
 
 void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
-    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
     const bool alike = ((uintptr_t)logits.data - (uintptr_t)d_logits.data) % 16 == 0;
 
     FOR_TYPE(logits.dtype, T, PACKED(alike, T, N,
-        LAUNCH(cross_entropy_backward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(d_logits),
-               data<T>(logits), data<float>(lse), data<int32_t>(targets), rows, width, (float)scale)));
+        LAUNCH_ROWS(logits, N, cross_entropy_backward_rows<T, N>, d_logits, logits, lse, targets, scale)));
 }
 
 /* ---- cross-entropy over slices of the vocabulary ---- */
@@ -108,11 +103,7 @@ __global__ void cross_entropy_max_rows(float *max, const T *logits, int64_t rows
 
 void cross_entropy_max_kernel(Tensor max, Tensor logits)
 {
-    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
-
-    FOR_TYPE(logits.dtype, T,
-        LAUNCH(cross_entropy_max_rows<T>, row_blocks(rows), row_threads(width, 4), data<float>(max), data<T>(logits),
-               rows, width));
+    FOR_TYPE(logits.dtype, T, LAUNCH_ROWS(logits, 4, cross_entropy_max_rows<T>, max, logits));
 }
 
 template <typename T>
@@ -131,11 +122,7 @@ __global__ void cross_entropy_sums_rows(float *sums, const T *logits, const floa
 
 void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets)
 {
-    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
-
-    FOR_TYPE(logits.dtype, T,
-        LAUNCH(cross_entropy_sums_rows<T>, row_blocks(rows), row_threads(width, 4), data<float>(sums), data<T>(logits),
-               data<float>(max), data<int32_t>(targets), rows, width));
+    FOR_TYPE(logits.dtype, T, LAUNCH_ROWS(logits, 4, cross_entropy_sums_rows<T>, sums, logits, max, targets));
 }
 
 __global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sums, const float *max, int64_t rows,
@@ -154,6 +141,5 @@ __global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sum
 
 void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
 {
-    LAUNCH(cross_entropy_of_sums, 1, MOST_THREADS, data<double>(loss), data<float>(lse), data<float>(sums),
-           data<float>(max), tensor_rows(sums), scale);
+    LAUNCH(cross_entropy_of_sums, 1, MOST_THREADS, loss, lse, sums, max, tensor_rows(sums), scale);
 }

@@ -5,7 +5,7 @@
 #include <cublasLt.h>
 #include <functional>
 
-#include "../tensor.h"
+#include "device_cuda.h"
 
 /* Computes the same with several kernels. */
 typedef std::function<void()> Apart;
@@ -18,9 +18,5 @@ typedef std::function<void()> Apart;
  * `apart` if cuBLASLt has no such matmul for these sizes and addresses. */
 void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
                  const Apart &apart);
-
-/* Computes out (R, out) = in (R, in) times weight (out, in) transposed, plus beta * out; in and weight are fp8 with
- * scales. Returns false if cuBLASLt has no such matmul. */
-bool matmul_fp8(Tensor out, Tensor in, Tensor weight, float beta);
 
 #endif

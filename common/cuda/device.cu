@@ -10,7 +10,6 @@
 #include <time.h>
 
 #include "device_cuda.h"
-#include "../error.h"
 
 static cudaDeviceProp gpu;
 static char name[320];
@@ -61,6 +60,64 @@ void device_wait(void)
     cuda_wait(waited_for);
 }
 
+/* ---- Events ---- */
+
+/* An event's time is the host's clock when the first event was reached, plus the time from that one to it: as float
+ * milliseconds, exact to a microsecond for the first 16 seconds, to a millisecond for hours. */
+static cudaEvent_t first_event;
+static double first_seconds;
+
+static void events_begin(void)
+{
+    CUDA(cudaEventCreate(&first_event));
+    CUDA(cudaEventRecord(first_event, stream));
+    cuda_wait(first_event);
+    first_seconds = clock_seconds();
+}
+
+DeviceEvent device_event(void)
+{
+    DeviceEvent event = {clock_seconds(), NULL};
+    cudaEvent_t e;
+
+    CUDA(cudaEventCreate(&e));
+    CUDA(cudaEventRecord(e, stream));
+    event.handle = e;
+    return event;
+}
+
+double device_event_seconds(DeviceEvent *event)
+{
+    const cudaEvent_t e = (cudaEvent_t)event->handle;
+    float milliseconds;
+
+    if (!e)
+        return event->seconds;
+    cuda_wait(e);
+    CUDA(cudaEventElapsedTime(&milliseconds, first_event, e));
+    CUDA(cudaEventDestroy(e));
+    event->handle = NULL;
+    return event->seconds = first_seconds + 1e-3 * milliseconds;
+}
+
+void device_range_begin(const char *text)
+{
+    nvtxRangePushA(text);
+}
+
+void device_range_end(void)
+{
+    nvtxRangePop();
+}
+
+double clock_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
 /* ---- The start ---- */
 
 static const int built[] = {__CUDA_ARCH_LIST__};        /* nvcc's macro, in ascending order: 750, 800 */
@@ -91,8 +148,6 @@ int device_count(void)
     return usable(0, &device);
 }
 
-static void events_begin(void);
-
 void device_prepare(char **argv)
 {
     (void)argv;
@@ -107,8 +162,8 @@ void device_init(int local_rank, int local_ranks, int wanted)
         fail("this program is built for NVIDIA GPUs, but CUDA finds none: %s; build/cpu/ has the programs for the CPU",
              error != cudaSuccess ? cudaGetErrorString(error) : "there are 0 devices");
     if (usable(local_rank, &device) == 0)
-        fail("this program is built for GPUs from sm_%d on, but those here are older; try \"make cuda ARCH=sm_XX\", from "
-             "sm_75 on; build/cpu/ has the programs for the CPU", built[0] / 10);
+        fail("this program is built for GPUs from sm_%d on, but those here are older; try \"make cuda ARCH=sm_XX\", "
+             "from sm_75 on; build/cpu/ has the programs for the CPU", built[0] / 10);
     CUDA(cudaSetDevice(device));
     CUDA(cudaGetDeviceProperties(&gpu, device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -149,18 +204,11 @@ int device_capability(void)
 
 Support device_supports(DType dtype)
 {
-    switch (dtype) {
-    case F32:
-    case F16:
-        return SUPPORT_NATIVE;
-    case BF16:
-        return device_capability() >= 80 ? SUPPORT_NATIVE : SUPPORT_NONE;
-    case E4M3:
-    case E5M2:
-        return device_capability() >= 89 ? SUPPORT_NATIVE : SUPPORT_NONE;
-    default:
-        return SUPPORT_NONE;
-    }
+    const int sm = device_capability();
+    const bool fp8 = dtype == E4M3 || dtype == E5M2;
+
+    return dtype == F32 || dtype == F16 || (dtype == BF16 && sm >= 80) || (fp8 && sm >= 89) ? SUPPORT_NATIVE
+                                                                                            : SUPPORT_NONE;
 }
 
 bool device_use_tf32(void)
@@ -242,62 +290,4 @@ double device_peak_flops(DType dtype)
         if (strstr(gpu.name, p.name) && gpu.multiProcessorCount == p.multiprocessors)
             return 1e12 * (fp8 ? p.fp8 : dtype != F32 ? p.half : tf32 ? p.tf32 : p.f32);
     return 0;
-}
-
-/* ---- Events ---- */
-
-/* An event's time is the host's clock when the first event was reached, plus the time from that one to it: as float
- * milliseconds, exact to a microsecond for the first 16 seconds, to a millisecond for hours. */
-static cudaEvent_t first_event;
-static double first_seconds;
-
-static void events_begin(void)
-{
-    CUDA(cudaEventCreate(&first_event));
-    CUDA(cudaEventRecord(first_event, stream));
-    cuda_wait(first_event);
-    first_seconds = clock_seconds();
-}
-
-DeviceEvent device_event(void)
-{
-    DeviceEvent event = {clock_seconds(), NULL};
-    cudaEvent_t e;
-
-    CUDA(cudaEventCreate(&e));
-    CUDA(cudaEventRecord(e, stream));
-    event.handle = e;
-    return event;
-}
-
-double device_event_seconds(DeviceEvent *event)
-{
-    const cudaEvent_t e = (cudaEvent_t)event->handle;
-    float milliseconds;
-
-    if (!e)
-        return event->seconds;
-    cuda_wait(e);
-    CUDA(cudaEventElapsedTime(&milliseconds, first_event, e));
-    CUDA(cudaEventDestroy(e));
-    event->handle = NULL;
-    return event->seconds = first_seconds + 1e-3 * milliseconds;
-}
-
-void device_range_begin(const char *text)
-{
-    nvtxRangePushA(text);
-}
-
-void device_range_end(void)
-{
-    nvtxRangePop();
-}
-
-double clock_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
 }

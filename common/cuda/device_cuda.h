@@ -3,20 +3,22 @@
 #define DEVICE_CUDA_H
 
 #include <cuda_runtime_api.h>
+#include <stdint.h>
 
+extern "C" {                                /* the headers of C */
 #include "../device.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "../error.h"
+#include "../memory.h"
+#include "../print.h"
+}
 
 /* Checks a CUDA call: a failure ends the program with the call, its place in the source, and CUDA's message. A kernel
  * fails after its launch; then this names the first later call that returns the error. */
 #define CUDA(call) cuda_check(call, #call, __FILE__, __LINE__)
 void cuda_check(cudaError_t error, const char *call, const char *file, int line);
 
-/* Allocates an operator's scratch memory: not zeroed, and not tracked (device_memory_reserved includes it). Free it with
- * device_free as soon as its last reader is queued, since its next user is queued after that. */
+/* Allocates an operator's scratch memory: not zeroed, and not tracked (device_memory_reserved includes it). Free it
+ * with device_free as soon as its last reader is queued, since its next user is queued after that. */
 void *device_scratch(int64_t bytes);
 
 /* Waits until the GPU has reached the event; meanwhile calls device_while_waiting's function. */
@@ -31,9 +33,5 @@ void matmul_begin(void);
 
 bool device_uses_tf32(void);
 int device_capability(void);                /* 80: sm_80 */
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

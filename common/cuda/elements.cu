@@ -10,46 +10,30 @@ __device__ static float gelu_sigmoid(float x)
     return __fdividef(1, 1 + exp2f(-2.3022081982f * (x + 0.044715f * x * x * x)));
 }
 
-template <typename T, int N> __global__ void gelu_forward_all(T *out, const T *x, int64_t count)
-{
-    EACH_PACK(i, N, count) {
-        float v[N];
-        load(v, x + i, count - i);
-        for (int k = 0; k < N; k++)
-            v[k] *= gelu_sigmoid(v[k]);
-        store(out + i, v, count - i);
+struct Gelu {
+    __device__ float operator()(float, float x) const
+    {
+        return x * gelu_sigmoid(x);
     }
-}
+};
 
 void gelu_forward_kernel(Tensor out, Tensor x)
 {
-    const int64_t count = tensor_count(x);
-
-    FOR_TYPE(x.dtype, T, PACKED(aligned(out) && aligned(x), T, N,
-        LAUNCH(gelu_forward_all<T, N>, blocks(count, N), THREADS, data<T>(out), data<T>(x), count)));
+    FOR_TYPE(x.dtype, T, compute<T, T>(out, x, x, Gelu()));
 }
 
-template <typename T, int N> __global__ void gelu_backward_all(T *d_x, const T *d_out, const T *x, int64_t count)
-{
-    EACH_PACK(i, N, count) {
-        float v[N], d[N];
-        load(v, x + i, count - i);
-        load(d, d_out + i, count - i);
-        for (int k = 0; k < N; k++) {
-            const float s = gelu_sigmoid(v[k]);
-            const float slope = 1.5957691216057308f * (1 + 3 * 0.044715f * v[k] * v[k]);
-            d[k] *= s + v[k] * s * (1 - s) * slope;
-        }
-        store(d_x + i, d, count - i);
+struct GeluBackward {
+    __device__ float operator()(float d_out, float x) const
+    {
+        const float s = gelu_sigmoid(x), slope = 1.5957691216057308f * (1 + 3 * 0.044715f * x * x);
+
+        return d_out * (s + x * s * (1 - s) * slope);
     }
-}
+};
 
 void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x)
 {
-    const int64_t count = tensor_count(x);
-
-    FOR_TYPE(x.dtype, T, PACKED(aligned(d_x) && aligned(d_out) && aligned(x), T, N,
-        LAUNCH(gelu_backward_all<T, N>, blocks(count, N), THREADS, data<T>(d_x), data<T>(d_out), data<T>(x), count)));
+    FOR_TYPE(x.dtype, T, compute<T, T>(d_x, d_out, x, GeluBackward()));
 }
 
 /* ---- residual ---- */
@@ -71,12 +55,8 @@ __global__ void residual_forward_rows(T *out, const T *x, const T *branch, const
 
 void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
-    const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const bool wide = width * dtype_size(x.dtype) % 16 == 0;
-
-    FOR_TYPE(x.dtype, T, PACKED(wide && aligned(out) && aligned(x) && aligned(branch) && aligned(bias), T, N,
-        LAUNCH(residual_forward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(out), data<T>(x),
-               data<T>(branch), data<T>(bias), rows, width)));
+    FOR_TYPE(x.dtype, T, PACKED(rows_aligned(out, x, branch, bias), T, N,
+        LAUNCH_ROWS(x, N, residual_forward_rows<T, N>, out, x, branch, bias)));
 }
 
 /* ---- embedding ---- */
@@ -97,12 +77,8 @@ __global__ void embedding_forward_rows(T *out, const int32_t *ids, const T *weig
 
 void embedding_forward_kernel(Tensor out, Tensor ids, Tensor weight)
 {
-    const int64_t rows = tensor_count(ids), width = tensor_width(out);
-    const bool wide = width * dtype_size(out.dtype) % 16 == 0;
-
-    FOR_TYPE(out.dtype, T, PACKED(wide && aligned(out) && aligned(weight), T, N,
-        LAUNCH(embedding_forward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(out), data<int32_t>(ids),
-               data<T>(weight), rows, width)));
+    FOR_TYPE(out.dtype, T, PACKED(rows_aligned(out, weight), T, N,
+        LAUNCH_ROWS(out, N, embedding_forward_rows<T, N>, out, ids, weight)));
 }
 
 __global__ void ids_in_slice_all(int32_t *out, const int32_t *ids, int64_t first, int64_t n, int64_t count)
@@ -115,7 +91,7 @@ void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t n)
 {
     const int64_t count = tensor_count(ids);
 
-    LAUNCH(ids_in_slice_all, blocks(count, 1), THREADS, data<int32_t>(out), data<int32_t>(ids), first, n, count);
+    LAUNCH(ids_in_slice_all, blocks(count, 1), THREADS, out, ids, first, n, count);
 }
 
 /* ---- rotary positions ---- */
@@ -153,93 +129,61 @@ void rope_kernel(Tensor qkv, Tensor rope, bool back)
     const bool wide = D / 2 * dtype_size(qkv.dtype) % 16 == 0;
 
     FOR_TYPE(qkv.dtype, T, PACKED(wide && aligned(qkv) && aligned(rope, 32), T, N,
-        LAUNCH(rope_rows<T, N>, row_blocks(rows), row_threads(heads * D, N), data<T>(qkv), data<float>(rope), rows,
-               rope.shape[0], (unsigned)heads, (unsigned)D / 2, back ? -1.0f : 1.0f)));
+        LAUNCH(rope_rows<T, N>, row_blocks(rows), row_threads(heads * D, N), qkv, rope, rows, rope.shape[0], heads,
+               D / 2, back ? -1 : 1)));
 }
 
 /* ---- plain memory ---- */
 
-/* 16 bytes of the larger type at a time. */
-template <typename To, typename From, int N> __global__ void convert_all(To *to, const From *from, int64_t count)
-{
-    EACH_PACK(i, N, count) {
-        float v[N];
-        load(v, from + i, count - i);
-        store(to + i, v, count - i);
+struct Convert {
+    __device__ float operator()(float, float x) const
+    {
+        return x;
     }
-}
-
-template <typename To, typename From> static void convert(Tensor to, Tensor from)
-{
-    const int64_t count = tensor_count(to);
-    constexpr int most = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
-
-    if (aligned(to) && aligned(from))
-        LAUNCH(convert_all<To, From, most>, blocks(count, most), THREADS, data<To>(to), data<From>(from), count);
-    else
-        LAUNCH(convert_all<To, From, 1>, blocks(count, 1), THREADS, data<To>(to), data<From>(from), count);
-}
+};
 
 void tensor_convert_kernel(Tensor to, Tensor from)
 {
-    FOR_TYPE(to.dtype, To, FOR_TYPE(from.dtype, From, convert<To, From>(to, from)));
+    FOR_TYPE(to.dtype, To, FOR_TYPE(from.dtype, From, compute<To, From>(to, to, from, Convert())));
 }
 
-template <typename T, int N> __global__ void scale_all(T *x, float factor, int64_t count)
-{
-    EACH_PACK(i, N, count) {
-        float v[N];
-        load(v, x + i, count - i);
-        for (int k = 0; k < N; k++)
-            v[k] *= factor;
-        store(x + i, v, count - i);
+struct Scale {
+    float factor;
+    __device__ float operator()(float, float x) const
+    {
+        return x * factor;
     }
-}
+};
 
 void tensor_scale_kernel(Tensor t, double factor)
 {
-    const int64_t count = tensor_count(t);
-
-    FOR_TYPE(t.dtype, T, PACKED(aligned(t), T, N,
-        LAUNCH(scale_all<T, N>, blocks(count, N), THREADS, data<T>(t), (float)factor, count)));
+    FOR_TYPE(t.dtype, T, compute<T, T>(t, t, t, Scale{(float)factor}));
 }
 
-template <int N> __global__ void fill_all(float *x, float value, int64_t count)
-{
-    EACH_PACK(i, N, count) {
-        float v[N];
-        for (int k = 0; k < N; k++)
-            v[k] = value;
-        store(x + i, v, count - i);
+struct Fill {
+    float value;
+    __device__ float operator()(float, float) const
+    {
+        return value;
     }
-}
+};
 
 void tensor_fill_kernel(Tensor t, double value)
 {
-    const int64_t count = tensor_count(t);
-
-    PACKED(aligned(t), float, N,
-        LAUNCH(fill_all<N>, blocks(count, N), THREADS, data<float>(t), (float)value, count));
+    compute<float, float>(t, t, t, Fill{(float)value});
 }
 
-template <typename T, int N> __global__ void add_all(float *to, const T *from, int64_t count)
-{
-    EACH_PACK(i, N, count) {
-        float v[N], add[N];
-        load(v, to + i, count - i);
-        load(add, from + i, count - i);
-        for (int k = 0; k < N; k++)
-            v[k] += add[k];
-        store(to + i, v, count - i);
+struct Add {
+    __device__ float operator()(float x, float y) const
+    {
+        return x + y;
     }
-}
+};
 
+/* to may also be BF16, a parameter's gradient. */
 void tensor_add_kernel(Tensor to, Tensor from)
 {
-    const int64_t count = tensor_count(to);
-
-    FOR_TYPE(from.dtype, T, PACKED(aligned(to) && aligned(from), float, N,
-        LAUNCH(add_all<T, N>, blocks(count, N), THREADS, data<float>(to), data<T>(from), count)));
+    FOR_GRADIENT(to.dtype, G, FOR_TYPE(from.dtype, T, compute<G, T>(to, to, from, Add())));
 }
 
 /* A warp copies a row, so that short rows keep all of a block's threads busy. */
@@ -260,9 +204,8 @@ void transpose_rows_kernel(Tensor out, Tensor in)
 {
     const int64_t X = in.shape[0], Y = in.shape[1], W = in.shape[2];
 
-    FOR_TYPE(in.dtype, T, PACKED(W % (16 / (int)sizeof(T)) == 0 && aligned(out) && aligned(in), T, N,
-        LAUNCH(transpose_rows_all<T, N>, warp_row_blocks(X * Y), dim3(WARP, THREADS / WARP), data<T>(out), data<T>(in),
-               X, Y, W)));
+    FOR_TYPE(in.dtype, T, PACKED(rows_aligned(out, in), T, N,
+        LAUNCH(transpose_rows_all<T, N>, row_blocks(X * Y, WARPS), dim3(WARP, WARPS), out, in, X, Y, W)));
 }
 
 /* ---- AdamW (Loshchilov & Hutter 2019) ---- */
@@ -307,10 +250,8 @@ void adamw_update_kernel(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor 
     const AdamW f = {(float)a.beta1, (float)a.beta2, (float)a.eps, (float)a.gradient_scale,
                      (float)(a.lr / a.correction1), (float)(1 / sqrt(a.correction2)),
                      (float)(a.lr * a.weight_decay), data<double>(a.scale)};
-    const bool can = aligned(params) && aligned(copy, 4 * dtype_size(copy.dtype)) && aligned(m) && aligned(v)
-                     && aligned(gradients);
+    const bool can = aligned(params, m, v, gradients) && aligned(copy, 4 * dtype_size(copy.dtype));
 
     FOR_TYPE(params.dtype, T, FOR_TYPE(copy.dtype, C, FOR_GRADIENT(gradients.dtype, G, PACKED(can, float, N,
-        LAUNCH(adamw_all<T, C, G, N>, blocks(count, N), THREADS, data<T>(params), data<C>(copy), data<float>(m),
-               data<float>(v), data<G>(gradients), f, count)))));
+        LAUNCH(adamw_all<T, C, G, N>, blocks(count, N), THREADS, params, copy, m, v, gradients, f, count)))));
 }

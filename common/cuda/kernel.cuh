@@ -16,93 +16,69 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
+#include <type_traits>
 
 #include "device_cuda.h"
+extern "C" {
 #include "../kernels.h"
+}
 
 /* ---- elements ---- */
 
-__device__ inline float number(float x)
+template <typename T> __device__ inline float number(T x)
 {
     return x;
 }
 
-__device__ inline float number(__nv_bfloat16 x)
-{
-    return __bfloat162float(x);
-}
-
-__device__ inline float number(__half x)
-{
-    return __half2float(x);
-}
-
 /* To the nearest, ties to even. */
-__device__ inline void set(float *to, float x)
+template <typename T> __device__ inline void set(T *to, float x)
 {
     *to = x;
-}
-
-__device__ inline void set(__nv_bfloat16 *to, float x)
-{
-    *to = __float2bfloat16_rn(x);
-}
-
-__device__ inline void set(__half *to, float x)
-{
-    *to = __float2half_rn(x);
 }
 
 template <typename T, int N> struct alignas(N * sizeof(T)) Pack {
     T x[N];
 };
 
-/* N elements, or only `left`; the others read as 0. Packs must lie at multiples of their size. */
-template <int N, typename T> __device__ inline void load(float (&to)[N], const T *from, int64_t left)
+/* N elements of a row, from element j on. Those outside the row read as `outside`, and are not written. Elements that
+ * are all inside must lie at a multiple of their size. */
+template <int N, typename T>
+__device__ inline void load_ragged(float (&to)[N], const T *row, int64_t j, int64_t width, float outside)
 {
-    if (N > 1 && left >= N) {
-        const Pack<T, N> p = *(const Pack<T, N> *)from;
+    if (j >= 0 && j + N <= width) {
+        const Pack<T, N> p = *(const Pack<T, N> *)(row + j);
         for (int k = 0; k < N; k++)
             to[k] = number(p.x[k]);
     } else {
         for (int k = 0; k < N; k++)
-            to[k] = k < left ? number(from[k]) : 0;
-    }
-}
-
-template <int N, typename T> __device__ inline void store(T *to, const float (&from)[N], int64_t left)
-{
-    if (N > 1 && left >= N) {
-        Pack<T, N> p;
-        for (int k = 0; k < N; k++)
-            set(&p.x[k], from[k]);
-        *(Pack<T, N> *)to = p;
-    } else {
-        for (int k = 0; k < N && k < left; k++)
-            set(&to[k], from[k]);
-    }
-}
-
-/* N elements of a row, from element j on. Those outside the row read as `outside`, and are not written. */
-template <int N, typename T>
-__device__ inline void load_ragged(float (&to)[N], const T *row, int64_t j, int64_t width, float outside)
-{
-    if (j >= 0 && j + N <= width)
-        load(to, row + j, N);
-    else
-        for (int k = 0; k < N; k++)
             to[k] = j + k >= 0 && j + k < width ? number(row[j + k]) : outside;
+    }
 }
 
 template <int N, typename T>
 __device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, int64_t width)
 {
-    if (j >= 0 && j + N <= width)
-        store(row + j, from, N);
-    else
+    if (j >= 0 && j + N <= width) {
+        Pack<T, N> p;
+        for (int k = 0; k < N; k++)
+            set(&p.x[k], from[k]);
+        *(Pack<T, N> *)(row + j) = p;
+    } else {
         for (int k = 0; k < N; k++)
             if (j + k >= 0 && j + k < width)
                 set(&row[j + k], from[k]);
+    }
+}
+
+/* N elements, or only `left`; the others read as 0. */
+template <int N, typename T> __device__ inline void load(float (&to)[N], const T *from, int64_t left)
+{
+    load_ragged(to, from, 0, left, 0);
+}
+
+template <int N, typename T> __device__ inline void store(T *to, const float (&from)[N], int64_t left)
+{
+    store_ragged(to, from, 0, left);
 }
 
 /* ---- loops: packs of a flat tensor over the grid; rows over blocks, and a row's packs over a block's threads. Packs
@@ -122,7 +98,7 @@ __device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, i
 
 /* ---- sums and maxima: every thread of the warp or block calls them, in full warps, and gets the result ---- */
 
-enum { WARP = 32, THREADS = 256, MOST_THREADS = 512 };
+enum { WARP = 32, THREADS = 256, WARPS = THREADS / WARP, MOST_THREADS = 512 };
 
 template <typename S> __device__ inline S warp_sum(S x)
 {
@@ -138,34 +114,30 @@ __device__ inline float warp_max(float x)
     return x;
 }
 
-/* Each warp stores its result; then every warp combines all of them, in the same order. After the first barrier all are
- * stored; after the second all have been read, and the next call may write. */
-template <typename S> __device__ inline S block_sum(S x)
+/* Each warp stores what `combine` gives; then every warp combines all of these, in the same order. After the first
+ * barrier all are stored; after the second all have been read, and the next call may write. */
+template <typename S, S combine(S)> __device__ inline S over_block(S x, S none)
 {
     __shared__ S of_warp[WARP];
     const int lane = threadIdx.x % WARP;
 
-    x = warp_sum(x);
+    x = combine(x);
     if (lane == 0)
         of_warp[threadIdx.x / WARP] = x;
     __syncthreads();
-    x = warp_sum(lane < blockDim.x / WARP ? of_warp[lane] : 0);
+    x = combine(lane < blockDim.x / WARP ? of_warp[lane] : none);
     __syncthreads();
     return x;
 }
 
+template <typename S> __device__ inline S block_sum(S x)
+{
+    return over_block<S, warp_sum<S>>(x, 0);
+}
+
 __device__ inline float block_max(float x)
 {
-    __shared__ float of_warp[WARP];
-    const int lane = threadIdx.x % WARP;
-
-    x = warp_max(x);
-    if (lane == 0)
-        of_warp[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = warp_max(lane < blockDim.x / WARP ? of_warp[lane] : -INFINITY);
-    __syncthreads();
-    return x;
+    return over_block<float, warp_max>(x, -INFINITY);
 }
 
 /* ---- launches ---- */
@@ -175,9 +147,20 @@ template <typename T> static T *data(Tensor t)
     return (T *)t.data;
 }
 
-static inline bool aligned(Tensor t, int bytes = 16)
+static inline bool aligned(Tensor t, int bytes)
 {
     return (uintptr_t)t.data % bytes == 0;
+}
+
+/* Whether all tensors, or all their rows, start at multiples of 16 bytes. */
+template <typename... Tensors> static bool aligned(Tensors... t)
+{
+    return (aligned(t, 16) && ...);
+}
+
+template <typename... Tensors> static bool rows_aligned(Tensors... t)
+{
+    return aligned(t...) && ((tensor_width(t) * dtype_size(t.dtype) % 16 == 0) && ...);
 }
 
 static inline int64_t clamped(int64_t x, int64_t least, int64_t most)
@@ -185,26 +168,32 @@ static inline int64_t clamped(int64_t x, int64_t least, int64_t most)
     return x < least ? least : x > most ? most : x;
 }
 
-/* Blocks of THREADS for `count` elements, n per thread; blocks for rows; threads for a row's columns, n per thread. */
+/* Blocks of THREADS for `count` elements, n per thread; blocks for rows, n per block; threads for a row's columns, n
+ * per thread. */
 static inline int64_t blocks(int64_t count, int n)
 {
     return clamped((count + THREADS * n - 1) / (THREADS * n), 1, 1 << 16);
 }
 
-static inline int64_t row_blocks(int64_t rows)
+static inline int64_t row_blocks(int64_t rows, int n = 1)
 {
-    return clamped(rows, 1, 1 << 20);
-}
-
-/* Blocks for a warp per row. */
-static inline int64_t warp_row_blocks(int64_t rows)
-{
-    return clamped((rows + THREADS / WARP - 1) / (THREADS / WARP), 1, 1 << 20);
+    return clamped((rows + n - 1) / n, 1, 1 << 20);
 }
 
 static inline int row_threads(int64_t width, int n)
 {
     return clamped((width / n + WARP - 1) / WARP, 1, MOST_THREADS / WARP) * WARP;
+}
+
+/* An argument as a kernel's parameter of type P; of a tensor, its data. */
+template <typename P> static P parameter(Tensor t)
+{
+    return static_cast<P>(t.data);
+}
+
+template <typename P, typename A> static P parameter(A a)
+{
+    return static_cast<P>(a);
 }
 
 /* shared: bytes of `extern __shared__` memory. More than 48 KB, with the kernel's other shared memory, must be
@@ -220,57 +209,77 @@ static void launch(const char *call, const char *file, int line, int shared, voi
     if (shared > 40 << 10)
         cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                    call, file, line);
-    cuda_check(cudaLaunchKernelEx(&config, kernel, a...), call, file, line);
+    cuda_check(cudaLaunchKernelEx(&config, kernel, parameter<P>(a)...), call, file, line);
 }
 
-/* LAUNCH(kernel, grid, threads, arguments...), LAUNCH_SHARED(bytes, kernel, ...) */
+template <typename... P, typename... A>
+static void launch_rows(const char *call, const char *file, int line, Tensor t, int n, void (*kernel)(P...), A... a)
+{
+    const int64_t rows = tensor_rows(t), width = tensor_width(t);
+
+    launch(call, file, line, 0, kernel, row_blocks(rows), row_threads(width, n), a..., rows, width);
+}
+
+/* LAUNCH(kernel, grid, threads, arguments...), LAUNCH_SHARED(bytes, kernel, ...), LAUNCH_ROWS(tensor, n, kernel,
+ * arguments...). The last is for a block per row of the tensor, with n columns per thread; the kernel's last arguments
+ * are the rows and their width. */
 #define LAUNCH(...) launch(#__VA_ARGS__, __FILE__, __LINE__, 0, __VA_ARGS__)
 #define LAUNCH_SHARED(bytes, ...) launch(#__VA_ARGS__, __FILE__, __LINE__, bytes, __VA_ARGS__)
+#define LAUNCH_ROWS(...) launch_rows(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
 
-/* Runs statements with T as a dtype's C++ type. */
+/* Runs statements with T as a dtype's C++ type; or with G, of parameters' gradients: float or bf16. */
 #define FOR_TYPE(dtype_of, T, ...) \
-    do { \
-        switch (dtype_of) { \
-        case BF16: { \
-            typedef __nv_bfloat16 T; \
-            __VA_ARGS__; \
-            break; \
-        } \
-        case F16: { \
-            typedef __half T; \
-            __VA_ARGS__; \
-            break; \
-        } \
-        default: { \
-            typedef float T; \
-            __VA_ARGS__; \
-        } \
-        } \
-    } while (0)
-
-/* The same, with G, for gradients of parameters: float or bf16. */
+    switch (dtype_of) { \
+    case BF16: TYPE_CASE(__nv_bfloat16, T, __VA_ARGS__) \
+    case F16: TYPE_CASE(__half, T, __VA_ARGS__) \
+    default: TYPE_CASE(float, T, __VA_ARGS__) \
+    }
 #define FOR_GRADIENT(dtype_of, G, ...) \
-    do { \
-        if (dtype_of == BF16) { \
-            typedef __nv_bfloat16 G; \
-            __VA_ARGS__; \
-        } else { \
-            typedef float G; \
-            __VA_ARGS__; \
-        } \
-    } while (0)
+    switch (dtype_of) { \
+    case BF16: TYPE_CASE(__nv_bfloat16, G, __VA_ARGS__) \
+    default: TYPE_CASE(float, G, __VA_ARGS__) \
+    }
+#define TYPE_CASE(type, T, ...) { \
+        typedef type T; \
+        __VA_ARGS__; \
+        break; \
+    }
 
 /* Runs statements with N as the elements of type T in 16 bytes if `can`, else 1. */
 #define PACKED(can, T, N, ...) \
-    do { \
-        if (can) { \
-            constexpr int N = 16 / sizeof(T); \
-            __VA_ARGS__; \
-        } else { \
-            constexpr int N = 1; \
-            __VA_ARGS__; \
-        } \
-    } while (0)
+    if (can) { \
+        constexpr int N = 16 / sizeof(T); \
+        __VA_ARGS__; \
+    } else { \
+        constexpr int N = 1; \
+        __VA_ARGS__; \
+    }
+
+/* ---- elements of flat tensors, one by one ---- */
+
+/* to[i] = f(a[i], b[i]). to may be a or b. What f ignores is not read. */
+template <int N, typename To, typename From, typename F>
+__global__ void each_element(To *to, const To *a, const From *b, F f, int64_t count)
+{
+    EACH_PACK(i, N, count) {
+        float x[N], y[N];
+        load(x, a + i, count - i);
+        load(y, b + i, count - i);
+        for (int k = 0; k < N; k++)
+            x[k] = f(x[k], y[k]);
+        store(to + i, x, count - i);
+    }
+}
+
+/* 16 bytes of the larger type at a time. */
+template <typename To, typename From, typename F> static void compute(Tensor to, Tensor a, Tensor b, F f)
+{
+    typedef std::conditional_t<(sizeof(To) > sizeof(From)), To, From> Larger;
+    const int64_t count = tensor_count(to);
+
+    PACKED(aligned(to, a, b), Larger, N,
+        LAUNCH(each_element<N, To, From, F>, blocks(count, N), THREADS, to, a, b, f, count));
+}
 
 /* ---- matmul.cu ---- */
 
@@ -279,6 +288,7 @@ typedef struct {
     void *data;
     DType dtype;
     int64_t ld, stride;
+    const float *scale;                         /* of fp8, on the device; otherwise NULL */
 } Matrix;
 
 /* The part of a matrix that starts at a row and column. */
@@ -290,13 +300,11 @@ static inline Matrix from(Matrix m, int64_t row, int64_t column)
 
 static inline Matrix rows_of(Tensor t)
 {
-    Matrix m = {t.data, t.dtype, tensor_width(t), 0};
-
-    return m;
+    return (Matrix){t.data, t.dtype, tensor_width(t), 0, t.scale};
 }
 
 /* Computes, for `count` matrices, c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored
- * transposed. a and b have one type, c the same or float; sums are float. */
+ * transposed. a and b have one type, c the same or float; sums are float. Or a and b are fp8, only b transposed. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count);
 

@@ -69,15 +69,12 @@ void column_sums_kernel(Tensor sum, Tensor t)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t), parts = clamped(rows / 64, 1, 128);
     const int64_t bytes = parts * width * 4;
-    const bool wide = width * dtype_size(t.dtype) % 16 == 0;
     float *partial = (float *)device_scratch(bytes);
 
-    FOR_TYPE(t.dtype, T, PACKED(wide && aligned(t), T, N,
-        LAUNCH(column_parts<T, N>, column_blocks(width, N, parts), dim3(WARP, GROUPS), partial, data<T>(t), rows,
-               width)));
+    FOR_TYPE(t.dtype, T, PACKED(rows_aligned(t), T, N,
+        LAUNCH(column_parts<T, N>, column_blocks(width, N, parts), dim3(WARP, GROUPS), partial, t, rows, width)));
     FOR_GRADIENT(sum.dtype, G,
-        LAUNCH(add_parts<G>, column_blocks(width, 1, 1), dim3(WARP, GROUPS), data<G>(sum), (G *)NULL, (G *)NULL,
-               partial, parts, width));
+        LAUNCH(add_parts<G>, column_blocks(width, 1, 1), dim3(WARP, GROUPS), sum, NONE, NONE, partial, parts, width));
     device_free(partial, bytes);
 }
 
@@ -119,12 +116,8 @@ __global__ void layernorm_forward_rows(T *out, float *stats, const T *x, const T
 
 void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
 {
-    const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const bool wide = width * dtype_size(x.dtype) % 16 == 0;
-
-    FOR_TYPE(x.dtype, T, PACKED(wide && aligned(out) && aligned(x) && aligned(weight) && aligned(bias), T, N,
-        LAUNCH(layernorm_forward_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(out), data<float>(stats),
-               data<T>(x), data<T>(weight), data<T>(bias), rows, width)));
+    FOR_TYPE(x.dtype, T, PACKED(rows_aligned(out, x, weight, bias), T, N,
+        LAUNCH_ROWS(x, N, layernorm_forward_rows<T, N>, out, stats, x, weight, bias)));
 }
 
 /* With n = (x - mean) * rstd and g = d_out * weight: d_x += rstd * (g - mean(g) - n * mean(g * n)). A block takes one
@@ -183,35 +176,22 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
         }
 }
 
-template <typename T, int SUMS>
-static void start_layernorm_backward(Tensor d_x, float *partial, int64_t parts, Tensor d_out, Tensor x, Tensor stats,
-                                     Tensor weight)
-{
-    const int64_t rows = tensor_rows(x), width = tensor_width(x), most = (60 << 10) / (SUMS * 4);    /* fits any GPU */
-    const int64_t slices = (width + most - 1) / most, slice = ((width + slices - 1) / slices + 7) / 8 * 8;
-    const bool wide = width * dtype_size(x.dtype) % 16 == 0;
-
-    PACKED(wide && aligned(d_x) && aligned(d_out) && aligned(x) && aligned(weight), T, N,
-        LAUNCH_SHARED(SUMS * slice * 4, layernorm_backward_rows<T, N, SUMS>, dim3(parts, slices),
-                      row_threads(width, N), data<T>(d_x), partial, data<T>(d_out), data<T>(x), data<float>(stats),
-                      data<T>(weight), rows, width, slice));
-}
-
 void layernorm_backward_sums(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_sum, Tensor d_out, Tensor x,
                              Tensor stats, Tensor weight)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x), sums = d_sum.data ? 3 : 2;
     const int64_t parts = clamped(rows / 8, 1, 512), bytes = parts * sums * width * 4;
+    const int64_t most = (60 << 10) / (sums * 4), slices = (width + most - 1) / most;       /* 60 KB fit on any GPU */
+    const int64_t slice = ((width + slices - 1) / slices + 7) / 8 * 8;
     float *partial = (float *)device_scratch(bytes);
 
-    FOR_TYPE(x.dtype, T,
-        if (d_sum.data)
-            start_layernorm_backward<T, 3>(d_x, partial, parts, d_out, x, stats, weight);
-        else
-            start_layernorm_backward<T, 2>(d_x, partial, parts, d_out, x, stats, weight));
+    FOR_TYPE(x.dtype, T, PACKED(rows_aligned(d_x, d_out, x, weight), T, N,
+        LAUNCH_SHARED(sums * slice * 4, sums == 3 ? layernorm_backward_rows<T, N, 3> : layernorm_backward_rows<T, N, 2>,
+                      dim3(parts, slices), row_threads(width, N), d_x, partial, d_out, x, stats, weight, rows, width,
+                      slice)));
     FOR_GRADIENT(d_bias.dtype, G,
-        LAUNCH(add_parts<G>, column_blocks(width, 1, sums), dim3(WARP, GROUPS), data<G>(d_weight), data<G>(d_bias),
-               data<G>(d_sum), partial, parts, width));
+        LAUNCH(add_parts<G>, column_blocks(width, 1, sums), dim3(WARP, GROUPS), d_weight, d_bias, d_sum, partial,
+               parts, width));
     device_free(partial, bytes);
 }
 

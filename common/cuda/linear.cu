@@ -1,7 +1,6 @@
 /* Linear layers: matmuls (matmul.cu) with their biases, and quantization to fp8. */
 #include <cuda_fp8.h>
 
-#include "../error.h"
 #include "cublas.cuh"
 #include "kernel.cuh"
 
@@ -21,29 +20,38 @@ template <typename T, int N> __global__ void fill_rows(T *out, const T *row, int
  * but out is written, read and written again. Returns the product's beta. */
 static float begin_with(Tensor out, Tensor bias)
 {
-    const int64_t rows = tensor_rows(out), width = tensor_width(out);
-    const bool wide = width * dtype_size(out.dtype) % 16 == 0;
-
     if (!bias.data)
         return 0;
-    FOR_TYPE(out.dtype, T, PACKED(wide && aligned(out) && aligned(bias), T, N,
-        LAUNCH(fill_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(out), data<T>(bias), rows, width)));
+    FOR_TYPE(out.dtype, T, PACKED(rows_aligned(out, bias), T, N, LAUNCH_ROWS(out, N, fill_rows<T, N>, out, bias)));
     return 1;
+}
+
+/* Computes out = x times weight transposed, plus bias, or plus out's current values; `at_once`: by one matmul. */
+static void linear(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, bool at_once)
+{
+    const auto apart = [&] {
+        const float beta = add ? 1 : begin_with(out, bias);
+        matmul(false, true, tensor_rows(x), tensor_width(out), tensor_width(x), 1, rows_of(x), rows_of(weight), beta,
+               rows_of(out), 1);
+    };
+
+    if (at_once)
+        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, apart);
+    else
+        apart();
 }
 
 void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
+    linear(out, x, weight, bias, false, bias.data);
+}
 
-    const auto apart = [&] {
-        const float beta = begin_with(out, bias);
-        matmul(false, true, rows, m, k, 1, rows_of(x), rows_of(weight), beta, rows_of(out), 1);
-    };
-
-    if (bias.data)
-        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, apart);
-    else
-        apart();
+/* cuBLASLt adds no float bias to a product of fp8. */
+void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
+{
+    if (!aligned(out, x, weight))
+        fail("linear_fp8: %s, %s and %s must begin at multiples of 16 bytes", out.name, x.name, weight.name);
+    linear(out, x, weight, bias, add, bias.data && bias.dtype != F32);
 }
 
 void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
@@ -53,20 +61,14 @@ void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
     matmul(false, false, rows, k, m, 1, rows_of(d_out), rows_of(weight), 0, rows_of(d_x), 1);
 }
 
-__global__ void add_to_bf16(__nv_bfloat16 *to, const float *from, int64_t count)
-{
-    EACH_PACK(i, 1, count)
-        set(&to[i], number(to[i]) + from[i]);
-}
-
 void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(d_out), bytes = m * k * 4;
 
     if (d_weight.dtype == BF16 && x.dtype != BF16) {            /* cuBLAS adds to bf16 only from bf16 inputs */
-        const Matrix product = {device_scratch(bytes), F32, k, 0};
-        matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 0, product, 1);
-        LAUNCH(add_to_bf16, blocks(m * k, 1), THREADS, data<__nv_bfloat16>(d_weight), (float *)product.data, m * k);
+        const Tensor product = {device_scratch(bytes), NULL, F32, 2, {m, k}};
+        matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 0, rows_of(product), 1);
+        tensor_add_kernel(d_weight, product);
         device_free(product.data, bytes);
     } else {
         matmul(true, false, m, k, rows, 1, rows_of(d_out), rows_of(x), 1, rows_of(d_weight), 1);
@@ -75,31 +77,10 @@ void linear_backward_weight_kernel(Tensor d_weight, Tensor d_bias, Tensor d_out,
         column_sums_kernel(d_bias, d_out);
 }
 
-/* ---- fp8 ---- */
-
-/* cuBLASLt adds no float bias to a product of fp8. */
-void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add)
-{
-    const auto apart = [&] {
-        const float beta = add ? 1 : begin_with(out, bias);
-        if (!matmul_fp8(out, x, weight, beta))
-            fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU",
-                 (long long)tensor_rows(x), (long long)tensor_width(x), dtype_name(x.dtype),
-                 (long long)tensor_rows(weight), (long long)tensor_width(weight), dtype_name(weight.dtype),
-                 dtype_name(out.dtype));
-    };
-
-    if (!aligned(out) || !aligned(x) || !aligned(weight))
-        fail("linear_fp8: %s, %s and %s must begin at multiples of 16 bytes", out.name, x.name, weight.name);
-    if (bias.data && bias.dtype != F32)
-        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, apart);
-    else
-        apart();
-}
-
 /* ---- quantization: the largest |x|, the scale, and x / scale rounded ---- */
 
-template <typename T, int N> __global__ void amax_parts(float *partial, const T *x, int64_t count)
+/* out: each block's largest |x|; or, unless `largest` is 0, the scale that makes it `largest`. */
+template <typename T, int N> __global__ void amax_parts(float *out, const T *x, int64_t count, float largest)
 {
     float max = 0, nan = 0;                             /* nan: NaN if there is a NaN or Inf, which max may miss */
 
@@ -113,20 +94,7 @@ template <typename T, int N> __global__ void amax_parts(float *partial, const T 
     }
     max = block_max(max) + block_sum(nan);
     if (threadIdx.x == 0)
-        partial[blockIdx.x] = max;
-}
-
-__global__ void scale_of_parts(float *scale, const float *partial, int64_t count, float largest)
-{
-    float max = 0, nan = 0;
-
-    EACH_COLUMN(i, 1, count) {
-        max = fmaxf(max, partial[i]);
-        nan += partial[i] * 0;
-    }
-    max = block_max(max) + block_sum(nan);
-    if (threadIdx.x == 0)
-        *scale = max == 0 ? 1 : max / largest;
+        out[blockIdx.x] = largest == 0 ? max : max == 0 ? 1 : max / largest;
 }
 
 /* A block takes a tile of TILE rows and columns, a thread N neighbours of a row at a time. The tile goes through shared
@@ -173,20 +141,16 @@ void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
     const int64_t tiles = ((rows + TILE - 1) / TILE) * ((width + TILE - 1) / TILE);
     const Tensor any = out.data ? out : transposed;
     const bool fours = rows % 4 == 0 && width % 4 == 0 && aligned(out, 4) && aligned(transposed, 4) && aligned(x);
+    const __nv_fp8_interpretation_t format = any.dtype == E4M3 ? __NV_E4M3 : __NV_E5M2;
     enum { PARTS = 1024 };
     float *partial = (float *)device_scratch(PARTS * 4);
 
     FOR_TYPE(x.dtype, T,
         PACKED(aligned(x), T, N,
             const int64_t parts = clamped(blocks(count, N), 1, PARTS);
-            LAUNCH(amax_parts<T, N>, parts, THREADS, partial, data<T>(x), count);
-            LAUNCH(scale_of_parts, 1, THREADS, any.scale, partial, parts, any.dtype == E4M3 ? 448.0f : 57344.0f));
-        const __nv_fp8_interpretation_t format = any.dtype == E4M3 ? __NV_E4M3 : __NV_E5M2;
-        if (fours)
-            LAUNCH(quantize_tiles<T, 4>, tiles, THREADS, data<uint8_t>(out), data<uint8_t>(transposed), data<T>(x),
-                   any.scale, format, rows, width);
-        else
-            LAUNCH(quantize_tiles<T, 1>, tiles, THREADS, data<uint8_t>(out), data<uint8_t>(transposed), data<T>(x),
-                   any.scale, format, rows, width));
+            LAUNCH(amax_parts<T, N>, parts, THREADS, partial, x, count, 0);
+            LAUNCH(amax_parts<float, 1>, 1, THREADS, any.scale, partial, parts, any.dtype == E4M3 ? 448 : 57344));
+        PACKED(fours, float, N,
+            LAUNCH(quantize_tiles<T, N>, tiles, THREADS, out, transposed, x, any.scale, format, rows, width)));
     device_free(partial, PARTS * 4);
 }

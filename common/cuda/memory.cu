@@ -9,9 +9,6 @@
 #include <string.h>
 
 #include "device_cuda.h"
-#include "../error.h"
-#include "../memory.h"
-#include "../print.h"
 
 static cudaMemPool_t pool;
 
@@ -56,8 +53,6 @@ void device_free(void *data, int64_t bytes)
     (void)bytes;
     CUDA(cudaFreeAsync(data, stream()));
 }
-
-/* ---- Scratch ---- */
 
 void *device_scratch(int64_t bytes)
 {

@@ -1,7 +1,6 @@
 /* Operators with sums over scattered rows, over full tensors, and over short rows. */
 #include <stdlib.h>
 
-#include "../error.h"
 #include "kernel.cuh"
 
 /* ---- the embedding's gradient ---- */
@@ -15,7 +14,7 @@ enum { COLUMNS = 4 };
 template <typename T, typename G>
 __global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32_t *ids, int64_t rows, int64_t width)
 {
-    __shared__ int found[THREADS], of_warp[THREADS / WARP];
+    __shared__ int found[THREADS], of_warp[WARPS];
     const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const int64_t i = blockIdx.x, column = (int64_t)blockIdx.y * THREADS * COLUMNS + thread;
     const int32_t id = ids[i];
@@ -37,7 +36,7 @@ __global__ void embedding_backward_rows(G *d_weight, const T *d_out, const int32
         if (lane == 0)
             of_warp[warp] = __popc(of_lanes);
         __syncthreads();
-        for (int w = 0; w < THREADS / WARP; w++) {
+        for (int w = 0; w < WARPS; w++) {
             before += w < warp ? of_warp[w] : 0;
             count += of_warp[w];
         }
@@ -62,8 +61,7 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
     const dim3 grid(rows, (width + THREADS * COLUMNS - 1) / (THREADS * COLUMNS));
 
     FOR_TYPE(d_out.dtype, T, FOR_GRADIENT(d_weight.dtype, G,
-        LAUNCH(embedding_backward_rows<T, G>, grid, THREADS, data<G>(d_weight), data<T>(d_out), data<int32_t>(ids),
-               rows, width)));
+        LAUNCH(embedding_backward_rows<T, G>, grid, THREADS, d_weight, d_out, ids, rows, width)));
 }
 
 /* ---- the sum of all squares ---- */
@@ -134,7 +132,7 @@ void square_sum_into_kernel(Tensor sum, const Tensor *list, int count)
     device_upload(there, pieces, bytes);
     free(pieces);
     LAUNCH(square_pieces, n, THREADS, partial, there);
-    LAUNCH(square_total, 1, MOST_THREADS, data<double>(sum), partial, n);
+    LAUNCH(square_total, 1, MOST_THREADS, sum, partial, n);
     device_free(there, bytes);
     device_free(partial, partial_bytes);
 }
@@ -150,7 +148,7 @@ __global__ void clip_scale(double *scale, const double *square_sum, double clip)
 
 void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
 {
-    LAUNCH(clip_scale, 1, WARP, data<double>(scale), data<double>(square_sum), clip);
+    LAUNCH(clip_scale, 1, WARP, scale, square_sum, clip);
 }
 
 /* ---- merging the outputs of two blocks of keys ---- */
@@ -175,8 +173,8 @@ void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse
 {
     const int64_t rows = tensor_rows(out);
 
-    LAUNCH(attention_merge_rows, warp_row_blocks(rows), dim3(WARP, THREADS / WARP), data<float>(out), data<float>(lse),
-           data<float>(part), data<float>(part_lse), rows, tensor_width(out));
+    LAUNCH(attention_merge_rows, row_blocks(rows, WARPS), dim3(WARP, WARPS), out, lse, part, part_lse, rows,
+           tensor_width(out));
 }
 
 template <typename T>
@@ -197,6 +195,6 @@ void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
     const int64_t count = tensor_count(delta);
 
     FOR_TYPE(out.dtype, T,
-        LAUNCH(attention_delta_rows<T>, warp_row_blocks(count), dim3(WARP, THREADS / WARP), data<float>(delta),
-               data<T>(d_out), data<T>(out), count, tensor_count(out) / count));
+        LAUNCH(attention_delta_rows<T>, row_blocks(count, WARPS), dim3(WARP, WARPS), delta, d_out, out, count,
+               tensor_count(out) / count));
 }

@@ -4,17 +4,15 @@
  * 6N + 12*L*h*s FLOPs per token.
  */
 #include <cblas.h>
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "../../common/device.h"
-#include "../harness.h"
+#include "bench.h"
 
-enum { ROUNDS = 5, TRIES = 12, STEPS = 64 };
+enum { ROUNDS = 5, TRIES = 12 };
 
 static const struct {
     const char *name, *options;
@@ -42,19 +40,6 @@ static double sgemm_rate(int threads)
     return best;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int n)
-{
-    qsort(x, n, sizeof *x, ascending);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 typedef struct {
     double ratio, least, most;          /* FLOP/s over sgemm's: median, least, most */
     double sgemm, step;                 /* medians: FLOP/s, seconds of a step */
@@ -67,19 +52,17 @@ static Speed measure(int shape, int threads)
     Speed s = {0};
 
     for (int try = 0; try < TRIES && s.rounds < ROUNDS; try++) {
-        double seconds[STEPS];
         const double before = sgemm_rate(threads);
         run_well(BUILD "/cpu/01_single_gpu %s --accumulate 1 --steps %d --threads %d --quiet --metrics m.csv "
                  "--report r.json", shapes[shape].options, shapes[shape].steps + 1, threads);
         const double after = sgemm_rate(threads);
-        const int rows = read_column(in_temporary("m.csv"), "seconds", seconds, STEPS) - 1;
         if (fabs(before - after) > 0.1 * fmax(before, after))
             continue;
         double tokens[1];
-        read_column(in_temporary("m.csv"), "tokens", tokens, 1);
-        step[s.rounds] = median(seconds + 1, rows);             /* without the first, which warms up */
+        read_column("m.csv", "tokens", tokens, 1);
+        step[s.rounds] = median_of("seconds");
         sgemm[s.rounds] = (before + after) / 2;
-        ratio[s.rounds] = json_number(in_temporary("r.json"), "flops_per_token") * tokens[0] / step[s.rounds]
+        ratio[s.rounds] = json_number("r.json", "flops_per_token") * tokens[0] / step[s.rounds]
                           / sgemm[s.rounds];
         s.rounds++;
     }
@@ -90,33 +73,6 @@ static Speed measure(int shape, int threads)
     s.ratio = median(ratio, s.rounds);
     s.least = ratio[0], s.most = ratio[s.rounds - 1];
     return s;
-}
-
-/* Prints the operators of the last run. */
-static void print_operators(int steps)
-{
-    double total = 0;
-
-    for (int pass = 0; pass < 2; pass++)
-        for (int i = 0; i < 64; i++) {
-            char path[64];
-            double value[4];
-            static const char *const field[] = {"seconds", "calls", "flops", "bytes"};
-            char *op = json_text(in_temporary("r.json"), "ranks.0.operators", i, "op");
-            if (!op)
-                break;
-            for (int k = 0; k < 4; k++) {
-                snprintf(path, sizeof path, "ranks.0.operators.%d.%s", i, field[k]);
-                value[k] = json_number(in_temporary("r.json"), path);
-            }
-            if (pass == 0)
-                total += value[0];
-            else if (value[0] > 0.001 * total)
-                printf("    %-24s %5.1f%%  %8.3f ms per step  %6.1f GFLOP/s  %6.1f GB/s\n", op,
-                       100 * value[0] / total, 1e3 * value[0] / steps, value[2] / value[0] / 1e9,
-                       value[3] / value[0] / 1e9);
-            free(op);
-        }
 }
 
 int main(int argc, char **argv)
@@ -142,7 +98,7 @@ int main(int argc, char **argv)
             else if (one.rounds)
                 printf("%-32s two threads are %.2f times as fast as one; in sgemm %.2f times\n", "",
                        one.step / s.step, s.sgemm / one.sgemm);
-            print_operators(shapes[shape].steps);
+            print_operators(shapes[shape].steps, 0.001);
         }
     }
     return 0;

@@ -11,7 +11,7 @@
 #include "../../08_fused_kernels/fused.h"
 #include "../../common/ultrascale.h"
 #include "../../common/formats.h"
-#include "../harness.h"
+#include "bench.h"
 
 static const struct {
     const char *program, *options;
@@ -34,49 +34,7 @@ static const struct {
     {"08_fused_kernels", "--preset 1.3b --fuse all", 4},
     {"08_fused_kernels", "--preset 1.3b --fuse all", 4},
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes, STEPS = 64 };
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* The median of a column without the first step, which warms up. */
-static double median_of(const char *column)
-{
-    double x[STEPS];
-    const int n = read_column(in_temporary("m.csv"), column, x, STEPS) - 1;
-
-    qsort(x + 1, n, sizeof *x, ascending);
-    return x[1 + n / 2];
-}
-
-static void print_operators(int steps)
-{
-    double total = 0;
-
-    for (int pass = 0; pass < 2; pass++)
-        for (int i = 0; i < 64; i++) {
-            static const char *const field[] = {"seconds", "flops", "bytes"};
-            char path[64], *op = json_text(in_temporary("r.json"), "ranks.0.operators", i, "op");
-            double value[3];
-            if (!op)
-                break;
-            for (int k = 0; k < 3; k++) {
-                snprintf(path, sizeof path, "ranks.0.operators.%d.%s", i, field[k]);
-                value[k] = json_number(in_temporary("r.json"), path);
-            }
-            if (pass == 0)
-                total += value[0];
-            else if (value[0] > 0.005 * total)
-                printf("    %-24s %5.1f%%  %9.3f ms per step  %8.1f TFLOP/s  %8.1f GB/s\n", op,
-                       100 * value[0] / total, 1e3 * value[0] / steps, value[1] / value[0] / 1e12,
-                       value[2] / value[0] / 1e9);
-            free(op);
-        }
-}
+enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 /* Measures the speed without events around operators, then the time of each operator with them. */
 static void measure(int i)
@@ -102,7 +60,7 @@ static void measure(int i)
     if (r.status)
         printf("%s", r.err);
     else
-        print_operators(3);
+        print_operators(3, 0.005);
     result_free(r);
 }
 
@@ -110,46 +68,15 @@ static void measure(int i)
 
 static Tensor a, b, c, d, vector;
 
-static void copy(void)
-{
-    tensor_copy(a, b);
-}
-
-static void zero(void)
-{
-    tensor_zero(a);
-}
-
-static void add(void)
-{
-    tensor_add(a, b);
-}
-
-static void gelu(void)
-{
-    gelu_forward(a, b);
-}
-
-static void gelu_back(void)
-{
-    gelu_backward(a, b, c);
-}
-
-static void residual(void)
-{
-    residual_forward(a, b, c, vector);
-}
-
-static void adamw(void)
-{
-    adamw_update(a, NONE, b, c, d, (AdamWArguments){.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
-                                                    .correction1 = 1, .correction2 = 1, .gradient_scale = 1});
-}
-
-static void squares(void)
-{
-    square_sum(&a, 1);
-}
+#define OPERATOR(NAME, CALL) static void NAME(void) { CALL; }
+OPERATOR(copy, tensor_copy(a, b))
+OPERATOR(zero, tensor_zero(a))
+OPERATOR(add, tensor_add(a, b))
+OPERATOR(gelu, gelu_forward(a, b))
+OPERATOR(gelu_back, gelu_backward(a, b, c))
+OPERATOR(residual, residual_forward(a, b, c, vector))
+OPERATOR(adamw, adamw_update(a, NONE, b, c, d, (AdamWArguments){.eps = 1e-8, .correction1 = 1, .correction2 = 1}))
+OPERATOR(squares, square_sum(&a, 1))
 
 /* Returns the least seconds of several calls. An untimed call precedes each: while the GPU computes it, the host queues
  * the timed one. On an idle GPU the time would include the host's, some microseconds per launch. */
@@ -221,20 +148,9 @@ static Tensor random_of(DType dtype, Shape s)
     return t;
 }
 
-static void product(void)
-{
-    linear_forward(a, b, c, NONE);
-}
-
-static void flash_forward(void)
-{
-    flash_attention_forward(out, lse, qkv);
-}
-
-static void flash_backward(void)
-{
-    flash_attention_backward(d_qkv, delta, d_out, qkv, out, lse);
-}
+OPERATOR(product, linear_forward(a, b, c, NONE))
+OPERATOR(flash_forward, flash_attention_forward(out, lse, qkv))
+OPERATOR(flash_backward, flash_attention_backward(d_qkv, delta, d_out, qkv, out, lse))
 
 static void print_flash(DType dtype)
 {
@@ -272,7 +188,6 @@ static void print_flash(DType dtype)
 
 int main(int argc, char **argv)
 {
-
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (device_count() == 0) {
         if (system("nvidia-smi -L >/dev/null 2>&1") == 0)

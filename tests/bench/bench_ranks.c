@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "../../common/ultrascale.h"
-#include "../harness.h"
+#include "bench.h"
 
 enum { ROUNDS = 5, REPEAT = 8 };
 
@@ -30,7 +30,7 @@ static void worker(void)
 {
     static const int64_t sizes[] = {1000, 100000, 4000000, 32000000};
 
-    device_init(comm_local_rank(), comm_local_size(), 1);
+    device_init(comm_local.rank, comm_local.size, 1);
     const int n = comm_size(world);
     for (int s = 0; s < 4; s++) {
         Tensor a = tensor_create(MEM_WORKSPACE, REAL, "a", shape(sizes[s]));
@@ -61,7 +61,7 @@ static double tokens_per_second(const char *program, int threads, int accumulate
 
     run_well("%s --threads %d --layers 4 --hidden 256 --heads 4 --seq 128 --micro-batch 4 --accumulate %d --steps 12 "
              "--quiet --metrics m.csv", program, threads, accumulate);
-    const int rows = read_column(in_temporary("m.csv"), "tokens_per_second", values, 64);
+    const int rows = read_column("m.csv", "tokens_per_second", values, 64);
     for (int i = 1; i < rows; i++)
         best = fmax(best, values[i]);
     return best;
@@ -74,7 +74,7 @@ static double simulated_step(const char *options)
 
     run_well("mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 6 --hidden 128 --heads 4 --seq 64 --micro-batch 2 "
              "--accumulate 1 --steps 6 --pretend 2,0.025,20 --quiet --metrics m.csv %s", options);
-    const int rows = read_column(in_temporary("m.csv"), "seconds", seconds, 8);
+    const int rows = read_column("m.csv", "seconds", seconds, 8);
     for (int s = 1; s < rows; s++)
         least = fmin(least, seconds[s]);
     return least;
@@ -114,12 +114,9 @@ int main(int argc, char **argv)
             two[r] = tokens_per_second(programs[p], 1, 2);
             ratio[r] = 2 * two[r] / (before + tokens_per_second(BUILD "/cpu/01_single_gpu", 2, 4));
         }
-        double least = ratio[0], most = ratio[0], middle = 0, speed = 0;
-        for (int r = 0; r < ROUNDS; r++) {
-            least = fmin(least, ratio[r]), most = fmax(most, ratio[r]);
-            middle += ratio[r] / ROUNDS, speed += two[r] / ROUNDS;
-        }
-        printf("%-40s %8.0f  %.2f (%.2f, %.2f)\n", strstr(programs[p], "/0") + 1, speed, middle, least, most);
+        const double middle = median(ratio, ROUNDS);
+        printf("%-40s %8.0f  %.2f (%.2f, %.2f)\n", strstr(programs[p], "/0") + 1, median(two, ROUNDS), middle, ratio[0],
+               ratio[ROUNDS - 1]);
     }
     overlap();
     fflush(stdout);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../harness.h"
+#include "bench.h"
 
 enum { ROUNDS = 5, STEPS = 6, MOST = 8 };
 
@@ -26,25 +26,13 @@ static const struct {
       "--layers 4 --hidden 256 --heads 4 --vocab 256 --seq 1024 --micro-batch 1"}},
 };
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* The median seconds of a step, without the first, which warms up; sets *peak to the run's peak memory in bytes. */
+/* The median seconds of a step; sets *peak to the run's peak memory in bytes. */
 static double step_of(const char *program, const char *shape, const char *variant, double *peak)
 {
-    double seconds[STEPS + 1], bytes[STEPS + 1];
-
     run_well(BUILD "/cpu/%s %s %s --accumulate 1 --steps %d --quiet --metrics m.csv", program, shape, variant,
              STEPS + 1);
-    const int rows = read_column(in_temporary("m.csv"), "seconds", seconds, STEPS + 1);
-    read_column(in_temporary("m.csv"), "peak_bytes", bytes, STEPS + 1);
-    *peak = bytes[0];
-    qsort(seconds + 1, rows - 1, sizeof *seconds, ascending);
-    return seconds[1 + (rows - 1) / 2];
+    read_column("m.csv", "peak_bytes", peak, 1);
+    return median_of("seconds");
 }
 
 int main(int argc, char **argv)
@@ -66,11 +54,9 @@ int main(int argc, char **argv)
                     ratio[v][round] = step[v][round] / step[0][round];
                 }
             for (int v = 0; v < count; v++) {
-                qsort(step[v], ROUNDS, sizeof **step, ascending);
-                qsort(ratio[v], ROUNDS, sizeof **ratio, ascending);
+                const double of_first = median(ratio[v], ROUNDS);
                 printf("%-24s %9.1f ms %10.2f    (%.2f, %.2f) %9.1f MB\n", benches[b].variants[v],
-                       1e3 * step[v][ROUNDS / 2], ratio[v][ROUNDS / 2], ratio[v][0], ratio[v][ROUNDS - 1],
-                       peak[v] / 1e6);
+                       1e3 * median(step[v], ROUNDS), of_first, ratio[v][0], ratio[v][ROUNDS - 1], peak[v] / 1e6);
             }
             printf("\n");
         }

@@ -6,7 +6,6 @@
 
 #include "../../common/ultrascale.h"
 #include "../../common/formats.h"
-#include "../../common/random.h"
 #include "../harness.h"
 #include "../tensors.h"
 
@@ -117,29 +116,6 @@ static void doubles_are_rounded_once(void **state)
 
 /* ---- Operators ---- */
 
-static Tensor create(DType dtype, const char *name, Shape shape)
-{
-    const Tensor t = guarded(dtype, name, shape);
-
-    tensor_zero(t);
-    return t;
-}
-
-/* Random numbers, rounded to `as` first, so that tensors of REAL and of a small type get the same numbers. */
-static Tensor random_tensor(DType dtype, DType as, const char *name, Shape shape, double scale)
-{
-    Tensor t = create(dtype, name, shape), rounded = create(as, name, shape);
-    real *x = malloc(tensor_count(t) * sizeof *x);
-
-    for (int64_t i = 0; i < tensor_count(t); i++)
-        x[i] = scale * random_normal(name[0] * 256 + name[1], 99, 0, i);
-    tensor_from_host(rounded, x);
-    tensor_to_host(x, rounded);
-    tensor_from_host(t, x);
-    free(x);
-    return t;
-}
-
 /* Fails unless each element of `small` is that of `exact`, rounded, within `neighbours` times the distance of adjacent
  * numbers. The difference allows for matmuls that sum in another order: a number near a tie may become its neighbour.
  * The distance is that at the number's size, or at a thousandth of the largest, as sums may cancel. */
@@ -183,7 +159,7 @@ static void operators_round_once(void **state)
         Tensor x[2], y[2], stats[2], w[2], b[2], wide[2], weight[2], bias[2], qkv[2], probs[2], d_qkv[2], d_probs[2];
         Tensor d_w[2], d_b[2], d_weight[2], d_bias[2], d_y[2], d_wide[2], out[2], embedding[2], d_embedding[2];
         Tensor logits[2], lse[2], loss[2], add[2];
-        Tensor rope = create(REAL, "rope", shape(T, D)), ids = create(I32, "ids", shape(R));
+        Tensor rope = zeroed(REAL, "rope", shape(T, D)), ids = zeroed(I32, "ids", shape(R));
         int32_t id[R];
         rope_table(rope, 3);
         for (int i = 0; i < R; i++)
@@ -192,24 +168,24 @@ static void operators_round_once(void **state)
         for (int k = 0; k < 2; k++) {                   /* 0: REAL; 1: the small type */
             const DType t = k ? dtype : REAL, tg = k ? g : REAL;
             const double grow = g == BF16 ? 0 : 1;      /* BF16 gradients start at 0: rounded once */
-            x[k] = random_tensor(t, dtype, "x", shape(R, H), 1), y[k] = create(t, "y", shape(R, H));
-            add[k] = random_tensor(t, dtype, "add", shape(R, H), 1);
-            stats[k] = create(REAL, "stats", shape(R, 2));
-            w[k] = random_tensor(t, dtype, "w", shape(H), 1), b[k] = random_tensor(t, dtype, "b", shape(H), 1);
-            wide[k] = create(t, "wide", shape(R, M));
-            weight[k] = random_tensor(t, dtype, "weight", shape(M, H), 0.2), bias[k] = random_tensor(t, dtype, "bias", shape(M), 1);
-            qkv[k] = random_tensor(t, dtype, "qkv", shape(B, T, 3 * H), 1);
-            probs[k] = create(t, "probs", shape(B, A, T, T)), d_probs[k] = create(t, "d_probs", shape(B, A, T, T));
-            d_qkv[k] = create(t, "d_qkv", shape(B, T, 3 * H));
-            d_w[k] = random_tensor(tg, BF16, "dw", shape(H), grow), d_b[k] = random_tensor(tg, BF16, "db", shape(H), grow);
-            d_weight[k] = random_tensor(tg, BF16, "dweight", shape(M, H), grow);
-            d_bias[k] = random_tensor(tg, BF16, "dbias", shape(M), grow);
-            d_y[k] = random_tensor(t, dtype, "d_y", shape(R, H), 1), d_wide[k] = random_tensor(t, dtype, "d_wide", shape(R, M), 1);
-            out[k] = create(t, "out", shape(R, H));
-            embedding[k] = random_tensor(t, dtype, "embedding", shape(V, H), 1);
-            d_embedding[k] = create(tg, "d_embedding", shape(V, H));
-            logits[k] = random_tensor(t, dtype, "logits", shape(R, V), 2);
-            lse[k] = create(REAL, "lse", shape(R)), loss[k] = create(F64, "loss", shape(1));
+            x[k] = seeded(t, dtype, "x", shape(R, H), 1), y[k] = zeroed(t, "y", shape(R, H));
+            add[k] = seeded(t, dtype, "add", shape(R, H), 1);
+            stats[k] = zeroed(REAL, "stats", shape(R, 2));
+            w[k] = seeded(t, dtype, "w", shape(H), 1), b[k] = seeded(t, dtype, "b", shape(H), 1);
+            wide[k] = zeroed(t, "wide", shape(R, M));
+            weight[k] = seeded(t, dtype, "weight", shape(M, H), 0.2), bias[k] = seeded(t, dtype, "bias", shape(M), 1);
+            qkv[k] = seeded(t, dtype, "qkv", shape(B, T, 3 * H), 1);
+            probs[k] = zeroed(t, "probs", shape(B, A, T, T)), d_probs[k] = zeroed(t, "d_probs", shape(B, A, T, T));
+            d_qkv[k] = zeroed(t, "d_qkv", shape(B, T, 3 * H));
+            d_w[k] = seeded(tg, BF16, "dw", shape(H), grow), d_b[k] = seeded(tg, BF16, "db", shape(H), grow);
+            d_weight[k] = seeded(tg, BF16, "dweight", shape(M, H), grow);
+            d_bias[k] = seeded(tg, BF16, "dbias", shape(M), grow);
+            d_y[k] = seeded(t, dtype, "d_y", shape(R, H), 1), d_wide[k] = seeded(t, dtype, "d_wide", shape(R, M), 1);
+            out[k] = zeroed(t, "out", shape(R, H));
+            embedding[k] = seeded(t, dtype, "embedding", shape(V, H), 1);
+            d_embedding[k] = zeroed(tg, "d_embedding", shape(V, H));
+            logits[k] = seeded(t, dtype, "logits", shape(R, V), 2);
+            lse[k] = zeroed(REAL, "lse", shape(R)), loss[k] = zeroed(F64, "loss", shape(1));
         }
         for (int k = 0; k < 2; k++) {
             embedding_forward(out[k], ids, embedding[k]);
@@ -278,12 +254,12 @@ static void adamw_rounds_weights(void **state)
     (void)state;
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 2; k++) {
-            Tensor w = random_tensor(REAL, types[i], "w", shape(N), 1), small = random_tensor(types[i], types[i], "w", shape(N), 1);
-            Tensor g = random_tensor(REAL, gradients[k], "g", shape(N), 1);
-            Tensor g_small = random_tensor(gradients[k], gradients[k], "g", shape(N), 1);
+            Tensor w = seeded(REAL, types[i], "w", shape(N), 1), small = seeded(types[i], types[i], "w", shape(N), 1);
+            Tensor g = seeded(REAL, gradients[k], "g", shape(N), 1);
+            Tensor g_small = seeded(gradients[k], gradients[k], "g", shape(N), 1);
             Tensor m[2], v[2];
             for (int n = 0; n < 2; n++)
-                m[n] = create(REAL, "m", shape(N)), v[n] = create(REAL, "v", shape(N));
+                m[n] = zeroed(REAL, "m", shape(N)), v[n] = zeroed(REAL, "v", shape(N));
             adamw_update(w, NONE, m[0], v[0], g, a);
             adamw_update(small, NONE, m[1], v[1], g_small, a);
             assert_rounded(small, w, 0);
@@ -303,11 +279,11 @@ static void fp8_products(void **state)
 
     (void)state;
     for (int c = 0; c < 3; c++) {
-        Tensor x = random_tensor(BF16, BF16, "x", shape(R, K), 30), w = random_tensor(BF16, BF16, "w", shape(M, K), 1e-4);
-        Tensor scales = create(F32, "scales", shape(2)), out = random_tensor(cases[c].out, BF16, "out", shape(R, M), 1e-3);
-        Tensor x8 = create(cases[c].x, "x8", shape(R, K)), x8t = create(cases[c].x, "x8t", shape(K, R));
-        Tensor w8 = create(cases[c].weight, "w8", shape(M, K)), bias = random_tensor(cases[c].out, BF16, "b", shape(M), 1e-2);
-        Tensor before = create(REAL, "before", shape(R, M));
+        Tensor x = seeded(BF16, BF16, "x", shape(R, K), 30), w = seeded(BF16, BF16, "w", shape(M, K), 1e-4);
+        Tensor scales = zeroed(F32, "scales", shape(2)), out = seeded(cases[c].out, BF16, "out", shape(R, M), 1e-3);
+        Tensor x8 = zeroed(cases[c].x, "x8", shape(R, K)), x8t = zeroed(cases[c].x, "x8t", shape(K, R));
+        Tensor w8 = zeroed(cases[c].weight, "w8", shape(M, K)), bias = seeded(cases[c].out, BF16, "b", shape(M), 1e-2);
+        Tensor before = zeroed(REAL, "before", shape(R, M));
         real hx[R * K], hw[M * K], h8[R * K], h8t[R * K], hw8[M * K], ho[R * M], hb[M], amax = 0;
 
         x8.scale = x8t.scale = scales.data, w8.scale = (float *)scales.data + 1;
@@ -353,8 +329,8 @@ static void fp8_products(void **state)
 
 static void quantized_extremes(void **state)
 {
-    Tensor x = create(REAL, "x", shape(16, 16)), x8 = create(E4M3, "x8", shape(16, 16));
-    Tensor scale = create(F32, "scale", shape(1));
+    Tensor x = zeroed(REAL, "x", shape(16, 16)), x8 = zeroed(E4M3, "x8", shape(16, 16));
+    Tensor scale = zeroed(F32, "scale", shape(1));
     real host[256];
 
     (void)state;

@@ -53,7 +53,7 @@ static double now(void)
 
 static char *text_of(const char *name)                  /* the caller frees it */
 {
-    FILE *f = fopen(in_temporary(name), "r");
+    FILE *f = fopen(in_temporary("%s", name), "r");
     char *text = NULL;
     size_t size = 0;
 
@@ -64,18 +64,23 @@ static char *text_of(const char *name)                  /* the caller frees it *
     return text;
 }
 
-/* Whether a process has ended: it is gone, or a zombie. */
-static bool gone(pid_t pid)
+/* Reads a process's state and parent; returns whether it has ended: it is gone, or a zombie. */
+static bool stat_of(pid_t pid, int *parent)
 {
     char path[64], state = 'Z';
 
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *f = fopen(path, "r");
-    if (f && fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+    if (f && fscanf(f, "%*d (%*[^)]) %c %d", &state, parent) != 2)
         state = '?';
     if (f)
         fclose(f);
     return state == 'Z' || state == 'X';
+}
+
+static bool gone(pid_t pid)
+{
+    return stat_of(pid, &(int){0});
 }
 
 static int clean_up(void **state)
@@ -183,29 +188,23 @@ static int end_within(double seconds)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Expects one line in `err` that begins with the program's name, and these words, separated by |. */
-static void assert_message(const char *err, const char *name, const char *words)
+/* Expects one line in `err` that begins with the program's name, and these words, separated by |. Frees `err`. */
+static void assert_message(char *err, const char *name, const char *words)
 {
-    char begin[64], copy[512], *rest = copy;
+    char begin[64];
     int lines = 0;
 
     snprintf(begin, sizeof begin, "%s: ", name);
-    snprintf(copy, sizeof copy, "%s", words);
     for (const char *at = err; (at = strstr(at, begin)); at++)
         lines += at == err || at[-1] == '\n';
     if (lines != 1)
         fail_msg("%d lines instead of one begin with \"%s\":\n%s", lines, begin, err);
-    for (char *word; (word = strsep(&rest, "|"));)
-        if (!strstr(err, word))
-            fail_msg("no \"%s\" in\n%s", word, err);
+    expect((Result){.out = strdup(""), .err = err}, 0, words);
 }
 
 static int64_t step_saved(const char *directory)
 {
-    char path[64];
-
-    snprintf(path, sizeof path, "%s/trainer.json", directory);
-    return json_number(in_temporary(path), "step");
+    return json_number(in_temporary("%s/trainer.json", directory), "step");
 }
 
 static uint32_t below(uint32_t n)               /* a random number below n, the same in every run of the tests */
@@ -247,7 +246,7 @@ static void a_killed_rank_ends_all(void **state)
 
     (void)state;
     run_well(ONE " " SHAPE " --accumulate 2 --steps %d --metrics reference.csv --quiet", STEPS);
-    assert_int_equal(read_column(in_temporary("reference.csv"), "loss", reference, STEPS), STEPS);
+    assert_int_equal(read_column("reference.csv", "loss", reference, STEPS), STEPS);
     for (int i = 0; i < times; i++) {
         double loss[3];
         run_well("sh -c 'rm -rf kept*'");
@@ -261,7 +260,7 @@ static void a_killed_rank_ends_all(void **state)
         assert_true(step >= 2 && step + 3 <= STEPS);
         run_well(ONE " " SHAPE " --accumulate 2 --steps %lld --load kept --save kept --metrics on.csv --quiet",
                  (long long)step + 3);
-        assert_int_equal(read_column(in_temporary("on.csv"), "loss", loss, 3), 3);
+        assert_int_equal(read_column("on.csv", "loss", loss, 3), 3);
         for (int k = 0; k < 3; k++)
             if (!(fabs(loss[k] - reference[step + k]) <= 1e-9 * reference[step + k]))
                 fail_msg("resuming from step %lld, the loss of step %lld is %.17g instead of %.17g",
@@ -320,26 +319,11 @@ static void a_stopped_rank_ends_all(void **state)
         else if (status == 0 || now() - begin < 0.8 * TIMEOUT)
             fail_msg("%s, case %d: status %d after %.1f seconds\n%s", programs[p].name, i, status, now() - begin, err);
         else
-            assert_message(err, programs[p].name, i < PROGRAMS ? "waits for|of group|for 2 seconds (--timeout)"
+            assert_message(strdup(err), programs[p].name, i < PROGRAMS ? "waits for|of group|for 2 seconds (--timeout)"
                                                   : i < START  ? "wait|for 2 seconds (--timeout)"
                                                                : "starts, for 2 seconds (--timeout)");
         free(err);
     }
-}
-
-/* Returns the parent of process pid. */
-static pid_t parent_of(pid_t pid)
-{
-    char path[64];
-    int parent = 0;
-
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *f = fopen(path, "r");
-    if (f && fscanf(f, "%*d (%*[^)]) %*c %d", &parent) != 1)
-        parent = 0;
-    if (f)
-        fclose(f);
-    return parent;
 }
 
 /* The launcher's process on this machine, which alone could end the ranks, stops responding, as on a machine without its
@@ -351,7 +335,8 @@ static void a_silent_launcher_delays_no_rank(void **state)
         skip();                                 /* seven seconds */
     launch_two(0, "--timeout 1 --steps 1000000");
     wait_for("step 5/");
-    const pid_t proxy = parent_of(job.rank[0]);
+    pid_t proxy;
+    stat_of(job.rank[0], &proxy);
     kill(proxy, SIGSTOP);
     kill(job.rank[1], SIGSTOP);
     for (double begin = now(); !gone(job.rank[0]) && now() < begin + 8;)
@@ -404,7 +389,7 @@ static void signals_stop_all_ranks(void **state)
     wait_for("tokens per step");                /* a step that takes long: a later signal does not wait for its end */
     for (int k = 0; k < 2; k++, usleep(700000))
         kill(job.rank[0], SIGTERM);
-    assert_true(end_within(5) != 0);
+    assert_true(end_within(5) != 0 || mpiexec_loses_statuses());
 }
 
 /* ---- Ranks with different command lines, and ranks that cannot start ---- */
@@ -421,10 +406,8 @@ static void fails(int status, const char *name, const char *words, const char *f
     vsnprintf(command, sizeof command, format, list);
     va_end(list);
     Result r = run("timeout 15 %s", command);
-    if (r.status != status)
-        fail_msg("%s\nstatus %d, not %d\n%s%s", command, r.status, status, r.out, r.err);
-    assert_message(r.err, name, words);
-    result_free(r);
+    assert_message(strdup(r.err), name, words);
+    expect(r, status, "");
 }
 
 #define P03 BUILD "/cpu/03_data_parallel " SHAPE " --quiet"
@@ -496,9 +479,7 @@ static void a_rank_that_cannot_write_ends_all(void **state)
         wait_for("saved step");
         assert_int_equal(prlimit(job.rank[i == 0 ? 0 : i % 2], RLIMIT_FSIZE, &limit, NULL), 0);    /* 03's 0 writes */
         assert_int_equal(end_within(5), 1);
-        char *err = text_of("err");
-        assert_message(err, programs[i].name, "kept.tmp/|File too large");
-        free(err);
+        assert_message(text_of("err"), programs[i].name, "kept.tmp/|File too large");
         run_well(ONE " " SHAPE " --steps 0 --load kept --quiet");
         run_well("sh -c 'test ! -e r.json; rm -r kept kept.tmp'");
     }

@@ -3,15 +3,13 @@
  * ranks; NCCL could hang there.
  *
  * Environment variables:
- *   FAKE_NCCL_FAIL="ncclSend 3"  the third such call of rank 1 returns an error
- *   FAKE_NCCL_FAIL="async 3"     a communicator of rank 1 has an asynchronous error after its third operation
+ *   FAKE_NCCL_FAIL=ncclSend:3    the third such call of rank 1 returns an error
+ *   FAKE_NCCL_FAIL=async:3       a communicator of rank 1 has an asynchronous error after its third operation
  *   FAKE_NCCL_LOSE=3             rank 1's third operation on more than 8 elements never ends
- *   FAKE_NCCL_LOG=1              prints when communicators are made and first used
  */
 #include <mpi.h>
 #include <nccl.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,8 +34,8 @@ static bool fails(const char *name)
     const char *failing = getenv("FAKE_NCCL_FAIL");
     const size_t length = strlen(name);
 
-    return failing && world_rank() == 1 && !strncmp(failing, name, length) && failing[length] == ' '
-        && ++calls == atoi(failing + length);
+    return failing && world_rank() == 1 && !strncmp(failing, name, length) && failing[length] == ':'
+        && ++calls == atoi(failing + length + 1);
 }
 
 #define MAY_FAIL() do { if (fails(__func__)) return ncclSystemError; } while (0)
@@ -127,17 +125,11 @@ static bool others_run(const struct ncclComm *c)
     return false;
 }
 
-static void log_event(const struct ncclComm *c, const char *what)
-{
-    if (getenv("FAKE_NCCL_LOG"))
-        fprintf(stderr, "rank %d %s %d\n", world_rank(), what, c->name);
-}
-
 extern "C" {
 
 ncclResult_t ncclGetVersion(int *version)
 {
-    *version = getenv("FAKE_NCCL_VERSION") ? atoi(getenv("FAKE_NCCL_VERSION")) : NCCL_VERSION_CODE;
+    *version = NCCL_VERSION_CODE;
     return ncclSuccess;
 }
 
@@ -174,7 +166,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     if (others_run(NULL))
         return ncclInvalidUsage;
     c->name = name, c->size = size, c->rank = rank, c->tag = FIRST_TAG + TAGS * name;
-    log_event(c, "makes");
     send(hello, identity, sizeof identity, creator, c->tag + HELLO);
     for (int r = 0; r < size && identity[1] == creator; r++)
         receive(hello, joined[r], sizeof joined[r], MPI_ANY_SOURCE, c->tag + HELLO);
@@ -202,7 +193,6 @@ static ncclResult_t connect_ranks(ncclComm_t c)
 
     if (others_run(c))
         return ncclInvalidUsage;
-    log_event(c, "uses");
     for (int r = 0; r < c->size; r++) {
         send(requests, &nothing, 0, c->world[r], c->tag + CONNECT);
         receive(requests, &nothing, 0, c->world[r], c->tag + CONNECT);

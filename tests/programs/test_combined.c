@@ -47,7 +47,7 @@ static void all_grids_agree(void **state)
 /* The largest relative difference of any tensor, by norm, of a dump's gradients from float64's. */
 static double distance(const char *dump)
 {
-    return compare_gradients_by_norm(in_temporary(dump), in_temporary("exact.safetensors"), 4, NULL);
+    return compare_gradients_by_norm(dump, "exact.safetensors", 4, NULL);
 }
 
 /* 09 rounds more often than 02: partial sums over tp are in bf16, and so are the activations and gradients it sends. */
@@ -82,7 +82,7 @@ static double loss_after_300(const char *command)
     double loss[300], mean = 0;
 
     run_well("%s --preset tiny --seq 32 --steps 300 --lr 3e-4 --quiet --threads 1 --metrics 300.csv", command);
-    assert_int_equal(read_column(in_temporary("300.csv"), "loss", loss, 300), 300);
+    assert_int_equal(read_column("300.csv", "loss", loss, 300), 300);
     for (int i = 280; i < 300; i++)
         mean += loss[i] / 20;
     return mean;

@@ -94,38 +94,6 @@ static void blocks(void **state)
     }
 }
 
-static void small_operators(void **state)
-{
-    const Tensor in = filled("in", shape(3, 5, 7)), out = empty("out", shape(5, 3, 7));
-    const Tensor back = empty("back", shape(3, 5, 7));
-    const Tensor to = filled("to", shape(3, 35)), before = guarded_copy(to), full = empty("full", shape(1003));
-    const Tensor o = filled("o", shape(4, 3 * 5)), d_o = filled("d_o", shape(4, 3 * 5));
-    const Tensor delta = empty("delta", shape(4, 3));
-
-    (void)state;
-    transpose_rows(out, in);
-    for (int x = 0; x < 3; x++)
-        for (int y = 0; y < 5; y++)
-            for (int w = 0; w < 7; w++)
-                assert_true(data(out)[(y * 3 + x) * 7 + w] == data(in)[(x * 5 + y) * 7 + w]);
-    transpose_rows(back, out);
-    assert_memory_equal(back.data, in.data, tensor_bytes(in));
-    tensor_add(to, in);
-    for (int i = 0; i < 105; i++)
-        assert_true(data(to)[i] == data(before)[i] + data(in)[i]);
-    tensor_fill(full, -INFINITY);
-    for (int i = 0; i < 1003; i++)
-        assert_true(isinf(data(full)[i]) && data(full)[i] < 0);
-    attention_delta(delta, d_o, o);
-    for (int i = 0; i < 12; i++) {
-        double sum = 0;
-        for (int x = 0; x < 5; x++)
-            sum += data(o)[i * 5 + x] * data(d_o)[i * 5 + x];
-        assert_true(fabs(data(delta)[i] - sum) < 1e-14);
-    }
-    guarded_release();
-}
-
 /* Attends from each chunk of queries to the chunks of keys up to its own, in the order `order`, forward and backward.
  * Results must be 01's full attention. A column of q and k adds `shift` to all scores of one chunk of keys: a merge
  * without rescaling would overflow or vanish. */
@@ -199,15 +167,6 @@ static void configurations_agree(void **state)
     layouts_agree("07_context_parallel");
 }
 
-/* A value of rank r in the last run's --report r.json. */
-static double of_rank(int r, const char *what)
-{
-    char path[128];
-
-    snprintf(path, sizeof path, "ranks.%d.%s", r, what);
-    return json_number(in_temporary("r.json"), path);
-}
-
 #define RUN "mpiexec -n %d " PROGRAM " --attention %s --hidden 48 --vocab 97 --data %s --quiet --report r.json "
 
 /* Each rank computes only the pairs that the mask leaves. Queries of chunk c attend to C*c keys of earlier chunks and
@@ -225,7 +184,8 @@ static void pairs_are_what_the_mask_leaves(void **state)
             run_well(RUN "--layers %d --heads %d --seq %d --micro-batch %d --accumulate %d --steps 1", n, methods[m],
                      token_file(20000, 97), LAYERS, HEADS, S, MICRO_BATCH, ACCUMULATE);
             for (int r = 0; r < n; r++) {
-                const double is = of_rank(r, "attention_pairs") / (LAYERS * MICRO_BATCH * ACCUMULATE * HEADS);
+                const double is = json_number("r.json", "ranks.%d.attention_pairs", r)
+                                  / (LAYERS * MICRO_BATCH * ACCUMULATE * HEADS);
                 const double want = m == 0 || m == 2 ? C * (C + 1) / 2.0 + C * C * (double)r : S * (S + 1) / 2.0 / n;
                 if (is != want)
                     fail_msg("%s, rank %d of %d: %g pairs per head and sequence, not %g", methods[m], r, n, is, want);
@@ -233,8 +193,8 @@ static void pairs_are_what_the_mask_leaves(void **state)
             }
             assert_true(all == S * (S + 1) / 2.0);
             if (m == 0)                         /* ring: the first rank and the last have C+1 : (2n-1)C+1 */
-                assert_true(of_rank(n - 1, "attention_pairs") * (C + 1)
-                            == of_rank(0, "attention_pairs") * ((2 * n - 1) * C + 1));
+                assert_true(json_number("r.json", "ranks.%d.attention_pairs", n - 1) * (C + 1)
+                            == json_number("r.json", "ranks.0.attention_pairs") * ((2 * n - 1) * C + 1));
         }
 }
 
@@ -249,11 +209,8 @@ static void nothing_grows_with_the_square(void **state)
         for (int i = 0; i < 3; i++) {
             run_well(RUN "--layers 2 --heads 8 --seq %d --micro-batch 1 --accumulate 1 --steps 1", i ? 2 : 1,
                      methods[m], token_file(20000, 97), i < 2 ? 256 : 512);
-            for (int w = 0; w < 3; w++) {
-                char path[64];
-                snprintf(path, sizeof path, "memory.%s.measured", what[w]);
-                bytes[i][w] = of_rank(0, path) - (w == 2 ? 8 : 0);
-            }
+            for (int w = 0; w < 3; w++)
+                bytes[i][w] = json_number("r.json", "ranks.0.memory.%s.measured", what[w]) - (w == 2 ? 8 : 0);
         }
         for (int w = 0; w < 3; w++) {
             const bool gathered = m == 2 && w == 1;             /* all-gather: each rank has the full K and V */
@@ -268,7 +225,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks),
-        cmocka_unit_test(small_operators),
         cmocka_unit_test(blocks_in_any_order_are_full_attention),
         cmocka_unit_test(configurations_agree),
         cmocka_unit_test(pairs_are_what_the_mask_leaves),

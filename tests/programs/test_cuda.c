@@ -170,7 +170,7 @@ static bool run_program(const char *which, int i, const char *more, const char *
 
     if (cases[i].ranks > 1)
         snprintf(launch, sizeof launch, "mpiexec -n %d ", cases[i].ranks);
-    unlink(in_temporary(gradients));
+    unlink(in_temporary("%s", gradients));
     Result r = run("%s" BUILD "/%s/%s --layers 3 --hidden 96 --heads 12 --vocab 97 --seq 40 --micro-batch %d "
                    "--accumulate 2 --steps 2 --warmup 1 --data %s --quiet --dump-gradients %s %s %s", launch, which,
                    cases[i].program, divides ? 4 / cases[i].ranks : 4, token_file(20000, 97), gradients,
@@ -202,8 +202,8 @@ static void gradients_agree(void **state)
                 failed++;
                 continue;
             }
-            const double d = compare_gradients(in_temporary("tested.safetensors"),
-                                               in_temporary("reference.safetensors"), 12, worst);
+            const double d = compare_gradients("tested.safetensors",
+                                               "reference.safetensors", 12, worst);
             printf("%-20s %-38s %d rank%s%s: gradients differ by %.1e at most (%s)%s\n", cases[i].program,
                    cases[i].options, cases[i].ranks, cases[i].ranks > 1 ? "s" : " ", over_mpi ? " over MPI" : "", d,
                    worst, d <= 1e-4 ? "" : ": WRONG");
@@ -220,8 +220,8 @@ static double metric_difference(const char *column, int steps)
     double tested[32], reference[32], most = 0;
     int compared = 0;
 
-    assert_int_equal(read_column(in_temporary("tested.csv"), column, tested, 32), steps);
-    assert_int_equal(read_column(in_temporary("reference.csv"), column, reference, 32), steps);
+    assert_int_equal(read_column("tested.csv", column, tested, 32), steps);
+    assert_int_equal(read_column("reference.csv", column, reference, 32), steps);
     for (int i = 0; i < steps; i++) {
         if (!isfinite(tested[i]) && !isfinite(reference[i]))    /* fp16 has overflowed in both */
             continue;
@@ -275,17 +275,14 @@ static void tf32_is_the_default(void **state)
         skip();
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         unlink(in_temporary("m.csv"));
-        r = run(BUILD "/%s/01_single_gpu --preset tiny --layers 1 --seq 16 --steps 1 --metrics m.csv %s", build,
-                runs[i].options);
-        if (r.status || !strstr(r.out, runs[i].line))
-            fail_msg("%s: status %d, and not \"%s\", but\n%s%s", runs[i].options, r.status, runs[i].line, r.out, r.err);
-        result_free(r);
-        assert_int_equal(read_column(in_temporary("m.csv"), "loss", &loss, 1), 1);
+        expect(run(BUILD "/%s/01_single_gpu --preset tiny --layers 1 --seq 16 --steps 1 --metrics m.csv %s", build,
+                   runs[i].options), 0, runs[i].line);
+        assert_int_equal(read_column("m.csv", "loss", &loss, 1), 1);
         exact = i ? exact : loss;
         assert_true((loss != exact) == runs[i].rounded);
         assert_true(fabs(loss / exact - 1) < 1e-3);
     }
-    const double d = compare_gradients(in_temporary("rounded.safetensors"), in_temporary("exact.safetensors"), 2,
+    const double d = compare_gradients("rounded.safetensors", "exact.safetensors", 2,
                                        worst);
     printf("in TF32 gradients differ by %.1e at most (%s)\n", d, worst);
     assert_true(d > 1e-5 && d < 1e-1);
@@ -302,7 +299,7 @@ static void blocks_of_queries_are_large(void **state)
     for (int i = 0; i < 2; i++) {
         run_well(BUILD "/%s/07_context_parallel --preset tiny --layers 1 --seq %d --micro-batch 1 --steps 1 --quiet "
                  "--report r.json", i ? build : "cpu", (int)keys);
-        bytes[i] = json_number(in_temporary("r.json"), "ranks.0.memory.workspace.measured");
+        bytes[i] = json_number("r.json", "ranks.0.memory.workspace.measured");
     }
     assert_true(bytes[1] - bytes[0] == 2 * heads * (keys - of_cpu) * keys * 4);
 }
@@ -406,30 +403,20 @@ static void memory_check_includes_scratch(void **state)
     (void)state;
     if (!simulated())
         skip();
-    Result r = run("env SIMULATED_MEMORY=100000000 " BUILD "/simulated/01_single_gpu --layers 1 --hidden 32 --heads 2 "
-                   "--seq 16");
-    assert_int_equal(r.status, 1);
-    if (!strstr(r.out, ", and an estimated 268 MB for scratch and kernels, ") || !strstr(r.err, " available;"))
-        fail_msg("%s%s", r.out, r.err);
-    result_free(r);
+    expect(run("env SIMULATED_MEMORY=100000000 " BUILD "/simulated/01_single_gpu --layers 1 --hidden 32 --heads 2 "
+               "--seq 16"), 1, ", and an estimated 268 MB for scratch and kernels, | available;");
 }
 
 /* A display card that the build has no code for is left out. */
 static void older_gpus_are_left_out(void **state)
 {
-    static const char *const shape = BUILD "/simulated/01_single_gpu --layers 1 --hidden 32 --heads 2 --seq 16 --steps 1";
+    const char *shape = BUILD "/simulated/01_single_gpu --layers 1 --hidden 32 --heads 2 --seq 16 --steps 1";
 
     (void)state;
     if (strcmp(build, "simulated"))
         skip();
-    Result r = run("env 'SIMULATED_SM=61 90' %s", shape);
-    if (r.status != 0 || !strstr(r.out, "sm_90"))
-        fail_msg("status %d: %s%s", r.status, r.out, r.err);
-    result_free(r);
-    r = run("env SIMULATED_SM=70 %s", shape);
-    if (r.status != 1 || !strstr(r.err, "built for GPUs from sm_80 on, but those here are older"))
-        fail_msg("status %d: %s%s", r.status, r.out, r.err);
-    result_free(r);
+    expect(run("env 'SIMULATED_SM=61 90' %s", shape), 0, "sm_90");
+    expect(run("env SIMULATED_SM=70 %s", shape), 1, "built for GPUs from sm_80 on, but those here are older");
 }
 
 /* Two runs give the same bits, in every operator and in a program. */
@@ -448,6 +435,30 @@ static void runs_repeat(void **state)
     run_well("cmp once.safetensors again.safetensors");
 }
 
+/* NCCL's transport, on simulated GPUs: all operations, types and groups; then NCCL's errors, and a transfer whose other
+ * ranks never come. Each is one line, and ends all ranks. */
+static void transfers_over_nccl(void **state)
+{
+    static const char *const faults[][3] = {
+        {"FAIL=ncclCommInitRankConfig:1", "ncclCommInitRankConfig(", "an error of the fake; its last words (rank 1)"},
+        {"FAIL=ncclAllReduce:2", "ncclAllReduce(", "an error of the fake; its last words (rank 1)"},
+        {"FAIL=async:1", "NCCL, on a communicator of 2 ranks", "an error of the fake; its last words (rank 1)"},
+        {"LOSE=1", "waits for its GPU's all_reduce, operation 1 of group dp", ", for 2 seconds (--timeout)"}};
+
+    (void)state;
+    if (!simulated())
+        skip();
+    for (int n = 2; n <= 5; n += covering() ? 3 : 1)
+        run_well("mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
+    for (int i = 0; i < 4; i++) {
+        Result r = run("timeout 30 env FAKE_NCCL_%s mpiexec -n 2 " BUILD "/simulated/03_data_parallel --preset tiny "
+                       "--layers 1 --seq 8 --micro-batch 1 --steps 2 --timeout 2 --quiet", faults[i][0]);
+        if (r.status != 1 || !strstr(r.err, faults[i][1]) || !strstr(r.err, faults[i][2]))
+            fail_msg("%s: status %d\n%s", faults[i][0], r.status, r.err);
+        result_free(r);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -462,6 +473,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(memory_check_includes_scratch),
         cmocka_unit_test(older_gpus_are_left_out),
         cmocka_unit_test(runs_repeat),
+        cmocka_unit_test(transfers_over_nccl),
     };
 
     if (argc > 1 && !strcmp(argv[1], "memory"))

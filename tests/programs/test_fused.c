@@ -9,7 +9,6 @@
 #include "../../08_fused_kernels/fused.h"
 #include "../../common/ultrascale.h"
 #include "../../common/formats.h"
-#include "../../common/random.h"
 #include "../harness.h"
 #include "../layouts.h"
 #include "../tensors.h"
@@ -19,28 +18,9 @@
 #define MIXED BUILD "/cpu/02_mixed_precision"
 #define SINGLE64 BUILD "/cpu64/01_single_gpu"
 
-static Tensor create(DType dtype, const char *name, Shape shape)
+static Tensor drawn(DType dtype, const char *name, Shape shape, double scale)
 {
-    const Tensor t = guarded(dtype, name, shape);
-
-    tensor_zero(t);
-    return t;
-}
-
-/* Random numbers, the same for the same name. */
-static Tensor seeded(DType dtype, const char *name, Shape shape, double scale)
-{
-    Tensor t = create(dtype, name, shape);
-    real *x = malloc(tensor_count(t) * sizeof *x);
-    uint64_t seed = 0;
-
-    for (const char *c = name; *c; c++)
-        seed = seed * 31 + *c;
-    for (int64_t i = 0; i < tensor_count(t); i++)
-        x[i] = scale * random_normal(seed, 7, 0, i);
-    tensor_from_host(t, x);
-    free(x);
-    return t;
+    return seeded(dtype, dtype, name, shape, scale);
 }
 
 /* Expects max |a - b| <= tolerance max |b|. */
@@ -85,13 +65,13 @@ static void attention_is_the_chain(void **state)
         for (int k = 0; k < 3; k++) {
             const int64_t B = cases[c].B, T = cases[c].T, A = cases[c].A, D = cases[c].D;
             const DType t = types[k];
-            Tensor qkv = seeded(t, "qkv", shape(B, T, 3 * A * D), 1.5),
-                   d_out = seeded(t, "d_out", shape(B, T, A * D), 1);
-            Tensor out = create(t, "out", shape(B, T, A * D)), want = create(t, "want", shape(B, T, A * D));
-            Tensor probs = create(t, "probs", shape(B, A, T, T)), d_probs = create(t, "d_probs", shape(B, A, T, T));
-            Tensor lse = create(REAL, "lse", shape(B, A, T)), delta = create(REAL, "delta", shape(B, A, T));
-            Tensor d_qkv = seeded(t, "d_qkv", shape(B, T, 3 * A * D), 1);          /* overwritten */
-            Tensor d_want = create(t, "d_want", shape(B, T, 3 * A * D));
+            Tensor qkv = drawn(t, "qkv", shape(B, T, 3 * A * D), 1.5),
+                   d_out = drawn(t, "d_out", shape(B, T, A * D), 1);
+            Tensor out = zeroed(t, "out", shape(B, T, A * D)), want = zeroed(t, "want", shape(B, T, A * D));
+            Tensor probs = zeroed(t, "probs", shape(B, A, T, T)), d_probs = zeroed(t, "d_probs", shape(B, A, T, T));
+            Tensor lse = zeroed(REAL, "lse", shape(B, A, T)), delta = zeroed(REAL, "delta", shape(B, A, T));
+            Tensor d_qkv = drawn(t, "d_qkv", shape(B, T, 3 * A * D), 1);          /* overwritten */
+            Tensor d_want = zeroed(t, "d_want", shape(B, T, 3 * A * D));
             attention_forward(want, probs, qkv);
             attention_backward(d_want, d_probs, d_out, qkv, probs);
             flash_attention_forward(out, lse, qkv);
@@ -109,9 +89,9 @@ static void attention_of_extremes(void **state)
 
     (void)state;
     for (int k = 0; k < 2; k++) {
-        Tensor qkv = seeded(REAL, "qkv", shape(1, T, 3 * D), 40);
-        Tensor out = create(REAL, "out", shape(1, T, D)), want = create(REAL, "want", shape(1, T, D));
-        Tensor probs = create(REAL, "probs", shape(1, 1, T, T)), lse = create(REAL, "lse", shape(1, 1, T));
+        Tensor qkv = drawn(REAL, "qkv", shape(1, T, 3 * D), 40);
+        Tensor out = zeroed(REAL, "out", shape(1, T, D)), want = zeroed(REAL, "want", shape(1, T, D));
+        Tensor probs = zeroed(REAL, "probs", shape(1, 1, T, T)), lse = zeroed(REAL, "lse", shape(1, 1, T));
         real *x = qkv.data;
         for (int i = 0; i < T; i++)
             for (int d = 0; d < D; d++)
@@ -125,7 +105,7 @@ static void attention_of_extremes(void **state)
 
 static Tensor as_real(Tensor t)
 {
-    Tensor r = create(REAL, t.name, (Shape){t.dims, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
+    Tensor r = zeroed(REAL, t.name, (Shape){t.dims, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
 
     tensor_convert(r, t);
     return r;
@@ -144,22 +124,22 @@ static void attention_by_chunks_is_the_chain(void **state)
             const int64_t B = cases[c].B, C = cases[c].C, A = cases[c].A, D = cases[c].D;
             const DType t = types[k];
             const Shape of_q = shape(B, C, A, D), of_sum = shape(B, C, A, 1);
-            Tensor q = seeded(t, "q", of_q, 1.5), d_out = seeded(t, "d_out", of_q, 1), real_q = as_real(q);
-            Tensor out = create(REAL, "out", of_q), lse = create(REAL, "lse", of_sum);
-            Tensor want = create(REAL, "want", of_q), want_lse = create(REAL, "want_lse", of_sum);
-            Tensor block_out = create(REAL, "block_out", of_q), block_lse = create(REAL, "block_lse", of_sum);
-            Tensor delta = create(REAL, "delta", of_sum), rounded = create(t, "rounded", of_q);
-            Tensor d_q = seeded(REAL, "d_q", of_q, 1), d_want = seeded(REAL, "d_q", of_q, 1);      /* added to */
+            Tensor q = drawn(t, "q", of_q, 1.5), d_out = drawn(t, "d_out", of_q, 1), real_q = as_real(q);
+            Tensor out = zeroed(REAL, "out", of_q), lse = zeroed(REAL, "lse", of_sum);
+            Tensor want = zeroed(REAL, "want", of_q), want_lse = zeroed(REAL, "want_lse", of_sum);
+            Tensor block_out = zeroed(REAL, "block_out", of_q), block_lse = zeroed(REAL, "block_lse", of_sum);
+            Tensor delta = zeroed(REAL, "delta", of_sum), rounded = zeroed(t, "rounded", of_q);
+            Tensor d_q = drawn(REAL, "d_q", of_q, 1), d_want = drawn(REAL, "d_q", of_q, 1);      /* added to */
             Tensor key[2], value[2], d_key[2], d_value[2], d_want_key[2], d_want_value[2], scores[2];
             tensor_fill(lse, -INFINITY), tensor_fill(want_lse, -INFINITY);
             for (int i = 0; i < 2; i++) {
                 const int64_t K = i ? C : cases[c].K;
                 const Shape of_k = shape(B, K, A, D);
-                key[i] = seeded(t, i ? "k" : "k before", of_k, 1.5);
-                value[i] = seeded(t, i ? "v" : "v before", of_k, 1);
-                d_key[i] = seeded(REAL, "d_k", of_k, 1), d_want_key[i] = seeded(REAL, "d_k", of_k, 1);
-                d_value[i] = seeded(REAL, "d_v", of_k, 1), d_want_value[i] = seeded(REAL, "d_v", of_k, 1);
-                scores[i] = create(REAL, "scores", shape(2, A, C, K));
+                key[i] = drawn(t, i ? "k" : "k before", of_k, 1.5);
+                value[i] = drawn(t, i ? "v" : "v before", of_k, 1);
+                d_key[i] = drawn(REAL, "d_k", of_k, 1), d_want_key[i] = drawn(REAL, "d_k", of_k, 1);
+                d_value[i] = drawn(REAL, "d_v", of_k, 1), d_want_value[i] = drawn(REAL, "d_v", of_k, 1);
+                scores[i] = zeroed(REAL, "scores", shape(2, A, C, K));
                 flash_block_forward(out, lse, q, key[i], value[i], i);
                 attention_block_forward(block_out, block_lse, scores[i], real_q, as_real(key[i]), as_real(value[i]), i);
                 attention_merge(want, want_lse, block_out, block_lse);
@@ -189,21 +169,21 @@ static void stored_types_are_read_as_they_are(void **state)
 
     (void)state;
     for (int k = 0; k < 3; k++) {
-        Tensor logits = seeded(types[k], "logits", shape(R, V), 3), targets = create(I32, "targets", shape(R));
-        Tensor max = create(REAL, "max", shape(R)), want_max = create(REAL, "want_max", shape(R));
-        Tensor sums = create(REAL, "sums", shape(R, 2)), want_sums = create(REAL, "want_sums", shape(R, 2));
+        Tensor logits = drawn(types[k], "logits", shape(R, V), 3), targets = zeroed(I32, "targets", shape(R));
+        Tensor max = zeroed(REAL, "max", shape(R)), want_max = zeroed(REAL, "want_max", shape(R));
+        Tensor sums = zeroed(REAL, "sums", shape(R, 2)), want_sums = zeroed(REAL, "want_sums", shape(R, 2));
         for (int i = 0; i < R; i++)
             ((int32_t *)targets.data)[i] = i % 7 ? i * 5 : -1;
         cross_entropy_max(max, logits), cross_entropy_max(want_max, as_real(logits));
         cross_entropy_sums(sums, logits, max, targets), cross_entropy_sums(want_sums, as_real(logits), max, targets);
         assert_same(max, want_max, 0), assert_same(sums, want_sums, 0);
 
-        Tensor x = seeded(types[k], "x", shape(R, A * D), 1), y = seeded(types[k], "y", shape(R, A * D), 1);
-        Tensor delta = create(REAL, "delta", shape(R, A)), want_delta = create(REAL, "want_delta", shape(R, A));
+        Tensor x = drawn(types[k], "x", shape(R, A * D), 1), y = drawn(types[k], "y", shape(R, A * D), 1);
+        Tensor delta = zeroed(REAL, "delta", shape(R, A)), want_delta = zeroed(REAL, "want_delta", shape(R, A));
         attention_delta(delta, x, y), attention_delta(want_delta, as_real(x), as_real(y));
         assert_same(delta, want_delta, 0);
 
-        Tensor transposed = create(types[k], "transposed", shape(A, R, D)), want = create(REAL, "want", shape(A, R, D));
+        Tensor transposed = zeroed(types[k], "transposed", shape(A, R, D)), want = zeroed(REAL, "want", shape(A, R, D));
         transpose_rows(transposed, tensor_view(x, shape(R, A, D)));
         transpose_rows(want, tensor_view(as_real(x), shape(R, A, D)));
         assert_same(transposed, want, 0);
@@ -224,12 +204,12 @@ static void the_others_are_their_chains(void **state)
                 const int64_t R = cases[c].R, H = cases[c].H, M = cases[c].M, V = cases[c].V;
                 const DType t = types[k], tg = g ? BF16 : REAL;
                 const double tolerance = tolerance_of(t);
-                Tensor x = seeded(t, "x", shape(R, H), 1), branch = seeded(t, "branch", shape(R, H), 1);
-                Tensor add = seeded(t, "add", shape(H), 1), w = seeded(t, "w", shape(H), 1),
-                       b = seeded(t, "b", shape(H), 1);
-                Tensor sum = create(t, "sum", shape(R, H)), out = create(t, "out", shape(R, H));
-                Tensor want_sum = create(t, "sum", shape(R, H)), want = create(t, "out", shape(R, H));
-                Tensor stats = create(REAL, "stats", shape(R, 2)), want_stats = create(REAL, "stats", shape(R, 2));
+                Tensor x = drawn(t, "x", shape(R, H), 1), branch = drawn(t, "branch", shape(R, H), 1);
+                Tensor add = drawn(t, "add", shape(H), 1), w = drawn(t, "w", shape(H), 1),
+                       b = drawn(t, "b", shape(H), 1);
+                Tensor sum = zeroed(t, "sum", shape(R, H)), out = zeroed(t, "out", shape(R, H));
+                Tensor want_sum = zeroed(t, "sum", shape(R, H)), want = zeroed(t, "out", shape(R, H));
+                Tensor stats = zeroed(REAL, "stats", shape(R, 2)), want_stats = zeroed(REAL, "stats", shape(R, 2));
                 residual_layernorm_forward(sum, out, stats, x, branch, add, w, b);
                 residual_forward(want_sum, x, branch, add);
                 layernorm_forward(want, want_stats, want_sum, w, b);
@@ -239,8 +219,8 @@ static void the_others_are_their_chains(void **state)
                 Tensor d[4], d_want[4];
                 for (int i = 0; i < 2; i++) {
                     Tensor *to = i ? d_want : d;
-                    to[0] = seeded(t, "d_sum", shape(R, H), 1), to[1] = seeded(tg, "d_branch_bias", shape(H), 1);
-                    to[2] = seeded(tg, "d_weight", shape(H), 1), to[3] = seeded(tg, "d_bias", shape(H), 1);
+                    to[0] = drawn(t, "d_sum", shape(R, H), 1), to[1] = drawn(tg, "d_branch_bias", shape(H), 1);
+                    to[2] = drawn(tg, "d_weight", shape(H), 1), to[3] = drawn(tg, "d_bias", shape(H), 1);
                 }
                 residual_layernorm_backward(d[0], d[1], d[2], d[3], branch, want_sum, want_stats, w);
                 layernorm_backward(d_want[0], d_want[2], d_want[3], branch, want_sum, want_stats, w);
@@ -248,10 +228,10 @@ static void the_others_are_their_chains(void **state)
                 for (int i = 0; i < 4; i++)
                     assert_same(d[i], d_want[i], tolerance);
 
-                Tensor weight = seeded(t, "weight", shape(M, H), 0.3), bias = seeded(t, "bias", shape(M), 1);
-                Tensor down = seeded(t, "down", shape(H, M), 0.3);
-                Tensor up = create(t, "up", shape(R, M)), gelu = create(t, "gelu", shape(R, M));
-                Tensor want_up = create(t, "up", shape(R, M)), want_gelu = create(t, "gelu", shape(R, M));
+                Tensor weight = drawn(t, "weight", shape(M, H), 0.3), bias = drawn(t, "bias", shape(M), 1);
+                Tensor down = drawn(t, "down", shape(H, M), 0.3);
+                Tensor up = zeroed(t, "up", shape(R, M)), gelu = zeroed(t, "gelu", shape(R, M));
+                Tensor want_up = zeroed(t, "up", shape(R, M)), want_gelu = zeroed(t, "gelu", shape(R, M));
                 linear_gelu_forward(gelu, up, x, weight, bias);
                 linear_forward(want_up, x, weight, bias);
                 gelu_forward(want_gelu, want_up);
@@ -262,9 +242,9 @@ static void the_others_are_their_chains(void **state)
                 gelu_backward(gelu, gelu, want_up);
                 assert_same(up, gelu, tolerance);
 
-                Tensor logits = seeded(t, "logits", shape(R, V), 3), d_logits = seeded(t, "logits", shape(R, V), 3);
-                Tensor loss = create(F64, "loss", shape(1)), want_loss = create(F64, "loss", shape(1));
-                Tensor lse = create(REAL, "lse", shape(R)), ids = create(I32, "ids", shape(R));
+                Tensor logits = drawn(t, "logits", shape(R, V), 3), d_logits = drawn(t, "logits", shape(R, V), 3);
+                Tensor loss = zeroed(F64, "loss", shape(1)), want_loss = zeroed(F64, "loss", shape(1));
+                Tensor lse = zeroed(REAL, "lse", shape(R)), ids = zeroed(I32, "ids", shape(R));
                 int32_t id[300];
                 for (int i = 0; i < R; i++)
                     id[i] = i % 5 == 4 ? -1 : i * i % V;
@@ -292,12 +272,12 @@ static void adamw_clips_by_itself(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int k = 0; k < 3; k++) {
-            Tensor g = seeded(REAL, "g", shape(N), 1), by_host[4], by_device[4];
-            Tensor sum = create(F64, "sum", shape(1)), scale = create(F64, "scale", shape(1));
+            Tensor g = drawn(REAL, "g", shape(N), 1), by_host[4], by_device[4];
+            Tensor sum = zeroed(F64, "sum", shape(1)), scale = zeroed(F64, "scale", shape(1));
             for (int h = 0; h < 2; h++) {
                 Tensor *t = h ? by_host : by_device;
-                t[0] = seeded(REAL, "w", shape(N), 1), t[1] = seeded(types[k], "copy", shape(N), 1);
-                t[2] = seeded(REAL, "m", shape(N), 1), t[3] = create(REAL, "v", shape(N));
+                t[0] = drawn(REAL, "w", shape(N), 1), t[1] = drawn(types[k], "copy", shape(N), 1);
+                t[2] = drawn(REAL, "m", shape(N), 1), t[3] = zeroed(REAL, "v", shape(N));
                 tensor_fill(t[3], 0.3);
             }
             device_upload(sum.data, &cases[i].sum, sizeof cases[i].sum);
@@ -310,7 +290,7 @@ static void adamw_clips_by_itself(void **state)
                 adamw_update(by_host[0], by_host[1], by_host[2], by_host[3], g, a);
             for (int j = 0; j < 4; j++)
                 assert_memory_equal(by_host[j].data, by_device[j].data, tensor_bytes(by_host[j]));
-            const Tensor converted = create(types[k], "converted", shape(N));
+            const Tensor converted = zeroed(types[k], "converted", shape(N));
             tensor_convert(converted, by_device[0]);
             if (isfinite(cases[i].sum))
                 assert_memory_equal(by_device[1].data, converted.data, tensor_bytes(converted));
@@ -332,11 +312,11 @@ static void compare_runs(const char *fused, const char *base, double tolerance, 
              token_file(20000, 97));
     run_well("%s --data %s --micro-batch 4 --accumulate 2 --steps 10 --dump-gradients b.st --metrics b.csv", base,
              token_file(20000, 97));
-    const double d = compare_gradients(in_temporary("a.st"), in_temporary("b.st"), 6, worst);
+    const double d = compare_gradients("a.st", "b.st", 6, worst);
     if (!(d <= tolerance))
         fail_msg("%s: %s is %g from \"%s\"", fused, worst, d, base);
-    assert_int_equal(read_column(in_temporary("a.csv"), "loss", a, 10), 10);
-    assert_int_equal(read_column(in_temporary("b.csv"), "loss", b, 10), 10);
+    assert_int_equal(read_column("a.csv", "loss", a, 10), 10);
+    assert_int_equal(read_column("b.csv", "loss", b, 10), 10);
     for (int i = 0; i < 10; i++)
         assert_true(fabs(a[i] - b[i]) <= of_losses * b[i]);
 }
@@ -358,11 +338,11 @@ static void the_update_needs_no_host(void **state)
         run_well(MIXED " " SHAPE " %s --data %s --steps 30 --save b", cases[i], token_file(20000, 97));
         run_well("cmp a/model.safetensors b/model.safetensors");
         run_well("cmp a/optimizer.safetensors b/optimizer.safetensors");
-        assert_int_equal(read_column(in_temporary("a.csv"), "grad_norm", norm, 30), 30);
+        assert_int_equal(read_column("a.csv", "grad_norm", norm, 30), 30);
         for (int s = 0; s < 30; s++)
             steps -= !isfinite(norm[s]);
         assert_true(i ? steps == 30 : steps > 5 && steps < 28);
-        assert_true(json_number(in_temporary("a/trainer.json"), "optimizer_step") == steps);
+        assert_true(json_number("a/trainer.json", "optimizer_step") == steps);
         run_well("rm -r a b");
     }
 }
@@ -382,7 +362,7 @@ static void programs_agree(void **state)
     run_well(FUSED " --layers 3 --hidden 48 --heads 3 --seq 64 --dtype fp8 --steps 1 --quiet --threads 1 "
              "--dump-gradients a.st");
     run_well(SINGLE64 " --layers 3 --hidden 48 --heads 3 --seq 64 --steps 1 --quiet --threads 1 --dump-gradients b.st");
-    const double d = compare_gradients_by_norm(in_temporary("a.st"), in_temporary("b.st"), 3, worst);
+    const double d = compare_gradients_by_norm("a.st", "b.st", 3, worst);
     if (!(d <= 0.25))
         fail_msg("fp8: %s is %g from float64's, by its norm", worst, d);
 }
@@ -400,7 +380,7 @@ static void memory_is_gone(void **state)
                      " --layers 2 --hidden 32 --heads 2 --vocab 2000 --data %s --seq %d --micro-batch 1 --accumulate 1 "
                      "--steps 1 --quiet --threads 1 --fuse %s --report r.json",
                      token_file(20000, 97), long_one ? 1024 : 256, k ? "all" : "none");
-            activations[k][long_one] = json_number(in_temporary("r.json"), "ranks.0.memory.activations.measured");
+            activations[k][long_one] = json_number("r.json", "ranks.0.memory.activations.measured");
         }
     const double L = 2, A = 2, V = 2000;
     for (int long_one = 0; long_one < 2; long_one++) {

@@ -55,12 +55,11 @@ static void playbook_columns(void **state)
     (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *program = strrchr(cases[i].start, ' ') ? strrchr(cases[i].start, ' ') + 1 : cases[i].start;
-        char path[64];
         run_well("%.*s" BUILD "/cpu/%s --layers 4 --hidden 64 --heads 4 --vocab 97 --seq 32 --micro-batch 2 "
                  "--accumulate 2 --steps 0 --threads 1 --quiet --data %s --report playbook.json %s",
                  (int)(program - cases[i].start), cases[i].start, program, token_file(20000, 97), cases[i].options);
-        snprintf(path, sizeof path, "ranks.%d.memory.%s.playbook", cases[i].rank, cases[i].category);
-        const double bytes = json_number(in_temporary("playbook.json"), path);
+        const double bytes = json_number("playbook.json", "ranks.%d.memory.%s.playbook", cases[i].rank,
+                                         cases[i].category);
         if (bytes != cases[i].bytes)
             fail_msg("%s %s: the playbook's %s are %.0f bytes, not %.0f", cases[i].start, cases[i].options,
                      cases[i].category, cases[i].bytes, bytes);
@@ -123,12 +122,12 @@ static const struct {
     {FUSED, 2, "--fuse all,nothing", FUSE},
     {FUSED, 2, "--fuse all,none", FUSE},
     {FUSED, 2, "--fuse none,attention", FUSE},
-    {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1: expected a divisor of 4, the number of ranks, got 3; start a "
-                            "multiple of 3, or choose factors of 4"},
+    {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1 x --dp 0: expected 4, the number of ranks (--dp 0: a divisor), "
+                            "got 3; start a multiple of 3, or choose factors of 4"},
     {COMBINED, 2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: expected 4, the number of ranks, got 8; start "
                                    "8, or choose factors of 4"},
     {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536",
-     "expected a divisor of 4, the number of ranks, got 281474976710656"},
+     "expected 4, the number of ranks (--dp 0: a divisor), got 281474976710656"},
     {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "got 18446744073709551616; start"},
     {COMBINED, 2, "--zero 2", "--zero: expected an integer from 0 to 1, got '2'"},
     {COMBINED, 1, "--tp 4 --heads 6", "--tp: --heads 6 cannot be divided over 4 ranks; 1, 2, 3, 6 could"},

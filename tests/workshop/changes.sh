@@ -1,15 +1,17 @@
 #!/bin/sh
-# Shows what a program's train.c changes in that of its base, function by function, without the comment at the top.
-#   changes.sh STAGE          a table: function, its lines, lines added and removed; for 09, whose functions come from
-#                             all programs, against the program whose function is most alike
+# Shows what a program changes in its base, function by function, without the comment at the top of train.c. Files of 09
+# beside train.c have functions of another program, with which each is compared.
+#   changes.sh STAGE          a table: function, its lines, lines added and removed
 #   changes.sh --diff STAGE   the changes themselves, coloured on a terminal; FULL=1: full text of changed functions
 #   changes.sh --update       writes the tables into the READMEs of the programs, between the two marks
 #   changes.sh --check        fails if a table in a README is out of date
 set -eu
 cd "$(dirname "$0")/../.."
 
-base_of() {
+base_of() {             # of a program, or of one of its files
     case $1 in
+    */ring.c) echo 07_context_parallel ;;
+    */pipeline.c) echo 06_pipeline_parallel ;;
     04_*) echo 03_data_parallel ;;
     08_*) echo 02_mixed_precision ;;
     09_*) echo 05_tensor_parallel ;;
@@ -30,7 +32,7 @@ split() {
         inside { print > (to "/" name); if ($0 ~ /^}/) inside = 0; next }
         /^\{$/ {                            # the lines since the last empty one are the head of a function
             for (first = n; first > 1 && held[first - 1] != ""; first--) ;
-            for (i = first; i <= n; i++) if (held[i] ~ /^[a-z].*\(/) { name = held[i]; break }
+            for (i = first; i <= n; i++) if (held[i] ~ /^[A-Za-z].*\(/) { name = held[i]; break }
             sub(/\(.*/, "", name); sub(/.*[ *]/, "", name)
             count = n; n = first - 1; head_from = first
             for (i = head_from; i <= count; i++) print held[i] > (to "/" name)
@@ -76,66 +78,60 @@ base=$(base_of "$stage")
 [ -n "$base" ] || { echo "$stage is the first program: it has no base"; exit 0; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-if [ $mode = diff ]; then
-    mkdir "$work/$base" "$work/$stage"          # with the same comment at the top, so that line numbers stay
-    { head_of "$stage/train.c"; below "$base/train.c"; } >"$work/$base/train.c"
-    cp "$stage/train.c" "$work/$stage/train.c"
-    cd "$work"
-    colour=never
-    [ -t 1 ] && colour=always
-    command -v git >/dev/null || { diff -u "$base/train.c" "$stage/train.c" || true; exit 0; }
-    # shellcheck disable=SC2086
-    git --no-pager diff --no-index --color=$colour ${FULL:+--function-context} "$base/train.c" "$stage/train.c" || true
-    exit 0
-fi
+# Splits the functions of a program's file into files in $work/PROGRAM.
+functions() {
+    below "$1" >"$work/text"
+    split "$work/text" "$work/${1%%/*}"
+}
+# The names of a file's functions in its order.
+names() { grep -oE '^[A-Za-z].*\(' "$1" | sed 's/(.*//; s/.*[ *]//' | awk '!seen[$0]++'; }
+
 # Lines added and removed in function $2 (a file) relative to $1, which may be missing: "3 1".
 count() {
     [ -f "$1" ] || : >"$1"
     { diff "$1" "$2" || true; } | awk '/^>/ { a++ } /^</ { r++ } END { print a + 0, r + 0 }'
 }
-# Splits the functions of a program into files in $work/PROGRAM.
-functions() {
-    below "$1/train.c" >"$work/train.c"
-    split "$work/train.c" "$work/$1"
-}
-# The names of functions in the order of the program, then those in $1 that the program lacks.
-names() {
-    { echo "(top)"; grep -oE '^[a-z].*\(' "$stage/train.c" | sed 's/(.*//; s/.*[ *]//'; ls "$work/$stage" $1; } |
-        awk '!seen[$0]++'
-}
-functions "$stage"
-case $stage in
-09_*)
-    programs=$(ls -d 0[1-8]_*)
-    for program in $programs; do functions "$program"; done
-    printf '| in `%s/train.c` | lines | nearest | added | removed |\n|---|--:|---|--:|--:|\n' "$stage"
-    names "" | while read -r name; do
-        [ -f "$work/$stage/$name" ] || continue
-        lines=$(wc -l <"$work/$stage/$name")
-        set -- new "$lines" 0                   # unless a quarter of it is from another program
-        most=$((lines * 3 / 4))
-        for program in $programs; do
-            [ -f "$work/$program/$name" ] || continue
-            changed=$(count "$work/$program/$name" "$work/$stage/$name")
-            [ "${changed% *}" -gt "$most" ] || set -- "${program%%_*}" $changed
-            [ "$1" = new ] || most=$(($2 - 1))
-        done
-        printf '| `%s` | %d | %s | +%d | -%d |\n' "$name" "$lines" "$1" "$2" "$3"
-    done
-    exit 0
-    ;;
-esac
-functions "$base"
-printf '| in `%s/train.c` | lines | added | removed |\n|---|--:|--:|--:|\n' "$stage"
-names "$work/$base" | while read -r name; do
-    new=""
-    [ -f "$work/$base/$name" ] || new=" (new)"
-    if [ ! -f "$work/$stage/$name" ]; then
-        [ -f "$work/$base/$name" ] || continue
-        : >"$work/$stage/$name"
-        new=" (gone)"
+
+for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
+    [ -f "$file" ] || continue
+    base=$(base_of "$file")
+    rm -rf "${work:?}"/*
+    functions "$file"
+    functions "$base/train.c"
+    # Line numbers stay: the base gets the same comment at the top.
+    head_of "$file" >"$work/base.c"
+    case $file in
+    */train.c) below "$base/train.c" >>"$work/base.c" ;;
+    *)                                          # of the other program, only the functions that this file has
+        rm "$work/$base/(top)"
+        for name in $(names "$file"); do
+            [ ! -f "$work/$base/$name" ] || { echo; cat "$work/$base/$name"; } >>"$work/base.c"
+        done ;;
+    esac
+    if [ $mode = diff ]; then
+        mkdir "$work/old" "$work/old/$base" "$work/new" "$work/new/$stage"
+        cp "$work/base.c" "$work/old/$base/train.c"
+        cp "$file" "$work/new/$stage"
+        colour=never
+        [ -t 1 ] && colour=always
+        # shellcheck disable=SC2086
+        (cd "$work" && git --no-pager diff --no-index --no-prefix --color=$colour ${FULL:+--function-context} \
+            "old/$base/train.c" "new/$file" || true) | sed 's|\(old\|new\)/0|0|g'
+        continue
     fi
-    changed=$(count "$work/$base/$name" "$work/$stage/$name")
-    [ "$changed" != "0 0" ] || continue
-    printf '| `%s`%s | %d | +%d | -%d |\n' "$name" "$new" "$(wc -l <"$work/$stage/$name")" ${changed% *} ${changed#* }
+    [ "${file##*/}" = train.c ] || echo
+    printf '| in `%s`, from %s | lines | added | removed |\n|---|--:|--:|--:|\n' "$file" "${base%%_*}"
+    { echo "(top)"; names "$file"; ls "$work/${stage%%/*}"; [ "${file##*/}" != train.c ] || ls "$work/$base"; } |
+        awk '!seen[$0]++' | while read -r name; do
+        new=""
+        [ -f "$work/$base/$name" ] || new=" (new)"
+        if [ ! -f "$work/$stage/$name" ]; then
+            [ -f "$work/$base/$name" ] || continue
+            : >"$work/$stage/$name"
+            new=" (gone)"
+        fi
+        changed=$(count "$work/$base/$name" "$work/$stage/$name")
+        [ "$changed" != "0 0" ] || continue
+        printf '| `%s`%s | %d | +%d | -%d |\n' "$name" "$new" "$(wc -l <"$work/$stage/$name")" ${changed% *} ${changed#* }
+    done
 done

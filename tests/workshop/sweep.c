@@ -23,26 +23,33 @@
 #define MODEL "--layers 8 --hidden 128 --heads 8 --vocab 256 --seq 64 --micro-batch 1 --accumulate 16 --threads 1"
 #define LIMIT "--timeout 60"            /* a rank that waits longer ends its run */
 
-enum { MOST_ROWS = 32, MOST_RANKS = 1024, MOST_STEPS = 4096 };
+enum { MOST_RANKS = 1024, MOST_STEPS = 4096 };
 static const int STEPS = 6, PRETENDED_STEPS = 3;        /* simulated steps are all alike */
-static const double LATE = 0.05;                        /* largest share of a step that may exceed the simulated time */
+static const double MOST_LATE = 0.05;                   /* largest share of a step that may exceed the simulated time */
+
+/* What is known of a run: the columns of the CSV, in their order, then what only warnings need. Per step: tokens of all
+ * ranks; the median of the seconds, without the first step. Shares of a step: means over the ranks, and the rank that
+ * waits most. Bubble of a pipeline: idle over busy time, the mean over the ranks. Bytes: of the rank with most. NAN:
+ * unknown. */
+enum { TOKENS, SECONDS, RATE, SPEED_UP, EFFICIENCY, COMPUTING, WAITING, MOST, BUBBLE, FORMULA, SIMULATED, PEAK,
+       PEAK_PREDICTED, PLAYBOOK, SENT, SENT_PREDICTED, MFU, COLUMNS,
+       FLOPS = COLUMNS,                 /* per step, of the busiest rank */
+       LATE,                            /* --pretend: the largest share of a rank's step beyond the simulated time */
+       VALUES };
+static const char *const columns[COLUMNS] = {   /* *: computed from times, so that --pretend renames it */
+    "tokens", "*seconds", "*tokens_per_second", "*speedup", "*efficiency", "*computing", "*waiting", "*waiting_most",
+    "*bubble", "bubble_formula", "bubble_simulated", "peak_bytes", "peak_predicted", "peak_playbook", "sent_bytes",
+    "sent_predicted", "*mfu"};
 
 typedef struct {
     int ranks;
-    char why[256];                      /* the error of a run that failed; then the other fields are unset */
-    double tokens, seconds, least;      /* per step: tokens of all ranks; median and least time, without the first */
-    double mfu;                         /* of the median step; NAN if the device's rate is unknown */
-    double computing, waiting, most;    /* shares of a step: means over the ranks; the rank that waits most */
-    bool pipeline;                      /* the run reports a bubble: idle over busy time, the mean over the ranks */
-    double bubble, formula, simulated;
-    double peak, peak_predicted, playbook;      /* bytes on the rank that needs most */
-    double sent, sent_predicted;        /* bytes per step, of the rank that sends most */
-    double flops;                       /* per step, of the busiest rank */
-    double late;                        /* --pretend: the largest share of a rank's step beyond the simulated time */
+    char why[256];                      /* the error of a run that failed; then the values are unset */
+    double v[VALUES];
 } Row;
 
-static Row rows[MOST_ROWS];
+static Row rows[MOST_RANKS];
 static int row_count;
+static const Row *first;                /* the first run that succeeded */
 static const char *backend, *program;
 static char options_given[4096], command[6144];         /* ARGS; the command from the path in SOURCE on */
 static char *pretend;                   /* as in the reports; NULL: times are measured */
@@ -66,18 +73,13 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int by_ranks(const void *a, const void *b)
-{
-    return ((const Row *)a)->ranks - ((const Row *)b)->ranks;
-}
-
 /* ---- The command line ---- */
 
 /* Makes one row per number, in rising order, each number once. */
 static void take_ranks(const char *list)
 {
+    bool wanted[MOST_RANKS + 1] = {false};
     char words[1024];
-    int kept = 0;
 
     snprintf(words, sizeof words, "%s", list);
     for (char *word = strtok(words, " ,"); word; word = strtok(NULL, " ,")) {
@@ -86,17 +88,13 @@ static void take_ranks(const char *list)
         if (*end || n < 1 || n > MOST_RANKS)
             refuse("NP=\"%s\": expected numbers of ranks from 1 to %d, such as NP=\"1 2 4 8\", got '%s'", list,
                    MOST_RANKS, word);
-        if (row_count == MOST_ROWS)
-            refuse("NP=\"%s\": expected at most %d numbers", list, MOST_ROWS);
-        rows[row_count++].ranks = n;
+        wanted[n] = true;
     }
+    for (int n = 1; n <= MOST_RANKS; n++)
+        if (wanted[n])
+            rows[row_count++].ranks = n;
     if (!row_count)
         refuse("NP: expected numbers of ranks, such as NP=\"1 2 4 8\", got nothing");
-    qsort(rows, row_count, sizeof *rows, by_ranks);
-    for (int i = 0; i < row_count; i++)
-        if (!kept || rows[i].ranks != rows[kept - 1].ranks)
-            rows[kept++] = rows[i];
-    row_count = kept;
 }
 
 /* ARGS come last, so that they override the defaults. */
@@ -118,21 +116,6 @@ static void take_options(int count, char **words)
 
 /* ---- One run ---- */
 
-static cJSON *read_report(void)
-{
-    FILE *f = fopen(in_temporary("report"), "r");
-    char *text = NULL;
-    size_t size = 0;
-    cJSON *report = NULL;
-
-    if (f && getdelim(&text, &size, 0, f) > 0)
-        report = cJSON_Parse(text);
-    if (f)
-        fclose(f);
-    free(text);
-    return report;
-}
-
 static double number(const cJSON *in, const char *name)
 {
     const cJSON *item = cJSON_GetObjectItem(in, name);
@@ -140,172 +123,139 @@ static double number(const cJSON *in, const char *name)
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
+static double sum(const cJSON *array, const char *name)         /* of the entries that have it */
+{
+    const cJSON *item;
+    double all = 0;
+
+    cJSON_ArrayForEach(item, array)
+        all += cJSON_HasObjectItem(item, name) ? number(item, name) : 0;
+    return all;
+}
+
 /* Takes the program's own error line, without the launcher's lines around it. */
 static void take_reason(Row *row, Result r)
 {
-    char *line = r.err;
+    char begin[128], *line;
 
-    for (char *at = r.err; at; at = strchr(at, '\n') ? strchr(at, '\n') + 1 : NULL)
-        if (!strncmp(at, program, strlen(program)) && at[strlen(program)] == ':') {
-            line = at + strlen(program) + 2;
-            break;
-        }
-    line += strspn(line, "\n");
-    if (*line)
-        snprintf(row->why, sizeof row->why, "%.*s", (int)strcspn(line, "\n"), line);
-    else
+    snprintf(begin, sizeof begin, "%s: ", program);
+    line = strstr(r.err, begin);
+    line = line ? line + strlen(begin) : r.err + strspn(r.err, "\n");
+    snprintf(row->why, sizeof row->why, "%.*s", (int)strcspn(line, "\n"), line);
+    if (!*line)
         snprintf(row->why, sizeof row->why, "the run ended with status %d and printed no error", r.status);
 }
 
 static void take_metrics(Row *row)
 {
-    static double seconds[MOST_STEPS], tokens[MOST_STEPS], mfu[MOST_STEPS];
-    const int steps = read_column(in_temporary("metrics"), "seconds", seconds, MOST_STEPS);
+    static double seconds[MOST_STEPS], tokens[MOST_STEPS];
+    const int steps = read_column("metrics", "seconds", seconds, MOST_STEPS);
 
-    read_column(in_temporary("metrics"), "tokens", tokens, MOST_STEPS);
-    read_column(in_temporary("metrics"), "mfu", mfu, MOST_STEPS);
-    if (steps < 2) {
+    read_column("metrics", "tokens", tokens, MOST_STEPS);
+    if (steps < 2)
         snprintf(row->why, sizeof row->why, "--steps: expected at least 2, as the first is not measured, got %d",
                  steps);
-        return;
-    }
-    row->tokens = tokens[1] - tokens[0];
-    const double busy = mfu[1] * seconds[1];            /* the same in all steps */
     qsort(seconds + 1, steps - 1, sizeof *seconds, ascending);
-    row->seconds = (seconds[steps / 2] + seconds[(steps + 1) / 2]) / 2;
-    row->least = seconds[1];
-    row->mfu = busy / row->seconds;
+    row->v[TOKENS] = tokens[0];
+    row->v[SECONDS] = (seconds[steps / 2] + seconds[(steps + 1) / 2]) / 2;
+    row->v[RATE] = row->v[TOKENS] / row->v[SECONDS];
 }
 
 /* One rank's entry of the report. `rate`: of the simulated device, in FLOP/s; 0: times are measured. */
 static void take_rank(Row *row, const cJSON *rank, double rate)
 {
-    const cJSON *item, *memory = cJSON_GetObjectItem(rank, "memory"), *time = cJSON_GetObjectItem(rank, "time");
-    const double step = number(time, "seconds") / number(time, "steps");
-    const double computing = number(time, "operators") / number(time, "steps") / step;
-    const double waiting = number(time, "waiting") / number(time, "steps") / step;
-    double playbook = 0, sent = 0, sent_predicted = 0, flops = 0;
+    const cJSON *memory = cJSON_GetObjectItem(rank, "memory"), *total = cJSON_GetObjectItem(memory, "total");
+    const cJSON *time = cJSON_GetObjectItem(rank, "time"), *comm = cJSON_GetObjectItem(rank, "comm");
+    const double seconds = number(time, "seconds"), waiting = number(time, "waiting") / seconds;
+    const double flops = sum(cJSON_GetObjectItem(rank, "operators"), "flops");
+    double *v = row->v;
 
-    row->computing += computing / row->ranks;
-    row->waiting += waiting / row->ranks;
-    row->most = fmax(row->most, waiting);
-
-    const cJSON *total = cJSON_GetObjectItem(memory, "total");
-    cJSON_ArrayForEach(item, memory)
-        playbook += cJSON_HasObjectItem(item, "playbook") ? number(item, "playbook") : 0;
-    if (number(total, "measured") > row->peak) {
-        row->peak = number(total, "measured");
-        row->peak_predicted = number(total, "predicted");
-        row->playbook = playbook;
-    }
-
-    cJSON_ArrayForEach(item, cJSON_GetObjectItem(rank, "comm")) {
-        sent += number(item, "bytes");
-        sent_predicted += number(item, "predicted");
-    }
-    if (sent >= row->sent)
-        row->sent = sent, row->sent_predicted = sent_predicted;
-
-    if (cJSON_HasObjectItem(rank, "bubble")) {
-        row->pipeline = true;
-        row->bubble += number(rank, "bubble") / row->ranks;
-        row->formula = number(rank, "bubble_formula");
-        row->simulated = number(rank, "bubble_simulated");
-    }
-
-    cJSON_ArrayForEach(item, cJSON_GetObjectItem(rank, "operators"))    /* of the same steps, all alike */
-        flops += number(item, "flops") / number(time, "steps");
-    row->flops = fmax(row->flops, flops);
+    v[COMPUTING] += number(time, "operators") / seconds / row->ranks;
+    v[WAITING] += waiting / row->ranks;
+    v[MOST] = fmax(v[MOST], waiting);
+    v[BUBBLE] += number(rank, "bubble") / row->ranks;
+    v[FORMULA] = number(rank, "bubble_formula");
+    v[SIMULATED] = number(rank, "bubble_simulated");
+    v[FLOPS] = fmax(v[FLOPS], flops / number(time, "steps"));
     if (rate)                           /* neither simulated compute nor waiting; or waits that are too long */
-        row->late = fmax(row->late, 1 - waiting - flops / rate / step + number(time, "late") / number(time, "seconds"));
+        v[LATE] = fmax(v[LATE], 1 - waiting - flops / rate / seconds + number(time, "late") / seconds);
+    if (number(total, "measured") > v[PEAK]) {
+        v[PEAK] = number(total, "measured");
+        v[PEAK_PREDICTED] = number(total, "predicted");
+        v[PLAYBOOK] = sum(memory, "playbook");
+    }
+    if (sum(comm, "bytes") >= v[SENT]) {
+        v[SENT] = sum(comm, "bytes");
+        v[SENT_PREDICTED] = sum(comm, "predicted");
+    }
 }
 
 static void run_row(Row *row)
 {
     static char here[4096];
-    const cJSON *rank, *given;
+    char launcher[64] = "";
+    const cJSON *rank;
 
     if (!getcwd(here, sizeof here))
         refuse("cannot find the working directory: %s", strerror(errno));
     fprintf(stderr, "%s on %d rank%s ...", program, row->ranks, row->ranks > 1 ? "s" : "");
     unlink(in_temporary("metrics"));
     unlink(in_temporary("report"));
-    char launcher[64] = "";
     if (row->ranks > 1)
         snprintf(launcher, sizeof launcher, "mpiexec -n %d ", row->ranks);
     /* env -C: run() changes the directory, but paths in ARGS are relative to this one */
     Result r = run("env -C '%s' %s" SOURCE "/%s --quiet --metrics %s --report %s", here, launcher, command,
                    in_temporary("metrics"), in_temporary("report"));
     fprintf(stderr, " %.1f s\n", r.seconds);
-    cJSON *report = r.status ? NULL : read_report();
-    if (report)
-        take_metrics(row);
-    else
+    if (r.status || access(in_temporary("report"), R_OK))
         take_reason(row, r);
+    else
+        take_metrics(row);
     result_free(r);
-    if (row->why[0]) {
-        cJSON_Delete(report);
+    if (row->why[0])
         return;
-    }
-    given = cJSON_GetObjectItem(report, "pretend");
+    char *text = read_file("report");
+    cJSON *report = cJSON_Parse(text), *given = cJSON_GetObjectItem(report, "pretend");
+    const double peak_flops = number(report, "peak_flops");
     if (given && !pretend)
         pretend = strdup(given->valuestring);
+    row->v[MFU] = peak_flops ? row->v[RATE] * number(report, "flops_per_token") / peak_flops : NAN;
     cJSON_ArrayForEach(rank, cJSON_GetObjectItem(report, "ranks"))
-        take_rank(row, rank, given ? number(report, "peak_flops") / row->ranks : 0);
+        take_rank(row, rank, given ? peak_flops / row->ranks : 0);
     cJSON_Delete(report);
+    free(text);
+    first = first ? first : row;
+    row->v[SPEED_UP] = row->v[RATE] / first->v[RATE];
+    row->v[EFFICIENCY] = row->v[SPEED_UP] * first->ranks / row->ranks;
 }
 
 /* ---- Results ---- */
 
-static const Row *first;                /* the first run that succeeded */
-
-static double rate(const Row *row)
-{
-    return row->tokens / row->seconds;
-}
-
-static double speed_up(const Row *row)
-{
-    return rate(row) / rate(first);
-}
-
-static double efficiency(const Row *row)
-{
-    return speed_up(row) * first->ranks / row->ranks;
-}
-
-/* The share of a step that the pipeline bubble takes, by the formula. */
-static double bubble_share(const Row *row)
-{
-    return fmin(row->formula * row->computing, row->waiting);
-}
-
 /* Prints how the global batch depends on the ranks: constant, proportional, or neither. */
 static void print_scaling(void)
 {
-    bool same = true, grows = true;
-    int good = 0;
+    const double tokens = first->v[TOKENS];
+    bool same = true, grows = true;             /* both: there is one row */
 
-    for (const Row *row = rows; row < rows + row_count; row++)
+    for (const Row *row = first; row < rows + row_count; row++)
         if (!row->why[0]) {
-            good++;
-            same &= row->tokens == first->tokens;
-            grows &= row->tokens * first->ranks == first->tokens * row->ranks;
+            same &= row->v[TOKENS] == tokens;
+            grows &= row->v[TOKENS] * first->ranks == tokens * row->ranks;
         }
-    if (good == 1)
-        printf("a step has %s tokens\n", number_text(first->tokens));
+    if (same && grows)
+        printf("a step has %s tokens\n", number_text(tokens));
     else if (same)
-        printf("strong scaling: a step has the same %s tokens on any number of ranks\n", number_text(first->tokens));
+        printf("strong scaling: a step has the same %s tokens on any number of ranks\n", number_text(tokens));
     else if (grows)
         printf("weak scaling: a step has %s tokens per rank, so the global batch grows with the ranks\n",
-               number_text(first->tokens / first->ranks));
+               number_text(tokens / first->ranks));
     else
         printf("the global batch is neither constant nor proportional to the number of ranks\n");
 }
 
 static void print_table(void)
 {
-    const bool pipeline = first->pipeline;
+    const bool pipeline = isfinite(first->v[BUBBLE]);
 
     printf("\n%s%s\n", program, options_given);
     print_scaling();
@@ -316,27 +266,23 @@ static void print_table(void)
            "each row: mpiexec -n RANKS %s\n\n", first->ranks, first->ranks > 1 ? "s" : "", command);
     printf("%5s  %-*s  %-37s %12s\n", "", pipeline ? 71 : 57,
            pretend ? "--- simulated ---" : "--- measured ---", "--- peak bytes, largest rank ---", "bytes sent");
-    printf("%5s %10s %9s %10s %5s  %9s %9s %5s", "ranks", "tokens/s", "speed-up", "efficiency", "MFU", "computing",
-           "waiting", "most");
-    if (pipeline)
-        printf(" %6s %7s", "bubble", "formula");
-    printf("  %12s %12s %12s %12s\n", "measured", "predicted", "playbook", "per rank");
+    printf("%5s %10s %9s %10s %5s  %9s %9s %5s%s  %12s %12s %12s %12s\n", "ranks", "tokens/s", "speed-up", "efficiency",
+           "MFU", "computing", "waiting", "most", pipeline ? " bubble formula" : "", "measured", "predicted",
+           "playbook", "per rank");
     for (const Row *row = rows; row < rows + row_count; row++) {
-        printf("%5d", row->ranks);
         if (row->why[0]) {
-            printf("  %s\n", row->why);
+            printf("%5d  %s\n", row->ranks, row->why);
             continue;
         }
-        printf(" %10s %9.2f %9.0f%% ", number_text(rate(row)), speed_up(row), 100 * efficiency(row));
-        if (isfinite(row->mfu))
-            printf("%4.0f%%", 100 * row->mfu);
-        else
-            printf("%5s", "?");
-        printf("  %8.0f%% %8.0f%% %4.0f%%", 100 * row->computing, 100 * row->waiting, 100 * row->most);
+        const double *v = row->v;
+        printf("%5d %10s %9.2f %9.0f%% ", row->ranks, number_text(v[RATE]), v[SPEED_UP], 100 * v[EFFICIENCY]);
+        printf(isfinite(v[MFU]) ? "%4.0f%%" : "    ?", 100 * v[MFU]);
+        printf("  %8.0f%% %8.0f%% %4.0f%%", 100 * v[COMPUTING], 100 * v[WAITING], 100 * v[MOST]);
         if (pipeline)
-            printf(" %6.3f %7.3f", row->bubble, row->formula);
-        printf("  %12s %12s %12s %12s\n", number_text(row->peak), number_text(row->peak_predicted),
-               number_text(row->playbook), number_text(row->sent));
+            printf(" %6.3f %7.3f", v[BUBBLE], v[FORMULA]);
+        for (int i = PEAK; i <= SENT; i++)
+            printf("%*s", i == PEAK ? 14 : 13, number_text(v[i]));
+        printf("\n");
     }
     printf("\nMFU: model FLOPs, 6N + 12Lhs per token, over the FLOPs that the devices could compute in that time (?:\n"
            "their rate is unknown). waiting: for transfers and for other ranks, as a share of the step; the mean over\n"
@@ -344,9 +290,7 @@ static void print_table(void)
            "formulas, which count 16-bit activations and no buffers. Bytes sent equal their prediction, or the run\n"
            "would have failed.\n");
     if (pipeline)
-        printf("bubble: idle over compute time; the formula is (p-1)/m for afab and 1f1b, (p-1)/(v_c m) for "
-               "interleaved,\n(p-1)/(3 m) for zero-bubble, (p-1)/(6 m) for zb-v and dualpipe-v, more if m is below p "
-               "or 2p, with\nm micro-batches and v_c model chunks per rank.\n");
+        printf("bubble: idle over compute time; the README of 06 has its formulas.\n");
 }
 
 /* ---- How far the times can be trusted ---- */
@@ -361,7 +305,7 @@ static void suggest(void)
 
     for (const Row *row = rows; row < rows + row_count; row++)
         if (!row->why[0]) {
-            gflops = fmin(gflops, 1e-9 * row->flops / (3 * row->least));
+            gflops = fmin(gflops, 1e-9 * row->v[FLOPS] / (3 * row->v[SECONDS]));
             most = row->ranks;
         }
     if (pretend || !strcmp(backend, "cuda") || most <= omp_get_num_procs())
@@ -369,7 +313,7 @@ static void suggest(void)
     const double unit = pow(10, floor(log10(gflops)));
     gflops = floor(gflops / unit) * unit;
     for (const Row *row = rows; row < rows + row_count; row++)
-        seconds += row->why[0] ? 0 : PRETENDED_STEPS * 1e-9 * row->flops / gflops;
+        seconds += row->why[0] ? 0 : PRETENDED_STEPS * 1e-9 * row->v[FLOPS] / gflops;
     const bool given = options_given[0];
     printf("\n%d ranks take turns on %d cores: ARGS=\"%s%s--pretend %g,%g,100\" simulates a device per rank, in about "
            "%.0f s\n", most, omp_get_num_procs(), options_given + given, given ? " " : "", gflops, 0.07 * gflops,
@@ -381,10 +325,10 @@ static void warn(void)
     bool warned = false;
 
     for (const Row *row = rows; row < rows + row_count; row++)
-        if (!row->why[0] && row->late > LATE) {
+        if (!row->why[0] && row->v[LATE] > MOST_LATE) {
             printf(warned ? ", %.0f%% on %d"
                           : "\nWARNING: real work took longer than simulated: %.0f%% of a step on %d",
-                   100 * row->late, row->ranks);
+                   100 * row->v[LATE], row->ranks);
             warned = true;
         }
     if (warned)
@@ -394,122 +338,60 @@ static void warn(void)
 
 /* ---- Files ---- */
 
-static FILE *create(const char *path)
+static void write_csv(const char *path)
 {
     FILE *f = fopen(path, "w");
 
     if (!f)
         refuse("cannot write %s: %s", path, strerror(errno));
-    return f;
-}
-
-static void write_csv(const char *path)
-{
-    FILE *f = create(path);
-    const char *p = pretend ? "pretended_" : "";        /* prefix of columns computed from times */
-
-    fprintf(f, "ranks,tokens,%sseconds,%stokens_per_second,%sspeedup,%sefficiency,%scomputing,%swaiting,%swaiting_most,"
-            "%sbubble,bubble_formula,bubble_simulated,peak_bytes,peak_predicted,peak_playbook,sent_bytes,"
-            "sent_predicted,%smfu,failed\n", p, p, p, p, p, p, p, p, p);
+    fprintf(f, "ranks");
+    for (int i = 0; i < COLUMNS; i++)
+        fprintf(f, ",%s%s", columns[i][0] == '*' && pretend ? "pretended_" : "", columns[i] + (columns[i][0] == '*'));
+    fprintf(f, ",failed\n");
     for (const Row *row = rows; row < rows + row_count; row++) {
-        if (row->why[0]) {
-            fprintf(f, "%d,,,,,,,,,,,,,,,,,,\"", row->ranks);
-            for (const char *c = row->why; *c; c++)
-                fprintf(f, *c == '"' ? "\"\"" : "%c", *c);
-            fprintf(f, "\"\n");
-            continue;
-        }
-        fprintf(f, "%d,%.0f,%.6f,%.1f,%.4f,%.4f,%.4f,%.4f,%.4f,", row->ranks, row->tokens, row->seconds, rate(row),
-                speed_up(row), efficiency(row), row->computing, row->waiting, row->most);
-        if (row->pipeline)
-            fprintf(f, "%.17g,%.17g,%.17g,", row->bubble, row->formula, row->simulated);
-        else
-            fprintf(f, ",,,");
-        fprintf(f, "%.0f,%.0f,%.0f,%.0f,%.0f,%.4f,\n", row->peak, row->peak_predicted, row->playbook, row->sent,
-                row->sent_predicted, row->mfu);
+        fprintf(f, "%d", row->ranks);
+        for (int i = 0; i < COLUMNS; i++)
+            fprintf(f, row->why[0] || isnan(row->v[i]) ? "," : ",%.17g", row->v[i]);
+        fprintf(f, ",\"");
+        for (const char *c = row->why; *c; c++)
+            fprintf(f, *c == '"' ? "\"\"" : "%c", *c);
+        fprintf(f, "\"\n");
     }
     fclose(f);
 }
 
-/* Writes text in gnuplot's quotes, with a line break at the first space after every 130 characters. */
-static void write_quoted(FILE *f, const char *text)
+/* Draws three panels over the number of ranks, from the CSV: tokens/s, shares of the step time, memory. False: gnuplot
+ * failed. */
+static bool draw(const char *csv, const char *path)
 {
-    int length = 0;
-
-    fputc('"', f);
-    for (; *text; text++, length++) {
-        if (*text == ' ' && length > 130) {
-            fprintf(f, "\\n");
-            length = 0;
-        } else if (strchr("\"\\`", *text)) {
-            fprintf(f, "\\%c", *text);
-        } else {
-            fputc(*text, f);
-        }
-    }
-    fputc('"', f);
-}
-
-/* Draws three panels over the number of ranks: tokens/s, shares of the step time, memory. False: gnuplot failed. */
-static bool draw(const char *path)
-{
-    char title[8192];
-    double late = 0;
-    FILE *f;
+    const char *of = pretend ? "simulated " : "";
+    FILE *f = popen("gnuplot", "w");
 
     signal(SIGPIPE, SIG_IGN);                   /* gnuplot may be missing, or end early */
-    f = popen("gnuplot", "w");
-
     if (!f)
         return false;
-    fprintf(f, "$rows << END\n");
-    for (const Row *row = rows; row < rows + row_count; row++)
-        if (!row->why[0]) {
-            fprintf(f, "%d %g %g %g %g %g %g %g\n", row->ranks, rate(row), rate(first) * row->ranks / first->ranks,
-                    100 * row->computing, 100 * bubble_share(row), 100 * row->waiting, row->peak / 1e6,
-                    row->playbook / 1e6);
-            late = fmax(late, row->late);
-        }
-    int at = snprintf(title, sizeof title, "%s%s", program, options_given);
-    if (pretend)
-        at += snprintf(title + at, sizeof title - at, " (times are simulated");
-    if (late > LATE)
-        at += snprintf(title + at, sizeof title - at, ", and up to %.0f%% too long", 100 * late);
-    snprintf(title + at, sizeof title - at, pretend ? ")" : "");
-    fprintf(f, "END\n"
+    fprintf(f, "set datafile separator ','\n"
             "set terminal svg size 1200,430 font 'sans-serif,12' background 'white' noenhanced\n"
             "set output '%s'\n"
-            "set multiplot layout 1,3 margins 0.075,0.985,0.145,0.78 spacing 0.08 title ", path);
-    write_quoted(f, title);
-    fprintf(f, "\n"
-            "set border 3 lc rgb '#666666'\n"
-            "set tics nomirror out textcolor rgb '#333333'\n"
-            "set grid ytics lc rgb '#dddddd'\n"
-            "set xlabel 'ranks' offset 0,0.3 tc rgb '#333333'\n"
-            "set key at graph 0, 1.03 left bottom reverse Left samplen 1.5 maxrows 2 textcolor rgb '#333333'\n"
-            "simulated = '%s'\n"
-            "set logscale xy 2\n"
-            "set ylabel simulated.'tokens/s of all ranks' offset 1.5,0 tc rgb '#333333'\n"
-            "set offsets graph 0.06, graph 0.06, graph 0.1, graph 0.1\n"
-            "plot $rows using 1:3:xtic(1) with lines dt 2 lw 2 lc rgb '#999999' title 'ideal', \\\n"
-            "     $rows using 1:2 with linespoints pt 7 ps 0.8 lw 2 lc rgb '#0072b2' title 'this run'\n"
-            "unset logscale\n"
-            "set offsets 0, 0, 0, 0\n"
-            "set style fill solid 1.0 noborder\n"
-            "set xrange [-0.6:|$rows| - 0.4]\n"
-            "set xtics scale 0\n"
-            "set ylabel '%% of a '.simulated.'step, mean over the ranks' offset 0.5,0\n"
-            "set yrange [0:100]\n"
-            "plot $rows using 0:(100):(0.7):xtic(1) with boxes lc rgb '#e6e6e6' title 'other', \\\n"
-            "     $rows using 0:($4 + $6):(0.7) with boxes lc rgb '#e69f00' title '%s', \\\n",
-            pretend ? "simulated " : "", first->pipeline ? "other waiting" : "waiting: transfers, ranks");
-    if (first->pipeline)
-        fprintf(f, "     $rows using 0:($4 + $5):(0.7) with boxes lc rgb '#999999' title 'bubble, by formula', \\\n");
-    fprintf(f, "     $rows using 0:4:(0.7) with boxes lc rgb '#0072b2' title 'operators'\n"
-            "set ylabel 'MB on the largest rank' offset 0.5,0\n"
-            "set yrange [0:*]\n"
-            "plot $rows using ($0 - 0.19):7:(0.36):xtic(1) with boxes lc rgb '#009e73' title 'measured', \\\n"
-            "     $rows using ($0 + 0.19):8:(0.36) with boxes lc rgb '#cc79a7' title 'playbook formulas'\n");
+            "set multiplot layout 1,3 margins 0.075,0.985,0.145,0.78 spacing 0.08 title '%s'\n"
+            "set border 3\nset tics nomirror out\nset grid ytics\nset xlabel 'ranks'\n"
+            "set key at graph 0, 1.03 left bottom reverse Left samplen 1.5 maxrows 2\n"
+            "set logscale xy 2\nset offsets graph 0.06, graph 0.06, graph 0.1, graph 0.1\n"
+            "set ylabel '%stokens/s of all ranks'\n"
+            "plot '%s' skip 1 using 1:($4/$6):xtic(1) with lines dt 2 lw 2 lc rgb '#999999' title 'ideal', \\\n"
+            "     '' skip 1 using 1:4 with linespoints pt 7 ps 0.8 lw 2 lc rgb '#0072b2' title 'this run'\n"
+            "unset logscale\nset offsets 0.6, 0.6, 0, 0\nset xtics scale 0\n"
+            "set style fill solid 1.0 noborder\nset boxwidth 0.36\n"
+            "set ylabel '%% of a %sstep, mean over the ranks'\nset yrange [0:100]\n"
+            "plot '' skip 1 using 0:(100*($7+$8)):xtic(1) with boxes lc rgb '#e69f00' title 'waiting', \\\n", path,
+            program, of, csv, of);
+    if (isfinite(first->v[BUBBLE]))
+        fprintf(f, "     '' skip 1 using 0:(100*($7+($7*$11<$8?$7*$11:$8))) with boxes lc rgb '#999999' "
+                "title 'bubble, by formula', \\\n");
+    fprintf(f, "     '' skip 1 using 0:(100*$7) with boxes lc rgb '#0072b2' title 'operators'\n"
+            "set ylabel 'MB on the largest rank'\nset yrange [0:*]\n"
+            "plot '' skip 1 using ($0-0.19):($13/1e6):xtic(1) with boxes lc rgb '#009e73' title 'measured', \\\n"
+            "     '' skip 1 using ($0+0.19):($15/1e6) with boxes lc rgb '#cc79a7' title 'playbook formulas'\n");
     return pclose(f) == 0;
 }
 
@@ -525,11 +407,8 @@ int main(int argc, char **argv)
                program);
     take_ranks(argv[3]);
     take_options(argc - 4, argv + 4);
-    for (Row *row = rows; row < rows + row_count; row++) {
+    for (Row *row = rows; row < rows + row_count; row++)
         run_row(row);
-        if (!first && !row->why[0])
-            first = row;
-    }
     if (!first) {
         for (const Row *row = rows; row < rows + row_count; row++)
             printf("%5d  %s\n", row->ranks, row->why);
@@ -542,7 +421,7 @@ int main(int argc, char **argv)
     snprintf(csv, sizeof csv, "build/sweep/%s.csv", program);
     snprintf(figure, sizeof figure, "build/sweep/%s.svg", program);
     write_csv(csv);
-    printf("\nwrote %s%s%s\n", csv, draw(figure) ? " and " : "; gnuplot could not draw ", figure);
+    printf("\nwrote %s%s%s\n", csv, draw(csv, figure) ? " and " : "; gnuplot could not draw ", figure);
     warn();
     suggest();
     return 0;

@@ -21,20 +21,12 @@ static Result sweep(const char *program, const char *ranks, const char *more)
     return run(SWEEP "%s '%s' " TINY " %s", program, ranks, data(), more);
 }
 
-static void expect(Result r, int status, const char *words)
-{
-    if (r.status != status || !strstr(strstr(r.out, words) ? r.out : r.err, words))
-        fail_msg("status %d, not %d, or nowhere \"%s\" in\n%s%s", r.status, status, words, r.out, r.err);
-}
-
 /* A cell of the CSV that a program's sweep wrote. */
 static double cell(const char *program, int row, const char *column)
 {
     double values[8];
-    char path[128];
 
-    snprintf(path, sizeof path, "build/sweep/%s.csv", program);
-    assert_true(read_column(in_temporary(path), column, values, 8) > row);
+    assert_true(read_column(in_temporary("build/sweep/%s.csv", program), column, values, 8) > row);
     return values[row];
 }
 
@@ -42,27 +34,22 @@ static double cell(const char *program, int row, const char *column)
 static void compare(const char *program, int row, int ranks, const char *more, const char *table)
 {
     double peak = 0, predicted = 0, playbook = 0, sent[2], tokens[2];
-    char path[64], text[64];
+    char text[64];
 
     run_well("mpiexec -n %d " BUILD "/cpu/%s " TINY " --micro-batch 1 --steps 2 --quiet --metrics m --report r %s",
              ranks, program, data(), more);
-    const char *report = in_temporary("r");
     for (int r = 0; r < ranks; r++) {
         static const char *const with_formula[] = {"parameters", "gradients", "optimizer", "activations"};
         double formulas = 0;
-        for (int c = 0; c < 4; c++) {
-            snprintf(path, sizeof path, "ranks.%d.memory.%s.playbook", r, with_formula[c]);
-            formulas += json_number(report, path);
-        }
-        snprintf(path, sizeof path, "ranks.%d.memory.total.measured", r);
-        if (json_number(report, path) > peak) {
-            peak = json_number(report, path), playbook = formulas;
-            snprintf(path, sizeof path, "ranks.%d.memory.total.predicted", r);
-            predicted = json_number(report, path);
+        for (int c = 0; c < 4; c++)
+            formulas += json_number("r", "ranks.%d.memory.%s.playbook", r, with_formula[c]);
+        if (json_number("r", "ranks.%d.memory.total.measured", r) > peak) {
+            peak = json_number("r", "ranks.%d.memory.total.measured", r), playbook = formulas;
+            predicted = json_number("r", "ranks.%d.memory.total.predicted", r);
         }
     }
-    assert_int_equal(read_column(in_temporary("m"), "comm_bytes", sent, 2), 2);
-    read_column(in_temporary("m"), "tokens", tokens, 2);
+    assert_int_equal(read_column("m", "comm_bytes", sent, 2), 2);
+    read_column("m", "tokens", tokens, 2);
     assert_true(cell(program, row, "ranks") == ranks);
     assert_true(cell(program, row, "tokens") == tokens[0]);
     assert_true(cell(program, row, "peak_bytes") == peak);
@@ -85,8 +72,8 @@ static void compare(const char *program, int row, int ranks, const char *more, c
     assert_true(cell(program, row, "pretended_waiting_most") >= waiting);
     assert_true(ranks > 1 ? waiting > 0 : waiting == 0);
     double mfu[2], took[2];                     /* the separate run: its second step is compared */
-    read_column(in_temporary("m"), "mfu", mfu, 2);
-    read_column(in_temporary("m"), "seconds", took, 2);
+    read_column("m", "mfu", mfu, 2);
+    read_column("m", "seconds", took, 2);
     assert_true(fabs(cell(program, row, "pretended_mfu") * seconds / (mfu[1] * took[1]) - 1) < 1e-2);
 }
 
@@ -96,25 +83,17 @@ static void tensor_parallel(void **state)
 
     (void)state;
     Result r = sweep(program, "2 1,2", "--micro-batch 1 --sequence-parallel " PRETEND);
-    expect(r, 0, "strong scaling: a step has the same 64 tokens on any number of ranks");
-    expect(r, 0, "SIMULATED: times, and values computed from them, are those of --pretend 0.1,0.01,50; bytes are "
-           "measured");
-    expect(r, 0, "relative to the first row, 1 rank;");
-    expect(r, 0, "--timeout 60");
     for (int i = 0; i < 2; i++)
         compare(program, i, i + 1, "--sequence-parallel " PRETEND, r.out);
     assert_null(strstr(r.out, "bubble"));
-    result_free(r);
+    expect(r, 0, "strong scaling: a step has the same 64 tokens on any number of ranks|"
+           "SIMULATED: times, and values computed from them, are those of --pretend 0.1,0.01,50; bytes are measured|"
+           "relative to the first row, 1 rank;|--timeout 60");
     r = run("sh -c 'command -v gnuplot'");          /* only the figure needs it */
-    const bool drawn = r.status == 0;
-    result_free(r);
-    if (!drawn) {
+    if (r.status == 0)
+        expect(run("cat build/sweep/05_tensor_parallel.svg"), 0, "simulated tokens/s of all ranks|05_tensor_parallel");
+    else
         print_message("skipped: the figure, because gnuplot is missing\n");
-        return;
-    }
-    r = run("cat build/sweep/05_tensor_parallel.svg");
-    expect(r, 0, "simulated tokens/s of all ranks");
-    expect(r, 0, "05_tensor_parallel");
     result_free(r);
 }
 
@@ -124,9 +103,9 @@ static void pipeline(void **state)
     static const struct {
         const char *options, *text;
         double formula;
-    } schedules[] = {{"--schedule zero-bubble", " 0.083 ", 1.0 / 3 / 4},
-                     {"--schedule interleaved --chunks 2 --layers 4", " 0.125 ", 1.0 / 2 / 4},
-                     {"--schedule zb-v --layers 4", " 0.042 ", 1.0 / 6 / 4}};
+    } schedules[] = {{"--schedule zero-bubble", "strong scaling| 0.083 ", 1.0 / 3 / 4},
+                     {"--schedule interleaved --chunks 2 --layers 4", "strong scaling| 0.125 ", 1.0 / 2 / 4},
+                     {"--schedule zb-v --layers 4", "strong scaling| 0.042 ", 1.0 / 6 / 4}};
     const char *program = "06_pipeline_parallel";
     char options[128];
 
@@ -134,14 +113,12 @@ static void pipeline(void **state)
     for (int i = 0; i < 3; i++) {
         snprintf(options, sizeof options, "%s " PRETEND, schedules[i].options);
         Result r = sweep(program, "1 2", options);
-        expect(r, 0, "strong scaling");
-        expect(r, 0, schedules[i].text);
         compare(program, 1, 2, options, r.out);
         assert_true(cell(program, 0, "bubble_formula") == 0);
         assert_true(cell(program, 1, "bubble_formula") == schedules[i].formula);
-        assert_true(cell(program, 1, "bubble_simulated") == json_number(in_temporary("r"), "ranks.1.bubble_simulated"));
+        assert_true(cell(program, 1, "bubble_simulated") == json_number("r", "ranks.1.bubble_simulated"));
         assert_true(cell(program, 1, "pretended_bubble") > 0);
-        result_free(r);
+        expect(r, 0, schedules[i].text);
     }
 }
 
@@ -149,9 +126,8 @@ static void batches_that_grow(void **state)
 {
     (void)state;
     Result r = sweep("03_data_parallel", "1 2", "--micro-batch 1 " PRETEND);
-    expect(r, 0, "weak scaling: a step has 64 tokens per rank");
     compare("03_data_parallel", 1, 2, PRETEND, r.out);
-    result_free(r);
+    expect(r, 0, "weak scaling: a step has 64 tokens per rank");
 }
 
 static void refusals_are_rows(void **state)
@@ -160,34 +136,25 @@ static void refusals_are_rows(void **state)
 
     (void)state;
     Result r = sweep("05_tensor_parallel", "4 1", "--steps 2");
-    expect(r, 0, why);
     assert_true(cell("05_tensor_parallel", 0, "ranks") == 1 && cell("05_tensor_parallel", 1, "ranks") == 4);
     assert_true(cell("05_tensor_parallel", 0, "tokens_per_second") > 0);        /* measured, not simulated */
     assert_null(strstr(r.out, "SIMULATED"));
-    result_free(r);
-    r = sweep("05_tensor_parallel", "4", "");
-    expect(r, 1, why);
-    result_free(r);
-    r = sweep("05_tensor_parallel", "1", "--steps 1");
-    expect(r, 1, "    1  --steps: expected at least 2, as the first is not measured, got 1\n");
-    result_free(r);
-    r = sweep("09_combined", "1 2", "--tp 2 --steps 2");
-    expect(r, 0, "    1  --tp 2 x --cp 1 x --pp 1: expected a divisor of 1, the number of ranks, got 2;");
+    expect(r, 0, why);
+    expect(sweep("05_tensor_parallel", "4", ""), 1, why);
+    expect(sweep("05_tensor_parallel", "1", "--steps 1"), 1,
+           "    1  --steps: expected at least 2, as the first is not measured, got 1\n");
+    expect(sweep("09_combined", "1 2", "--tp 2 --steps 2"), 0,
+           "    1  --tp 2 x --cp 1 x --pp 1 x --dp 0: expected 1, the number of ranks (--dp 0: a divisor), got 2;");
     assert_true(cell("09_combined", 1, "tokens_per_second") > 0);
-    result_free(r);
-    r = sweep("05_tensor_parallel", "1", "--colour red");
-    expect(r, 1, "colour");
-    result_free(r);
+    expect(sweep("05_tensor_parallel", "1", "--colour red"), 1, "colour");
 }
 
 /* The simulated hardware is faster than any real one, so real work takes all of a step. */
 static void late_work_is_reported(void **state)
 {
     (void)state;
-    Result r = sweep("05_tensor_parallel", "2", "--pretend 1e6,1e6,0");
-    expect(r, 0, "WARNING: real work took longer than simulated: ");
-    expect(r, 0, "% of a step on 2 ranks.");
-    result_free(r);
+    expect(sweep("05_tensor_parallel", "2", "--pretend 1e6,1e6,0"), 0,
+           "WARNING: real work took longer than simulated: |% of a step on 2 ranks.");
 }
 
 static void what_cannot_be_swept(void **state)
@@ -200,11 +167,8 @@ static void what_cannot_be_swept(void **state)
         {"01_single_gpu", "1", "01_single_gpu runs on one rank, like 01, 02 and 08; 03 to 07, 09 and 10 can be swept"}};
 
     (void)state;
-    for (unsigned i = 0; i < sizeof table / sizeof *table; i++) {
-        Result r = sweep(table[i].program, table[i].ranks, "");
-        expect(r, 2, table[i].words);
-        result_free(r);
-    }
+    for (unsigned i = 0; i < sizeof table / sizeof *table; i++)
+        expect(sweep(table[i].program, table[i].ranks, ""), 2, table[i].words);
 }
 
 int main(void)

@@ -29,7 +29,6 @@ static int current;
 
 CUDA_CALL(cudaSetDevice(int device), current = device)
 CUDA_CALL(cudaGetDevice(int *device), *device = 0)
-CUDA_CALL(cudaDeviceGetPCIBusId(char *id, int length, int device), snprintf(id, length, "0000:%02x:00.0", device))
 
 static int capability(int device)               /* "61 90": of device 0, of all others */
 {

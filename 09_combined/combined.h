@@ -1,0 +1,64 @@
+/* What the files of 09 share: groups, sizes and activations. train.c has the grid, the blocks and the step; ring.c
+ * attention over the ranks of cp, as in 07; pipeline.c the order of micro-batches over the ranks of pp, as in 06.
+ */
+#ifndef COMBINED_H
+#define COMBINED_H
+
+#include "../common/ultrascale.h"
+
+extern int cp_size, pp_size;
+extern Comm *cp, *pp;               /* the ranks whose coordinates differ from this rank's in this direction only */
+extern DType dtype;                 /* of activations, their gradients, and weights; gradients of weights are REAL */
+
+/* Local sizes, on this rank. Shapes in comments use these letters. */
+extern int64_t B, T, R;             /* sequences per micro-batch, local tokens of each, local rows of the residual
+                                     * stream: B*T / tp_size */
+extern int64_t L, H, A, D, F, V;    /* layers of the full model, hidden size; local heads, head size, local MLP width,
+                                     * local vocabulary */
+extern int64_t C;                   /* tokens per sequence chunk; rows go chunk by chunk: (local_chunks, B, C) */
+extern int local_chunks;            /* sequence chunks on this rank, of each sequence */
+extern int in_flight;               /* micro-batches whose activations are stored at once */
+
+/* What one block's forward saves for its backward. The block's input is in Acts.x. */
+typedef struct {
+    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
+    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
+    Tensor lse;                     /* (B*T*A)          log-sum-exp of each softmax; in d: delta, rowsum(dO*O) */
+    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
+    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
+    Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
+    Tensor up, gelu;                /* (B, T, F) */
+    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+} BlockActs;
+
+typedef struct {                    /* of one micro-batch in flight */
+    Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */
+    BlockActs *blocks;              /* [L] */
+    int begin, end;                 /* this pipeline stage's layers; x[begin] is a view of recv_x */
+    Tensor d_x;                     /* (R, H)  gradient of the residual stream */
+    Batch batch;                    /* (local_chunks * B, C) */
+    Request *receiving[2], *sending[2];     /* x, d_x */
+} Acts;
+
+/* ---- train.c ---- */
+
+Acts acts_create(BlockActs first, bool shared);
+void micro_batch_load(Batch batch, int64_t step, int micro);
+void forward(Acts *a, double scale, double gradient_scale);
+void backward(Acts *a, bool last);
+
+/* ---- ring.c ---- */
+
+void ring_create(void);                                         /* allocates its buffers */
+int chunk_number(int rank, int i);
+void context_attention_forward(BlockActs *a);
+void context_attention_backward(BlockActs *a, BlockActs *d);
+
+/* ---- pipeline.c ---- */
+
+extern Acts *acts;                  /* [micro-batch % in_flight] */
+void pipeline_create(void);                                     /* allocates acts and its buffers */
+void execute(int64_t step, double scale);
+void loss_of(double scale);
+
+#endif

@@ -1,0 +1,116 @@
+#!/bin/sh
+# readmes.sh CHECK FILE...: prints one line per fault that a check finds in READMEs, and ends with status 1 if there is
+# one. Run it in the root of the tree. Checks: headings, links, quotes; run-this, commands: run what the README shows.
+set -u
+check=$1
+shift
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+fault() {
+    echo "$file: $*" | tee -a "$dir/faults"
+}
+
+# The shape of a program's README. Sections of other names stand between Costs and Pitfalls.
+headings() {
+    number=$(basename "$(dirname "$file")" | cut -c 1-2)
+    awk -v title="# $number: " '
+        BEGIN {count = split("The picture|The formula|Read these .* places in train[.]c.*|Run this|Costs|Pitfalls|" \
+                             "Exercises", heading, "|")}
+        NR == 1 && index($0, title) != 1 {print "expected the title \"" title "...\" in its first line"}
+        /^```/ {fenced = !fenced}
+        !found && /Playbook: / {playbook = 1}
+        fenced || !/^## / {next}
+        found < count && $0 ~ "^## " heading[found + 1] "$" {found++; next}
+        found != 5 {print "found \"" $0 "\", expected " (found < count ? heading[found + 1] : "no other section")}
+        END {
+            if (found < count) print "has no \"## " heading[found + 1] "\" in its place"
+            if (!playbook) print "expected \"Playbook: \" with a chapter before its first section"
+        }' "$file"
+}
+
+# Links to files of the repository: ](PATH) outside of fenced blocks.
+links() {
+    awk '/^```/ {fenced = !fenced}
+        !fenced {
+            for (line = $0; match(line, /\]\([^)#]*/); line = substr(line, RSTART + RLENGTH))
+                print substr(line, RSTART + 2, RLENGTH - 2)
+        }' "$file" | grep -v '^http' | while read -r target; do
+        [ -z "$target" ] || [ -e "$(dirname "$file")/$target" ] || echo "links to $target, which does not exist"
+    done
+}
+
+# The front page quotes block_forward of 01 and the lines that 05 changes: both programs must have these lines.
+quotes() {
+    awk '/^```/ {on = 0}
+        on && NF {
+            middle = match($0, /  +/)
+            left = middle ? substr($0, 1, middle - 1) : $0
+            if (left) print "01_single_gpu/train.c " left
+            right = middle ? substr($0, middle + RLENGTH) : ""
+            sub(/, \.\.\.\);$/, "", right)
+            if (right) print "05_tensor_parallel/train.c " right
+        }
+        /^01_single_gpu: / {on = 1}' "$file" >"$dir/quoted"
+    [ "$(grep -c ^01 "$dir/quoted")" -eq 11 ] || echo "does not quote eleven operator calls"
+    [ "$(wc -l <"$file")" -le 120 ] || echo "has more than 120 lines"
+    while read -r program text; do
+        grep -qF -- "$text" "$program" || echo "$program has no \"$text\""
+    done <"$dir/quoted"
+}
+
+# Runs a command that a reader would type.
+run() {
+    timeout 600 sh -c "$1" </dev/null >"$dir/out" 2>"$dir/err" && return
+    echo "$1: status $?"
+    head -c 2000 "$dir/err"
+    return 1
+}
+
+# The first fenced block under "Run this": a command, then lines that its output must contain in this order. White
+# space does not count, "..." alone stands for lines left out, and "<-" begins a note.
+run_this() {
+    awk '/^## / {on = /^## Run this$/} on && /^```/ && fences++ == 1 {exit} on && fences == 1 && !/^```/' "$file" \
+        >"$dir/block"
+    command=$(head -n 1 "$dir/block")
+    [ -n "$command" ] || echo 'its section "Run this" has no fenced block with a command in the first line'
+    [ -n "$command" ] && run "$command" || return
+    for f in block out; do
+        sed 's/<-.*//; s/[[:space:]][[:space:]]*/ /g; s/^ //; s/ $//' "$dir/$f" >"$dir/$f.squeezed"
+    done
+    sed 1d "$dir/block.squeezed" | awk -v output="$dir/out.squeezed" '
+        /^$/ || /^\.\.\.$/ {next}
+        {
+            while ((more = (getline line <output)) > 0 && !index(line, $0)) {}
+            if (more <= 0) {print "the output lacks, or has in another place: " $0; exit}
+        }'
+}
+
+# Runs all commands in fenced blocks, but those that would run for long, run this again, or fail by design.
+commands() {
+    awk -v dir="$dir" '
+        /^```/ {fenced = !fenced; gpu = 0; more = 0; next}
+        !fenced {next}
+        /^#.*needs a GPU/ {gpu = 1}
+        !more && !/^(make |mpiexec |build\/|tests\/|for )/ {next}
+        !more {file = dir "/" ++count ".sh"; loop = /^for /}
+        !gpu {print >file}
+        {more = /\\$/ || (loop && !/done/)}' "$file"
+    for i in $(ls "$dir" | sed -n 's/\.sh$//p' | sort -n); do
+        command=$(cat "$dir/$i.sh")
+        case $command in
+        *"needs a GPU"* | "make verify "*" N="* | "make test"* | "make figures"* | "make bench"* | "make fuzz"* | \
+            "make cuda"*) echo "$file: skipped: $command" >&2 ;;
+        *) run "$command" ;;
+        esac
+    done
+    rm -f "$dir"/*.sh
+}
+
+for file in "$@"; do
+    case $check in
+    headings | links | quotes | commands) $check ;;
+    run-this) run_this ;;
+    esac >"$dir/found"
+    [ ! -s "$dir/found" ] || fault "$(cat "$dir/found")"
+done
+[ ! -e "$dir/faults" ]
