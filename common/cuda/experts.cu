@@ -2,7 +2,7 @@
  * two threads add to one element. */
 #include "kernel.cuh"
 
-static const dim3 WARP_ROWS(WARP, THREADS / WARP);
+static const dim3 WARP_ROWS(WARP, WARPS);
 
 /* ---- the router ---- */
 
@@ -77,10 +77,9 @@ void route_forward_kernel(const Routing *r)
 {
     const int64_t B = r->probs.shape[0], T = r->probs.shape[1], E = tensor_width(r->probs), K = tensor_width(r->gates);
 
-    LAUNCH(choose_rows, warp_row_blocks(B * T), WARP_ROWS, data<float>(r->probs), data<float>(r->gates),
-           data<int32_t>(r->choice), B * T, E, K);
-    LAUNCH(fill_slots, warp_row_blocks(E * B), WARP_ROWS, data<int32_t>(r->slot), data<int32_t>(r->rows),
-           data<float>(r->load), data<int32_t>(r->choice), B, T, E, K, tensor_width(r->rows));
+    LAUNCH(choose_rows, row_blocks(B * T, WARPS), WARP_ROWS, r->probs, r->gates, r->choice, B * T, E, K);
+    LAUNCH(fill_slots, row_blocks(E * B, WARPS), WARP_ROWS, r->slot, r->rows, r->load, r->choice, B, T, E, K,
+           tensor_width(r->rows));
 }
 
 /* Of a softmax p of logits, d_logits = p * (d_p - sum(p * d_p)). K > 1 gates are a softmax of the chosen logits. */
@@ -113,9 +112,8 @@ void route_backward_kernel(Tensor d_logits, Tensor d_gates, const Routing *r, do
     const int64_t rows = tensor_rows(r->probs), T = r->probs.shape[1];
     const int64_t E = tensor_width(r->probs), K = tensor_width(r->gates);
 
-    LAUNCH(route_backward_rows, warp_row_blocks(rows), WARP_ROWS, data<float>(d_logits), data<float>(d_gates),
-           data<float>(r->probs), data<float>(r->gates), data<int32_t>(r->choice), data<float>(r->load),
-           (float)(balance * E / (K * T)), rows, T, E, K);
+    LAUNCH(route_backward_rows, row_blocks(rows, WARPS), WARP_ROWS, d_logits, d_gates, r->probs, r->gates, r->choice,
+           r->load, balance * E / (K * T), rows, T, E, K);
 }
 
 /* ---- the balance loss ---- */
@@ -156,18 +154,17 @@ void balance_forward_kernel(Tensor loss, Tensor totals, const Routing *r, double
     const int64_t bytes = B * E * sizeof(double);
     double *part = (double *)device_scratch(bytes);
 
-    LAUNCH(balance_parts, warp_row_blocks(B * E), WARP_ROWS, part, data<float>(r->probs), data<float>(r->load), B, T,
-           E);
-    LAUNCH(balance_total, 1, MOST_THREADS, data<double>(loss), data<float>(totals), part, data<float>(r->load),
-           balance * E / (K * T), B, E, tensor_width(r->rows));
+    LAUNCH(balance_parts, row_blocks(B * E, WARPS), WARP_ROWS, part, r->probs, r->load, B, T, E);
+    LAUNCH(balance_total, 1, MOST_THREADS, loss, totals, part, r->load, balance * E / (K * T), B, E,
+           tensor_width(r->rows));
     device_free(part, bytes);
 }
 
 /* ---- rows to slots, and back: embedding_forward fills slots ---- */
 
 template <typename T, int N>
-__global__ void combine_rows(T *out, const T *x, const T *slots, const float *gates, const int32_t *slot, int64_t rows,
-                             int64_t width, int64_t K)
+__global__ void combine_rows(T *out, const T *x, const T *slots, const float *gates, const int32_t *slot, int64_t K,
+                             int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows)
         EACH_COLUMN(j, N, width) {
@@ -186,12 +183,8 @@ __global__ void combine_rows(T *out, const T *x, const T *slots, const float *ga
 
 void combine_kernel(Tensor out, Tensor x, Tensor slots, Tensor gates, Tensor slot)
 {
-    const int64_t rows = tensor_rows(out), width = tensor_width(out);
-    const bool wide = width * dtype_size(out.dtype) % 16 == 0;
-
-    FOR_TYPE(out.dtype, T, PACKED(wide && aligned(out) && aligned(x) && aligned(slots), T, N,
-        LAUNCH(combine_rows<T, N>, row_blocks(rows), row_threads(width, N), data<T>(out), data<T>(x), data<T>(slots),
-               data<float>(gates), data<int32_t>(slot), rows, width, tensor_width(slot))));
+    FOR_TYPE(out.dtype, T, PACKED(rows_aligned(out, x, slots), T, N,
+        LAUNCH_ROWS(out, N, combine_rows<T, N>, out, x, slots, gates, slot, tensor_width(slot))));
 }
 
 /* A warp per slot. */
@@ -227,11 +220,9 @@ __global__ void combine_backward_slots(T *d_slots, float *d_gates, const T *d_ou
 void combine_backward_kernel(Tensor d_slots, Tensor d_gates, Tensor d_out, Tensor slots, const Routing *r)
 {
     const int64_t count = tensor_rows(slots), width = tensor_width(slots);
-    const bool wide = width * dtype_size(slots.dtype) % 16 == 0;
 
     device_zero(d_gates.data, tensor_bytes(d_gates));           /* of dropped choices */
-    FOR_TYPE(slots.dtype, T, PACKED(wide && aligned(d_slots) && aligned(d_out) && aligned(slots), T, N,
-        LAUNCH(combine_backward_slots<T, N>, warp_row_blocks(count), WARP_ROWS, data<T>(d_slots), data<float>(d_gates),
-               data<T>(d_out), data<T>(slots), data<float>(r->gates), data<int32_t>(r->slot), data<int32_t>(r->rows),
-               count, width, tensor_width(r->gates))));
+    FOR_TYPE(slots.dtype, T, PACKED(rows_aligned(d_slots, d_out, slots), T, N,
+        LAUNCH(combine_backward_slots<T, N>, row_blocks(count, WARPS), WARP_ROWS, d_slots, d_gates, d_out, slots,
+               r->gates, r->slot, r->rows, count, width, tensor_width(r->gates))));
 }
