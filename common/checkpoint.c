@@ -80,13 +80,19 @@ typedef struct {
     Safetensors *file;
 } Files;
 
-/* Finds the parameter's tensor, named prefix + its name, in one of the files. */
-static const SafeTensor *find(const Files *from, const char *prefix, const ParamInfo *p, const Safetensors **in)
+/* Finds the parameter's tensor, named prefix + its name, in one of the files. upcycled: an expert's is the MLP's,
+ * "mlp.experts.5.x" is "mlp.x"; a router has none: NULL. */
+static const SafeTensor *find(const Files *from, const char *prefix, const ParamInfo *p, bool upcycled,
+                              const Safetensors **in)
 {
+    const char *expert = upcycled ? strstr(p->name, "experts.") : NULL;
     const SafeTensor *t = NULL;
     char name[96];
 
-    snprintf(name, sizeof name, "%s%s", prefix, p->name);
+    if (upcycled && strstr(p->name, "mlp.gate."))
+        return NULL;
+    snprintf(name, sizeof name, "%s%.*s%s", prefix, expert ? (int)(expert - p->name) : 0, p->name,
+             expert ? strchr(expert + strlen("experts."), '.') + 1 : p->name);
     for (int i = 0; i < from->count && !t; i++) {
         *in = &from->file[i];
         t = safetensors_find(*in, name);
@@ -101,16 +107,20 @@ static const SafeTensor *find(const Files *from, const char *prefix, const Param
 }
 
 /* Reads one of the four tensors of each of this rank's shards. */
-static void read_shards(const Files *from, const char *prefix, const AdamW *optimizer, Which which)
+static void read_shards(const Files *from, const char *prefix, const AdamW *optimizer, Which which, bool upcycled)
 {
     for (int i = 0; i < optimizer->count; i++) {
         const ParamShard *shard = &optimizer->shards[i];
         const Tensor t = which_of(shard, which);
         real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
+        if (upcycled)
+            tensor_to_host(host, t);                    /* what is not in the files stays */
         for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
             const Safetensors *file;
-            const SafeTensor *tensor = find(from, prefix, s.param, &file);
+            const SafeTensor *tensor = find(from, prefix, s.param, upcycled, &file);
             real *x = host + s.in_range;
+            if (!tensor)
+                continue;
             safetensors_read(file, tensor, s.in_full, s.count, x, REAL == F64);
             for (int64_t k = 0; k < s.count; k++)
                 if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
@@ -164,18 +174,26 @@ static cJSON *json_read(const char *path)
     return json;
 }
 
-/* The configuration from which Hugging Face builds the same model. */
+/* The configuration from which Hugging Face builds the same model; with experts, in Mixtral's words. */
 static cJSON *config_json(Config c)
 {
-    return cJSON_Parse(format_text(
-        "{\"architectures\": [\"GPTNeoXForCausalLM\"], \"model_type\": \"gpt_neox\", \"vocab_size\": %d, "
+    cJSON *json = cJSON_Parse(format_text(
+        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"vocab_size\": %d, "
         "\"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"intermediate_size\": %d, "
         "\"max_position_embeddings\": %d, \"hidden_act\": \"gelu_pytorch_tanh\", \"rotary_pct\": 1.0, "
         "\"rotary_emb_base\": 10000, \"layer_norm_eps\": 1e-5, \"initializer_range\": 0.02, "
         "\"use_parallel_residual\": false, \"tie_word_embeddings\": true, \"attention_bias\": true, "
         "\"attention_dropout\": 0, \"hidden_dropout\": 0, \"bos_token_id\": 0, \"eos_token_id\": 0, "
         "\"torch_dtype\": \"%s\"}",
-        c.vocab, c.hidden, c.layers, c.heads, 4 * c.hidden, c.seq, REAL == F64 ? "float64" : "float32"));
+        c.experts ? "GPTNeoXMoeForCausalLM" : "GPTNeoXForCausalLM", c.experts ? "gpt_neox_moe" : "gpt_neox", c.vocab,
+        c.hidden, c.layers, c.heads, c.experts ? c.expert_width : 4 * c.hidden, c.seq,
+        REAL == F64 ? "float64" : "float32"));
+
+    if (c.experts) {
+        cJSON_AddNumberToObject(json, "num_local_experts", c.experts);
+        cJSON_AddNumberToObject(json, "num_experts_per_tok", c.top_k);
+    }
+    return json;
 }
 
 /* The values, as JSON, that a key of config.json may have. Hugging Face has renamed some keys, and moved some into
@@ -184,7 +202,7 @@ static cJSON *config_json(Config c)
 static const struct {
     const char *key[2], *ours, *standard;
 } config_keys[] = {
-    {{"model_type"}, "\"gpt_neox\"", "\"gpt_neox\""},
+    {{"model_type"}, "\"gpt_neox\"|\"gpt_neox_moe\"", "\"gpt_neox\""},
     {{"hidden_act"}, "\"gelu_pytorch_tanh\"|\"gelu_new\"|\"gelu_fast\"", "\"gelu\""},         /* GELU's tanh form */
     {{"use_parallel_residual"}, "false", "true"},
     {{"tie_word_embeddings"}, "true", "false"},
@@ -229,9 +247,13 @@ static int64_t json_integer(const cJSON *json, const char *path, const char *nam
     return item->valuedouble;
 }
 
-static void config_check(const char *path, Config c)
+/* Returns whether the model has no experts, but the run has. */
+static bool config_check(const char *path, Config c)
 {
     cJSON *config = json_read(path);
+    const bool mixture = cJSON_HasObjectItem(config, "num_local_experts");
+    const int64_t experts = mixture ? json_integer(config, path, "num_local_experts") : 0;
+    const int64_t top_k = mixture ? json_integer(config, path, "num_experts_per_tok") : 0;
 
     for (size_t i = 0; i < sizeof config_keys / sizeof *config_keys; i++)
         check_key(config, path, config_keys[i].key, config_keys[i].ours, config_keys[i].standard);
@@ -243,8 +265,16 @@ static void config_check(const char *path, Config c)
         fail("%s: the model has --layers %lld --hidden %lld --heads %lld --vocab %lld, but this run --layers %d --hidden "
              "%d --heads %d --vocab %d", path, (long long)layers, (long long)hidden, (long long)heads, (long long)vocab,
              c.layers, c.hidden, c.heads, c.vocab);
-    check_key(config, path, (const char *[2]){"intermediate_size"}, format_text("%d", 4 * c.hidden), "24576");
+    if (mixture && (experts != c.experts || top_k != c.top_k))
+        fail("%s: a token takes %lld of %lld experts, but in this run %d of %d", path, (long long)top_k,
+             (long long)experts, c.top_k, c.experts);
+    if (!mixture && c.experts && c.expert_width != 4 * c.hidden)
+        fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
+             path, 4 * c.hidden, c.expert_width);
+    check_key(config, path, (const char *[2]){"intermediate_size"},
+              format_text("%d", c.experts ? c.expert_width : 4 * c.hidden), "24576");
     cJSON_Delete(config);
+    return !mixture && c.experts;
 }
 
 static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
@@ -370,7 +400,7 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
     const char *place = place_of(directory), *path = path_of(place, TRAINER), *moments = path_of(place, OPTIMIZER);
     char *end = "?";
 
-    config_check(path_of(place, CONFIG), config);
+    s->upcycled = config_check(path_of(place, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
         fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",
@@ -446,12 +476,12 @@ void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *
     const char *place = place_of(directory), *path = path_of(place, OPTIMIZER), *trainer = path_of(place, TRAINER);
     Files model = open_model(place);
 
-    read_shards(&model, "", optimizer, PARAMS);
+    read_shards(&model, "", optimizer, PARAMS, state->upcycled);
     close_files(&model);
     if (!state->weights_only) {
         Safetensors moments = safetensors_open(path);
-        read_shards(&(Files){1, &moments}, "m.", optimizer, MOMENT_M);
-        read_shards(&(Files){1, &moments}, "v.", optimizer, MOMENT_V);
+        read_shards(&(Files){1, &moments}, "m.", optimizer, MOMENT_M, state->upcycled);
+        read_shards(&(Files){1, &moments}, "v.", optimizer, MOMENT_V, state->upcycled);
         safetensors_close(&moments);
         optimizer->step = state->optimizer_step;
         read_saved_values(trainer, state);

@@ -16,7 +16,9 @@ static void take_preset(const char *name)
 
     if (!p)
         fail_usage("--preset: expected one of %s, got '%s'", preset_names(), name);
-    options.config = p->config;
+    const Config c = options.config;
+    options.config = p->config;                 /* but presets have no experts */
+    options.config.experts = c.experts, options.config.top_k = c.top_k, options.config.expert_width = c.expert_width;
     options.micro_batch = p->micro_batch, options.accumulate = p->accumulate;
 }
 
@@ -58,8 +60,8 @@ static const struct {
     {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write at the end and when interrupted", "DIR"}},
     {FILES, {"save-every", OPTION_INT, &options.save_every, "steps between checkpoints; 0: at the end only", "N", 0,
              1e9}},
-    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program; or a GPT-NeoX model "
-            "from Hugging Face's save_pretrained", "DIR"}},
+    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program with this model; or a "
+            "GPT-NeoX model from Hugging Face's save_pretrained", "DIR"}},
     {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load continues it", "FILE"}},
     {FILES, {"report", OPTION_TEXT, &options.report, "memory, traffic and time, as JSON, at the end", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
@@ -191,7 +193,7 @@ static void take_pretend(void)
 
 static void check_together(void)
 {
-    const Config *c = &options.config;
+    Config *c = &options.config;
     const double B = options.micro_batch, T = c->seq, L = c->layers, H = c->hidden, A = c->heads, V = c->vocab;
 
     if (c->hidden % c->heads)
@@ -205,6 +207,15 @@ static void check_together(void)
         fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d gives %.3g rows and "
                    "tensors of %.3g elements; the limits are %.3g and %.3g", options.micro_batch, c->seq, c->layers,
                    c->hidden, c->heads, c->vocab, rows, largest, (double)INT32_MAX, limit);
+    if (c->experts && c->top_k > c->experts)
+        fail_usage("--top-k: expected at most --experts %d, got %d", c->experts, c->top_k);
+    if (c->experts && !c->expert_width)
+        c->expert_width = (4 * c->hidden + c->top_k - 1) / c->top_k;
+    if (c->experts * rows > INT32_MAX || c->experts * L * rows * (H + c->expert_width) > limit)
+        fail_usage("--experts %d x --micro-batch %d x --seq %d with --layers %d --hidden %d --expert-width %d gives "
+                   "%.3g slots and tensors of %.3g elements; the limits are %.3g and %.3g", c->experts,
+                   options.micro_batch, c->seq, c->layers, c->hidden, c->expert_width, c->experts * rows,
+                   c->experts * L * rows * (H + c->expert_width), (double)INT32_MAX, limit);
     if (options.decay_steps && options.decay_steps <= options.warmup)
         fail_usage("--lr-decay-steps: expected more than --warmup %d, got %d", options.warmup, options.decay_steps);
     if (options.min_lr > options.lr && options.decay_steps)

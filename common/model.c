@@ -18,25 +18,50 @@ Placement replica(int number)
     return p;
 }
 
-enum { BLOCK_PARAMETERS = 12, REPLICATED = 6 };
+/* Of a block, and the first of them, which are replicated; of a block with experts; of an expert. */
+enum { BLOCK_PARAMETERS = 12, REPLICATED = 6, ROUTED_PARAMETERS = 9, EXPERT_PARAMETERS = 4 };
+
+static int block_parameters(Config c)
+{
+    return c.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
+}
+
+static int unit_count(Config c)
+{
+    return c.experts ? 2 * c.layers + 2 : c.layers + 2;
+}
+
+/* N, of which so many experts per block. */
+static int64_t parameters_with(Config c, int64_t experts)
+{
+    const int64_t h = c.hidden, f = c.expert_width, dense = 12 * h * h + 13 * h;
+    const int64_t mixture = 4 * h * h + 8 * h + c.experts * h + experts * (2 * f * h + f + h);
+
+    return h * c.vocab + c.layers * (c.experts ? mixture : dense) + 2 * h;
+}
 
 int64_t model_parameters(Config c)
 {
-    const int64_t h = c.hidden;
+    return parameters_with(c, c.experts);
+}
 
-    return h * c.vocab + c.layers * (12 * h * h + 13 * h) + 2 * h;
+int64_t model_active_parameters(Config c)
+{
+    return parameters_with(c, c.top_k);
 }
 
 double model_flops_per_token(Config c)
 {
-    return 6.0 * model_parameters(c) + 12.0 * c.layers * c.hidden * c.seq;
+    return 6.0 * model_active_parameters(c) + 12.0 * c.layers * c.hidden * c.seq;
 }
 
 /* ---- The layout ---- */
 
-/* Appends a parameter to the table. local: it is on this rank. */
+/* Appends a parameter to the table; a vector has no p.cols yet. local: it is on this rank. */
 static void add(Layout *l, Placement at, bool local, ParamInfo p)
 {
+    p.vector = p.cols == 0;
+    p.cols = p.vector ? 1 : p.cols;
     Range rows = {0, p.rows}, cols = {0, p.cols}, *split = p.row_group ? &rows : &cols;
     const int64_t group = p.row_group + p.col_group;
 
@@ -48,7 +73,6 @@ static void add(Layout *l, Placement at, bool local, ParamInfo p)
     p.first_col = cols.first, p.local_cols = cols.count;
     p.range = (Range){l->count, local ? p.local_rows * p.local_cols : 0};
     p.owned = local && at.replica == 0 && (group || at.slice == 0);
-    p.vector = p.cols == 1;
     p.decay = !p.vector;
     l->count += p.range.count;
     l->table[l->parameters++] = p;
@@ -56,25 +80,32 @@ static void add(Layout *l, Placement at, bool local, ParamInfo p)
 
 Layout layout_create(Config config, Placement at)
 {
-    const int64_t H = config.hidden, D = H / config.heads, F = 4 * H;
+    const int64_t H = config.hidden, D = H / config.heads, F = config.experts ? config.expert_width : 4 * H;
     const double deviation = 0.02, into_residual = 0.02 / sqrt(2.0 * config.layers);
+    const ParamInfo router = {"mlp.gate.weight", "router", config.experts, H, .deviation = deviation};
     const ParamInfo block[BLOCK_PARAMETERS] = {
-        {"input_layernorm.weight", "ln1_weight", H, 1, .mean = 1},
-        {"input_layernorm.bias", "ln1_bias", H, 1},
-        {"attention.dense.bias", "proj_bias", H, 1},
-        {"post_attention_layernorm.weight", "ln2_weight", H, 1, .mean = 1},
-        {"post_attention_layernorm.bias", "ln2_bias", H, 1},
-        {"mlp.dense_4h_to_h.bias", "down_bias", H, 1},
+        {"input_layernorm.weight", "ln1_weight", H, .mean = 1},
+        {"input_layernorm.bias", "ln1_bias", H},
+        {"attention.dense.bias", "proj_bias", H},
+        {"post_attention_layernorm.weight", "ln2_weight", H, .mean = 1},
+        {"post_attention_layernorm.bias", "ln2_bias", H},
+        config.experts ? router : (ParamInfo){"mlp.dense_4h_to_h.bias", "down_bias", H},
         {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, .row_group = 3 * D, .deviation = deviation},
-        {"attention.query_key_value.bias", "qkv_bias", 3 * H, 1, .row_group = 3 * D},
+        {"attention.query_key_value.bias", "qkv_bias", 3 * H, .row_group = 3 * D},
         {"attention.dense.weight", "proj_weight", H, H, .col_group = D, .deviation = into_residual},
         {"mlp.dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .deviation = deviation},
-        {"mlp.dense_h_to_4h.bias", "up_bias", F, 1, .row_group = 1},
+        {"mlp.dense_h_to_4h.bias", "up_bias", F, .row_group = 1},
         {"mlp.dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .deviation = into_residual}};
+    const ParamInfo expert[EXPERT_PARAMETERS] = {
+        {"dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .deviation = deviation},
+        {"dense_h_to_4h.bias", "up_bias", F, .row_group = 1},
+        {"dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .deviation = into_residual},
+        {"dense_4h_to_h.bias", "down_bias", H}};
+    const int per_block = block_parameters(config), of_experts = config.experts * EXPERT_PARAMETERS;
     Layout l = {.config = config};
 
-    l.units = host_alloc((config.layers + 2) * sizeof *l.units, "a layout");
-    l.table = host_alloc(((int64_t)config.layers * BLOCK_PARAMETERS + 3) * sizeof *l.table, "a layout");
+    l.units = host_alloc(unit_count(config) * sizeof *l.units, "a layout");
+    l.table = host_alloc(((int64_t)config.layers * (per_block + of_experts) + 3) * sizeof *l.table, "a layout");
     l.first_id = range_split(config.vocab, at.slice, at.slices).first;
 
     add(&l, at, at.embedding || at.head, (ParamInfo){"gpt_neox.embed_in.weight", "embedding", config.vocab, H,
@@ -83,7 +114,7 @@ Layout layout_create(Config config, Placement at)
     l.units[0] = (Range){0, l.count};
     for (int layer = 0; layer < config.layers; layer++) {
         const int64_t first = l.count;
-        for (int i = 0; i < BLOCK_PARAMETERS; i++) {
+        for (int i = 0; i < per_block; i++) {
             ParamInfo p = block[i];
             p.name = new_text("gpt_neox.layers.%d.%s", layer, p.name);
             p.label = new_text("blocks.%d.%s", layer, p.label);
@@ -91,10 +122,22 @@ Layout layout_create(Config config, Placement at)
         }
         l.units[layer + 1] = (Range){first, l.count - first};
     }
-    const int64_t first = l.count;
-    add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.weight", "final_weight", H, 1, .mean = 1});
-    add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.bias", "final_bias", H, 1});
-    l.units[config.layers + 1] = (Range){first, l.count - first};
+    const int64_t final = l.count;
+    add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.weight", "final_weight", H, .mean = 1});
+    add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.bias", "final_bias", H});
+    l.units[config.layers + 1] = (Range){final, l.count - final};
+    at.replica = at.expert_replica;
+    for (int layer = 0; config.experts && layer < config.layers; layer++) {
+        const int64_t first = l.count;
+        for (int i = 0; i < of_experts; i++) {
+            const int e = i / EXPERT_PARAMETERS;
+            ParamInfo p = expert[i % EXPERT_PARAMETERS];
+            p.name = new_text("gpt_neox.layers.%d.mlp.experts.%d.%s", layer, e, p.name);
+            p.label = new_text("blocks.%d.experts.%d.%s", layer, e, p.label);
+            add(&l, at, (!at.layer || at.layer[layer]) && (!at.expert || at.expert[e]), p);
+        }
+        l.units[config.layers + 2 + layer] = (Range){first, l.count - first};
+    }
     return l;
 }
 
@@ -141,32 +184,43 @@ static Tensor view_of(const Layout *layout, int parameter, int unit, Tensor buff
 
 Params params_view_units(const Layout *layout, const Tensor *units)
 {
-    const int layers = layout->config.layers;
+    const Config c = layout->config;
+    const int layers = c.layers, per_block = block_parameters(c);
     Params p = {.embedding = view_of(layout, 0, 0, units[0]),
                 .blocks = host_alloc(layers * sizeof(BlockParams), "views"),
-                .units = host_alloc((layers + 2) * sizeof(Tensor), "views")};
+                .units = host_alloc(unit_count(c) * sizeof(Tensor), "views")};
 
-    memcpy(p.units, units, (layers + 2) * sizeof(Tensor));
+    memcpy(p.units, units, unit_count(c) * sizeof(Tensor));
     for (int l = 0; l < layers; l++) {
-        const int first = 1 + l * BLOCK_PARAMETERS;
+        const int first = 1 + l * per_block;
         BlockParams *b = &p.blocks[l];
         Tensor *const views[BLOCK_PARAMETERS] = {
-            &b->ln1_weight, &b->ln1_bias, &b->proj_bias, &b->ln2_weight, &b->ln2_bias, &b->down_bias,
+            &b->ln1_weight, &b->ln1_bias, &b->proj_bias, &b->ln2_weight, &b->ln2_bias,
+            c.experts ? &b->router : &b->down_bias,
             &b->qkv_weight, &b->qkv_bias, &b->proj_weight, &b->up_weight, &b->up_bias, &b->down_weight};
-        for (int i = 0; i < BLOCK_PARAMETERS; i++)
+        for (int i = 0; i < per_block; i++)
             *views[i] = view_of(layout, first + i, l + 1, units[l + 1]);
         b->replicated = view_from(layout, first, REPLICATED, l + 1, units[l + 1], "replicated");
     }
-    const int first = 1 + layers * BLOCK_PARAMETERS, unit = layers + 1;
+    const int first = 1 + layers * per_block, unit = layers + 1;
     p.final_weight = view_of(layout, first, unit, units[unit]);
     p.final_bias = view_of(layout, first + 1, unit, units[unit]);
     p.final = view_from(layout, first, 2, unit, units[unit], "final");
+    for (int i = 0; i < layers * c.experts; i++) {
+        const int l = i / c.experts, e = i % c.experts, of_layer = unit + 1 + l;
+        if (e == 0)
+            p.blocks[l].experts = host_alloc(c.experts * sizeof(ExpertParams), "views");
+        ExpertParams *x = &p.blocks[l].experts[e];
+        Tensor *const views[EXPERT_PARAMETERS] = {&x->up_weight, &x->up_bias, &x->down_weight, &x->down_bias};
+        for (int k = 0; k < EXPERT_PARAMETERS; k++)
+            *views[k] = view_of(layout, first + 2 + i * EXPERT_PARAMETERS + k, of_layer, units[of_layer]);
+    }
     return p;
 }
 
 Params params_view(const Layout *layout, Tensor buffer)
 {
-    const int units = layout->config.layers + 2;
+    const int units = unit_count(layout->config);
     Tensor *ranges = host_alloc(units * sizeof *ranges, "views");
 
     for (int u = 0; u < units; u++)

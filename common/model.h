@@ -5,6 +5,10 @@
  * tied to the output projection; L blocks of LayerNorm, attention with rotary positions, LayerNorm, and an MLP of width
  * 4h; a final LayerNorm. It is Hugging Face's GPTNeoXForCausalLM with use_parallel_residual=false, rotary_pct=1.0,
  * tie_word_embeddings=true, hidden_act="gelu_pytorch_tanh".
+ *
+ * With Config.experts = e, the MLP of each block is a mixture of e MLPs of width f, the experts. A router (e, h)
+ * chooses k of them for each token. Then N = h*v + L*(4*h^2 + 8*h + e*h + e*(2*f*h + f + h)) + 2*h; a token uses k/e of
+ * the experts' parameters.
  */
 #ifndef MODEL_H
 #define MODEL_H
@@ -16,7 +20,9 @@
 #include "tensor.h"
 
 int64_t model_parameters(Config config);                    /* N = h*v + L*(12*h^2 + 13*h) + 2*h */
-double model_flops_per_token(Config config);                /* forward and backward: 6*N + 12*L*h*s (playbook) */
+int64_t model_active_parameters(Config config);             /* those that a token uses: N without experts */
+double model_flops_per_token(Config config);                /* forward and backward: 6*N + 12*L*h*s (playbook), with the
+                                                             * active parameters as N */
 
 /* Which parameters are on this rank. */
 typedef struct {
@@ -25,6 +31,8 @@ typedef struct {
     bool embedding, head;           /* the embedding at the input; the final LayerNorm and the output projection */
     int replica;                    /* number among the ranks with the same parameters; replica 0 owns them: it counts
                                      * them in norms, and saves them */
+    const bool *expert;             /* experts on this rank, by expert number; NULL: all */
+    int expert_replica;             /* as replica, among the ranks with the same experts */
 } Placement;
 extern const Placement FULL_MODEL;
 Placement replica(int number);      /* FULL_MODEL as replica `number` */
@@ -43,18 +51,25 @@ typedef struct {
     bool owned, decay;              /* this rank owns it; it is subject to weight decay */
 } ParamInfo;
 
-/* All parameters on this rank, as one sequence of elements. Units (the embedding, each block, the final LayerNorm) are
- * contiguous and in this order. Within a block the replicated parameters come first, then the split ones. */
+/* All parameters on this rank, as one sequence of elements. Units (the embedding, each block, the final LayerNorm, then
+ * the experts of each block, if there are any) are contiguous and in this order. Within a block the replicated
+ * parameters come first, then the split ones. */
 typedef struct {
     Config config;
     int64_t count;                  /* elements on this rank */
-    Range *units;                   /* layers + 2 */
+    Range *units;                   /* layers + 2; with experts 2 * layers + 2 */
     ParamInfo *table;               /* in the order of the layout */
     int parameters;                 /* entries of the table */
     int64_t first_id;               /* first token id of this rank's slice of the vocabulary */
 } Layout;
 
 Layout layout_create(Config config, Placement at);
+
+/* One expert's parameters, or their gradients. F: Config.expert_width */
+typedef struct {
+    Tensor up_weight, up_bias;          /* (F, H), (F) */
+    Tensor down_weight, down_bias;      /* (H, F), (H) */
+} ExpertParams;
 
 /* One block's parameters, or their gradients. With s slices, H/s is this slice's part of H, split by heads, and 4H/s
  * that of 4H, both by range_split. */
@@ -68,6 +83,8 @@ typedef struct {
     Tensor up_weight, up_bias;          /* (4*H/s, H), (4*H/s) */
     Tensor down_weight;                 /* (H, 4*H/s) */
     Tensor replicated;                  /* (6*H)         the first six as one range of the buffer */
+    Tensor router;                      /* (e, H)        with e experts, instead of up_*, down_*; replicated */
+    ExpertParams *experts;              /* [e], by expert number; NONE: not on this rank */
 } BlockParams;
 
 typedef struct {                        /* NONE: not on this rank */
@@ -76,11 +93,11 @@ typedef struct {                        /* NONE: not on this rank */
     BlockParams *blocks;                /* by the full model's layer number */
     Tensor final_weight, final_bias;    /* (H) */
     Tensor final;                       /* (2*H)         both as one range */
-    Tensor *units;                      /* layers + 2: each unit as one range */
+    Tensor *units;                      /* each unit as one range */
 } Params;
 
 Params params_view(const Layout *layout, Tensor buffer);                /* of layout->count elements */
-Params params_view_units(const Layout *layout, const Tensor *units);    /* layers + 2 flat tensors, one per unit */
+Params params_view_units(const Layout *layout, const Tensor *units);    /* flat tensors, one per unit */
 
 /* Writes the initial weights of the layout's elements from `first` on: Normal(0, 0.02), with the two projections into
  * the residual stream divided by sqrt(2L); LayerNorm 1 and 0; biases 0. An element depends only on the seed, its

@@ -7,6 +7,8 @@
 
 typedef struct {
     int layers, hidden, heads, vocab, seq;  /* L, h, a, v, s */
+    int experts;                            /* MLPs in each block, of which a token takes top_k; 0: one, of width 4h */
+    int top_k, expert_width;
 } Config;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum { COMM_AUTO, COMM_MPI, COMM_NCCL } CommChoice;

@@ -109,6 +109,9 @@ static void print_summary(const char *carrier, bool tf32)
                  options.pretend ? " on simulated hardware (--pretend): times are not this machine's" : "");
     print_rank_0("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
                  c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
+    if (c->experts)
+        print_rank_0("experts %d per block, of width %d; a token takes %d, and so uses %s parameters\n", c->experts,
+                     c->expert_width, c->top_k, number_text(model_active_parameters(*c)));
     if (several) {
         char *table = comm_rank_table();
         print_rank_0("ranks   %s\n", table);
@@ -184,10 +187,10 @@ int run_load(AdamW *optimizer)
 {
     const int64_t of_rank = (int64_t)options.micro_batch * options.accumulate;
 
+    for (int i = 0; i < optimizer->count && (!options.load || state.upcycled); i++)
+        params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     if (options.load)
         checkpoint_load(options.load, optimizer, &state);
-    for (int i = 0; i < optimizer->count && !options.load; i++)
-        params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     metrics_open(&state);
     run_optimizer = optimizer;
     first_step = state.step;
@@ -200,9 +203,10 @@ int run_load(AdamW *optimizer)
                  options.accumulate == 1 ? "" : "es", ranks, number_text(global_batch), global_batch == 1 ? "" : "s",
                  options.config.seq, number_text(global_batch * options.config.seq));
     if (options.load)
-        print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
+        print_rank_0("%s %s at step %d%s%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
                      options.load, first_step,
                      state.weights_only ? ", without trainer.json and optimizer.safetensors" : "",
+                     state.upcycled ? ", each expert a copy of its MLP" : "",
                      first_step < options.steps ? "" : "; nothing to do: --steps must be larger");
     print_rank_0("\n");
     run_began = step_began = clock_seconds();

@@ -183,6 +183,13 @@ void safetensors_write(const Safetensors *s, const SafeTensor *t, int64_t first,
 
 void safetensors_close(Safetensors *s)
 {
+    const SafeTensor *last = s->count ? &s->tensors[s->count - 1] : NULL;
+
+    /* what nobody has written reads as zeros, also at the end */
+    if (s->written && last && lseek(s->file, 0, SEEK_END) < last->first_byte + last->bytes
+        && ftruncate(s->file, last->first_byte + last->bytes))
+        fail("%s cannot be extended to %lld bytes: %s", s->path, (long long)(last->first_byte + last->bytes),
+             strerror(errno));
     if (s->written && fsync(s->file) && errno != EROFS && errno != EINVAL)      /* EINVAL: a pipe */
         fail("%s cannot be written to the disk: %s", s->path, strerror(errno));
     close(s->file);

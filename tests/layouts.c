@@ -8,8 +8,9 @@
 
 #include "harness.h"
 
-enum { BEFORE = 2, MOST_STEPS = 20 };   /* 01 saves a checkpoint after BEFORE steps, and after the last */
+enum { BEFORE = 2, MOST_STEPS = 20 };   /* the reference saves a checkpoint after BEFORE steps, and after the last */
 
+#define EXPERTS(e, k, more) .model = "--experts " #e " --top-k " #k " --balance 0.1 " more
 #define FP32 "--dtype fp32 "
 #define PIPELINE 0, 8, 16, 2            /* dp, seq, hidden, heads */
 
@@ -115,6 +116,19 @@ static const LayoutCase cases[] = {
     {"09_combined", FP32 "--tp 3", 3, 1, 4, 1, "none", .seq = 150},
     {"09_combined", FP32 "--cp 4 --zero 0", 4, 1, 1, 2, "none", .seq = 32},
     {"09_combined", FP32, 1, 2, 3, 2, "full"},
+
+    /* every way to split n ranks; tokens dropped, or none; k = 1 and more; uneven capacities */
+    {"10_expert_parallel", "--ep 1", 1, 2, 3, 2, "full", EXPERTS(4, 2, "--capacity 0.8")},
+    {"10_expert_parallel", "--ep 2", 2, 2, 3, 1, "none", 2, EXPERTS(4, 2, "--capacity 0.8")},
+    {"10_expert_parallel", "--ep 1", 2, 2, 1, 3, "full", 2, EXPERTS(4, 2, "--capacity 0.8")},
+    {"10_expert_parallel", "--ep 3", 3, 2, 2, 1, "full", 3, EXPERTS(6, 3, "--capacity 0")},
+    {"10_expert_parallel", "--ep 1", 3, 2, 1, 2, "selective", 3, EXPERTS(6, 3, "--capacity 0")},
+    {"10_expert_parallel", "--ep 6", 6, 2, 1, 1, "none", 6, EXPERTS(6, 3, "--capacity 0")},
+    {"10_expert_parallel", "--ep 2", 6, 2, 1, 1, "full", 6, EXPERTS(6, 3, "--capacity 0")},
+    {"10_expert_parallel", "--ep 4", 4, 1, 1, 2, "selective", 4, EXPERTS(8, 1, "--expert-width 40")},
+    {"10_expert_parallel", "--ep 2", 4, 1, 2, 1, "none", 4, EXPERTS(8, 1, "--expert-width 40")},
+    {"10_expert_parallel", "--ep 8", 8, 1, 1, 1, "full", 8, EXPERTS(8, 1, "--expert-width 40")},
+    {"10_expert_parallel", "--ep 4", 8, 1, 1, 1, "none", 8, EXPERTS(8, 1, "--expert-width 40")},
 };
 
 /* All combinations, with 24 heads, which every number of ranks divides. */
@@ -152,25 +166,29 @@ static const char *model_options(const LayoutCase *l)
     const int vocab = or_default(l->vocab, 97), seq = or_default(l->seq, 16);
 
     snprintf(text, sizeof text, "--layers %d --hidden %d --heads %d --vocab %d --seq %d --lr 1e-3 --warmup 3 "
-             "--eval-every 2 --threads 1 --quiet --data %s", l->layers, or_default(l->hidden, 48),
-             or_default(l->heads, 6), vocab, seq, token_file(120 * seq, vocab));
+             "--eval-every 2 --threads 1 --quiet --data %s %s", l->layers, or_default(l->hidden, 48),
+             or_default(l->heads, 6), vocab, seq, token_file(120 * seq, vocab), l->model ? l->model : "");
     return text;
 }
 
-/* Runs 01 on the same global batch, unless its results are stored: BEFORE steps, then from a checkpoint to the last.
- * Each part leaves PART.safetensors, PART.json and a checkpoint PART, both one m.csv, in the directory of which it sets
- * the name. */
+/* Runs the reference on the same global batch, unless its results are stored: BEFORE steps, then from a checkpoint to
+ * the last. Each part leaves PART.safetensors, PART.json and a checkpoint PART, both one m.csv, in the directory of
+ * which it sets the name. */
 static void reference(const LayoutCase *l, char name[128])
 {
     const bool replicas = l->program[1] == '3' || l->program[1] == '4';
     const int sequences = l->micro_batch * l->accumulate * or_default(l->dp, replicas ? l->ranks : 1);
 
-    snprintf(name, 128, "01_%d_%d_%d_%d_%d_%d", l->layers, sequences, l->seq, l->hidden, l->heads, l->vocab);
+    snprintf(name, 128, "%d_%d_%d_%d_%d_%d%s", l->layers, sequences, l->seq, l->hidden, l->heads, l->vocab,
+             l->model ? l->model : "");
+    for (char *c = name; *c; c++)
+        *c = *c == ' ' ? '_' : *c;
     Result exists = run("mkdir %s", name);
     for (int part = 0; part < 2 && !exists.status; part++)
-        run_well(BUILD "/cpu64/01_single_gpu %s --micro-batch 1 --accumulate %d --steps %d --dump-gradients "
-                 "%s/%d.safetensors --metrics %s/m.csv --report %s/%d.json --save %s/%d %s %s%s", model_options(l),
-                 sequences, part ? last_step() : BEFORE, name, part, name, name, part, name, part, part ? "--load" : "",
+        run_well(BUILD "/cpu64/%s %s --micro-batch 1 --accumulate %d --steps %d --dump-gradients "
+                 "%s/%d.safetensors --metrics %s/m.csv --report %s/%d.json --save %s/%d %s %s%s",
+                 l->model ? l->program : "01_single_gpu", model_options(l), sequences, part ? last_step() : BEFORE,
+                 name, part, name, name, part, name, part, part ? "--load" : "",
                  part ? name : "", part ? "/0" : "");
     result_free(exists);
 }
@@ -214,29 +232,30 @@ static double check_report(const char *file, int ranks, const char *command)
     return loss;
 }
 
-/* Compares row/NAME with 01's NAME: gradients (of = 0), or tensors of a checkpoint. */
+/* Compares row/NAME with the reference's NAME: gradients (of = 0), or tensors of a checkpoint. */
 static void compare_file(const LayoutCase *l, const char *command, const char *row, const char *base, int of)
 {
     char tensor[128] = "";
     const double d = compare_gradients(row, base, or_default(l->heads, 6), tensor);
 
     if (!(d <= (l->exact ? 0 : 1e-10)))
-        fail_msg("%s: %s of %s differs by %g from 01's", command, tensor, row, d);
+        fail_msg("%s: %s of %s differs by %g from the reference's", command, tensor, row, d);
     worst[of] = fmax(worst[of], d);
 }
 
 static void compare_number(const LayoutCase *l, const char *command, const char *what, double is, double want, int of)
 {
-    const double d = fabs(is - want) / want;
+    const double d = is == want ? 0 : fabs(is - want) / want;
 
     if (!(d <= (l->exact ? 0 : 1e-10)))
-        fail_msg("%s: the %s is %.17g, but %.17g in 01", command, what, is, want);
+        fail_msg("%s: the %s is %.17g, but %.17g in the reference", command, what, is, want);
     worst[of] = fmax(worst[of], d);
 }
 
 void layout_compare(const LayoutCase *l)
 {
-    static const char *const columns[] = {"loss", "grad_norm"}, *const counts[] = {"step", "tokens", "optimizer_step"};
+    static const char *const columns[] = {"loss", "grad_norm", "balance_loss", "dropped"};
+    static const char *const counts[] = {"step", "tokens", "optimizer_step"};
     static int calls;
     const int first = calls++ % 2 ? BEFORE : 0;         /* the step from which it resumes */
     char base[128], command[2048];
@@ -257,14 +276,14 @@ void layout_compare(const LayoutCase *l)
     for (int k = 0; k < 3; k++)
         assert_true(json_number("row/trainer.json", "%s", counts[k])
                     == json_number(in_temporary("%s/1/trainer.json", base), "%s", counts[k]));
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < (l->model ? 4 : 2); k++) {
         assert_int_equal(read_column("row.csv", columns[k], is, MOST_STEPS), steps - first);
         assert_int_equal(read_column(in_temporary("%s/m.csv", base), columns[k], want, MOST_STEPS), steps);
         for (int s = first; s < steps; s++)
-            compare_number(l, command, columns[k], is[s - first], want[s], 2 + k);
+            compare_number(l, command, columns[k], is[s - first], want[s], k == 1 ? 3 : 2);
     }
     compare_number(l, command, "validation loss", check_report("row.json", l->ranks, command),
-                   check_report(in_temporary("%s/1.json", base), 1, "01"), 2);
+                   check_report(in_temporary("%s/1.json", base), 1, "the reference"), 2);
 }
 
 void layouts_agree(const char *program)

@@ -1,4 +1,5 @@
-/* Compares programs, in parallel configurations and on one rank, with 01 on the same global batch. */
+/* Compares programs, in parallel configurations and on one rank, with 01 on the same global batch. A program of another
+ * model is compared with itself on one rank. */
 #ifndef LAYOUTS_H
 #define LAYOUTS_H
 
@@ -11,6 +12,7 @@ typedef struct {
     int dp;                             /* replicas that split the global batch; 0 stands for 1, in 03 and 04 for all */
     int seq, hidden, heads, vocab;      /* 0 stands for 16, 48, 6 and 97: heads of size 8, a prime vocabulary */
     bool exact;                         /* the same numbers bit for bit, not only within 1e-10 */
+    const char *model;                  /* options of another model than 01's */
 } LayoutCase;
 
 /* Runs both in float64, for 4 steps, under full_tests() for 20; the configuration with --check, every other call from a

@@ -168,6 +168,20 @@ static void out_of(DType dtype, Tensor t)
     write_tensor(t, dtype == REAL && t.dtype == REAL ? 1e-5 : 1e-2, false);
 }
 
+static void out_ids(Tensor t)
+{
+    const int64_t count = tensor_count(t);
+    int32_t *ids = on_host(tensor_bytes(t));
+    float *to = on_host(count * sizeof *to);
+
+    device_download(ids, t.data, tensor_bytes(t));
+    for (int64_t i = 0; i < count; i++)
+        to[i] = ids[i];
+    write_numbers(t.name, to, count, 0);
+    free(ids);
+    free(to);
+}
+
 static void out_number(const char *name, double x)
 {
     write_numbers(name, &(float){x}, 1, 1e-5);
@@ -525,6 +539,36 @@ static void fp8_operators(DType dtype, DType format, int64_t R, int64_t K, int64
     done();
 }
 
+/* B sequences of T tokens, E experts, K per token, C slots, rows of width H. */
+static void experts(DType dtype, int64_t B, int64_t T, int64_t E, int64_t K, int64_t C, int64_t H)
+{
+    begin("experts", dtype, T, E, K, H);
+    Tensor logits = random_tensor(REAL, "probs", shape(B, T, E)), loss = zeros(F64, "loss", shape(1));
+    Tensor totals = zeros(REAL, "totals", shape(E, 2)), d_logits = empty(REAL, "d_logits", shape(B, T, E));
+    const Routing r = {logits, empty(REAL, "gates", shape(B, T, K)), empty(I32, "choice", shape(B, T, K)),
+                       empty(I32, "slot", shape(B, T, K)), empty(I32, "rows", shape(E, B, C)),
+                       empty(REAL, "load", shape(B, E))};
+    route_forward(&r);
+    balance_forward(loss, totals, &r, 0.3);
+    out(r.probs), out(r.gates), out(r.load), out(totals);
+    out_ids(r.choice), out_ids(r.slot), out_ids(r.rows);
+    out_number("loss", tensor_item(loss));
+    Tensor x = random_tensor(dtype, "x", shape(B * T, H)), slots = empty(dtype, "slots", shape(E * B * C, H));
+    Tensor o = empty(dtype, "out", shape(B * T, H)), d_x = random_tensor(dtype, "d_x", shape(B * T, H));
+    dispatch_forward(slots, x, &r);
+    out(slots);
+    combine_forward(o, x, random_like(slots), &r);
+    out(o);
+    Tensor d_slots = empty(dtype, "d_slots", shape(E * B * C, H)), d_gates = empty(REAL, "d_gates", shape(B, T, K));
+    combine_backward(d_slots, d_gates, o, slots, &r);
+    out(d_slots), out_of(dtype, d_gates);
+    dispatch_backward(d_x, d_slots, &r);
+    out(d_x);
+    route_backward(d_logits, random_like(d_gates), &r, 0.3);
+    out(d_logits);
+    done();
+}
+
 int main(int argc, char **argv)
 {
     static const DType types[] = {REAL, BF16, F16, E4M3};
@@ -539,6 +583,8 @@ int main(int argc, char **argv)
                                        {1, 97, 2, 34}};
     static const int64_t chunks[][5] = {{2, 1, 3, 2, 8}, {1, 65, 130, 2, 32}, {2, 129, 64, 1, 64}, {1, 300, 33, 1, 128},
                                         {1, 70, 70, 3, 34}};
+    static const int64_t mixtures[][6] = {{1, 1, 1, 1, 1, 2}, {2, 5, 3, 3, 5, 17}, {3, 67, 8, 2, 21, 48},
+                                          {2, 70, 40, 1, 2, 130}, {1, 33, 70, 4, 3, 1028}};
     /* for backward, then forward: the widest row that one block handles, and the first that is sliced or goes alone */
     static const int64_t wide[][2] = {{5, 5120}, {5, 5122}, {3, 12288}, {3, 12296}};
     static const int64_t fp8_sizes[][3] = {{16, 16, 16}, {3, 17, 5}, {67, 130, 5}, {64, 128, 272}, {320, 160, 48}};
@@ -578,6 +624,9 @@ int main(int argc, char **argv)
                 flash_blocks(dtype, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3], chunks[i][4]);
             for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
                 sliced(dtype, sizes[i][0], sizes[i][1]);
+            for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
+                experts(dtype, mixtures[i][0], mixtures[i][1], mixtures[i][2], mixtures[i][3], mixtures[i][4],
+                        mixtures[i][5]);
             for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
                 attention(dtype, heads[i][0], heads[i][1], heads[i][2], heads[i][3]);
             for (size_t i = 0; types_used >> 3 && i < sizeof fp8_sizes / sizeof *fp8_sizes; i++)

@@ -470,6 +470,133 @@ static void cross_entropy(void **state)
 }
 
 /* AdamW of the textbook: moments, bias correction, decoupled decay. Some gradients are so small that eps matters. */
+/* d_logits of a softmax, by its full Jacobian: d p_i / d l_j = p_i ((i == j) - p_j). */
+static void softmax_backward(double *d_logits, const real *p, const double *d_p, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) {
+        d_logits[j] = 0;
+        for (int64_t i = 0; i < n; i++)
+            d_logits[j] += d_p[i] * p[i] * ((i == j) - p[j]);
+    }
+}
+
+static void experts_case(int64_t B, int64_t T, int64_t E, int64_t K, int64_t C, int64_t H)
+{
+    const int64_t N = B * T, S = E * B * C;
+    const Tensor probs = filled("probs", shape(B, T, E)), gates = empty("gates", shape(B, T, K));
+    const Tensor choice = guarded(I32, "choice", shape(B, T, K)), slot = guarded(I32, "slot", shape(B, T, K));
+    const Tensor rows = guarded(I32, "rows", shape(E, B, C)), load = empty("load", shape(B, E));
+    const Tensor d_logits = empty("d_logits", shape(B, T, E)), d_gates = filled("d_gates", shape(B, T, K));
+    const Tensor loss = guarded(F64, "loss", shape(1)), totals = filled("totals", shape(E, 2));
+    const Tensor x = filled("x", shape(N, H)), slots = empty("slots", shape(S, H)), out = empty("out", shape(N, H));
+    const Tensor d_x = filled("d_x", shape(N, H)), d_slots = empty("d_slots", shape(S, H));
+    const Routing r = {probs, gates, choice, slot, rows, load};
+    double *p = zeros(N * E), *gate = zeros(N * K), *count = zeros(B * E), *want_totals = numbers(totals);
+    double *want_d_logits = zeros(N * E), *d_p = zeros(E), want_loss = 0.5;
+    int32_t *row_of = malloc(S * sizeof *row_of);
+
+    /* a tie in each row; the expected choices come from a sort by selection */
+    for (int64_t i = 0; i < N && E > 1; i++)
+        data(probs)[i * E + E - 1] = data(probs)[i * E + i % (E - 1)];
+    for (int64_t i = 0; i < N; i++) {
+        double sum = 0;
+        for (int64_t e = 0; e < E; e++)
+            sum += p[i * E + e] = exp(data(probs)[i * E + e]);
+        for (int64_t e = 0; e < E; e++)
+            p[i * E + e] /= sum;
+    }
+    const Tensor logits = guarded_copy(probs);
+    *(double *)loss.data = want_loss;
+    route_forward(&r);
+    balance_forward(loss, totals, &r, 0.3);
+    memset(row_of, 0xff, S * sizeof *row_of);
+    for (int64_t i = 0; i < N; i++) {
+        double sum = 0;
+        for (int64_t k = 0; k < K; k++) {
+            int64_t best = -1;
+            for (int64_t e = E - 1; e >= 0; e--) {
+                bool taken = false;
+                for (int64_t j = 0; j < k; j++)
+                    taken |= id(choice, i * K + j) == e;
+                if (!taken && (best < 0 || data(logits)[i * E + e] >= data(logits)[i * E + best]))
+                    best = e;
+            }
+            assert_int_equal(id(choice, i * K + k), best);
+            sum += gate[i * K + k] = p[i * E + best];
+            const int64_t place = count[i / T * E + best]++, at = (best * B + i / T) * C + place;
+            assert_int_equal(id(slot, i * K + k), place < C ? at : -1);
+            want_totals[2 * best]++;
+            want_totals[2 * best + 1] += place >= C;
+            if (place < C)
+                row_of[at] = i;
+        }
+        for (int64_t k = 0; k < K && K > 1; k++)
+            gate[i * K + k] /= sum;
+    }
+    for (int64_t i = 0; i < N; i++)
+        for (int64_t e = 0; e < E; e++)
+            want_loss += 0.3 * count[i / T * E + e] * E / (K * T) * p[i * E + e];
+    assert_close(probs, p);
+    assert_close(gates, gate);
+    assert_close(load, count);
+    assert_close(totals, want_totals);
+    assert_memory_equal(rows.data, row_of, S * sizeof *row_of);
+    assert_true(fabs(tensor_item(loss) / want_loss - 1) < tolerance);
+
+    /* the gates are p / (sum of the chosen p), or p if K is 1 */
+    route_backward(d_logits, d_gates, &r, 0.3);
+    for (int64_t i = 0; i < N; i++) {
+        double sum = 0, dot = 0;
+        for (int64_t k = 0; k < K; k++) {
+            sum += data(probs)[i * E + id(choice, i * K + k)];
+            dot += data(d_gates)[i * K + k] * data(gates)[i * K + k];
+        }
+        for (int64_t e = 0; e < E; e++)
+            d_p[e] = 0.3 * count[i / T * E + e] * E / (K * T);
+        for (int64_t k = 0; k < K; k++)
+            d_p[id(choice, i * K + k)] += K == 1 ? data(d_gates)[i] : (data(d_gates)[i * K + k] - dot) / sum;
+        softmax_backward(want_d_logits + i * E, data(probs) + i * E, d_p, E);
+    }
+    assert_close(d_logits, want_d_logits);
+
+    double *want_slots = zeros(S * H), *want_out = numbers(x), *want_d_x = numbers(d_x);
+    for (int64_t s = 0; s < S; s++)
+        for (int64_t h = 0; h < H && row_of[s] >= 0; h++)
+            want_slots[s * H + h] = data(x)[row_of[s] * H + h];
+    dispatch_forward(slots, x, &r);
+    assert_close(slots, want_slots);
+    const Tensor outputs = filled("outputs", shape(S, H));
+    double *want_d_slots = zeros(S * H), *want_d_gates = zeros(N * K);
+    for (int64_t i = 0; i < N * K; i++)
+        for (int64_t h = 0, s = id(slot, i); h < H && s >= 0; h++) {
+            want_out[i / K * H + h] += data(gates)[i] * data(outputs)[s * H + h];
+            want_d_slots[s * H + h] = data(gates)[i] * data(x)[i / K * H + h];
+            want_d_gates[i] += data(x)[i / K * H + h] * data(outputs)[s * H + h];
+            want_d_x[i / K * H + h] += want_d_slots[s * H + h];
+        }
+    combine_forward(out, x, outputs, &r);
+    assert_close(out, want_out);
+    combine_backward(d_slots, d_gates, x, outputs, &r);         /* x serves as d_out */
+    assert_close(d_slots, want_d_slots);
+    assert_close(d_gates, want_d_gates);
+    dispatch_backward(d_x, d_slots, &r);
+    assert_close(d_x, want_d_x);
+    free(row_of);
+    release();
+}
+
+/* Many slots, and few: no choice is dropped, most are. */
+static void experts(void **state)
+{
+    static const int64_t sizes[][6] = {             /* B, T, E, K, C, H */
+        {1, 1, 1, 1, 1, 2}, {2, 5, 3, 1, 5, 17}, {3, 7, 4, 2, 3, 8}, {2, 33, 8, 2, 33, 48}, {1, 64, 5, 5, 20, 3},
+        {2, 65, 40, 3, 2, 130}, {3, 20, 6, 1, 1, 7}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        experts_case(sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]);
+}
+
 static void adamw(void **state)
 {
     static const int64_t counts[] = {1, 17, 1000};
@@ -656,7 +783,7 @@ static void attention_of_extremes(void **state)
 static void threads_change_no_bit(void **state)
 {
     static void (*const tests[])(void **) = {embedding, layernorm, rotary_positions, gelu, residual, cross_entropy,
-                                             adamw, square_sums};
+                                             experts, adamw, square_sums};
     uint64_t of_one = 0;
 
     for (int threads = 1; threads <= 3; threads++) {
@@ -682,7 +809,8 @@ typedef struct {
 
 /* Each operator, with operands that fit, in the operator's order: their names and sizes, #: of I32, %: of F64. R = 6,
  * H = 8, M = 16, V = 11; B = 2, T = 3, A = 2, D = 4. By blocks of keys: B = 2, C = 3 queries, K = 5 keys, A = 4, D = 6,
- * and 7 queries per tile. Then the operator's arguments: t is the list of operands. */
+ * and 7 queries per tile. Of experts: B = 2, T = 3, E = 5, K = 4, C = 7. Then the operator's arguments: t is the list
+ * of operands. */
 #define Q4 " 2x3x4x6"
 #define K4 " 2x5x4x6"
 #define S4 " 2x3x4x1"
@@ -715,6 +843,19 @@ typedef struct {
     X(cross_entropy_sums, "sums 6x2, logits 6x11, max 6, #targets 6", T4) \
     X(cross_entropy_loss, "%loss 1, lse 6, sums 6x2, max 6", T4, 1) \
     X(ids_in_slice, "#out 6, #ids 6", T2, 0, 5) \
+    X(route_forward, "probs 2x3x5, gates 2x3x4, #choice 2x3x4, #slot 2x3x4, #rows 5x2x7, load 2x5", \
+      &(Routing){T5, t[5]}) \
+    X(route_backward, "d_logits 2x3x5, d_gates 2x3x4, probs 2x3x5, gates 2x3x4, #choice 2x3x4, load 2x5", T2, \
+      &(Routing){t[2], t[3], t[4], NONE, NONE, t[5]}, 1) \
+    X(balance_forward, "%loss 1, totals 5x2, probs 2x3x5, load 2x5", T2, \
+      &(Routing){.probs = t[2], .gates = t[2], .rows = t[2], .load = t[3]}, 1) \
+    X(dispatch_forward, "slots 70x8, x 6x8, #slot 2x3x4, #rows 5x2x7", T2, &(Routing){.slot = t[2], .rows = t[3]}) \
+    X(dispatch_backward, "d_x 6x8, d_slots 70x8, #slot 2x3x4, #rows 5x2x7", T2, \
+      &(Routing){.slot = t[2], .rows = t[3]}) \
+    X(combine_forward, "out 6x8, x 6x8, slots 70x8, gates 2x3x4, #slot 2x3x4, #rows 5x2x7", T3, \
+      &(Routing){.gates = t[3], .slot = t[4], .rows = t[5]}) \
+    X(combine_backward, "d_slots 70x8, d_gates 2x3x4, d_out 6x8, slots 70x8, gates 2x3x4, #slot 2x3x4, #rows 5x2x7", \
+      T4, &(Routing){.gates = t[4], .slot = t[5], .rows = t[6]}) \
     X(adamw_update, "params 48, m 48, v 48, gradients 48", t[0], NONE, t[1], t[2], t[3], \
       (AdamWArguments){.correction1 = 1, .correction2 = 1}) \
     X(square_sum, "t 6x8", t, 1) \
@@ -751,7 +892,9 @@ static int create_operands(const Call *c, Tensor operands[MAX_OPERANDS])
     for (char *name = strtok(text, " ,"), *size; name; name = strtok(NULL, " ,"), count++) {
         const bool other = *name == '#' || *name == '%';
         Tensor *t = &operands[count];
-        *t = guarded(*name == '#' ? I32 : *name == '%' ? F64 : REAL, name + other, shape(500));
+        *t = guarded(*name == '#' ? I32 : *name == '%' ? F64 : REAL, name + other, shape(700));
+        if (!strcmp(t->name, "choice"))
+            memset(t->data, 0, tensor_bytes(*t));               /* route_backward uses each as an index */
         t->dims = 0;
         for (size = strtok(NULL, ","); size; size = strchr(size, 'x') ? strchr(size, 'x') + 1 : NULL)
             t->shape[t->dims++] = atoi(size);
@@ -870,6 +1013,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(gelu),
         cmocka_unit_test(residual),
         cmocka_unit_test(cross_entropy),
+        cmocka_unit_test(experts),
         cmocka_unit_test(adamw),
         cmocka_unit_test(weight_decay_does_not_drift),
         cmocka_unit_test(square_sums),

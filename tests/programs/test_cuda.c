@@ -156,6 +156,9 @@ static const struct {
     {"09_combined", "--dtype fp32 --tp 2 --cp 2 --layers 2", 4},
     {"09_combined", "--dtype fp32 --pp 2 --cp 2 --recompute full", 4},
     {"09_combined", "--dtype fp32 --tp 2 --pp 2 --zero 0", 4},
+    {"10_expert_parallel", "", 1},
+    {"10_expert_parallel", "--top-k 1 --ep 2", 2, true},
+    {"10_expert_parallel", "--ep 2 --recompute full", 4},
 };
 
 /* Runs case i in a build. Weights and global batch do not depend on the build or the ranks. Prints the output of a
@@ -163,7 +166,7 @@ static const struct {
 static bool run_program(const char *which, int i, const char *more, const char *gradients)
 {
     char launch[32] = "";
-    const bool divides = strstr("03_data_parallel 04_zero", cases[i].program);
+    const bool divides = strstr("03_data_parallel 04_zero 10_expert_parallel", cases[i].program);
 
     if (cases[i].ranks > 1)
         snprintf(launch, sizeof launch, "mpiexec -n %d ", cases[i].ranks);

@@ -251,6 +251,29 @@ static void print_farthest(void)
                most->name);
 }
 
+/* Where a model has experts instead of the MLP: adds up their gradients. Returns false if there is no expert. */
+static bool add_experts(const Safetensors *s, const ParamInfo *p)
+{
+    const char *in_mlp = strstr(p->name, "mlp.");
+    double *x = malloc(p->range.count * sizeof *x);
+    bool there = in_mlp;
+
+    for (int e = 0; there; e++) {
+        char *name = new_text("%.*s.experts.%d.%s", (int)(in_mlp + 3 - p->name), p->name, e, in_mlp + 4);
+        const SafeTensor *t = safetensors_find(s, name);
+        free(name);
+        if (!t) {
+            there = e > 0;
+            break;
+        }
+        safetensors_read(s, t, 0, p->range.count, x, true);
+        for (int64_t i = 0; i < p->range.count; i++)
+            found[p->range.first + i] = (e ? found[p->range.first + i] : 0) + x[i];
+    }
+    free(x);
+    return there;
+}
+
 static void read_found(const char *file)
 {
     Safetensors s = safetensors_open(file);
@@ -258,9 +281,10 @@ static void read_found(const char *file)
     for (int k = 0; k < layout.parameters; k++) {
         const ParamInfo *p = &layout.table[k];
         const SafeTensor *t = safetensors_find(&s, p->name);
-        if (!t)
+        if (t)
+            safetensors_read(&s, t, 0, p->range.count, found + p->range.first, true);
+        else if (!add_experts(&s, p))
             fail("%s has no %s", file, p->name);
-        safetensors_read(&s, t, 0, p->range.count, found + p->range.first, true);
     }
     safetensors_close(&s);
 }

@@ -403,7 +403,8 @@ int main(int argc, char **argv)
         refuse("expected BACKEND PROGRAM RANKS, got %d arguments; use make sweep STAGE=05 NP=\"1 2 4 8\"", argc - 1);
     backend = argv[1], program = argv[2];
     if (!strncmp(program, "01", 2) || !strncmp(program, "02", 2) || !strncmp(program, "08", 2))
-        refuse("%s runs on one rank, like 01, 02 and 08; 03 to 07 and 09 can be swept: make sweep STAGE=05", program);
+        refuse("%s runs on one rank, like 01, 02 and 08; 03 to 07, 09 and 10 can be swept: make sweep STAGE=05",
+               program);
     take_ranks(argv[3]);
     take_options(argc - 4, argv + 4);
     for (Row *row = rows; row < rows + row_count; row++)

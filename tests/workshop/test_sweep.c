@@ -164,7 +164,7 @@ static void what_cannot_be_swept(void **state)
          "NP=\"1 x\": expected numbers of ranks from 1 to 1024, such as NP=\"1 2 4 8\", got 'x'"},
         {"05_tensor_parallel", "2 0", "got '0'"}, {"05_tensor_parallel", "2000", "got '2000'"},
         {"05_tensor_parallel", "2-4", "got '2-4'"}, {"05_tensor_parallel", " ", "got nothing"},
-        {"01_single_gpu", "1", "01_single_gpu runs on one rank, like 01, 02 and 08; 03 to 07 and 09 can be swept"}};
+        {"01_single_gpu", "1", "01_single_gpu runs on one rank, like 01, 02 and 08; 03 to 07, 09 and 10 can be swept"}};
 
     (void)state;
     for (unsigned i = 0; i < sizeof table / sizeof *table; i++)

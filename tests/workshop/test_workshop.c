@@ -221,6 +221,21 @@ static const Planted planted[] = {
      "    ids_in_slice(a->batch.targets, a->batch.targets, layout.first_id, V);\n"
      "    layernorm_forward(final, final_stats, a->x[L]", 2, "--tp 2",
      "a run in which ids_in_slice was called twice on the targets"},
+    /* experts: gradients summed over the wrong ranks; no owner, or several; no gradient of the gates */
+    {"10_expert_parallel", "comm_all_reduce(edp, tensor_range", "comm_all_reduce(dp, tensor_range", 4, "--ep 2",
+     "2 times too large (= the size of ep, or the size of edp|"
+     "the gradients of experts were summed over dp instead of edp: those of different experts were mixed", true},
+    {"10_expert_parallel", "at.expert_replica = comm_rank(edp)", "at.expert_replica = comm_rank(dp)", 4, "--ep 2",
+     "a run in which an expert's owner was the first rank of dp instead of edp (Placement.expert_replica)"},
+    {"10_expert_parallel", "at.expert_replica = comm_rank(edp)", "at.expert_replica = 0", 4, "--ep 2",
+     "experts count on several ranks of edp, but only replica 0 owns them"},
+    {"10_expert_parallel", "    route_backward(d_logits, d_gates,",
+     "    tensor_zero(d_gates);\n    route_backward(d_logits, d_gates,", 4, "--ep 2",
+     "(the experts' together: the MLP's)|a run in which the gates had no gradient"},
+    {"10_expert_parallel", "d_gates, r, balance * scale)", "d_gates, r, scale * comm_size(dp) * balance)", 4, "--ep 2",
+     "the gradient of the balance loss was divided by the tokens of one rank"},
+    {"10_expert_parallel", "        comm_wait(&arriving[j]);\n        linear_forward", "        linear_forward", 2,
+     "--ep 2", "so one may have been read too early"},
     /* buffers overwritten while in use: d_x while it is sent; the full rows before a product reads them */
     {"09_combined",
      "        comm_wait(&a->sending[1]);              /* of the micro-batch that last used this buffer */\n"
@@ -355,7 +370,7 @@ static char *exercise(const char *program, int n, char prints[1024])
 
 static const char *const programs[] = {"01_single_gpu", "02_mixed_precision", "03_data_parallel", "04_zero",
                                        "05_tensor_parallel", "06_pipeline_parallel", "07_context_parallel",
-                                       "08_fused_kernels", "09_combined"};
+                                       "08_fused_kernels", "09_combined", "10_expert_parallel"};
 
 /* Makes each exercise in the temporary directory, since build/exercise may hold the user's work. */
 static void exercises_fail_until_they_are_done(void **state)

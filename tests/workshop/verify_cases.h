@@ -62,6 +62,8 @@ static const Case cases[] = {
     {"09_combined", "--dtype fp32 --tp 2 --pp 2", 8},
     {"09_combined", "--dtype fp32", 2},
     {"09_combined", "--dtype bf16 --tp 2 --cp 2 --recompute full", 4, 0.04},
+    {"10_expert_parallel", "", 1},                      /* of an upcycled model; more in verify_experts.h */
+    {"10_expert_parallel", "--ep 2", 4},
     {"", "", 1}, {"", "", 2}, {"", "", 4},              /* any other program: the user's own */
 };
 
