@@ -219,7 +219,7 @@ int main(int argc, char **argv)
               (ProgramOption[]){
         TEXT_OPTIONS,
         {0}});
-    run_alone();
+    run_on_one_rank();
     sizes();
     predict();
     memory_check_fits();

@@ -401,7 +401,7 @@ int main(int argc, char **argv)
     pipeline_check(&pipeline);
     Simulation simulation = simulate(pipeline, times_of(times), r == 0 ? stderr : NULL);
     if (print_schedule)
-        simulation_print(&simulation), run_leave();
+        simulation_print(&simulation), run_end_early();
     schedule = simulation.ranks[r];
     const int last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
     bool *local = calloc(L, sizeof(bool));

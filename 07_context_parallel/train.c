@@ -437,12 +437,12 @@ static StepResult train_step(int64_t step, Batch batch)
 static void evaluate(Batch batch)
 {
     tensor_zero(loss);
-    for (int64_t p = 0; p < text_pieces(); p++) {
+    for (int64_t p = 0; p < evaluation_batches(); p++) {
         for (int i = 0; i < local_chunks; i++)
-            batch_validation(chunk_of(batch, i), p, text_pieces(), C * chunk_number(comm_rank(cp), i));
+            batch_validation(chunk_of(batch, i), p, evaluation_batches(), C * chunk_number(comm_rank(cp), i));
         forward(&acts, batch, 1.0 / (B * options.config.seq));
     }
-    run_report_validation(comm_sum(cp, tensor_item(loss)) / text_pieces());
+    run_report_validation(comm_sum(cp, tensor_item(loss)) / evaluation_batches());
 }
 
 int main(int argc, char **argv)

@@ -243,7 +243,7 @@ void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
                 attend(&h, first, max, sum, o, scores);
                 for (int64_t i = 0; i < least(QUERIES, T - first); i++) {
                     const int64_t to_at = (b * T + first + i) * A * D + a * D;
-                    real *to = room(out, to_at, D, 3);
+                    real *to = staging(out, to_at, D, 3);
                     for (int64_t d = 0; d < D; d++)
                         to[d] = o[i * h.width + d] / sum[i];
                     store(out, to_at, D, to);
@@ -274,7 +274,7 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_out, T
             }
             attend_backward(&h, row(lse, b * A + a), dot, 1);
             for (int64_t i = 0; i < T; i++) {
-                real *to = room(d_qkv, at + i * ld, 3 * D, 3);
+                real *to = staging(d_qkv, at + i * ld, 3 * D, 3);
                 memcpy(to, h.d_q + i * h.width, D * sizeof *to);
                 memcpy(to + D, h.d_k + i * h.width, D * sizeof *to);
                 memcpy(to + 2 * D, h.d_v + i * h.width, D * sizeof *to);
@@ -354,7 +354,7 @@ void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Ten
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 0), *br = load(branch, i * width, width, 1);
-        real *s = room(sum, i * width, width, 2), *o = room(out, i * width, width, 3), squares = 0;
+        real *s = staging(sum, i * width, width, 2), *o = staging(out, i * width, width, 3), squares = 0;
         double total = 0;                       /* a mean with a small error shows where all elements are alike */
 #pragma omp simd reduction(+ : total)
         for (int64_t j = 0; j < width; j++) {
@@ -432,13 +432,13 @@ void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, 
 {
     const int64_t rows = tensor_rows(x), k = tensor_width(x), m = tensor_width(out);
     const Matrix in = load_matrix(x, 0, rows, k, k, 0), w = load_matrix(weight, 0, m, k, k, 1);
-    const Matrix u = room_for_matrix(up, 0, rows, m, m, 3);
+    const Matrix u = staging_matrix(up, 0, rows, m, m, 3);
     const real *b = load(bias, 0, m, 2);
 
     matmul(false, true, rows, m, k, 1, in, w, 0, u);
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        real *o = room(out, i * m, m, 4), *u_row = u.data + i * m;
+        real *o = staging(out, i * m, m, 4), *u_row = u.data + i * m;
         for (int64_t j = 0; j < m; j++) {
             u_row[j] += b[j];
             o[j] = gelu(u_row[j]);
@@ -452,7 +452,7 @@ void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tenso
 {
     const int64_t rows = tensor_rows(up), n = tensor_width(d_out), m = tensor_width(up);
     const Matrix d_o = load_matrix(d_out, 0, rows, n, n, 0), w = load_matrix(weight, 0, n, m, m, 1);
-    const Matrix d_u = room_for_matrix(d_up, 0, rows, m, m, 3);
+    const Matrix d_u = staging_matrix(d_up, 0, rows, m, m, 3);
 
     matmul(false, false, rows, m, n, 1, d_o, w, 0, d_u);
 #pragma omp parallel for
@@ -478,7 +478,7 @@ void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, doubl
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(logits, i * width, width, 0);
         const real target = ids[i] < 0 ? 0 : in[ids[i]], max = largest_of(in, width);
-        real *d = room(logits, i * width, width, 1), sum = 0;
+        real *d = staging(logits, i * width, width, 1), sum = 0;
 #pragma omp simd reduction(+ : sum)                     /* although d may be the row itself */
         for (int64_t j = 0; j < width; j++) {
             d[j] = real_exp(in[j] - max);

@@ -443,7 +443,7 @@ int main(int argc, char **argv)
          "with fp16: double it after N steps without Inf or NaN; 0: never", "N", 0, 1e9},
         TEXT_OPTIONS,
         {0}});
-    run_alone();
+    run_on_one_rank();
     sizes();
     dtypes();
     predict();

@@ -443,12 +443,12 @@ static StepResult train_step(int64_t step)
 static void evaluate(void)
 {
     tensor_zero(loss);
-    for (int64_t p = 0; p < text_pieces(); p++) {
+    for (int64_t p = 0; p < evaluation_batches(); p++) {
         for (int i = 0; i < local_chunks; i++)
-            batch_validation(chunk_of(acts[0].batch, i), p, text_pieces(), C * chunk_number(comm_rank(cp), i));
+            batch_validation(chunk_of(acts[0].batch, i), p, evaluation_batches(), C * chunk_number(comm_rank(cp), i));
         loss_of(1.0 / ((double)B * options.config.seq * dp_size));
     }
-    run_report_validation(comm_sum(world, comm_rank(tp) ? 0 : tensor_item(loss)) / text_pieces());
+    run_report_validation(comm_sum(world, comm_rank(tp) ? 0 : tensor_item(loss)) / evaluation_batches());
 }
 
 /* Creates parameters, gradients and optimizer states, and this rank's shard of each local unit. */

@@ -162,11 +162,11 @@ static cJSON *json_read(const char *path)
 {
     FILE *f = fopen(path, "r");
     char *text = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
 
     if (!f)
         fail("%s: %s", path, strerror(errno));
-    cJSON *json = getdelim(&text, &room, 0, f) > 0 ? cJSON_Parse(text) : NULL;
+    cJSON *json = getdelim(&text, &capacity, 0, f) > 0 ? cJSON_Parse(text) : NULL;
     if (!cJSON_IsObject(json))
         fail("%s: not a JSON object", path);
     free(text);

@@ -10,7 +10,7 @@
 #include "comm.h"
 #include "error.h"
 
-static void take_preset(const char *name)
+static void set_preset(const char *name)
 {
     const Preset *p = preset_named(name);
 
@@ -111,7 +111,7 @@ static double number_of(const ProgramOption *o, const char *text)
     return x;
 }
 
-static void take_set(const ProgramOption *o, const char *text)
+static void parse_set(const ProgramOption *o, const char *text)
 {
     bool *set = o->value;
     int count = 1;
@@ -131,7 +131,7 @@ static void take_set(const ProgramOption *o, const char *text)
     }
 }
 
-static void take(const ProgramOption *o, const char *text)
+static void parse_option(const ProgramOption *o, const char *text)
 {
     char *end;
 
@@ -168,12 +168,12 @@ static void take(const ProgramOption *o, const char *text)
         break;
     }
     case OPTION_SET:
-        take_set(o, text);
+        parse_set(o, text);
         break;
     }
 }
 
-static void take_pretend(void)
+static void parse_pretend(void)
 {
     double gflops, gigabytes, microseconds;
     char rest;
@@ -243,9 +243,9 @@ static error_t parse(int key, char *text, struct argp_state *state)
         comm_exit(0);
     }
     if (key == KEY_PRESET)
-        take_preset(text);
+        set_preset(text);
     else if (key >= FIRST_KEY && key < FIRST_KEY + known_count)
-        take(known[key - FIRST_KEY], text);
+        parse_option(known[key - FIRST_KEY], text);
     else if (key == ARGP_KEY_ARG)
         fail_usage("\"%s\" is not an option: options begin with --; see --help", state->argv[state->next - 1]);
     else
@@ -324,6 +324,6 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
     const int silent = comm_rank(world) ? ARGP_NO_ERRS : 0;
     if (argp_parse(&parser, argc, argv, ARGP_NO_HELP | ARGP_NO_EXIT | silent, NULL, NULL))
         comm_exit(2);
-    take_pretend();
+    parse_pretend();
     check_together();
 }

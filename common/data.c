@@ -99,7 +99,7 @@ int64_t data_tokens(void)
     return training;
 }
 
-int64_t data_held_out(void)
+int64_t data_validation_tokens(void)
 {
     return held_out;
 }

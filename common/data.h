@@ -22,7 +22,7 @@ typedef struct {
  * --vocab. */
 void data_open(void);
 int64_t data_tokens(void);          /* training tokens */
-int64_t data_held_out(void);        /* validation tokens */
+int64_t data_validation_tokens(void);        /* validation tokens */
 const char *data_kind(void);        /* "text, one token per byte" or "uint16 tokens", for messages */
 uint64_t data_hash(void);           /* of all tokens: ranks compare it */
 

@@ -81,8 +81,8 @@ static void add(Layout *l, Placement at, bool local, ParamInfo p)
 Layout layout_create(Config config, Placement at)
 {
     const int64_t H = config.hidden, D = H / config.heads, F = config.experts ? config.expert_width : 4 * H;
-    const double deviation = 0.02, into_residual = 0.02 / sqrt(2.0 * config.layers);
-    const ParamInfo router = {"mlp.gate.weight", "router", config.experts, H, .deviation = deviation};
+    const double std = 0.02, into_residual = 0.02 / sqrt(2.0 * config.layers);
+    const ParamInfo router = {"mlp.gate.weight", "router", config.experts, H, .std = std};
     const ParamInfo block[BLOCK_PARAMETERS] = {
         {"input_layernorm.weight", "ln1_weight", H, .mean = 1},
         {"input_layernorm.bias", "ln1_bias", H},
@@ -90,16 +90,16 @@ Layout layout_create(Config config, Placement at)
         {"post_attention_layernorm.weight", "ln2_weight", H, .mean = 1},
         {"post_attention_layernorm.bias", "ln2_bias", H},
         config.experts ? router : (ParamInfo){"mlp.dense_4h_to_h.bias", "down_bias", H},
-        {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, .row_group = 3 * D, .deviation = deviation},
+        {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, .row_group = 3 * D, .std = std},
         {"attention.query_key_value.bias", "qkv_bias", 3 * H, .row_group = 3 * D},
-        {"attention.dense.weight", "proj_weight", H, H, .col_group = D, .deviation = into_residual},
-        {"mlp.dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .deviation = deviation},
+        {"attention.dense.weight", "proj_weight", H, H, .col_group = D, .std = into_residual},
+        {"mlp.dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .std = std},
         {"mlp.dense_h_to_4h.bias", "up_bias", F, .row_group = 1},
-        {"mlp.dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .deviation = into_residual}};
+        {"mlp.dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .std = into_residual}};
     const ParamInfo expert[EXPERT_PARAMETERS] = {
-        {"dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .deviation = deviation},
+        {"dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .std = std},
         {"dense_h_to_4h.bias", "up_bias", F, .row_group = 1},
-        {"dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .deviation = into_residual},
+        {"dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .std = into_residual},
         {"dense_4h_to_h.bias", "down_bias", H}};
     const int per_block = block_parameters(config), of_experts = config.experts * EXPERT_PARAMETERS;
     Layout l = {.config = config};
@@ -109,7 +109,7 @@ Layout layout_create(Config config, Placement at)
     l.first_id = range_split(config.vocab, at.slice, at.slices).first;
 
     add(&l, at, at.embedding || at.head, (ParamInfo){"gpt_neox.embed_in.weight", "embedding", config.vocab, H,
-                                                     .row_group = 1, .deviation = deviation});
+                                                     .row_group = 1, .std = std});
     l.table[0].owned &= at.embedding;           /* a copy that only the output projection uses has another owner */
     l.units[0] = (Range){0, l.count};
     for (int layer = 0; layer < config.layers; layer++) {
@@ -239,11 +239,11 @@ void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t se
     real *host = host_alloc(range.count * sizeof *host, "initial weights");
 
     for (Segment s = {0}; layout_next(layout, range, &s);) {
-        const double mean = s.param->mean, deviation = s.param->deviation;
+        const double mean = s.param->mean, std = s.param->std;
 #pragma omp parallel for if (s.count > 4096)
         for (int64_t i = 0; i < s.count; i++)
-            host[s.in_range + i] = (real)(deviation == 0 ? mean : mean
-                + deviation * random_normal(seed, STREAM_PARAMETERS, s.parameter, s.in_full + i));
+            host[s.in_range + i] = (real)(std == 0 ? mean : mean
+                + std * random_normal(seed, STREAM_PARAMETERS, s.parameter, s.in_full + i));
     }
     tensor_from_host(params, host);
     free(host);

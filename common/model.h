@@ -47,7 +47,7 @@ typedef struct {
     int64_t first_row, first_col;   /* the rectangle's, in the full parameter */
     int64_t local_rows, local_cols;
     Range range;                    /* its elements in the layout; count 0: not on this rank */
-    double mean, deviation;         /* mean and standard deviation of the initial weights */
+    double mean, std;         /* mean and standard deviation of the initial weights */
     bool owned, decay;              /* this rank owns it; it is subject to weight decay */
 } ParamInfo;
 

@@ -165,10 +165,10 @@ static off_t bytes_to_keep(const char *header, int64_t step)
 {
     FILE *f = fopen(options.metrics, "r");
     char *line = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
     off_t keep = 0;
 
-    for (ssize_t length; f && (length = getline(&line, &room, f)) > 0; keep += length) {
+    for (ssize_t length; f && (length = getline(&line, &capacity, f)) > 0; keep += length) {
         const bool whole = line[length - 1] == '\n';
         if (whole && !keep && strcmp(line, header))
             fail("--metrics %s: expected the columns %.*s, got %.*s; use another file", options.metrics,

@@ -123,7 +123,7 @@ static void print_summary(const char *carrier, bool tf32)
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_kind(), number_text(data_tokens()),
-                 number_text(data_held_out()));
+                 number_text(data_validation_tokens()));
 }
 
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
@@ -360,13 +360,13 @@ _Noreturn void run_end(void)
     comm_exit(stopping ? 128 + stopping : wrong);
 }
 
-_Noreturn void run_leave(void)
+_Noreturn void run_end_early(void)
 {
     fail_unprinted();
     comm_exit(0);
 }
 
-void run_alone(void)
+void run_on_one_rank(void)
 {
     if (comm_size(world) > 1)
         fail("this program runs on one rank, but %d ranks were started: start it without mpiexec", comm_size(world));

@@ -46,7 +46,7 @@ void run_step(int step, StepResult result);
 void run_report_validation(double loss);
 
 /* Fails if there is more than one rank: for programs that use one. */
-void run_alone(void);
+void run_on_one_rank(void);
 
 /* After training, on one rank: returns whether a signal asks the program to end. */
 bool run_interrupted(void);
@@ -56,6 +56,6 @@ bool run_interrupted(void);
 _Noreturn void run_end(void);
 
 /* Ends the program before training, when it has printed what was asked for; leaves no files. Call it on all ranks. */
-_Noreturn void run_leave(void);
+_Noreturn void run_end_early(void);
 
 #endif

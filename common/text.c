@@ -13,10 +13,10 @@
 #include "random.h"
 #include "run.h"
 
-int64_t text_pieces(void)
+int64_t evaluation_batches(void)
 {
     enum { SEQUENCES = 64 };                    /* enough for two digits; all of them would take longer than training */
-    const int64_t B = options.micro_batch, all = data_held_out() / (B * options.config.seq);
+    const int64_t B = options.micro_batch, all = data_validation_tokens() / (B * options.config.seq);
     const int64_t enough = (SEQUENCES + B - 1) / B, most = all < 1 ? 1 : all;
 
     return most < enough ? most : enough;
@@ -24,7 +24,7 @@ int64_t text_pieces(void)
 
 void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch)
 {
-    const int64_t pieces = text_pieces();
+    const int64_t pieces = evaluation_batches();
 
     tensor_zero(loss);
     for (int64_t i = 0; i < pieces; i++) {

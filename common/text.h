@@ -9,7 +9,7 @@
 typedef void (*LossFunction)(Batch batch);
 typedef Tensor (*LogitsFunction)(Batch batch, int64_t row);
 
-int64_t text_pieces(void);         /* validation batches per evaluation (batch_validation's `pieces`) */
+int64_t evaluation_batches(void);         /* validation batches per evaluation (batch_validation's `pieces`) */
 
 /* Computes and prints the mean loss, in nats per token, over sequences spread evenly over the validation tokens. */
 void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch);

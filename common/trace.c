@@ -18,12 +18,12 @@ typedef struct {
 
 enum { PROGRAM, OPERATORS, TRANSFERS, TRANSFER_ROWS = 32 };     /* rows; overlapping transfers use one row each */
 
-#define LIST(Type) struct { Type *at; int64_t count, room; }
+#define LIST(Type) struct { Type *at; int64_t count, capacity; }
 #define APPEND(list, ...) \
     do { \
-        if ((list).count == (list).room) { \
-            (list).room = (list).room ? 2 * (list).room : 16; \
-            (list).at = realloc((list).at, (list).room * sizeof *(list).at); \
+        if ((list).count == (list).capacity) { \
+            (list).capacity = (list).capacity ? 2 * (list).capacity : 16; \
+            (list).at = realloc((list).at, (list).capacity * sizeof *(list).at); \
             if (!(list).at) \
                 fail("--trace: not enough memory on the host; try fewer --steps"); \
         } \

@@ -29,26 +29,26 @@ const char *linear_gelu_unfused(DType dtype)
 
 void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, Tensor bias)
 {
-    const auto apart = [&] {
+    const auto unfused = [&] {
         linear_forward_kernel(up, x, weight, bias);
         gelu_forward_kernel(out, up);
     };
 
     if (x.dtype == F32)
-        apart();
+        unfused();
     else
-        matmul_with(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, out, x, weight, bias, up, apart);
+        matmul_with(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, out, x, weight, bias, up, unfused);
 }
 
 void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tensor up)
 {
-    const auto apart = [&] {
+    const auto unfused = [&] {
         linear_backward_input_kernel(d_up, d_out, weight);
         gelu_backward_kernel(d_up, d_up, up);
     };
 
     if (up.dtype == F32)
-        apart();
+        unfused();
     else
-        matmul_with(CUBLASLT_EPILOGUE_DGELU, d_up, d_out, weight, NONE, up, apart);
+        matmul_with(CUBLASLT_EPILOGUE_DGELU, d_up, d_out, weight, NONE, up, unfused);
 }

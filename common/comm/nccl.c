@@ -312,7 +312,7 @@ static void warm(Transfer t)
 }
 
 /* Returns how many multiprocessors all communicators may take together. */
-static int room(void)
+static int available_multiprocessors(void)
 {
     int version;
 
@@ -329,9 +329,9 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
     int lowest, highest;
 
     taken += most;
-    if (taken > room())
+    if (taken > available_multiprocessors())
         fail("group %s: with its communicators, all groups take %d multiprocessors, but may take %d of the GPU's %d: "
-             "their kernels wait for other ranks, so all must fit together; use fewer groups", c->name, taken, room(),
+             "their kernels wait for other ranks, so all must fit together; use fewer groups", c->name, taken, available_multiprocessors(),
              device_multiprocessors());
     comm_deadline("waits for NCCL to connect the ranks of group %s", c->name);
     l->size = size;
@@ -357,7 +357,7 @@ static void connect_pair(Comm *c, int s, ncclUniqueId up, ncclUniqueId down, int
     warm((Transfer){.comm = c, .op = c->rank == s ? RECV : SEND, .count = 1, .dtype = F32, .peer = peer});
 }
 
-/* A collective's kernel takes an eighth of the room, at most 16 multiprocessors, which should fill the links (not
+/* A collective's kernel takes an eighth of those available, at most 16 multiprocessors, which should fill the links (not
  * measured yet). A point-to-point kernel, which may spin for long before its sender starts, takes a quarter of that.
  * They are powers of two, because thread blocks start in clusters of up to 4. */
 static void connect(Comm *c)
@@ -371,7 +371,7 @@ static void connect(Comm *c)
     if (pairs && blocking && atoi(blocking))
         fail("CUDA_LAUNCH_BLOCKING=%s: a receive posted ahead in group %s would wait for a send that its own rank must "
              "let happen first; unset the variable, or use --comm mpi", blocking, c->name);
-    while (most > 1 && 8 * most > room())
+    while (most > 1 && 8 * most > available_multiprocessors())
         most /= 2;
     c->nccl = host_alloc(sizeof(Group), "a group's communicators");
     for (int op = 0; op <= SHIFT; op++)

@@ -40,10 +40,10 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
         for (int64_t a = 0; a < A; a++) {
             const int64_t head = (b * T * A + a) * D, scores = (b * A + a) * T * T;
             const Matrix q = load_matrix(qkv, 3 * head, T, 3 * D, 3 * A * D, 0), k = from(q, 0, D), v = from(k, 0, D);
-            const Matrix o = room_for_matrix(out, head, T, D, A * D, 1);
+            const Matrix o = staging_matrix(out, head, T, D, A * D, 1);
             for (int64_t first = 0; first < T; first += QUERIES) {
                 const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-                const Matrix p = room_for_matrix(probs, scores + first * T, n, keys, T, 2);
+                const Matrix p = staging_matrix(probs, scores + first * T, n, keys, T, 2);
                 matmul(false, true, n, keys, D, 1 / (real)sqrt(D), from(q, first, 0), k, 0, p);
                 for (int64_t i = 0; i < n; i++)
                     softmax(p.data + i * p.ld, first + i + 1, keys);
@@ -66,7 +66,7 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
         for (int64_t a = 0; a < A; a++) {
             const int64_t head = (b * T * A + a) * D, scores = (b * A + a) * T * T;
             const Matrix q = load_matrix(qkv, 3 * head, T, 3 * D, ld, 0), k = from(q, 0, D), v = from(k, 0, D);
-            const Matrix d_q = room_for_matrix(d_qkv, 3 * head, T, 3 * D, ld, 1);
+            const Matrix d_q = staging_matrix(d_qkv, 3 * head, T, 3 * D, ld, 1);
             const Matrix d_k = from(d_q, 0, D), d_v = from(d_k, 0, D);
             const Matrix all_d_o = load_matrix(d_out, head, T, D, A * D, 2);
             /* the last block first: it reaches all keys and writes their gradients; the others add to them */
@@ -74,7 +74,7 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
                 const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
                 const real beta = keys == T ? 0 : 1;
                 const Matrix p = load_matrix(probs, scores + first * T, n, keys, T, 3), d_o = from(all_d_o, first, 0);
-                const Matrix d_p = room_for_matrix(d_probs, scores + first * T, n, keys, T, 4);
+                const Matrix d_p = staging_matrix(d_probs, scores + first * T, n, keys, T, 4);
                 matmul(false, true, n, keys, D, 1, d_o, v, 0, d_p);
                 for (int64_t i = 0; i < n; i++) {
                     const real *p_row = p.data + i * p.ld;

@@ -110,7 +110,7 @@ void combine_kernel(Tensor out, Tensor x, Tensor slots, Tensor gates, Tensor slo
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 0);
-        real *o = room(out, i * width, width, 1);
+        real *o = staging(out, i * width, width, 1);
         if (o != in)
             memcpy(o, in, width * sizeof *o);
         for (int64_t j = i * K; j < (i + 1) * K; j++) {
@@ -132,7 +132,7 @@ void combine_backward_kernel(Tensor d_slots, Tensor d_gates, Tensor d_out, Tenso
 #pragma omp parallel for
     for (int64_t s = 0; s < tensor_rows(d_slots); s++) {
         const int64_t i = ids(r->rows)[s];
-        real *d = room(d_slots, s * width, width, 0), sum = 0;
+        real *d = staging(d_slots, s * width, width, 0), sum = 0;
         if (i < 0) {
             memset(d, 0, width * sizeof *d);
         } else {

@@ -1,7 +1,7 @@
 /* Functions that the CPU kernels share: access to a tensor's elements as reals, and BLAS's product.
  *
  * Kernels compute in real. If a tensor always stores reals, they use its elements directly: row(). If it may store a
- * small format (formats.h), they use load(), room(), update() and store(). For reals these return pointers to the
+ * small format (formats.h), they use load(), staging(), update() and store(). For reals these return pointers to the
  * tensor's own elements; otherwise they convert to and from scratch memory, and store() rounds each result once. So one
  * copy of each kernel serves all dtypes.
  */
@@ -40,12 +40,12 @@ static inline const real *load(Tensor t, int64_t first, int64_t count, int numbe
 }
 
 /* Returns where to compute the reals that store() then stores as those elements. */
-static inline real *room(Tensor t, int64_t first, int64_t count, int number)
+static inline real *staging(Tensor t, int64_t first, int64_t count, int number)
 {
     return t.dtype == REAL ? (real *)t.data + first : scratch(number, count);
 }
 
-/* As room, but with the elements' current values, to add to them. */
+/* As staging, but with the elements' current values, to add to them. */
 static inline real *update(Tensor t, int64_t first, int64_t count, int number)
 {
     return (real *)load(t, first, count, number);
@@ -70,15 +70,15 @@ static inline Matrix from(Matrix m, int64_t row, int64_t column)
     return m;
 }
 
-/* As load(), room() and store(), for a matrix: rows of `width` elements from element `first` on, ld elements apart. */
-static inline Matrix room_for_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, int number)
+/* As load(), staging() and store(), for a matrix: rows of `width` elements from element `first` on, ld elements apart. */
+static inline Matrix staging_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, int number)
 {
     return t.dtype == REAL ? (Matrix){(real *)t.data + first, ld} : (Matrix){scratch(number, rows * width), width};
 }
 
 static inline Matrix load_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, int number)
 {
-    const Matrix m = room_for_matrix(t, first, rows, width, ld, number);
+    const Matrix m = staging_matrix(t, first, rows, width, ld, number);
 
     if (t.dtype != REAL) {
 #pragma omp parallel for

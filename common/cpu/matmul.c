@@ -41,7 +41,7 @@ static void linear(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, r
     for (int64_t first = 0; first < m; first += at_once) {
         const int64_t n = m - first < at_once ? m - first : at_once;
         const Matrix w = load_matrix(weight, first * k, n, k, k, 1);
-        const Matrix o = add ? load_matrix(out, first, rows, n, m, 2) : room_for_matrix(out, first, rows, n, m, 2);
+        const Matrix o = add ? load_matrix(out, first, rows, n, m, 2) : staging_matrix(out, first, rows, n, m, 2);
         if (b) {
 #pragma omp parallel for
             for (int64_t i = 0; i < rows; i++)
@@ -61,7 +61,7 @@ void linear_backward_input_kernel(Tensor d_x, Tensor d_out, Tensor weight)
 {
     const int64_t rows = tensor_rows(d_out), k = tensor_width(d_x), m = tensor_width(d_out);
     const int64_t at_once = outputs_at_once(weight, m);
-    const Matrix d_in = room_for_matrix(d_x, 0, rows, k, k, 0);
+    const Matrix d_in = staging_matrix(d_x, 0, rows, k, k, 0);
 
     for (int64_t first = 0; first < m; first += at_once) {
         const int64_t n = m - first < at_once ? m - first : at_once;

@@ -50,7 +50,7 @@ static int64_t piece(int64_t first, int64_t count)
     for (int64_t first = 0; first < tensor_count(out); first += AT_ONCE) { \
         const int64_t n = piece(first, tensor_count(out)); \
         const real *a = load(x, first, n, 0), *b = (y).data ? load(y, first, n, 1) : a; \
-        real *c = room(out, first, n, 2); \
+        real *c = staging(out, first, n, 2); \
         _Pragma("omp simd") \
         for (int64_t i = 0; i < n; i++) \
             c[i] = value; \
@@ -116,7 +116,7 @@ void layernorm_forward_kernel(Tensor out, Tensor stats, Tensor x, Tensor weight,
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 2);
-        real *o = room(out, i * width, width, 3), squares = 0;
+        real *o = staging(out, i * width, width, 3), squares = 0;
         double sum = 0;                         /* in double: among equal numbers a small error of the mean counts */
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < width; j++)
@@ -222,7 +222,7 @@ void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 1), *add = load(branch, i * width, width, 2);
-        real *o = room(out, i * width, width, 3);
+        real *o = staging(out, i * width, width, 3);
         for (int64_t j = 0; j < width; j++)
             o[j] = in[j] + add[j] + b[j];
         store(out, i * width, width, o);
@@ -269,7 +269,7 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
         const real *in = load(logits, i * width, width, 0), log_sum = row(lse, 0)[i];
         const int32_t target = ids_of(targets)[i];
         const real s = scale;
-        real *d = room(d_logits, i * width, width, 1);
+        real *d = staging(d_logits, i * width, width, 1);
 #pragma omp simd                                    /* correct although d may be the row itself */
         for (int64_t j = 0; j < width; j++)
             d[j] = s * real_exp(in[j] - log_sum);

@@ -29,16 +29,16 @@ static float begin_with(Tensor out, Tensor bias)
 /* Computes out = x times weight transposed, plus bias, or plus out's current values; `at_once`: by one matmul. */
 static void linear(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, bool at_once)
 {
-    const auto apart = [&] {
+    const auto unfused = [&] {
         const float beta = add ? 1 : begin_with(out, bias);
         matmul(false, true, tensor_rows(x), tensor_width(out), tensor_width(x), 1, rows_of(x), rows_of(weight), beta,
                rows_of(out), 1);
     };
 
     if (at_once)
-        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, apart);
+        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, unfused);
     else
-        apart();
+        unfused();
 }
 
 void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)

@@ -219,12 +219,12 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
 }
 
 void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
-                 const Apart &apart)
+                 const Unfused &unfused)
 {
     const int64_t k = tensor_width(in), n = tensor_width(out);
     const Product x = {false, epilogue != CUBLASLT_EPILOGUE_DGELU, tensor_rows(in), n, k, 1, rows_of(in),
                        rows_of(weight), 0, rows_of(out), 1, epilogue, bias.data, up.data};
 
     if (!rows_aligned(out, in) || !aligned(weight, bias, up) || !product(x))
-        apart();
+        unfused();
 }

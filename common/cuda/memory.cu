@@ -26,7 +26,7 @@ static uint64_t of_pool(cudaMemPoolAttr attribute)
 }
 
 /* Allocates memory, not zeroed; NULL: the GPU has too little. */
-static void *take(int64_t bytes)
+static void *allocate(int64_t bytes)
 {
     void *data;
     const cudaError_t error = cudaMallocAsync(&data, bytes ? bytes : 1, stream());
@@ -41,7 +41,7 @@ static void *take(int64_t bytes)
 
 void *device_alloc(int64_t bytes)
 {
-    void *data = take(bytes);
+    void *data = allocate(bytes);
 
     if (data)
         device_zero(data, bytes);
@@ -56,7 +56,7 @@ void device_free(void *data, int64_t bytes)
 
 void *device_scratch(int64_t bytes)
 {
-    void *data = take(bytes);
+    void *data = allocate(bytes);
 
     if (!data)
         fail("not enough memory for an operator's scratch: needs %s, the GPU has less; %s; try %s", bytes_text(bytes),

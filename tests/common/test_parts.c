@@ -555,7 +555,7 @@ static void validation_tokens_stay_apart(void **state)
 
         open_data(path, TOKENS, T);
         assert_int_equal(data_tokens(), TRAINING);
-        assert_int_equal(data_held_out(), VALIDATION);
+        assert_int_equal(data_validation_tokens(), VALIDATION);
         for (int64_t step = 0; step < 2000; step++) {
             batch_load(batch, step, 0, 0);
             for (int i = 0; i < 7 * T; i++) {
@@ -610,7 +610,7 @@ static void files_of_three_kinds(void **state)
         open_data(paths[k], top + 1, 5);
         assert_string_equal(data_kind(), k ? "uint16 tokens" : "text, one token per byte");
         assert_int_equal(data_tokens(), 90);
-        assert_int_equal(data_held_out(), 10);
+        assert_int_equal(data_validation_tokens(), 10);
         const int64_t start = random_bits(options.seed, STREAM_BATCHES, 4, 2) % 85;
         data_sequence(4, 2, sequence);
         for (int i = 0; i <= 5; i++)
@@ -651,9 +651,9 @@ static void evaluations_have_their_size(void **state)
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         open_data(file_of("pieces.bin", tokens, cases[i].tokens * sizeof *tokens), 2, 7);
         options.micro_batch = cases[i].micro_batch;
-        if (text_pieces() != cases[i].pieces)
+        if (evaluation_batches() != cases[i].pieces)
             fail_msg("%lld validation tokens, micro-batches of %d: %lld micro-batches, not %d",
-                     (long long)data_held_out(), cases[i].micro_batch, (long long)text_pieces(), cases[i].pieces);
+                     (long long)data_validation_tokens(), cases[i].micro_batch, (long long)evaluation_batches(), cases[i].pieces);
     }
 }
 
