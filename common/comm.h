@@ -1,5 +1,5 @@
-/* Communication: groups of ranks, with collectives and point-to-point transfers on them. MPI starts the ranks, numbers
- * them, and carries numbers between hosts. Tensors go over MPI or NCCL, behind comm/transport.h.
+/* Communication: groups of ranks, with collectives and point-to-point transfers on them. MPI starts the ranks, and
+ * carries small values of the host between them. Tensors go over MPI or NCCL, behind comm/transport.h.
  *
  * Every call adds to traffic counters: per group and operation, the calls and the logical bytes that this rank sends.
  * The bytes are those of a ring, exact by range_split. For a full tensor of K elements on n ranks, rank r sends:
@@ -90,7 +90,8 @@ typedef struct {
 } CommStats;
 
 /* Predicts `calls` calls of op per step, each on a full tensor of `elements` REALs; computes the bytes that this rank
- * sends. SHIFT stands for comm_start_shift, which is counted as SEND. comm_predict_as: elements stored as dtype. */
+ * sends. SHIFT stands for comm_start_shift, which is counted as SEND; a broadcast is counted as from rank 0. comm_predict_as:
+ * elements stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 

@@ -59,7 +59,7 @@ bool device_is_host(void);                  /* tensors lie in the host's memory:
 
 int device_count(void);                     /* GPUs that this program can use; 0 on the CPU */
 int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours; 0 on the CPU */
-void *device_host_alloc(int64_t bytes);     /* pinned host memory, for fast copies; fails if there is too little */
+void *device_host_alloc(int64_t bytes);     /* pinned host memory, for fast copies; NULL: too little */
 void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event tells when it is done */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */

@@ -1,4 +1,4 @@
-/* The memory tracker: every byte of device memory belongs to a category, and every program predicts each category's
+/* The memory tracker: every tensor's bytes belong to a category, and every program predicts each category's
  * bytes from its configuration alone. At the end the tracked peaks must equal the predictions to the byte. (Playbook:
  * "Memory usage in transformers".)
  */

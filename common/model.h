@@ -19,7 +19,7 @@
 #include "options.h"
 #include "tensor.h"
 
-int64_t model_parameters(Config config);                    /* N = h*v + L*(12*h^2 + 13*h) + 2*h */
+int64_t model_parameters(Config config);                    /* N, as above */
 int64_t model_active_parameters(Config config);             /* those that a token uses: N without experts */
 double model_flops_per_token(Config config);                /* forward and backward: 6*N + 12*L*h*s (playbook), with the
                                                              * active parameters as N */
@@ -29,8 +29,9 @@ typedef struct {
     int slice, slices;              /* slice number, from 0, of `slices` slices of every split matrix */
     const bool *layer;              /* layers on this rank, by layer number; NULL: all */
     bool embedding, head;           /* the embedding at the input; the final LayerNorm and the output projection */
-    int replica;                    /* number among the ranks with the same parameters; replica 0 owns them: it counts
-                                     * them in norms, and saves them */
+    int replica;                    /* number among the ranks with the same parameters; replica 0 owns them (of replicated parameters, slice 0;
+                                     * of the embedding, where `embedding` holds): it counts them in norms, and saves
+                                     * them */
     const bool *expert;             /* experts on this rank, by expert number; NULL: all */
     int expert_replica;             /* as replica, among the ranks with the same experts */
 } Placement;

@@ -123,7 +123,7 @@ static _Noreturn void refuse(const char *name, const char *takes, const Operands
     const char *text = "";
 
     for (int i = 0; i < o->count; i++)
-        text = format_text("%s%s%s%s", text, i ? ", " : "", o->t[i].data ? tensor_describe(o->t[i]) : "none ",
+        text = format_text("%s%s%s%s", text, i ? ", " : "", o->t[i].data ? tensor_describe(o->t[i]) : "none",
                            o->t[i].data ? format_text(" %s", dtype_name(o->t[i].dtype)) : "");
     fail("%s: %s; but it takes %s%s%s", name, text, takes, unmet ? ", and " : "", unmet ? unmet : "");
 }

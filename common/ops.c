@@ -96,7 +96,7 @@ void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
 
 /* ---- rotary positions ---- */
 
-/* The table is computed on the host, in double, in any build. */
+/* The table is computed on the host, in double, in any build. In rules of rope, D is half a head. */
 void rope_table(Tensor rope, int64_t first)
 {
     const int64_t T = rope.shape[0], D = tensor_width(rope);

@@ -1,6 +1,5 @@
 /* The operators: everything that is computed. Outputs come first, then inputs. Forward operators write their outputs.
- * Backward operators add to the gradients of parameters (+=) and write those of activations; only the residual stream's
- * gradient is added to as well.
+ * Backward operators add to the gradients of parameters, and write those of activations unless += stands beside them.
  *
  * ops.c checks shapes and dtypes, counts the call, and calls the backend's kernel (kernels.h) in cpu/ or cuda/. A call
  * whose shapes don't fit ends the program with the operator, the tensors and their shapes.

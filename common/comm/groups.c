@@ -17,7 +17,7 @@ const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "a
 
 /* ---- Waiting ---- */
 
-static double waited, late;             /* late: --pretend, the part of them that real transfers took longer */
+static double waited, late;             /* seconds; late: by which real transfers overran those of --pretend */
 
 double comm_waited(void)
 {

@@ -106,7 +106,7 @@ void mpi_begin(int *argc, char ***argv)
     MPI_Comm local;
     int threads, seconds;
 
-    for (int i = 1; i < *argc; i++)             /* --timeout holds from here on; options.c checks it later */
+    for (int i = 1; i < *argc; i++)             /* --timeout holds from here on; command_line.c checks it later */
         if ((sscanf((*argv)[i], "--timeout=%d", &seconds) == 1
              || (!strcmp((*argv)[i], "--timeout") && i + 1 < *argc && sscanf((*argv)[i + 1], "%d", &seconds) == 1))
             && seconds >= 0)

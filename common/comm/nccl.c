@@ -331,8 +331,8 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
     taken += most;
     if (taken > available_multiprocessors())
         fail("group %s: with its communicators, all groups take %d multiprocessors, but may take %d of the GPU's %d: "
-             "their kernels wait for other ranks, so all must fit together; use fewer groups", c->name, taken, available_multiprocessors(),
-             device_multiprocessors());
+             "their kernels wait for other ranks, so all must fit together; use fewer groups", c->name, taken,
+             available_multiprocessors(), device_multiprocessors());
     comm_deadline("waits for NCCL to connect the ranks of group %s", c->name);
     l->size = size;
     config.blocking = 1;

@@ -40,7 +40,7 @@ typedef struct {
     /* Returns true once the buffers are ready for what the host does, or queues on the device, from now on; the handle
      * is then freed. */
     bool (*done)(void *handle);
-    void (*prepare)(void);                      /* before the device is taken: sets the environment */
+    void (*prepare)(void);                      /* before the device is taken */
     void (*connect)(Comm *comm);                /* before a group's first transfer, for the operations in comm->used */
     void (*end)(void);                          /* before the program ends */
 } Transport;

@@ -8,7 +8,7 @@
  *
  * Kernels read and write N elements at a time: 16 bytes (PACKED) if all operands lie at multiples of 16, else one
  * element. Rows of logits are long, and their width is often odd (50,257): there packs of 16 bytes cross the row's ends
- * (RAGGED). Elements are counted in 64 bits, and loops stride over the grid, so no size is too large.
+ * (EACH_RAGGED). Elements are counted in 64 bits, and loops stride over the grid, so no size is too large.
  */
 #ifndef KERNEL_CUH
 #define KERNEL_CUH
@@ -196,8 +196,8 @@ template <typename P, typename A> static P parameter(A a)
     return static_cast<P>(a);
 }
 
-/* shared: bytes of `extern __shared__` memory. More than 48 KB, with the kernel's other shared memory, must be
- * requested before the launch. */
+/* shared: bytes of `extern __shared__` memory. More than 48 KB must be requested before the launch; 8 KB of
+ * them are left to the kernel's other shared memory. */
 template <typename... P, typename... A>
 static void launch(const char *call, const char *file, int line, int shared, void (*kernel)(P...), dim3 grid,
                    dim3 threads, A... a)
