@@ -9,6 +9,7 @@
 
 #include "comm.h"
 #include "error.h"
+#include "print.h"
 
 static void set_preset(const char *name)
 {
@@ -253,39 +254,38 @@ static error_t parse(int key, char *text, struct argp_state *state)
     return 0;
 }
 
-/* "learning rate (0.001)": with the default, if there is one, as the user would type it. */
-static char *help_of(const ProgramOption *o)
+/* The default as the user would type it; NULL: none. */
+static const char *default_of(const ProgramOption *o)
 {
-    const char *word = o->argument;
-    char text[512], standard[256] = "";
+    const char *word = o->argument, *text = NULL;
 
     switch (o->kind) {
-    case OPTION_FLAG:
-    case OPTION_TEXT:
-        return strdup(o->help);
     case OPTION_INT:
-        snprintf(standard, sizeof standard, "%d", *(int *)o->value);
-        break;
+        return format_text("%d", *(int *)o->value);
     case OPTION_SEED:
-        snprintf(standard, sizeof standard, "%llu", (unsigned long long)*(uint64_t *)o->value);
-        break;
+        return format_text("%llu", (unsigned long long)*(uint64_t *)o->value);
     case OPTION_DOUBLE:
-        snprintf(standard, sizeof standard, "%g", *(double *)o->value);
-        break;
+        return format_text("%g", *(double *)o->value);
     case OPTION_CHOICE:
         for (int i = *(int *)o->value; i > 0; i--)
             word += strcspn(word, "|") + 1;
-        snprintf(standard, sizeof standard, "%.*s", (int)strcspn(word, "|"), word);
-        break;
+        return format_text("%.*s", (int)strcspn(word, "|"), word);
     case OPTION_SET:
-        for (int i = 0, at = 0; *word; i++, word += strcspn(word, "|"), word += *word == '|')
+        for (int i = 0; *word; i++, word += strcspn(word, "|"), word += *word == '|')
             if (((bool *)o->value)[i])
-                at += snprintf(standard + at, sizeof standard - at, "%s%.*s", at ? "," : "", (int)strcspn(word, "|"),
-                               word);
-        break;
+                text = format_text("%s%s%.*s", text ? text : "", text ? "," : "", (int)strcspn(word, "|"), word);
+        return text;
+    default:
+        return NULL;
     }
-    snprintf(text, sizeof text, standard[0] ? "%s (%s)" : "%s", o->help, standard);
-    return strdup(text);
+}
+
+/* "learning rate (0.001)" */
+static char *help_of(const ProgramOption *o)
+{
+    const char *standard = default_of(o);
+
+    return standard ? new_text("%s (%s)", o->help, standard) : new_text("%s", o->help);
 }
 
 void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)

@@ -96,25 +96,17 @@ static void check(const Line *l)
 
 /* ---- Transfers as NCCL's calls ---- */
 
+/* fp8 is moved as bytes. */
 static ncclDataType_t type_of(const Transfer *t)
 {
-    switch (t->dtype) {
-    case F64:
-        return ncclFloat64;
-    case F32:
-        return ncclFloat32;
-    case BF16:
-        return ncclBfloat16;
-    case F16:
-        return ncclFloat16;
-    case I32:
-        return ncclInt32;
-    default:
-        if (t->op == ALL_REDUCE || t->op == REDUCE_SCATTER)
-            fail("%s of %s in group %s: NCCL can move this dtype, but not reduce it", comm_op_name[t->op],
-                 dtype_name(t->dtype), t->comm->name);
-        return ncclUint8;
-    }
+    static const ncclDataType_t types[] = {[F64] = ncclFloat64, [F32] = ncclFloat32, [BF16] = ncclBfloat16,
+                                           [F16] = ncclFloat16, [E4M3] = ncclUint8, [E5M2] = ncclUint8,
+                                           [I32] = ncclInt32};
+
+    if ((t->op == ALL_REDUCE || t->op == REDUCE_SCATTER) && types[t->dtype] == ncclUint8)
+        fail("%s of %s in group %s: NCCL can move this dtype, but not reduce it", comm_op_name[t->op],
+             dtype_name(t->dtype), t->comm->name);
+    return types[t->dtype];
 }
 
 /* NCCL's reduce-scatter and all-gather need equal shards. Uneven ones are a reduce to each rank, and a broadcast from
