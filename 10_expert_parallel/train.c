@@ -21,7 +21,8 @@ static double capacity = 1.25, balance = 0.01;
 static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
 static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, an expert's width, vocabulary */
 static int64_t E, K;                /* experts on this rank; experts that a token takes */
-static int64_t C, P;                /* slots per expert and sequence; per local expert, for all sequences of ep */
+static int64_t C, P;                /* slots per expert and sequence; per local expert, for the sequences of all
+                                     * ranks of ep: ep_size*B*C */
 
 /* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
@@ -34,7 +35,7 @@ typedef struct {
     Routing routing;                /* of the local tokens, to all experts */
     Tensor in;                      /* (E, P, H)        slots of the local experts: rows of tokens of all ranks of ep */
     Tensor up, gelu;                /* (E, P, F) */
-    Tensor returned;                /* (E, P, H)        outputs of all experts for the local tokens: e*B*C = E*P rows */
+    Tensor returned;                /* (E, P, H)        (e, B*C, H): outputs of all experts for the local tokens */
     Tensor branch;                  /* (R, H)           what attention adds to the residual stream; not saved */
 } BlockActs;
 
@@ -53,7 +54,8 @@ static Tensor loss;                 /* (1)     of the step, accumulated over its
 static Tensor balance_loss;         /* (1)     the same */
 static Tensor totals;               /* (L, e, 2)  of the step: choices of each expert, and how many were dropped */
 static Tensor d_gates, d_logits;    /* (B, T, K), (B, T, e) */
-static Tensor slots;                /* (E, P, H)  rows on their way to other ranks */
+static Tensor slots;                /* (E, P, H)  rows or outputs on their way to other ranks; in backward gradients of
+                                     * outputs, as they arrive */
 static double balance_of_step, dropped, busiest, idlest;       /* columns of --metrics */
 
 static void sizes(void)
@@ -159,8 +161,8 @@ static void predict(void)
 /* ---- The mixture of experts ---- */
 
 /* Starts to exchange the slots of local expert j. Slots lie in the order of experts, and expert j * ep_size + r is
- * local expert j of rank r. So from row j * P on there is a block of B*C rows for each rank. There the blocks arrive in
- * the order of ranks; a second exchange takes each block back to its place. */
+ * local expert j of rank r. So from row j * P on there is a block of B*C rows for each rank. On the receiving rank the
+ * blocks lie in the order of ranks. A second exchange returns each block to its place. */
 static Request *exchange(Tensor out, Tensor in, int64_t j)
 {
     return comm_start_all_to_all(ep, tensor_range(out, j, 1), tensor_range(in, j, 1));
@@ -173,7 +175,7 @@ static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tens
     const Routing *r = &a->routing;
     Request *arriving[E], *returning[E];
 
-    linear_forward(r->probs, a->ln2, w->router, NONE);
+    linear_forward(r->probs, a->ln2, w->router, NONE);      /* logits, which route_forward replaces */
     route_forward(r);
     dispatch_forward(slots, a->ln2, r);
     for (int64_t j = 0; j < E; j++)
@@ -184,7 +186,7 @@ static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tens
         comm_wait(&arriving[j]);
         linear_forward(up, in, e->up_weight, e->up_bias);
         gelu_forward(gelu, up);
-        linear_forward(tensor_range(slots, j, 1), gelu, e->down_weight, e->down_bias);  /* the rows there were sent */
+        linear_forward(tensor_range(slots, j, 1), gelu, e->down_weight, e->down_bias);  /* whose rows have been sent */
         returning[j] = exchange(a->returned, slots, j);
     }
     for (int64_t j = 0; j < E; j++)
@@ -192,8 +194,8 @@ static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tens
     combine_forward(out, x, a->returned, r);
 }
 
-/* From d_x to d->ln2. Gradients go to the experts and back as rows did: d->returned arrives in slots, d->in returns to
- * d->returned. */
+/* From d_x, which passes on to the residual stream, to d->ln2. Gradients of outputs, d->returned, arrive in slots;
+ * gradients of rows, d->in, return into d->returned. */
 static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x,
                              double scale)
 {
@@ -330,7 +332,7 @@ static StepResult train_step(int64_t step, Batch batch)
         backward(&acts, batch, scale);
         trace_end();
     }
-    /* in the layout the experts come last: the only parameters that not all ranks hold */
+    /* units: the embedding, L blocks, the final LayerNorm, then the experts, which not all ranks hold */
     const int64_t others = layout.units[L + 2].first;
     comm_all_reduce(dp, tensor_range(gradients.buffer, 0, others), SUM);
     comm_all_reduce(edp, tensor_range(gradients.buffer, others, layout.count - others), SUM);

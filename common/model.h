@@ -29,9 +29,9 @@ typedef struct {
     int slice, slices;              /* slice number, from 0, of `slices` slices of every split matrix */
     const bool *layer;              /* layers on this rank, by layer number; NULL: all */
     bool embedding, head;           /* the embedding at the input; the final LayerNorm and the output projection */
-    int replica;                    /* number among the ranks with the same parameters; replica 0 owns them (of replicated parameters, slice 0;
-                                     * of the embedding, where `embedding` holds): it counts them in norms, and saves
-                                     * them */
+    int replica;                    /* number among the ranks with the same parameters. Replica 0 owns them: it counts
+                                     * them in norms, and saves them. Replicated parameters belong to slice 0, the
+                                     * embedding to where `embedding` is true. */
     const bool *expert;             /* experts on this rank, by expert number; NULL: all */
     int expert_replica;             /* as replica, among the ranks with the same experts */
 } Placement;
@@ -83,7 +83,8 @@ typedef struct {
     Tensor proj_weight;                 /* (H, H/s) */
     Tensor up_weight, up_bias;          /* (4*H/s, H), (4*H/s) */
     Tensor down_weight;                 /* (H, 4*H/s) */
-    Tensor replicated;                  /* (6*H)         the first six as one range of the buffer */
+    Tensor replicated;                  /* (6*H)         the first six as one range of the buffer; with experts
+                                         *               the first five and the router, (5*H + e*H) */
     Tensor router;                      /* (e, H)        with e experts, instead of up_*, down_*; replicated */
     ExpertParams *experts;              /* [e], by expert number; NONE: not on this rank */
 } BlockParams;

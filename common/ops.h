@@ -102,8 +102,8 @@ typedef struct {
                              *                  2024) */
     Tensor choice;          /* (B, T, K) I32    the experts with the largest probabilities, largest first; of equal ones
                              *                  the first */
-    Tensor slot;            /* (B, T, K) I32    the choice's place among all slots, or -1: dropped */
-    Tensor rows;            /* (E, B, C) I32    the row of the token in each slot, or -1: empty */
+    Tensor slot;            /* (B, T, K) I32    the choice's row among the E*B*C slots, or -1: dropped */
+    Tensor rows;            /* (E, B, C) I32    the token's row, b*T + t, in each slot, or -1: empty */
     Tensor load;            /* (B, E) REAL      choices of each expert, dropped ones too */
 } Routing;
 
@@ -118,7 +118,7 @@ void route_backward(Tensor d_logits, Tensor d_gates, const Routing *r, double ba
  * each expert, and how many of them were dropped. */
 void balance_forward(Tensor loss /* += */, Tensor totals /* += */, const Routing *r, double balance);
 
-/* slots (E*B*C, H) = the rows of x (B*T, H) that are in them; zeros in empty ones. */
+/* Copies each token's row of x (B*T, H) into its slots (E*B*C, H); empty slots become zeros. */
 void dispatch_forward(Tensor slots, Tensor x, const Routing *r);
 void dispatch_backward(Tensor d_x /* += */, Tensor d_slots, const Routing *r);
 
