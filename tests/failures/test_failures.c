@@ -64,23 +64,18 @@ static char *text_of(const char *name)                  /* the caller frees it *
     return text;
 }
 
-/* Reads a process's state and parent; returns whether it has ended: it is gone, or a zombie. */
-static bool stat_of(pid_t pid, int *parent)
+/* Whether a process has ended: it is gone, or a zombie. */
+static bool gone(pid_t pid)
 {
     char path[64], state = 'Z';
 
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *f = fopen(path, "r");
-    if (f && fscanf(f, "%*d (%*[^)]) %c %d", &state, parent) != 2)
+    if (f && fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
         state = '?';
     if (f)
         fclose(f);
     return state == 'Z' || state == 'X';
-}
-
-static bool gone(pid_t pid)
-{
-    return stat_of(pid, &(int){0});
 }
 
 static int clean_up(void **state)
@@ -326,27 +321,6 @@ static void a_stopped_rank_ends_all(void **state)
     }
 }
 
-/* The launcher's process on this machine, which alone could end the ranks, stops responding, as on a machine without its
- * network: each rank ends by itself. */
-static void a_silent_launcher_delays_no_rank(void **state)
-{
-    (void)state;
-    if (!full_tests())
-        skip();                                 /* seven seconds */
-    launch_two(0, "--timeout 1 --steps 1000000");
-    wait_for("step 5/");
-    pid_t proxy;
-    stat_of(job.rank[0], &proxy);
-    kill(proxy, SIGSTOP);
-    kill(job.rank[1], SIGSTOP);
-    for (double begin = now(); !gone(job.rank[0]) && now() < begin + 8;)
-        usleep(10000);
-    assert_true(gone(job.rank[0]));
-    kill(proxy, SIGCONT);
-    kill(job.rank[1], SIGKILL);
-    end_within(5);
-}
-
 /* ---- The user or a scheduler ends the run ---- */
 
 /* All ranks stop after the same step, save it, and end with 128 + the signal. The status of an interrupted mpiexec is
@@ -416,28 +390,21 @@ static void fails(int status, const char *name, const char *words, const char *f
 static void ranks_must_be_started_alike(void **state)
 {
     (void)state;
-    fails(1, "03_data_parallel", "the command line: rank 1", "mpiexec -n 1 " P03 " --seq 9 : -n 1 " P03 " --seq 10");
     fails(1, "04_zero", "the command line: rank 2", "mpiexec -n 2 " P04 " --zero 1 : -n 1 " P04 " --zero 3");
     fails(1, "03_data_parallel", "the command line: rank 1", "mpiexec -n 1 " P03 " : -n 1 " P03 " --nonsense");
-    /* --data names another file on one rank, no file, or one that is too short */
-    run_well("mkdir other none short");
+    /* --data names another file on one rank, or no file */
+    run_well("mkdir other none");
     run_well("cp %s other/data.bin", token_file(2001, 97));
-    run_well("cp %s short/data.bin", token_file(20, 97));
     fails(1, "03_data_parallel", "--data: rank 1",
           "mpiexec -n 1 " P03 " : -n 1 sh -c 'cd other && exec " P03 "'");
     fails(1, "04_zero", "--data data.bin: No such file|(rank 2)",
           "mpiexec -n 2 " P04 " : -n 1 sh -c 'cd none && exec " P04 "'");
-    fails(1, "04_zero", "expected at least 90 tokens|got 20 tokens",
-          "mpiexec -n 2 " P04 " : -n 1 sh -c 'cd short && exec " P04 "'");
 }
 
 static void all_end_if_one_cannot_start(void **state)
 {
     (void)state;
-    fails(1, "03_data_parallel", "--trace nowhere/t.json cannot be written",
-          "mpiexec -n 3 " P03 " --trace nowhere/t.json");
     fails(1, "04_zero", "--save nowhere/kept", "mpiexec -n 2 " P04 " --save nowhere/kept");
-    fails(1, "04_zero", "--load nowhere", "mpiexec -n 3 " P04 " --load nowhere");
     fails(2, "04_zero", "--zero: expected an integer from 1 to 3, got '4'", "mpiexec -n 3 " P04 " --zero 4");
     /* one rank's checkpoint is damaged */
     run_well(ONE " " SHAPE " --steps 1 --save kept --quiet");
@@ -491,7 +458,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_ends_all),
         TEST(a_stopped_rank_ends_all),
-        TEST(a_silent_launcher_delays_no_rank),
         TEST(signals_stop_all_ranks),
         TEST(ranks_must_be_started_alike),
         TEST(all_end_if_one_cannot_start),
