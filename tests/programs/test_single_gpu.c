@@ -160,11 +160,12 @@ static void it_learns(void **state)
     result_free(r);
 }
 
-/* Runs the program, and sends it a signal after its first step. */
+/* Runs the program in a terminal, and sends it a signal after its first step. */
 static Result signalled(int signal, const char *before, const char *options)
 {
-    return run("sh -c 'rm -f rows; %s timeout -k 20 60 " CPU " " SHAPE " --data %s --metrics rows --steps %s & "
-               "until [ $(grep -c . rows) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; sleep 0.2; kill -%d $!; wait $!'",
+    return run("env SHELL=/bin/sh script -qec 'rm -f rows; %s timeout -k 20 60 " CPU " " SHAPE " --data %s --metrics rows --steps %s & "
+               "until [ $(cat rows | wc -l) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; sleep 0.2; kill -%d $!; "
+               "wait $!' /dev/null",
                before, tokens(), options, signal);
 }
 
