@@ -1,5 +1,5 @@
 /* 08: each fused operator against the chain of operators that it replaces, on ragged sizes. The program against 02: the
- * same numbers, and no memory for tensors that are never stored in full.
+ * same numbers.
  */
 #include <math.h>
 #include <stdio.h>
@@ -366,31 +366,6 @@ static void programs_agree(void **state)
         fail_msg("fp8: %s is %g from float64's, by its norm", worst, d);
 }
 
-/* Fusion removes the quadratic term and the logits of all rows but a slice. Every byte is predicted, or the status
- * would be 1. */
-static void memory_is_gone(void **state)
-{
-    double activations[2][2];
-
-    (void)state;
-    for (int k = 0; k < 2; k++)
-        for (int long_one = 0; long_one < 2; long_one++) {
-            run_well(FUSED
-                     " --layers 2 --hidden 32 --heads 2 --vocab 2000 --data %s --seq %d --micro-batch 1 --accumulate 1 "
-                     "--steps 1 --quiet --threads 1 --fuse %s --report r.json",
-                     token_file(20000, 97), long_one ? 1024 : 256, k ? "all" : "none");
-            activations[k][long_one] = json_number("r.json", "ranks.0.memory.activations.measured");
-        }
-    const double L = 2, A = 2, V = 2000;
-    for (int long_one = 0; long_one < 2; long_one++) {
-        const double T = long_one ? 1024 : 256;
-        assert_true(activations[0][long_one] - activations[1][long_one]
-                    == L * A * T * T * 2 - L * A * T * 4 + (T - 256) * V * 2 + T * 4);
-    }
-    /* linear in the sequence's length, except for the slice of logits */
-    assert_true(activations[1][1] - 256 * V * 2 == 4 * (activations[1][0] - 256 * V * 2));
-}
-
 static void samples_are_the_base(void **state)
 {
     const char *options = "--steps 4 --sample 40 --micro-batch 8";
@@ -415,7 +390,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(adamw_clips_by_itself),
         cmocka_unit_test(the_update_needs_no_host),
         cmocka_unit_test(programs_agree),
-        cmocka_unit_test(memory_is_gone),
         cmocka_unit_test(samples_are_the_base),
     };
 
