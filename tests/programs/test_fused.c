@@ -162,35 +162,6 @@ static void attention_by_chunks_is_the_chain(void **state)
         }
 }
 
-/* Sums over numbers that are stored in two bytes equal those of the same numbers in REAL. */
-static void stored_types_are_read_as_they_are(void **state)
-{
-    const int64_t R = 37, V = 211, A = 5, D = 12;
-
-    (void)state;
-    for (int k = 0; k < 3; k++) {
-        Tensor logits = drawn(types[k], "logits", shape(R, V), 3), targets = zeroed(I32, "targets", shape(R));
-        Tensor max = zeroed(REAL, "max", shape(R)), want_max = zeroed(REAL, "want_max", shape(R));
-        Tensor sums = zeroed(REAL, "sums", shape(R, 2)), want_sums = zeroed(REAL, "want_sums", shape(R, 2));
-        for (int i = 0; i < R; i++)
-            ((int32_t *)targets.data)[i] = i % 7 ? i * 5 : -1;
-        cross_entropy_max(max, logits), cross_entropy_max(want_max, as_real(logits));
-        cross_entropy_sums(sums, logits, max, targets), cross_entropy_sums(want_sums, as_real(logits), max, targets);
-        assert_same(max, want_max, 0), assert_same(sums, want_sums, 0);
-
-        Tensor x = drawn(types[k], "x", shape(R, A * D), 1), y = drawn(types[k], "y", shape(R, A * D), 1);
-        Tensor delta = zeroed(REAL, "delta", shape(R, A)), want_delta = zeroed(REAL, "want_delta", shape(R, A));
-        attention_delta(delta, x, y), attention_delta(want_delta, as_real(x), as_real(y));
-        assert_same(delta, want_delta, 0);
-
-        Tensor transposed = zeroed(types[k], "transposed", shape(A, R, D)), want = zeroed(REAL, "want", shape(A, R, D));
-        transpose_rows(transposed, tensor_view(x, shape(R, A, D)));
-        transpose_rows(want, tensor_view(as_real(x), shape(R, A, D)));
-        assert_same(transposed, want, 0);
-        guarded_release();
-    }
-}
-
 static void the_others_are_their_chains(void **state)
 {
     static const struct {
@@ -385,7 +356,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(attention_is_the_chain),
         cmocka_unit_test(attention_of_extremes),
         cmocka_unit_test(attention_by_chunks_is_the_chain),
-        cmocka_unit_test(stored_types_are_read_as_they_are),
         cmocka_unit_test(the_others_are_their_chains),
         cmocka_unit_test(adamw_clips_by_itself),
         cmocka_unit_test(the_update_needs_no_host),
