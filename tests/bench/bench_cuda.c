@@ -66,15 +66,15 @@ static void measure(int i)
 
 static Tensor a, b, c, d, vector;
 
-#define OPERATOR(NAME, CALL) static void NAME(void) { CALL; }
-OPERATOR(copy, tensor_copy(a, b))
-OPERATOR(zero, tensor_zero(a))
-OPERATOR(add, tensor_add(a, b))
-OPERATOR(gelu, gelu_forward(a, b))
-OPERATOR(gelu_back, gelu_backward(a, b, c))
-OPERATOR(residual, residual_forward(a, b, c, vector))
-OPERATOR(adamw, adamw_update(a, NONE, b, c, d, (AdamWArguments){.eps = 1e-8, .correction1 = 1, .correction2 = 1}))
-OPERATOR(squares, square_sum(&a, 1))
+#define TIMED(NAME, CALL) static void NAME(void) { CALL; }
+TIMED(copy, tensor_copy(a, b))
+TIMED(zero, tensor_zero(a))
+TIMED(add, tensor_add(a, b))
+TIMED(gelu, gelu_forward(a, b))
+TIMED(gelu_back, gelu_backward(a, b, c))
+TIMED(residual, residual_forward(a, b, c, vector))
+TIMED(adamw, adamw_update(a, NONE, b, c, d, (AdamWArguments){.eps = 1e-8, .correction1 = 1, .correction2 = 1}))
+TIMED(squares, square_sum(&a, 1))
 
 /* Returns the least seconds of several calls. An untimed call precedes each: while the GPU computes it, the host queues
  * the timed one. On an idle GPU the time would include the host's, some microseconds per launch. */

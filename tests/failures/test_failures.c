@@ -205,7 +205,8 @@ static uint32_t below(uint32_t n)               /* a random number below n, the 
 /* Starts two ranks of a program. */
 static void launch_two(int program, const char *options)
 {
-    launch("mpiexec -n 2 " BUILD "/cpu64/%s " SHAPE " %s %s", programs[program].name, programs[program].options, options);
+    launch("mpiexec -n 2 " BUILD "/cpu64/%s " SHAPE " %s %s", programs[program].name, programs[program].options,
+           options);
 }
 
 /* ---- A rank dies ---- */
