@@ -1,4 +1,5 @@
-#include "../common/error.h"    /* before cmocka, whose macro is called fail */
+#include "../common/device.h"    /* before cmocka, whose macro is called fail */
+#include "../common/error.h"
 #include "harness.h"
 
 #include <cjson/cJSON.h>
@@ -12,7 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../common/safetensors.h"
@@ -127,14 +127,6 @@ static void read_both(int out, int err, Result *r)
     }
 }
 
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
 static Result run_list(const char *format, va_list list)
 {
     char command[8192], *words[256];
@@ -156,7 +148,7 @@ static Result run_list(const char *format, va_list list)
     if (pipe(out) || pipe(err))
         fail_msg("no pipes");
     const char *in = temporary();               /* before the fork: child and parent share it */
-    const double begin = now();
+    const double begin = clock_seconds();
     const pid_t child = fork();
     if (child == 0) {
         dup2(out[1], 1), dup2(err[1], 2);
@@ -170,7 +162,7 @@ static Result run_list(const char *format, va_list list)
     close(out[1]), close(err[1]);
     read_both(out[0], err[0], &r);
     waitpid(child, &status, 0);
-    r.seconds = now() - begin;
+    r.seconds = clock_seconds() - begin;
     r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return r;
 }

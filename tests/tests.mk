@@ -8,7 +8,7 @@ $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): privat
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): \
 		$$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libcommon.a | $(TEXT)
 	$(link)
-$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused parity bench_cuda)): \
+$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused parity)): \
 		$$(call objects,$$(FUSED_$$(backend)))
 
 # Whether nvcc and the headers of CUDA 12.0 or later are found: then the CUDA backend runs on a simulated GPU (ptx.mk).

@@ -1,6 +1,6 @@
 /* Speed on a GPU: tokens/s and MFU of presets from 10M parameters up, with the time of each operator in a step. The
- * bandwidth of memory-bound operators over that of a device copy. The rate of FlashAttention over that of a matmul. A
- * preset that needs more than the GPU's memory prints an error.
+ * bandwidth of memory-bound operators over that of a device copy. A preset that needs more than the GPU's memory prints
+ * an error.
  */
 #include <math.h>
 #include <stdio.h>
@@ -8,9 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../08_fused_kernels/fused.h"
 #include "../../common/ultrascale.h"
-#include "../../common/formats.h"
 #include "bench.h"
 
 static const struct {
@@ -68,15 +66,15 @@ static void measure(int i)
 
 static Tensor a, b, c, d, vector;
 
-#define OPERATOR(NAME, CALL) static void NAME(void) { CALL; }
-OPERATOR(copy, tensor_copy(a, b))
-OPERATOR(zero, tensor_zero(a))
-OPERATOR(add, tensor_add(a, b))
-OPERATOR(gelu, gelu_forward(a, b))
-OPERATOR(gelu_back, gelu_backward(a, b, c))
-OPERATOR(residual, residual_forward(a, b, c, vector))
-OPERATOR(adamw, adamw_update(a, NONE, b, c, d, (AdamWArguments){.eps = 1e-8, .correction1 = 1, .correction2 = 1}))
-OPERATOR(squares, square_sum(&a, 1))
+#define TIMED(NAME, CALL) static void NAME(void) { CALL; }
+TIMED(copy, tensor_copy(a, b))
+TIMED(zero, tensor_zero(a))
+TIMED(add, tensor_add(a, b))
+TIMED(gelu, gelu_forward(a, b))
+TIMED(gelu_back, gelu_backward(a, b, c))
+TIMED(residual, residual_forward(a, b, c, vector))
+TIMED(adamw, adamw_update(a, NONE, b, c, d, (AdamWArguments){.eps = 1e-8, .correction1 = 1, .correction2 = 1}))
+TIMED(squares, square_sum(&a, 1))
 
 /* Returns the least seconds of several calls. An untimed call precedes each: while the GPU computes it, the host queues
  * the timed one. On an idle GPU the time would include the host's, some microseconds per launch. */
@@ -128,64 +126,6 @@ static void print_bandwidths(void)
         tensor_free(tensors[i], MEM_WORKSPACE);
 }
 
-/* ---- FlashAttention: FLOP/s, counting the unmasked half of all pairs; and a square matmul's rate ---- */
-
-static Tensor qkv, out, lse, d_qkv, delta, d_out;
-
-/* A tensor of random numbers. Zeros need less power, which lets some GPUs run faster. */
-static Tensor random_of(DType dtype, Shape s)
-{
-    enum { AT_ONCE = 1 << 20 };
-    static real x[AT_ONCE];
-    const Tensor t = tensor_create(MEM_WORKSPACE, dtype, "random", s);
-    const int64_t count = tensor_count(t);
-    const Tensor flat = tensor_view(t, shape(count));
-
-    for (int64_t i = 0; i < AT_ONCE; i++)
-        x[i] = (real)rand() / RAND_MAX - (real)0.5;
-    for (int64_t i = 0; i < count; i += AT_ONCE)
-        tensor_from_host(tensor_range(flat, i, count - i < AT_ONCE ? count - i : AT_ONCE), x);
-    return t;
-}
-
-OPERATOR(product, linear_forward(a, b, c, NONE))
-OPERATOR(flash_forward, flash_attention_forward(out, lse, qkv))
-OPERATOR(flash_backward, flash_attention_backward(d_qkv, delta, d_out, qkv, out, lse))
-
-static void print_flash(DType dtype)
-{
-    enum { SQUARE = 8192, TOKENS = 16384, WIDTH = 2048 };
-    static const int heads[] = {64, 128}, lengths[] = {1024, 4096, 16384};
-    Tensor *const squares_of[] = {&a, &b, &c};
-
-    for (int i = 0; i < 3; i++)
-        *squares_of[i] = random_of(dtype, shape(SQUARE, SQUARE));
-    const double matmul = 2.0 * SQUARE * SQUARE * SQUARE / seconds_of(product);
-    printf("FlashAttention in %s, %d tokens, hidden %d; a matmul of %d by %d: %.1f TFLOP/s\n", dtype_name(dtype),
-           TOKENS, WIDTH, SQUARE, SQUARE, matmul / 1e12);
-    for (int h = 0; h < 2; h++)
-        for (int l = 0; l < 3; l++) {
-            const int64_t D = heads[h], T = lengths[l], A = WIDTH / D, B = TOKENS / T;
-            const struct {
-                Tensor *t;
-                DType dtype;
-                Shape shape;
-            } all[] = {{&qkv, dtype, shape(B, T, 3 * WIDTH)}, {&d_qkv, dtype, shape(B, T, 3 * WIDTH)},
-                       {&out, dtype, shape(B, T, WIDTH)}, {&d_out, dtype, shape(B, T, WIDTH)},
-                       {&lse, REAL, shape(B, A, T)}, {&delta, REAL, shape(B, A, T)}};
-            for (int i = 0; i < 6; i++)
-                *all[i].t = random_of(all[i].dtype, all[i].shape);
-            const double flops = 4.0 * B * A * T * T * D / 2;
-            const double forward = flops / seconds_of(flash_forward);
-            const double backward = 2.5 * flops / seconds_of(flash_backward);
-            printf("    heads of %3d, %5d tokens: forward %6.1f TFLOP/s, %3.0f%% of the matmul's; backward %6.1f, "
-                   "%3.0f%%\n", (int)D, (int)T, forward / 1e12, 100 * forward / matmul, backward / 1e12,
-                   100 * backward / matmul);
-            for (int i = 0; i < 6; i++)
-                tensor_free(all[i].t, MEM_WORKSPACE);
-        }
-}
-
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -201,6 +141,5 @@ int main(int argc, char **argv)
     device_init(0, 1, 1);
     printf("%s\n", device_name());
     print_bandwidths();
-    print_flash(device_supports(BF16) == SUPPORT_NATIVE ? BF16 : F16);
     comm_exit(0);
 }

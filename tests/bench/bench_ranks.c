@@ -67,32 +67,6 @@ static double tokens_per_second(const char *program, int threads, int accumulate
     return best;
 }
 
-/* Returns the least seconds of the steps after the first. Other work on the machine only makes steps longer. */
-static double simulated_step(const char *options)
-{
-    double seconds[8], least = INFINITY;
-
-    run_well("mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 6 --hidden 128 --heads 4 --seq 64 --micro-batch 2 "
-             "--accumulate 1 --steps 6 --pretend 2,0.025,20 --quiet --metrics m.csv %s", options);
-    const int rows = read_column("m.csv", "seconds", seconds, 8);
-    for (int s = 1; s < rows; s++)
-        least = fmin(least, seconds[s]);
-    return least;
-}
-
-/* If backward is long enough, overlap hides every all-reduce but those of the first block and the embedding, whose
- * gradients are complete last. */
-static void overlap(void)
-{
-    const double block = 12 * 128 * 128 + 13 * 128, hidden = 4 * (5 * block + 2 * 128);     /* bytes; 2(n-1)/n = 1 */
-    const double naive = simulated_step("--sync naive"), overlapped = simulated_step("--sync overlap");
-
-    printf("\n--pretend 2,0.025,20, 2 ranks: a step takes %.3f s with --sync naive and %.3f s with overlap: it gains "
-           "%.3f s;\nthe all-reduces of all units but the embedding and the first block send %.0f bytes, which takes "
-           "%.3f s\n\n",
-           naive, overlapped, naive - overlapped, hidden, hidden / 0.025e9);
-}
-
 int main(int argc, char **argv)
 {
     static const char *const programs[] = {
@@ -118,7 +92,7 @@ int main(int argc, char **argv)
         printf("%-40s %8.0f  %.2f (%.2f, %.2f)\n", strstr(programs[p], "/0") + 1, median(two, ROUNDS), middle, ratio[0],
                ratio[ROUNDS - 1]);
     }
-    overlap();
+    printf("\n");
     fflush(stdout);
     for (int n = 2; n <= 4; n *= 2) {
         Result r = run("mpiexec -n %d %s worker", n, argv[0]);

@@ -6,17 +6,16 @@
 
 The model below is that of common/model.h as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
 autocast for bf16. Attention is cuDNN's if it supports the shape, which on Hopper is about twice as fast as PyTorch's
-default; the table of attention has both. A check in float comes first: the model gives the loss and gradients of the
-fixture in tests/programs/huggingface. A program's time is the median step in its --metrics, PyTorch's the median of as
-many steps. Both omit the first steps, which warm up and, with torch.compile, compile. Needs torch 2.7 or later, numpy
-and safetensors.
+default. A check in float comes first: the model gives the loss and gradients of the fixture in
+tests/programs/huggingface. A program's time is the median step in its --metrics, PyTorch's the median of as many steps.
+Both omit the first steps, which warm up and, with torch.compile, compile. Needs torch 2.7 or later, numpy and
+safetensors.
 
 In bf16 the computations differ. Autocast keeps the residual stream, LayerNorms and the loss in float, rotates q and k
 in float, and rounds the weights in every micro-batch: it moves more bytes than the programs, and is more exact. A model
 in pure bf16 has weights, gradients and AdamW's states in bf16 and no float copy: it moves fewer bytes, and trains worse
 (02). The programs are in between, with bf16 activations and weights, but gradients, master weights and states in float.
 """
-import contextlib
 import csv
 import gc
 import os
@@ -225,48 +224,6 @@ def compare(device, program, options, shape, numbers, compiled):
               f"{pytorch_step / program_step:.2f}" if program_step and pytorch_step else "-")
 
 
-def seconds_of(work):
-    """Returns the least seconds of several calls, by the GPU's clock. An untimed call precedes each, as in
-    bench_cuda.c: while the GPU computes it, Python queues the timed one."""
-    best = float("inf")
-    for _ in range(10):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        work()
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / 1e3)
-    return best
-
-
-def print_attention_row(device, dtype, matmul, head, seq):
-    q, k, v = (torch.randn(16384 // seq, 2048 // head, seq, head, device=device, dtype=dtype, requires_grad=True)
-               for _ in range(3))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    flops = 2 * 16384 * seq * 2048
-    forward = flops / seconds_of(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
-    backward = 2.5 * flops / seconds_of(lambda: torch.autograd.grad(out, (q, k, v), out, retain_graph=True))
-    print(f"    heads of {head:3}, {seq:5} tokens: forward {forward / 1e12:6.1f} TFLOP/s, "
-          f"{100 * forward / matmul:3.0f}% of the matmul's; backward {backward / 1e12:6.1f}, "
-          f"{100 * backward / matmul:3.0f}%", flush=True)
-
-
-def print_attention(device):
-    """Prints what bench_cuda prints of FlashAttention: 16,384 tokens, hidden 2048; FLOPs of the unmasked pairs."""
-    dtype = torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16
-    a, b = (torch.randn(8192, 8192, device=device, dtype=dtype) for _ in range(2))
-    matmul = 2 * 8192 ** 3 / seconds_of(lambda: a @ b)
-    print(f"scaled_dot_product_attention in {dtype}, 16384 tokens, hidden 2048; a matmul of 8192 by 8192: "
-          f"{matmul / 1e12:.1f} TFLOP/s")
-    for name, order in ("cuDNN's if it supports the shape", CUDNN_FIRST), ("PyTorch's default", None):
-        print(f"  {name}:")
-        with sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext():
-            for head in 64, 128:
-                for seq in 1024, 4096, 16384:
-                    if_possible(print_attention_row, device, dtype, matmul, head, seq)
-
-
 def main():
     device = sys.argv[1]
     if device == "cuda" and not torch.cuda.is_available():
@@ -274,8 +231,6 @@ def main():
     print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name() if device == 'cuda' else 'the CPU'}, "
           f"{torch.get_num_threads()} threads")
     check(device)
-    if device == "cuda":                            # takes seconds; the rest takes minutes
-        if_possible(print_attention, device)
     print_row("", "program", "tokens/s", "PyTorch", "tokens/s", "ratio")
     for case in CASES[device]:
         compare(device, *case)

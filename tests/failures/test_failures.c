@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "../../common/device.h"
 #include "../harness.h"
 
 #define ONE BUILD "/cpu64/01_single_gpu"
@@ -43,14 +43,6 @@ static struct {
     int ranks;
 } job;
 
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
 static char *text_of(const char *name)                  /* the caller frees it */
 {
     FILE *f = fopen(in_temporary("%s", name), "r");
@@ -64,23 +56,18 @@ static char *text_of(const char *name)                  /* the caller frees it *
     return text;
 }
 
-/* Reads a process's state and parent; returns whether it has ended: it is gone, or a zombie. */
-static bool stat_of(pid_t pid, int *parent)
+/* Whether a process has ended: it is gone, or a zombie. */
+static bool gone(pid_t pid)
 {
     char path[64], state = 'Z';
 
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *f = fopen(path, "r");
-    if (f && fscanf(f, "%*d (%*[^)]) %c %d", &state, parent) != 2)
+    if (f && fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
         state = '?';
     if (f)
         fclose(f);
     return state == 'Z' || state == 'X';
-}
-
-static bool gone(pid_t pid)
-{
-    return stat_of(pid, &(int){0});
 }
 
 static int clean_up(void **state)
@@ -140,7 +127,7 @@ static void launch(const char *format, ...)
 /* Waits until the run has printed `text`, and stores its ranks' process ids, from "rank 0 = host:pid". */
 static void wait_for(const char *text)
 {
-    for (double begin = now(); now() < begin + 20; usleep(2000)) {
+    for (double begin = clock_seconds(); clock_seconds() < begin + 20; usleep(2000)) {
         char *out = text_of("out"), *at = out;
         const bool there = strstr(out, text);
         if (there) {
@@ -167,7 +154,7 @@ static void wait_for(const char *text)
 /* Returns the launcher's status. Fails unless the launcher and all ranks end within `seconds`. */
 static int end_within(double seconds)
 {
-    const double begin = now();
+    const double begin = clock_seconds();
     int status = -1, left;
 
     do {
@@ -177,7 +164,7 @@ static int end_within(double seconds)
         left = job.launcher != 0;
         for (int r = 0; r < job.ranks; r++)
             left += !gone(job.rank[r]);
-    } while (left && now() < begin + seconds);
+    } while (left && clock_seconds() < begin + seconds);
     if (left) {
         char what[128];
         snprintf(what, sizeof what, "after %.0f seconds %d processes are left%s", seconds, left,
@@ -218,26 +205,15 @@ static uint32_t below(uint32_t n)               /* a random number below n, the 
 /* Starts two ranks of a program. */
 static void launch_two(int program, const char *options)
 {
-    launch("mpiexec -n 2 " BUILD "/cpu64/%s " SHAPE " %s %s", programs[program].name, programs[program].options, options);
+    launch("mpiexec -n 2 " BUILD "/cpu64/%s " SHAPE " %s %s", programs[program].name, programs[program].options,
+           options);
 }
 
 /* ---- A rank dies ---- */
 
-/* When a rank is killed, mpiexec of MPICH 4.2 and later sometimes ends with status 0 and no message: 4.2.1 11 of 100
- * times, 4.3 36 of 200 times, in a program that only calls MPI_Allreduce. */
-static bool mpiexec_loses_statuses(void)
-{
-    Result r = run("mpiexec --version");
-    const char *at = strstr(r.out, "Version:");
-    int major = 0, minor = 0;
-    const bool known = at && sscanf(at + strlen("Version:"), "%d.%d", &major, &minor) == 2;
-
-    result_free(r);
-    return known && (major > 4 || (major == 4 && minor >= 2));
-}
-
 /* A rank is killed at a random moment of a run that saves after every step, so often in the middle of a save. A
- * checkpoint of a complete step is left, and one rank that resumes from it has the same losses. */
+ * checkpoint of a complete step is left, and one rank that resumes from it has the same losses. The status is
+ * mpiexec's, which from MPICH 4.2 on is sometimes 0. */
 static void a_killed_rank_ends_all(void **state)
 {
     enum { STEPS = 3000 };
@@ -254,8 +230,7 @@ static void a_killed_rank_ends_all(void **state)
         wait_for("saved step 2");
         usleep(below(100000));
         kill(job.rank[below(2)], SIGKILL);
-        if (end_within(5) == 0 && !mpiexec_loses_statuses())
-            give_up("a rank was killed, and the status is 0");
+        end_within(5);
         const int64_t step = step_saved(access(in_temporary("kept"), F_OK) ? "kept.old" : "kept");
         assert_true(step >= 2 && step + 3 <= STEPS);
         run_well(ONE " " SHAPE " --accumulate 2 --steps %lld --load kept --save kept --metrics on.csv --quiet",
@@ -274,14 +249,14 @@ static void a_killed_rank_ends_all(void **state)
 /* Whether, within `seconds`, the other of two ranks has ended by itself, and the launcher waits for this one. */
 static bool over_without(int rank, double seconds)
 {
-    const double until = now() + seconds;
+    const double until = clock_seconds() + seconds;
     char *err = NULL;
 
     do {
         usleep(2000);
         free(err);
         err = text_of("err");
-    } while (now() < until && !gone(job.launcher) && !gone(job.rank[1 - rank]) && !*err);
+    } while (clock_seconds() < until && !gone(job.launcher) && !gone(job.rank[1 - rank]) && !*err);
     const bool over = gone(job.rank[1 - rank]) && !gone(job.rank[rank]) && !*err;
     free(err);
     return over;
@@ -309,42 +284,22 @@ static void a_stopped_rank_ends_all(void **state)
             launch("mpiexec -n 1 " BUILD "/cpu64/%s " SHAPE " %s %s : -n 1 sh -c 'kill -STOP $$; exec " BUILD
                    "/cpu64/%s " SHAPE " %s %s'", programs[p].name, programs[p].options, options, programs[p].name,
                    programs[p].options, options);
-        const double begin = now();
+        const double begin = clock_seconds();
         if (i >= PROGRAMS && i < START && over_without(i % 2, 1.1 * TIMEOUT + 1))
             kill(job.rank[i % 2], SIGCONT);     /* it was stopped after MPI_Finalize, when no rank waits for another */
         const int status = end_within(1.1 * TIMEOUT + 1);               /* a second for this machine */
         char *err = text_of("err");
         if (status == 0 && i >= PROGRAMS && i < START)
             print_message("%s had ended when its rank was stopped\n", programs[p].name);
-        else if (status == 0 || now() - begin < 0.8 * TIMEOUT)
-            fail_msg("%s, case %d: status %d after %.1f seconds\n%s", programs[p].name, i, status, now() - begin, err);
+        else if (status == 0 || clock_seconds() - begin < 0.8 * TIMEOUT)
+            fail_msg("%s, case %d: status %d after %.1f seconds\n%s", programs[p].name, i, status,
+                     clock_seconds() - begin, err);
         else
             assert_message(strdup(err), programs[p].name, i < PROGRAMS ? "waits for|of group|for 2 seconds (--timeout)"
                                                   : i < START  ? "wait|for 2 seconds (--timeout)"
                                                                : "starts, for 2 seconds (--timeout)");
         free(err);
     }
-}
-
-/* The launcher's process on this machine, which alone could end the ranks, stops responding, as on a machine without its
- * network: each rank ends by itself. */
-static void a_silent_launcher_delays_no_rank(void **state)
-{
-    (void)state;
-    if (!full_tests())
-        skip();                                 /* seven seconds */
-    launch_two(0, "--timeout 1 --steps 1000000");
-    wait_for("step 5/");
-    pid_t proxy;
-    stat_of(job.rank[0], &proxy);
-    kill(proxy, SIGSTOP);
-    kill(job.rank[1], SIGSTOP);
-    for (double begin = now(); !gone(job.rank[0]) && now() < begin + 8;)
-        usleep(10000);
-    assert_true(gone(job.rank[0]));
-    kill(proxy, SIGCONT);
-    kill(job.rank[1], SIGKILL);
-    end_within(5);
 }
 
 /* ---- The user or a scheduler ends the run ---- */
@@ -389,7 +344,7 @@ static void signals_stop_all_ranks(void **state)
     wait_for("tokens per step");                /* a step that takes long: a later signal does not wait for its end */
     for (int k = 0; k < 2; k++, usleep(700000))
         kill(job.rank[0], SIGTERM);
-    assert_true(end_within(5) != 0 || mpiexec_loses_statuses());
+    end_within(5);
 }
 
 /* ---- Ranks with different command lines, and ranks that cannot start ---- */
@@ -416,28 +371,21 @@ static void fails(int status, const char *name, const char *words, const char *f
 static void ranks_must_be_started_alike(void **state)
 {
     (void)state;
-    fails(1, "03_data_parallel", "the command line: rank 1", "mpiexec -n 1 " P03 " --seq 9 : -n 1 " P03 " --seq 10");
     fails(1, "04_zero", "the command line: rank 2", "mpiexec -n 2 " P04 " --zero 1 : -n 1 " P04 " --zero 3");
     fails(1, "03_data_parallel", "the command line: rank 1", "mpiexec -n 1 " P03 " : -n 1 " P03 " --nonsense");
-    /* --data names another file on one rank, no file, or one that is too short */
-    run_well("mkdir other none short");
+    /* --data names another file on one rank, or no file */
+    run_well("mkdir other none");
     run_well("cp %s other/data.bin", token_file(2001, 97));
-    run_well("cp %s short/data.bin", token_file(20, 97));
     fails(1, "03_data_parallel", "--data: rank 1",
           "mpiexec -n 1 " P03 " : -n 1 sh -c 'cd other && exec " P03 "'");
     fails(1, "04_zero", "--data data.bin: No such file|(rank 2)",
           "mpiexec -n 2 " P04 " : -n 1 sh -c 'cd none && exec " P04 "'");
-    fails(1, "04_zero", "expected at least 90 tokens|got 20 tokens",
-          "mpiexec -n 2 " P04 " : -n 1 sh -c 'cd short && exec " P04 "'");
 }
 
 static void all_end_if_one_cannot_start(void **state)
 {
     (void)state;
-    fails(1, "03_data_parallel", "--trace nowhere/t.json cannot be written",
-          "mpiexec -n 3 " P03 " --trace nowhere/t.json");
     fails(1, "04_zero", "--save nowhere/kept", "mpiexec -n 2 " P04 " --save nowhere/kept");
-    fails(1, "04_zero", "--load nowhere", "mpiexec -n 3 " P04 " --load nowhere");
     fails(2, "04_zero", "--zero: expected an integer from 1 to 3, got '4'", "mpiexec -n 3 " P04 " --zero 4");
     /* one rank's checkpoint is damaged */
     run_well(ONE " " SHAPE " --steps 1 --save kept --quiet");
@@ -491,7 +439,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_ends_all),
         TEST(a_stopped_rank_ends_all),
-        TEST(a_silent_launcher_delays_no_rank),
         TEST(signals_stop_all_ranks),
         TEST(ranks_must_be_started_alike),
         TEST(all_end_if_one_cannot_start),

@@ -1,5 +1,4 @@
 /* 09 against 01 (layouts.h), and in bf16 against 02. */
-#include <math.h>
 #include <stdio.h>
 
 #include "../harness.h"
@@ -76,36 +75,11 @@ static void bf16_is_as_near_as_02s(void **state)
     }
 }
 
-/* The mean of the last 20 of 300 losses on this repository's text. */
-static double loss_after_300(const char *command)
-{
-    double loss[300], mean = 0;
-
-    run_well("%s --preset tiny --seq 32 --steps 300 --lr 3e-4 --quiet --threads 1 --metrics 300.csv", command);
-    assert_int_equal(read_column("300.csv", "loss", loss, 300), 300);
-    for (int i = 280; i < 300; i++)
-        mean += loss[i] / 20;
-    return mean;
-}
-
-static void bf16_trains_as_02_does(void **state)
-{
-    (void)state;
-    if (!full_tests())
-        skip();
-    const double of_02 = loss_after_300(BUILD "/cpu/02_mixed_precision --micro-batch 8 --accumulate 1");
-    const double of_09 = loss_after_300("mpiexec -n 8 " BUILD "/cpu/09_combined --tp 2 --cp 2 --pp 2 --micro-batch 4 "
-                                        "--accumulate 2");
-    print_message("after 300 steps: %.4f, %+.3f%% of 02's loss\n", of_09, 100 * (of_09 / of_02 - 1));
-    assert_true(fabs(of_09 / of_02 - 1) <= 0.01);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(configurations_agree),
         cmocka_unit_test(bf16_is_as_near_as_02s),
-        cmocka_unit_test(bf16_trains_as_02_does),
         cmocka_unit_test(all_grids_agree),
     };
 

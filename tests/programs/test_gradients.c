@@ -93,49 +93,31 @@ static int check_all(Batch batch)
     return good ? 0 : 1;
 }
 
-#define SELF BUILD "/cpu64/test_gradients --quiet --threads 1 --seed 5"
-
-static void three_heads_and_micro_batches(void **state)
+static void shapes(void **state)
 {
-    (void)state;
-    run_well(SELF " --layers 2 --hidden 12 --heads 3 --vocab 11 --seq 5 --micro-batch 2 --accumulate 2 --data %s",
-             token_file(500, 11));
-}
+    static const struct {
+        const char *options;
+        int vocab;
+    } shapes[] = {
+        {"--layers 2 --hidden 12 --heads 3 --seq 5 --micro-batch 2 --accumulate 2", 11},
+        {"--layers 3 --hidden 10 --heads 1 --seq 4 --micro-batch 3 --accumulate 1 --recompute full", 7},
+        {"--layers 1 --hidden 4 --heads 2 --seq 3 --micro-batch 1 --accumulate 3", 2},
+        /* sequences longer than one block of 64 queries, and than two */
+        {"--layers 2 --hidden 16 --heads 2 --seq 66 --micro-batch 2 --accumulate 1 --of-each 40 --recompute selective",
+         13},
+        {"--layers 1 --hidden 8 --heads 2 --seq 131 --micro-batch 1 --accumulate 2 --of-each 40", 13}};
 
-static void one_head_recomputed(void **state)
-{
     (void)state;
-    run_well(SELF " --layers 3 --hidden 10 --heads 1 --vocab 7 --seq 4 --micro-batch 3 --accumulate 1 --recompute full "
-             "--data %s", token_file(500, 7));
-}
-
-static void the_smallest_model(void **state)
-{
-    (void)state;
-    run_well(SELF " --layers 1 --hidden 4 --heads 2 --vocab 2 --seq 3 --micro-batch 1 --accumulate 3 --data %s",
-             token_file(500, 2));
-}
-
-/* Sequences longer than one block of 64 queries, and than two. */
-static void long_sequences(void **state)
-{
-    (void)state;
-    run_well(SELF " --layers 2 --hidden 16 --heads 2 --vocab 13 --seq 66 --micro-batch 2 --accumulate 1 --of-each 40 "
-             "--recompute selective --data %s", token_file(2000, 13));
-    run_well(SELF " --layers 1 --hidden 8 --heads 2 --vocab 13 --seq 131 --micro-batch 1 --accumulate 2 --of-each 40 "
-             "--data %s", token_file(2000, 13));
+    for (int i = 0; i < 5; i++)
+        run_well(BUILD "/cpu64/test_gradients --quiet --threads 1 --seed 5 %s --vocab %d --data %s", shapes[i].options,
+                 shapes[i].vocab, token_file(2000, shapes[i].vocab));
 }
 
 int main(int argc, char **argv)
 {
     static const ProgramOption more[] = {
         {"of-each", OPTION_INT, &of_each, "elements of each tensor", "N", 0, 1e9}, {0}};
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(three_heads_and_micro_batches),
-        cmocka_unit_test(one_head_recomputed),
-        cmocka_unit_test(the_smallest_model),
-        cmocka_unit_test(long_sequences),
-    };
+    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes)};
 
     if (argc > 1)
         comm_exit(check_all(set_up("test_gradients", "Compares gradients with differences.", argc, argv, more)));

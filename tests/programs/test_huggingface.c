@@ -200,54 +200,6 @@ static void incomplete_models_are_refused(void **state)
     run_well("diff -r %s before", shards);
 }
 
-/* Makes `more`, the model with more tensors: buffers that older transformers saved, and the output projection, which
- * equals the embedding. */
-static void write_more_tensors(void)
-{
-    static const char *const more[][2] = {
-        {"gpt_neox.layers.0.attention.rotary_emb.inv_freq", "F32"}, {"gpt_neox.layers.0.attention.bias", "BOOL"},
-        {"gpt_neox.layers.0.attention.masked_bias", "F16"}, {"embed_out.weight", "F32"}};
-    Safetensors from = safetensors_open(THEIRS "/F16/model.safetensors"), to;
-    SafeTensor tensors[64];
-    float y[97 * 20] = {0};
-
-    run_well("cp -r " THEIRS "/F16 more");
-    int count = 0;
-    for (int i = 0; i < 4; i++, count++) {
-        tensors[count] = (SafeTensor){.dims = 1, .shape = {2}};
-        strcpy(tensors[count].name, more[i][0]);
-        strcpy(tensors[count].dtype, more[i][1]);
-    }
-    tensors[3].dims = 2, tensors[3].shape[0] = 97, tensors[3].shape[1] = 20;
-    for (int i = 0; i < from.count; i++, count++) {
-        tensors[count] = from.tensors[i];
-        strcpy(tensors[count].dtype, "F32");
-    }
-    to = safetensors_create(in_temporary("more/model.safetensors"), tensors, count, true);
-    for (int i = 4; i < count; i++) {
-        const SafeTensor *t = safetensors_find(&from, to.tensors[i].name);
-        assert_true(t->bytes / 2 <= 97 * 20);
-        safetensors_read(&from, t, 0, t->bytes / 2, y, false);
-        safetensors_write(&to, &to.tensors[i], 0, t->bytes / 2, y);
-        if (!strcmp(t->name, "gpt_neox.embed_in.weight"))
-            safetensors_write(&to, &to.tensors[3], 0, 97 * 20, y);
-    }
-    safetensors_close(&to);
-    safetensors_close(&from);
-}
-
-static void more_tensors_do_not_matter(void **state)
-{
-    double expected, loss;
-
-    (void)state;
-    read_expected("their_loss", &expected, 1);
-    write_more_tensors();
-    run_well(ONE " --load more --steps 1 --metrics more.csv");
-    assert_int_equal(read_column("more.csv", "loss", &loss, 1), 1);
-    assert_true(fabs(loss - expected) <= 1e-10 * expected);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -257,7 +209,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(models_of_save_pretrained_load),
         cmocka_unit_test(it_is_a_model_at_step_0),
         cmocka_unit_test(incomplete_models_are_refused),
-        cmocka_unit_test(more_tensors_do_not_matter),
     };
 
     if (argc > 1)

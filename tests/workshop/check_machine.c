@@ -1,23 +1,11 @@
-/* Three small programs with which check_machine.sh tests OpenMP, MPI and BLAS. It compiles them one at a time, because
- * any library may be missing. They print values; the script interprets them. */
+/* For check_machine.sh. With -DCHECK_MPI, prints each rank's number, the number of ranks, the sum of rank + 1 over all
+ * ranks, and the library. Otherwise: the number of wrong elements in a product, the version of OpenBLAS, its threading
+ * (0: none, 1: POSIX threads, 2: OpenMP), its number of threads, and GFLOP/s in float. */
 #include <stdio.h>
-
-#if defined CHECK_OPENMP
-int main(void)
-{
-    int threads = 0;
-
-#pragma omp parallel
-#pragma omp atomic
-    threads++;
-    printf("%d\n", threads);
-}
-
-#elif defined CHECK_MPI
-/* Each rank prints its number, the number of ranks, the sum of rank + 1 over all ranks, and its library. The sum uses a
- * function with 64-bit counts (_c), as the programs do: older MPI libraries lack them. */
-#include <mpi.h>
 #include <string.h>
+
+#ifdef CHECK_MPI
+#include <mpi.h>
 
 int main(int argc, char **argv)
 {
@@ -29,14 +17,13 @@ int main(int argc, char **argv)
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Get_library_version(library, &length);
     sum = rank + 1;
+    /* 64-bit counts (_c), as in the programs: older MPI libraries lack them */
     MPI_Allreduce_c(MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     printf("%d %d %d %.*s\n", rank, size, sum, (int)strcspn(library, "\n"), library);
     MPI_Finalize();
 }
 
-#elif defined CHECK_BLAS
-/* Prints the number of wrong elements in a product; the version of OpenBLAS; its threading (0: none, 1: POSIX threads,
- * 2: OpenMP); its number of threads; GFLOP/s in float; the CPU type whose kernels it uses. */
+#else
 #include <cblas.h>
 #include <omp.h>
 
@@ -60,7 +47,6 @@ int main(void)
     for (int i = 0; i < N * N; i++)
         wrong += c[i] != N * (i / N % 5) * (i % N % 7);
     sscanf(openblas_get_config(), "OpenBLAS %63s", version);
-    printf("%d %s %d %d %.0f %s\n", wrong, version, openblas_get_parallel(), openblas_get_num_threads(), best,
-           openblas_get_corename());
+    printf("%d %s %d %d %.0f\n", wrong, version, openblas_get_parallel(), openblas_get_num_threads(), best);
 }
 #endif

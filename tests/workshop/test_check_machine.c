@@ -52,17 +52,15 @@ static int make_directories(void **state)
     put("hangs/nvidia-smi", SH "sleep 60\n");
     put("hangs/mpiexec", SH "sleep 60\n");
     put("proc/meminfo", "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n");
-    put("proc/cpuinfo", "flags : fpu sse2 avx avx2 fma\n");
     put("limited/cpu.max", "50000 100000\n");
     put("limited/memory.max", "3000000000\n");
     put("limited/memory.stat", "anon 1000000000\nfile 2000000000\n");
-    /* other kinds of OpenBLAS; in `old`, an nccl.h that is too old */
+    /* an OpenBLAS whose threading and numbers are as the environment says */
     put("blas.c", "#include <stdlib.h>\n"
                   "void cblas_sgemm(int o, int ta, int tb, int m, int n, int k, float s, const float *a, int la, "
                   "const float *b, int lb, float t, float *c, int lc) { for (int i = 0; i < m; i++) "
                   "for (int j = 0; j < n; j++) c[i * lc + j] = k * a[i * la] * b[j * lb] + !!getenv(\"WRONG\"); }\n"
                   "char *openblas_get_config(void) { return \"OpenBLAS 0.3.99 \"; }\n"
-                  "char *openblas_get_corename(void) { return \"Prescott\"; }\n"
                   "int openblas_get_parallel(void) { return atoi(getenv(\"PARALLEL\")); }\n"
                   "int openblas_get_num_threads(void) { return 1; }\n");
     run_well("gcc -w -shared -fPIC blas.c -o libopenblas.so");
@@ -71,7 +69,7 @@ static int make_directories(void **state)
     put("make.sh", "path=''\nfor d in $1; do path=$path$PWD/$d:; done\nshift\n"
                    "exec env -u MAKEFLAGS -u MAKELEVEL -u SANITIZE PATH=$path$PWD/bin make --no-print-directory -C "
                    SOURCE " \"$@\"\n");
-    put("machine.sh", "path=$1\nexport PROC=$PWD/proc CGROUP=$PWD/$2 SHARED=/ $3\nshift 3\n"
+    put("machine.sh", "path=$1\nexport PROC=$PWD/proc CGROUP=$PWD/$2 $3\nshift 3\n"
                       "exec sh make.sh \"$path\" check-machine \"$@\"\n");
     return 0;
 }
@@ -81,22 +79,16 @@ static void limits_are_no_failures(void **state)
     (void)state;
     expect(run("sh machine.sh 'real one_gpu' limited PARALLEL=2 BLAS_LIBS=%s NCCL_CFLAGS=-I%s",
                in_temporary("libopenblas.so"), SOURCE "/tests/fakes/nccl_2.17"), 0,
-           "ok  packages  all are installed\n|"
-           "ok  MPI       |"
-           ": 2 ranks see each other\n|"
+           "ok  packages  all are installed\n|ok  MPI       |: 2 ranks see each other\n|"
            "ok  BLAS      OpenBLAS 0.3.99, OpenMP: right numbers, |"
-           "kernels for Haswell, which the programs choose: it takes this CPU for one of 2004 (Prescott)\n|"
-           "ok  GPU       1 x Tesla T4, 15360 MiB, 7.5, 550.54: nvcc builds for sm_75\n|"
-           "ok  NCCL      nccl.h 2.17.1\n|"
-           " 2.0 GB of 16.4 GB available: 125 million parameters|"
+           "ok  GPU       1 x Tesla T4, 15360 MiB, 7.5, 550.54: nvcc builds for sm_75\n|ok  NCCL      nccl.h|"
+           "ok  memory    2000 MB available: 125 million parameters|"
            "make run: yes. make test: yes, about 10 minutes.\n");
     unlink(in_temporary("real/gnuplot"));
     expect(run("sh machine.sh 'real old_gpu' free PARALLEL=1 BLAS_LIBS=%s NCCL_CFLAGS=-I%s",
                in_temporary("libopenblas.so"), in_temporary("free")), 0,
-           "--  packages  no gnuplot|"
-           "--  NCCL      no nccl.h of 2.17 or later, but of 2.16.5|"
-           "--  BLAS      OpenBLAS 0.3.99 is not its OpenMP build|"
-           "8.2 GB of 16.4 GB available: 512 million|"
+           "--  packages  no gnuplot|--  NCCL      no nccl.h of 2.17 or later|"
+           "--  BLAS      OpenBLAS 0.3.99 is not its OpenMP build|8000 MB available: 500 million|"
            "6.1, 550.54, but everything runs on the CPU: nvcc, of the NVIDIA CUDA toolkit, is not in PATH\n");
 }
 
@@ -107,20 +99,12 @@ static void what_fails_is_named(void **state)
                in_temporary("libopenblas.so")), FAILS,
            "NO  MPI       each of 2 ranks is rank 0 of 1: this is the broken MPICH 4.2.0-5build3 of Ubuntu 24.04\n|"
            "NO  BLAS      OpenBLAS 0.3.99 multiplies wrongly: 262144 wrong elements\n|"
-           "470.82: this driver is too old for nvcc of CUDA 12\n|"
-           "Not yet: fix the lines with NO first.\n");
-    expect(run("sh machine.sh 'alone real broken old_nvcc' free MPICH=4.1"), FAILS,
-           "rank 0 of 1: mpicc and mpiexec (|"
-           "-> sudo apt-get install mpich libmpich-dev; sudo update-alternatives|"
-           "--  GPU       no NVIDIA GPU found: everything runs on the CPU\n|"
-           "-> nvidia-smi: NVIDIA-SMI has failed");
+           "470.82: this driver is too old for nvcc of CUDA 12\n|Not yet: fix the lines with NO first.\n");
+    expect(run("sh machine.sh 'alone real broken' free MPICH=4.1"), FAILS,
+           "rank 0 of 1: mpicc and mpiexec (|-> nvidia-smi: NVIDIA-SMI has failed");
     expect(run("sh machine.sh hangs free ''"), FAILS,
-           "NO  packages  missing: libmpich-dev gnuplot-nox\n|"
-           "NO  MPI       no program of MPI 4 compiles|"
+           "NO  packages  missing: libmpich-dev gnuplot-nox\n|NO  MPI       no program of MPI 4 compiles|"
            "-> nvidia-smi: no response in 3 s\n");
-    if (full_tests())
-        expect(run("sh machine.sh 'hangs real' free ''"), FAILS,
-           "mpiexec -n 2 fails: no response in 4 s\n");
 }
 
 /* make deps, with and without a newer package in apt than the broken one. */
@@ -138,19 +122,7 @@ static void a_broken_mpich_is_repaired(void **state)
 /* GPUs that nvcc of CUDA 12 can build for are used, and in one line each, why others are not. */
 static void gpus_are_used_if_they_can_be(void **state)
 {
-    static const char *const table[][2] = {
-        {"mixed:one_gpu", "sm_89 compute_90\n"},
-        {"old_gpu:one_gpu", "the GPUs here (sm_61) are older than Turing (sm_75)\n"},
-        {"old_nvcc:one_gpu", "nvcc is of CUDA 11.8, but 12.0 or later is needed\n"},
-        {"broken:one_gpu", ""},
-    };
-
     (void)state;
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        Result r = run("sh -c 'PATH=%s:bin sh " SOURCE "/tests/workshop/gpus.sh nvcc'", table[i][0]);
-        assert_string_equal(r.out, table[i][1]);
-        result_free(r);
-    }
     expect(run("sh make.sh 'real mixed one_gpu' -n run"), 0,
            " -gencode=arch=compute_89,code=compute_89 -gencode=arch=compute_89,code=sm_89 "
            "-gencode=arch=compute_90,code=compute_90\"|"
@@ -158,9 +130,9 @@ static void gpus_are_used_if_they_can_be(void **state)
     expect(run("sh make.sh 'real old_nvcc one_gpu' -n run"), 0,
            "running on the CPU: nvcc is of CUDA 11.8, but 12.0 or later is needed\"\n|"
            "\nbuild/cpu/01_single_gpu --steps");
-    Result r = run("sh make.sh 'real old_nvcc' cuda");
-    assert_null(strstr(r.out, "CC"));
-    expect(r, FAILS,
+    expect(run("sh make.sh 'real old_gpu one_gpu' -n run"), 0,
+           "running on the CPU: the GPUs here (sm_61) are older than Turing (sm_75)\"\n");
+    expect(run("sh make.sh 'real old_nvcc' cuda"), FAILS,
            "cuda: nvcc is of CUDA 11.8, but 12.0 or later is needed; \"make cpu\" builds for the CPU\n");
 }
 

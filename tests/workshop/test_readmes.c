@@ -65,7 +65,6 @@ static void planted_faults_are_found(void **state)
         {"headings", START MIDDLE "## Exercises\n## Pitfalls\n", "has no \"## Exercises\" in its place"},
         {"headings", START "## Run this\n" MIDDLE "## Pitfalls\n## Exercises\n",
          "found \"## Run this\", expected Read these "},
-        {"headings", START MIDDLE "## Pitfalls\n## Exercises\n## More\n", "found \"## More\", expected no other"},
         {"headings", "# 04: ZeRO\n## The picture\n", "expected \"Playbook: \" with a chapter"},
         {"links", "[code](train.c), [03](../03_data_parallel), [x](#x), [y](https://example.org/z)\n", ""},
         {"links", "see [03](../03_data_parallel) and\n[this](nothing.c#line)\n", "links to nothing.c"},
@@ -74,7 +73,6 @@ static void planted_faults_are_found(void **state)
          "05_tensor_parallel/train.c has no \"g_forward(a->none);\""},
         {"run-this", RUN("printf 'x\\na b\\nc\\n d\\n'\na  b   <- a note\n...\n d\n"), ""},
         {"run-this", RUN("printf 'a b\\nd\\n'\nd\na b\n"), "in another place: a b"},
-        {"run-this", RUN("echo a b\na b\na b\n"), "in another place: a b"},
         {"run-this", RUN("echo a 11\na 12\n"), "lacks, or has in another place: a 12"},
         {"run-this", RUN("false\n"), "false: status 1"},
         {"run-this", "\n## Run this\n\nText.\n\n## Costs\n```\ntrue\n```\n", "has no fenced block"},
@@ -83,7 +81,6 @@ static void planted_faults_are_found(void **state)
         {"commands", "```\n# all this needs a GPU\nbuild/no/program\n```\n```\ntests/no/script\n```\n",
          "tests/no/script: status"},
         {"commands", "```\nmake --version \\\n  no-such-target\nfor i in 1 2; do\n  test $i = 2\ndone\n```\n", ""},
-        {"commands", "```\nfor i in 1 2; do\n  test $i = 1\ndone\n```\n", "status 1"},
     };
 
     (void)state;
