@@ -51,7 +51,7 @@ static std::string place(unsigned lane)
 
     return plain_name(k) + " (" + (slash ? slash + 1 : file) + ":" + std::to_string(at->line) + "), thread "
            + std::to_string(running->number * LANES + lane) + " of block " + std::to_string(running->block->number)
-           + ", \"" + k.text.substr(at->text, at->text_bytes) + "\"";
+           + ", \"" + std::string(at->text) + "\"";
 }
 
 /* ---- a warp ---- */
@@ -154,7 +154,7 @@ static void open_barrier(Block &b)
                 simulated_error("%s: other threads of the block wait at the barrier of line %u", place(0).c_str(),
                                 first->line);
             first = &i;
-            any |= i.to[0] && w.predicate(i.from[0]) & w.waiting;
+            any |= i.to[0] && w.predicate(i.from[1]) & w.waiting;
         }
     if (++b.barriers == 0)
         simulated_error("%s: more barriers than are counted", place(0).c_str());
@@ -184,12 +184,20 @@ static void run_block(Block &b)
 
 /* ---- a launch ---- */
 
-template <typename F> static void set_special(Warp &w, Special s, F value)
+static void set_specials(Warp &w, dim3 grid, dim3 threads)
 {
-    const uint32_t place = w.block->kernel->special[s];
+    const uint32_t n = w.block->number;
+    const dim3 block(n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y);
 
-    for (int l = 0; place && l < LANES; l++)
-        w.lane<uint32_t>(place)[l] = value(l);
+    for (int l = 0; l < LANES; l++) {
+        const uint32_t t = w.number * LANES + l;
+        const dim3 thread(t % threads.x, t / threads.x % threads.y, t / threads.x / threads.y);
+        const dim3 values[SPECIALS] = {thread, threads, block, grid};
+        for (int s = 0; s < SPECIALS; s++)
+            for (int x = 0; x < 3; x++)
+                if (const uint32_t place = w.block->kernel->special[s][x])
+                    w.lane<uint32_t>(place)[l] = (&values[s].x)[x];
+    }
 }
 
 static void begin_block(Block &b, dim3 grid, dim3 threads)
@@ -207,30 +215,8 @@ static void begin_block(Block &b, dim3 grid, dim3 threads)
         w.copies.clear();
         memset(w.groups_of_copies, 0, sizeof w.groups_of_copies);
         w.segment = segment_begins(b.number, w.number, 0);
-        set_special(w, CTAID_X, [&](int) { return b.number % grid.x; });
-        set_special(w, CTAID_Y, [&](int) { return b.number / grid.x % grid.y; });
-        set_special(w, CTAID_Z, [&](int) { return b.number / grid.x / grid.y; });
+        set_specials(w, grid, threads);
     }
-}
-
-static void fill(Warp &w, dim3 grid, dim3 threads)              /* what is the same in all blocks */
-{
-    const uint32_t first = w.number * LANES;
-
-    set_special(w, TID_X, [=](int l) { return (first + l) % threads.x; });
-    set_special(w, TID_Y, [=](int l) { return (first + l) / threads.x % threads.y; });
-    set_special(w, TID_Z, [=](int l) { return (first + l) / threads.x / threads.y; });
-    set_special(w, NTID_X, [=](int) { return threads.x; });
-    set_special(w, NTID_Y, [=](int) { return threads.y; });
-    set_special(w, NTID_Z, [=](int) { return threads.z; });
-    set_special(w, NCTAID_X, [=](int) { return grid.x; });
-    set_special(w, NCTAID_Y, [=](int) { return grid.y; });
-    set_special(w, NCTAID_Z, [=](int) { return grid.z; });
-    set_special(w, LANEID, [=](int l) { return l; });
-    set_special(w, WARPID, [=](int) { return w.number; });
-    for (const Constant &c : w.block->kernel->constants)
-        for (int l = 0; l < (c.width == 1 ? 1 : LANES); l++)
-            memcpy(w.registers + c.at + l * c.width, &c.value, c.width == 1 ? 4 : c.width);
 }
 
 void run_grid(Kernel *kernel, dim3 grid, dim3 threads, size_t dynamic_shared, const uint8_t *parameters)
@@ -251,7 +237,9 @@ void run_grid(Kernel *kernel, dim3 grid, dim3 threads, size_t dynamic_shared, co
     for (int n = 0; n < warps; n++) {
         b.warps[n].registers = (uint8_t *)(((uintptr_t)registers.data() + 63) / 64 * 64) + n * file;
         b.warps[n].number = n, b.warps[n].block = &b;
-        fill(b.warps[n], grid, threads);
+        for (const Constant &c : kernel->constants)
+            for (int l = 0; l < (c.width == 1 ? 1 : LANES); l++)
+                memcpy(b.warps[n].registers + c.at + l * c.width, &c.value, c.width == 1 ? 4 : c.width);
     }
     place_of_lane = place;
     if (counting)
