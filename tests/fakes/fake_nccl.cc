@@ -42,34 +42,23 @@ static bool fails(const char *name)
 
 /* ---- numbers: sums are rounded to the type after each addition ---- */
 
+static cudaDataType_t cuda_type(ncclDataType_t type)
+{
+    return type == ncclFloat64 ? CUDA_R_64F : type == ncclFloat32 ? CUDA_R_32F : type == ncclInt32 ? CUDA_R_32I
+         : type == ncclFloat16 ? CUDA_R_16F : type == ncclBfloat16 ? CUDA_R_16BF : CUDA_R_8U;
+}
+
 static int size_of(ncclDataType_t type)
 {
-    return type == ncclFloat64 ? 8 : type == ncclFloat32 || type == ncclInt32 ? 4
-        : type == ncclFloat16 || type == ncclBfloat16 ? 2 : 1;
-}
-
-template <typename T> static T same(T x)
-{
-    return x;
-}
-
-/* S: how numbers are stored; T: how they are added. */
-template <typename S, typename T, T (*number)(S), S (*stored)(T)>
-static void reduce(void *to, const void *from, size_t count, bool largest)
-{
-    for (size_t i = 0; i < count; i++) {
-        const T a = number(((S *)to)[i]), b = number(((const S *)from)[i]);
-        ((S *)to)[i] = stored(largest ? (a > b ? a : b) : a + b);
-    }
+    return size_of(cuda_type(type));
 }
 
 static void reduce(void *to, const void *from, size_t count, ncclDataType_t type, bool largest)
 {
-    (type == ncclFloat64   ? reduce<double, double, same, same>
-     : type == ncclFloat32 ? reduce<float, float, same, same>
-     : type == ncclInt32   ? reduce<int32_t, int32_t, same, same>
-     : type == ncclFloat16 ? reduce<uint16_t, float, float_of_half, half_of>
-                           : reduce<uint16_t, float, float_of_bfloat, bfloat_of>)(to, from, count, largest);
+    for (size_t i = 0; i < count; i++) {
+        const double a = get(to, cuda_type(type), i), b = get(from, cuda_type(type), i);
+        put(to, cuda_type(type), i, !largest ? a + b : a > b ? a : b);
+    }
 }
 
 /* ---- communicators ---- */

@@ -58,14 +58,8 @@ static std::string place(unsigned lane)
 
 static void add_group(Warp &w, int at, uint32_t lanes)
 {
-    auto g = w.groups.begin();
-
-    while (g != w.groups.end() && g->at < at)
-        ++g;
-    if (g != w.groups.end() && g->at == at)
-        g->lanes |= lanes;
-    else if (lanes)
-        w.groups.insert(g, {at, lanes});
+    if (lanes)
+        w.groups[at] |= lanes;
 }
 
 static void lanes_end(Warp &w, uint32_t lanes)
@@ -93,15 +87,11 @@ static void run_warp(Warp &w)
     running = &w;
     segment_is(w.segment);
     while (!w.groups.empty()) {
-        int number = w.groups[0].at;
-        uint32_t lanes = w.groups[0].lanes;
+        int number = w.groups.begin()->first;
+        uint32_t lanes = w.groups.begin()->second;
         w.groups.erase(w.groups.begin());
-        const int meets = w.groups.empty() ? INT32_MAX : w.groups[0].at;
-        for (bool on = true; on;) {
-            if (number >= meets || number >= (int)k.code.size()) {
-                number >= (int)k.code.size() ? lanes_end(w, lanes) : add_group(w, number, lanes);
-                break;
-            }
+        const int meets = w.groups.empty() ? INT32_MAX : w.groups.begin()->first;
+        while (lanes && number < meets) {
             const Instruction &i = k.code[number];
             uint32_t active = lanes;
             if (i.guard)
@@ -112,29 +102,22 @@ static void run_warp(Warp &w)
             number++;
             if (!active)
                 continue;
-            switch (i.control) {
-            case NEXT:
+            if (i.control == NEXT) {
                 i.run(w, i, active);
-                break;
-            case BRANCH:
-                if (active == lanes) {
-                    number = i.target;
-                } else {
+            } else if (i.control == BRANCH && active == lanes) {
+                number = i.target;
+            } else {
+                if (i.control == BRANCH)
                     add_group(w, i.target, active);
-                    add_group(w, number, lanes & ~active);
-                    on = false;
-                }
-                break;
-            case RETURN:
-                lanes_end(w, active);
-                lanes &= ~active;
-                on = lanes != 0;
-                break;
-            case BARRIER:
-                arrive(w, number - 1, active);
-                on = false;
+                else if (i.control == RETURN)
+                    lanes_end(w, active);
+                else
+                    arrive(w, number - 1, active);
+                add_group(w, number, lanes & ~active);
+                lanes = 0;
             }
         }
+        add_group(w, number, lanes);
     }
 }
 
@@ -211,7 +194,8 @@ static void begin_block(Block &b, dim3 grid, dim3 threads)
         const int lanes = std::min<int>(LANES, count - w.number * LANES);
         w.alive = lanes == LANES ? ~0u : (1u << lanes) - 1;
         w.waiting = 0;
-        w.groups = {{0, w.alive}};
+        w.groups.clear();
+        add_group(w, 0, w.alive);
         w.copies.clear();
         memset(w.groups_of_copies, 0, sizeof w.groups_of_copies);
         w.segment = segment_begins(b.number, w.number, 0);

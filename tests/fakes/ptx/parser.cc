@@ -352,6 +352,7 @@ void Parser::parse(const Module &module)
                 decode(s);
         }
     }
+    decode(Statement("ret"));                   /* for labels at the end */
     for (const auto &b : branches) {
         if (!labels.count(b.second))
             unknown("label", b.second);

@@ -104,11 +104,6 @@ struct Copy {                           /* of cp.async, in flight */
     uint32_t group;
 };
 
-struct Group {                          /* lanes that run together */
-    int at;
-    uint32_t lanes;
-};
-
 struct Block;
 struct Warp {
     uint8_t *registers;
@@ -116,7 +111,7 @@ struct Warp {
     int number;
     uint32_t segment, alive, waiting;   /* waiting: at the barrier `at` */
     int at;
-    std::vector<Group> groups;          /* by their place in the code */
+    std::map<int, uint32_t> groups;     /* lanes that run together, by their place in the code */
     std::vector<Copy> copies;
     uint32_t groups_of_copies[LANES];
 

@@ -13,46 +13,32 @@ template <typename F> static inline void each(uint32_t lanes, F f)
         f(__builtin_ctz(lanes));
 }
 
-static std::string here(unsigned lane)
-{
-    return place_of_lane(lane);
-}
-
 /* ---- ld, st ---- */
-
-static uint64_t address_of(const Warp &w, const Instruction &i, uint32_t place, int lane)
-{
-    return (i.address_width == 4 ? w.lane<uint32_t>(place)[lane] : w.lane<uint64_t>(place)[lane]) + i.offset;
-}
-
-static Memory &memory_at(const Warp &w, const Instruction &i, uint64_t *address)
-{
-    if (i.space == SHARED)
-        return w.block->shared;
-    if (i.space == GENERIC && *address - SHARED_WINDOW < w.block->shared.size) {
-        *address -= SHARED_WINDOW;
-        return w.block->shared;
-    }
-    return global_memory;
-}
-
-static void count(const Warp &w, const Instruction &i, uint32_t lanes, unsigned bytes)
-{
-    uint64_t addresses[LANES];
-    Memory *memory = NULL;
-
-    each(lanes, [&](int l) {
-        addresses[l] = address_of(w, i, i.from[0], l);
-        memory = &memory_at(w, i, &addresses[l]);
-    });
-    count_access(addresses, lanes, bytes, memory == &w.block->shared);
-}
 
 static void check_aligned(uint64_t address, unsigned bytes, int lane)
 {
     if (address % bytes)
-        simulated_error("%s: address 0x%llx is no multiple of the %u bytes of the access", here(lane).c_str(),
-                        (unsigned long long)address, bytes);
+        simulated_error("%s: address 0x%lx is no multiple of the %u bytes of the access", here(lane).c_str(), address,
+                        bytes);
+}
+
+/* Checks the access of `bytes` bytes by each lane, and counts it. Sets where they lie on the host. */
+static void access(const Warp &w, const Instruction &i, uint32_t lanes, unsigned bytes, bool writes, uint8_t *at[LANES])
+{
+    Block &b = *w.block;
+    uint64_t addresses[LANES];
+    bool shared = i.space == SHARED;
+
+    each(lanes, [&](int l) {
+        uint64_t &a = addresses[l] = i.offset
+            + (i.address_width == 4 ? w.lane<uint32_t>(i.from[0])[l] : w.lane<uint64_t>(i.from[0])[l]);
+        if (i.space == GENERIC && (shared = a - SHARED_WINDOW < b.shared.size))
+            a -= SHARED_WINDOW;
+        check_aligned(a, bytes, l);
+        at[l] = (shared ? b.shared : global_memory).access(a, bytes, l, writes);
+    });
+    if (counting)
+        count_access(addresses, lanes, bytes, shared);
 }
 
 static inline uint64_t bits_at(const uint8_t *from, int bytes)
@@ -67,27 +53,19 @@ static inline void set_bits(uint8_t *to, int bytes, uint64_t bits)
         : bytes == 8 ? (void)(*(uint64_t *)to = bits) : (void)(*to = bits);
 }
 
-static uint8_t *place_of(const Warp &w, const Instruction &i, int lane, bool writes)
-{
-    const unsigned bytes = i.count * i.bytes;
-    uint64_t address = address_of(w, i, i.from[0], lane);
-    Memory &memory = memory_at(w, i, &address);
-
-    check_aligned(address, bytes, lane);
-    return memory.access(address, bytes, lane, writes);
-}
-
 /* A register may be wider than what is loaded: the rest is zeros, or the sign. */
 void load(Warp &w, const Instruction &i, uint32_t lanes)
 {
     const int unused = 64 - 8 * i.bytes;
+    uint8_t *from[LANES];
 
-    if (counting && i.space != PARAMETERS)
-        count(w, i, lanes, i.count * i.bytes);
+    if (i.space == PARAMETERS)
+        std::fill(from, from + LANES, (uint8_t *)w.block->parameters + i.offset);
+    else
+        access(w, i, lanes, i.count * i.bytes, READS, from);
     each(lanes, [&](int l) {
-        const uint8_t *from = i.space == PARAMETERS ? w.block->parameters + i.offset : place_of(w, i, l, READS);
         for (int v = 0; v < i.count; v++) {
-            const uint64_t bits = bits_at(from + v * i.bytes, i.bytes);
+            const uint64_t bits = bits_at(from[l] + v * i.bytes, i.bytes);
             set_bits(w.registers + i.to[v] + l * i.width, i.width,
                      i.extends_sign ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits);
         }
@@ -96,12 +74,12 @@ void load(Warp &w, const Instruction &i, uint32_t lanes)
 
 void store(Warp &w, const Instruction &i, uint32_t lanes)
 {
-    if (counting)
-        count(w, i, lanes, i.count * i.bytes);
+    uint8_t *to[LANES];
+
+    access(w, i, lanes, i.count * i.bytes, WRITES, to);
     each(lanes, [&](int l) {
-        uint8_t *to = place_of(w, i, l, WRITES);
         for (int v = 0; v < i.count; v++)
-            set_bits(to + v * i.bytes, i.bytes, bits_at(w.registers + i.from[1 + v] + l * i.width, i.bytes));
+            set_bits(to[l] + v * i.bytes, i.bytes, bits_at(w.registers + i.from[1 + v] + l * i.width, i.bytes));
     });
 }
 
@@ -193,16 +171,10 @@ static void check_full(uint32_t lanes)
 
 template <bool transposed> static void load_matrices(Warp &w, const Instruction &i, uint32_t lanes)
 {
-    const uint8_t *row[LANES];
+    uint8_t *row[LANES];
 
     check_full(lanes);
-    if (counting)
-        count(w, i, lanes, 16);
-    for (int l = 0; l < LANES; l++) {
-        const uint64_t address = address_of(w, i, i.from[0], l);
-        check_aligned(address, 16, l);
-        row[l] = w.block->shared.access(address, 16, l, READS);
-    }
+    access(w, i, lanes, 16, READS, row);
     for (int matrix = 0; matrix < 4; matrix++)
         for (int l = 0; l < LANES; l++)
             for (int x = 0; x < 2; x++) {
