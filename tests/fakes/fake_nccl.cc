@@ -7,9 +7,11 @@
  *   FAKE_NCCL_FAIL=async:3       a communicator of rank 1 has an asynchronous error after its third operation
  *   FAKE_NCCL_LOSE=3             rank 1's third operation on more than 8 elements never ends
  */
+#include <algorithm>
 #include <mpi.h>
 #include <nccl.h>
 #include <sched.h>
+#include <set>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,10 +70,9 @@ struct ncclComm {
     int world[MOST];                            /* each rank's number in MPI_COMM_WORLD */
     bool failed, used;
     int running;                                /* operations that are queued, or wait for other ranks */
-    ncclComm_t next;
 };
 
-static ncclComm_t comms;
+static std::set<ncclComm_t> comms;
 static int depth;                               /* of ncclGroupStart */
 
 enum { HELLO, TABLE, CONNECT, DATA, TAGS, FIRST_TAG = 1 << 22 };
@@ -108,10 +109,7 @@ static void receive(Requests &requests, void *data, size_t bytes, int from, int 
 /* Returns whether a kernel of another communicator may be waiting for other ranks. */
 static bool others_run(const struct ncclComm *c)
 {
-    for (const struct ncclComm *other = comms; other; other = other->next)
-        if (other != c && other->running)
-            return true;
-    return false;
+    return std::any_of(comms.begin(), comms.end(), [=](ncclComm_t other) { return other != c && other->running; });
 }
 
 extern "C" {
@@ -146,7 +144,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
 {
     struct ncclComm *c = new ncclComm();
     const int name = *(int *)id.internal, creator = name / 4096, identity[2] = {rank, world_rank()};
-    int joined[MOST][2];
+    int joined[MOST][2], world[MOST];
     Requests hello, table;
 
     MAY_FAIL();
@@ -159,18 +157,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     for (int r = 0; r < size && identity[1] == creator; r++)
         receive(hello, joined[r], sizeof joined[r], MPI_ANY_SOURCE, c->tag + HELLO);
     wait_all(hello);
-    if (identity[1] == creator) {
-        for (int r = 0; r < size; r++)
-            c->world[joined[r][0]] = joined[r][1];
-        for (int r = 0; r < size; r++)
-            if (c->world[r] != creator)
-                send(table, c->world, size * sizeof(int), c->world[r], c->tag + TABLE);
-    } else {
-        receive(table, c->world, size * sizeof(int), creator, c->tag + TABLE);
-    }
+    for (int r = 0; r < size && identity[1] == creator; r++)
+        world[joined[r][0]] = joined[r][1];
+    for (int r = 0; r < size && identity[1] == creator; r++)
+        send(table, world, size * sizeof(int), world[r], c->tag + TABLE);
+    receive(table, c->world, size * sizeof(int), creator, c->tag + TABLE);
     wait_all(table);
-    c->next = comms;
-    comms = *comm = c;
+    comms.insert(*comm = c);
     return ncclSuccess;
 }
 
@@ -201,14 +194,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
 
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
-    ncclComm_t *at = &comms;
-
     MAY_FAIL();
     if (c->running)
         return ncclInvalidUsage;
-    while (*at != c)
-        at = &(*at)->next;
-    *at = c->next;
+    comms.erase(c);
     delete c;
     return ncclSuccess;
 }
@@ -254,16 +243,16 @@ static void begin_job(Job &j)
     for (size_t i = 0; i < j.calls.size(); i++) {
         const Call &k = j.calls[i];
         const size_t bytes = k.count * size_of(k.type);
-        for (int r = 0; r < c->size; r++)
-            if (k.sends_to(c->rank, r)) {
-                const void *in = global_memory.access_all((uint64_t)k.in, bytes, READS);
-                send(j.requests, in, bytes, c->world[r], c->tag + DATA);
-            }
-        for (int r = 0; r < c->size; r++)
+        for (int r = 0; r < c->size; r++) {
+            std::vector<char> &to = j.received[i * c->size + r];
+            if (k.sends_to(c->rank, r))
+                send(j.requests, global_memory.access_all((uint64_t)k.in, bytes, READS), bytes, c->world[r],
+                     c->tag + DATA);
             if (k.receives_from(c->rank, r)) {
-                j.received[i * c->size + r].resize(bytes);
-                receive(j.requests, j.received[i * c->size + r].data(), bytes, c->world[r], c->tag + DATA);
+                to.resize(bytes);
+                receive(j.requests, to.data(), bytes, c->world[r], c->tag + DATA);
             }
+        }
     }
     j.begun = true;
 }

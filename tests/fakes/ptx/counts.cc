@@ -1,4 +1,5 @@
-#include "counts.h"
+/* Counts what kernels do, and prints at the end of the program what bounds their speed. */
+#include "ptx.h"
 
 #include <algorithm>
 #include <stdio.h>

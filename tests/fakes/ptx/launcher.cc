@@ -1,7 +1,6 @@
 /* Runs a launch, block by block and warp by warp. A warp runs until all its lanes wait at the block's barrier or have
  * ended. Blocks and warps take turns in an order that SIMULATED_ORDER chooses, since a program must not depend on it.
  */
-#include "counts.h"
 #include "ptx.h"
 
 #include <algorithm>

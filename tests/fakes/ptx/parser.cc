@@ -1,6 +1,5 @@
 /* Reads PTX as nvcc writes it: finds the kernels of a program in it, and decodes them. What this file and the tables of
  * instructions do not know is an error that names it. */
-#include "counts.h"
 #include "ptx.h"
 
 #include <ctype.h>
@@ -83,17 +82,13 @@ struct Register {
 
 struct Parser {
     Kernel &k;
-    std::map<View, Register> registers;         /* %r of "%r<10>", or a whole name */
-    std::map<std::pair<int, uint64_t>, uint32_t> constants;
-    std::map<View, int64_t> shared;             /* addresses; -1: after the static ones */
-    std::map<View, int> labels;
-    std::vector<std::pair<size_t, View>> branches;
+    std::map<View, Register> registers = {};    /* %r of "%r<10>", or a whole name */
+    std::map<std::pair<int, uint64_t>, uint32_t> constants = {};
+    std::map<View, int64_t> shared = {};        /* addresses; -1: after the static ones */
+    std::map<View, int> labels = {};
+    std::vector<std::pair<size_t, View>> branches = {};
     uint32_t file = 0, line = 0;
-    View statement;
-
-    explicit Parser(Kernel &kernel) : k(kernel)
-    {
-    }
+    View statement = {};
 
     [[noreturn]] void unknown(const char *what, View v)
     {
@@ -209,7 +204,6 @@ struct Parser {
     }
 
     bool decode_memory(Instruction &i, const Statement &s);
-    void decode_operands(Instruction &i, Statement &s);
     void decode(Statement s);
     void parse(const Module &module);
 };
@@ -251,11 +245,27 @@ static const Operation *find_operation(const std::string &name)
     return rn == std::string::npos ? NULL : find_operation(std::string(name).erase(rn, 3));
 }
 
-void Parser::decode_operands(Instruction &i, Statement &s)
+void Parser::decode(Statement s)
 {
-    const Operation *op = find_operation(std::string(s.name));
-    size_t word = 0;
+    const std::string name(s.name), dotted = name + ".";
+    const auto has = [&](const char *part) { return dotted.find(part) != std::string::npos; };
+    Instruction i = {};
 
+    i.file = file, i.line = line, i.text = s.whole;
+    i.kind = kind_of(name);
+    i.space = has(".global.") ? GLOBAL : has(".shared.") ? SHARED : has(".param.") ? PARAMETERS : GENERIC;
+    if (has(".local.") || has(".const.") || has(".relaxed.") || has(".acquire.") || has(".release."))
+        unknown("instruction", s.name);
+    if (!s.guard.empty()) {
+        i.guard_not = s.guard[0] == '!';
+        i.guard = operand(s.guard.substr(i.guard_not), 1);
+    }
+    if (decode_memory(i, s)) {
+        k.code.push_back(i);
+        return;
+    }
+    const Operation *op = find_operation(name);
+    size_t word = 0;
     if (!op)
         unknown("instruction", s.name);
     i.run = op->run, i.control = op->control;
@@ -275,25 +285,6 @@ void Parser::decode_operands(Instruction &i, Statement &s)
             i.from[x] = op->from[x] == ADDRESS ? address(i, next()) : operand(next(), op->from[x]);
     if (word < s.words.size())
         unknown("form of", s.name);
-}
-
-void Parser::decode(Statement s)
-{
-    const std::string dotted = std::string(s.name) + ".";
-    const auto has = [&](const char *part) { return dotted.find(part) != std::string::npos; };
-    Instruction i = {};
-
-    i.file = file, i.line = line, i.text = s.whole;
-    i.kind = kind_of(std::string(s.name));
-    i.space = has(".global.") ? GLOBAL : has(".shared.") ? SHARED : has(".param.") ? PARAMETERS : GENERIC;
-    if (has(".local.") || has(".const.") || has(".relaxed.") || has(".acquire.") || has(".release."))
-        unknown("instruction", s.name);
-    if (!s.guard.empty()) {
-        i.guard_not = s.guard[0] == '!';
-        i.guard = operand(s.guard.substr(i.guard_not), 1);
-    }
-    if (!decode_memory(i, s))
-        decode_operands(i, s);
     k.code.push_back(i);
 }
 

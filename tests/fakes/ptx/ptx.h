@@ -42,7 +42,7 @@ struct Instruction {
     uint32_t guard;                     /* the predicate of @p; 0: none */
     bool guard_not, extends_sign;
     Space space;
-    uint8_t kind;                       /* counts.h */
+    uint8_t kind;                       /* counted as */
     uint8_t bytes, width, count;        /* of memory: an element's, the register's; elements per lane */
     uint8_t address_width;
     int32_t target;                     /* a branch's */
@@ -143,5 +143,15 @@ unsigned chance(unsigned below);        /* a random number, the same in every ru
 
 /* Runs a launch. parameters: the kernel's, one after the other. */
 void run_grid(Kernel *kernel, dim3 grid, dim3 threads, size_t dynamic_shared, const uint8_t *parameters);
+
+/* ---- counts of what kernels do, if SIMULATED_COUNTS is set; the program prints at its end what bounds their speed ---- */
+
+extern const bool counting;
+enum Kind : uint8_t { OTHER, FLOAT, EXPONENT, MATRIX, LOAD_MATRICES, COPY };
+Kind kind_of(const std::string &name);  /* of an instruction */
+void count_launch(const Kernel &k);
+void count_instruction(const Instruction &i);
+/* An access of `bytes` bytes per lane, at the addresses in a register. */
+void count_access(const uint64_t addresses[LANES], uint32_t lanes, unsigned bytes, bool shared);
 
 #endif

@@ -1,5 +1,5 @@
 /* Instructions that access memory, or the registers of other lanes. */
-#include "counts.h"
+#include "ptx.h"
 #include "fragments.h"
 #include "numbers.h"
 #include "ptx.h"
