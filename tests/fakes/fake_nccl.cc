@@ -114,11 +114,13 @@ static bool others_run(const struct ncclComm *c)
 
 extern "C" {
 
-ncclResult_t ncclGetVersion(int *version)
-{
-    *version = NCCL_VERSION_CODE;
-    return ncclSuccess;
-}
+/* A call that may fail on demand, and is a statement here. */
+#define NCCL_CALL(call, ...) ncclResult_t call { MAY_FAIL(); __VA_ARGS__; return ncclSuccess; }
+
+static int ids;
+
+NCCL_CALL(ncclGetVersion(int *version), *version = NCCL_VERSION_CODE)
+NCCL_CALL(ncclGetUniqueId(ncclUniqueId *id), *(int *)id->internal = world_rank() * 4096 + ids++)
 
 const char *ncclGetErrorString(ncclResult_t result)
 {
@@ -128,15 +130,6 @@ const char *ncclGetErrorString(ncclResult_t result)
 const char *ncclGetLastError(ncclComm_t)
 {
     return "its last words";
-}
-
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
-{
-    static int made;
-
-    MAY_FAIL();
-    *(int *)id->internal = world_rank() * 4096 + made++;
-    return ncclSuccess;
 }
 
 /* All ranks send their number to the creator of the id, which sends the table of all ranks back. */
@@ -184,13 +177,9 @@ static ncclResult_t connect_ranks(ncclComm_t c)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
-{
-    MAY_FAIL();
-    gpu_runs();                                 /* without being asked */
-    *state = c->failed ? ncclRemoteError : ncclSuccess;
-    return ncclSuccess;
-}
+/* The GPU runs without being asked. */
+NCCL_CALL(ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state),
+          gpu_runs(); *state = c->failed ? ncclRemoteError : ncclSuccess)
 
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
@@ -324,9 +313,7 @@ template <typename F> static ncclResult_t add_parts(ncclComm_t comm, cudaStream_
 
 extern "C" {
 
-#define NCCL_CALL(call, ...) ncclResult_t call { MAY_FAIL(); __VA_ARGS__; }
-
-NCCL_CALL(ncclGroupStart(void), depth++; return ncclSuccess)
+NCCL_CALL(ncclGroupStart(void), depth++)
 NCCL_CALL(ncclGroupEnd(void), depth--; return submit())
 NCCL_CALL(ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                         cudaStream_t stream),

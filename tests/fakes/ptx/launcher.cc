@@ -9,11 +9,10 @@
 
 Order simulated_order(void)
 {
-    static const char *const name = getenv("SIMULATED_ORDER");
-    static const Order order = !name || !strcmp(name, "shuffled") ? SHUFFLED : !strcmp(name, "reversed") ? REVERSED
-                             : IN_ORDER;
+    static const char *const set = getenv("SIMULATED_ORDER"), *const name = set ? set : "shuffled";
+    static const Order order = !strcmp(name, "shuffled") ? SHUFFLED : !strcmp(name, "reversed") ? REVERSED : IN_ORDER;
 
-    if (name && order == IN_ORDER && strcmp(name, "in-order"))
+    if (order == IN_ORDER && strcmp(name, "in-order"))
         simulated_error("SIMULATED_ORDER: expected in-order, reversed or shuffled, got '%s'", name);
     return order;
 }

@@ -220,9 +220,9 @@ bool Parser::decode_memory(Instruction &i, const Statement &s)
         i.run = loads ? load : store;
         i.from[0] = address(i, loads ? w.back() : w[0]);
         i.width = find_register(w[!loads]).width ? find_register(w[!loads]).width : i.bytes;    /* may be wider */
-        for (int v = 0; v < i.count; v++)
+        for (int v = 0; v < i.count && v < 4; v++)
             (loads ? i.to[v] : i.from[1 + v]) = operand(w[v + !loads], i.width);
-        return i.bytes != 0;
+        return i.bytes != 0 && i.count <= 4;
     }
     if (!starts_with(s.name, "mov.") || i.count < 2)
         return false;

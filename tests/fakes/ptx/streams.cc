@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <sched.h>
+#include <utility>
 
 #include "ptx.h"
 
@@ -185,13 +186,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEven
     return cudaSuccess;
 }
 
-cudaError_t cudaGetLastError(void)
-{
-    const cudaError_t e = last_error;
-
-    last_error = cudaSuccess;
-    return e;
-}
+cudaError_t cudaGetLastError(void) { return std::exchange(last_error, cudaSuccess); }
 
 const char *cudaGetErrorString(cudaError_t e)
 {
