@@ -79,8 +79,10 @@ struct Matmul {
     /* Returns whether cuBLAS and cuBLASLt multiply numbers of these types; fp8 is cuBLASLt's alone. */
     bool types_fit() const
     {
-        return a.type == b.type && (d.type == a.type || (d.type == CUDA_R_32F && is_half(a.type)))
-            && (compute == CUBLAS_COMPUTE_32F || a.type == CUDA_R_32F);
+        const bool half = is_half(a.type), full = a.type == CUDA_R_32F;
+
+        return (full || half) && a.type == b.type && (d.type == a.type || (d.type == CUDA_R_32F && half))
+            && (compute == CUBLAS_COMPUTE_32F || full);
     }
     void run(const void *c, float alpha, float beta) const;
 };
@@ -268,7 +270,7 @@ static bool supported(const Matmul &m)
     if ((m.writes_aux() || m.reads_aux()) && (d.rows % 8 || m.aux.ld < d.rows))
         return false;
     if (!plain)
-        return a.type == b.type && d.type == a.type && (is_half(a.type) || m.epilogue == CUBLASLT_EPILOGUE_BIAS);
+        return m.types_fit() && d.type == a.type && (is_half(a.type) || m.epilogue == CUBLASLT_EPILOGUE_BIAS);
     return m.types_fit() && !(is_half(a.type) && (a.ld % 2 || b.ld % 2));
 }
 

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <stdarg.h>
 #include <stdio.h>
@@ -183,8 +184,8 @@ void Memory::fault(Record old, uint64_t address, unsigned lane, bool writes, boo
     simulated_error("%s %s 0x%lx, %s %s", here(lane).c_str(), writes ? "writes" : "reads", address, name, what);
 }
 
-/* Most accesses find that all their N bytes were last used by earlier work, or find the same records everywhere. Then one
- * check is enough. */
+/* Most accesses find that all their N bytes were last used by earlier work, or find the same records everywhere. Then
+ * one check is enough. */
 template <int N> void Memory::access_of(uint64_t address, unsigned lane, bool writes)
 {
     Record *const w = written + (address - base), *const r = read + (address - base);
@@ -215,7 +216,7 @@ uint8_t *Memory::access(uint64_t address, uint64_t bytes, unsigned lane, bool wr
     uint8_t *const at = place(address, bytes, lane, writes);
 
     while (bytes) {
-        const uint64_t piece = bytes >= 256 ? 256 : bytes >= 16 ? 16 : bytes >= 8 ? 8 : bytes >= 4 ? 4 : bytes >= 2 ? 2 : 1;
+        const uint64_t piece = bytes >= 256 ? 256 : bytes >= 16 ? 16 : std::bit_floor(bytes);
         (piece == 256 ? access_of<256>(address, lane, writes)
          : piece == 16 ? access_of<16>(address, lane, writes)
          : piece == 8  ? access_of<8>(address, lane, writes)

@@ -54,7 +54,8 @@ static inline double get(const void *data, cudaDataType_t type, int64_t i)
          : type == CUDA_R_16F ? float_of_half(((const uint16_t *)data)[i])
          : type == CUDA_R_16BF ? float_of_bfloat(((const uint16_t *)data)[i])
          : type == CUDA_R_8F_E4M3 ? (float)((const __nv_fp8_e4m3 *)data)[i]
-                                  : (float)((const __nv_fp8_e5m2 *)data)[i];
+         : type == CUDA_R_8F_E5M2 ? (float)((const __nv_fp8_e5m2 *)data)[i]
+         : (simulated_error("numbers of type %d are not simulated", type), 0);
 }
 
 static inline void put(void *data, cudaDataType_t type, int64_t i, double x)

@@ -144,7 +144,7 @@ unsigned chance(unsigned below);        /* a random number, the same in every ru
 /* Runs a launch. parameters: the kernel's, one after the other. */
 void run_grid(Kernel *kernel, dim3 grid, dim3 threads, size_t dynamic_shared, const uint8_t *parameters);
 
-/* ---- counts of what kernels do, if SIMULATED_COUNTS is set; the program prints at its end what bounds their speed ---- */
+/* ---- counts of what kernels do, if SIMULATED_COUNTS is set ---- */
 
 extern const bool counting;
 enum Kind : uint8_t { OTHER, FLOAT, EXPONENT, MATRIX, LOAD_MATRICES, COPY };

@@ -1,5 +1,4 @@
 /* Instructions that access memory, or the registers of other lanes. */
-#include "ptx.h"
 #include "fragments.h"
 #include "numbers.h"
 #include "ptx.h"
