@@ -7,9 +7,11 @@
  *   FAKE_NCCL_FAIL=async:3       a communicator of rank 1 has an asynchronous error after its third operation
  *   FAKE_NCCL_LOSE=3             rank 1's third operation on more than 8 elements never ends
  */
+#include <algorithm>
 #include <mpi.h>
 #include <nccl.h>
 #include <sched.h>
+#include <set>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,34 +44,23 @@ static bool fails(const char *name)
 
 /* ---- numbers: sums are rounded to the type after each addition ---- */
 
+static cudaDataType_t cuda_type(ncclDataType_t type)
+{
+    return type == ncclFloat64 ? CUDA_R_64F : type == ncclFloat32 ? CUDA_R_32F : type == ncclInt32 ? CUDA_R_32I
+         : type == ncclFloat16 ? CUDA_R_16F : type == ncclBfloat16 ? CUDA_R_16BF : CUDA_R_8U;
+}
+
 static int size_of(ncclDataType_t type)
 {
-    return type == ncclFloat64 ? 8 : type == ncclFloat32 || type == ncclInt32 ? 4
-        : type == ncclFloat16 || type == ncclBfloat16 ? 2 : 1;
-}
-
-template <typename T> static T same(T x)
-{
-    return x;
-}
-
-/* S: how numbers are stored; T: how they are added. */
-template <typename S, typename T, T (*number)(S), S (*stored)(T)>
-static void reduce(void *to, const void *from, size_t count, bool largest)
-{
-    for (size_t i = 0; i < count; i++) {
-        const T a = number(((S *)to)[i]), b = number(((const S *)from)[i]);
-        ((S *)to)[i] = stored(largest ? (a > b ? a : b) : a + b);
-    }
+    return size_of(cuda_type(type));
 }
 
 static void reduce(void *to, const void *from, size_t count, ncclDataType_t type, bool largest)
 {
-    (type == ncclFloat64   ? reduce<double, double, same, same>
-     : type == ncclFloat32 ? reduce<float, float, same, same>
-     : type == ncclInt32   ? reduce<int32_t, int32_t, same, same>
-     : type == ncclFloat16 ? reduce<uint16_t, float, float_of_half, half_of>
-                           : reduce<uint16_t, float, float_of_bfloat, bfloat_of>)(to, from, count, largest);
+    for (size_t i = 0; i < count; i++) {
+        const double a = get(to, cuda_type(type), i), b = get(from, cuda_type(type), i);
+        put(to, cuda_type(type), i, !largest ? a + b : a > b ? a : b);
+    }
 }
 
 /* ---- communicators ---- */
@@ -79,10 +70,9 @@ struct ncclComm {
     int world[MOST];                            /* each rank's number in MPI_COMM_WORLD */
     bool failed, used;
     int running;                                /* operations that are queued, or wait for other ranks */
-    ncclComm_t next;
 };
 
-static ncclComm_t comms;
+static std::set<ncclComm_t> comms;
 static int depth;                               /* of ncclGroupStart */
 
 enum { HELLO, TABLE, CONNECT, DATA, TAGS, FIRST_TAG = 1 << 22 };
@@ -119,19 +109,18 @@ static void receive(Requests &requests, void *data, size_t bytes, int from, int 
 /* Returns whether a kernel of another communicator may be waiting for other ranks. */
 static bool others_run(const struct ncclComm *c)
 {
-    for (const struct ncclComm *other = comms; other; other = other->next)
-        if (other != c && other->running)
-            return true;
-    return false;
+    return std::any_of(comms.begin(), comms.end(), [=](ncclComm_t other) { return other != c && other->running; });
 }
 
 extern "C" {
 
-ncclResult_t ncclGetVersion(int *version)
-{
-    *version = NCCL_VERSION_CODE;
-    return ncclSuccess;
-}
+/* A call that may fail on demand, and is a statement here. */
+#define NCCL_CALL(call, ...) ncclResult_t call { MAY_FAIL(); __VA_ARGS__; return ncclSuccess; }
+
+static int ids;
+
+NCCL_CALL(ncclGetVersion(int *version), *version = NCCL_VERSION_CODE)
+NCCL_CALL(ncclGetUniqueId(ncclUniqueId *id), *(int *)id->internal = world_rank() * 4096 + ids++)
 
 const char *ncclGetErrorString(ncclResult_t result)
 {
@@ -143,21 +132,12 @@ const char *ncclGetLastError(ncclComm_t)
     return "its last words";
 }
 
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
-{
-    static int made;
-
-    MAY_FAIL();
-    *(int *)id->internal = world_rank() * 4096 + made++;
-    return ncclSuccess;
-}
-
 /* All ranks send their number to the creator of the id, which sends the table of all ranks back. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
 {
     struct ncclComm *c = new ncclComm();
     const int name = *(int *)id.internal, creator = name / 4096, identity[2] = {rank, world_rank()};
-    int joined[MOST][2];
+    int joined[MOST][2], world[MOST];
     Requests hello, table;
 
     MAY_FAIL();
@@ -170,18 +150,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     for (int r = 0; r < size && identity[1] == creator; r++)
         receive(hello, joined[r], sizeof joined[r], MPI_ANY_SOURCE, c->tag + HELLO);
     wait_all(hello);
-    if (identity[1] == creator) {
-        for (int r = 0; r < size; r++)
-            c->world[joined[r][0]] = joined[r][1];
-        for (int r = 0; r < size; r++)
-            if (c->world[r] != creator)
-                send(table, c->world, size * sizeof(int), c->world[r], c->tag + TABLE);
-    } else {
-        receive(table, c->world, size * sizeof(int), creator, c->tag + TABLE);
-    }
+    for (int r = 0; r < size && identity[1] == creator; r++)
+        world[joined[r][0]] = joined[r][1];
+    for (int r = 0; r < size && identity[1] == creator; r++)
+        send(table, world, size * sizeof(int), world[r], c->tag + TABLE);
+    receive(table, c->world, size * sizeof(int), creator, c->tag + TABLE);
     wait_all(table);
-    c->next = comms;
-    comms = *comm = c;
+    comms.insert(*comm = c);
     return ncclSuccess;
 }
 
@@ -202,24 +177,16 @@ static ncclResult_t connect_ranks(ncclComm_t c)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
-{
-    MAY_FAIL();
-    gpu_runs();                                 /* without being asked */
-    *state = c->failed ? ncclRemoteError : ncclSuccess;
-    return ncclSuccess;
-}
+/* The GPU runs without being asked. */
+NCCL_CALL(ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state),
+          gpu_runs(); *state = c->failed ? ncclRemoteError : ncclSuccess)
 
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
-    ncclComm_t *at = &comms;
-
     MAY_FAIL();
     if (c->running)
         return ncclInvalidUsage;
-    while (*at != c)
-        at = &(*at)->next;
-    *at = c->next;
+    comms.erase(c);
     delete c;
     return ncclSuccess;
 }
@@ -265,16 +232,16 @@ static void begin_job(Job &j)
     for (size_t i = 0; i < j.calls.size(); i++) {
         const Call &k = j.calls[i];
         const size_t bytes = k.count * size_of(k.type);
-        for (int r = 0; r < c->size; r++)
-            if (k.sends_to(c->rank, r)) {
-                const void *in = global_memory.access_all((uint64_t)k.in, bytes, READS);
-                send(j.requests, in, bytes, c->world[r], c->tag + DATA);
-            }
-        for (int r = 0; r < c->size; r++)
+        for (int r = 0; r < c->size; r++) {
+            std::vector<char> &to = j.received[i * c->size + r];
+            if (k.sends_to(c->rank, r))
+                send(j.requests, global_memory.access_all((uint64_t)k.in, bytes, READS), bytes, c->world[r],
+                     c->tag + DATA);
             if (k.receives_from(c->rank, r)) {
-                j.received[i * c->size + r].resize(bytes);
-                receive(j.requests, j.received[i * c->size + r].data(), bytes, c->world[r], c->tag + DATA);
+                to.resize(bytes);
+                receive(j.requests, to.data(), bytes, c->world[r], c->tag + DATA);
             }
+        }
     }
     j.begun = true;
 }
@@ -346,9 +313,7 @@ template <typename F> static ncclResult_t add_parts(ncclComm_t comm, cudaStream_
 
 extern "C" {
 
-#define NCCL_CALL(call, ...) ncclResult_t call { MAY_FAIL(); __VA_ARGS__; }
-
-NCCL_CALL(ncclGroupStart(void), depth++; return ncclSuccess)
+NCCL_CALL(ncclGroupStart(void), depth++)
 NCCL_CALL(ncclGroupEnd(void), depth--; return submit())
 NCCL_CALL(ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                         cudaStream_t stream),

@@ -1,4 +1,5 @@
-#include "counts.h"
+/* Counts what kernels do, and prints at the end of the program what bounds their speed. */
+#include "ptx.h"
 
 #include <algorithm>
 #include <stdio.h>
@@ -51,36 +52,30 @@ static size_t different(std::vector<uint64_t> &numbers)
 
 /* Shared memory has 32 banks of 4 bytes. Per cycle each delivers one word: a wavefront. Accesses of 8 bytes are served
  * half a warp at a time, of 16 bytes (and ldmatrix) a quarter. (A GPU may serve lanes together that read the same
- * bytes.) Returns the wavefronts. */
-static int wavefronts(const uint64_t *addresses, uint32_t lanes, unsigned bytes, int *least)
+ * bytes.) */
+static void count_wavefronts(const uint64_t *addresses, uint32_t lanes, unsigned bytes)
 {
     const int together = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
-    int sum = 0;
 
-    *least = 0;
     for (int first = 0; first < LANES; first += together) {
         std::vector<uint64_t> words;
         int of_bank[32] = {0}, most = 0;
         for (int l = first; l < first + together; l++)
             for (unsigned b = 0; lanes >> l & 1 && b < bytes; b += 4)
                 words.push_back((addresses[l] + b) / 4);
-        *least += (different(words) + 31) / 32;
+        now->least_wavefronts += (different(words) + 31) / 32;
         for (uint64_t w : words)
             most = std::max(most, ++of_bank[w % 32]);
-        sum += most;
+        now->wavefronts += most;
     }
-    return sum;
 }
 
 void count_access(const uint64_t addresses[LANES], uint32_t lanes, unsigned bytes, bool shared)
 {
-    if (shared) {
-        int least;
-        now->wavefronts += wavefronts(addresses, lanes, bytes, &least);
-        now->least_wavefronts += least;
-        return;
-    }
     std::vector<uint64_t> places;
+
+    if (shared)
+        return count_wavefronts(addresses, lanes, bytes);
     for (; lanes; lanes &= lanes - 1)
         places.push_back(addresses[__builtin_ctz(lanes)]);
     now->needed += bytes * different(places);

@@ -4,18 +4,12 @@
 #include <cmath>
 #include <cublasLt.h>
 #include <cublas_v2.h>
-#include <cuda_fp8.h>
 #include <map>
 #include <stdlib.h>
 #include <string.h>
 
 #include "numbers.h"
 #include "runtime.h"
-
-static int size_of(cudaDataType_t type)
-{
-    return type == CUDA_R_32F ? 4 : type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2 ? 1 : 2;
-}
 
 static bool is_half(cudaDataType_t type)
 {
@@ -27,42 +21,11 @@ static bool is_fp8(cudaDataType_t type)
     return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
 }
 
-static float get(const uint8_t *data, cudaDataType_t type, int64_t i)
-{
-    switch (type) {
-    case CUDA_R_32F:
-        return ((const float *)data)[i];
-    case CUDA_R_16BF:
-        return float_of_bfloat(((const uint16_t *)data)[i]);
-    case CUDA_R_16F:
-        return float_of_half(((const uint16_t *)data)[i]);
-    case CUDA_R_8F_E4M3:
-        return (float)((const __nv_fp8_e4m3 *)data)[i];
-    case CUDA_R_8F_E5M2:
-        return (float)((const __nv_fp8_e5m2 *)data)[i];
-    default:
-        simulated_error("cuBLAS: a matrix of type %d is not simulated", type);
-    }
-}
-
-static void put(uint8_t *data, cudaDataType_t type, int64_t i, double x)
-{
-    if (type == CUDA_R_32F)
-        ((float *)data)[i] = (float)x;
-    else if (is_half(type))
-        ((uint16_t *)data)[i] = type == CUDA_R_16BF ? bfloat_of((float)x) : half_of((float)x);
-    else
-        simulated_error("cuBLAS: a product of type %d is not simulated", type);
-}
-
 static float tf32(float x)                      /* 10 bits of mantissa */
 {
-    uint32_t bits;
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
 
-    memcpy(&bits, &x, sizeof bits);
-    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
-    memcpy(&x, &bits, sizeof bits);
-    return x;
+    return std::bit_cast<float>((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
 }
 
 /* A matrix, or several; transposed: as an operand. Rows and columns are those that lie in memory. */
@@ -72,47 +35,105 @@ struct Matrix {
     int64_t rows, columns, ld, stride;
     bool transposed;
 
-    uint64_t address(int64_t i) const
+    /* Checks the access of each column: what lies between columns is not the matrix's. Returns where matrix i lies. */
+    uint8_t *access(int64_t i, bool writes) const
     {
-        return (uint64_t)data + i * stride * size_of(type);
+        const uint64_t address = (uint64_t)data + i * stride * size_of(type);
+
+        for (int64_t c = 0; c < columns; c++)
+            global_memory.access_all(address + c * ld * size_of(type), rows * size_of(type), writes);
+        return global_memory.data + (address - global_memory.base);
     }
 };
 
-/* Checks each column's access. What lies between columns is not the matrix's. */
-static uint8_t *access(const Matrix &m, int64_t i, bool writes)
-{
-    const uint64_t column = m.ld * size_of(m.type), bytes = m.rows * size_of(m.type);
-
-    for (int64_t j = 0; j < m.columns; j++)
-        global_memory.access_all(m.address(i) + j * column, bytes, writes);
-    return global_memory.data + (m.address(i) - global_memory.base);
-}
-
 static std::vector<double> doubles(const Matrix &m, int64_t i, bool rounded)
 {
-    const uint8_t *data = access(m, i, false);
-    std::vector<double> x(m.rows * m.columns);
+    const uint8_t *data = m.access(i, READS);
+    std::vector<double> x;
 
     for (int64_t c = 0; c < m.columns; c++)
         for (int64_t r = 0; r < m.rows; r++) {
             const float y = get(data, m.type, c * m.ld + r);
-            x[c * m.rows + r] = rounded ? tf32(y) : y;
+            x.push_back(rounded ? tf32(y) : y);
         }
     return x;
 }
 
-/* Returns a times b, m by n, of matrix i. */
-static std::vector<double> product(const Matrix &a, const Matrix &b, int64_t i, bool rounded)
-{
-    const int64_t m = a.transposed ? a.columns : a.rows, k = a.transposed ? a.rows : a.columns;
-    const int64_t n = b.transposed ? b.rows : b.columns;
-    const std::vector<double> x = doubles(a, i, rounded), y = doubles(b, i, rounded);
-    std::vector<double> z(m * n);
+/* ---- a matmul ---- */
 
+struct Matmul {
+    const char *name;
+    Matrix a, b, d;
+    cublasComputeType_t compute;
+    int64_t count;
+    cublasLtEpilogue_t epilogue;
+    Matrix aux, bias;                           /* of the epilogue */
+    uint64_t scales[2];                         /* addresses; 0: none */
+
+    int64_t inner_of_a() const { return a.transposed ? a.rows : a.columns; }
+    int64_t inner_of_b() const { return b.transposed ? b.columns : b.rows; }
+    bool reads_aux() const { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
+    bool writes_aux() const { return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+    bool biased() const { return epilogue == CUBLASLT_EPILOGUE_BIAS || writes_aux(); }
+
+    /* Returns whether cuBLAS and cuBLASLt multiply numbers of these types; fp8 is cuBLASLt's alone. */
+    bool types_fit() const
+    {
+        const bool half = is_half(a.type), full = a.type == CUDA_R_32F;
+
+        return (full || half) && a.type == b.type && (d.type == a.type || (d.type == CUDA_R_32F && half))
+            && (compute == CUBLAS_COMPUTE_32F || full);
+    }
+    void run(const void *c, float alpha, float beta) const;
+};
+
+static double gelu(double x, bool slope)        /* by tanh, as cuBLASLt */
+{
+    const double root = std::sqrt(2 / M_PI), t = std::tanh(root * (x + 0.044715 * x * x * x));
+
+    return slope ? 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x) : 0.5 * x * (1 + t);
+}
+
+void Matmul::run(const void *c, float alpha, float beta) const
+{
+    const bool rounded = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    std::vector<double> p(d.rows * d.columns);
+    Matrix before = d;
+    double scale = alpha;
+
+    before.data = c;
     openblas_set_num_threads(1);                /* ranks share the cores */
-    cblas_dgemm(CblasColMajor, a.transposed ? CblasTrans : CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans, m, n,
-                k, 1, x.data(), a.rows, y.data(), b.rows, 0, z.data(), m);
-    return z;
+    for (uint64_t s : scales)
+        if (s)
+            scale *= *(const float *)global_memory.access_all(s, sizeof(float), READS);
+    for (int64_t batch = 0; batch < count; batch++) {
+        cblas_dgemm(CblasColMajor, a.transposed ? CblasTrans : CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans,
+                    d.rows, d.columns, inner_of_a(), 1, doubles(a, batch, rounded).data(), a.rows,
+                    doubles(b, batch, rounded).data(), b.rows, 0, p.data(), d.rows);
+        const uint8_t *from = beta != 0 ? before.access(batch, READS) : NULL;
+        const uint8_t *of_bias = biased() ? bias.access(0, READS) : NULL;
+        uint8_t *of_aux = reads_aux() || writes_aux() ? aux.access(0, writes_aux()) : NULL;
+        uint8_t *to = d.access(batch, WRITES);
+        for (int64_t i = 0; i < d.rows * d.columns; i++) {
+            const int64_t row = i % d.rows, at = i / d.rows * d.ld + row, beside = i / d.rows * aux.ld + row;
+            double u = scale * p[i] + (from ? beta * get(from, d.type, at) : 0)
+                     + (of_bias ? get(of_bias, d.type, row) : 0);
+            if (writes_aux()) {
+                put(of_aux, d.type, beside, u);
+                u = gelu(u, false);
+            }
+            put(to, d.type, at, reads_aux() ? u * gelu(get(of_aux, d.type, beside), true) : u);
+        }
+    }
+}
+
+/* alpha and beta are read at the call, not later. */
+static cublasStatus_t queue(cudaStream_t stream, const Matmul &m, const void *c, const void *alpha, const void *beta)
+{
+    const float scale = *(const float *)alpha, old = *(const float *)beta;
+
+    enqueue(stream, m.name, [=] { m.run(c, scale, old); });
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 extern "C" {
@@ -129,29 +150,13 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
                                              int64_t count, cublasComputeType_t compute, cublasGemmAlgo_t)
 {
     const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T;
-    const Matrix of_a = {a, type_a, ta ? k : m, ta ? m : k, ld_a, stride_a, ta};
-    const Matrix of_b = {b, type_b, tb ? n : k, tb ? k : n, ld_b, stride_b, tb};
-    const Matrix of_c = {c, type_c, m, n, ld_c, stride_c, false};
-    const float scale = *(const float *)alpha, old = *(const float *)beta;         /* read at the call, not later */
+    const Matmul x = {"cublasGemmStridedBatchedEx", {a, type_a, ta ? k : m, ta ? m : k, ld_a, stride_a, ta},
+                      {b, type_b, tb ? n : k, tb ? k : n, ld_b, stride_b, tb}, {c, type_c, m, n, ld_c, stride_c, false},
+                      compute, count, CUBLASLT_EPILOGUE_DEFAULT, {}, {}, {}};
 
-    if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_a < of_a.rows || ld_b < of_b.rows || ld_c < m)
+    if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_a < x.a.rows || ld_b < x.b.rows || ld_c < m)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (type_a != type_b || (type_c != type_a && !(type_c == CUDA_R_32F && is_half(type_a)))
-        || (compute != CUBLAS_COMPUTE_32F && type_a != CUDA_R_32F))
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    enqueue(cublas_stream, "cublasGemmStridedBatchedEx", [=] {
-        for (int64_t i = 0; i < count; i++) {
-            const std::vector<double> x = product(of_a, of_b, i, compute == CUBLAS_COMPUTE_32F_FAST_TF32);
-            if (old != 0)
-                access(of_c, i, false);
-            uint8_t *to = access(of_c, i, true);
-            for (int64_t j = 0; j < m * n; j++) {
-                const int64_t at = j / m * ld_c + j % m;
-                put(to, type_c, at, scale * x[j] + (old != 0 ? old * get(to, type_c, at) : 0));
-            }
-        }
-    });
-    return CUBLAS_STATUS_SUCCESS;
+    return x.types_fit() ? queue(cublas_stream, x, c, alpha, beta) : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
@@ -190,10 +195,6 @@ struct Description {
         const auto found = attributes.find(attribute);
         return found == attributes.end() ? otherwise : found->second;
     }
-    Matrix matrix(const void *data, bool transposed) const
-    {
-        return {data, type, rows, columns, ld, (int64_t)at(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET), transposed};
-    }
 };
 
 static void set(void *description, int attribute, const void *value, size_t bytes)
@@ -226,30 +227,51 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataTyp
     return ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
+static Matrix matrix(const void *data, const void *layout, bool transposed)
+{
+    const Description &l = *(const Description *)layout;
+
+    return {data, l.type, l.rows, l.columns, l.ld, (int64_t)l.at(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET),
+            transposed};
+}
+
+static Matmul described(const void *matmul, const void *a, const void *layout_a, const void *b, const void *layout_b,
+                        const void *d, const void *layout_d)
+{
+    const Description &m = *(const Description *)matmul;
+    const Matrix z = matrix(d, layout_d, false);
+
+    return {"cublasLtMatmul", matrix(a, layout_a, m.at(CUBLASLT_MATMUL_DESC_TRANSA) == CUBLAS_OP_T),
+            matrix(b, layout_b, m.at(CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T), z, m.compute,
+            (int64_t)((const Description *)layout_d)->at(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1),
+            (cublasLtEpilogue_t)m.at(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT),
+            {(void *)m.at(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER), z.type, z.rows, z.columns,
+             (int64_t)m.at(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD), 0, false},
+            {(void *)m.at(CUBLASLT_MATMUL_DESC_BIAS_POINTER), z.type, z.rows, 1, z.rows, 0, false},
+            {m.at(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER), m.at(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER)}};
+}
+
 /* Returns whether cuBLASLt supports the matmul. fp8 has one form, with sizes and addresses in multiples of 16. The
  * auxiliary matrix of an epilogue needs rows in multiples of 8. Only the simulator refuses half-precision rows of odd
  * length, so that tests cover the backend's alternative, cuBLAS. */
-static bool supported(const Description &matmul, const Description &a, const Description &b, const Description &d)
+static bool supported(const Matmul &m)
 {
-    const int epilogue = matmul.at(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
-    const bool ta = matmul.at(CUBLASLT_MATMUL_DESC_TRANSA) == CUBLAS_OP_T;
-    const bool tb = matmul.at(CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T;
-    const bool aux = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
+    const Matrix &a = m.a, &b = m.b, &d = m.d;
+    const bool plain = m.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
 
-    if ((ta ? a.rows : a.columns) != (tb ? b.columns : b.rows) || (ta ? a.columns : a.rows) != d.rows
-        || (tb ? b.rows : b.columns) != d.columns)
+    if (m.inner_of_a() != m.inner_of_b() || (a.transposed ? a.columns : a.rows) != d.rows
+        || (b.transposed ? b.rows : b.columns) != d.columns
+        || (!plain && (m.count > 1 || (!m.biased() && !m.reads_aux()))))
         return false;
     if (is_fp8(a.type))
-        return is_fp8(b.type) && !(a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) && ta && !tb
-            && a.rows % 16 == 0 && a.columns % 16 == 0 && b.columns % 16 == 0
-            && (epilogue == CUBLASLT_EPILOGUE_DEFAULT || (epilogue == CUBLASLT_EPILOGUE_BIAS && is_half(d.type)));
-    if (a.type != b.type || (aux && (d.rows % 8 || (int64_t)matmul.at(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD) < d.rows)))
+        return is_fp8(b.type) && !(a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) && a.transposed
+            && !b.transposed && a.rows % 16 == 0 && a.columns % 16 == 0 && b.columns % 16 == 0
+            && (plain || (m.epilogue == CUBLASLT_EPILOGUE_BIAS && is_half(d.type)));
+    if ((m.writes_aux() || m.reads_aux()) && (d.rows % 8 || m.aux.ld < d.rows))
         return false;
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
-        return d.type == a.type && (is_half(a.type) || epilogue == CUBLASLT_EPILOGUE_BIAS);
-    return (d.type == a.type || (d.type == CUDA_R_32F && is_half(a.type)))
-        && !(is_half(a.type) && (a.ld % 2 || b.ld % 2))
-        && (matmul.compute == CUBLAS_COMPUTE_32F || a.type == CUDA_R_32F);
+    if (!plain)
+        return m.types_fit() && d.type == a.type && (is_half(a.type) || m.epilogue == CUBLASLT_EPILOGUE_BIAS);
+    return m.types_fit() && !(is_half(a.type) && (a.ld % 2 || b.ld % 2));
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
@@ -257,16 +279,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
-    *found = supported(*(Description *)matmul, *(Description *)a, *(Description *)b, *(Description *)d);
+    *found = supported(described(matmul, NULL, a, NULL, b, NULL, d));
     memset(results, 0, sizeof *results);
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
-static double gelu(double x, bool slope)        /* by tanh, as cuBLASLt */
-{
-    const double root = std::sqrt(2 / M_PI), t = std::tanh(root * (x + 0.044715 * x * x * x));
-
-    return slope ? 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x) : 0.5 * x * (1 + t);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void *alpha, const void *a,
@@ -275,52 +290,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
                               cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *, void *, size_t,
                               cudaStream_t stream)
 {
-    const Description matmul = *(Description *)description, &of_d = *(Description *)layout_d;
-    const Matrix x = ((Description *)layout_a)->matrix(a, matmul.at(CUBLASLT_MATMUL_DESC_TRANSA) == CUBLAS_OP_T);
-    const Matrix y = ((Description *)layout_b)->matrix(b, matmul.at(CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T);
-    const Matrix z = of_d.matrix(d, false);
-    const int epilogue = matmul.at(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
-    const int count = of_d.at(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1);
-    const bool reads_aux = epilogue == CUBLASLT_EPILOGUE_DGELU;
-    const bool writes_aux = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    const bool biased = epilogue == CUBLASLT_EPILOGUE_BIAS || writes_aux;
-    const Matrix aux = {(void *)matmul.at(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER), z.type, z.rows, z.columns,
-                        (int64_t)matmul.at(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD), 0, false};
-    const Matrix bias = {(void *)matmul.at(CUBLASLT_MATMUL_DESC_BIAS_POINTER), z.type, z.rows, 1, z.rows, 0, false};
-    const uint64_t scales[] = {matmul.at(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER),
-                               matmul.at(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER)};
-    const float factor = *(const float *)alpha, old = *(const float *)beta;        /* read at the call, not later */
+    const Matmul m = described(description, a, layout_a, b, layout_b, d, layout_d);
 
-    if (!supported(matmul, *(Description *)layout_a, *(Description *)layout_b, of_d)
-        || (!reads_aux && !biased && epilogue != CUBLASLT_EPILOGUE_DEFAULT)
-        || (count > 1 && epilogue != CUBLASLT_EPILOGUE_DEFAULT))
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    enqueue(stream, "cublasLtMatmul", [=] {
-        double scale = factor;
-        for (uint64_t s : scales)
-            if (s)
-                scale *= *(const float *)global_memory.access_all(s, sizeof(float), READS);
-        for (int batch = 0; batch < count; batch++) {
-            const std::vector<double> p = product(x, y, batch, matmul.compute == CUBLAS_COMPUTE_32F_FAST_TF32);
-            Matrix before = z;
-            before.data = c;
-            const uint8_t *from = old != 0 ? access(before, batch, false) : NULL;
-            const uint8_t *of_bias = biased ? access(bias, 0, false) : NULL;
-            uint8_t *of_aux = reads_aux || writes_aux ? access(aux, 0, writes_aux) : NULL;
-            uint8_t *to = access(z, batch, true);
-            for (int64_t i = 0; i < z.rows * z.columns; i++) {
-                const int64_t row = i % z.rows, at = i / z.rows * z.ld + row, beside = i / z.rows * aux.ld + row;
-                double u = scale * p[i] + (from ? old * get(from, z.type, at) : 0)
-                         + (biased ? get(of_bias, z.type, row) : 0);
-                if (writes_aux) {
-                    put(of_aux, z.type, beside, u);
-                    u = gelu(u, false);
-                }
-                put(to, z.type, at, reads_aux ? u * gelu(get(of_aux, z.type, beside), true) : u);
-            }
-        }
-    });
-    return CUBLAS_STATUS_SUCCESS;
+    return supported(m) ? queue(stream, m, c, alpha, beta) : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 }

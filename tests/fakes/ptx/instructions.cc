@@ -3,8 +3,8 @@
 
 #include <cmath>
 #include <fenv.h>
-#include <string.h>
-#include <unordered_map>
+#include <type_traits>
+#include <utility>
 
 #include "numbers.h"
 
@@ -15,53 +15,54 @@ typedef int16_t S16;
 typedef int32_t S32;
 typedef int64_t S64;
 
-template <typename F> static inline void each(uint32_t lanes, F f)
+/* A lane's number in a register, or its bit of a predicate. */
+template <typename T> static inline T value(const uint8_t *place, int lane)
 {
-    if (lanes == ~0u) {
+    if constexpr (std::is_same_v<T, bool>)
+        return *(const uint32_t *)place >> lane & 1;
+    else
+        return ((const T *)place)[lane];
+}
+
+template <typename F, typename D, typename... A, size_t... x>
+static inline void run(Warp &w, const Instruction &i, uint32_t lanes, std::index_sequence<x...>)
+{
+    uint8_t *const to = w.registers + i.to[0];
+    const uint8_t *const from[] = {w.registers + i.from[x]...};
+
+    if constexpr (std::is_same_v<D, bool>) {
+        uint32_t result = 0;
+        for (int l = 0; l < LANES; l++)
+            result |= (uint32_t)F()(value<A>(from[x], l)...) << l;
+        w.predicate(i.to[0]) = (w.predicate(i.to[0]) & ~lanes) | (result & lanes);
+    } else if (lanes == ~0u) {
 #pragma GCC ivdep
         for (int l = 0; l < LANES; l++)
-            f(l);
+            ((D *)to)[l] = F()(value<A>(from[x], l)...);
     } else {
         for (; lanes; lanes &= lanes - 1)
-            f(__builtin_ctz(lanes));
+            ((D *)to)[__builtin_ctz(lanes)] = F()(value<A>(from[x], __builtin_ctz(lanes))...);
     }
 }
 
-/* OPn(name, type of the result, types of n operands, the result as an expression of a, b and c) */
-#define OP1(NAME, D, A, ...) \
-    {NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
-        D *const to = w.lane<D>(i.to[0]); \
-        const A *const a_ = w.lane<A>(i.from[0]); \
-        each(lanes, [=](int l) { const A a = a_[l]; to[l] = __VA_ARGS__; }); \
-    }, sizeof(D), {sizeof(A)}}}
-#define OP2(NAME, D, A, B, ...) \
-    {NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
-        D *const to = w.lane<D>(i.to[0]); \
-        const A *const a_ = w.lane<A>(i.from[0]); \
-        const B *const b_ = w.lane<B>(i.from[1]); \
-        each(lanes, [=](int l) { const A a = a_[l]; const B b = b_[l]; to[l] = __VA_ARGS__; }); \
-    }, sizeof(D), {sizeof(A), sizeof(B)}}}
-#define OP3(NAME, D, A, B, C, ...) \
-    {NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
-        D *const to = w.lane<D>(i.to[0]); \
-        const A *const a_ = w.lane<A>(i.from[0]); \
-        const B *const b_ = w.lane<B>(i.from[1]); \
-        const C *const c_ = w.lane<C>(i.from[2]); \
-        each(lanes, [=](int l) { const A a = a_[l]; const B b = b_[l]; const C c = c_[l]; to[l] = __VA_ARGS__; }); \
-    }, sizeof(D), {sizeof(A), sizeof(B), sizeof(C)}}}
+/* The operation that a function of one lane's numbers is. Its types are those of the registers. */
+template <typename F, typename D, typename... A> static Operation operation(D (F::*)(A...) const)
+{
+    return {[](Warp &w, const Instruction &i, uint32_t lanes) {
+        run<F, D, A...>(w, i, lanes, std::index_sequence_for<A...>());
+    }, {sizeof(D)}, {sizeof(A)...}};
+}
 
-/* A comparison gives a mask of lanes. */
-#define COMPARE(NAME, T, EXPRESSION) \
-    {"setp." NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
-        const T *const a_ = w.lane<T>(i.from[0]), *const b_ = w.lane<T>(i.from[1]); \
-        uint32_t result = 0; \
-        for (int l = 0; l < LANES; l++) { \
-            const T a = a_[l], b = b_[l]; \
-            result |= (uint32_t)(EXPRESSION) << l; \
-        } \
-        uint32_t &to = w.predicate(i.to[0]); \
-        to = (to & ~lanes) | (result & lanes); \
-    }, 1, {sizeof(T), sizeof(T)}}}
+template <typename F> static Operation operation(F)
+{
+    return operation(&F::operator());
+}
+
+/* OPn(name, type of the result, types of n operands, the result as an expression of a, b and c) */
+#define OP1(NAME, D, A, ...) {NAME, operation([](A a) -> D { return __VA_ARGS__; })}
+#define OP2(NAME, D, A, B, ...) {NAME, operation([](A a, B b) -> D { return __VA_ARGS__; })}
+#define OP3(NAME, D, A, B, C, ...) {NAME, operation([](A a, B b, C c) -> D { return __VA_ARGS__; })}
+#define COMPARE(NAME, T, EXPRESSION) OP2("setp." NAME, bool, T, T, EXPRESSION)
 #define COMPARE_ALL(TYPE, T) \
     COMPARE("eq." TYPE, T, a == b), COMPARE("ne." TYPE, T, a < b || a > b), COMPARE("lt." TYPE, T, a < b), \
     COMPARE("le." TYPE, T, a <= b), COMPARE("gt." TYPE, T, a > b), COMPARE("ge." TYPE, T, a >= b)
@@ -69,22 +70,7 @@ template <typename F> static inline void each(uint32_t lanes, F f)
 #define COMPARE_UNORDERED(TYPE, T) \
     COMPARE("equ." TYPE, T, !(a < b || a > b)), COMPARE("neu." TYPE, T, a != b), COMPARE("ltu." TYPE, T, !(a >= b)), \
     COMPARE("leu." TYPE, T, !(a > b)), COMPARE("gtu." TYPE, T, !(a <= b)), COMPARE("geu." TYPE, T, !(a < b))
-
-/* Operations on predicates work on masks. */
-#define PREDICATE(NAME, N, ...) \
-    {NAME, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
-        const uint32_t a = w.predicate(i.from[0]), b = N > 1 ? w.predicate(i.from[1]) : 0; \
-        uint32_t &to = w.predicate(i.to[0]); \
-        (void)b; \
-        to = (to & ~lanes) | ((__VA_ARGS__) & lanes); \
-    }, 1, {1, N > 1}}}
-#define SELECT(TYPE, T) \
-    {"selp." TYPE, {[](Warp &w, const Instruction &i, uint32_t lanes) { \
-        T *const to = w.lane<T>(i.to[0]); \
-        const T *const a = w.lane<T>(i.from[0]), *const b = w.lane<T>(i.from[1]); \
-        const uint32_t which = w.predicate(i.from[2]); \
-        each(lanes, [=](int l) { to[l] = which >> l & 1 ? a[l] : b[l]; }); \
-    }, sizeof(T), {sizeof(T), sizeof(T), 1}}}
+#define SELECT(TYPE, T) OP3("selp." TYPE, T, T, T, bool, c ? a : b)
 
 /* The unsigned and the signed type of one width. Sums and products wrap around, so they are unsigned. */
 #define INTEGERS(BITS, U, S) \
@@ -112,8 +98,18 @@ static void fma_down(Warp &w, const Instruction &i, uint32_t lanes)        /* ro
     const float *const c = w.lane<float>(i.from[2]);
 
     fesetround(FE_DOWNWARD);
-    each(lanes, [&](int l) { w.lane<float>(i.to[0])[l] = fmaf(a[l], b[l], c[l]); });
+    for (; lanes; lanes &= lanes - 1) {
+        const int l = __builtin_ctz(lanes);
+        w.lane<float>(i.to[0])[l] = fmaf(a[l], b[l], c[l]);
+    }
     fesetround(FE_TONEAREST);
+}
+
+static U32 insert_bits(U32 a, U32 b, U32 at, U32 count)         /* the first bits of a, into b at a place */
+{
+    const U64 mask = ((1ull << std::min(count & 255, 32u)) - 1) << std::min(at & 255, 32u);
+
+    return (b & ~mask) | (((U64)a << std::min(at & 255, 32u)) & mask);
 }
 
 /* As PTX: of a number and NaN, the number. */
@@ -134,7 +130,7 @@ static float flushed(float x)                                   /* .ftz: subnorm
 
 #define FLOAT_OF(TYPE, T) OP1("cvt.rn.f32." TYPE, float, T, a), OP1("cvt.rn.f64." TYPE, double, T, a)
 
-static const std::unordered_map<std::string, Operation> table = {
+const Table arithmetic = {
     INTEGERS("16", U16, S16),
     INTEGERS("32", U32, S32),
     INTEGERS("64", U64, S64),
@@ -152,24 +148,15 @@ static const std::unordered_map<std::string, Operation> table = {
     OP1("clz.b32", U32, U32, a ? __builtin_clz(a) : 32),
     OP3("shf.l.wrap.b32", U32, U32, U32, U32, ((U64)b << 32 | a) << (c & 31) >> 32),
     OP3("shf.r.wrap.b32", U32, U32, U32, U32, ((U64)b << 32 | a) >> (c & 31)),
-    {"bfi.b32", {[](Warp &w, const Instruction &i, uint32_t lanes) {       /* the first bits of a, into b at a place */
-        each(lanes, [&](int l) {
-            const U32 a = w.lane<U32>(i.from[0])[l], b = w.lane<U32>(i.from[1])[l];
-            const U32 at = w.lane<U32>(i.from[2])[l] & 255, count = w.lane<U32>(i.from[3])[l] & 255;
-            const U64 mask = ((1ull << (count < 32 ? count : 32)) - 1) << (at < 32 ? at : 32);
-            w.lane<U32>(i.to[0])[l] = (b & ~mask) | (((U64)a << (at < 32 ? at : 32)) & mask);
-        });
-    }, 4, {4, 4, 4, 4}}},
-
-    PREDICATE("and.pred", 2, a & b),
-    PREDICATE("or.pred", 2, a | b),
-    PREDICATE("xor.pred", 2, a ^ b),
-    PREDICATE("not.pred", 1, ~a),
-    PREDICATE("mov.pred", 1, a),
-
+    {"bfi.b32", operation([](U32 a, U32 b, U32 c, U32 d) -> U32 { return insert_bits(a, b, c, d); })},
+    OP2("and.pred", bool, bool, bool, a && b),
+    OP2("or.pred", bool, bool, bool, a || b),
+    OP2("xor.pred", bool, bool, bool, a != b),
+    OP1("not.pred", bool, bool, !a),
+    OP1("mov.pred", bool, bool, a),
     FLOATS("f32", float),
     FLOATS("f64", double),
-    {"fma.rm.f32", {fma_down, 4, {4, 4, 4}}},
+    {"fma.rm.f32", {fma_down, {4}, {4, 4, 4}}},
     OP2("div.approx.f32", float, float, float, a / b),
     OP1("ex2.approx.f32", float, float, exp2f(a)),
     OP1("ex2.approx.ftz.f32", float, float, flushed(exp2f(flushed(a)))),
@@ -202,13 +189,3 @@ static const std::unordered_map<std::string, Operation> table = {
     OP1("cvta.shared.u64", U64, U64, a + SHARED_WINDOW),
     OP1("cvta.to.shared.u64", U64, U64, a - SHARED_WINDOW),
 };
-
-const Operation *find_operation(const std::string &name)
-{
-    const auto found = table.find(name);
-
-    if (found != table.end())
-        return &found->second;
-    const size_t rn = name.find(".rn.f");       /* add.rn.f32 is add.f32 */
-    return rn == std::string::npos ? NULL : find_operation(name.substr(0, rn) + name.substr(rn + 3));
-}

@@ -1,7 +1,6 @@
 /* Runs a launch, block by block and warp by warp. A warp runs until all its lanes wait at the block's barrier or have
  * ended. Blocks and warps take turns in an order that SIMULATED_ORDER chooses, since a program must not depend on it.
  */
-#include "counts.h"
 #include "ptx.h"
 
 #include <algorithm>
@@ -10,11 +9,10 @@
 
 Order simulated_order(void)
 {
-    static const char *const name = getenv("SIMULATED_ORDER");
-    static const Order order = !name || !strcmp(name, "shuffled") ? SHUFFLED : !strcmp(name, "reversed") ? REVERSED
-                             : IN_ORDER;
+    static const char *const set = getenv("SIMULATED_ORDER"), *const name = set ? set : "shuffled";
+    static const Order order = !strcmp(name, "shuffled") ? SHUFFLED : !strcmp(name, "reversed") ? REVERSED : IN_ORDER;
 
-    if (name && order == IN_ORDER && strcmp(name, "in-order"))
+    if (order == IN_ORDER && strcmp(name, "in-order"))
         simulated_error("SIMULATED_ORDER: expected in-order, reversed or shuffled, got '%s'", name);
     return order;
 }
@@ -51,21 +49,15 @@ static std::string place(unsigned lane)
 
     return plain_name(k) + " (" + (slash ? slash + 1 : file) + ":" + std::to_string(at->line) + "), thread "
            + std::to_string(running->number * LANES + lane) + " of block " + std::to_string(running->block->number)
-           + ", \"" + k.text.substr(at->text, at->text_bytes) + "\"";
+           + ", \"" + std::string(at->text) + "\"";
 }
 
 /* ---- a warp ---- */
 
 static void add_group(Warp &w, int at, uint32_t lanes)
 {
-    auto g = w.groups.begin();
-
-    while (g != w.groups.end() && g->at < at)
-        ++g;
-    if (g != w.groups.end() && g->at == at)
-        g->lanes |= lanes;
-    else if (lanes)
-        w.groups.insert(g, {at, lanes});
+    if (lanes)
+        w.groups[at] |= lanes;
 }
 
 static void lanes_end(Warp &w, uint32_t lanes)
@@ -93,15 +85,11 @@ static void run_warp(Warp &w)
     running = &w;
     segment_is(w.segment);
     while (!w.groups.empty()) {
-        int number = w.groups[0].at;
-        uint32_t lanes = w.groups[0].lanes;
+        int number = w.groups.begin()->first;
+        uint32_t lanes = w.groups.begin()->second;
         w.groups.erase(w.groups.begin());
-        const int meets = w.groups.empty() ? INT32_MAX : w.groups[0].at;
-        for (bool on = true; on;) {
-            if (number >= meets || number >= (int)k.code.size()) {
-                number >= (int)k.code.size() ? lanes_end(w, lanes) : add_group(w, number, lanes);
-                break;
-            }
+        const int meets = w.groups.empty() ? INT32_MAX : w.groups.begin()->first;
+        while (lanes && number < meets) {
             const Instruction &i = k.code[number];
             uint32_t active = lanes;
             if (i.guard)
@@ -112,29 +100,22 @@ static void run_warp(Warp &w)
             number++;
             if (!active)
                 continue;
-            switch (i.control) {
-            case NEXT:
+            if (i.control == NEXT) {
                 i.run(w, i, active);
-                break;
-            case BRANCH:
-                if (active == lanes) {
-                    number = i.target;
-                } else {
+            } else if (i.control == BRANCH && active == lanes) {
+                number = i.target;
+            } else {
+                if (i.control == BRANCH)
                     add_group(w, i.target, active);
-                    add_group(w, number, lanes & ~active);
-                    on = false;
-                }
-                break;
-            case RETURN:
-                lanes_end(w, active);
-                lanes &= ~active;
-                on = lanes != 0;
-                break;
-            case BARRIER:
-                arrive(w, number - 1, active);
-                on = false;
+                else if (i.control == RETURN)
+                    lanes_end(w, active);
+                else
+                    arrive(w, number - 1, active);
+                add_group(w, number, lanes & ~active);
+                lanes = 0;
             }
         }
+        add_group(w, number, lanes);
     }
 }
 
@@ -154,7 +135,7 @@ static void open_barrier(Block &b)
                 simulated_error("%s: other threads of the block wait at the barrier of line %u", place(0).c_str(),
                                 first->line);
             first = &i;
-            any |= i.to[0] && w.predicate(i.from[0]) & w.waiting;
+            any |= i.to[0] && w.predicate(i.from[1]) & w.waiting;
         }
     if (++b.barriers == 0)
         simulated_error("%s: more barriers than are counted", place(0).c_str());
@@ -184,12 +165,20 @@ static void run_block(Block &b)
 
 /* ---- a launch ---- */
 
-template <typename F> static void set_special(Warp &w, Special s, F value)
+static void set_specials(Warp &w, dim3 grid, dim3 threads)
 {
-    const uint32_t place = w.block->kernel->special[s];
+    const uint32_t n = w.block->number;
+    const dim3 block(n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y);
 
-    for (int l = 0; place && l < LANES; l++)
-        w.lane<uint32_t>(place)[l] = value(l);
+    for (int l = 0; l < LANES; l++) {
+        const uint32_t t = w.number * LANES + l;
+        const dim3 thread(t % threads.x, t / threads.x % threads.y, t / threads.x / threads.y);
+        const dim3 values[SPECIALS] = {thread, threads, block, grid};
+        for (int s = 0; s < SPECIALS; s++)
+            for (int x = 0; x < 3; x++)
+                if (const uint32_t place = w.block->kernel->special[s][x])
+                    w.lane<uint32_t>(place)[l] = (&values[s].x)[x];
+    }
 }
 
 static void begin_block(Block &b, dim3 grid, dim3 threads)
@@ -203,34 +192,13 @@ static void begin_block(Block &b, dim3 grid, dim3 threads)
         const int lanes = std::min<int>(LANES, count - w.number * LANES);
         w.alive = lanes == LANES ? ~0u : (1u << lanes) - 1;
         w.waiting = 0;
-        w.groups = {{0, w.alive}};
+        w.groups.clear();
+        add_group(w, 0, w.alive);
         w.copies.clear();
         memset(w.groups_of_copies, 0, sizeof w.groups_of_copies);
         w.segment = segment_begins(b.number, w.number, 0);
-        set_special(w, CTAID_X, [&](int) { return b.number % grid.x; });
-        set_special(w, CTAID_Y, [&](int) { return b.number / grid.x % grid.y; });
-        set_special(w, CTAID_Z, [&](int) { return b.number / grid.x / grid.y; });
+        set_specials(w, grid, threads);
     }
-}
-
-static void fill(Warp &w, dim3 grid, dim3 threads)              /* what is the same in all blocks */
-{
-    const uint32_t first = w.number * LANES;
-
-    set_special(w, TID_X, [=](int l) { return (first + l) % threads.x; });
-    set_special(w, TID_Y, [=](int l) { return (first + l) / threads.x % threads.y; });
-    set_special(w, TID_Z, [=](int l) { return (first + l) / threads.x / threads.y; });
-    set_special(w, NTID_X, [=](int) { return threads.x; });
-    set_special(w, NTID_Y, [=](int) { return threads.y; });
-    set_special(w, NTID_Z, [=](int) { return threads.z; });
-    set_special(w, NCTAID_X, [=](int) { return grid.x; });
-    set_special(w, NCTAID_Y, [=](int) { return grid.y; });
-    set_special(w, NCTAID_Z, [=](int) { return grid.z; });
-    set_special(w, LANEID, [=](int l) { return l; });
-    set_special(w, WARPID, [=](int) { return w.number; });
-    for (const Constant &c : w.block->kernel->constants)
-        for (int l = 0; l < (c.width == 1 ? 1 : LANES); l++)
-            memcpy(w.registers + c.at + l * c.width, &c.value, c.width == 1 ? 4 : c.width);
 }
 
 void run_grid(Kernel *kernel, dim3 grid, dim3 threads, size_t dynamic_shared, const uint8_t *parameters)
@@ -251,7 +219,9 @@ void run_grid(Kernel *kernel, dim3 grid, dim3 threads, size_t dynamic_shared, co
     for (int n = 0; n < warps; n++) {
         b.warps[n].registers = (uint8_t *)(((uintptr_t)registers.data() + 63) / 64 * 64) + n * file;
         b.warps[n].number = n, b.warps[n].block = &b;
-        fill(b.warps[n], grid, threads);
+        for (const Constant &c : kernel->constants)
+            for (int l = 0; l < (c.width == 1 ? 1 : LANES); l++)
+                memcpy(b.warps[n].registers + c.at + l * c.width, &c.value, c.width == 1 ? 4 : c.width);
     }
     place_of_lane = place;
     if (counting)

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <stdarg.h>
 #include <stdio.h>
@@ -148,7 +149,7 @@ static Record joined(Record old, Record mine)
 
 /* ---- accesses ---- */
 
-static std::string here(unsigned lane)
+std::string here(unsigned lane)
 {
     return place_of_lane ? place_of_lane(lane) : std::string(work_name);
 }
@@ -156,8 +157,8 @@ static std::string here(unsigned lane)
 uint8_t *Memory::place(uint64_t address, uint64_t bytes, unsigned lane, bool writes) const
 {
     if (address - base >= size || bytes > size - (address - base))
-        simulated_error("%s %s %llu bytes at 0x%llx, outside of %s", here(lane).c_str(), writes ? "writes" : "reads",
-                        (unsigned long long)bytes, (unsigned long long)address, name);
+        simulated_error("%s %s %lu bytes at 0x%lx, outside of %s", here(lane).c_str(), writes ? "writes" : "reads",
+                        bytes, address, name);
     return data + (address - base);
 }
 
@@ -180,20 +181,23 @@ void Memory::fault(Record old, uint64_t address, unsigned lane, bool writes, boo
         snprintf(what, sizeof what, "that thread %d of block %u %s: no barrier orders the two",
                  s.warp * 32 + (old >> 2 & 31), s.block, wrote ? "wrote" : "reads");
     }
-    simulated_error("%s %s 0x%llx, %s %s", here(lane).c_str(), writes ? "writes" : "reads",
-                    (unsigned long long)address, name, what);
+    simulated_error("%s %s 0x%lx, %s %s", here(lane).c_str(), writes ? "writes" : "reads", address, name, what);
 }
 
-/* Most accesses find the same records at all their N bytes, and check them once. */
+/* Most accesses find that all their N bytes were last used by earlier work, or find the same records everywhere. Then
+ * one check is enough. */
 template <int N> void Memory::access_of(uint64_t address, unsigned lane, bool writes)
 {
     Record *const w = written + (address - base), *const r = read + (address - base);
     const Record mine = now << SEGMENT_SHIFT | lane << 2, old = w[0], reader = r[0];
-    Record differs = 0;
+    Record differs = 0, least = old, most = 0;
 
-    for (int i = 1; i < N; i++)
+    for (int i = 0; i < N; i++) {
         differs |= (w[i] ^ old) | (r[i] ^ reader);
-    if (differs) {
+        least = std::min(least, w[i]);
+        most = std::max(most, std::max(w[i], r[i]));
+    }
+    if (differs && (least < WRITTEN || most >= safe << SEGMENT_SHIFT)) {
         access_of<(N + 1) / 2>(address, lane, writes);
         access_of<(N + 1) / 2>(address + N / 2, lane, writes);
         return;
@@ -202,72 +206,24 @@ template <int N> void Memory::access_of(uint64_t address, unsigned lane, bool wr
         fault(old, address, lane, writes, true);
     if (writes && !ordered(reader, lane))
         fault(reader, address, lane, writes, false);
-    const Record readers = writes ? 0 : joined(reader, mine);
-    for (int i = 0; i < N; i++)
-        r[i] = readers;
-    for (int i = 0; i < N && writes; i++)
-        w[i] = mine;
+    std::fill(r, r + N, writes ? 0 : joined(reader, mine));
+    if (writes)
+        std::fill(w, w + N, mine);
 }
 
-/* Bytes whose records were the same before are the same afterwards. */
-void Memory::access_each(uint64_t address, unsigned bytes, unsigned lane, bool writes)
-{
-    Record *const w = written + (address - base), *const r = read + (address - base);
-    Record old = FORBIDDEN, reader = 0;
-
-    for (unsigned i = 0; i < bytes; i++)
-        if (i && w[i] == old && r[i] == reader) {
-            w[i] = w[i - 1], r[i] = r[i - 1];
-        } else {
-            old = w[i], reader = r[i];
-            access_of<1>(address + i, lane, writes);
-        }
-}
-
-uint8_t *Memory::access(uint64_t address, unsigned bytes, unsigned lane, bool writes)
+uint8_t *Memory::access(uint64_t address, uint64_t bytes, unsigned lane, bool writes)
 {
     uint8_t *const at = place(address, bytes, lane, writes);
 
-    if (bytes == 16)
-        access_of<16>(address, lane, writes);
-    else if (bytes == 8)
-        access_of<8>(address, lane, writes);
-    else if (bytes == 4)
-        access_of<4>(address, lane, writes);
-    else if (bytes == 2)
-        access_of<2>(address, lane, writes);
-    else
-        access_each(address, bytes, lane, writes);
-    return at;
-}
-
-/* Most memory that a copy touches was last used by work before it: then one comparison per byte is enough. */
-static bool all_before(const Record *w, const Record *r, unsigned count, Record least)
-{
-    Record low = ~0u, high = 0;
-
-    for (unsigned i = 0; i < count; i++) {
-        low = std::min(low, w[i]);
-        high = std::max(high, std::max(w[i], r[i]));
-    }
-    return low >= least && high < safe << SEGMENT_SHIFT;
-}
-
-uint8_t *Memory::access_all(uint64_t address, uint64_t bytes, bool writes)
-{
-    enum { PIECE = 256 };
-    uint8_t *const at = place(address, bytes, 0, writes);
-
-    for (uint64_t i = 0; i < bytes; i += PIECE) {
-        const unsigned count = std::min<uint64_t>(bytes - i, PIECE);
-        Record *const w = written + (address - base) + i, *const r = read + (address - base) + i;
-        if (!all_before(w, r, count, writes ? UNWRITTEN : WRITTEN)) {
-            access(address + i, count, 0, writes);
-            continue;
-        }
-        std::fill(r, r + count, writes ? 0 : now << SEGMENT_SHIFT);
-        if (writes)
-            std::fill(w, w + count, now << SEGMENT_SHIFT);
+    while (bytes) {
+        const uint64_t piece = bytes >= 256 ? 256 : bytes >= 16 ? 16 : std::bit_floor(bytes);
+        (piece == 256 ? access_of<256>(address, lane, writes)
+         : piece == 16 ? access_of<16>(address, lane, writes)
+         : piece == 8  ? access_of<8>(address, lane, writes)
+         : piece == 4  ? access_of<4>(address, lane, writes)
+         : piece == 2  ? access_of<2>(address, lane, writes)
+                       : access_of<1>(address, lane, writes));
+        address += piece, bytes -= piece;
     }
     return at;
 }
@@ -284,24 +240,20 @@ void Memory::mark(uint64_t address, uint64_t bytes, Record record)
  * one of freed memory stays wrong. All of this is reserved, and exists once it is touched. */
 enum : uint64_t { ADDRESSES = 1ull << 37, PAGE = 4096 };
 
-static void *reserve(uint64_t bytes, int protection)
+template <typename T> static T *reserve(uint64_t count, int protection)
 {
+    const uint64_t bytes = count * sizeof(T);
     void *p = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     if (p == MAP_FAILED)
-        simulated_error("the host has no room for %llu bytes of addresses", (unsigned long long)bytes);
-    return p;
+        simulated_error("the host has no room for %lu bytes of addresses", bytes);
+    return (T *)p;
 }
 
-static Memory reserve_global(void)
-{
-    const int both = PROT_READ | PROT_WRITE;
-
-    return {"the GPU's memory", (uint64_t)reserve(ADDRESSES, PROT_NONE), ADDRESSES, (uint8_t *)reserve(ADDRESSES, both),
-            (Record *)reserve(ADDRESSES * sizeof(Record), both), (Record *)reserve(ADDRESSES * sizeof(Record), both)};
-}
-
-Memory global_memory = reserve_global();
+Memory global_memory = {"the GPU's memory", (uint64_t)reserve<uint8_t>(ADDRESSES, PROT_NONE), ADDRESSES,
+                        reserve<uint8_t>(ADDRESSES, PROT_READ | PROT_WRITE),
+                        reserve<Record>(ADDRESSES, PROT_READ | PROT_WRITE),
+                        reserve<Record>(ADDRESSES, PROT_READ | PROT_WRITE)};
 static std::map<uint64_t, size_t> allocations;
 static uint64_t next_address = PAGE;            /* from the base on */
 
@@ -322,8 +274,7 @@ void *global_alloc(size_t bytes)
     const uint64_t address = global_memory.base + next_address, room = (bytes / PAGE + 2) * PAGE;
 
     if (next_address + room > ADDRESSES)
-        simulated_error("the addresses for %llu GB are used up; a simulated run must be shorter",
-                        (unsigned long long)(ADDRESSES >> 30));
+        simulated_error("the addresses for %lu GB are used up; a simulated run must be shorter", ADDRESSES >> 30);
     next_address += room;                       /* at least a page that nobody owns follows */
     allocations[address] = bytes;
     global_memory.mark(address, bytes, UNWRITTEN);
@@ -342,7 +293,7 @@ void global_free(void *data)
     const uint64_t bytes = global_bytes_of(data), from = (uint64_t)data - global_memory.base;
     const uint64_t room = (bytes / PAGE + 1) * PAGE;
 
-    global_memory.access_all((uint64_t)data, bytes, WRITES);           /* no other work may still use it */
+    global_memory.access_all((uint64_t)data, bytes, WRITES);    /* no other work may still use it */
     madvise(global_memory.data + from, room, MADV_DONTNEED);
     madvise(global_memory.written + from, room * sizeof(Record), MADV_DONTNEED);
     madvise(global_memory.read + from, room * sizeof(Record), MADV_DONTNEED);

@@ -32,14 +32,16 @@ struct Memory {
     Record *written, *read;
 
     /* Checks the access of a lane to `bytes` bytes, and records it. Returns where they lie on the host. */
-    uint8_t *access(uint64_t address, unsigned bytes, unsigned lane, bool writes);
-    /* The same for a copy or a library, and any number of bytes. */
-    uint8_t *access_all(uint64_t address, uint64_t bytes, bool writes);
+    uint8_t *access(uint64_t address, uint64_t bytes, unsigned lane, bool writes);
+    /* The same for a copy or a library. */
+    uint8_t *access_all(uint64_t address, uint64_t bytes, bool writes)
+    {
+        return access(address, bytes, 0, writes);
+    }
     void mark(uint64_t address, uint64_t bytes, Record record);
 
 private:
     template <int N> void access_of(uint64_t address, unsigned lane, bool writes);
-    void access_each(uint64_t address, unsigned bytes, unsigned lane, bool writes);
     uint8_t *place(uint64_t address, uint64_t bytes, unsigned lane, bool writes) const;
     [[noreturn]] void fault(Record old, uint64_t address, unsigned lane, bool writes, bool wrote) const;
 };
@@ -61,6 +63,7 @@ void segment_is(uint32_t segment);
 /* Ends the program with one line on what the GPU was doing. launcher.cc adds the kernel's place. */
 [[noreturn]] void simulated_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern std::string (*place_of_lane)(unsigned lane);             /* NULL: no kernel runs */
+std::string here(unsigned lane);        /* what runs */
 
 /* ---- allocations ---- */
 

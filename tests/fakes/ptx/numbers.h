@@ -1,55 +1,75 @@
-/* Conversions between float and the 16-bit formats, by NVIDIA's own headers. A table makes those from fp16 fast. */
+/* Numbers of the types that CUDA's libraries store, and of the 16-bit formats that kernels use. */
 #ifndef NUMBERS_H
 #define NUMBERS_H
 
+#include <bit>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <library_types.h>
 #include <stdint.h>
-#include <string.h>
+#include <vector>
+
+#include "memory.h"
 
 static inline float float_of_bfloat(uint16_t x)                 /* the upper half of a float */
 {
-    const uint32_t bits = (uint32_t)x << 16;
-    float f;
-
-    memcpy(&f, &bits, sizeof f);
-    return f;
+    return std::bit_cast<float>((uint32_t)x << 16);
 }
 
 static inline uint16_t bfloat_of(float x)
 {
-    uint32_t bits;
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
 
-    memcpy(&bits, &x, sizeof bits);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
 static inline float float_of_half(uint16_t x)
 {
-    struct Table {
-        float of[1 << 16];
+    static const std::vector<float> table = [] {                /* for speed */
+        std::vector<float> of;
+        for (int bits = 0; bits < 1 << 16; bits++)
+            of.push_back(__half2float(__half(__half_raw{(uint16_t)bits})));
+        return of;
+    }();
 
-        Table()
-        {
-            for (int bits = 0; bits < 1 << 16; bits++) {
-                const uint16_t h = bits;
-                __half half;
-                memcpy((void *)&half, &h, sizeof h);
-                of[bits] = __half2float(half);
-            }
-        }
-    };
-    static const Table table;
-
-    return table.of[x];
+    return table[x];
 }
 
 static inline uint16_t half_of(float x)
 {
-    const __half half = __float2half_rn(x);
-    uint16_t bits;
+    return __half_raw(__float2half_rn(x)).x;
+}
 
-    memcpy(&bits, (const void *)&half, sizeof bits);
-    return bits;
+static inline int size_of(cudaDataType_t type)
+{
+    return type == CUDA_R_64F ? 8 : type == CUDA_R_32F || type == CUDA_R_32I ? 4
+         : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1;
+}
+
+/* The i-th number of an array. */
+static inline double get(const void *data, cudaDataType_t type, int64_t i)
+{
+    return type == CUDA_R_64F ? ((const double *)data)[i] : type == CUDA_R_32F ? ((const float *)data)[i]
+         : type == CUDA_R_32I ? ((const int32_t *)data)[i] : type == CUDA_R_8U ? ((const uint8_t *)data)[i]
+         : type == CUDA_R_16F ? float_of_half(((const uint16_t *)data)[i])
+         : type == CUDA_R_16BF ? float_of_bfloat(((const uint16_t *)data)[i])
+         : type == CUDA_R_8F_E4M3 ? (float)((const __nv_fp8_e4m3 *)data)[i]
+         : type == CUDA_R_8F_E5M2 ? (float)((const __nv_fp8_e5m2 *)data)[i]
+         : (simulated_error("numbers of type %d are not simulated", type), 0);
+}
+
+static inline void put(void *data, cudaDataType_t type, int64_t i, double x)
+{
+    if (type == CUDA_R_64F)
+        ((double *)data)[i] = x;
+    else if (type == CUDA_R_32F)
+        ((float *)data)[i] = (float)x;
+    else if (type == CUDA_R_32I)
+        ((int32_t *)data)[i] = (int32_t)x;
+    else if (type == CUDA_R_16F || type == CUDA_R_16BF)
+        ((uint16_t *)data)[i] = type == CUDA_R_16F ? half_of((float)x) : bfloat_of((float)x);
+    else
+        simulated_error("results of type %d are not simulated", type);
 }
 
 #endif

@@ -1,42 +1,34 @@
-/* Reads PTX as nvcc writes it. What this file and the table of instructions do not know is an error that names it. */
-#include "counts.h"
+/* Reads PTX as nvcc writes it: finds the kernels of a program in it, and decodes them. What this file and the tables of
+ * instructions do not know is an error that names it. */
 #include "ptx.h"
 
 #include <ctype.h>
+#include <cxxabi.h>
+#include <regex>
 #include <stdlib.h>
 #include <string.h>
-#include <string_view>
 
 typedef std::string_view View;
 
-/* A statement up to its semicolon: @guard name operands. An operand is a list of words, of which brackets, +, | and
- * spaces are no part: "{%r1, %r2}, [%rd3+8], %p1|%p2" is three operands of two words each. */
+/* A statement: @guard name words. Brackets group words, which the instruction's name says as well. */
 struct Statement {
     View whole, guard, name;
-    std::vector<std::vector<View>> operands;
+    std::vector<View> words;
 
     explicit Statement(View v) : whole(v)
     {
-        static const char *const between = " \t\r\n,|+{}[]()";
-        bool fresh = true;                      /* the next word begins an operand */
-        int depth = 0;
+        static const char *const between = " \t\r\n,|{}[]()";
+        size_t at, end = 0;
 
-        for (size_t at = 0, end; at < v.size(); at = end) {
+        while ((at = v.find_first_not_of(between, end)) != View::npos) {
             end = std::min(v.find_first_of(between, at), v.size());
-            if (end == at) {
-                depth += (strchr("{[(", v[at]) != NULL) - (strchr("}])", v[at]) != NULL);
-                fresh |= v[at] == ',' && depth == 0;
-                end++;
-            } else if (v[at] == '@') {
-                guard = v.substr(at + 1, end - at - 1);
-            } else if (name.empty()) {
-                name = v.substr(at, end - at);
-            } else {
-                if (fresh)
-                    operands.emplace_back();
-                operands.back().push_back(v.substr(at, end - at));
-                fresh = false;
-            }
+            const View word = v.substr(at, end - at);
+            if (word[0] == '@')
+                guard = word.substr(1);
+            else if (name.empty())
+                name = word;
+            else
+                words.push_back(word);
         }
     }
 };
@@ -90,13 +82,13 @@ struct Register {
 
 struct Parser {
     Kernel &k;
-    std::map<View, Register> registers;         /* %r of "%r<10>", or a whole name */
-    std::map<std::pair<int, uint64_t>, uint32_t> constants;
-    std::map<View, int64_t> shared;             /* addresses; -1: after the static ones */
-    std::map<View, int> labels;
-    std::vector<std::pair<size_t, View>> branches;
+    std::map<View, Register> registers = {};    /* %r of "%r<10>", or a whole name */
+    std::map<std::pair<int, uint64_t>, uint32_t> constants = {};
+    std::map<View, int64_t> shared = {};        /* addresses; -1: after the static ones */
+    std::map<View, int> labels = {};
+    std::vector<std::pair<size_t, View>> branches = {};
     uint32_t file = 0, line = 0;
-    View statement;
+    View statement = {};
 
     [[noreturn]] void unknown(const char *what, View v)
     {
@@ -115,15 +107,14 @@ struct Parser {
         return k.file_bytes - bytes_of(width);
     }
 
-    void declare_registers(const Statement &s)  /* .reg .b32 %r<10>; or .reg .b16 low, high; */
+    void declare_registers(const std::vector<View> &words)      /* .reg .b32 %r<10>; or .reg .b16 low, high; */
     {
-        const int width = type_bytes(s.operands[0][0].substr(1));
+        const int width = type_bytes(words[0].substr(1));
 
-        for (const std::vector<View> &words : s.operands) {
-            const View name = words.back();
-            const size_t angle = name.find('<');
-            registers[name.substr(0, angle)] = {k.file_bytes, width};
-            k.file_bytes += bytes_of(width) * (angle == View::npos ? 1 : integer(name.substr(angle + 1)));
+        for (size_t w = 1; w < words.size(); w++) {
+            const size_t angle = words[w].find('<');
+            registers[words[w].substr(0, angle)] = {k.file_bytes, width};
+            k.file_bytes += bytes_of(width) * (angle == View::npos ? 1 : integer(words[w].substr(angle + 1)));
         }
     }
 
@@ -154,12 +145,20 @@ struct Parser {
         return {r.at + atoi(name.data() + digits) * bytes_of(r.width), r.width};
     }
 
+    /* %tid.x; NULL: no special register */
+    uint32_t *find_special(View name)
+    {
+        static const View names[SPECIALS] = {"%tid.", "%ntid.", "%ctaid.", "%nctaid."};
+
+        for (int s = 0; s < SPECIALS; s++)
+            if (starts_with(name, names[s]) && name.size() == names[s].size() + 1)
+                return &k.special[s][name.back() - 'x'];
+        return NULL;
+    }
+
     /* A register, a number or the address of shared memory, as a register of that width. */
     uint32_t operand(View v, int width)
     {
-        static const View specials[SPECIALS] = {"%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y", "%ntid.z",
-                                                "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y",
-                                                "%nctaid.z", "%laneid", "%warpid"};
         const Register r = find_register(v);
         uint64_t value;
 
@@ -167,9 +166,8 @@ struct Parser {
             return r.at;
         if (v == "_")                           /* a result that nobody reads */
             return new_register(width);
-        for (int i = 0; i < SPECIALS; i++)
-            if (v == specials[i])
-                return k.special[i] ? k.special[i] : k.special[i] = new_register(4);
+        if (uint32_t *special = find_special(v))
+            return *special ? *special : *special = new_register(4);
         if (shared.count(v))
             value = shared[v] >= 0 ? shared[v] : (k.static_shared + 127) / 128 * 128;
         else if (starts_with(v, "0f") || starts_with(v, "0d"))          /* the bits of a number */
@@ -186,134 +184,107 @@ struct Parser {
         return at;
     }
 
-    /* [register + offset], [name + offset] */
-    uint32_t address(Instruction &i, const std::vector<View> &words)
+    /* register+offset, name+offset */
+    uint32_t address(Instruction &i, View v)
     {
-        const int width = find_register(words[0]).width;
+        const View name = v.substr(0, v.find('+'));
+        const int width = find_register(name).width;
 
-        i.offset = words.size() > 1 ? integer(words[1]) : 0;
+        i.offset = name.size() < v.size() ? integer(v.substr(name.size() + 1)) : 0;
         if (i.space != PARAMETERS) {
             i.address_width = width ? width : i.space == SHARED ? 4 : 8;
-            return operand(words[0], i.address_width);
+            return operand(name, i.address_width);
         }
         for (const Parameter &p : k.parameters)
-            if (words[0] == p.name) {
+            if (name == p.name) {
                 i.offset += p.offset;
                 return 0;
             }
-        unknown("parameter", words[0]);
+        unknown("parameter", name);
     }
 
-    bool decode_family(Instruction &i, const Statement &s);
-    void decode(const Statement &s);
+    bool decode_memory(Instruction &i, const Statement &s);
+    void decode(Statement s);
     void parse(const Module &module);
 };
 
-/* Instructions whose operands are no plain registers of the types that their name gives. */
-bool Parser::decode_family(Instruction &i, const Statement &s)
+/* ld and st have many forms; mov with {a, b} packs or unpacks registers. Returns whether it is one of these. */
+bool Parser::decode_memory(Instruction &i, const Statement &s)
 {
-    const auto &o = s.operands;
-    const View n = s.name, last = n.substr(n.rfind('.') + 1);
-    const std::string dotted = std::string(n) + ".";
-    const auto has = [&](const char *part) { return dotted.find(std::string(".") + part + ".") != std::string::npos; };
+    const std::vector<View> &w = s.words;
+    const bool loads = starts_with(s.name, "ld.");
+    const View type = s.name.substr(s.name.rfind('.') + 1);
 
-    if (starts_with(n, "ld.") || starts_with(n, "st.")) {
-        const bool loads = n[0] == 'l';
-        const auto &values = o[!loads];
+    i.count = w.size() - 1, i.bytes = type_bytes(type), i.extends_sign = type[0] == 's';
+    if (loads || starts_with(s.name, "st.")) {
         i.run = loads ? load : store;
-        i.space = has("global") ? GLOBAL : has("shared") ? SHARED : has("param") ? PARAMETERS : GENERIC;
-        i.count = values.size(), i.bytes = type_bytes(last), i.flag = last[0] == 's';
-        if (has("local") || has("const") || has("relaxed") || has("acquire") || has("release") || !i.bytes)
-            return false;
-        i.from[0] = address(i, o[loads]);
-        i.width = find_register(values[0]).width ? find_register(values[0]).width : i.bytes;    /* may be wider */
-        for (int v = 0; v < i.count; v++)
-            (loads ? i.to[v] : i.from[1 + v]) = operand(values[v], i.width);
-    } else if (starts_with(n, "mov.") && o[0].size() + o[1].size() > 2) {
-        const bool packs = o[1].size() > 1;
-        i.count = o[packs].size(), i.width = type_bytes(last), i.bytes = i.width / i.count;
-        i.run = packs ? pack : unpack;
-        (packs ? i.to : i.from)[0] = operand(o[!packs][0], i.width);
-        for (int v = 0; v < i.count; v++)
-            (packs ? i.from : i.to)[v] = operand(o[packs][v], i.bytes);
-    } else if (n == "bra" || n == "bra.uni") {
-        i.control = BRANCH;
-        branches.push_back({k.code.size(), o[0][0]});
-    } else if (n == "ret" || n == "exit") {
-        i.control = RETURN;
-    } else if (n == "bar.sync" && o[0][0] == "0" && o.size() == 1) {
-        i.control = BARRIER;
-    } else if (n == "bar.red.or.pred" && o[1][0] == "0" && o.size() == 3) {
-        i.control = BARRIER;
-        i.to[0] = operand(o[0][0], 1), i.from[0] = operand(o[2][0], 1);
-    } else if (n == "bar.warp.sync") {
-        i.run = warp_barrier;
-        i.from[0] = operand(o[0][0], 4);
-    } else if (starts_with(n, "shfl.sync.")) {
-        i.run = shuffle;
-        i.offset = n[10];                       /* up, down, bfly, idx */
-        i.to[0] = operand(o[0][0], 4), i.to[1] = o[0].size() > 1 ? operand(o[0][1], 1) : 0;
-        for (int x = 0; x < 4; x++)
-            i.from[x] = operand(o[1 + x][0], 4);
-    } else if (n == "vote.sync.any.pred" || n == "vote.sync.all.pred" || n == "vote.sync.ballot.b32") {
-        i.run = vote;
-        i.offset = n[11];                       /* any, all, ballot: n, l, a */
-        i.to[0] = operand(o[0][0], last == "b32" ? 4 : 1);
-        i.from[0] = operand(o[1][0], 1), i.from[1] = operand(o[2][0], 4);
-    } else if (n == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-               || n == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") {
-        i.run = has("f16") ? multiply_add_f16 : multiply_add_bf16;
-        for (int r = 0; r < 4; r++) {           /* sum = left times right + old sum */
-            i.to[r] = operand(o[0][r], 4), i.from[r] = operand(o[1][r], 4);
-            i.from[6 + r] = operand(o[3][r], 4);
-        }
-        for (int r = 0; r < 2; r++)
-            i.from[4 + r] = operand(o[2][r], 4);
-    } else if (starts_with(n, "ldmatrix.sync.aligned.m8n8.x4.") && last == "b16") {
-        i.run = load_matrices;
-        i.space = SHARED, i.flag = has("trans");
-        for (int r = 0; r < 4; r++)
-            i.to[r] = operand(o[0][r], 4);
-        i.from[0] = address(i, o[1]);
-    } else if (n == "cp.async.commit_group") {
-        i.run = copies_commit;
-    } else if (n == "cp.async.wait_all" || n == "cp.async.wait_group") {
-        i.run = copies_wait;
-        i.flag = o.empty(), i.offset = i.flag ? 0 : integer(o[0][0]);
-    } else if (n == "cp.async.cg.shared.global" || n == "cp.async.ca.shared.global") {
-        i.run = copy_async;
-        i.bytes = integer(o[2][0]);
-        i.space = GLOBAL;
-        i.from[1] = address(i, o[1]), i.from[0] = operand(o[0][0], 4);
-        i.from[2] = o.size() > 3 ? operand(o[3][0], 4) : operand(o[2][0], 4);
-    } else {
-        return n == "trap" && (i.run = trap);
+        i.from[0] = address(i, loads ? w.back() : w[0]);
+        i.width = find_register(w[!loads]).width ? find_register(w[!loads]).width : i.bytes;    /* may be wider */
+        for (int v = 0; v < i.count && v < 4; v++)
+            (loads ? i.to[v] : i.from[1 + v]) = operand(w[v + !loads], i.width);
+        return i.bytes != 0 && i.count <= 4;
     }
+    if (!starts_with(s.name, "mov.") || i.count < 2)
+        return false;
+    const bool packs = find_register(w[0]).width == i.bytes;
+    i.width = i.bytes, i.bytes /= i.count;
+    i.run = packs ? pack : unpack;
+    (packs ? i.to : i.from)[0] = operand(packs ? w[0] : w.back(), i.width);
+    for (int v = 0; v < i.count; v++)
+        (packs ? i.from : i.to)[v] = operand(w[v + packs], i.bytes);
     return true;
 }
 
-void Parser::decode(const Statement &s)
+static const Operation *find_operation(const std::string &name)
 {
+    const size_t rn = name.find(".rn.f");       /* add.rn.f32 is add.f32 */
+
+    for (const Table *table : {&arithmetic, &of_warps})
+        if (const auto found = table->find(name); found != table->end())
+            return &found->second;
+    return rn == std::string::npos ? NULL : find_operation(std::string(name).erase(rn, 3));
+}
+
+void Parser::decode(Statement s)
+{
+    const std::string name(s.name), dotted = name + ".";
+    const auto has = [&](const char *part) { return dotted.find(part) != std::string::npos; };
     Instruction i = {};
 
-    i.file = file, i.line = line;
-    i.text = s.whole.data() - k.text.data(), i.text_bytes = s.whole.size();
-    i.kind = kind_of(std::string(s.name));
+    i.file = file, i.line = line, i.text = s.whole;
+    i.kind = kind_of(name);
+    i.space = has(".global.") ? GLOBAL : has(".shared.") ? SHARED : has(".param.") ? PARAMETERS : GENERIC;
+    if (has(".local.") || has(".const.") || has(".relaxed.") || has(".acquire.") || has(".release."))
+        unknown("instruction", s.name);
     if (!s.guard.empty()) {
         i.guard_not = s.guard[0] == '!';
         i.guard = operand(s.guard.substr(i.guard_not), 1);
     }
-    if (!decode_family(i, s)) {
-        const Operation *op = find_operation(std::string(s.name));
-        if (!op)
-            unknown("instruction", s.name);
-        i.run = op->run;
-        for (size_t x = 0; x <= 4 && (x == 0 || op->from[x - 1]); x++)
-            if (x >= s.operands.size() || s.operands[x].size() > 1)
-                unknown("form of", s.name);
-            else
-                (x ? i.from[x - 1] : i.to[0]) = operand(s.operands[x][0], x ? op->from[x - 1] : op->to);
+    if (decode_memory(i, s)) {
+        k.code.push_back(i);
+        return;
     }
+    const Operation *op = find_operation(name);
+    size_t word = 0;
+    if (!op)
+        unknown("instruction", s.name);
+    i.run = op->run, i.control = op->control;
+    if (i.run == copy_async)
+        i.bytes = integer(s.words.at(2));
+    if (i.run == copy_async && s.words.size() == 3)             /* copies all its bytes */
+        s.words.push_back(s.words[2]);
+    const auto next = [&] { return word < s.words.size() ? s.words[word++] : (unknown("form of", s.name), View()); };
+    for (int x = 0; x < 4 && op->to[x]; x++)
+        i.to[x] = operand(next(), op->to[x]);
+    if (i.control == BARRIER && s.words.at(word) != "0")
+        unknown("barrier", s.words[word]);
+    for (int x = 0; x < 10 && op->from[x]; x++)
+        if (op->from[x] == LABEL)
+            branches.push_back({k.code.size(), next()});
+        else
+            i.from[x] = op->from[x] == ADDRESS ? address(i, next()) : operand(next(), op->from[x]);
+    if (word < s.words.size())
+        unknown("form of", s.name);
     k.code.push_back(i);
 }
 
@@ -326,22 +297,24 @@ void Parser::parse(const Module &module)
     int depth = 0;
 
     if (open < body)                            /* .param .u64 name, .param ... */
-        for (std::vector<View> &words : Statement(text.substr(open + 1, text.find("\n)") - open)).operands) {
-            if (words[0] == ".param")
-                words.erase(words.begin());
-            const Declared d = declaration(words);
+        for (size_t at = open + 1, end, close = text.find("\n)"); at < close; at = end + 1) {
+            end = std::min(text.find(',', at), close);
+            const Statement s(text.substr(at, end - at));
+            if (s.words.empty())
+                break;
+            const Declared d = declaration(s.words);
             k.parameter_bytes = (k.parameter_bytes + d.align - 1) / d.align * d.align;
-            k.parameters.push_back({std::string(d.name), k.parameter_bytes, d.bytes});
+            k.parameters.push_back({d.name, k.parameter_bytes, d.bytes});
             k.parameter_bytes += d.bytes;
         }
     if (const size_t at = text.find(".maxntid"); at < body) {
         k.most_threads = 1;
-        for (const std::vector<View> &n : Statement(text.substr(at, text.find('\n', at) - at)).operands)
-            k.most_threads *= integer(n[0]);
+        for (const View n : Statement(text.substr(at, text.find('\n', at) - at)).words)
+            k.most_threads *= integer(n);
     }
     for (const std::string &declared : module.shared)
-        if (const Statement s(declared); text.find(declaration(s.operands[0]).name) != View::npos)
-            declare_shared(s.operands[0]);
+        if (const Statement s(declared); text.find(declaration(s.words).name) != View::npos)
+            declare_shared(s.words);
     for (size_t at = body, end; at < text.size(); at = end) {
         const View rest = text.substr(at);
         const size_t mark = text.find_first_of(";:\n", at);
@@ -363,13 +336,14 @@ void Parser::parse(const Module &module)
             statement = text.substr(at, end - 1 - at);
             const Statement s(statement);
             if (s.name == ".reg")
-                declare_registers(s);
+                declare_registers(s.words);
             else if (s.name == ".shared")
-                declare_shared(s.operands[0]);
+                declare_shared(s.words);
             else if (s.name != ".pragma")
                 decode(s);
         }
     }
+    decode(Statement("ret"));                   /* for labels at the end */
     for (const auto &b : branches) {
         if (!labels.count(b.second))
             unknown("label", b.second);
@@ -378,7 +352,76 @@ void Parser::parse(const Module &module)
     k.most_dynamic_shared = (48 << 10) - k.static_shared;
 }
 
-void parse_kernel(Kernel &kernel, const Module &module)
+std::string plain_name(const Kernel &k)
 {
-    Parser{kernel, {}, {}, {}, {}, {}, 0, 0, {}}.parse(module);
+    int status;
+    char *plain = abi::__cxa_demangle(k.name.c_str(), NULL, NULL, &status);
+    const std::string name = status ? k.name : plain;
+
+    free(plain);
+    return name.substr(0, name.find('('));
+}
+
+/* ---- edits, which plant mistakes ---- */
+
+/* SIMULATED_EDIT="kernel|old|new|n": in kernels whose name contains `kernel`, the n-th match (from 1; 0: all) of the
+ * regular expression `old` becomes `new`. */
+static void edit(Kernel &k)
+{
+    const char *wanted = getenv("SIMULATED_EDIT");
+    static const std::regex form("(.*)\\|(.*)\\|(.*)\\|([0-9]+)");
+    std::cmatch part, m;
+    std::string text;
+    int found = 0;
+
+    if (wanted && !std::regex_match(wanted, part, form))
+        simulated_error("SIMULATED_EDIT: expected kernel|old|new|n, got '%s'", wanted);
+    if (!wanted || k.name.find(part[1]) == std::string::npos)
+        return;
+    const std::regex old(part[2].str());
+    const int which = atoi(part[4].first);
+    const char *at = k.text.c_str();
+    for (; std::regex_search(at, m, old); at = m.suffix().first) {
+        text += m.prefix();
+        text += which == 0 || ++found == which ? m.format(part[3].str()) : m.str();
+    }
+    if (found < which)
+        simulated_error("SIMULATED_EDIT: %s has %d of \"%s\"", k.name.c_str(), found, part[2].str().c_str());
+    k.text = text + at;
+}
+
+/* What belongs to no kernel: the names of source files, and shared memory that functions declare. */
+static void scan(Module *module)
+{
+    const std::string &text = module->text;
+
+    for (size_t at = 0; (at = text.find(".file\t", at)) != std::string::npos; at++) {           /* .file 1 "name" */
+        const size_t quote = text.find('"', at), end = text.find('"', quote + 1);
+        module->files[atoi(text.c_str() + at + 6)] = text.substr(quote + 1, end - quote - 1);
+    }
+    module->files[0] = "a file without -lineinfo";
+    for (size_t at = 0; (at = text.find(".shared .align", at)) != std::string::npos; at++)
+        if (text[at - 1] != '\t')               /* no kernel's own */
+            module->shared.push_back(text.substr(at, text.find(';', at) - at));
+}
+
+Kernel *find_kernel(Module *module, const std::string &name)
+{
+    Kernel *&k = module->kernels[name];
+
+    if (k)
+        return k;
+    const std::string &text = module->text;
+    size_t at = text.find(".entry " + name + "(");
+    if (at == std::string::npos && (at = text.find(".entry " + name + "\n")) == std::string::npos)
+        simulated_error("no PTX of the kernel %s: build it with code=compute_80", name.c_str());
+    k = new Kernel;
+    k->name = name;
+    k->text = text.substr(at, std::min(text.find(".entry ", at + 1), text.find("\n\t.file", at)) - at);
+    edit(*k);
+    if (module->files.empty())
+        scan(module);
+    k->files = &module->files;
+    Parser{*k}.parse(*module);
+    return k;
 }

@@ -1,4 +1,4 @@
-/* A kernel as the simulated GPU runs it. module.cc and parser.cc make it from the PTX in the program. instructions.cc
+/* A kernel as the simulated GPU runs it. parser.cc makes it from the PTX in the program. instructions.cc
  * and warp_instructions.cc hold the instructions, launcher.cc runs them. All of it follows NVIDIA's PTX ISA manual. */
 #ifndef PTX_H
 #define PTX_H
@@ -7,6 +7,8 @@
 #include <map>
 #include <stdint.h>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "memory.h"
@@ -20,29 +22,40 @@ typedef void Handler(Warp &warp, const Instruction &i, uint32_t lanes);         
 enum Space : uint8_t { GENERIC, GLOBAL, SHARED, PARAMETERS };
 enum Control : uint8_t { NEXT, BRANCH, RETURN, BARRIER };       /* what the launcher does after it */
 
+/* What the tables say of an instruction, by its name with all types: the widths of the registers it writes and reads,
+ * in the order of its operands, in bytes; 1 is a predicate. */
+struct Operation {
+    Handler *run;                       /* NULL if the launcher runs it */
+    uint8_t to[4], from[10];
+    Control control = NEXT;
+};
+typedef std::unordered_map<std::string_view, Operation> Table;
+extern const Table arithmetic, of_warps;
+enum { ADDRESS = 100, LABEL };          /* operands that are no register */
+
 /* An instruction, decoded once. Registers are places in the warp's file, where a register's 32 lanes follow one
  * another. A predicate is a mask of 32 bits. */
 struct Instruction {
-    Handler *run;                       /* NULL if the launcher runs it */
+    Handler *run;
+    Control control;
     uint32_t to[4], from[10];
     uint32_t guard;                     /* the predicate of @p; 0: none */
-    bool guard_not, flag;               /* flag: sign extension, .trans, a wait for all */
+    bool guard_not, extends_sign;
     Space space;
-    Control control;
-    uint8_t kind;                       /* counts.h */
+    uint8_t kind;                       /* counted as */
     uint8_t bytes, width, count;        /* of memory: an element's, the register's; elements per lane */
     uint8_t address_width;
     int32_t target;                     /* a branch's */
-    int64_t offset;                     /* in an address [register + offset]; a number that is no register */
+    int64_t offset;                     /* in an address [register + offset] */
     uint32_t file, line;                /* in the source */
-    uint32_t text, text_bytes;          /* in the kernel's text */
+    std::string_view text;
 };
 
-enum Special { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z,
-               LANEID, WARPID, SPECIALS };
+/* %tid.x and so on; 0: not used */
+enum Special { TID, NTID, CTAID, NCTAID, SPECIALS };
 
 struct Parameter {
-    std::string name;
+    std::string_view name;
     int offset, bytes;
 };
 
@@ -59,7 +72,7 @@ struct Kernel {
     size_t most_dynamic_shared;         /* 48 KB less the static, unless cudaFuncSetAttribute sets it */
     std::vector<Instruction> code;
     std::vector<Constant> constants;
-    uint32_t special[SPECIALS] = {};    /* 0: not used */
+    uint32_t special[SPECIALS][3] = {};
     uint32_t file_bytes = 64;           /* of a warp's registers; place 0 is none */
     const std::map<int, std::string> *files;
 
@@ -79,18 +92,9 @@ struct Module {
 
 std::string plain_name(const Kernel &k);                        /* as in C++, without parameters */
 Kernel *find_kernel(Module *module, const std::string &name);   /* parses it on first use */
-void parse_kernel(Kernel &kernel, const Module &module);
 
-/* The table of instructions: by the name with all its types. Widths of registers in bytes; 1 is a predicate. */
-struct Operation {
-    Handler *run;
-    uint8_t to, from[4];
-};
-const Operation *find_operation(const std::string &name);
-
-/* Instructions that access memory or other lanes. */
-Handler load, store, load_matrices, copy_async, copies_commit, copies_wait, shuffle, vote, multiply_add_f16,
-    multiply_add_bf16, warp_barrier, pack, unpack, trap;
+/* Instructions that decode themselves from a name with many forms. */
+Handler load, store, pack, unpack, copy_async;
 
 /* ---- running ---- */
 
@@ -100,11 +104,6 @@ struct Copy {                           /* of cp.async, in flight */
     uint32_t group;
 };
 
-struct Group {                          /* lanes that run together */
-    int at;
-    uint32_t lanes;
-};
-
 struct Block;
 struct Warp {
     uint8_t *registers;
@@ -112,7 +111,7 @@ struct Warp {
     int number;
     uint32_t segment, alive, waiting;   /* waiting: at the barrier `at` */
     int at;
-    std::vector<Group> groups;          /* by their place in the code */
+    std::map<int, uint32_t> groups;     /* lanes that run together, by their place in the code */
     std::vector<Copy> copies;
     uint32_t groups_of_copies[LANES];
 
@@ -144,5 +143,15 @@ unsigned chance(unsigned below);        /* a random number, the same in every ru
 
 /* Runs a launch. parameters: the kernel's, one after the other. */
 void run_grid(Kernel *kernel, dim3 grid, dim3 threads, size_t dynamic_shared, const uint8_t *parameters);
+
+/* ---- counts of what kernels do, if SIMULATED_COUNTS is set ---- */
+
+extern const bool counting;
+enum Kind : uint8_t { OTHER, FLOAT, EXPONENT, MATRIX, LOAD_MATRICES, COPY };
+Kind kind_of(const std::string &name);  /* of an instruction */
+void count_launch(const Kernel &k);
+void count_instruction(const Instruction &i);
+/* An access of `bytes` bytes per lane, at the addresses in a register. */
+void count_access(const uint64_t addresses[LANES], uint32_t lanes, unsigned bytes, bool shared);
 
 #endif

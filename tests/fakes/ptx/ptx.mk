@@ -23,7 +23,7 @@ $(BUILD)/simulated/mistakes: $$(call objects,tests/fakes/mistakes)
 $(BUILD)/simulated/obj/%.o: %.c $(BUILD)/simulated/flags
 	$(compile)
 $(BUILD)/simulated/obj/%.o: %.cc $(BUILD)/simulated/flags
-	@mkdir -p $(@D); echo "  CXX $@"; $(CXX) -std=c++17 $(filter-out -std=%,$(FLAGS)) \
+	@mkdir -p $(@D); echo "  CXX $@"; $(CXX) -std=c++20 $(filter-out -std=%,$(FLAGS)) \
 		-ffp-contract=off -fno-strict-aliasing $(CUDA_INCLUDE) -c $< -o $@
 $(BUILD)/simulated/obj/%.o: %.cu $(BUILD)/simulated/nvcc_flags
 	@mkdir -p $(@D); echo "  NVCC  $@"; $(NVCC) --options-file $(BUILD)/simulated/nvcc_flags -c $< -o $@

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <tuple>
 
 #include "ptx.h"
 
@@ -57,19 +58,16 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device)
 {
-    if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin)
-        *value = shared_bytes();
-    else if (attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
-        *value = shared_bytes() + 1024;
-    else if (attribute == cudaDevAttrMemoryPoolsSupported)
-        *value = 1;
-    else if (attribute == cudaDevAttrComputeCapabilityMajor)
-        *value = capability(device) / 10;
-    else if (attribute == cudaDevAttrComputeCapabilityMinor)
-        *value = capability(device) % 10;
-    else
-        return error(cudaErrorInvalidValue);
-    return cudaSuccess;
+    const std::map<cudaDeviceAttr, int> values = {
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_bytes()},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, shared_bytes() + 1024},
+        {cudaDevAttrMemoryPoolsSupported, 1},
+        {cudaDevAttrComputeCapabilityMajor, capability(device) / 10},
+        {cudaDevAttrComputeCapabilityMinor, capability(device) % 10},
+    };
+
+    *value = values.count(attribute) ? values.at(attribute) : 0;
+    return values.count(attribute) ? cudaSuccess : error(cudaErrorInvalidValue);
 }
 
 /* ---- memory ---- */
@@ -87,10 +85,7 @@ cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t)
     return cudaSuccess;
 }
 
-cudaError_t cudaMalloc(void **data, size_t bytes)
-{
-    return cudaMallocAsync(data, bytes, NULL);
-}
+cudaError_t cudaMalloc(void **data, size_t bytes) { return cudaMallocAsync(data, bytes, NULL); }
 
 cudaError_t cudaFreeAsync(void *data, cudaStream_t stream)
 {
@@ -153,12 +148,10 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     if (is_global(from) == from_host || is_global(to) == to_host)
         simulated_error("cudaMemcpy of %zu bytes from %p to %p: an address is not of the memory that %s says", bytes,
                         from, to, from_host ? "HostToDevice" : to_host ? "DeviceToHost" : "DeviceToDevice");
-    if (from_host && !is_pinned(from)) {
-        const auto staged = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
-        enqueue(stream, "cudaMemcpyAsync", [=] { copy_now(to, staged->data(), bytes); });
-    } else {
-        enqueue(stream, "cudaMemcpyAsync", [=] { copy_now(to, from, bytes); });
-    }
+    std::vector<char> staged;
+    if (from_host && !is_pinned(from))
+        staged.assign((const char *)from, (const char *)from + bytes);
+    enqueue(stream, "cudaMemcpyAsync", [=] { copy_now(to, staged.empty() ? from : staged.data(), bytes); });
     return to_host && !is_pinned(to) ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
@@ -174,15 +167,10 @@ CUDA_CALL(cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_
           for (size_t i = 0; i < height; i++)
               cudaMemcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width, kind))
 
-static void set_now(void *data, int value, size_t bytes)
-{
-    memset(global_memory.access_all((uint64_t)data, bytes, WRITES), value, bytes);
-}
-
 CUDA_CALL(cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t stream),
-          enqueue(stream, "cudaMemsetAsync", [=] { set_now(data, value, bytes); }))
-CUDA_CALL(cudaMemset(void *data, int value, size_t bytes),
-          enqueue(NULL, "cudaMemset", [=] { set_now(data, value, bytes); }))
+          enqueue(stream, "cudaMemset",
+                  [=] { memset(global_memory.access_all((uint64_t)data, bytes, WRITES), value, bytes); }))
+cudaError_t cudaMemset(void *data, int value, size_t bytes) { return cudaMemsetAsync(data, value, bytes, NULL); }
 
 /* ---- kernels ---- */
 
@@ -209,11 +197,9 @@ void __cudaRegisterFatBinaryEnd(void **) {}
 void __cudaUnregisterFatBinary(void **) {}
 
 /* The module and the name of each kernel. Programs register them before main, in any order of files. */
-typedef std::map<const void *, std::pair<Module *, const char *>> Functions;
-
-static Functions &functions(void)
+static auto &functions(void)
 {
-    static Functions *all = new Functions;
+    static auto *all = new std::map<const void *, std::pair<Module *, const char *>>;
 
     return *all;
 }
@@ -248,16 +234,16 @@ cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void
 {
     Kernel *k = kernel_of(function);
     const uint64_t count = (uint64_t)threads.x * threads.y * threads.z;
+    std::vector<uint8_t> parameters(k->parameter_bytes + 1);
 
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x >> 31 || grid.y >> 16 || grid.z >> 16 || count == 0
         || count > (unsigned)k->most_threads || threads.z > 64)
         return error(cudaErrorInvalidConfiguration);
     if (shared > k->most_dynamic_shared)
         return error(cudaErrorInvalidValue);
-    const auto parameters = std::make_shared<std::vector<uint8_t>>(k->parameter_bytes + 1);
     for (size_t p = 0; p < k->parameters.size(); p++)
-        memcpy(parameters->data() + k->parameters[p].offset, arguments[p], k->parameters[p].bytes);
-    enqueue(stream, k->name.c_str(), [=] { run_grid(k, grid, threads, shared, parameters->data()); });
+        memcpy(&parameters[k->parameters[p].offset], arguments[p], k->parameters[p].bytes);
+    enqueue(stream, k->name.c_str(), [=] { run_grid(k, grid, threads, shared, parameters.data()); });
     return cudaSuccess;
 }
 
@@ -268,21 +254,12 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *functio
     return cudaLaunchKernel(function, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, c->stream);
 }
 
-static struct {
-    dim3 grid, threads;
-    size_t shared;
-    cudaStream_t stream;
-} configured;                                   /* by <<< >>> */
+static std::tuple<dim3, dim3, size_t, cudaStream_t> configured;         /* by <<< >>> */
 
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 threads, size_t shared, cudaStream_t stream)
-{
-    configured = {grid, threads, shared, stream};
-    return 0;
-}
-
+CUDA_CALL(__cudaPushCallConfiguration(dim3 grid, dim3 threads, size_t shared, cudaStream_t stream),
+          configured = {grid, threads, shared, stream})
 CUDA_CALL(__cudaPopCallConfiguration(dim3 *grid, dim3 *threads, size_t *shared, void *stream),
-          *grid = configured.grid, *threads = configured.threads, *shared = configured.shared;
-          *(cudaStream_t *)stream = configured.stream)
+          std::tie(*grid, *threads, *shared, *(cudaStream_t *)stream) = configured)
 CUDA_CALL(__cudaGetKernel(cudaKernel_t *kernel, const void *function), *kernel = (cudaKernel_t)function)
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, void **arguments, size_t shared,

@@ -1,8 +1,9 @@
 /* Streams and events of libcudart. */
 #include "runtime.h"
 
+#include <chrono>
 #include <sched.h>
-#include <time.h>
+#include <utility>
 
 #include "ptx.h"
 
@@ -85,11 +86,13 @@ void enqueue(cudaStream_t stream, const char *name, std::function<void()> work)
 
 /* ---- events ---- */
 
+typedef std::chrono::steady_clock::time_point Time;
+
 struct CUevent_st {
     cudaStream_t stream;                        /* NULL: not recorded */
     uint32_t number;                            /* the stream's work that it follows */
     Clock clock;
-    std::shared_ptr<double> seconds;
+    std::shared_ptr<Time> time;
 };
 
 static bool passed(const CUevent_st &e)
@@ -125,14 +128,6 @@ static CUevent_st end_of(cudaStream_t s)
     return e;
 }
 
-static double clock_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
 extern "C" {
 
 CUDA_CALL(cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int),
@@ -161,11 +156,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    auto seconds = std::make_shared<double>(0);
+    auto time = std::make_shared<Time>();
 
-    enqueue_polled(stream, [=] { *seconds = clock_now(); return true; });
+    enqueue_polled(stream, [=] { *time = std::chrono::steady_clock::now(); return true; });
     *event = end_of(stream_or_default(stream));
-    event->seconds = seconds;
+    event->time = time;
     return cudaSuccess;
 }
 
@@ -187,17 +182,11 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEven
         return error(cudaErrorInvalidResourceHandle);
     if (!passed(*from) || !passed(*to))
         return error(cudaErrorNotReady);
-    *milliseconds = 1e3 * (*to->seconds - *from->seconds);
+    *milliseconds = std::chrono::duration<float, std::milli>(*to->time - *from->time).count();
     return cudaSuccess;
 }
 
-cudaError_t cudaGetLastError(void)
-{
-    const cudaError_t e = last_error;
-
-    last_error = cudaSuccess;
-    return e;
-}
+cudaError_t cudaGetLastError(void) { return std::exchange(last_error, cudaSuccess); }
 
 const char *cudaGetErrorString(cudaError_t e)
 {

@@ -1,5 +1,4 @@
 /* Instructions that access memory, or the registers of other lanes. */
-#include "counts.h"
 #include "fragments.h"
 #include "numbers.h"
 #include "ptx.h"
@@ -13,46 +12,32 @@ template <typename F> static inline void each(uint32_t lanes, F f)
         f(__builtin_ctz(lanes));
 }
 
-static std::string here(unsigned lane)
-{
-    return place_of_lane(lane);
-}
-
 /* ---- ld, st ---- */
-
-static uint64_t address_of(const Warp &w, const Instruction &i, uint32_t place, int lane)
-{
-    return (i.address_width == 4 ? w.lane<uint32_t>(place)[lane] : w.lane<uint64_t>(place)[lane]) + i.offset;
-}
-
-static Memory &memory_at(const Warp &w, const Instruction &i, uint64_t *address)
-{
-    if (i.space == SHARED)
-        return w.block->shared;
-    if (i.space == GENERIC && *address - SHARED_WINDOW < w.block->shared.size) {
-        *address -= SHARED_WINDOW;
-        return w.block->shared;
-    }
-    return global_memory;
-}
-
-static void count(const Warp &w, const Instruction &i, uint32_t lanes, unsigned bytes)
-{
-    uint64_t addresses[LANES];
-    Memory *memory = NULL;
-
-    each(lanes, [&](int l) {
-        addresses[l] = address_of(w, i, i.from[0], l);
-        memory = &memory_at(w, i, &addresses[l]);
-    });
-    count_access(addresses, lanes, bytes, memory == &w.block->shared);
-}
 
 static void check_aligned(uint64_t address, unsigned bytes, int lane)
 {
     if (address % bytes)
-        simulated_error("%s: address 0x%llx is no multiple of the %u bytes of the access", here(lane).c_str(),
-                        (unsigned long long)address, bytes);
+        simulated_error("%s: address 0x%lx is no multiple of the %u bytes of the access", here(lane).c_str(), address,
+                        bytes);
+}
+
+/* Checks the access of `bytes` bytes by each lane, and counts it. Sets where they lie on the host. */
+static void access(const Warp &w, const Instruction &i, uint32_t lanes, unsigned bytes, bool writes, uint8_t *at[LANES])
+{
+    Block &b = *w.block;
+    uint64_t addresses[LANES];
+    bool shared = i.space == SHARED;
+
+    each(lanes, [&](int l) {
+        uint64_t &a = addresses[l] = i.offset
+            + (i.address_width == 4 ? w.lane<uint32_t>(i.from[0])[l] : w.lane<uint64_t>(i.from[0])[l]);
+        if (i.space == GENERIC && (shared = a - SHARED_WINDOW < b.shared.size))
+            a -= SHARED_WINDOW;
+        check_aligned(a, bytes, l);
+        at[l] = (shared ? b.shared : global_memory).access(a, bytes, l, writes);
+    });
+    if (counting)
+        count_access(addresses, lanes, bytes, shared);
 }
 
 static inline uint64_t bits_at(const uint8_t *from, int bytes)
@@ -67,41 +52,33 @@ static inline void set_bits(uint8_t *to, int bytes, uint64_t bits)
         : bytes == 8 ? (void)(*(uint64_t *)to = bits) : (void)(*to = bits);
 }
 
-static uint8_t *place_of(const Warp &w, const Instruction &i, int lane, bool writes)
-{
-    const unsigned bytes = i.count * i.bytes;
-    uint64_t address = address_of(w, i, i.from[0], lane);
-    Memory &memory = memory_at(w, i, &address);
-
-    check_aligned(address, bytes, lane);
-    return memory.access(address, bytes, lane, writes);
-}
-
 /* A register may be wider than what is loaded: the rest is zeros, or the sign. */
 void load(Warp &w, const Instruction &i, uint32_t lanes)
 {
     const int unused = 64 - 8 * i.bytes;
+    uint8_t *from[LANES];
 
-    if (counting && i.space != PARAMETERS)
-        count(w, i, lanes, i.count * i.bytes);
+    if (i.space == PARAMETERS)
+        std::fill(from, from + LANES, (uint8_t *)w.block->parameters + i.offset);
+    else
+        access(w, i, lanes, i.count * i.bytes, READS, from);
     each(lanes, [&](int l) {
-        const uint8_t *from = i.space == PARAMETERS ? w.block->parameters + i.offset : place_of(w, i, l, READS);
         for (int v = 0; v < i.count; v++) {
-            const uint64_t bits = bits_at(from + v * i.bytes, i.bytes);
+            const uint64_t bits = bits_at(from[l] + v * i.bytes, i.bytes);
             set_bits(w.registers + i.to[v] + l * i.width, i.width,
-                     i.flag ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits);
+                     i.extends_sign ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits);
         }
     });
 }
 
 void store(Warp &w, const Instruction &i, uint32_t lanes)
 {
-    if (counting)
-        count(w, i, lanes, i.count * i.bytes);
+    uint8_t *to[LANES];
+
+    access(w, i, lanes, i.count * i.bytes, WRITES, to);
     each(lanes, [&](int l) {
-        uint8_t *to = place_of(w, i, l, WRITES);
         for (int v = 0; v < i.count; v++)
-            set_bits(to + v * i.bytes, i.bytes, bits_at(w.registers + i.from[1 + v] + l * i.width, i.bytes));
+            set_bits(to[l] + v * i.bytes, i.bytes, bits_at(w.registers + i.from[1 + v] + l * i.width, i.bytes));
     });
 }
 
@@ -138,26 +115,32 @@ static void check_members(const Warp &w, uint32_t place, uint32_t lanes)
         simulated_error("%s: the lanes are 0x%08x, but its mask is 0x%08x", here(first).c_str(), lanes, members);
 }
 
-void warp_barrier(Warp &w, const Instruction &i, uint32_t lanes)
+static void warp_barrier(Warp &w, const Instruction &i, uint32_t lanes)
 {
     check_members(w, i.from[0], lanes);
     w.segment = segment_begins(w.block->number, w.number, w.block->barriers);
 }
 
-void vote(Warp &w, const Instruction &i, uint32_t lanes)
+enum Vote { ANY, ALL };
+template <Vote kind> static void vote(Warp &w, const Instruction &i, uint32_t lanes)
+{
+    const uint32_t which = w.predicate(i.from[0]) & lanes;
+    uint32_t &to = w.predicate(i.to[0]);
+
+    check_members(w, i.from[1], lanes);
+    to = (kind == ANY ? which != 0 : which == lanes) ? to | lanes : to & ~lanes;
+}
+
+static void ballot(Warp &w, const Instruction &i, uint32_t lanes)
 {
     const uint32_t which = w.predicate(i.from[0]) & lanes;
 
     check_members(w, i.from[1], lanes);
-    if (i.offset == 'a') {
-        each(lanes, [&](int l) { w.lane<uint32_t>(i.to[0])[l] = which; });
-        return;
-    }
-    uint32_t &to = w.predicate(i.to[0]);
-    to = (i.offset == 'n' ? which != 0 : which == lanes) ? to | lanes : to & ~lanes;
+    each(lanes, [&](int l) { w.lane<uint32_t>(i.to[0])[l] = which; });
 }
 
-void shuffle(Warp &w, const Instruction &i, uint32_t lanes)
+enum Shuffle { UP, DOWN, BUTTERFLY, INDEX };
+template <Shuffle kind> static void shuffle(Warp &w, const Instruction &i, uint32_t lanes)
 {
     uint32_t all[LANES], inside = 0;
 
@@ -166,16 +149,15 @@ void shuffle(Warp &w, const Instruction &i, uint32_t lanes)
     each(lanes, [&](int l) {
         const int b = w.lane<uint32_t>(i.from[1])[l] & 31, c = w.lane<uint32_t>(i.from[2])[l];
         const int clamp = c & 31, mask = c >> 8 & 31, most = (l & mask) | (clamp & ~mask), least = l & mask;
-        int from = i.offset == 'u' ? l - b : i.offset == 'd' ? l + b : i.offset == 'b' ? l ^ b : least | (b & ~mask);
-        const bool in = i.offset == 'u' ? from >= most : from <= most;
+        int from = kind == UP ? l - b : kind == DOWN ? l + b : kind == BUTTERFLY ? l ^ b : least | (b & ~mask);
+        const bool in = kind == UP ? from >= most : from <= most;
         from = in ? from : l;
         if (!(lanes >> from & 1))
             simulated_error("%s: it reads lane %d, which does not take part", here(l).c_str(), from);
         inside |= (uint32_t)in << l;
         w.lane<uint32_t>(i.to[0])[l] = all[from];
     });
-    if (i.to[1])
-        w.predicate(i.to[1]) = (w.predicate(i.to[1]) & ~lanes) | inside;
+    w.predicate(i.to[1]) = (w.predicate(i.to[1]) & ~lanes) | inside;
 }
 
 /* ---- tensor cores ---- */
@@ -186,22 +168,16 @@ static void check_full(uint32_t lanes)
         simulated_error("%s: only lanes 0x%08x of the warp run it", here(__builtin_ctz(lanes)).c_str(), lanes);
 }
 
-void load_matrices(Warp &w, const Instruction &i, uint32_t lanes)
+template <bool transposed> static void load_matrices(Warp &w, const Instruction &i, uint32_t lanes)
 {
-    const uint8_t *row[LANES];
+    uint8_t *row[LANES];
 
     check_full(lanes);
-    if (counting)
-        count(w, i, lanes, 16);
-    for (int l = 0; l < LANES; l++) {
-        const uint64_t address = address_of(w, i, i.from[0], l);
-        check_aligned(address, 16, l);
-        row[l] = w.block->shared.access(address, 16, l, READS);
-    }
+    access(w, i, lanes, 16, READS, row);
     for (int matrix = 0; matrix < 4; matrix++)
         for (int l = 0; l < LANES; l++)
             for (int x = 0; x < 2; x++) {
-                const Element e = matrix_element(l, x, i.flag);
+                const Element e = matrix_element(l, x, transposed);
                 memcpy(&w.lane<uint16_t>(i.to[matrix])[2 * l + x], row[8 * matrix + e.row] + 2 * e.column, 2);
             }
 }
@@ -234,16 +210,6 @@ template <float (*number)(uint16_t)> static void multiply_add(Warp &w, const Ins
         }
 }
 
-void multiply_add_f16(Warp &w, const Instruction &i, uint32_t lanes)
-{
-    multiply_add<float_of_half>(w, i, lanes);
-}
-
-void multiply_add_bf16(Warp &w, const Instruction &i, uint32_t lanes)
-{
-    multiply_add<float_of_bfloat>(w, i, lanes);
-}
-
 /* ---- asynchronous copies: until the wait, the destination is NaN, and nobody may touch it ---- */
 
 void copy_async(Warp &w, const Instruction &i, uint32_t lanes)
@@ -253,7 +219,7 @@ void copy_async(Warp &w, const Instruction &i, uint32_t lanes)
 
     each(lanes, [&](int l) {
         const uint64_t to = w.lane<uint32_t>(i.from[0])[l], from = w.lane<uint64_t>(i.from[1])[l] + i.offset;
-        const uint32_t there = w.lane<uint32_t>(i.from[2])[l];
+        const uint32_t there = w.lane<uint32_t>(i.from[3])[l];
         targets[l] = to, sources[l] = from, reading |= (uint32_t)(there != 0) << l;
         check_aligned(to, i.bytes, l);
         check_aligned(from, i.bytes, l);
@@ -269,16 +235,17 @@ void copy_async(Warp &w, const Instruction &i, uint32_t lanes)
     }
 }
 
-void copies_commit(Warp &w, const Instruction &, uint32_t lanes)
+static void copies_commit(Warp &w, const Instruction &, uint32_t lanes)
 {
     each(lanes, [&](int l) { w.groups_of_copies[l]++; });
 }
 
-void copies_wait(Warp &w, const Instruction &i, uint32_t lanes)
+static void copies_wait(Warp &w, const Instruction &i, uint32_t lanes)
 {
     Memory &shared = w.block->shared;
     const auto arrives = [&](const Copy &c) {
-        if (!(lanes >> c.lane & 1) || (!i.flag && c.group + i.offset >= w.groups_of_copies[c.lane]))
+        if (!(lanes >> c.lane & 1)
+            || (i.from[0] && c.group + w.lane<uint32_t>(i.from[0])[c.lane] >= w.groups_of_copies[c.lane]))
             return false;
         uint8_t data[16] = {0};
         if (c.there)
@@ -291,7 +258,38 @@ void copies_wait(Warp &w, const Instruction &i, uint32_t lanes)
     w.copies.erase(std::remove_if(w.copies.begin(), w.copies.end(), arrives), w.copies.end());
 }
 
-void trap(Warp &, const Instruction &, uint32_t lanes)
+static void trap(Warp &, const Instruction &, uint32_t lanes)
 {
     simulated_error("%s", here(__builtin_ctz(lanes)).c_str());
 }
+
+#define SHUFFLE(NAME, KIND) {"shfl.sync." NAME ".b32", {shuffle<KIND>, {4, 1}, {4, 4, 4, 4}}}
+#define MULTIPLY_ADD(TYPE, NUMBER) {"mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32", \
+    {multiply_add<NUMBER>, {4, 4, 4, 4}, {4, 4, 4, 4, 4, 4, 4, 4, 4, 4}}}
+
+const Table of_warps = {
+    {"bra", {NULL, {}, {LABEL}, BRANCH}},
+    {"bra.uni", {NULL, {}, {LABEL}, BRANCH}},
+    {"ret", {NULL, {}, {}, RETURN}},
+    {"exit", {NULL, {}, {}, RETURN}},
+    {"bar.sync", {NULL, {}, {4}, BARRIER}},
+    {"bar.red.or.pred", {NULL, {1}, {4, 1}, BARRIER}},
+    {"bar.warp.sync", {warp_barrier, {}, {4}}},
+    SHUFFLE("up", UP),
+    SHUFFLE("down", DOWN),
+    SHUFFLE("bfly", BUTTERFLY),
+    SHUFFLE("idx", INDEX),
+    {"vote.sync.any.pred", {vote<ANY>, {1}, {1, 4}}},
+    {"vote.sync.all.pred", {vote<ALL>, {1}, {1, 4}}},
+    {"vote.sync.ballot.b32", {ballot, {4}, {1, 4}}},
+    {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", {load_matrices<false>, {4, 4, 4, 4}, {ADDRESS}}},
+    {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", {load_matrices<true>, {4, 4, 4, 4}, {ADDRESS}}},
+    MULTIPLY_ADD("f16", float_of_half),
+    MULTIPLY_ADD("bf16", float_of_bfloat),
+    {"cp.async.cg.shared.global", {copy_async, {}, {4, ADDRESS, 4, 4}}},
+    {"cp.async.ca.shared.global", {copy_async, {}, {4, ADDRESS, 4, 4}}},
+    {"cp.async.commit_group", {copies_commit, {}, {}}},
+    {"cp.async.wait_group", {copies_wait, {}, {4}}},
+    {"cp.async.wait_all", {copies_wait, {}, {}}},
+    {"trap", {trap, {}, {}}},
+};
