@@ -135,8 +135,11 @@ static void what_cannot_be_split_is_refused(void **state)
     (void)state;
     run_well("cp %s three.bin", token_file(20000, 3));
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        Result r = run("mpiexec -n %d " BUILD "/cpu64/%s --data %s --hidden 48 --quiet %s", refused[i].ranks,
-                       refused[i].program, token_file(20000, 97), refused[i].options);
+        char launch[32] = "";
+        if (refused[i].ranks > 1)               /* mpiexec may change the status of a single rank that ends early */
+            snprintf(launch, sizeof launch, "mpiexec -n %d ", refused[i].ranks);
+        Result r = run("%s" BUILD "/cpu64/%s --data %s --hidden 48 --quiet %s", launch, refused[i].program,
+                       token_file(20000, 97), refused[i].options);
         bool good = r.status == refused[i].status && *r.err;
         for (char *line = strtok(r.err, "\n"); line && good; line = strtok(NULL, "\n"))
             good = !strncmp(line, refused[i].program, strlen(refused[i].program)) && strstr(line, refused[i].message);
