@@ -135,6 +135,7 @@ static const LayoutCase cases[] = {
 static const struct {
     const char *program, *options[4];
     int ranks[7], layers[4], micro_batch[3], seq;
+    const char *model;
 } products[] = {
     {"03_data_parallel", {"--sync naive", "--sync overlap", "--sync bucket --bucket-mb 0.05"}, {1, 2, 3, 4, 8},
      {1, 2, 3}, {3}, 16},
@@ -144,6 +145,11 @@ static const struct {
      {1, 2, 3, 4, 8}, {2}, {1, 3}, 48},
     {"07_context_parallel", {"--attention zigzag", "--attention ring", "--attention allgather", "--attention ulysses"},
      {1, 2, 3, 4, 8}, {2}, {1, 3}, 144},
+    {"10_expert_parallel", {"--ep 1"}, {1, 2, 3, 4, 6, 8}, {2}, {2}, 16, EXPERTS(8, 2, "--capacity 1")},
+    {"10_expert_parallel", {"--ep 2"}, {2, 4, 6, 8}, {2}, {1, 2}, 16, EXPERTS(8, 2, "--capacity 1")},
+    {"10_expert_parallel", {"--ep 4"}, {4, 8}, {2}, {1, 2}, 16, EXPERTS(8, 1, "--capacity 1")},
+    {"10_expert_parallel", {"--ep 3"}, {3, 6}, {2}, {1, 2}, 16, EXPERTS(6, 3, "--capacity 0")},
+    {"10_expert_parallel", {"--ep 8"}, {8}, {2}, {1, 2}, 16, EXPERTS(8, 3, "--capacity 0.7")},
 };
 
 static double worst[4];                 /* differences of gradients, checkpoints, losses and norms */
@@ -302,7 +308,8 @@ void layouts_agree(const char *program)
                         for (const int *b = products[i].micro_batch; *b; b++)
                             for (int k = 0; k < 6; k++) {
                                 c = (LayoutCase){program, products[i].options[o], *n, *layers, *b, 1 + k / 3,
-                                                 recompute[k % 3], .seq = products[i].seq, .heads = 24};
+                                                 recompute[k % 3], .dp = products[i].model ? *n : 0,
+                                                 .seq = products[i].seq, .heads = 24, .model = products[i].model};
                                 layout_compare(&c);
                             }
     print_message("worst difference: gradients %.1e, checkpoints %.1e, losses %.1e, norms %.1e\n", worst[0], worst[1],

@@ -177,9 +177,16 @@ static ncclResult_t connect_ranks(ncclComm_t c)
     return ncclSuccess;
 }
 
-/* The GPU runs without being asked. */
+/* The GPU runs without being asked, also while the host waits in MPI: a rank may have all that it needs, and another
+ * rank not. */
 NCCL_CALL(ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state),
           gpu_runs(); *state = c->failed ? ncclRemoteError : ncclSuccess)
+
+int MPI_Testall(int count, MPI_Request *requests, int *done, MPI_Status *statuses)
+{
+    gpu_runs();
+    return PMPI_Testall(count, requests, done, statuses);
+}
 
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {

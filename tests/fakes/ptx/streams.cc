@@ -53,7 +53,7 @@ void gpu_runs(void)
                 while (stream_step(s))
                     on = true;
         }
-    else if (chance(simulated_order() == SHUFFLED ? 4 : 64) == 0)
+    else if (!streams.empty() && chance(simulated_order() == SHUFFLED ? 4 : 64) == 0)
         for (int steps = chance(8); steps > 0; steps--)
             stream_step(streams[chance(streams.size())]);
 }
