@@ -47,7 +47,7 @@ endif
 	@tests/run.sh $(if $(FULL),--full) $(CHOSEN)
 
 test-cuda: deps		## compare operators and gradients on a GPU with the CPU
-	@$(MAKE) --no-print-directory cuda cpu $(BUILD)/cpu/parity \
+	@$(MAKE) --no-print-directory cuda cpu cpu64 $(BUILD)/cpu/parity \
 		$(if $(NO_NVCC),,$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity)
 	@$(BUILD)/cuda/test_cuda
 
