@@ -64,15 +64,16 @@ NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1}; ncclDataType_t t = ncclBf
 	-include nccl.h -xc -fsyntax-only - 2>/dev/null && echo yes)
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
-# A backend is a choice of files: those that all share, cpu/ or cuda/, NCCL or not, and the kernels of 08.
+# A backend is a choice of files: those that all share, cpu/ or cuda/, NCCL or not, and the operators of 08 and 10.
 BACKENDS := cpu cpu64 cuda simulated
 COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard common/*.c common/*/*.c)))
 COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 COMMON_cpu64 := $(COMMON_cpu)
 COMMON_cuda := $(COMMON) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
-FUSED_cpu := $(addprefix 08_fused_kernels/,fused fused_cpu)
-FUSED_cpu64 := $(FUSED_cpu)
-FUSED_cuda := 08_fused_kernels/fused $(basename $(wildcard 08_fused_kernels/fused_cuda/*.cu))
+OWN := 08_fused_kernels/fused 10_expert_parallel/experts
+OWN_cpu := $(OWN) $(OWN:%=%_cpu)
+OWN_cpu64 := $(OWN_cpu)
+OWN_cuda := $(OWN) $(basename $(wildcard $(OWN:%=%_cuda.cu) $(OWN:%=%_cuda/*.cu)))
 # private: otherwise prerequisites would inherit the flag and add it again
 $(BUILD)/cpu64/%: private FLAGS += -DREAL64
 $(BUILD)/cuda/%: private LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
@@ -93,8 +94,8 @@ link = @echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS
 archive = @rm -f $@; ar qcs $@ $(filter %.o,$^)
 # A program is all .c files of its directory, except those of one backend, and the libraries of its backend.
 $(foreach b,$(BACKENDS),$(STAGES:%=$(BUILD)/$(b)/%)): \
-	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libfused.a $$(@D)/libcommon.a | $(TEXT); $(link)
-$(BACKENDS:%=$(BUILD)/%/libfused.a): $$(call objects,$$(FUSED_$$(backend))); $(archive)
+	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libown.a $$(@D)/libcommon.a | $(TEXT); $(link)
+$(BACKENDS:%=$(BUILD)/%/libown.a): $$(call objects,$$(OWN_$$(backend))); $(archive)
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
 $(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error); $(link)
 $(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(COMMON_$$(backend))) $$(@D)/flags; $(archive)

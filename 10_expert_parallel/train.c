@@ -7,6 +7,7 @@
  * chooses. Gradients of experts are summed over the ranks that hold them, edp; all others over all ranks, dp.
  */
 #include "../common/ultrascale.h"
+#include "experts.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
 static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */

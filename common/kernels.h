@@ -19,13 +19,10 @@ KERNEL(gelu_forward); KERNEL(gelu_backward);
 KERNEL(residual_forward);
 KERNEL(cross_entropy_forward); KERNEL(cross_entropy_backward);
 KERNEL(cross_entropy_max); KERNEL(cross_entropy_sums); KERNEL(cross_entropy_loss); KERNEL(ids_in_slice);
-KERNEL(route_forward); KERNEL(route_backward); KERNEL(balance_forward); KERNEL(combine_backward);
 KERNEL(adamw_update); KERNEL(square_sum_into); KERNEL(clip_scale_into);
 KERNEL(attention_block_forward); KERNEL(attention_block_backward); KERNEL(attention_merge); KERNEL(attention_delta);
 void column_sums_kernel(Tensor sum, Tensor t);         /* sum (W) += sum over t's rows, t (R, W) */
 void rope_kernel(Tensor qkv, Tensor rope, bool back);
-/* out = x + sum over a row's slots of gate * the slot's row; gates NONE: 1. out may be x. */
-void combine_kernel(Tensor out, Tensor x, Tensor slots, Tensor gates, Tensor slot);
 void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add);
 
 #endif

@@ -8,8 +8,8 @@ $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): privat
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): \
 		$$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libcommon.a | $(TEXT)
 	$(link)
-$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused parity)): \
-		$$(call objects,$$(FUSED_$$(backend)))
+$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused test_operators parity)): \
+		$$(call objects,$$(OWN_$$(backend)))
 
 # Whether nvcc and the headers of CUDA 12.0 or later are found: then the CUDA backend runs on a simulated GPU (ptx.mk).
 CUDA_HEADERS := $(shell echo 'static_assert(CUDART_VERSION >= 12000);' | $(CXX) $(CUDA_INCLUDE) \

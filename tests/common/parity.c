@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "../../08_fused_kernels/fused.h"
+#include "../../10_expert_parallel/experts.h"
 #include "../../common/ultrascale.h"
 #include "../../common/formats.h"
 

@@ -13,10 +13,10 @@ exercise: known-stage	## copy a program with some code removed, to restore: STAG
 EDITED := $(if $(N),$(EXERCISE),$(PROGRAM))
 verify: known-stage deps	## compare a train.c that you changed with 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1
 	@test -d $(EDITED) || { echo "there is no $(EDITED); make it: make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
-	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu verify diagnose libfused.a) >/dev/null
+	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu verify diagnose libown.a) >/dev/null
 	@mkdir -p $(BUILD)/verify
 	@$(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c \
-		$(patsubst %,$(BUILD)/cpu64/%,libfused.a libcommon.a) $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
+		$(patsubst %,$(BUILD)/cpu64/%,libown.a libcommon.a) $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
 	@$(if $(filter 01_%,$(EDITED)),$(MAKE) --no-print-directory $(BUILD)/cpu64/test_gradients >/dev/null && \
 		echo "gradients of 01 against finite differences of its loss:" && $(BUILD)/cpu64/test_gradients)
 	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) \

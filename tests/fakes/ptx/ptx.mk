@@ -1,7 +1,7 @@
 # The cuda backend as nvcc compiles it, on a simulated GPU (tests/fakes/README.md). code=compute_80 is PTX alone.
 SIMULATOR := $(basename $(wildcard tests/fakes/ptx/*.cc)) $(if $(NCCL),tests/fakes/fake_nccl)
 COMMON_simulated := $(COMMON_cuda)
-FUSED_simulated := $(FUSED_cuda)
+OWN_simulated := $(OWN_cuda)
 SIMULATED := $(patsubst %,$(BUILD)/simulated/%,$(STAGES) $(TESTS) parity ladder mistakes)
 SIMULATED_NVCC_FLAGS = $(filter-out -gencode%,$(NVCC_FLAGS)) -no-compress -gencode=arch=compute_80,code=compute_80
 

@@ -1,6 +1,9 @@
 /* The kernels of mixtures of experts. A token's row is gathered from its slots, and a slot's row from its token, so no
  * two threads add to one element. */
-#include "kernel.cuh"
+#include "../common/cuda/kernel.cuh"
+extern "C" {
+#include "experts.h"
+}
 
 static const dim3 WARP_ROWS(WARP, WARPS);
 
