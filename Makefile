@@ -64,13 +64,14 @@ NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1}; ncclDataType_t t = ncclBf
 	-include nccl.h -xc -fsyntax-only - 2>/dev/null && echo yes)
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
-# A backend is a choice of files: those that all share, cpu/ or cuda/, NCCL or not, and the operators of 08 and 10.
+# A backend is a choice of files: those that all share; cpu/ or cuda/; NCCL or not; and the operators that lie beside
+# the program that brings them.
 BACKENDS := cpu cpu64 cuda simulated
 COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard common/*.c common/*/*.c)))
 COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 COMMON_cpu64 := $(COMMON_cpu)
 COMMON_cuda := $(COMMON) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
-OWN := 08_fused_kernels/fused 10_expert_parallel/experts
+OWN := 07_context_parallel/blocks 08_fused_kernels/fused 10_expert_parallel/experts
 OWN_cpu := $(OWN) $(OWN:%=%_cpu)
 OWN_cpu64 := $(OWN_cpu)
 OWN_cuda := $(OWN) $(basename $(wildcard $(OWN:%=%_cuda.cu) $(OWN:%=%_cuda/*.cu)))

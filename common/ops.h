@@ -65,6 +65,8 @@ void rope_backward(Tensor d_qkv, Tensor rope);                          /* in pl
  * probabilities are 0; blocks that are fully masked are left untouched. d_probs is workspace of probs' shape. ---- */
 void attention_forward(Tensor out, Tensor probs, Tensor qkv);
 void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs);
+/* delta (R, A) REAL = sum over D of d_out * out, both (R, A*D). */
+void attention_delta(Tensor delta, Tensor d_out, Tensor out);
 
 /* ---- GELU, tanh form (Hendrycks & Gimpel 2016): 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) ---- */
 void gelu_forward(Tensor out, Tensor x);
@@ -106,21 +108,5 @@ double square_sum(const Tensor *list, int count);       /* over all tensors, in 
  * wait. scale: NaN if the norm is Inf or NaN. */
 void square_sum_into(Tensor sum, const Tensor *list, int count);
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
-
-/* ---- attention by blocks of keys, for ranks that have only some of the keys ----
- * C queries and `keys` keys: q, out (B, C, A, D); k, v (B, keys, A, D); lse, delta (B, C, A, 1). causal: queries and
- * keys are the same tokens (keys = C), and query i attends to keys 0 to i; otherwise every query attends to every key.
- * scores (2, A, Q, keys) is workspace for Q queries of each head at a time. All REAL. attention_merge combines the
- * outputs that the blocks give for the same queries (Milakov & Gimelshein 2018). Backward takes lse and delta over all
- * blocks, and then runs per block. */
-void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
-void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor scores,
-                              Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal);
-/* Merges another block's output (R, D) and lse (R, 1) into out and lse. Start with out 0 and lse -INFINITY. */
-void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse);
-/* delta (R, A) REAL = sum over D of d_out * out, both (R, A*D). */
-void attention_delta(Tensor delta, Tensor d_out, Tensor out);
-int64_t attention_block_queries(void);          /* Q: the most queries that the backend takes at a time */
-int64_t attention_pairs(void);                  /* query-key pairs that attention_block_forward has computed so far */
 
 #endif

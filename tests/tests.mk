@@ -6,10 +6,8 @@ TOOLS := parity verify diagnose compare sweep bench bench_variants bench_ranks b
 HARNESS := tests/harness tests/layouts tests/tensors
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): private LIBS += -lcmocka
 $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): \
-		$$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libcommon.a | $(TEXT)
+		$$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libown.a $$(@D)/libcommon.a | $(TEXT)
 	$(link)
-$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,test_fused test_operators parity)): \
-		$$(call objects,$$(OWN_$$(backend)))
 
 # Whether nvcc and the headers of CUDA 12.0 or later are found: then the CUDA backend runs on a simulated GPU (ptx.mk).
 CUDA_HEADERS := $(shell echo 'static_assert(CUDART_VERSION >= 12000);' | $(CXX) $(CUDA_INCLUDE) \

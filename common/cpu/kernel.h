@@ -121,6 +121,26 @@ static inline real largest_of(const real *x, int64_t n)
     return max;
 }
 
+/* Softmax in place over the first `seen` of n scores; the others, which are masked, become 0. Returns log sum
+ * exp(scores). */
+static inline real softmax(real *scores, int64_t seen, int64_t n)
+{
+    const real max = largest_of(scores, seen);
+    real sum = 0;
+
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < seen; j++) {
+        scores[j] = real_exp(scores[j] - max);
+        sum += scores[j];
+    }
+    const real inverse = 1 / sum;
+    for (int64_t j = 0; j < seen; j++)
+        scores[j] *= inverse;
+    for (int64_t j = seen; j < n; j++)
+        scores[j] = 0;
+    return max + (real)log(sum);
+}
+
 /* GELU and its derivative. 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u): one exp, and no cancellation. */
 static inline real gelu_sigmoid(real x)
 {

@@ -151,31 +151,7 @@ void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
     LAUNCH(clip_scale, 1, WARP, scale, square_sum, clip);
 }
 
-/* ---- merging the outputs of two blocks of keys ---- */
-
-/* A warp per row, since rows are one head wide. Each output is divided by its own sum, exp(lse). Weighted with exp(lse
- * - common lse), they add up to the common output. */
-__global__ void attention_merge_rows(float *out, float *lse, const float *part, const float *part_lse, int64_t rows,
-                                     int64_t width)
-{
-    EACH_WARP_ROW(i, rows) {
-        const float x = lse[i], y = part_lse[i], max = fmaxf(x, y), in_x = expf(x - max), in_y = expf(y - max);
-        const float sum = in_x + in_y, share_x = in_x / sum, share_y = in_y / sum;
-        EACH_COLUMN(j, 1, width)
-            out[i * width + j] = share_x * out[i * width + j] + share_y * part[i * width + j];
-        __syncwarp();                           /* all have read lse */
-        if (threadIdx.x == 0)
-            lse[i] = max + logf(sum);
-    }
-}
-
-void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse)
-{
-    const int64_t rows = tensor_rows(out);
-
-    LAUNCH(attention_merge_rows, row_blocks(rows, WARPS), dim3(WARP, WARPS), out, lse, part, part_lse, rows,
-           tensor_width(out));
-}
+/* ---- attention_delta: a warp per row, since rows are one head wide ---- */
 
 template <typename T>
 __global__ void attention_delta_rows(float *delta, const T *d_out, const T *out, int64_t rows, int64_t width)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../07_context_parallel/blocks.h"
 #include "../../10_expert_parallel/experts.h"
 #include "../../common/ultrascale.h"
 #include "../../common/cpu/vector_math.h"

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../07_context_parallel/blocks.h"
 #include "../../common/ultrascale.h"
 #include "../harness.h"
 #include "../layouts.h"

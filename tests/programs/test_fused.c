@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../07_context_parallel/blocks.h"
 #include "../../08_fused_kernels/fused.h"
 #include "../../common/ultrascale.h"
 #include "../../common/formats.h"
