@@ -1,10 +1,10 @@
 #!/bin/sh
 # Shows what a program changes in its base, function by function, without the comment at the top of train.c. Files of 09
 # beside train.c have functions of another program, with which each is compared.
-#   changes.sh STAGE          a table: function, its lines, lines added and removed
-#   changes.sh --diff STAGE   the changes themselves, coloured on a terminal; FULL=1: full text of changed functions
-#   changes.sh --update       writes the tables into the READMEs of the programs, between the two marks
-#   changes.sh --check        fails if a table in a README is out of date
+#   changes.sh --diff STAGE   the changes, coloured on a terminal; FULL=1: with the full text of changed functions
+#   changes.sh --update       writes NN/DIFF.md: keeps its sentences and their order, and renews each function's heading
+#                             and ```diff block
+#   changes.sh --check        fails if a DIFF.md is out of date, or has a function without a sentence
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -42,42 +42,59 @@ split() {
         END { flush_top() }' "$1"
 }
 
-mode=table
+made=$(mktemp -d)
+trap 'rm -rf "$made"' EXIT
+
+# A DIFF.md with the changes in $made/new/KEY (its heading, then the lines of its ```diff block), which $made/keys lists
+# in the program's order. Sections of functions that no longer change are left out; new ones come last.
+renew() {
+    awk -v made="$made" '
+        function block(key,    line, file) {
+            file = made "/new/" key
+            getline line <file
+            print "## " line
+            if (text[key] == "") missing = missing " " key
+            printf "\n%s```diff\n", text[key]
+            while ((getline line <file) > 0) print line
+            print "```\n"
+        }
+        NR == FNR { known[$0] = 1; keys[++n] = $0; next }
+        /^## / { key = $2; gsub(/[`:,]/, "", key); order[++sections] = key; in_text = 1; started = 0; next }
+        !sections { print; next }
+        /^```diff/ { in_text = 0 }
+        in_text && (started || NF) { started = 1; text[key] = text[key] $0 "\n" }
+        END {
+            for (i = 1; i <= sections; i++) if (known[order[i]]) { block(order[i]); done[order[i]] = 1 }
+            for (i = 1; i <= n; i++) if (!done[keys[i]]++) block(keys[i])
+            if (missing) print "no sentence:" missing >"/dev/stderr"
+        }' "$made/keys" "$1" | sed '$d'
+}
+
 case "${1-}" in
---diff)
-    mode=diff
-    shift
-    ;;
 --update | --check)
     stale=0
-    made=$(mktemp -d)
-    trap 'rm -rf "$made"' EXIT
-    for readme in [0-9][0-9]_*/README.md; do
-        grep -q '^<!-- what changes' "$readme" || continue
-        "$0" "${readme%/README.md}" >"$made/table"
-        awk -v table="$made/table" '
-            /^<!-- what changes/ {
-                print; print ""
-                while ((getline line < table) > 0) print line
-                print ""; skip = 1; next
-            }
-            /^<!-- end/ { skip = 0 }
-            !skip' "$readme" >"$made/new"
+    for page in [0-9][0-9]_*/DIFF.md; do
+        rm -rf "$made/new" "$made/keys"
+        mkdir "$made/new"
+        "$0" --functions "${page%/DIFF.md}" "$made"
+        renew "$page" >"$made/page" 2>"$made/faults"
         if [ "$1" = --update ]; then
-            cat "$made/new" >"$readme"
-        elif ! cmp -s "$readme" "$made/new"; then
-            echo "$readme: its table of changed functions is out of date: run \"make changes\""
+            cat "$made/page" >"$page"
+            sed "s|^|$page: |" "$made/faults"
+        elif ! cmp -s "$page" "$made/page" || [ -s "$made/faults" ]; then
+            echo "$page is out of date: run \"make changes\"$(sed 's/^/; /' "$made/faults")"
             stale=1
         fi
     done
     exit $stale
     ;;
 esac
-stage=${1:?usage: changes.sh [--diff] STAGE}
+mode=${1:?usage: changes.sh --diff STAGE, --update, or --check}         # or --functions STAGE DIRECTORY, for these two
+stage=${2:?usage: changes.sh --diff STAGE}
 base=$(base_of "$stage")
 [ -n "$base" ] || { echo "$stage is the first program: it has no base"; exit 0; }
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+work=$made
+
 # Splits the functions of a program's file into files in $work/PROGRAM.
 functions() {
     below "$1" >"$work/text"
@@ -85,12 +102,6 @@ functions() {
 }
 # The names of a file's functions in its order.
 names() { grep -oE '^[A-Za-z].*\(' "$1" | sed 's/(.*//; s/.*[ *]//' | awk '!seen[$0]++'; }
-
-# Lines added and removed in function $2 (a file) relative to $1, which may be missing: "3 1".
-count() {
-    [ -f "$1" ] || : >"$1"
-    { diff "$1" "$2" || true; } | awk '/^>/ { a++ } /^</ { r++ } END { print a + 0, r + 0 }'
-}
 
 for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
     [ -f "$file" ] || continue
@@ -108,7 +119,7 @@ for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
             [ ! -f "$work/$base/$name" ] || { echo; cat "$work/$base/$name"; } >>"$work/base.c"
         done ;;
     esac
-    if [ $mode = diff ]; then
+    if [ "$mode" = --diff ]; then
         mkdir "$work/old" "$work/old/$base" "$work/new" "$work/new/$stage"
         cp "$work/base.c" "$work/old/$base/train.c"
         cp "$file" "$work/new/$stage"
@@ -119,19 +130,28 @@ for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
             "old/$base/train.c" "new/$file" || true) | sed 's|\(old\|new\)/0|0|g'
         continue
     fi
-    [ "${file##*/}" = train.c ] || echo
-    printf '| in `%s`, from %s | lines | added | removed |\n|---|--:|--:|--:|\n' "$file" "${base%%_*}"
+    in_file=""
+    [ "${file##*/}" = train.c ] || in_file=" in ${file##*/}"
     { echo "(top)"; names "$file"; ls "$work/${stage%%/*}"; [ "${file##*/}" != train.c ] || ls "$work/$base"; } |
         awk '!seen[$0]++' | while read -r name; do
-        new=""
-        [ -f "$work/$base/$name" ] || new=" (new)"
-        if [ ! -f "$work/$stage/$name" ]; then
-            [ -f "$work/$base/$name" ] || continue
-            : >"$work/$stage/$name"
-            new=" (gone)"
+        old=$work/$base/$name new=$work/$stage/$name
+        [ -f "$old" ] || [ -f "$new" ] || continue
+        key=$name title="\`$name\`$in_file"
+        if [ "$name" = "(top)" ]; then          # without the empty lines that functions leave behind
+            key=${file##*/}
+            title=$key
+            for top in "$old" "$new"; do
+                [ ! -f "$top" ] || { cat -s "$top" >"$work/lines" && mv "$work/lines" "$top"; }
+            done
         fi
-        changed=$(count "$work/$base/$name" "$work/$stage/$name")
-        [ "$changed" != "0 0" ] || continue
-        printf '| `%s`%s | %d | +%d | -%d |\n' "$name" "$new" "$(wc -l <"$work/$stage/$name")" ${changed% *} ${changed#* }
+        [ -f "$old" ] || { title="$title, new"; : >"$old"; }
+        [ -f "$new" ] || { title="$title, gone"; : >"$new"; }
+        diff -U 3 "$old" "$new" >"$work/lines" && continue
+        {
+            awk -v title="$title" 'NR > 2 && /^\+/ { a++ } NR > 2 && /^-/ { r++ }
+                END { printf "%s: +%d −%d\n", title, a, r }' "$work/lines"
+            sed '1,3d; s/^@@.*/@@/' "$work/lines"
+        } >"$3/new/$key"
+        echo "$key" >>"$3/keys"
     done
 done

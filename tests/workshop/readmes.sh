@@ -39,23 +39,19 @@ links() {
     done
 }
 
-# The front page quotes block_forward of 01 and the lines that 05 changes: both programs must have these lines.
+# The front page's ```diff block has lines of 01 and of 05, and its table each program's lines of code.
 quotes() {
-    awk '/^```/ {on = 0}
-        on && NF {
-            middle = match($0, /  +/)
-            left = middle ? substr($0, 1, middle - 1) : $0
-            if (left) print "01_single_gpu/train.c " left
-            right = middle ? substr($0, middle + RLENGTH) : ""
-            sub(/, \.\.\.\);$/, "", right)
-            if (right) print "05_tensor_parallel/train.c " right
-        }
-        /^01_single_gpu: / {on = 1}' "$file" >"$dir/quoted"
-    [ "$(grep -c ^01 "$dir/quoted")" -eq 11 ] || echo "does not quote eleven operator calls"
-    [ "$(wc -l <"$file")" -le 120 ] || echo "has more than 120 lines"
+    awk '/^```/ {on = /diff/; next}
+        on && !/^[+]/ {print "01_single_gpu/train.c " substr($0, 2)}
+        on && !/^[-]/ {print "05_tensor_parallel/train.c " substr($0, 2)}' "$file" >"$dir/quoted"
+    [ "$(wc -l <"$file")" -le 110 ] || echo "has more than 110 lines"
+    [ -s "$dir/quoted" ] || echo 'has no ```diff block'
     while read -r program text; do
         grep -qF -- "$text" "$program" || echo "$program has no \"$text\""
     done <"$dir/quoted"
+    grep -oE '\[[0-9]+\]\([0-9a-z_]+/train.c\)' "$file" | tr -d '[]' | tr '()' '  ' | while read -r lines program; do
+        [ "$(wc -l <"$program")" -eq "$lines" ] || echo "$program does not have $lines lines"
+    done
 }
 
 # Runs a command that a reader would type.

@@ -27,7 +27,7 @@ static void programs_have_the_same_headings(void **state)
 static void links_lead_to_files(void **state)
 {
     (void)state;
-    find_no_fault("links", "README.md */README.md */*/README.md */exercises.md");
+    find_no_fault("links", "*.md */*.md */*/*.md");
 }
 
 static void the_front_page_quotes_the_programs(void **state)
@@ -69,8 +69,10 @@ static void planted_faults_are_found(void **state)
         {"links", "[code](train.c), [03](../03_data_parallel), [x](#x), [y](https://example.org/z)\n", ""},
         {"links", "see [03](../03_data_parallel) and\n[this](nothing.c#line)\n", "links to nothing.c"},
         {"links", "```\n[this](nothing.c)\n```\n", ""},
-        {"quotes", "```\n01_single_gpu: x\nrope_forward(a->qkv, rope);   g_forward(a->none);\n```\n",
+        {"quotes", "```diff\n rope_forward(a->qkv, rope);\n+g_forward(a->none);\n```\n",
          "05_tensor_parallel/train.c has no \"g_forward(a->none);\""},
+        {"quotes", "```diff\n-rope_forward(a->qkv, rope);\n```\n[9](01_single_gpu/train.c)\n",
+         "01_single_gpu/train.c does not have 9 lines"},
         {"run-this", RUN("printf 'x\\na b\\nc\\n d\\n'\na  b   <- a note\n...\n d\n"), ""},
         {"run-this", RUN("printf 'a b\\nd\\n'\nd\na b\n"), "in another place: a b"},
         {"run-this", RUN("echo a 11\na 12\n"), "lacks, or has in another place: a 12"},

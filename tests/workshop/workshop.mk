@@ -37,7 +37,7 @@ sweep: known-stage deps	## measure how a program scales: STAGE=05 NP="1 2 4 8" A
 diff: known-stage	## show what a program changes in its base: STAGE=05; FULL=1: with the full text of changed functions
 	@tests/workshop/changes.sh --diff $(PROGRAM)
 
-changes:		## write the tables of changed functions into the READMEs
+changes:		## renew the DIFF.md of each program, which explains what it changes
 	@tests/workshop/changes.sh --update
 
 figures: deps		## redraw the figures of the READMEs from new runs
