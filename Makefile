@@ -80,6 +80,7 @@ $(BUILD)/cpu64/%: private FLAGS += -DREAL64
 $(BUILD)/cuda/%: private LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
 $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)
 
+.DEFAULT_GOAL := help
 all: cpu cpu64 $(if $(NO_NVCC),,cuda)	## build everything that this machine can build
 cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## build the programs for the CPU, in float
 cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## build them in double, to compare parallel configurations

@@ -112,14 +112,14 @@ static double common_factor(void)
     return same ? scale : 0;
 }
 
-/* Whether all wrong elements are zero, and some tensor is partly right: the dump has holes. */
-static bool has_holes(void)
+/* Whether all wrong elements are zero, and some tensor is partly right: the dump has holes. *where: the first. */
+static bool has_holes(char *where, size_t size)
 {
     bool holes = false;
 
     for (const Piece *p = pieces; p < pieces + piece_count; p++) {
         double largest = 0;
-        int64_t zeros = 0;
+        int64_t zeros = 0, first = -1, last = -1;
         for (int64_t i = 0; i < p->rows; i++)
             for (int64_t j = 0; j < p->cols; j++)
                 largest = fmax(largest, fabs(at(right, p, i, j)));
@@ -129,7 +129,12 @@ static bool has_holes(void)
                 if (wrong && at(found, p, i, j) != 0)
                     return false;
                 zeros += wrong;
+                if (wrong)
+                    first = first < 0 ? i * p->cols + j : first, last = i * p->cols + j;
             }
+        if (zeros && zeros < p->rows * p->cols && !holes)
+            snprintf(where, size, "%s, elements %lld to %lld of %lld", p->name, (long long)first, (long long)last,
+                     (long long)(p->rows * p->cols));
         holes |= zeros && zeros < p->rows * p->cols;
     }
     return holes && !by_norm;
@@ -221,11 +226,38 @@ static const char *name_norm(double norm, double total, int n)
     return NULL;
 }
 
+/* Whether the norm has a wrong embedding's gradient: that of one of its two ends, or of each of them. */
+static const char *name_embedding_norm(double norm, double total)
+{
+    static const Mistake ends[] = {{.no_lookup = true}, {.no_head = true}};
+    const Range of = layout.units[0];
+    double square[3] = {0}, *gradients_of = malloc(layout.count * sizeof *gradients_of);
+
+    for (int k = 0; k < 3; k++) {
+        if (k < 2)
+            compute(&ends[k], batch, gradients_of);
+        for (int64_t i = of.first; i < of.first + of.count; i++)
+            square[k] += pow(k < 2 ? gradients_of[i] : right[i], 2);
+    }
+    free(gradients_of);
+    const struct { double square; const char *text; } known[] = {
+        {total - square[2] + square[0], "with the embedding's gradient of the output projection alone"},
+        {total - square[2] + square[1], "with the embedding's gradient of the lookup alone"},
+        {total - square[2] + square[0] + square[1], "with the embedding's two gradients before they are added"},
+        {total + square[2], "with the embedding counted at both ends of the pipeline"},
+        {total - square[2], "without the embedding"}};
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        if (fabs(norm * norm / known[i].square - 1) < 1e-8)
+            return known[i].text;
+    return NULL;
+}
+
 /* Checks the norm that a program printed, whose gradients are right; explains a wrong one. */
 static bool check_norm(double norm)
 {
     double total = 0;
     const char *what = NULL;
+    char factor[256] = "";
 
     for (int64_t i = 0; i < layout.count; i++)
         total += right[i] * right[i];
@@ -233,22 +265,14 @@ static bool check_norm(double norm)
         return true;
     for (const int *n = sizes_of_groups(); *n && !what; n++)
         what = name_norm(norm, total, *n);
+    if (!what && !by_norm)
+        what = name_embedding_norm(norm, total);
+    if (!what)
+        name_factor(factor, sizeof factor, norm / sqrt(total), false);
     printf("the gradients are right, but their norm is %.10g instead of %.10g%s%s\n", norm, sqrt(total),
-           what ? ": it is the norm " : "", what ? what : "");
+           what ? ": it is the norm " : strstr(factor, " (= ") ? ": it is " : "",
+           what ? what : strstr(factor, " (= ") ? factor : "");
     return false;
-}
-
-/* For right gradients of 16- and 8-bit types: the largest difference that rounding makes in a tensor. */
-static void print_farthest(void)
-{
-    const Piece *most = pieces;
-
-    for (const Piece *p = pieces; p < pieces + piece_count; p++)
-        if (distance(found, right, p, full_box(p)) > distance(found, right, most, full_box(most)))
-            most = p;
-    if (by_norm)
-        printf("the largest difference is %.2g of the norm, in %s\n", distance(found, right, most, full_box(most)),
-               most->name);
 }
 
 /* Where a model has experts instead of the MLP: adds up their gradients. Returns false if there is no expert. */
@@ -307,7 +331,7 @@ int main(int argc, char **argv)
     static const Mistake none;
     static const char *candidate = "", *group_list = "none";
     static double candidate_loss = NAN, candidate_norm = NAN;
-    char words[512];
+    char words[512], where[160] = "";
     int wrong = 0, first_wrong = -1;
 
     tolerance = 1e-10;
@@ -340,11 +364,10 @@ int main(int argc, char **argv)
         const bool norm_right = !isfinite(candidate_norm) || check_norm(candidate_norm);
         if (loss_wrong || !norm_right)
             comm_exit(2);
-        print_farthest();
         comm_exit(0);
     }
     const double scale = common_factor();
-    const bool holes = !scale && has_holes();
+    const bool holes = !scale && has_holes(where, sizeof where);
     const Verdict known = scale || holes ? NOT_THIS : find_mistake(words, sizeof words, candidate_loss, loss_wrong,
                                                                    &pieces[first_wrong]);
     if (scale) {
@@ -362,7 +385,8 @@ int main(int argc, char **argv)
         printf("it matches, to eight digits, a run in which %s\n", words);
     if (holes)
         printf("all wrong elements are zero, in shards of tensors: a rank did not compute its shard, or does not own "
-               "the shard that it updates (Placement.replica), which then is not dumped, saved or in the norm\n");
+               "the shard that it updates (Placement.replica), which then is not dumped, saved or in the norm; the first "
+               "are in %s\n", where);
     else if (!scale && known != EXPLAINS)
         print_pieces();
     comm_exit(2);

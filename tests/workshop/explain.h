@@ -380,6 +380,43 @@ static void name_range(char *text, size_t size, const char *what, int64_t first,
         }
 }
 
+/* Whether the wrong elements lie in one rank's flat shard of the unit of the piece, as ZeRO splits it, and how they
+ * differ there. */
+static bool explain_flat(char *text, size_t size, const Piece *p)
+{
+    const int64_t start = p->param->range.first;
+    int u = 0;
+
+    while (start >= layout.units[u].first + layout.units[u].count)
+        u++;
+    for (const int *n = sizes_of_groups(); *n && p->which < 0; n++)
+        for (int r = 0; r < *n && *n > 1; r++) {
+            const Range shard = range_split(layout.units[u].count, r, *n);
+            const int64_t from = layout.units[u].first + shard.first, to = from + shard.count;
+            double product = 0, square = 0, rest = 0, total = 0;
+            int64_t beyond = 0, inside = 0;
+            for (int64_t i = start; i < start + p->rows * p->cols; i++) {
+                const bool in = i >= from && i < to;
+                beyond += !in && !(fabs(found[i] - right[i]) <= match_tolerance() * fabs(right[i]) + 1e-300);
+                inside += in;
+                product += in * found[i] * right[i], square += in * right[i] * right[i];
+            }
+            if (beyond || !inside || inside == p->rows * p->cols)
+                continue;
+            for (int64_t i = start > from ? start : from; i < to && i < start + p->rows * p->cols; i++)
+                rest += pow(found[i] - product / square * right[i], 2), total += found[i] * found[i];
+            snprintf(text, size, "wrong only in the flat shard of rank %d of %d of unit %d", r, *n, u);
+            if (total == 0)
+                snprintf(text + strlen(text), size - strlen(text), ": zero");
+            else if (rest <= pow(match_tolerance(), 2) * total) {
+                snprintf(text + strlen(text), size - strlen(text), ": ");
+                name_factor(text + strlen(text), size - strlen(text), product / square, false);
+            }
+            return true;
+        }
+    return false;
+}
+
 static const char unexplained[] = "wrong";
 
 static void explain_piece(char *text, size_t size, const Piece *p)
@@ -388,7 +425,7 @@ static void explain_piece(char *text, size_t size, const Piece *p)
     double largest = 0;
     char where[128] = "", what[512];
 
-    if (explain_box(text, size, p, full_box(p)))
+    if (explain_box(text, size, p, full_box(p)) || (!by_norm && explain_flat(text, size, p)))
         return;
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < p->cols; j++)

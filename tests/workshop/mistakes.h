@@ -12,13 +12,15 @@
 typedef enum {
     CAUSAL, NOT_ITSELF, ONE_AHEAD, UNMASKED,
     OWN_TOKENS, OTHERS_UNMASKED, OWN_UNMASKED, NEXT_CHUNK, NOT_OWN_CHUNK,   /* these depend on which rank has which */
-    RANKS_COMPARED, RANKS_SKIPPED, RANKS_MASKED                             /* tokens */
+    RANKS_COMPARED, RANKS_SKIPPED, RANKS_MASKED,                            /* tokens */
+    MIRRORED_KEYS, NEXT_KEYS, PREVIOUS_KEYS
 } Mask;
 typedef enum { BOTH_WAYS, IN_FORWARD, IN_BACKWARD } Way;
-typedef enum { POSITIONS, FROM_ZERO, BY_RANK } Rope;
+typedef enum { POSITIONS, FROM_ZERO, BY_RANK, SWAPPED } Rope;
 typedef enum { HOME, NEXT_RANK, RANK_BEFORE, OWN_QUERIES } KeyGradients;
 typedef enum { PROJ_BIAS = 1, DOWN_BIAS = 2 } Biases;
-typedef enum { RIGHT_ROWS, IN_EMBEDDING, IN_LOGITS_TOO } SliceRows;
+typedef enum { RIGHT_ROWS, IN_EMBEDDING, IN_LOGITS_TOO, REST_LEFT_OUT } SliceRows;
+typedef enum { NO_STAGE, FIRST_STAGE, MIDDLE_STAGES, ALL_BUT_LAST, LAST_STAGE } Stages;
 typedef enum { INPUTS = 1, TARGETS = 2 } Ids;
 typedef enum { D_LN1 = 1, D_LN2 = 2, D_FINAL = 4 } PartialSums;
 
@@ -40,7 +42,9 @@ typedef struct {
     PartialSums partial_sums;   /* only those of the first rank; gradients after them differ from those of real ranks */
     int stale;                  /* block l computes with the parameters of block l - stale */
     bool empty;                 /* all parameters are 0 */
-    SliceRows slices;           /* 08's loss: every slice uses the first slice's rows of `final` */
+    SliceRows slices;           /* 08's loss: every slice uses the first slice's rows of `final`, or the rest is left out */
+    Stages skipped;             /* pipeline stages whose blocks compute nothing */
+    int targets_of;             /* targets are those of the next (1) or the previous (-1) micro-batch */
 } Mistake;
 
 /* In the order in which they are tried: mistakes in attention last, because they are slow to compute. */
@@ -49,6 +53,13 @@ static const Mistake mistakes[] = {
      .slices = IN_EMBEDDING},
     {"every slice of rows computed its logits and gradients from the first slice's rows of `final`",
      .slices = IN_LOGITS_TOO},
+    {"the rows after the last full slice of rows were left out", .slices = REST_LEFT_OUT},
+    {"the targets were those of the next micro-batch", .targets_of = 1},
+    {"the targets were those of the previous micro-batch", .targets_of = -1},
+    {"the blocks before the last pipeline stage were skipped: it did not get their output", .skipped = ALL_BUT_LAST},
+    {"the blocks of the first pipeline stage were skipped", .skipped = FIRST_STAGE},
+    {"the blocks of the pipeline stages between the first and the last were skipped", .skipped = MIDDLE_STAGES},
+    {"the blocks of the last pipeline stage were skipped", .skipped = LAST_STAGE},
     {"all parameters were 0: the loaded weights did not reach the copy that forward reads (a tensor_convert is "
      "missing, or its two arguments are swapped)", .empty = true},
     {"the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp: the ranks of a cp "
@@ -72,6 +83,7 @@ static const Mistake mistakes[] = {
     {"the positions of every chunk (`first` of rope_table) began at 0", .rope = FROM_ZERO, .zigzag = true},
     {"a rank's chunks had consecutive positions (`first` of rope_table), which zig-zag chunks do not have",
      .rope = BY_RANK, .zigzag = true},
+    {"the positions of a rank's two chunks (`first` of rope_table) were swapped", .rope = SWAPPED, .zigzag = true},
     {"the mask was off by one: a token did not see itself", .mask = NOT_ITSELF},
     {"the mask was off by one: a token saw the next token", .mask = ONE_AHEAD},
     {"there was no mask: every token saw all others", .mask = UNMASKED},
@@ -86,6 +98,14 @@ static const Mistake mistakes[] = {
      .zigzag = true},
     {"ranks instead of chunks were compared to decide which keys to skip", .mask = RANKS_SKIPPED, .zigzag = true},
     {"ranks instead of chunks were compared to decide where to mask", .mask = RANKS_MASKED, .zigzag = true},
+    {"keys that come round the ring counted as another rank's: of rank + s for rank - s, in step s",
+     .mask = MIRRORED_KEYS},
+    {"keys that come round the ring counted as another rank's: of rank + s for rank - s, in step s",
+     .mask = MIRRORED_KEYS, .zigzag = true},
+    {"keys that come round the ring counted as the next rank's", .mask = NEXT_KEYS},
+    {"keys that come round the ring counted as the next rank's", .mask = NEXT_KEYS, .zigzag = true},
+    {"keys that come round the ring counted as the previous rank's", .mask = PREVIOUS_KEYS},
+    {"keys that come round the ring counted as the previous rank's", .mask = PREVIOUS_KEYS, .zigzag = true},
     {"the mask was off by one chunk: a token saw all of the next chunk", .mask = NEXT_CHUNK},
     {"the mask was off by one chunk: a token saw all of the next chunk", .mask = NEXT_CHUNK, .zigzag = true},
     {"the mask was off by one chunk: a token saw none of its own chunk", .mask = NOT_OWN_CHUNK},
@@ -131,8 +151,10 @@ static void hooked_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bi
 static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
 static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
 static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids);
+static void hooked_cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale);
 static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
 
+#define cross_entropy_forward hooked_cross_entropy_forward
 #define residual_forward hooked_residual_forward
 #define residual_backward hooked_residual_backward
 #define layernorm_backward hooked_layernorm_backward
@@ -154,6 +176,7 @@ static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor
 #undef linear_backward_weight
 #undef embedding_backward
 #undef cross_entropy_backward
+#undef cross_entropy_forward
 
 static double *numbers(Tensor t)
 {
@@ -273,6 +296,9 @@ static bool sees(int64_t query, int64_t key, Way way)
     case RANKS_COMPARED:  return own_rank ? within : rank_of(key) < rank_of(query);
     case RANKS_SKIPPED:   return own_rank ? of_key != chunk || within : rank_of(key) < rank_of(query);
     case RANKS_MASKED:    return own_rank ? of_key <= chunk && within : of_key < chunk;
+    case MIRRORED_KEYS:   return token_of((2 * rank_of(query) + ranks - rank_of(key)) % ranks, index_of(key)) <= query;
+    case NEXT_KEYS:       return token_of((rank_of(key) + 1) % ranks, index_of(key)) <= query;
+    case PREVIOUS_KEYS:   return token_of((rank_of(key) + ranks - 1) % ranks, index_of(key)) <= query;
     case UNMASKED:        return true;
     }
     return false;
@@ -382,7 +408,7 @@ static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight
 
 static void hooked_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    if (mistake.slices < IN_LOGITS_TOO || weight.data != params.embedding.data) {
+    if (mistake.slices != IN_LOGITS_TOO || weight.data != params.embedding.data) {
         linear_forward(out, x, weight, bias);
         return;
     }
@@ -399,7 +425,7 @@ static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor
 
     if (head && mistake.no_head)
         return;
-    if (!head || !mistake.slices) {
+    if (!head || !mistake.slices || mistake.slices == REST_LEFT_OUT) {
         Tensor rows = count(d_out, mistake.own_tokens);
         linear_backward_weight(d_weight, d_bias, rows, x);
         uncount(rows, mistake.own_tokens);
@@ -421,11 +447,25 @@ static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
     uncount(rows, mistake.own_tokens);
 }
 
+static int64_t counted_rows(void)
+{
+    return mistake.slices == REST_LEFT_OUT ? R / SLICE * SLICE : R;
+}
+
+static void hooked_cross_entropy_forward(Tensor sum, Tensor lse, Tensor logits, Tensor targets, double scale)
+{
+    cross_entropy_forward(sum, tensor_range(tensor_view(lse, shape(R)), 0, counted_rows()),
+                          tensor_range(tensor_view(logits, shape(R, V)), 0, counted_rows()),
+                          tensor_range(tensor_view(targets, shape(R)), 0, counted_rows()), scale);
+    if (counted_rows() < R)                     /* backward reads all */
+        tensor_zero(tensor_range(tensor_view(lse, shape(R)), counted_rows(), R - counted_rows()));
+}
+
 static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
     cross_entropy_backward(d_logits, logits, lse, targets, scale);
     for (int64_t row = 0; row < R; row++)
-        if ((only_sequence >= 0 && micro_batch * B + row / T != only_sequence)
+        if (row >= counted_rows() || (only_sequence >= 0 && micro_batch * B + row / T != only_sequence)
             || (only_token >= 0 && row % T != only_token))
             memset(numbers(d_logits) + row * V, 0, V * sizeof(double));
 }
@@ -435,7 +475,9 @@ static void set_rope(void)
     rope_table(rope, 0);
     for (int64_t t = 0; t < T && mistake.rope != POSITIONS; t++)
         rope_table(tensor_range(rope, t, 1),
-                   mistake.rope == FROM_ZERO ? t % chunk_tokens() : rank_of(t) * 2 * chunk_tokens() + index_of(t));
+                   mistake.rope == FROM_ZERO ? t % chunk_tokens()
+                   : mistake.rope == SWAPPED ? token_of(rank_of(t), (index_of(t) + chunk_tokens()) % (2 * chunk_tokens()))
+                   : rank_of(t) * 2 * chunk_tokens() + index_of(t));
 }
 
 /* Ids after a second call of ids_in_slice on each rank. */
@@ -459,6 +501,14 @@ static void load(Batch to)
     const int64_t accumulate = options.accumulate / data_ranks, dp = micro_batch / accumulate;
 
     batch_load(to, first_step, micro_batch * B, 0);
+    if (mistake.targets_of) {
+        Batch other = batch_create();
+        const int64_t m = micro_batch % accumulate + mistake.targets_of, base = micro_batch - micro_batch % accumulate;
+        batch_load(other, first_step, (base + (m + accumulate) % accumulate) * B, 0);
+        memcpy(to.targets.data, other.targets.data, R * sizeof(int32_t));
+        tensor_free(&other.inputs, MEM_WORKSPACE);
+        tensor_free(&other.targets, MEM_WORKSPACE);
+    }
     if (mistake.twice & INPUTS)
         take_twice(to.inputs);
     if (mistake.twice & TARGETS)
@@ -478,6 +528,33 @@ static void load(Batch to)
     tensor_free(&other.targets, MEM_WORKSPACE);
 }
 
+/* Whether block l belongs to a stage that is skipped. */
+static bool is_skipped(int64_t l)
+{
+    const Range first = range_split(L, 0, ranks), last = range_split(L, ranks - 1, ranks);
+    const bool in_first = l < first.count, in_last = l >= last.first;
+
+    return mistake.skipped == FIRST_STAGE     ? in_first
+           : mistake.skipped == MIDDLE_STAGES ? !in_first && !in_last
+           : mistake.skipped == ALL_BUT_LAST  ? !in_last
+           : mistake.skipped == LAST_STAGE    ? in_last
+                                              : false;
+}
+
+/* A block whose branches add 0 is skipped; its gradients are 0, too. */
+static void skip_blocks(const Params *p, bool gradients_of)
+{
+    for (int64_t l = 0; l < L; l++) {
+        const BlockParams *b = &p->blocks[l];
+        if (!is_skipped(l))
+            continue;
+        if (gradients_of)
+            tensor_zero(p->units[l + 1]);
+        tensor_zero(b->proj_weight), tensor_zero(b->proj_bias);
+        tensor_zero(b->down_weight), tensor_zero(b->down_bias);
+    }
+}
+
 /* Computes one step with the mistake. Writes the gradients to `to`, unless it is NULL, and returns the loss. */
 static double compute(const Mistake *m, Batch batch, double *to)
 {
@@ -488,6 +565,7 @@ static double compute(const Mistake *m, Batch batch, double *to)
     memcpy(weights, params.buffer.data, layout.count * sizeof *weights);
     if (m->empty)
         tensor_zero(params.buffer);
+    skip_blocks(&params, false);
     set_rope();
     memcpy(blocks, params.blocks, L * sizeof *blocks);
     for (int64_t l = 0; l < L; l++)
@@ -502,6 +580,7 @@ static double compute(const Mistake *m, Batch batch, double *to)
         if (to)
             backward(&acts, batch, scale);
     }
+    skip_blocks(&gradients, true);
     memcpy(params.blocks, blocks, L * sizeof *blocks);
     memcpy(params.buffer.data, weights, layout.count * sizeof *weights);
     free(blocks);
@@ -515,7 +594,7 @@ static double compute(const Mistake *m, Batch batch, double *to)
 static bool in_forward(const Mistake *m)
 {
     return m->biases || m->rope != POSITIONS || (m->mask != CAUSAL && m->way != IN_BACKWARD) || m->unscaled || m->stale
-           || m->empty || m->own_sequences || m->twice || m->slices == IN_LOGITS_TOO;
+           || m->empty || m->own_sequences || m->twice || m->slices >= IN_LOGITS_TOO || m->skipped || m->targets_of;
 }
 
 /* Whether the mistake makes a difference for this shape and number of ranks. */
@@ -524,11 +603,15 @@ static bool possible(const Mistake *m)
     const bool by_token = m->rope != POSITIONS || m->mask >= OWN_TOKENS || m->keys != HOME
                           || m->own_tokens || m->own_sequences;
 
-    if ((by_token || m->biases || m->twice || m->own_rows || m->partial_sums) && ranks == 1)
+    if ((by_token || m->skipped || m->biases || m->twice || m->own_rows || m->partial_sums) && ranks == 1)
         return false;
     if (by_token && T % (m->zigzag ? 2 * ranks : ranks))
         return false;
     if (m->slices && R <= SLICE)
+        return false;
+    if (m->skipped && (L < ranks || (m->skipped == MIDDLE_STAGES && ranks < 3)))
+        return false;
+    if (m->targets_of && options.accumulate / data_ranks < 2 + (m->targets_of < 0))
         return false;
     return !(m->own_rows && R % (cp_ranks * ranks)) && m->stale < L && -m->stale < L;
 }

@@ -144,7 +144,7 @@ static bool verify_reference(int number, int ranks, const char *more)
     Result r = run("mpiexec -n %d %s %s %s --micro-batch %d --accumulate 1 --data reference/tokens.bin "
                    "--load reference --steps 1 --threads 1 --quiet --check --timeout 20 --dump-gradients g.safetensors "
                    "--metrics m.csv --report r.json", ranks, program, more, options, s.micro_batch);
-    cJSON *report = read_report();
+    cJSON *report = read_json("r.json");
     read_groups(report);
     describe(&s, report);
     if (r.status)

@@ -9,18 +9,38 @@ exercise: known-stage	## copy a program with some code removed, to restore: STAG
 	@$(if $(N),mkdir -p build/exercise;) tests/workshop/exercise.sh $(PROGRAM) $(if $(N),"$(N)" "$(EXERCISE)")
 
 # The user's train.c, in the tree or in the copy of an exercise, as a float64 program. -O1: it is compiled more often
-# than run.
+# than run. It is compared with 01, and a mixture with 10 on one rank: those of the last commit, if the tree's differ.
 EDITED := $(if $(N),$(EXERCISE),$(PROGRAM))
-verify: known-stage deps	## compare a train.c that you changed with 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1
+REFERENCE := $(BUILD)/verify/reference
+quick = $(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 -DREAL64 $(1) $(patsubst %,$(BUILD)/cpu64/%,libown.a libcommon.a) $(LIBS)
+verify: known-stage deps	## compare a train.c that you changed with 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1; FULL=1: more cases
 	@test -d $(EDITED) || { echo "there is no $(EDITED); make it: make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
-	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu verify diagnose libown.a) >/dev/null
+	@test -x $(BUILD)/cpu64/verify || echo "building the programs in float64, once: about a minute on two cores"
+	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu 10_expert_parallel verify diagnose \
+		libown.a) >/dev/null
 	@mkdir -p $(BUILD)/verify
-	@$(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 $(if $(N),-Wno-unused) -DREAL64 $(EDITED)/*.c \
-		$(patsubst %,$(BUILD)/cpu64/%,libown.a libcommon.a) $(LIBS) -o $(BUILD)/verify/$(notdir $(EDITED))
-	@$(if $(filter 01_%,$(EDITED)),$(MAKE) --no-print-directory $(BUILD)/cpu64/test_gradients >/dev/null && \
-		echo "gradients of 01 against finite differences of its loss:" && $(BUILD)/cpu64/test_gradients)
-	@$(BUILD)/cpu64/verify $(PROGRAM) $(BUILD)/verify/$(notdir $(EDITED)) \
-		"$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS)
+	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))
+	@git diff --quiet HEAD -- 01_single_gpu 10_expert_parallel 2>/dev/null; case $$? in \
+	0) of=$(BUILD)/cpu64 ;; \
+	1) of=$(REFERENCE); echo "01 or 10 differs from the last commit: the reference is the committed one"; \
+		$(MAKE) --no-print-directory reference || exit ;; \
+	*) of=$(BUILD)/cpu64; case $(EDITED) in 01_*|10_*) echo "make verify compares $(EDITED) with the last" \
+		"commit's, but this directory is no git repository: start from git clone, or from make exercise"; exit 2; \
+		esac ;; \
+	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) $(BUILD)/cpu64/verify $(PROGRAM) \
+		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS)
+
+reference:
+	@rm -rf $(REFERENCE) && mkdir -p $(REFERENCE)/of && ln -s $(ROOT)/common $(REFERENCE)/of
+	@git archive HEAD 01_single_gpu 10_expert_parallel | tar -x -C $(REFERENCE)/of
+	@$(foreach p,01_single_gpu 10_expert_parallel,$(call quick,$(REFERENCE)/of/$(p)/*.c) -o $(REFERENCE)/$(p) &&) \
+		$(call quick,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/01_single_gpu/train.c"' tests/workshop/diagnose.c \
+		$(HARNESS:%=$(BUILD)/cpu64/obj/%.o)) -lcmocka -o $(REFERENCE)/diagnose
+
+# The bytes, FLOPs and overlapping transfers of the project's programs, which verify compares with.
+verify-costs:
+	@rm -f tests/workshop/verify_costs.tsv
+	@for s in $(STAGES); do $(MAKE) -s --no-print-directory verify STAGE=$$s FULL=1 RECORD=1 || exit; done
 
 compare: deps	## compare two --dump-gradients files: A=one.safetensors B=two.safetensors TOLERANCE=1e-4 HEADS=12
 	@$(MAKE) --no-print-directory $(BUILD)/cpu/compare >/dev/null
@@ -52,4 +72,4 @@ check-machine:	## check what this machine can run, and what to install for more
 		BLAS_CFLAGS='$(BLAS_CFLAGS)' BLAS_LIBS='$(BLAS_LIBS)' NVCC='$(NVCC)' NCCL='$(NCCL)' \
 		NCCL_CFLAGS='$(NCCL_CFLAGS)' tests/workshop/check_machine.sh
 
-.PHONY: known-stage exercise verify compare ladder sweep diff changes figures deps check-machine
+.PHONY: known-stage exercise verify reference verify-costs compare ladder sweep diff changes figures deps check-machine
