@@ -27,7 +27,7 @@ verify: known-stage deps	## compare a train.c that you changed with 01: STAGE=05
 	*) of=$(BUILD)/cpu64; case $(EDITED) in 01_*|10_*) echo "make verify compares $(EDITED) with the last" \
 		"commit's, but this directory is no git repository: start from git clone, or from make exercise"; exit 2; \
 		esac ;; \
-	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) $(BUILD)/cpu64/verify $(PROGRAM) \
+	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" $(BUILD)/cpu64/verify $(PROGRAM) \
 		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS)
 
 reference:
