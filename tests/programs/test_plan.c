@@ -121,37 +121,43 @@ static void counts_flops_as_the_playbook(void **state)
 /* In every row of --csv, ranks, sequences, bytes and seconds add up; rows are in the documented order. */
 static void all_grids_add_up(void **state)
 {
+    enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, ZERO, RECOMPUTE, FITS, BYTES, TOTAL = BYTES + 7, SECONDS,
+           STEP = SECONDS + 9, TOKENS, MFU, COLUMNS };
+    static const char *const models[] = {"8b", "mixtral-8x7b"};
     char line[1024];
-    double before = 0;
-    int rows = 0, fits_before = 1, fitting = 0;
 
     (void)state;
-    run_well(PLAN "--model 8b --gpus 64 --csv %s", in_temporary("all.csv"));
-    FILE *in = fopen(in_temporary("all.csv"), "r");
-    assert_true(in && fgets(line, sizeof line, in));
-    while (fgets(line, sizeof line, in)) {
-        double x[28] = {0}, bytes = 0, seconds = 0;
-        int n = 0;
-        for (char *word = strtok(line, ","); word; word = strtok(NULL, ","))
-            x[n++] = atof(word);
-        assert_int_equal(n, 28);
-        for (int i = 9; i < 16; i++)
-            bytes += x[i];
-        for (int i = 17; i < 25; i++) {
-            assert_true(x[i] >= 0);
-            seconds += x[i];
+    for (int i = 0; i < 2; i++) {
+        double before = 0;
+        int rows = 0, fits_before = 1, fitting = 0;
+        run_well(PLAN "--model %s --seq 4096 --gpus 64 --csv %s", models[i], in_temporary("all.csv"));
+        FILE *in = fopen(in_temporary("all.csv"), "r");
+        assert_true(in && fgets(line, sizeof line, in));
+        while (fgets(line, sizeof line, in)) {
+            double x[COLUMNS] = {0}, bytes = 0, seconds = 0;
+            int n = 0;
+            for (char *word = strtok(line, ","); word; word = strtok(NULL, ","))
+                x[n++] = atof(word);
+            assert_int_equal(n, COLUMNS);
+            for (int k = BYTES; k < TOTAL; k++)
+                bytes += x[k];
+            for (int k = SECONDS; k < STEP; k++) {
+                assert_true(x[k] >= 0);
+                seconds += x[k];
+            }
+            assert_true(x[TP] * x[CP] * x[PP] * x[DP] == 64 && x[DP] * x[MICRO_BATCH] * x[ACCUMULATE] == 256);
+            assert_true(i ? (int)(x[DP] * x[CP]) % (int)x[EP] == 0 : x[EP] == 1);
+            assert_true(fabs(bytes - x[TOTAL]) <= 8 && fabs(seconds / x[STEP] - 1) < 1e-4);
+            assert_true(fabs(x[TOKENS] * 64 * x[STEP] / 1048576 - 1) < 1e-4);
+            assert_true(x[FITS] <= fits_before && (x[FITS] == fits_before ? x[x[FITS] ? STEP : TOTAL] >= before : 1));
+            assert_true((x[FITS] == 1) == (x[TOTAL] <= 0.87 * 79.6 * (1 << 30)));
+            fits_before = x[FITS], before = x[x[FITS] ? STEP : TOTAL];
+            fitting += x[FITS] == 1;
+            rows++;
         }
-        assert_true(x[0] * x[1] * x[2] * x[3] == 64 && x[3] * x[4] * x[5] == 256);
-        assert_true(fabs(bytes - x[16]) <= 8 && fabs(seconds / x[25] - 1) < 1e-4);
-        assert_true(fabs(x[26] * 64 * x[25] / 1048576 - 1) < 1e-4);
-        assert_true(x[8] <= fits_before && (x[8] == fits_before ? (x[8] ? x[25] : x[16]) >= before : 1));
-        assert_true((x[8] == 1) == (x[16] <= 0.87 * 79.6 * (1 << 30)));
-        fits_before = x[8], before = x[8] ? x[25] : x[16];
-        fitting += x[8] == 1;
-        rows++;
+        fclose(in);
+        assert_true(rows > 1000 && fitting > 100 && fitting < rows);
     }
-    fclose(in);
-    assert_true(rows > 1000 && fitting > 100 && fitting < rows);
 }
 
 /* "tp=2,zero=1" as options of 09: " --tp 2 --zero 1". In a static buffer. */
@@ -281,9 +287,9 @@ static void errors_name_valid_values(void **state)
         {2, "--batch 5000", "expected a multiple of the 4096 tokens of a sequence, such as 8192"},
         {1, "--gpus 37 --per-node 37", "possible are --gpus 36 or 34, or --batch 1060864 (259 sequences)"},
         {1, "--model 405b --gpus 8", "the fastest on --gpus 128 would be tp=8"},
-        {2, "--hardware h300", "expected one of a100|h100|h200|b200, or five numbers"},
+        {2, "--hardware h300", "expected one of rtx4090|l40s|a100-40gb|a100|h100|h200|b200, or five numbers"},
         {2, "--pretend 1,2", "expected GFLOPS,GB/S,MICROSECONDS"},
-        {2, "--model 9b", "expected one of 1b|3b|8b|80b|tiny|"},
+        {2, "--model 9b", "expected one of 1b|3b|8b|80b|llama3-8b|"},
         {2, "--gpus 0", "expected an integer from 1 to 1048576, got '0'"},
         {2, "--dtype fp16", "expected bf16 or fp32, got 'fp16'"},
         {2, "--heads 33", "expected each to be a multiple of the next"},
