@@ -22,20 +22,19 @@ static double fastest(const Query *q, Candidate *best)
 static void advise_fewer(const Query *q, double tokens)
 {
     Query fewer = *q;
-    double before = tokens, enough = tokens;
+    double enough = tokens;
     int gpus = q->cluster.gpus;
 
     for (int n = gpus / 2; n >= 1 && (n <= q->cluster.per_node || n % q->cluster.per_node == 0); n /= 2) {
         fewer.cluster.gpus = n;
-        before = fastest(&fewer, NULL);
+        const double before = fastest(&fewer, NULL);
         if (before < 0.8 * enough)
             break;
         enough = before, gpus = n;
     }
     if (gpus < q->cluster.gpus)
-        printf("- More GPUs than are useful: %d of them have %.0f%% of these %s tokens/s, at %.1f times the tokens/s per "
-               "GPU.\n  Use them, or a larger --batch.\n", gpus, 100 * enough / tokens, number_text(tokens),
-               enough / gpus / (tokens / q->cluster.gpus));
+        printf("- More GPUs than are useful: with this batch %d reach %s tokens/s in all, %d only %s. A larger --batch\n"
+               "  would use more of them.\n", gpus, number_text(enough), q->cluster.gpus, number_text(tokens));
 }
 
 /* The share of the step that the same grid would save if links took no time. */
@@ -50,7 +49,7 @@ static void advise_links(const Query *q, const Candidate *best)
         printf("- Not practical: %.0f%% of the step is communication that nothing hides.\n", 100 * share);
 }
 
-/* Other numbers of sequences, which dp over all GPUs divides. */
+/* Other numbers of sequences, nearly as many, which dp over all GPUs divides. */
 static void advise_batch(const Query *q, double tokens)
 {
     const int n = q->cluster.gpus, below = q->sequences / n * n;
@@ -60,7 +59,7 @@ static void advise_batch(const Query *q, double tokens)
         other.sequences = below + i * n;
         Candidate best;
         const double faster = fastest(&other, &best) / tokens;
-        if (faster > 1.02) {
+        if (faster > 1.02 && q->sequences % best.grid.dp && fabs(other.sequences / (double)q->sequences - 1) < 0.1) {
             printf("- dp %d does not divide %d sequences: with --batch %lld (%d sequences) it is %.1f%% faster, with %s.\n",
                    best.grid.dp, q->sequences, (long long)other.sequences * q->model.seq, other.sequences,
                    100 * (faster - 1), grid_text(&best.grid));

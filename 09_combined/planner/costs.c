@@ -372,7 +372,9 @@ static double pipeline_time(const Grid *g, const Stage *stages, double transfer)
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *given)
 {
     Stage own[g->pp], *stages = given ? given : own;
-    const double in_node = g->tp * g->cp * g->pp <= c->per_node, replicas = g->zero ? (double)g->dp * g->cp : 1;
+    /* in 09 neighbouring pipeline stages are tp x cp ranks apart; in nanotron all replicas of a stage lie between them */
+    const bool in_node = (m->in_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
+    const double replicas = g->zero ? (double)g->dp * g->cp : 1;
     const double full = c->published && grid_memory(m, g, c).total > memory_limit * h->memory;
     const double stored = c->stored;
     const double transfer = local_tokens(m, g) * m->hidden * stored / g->tp

@@ -46,9 +46,10 @@ void print_query(const Query *q)
            m->in_09 ? "; as 09_combined runs it" : "");
     if (m->experts)
         printf("a token takes %d experts, and so uses %s parameters\n", m->top_k, count_text(active_parameters(m)));
-    printf("%d GPUs, %s, on %d node%s of %d; %s tokens per step: %s sequences of %s\n", gpus, q->hardware.name,
-           gpus > per_node ? gpus / per_node : 1, gpus > per_node ? "s" : "", gpus < per_node ? gpus : per_node,
-           number_text((int64_t)q->sequences * m->seq), number_text(q->sequences), number_text(m->seq));
+    printf("%d GPU%s, %s, on %d node%s of %d; ", gpus, gpus > 1 ? "s" : "", q->hardware.name,
+           gpus > per_node ? gpus / per_node : 1, gpus > per_node ? "s" : "", gpus < per_node ? gpus : per_node);
+    printf("%s tokens per step: %s sequence%s of %s\n", number_text((int64_t)q->sequences * m->seq),
+           number_text(q->sequences), q->sequences > 1 ? "s" : "", number_text(m->seq));
 }
 
 void print_table(const Query *q, const Candidates *c)
@@ -229,6 +230,8 @@ void print_formulas(const Query *q, const Grid *g)
            block, g->tp, k->efficiency, h->peak, seconds_text(block / (g->tp * k->efficiency * h->peak)));
     printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows),
            seconds_text(head_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
+    printf("  a step, all ranks: %.4g FLOPs, without recomputation\n",
+           (double)g->accumulate * g->dp * g->cp * (m->layers * block + head_flops(m, rows)));
     printf("  stage blocks head    kernels     tensor    context    experts   launches    seconds\n");
     for (int i = 0; i < g->pp; i++)
         printf("  %5d %6d %4d %10s %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
