@@ -33,8 +33,9 @@ static void advise_fewer(const Query *q, double tokens)
         enough = before, gpus = n;
     }
     if (gpus < q->cluster.gpus)
-        printf("- More GPUs than are useful: with this batch %d reach %s tokens/s in all, %d only %s. A larger --batch\n"
-               "  would use more of them.\n", gpus, number_text(enough), q->cluster.gpus, number_text(tokens));
+        printf("- More GPUs than are useful: with this batch %d reach %s tokens/s in all, %d only %s.\n"
+               "  A larger --batch would use more of them.\n",
+               gpus, number_text(enough), q->cluster.gpus, number_text(tokens));
 }
 
 /* The share of the step that the same grid would save if links took no time. */
@@ -44,7 +45,8 @@ static void advise_links(const Query *q, const Candidate *best)
     Constants k = q->constants;
 
     instant.nvlink = instant.network = INFINITY, instant.latency = 0, k.hop = k.sync = 0;
-    const double share = 1 - grid_time(&q->model, &best->grid, &q->cluster, &instant, &k, NULL).total / best->time.total;
+    const Time time = grid_time(&q->model, &best->grid, &q->cluster, &instant, &k, NULL);
+    const double share = 1 - time.total / best->time.total;
     if (share > 0.5)
         printf("- Not practical: %.0f%% of the step is communication that nothing hides.\n", 100 * share);
 }
@@ -60,7 +62,7 @@ static void advise_batch(const Query *q, double tokens)
         Candidate best;
         const double faster = fastest(&other, &best) / tokens;
         if (faster > 1.02 && q->sequences % best.grid.dp && fabs(other.sequences / (double)q->sequences - 1) < 0.1) {
-            printf("- dp %d does not divide %d sequences: with --batch %lld (%d sequences) it is %.1f%% faster, with %s.\n",
+            printf("- dp %d does not divide %d sequences: with --batch %lld (%d) it is %.1f%% faster:\n  %s.\n",
                    best.grid.dp, q->sequences, (long long)other.sequences * q->model.seq, other.sequences,
                    100 * (faster - 1), grid_text(&best.grid));
             return;
@@ -76,9 +78,8 @@ static void advise_sequence(const Query *q, double tokens)
     if (q->model.seq % 16 == 0 || q->model.seq < 512)
         return;
     const double faster = fastest(&other, NULL) / tokens;
-    printf("- Sequences of %d tokens are not a multiple of 16, which excludes most cp and tp: --seq %d is ", q->model.seq,
-           other.model.seq);
-    printf(fabs(faster - 1) < 0.01 ? "as fast.\n" : "%.1f%% %s.\n", 100 * fabs(faster - 1), faster > 1 ? "faster" : "slower");
+    printf("- Sequences of %d tokens are no multiple of 16, which excludes most cp and tp: --seq %d\n"
+           "  has %.0f%% of the tokens/s.\n", q->model.seq, other.model.seq, 100 * faster);
 }
 
 /* What the playbook advises on many GPUs: tp 8, a pipeline, and ZeRO (in a pipeline ZeRO-1; see the README). */
@@ -90,8 +91,8 @@ static void advise_rule(const Query *q, const Candidate *best)
     rule.limits[TP] = (Range){true, 8, 8};
     rule.limits[PP] = (Range){true, 2, 1 << 20};
     if (q->cluster.gpus >= 512 && (best->grid.tp != 8 || best->grid.pp == 1) && fastest(&rule, &x))
-        printf("- The playbook's rule for so many GPUs, tp 8 and a pipeline, gives at best %.0f tokens/s per GPU (%.1f%% "
-               "slower):\n  %s.\n", x.tokens, 100 * (best->tokens / x.tokens - 1), grid_text(&x.grid));
+        printf("- The playbook's rule for so many GPUs, tp 8 and a pipeline, gives %.0f tokens/s per GPU\n"
+               "  (%.1f%% slower): %s.\n", x.tokens, 100 * (best->tokens / x.tokens - 1), grid_text(&x.grid));
 }
 
 void print_advice(const Query *q, const Candidates *c)
@@ -108,5 +109,5 @@ void print_advice(const Query *q, const Candidates *c)
         printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute the "
                "causal half.\n", 100 * q->constants.efficiency);
     if (q->model.experts)
-        printf("- No published run has experts: their memory, FLOPs and all-to-alls are 10's formulas, without evidence.\n");
+        printf("- No published run has experts: their memory, FLOPs and all-to-alls are formulas, without evidence.\n");
 }

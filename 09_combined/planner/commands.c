@@ -1,9 +1,10 @@
 /* A grid as commands and configurations: of 09, of Megatron-LM, nanotron and torchtitan. Names of options as in
  *
- *   NVIDIA/Megatron-LM d98e8a6 (August 2026): megatron/training/arguments.py, and the dataclasses whose members it turns
- *       into options: core/model_parallel_config.py, core/transformer/transformer_config.py, training/config
+ *   NVIDIA/Megatron-LM d98e8a6 (August 2026): megatron/training/arguments.py, and the dataclasses whose members become
+ *       options: core/model_parallel_config.py, core/transformer/transformer_config.py, training/config
  *   huggingface/nanotron 2411b02 (April 2026): src/nanotron/config, models/llama.py, models/qwen.py, optim/zero.py
- *   pytorch/torchtitan b5bcd76 (August 2026): torchtitan/config/configs.py, trainer.py, distributed/activation_checkpoint.py
+ *   pytorch/torchtitan b5bcd76 (August 2026): torchtitan/trainer.py, config/configs.py,
+ *       distributed/activation_checkpoint.py
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -54,9 +55,9 @@ static void print_09(const Query *q, const Grid *g)
     const Model *m = &q->model;
 
     if (!m->in_09) {
-        printf("   09_combined: lacks this model: its MLP has two matrices of width 4h, its embedding is tied, its blocks "
-               "have no experts,\n     and each head has its own keys and values%s\n",
-               m->experts ? "; 10_expert_parallel has experts, but only dp and ep beside them" : "");
+        printf("   09_combined: lacks this model. Its MLP has two matrices of width 4h, its embedding is tied, each\n"
+               "     head has its own keys and values%s\n", m->experts ? ". 10_expert_parallel has experts, and of the "
+               "directions dp and ep" : "");
         return;
     }
     begin("09_combined:");
@@ -113,8 +114,8 @@ static void print_megatron(const Query *q, const Grid *g)
     if (g->recompute)
         word("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1");
     if (m->layers % g->pp)
-        lacks(format_text("a pipeline of %d unequal stages by this option alone: add --decoder-last-pipeline-num-layers "
-                          "or --pipeline-model-parallel-layout", g->pp));
+        lacks(format_text("%d unequal pipeline stages by this option alone: add --decoder-last-pipeline-num-layers or "
+                          "--pipeline-model-parallel-layout", g->pp));
     if (g->zero >= 2 && g->tp * g->cp > 1)
         lacks("one CUDA_DEVICE_MAX_CONNECTIONS for both: FSDP needs it unset, tp and cp prefer 1");
     printf("\n");

@@ -30,8 +30,8 @@ static const double REAL = 4;                   /* bytes per gradient and optimi
 static const double GAP = 1.0 / 8;              /* of the launch time, in which the GPU is idle in any case */
 static const double RING_STEP = 1.0 / 15;       /* of a layer's launch time: attention to another rank's keys */
 static const int FORWARD_COLLECTIVES = 4, BACKWARD_COLLECTIVES = 6;     /* all-gathers: 2, 4; reduce-scatters: 2, 2 */
-/* Of ZeRO-2's and 3's transfers at least this fraction is exposed: the median of published FSDP runs from 16 to 512 GPUs
- * (fsdp_runs.csv), which lose 0 to 9% although by bytes nearly all would hide. */
+/* Of ZeRO-2's and 3's transfers at least this fraction is exposed: fitted to published runs of FSDP on 16 to 512 GPUs
+ * (fsdp_runs.csv), which lose 0 to 9% although by their bytes nearly all transfers would hide. */
 static const double EXPOSED = 0.15;
 static const int CONGESTED = 64;                /* nodes from which on all published pipelines but one stalled */
 
@@ -198,12 +198,12 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
 const char *memory_formula(const Model *m, const Grid *g, int category)
 {
     static const char *const formulas[MEM_CATEGORIES] = {
-        "2 x parameters of the pipeline stage / tp", "4 x the same", "6 x the same (nanotron: fp32, and bf16 not yet added)",
+        "2 x parameters of the pipeline stage / tp", "4 x the same", "bytes per gradient x the same: 6 in nanotron",
         "8 x the same", "micro-batches in flight x blocks x tokens x (34h + 6f) / tp, and 6 x tokens x v / tp", "none",
         "0.4 GiB per process; with ZeRO-3 also 8 x parameters of a block / tp"};
     static const char *const sharded[MEM_CATEGORIES] = {
         [MEM_PARAMETERS] = "2 x parameters of the pipeline stage / (tp x replicas)",
-        [MEM_MASTER] = "4 x the same / replicas", [MEM_GRADIENTS] = "6 (or as given) x the same / replicas",
+        [MEM_MASTER] = "4 x the same / replicas", [MEM_GRADIENTS] = "bytes per gradient x the same / replicas",
         [MEM_OPTIMIZER] = "8 x the same / replicas"};
     const bool is_sharded = (category == MEM_PARAMETERS && g->zero == 3) || (category == MEM_GRADIENTS && g->zero >= 2)
                             || ((category == MEM_MASTER || category == MEM_OPTIMIZER) && g->zero >= 1);
@@ -240,9 +240,9 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
                            : (g->cp - 1) * fmax(0, kv + d_kv - attention) + d_kv;
 }
 
-/* Seconds per block in which all-to-alls are not hidden behind experts (10's README): with E local experts, a transfer of
- * T_x and an expert of T_e seconds, the first dispatch and the last return; in backward weight gradients hide the return.
- * If links are slower than experts, all transfers but those behind an expert. */
+/* Seconds per block in which all-to-alls are not hidden behind experts (10's README): the first dispatch and the last
+ * return; in backward weight gradients hide the return. If links are slower than experts, all but those behind an
+ * expert. */
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
     const double E = (double)m->experts / g->ep, slots = m->capacity * m->top_k * local_tokens(m, g);
@@ -372,7 +372,7 @@ static double pipeline_time(const Grid *g, const Stage *stages, double transfer)
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *given)
 {
     Stage own[g->pp], *stages = given ? given : own;
-    /* in 09 neighbouring pipeline stages are tp x cp ranks apart; in nanotron all replicas of a stage lie between them */
+    /* In 09 neighbors in a pipeline are tp x cp ranks apart, in nanotron tp x cp x dp. */
     const bool in_node = (m->in_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
     const double replicas = g->zero ? (double)g->dp * g->cp : 1;
     const double full = c->published && grid_memory(m, g, c).total > memory_limit * h->memory;

@@ -94,8 +94,8 @@ double head_flops(const Model *m, double tokens);
  * blocks to stage i until the cost so far, of blocks and then the head, passes (i+1)/p of the total. */
 void grid_stages(const Model *m, const Grid *g, Stage *stages);
 
-/* Memory of the rank that needs most. A model in 09: what 09's predict() gives, to the byte. Other models: what nanotron's
- * runs took, within a few percent. */
+/* Memory of the rank that needs most. A model in 09: what 09's predict() gives, to the byte. Other models: what runs of
+ * nanotron took, within a few percent. */
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 
 const char *memory_formula(const Model *m, const Grid *g, int category);        /* in words */

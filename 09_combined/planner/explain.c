@@ -41,7 +41,10 @@ void print_query(const Query *q)
            m->hidden, m->heads);
     if (m->kv_heads < m->heads)
         printf(" and %d of keys and values", m->kv_heads);
-    printf(m->experts ? ", %d experts of width %d" : ", MLP%.0d %d", m->experts, m->experts ? m->expert_width : m->mlp);
+    if (m->experts)
+        printf(", %d experts of width %d", m->experts, m->expert_width);
+    else
+        printf(", MLP %d", m->mlp);
     printf("%s, vocabulary %d%s%s)\n", m->gated ? " gated" : "", m->vocab, m->tied ? " tied" : "",
            m->in_09 ? "; as 09_combined runs it" : "");
     if (m->experts)
@@ -72,7 +75,8 @@ void print_table(const Query *q, const Candidates *c)
         printf("%4d %2d %2d", g->tp, g->cp, g->pp);
         if (q->model.experts)
             printf(" %2d", g->ep);
-        printf(" %4d %5d %3d %4d %-6s", g->dp, g->micro_batch, g->accumulate, g->zero, size_text(RECOMPUTE, g->recompute));
+        printf(" %4d %5d %3d %4d %-6s", g->dp, g->micro_batch, g->accumulate, g->zero,
+               size_text(RECOMPUTE, g->recompute));
         printf(" %6.1f %6.1f %5.1f %5.1f %5.1f %5.1f %4.1f |", b[MEM_PARAMETERS] / GiB, b[MEM_MASTER] / GiB,
                b[MEM_GRADIENTS] / GiB, b[MEM_OPTIMIZER] / GiB, b[MEM_ACTIVATIONS] / GiB,
                (b[MEM_COMMUNICATION] + b[MEM_WORKSPACE]) / GiB, x->memory.total / GiB);
@@ -122,7 +126,7 @@ static void print_alone(const Query *q, const char *what, Grid g)
     printf("   %-34s %8.1f GiB  %s\n", what, m.total / GiB, fits(q, &m) ? "fits" : "doesn't fit");
 }
 
-/* Of the kinds that were measured: the published runs have ZeRO-0 and 1, and neither cp nor recomputation nor experts. */
+/* Of the kinds that were measured: no published run has ZeRO-2 or 3, cp, recomputation or experts. */
 static const Candidate *fastest_measured(const Candidates *c)
 {
     for (int i = 0; i < c->fitting; i++)
@@ -188,7 +192,7 @@ void print_steps(const Query *q, const Candidates *c)
         print_difference(best, &c->all[1]);
         printf("\n");
     }
-    printf("   measured kinds (ZeRO-0 and 1, cp 1, no recomputation, no experts): ");
+    printf("   measured kinds:  (ZeRO-0 and 1, cp 1, no recomputation, no experts) ");
     if (measured && measured != best) {
         printf("with %s it is ", changed_text(b, &measured->grid));
         print_difference(best, measured);

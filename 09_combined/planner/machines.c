@@ -14,11 +14,11 @@
 /* From datasheets. Memory: what a program can allocate. Network: the eight adapters of a node. */
 static const Hardware table[] = {
     {"rtx4090", 165.2e12, 23.6 * GiB, 1.008e12, 32e9, 12.5e9, 0,
-     "NVIDIA Ada architecture whitepaper, GeForce RTX 4090: 165.2 TFLOP/s dense bf16 summed in fp32, 24 GB at 1,008 GB/s, "
-     "no NVLink: PCIe 4.0 x16, 64 GB/s both ways; network assumed: 100 Gb/s per node"},
+     "NVIDIA Ada whitepaper, GeForce RTX 4090: 165.2 TFLOP/s dense (bf16, summed in fp32), 24 GB at 1,008 GB/s, PCIe "
+     "4.0 x16: 64 GB/s both ways; network assumed: 100 Gb/s per node"},
     {"l40s", 362.05e12, 44.4 * GiB, 864e9, 32e9, 50e9, 0,
-     "NVIDIA L40S datasheet: 362.05 TFLOP/s dense, 48 GB at 864 GB/s, PCIe Gen4 x16: 64 GB/s both ways; network assumed: "
-     "2 x 200 Gb/s per node"},
+     "NVIDIA L40S datasheet: 362.05 TFLOP/s dense, 48 GB at 864 GB/s, PCIe Gen4 x16: 64 GB/s both ways; network "
+     "assumed: 2 x 200 Gb/s per node"},
     {"a100-40gb", 312e12, 39.4 * GiB, 1.555e12, 300e9, 200e9, 0,
      "NVIDIA A100 40GB SXM: 312 TFLOP/s, 1,555 GB/s, NVLink 600 GB/s both ways; DGX A100: 8 x 200 Gb/s"},
     {"a100", 312e12, 79.2 * GiB, 2.039e12, 300e9, 200e9, 0,

@@ -111,7 +111,7 @@ int main(int argc, char **argv)
 {
     enum { OPTIONS = 64 };
     static const char *const headings[] = {"The model, and sizes to change:", "The hardware and the batch:",
-                                           "Restrictions of the grid:"};
+                                           "Restrictions of the grid: a number, or \"<=4\", \">=2\", 2..8:"};
     struct argp_option list[OPTIONS] = {0}, *next = list;
     const struct argp parser = {.options = list, .parser = parse, .doc = "Finds the grid of ranks that trains a model "
                                 "fastest and fits in memory.\vFormulas, models, hardware: 09_combined/planner."};

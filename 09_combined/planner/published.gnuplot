@@ -29,7 +29,8 @@ set xrange [0.8:100]
 set yrange [130:70000]
 set logscale xy
 set xtics nomirror (1, 2, 4, 8, 16, 32, 64)
-set ytics nomirror ("200" 200, "500" 500, "1,000" 1000, "2,000" 2000, "5,000" 5000, "10,000" 10000, "20,000" 20000, "50,000" 50000)
+set ytics nomirror ("200" 200, "500" 500, "1,000" 1000, "2,000" 2000, "5,000" 5000, "10,000" 10000, \
+    "20,000" 20000, "50,000" 50000)
 unset grid
 set grid ytics lc rgb "#dddddd"
 set key at graph 0.02,0.02 bottom left Left reverse samplen 2 noopaque nobox

@@ -33,17 +33,17 @@ const QuestionOption question_options[] = {
     {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
     {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8)", 2},
     {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", NULL, 2},
-    {"pretend", OPTION_TEXT, AT(pretend), 0, "GFLOPS,GB/S,MICROSECONDS",
-     "simulated hardware, as for the programs' --pretend", 2},
+    {"pretend", OPTION_TEXT, AT(pretend), 0, "SPEEDS", "simulated hardware: GFLOPS,GB/S,MICROSECONDS, as for the "
+     "programs' --pretend", 2},
     {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M); with K or M rounded down to full "
      "sequences", 2},
     {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
-    {"bytes-per-parameter", OPTION_NUMBER, AT(bytes_per_parameter), 20, "16|18|20", "state with bf16 weights: 16 with "
-     "bf16 gradients (DeepSpeed) or all in fp32 (torchtitan); 18 with fp32 gradients (Megatron-LM, 09); 20 with both "
-     "(nanotron, the default)", 2},
+    {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
+     "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron; the "
+     "default)", 2},
     {"published", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
      "nodes were slower than the formulas alone explain", 2},
-    {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism: 4, \"<=4\", \">=2\" or 2..8; likewise:", 3},
+    {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
     {"cp", OPTION_RANGE, AT(limits[CP]), 0, "N", "context parallelism", 3},
     {"dp", OPTION_RANGE, AT(limits[DP]), 0, "N", "data parallelism", 3},
@@ -167,14 +167,14 @@ static Model model(const Question *q)
 Query question_query(const Question *given)
 {
     Query q = {.model = model(given)};
-    const int seq = q.model.seq, gpus = given->gpus, node = given->per_node, bytes = given->bytes_per_parameter;
+    const int seq = q.model.seq, gpus = given->gpus, node = given->per_node, bytes = given->state_bytes;
     const bool fp32 = !strcmp(given->dtype, "fp32");
     const char *set;
 
     if (!fp32 && strcmp(given->dtype, "bf16"))
         fail_usage("--dtype: expected bf16 or fp32, got '%s'", given->dtype);
     if (bytes && (bytes < 16 || bytes % 2 || fp32 || (q.model.in_09 && bytes != 18)))
-        fail_usage("--bytes-per-parameter: expected 16, 18 or 20 with --dtype bf16; 18 for a model that 09 runs, got %d",
+        fail_usage("--state-bytes: expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs, got %d",
                    bytes);
     if (gpus > node && gpus % node && !given->pretend)
         fail_usage("--gpus %d: expected up to %d, or a multiple of --per-node %d, such as %d or %d", gpus, node, node,

@@ -17,7 +17,7 @@
 typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, or by default */
     int layers, hidden, heads, kv_heads, mlp, vocab, seq, gated, tied, experts, top_k, expert_width;
     double capacity;
-    int gpus, per_node, batch, bytes_per_parameter;
+    int gpus, per_node, batch, state_bytes;
     bool about;                     /* --batch 4M: rounded down to full sequences */
     const char *model, *hardware, *pretend, *dtype;
     bool published;

@@ -184,9 +184,8 @@ static _Noreturn void fail_without_grid(const Query *q)
     memset(free.limits, 0, sizeof free.limits);
     if (each_grid(&free, ignore, NULL)) {
         const Candidates c = candidates(&free);
-        fail("no grid of %d ranks is possible with the restrictions given (--tp, --zero, ...); without them there are %d, "
-             "of which %s is %s", q->cluster.gpus, c.count, grid_text(&c.all[0].grid),
-             c.fitting ? "the fastest" : "the smallest");
+        fail("no grid of %d ranks is possible with the restrictions given (--tp, --zero, ...); of %d without them the "
+             "%s is %s", q->cluster.gpus, c.count, c.fitting ? "fastest" : "smallest", grid_text(&c.all[0].grid));
     }
     for (int more = 1; found < 2 && more <= q->cluster.gpus; more++)
         for (int sign = -1; sign <= 1; sign += 2) {
