@@ -97,6 +97,7 @@ static void print_megatron(const Query *q, const Grid *g)
         word("--num-experts %d --moe-ffn-hidden-size %d --moe-router-topk %d", m->experts, m->expert_width, m->top_k);
     if (m->experts)
         word("--moe-token-dispatcher-type alltoall --moe-expert-capacity-factor %g", m->capacity);
+    word("--hidden-dropout 0 --attention-dropout 0");
     word("--mock-data --tokenizer-type NullTokenizer");
     word("--vocab-size %d %s--lr 3e-4 --train-iters 100", m->vocab, q->cluster.stored == 2 ? "--bf16 " : "");
     word("--micro-batch-size %d --global-batch-size %d", g->micro_batch, q->sequences);

@@ -257,8 +257,9 @@ void print_formulas(const Query *q, const Grid *g)
            seconds_text(t.context), seconds_text(t.experts));
     printf("  bubble     %10s  the rest of the pipeline: fill, drain, unequal pipeline stages; (p - 1) / m = %.3f\n",
            seconds_text(t.bubble), (g->pp - 1.0) / g->accumulate);
-    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients (4 bytes) and weights (%d), "
-           "%s; %s per layer and replica over nodes\n", seconds_text(t.data), g->zero, g->dp * g->cp, q->cluster.stored,
+    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients (%d bytes) and weights (%d), "
+           "%s; %s per layer and replica over nodes\n", seconds_text(t.data), g->zero, g->dp * g->cp,
+           q->cluster.gradients == 2 ? 2 : 4, q->cluster.stored,
            g->zero == 0 ? "what the last backward doesn't hide"
            : g->zero > 1 ? "what forward and backward don't hide, at least 15%"
            : m->in_09 ? "the reduce-scatter behind the last backward" : "not hidden", seconds_text(k->sync));
