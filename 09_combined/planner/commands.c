@@ -126,10 +126,10 @@ static void print_nanotron(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
 
-    printf("   nanotron: %s run_train.py --config-file config.yaml with\n", format_text("torchrun --nnodes %d "
-           "--nproc-per-node %d", q->cluster.gpus > q->cluster.per_node ? q->cluster.gpus / q->cluster.per_node : 1,
-           q->cluster.gpus > q->cluster.per_node ? q->cluster.per_node : q->cluster.gpus));
-    printf("      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
+    begin("nanotron:");
+    launcher(q);
+    word("run_train.py --config-file config.yaml");
+    printf(" with\n      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
            "        pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_linear_async_communication: true,\n"
            "        recompute_layer: %s}\n", g->dp, g->tp, g->pp, g->cp, g->ep, g->recompute ? "true" : "false");
     printf("      optimizer: {zero_stage: %d, accumulate_grad_in_fp32: true}\n", g->zero > 1 ? 1 : g->zero);

@@ -18,13 +18,8 @@ static const double *seconds(const Time *t)             /* in time_name's order 
 
 static const char *seconds_text(double s)
 {
-    static char text[16][32];
-    static int next;
-    char *t = text[next++ % 16];
-
-    snprintf(t, sizeof text[0], s >= 10 ? "%.1f s" : s >= 0.1 ? "%.2f s" : s >= 1e-3 ? "%.1f ms" : "%.0f us",
-             s >= 0.1 ? s : s >= 1e-3 ? 1e3 * s : 1e6 * s);
-    return t;
+    return format_text(s >= 10 ? "%.1f s" : s >= 0.1 ? "%.2f s" : s >= 1e-3 ? "%.1f ms" : "%.0f us",
+                       s >= 0.1 ? s : s >= 1e-3 ? 1e3 * s : 1e6 * s);
 }
 
 static const char *count_text(double parameters)
@@ -90,24 +85,6 @@ void print_table(const Query *q, const Candidates *c)
 
 /* ---- The reasons: the playbook's three steps ---- */
 
-/* "4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
-static void print_difference(const Candidate *best, const Candidate *x)
-{
-    int worst = 0, gain = 0;
-    double d[TIMES];
-
-    for (int k = 0; k < TIMES; k++) {
-        d[k] = seconds(&x->time)[k] - seconds(&best->time)[k];
-        worst = d[k] > d[worst] ? k : worst;
-        gain = d[k] < d[gain] ? k : gain;
-    }
-    printf("%.1f%% slower", 100 * (x->time.total / best->time.total - 1));
-    if (d[worst] > 0)
-        printf(": %s + %s", time_name[worst], seconds_text(d[worst]));
-    if (d[gain] < 0)
-        printf(", %s - %s", time_name[gain], seconds_text(-d[gain]));
-}
-
 /* What differs between two grids: "tp=4, dp=8". */
 static const char *changed_text(const Grid *from, const Grid *to)
 {
@@ -117,6 +94,25 @@ static const char *changed_text(const Grid *from, const Grid *to)
         if (grid_size(from, d) != grid_size(to, d))
             text = format_text("%s%s%s=%s", text, *text ? ", " : "", dimension_name[d], size_text(d, grid_size(to, d)));
     return text;
+}
+
+/* "with tp=2, dp=4 it is 4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
+static void print_other(const Candidate *best, const Candidate *x)
+{
+    int worst = 0, gain = 0;
+    double d[TIMES];
+
+    for (int k = 0; k < TIMES; k++) {
+        d[k] = seconds(&x->time)[k] - seconds(&best->time)[k];
+        worst = d[k] > d[worst] ? k : worst;
+        gain = d[k] < d[gain] ? k : gain;
+    }
+    printf("with %s it is %.1f%% slower", changed_text(&best->grid, &x->grid),
+           100 * (x->time.total / best->time.total - 1));
+    if (d[worst] > 0)
+        printf(": %s + %s", time_name[worst], seconds_text(d[worst]));
+    if (d[gain] < 0)
+        printf(", %s - %s", time_name[gain], seconds_text(-d[gain]));
 }
 
 static void print_alone(const Query *q, const char *what, Grid g)
@@ -172,10 +168,9 @@ void print_steps(const Query *q, const Candidates *c)
         if (d == DP || d == ACCUMULATE || (d == EP && !q->model.experts))
             continue;
         printf("   %-11s %-4s ", dimension_name[d], size_text(d, grid_size(b, d)));
-        if (x) {
-            printf("with %s it is ", changed_text(b, &x->grid));
-            print_difference(best, x);
-        } else
+        if (x)
+            print_other(best, x);
+        else
             printf("no other value fits or is possible");
         Grid g = *b;
         int *const ranks = d == TP ? &g.tp : d == CP ? &g.cp : d == PP ? &g.pp : NULL;
@@ -187,16 +182,15 @@ void print_steps(const Query *q, const Candidates *c)
         }
         printf("\n");
     }
-    if (c->fitting > 1) {
-        printf("   second best:     with %s it is ", changed_text(b, &c->all[1].grid));
-        print_difference(best, &c->all[1]);
-        printf("\n");
-    }
-    printf("   measured kinds:  (ZeRO-0 and 1, cp 1, no recomputation, no experts) ");
-    if (measured && measured != best) {
-        printf("with %s it is ", changed_text(b, &measured->grid));
-        print_difference(best, measured);
-    } else
+    printf("   second best:     ");
+    if (c->fitting > 1)
+        print_other(best, &c->all[1]);
+    else
+        printf("none");
+    printf("\n   measured kinds:  (ZeRO-0 and 1, cp 1, no recomputation, no experts) ");
+    if (measured && measured != best)
+        print_other(best, measured);
+    else
         printf(measured ? "the best grid is one" : "none fits");
     printf("\n");
 }
