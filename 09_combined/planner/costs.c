@@ -246,8 +246,8 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
     const double E = (double)m->experts / g->ep, slots = m->capacity * m->top_k * local_tokens(m, g);
-    const double inside = fmax(1, fmin(g->ep, c->per_node / g->tp));    /* ranks of an ep group on one node */
-    const double leaving = g->ep > inside ? (g->ep - inside) / g->ep : (g->ep - 1.0) / g->ep;
+    const int per_group = c->per_node / g->tp, inside = per_group < 1 ? 1 : per_group < g->ep ? per_group : g->ep;
+    const double leaving = (g->ep - (g->ep > inside ? inside : 1.0)) / g->ep;     /* the node; the rank */
     const double link = g->ep > inside ? h->network / c->per_node : h->nvlink;
     const double transfer = slots / E * m->hidden * c->stored / g->tp * leaving / link + h->latency;
     const double expert = (pass == FORWARD ? 2 : 4) * slots / m->experts * g->ep * (m->gated ? 3.0 : 2.0) * m->hidden

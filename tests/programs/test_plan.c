@@ -393,6 +393,7 @@ static void commands_have_the_grid(void **state)
     expect(r, 0, "--tensor-model-parallel-size 1|--pipeline-model-parallel-size 2|dp: 2, tp: 1, pp: 2|"
            "--parallelism.pipeline_parallel_degree 2|lacks an MLP of two matrices");
     expect(run(PLAN "--zero 3"), 0, "optim_grads_params|lacks ZeRO-3|reshard_after_forward always");
+    expect(run("env -u MAKEFLAGS make -C " SOURCE " plan GPU=64"), 2, "GPU: no variable of make plan; it has");
 }
 
 static void large_plans_are_fast(void **state)
