@@ -18,15 +18,15 @@ static double fastest(const Query *q, Candidate *best)
     return tokens;
 }
 
-/* Halves the GPUs while twice as many bring less than a quarter. */
+/* Halves the GPUs, in full nodes, while twice as many bring less than a quarter. */
 static void advise_fewer(const Query *q, double tokens)
 {
     Query fewer = *q;
     double enough = tokens;
     int gpus = q->cluster.gpus;
 
-    for (int n = gpus / 2; n >= 1 && (n <= q->cluster.per_node || n % q->cluster.per_node == 0); n /= 2) {
-        fewer.cluster.gpus = n;
+    for (int n = gpus / 2; n >= 1; n /= 2) {
+        fewer.cluster.gpus = n -= n > q->cluster.per_node ? n % q->cluster.per_node : 0;
         const double before = fastest(&fewer, NULL);
         if (before < 0.8 * enough)
             break;

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "../../common/print.h"
 #include "../formulas.h"
 
 const double memory_limit = 0.87;
@@ -145,16 +146,17 @@ static Memory published_memory(const Model *m, const Grid *g, const Cluster *c, 
     const double h = m->hidden, t = g->tp, tokens = local_tokens(m, g), in_flight = fmin(g->pp, g->accumulate);
     const double block = (34 * h + 6 * saved_width(m)) / t + (c->published && g->pp == 1 && g->tp > 1 ? 4 * h : 0);
     const double saved = g->recompute ? in_flight * s->layers * 2 * h / t + block : in_flight * s->layers * block;
+    const double width = c->stored / 2.0;               /* of activations, over that of bf16 */
     const double gathered = block_parameters(m) - expert_parameters(m) * (1 - 1.0 / g->ep);
     Memory memory = {.bytes = {
-        [MEM_ACTIVATIONS] = tokens * (saved + s->heads * 6.0 * m->vocab / t),
+        [MEM_ACTIVATIONS] = width * tokens * (saved + s->heads * 6.0 * m->vocab / t),
         [MEM_WORKSPACE] = 0.4 * (1 << 30) + (g->zero == 3 ? 8 * gathered / t : 0)}};
 
     for (int experts = 0; experts <= 1; experts++) {
         const double params = experts ? s->experts / t / g->ep : (s->params - s->experts) / t;
         const double replicas = (double)g->dp * g->cp / (experts ? g->ep : 1), states = g->zero >= 1 ? replicas : 1;
-        memory.bytes[MEM_PARAMETERS] += 2 * params / (g->zero == 3 ? replicas : 1);
-        memory.bytes[MEM_MASTER] += 4 * params / states;
+        memory.bytes[MEM_PARAMETERS] += c->stored * params / (g->zero == 3 ? replicas : 1);
+        memory.bytes[MEM_MASTER] += (c->stored < REAL) * 4 * params / states;
         memory.bytes[MEM_GRADIENTS] += c->gradients * params / (g->zero >= 2 ? replicas : 1);
         memory.bytes[MEM_OPTIMIZER] += 8 * params / states;
     }
@@ -197,14 +199,11 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
 
 const char *memory_formula(const Model *m, const Grid *g, int category)
 {
-    static const char *const formulas[MEM_CATEGORIES] = {
-        "2 x parameters of the pipeline stage / tp", "4 x the same", "bytes per gradient x the same: 6 in nanotron",
-        "8 x the same", "micro-batches in flight x blocks x tokens x (34h + 6f) / tp, and 6 x tokens x v / tp", "none",
+    static const char *const words[MEM_CATEGORIES] = {
+        "2 (fp32: 4) x parameters of the pipeline stage / tp", "4 (fp32: 0) x the same",
+        "6 in nanotron, or as given, x the same", "8 x the same",
+        "micro-batches in flight x blocks x tokens x (34h + 6f) / tp, and 6 x tokens x v / tp", "none",
         "0.4 GiB per process; with ZeRO-3 also 8 x parameters of a block / tp"};
-    static const char *const sharded[MEM_CATEGORIES] = {
-        [MEM_PARAMETERS] = "2 x parameters of the pipeline stage / (tp x replicas)",
-        [MEM_MASTER] = "4 x the same / replicas", [MEM_GRADIENTS] = "bytes per gradient x the same / replicas",
-        [MEM_OPTIMIZER] = "8 x the same / replicas"};
     const bool is_sharded = (category == MEM_PARAMETERS && g->zero == 3) || (category == MEM_GRADIENTS && g->zero >= 2)
                             || ((category == MEM_MASTER || category == MEM_OPTIMIZER) && g->zero >= 1);
 
@@ -215,7 +214,7 @@ const char *memory_formula(const Model *m, const Grid *g, int category)
                                            : "as without experts; those on 1 / ep of the ranks and of the replicas";
     if (category == MEM_ACTIVATIONS && g->recompute)
         return "micro-batches in flight x blocks x tokens x 2h / tp, one full block, and 6 x tokens x v / tp";
-    return is_sharded ? sharded[category] : formulas[category];
+    return is_sharded ? format_text("%s / replicas", words[category]) : words[category];
 }
 
 /* ---- Time ---- */

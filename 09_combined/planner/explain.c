@@ -158,8 +158,10 @@ void print_steps(const Query *q, const Candidates *c)
     const int n = q->cluster.gpus;
 
     print_fit(q, b);
-    printf("2. Reach the batch. %d sequence%s = %d per micro-batch x %d micro-batch%s x %d replica%s", q->sequences,
-           q->sequences > 1 ? "s" : "", b->micro_batch, b->accumulate, b->accumulate > 1 ? "es" : "", b->dp, b->dp > 1 ? "s" : "");
+    printf("2. Reach the batch. %d sequence%s = %d per micro-batch x ", q->sequences, q->sequences > 1 ? "s" : "",
+           b->micro_batch);
+    printf("%d micro-batch%s x %d replica%s", b->accumulate, b->accumulate > 1 ? "es" : "", b->dp,
+           b->dp > 1 ? "s" : "");
     printf(q->sequences < n ? "; fewer than GPUs: at least %d ranks must split each sequence's work\n" : "\n",
            (n + q->sequences - 1) / q->sequences);
     printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b));

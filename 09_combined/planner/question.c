@@ -184,7 +184,7 @@ Query question_query(const Question *given)
                    (given->batch / seq + 1LL) * seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .published = given->published,
-                          .stored = fp32 ? 4 : 2, .gradients = q.model.in_09 ? 4 : bytes ? bytes - 14 : 6,
+                          .stored = fp32 ? 4 : 2, .gradients = q.model.in_09 || fp32 ? 4 : bytes ? bytes - 14 : 6,
                           .loss_rows = given->pretend ? 256 : 2048};
     q.hardware = given->pretend ? hardware_simulated(given->pretend) : hardware_named(given->hardware);
     q.constants = given->pretend ? exact_constants : published_constants;

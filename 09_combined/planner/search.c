@@ -225,6 +225,12 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
             break;
         }
     }
+    memset(more.limits, 0, sizeof more.limits);
+    more.cluster = q->cluster;
+    const Candidates free = candidates(&more);
+    if (free.fitting)                                   /* so there are restrictions */
+        snprintf(possible, sizeof possible, "; without the restrictions given the fastest would be %s",
+                 grid_text(&free.all[0].grid));
     const char *odd = q->model.seq % 16 == 0 || q->model.seq < 64 ? ""
                       : format_text("; cp and tp cannot split sequences of %d tokens: try --seq %d", q->model.seq,
                                     (q->model.seq + 512) / 1024 * 1024);

@@ -212,8 +212,9 @@ static void memory_is_09s(void **state)
         const char *report = in_temporary("report");
         run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype %s --steps 1 --threads 1 --quiet --report %s",
                  cases[i].ranks, shape, as_options(cases[i].grid), cases[i].dtype, report);
-        Result r = run(PLAN "--model tiny %s --gpus %d --pretend 1,1,1 --dtype %s --batch %d --explain %s", shape,
-                       cases[i].ranks, cases[i].dtype, 32 * cases[i].batch, cases[i].grid);
+        Result r = run(PLAN "--model %s %s --gpus %d --pretend 1,1,1 --dtype %s --batch %d --explain %s",
+                       i % 2 ? "8b --not-gated --tied --mlp 192" : "tiny", shape, cases[i].ranks, cases[i].dtype,
+                       32 * cases[i].batch, cases[i].grid);
         if (r.status)
             fail_msg("%s", r.err);
         int fullest = 0;
@@ -420,6 +421,7 @@ static void errors_name_valid_values(void **state)
         {1, "--tp 3", "no grid of 64 ranks is possible with the restrictions given"},
         {2, "--model 7b --explain zero=3", "expected zero 0 or 1, which 09_combined has"},
         {2, "--model 7b --state-bytes 20", "expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs"},
+        {1, "--model 70b --gpus 64 --pp 1 --tp 1", "without the restrictions given the fastest would be tp=4"},
         {2, "--top-k 2", "expected --experts of at least top-k, got 0"},
         {1, "--gpus 8 --seq 131071", "try --seq 131072"},
         {2, "--gpus 0", "expected an integer from 1 to 1048576, got '0'"},
