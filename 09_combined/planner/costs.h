@@ -13,9 +13,11 @@
 typedef struct {
     char name[32];
     int layers, hidden, heads, kv_heads, mlp, vocab, seq;
+    int experts, top_k, expert_width;   /* MLPs in each block, of which a token takes top_k; 0: one, of width mlp */
     bool gated;                     /* an MLP of three matrices (Llama), not two */
     bool tied;                      /* embedding and output projection are one matrix */
     bool in_09;                     /* 09_combined can train it (biases, LayerNorm, MLP of 4h): planned as 09 runs it */
+    double capacity;                /* of mixtures: slots per expert, over an even share of the tokens */
 } Model;
 
 typedef struct {
@@ -29,20 +31,22 @@ typedef struct {
     const char *source;
 } Hardware;
 
-typedef enum { NO_RECOMPUTATION, FULL_RECOMPUTATION } Recomputation;
+enum { NO_RECOMPUTATION, FULL_RECOMPUTATION };
 
 /* A parallel configuration: the grid of ranks, and how a step is split into micro-batches. */
 typedef struct {
     int dp, cp, pp, tp;
+    int ep;                         /* ranks of dp x cp that split the experts; 1: no mixture */
     int micro_batch, accumulate;    /* sequences per micro-batch; micro-batches per step and rank of dp */
     int zero;                       /* ZeRO stage, 0 to 3 */
-    Recomputation recompute;
+    int recompute;
 } Grid;
 
 typedef struct {
     int gpus, per_node;             /* in total; per node */
     bool published;                 /* times and rank order of the playbook's runs; costs.c names the differences */
     int stored;                     /* bytes per activation or weight: 2 in bf16, 4 in fp32 */
+    int gradients;                  /* bytes per gradient: 6 in nanotron; 09 and models as it runs them: 4 */
     int loss_rows;                  /* rows whose logits exist at once: 2048 on a GPU, 256 on a CPU */
 } Cluster;
 
@@ -66,21 +70,22 @@ typedef struct {
 } Memory;
 
 typedef struct {                    /* seconds per step of one rank, by cause; they add up to total */
-    double compute, launches, tensor, context, bubble, data, optimizer, fixed, total;
+    double compute, launches, tensor, context, experts, bubble, data, optimizer, fixed, total;
 } Time;
-enum { TIMES = 8 };
+enum { TIME_EXPERTS = 4, TIMES = 9 };
 extern const char *const time_name[TIMES];
 
 /* One pipeline stage: its layers, and seconds per micro-batch, forward and backward. */
 typedef struct {
     int layers, embeddings, heads;  /* blocks; 1 if it has the embedding, the output projection, else 0 */
-    double params;                  /* elements, on all its t ranks together */
-    double kernels, tensor, context, launches, seconds;
+    double params, experts;         /* elements, on all its t x ep ranks together; of these, of experts */
+    double kernels, tensor, context, exchange, launches, seconds;
 } Stage;
 
 double model_parameters(const Model *m);
+double active_parameters(const Model *m);               /* that a token uses: of the experts, top_k */
 double block_parameters(const Model *m);                /* of a full block */
-double model_flops(const Model *m);                     /* per token: 6 N + 12 L h s, what MFU counts */
+double model_flops(const Model *m);                     /* per token: 6 N + 12 L h s, N active: what MFU counts */
 typedef enum { FORWARD, BACKWARD } Pass;
 double block_flops(const Model *m, double tokens, Pass pass);   /* of all t ranks; attention: the causal half only */
 double head_flops(const Model *m, double tokens);
@@ -89,8 +94,8 @@ double head_flops(const Model *m, double tokens);
  * blocks to stage i until the cost so far, of blocks and then the head, passes (i+1)/p of the total. */
 void grid_stages(const Model *m, const Grid *g, Stage *stages);
 
-/* Memory of the rank that needs most. A model in 09: what 09's predict() gives, to the byte; ZeRO-2 and 3, which 09
- * doesn't have, shard what they shard in 04. Other models: what nanotron's runs took, within a few percent. */
+/* Memory of the rank that needs most. A model in 09: what 09's predict() gives, to the byte. Other models: what runs of
+ * nanotron took, within a few percent. */
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 
 const char *memory_formula(const Model *m, const Grid *g, int category);        /* in words */

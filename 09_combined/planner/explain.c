@@ -18,13 +18,13 @@ static const double *seconds(const Time *t)             /* in time_name's order 
 
 static const char *seconds_text(double s)
 {
-    static char text[8][32];
-    static int next;
-    char *t = text[next++ % 8];
+    return format_text(s >= 10 ? "%.1f s" : s >= 0.1 ? "%.2f s" : s >= 1e-3 ? "%.1f ms" : "%.0f us",
+                       s >= 0.1 ? s : s >= 1e-3 ? 1e3 * s : 1e6 * s);
+}
 
-    snprintf(t, sizeof text[0], s >= 10 ? "%.1f s" : s >= 0.1 ? "%.2f s" : s >= 1e-3 ? "%.1f ms" : "%.0f us",
-             s >= 0.1 ? s : s >= 1e-3 ? 1e3 * s : 1e6 * s);
-    return t;
+static const char *count_text(double parameters)
+{
+    return parameters < 1e7 ? number_text(parameters) : format_text("%.2f billion", parameters / 1e9);
 }
 
 void print_query(const Query *q)
@@ -32,12 +32,22 @@ void print_query(const Query *q)
     const Model *m = &q->model;
     const int gpus = q->cluster.gpus, per_node = q->cluster.per_node;
 
-    printf("%s: %.2f billion parameters (%d layers, hidden %d, %d heads, MLP %d%s, vocabulary %d%s%s)\n", m->name,
-           model_parameters(m) / 1e9, m->layers, m->hidden, m->heads, m->mlp, m->gated ? " gated" : "", m->vocab,
-           m->tied ? " tied" : "", m->in_09 ? "; as 09_combined runs it" : "");
-    printf("%d GPUs, %s, on %d node%s of %d; %s tokens per step: %s sequences of %s\n", gpus, q->hardware.name,
-           gpus > per_node ? gpus / per_node : 1, gpus > per_node ? "s" : "", gpus < per_node ? gpus : per_node,
-           number_text((int64_t)q->sequences * m->seq), number_text(q->sequences), number_text(m->seq));
+    printf("%s: %s parameters (%d layers, hidden %d, %d heads", m->name, count_text(model_parameters(m)), m->layers,
+           m->hidden, m->heads);
+    if (m->kv_heads < m->heads)
+        printf(" and %d of keys and values", m->kv_heads);
+    if (m->experts)
+        printf(", %d experts of width %d", m->experts, m->expert_width);
+    else
+        printf(", MLP %d", m->mlp);
+    printf("%s, vocabulary %d%s%s)\n", m->gated ? " gated" : "", m->vocab, m->tied ? " tied" : "",
+           m->in_09 ? "; as 09_combined runs it" : "");
+    if (m->experts)
+        printf("a token takes %d experts, and so uses %s parameters\n", m->top_k, count_text(active_parameters(m)));
+    printf("%d GPU%s, %s, on %d node%s of %d; ", gpus, gpus > 1 ? "s" : "", q->hardware.name,
+           gpus > per_node ? gpus / per_node : 1, gpus > per_node ? "s" : "", gpus < per_node ? gpus : per_node);
+    printf("%s tokens per step: %s sequence%s of %s\n", number_text((int64_t)q->sequences * m->seq),
+           number_text(q->sequences), q->sequences > 1 ? "s" : "", number_text(m->seq));
 }
 
 void print_table(const Query *q, const Candidates *c)
@@ -49,20 +59,25 @@ void print_table(const Query *q, const Candidates *c)
         printf(" in %.1f GiB per GPU (%.0f%% of its memory: runs that used more were slow)",
                memory_limit * q->hardware.memory / GiB, 100 * memory_limit);
     printf("\n\n");
-    printf("                                       GiB per GPU of the fullest rank          | seconds per step\n");
-    printf("  tp cp pp   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
-           " context bubble   data  optim  fixed   total | tok/s/GPU   MFU\n");
+    printf("%*s| seconds per step\n", q->model.experts ? 84 : 81, "GiB per GPU of the fullest rank          ");
+    printf("  tp cp pp%s   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
+           " context%s bubble   data  optim  fixed   total | tok/s/GPU   MFU\n", q->model.experts ? " ep" : "",
+           q->model.experts ? " expert" : "");
     for (int i = 0; i < c->fitting && i < BEST; i++) {
         const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
         const double *b = x->memory.bytes, *s = seconds(&x->time);
-        printf("%4d %2d %2d %4d %5d %3d %4d %-6s", g->tp, g->cp, g->pp, g->dp, g->micro_batch, g->accumulate, g->zero,
-               g->recompute ? "full" : "none");
+        printf("%4d %2d %2d", g->tp, g->cp, g->pp);
+        if (q->model.experts)
+            printf(" %2d", g->ep);
+        printf(" %4d %5d %3d %4d %-6s", g->dp, g->micro_batch, g->accumulate, g->zero,
+               size_text(RECOMPUTE, g->recompute));
         printf(" %6.1f %6.1f %5.1f %5.1f %5.1f %5.1f %4.1f |", b[MEM_PARAMETERS] / GiB, b[MEM_MASTER] / GiB,
                b[MEM_GRADIENTS] / GiB, b[MEM_OPTIMIZER] / GiB, b[MEM_ACTIVATIONS] / GiB,
                (b[MEM_COMMUNICATION] + b[MEM_WORKSPACE]) / GiB, x->memory.total / GiB);
         for (int k = 0; k < TIMES; k++)
-            printf(" %6.3f", s[k]);
+            if (k != TIME_EXPERTS || q->model.experts)
+                printf(" %6.3f", s[k]);
         printf(" %7.3f | %9.0f %4.1f%%\n", x->time.total, x->tokens, 100 * x->mfu);
     }
     printf("\n");
@@ -70,30 +85,19 @@ void print_table(const Query *q, const Candidates *c)
 
 /* ---- The reasons: the playbook's three steps ---- */
 
-/* Whether two grids agree in all techniques but one: 0 tp, 1 cp, 2 pp, 3 zero, 4 micro-batch, 5 recompute. */
-static bool alike(const Grid *a, const Grid *b, int but)
+/* What differs between two grids: "tp=4, dp=8". */
+static const char *changed_text(const Grid *from, const Grid *to)
 {
-    return (but == 0 || a->tp == b->tp) && (but == 1 || a->cp == b->cp) && (but == 2 || a->pp == b->pp)
-           && (but == 3 || a->zero == b->zero) && (but == 5 || a->recompute == b->recompute);
+    const char *text = "";
+
+    for (int d = 0; d < DIMENSIONS; d++)
+        if (grid_size(from, d) != grid_size(to, d))
+            text = format_text("%s%s%s=%s", text, *text ? ", " : "", dimension_name[d], size_text(d, grid_size(to, d)));
+    return text;
 }
 
-static bool other_tp(const Grid *best, const Grid *g) { return g->tp != best->tp && alike(best, g, 0); }
-static bool other_cp(const Grid *best, const Grid *g) { return g->cp != best->cp && alike(best, g, 1); }
-static bool other_pp(const Grid *best, const Grid *g) { return g->pp != best->pp && alike(best, g, 2); }
-static bool other_zero(const Grid *best, const Grid *g) { return g->zero != best->zero && alike(best, g, 3); }
-static bool other_micro_batch(const Grid *best, const Grid *g)
-{
-    return g->micro_batch != best->micro_batch && alike(best, g, 4);
-}
-static bool other_recompute(const Grid *best, const Grid *g)
-{
-    return g->recompute != best->recompute && alike(best, g, 5);
-}
-
-static bool any(const Grid *best, const Grid *g) { (void)best, (void)g; return true; }
-
-/* "4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
-static void print_difference(const Candidate *best, const Candidate *x)
+/* "with tp=2, dp=4 it is 4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
+static void print_other(const Candidate *best, const Candidate *x)
 {
     int worst = 0, gain = 0;
     double d[TIMES];
@@ -103,32 +107,12 @@ static void print_difference(const Candidate *best, const Candidate *x)
         worst = d[k] > d[worst] ? k : worst;
         gain = d[k] < d[gain] ? k : gain;
     }
-    printf("%.1f%% slower", 100 * (x->time.total / best->time.total - 1));
+    printf("with %s it is %.1f%% slower", changed_text(&best->grid, &x->grid),
+           100 * (x->time.total / best->time.total - 1));
     if (d[worst] > 0)
         printf(": %s + %s", time_name[worst], seconds_text(d[worst]));
     if (d[gain] < 0)
         printf(", %s - %s", time_name[gain], seconds_text(-d[gain]));
-}
-
-/* What differs between two grids: "tp=4, dp=8". */
-static const char *changed_text(const Grid *from, const Grid *to)
-{
-    static char text[128];
-    int at = 0;
-    const struct {
-        const char *name;
-        int from, to;
-    } all[] = {{"tp", from->tp, to->tp}, {"cp", from->cp, to->cp}, {"pp", from->pp, to->pp}, {"dp", from->dp, to->dp},
-               {"micro-batch", from->micro_batch, to->micro_batch}, {"accumulate", from->accumulate, to->accumulate},
-               {"zero", from->zero, to->zero}};
-
-    text[0] = 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].from != all[i].to)
-            at += snprintf(text + at, sizeof text - at, "%s%s=%d", at ? ", " : "", all[i].name, all[i].to);
-    if (from->recompute != to->recompute)
-        snprintf(text + at, sizeof text - at, "%srecompute=%s", at ? ", " : "", to->recompute ? "full" : "none");
-    return text;
 }
 
 static void print_alone(const Query *q, const char *what, Grid g)
@@ -138,63 +122,79 @@ static void print_alone(const Query *q, const char *what, Grid g)
     printf("   %-34s %8.1f GiB  %s\n", what, m.total / GiB, fits(q, &m) ? "fits" : "doesn't fit");
 }
 
-void print_steps(const Query *q, const Candidates *c)
+/* Of the kinds that were measured: no published run has ZeRO-2 or 3, cp, recomputation or experts. */
+static const Candidate *fastest_measured(const Candidates *c)
 {
-    const Candidate *best = &c->all[0];
-    const Grid *b = &best->grid;
-    const int n = q->cluster.gpus;
-    const struct {
-        const char *what;
-        int value;
-        bool (*differs)(const Grid *best, const Grid *g);
-    } why[] = {{"tp", b->tp, other_tp}, {"cp", b->cp, other_cp}, {"pp", b->pp, other_pp}, {"zero", b->zero, other_zero},
-               {"micro-batch", b->micro_batch, other_micro_batch}, {"recompute", b->recompute, other_recompute}};
+    for (int i = 0; i < c->fitting; i++)
+        if (c->all[i].grid.zero <= 1 && c->all[i].grid.cp == 1 && !c->all[i].grid.recompute && c->all[i].grid.ep == 1)
+            return &c->all[i];
+    return NULL;
+}
+
+static void print_fit(const Query *q, const Grid *best)
+{
+    const Grid one = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1};
+    const int n = q->cluster.gpus, stages = q->model.in_09 ? 1 : 3;
+    Grid g = one;
 
     printf("1. Fit in memory. With one sequence per micro-batch, a GPU needs\n");
-    const Grid one = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .micro_batch = 1, .accumulate = 1};
-    Grid g = one;
     print_alone(q, "alone:", g);
     g.recompute = FULL_RECOMPUTATION;
     print_alone(q, "alone, with recomputation:", g);
-    for (int zero = 1; zero <= 3 && n > 1; zero++) {
-        char text[64];
-        snprintf(text, sizeof text, "ZeRO-%d over %d replicas:", zero, n);
-        g = one, g.dp = n, g.zero = zero;
-        print_alone(q, text, g);
-    }
-    if (n > 1) {
-        g = *b, g.micro_batch = 1;
-        print_alone(q, "the best grid (below):", g);
-    }
-    printf("2. Reach the batch. %d sequences = %d per micro-batch x %d micro-batch%s x %d replica%s", q->sequences,
-           b->micro_batch, b->accumulate, b->accumulate > 1 ? "es" : "", b->dp, b->dp > 1 ? "s" : "");
+    if (n == 1)
+        return;
+    for (g = one, g.dp = n, g.zero = 1; g.zero <= stages; g.zero++)
+        print_alone(q, format_text("ZeRO-%d over %d replicas:", g.zero, n), g);
+    g.zero = stages, g.recompute = FULL_RECOMPUTATION;
+    print_alone(q, format_text("ZeRO-%d, with recomputation:", stages), g);
+    g = *best, g.micro_batch = 1;
+    print_alone(q, "the best grid (below):", g);
+}
+
+void print_steps(const Query *q, const Candidates *c)
+{
+    const Candidate *best = &c->all[0], *measured = fastest_measured(c);
+    const Grid *b = &best->grid;
+    const int n = q->cluster.gpus;
+
+    print_fit(q, b);
+    printf("2. Reach the batch. %d sequence%s = %d per micro-batch x ", q->sequences, q->sequences > 1 ? "s" : "",
+           b->micro_batch);
+    printf("%d micro-batch%s x %d replica%s", b->accumulate, b->accumulate > 1 ? "es" : "", b->dp,
+           b->dp > 1 ? "s" : "");
     printf(q->sequences < n ? "; fewer than GPUs: at least %d ranks must split each sequence's work\n" : "\n",
            (n + q->sequences - 1) / q->sequences);
     printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b));
-    for (size_t i = 0; i < sizeof why / sizeof *why; i++) {
-        const Candidate *x = fastest_other(c, why[i].differs);
-        printf("   %-11s %-4s ", why[i].what, i < 5 ? number_text(why[i].value) : b->recompute ? "full" : "none");
-        if (x) {
-            printf("with %s it is ", changed_text(b, &x->grid));
-            print_difference(best, x);
-        } else
+    for (Dimension d = 0; d < DIMENSIONS; d++) {
+        const Candidate *x = fastest_other(c, d);
+        if (d == DP || d == ACCUMULATE || (d == EP && !q->model.experts))
+            continue;
+        printf("   %-11s %-4s ", dimension_name[d], size_text(d, grid_size(b, d)));
+        if (x)
+            print_other(best, x);
+        else
             printf("no other value fits or is possible");
-        g = *b;
-        int *const ranks = i == 0 ? &g.tp : i == 1 ? &g.cp : i == 2 ? &g.pp : NULL;
+        Grid g = *b;
+        int *const ranks = d == TP ? &g.tp : d == CP ? &g.cp : d == PP ? &g.pp : NULL;
         if (ranks && *ranks % 2 == 0) {                 /* half as many ranks, twice the replicas */
             *ranks /= 2, g.dp *= 2, g.micro_batch = 1, g.accumulate = q->sequences / g.dp;
             const Memory m = grid_memory(&q->model, &g, &q->cluster);
             if (!grid_error(q, &g) && !fits(q, &m))
-                printf("; with %s=%d, even micro-batch=1 needs %.1f GiB", why[i].what, *ranks, m.total / GiB);
+                printf("; with %s=%d, even micro-batch=1 needs %.1f GiB", dimension_name[d], *ranks, m.total / GiB);
         }
         printf("\n");
     }
-    const Candidate *second = fastest_other(c, any);
-    if (second) {
-        printf("   second best:     with %s it is ", changed_text(b, &second->grid));
-        print_difference(best, second);
-        printf("\n");
-    }
+    printf("   second best:     ");
+    if (c->fitting > 1)
+        print_other(best, &c->all[1]);
+    else
+        printf("none");
+    printf("\n   measured kinds:  (ZeRO-0 and 1, cp 1, no recomputation, no experts) ");
+    if (measured && measured != best)
+        print_other(best, measured);
+    else
+        printf(measured ? "the best grid is one" : "none fits");
+    printf("\n");
 }
 
 /* ---- Every formula ---- */
@@ -204,7 +204,7 @@ static void print_memory(const Query *q, const Grid *g)
     const Memory m = grid_memory(&q->model, g, &q->cluster);
 
     printf("memory of the fullest rank, on pipeline stage %d; h %d, f %d, v %d\n", m.stage, q->model.hidden,
-           q->model.mlp, q->model.vocab);
+           q->model.experts ? q->model.expert_width : q->model.mlp, q->model.vocab);
     for (int k = 0; k < MEM_CATEGORIES; k++)
         printf("  %-14s %20s bytes  %s\n", memory_name[k], number_text(llround(m.bytes[k])),
                memory_formula(&q->model, g, k));
@@ -230,29 +230,34 @@ void print_formulas(const Query *q, const Grid *g)
            block, g->tp, k->efficiency, h->peak, seconds_text(block / (g->tp * k->efficiency * h->peak)));
     printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows),
            seconds_text(head_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
-    printf("  stage blocks head    kernels     tensor    context   launches    seconds\n");
+    printf("  a step, all ranks: %.4g FLOPs, without recomputation\n",
+           (double)g->accumulate * g->dp * g->cp * (m->layers * block + head_flops(m, rows)));
+    printf("  stage blocks head    kernels     tensor    context    experts   launches    seconds\n");
     for (int i = 0; i < g->pp; i++)
-        printf("  %5d %6d %4d %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
+        printf("  %5d %6d %4d %10s %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
                seconds_text(stages[i].kernels), seconds_text(stages[i].tensor), seconds_text(stages[i].context),
-               seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
+               seconds_text(stages[i].exchange), seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
     printf("  kernels: FLOPs of blocks and head; per block 4 x tokens x (34h + 6f) / tp bytes of memory traffic and "
            "1/8 of its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
-           "  context: transfers of K and V that attention doesn't hide\n  launches: %s per block (%s with "
+           "  context: transfers of K and V that attention doesn't hide; experts: all-to-alls that experts don't hide\n"
+           "  launches: %s per block (%s with "
            "recomputation); %s per transfer and hop outside NVLink\n"
-           "  seconds: the longer of kernels + tensor + context and launches\n",
+           "  seconds: the longer of kernels + tensor + context + experts and launches\n",
            m->in_09 ? "two hidden behind matmuls" : "none hidden", seconds_text(k->launch),
            seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
     printf("\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
            "stages / micro-batches in flight)\n", g->accumulate - 1);
     printf("  compute    %10s  accumulate x the mean of the stages' kernels\n", seconds_text(t.compute));
-    printf("  launches   %10s  what launches take longer than kernels + tensor + context\n", seconds_text(t.launches));
-    printf("  tensor     %10s\n  context    %10s\n", seconds_text(t.tensor), seconds_text(t.context));
+    printf("  launches   %10s  what launches take longer than the device's work\n", seconds_text(t.launches));
+    printf("  tensor     %10s\n  context    %10s\n  experts    %10s\n", seconds_text(t.tensor),
+           seconds_text(t.context), seconds_text(t.experts));
     printf("  bubble     %10s  the rest of the pipeline: fill, drain, unequal pipeline stages; (p - 1) / m = %.3f\n",
            seconds_text(t.bubble), (g->pp - 1.0) / g->accumulate);
-    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients (4 bytes) and weights (%d), "
-           "%s; %s per layer and replica over nodes\n", seconds_text(t.data), g->zero, g->dp * g->cp, q->cluster.stored,
+    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients (%d bytes) and weights (%d), "
+           "%s; %s per layer and replica over nodes\n", seconds_text(t.data), g->zero, g->dp * g->cp,
+           q->cluster.gradients == 2 ? 2 : 4, q->cluster.stored,
            g->zero == 0 ? "what the last backward doesn't hide"
-           : g->zero > 1 ? "what forward and backward don't hide"
+           : g->zero > 1 ? "what forward and backward don't hide, at least 15%"
            : m->in_09 ? "the reduce-scatter behind the last backward" : "not hidden", seconds_text(k->sync));
     printf("  optimizer  %10s  100 bytes of memory traffic per parameter that this rank updates\n",
            seconds_text(t.optimizer));
@@ -267,7 +272,7 @@ void write_csv(const Candidates *c, const char *file)
 
     if (!f)
         fail("--csv %s: %s", file, strerror(errno));
-    fprintf(f, "tp,cp,pp,dp,micro_batch,accumulate,zero,recompute,fits");
+    fprintf(f, "tp,cp,pp,ep,dp,micro_batch,accumulate,zero,recompute,fits");
     for (int k = 0; k < MEM_CATEGORIES; k++)
         fprintf(f, ",%s_bytes", memory_name[k]);
     fprintf(f, ",total_bytes");
@@ -277,8 +282,9 @@ void write_csv(const Candidates *c, const char *file)
     for (int i = 0; i < c->count; i++) {
         const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
-        fprintf(f, "%d,%d,%d,%d,%d,%d,%d,%s,%d", g->tp, g->cp, g->pp, g->dp, g->micro_batch, g->accumulate, g->zero,
-                g->recompute ? "full" : "none", i < c->fitting);
+        for (int d = 0; d < DIMENSIONS; d++)
+            fprintf(f, "%s,", size_text(d, grid_size(g, d)));
+        fprintf(f, "%d", i < c->fitting);
         for (int k = 0; k < MEM_CATEGORIES; k++)
             fprintf(f, ",%.0f", x->memory.bytes[k]);
         fprintf(f, ",%.0f", x->memory.total);

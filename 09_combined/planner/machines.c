@@ -1,6 +1,7 @@
 /* Models and hardware to plan for. */
 #include "machines.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +13,14 @@
 
 /* From datasheets. Memory: what a program can allocate. Network: the eight adapters of a node. */
 static const Hardware table[] = {
+    {"rtx4090", 165.2e12, 23.6 * GiB, 1.008e12, 32e9, 12.5e9, 0,
+     "NVIDIA Ada whitepaper, GeForce RTX 4090: 165.2 TFLOP/s dense (bf16, summed in fp32), 24 GB at 1,008 GB/s, PCIe "
+     "4.0 x16: 64 GB/s both ways; network assumed: 100 Gb/s per node"},
+    {"l40s", 362.05e12, 44.4 * GiB, 864e9, 32e9, 50e9, 0,
+     "NVIDIA L40S datasheet: 362.05 TFLOP/s dense, 48 GB at 864 GB/s, PCIe Gen4 x16: 64 GB/s both ways; network "
+     "assumed: 2 x 200 Gb/s per node"},
+    {"a100-40gb", 312e12, 39.4 * GiB, 1.555e12, 300e9, 200e9, 0,
+     "NVIDIA A100 40GB SXM: 312 TFLOP/s, 1,555 GB/s, NVLink 600 GB/s both ways; DGX A100: 8 x 200 Gb/s"},
     {"a100", 312e12, 79.2 * GiB, 2.039e12, 300e9, 200e9, 0,
      "NVIDIA A100 80GB SXM: 312 TFLOP/s, 2,039 GB/s, NVLink 600 GB/s both ways; DGX A100: 8 x 200 Gb/s"},
     {"h100", 989.4e12, 79.6 * GiB, 3.35e12, 450e9, 400e9, 0,
@@ -25,7 +34,7 @@ enum { KINDS = sizeof table / sizeof *table };
 
 const char *hardware_names(void)
 {
-    static char names[128];
+    static char names[160];
 
     if (!names[0])
         for (int i = 0; i < KINDS; i++)
@@ -67,12 +76,17 @@ Hardware hardware_simulated(const char *text)
 }
 
 /* The models of the published runs: Llama's architecture; 1B and 3B tie the embedding. The number of heads is not
- * published, but 32 tensor-parallel ranks divided it in each model. */
+ * published, but 32 tensor-parallel ranks divided it in each model. Then Llama 3 (Dubey et al. 2024, table 3) and
+ * Mixtral (Jiang et al. 2024, table 1). */
 static const Model published[] = {
-    {"1b", 16, 2048, 32, 32, 8192, 131072, 4096, true, true, false},
-    {"3b", 28, 3072, 32, 32, 8192, 131072, 4096, true, true, false},
-    {"8b", 32, 4096, 32, 32, 14336, 131072, 4096, true, false, false},
-    {"80b", 80, 8192, 64, 64, 28672, 131072, 4096, true, false, false},
+    {"1b", 16, 2048, 32, 32, 8192, 131072, 4096, .gated = true, .tied = true},
+    {"3b", 28, 3072, 32, 32, 8192, 131072, 4096, .gated = true, .tied = true},
+    {"8b", 32, 4096, 32, 32, 14336, 131072, 4096, .gated = true},
+    {"80b", 80, 8192, 64, 64, 28672, 131072, 4096, .gated = true},
+    {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, .gated = true},
+    {"llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, .gated = true},
+    {"llama3-405b", 126, 16384, 128, 8, 53248, 128256, 8192, .gated = true},
+    {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 8192, 8, 2, 14336, true},
 };
 enum { MODELS = sizeof published / sizeof *published };
 
@@ -90,8 +104,11 @@ const char *model_names(void)
 
 bool model_find(Model *m, const char *name)
 {
-    const Preset *p = preset_named(name);
+    char lower[32] = "";
 
+    for (size_t i = 0; i < sizeof lower - 1 && name[i]; i++)
+        lower[i] = tolower(name[i]);
+    const Preset *p = preset_named(lower);
     for (int i = 0; i < MODELS; i++)
         if (!strcasecmp(name, published[i].name)) {
             *m = published[i];
@@ -102,6 +119,6 @@ bool model_find(Model *m, const char *name)
     *m = (Model){.layers = p->config.layers, .hidden = p->config.hidden, .heads = p->config.heads,
                  .kv_heads = p->config.heads, .mlp = 4 * p->config.hidden, .vocab = p->config.vocab,
                  .seq = p->config.seq, .tied = true, .in_09 = true};
-    snprintf(m->name, sizeof m->name, "%s", name);
+    snprintf(m->name, sizeof m->name, "%s", lower);
     return true;
 }

@@ -25,18 +25,23 @@ set rmargin at screen 0.985
 set title "the fastest grid, by number of nodes" tc rgb "#333333"
 set xlabel "nodes of 8 H100s" tc rgb "#333333"
 set ylabel "tokens/s per GPU" offset 1,0 tc rgb "#333333"
-set xrange [0.8:80]
-set yrange [40:70000]
+set xrange [0.8:100]
+set yrange [130:70000]
 set logscale xy
 set xtics nomirror (1, 2, 4, 8, 16, 32, 64)
+set ytics nomirror ("200" 200, "500" 500, "1,000" 1000, "2,000" 2000, "5,000" 5000, "10,000" 10000, \
+    "20,000" 20000, "50,000" 50000)
 unset grid
 set grid ytics lc rgb "#dddddd"
-set key bottom left samplen 2
+set key at graph 0.02,0.02 bottom left Left reverse samplen 2 noopaque nobox
 array model[4] = ["1B", "3B", "8B", "80B"]
 array color[4] = [0x4e79a7, 0xf28e2b, 0x59a14f, 0xb07aa1]
-plot for [i = 1:4] work."/best_".model[i] using 1:2 with points pt 7 ps 0.8 lc rgb color[i] \
-         title model[i].": published", \
-     for [i = 1:4] work."/best_".model[i] using 1:3 with points pt 6 ps 1.5 lw 1.5 lc rgb color[i] \
-         title (i == 4 ? "the run that the planner chooses" : ""), \
-     for [i = 1:4] work."/best_".model[i] using 1:4 with lines lw 1.5 lc rgb color[i] \
-         title (i == 4 ? "predicted for this run" : "")
+array nodes[4] = [1, 2, 1, 8]
+array tokens[4] = [40150, 16385, 7503, 665]
+do for [i = 1:4] { set label i model[i] at nodes[i],1.35 * tokens[i] center tc rgb color[i] }
+plot for [i = 1:4] work."/best_".model[i] using 1:2 with points pt 7 ps 0.8 lc rgb color[i] notitle, \
+     for [i = 1:4] work."/best_".model[i] using 1:3 with points pt 6 ps 1.5 lw 1.5 lc rgb color[i] notitle, \
+     for [i = 1:4] work."/best_".model[i] using 1:4 with lines lw 1.5 lc rgb color[i] notitle, \
+     NaN with points pt 7 ps 0.8 lc rgb "#555555" title "the fastest published run", \
+     NaN with points pt 6 ps 1.5 lw 1.5 lc rgb "#555555" title "the run that the planner chooses", \
+     NaN with lines lw 1.5 lc rgb "#555555" title "predicted for this run"

@@ -51,11 +51,11 @@ static Run run_of(const char *file, int row, const char *line, const int *at)
     if (!model_find(&r.model, name))
         fail("%s, line %d: model: expected one of %s, got '%s'", file, row, model_names(), name);
     r.cluster = (Cluster){.gpus = 8 * number(file, row, line, at[NODES], NODES, 1), .per_node = 8, .published = true,
-                          .stored = 2, .loss_rows = 2048};
+                          .stored = 2, .gradients = 6, .loss_rows = 2048};
     r.grid = (Grid){.micro_batch = number(file, row, line, at[MICRO_BATCH], MICRO_BATCH, 1),
                     .accumulate = number(file, row, line, at[ACCUMULATE], ACCUMULATE, 1),
                     .dp = number(file, row, line, at[DP], DP, 1), .pp = number(file, row, line, at[PP], PP, 1),
-                    .tp = number(file, row, line, at[TP], TP, 1), .cp = 1,
+                    .tp = number(file, row, line, at[TP], TP, 1), .cp = 1, .ep = 1,
                     .zero = number(file, row, line, at[ZERO], ZERO, 0)};
     if ((double)r.grid.dp * r.grid.pp * r.grid.tp != r.cluster.gpus)
         fail("%s, line %d: dp %d x pp %d x tp %d: expected %d ranks, 8 per node, got %.0f", file, row, r.grid.dp,

@@ -16,14 +16,39 @@ bool fits(const Query *q, const Memory *m)
     return m->total <= memory_limit * q->hardware.memory;
 }
 
+const char *const dimension_name[DIMENSIONS] = {"tp", "cp", "pp", "ep", "dp", "micro-batch", "accumulate", "zero",
+                                                "recompute"};
+
+static int *size_of(Grid *g, Dimension d)
+{
+    int *const sizes[DIMENSIONS] = {&g->tp, &g->cp, &g->pp, &g->ep, &g->dp, &g->micro_batch, &g->accumulate, &g->zero,
+                                    &g->recompute};
+
+    return sizes[d];
+}
+
+int grid_size(const Grid *g, Dimension d)
+{
+    Grid copy = *g;
+
+    return *size_of(&copy, d);
+}
+
+const char *size_text(Dimension d, int size)
+{
+    return d == RECOMPUTE ? size ? "full" : "none" : format_text("%d", size);
+}
+
 const char *grid_text(const Grid *g)
 {
-    static char text[8][128];
+    static char text[8][160];
     static int next;
     char *t = text[next++ % 8];
 
-    snprintf(t, sizeof text[0], "tp=%d,cp=%d,pp=%d,dp=%d,micro-batch=%d,accumulate=%d,zero=%d,recompute=%s", g->tp,
-             g->cp, g->pp, g->dp, g->micro_batch, g->accumulate, g->zero, g->recompute ? "full" : "none");
+    for (int d = 0, at = 0; d < DIMENSIONS; d++)
+        if (d != EP || g->ep > 1)
+            at += snprintf(t + at, sizeof text[0] - at, "%s%s=%s", at ? "," : "", dimension_name[d],
+                           size_text(d, grid_size(g, d)));
     return t;
 }
 
@@ -51,6 +76,12 @@ const char *grid_error(const Query *q, const Grid *g)
     else if ((int64_t)g->micro_batch * m->seq / g->cp % g->tp)
         snprintf(text, sizeof text, "micro-batch %d x %d tokens: expected a multiple of tp %d", g->micro_batch,
                  m->seq / g->cp, g->tp);
+    else if (m->experts ? m->experts % g->ep || (int64_t)g->dp * g->cp % g->ep : g->ep > 1)
+        snprintf(text, sizeof text, "ep %d: expected a divisor of the %d experts and of dp x cp, %d", g->ep, m->experts,
+                 g->dp * g->cp);
+    else if (g->zero > 1 && m->in_09)
+        snprintf(text, sizeof text, "zero %d: expected zero 0 or 1, which 09_combined has; 04 has ZeRO-2 and 3 without "
+                 "tp, and models that 09 cannot run (--gated, --untied) are planned with all stages", g->zero);
     else if (g->zero > 1 && g->pp > 1)
         snprintf(text, sizeof text, "zero %d with pp %d: expected zero 0 or 1, as in a pipeline ZeRO-2 and 3 would "
                  "reduce-scatter or all-gather in every micro-batch", g->zero, g->pp);
@@ -67,27 +98,37 @@ Candidate candidate_of(const Query *q, const Grid *g)
     return c;
 }
 
+static bool allowed(const Query *q, const Grid *g)
+{
+    for (int d = 0; d < DIMENSIONS; d++)
+        if (q->limits[d].given && (grid_size(g, d) < q->limits[d].least || grid_size(g, d) > q->limits[d].most))
+            return false;
+    return true;
+}
+
 /* Calls found(q, g, of) for every possible grid; returns their number. */
 static int each_grid(const Query *q, void (*found)(const Query *q, const Grid *g, void *of), void *of)
 {
+    const Model *m = &q->model;
     const int n = q->cluster.gpus, sequences = q->sequences;
     int count = 0;
 
-    for (int tp = 1; tp <= n && tp <= q->model.kv_heads; tp++)
+    for (int tp = 1; tp <= n && tp <= m->kv_heads; tp++)
         for (int cp = 1; n % tp == 0 && cp <= n / tp; cp++)
-            for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= q->model.layers; pp++)
+            for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= m->layers; pp++)
                 for (int b = 1; n / tp / cp % pp == 0 && b <= MAX_SEQUENCES; b++) {
-                    Grid g = {.tp = tp, .cp = cp, .pp = pp, .dp = n / tp / cp / pp, .micro_batch = b};
+                    Grid g = {.tp = tp, .cp = cp, .pp = pp, .dp = n / tp / cp / pp, .ep = 1, .micro_batch = b};
                     g.accumulate = (int64_t)g.dp * b <= sequences ? sequences / g.dp / b : 1;
-                    const int states = g.dp * g.cp == 1 ? 0 : pp == 1 ? 3 : 1;
+                    const int states = g.dp * g.cp == 1 ? 0 : pp == 1 && !m->in_09 ? 3 : 1;
                     if (grid_error(q, &g))
                         continue;
-                    for (g.zero = 0; g.zero <= states; g.zero++)
-                        for (int r = NO_RECOMPUTATION; r <= FULL_RECOMPUTATION; r++) {
-                            g.recompute = r;
-                            found(q, &g, of);
-                            count++;
-                        }
+                    for (g.ep = 1; g.ep <= fmin(fmax(1, m->experts), g.dp * g.cp); g.ep++)
+                        for (g.zero = m->experts % g.ep || g.dp * g.cp % g.ep ? 4 : 0; g.zero <= states; g.zero++)
+                            for (g.recompute = NO_RECOMPUTATION; g.recompute <= FULL_RECOMPUTATION; g.recompute++)
+                                if (allowed(q, &g)) {
+                                    found(q, &g, of);
+                                    count++;
+                                }
                 }
     return count;
 }
@@ -138,7 +179,14 @@ static _Noreturn void fail_without_grid(const Query *q)
 {
     char possible[256] = "";
     int found = 0;
+    Query free = *q;
 
+    memset(free.limits, 0, sizeof free.limits);
+    if (each_grid(&free, ignore, NULL)) {
+        const Candidates c = candidates(&free);
+        fail("no grid of %d ranks is possible with the restrictions given (--tp, --zero, ...); of %d without them the "
+             "%s is %s", q->cluster.gpus, c.count, c.fitting ? "fastest" : "smallest", grid_text(&c.all[0].grid));
+    }
     for (int more = 1; found < 2 && more <= q->cluster.gpus; more++)
         for (int sign = -1; sign <= 1; sign += 2) {
             Query other = *q;
@@ -177,57 +225,80 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
             break;
         }
     }
-    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s",
+    memset(more.limits, 0, sizeof more.limits);
+    more.cluster = q->cluster;
+    const Candidates free = candidates(&more);
+    if (free.fitting)                                   /* so there are restrictions */
+        snprintf(possible, sizeof possible, "; without the restrictions given the fastest would be %s",
+                 grid_text(&free.all[0].grid));
+    const char *odd = q->model.seq % 16 == 0 || q->model.seq < 64 ? ""
+                      : format_text("; cp and tp cannot split sequences of %d tokens: try --seq %d", q->model.seq,
+                                    (q->model.seq + 512) / 1024 * 1024);
+    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s%s",
          memory_limit * q->hardware.memory / GiB, 100 * memory_limit, q->hardware.memory / GiB,
-         least->memory.total / GiB, grid_text(&least->grid), possible);
+         least->memory.total / GiB, grid_text(&least->grid), possible, odd);
+}
+
+Candidates candidates(const Query *q)
+{
+    Candidates c = {0};
+
+    each_grid(q, add_candidate, &c);
+    limit = memory_limit * q->hardware.memory;
+    if (c.count)
+        qsort(c.all, c.count, sizeof *c.all, better);
+    while (c.fitting < c.count && fits(q, &c.all[c.fitting].memory))
+        c.fitting++;
+    return c;
 }
 
 Candidates search(const Query *q)
 {
-    Candidates c = {0};
+    const Candidates c = candidates(q);
 
-    if (!each_grid(q, add_candidate, &c))
+    if (!c.count)
         fail_without_grid(q);
-    limit = memory_limit * q->hardware.memory;
-    qsort(c.all, c.count, sizeof *c.all, better);
-    while (c.fitting < c.count && fits(q, &c.all[c.fitting].memory))
-        c.fitting++;
     if (!c.fitting)
         fail_without_room(q, &c.all[0]);
     return c;
 }
 
-const Candidate *fastest_other(const Candidates *c, bool (*differs)(const Grid *best, const Grid *g))
+const Candidate *fastest_other(const Candidates *c, Dimension d)
 {
-    for (int i = 1; i < c->fitting; i++)
-        if (differs(&c->all[0].grid, &c->all[i].grid))
+    const Dimension techniques[] = {TP, CP, PP, EP, ZERO, RECOMPUTE};
+    const Grid *best = &c->all[0].grid;
+
+    for (int i = 1; i < c->fitting; i++) {
+        const Grid *g = &c->all[i].grid;
+        bool alike = grid_size(g, d) != grid_size(best, d);
+        for (size_t k = 0; k < sizeof techniques / sizeof *techniques; k++)
+            alike = alike && (techniques[k] == d || grid_size(g, techniques[k]) == grid_size(best, techniques[k]));
+        if (alike)
             return &c->all[i];
+    }
     return NULL;
 }
 
 Grid grid_parse(const Query *q, const char *text)
 {
-    Grid g = {.tp = 1, .cp = 1, .pp = 1, .micro_batch = 1};
-    const struct {
-        const char *name;
-        int *value;
-    } known[] = {{"tp", &g.tp}, {"cp", &g.cp}, {"pp", &g.pp}, {"dp", &g.dp}, {"micro-batch", &g.micro_batch},
-                 {"accumulate", &g.accumulate}, {"zero", &g.zero}};
+    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .micro_batch = 1};
 
     for (const char *at = text; *at; at += strcspn(at, ","), at += *at == ',') {
-        int i = 0, end = 0;
+        int d = 0, end = 0, value = 0;
         const int length = strcspn(at, ",");
-        for (; i < 7; i++) {
-            const int n = strlen(known[i].name);
-            if (!strncmp(at, known[i].name, n) && at[n] == '=' && sscanf(at + n + 1, "%d%n", known[i].value, &end) == 1
-                && n + 1 + end == length && *known[i].value >= (i == 6 ? 0 : 1) && (i < 6 || g.zero <= 3))
+        for (; d < DIMENSIONS; d++) {
+            const int n = strlen(dimension_name[d]);
+            if (strncmp(at, dimension_name[d], n) || at[n] != '=')
+                continue;
+            if (d == RECOMPUTE ? length == 14 && (!strncmp(at + 10, "none", 4) || !strncmp(at + 10, "full", 4))
+                : sscanf(at + n + 1, "%d%n", &value, &end) == 1 && n + 1 + end == length && value >= (d < ZERO)
+                && (d != ZERO || value <= 3))
                 break;
         }
-        if (i == 7 && length == 14 && (!strncmp(at, "recompute=none", 14) || !strncmp(at, "recompute=full", 14)))
-            g.recompute = at[10] == 'f' ? FULL_RECOMPUTATION : NO_RECOMPUTATION;
-        else if (i == 7)
+        if (d == DIMENSIONS)
             fail_usage("--explain %s: expected a list like tp=2,cp=1,pp=4,dp=8,micro-batch=1,accumulate=4,zero=1,"
                        "recompute=none (zero from 0 to 3, recompute none or full), got '%.*s'", text, length, at);
+        *size_of(&g, d) = d == RECOMPUTE ? at[10] == 'f' : value;
     }
     if (!g.dp)
         g.dp = fmax(1, q->cluster.gpus / ((double)g.tp * g.cp * g.pp));

@@ -16,12 +16,24 @@ typedef struct {
     int count, fitting;
 } Candidates;
 
+/* The sizes of a grid, by name; those up to PP and then EP, ZERO, RECOMPUTE are techniques. */
+typedef enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, ZERO, RECOMPUTE, DIMENSIONS } Dimension;
+extern const char *const dimension_name[DIMENSIONS];
+int grid_size(const Grid *g, Dimension d);
+const char *size_text(Dimension d, int size);       /* "2"; of RECOMPUTE "none" or "full" */
+
+typedef struct {
+    bool given;                     /* else all sizes are allowed */
+    int least, most;
+} Range;
+
 typedef struct {                    /* the input of a plan */
     Model model;
     Cluster cluster;
     Hardware hardware;
     Constants constants;
     int sequences;                  /* per step, on all ranks together */
+    Range limits[DIMENSIONS];
 } Query;
 
 /* NULL if a grid is possible; else why not, in one line: the values, and what is expected. Static: copy to keep. */
@@ -30,11 +42,14 @@ const char *grid_error(const Query *q, const Grid *g);
 Candidate candidate_of(const Query *q, const Grid *g);
 bool fits(const Query *q, const Memory *m);
 
-/* All candidates. Fails if no grid is possible, or none fits, and names what would be. */
+/* All candidates; possibly none, and none that fit. The caller frees c.all. */
+Candidates candidates(const Query *q);
+
+/* The same, but fails if no grid is possible, or none fits, and names what would be. */
 Candidates search(const Query *q);
 
-/* The fastest candidate that fits and differs() from the best; NULL: none. */
-const Candidate *fastest_other(const Candidates *c, bool (*differs)(const Grid *best, const Grid *g));
+/* The fastest candidate that fits and differs from the best in `d`, in no other technique; NULL: none. */
+const Candidate *fastest_other(const Candidates *c, Dimension d);
 
 const char *grid_text(const Grid *g);           /* "tp=2,pp=4,dp=8,..."; valid until the eighth next call */
 

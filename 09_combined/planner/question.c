@@ -1,0 +1,197 @@
+#include "question.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/error.h"
+#include "../../common/print.h"
+#include "machines.h"
+
+const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .dtype = "bf16",
+                                   .gated = -1, .tied = -1, .capacity = 1.25};
+
+#define AT(member) offsetof(Question, member)
+const QuestionOption question_options[] = {
+    {"model", OPTION_TEXT, AT(model), 0, "NAME", NULL, 1},
+    {"layers", OPTION_NUMBER, AT(layers), 10000, "N", "transformer blocks", 1},
+    {"hidden", OPTION_NUMBER, AT(hidden), 1 << 20, "N", "width of the residual stream", 1},
+    {"heads", OPTION_NUMBER, AT(heads), 1 << 16, "N", "attention heads", 1},
+    {"kv-heads", OPTION_NUMBER, AT(kv_heads), 1 << 16, "N", "heads of keys and values (grouped-query attention)", 1},
+    {"mlp", OPTION_NUMBER, AT(mlp), 1 << 22, "N", "width of the MLP", 1},
+    {"gated", OPTION_FLAG, AT(gated), 1, NULL, "an MLP of three matrices: gate, up, down", 1},
+    {"not-gated", OPTION_FLAG, AT(gated), 0, NULL, "an MLP of two matrices: up, down", 1},
+    {"vocab", OPTION_NUMBER, AT(vocab), 1 << 24, "N", "tokens in the vocabulary", 1},
+    {"tied", OPTION_FLAG, AT(tied), 1, NULL, "one matrix for embedding and output projection", 1},
+    {"untied", OPTION_FLAG, AT(tied), 0, NULL, "a matrix each", 1},
+    {"seq", OPTION_NUMBER, AT(seq), 1 << 24, "N", "tokens per sequence, such as 8192 or 128K", 1},
+    {"experts", OPTION_NUMBER, AT(experts), 1 << 16, "N", "a mixture: MLPs in each block", 1},
+    {"top-k", OPTION_NUMBER, AT(top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
+    {"expert-width", OPTION_NUMBER, AT(expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
+    {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of tokens (1.25)", 1},
+    {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
+    {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8)", 2},
+    {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", NULL, 2},
+    {"pretend", OPTION_TEXT, AT(pretend), 0, "SPEEDS", "simulated hardware: GFLOPS,GB/S,MICROSECONDS, as for the "
+     "programs' --pretend", 2},
+    {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M); with K or M rounded down to full "
+     "sequences", 2},
+    {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
+    {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
+     "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron; the "
+     "default)", 2},
+    {"published", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
+     "nodes were slower than the formulas alone explain", 2},
+    {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
+    {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
+    {"cp", OPTION_RANGE, AT(limits[CP]), 0, "N", "context parallelism", 3},
+    {"dp", OPTION_RANGE, AT(limits[DP]), 0, "N", "data parallelism", 3},
+    {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, inside dp x cp", 3},
+    {"zero", OPTION_RANGE, AT(limits[ZERO]), 0, "N", "ZeRO stage, 0 to 3", 3},
+    {"micro-batch", OPTION_RANGE, AT(limits[MICRO_BATCH]), 0, "N", "sequences per micro-batch", 3},
+    {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|full", "whether blocks are recomputed", 3},
+};
+const int question_option_count = sizeof question_options / sizeof *question_options;
+
+const char *question_doc(const QuestionOption *o)
+{
+    if (o->doc)
+        return o->doc;
+    return !strcmp(o->name, "model")
+           ? format_text("one of %s (8b)", model_names())
+           : format_text("one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, memory bandwidth and NVLink; "
+                         "network per node (h100)", hardware_names());
+}
+
+/* Reads "4096", "8K" or "1.5M". */
+static int number_of(Question *q, const QuestionOption *o, const char *text)
+{
+    char *end;
+    const double x = strtod(text, &end);
+    const int scale = *end == 'K' || *end == 'k' ? 1 << 10 : *end == 'M' ? 1 << 20 : 1;
+    const double n = x * scale;
+
+    if (end == text || strlen(end) > (scale > 1) || !(n >= 1 && n <= o->most) || n != floor(n)
+        || strspn(text, "0123456789.KkM") != strlen(text))
+        fail_usage("--%s: expected an integer from 1 to %d, got '%s'", o->name, o->most, text);
+    if (o->at == AT(batch))
+        q->about = scale > 1;
+    return n;
+}
+
+static Range range_of(const QuestionOption *o, const char *text)
+{
+    Range r = {.given = true};
+    char rest;
+
+    if (o->at == AT(limits[RECOMPUTE]) && (!strcmp(text, "none") || !strcmp(text, "full")))
+        r.least = r.most = *text == 'f' ? FULL_RECOMPUTATION : NO_RECOMPUTATION;
+    else if (o->at == AT(limits[RECOMPUTE]))
+        fail_usage("--recompute: expected none or full, got '%s'", text);
+    else if (sscanf(text, "<=%d%c", &r.most, &rest) == 1)
+        r.least = 0;
+    else if (sscanf(text, ">=%d%c", &r.least, &rest) == 1)
+        r.most = 1 << 30;
+    else if (sscanf(text, "%d%c", &r.least, &rest) == 1)
+        r.most = r.least;
+    else if (sscanf(text, "%d..%d%c", &r.least, &r.most, &rest) != 2)
+        fail_usage("--%s: expected a number or a bound, like 4, \"<=4\", \">=2\" or 2..8, got '%s'", o->name, text);
+    return r;
+}
+
+void question_set(Question *q, const char *name, const char *text)
+{
+    const QuestionOption *o = question_options;
+
+    while (o < question_options + question_option_count && strcmp(o->name, name))
+        o++;
+    if (o == question_options + question_option_count)
+        fail_usage("--%s is not an option of the planner", name);
+    void *value = (char *)q + o->at;
+    if (o->kind != OPTION_FLAG && !*text)
+        fail_usage("--%s: expected a value, got ''", name);
+    char *end;
+    switch (o->kind) {
+    case OPTION_NUMBER: *(int *)value = number_of(q, o, text); break;
+    case OPTION_TEXT: *(const char **)value = text; break;
+    case OPTION_RANGE: *(Range *)value = range_of(o, text); break;
+    case OPTION_FACTOR:
+        *(double *)value = strtod(text, &end);
+        if (*end || !(*(double *)value > 0 && *(double *)value <= 1000))
+            fail_usage("--%s: expected a number above 0, up to 1000, got '%s'", name, text);
+        break;
+    case OPTION_FLAG:
+        if (o->at == AT(published))
+            q->published = true;
+        else
+            *(int *)value = o->most;
+    }
+}
+
+/* The named model with the sizes given. A model that 09 cannot train is planned as nanotron trains it. */
+static Model model(const Question *q)
+{
+    Model m;
+
+    if (!model_find(&m, q->model))
+        fail_usage("--model: expected one of %s, got '%s'; for another model, give its sizes: --layers, --hidden, ...",
+                   model_names(), q->model);
+    const Model named = m;
+    const int mlp = m.in_09 && q->hidden ? 4 * q->hidden : m.mlp;
+    m.kv_heads = q->kv_heads ? q->kv_heads : q->heads ? q->heads : m.kv_heads;
+    m.layers = q->layers ? q->layers : m.layers;
+    m.hidden = q->hidden ? q->hidden : m.hidden;
+    m.heads = q->heads ? q->heads : m.heads;
+    m.mlp = q->mlp ? q->mlp : mlp;
+    m.vocab = q->vocab ? q->vocab : m.vocab;
+    m.gated = q->gated >= 0 ? q->gated : m.gated;
+    m.tied = q->tied >= 0 ? q->tied : m.tied;
+    m.experts = q->experts ? q->experts : m.experts;
+    m.top_k = m.experts ? q->top_k ? q->top_k : m.top_k ? m.top_k : 2 : 0;
+    m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.mlp : 0;
+    m.capacity = q->capacity;
+    m.in_09 = !m.gated && m.tied && m.mlp == 4 * m.hidden && m.kv_heads == m.heads && !m.experts;
+    if (m.layers != named.layers || m.hidden != named.hidden || m.mlp != named.mlp || m.experts != named.experts)
+        snprintf(m.name, sizeof m.name, "own sizes");
+    m.seq = q->seq ? q->seq : m.seq;
+    if (m.hidden % m.heads || m.heads % m.kv_heads)
+        fail_usage("--hidden %d, --heads %d, --kv-heads %d: expected each to be a multiple of the next", m.hidden,
+                   m.heads, m.kv_heads);
+    if (m.top_k > m.experts || (!m.experts && (q->top_k || q->expert_width)))
+        fail_usage("--top-k %d, --expert-width %d: expected --experts of at least top-k, got %d", q->top_k,
+                   q->expert_width, m.experts);
+    return m;
+}
+
+Query question_query(const Question *given)
+{
+    Query q = {.model = model(given)};
+    const int seq = q.model.seq, gpus = given->gpus, node = given->per_node, bytes = given->state_bytes;
+    const bool fp32 = !strcmp(given->dtype, "fp32");
+    const char *set;
+
+    if (!fp32 && strcmp(given->dtype, "bf16"))
+        fail_usage("--dtype: expected bf16 or fp32, got '%s'", given->dtype);
+    if (bytes && (bytes < 16 || bytes % 2 || fp32 || (q.model.in_09 && bytes != 18)))
+        fail_usage("--state-bytes: expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs, got %d",
+                   bytes);
+    if (gpus > node && gpus % node && !given->pretend)
+        fail_usage("--gpus %d: expected up to %d, or a multiple of --per-node %d, such as %d or %d", gpus, node, node,
+                   gpus / node * node, (gpus / node + 1) * node);
+    if (given->batch % seq && (!given->about || given->batch < seq))
+        fail_usage("--batch %d: expected a multiple of the %d tokens of a sequence, such as %lld", given->batch, seq,
+                   (given->batch / seq + 1LL) * seq);
+    q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
+    q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .published = given->published,
+                          .stored = fp32 ? 4 : 2, .gradients = q.model.in_09 || fp32 ? 4 : bytes ? bytes - 14 : 6,
+                          .loss_rows = given->pretend ? 256 : 2048};
+    q.hardware = given->pretend ? hardware_simulated(given->pretend) : hardware_named(given->hardware);
+    q.constants = given->pretend ? exact_constants : published_constants;
+    memcpy(q.limits, given->limits, sizeof q.limits);
+    for (int d = 0; d < DIMENSIONS && (set = dimension_name[d]); d++)
+        if (q.limits[d].given && (q.limits[d].most < q.limits[d].least || q.limits[d].most < (d < ZERO)))
+            fail_usage("--%s: expected a bound that some value meets, got %d to %d", set, q.limits[d].least,
+                       q.limits[d].most);
+    return q;
+}

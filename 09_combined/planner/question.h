@@ -1,0 +1,46 @@
+/* A question to the planner, as names and texts: what a command line or a form of a web page gives. Each front end sets
+ * options, makes a query of them and prints the plan:
+ *
+ *     Question q = default_question;
+ *     question_set(&q, "model", "8b");
+ *     const Query query = question_query(&q);
+ *     const Candidates c = search(&query);
+ *     print_steps(&query, &c);                see explain.h
+ */
+#ifndef QUESTION_H
+#define QUESTION_H
+
+#include <stddef.h>
+
+#include "search.h"
+
+typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, or by default */
+    int layers, hidden, heads, kv_heads, mlp, vocab, seq, gated, tied, experts, top_k, expert_width;
+    double capacity;
+    int gpus, per_node, batch, state_bytes;
+    bool about;                     /* --batch 4M: rounded down to full sequences */
+    const char *model, *hardware, *pretend, *dtype;
+    bool published;
+    Range limits[DIMENSIONS];
+} Question;
+extern const Question default_question;
+
+typedef struct {
+    const char *name;
+    enum { OPTION_NUMBER, OPTION_FACTOR, OPTION_TEXT, OPTION_RANGE, OPTION_FLAG } kind;
+    size_t at;                      /* of its member in Question */
+    int most;                       /* NUMBER: the largest; FLAG: the value that it sets */
+    const char *argument, *doc;     /* doc NULL: models, hardware; see question_doc */
+    int group;                      /* 1: the model, 2: hardware and batch, 3: restrictions */
+} QuestionOption;
+extern const QuestionOption question_options[];
+extern const int question_option_count;
+const char *question_doc(const QuestionOption *o);
+
+/* Sets an option by its name, as on the command line. Fails if there is none, or the value is invalid. The text must
+ * stay valid. */
+void question_set(Question *q, const char *name, const char *text);
+
+Query question_query(const Question *q);        /* fails if sizes, GPUs and batch contradict each other */
+
+#endif
