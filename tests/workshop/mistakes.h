@@ -45,6 +45,7 @@ typedef struct {
     SliceRows slices;           /* 08's loss: every slice uses the first slice's rows of `final`, or the rest is left out */
     Stages skipped;             /* pipeline stages whose blocks compute nothing */
     int targets_of;             /* targets are those of the next (1) or the previous (-1) micro-batch */
+    Ids first_id;               /* of these a rank's slice of the vocabulary begins at rank x its size */
 } Mistake;
 
 /* In the order in which they are tried: mistakes in attention last, because they are slow to compute. */
@@ -70,6 +71,12 @@ static const Mistake mistakes[] = {
      .twice = TARGETS},
     {"ids_in_slice was called twice on the inputs: inputs outside the first vocabulary slice were lost",
      .twice = INPUTS},
+    {"the first id of a slice of the vocabulary was the rank times the slice's size, which is wrong where slices are "
+     "unequal (layout.first_id)", .first_id = INPUTS | TARGETS},
+    {"the first id of a slice of the vocabulary was, for the targets, the rank times the slice's size, which is wrong "
+     "where slices are unequal (layout.first_id)", .first_id = TARGETS},
+    {"the first id of a slice of the vocabulary was, for the inputs, the rank times the slice's size, which is wrong "
+     "where slices are unequal (layout.first_id)", .first_id = INPUTS},
     {"gradients were not all-reduced over cp: only the tokens of its first rank contributed", .own_tokens = true,
      .zigzag = true},
     {"gradients were not all-reduced over cp: only the tokens of its first rank contributed", .own_tokens = true},
@@ -150,10 +157,12 @@ static void hooked_attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out
 static void hooked_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
 static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
 static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
+static void hooked_embedding_forward(Tensor out, Tensor ids, Tensor weight);
 static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids);
 static void hooked_cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale);
 static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
 
+#define embedding_forward hooked_embedding_forward
 #define cross_entropy_forward hooked_cross_entropy_forward
 #define residual_forward hooked_residual_forward
 #define residual_backward hooked_residual_backward
@@ -177,6 +186,7 @@ static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor
 #undef embedding_backward
 #undef cross_entropy_backward
 #undef cross_entropy_forward
+#undef embedding_forward
 
 static double *numbers(Tensor t)
 {
@@ -438,12 +448,54 @@ static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor
     }
 }
 
+/* The row of the vocabulary that rank r takes for an id, with the wrong first id of its slice; -1: none. */
+static int32_t row_taken(int32_t id, int r)
+{
+    const Range slice = range_split(V, r, ranks);
+    const int64_t local = id - r * slice.count;
+
+    return local >= 0 && local < slice.count ? slice.first + local : -1;
+}
+
+/* Ids as rank r takes them, in a tensor to free. */
+static Tensor ids_taken(Tensor ids, int r)
+{
+    Tensor taken = tensor_create(MEM_WORKSPACE, I32, "taken", shape(R));
+
+    for (int64_t i = 0; i < R; i++)
+        ((int32_t *)taken.data)[i] = row_taken(((int32_t *)ids.data)[i], r);
+    return taken;
+}
+
+static void hooked_embedding_forward(Tensor out, Tensor ids, Tensor weight)
+{
+    if (!(mistake.first_id & INPUTS)) {
+        embedding_forward(out, ids, weight);
+        return;
+    }
+    Tensor part = tensor_create(MEM_WORKSPACE, REAL, "part", shape(R, H));
+    tensor_zero(out);
+    for (int r = 0; r < ranks; r++) {
+        Tensor taken = ids_taken(ids, r);
+        embedding_forward(part, taken, weight);
+        tensor_add(out, part);
+        tensor_free(&taken, MEM_WORKSPACE);
+    }
+    tensor_free(&part, MEM_WORKSPACE);
+}
+
 static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
     if (mistake.no_lookup)
         return;
     Tensor rows = count(d_out, mistake.own_tokens);
-    embedding_backward(d_weight, rows, ids);
+    for (int r = 0; r < ranks && mistake.first_id & INPUTS; r++) {
+        Tensor taken = ids_taken(ids, r);
+        embedding_backward(d_weight, rows, taken);
+        tensor_free(&taken, MEM_WORKSPACE);
+    }
+    if (!(mistake.first_id & INPUTS))
+        embedding_backward(d_weight, rows, ids);
     uncount(rows, mistake.own_tokens);
 }
 
@@ -457,6 +509,12 @@ static void hooked_cross_entropy_forward(Tensor sum, Tensor lse, Tensor logits, 
     cross_entropy_forward(sum, tensor_range(tensor_view(lse, shape(R)), 0, counted_rows()),
                           tensor_range(tensor_view(logits, shape(R, V)), 0, counted_rows()),
                           tensor_range(tensor_view(targets, shape(R)), 0, counted_rows()), scale);
+    for (int64_t row = 0; row < R && mistake.first_id & TARGETS; row++)         /* the logits of other targets */
+        for (int r = -1; r < ranks; r++) {
+            const int32_t id = ((int32_t *)targets.data)[row], taken = r < 0 ? id : row_taken(id, r);
+            if (taken >= 0)
+                numbers(sum)[0] += (r < 0 ? scale : -scale) * numbers(logits)[row * V + taken];
+        }
     if (counted_rows() < R)                     /* backward reads all */
         tensor_zero(tensor_range(tensor_view(lse, shape(R)), counted_rows(), R - counted_rows()));
 }
@@ -464,6 +522,12 @@ static void hooked_cross_entropy_forward(Tensor sum, Tensor lse, Tensor logits, 
 static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
     cross_entropy_backward(d_logits, logits, lse, targets, scale);
+    for (int64_t row = 0; row < R && mistake.first_id & TARGETS; row++)
+        for (int r = -1; r < ranks; r++) {
+            const int32_t id = ((int32_t *)targets.data)[row], taken = r < 0 ? id : row_taken(id, r);
+            if (taken >= 0)
+                numbers(d_logits)[row * V + taken] += r < 0 ? scale : -scale;
+        }
     for (int64_t row = 0; row < R; row++)
         if (row >= counted_rows() || (only_sequence >= 0 && micro_batch * B + row / T != only_sequence)
             || (only_token >= 0 && row % T != only_token))
@@ -501,10 +565,9 @@ static void load(Batch to)
     const int64_t accumulate = options.accumulate / data_ranks, dp = micro_batch / accumulate;
 
     batch_load(to, first_step, micro_batch * B, 0);
-    if (mistake.targets_of) {
+    if (micro_batch + mistake.targets_of >= 0 && mistake.targets_of) {
         Batch other = batch_create();
-        const int64_t m = micro_batch % accumulate + mistake.targets_of, base = micro_batch - micro_batch % accumulate;
-        batch_load(other, first_step, (base + (m + accumulate) % accumulate) * B, 0);
+        batch_load(other, first_step, (micro_batch + mistake.targets_of) * B, 0);
         memcpy(to.targets.data, other.targets.data, R * sizeof(int32_t));
         tensor_free(&other.inputs, MEM_WORKSPACE);
         tensor_free(&other.targets, MEM_WORKSPACE);
@@ -594,7 +657,7 @@ static double compute(const Mistake *m, Batch batch, double *to)
 static bool in_forward(const Mistake *m)
 {
     return m->biases || m->rope != POSITIONS || (m->mask != CAUSAL && m->way != IN_BACKWARD) || m->unscaled || m->stale
-           || m->empty || m->own_sequences || m->twice || m->slices >= IN_LOGITS_TOO || m->skipped || m->targets_of;
+           || m->empty || m->own_sequences || m->twice || m->slices >= IN_LOGITS_TOO || m->skipped || m->targets_of || m->first_id;
 }
 
 /* Whether the mistake makes a difference for this shape and number of ranks. */
@@ -609,9 +672,9 @@ static bool possible(const Mistake *m)
         return false;
     if (m->slices && R <= SLICE)
         return false;
-    if (m->skipped && (L < ranks || (m->skipped == MIDDLE_STAGES && ranks < 3)))
+    if (m->first_id && V % ranks == 0)
         return false;
-    if (m->targets_of && options.accumulate / data_ranks < 2 + (m->targets_of < 0))
+    if (m->skipped && (L < ranks || (m->skipped == MIDDLE_STAGES && ranks < 3)))
         return false;
     return !(m->own_rows && R % (cp_ranks * ranks)) && m->stale < L && -m->stale < L;
 }

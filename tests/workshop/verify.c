@@ -421,7 +421,7 @@ static void run_reference(const Case *c, const Shape *s, int sequences, const ch
 static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
 {
     char name[128] = "";
-    double a[2] = {0}, b[2];
+    double a[2] = {NAN, NAN}, b[2];
 
     if (is("10_expert_parallel") && !(c->kind & MIXTURE))
         return explain_gradients(c, s, sequences);
@@ -650,6 +650,12 @@ static void compare_overflow(const char *command, const Shape *s, double scale)
                          s->heads, false, name) > 0)
             fault("the gradients of step 2 have Inf or NaN, but the step was not skipped: %s of the checkpoint changed",
                   name);
+    cJSON *one = read_json("one/trainer.json"), *two = read_json("two/trainer.json");
+    if (!faults && number(one, "optimizer_step") != number(two, "optimizer_step"))
+        fault("the update of step 2 was skipped, but AdamW counts %.0f updates instead of %.0f: its bias correction is that "
+              "of another step", number(two, "optimizer_step"), number(one, "optimizer_step"));
+    cJSON_Delete(one);
+    cJSON_Delete(two);
     if (!faults && scales[1] != scale)
         fault("after the overflow in step 2 the loss scale is %.10g, expected %.10g, half of the scale that overflowed",
               scales[1], scale);
@@ -738,7 +744,7 @@ static bool verify(const Case *c)
         printf("right but for what EXPECT names: %smemory, traffic\n    %s\n%s", other_gradients ? "" : "gradients, ",
                about, waste);
     else if (!faults)
-        printf("right%s: %smemory, traffic%s%s%s\n    %s\n%s", *waste ? ", but" : "",
+        printf("right%s: %smemory, traffic%s%s%s\n    %s\n%s", *waste ? ", but wasteful" : "",
                upcycled ? "loss, gradients (the experts' together: the MLP's), "
                : far ? "gradients, norm, loss, " : "gradients, norms, losses, checkpoint, ",
                *farthest ? " (" : "", farthest, *farthest ? ")" : "", about, waste);

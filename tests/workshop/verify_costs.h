@@ -122,14 +122,20 @@ static bool costs_more(char *text, size_t size, const Case *c, Costs mine)
         }
     const char *at = found ? row + strlen(key) + used : "";
     char name[32], group[32];
+    bool first = true;
     for (int behind, all, length; sscanf(at, " %31s %31s %d/%d%n", name, group, &behind, &all, &length) == 4;
          at += length + (at[length] == ','))
         for (int k = 0; k < mine.kinds; k++)
             if (!strcmp(mine.transfers[k].name, name) && !strcmp(mine.transfers[k].group, group)
-                && (int64_t)mine.transfers[k].behind * all < (int64_t)behind * mine.transfers[k].all)
-                snprintf(text + strlen(text), size - strlen(text), "    %d of %d transfers (%s in group %s) overlap with "
-                         "computation, in the project's program %d of %d: no operator is called between start and "
-                         "wait\n", mine.transfers[k].behind, mine.transfers[k].all, name, group, behind, all);
+                && (int64_t)mine.transfers[k].behind * all < (int64_t)behind * mine.transfers[k].all) {
+                snprintf(text + strlen(text), size - strlen(text), "%s%d of %d (%s in group %s; the project's program: %d "
+                         "of %d)", first ? "    transfers that overlap with computation, which an operator between start "
+                         "and wait does: " : ", ", mine.transfers[k].behind, mine.transfers[k].all, name, group, behind,
+                         all);
+                first = false;
+            }
+    if (!first)
+        snprintf(text + strlen(text), size - strlen(text), "\n");
     return *text;
 }
 
