@@ -157,6 +157,10 @@ static void name_factor(char *text, size_t size, double scale, bool common)
     name_number(text, size, x, ranks, "the number of ranks", "");
     for (int i = 0; i < groups; i++)
         name_number(text, size, x, group[i].size, "the size of ", group[i].name);
+    bool dp_is_a_group = data_ranks == ranks;
+    for (int i = 0; i < groups; i++)
+        dp_is_a_group |= !strcmp(group[i].name, "dp");
+    name_number(text, size, x, dp_is_a_group ? 1 : data_ranks, "dp, the replicas with other sequences", "");
     name_number(text, size, x, accumulate, "accumulate", "");
     name_number(text, size, x, B, "micro_batch", "");
     name_number(text, size, x, T, "T", "");

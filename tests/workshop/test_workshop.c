@@ -225,6 +225,43 @@ static const Planted planted[] = {
      "the gradient of the balance loss was divided by the tokens of one rank"},
     {"10_expert_parallel", "        comm_wait(&arriving[j]);\n        linear_forward", "        linear_forward", 2,
      "--ep 2", "so one may have been read too early"},
+    /* the update: a learning rate of another step, a wrong clipping, gradients that stay, a step that is not skipped */
+    {"01_single_gpu", "learning_rate(step)", "learning_rate(step + 1)", 1, "--recompute none",
+     "the learning rate is 0.001, but the reference's is 0.0008; it is that of a later step"},
+    {"01_single_gpu", "clip_scale(norm))", "1)", 1, "--recompute none", "as if gradients were not clipped"},
+    {"01_single_gpu", "    tensor_zero(gradients.buffer);\n", "    if (step % 2)\n        tensor_zero(gradients.buffer);\n", 1,
+     "--recompute none", "something of the step before was not set to zero"},
+    {"02_mixed_precision", "    if (!overflow)\n        adamw_step", "    adamw_step", 0, "",
+     "--dtype fp16: right|--dtype fp16, overflow: WRONG|(step 2 overflows: is it skipped?)"},
+    {"02_mixed_precision", ".params = master,", ".params = buffer,", 1, "--dtype bf16", "every saved weight is a number of"},
+    {"08_fused_kernels", "        optimizer.step--; ", "        ; ", 0, "",
+     "AdamW counts 5 updates instead of 4: its bias correction is that of another step"},
+    {"09_combined", "    gather_params();\n    trace_end();", "    trace_end();", 4, "--dtype fp32 --tp 2", "drifted"},
+    /* evaluation: its scale, and slots that it leaves full */
+    {"06_pipeline_parallel", "comm_broadcast(pp, loss, rank_of(pipeline, pipeline.p * pipeline.v_c - 1))",
+     "comm_broadcast(pp, loss, 0)", 3, "--schedule 1f1b", "the validation loss after step 2 is 0, but the reference's is"},
+    {"04_zero", "    forward(&acts, batch, 1.0 / (B * T));\n    for (int i = 0; i < 4; i++) ",
+     "    forward(&acts, batch, 1.0 / (B * T));\n    for (int i = 0; i < 0; i++) ", 4, "--zero 3",
+     "all_gather in group dp is called 15 times per step, but predict() gives 18"},
+    /* far tails: only large weights show that the maximum is not the ranks' largest */
+    {"05_tensor_parallel", "comm_all_reduce(tp, max, MAX);", "comm_all_reduce(tp, max, SUM);", 0, "",
+     "3 ranks, --sequence-parallel: right|3 ranks, large weights: WRONG", true},
+    /* ids, targets, keys, rows and norms of others */
+    {"05_tensor_parallel", "batch.targets, layout.first_id, V)", "batch.targets, comm_rank(tp) * V, V)", 2,
+     "--recompute none", "the first id of a slice of the vocabulary was, for the targets, the rank times the slice's size"},
+    {"06_pipeline_parallel", "step, action.micro * B, 0);",
+     "step, action.micro * B + (comm_rank(pp) == comm_size(pp) - 1 ? B : 0), 0);", 2, "--schedule 1f1b",
+     "a run in which the targets were those of the next micro-batch"},
+    {"07_context_parallel", "attend_kv(a, r, current, (r - step + n) % n);", "attend_kv(a, r, current, (r + step) % n);", 3,
+     "--attention ring", "counted as another rank's: of rank + s for rank - s, in step s"},
+    {"08_fused_kernels", "for (int64_t first = 0; first < R; first += S) {\n        const int64_t rows = R - first < S ? R - first : S;",
+     "for (int64_t first = 0; first + S <= R; first += S) {\n        const int64_t rows = S;", 1, "--dtype fp32 --fuse all",
+     "a run in which the rows after the last full slice of rows were left out"},
+    {"06_pipeline_parallel", "p - r - 1) + (v_c - 1) * p, warmup", "p - r - 1) + (v_c - 1) * p + 2, warmup", 3,
+     "--schedule interleaved --chunks 2", "rank 0 has 10 micro-batches of a model chunk in flight, but 8 are enough"},
+    {"06_pipeline_parallel", "sqrt(comm_sum(pp, gradient_square_sum(&optimizer)))",
+     "sqrt(comm_sum(pp, gradient_square_sum(&optimizer) - (comm_rank(pp) ? 0 : 0.01)))", 3, "--schedule 1f1b",
+     "the gradients are right, but their norm is"},
     /* buffers overwritten while in use: d_x while it is sent; the full rows before a product reads them */
     {"09_combined",
      "        comm_wait(&a->sending[1]);              /* of the micro-batch that last used this buffer */\n"
@@ -250,6 +287,27 @@ static void mistakes_are_named(void **state)
         print_message("%s: \"%s\" for \"%s\"\n", p->program, p->to, p->from);
         expect(run("sh -c '" MAKE_SH "verify STAGE=%.2s %s EDITED=%s ARGS=\"%s\"'", sanitize(), p->program, ranks,
                    directory, p->options), FAILS, p->prints);
+    }
+}
+
+/* Programs that are right but cost more than the project's: verify says what. */
+static void waste_is_named(void **state)
+{
+    static const struct { const char *program, *from, *to, *prints; } table[] = {
+        {"03_data_parallel", "tensor_range(gradients.buffer, r.first, r.count), SUM);",
+         "tensor_range(gradients.buffer, r.first, r.count), SUM);\n        comm_wait(&reducing[started]);",
+         "3 ranks, --sync overlap --recompute full: right, but wasteful|0 of 72 (all_reduce in group dp; the project's "
+         "program: 60 of 72)"},
+        {"07_context_parallel", "        attend_kv(a, r, current, (r - step + n) % n);\n        comm_wait(&arriving);",
+         "        comm_wait(&arriving);\n        attend_kv(a, r, current, (r - step + n) % n);", "shift in group cp"},
+    };
+
+    (void)state;
+    for (int i = 0; i < (full_tests() ? 2 : 1); i++) {
+        const char *directory = copy_of(table[i].program);
+        replace(directory, table[i].from, table[i].to);
+        expect(run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), table[i].program, directory), 0,
+               table[i].prints);
     }
 }
 
@@ -485,6 +543,7 @@ int main(void)
         cmocka_unit_test(what_is_there_is_not_overwritten),
         cmocka_unit_test(exercises_fail_until_they_are_done),
         cmocka_unit_test(mistakes_are_named),
+        cmocka_unit_test(waste_is_named),
         cmocka_unit_test(what_a_new_schedule_costs_is_printed),
         cmocka_unit_test(sanitizers_name_the_line),
         cmocka_unit_test(an_exercise_of_a_changed_program_says_so),

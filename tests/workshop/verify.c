@@ -399,7 +399,7 @@ static bool explain_gradients(const Case *c, const Shape *s, int sequences)
 /* Every replica evaluates all 64 sequences: with many ranks on few cores that takes longer than the steps. */
 static bool evaluates(const Case *c)
 {
-    return c->ranks <= 4 || c->kind & FULL;
+    return c->ranks <= 6 || c->kind & FULL;
 }
 
 /* Runs the reference on the same sequences, with further options, to 01.csv, 01.json and 01.saved. */

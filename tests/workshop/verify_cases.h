@@ -179,8 +179,9 @@ static Shape grid_shape(const Case *c)
     const int tp = grid_size(c, "--tp"), cp = grid_size(c, "--cp"), pp = grid_size(c, "--pp"), unit = 2 * tp * cp;
     const bool rows = cp == 1 && pp == 1, threes = tp == 3 || cp == 3 || pp == 3;
 
-    return (Shape){.layers = pp > 1 ? pp + 1 : 4, .heads = 12 % tp ? tp : 12, .seq = (23 + unit) / unit * unit,
-                   .micro_batch = rows ? 11 : threes ? 5 : 3, .accumulate = rows ? 2 : pp > 2 ? 2 * pp + 1 : 5};
+    return (Shape){.layers = pp > 1 ? pp + 1 : rows ? 4 : 5, .heads = 12 % tp ? tp : 12, .seq = (23 + unit) / unit * unit,
+                   .micro_batch = rows ? 11 : threes ? 5 : pp > 1 ? 3 : 1,
+                   .accumulate = rows ? 2 : pp == 2 ? 5 : 7};
 }
 
 /* A small shape, divisible by the ranks where it must be. Ranks, layers, micro-batch size and accumulation differ where
