@@ -510,9 +510,9 @@ static void compare_losses(const Case *c, const Shape *s, int sequences)
     if (first >= 0) {
         const int i = first / 3, k = first % 3;
         const char *why = "";
-        for (int j = 0; j < rows && k == 0; j++)
-            if (j != i && near(a[0][i], b[0][j], 1e-7))
-                why = j < i ? "; it is that of an earlier step" : "; it is that of a later step";
+        for (int j = i + 1; j < rows && k == 0; j++)
+            why = near(a[0][i], b[0][j], 1e-7) ? "; it is that of a later step"
+                  : near(a[0][j], b[0][i], 1e-7) ? "; it is that of an earlier step" : why;
         if (k > 0)
             why = c->tolerance && i && as_without_updates(c, s, sequences, a[1], b[1], rows)
                   ? "the losses are as if no step had changed the weights that forward reads: stale copies (after the "
