@@ -91,7 +91,7 @@ static const Case cases[] = {
     {"09_combined", "--dtype fp32 --pp 2", 2, .kind = FULL},
     {"09_combined", "--dtype fp32 --tp 2 --cp 2 --pp 2", 8, .kind = FAR | FULL},
     {"09_combined", "--dtype bf16 --tp 2 --recompute full", 2, 0.04},
-    {"09_combined", "--dtype bf16 --tp 2 --cp 2 --micro-batch 3", 4, 0.04, FULL},
+    {"09_combined", "--dtype bf16 --tp 2 --cp 2 --layers 4 --micro-batch 3", 4, 0.04, FULL},
     {"10_expert_parallel", "", 1},                      /* of an upcycled model; more in verify_experts.h */
     {"10_expert_parallel", "--ep 2", 4},
     {"10_expert_parallel", "--ep 2", 4, .kind = MIXTURE},
