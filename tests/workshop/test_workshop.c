@@ -322,7 +322,7 @@ static char *exercise(const char *program, int n, char prints[1024])
     if (at) {
         at += strlen(mark);
         title = strndup(at, strcspn(at, "\n"));
-        at = strstr(at, "At first `make verify` says: ");
+        at = strstr(at, "Before you start, `make verify` reports: ");
         char *end = at ? strstr(at, "\n\n") : NULL;
         if (!end)
             fail_msg("exercise %d of %s does not quote what make verify prints at first", n, program);
