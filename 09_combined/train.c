@@ -10,7 +10,7 @@
 #include "combined.h"
 #include "formulas.h"
 
-/* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighbouring ranks share a machine and its fast
+/* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighboring ranks share a machine and its fast
  * links, so the direction that can hide least of its traffic is innermost. tp waits for 10 transfers per block; cp's
  * ring is in flight while attention computes; pp sends one tensor per micro-batch; dp reduces once per step. */
 static int tp_size = 1, dp_size, dp_rank;       /* dp_size 0: all ranks that the other three leave */

@@ -371,7 +371,7 @@ int main(int argc, char **argv)
         {0}});
     dp = comm_split(world, 0, "dp");
     equal_share(comm_size(dp), ep_size, "--ep: the number of ranks =");
-    ep = comm_split(world, comm_rank(dp) / ep_size, "ep");             /* neighbours, which share a machine */
+    ep = comm_split(world, comm_rank(dp) / ep_size, "ep");             /* neighbors, which share a machine */
     edp = comm_split(world, comm_rank(dp) % ep_size, "edp");
     sizes();
     run_set_global_batch(B * options.accumulate * comm_size(dp));

@@ -251,7 +251,7 @@ static double run_once(const Ladder *l, const Rung *r, const float *a, const flo
     return clock_seconds() - begin;
 }
 
-/* Times a rung and OpenBLAS in alternating runs: a machine's speed changes, but hardly between neighbours in time. c
+/* Times a rung and OpenBLAS in alternating runs: a machine's speed changes, but hardly between neighbors in time. c
  * has been computed once, in `first` seconds, so caches and pages are warm; if that took long, it is the only run. */
 static Times measure(const Ladder *l, const Rung *r, const float *a, const float *b, float *c, float *spare,
                      double first)
