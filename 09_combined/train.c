@@ -51,9 +51,9 @@ static void grid(void)
     const double one_dp = (double)tp_size * cp_size * pp_size, ranks = one_dp * (dp_size ? dp_size : 1);
 
     if (dp_size ? ranks != n : fmod(n, ranks) != 0)
-        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: expected %d, the number of ranks%s, got %.0f; start %s%.0f, or "
-                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, n, dp_size ? "" : " (--dp 0: a divisor)",
-                   ranks, dp_size ? "" : "a multiple of ", ranks, n);
+        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: %.0f does not %s the %d ranks; start %s%.0f ranks, or choose "
+                   "factors of %d", tp_size, cp_size, pp_size, dp_size, ranks, dp_size ? "equal" : "divide", n,
+                   dp_size ? "" : "a multiple of ", ranks, n);
     dp_size = n / one_dp, dp_rank = w / one_dp;
     const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;
     const bool has_embedding = p == 0 || p == pp_size - 1;

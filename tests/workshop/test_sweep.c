@@ -87,7 +87,7 @@ static void programs(void **state)
 
 static void refusals_are_rows(void **state)
 {
-    const char *why = "    4  --heads 2 cannot be divided over 4 ranks; 1, 2 could\n";
+    const char *why = "    4  --heads 2 is not divisible by 4 ranks; use 1 or 2\n";
 
     (void)state;
     Result r = sweep("05_tensor_parallel", "4 1", "--steps 2");

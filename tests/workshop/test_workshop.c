@@ -95,7 +95,7 @@ static const Planted planted[] = {
     {"04_zero", "        slot_unit[i] = -1;\n    for (int u",
      "        slot_unit[i] += slot_unit[i] == 0 ? -1 : 0;\n    for (int u", 2, "--zero 3", "stale copies"},
     {"04_zero", "    comm_wait(&gather_request[slot_of(u)]);\n", "", 2, "--zero 3",
-     "NaN until comm_wait, so one may have been read too early"},
+     "NaN may also mean that a buffer was read before comm_wait"},
     /* a norm over the local shard alone */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
      "the gradients are right, but their norm is|it is the norm of rank 0's shard of each unit",
@@ -224,7 +224,7 @@ static const Planted planted[] = {
     {"10_expert_parallel", "d_gates, r, balance * scale)", "d_gates, r, scale * comm_size(dp) * balance)", 4, "--ep 2",
      "the gradient of the balance loss was divided by the tokens of one rank"},
     {"10_expert_parallel", "        comm_wait(&arriving[j]);\n        linear_forward", "        linear_forward", 2,
-     "--ep 2", "so one may have been read too early"},
+     "--ep 2", "a buffer was read before comm_wait"},
     /* buffers overwritten while in use: d_x while it is sent; the full rows before a product reads them */
     {"09_combined",
      "        comm_wait(&a->sending[1]);              /* of the micro-batch that last used this buffer */\n"
@@ -378,7 +378,8 @@ static void what_is_there_is_not_overwritten(void **state)
            "exists already");
     expect(run("sh -c '" MAKE_SH "exercise STAGE=03 N=99'", sanitize()), 2,
            "03_data_parallel has no exercise 99; it has:\n  make exercise STAGE=03 N=1");
-    expect(run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize()), 2, "STAGE=99 is none of: 01_single_gpu");
+    expect(run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize()), 2,
+           "no program 99; choose STAGE=01_single_gpu ... 10_expert_parallel");
     expect(run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize()), 2,
            "STAGE=0 is the beginning of several names; write the full name of one: 01_single_gpu");
     expect(run(BUILD "/cpu64/verify 03_data_parallel " BUILD "/cpu64/03_data_parallel 2 --hid 48"), 2,
