@@ -407,7 +407,7 @@ static Batch chunk_of(Batch batch, int i)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
      * the same number of tokens. */
     const double scale = 1.0 / (B * options.config.seq * options.accumulate);
 

@@ -419,7 +419,7 @@ static void gather_params(void)
 /* One optimizer step over the global batch: micro_batch * accumulate * dp_size sequences. */
 static StepResult train_step(int64_t step)
 {
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
      * the same number of tokens. */
     const double scale = 1.0 / ((double)B * options.config.seq * options.accumulate * dp_size);
 
