@@ -1,8 +1,8 @@
 /* 09_combined: the techniques of 02 to 08 combined, on one grid of ranks.
  *
- * In 03 to 07 one technique has all ranks for itself. Here each rank has a coordinate in four directions: which slice
+ * In 03 to 07 one technique has all ranks for itself. Here each rank has a coordinate in four dimensions: which slice
  * of every matrix it holds (tp), which tokens of every sequence (cp), which layers (pp), which sequences of the batch
- * (dp). Each direction alone works as in its own program. New is how directions interact: what two of them shard
+ * (dp). Each dimension alone works as in its own program. New is how dimensions interact: what two of them shard
  * together, over which group gradients, norm and loss are summed, and which rank counts what several ranks hold.
  * Numbers are stored as in 02; kernels are fused as in 08.
  */
@@ -11,7 +11,7 @@
 #include "formulas.h"
 
 /* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighboring ranks share a machine and its fast
- * links, so the direction that can hide least of its traffic is innermost. tp waits for 10 transfers per block; cp's
+ * links, so the dimension that can hide least of its traffic is innermost. tp waits for 10 transfers per block; cp's
  * ring is in flight while attention computes; pp sends one tensor per micro-batch; dp reduces once per step. */
 static int tp_size = 1, dp_size, dp_rank;       /* dp_size 0: all ranks that the other three leave */
 int cp_size = 1, pp_size = 1;
@@ -51,8 +51,8 @@ static void grid(void)
     const double one_dp = (double)tp_size * cp_size * pp_size, ranks = one_dp * (dp_size ? dp_size : 1);
 
     if (dp_size ? ranks != n : fmod(n, ranks) != 0)
-        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: %.0f does not %s the %d ranks; start %s%.0f ranks, or choose "
-                   "factors of %d", tp_size, cp_size, pp_size, dp_size, ranks, dp_size ? "equal" : "divide", n,
+        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: %.0f does not %s the %d ranks; start %s%.0f ranks, or "
+                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, ranks, dp_size ? "equal" : "divide", n,
                    dp_size ? "" : "a multiple of ", ranks, n);
     dp_size = n / one_dp, dp_rank = w / one_dp;
     const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;

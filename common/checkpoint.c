@@ -345,7 +345,7 @@ static void replace(const char *finished, const char *directory)
         rename(place, old);
     }
     if (rename(finished, place))
-        fail("--save: %s could not be renamed to %s (%s may be the one before): %s", finished, place, old,
+        fail("--save: %s could not be renamed to %s (%s may be the previous one): %s", finished, place, old,
              strerror(errno));
     remove_checkpoint(old);
 }

@@ -1,5 +1,5 @@
 /* The matmul ladder in CUDA: C (m, n) = A (m, k) B (k, n), row-major, from one thread per element to tensor cores. Each
- * rung adds one idea to the rung before, and the table shows what the idea gained. ladder_cpu.c is the same ladder on
+ * rung adds one idea to the previous rung, and the table shows what the idea gained. ladder_cpu.c is the same ladder on
  * the CPU.
  *
  * Ragged sizes: rows of all matrices begin at multiples of 16 bytes, with zeros between a row's end and the next row.

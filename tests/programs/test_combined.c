@@ -10,7 +10,7 @@ static void configurations_agree(void **state)
     layouts_agree("09_combined");
 }
 
-/* Every factorization of 1 to 8 ranks into four directions; the other options alternate. */
+/* Every factorization of 1 to 8 ranks into four dimensions; the other options alternate. */
 static void all_grids_agree(void **state)
 {
     int grids = 0;

@@ -179,7 +179,7 @@ static const Planted planted[] = {
      "    adamw_step(&optimizer, lr, clip_scale(norm));\n"
      "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--sync naive",
      "final_weight has drifted"},
-    /* mistakes across directions: the batch indexed by the rank in replicas, not in dp; the loss of all tp ranks */
+    /* mistakes across dimensions: the batch indexed by the rank in replicas, not in dp; the loss of all tp ranks */
     {"09_combined", "((int64_t)dp_rank *", "((int64_t)comm_rank(replicas) *", 2,
      "--cp 2 --layers 2 --accumulate 2",
      "a run in which the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp", true},
