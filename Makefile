@@ -14,7 +14,7 @@ endif
 # STAGE is the name of a program, or its beginning.
 STAGE ?= 01
 NP ?= 1
-STAGES := $(patsubst %/train.c,%,$(wildcard [0-9][0-9]_*/train.c))
+STAGES := $(patsubst %/train.c,%,$(sort $(wildcard [0-9][0-9]_*/train.c)))
 MATCHES := $(or $(filter $(STAGE),$(STAGES)),$(filter $(STAGE)%,$(STAGES)))
 PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))

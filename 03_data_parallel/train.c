@@ -115,7 +115,7 @@ static void predict(void)
     memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
     estimate_activations(options.recompute, L * R, "");
 
-    /* All-reduces per step, whatever the number of micro-batches: N elements in total. */
+    /* All-reduces per step, for any number of micro-batches: N elements in total. */
     if (sync == BUCKET) {
         const int64_t total = model_parameters(options.config);
         comm_predict(dp, ALL_REDUCE, total / bucket_elements, bucket_elements);
@@ -238,7 +238,7 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
      * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
 

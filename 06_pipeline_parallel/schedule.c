@@ -235,8 +235,8 @@ void pipeline_check(Pipeline *pipe)
         fail_usage("--chunks: expected 1 unless --schedule is interleaved, got %d; zb-v and dualpipe-v always have 2",
                    pipe->v_c);
     if ((pipe->kind == ZERO_BUBBLE || is_v(*pipe)) && options.recompute == RECOMPUTE_FULL)
-        fail_usage("--recompute full: not with --schedule zero-bubble, zb-v or dualpipe-v, whose weight-gradient "
-                   "passes read what recomputation has overwritten by then; try --recompute selective");
+        fail_usage("--recompute full: cannot be combined with --schedule zero-bubble, zb-v or dualpipe-v, whose weight-"
+                   "gradient passes read what recomputation has overwritten by then; try --recompute selective");
     if (pipe->kind == INTERLEAVED && m % p)
         fail("--accumulate: expected a multiple of the %d ranks with --schedule interleaved, got %d; try %d", p, m,
              (m / p + 1) * p);
@@ -248,8 +248,8 @@ void pipeline_check(Pipeline *pipe)
     if (is_v(*pipe))
         pipe->v_c = 2;
     if (pipe->layers < (long long)p * pipe->v_c)
-        fail("--layers: expected at least %lld for %d ranks x %d model chunks, got %d", (long long)p * pipe->v_c, p,
-             pipe->v_c, pipe->layers);
+        fail("--layers: expected at least %lld for %d ranks x %d model chunk%s, got %d", (long long)p * pipe->v_c,
+             p, pipe->v_c, pipe->v_c == 1 ? "" : "s", pipe->layers);
 }
 
 Schedule schedule_of(Pipeline pipe, int r)

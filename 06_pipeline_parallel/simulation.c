@@ -46,7 +46,7 @@ static int *ended_at(const Simulation *s, int stage, int micro, ActionKind kind)
     return &s->ended[((size_t)stage * s->pipe.m + micro) * 3 + column];
 }
 
-/* Does rank r's next action, if it has one and its dependency has ended. */
+/* Performs the next action of rank r, if it has one and its dependency has finished. */
 static bool advance(Simulation *s, int r)
 {
     if (s->done[r] == s->ranks[r].count)
@@ -68,7 +68,7 @@ static bool advance(Simulation *s, int r)
     return true;
 }
 
-/* Does every action that can begin, until none can. */
+/* Performs every action that can begin, until none can. */
 static void play(Simulation *s)
 {
     for (bool moved = true; moved;) {
@@ -107,7 +107,7 @@ void simulation_free(Simulation *s)
 
 /* ---- Charts and formulas ---- */
 
-/* With few micro-batches, the bubble is larger: there are too few W to fill it, and in a V too few forwards. */
+/* With few micro-batches, the bubble is larger: there are too few W passes to fill it, and in a V too few forwards. */
 double bubble_formula(Pipeline pipe, const char **text)
 {
     const int p = pipe.p, m = pipe.m;

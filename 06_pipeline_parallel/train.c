@@ -349,7 +349,7 @@ static void execute(int64_t step, double scale)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step)
 {
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
      * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate);
 

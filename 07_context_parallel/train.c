@@ -62,8 +62,8 @@ static void sizes(void)
     const int n = comm_size(cp);
     local_chunks = method == ZIGZAG && n > 1 ? 2 : 1;               /* with one rank there is no load to balance */
     if (c->seq % (local_chunks * n))
-        fail("--seq: expected a multiple of %d (%d ranks x %d sequence chunks), got %d; try %d", local_chunks * n, n,
-             local_chunks, c->seq, (c->seq / (local_chunks * n) + 1) * local_chunks * n);
+        fail("--seq: expected a multiple of %d (%d ranks x %d sequence chunk%s), got %d; try %d", local_chunks * n, n,
+             local_chunks, local_chunks == 1 ? "" : "s", c->seq, (c->seq / (local_chunks * n) + 1) * local_chunks * n);
     C = c->seq / (local_chunks * n);
     B = options.micro_batch, T = local_chunks * C, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
@@ -407,7 +407,7 @@ static Batch chunk_of(Batch batch, int i)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
      * the same number of tokens. */
     const double scale = 1.0 / (B * options.config.seq * options.accumulate);
 

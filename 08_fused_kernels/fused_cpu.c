@@ -1,5 +1,5 @@
-/* The fused operators on the CPU. What a GPU keeps in registers and shared memory stays in registers and caches here:
- * tiles and blocks of rows are that small. */
+/* The fused operators on the CPU. Tiles are small enough that what a GPU keeps in registers and shared memory stays in
+ * registers and caches. */
 #include <math.h>
 #include <string.h>
 
@@ -154,13 +154,13 @@ static void load_backward(Head *h, Tensor q, int64_t at_q, Tensor k, int64_t at_
     memset(h->d_k, 0, 2 * key_size * sizeof *h->d_k);
 }
 
-/* Where the keys end that the tile of queries from `first` on sees, padded: tiles right of the diagonal are empty. */
+/* End of the keys visible to the tile of queries starting at `first`, padded: tiles right of the diagonal are empty. */
 static int64_t end_of(const Head *h, int64_t first)
 {
     return h->causal ? padded(least(first + QUERIES, h->queries), QUERIES) : h->key_rows;
 }
 
-/* How many of the `keys` keys from `key` on a query sees. */
+/* How many of `keys` keys, starting at `key`, a query sees. */
 static int64_t seen_by(const Head *h, int64_t query, int64_t key, int64_t keys)
 {
     const int64_t last = query >= h->queries ? 0 : h->causal ? query + 1 : h->keys;
@@ -355,7 +355,7 @@ void residual_layernorm_forward_kernel(Tensor sum, Tensor out, Tensor stats, Ten
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 0), *br = load(branch, i * width, width, 1);
         real *s = staging(sum, i * width, width, 2), *o = staging(out, i * width, width, 3), squares = 0;
-        double total = 0;                       /* a mean with a small error shows where all elements are alike */
+        double total = 0;                       /* where elements are nearly equal, an error in the mean is visible */
 #pragma omp simd reduction(+ : total)
         for (int64_t j = 0; j < width; j++) {
             s[j] = in[j] + br[j] + add[j];
@@ -479,7 +479,7 @@ void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, doubl
         const real *in = load(logits, i * width, width, 0);
         const real target = ids[i] < 0 ? 0 : in[ids[i]], max = largest_of(in, width);
         real *d = staging(logits, i * width, width, 1), sum = 0;
-#pragma omp simd reduction(+ : sum)                     /* although d may be the row itself */
+#pragma omp simd reduction(+ : sum)                     /* safe although d may alias the row */
         for (int64_t j = 0; j < width; j++) {
             d[j] = real_exp(in[j] - max);
             sum += d[j];

@@ -1,8 +1,8 @@
 /* 08_fused_kernels: the computation of 02 with fewer trips to memory.
  *
- * The schedule is 02's. Chains of operators become one operator, one pass over memory (fused.h): attention without the
- * matrix of probabilities; residual and LayerNorm; a linear and GELU; the loss and its gradient, slice by slice; AdamW
- * and the weights' rounded copy. (Playbook: "Diving into the GPUs - fusing, threading, mixing".)
+ * The schedule is that of 02. Chains of operators become one operator, one pass over memory (fused.h): attention
+ * without the matrix of probabilities; residual and LayerNorm; a linear and GELU; the loss and its gradient, slice by
+ * slice; AdamW and the weights' rounded copy. (Playbook: "Diving into the GPUs - fusing, threading, mixing".)
  */
 #include "../common/ultrascale.h"
 #include "fused.h"
@@ -381,7 +381,7 @@ static double update_fused(double lr)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
      * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate);
 

@@ -7,7 +7,7 @@
 #include "../common/ultrascale.h"
 
 extern int cp_size, pp_size;
-extern Comm *cp, *pp;               /* the ranks whose coordinates differ from this rank's in this direction only */
+extern Comm *cp, *pp;               /* the ranks whose coordinates differ from this rank's in this dimension only */
 extern DType dtype;                 /* of activations, their gradients, and weights; gradients of weights are REAL */
 
 /* Local sizes, on this rank. Shapes in comments use these letters. */

@@ -1,8 +1,8 @@
 /* 09_combined: the techniques of 02 to 08 combined, on one grid of ranks.
  *
- * In 03 to 07 one technique has all ranks for itself. Here each rank has a coordinate in four directions: which slice
+ * In 03 to 07 one technique has all ranks for itself. Here each rank has a coordinate in four dimensions: which slice
  * of every matrix it holds (tp), which tokens of every sequence (cp), which layers (pp), which sequences of the batch
- * (dp). Each direction alone works as in its own program. New is how directions interact: what two of them shard
+ * (dp). Each dimension alone works as in its own program. New is how dimensions interact: what two of them shard
  * together, over which group gradients, norm and loss are summed, and which rank counts what several ranks hold.
  * Numbers are stored as in 02; kernels are fused as in 08.
  */
@@ -10,8 +10,8 @@
 #include "combined.h"
 #include "formulas.h"
 
-/* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighbouring ranks share a machine and its fast
- * links, so the direction that can hide least of its traffic is innermost. tp waits for 10 transfers per block; cp's
+/* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighboring ranks share a machine and its fast
+ * links, so the dimension that can hide least of its traffic is innermost. tp waits for 10 transfers per block; cp's
  * ring is in flight while attention computes; pp sends one tensor per micro-batch; dp reduces once per step. */
 static int tp_size = 1, dp_size, dp_rank;       /* dp_size 0: all ranks that the other three leave */
 int cp_size = 1, pp_size = 1;
@@ -51,9 +51,9 @@ static void grid(void)
     const double one_dp = (double)tp_size * cp_size * pp_size, ranks = one_dp * (dp_size ? dp_size : 1);
 
     if (dp_size ? ranks != n : fmod(n, ranks) != 0)
-        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: expected %d, the number of ranks%s, got %.0f; start %s%.0f, or "
-                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, n, dp_size ? "" : " (--dp 0: a divisor)",
-                   ranks, dp_size ? "" : "a multiple of ", ranks, n);
+        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: %.0f does not %s the %d ranks; start %s%.0f ranks, or "
+                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, ranks, dp_size ? "equal" : "divide", n,
+                   dp_size ? "" : "a multiple of ", ranks, n);
     dp_size = n / one_dp, dp_rank = w / one_dp;
     const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;
     const bool has_embedding = p == 0 || p == pp_size - 1;
@@ -419,7 +419,7 @@ static void gather_params(void)
 /* One optimizer step over the global batch: micro_batch * accumulate * dp_size sequences. */
 static StepResult train_step(int64_t step)
 {
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
      * the same number of tokens. */
     const double scale = 1.0 / ((double)B * options.config.seq * options.accumulate * dp_size);
 

@@ -316,7 +316,7 @@ static void count_loads(void)
 /* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
 static StepResult train_step(int64_t step, Batch batch)
 {
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on whatever rank, is divided by
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
      * the same number of tokens. */
     const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
 
@@ -371,7 +371,7 @@ int main(int argc, char **argv)
         {0}});
     dp = comm_split(world, 0, "dp");
     equal_share(comm_size(dp), ep_size, "--ep: the number of ranks =");
-    ep = comm_split(world, comm_rank(dp) / ep_size, "ep");             /* neighbours, which share a machine */
+    ep = comm_split(world, comm_rank(dp) / ep_size, "ep");             /* neighbors, which share a machine */
     edp = comm_split(world, comm_rank(dp) % ep_size, "edp");
     sizes();
     run_set_global_batch(B * options.accumulate * comm_size(dp));

@@ -228,12 +228,12 @@ static void check_key(const cJSON *config, const char *path, const char *const k
         char *is = cJSON_PrintUnformatted(value);
         there = true;
         if (strcmp(ours, is) && !(is[0] == '"' && strstr(ours, is)))
-            fail("%s: \"%s\" is %s, but must be %s: that is what these programs compute", path, key[i / 2], is, ours);
+            fail("%s: \"%s\" is %s, but these programs compute %s", path, key[i / 2], is, ours);
         free(is);
     }
     if (!there && strcmp(ours, standard))
-        fail("%s: \"%s\" is missing, which to Hugging Face means %s, but must be %s: that is what these programs "
-             "compute", path, key[0], standard, ours);
+        fail("%s: \"%s\" is missing (Hugging Face's default is %s); these programs compute %s", path, key[0], standard,
+             ours);
 }
 
 static int64_t json_integer(const cJSON *json, const char *path, const char *name)
@@ -266,8 +266,8 @@ static bool config_check(const char *path, Config c)
              "%d --heads %d --vocab %d", path, (long long)layers, (long long)hidden, (long long)heads, (long long)vocab,
              c.layers, c.hidden, c.heads, c.vocab);
     if (mixture && (experts != c.experts || top_k != c.top_k))
-        fail("%s: a token takes %lld of %lld experts, but in this run %d of %d", path, (long long)top_k,
-             (long long)experts, c.top_k, c.experts);
+        fail("%s: a token takes %lld of %lld experts%s", path, (long long)top_k, (long long)experts, c.experts
+             ? format_text(", but in this run %d of %d", c.top_k, c.experts) : "; load it with 10_expert_parallel");
     if (!mixture && c.experts && c.expert_width != 4 * c.hidden)
         fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
              path, 4 * c.hidden, c.expert_width);
@@ -319,7 +319,7 @@ void checkpoint_claim(const char *directory)
         return;
     const int file = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0644);    /* stays open until the program ends */
     if (file < 0)
-        fail("--save %s cannot be written: %s: %s", directory, lock, strerror(errno));
+        fail("--save %s: cannot create %s: %s", directory, lock, strerror(errno));
     if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)         /* some file systems have no locks */
         fail("--save %s: another program is saving there (it holds %s); use another name", directory, lock);
     if ((stat(directory, &s) == 0 && !S_ISDIR(s.st_mode)) || has_others(directory)
@@ -345,7 +345,7 @@ static void replace(const char *finished, const char *directory)
         rename(place, old);
     }
     if (rename(finished, place))
-        fail("--save: %s could not be renamed to %s (%s may be the one before): %s", finished, place, old,
+        fail("--save: %s could not be renamed to %s (%s may be the previous one): %s", finished, place, old,
              strerror(errno));
     remove_checkpoint(old);
 }

@@ -55,7 +55,7 @@ Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);      /* in's 
                                                                          * do not overlap */
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
 
-/* Starts a send to, or a receive from, a neighbour in the ring of the group's ranks. Receives must be posted in the
+/* Starts a send to, or a receive from, a neighbor in the ring of the group's ranks. Receives must be posted in the
  * order of the peer's sends, because NCCL has no tags; --check compares tag, count and dtype of both sides. A send
  * never waits for a receive of its own rank. */
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag);

@@ -82,7 +82,8 @@ static const struct {
                "find calls that differ between ranks, and buffers that are used while in flight"}},
     {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print only errors and the sample"}},
 };
-enum { OPTIONS = sizeof table / sizeof *table, MORE = 16, FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP, KEY_USAGE };
+enum { OPTIONS = sizeof table / sizeof *table, MORE = 16 };
+enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_EXPERTS, KEY_HELP, KEY_USAGE };
 
 static const ProgramOption *known[OPTIONS + MORE];
 static int known_count;
@@ -158,7 +159,7 @@ static void parse_option(const ProgramOption *o, const char *text)
         break;
     case OPTION_TEXT:
         if (!*text)
-            fail_usage("--%s: expected a %s, got an empty text", o->name, o->argument);
+            fail_usage("--%s: expected %s, got an empty string", o->name, o->argument);
         *(const char **)o->value = text;
         break;
     case OPTION_CHOICE: {
@@ -247,6 +248,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         set_preset(text);
     else if (key >= FIRST_KEY && key < FIRST_KEY + known_count)
         parse_option(known[key - FIRST_KEY], text);
+    else if (key == KEY_EXPERTS)
+        fail_usage("--experts: only 10_expert_parallel has experts");
     else if (key == ARGP_KEY_ARG)
         fail_usage("\"%s\" is not an option: options begin with --; see --help", state->argv[state->next - 1]);
     else
@@ -290,10 +293,8 @@ static char *help_of(const ProgramOption *o)
 
 void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    static const char *const titles[] = {
-        [MODEL] = "The model:", [TRAINING] = "Training:", [PROGRAM] = "This program:", [FILES] = "Files:",
-        [MACHINE] = "The machine:"};
-    static struct argp_option list[OPTIONS + MORE + MACHINE + 4];    /* titles; --preset, --help, --usage; zeros */
+    static const char *titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
+    static struct argp_option list[OPTIONS + MORE + MACHINE + 5];    /* titles; --preset, ..., --experts; zeros */
     int n = 0;
 
     program_name = program;
@@ -303,9 +304,8 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
             continue;
         list[n++] = (struct argp_option){.doc = titles[group], .group = group};
         if (group == MODEL)
-            list[n++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0,
-                                             "a known model's sizes and a small batch; later options override it",
-                                             group};
+            list[n++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0, "a known model's sizes and a "
+                                             "small batch; later options override it", group};
         for (int i = 0; i < OPTIONS + MORE; i++) {
             if (group == PROGRAM && !more[i].name)
                 break;
@@ -317,12 +317,13 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
         }
     }
     list[n++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
-    list[n++] = (struct argp_option){"usage", KEY_USAGE, NULL, 0, "the options in short", -1};
+    list[n++] = (struct argp_option){"usage", KEY_USAGE, NULL, 0, "a short usage message", -1};
+    list[n++] = (struct argp_option){"experts", KEY_EXPERTS, "E", OPTION_HIDDEN};       /* known, if not above */
 
     parser = (struct argp){.options = list, .parser = parse, .doc = summary};
     argv[0] = (char *)program;                  /* argp's own messages begin with it */
-    const int silent = comm_rank(world) ? ARGP_NO_ERRS : 0;
-    if (argp_parse(&parser, argc, argv, ARGP_NO_HELP | ARGP_NO_EXIT | silent, NULL, NULL))
+    const int flags = ARGP_NO_HELP | ARGP_NO_EXIT | (comm_rank(world) ? ARGP_NO_ERRS : 0);
+    if (argp_parse(&parser, argc, argv, flags, NULL, NULL))
         comm_exit(2);
     parse_pretend();
     check_together();

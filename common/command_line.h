@@ -19,7 +19,7 @@ typedef struct {
 #define TEXT_OPTIONS \
     {"sample", OPTION_INT, &options.sample, "tokens to generate after training", "N", 0, 1e6}, \
     {"temperature", OPTION_DOUBLE, &options.temperature, "sampling temperature; 0: most likely token", "X", 0, 100}, \
-    {"prompt", OPTION_TEXT, &options.prompt, "text that the sample continues, one token per byte", "TEXT"}
+    {"prompt", OPTION_TEXT, &options.prompt, "text that the sample continues, a token per byte", "TEXT"}
 
 /* Fills in `options` and the program's own variables. `more` is the program's table and ends with {0}. --help prints
  * the options and ends the program. A value or combination that is invalid ends it with status 2 and one line that

@@ -37,7 +37,7 @@ static void update(AdamW *o, AdamWArguments a)
             Range r = overlap(&table[k], p);
             const bool decay = table[k].decay;
             for (k++; k < o->layout->parameters && table[k].decay == decay; k++)
-                r.count += overlap(&table[k], p).count;         /* one call for neighbours with the same decay */
+                r.count += overlap(&table[k], p).count;         /* one call for neighbors with the same decay */
             a.weight_decay = decay ? options.weight_decay : 0;
             if (r.count)
                 adamw_update(tensor_range(p->params, r.first, r.count),

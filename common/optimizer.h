@@ -1,5 +1,5 @@
 /* AdamW (Loshchilov & Hutter 2019), its learning-rate schedule, and clipping by the global norm. It works on shards:
- * ranges of the layout that this rank updates, in whatever buffers a program has.
+ * ranges of the layout that this rank updates, in any buffers of a program.
  */
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H

@@ -33,7 +33,7 @@ void output_check(const char *option, const char *path, const char *beginning)
     char *writing = output_begin(path);
     FILE *out = fopen(writing, "a");
     if (!out || (f && access(path, W_OK)))
-        fail("--%s %s cannot be written: %s", option, path, strerror(errno));
+        fail("--%s: cannot create %s: %s", option, path, strerror(errno));
     fclose(out);
     unlink(writing);
     free(writing);

@@ -70,6 +70,6 @@ const char *divisors_text(int n)
 
     for (int d = 2; d <= n; d++)
         if (n % d == 0)
-            text = format_text("%s, %d", text, d);
+            text = format_text(d < n ? "%s, %d" : "%s or %d", text, d);
     return text;
 }

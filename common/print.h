@@ -15,6 +15,6 @@ const char *format_text(const char *format, ...) __attribute__((format(printf, 1
 const char *number_text(int64_t n);             /* "12,345,678" */
 const char *bytes_text(double bytes);           /* "17.3 MB": 1 MB is 10^6 bytes */
 const char *duration_text(double seconds);      /* "1:05:09" */
-const char *divisors_text(int n);               /* "1, 2, 3, 6": the divisors of n, n at most 65536 */
+const char *divisors_text(int n);               /* "1, 2, 3 or 6": the divisors of n, n at most 65536 */
 
 #endif

@@ -71,7 +71,7 @@ static double peak_flops(void)
 
 static const char *peak_text(void)
 {
-    return peak_flops() ? format_text("%.0f GFLOP/s", peak_flops() / 1e9) : "unknown peak, so no MFU,";
+    return peak_flops() ? format_text("%.0f GFLOP/s", peak_flops() / 1e9) : "an unknown rate (no MFU)";
 }
 
 /* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a
@@ -117,8 +117,8 @@ static void print_summary(const char *carrier, bool tf32)
         print_rank_0("ranks   %s\n", table);
         free(table);
     }
-    print_rank_0("device  %s%s, %s in matmul%s%s%s\n", several ? "each rank " : "", device_name(), peak_text(),
-                 device_is_host() ? "" : tf32 ? " of TF32" : " of float", several ? " together" : "",
+    print_rank_0("device  %s%s, %s of matmul%s%s%s\n", device_name(), several ? " per rank" : "", peak_text(),
+                 several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
                  options.pretend ? " (simulated)" : "");
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
@@ -171,9 +171,9 @@ void run_set_matmul_dtype(DType dtype)
     matmul_dtype = dtype;
     if (dtype == REAL)
         return;
-    print_rank_0("matmul  of %s%s%s: %s\n", dtype_name(dtype),
-                 device_supports(dtype) == SUPPORT_EMULATED ? ", emulated: stored as such, multiplied as " : "",
-                 device_supports(dtype) == SUPPORT_EMULATED ? dtype_name(REAL) : "", peak_text());
+    print_rank_0("matmul  %s%s: %s\n", dtype_name(dtype), device_supports(dtype) == SUPPORT_EMULATED
+                 ? format_text(", emulated (stored as %s, multiplied as %s)", dtype_name(dtype), dtype_name(REAL)) : "",
+                 peak_text());
 }
 
 void run_register_state(const char *name, double *value)
@@ -194,20 +194,19 @@ int run_load(AdamW *optimizer)
     metrics_open(&state);
     run_optimizer = optimizer;
     first_step = state.step;
-    char ranks[32] = "";
     global_batch = global_batch ? global_batch : of_rank;
-    if (global_batch > of_rank)
-        snprintf(ranks, sizeof ranks, " x %lld ranks", (long long)(global_batch / of_rank));
+    const long long ranks = global_batch / of_rank;
     print_rank_0("batch   %d sequence%s x %d micro-batch%s%s = %s sequence%s of %d = %s tokens per step\n",
                  options.micro_batch, options.micro_batch == 1 ? "" : "s", options.accumulate,
-                 options.accumulate == 1 ? "" : "es", ranks, number_text(global_batch), global_batch == 1 ? "" : "s",
+                 options.accumulate == 1 ? "" : "es", ranks > 1 ? format_text(" x %lld ranks", ranks) : "",
+                 number_text(global_batch), global_batch == 1 ? "" : "s",
                  options.config.seq, number_text(global_batch * options.config.seq));
     if (options.load)
         print_rank_0("%s %s at step %d%s%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
                      options.load, first_step,
                      state.weights_only ? ", without trainer.json and optimizer.safetensors" : "",
-                     state.upcycled ? ", each expert a copy of its MLP" : "",
-                     first_step < options.steps ? "" : "; nothing to do: --steps must be larger");
+                     state.upcycled ? ", each expert a copy of its MLP" : "", first_step < options.steps ? ""
+                     : format_text("; nothing to do: --steps must exceed %d", first_step));
     print_rank_0("\n");
     run_began = step_began = clock_seconds();
     return first_step;
@@ -278,9 +277,9 @@ static void check_same(int step, StepResult mine)
     comm_gather_host(world, all, (double[2]){mine.loss, mine.norm}, sizeof *all);
     for (int r = 1; r < comm_size(world); r++)
         for (int k = 0; k < 2; k++)
-            if (memcmp((const char *)&all[r][k], (const char *)&all[0][k], sizeof(double)))     /* NaN is NaN */
+            if (memcmp((const char *)&all[r][k], (const char *)&all[0][k], sizeof(double)))     /* NaN equals NaN */
                 fail("step %d: the %s is %.10g on rank 0, but %.10g on rank %d: add the ranks' partial sums (comm_sum)",
-                     step, k ? "gradients' norm" : "loss", all[0][k], all[r][k], r);
+                     step, k ? "gradient norm" : "loss", all[0][k], all[r][k], r);
     free(all);
 }
 
@@ -308,10 +307,10 @@ void run_step(int step, StepResult result)
     state.tokens += tokens;
     report_step_ends(seconds, step == first_step + 1, step >= options.steps);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
-        fail("the loss is %g and the gradients' norm %g at step %d%s; try a smaller --lr or --clip%s", result.loss,
+        fail("the loss is %g and the gradient norm is %g at step %d%s; try a smaller --lr or %s%s", result.loss,
              result.norm, step, options.save ? "; the last checkpoint is unchanged" : "",
-             !options.check || comm_size(world) == 1 ? "" : "; under --check a buffer that a transfer writes is NaN "
-             "until comm_wait, so one may have been read too early");
+             options.clip ? "a smaller --clip" : "--clip 1", !options.check || comm_size(world) == 1 ? ""
+             : "; under --check NaN may also mean that a buffer was read before comm_wait");
     metrics_row(&state, result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu);
     differs = differs || traffic_check(step);
     if (options.check) {

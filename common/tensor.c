@@ -18,9 +18,9 @@ Range range_split(int64_t count, int r, int n)
 int64_t equal_share(int64_t count, int n, const char *what)
 {
     if (count % n && count <= 65536)
-        fail("%s %lld cannot be divided over %d ranks; %s could", what, (long long)count, n, divisors_text(count));
+        fail("%s %lld is not divisible by %d ranks; use %s", what, (long long)count, n, divisors_text(count));
     if (count % n)
-        fail("%s %lld cannot be divided over %d ranks", what, (long long)count, n);
+        fail("%s %lld is not divisible by %d ranks", what, (long long)count, n);
     return count / n;
 }
 

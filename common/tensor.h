@@ -16,7 +16,7 @@ typedef float real;
 #define REAL F32
 #endif
 
-/* How elements are stored. Operators compute in `real`, whatever the dtype. formats.h has the four small formats. */
+/* How elements are stored. Operators compute in `real` for every dtype. formats.h has the four small formats. */
 typedef enum { F64, F32, BF16, F16, E4M3, E5M2, I32 } DType;
 
 typedef struct {

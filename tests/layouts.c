@@ -107,7 +107,7 @@ static const LayoutCase cases[] = {
     {"08_fused_kernels", FP32 "--fuse all", 1, 3, 4, 1, "selective", .seq = 70},
     {"08_fused_kernels", FP32 "--fuse all", 1, 3, 1, 4, "full", .seq = 70},
 
-    /* each pair of directions; both --zero; fewer micro-batches than pipeline stages, and more; rows that are no
+    /* each pair of dimensions; both --zero; fewer micro-batches than pipeline stages, and more; rows that are no
      * multiple of the ranks, or of the 256 rows in a slice of the loss */
     {"09_combined", FP32 "--tp 2 --cp 2 --pp 2", 8, 3, 1, 2, "none", .seq = 24},
     {"09_combined", FP32 "--tp 2 --cp 2", 8, 2, 3, 1, "full", .seq = 24, .dp = 2},

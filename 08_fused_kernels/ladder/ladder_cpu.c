@@ -1,5 +1,5 @@
 /* The matmul ladder on the CPU: C (m, n) = A (m, k) B (k, n), float, row-major, in seven ways. Each rung adds one idea
- * to the rung before, and the table shows what the idea gained. ladder_cuda.cu is the same ladder on a GPU. */
+ * to the previous rung, and the table shows what the idea gained. ladder_cuda.cu is the same ladder on a GPU. */
 #include <cblas.h>
 #include <omp.h>
 
@@ -13,7 +13,7 @@ static inline int least(int a, int b)
 
 /* ---- 1. Naive ---- */
 
-/* The definition, element by element. Each sum is a chain: an addition waits for the one before (4 cycles), and the
+/* The definition, element by element. Each sum is a chain: an addition waits for the previous one (4 cycles), and the
  * compiler may not split the chain, because that would round differently. B is read down its columns. Of every cache
  * line (16 floats) one float is used, and the line is evicted before the next one is read. */
 static void naive(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
@@ -128,7 +128,7 @@ static void registers(int m, int n, int k, const float *restrict a, const float 
  * look up. If n is a power of two, all rows map to the same few sets of L1 and evict each other. So rung 5 copies what
  * the kernel will read, once, into the order in which it will be read. The sizes follow the caches (Goto, van de Geijn
  * 2008): a strip of B (DEPTH x COLUMNS) stays in L1, a block of A (HEIGHT x DEPTH) in L2, a panel of B (DEPTH x WIDTH)
- * in the last cache. */
+ * in the last-level cache. */
 enum { DEPTH = 256, HEIGHT = 16 * ROWS, WIDTH = 1024 };
 
 /* Packs strips of ROWS rows, one after the other; each strip column by column. Missing rows are zeros. */
@@ -201,7 +201,7 @@ static void packed(int m, int n, int k, const float *restrict a, const float *re
 
 /* ---- 6. Threads ---- */
 
-/* Rung 5 on all cores. They share the last cache, and so the panel of B in it. */
+/* Rung 5 on all cores. They share the last-level cache, and so the panel of B in it. */
 static void threads(int m, int n, int k, const float *restrict a, const float *restrict b, float *restrict c)
 {
 #pragma omp parallel
@@ -251,7 +251,7 @@ static double run_once(const Ladder *l, const Rung *r, const float *a, const flo
     return clock_seconds() - begin;
 }
 
-/* Times a rung and OpenBLAS in alternating runs: a machine's speed changes, but hardly between neighbours in time. c
+/* Times a rung and OpenBLAS in alternating runs: a machine's speed changes, but hardly between neighbors in time. c
  * has been computed once, in `first` seconds, so caches and pages are warm; if that took long, it is the only run. */
 static Times measure(const Ladder *l, const Rung *r, const float *a, const float *b, float *c, float *spare,
                      double first)
@@ -320,7 +320,7 @@ int main(int argc, char **argv)
     printf("C (%d, %d) = A (%d, %d) B (%d, %d) in float; %s, vectors of %d floats\n\n", l.m, l.n, l.m, l.k, l.k, l.n,
            device_name(), LANES);
     ladder_head(&l, "OpenBLAS");
-    double before = -1, rate = 0;           /* FLOP/s: of the rung before; of OpenBLAS on all threads */
+    double before = -1, rate = 0;           /* FLOP/s: of the previous rung; of OpenBLAS on all threads */
     for (int i = 1; i <= RUNGS; i++) {
         const Rung *r = &rungs[i];
         int64_t at = 0;

@@ -1,5 +1,5 @@
 /* The matmul ladder in CUDA: C (m, n) = A (m, k) B (k, n), row-major, from one thread per element to tensor cores. Each
- * rung adds one idea to the rung before, and the table shows what the idea gained. ladder_cpu.c is the same ladder on
+ * rung adds one idea to the previous rung, and the table shows what the idea gained. ladder_cpu.c is the same ladder on
  * the CPU.
  *
  * Ragged sizes: rows of all matrices begin at multiples of 16 bytes, with zeros between a row's end and the next row.
@@ -77,7 +77,7 @@ enum { TILE = 128, EACH = 8, THREADS = TILE / EACH * (TILE / EACH) };
 /* In rung 3 each multiplication loads two floats from shared memory, which delivers a quarter of what the arithmetic
  * units could use. Here a thread computes 8 x 8 elements: each step of k loads 8 + 8 floats for 64 multiplications. A
  * block of 256 threads computes 128 x 128. A thread's rows and columns lie 16 apart, so that the threads of a warp read
- * neighbouring floats: 16 floats in 16 different banks of shared memory. */
+ * neighboring floats: 16 floats in 16 different banks of shared memory. */
 __global__ void __launch_bounds__(THREADS, 2) registers(int m, int n, int k, const float *a, int a_row, const float *b,
                                                         int b_row, float *c, int c_row)
 {
@@ -147,7 +147,7 @@ static __device__ __forceinline__ void copy_16(void *to, const Element *from, in
  *           2      16     18     20     22     24     26     28     30
  *           3      17     19     21     23     25     27     29     31
  *
- * With 16 bytes per lane, shared memory serves 128 bytes at a time: 8 lanes, or 16 if pairs of neighbours read the same
+ * With 16 bytes per lane, shared memory serves 128 bytes at a time: 8 lanes, or 16 if pairs of neighbors read the same
  * bytes, as lanes 0 and 1 do of B, and lanes 0 and 2 of A. Rows of A have 8 floats but a stride of 12, so that the 4
  * rows that a warp reads begin at banks 0, 12, 24 and 4: no two overlap. */
 enum { WIDE_DEPTH = 8, WIDE_ROW = WIDE_DEPTH + 4 };
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(THREADS) tensor_cores(int m, int n, int k, con
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, y = warp / 4 * 64, x = warp % 4 * 64;
 
-    /* Blocks with neighbouring numbers run at the same time. To share rows and columns that stay in L2, they go down 8
+    /* Blocks with neighboring numbers run at the same time. To share rows and columns that stay in L2, they go down 8
      * tiles, then one to the right, and so on. */
     const int down = (m + TENSOR_ROWS - 1) / TENSOR_ROWS, across = (n + TENSOR_COLUMNS - 1) / TENSOR_COLUMNS;
     const int patch = blockIdx.x / (PATCH * across), at = blockIdx.x % (PATCH * across);
@@ -461,7 +461,7 @@ static double run_once(const Rung *r, const Product *p)
 }
 
 /* Times a rung and cuBLAS in alternating runs: a GPU's clock changes with its temperature, but hardly between
- * neighbours in time. C has been computed once, in `first` seconds; if that took long, it is the only run. */
+ * neighbors in time. C has been computed once, in `first` seconds; if that took long, it is the only run. */
 static Times measure(const Ladder *l, const Rung *r, const Product *p, double first)
 {
     const Rung *library = r == &rungs[TENSOR_RUNG] || r == &cublas_16 ? &cublas_16 : &rungs[RUNGS];

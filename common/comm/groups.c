@@ -358,7 +358,7 @@ static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
     if (peer < 0 || peer >= n || away == 0)
         fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name, n);
     if (away != 1 && away != n - 1)
-        fail("%s of %s: rank %d is no neighbour of rank %d in group %s, which has %d ranks in a ring", op, t.name, peer,
+        fail("%s of %s: rank %d is no neighbor of rank %d in group %s, which has %d ranks in a ring", op, t.name, peer,
              comm->rank, comm->name, n);
 }
 

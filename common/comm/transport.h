@@ -22,7 +22,7 @@ struct Comm {
  * BROADCAST's root. */
 typedef struct {
     Comm *comm;
-    int op;                                     /* a CommOp, or RECV; all ranks call the same, but for SEND and RECV */
+    int op;                                     /* a CommOp, or RECV; all ranks call the same, except SEND and RECV */
     int64_t number;                             /* of the group's collectives */
     Reduce reduce;
     void *out, *in;

@@ -270,7 +270,7 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
         const int32_t target = ids_of(targets)[i];
         const real s = scale;
         real *d = staging(d_logits, i * width, width, 1);
-#pragma omp simd                                    /* correct although d may be the row itself */
+#pragma omp simd                                    /* safe although d may alias the row */
         for (int64_t j = 0; j < width; j++)
             d[j] = s * real_exp(in[j] - log_sum);
         if (target >= 0)

@@ -97,7 +97,7 @@ template <typename T, int N> __global__ void amax_parts(float *out, const T *x, 
         out[blockIdx.x] = largest == 0 ? max : max == 0 ? 1 : max / largest;
 }
 
-/* A block takes a tile of TILE rows and columns, a thread N neighbours of a row at a time. The tile goes through shared
+/* A block takes a tile of TILE rows and columns, a thread N neighbors of a row at a time. The tile goes through shared
  * memory, so that both copies are written along their rows. Its rows are padded by 4 bytes: otherwise a column's bytes
  * would share a few banks. */
 enum { TILE = 64 };

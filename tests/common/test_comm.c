@@ -487,7 +487,7 @@ static const struct {
     {15, "shift: y is (99), x is (100); but both must have the same dtype and count"},
     {15, "send of x: rank |is not another rank of group world, which has 4"},
     {15, "recv of x: rank 4 is not another rank of group world, which has 4"},
-    {15, "is no neighbour of rank |in group world, which has 4 ranks in a ring"},
+    {15, "is no neighbor of rank |in group world, which has 4 ranks in a ring"},
     {15, "broadcast of x: rank 4 is not in group world, which has 4"},
     {15, "all_reduce of F8_E4M3 in group world: "},
     {15, "seed: rank 2 has another than rank 0; all ranks must have the same"},
@@ -633,7 +633,7 @@ static double latest(double t)                  /* the maximum over the ranks */
 
 /* Starts an operation `times` times, after a barrier and, on rank 2, a delay. Returns the seconds from the last rank's
  * start to the last rank's end. Each rank must take `least` seconds from the last start; a shift waits for its
- * neighbours only, so from its own. */
+ * neighbors only, so from its own. */
 static double measure(CommOp op, int times, double delay, double least)
 {
     double begin = 0;

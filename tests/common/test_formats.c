@@ -116,10 +116,10 @@ static void doubles_are_rounded_once(void **state)
 
 /* ---- Operators ---- */
 
-/* Fails unless each element of `small` is that of `exact`, rounded, within `neighbours` times the distance of adjacent
- * numbers. Matmuls may sum in another order, so a number near a tie may become its neighbour. Sums that cancel differ
- * by the rounding of their terms: by 2e-6 of the largest sum. 0 neighbours: nothing may differ. */
-static void assert_rounded(Tensor small, Tensor exact, double neighbours)
+/* Fails unless each element of `small` is that of `exact`, rounded, within `neighbors` times the distance of adjacent
+ * numbers. Matmuls may sum in another order, so a number near a tie may become its neighbor. Sums that cancel differ
+ * by the rounding of their terms: by 2e-6 of the largest sum. 0 neighbors: nothing may differ. */
+static void assert_rounded(Tensor small, Tensor exact, double neighbors)
 {
     const int64_t count = tensor_count(small);
     real *a = malloc(count * sizeof *a), *b = malloc(count * sizeof *b);
@@ -133,7 +133,7 @@ static void assert_rounded(Tensor small, Tensor exact, double neighbours)
         largest = fmax(largest, fabs(b[i]));
     for (int64_t i = 0; i < count; i++) {
         const double apart = ldexp(fabs(b[i]), small.dtype == F16 ? -10 : -7);
-        const double allowed = neighbours * apart + (neighbours > 0 ? 2e-6 * largest : 0);
+        const double allowed = neighbors * apart + (neighbors > 0 ? 2e-6 * largest : 0);
         real want;
         formats_write(stored, &b[i], small.dtype, 1);
         formats_read(&want, stored, small.dtype, 1);

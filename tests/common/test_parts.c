@@ -76,20 +76,20 @@ static void streams_are_apart(void **state)
 static void check_moments(double (*number)(int64_t), const double expected[5], const double spread[5])
 {
     enum { COUNT = 400000 };
-    double moment[5] = {0}, pairs = 0, neighbours = 0, last = 0;
+    double moment[5] = {0}, pairs = 0, neighbors = 0, last = 0;
 
     for (int64_t i = 0; i < COUNT; i++) {
         const double x = number(i);
         assert_true(isfinite(x));
         for (int k = 1; k <= 4; k++)
             moment[k] += pow(x, k) / COUNT;
-        *(i % 2 ? &pairs : &neighbours) += x * last;            /* i odd: both normals come from one evaluation */
+        *(i % 2 ? &pairs : &neighbors) += x * last;            /* i odd: both normals come from one evaluation */
         last = x;
     }
     for (int k = 1; k <= 4; k++)
         assert_true(fabs(moment[k] - expected[k]) < 5 * sqrt(spread[k] / COUNT));
     assert_true(fabs(pairs) < 5 * spread[1] * sqrt(COUNT / 2));
-    assert_true(fabs(neighbours) < 5 * spread[1] * sqrt(COUNT / 2));
+    assert_true(fabs(neighbors) < 5 * spread[1] * sqrt(COUNT / 2));
 }
 
 static double uniform(int64_t i)                /* from -0.5 to 0.5 */

@@ -213,16 +213,16 @@ static void checkpoints(void **state)
         {config, "\"hidden_size\":\t16", "\"hidden_size\":\t32", "--hidden 32|but|--hidden 16"},
         {config, "\"gpt_neox\"", "\"llama\"", "\"model_type\" is \"llama\"|\"gpt_neox\""},
         {config, "\"gelu_pytorch_tanh\"", "\"gelu\"", "\"hidden_act\" is \"gelu\"|\"gelu_pytorch_tanh\""},
-        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|means \"gelu\"|\"gelu_pytorch_tanh\""},
-        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|must be 1"},
-        {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing|means 0.25"},
+        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|default is \"gelu\"|\"gelu_pytorch_tanh\""},
+        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|compute 1"},
+        {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing|default is 0.25"},
         {config, "\"rotary_emb_base\":\t10000", "\"rope_theta\": 500000", "\"rope_theta\" is 500000|10000"},
         {config, "\"rotary_emb_base\"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}, \"rotary_emb_base\"",
          "rope_type\" is \"yarn\"|\"default\""},
         {config, "\"layer_norm_eps\":\t1e-05", "\"layer_norm_eps\":\t1e-12", "\"layer_norm_eps\" is 1e-12"},
-        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "must be false"},
-        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|means false|must be true"},
-        {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|must be 64"},
+        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "compute false"},
+        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|default is false|compute true"},
+        {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|compute 64"},
         {config, "}", "", "not a JSON object"},
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
@@ -293,7 +293,7 @@ static void outputs(void **state)
         {1, "--save missing/x", "--save missing/x|No such file"},
         {1, "--save afile", "--save afile|file"},
         {1, "--save adir/", "--save adir|other files"},
-        {1, "--save good --report missing/x", "--report missing/x"},
+        {1, "--save good --report missing/x", "--report: cannot create missing/x"},
         {1, "--save /proc/x", "--save /proc/x"},
         {0}};
     static const struct {

@@ -10,7 +10,7 @@ static void configurations_agree(void **state)
     layouts_agree("09_combined");
 }
 
-/* Every factorization of 1 to 8 ranks into four directions; the other options alternate. */
+/* Every factorization of 1 to 8 ranks into four dimensions; the other options alternate. */
 static void all_grids_agree(void **state)
 {
     int grids = 0;
@@ -43,7 +43,7 @@ static void all_grids_agree(void **state)
 
 #define MODEL "--layers 4 --hidden 64 --heads 4 --vocab 97 --seq 64 --quiet --threads 1 "
 
-/* The largest relative difference of any tensor, by norm, of a dump's gradients from float64's. */
+/* The largest relative difference of any tensor, by norm, of a dump's gradients from those in float64. */
 static double distance(const char *dump)
 {
     return compare_gradients_by_norm(dump, "exact.safetensors", 4, NULL);

@@ -265,11 +265,11 @@ static void tf32_is_the_default(void **state)
         const char *options, *line;
         bool rounded;
     } runs[] = {
-        {"--tf32 off", "in matmul of float\n", false},
-        {"", "in matmul of TF32\n", true},
-        {"--tf32 on", "in matmul of TF32\n", true},
-        {"--dump-gradients exact.safetensors", "in matmul of float\n", false},
-        {"--tf32 on --dump-gradients rounded.safetensors", "in matmul of TF32\n", true},
+        {"--tf32 off", "of matmul, in float\n", false},
+        {"", "of matmul, in TF32\n", true},
+        {"--tf32 on", "of matmul, in TF32\n", true},
+        {"--dump-gradients exact.safetensors", "of matmul, in float\n", false},
+        {"--tf32 on --dump-gradients rounded.safetensors", "of matmul, in TF32\n", true},
     };
     double loss, exact = 0;
     char worst[128];

@@ -428,7 +428,7 @@ static void errors_name_valid_values(void **state)
         {2, "--dtype fp16", "expected bf16 or fp32, got 'fp16'"},
         {2, "--heads 33", "expected each to be a multiple of the next"},
         {2, "--explain tp=3", "tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks, one per GPU, got 63"},
-        {2, "--explain tp=64", "tp 64: expected a divisor of the 32 heads: 1, 2, 4, 8, 16, 32"},
+        {2, "--explain tp=64", "tp 64: expected a divisor of the 32 heads: 1, 2, 4, 8, 16 or 32"},
         {2, "--explain pp=2,zero=3", "expected zero 0 or 1"},
         {2, "--fit", "expected --runs FILE with them"},
         {2, "--runs " RUNS " --fit --cross-validate", "expected one of them"},

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Shows what a program changes in its base, function by function, without the comment at the top of train.c. Files of 09
 # beside train.c have functions of another program, with which each is compared.
-#   changes.sh --diff STAGE   the changes, coloured on a terminal; FULL=1: with the full text of changed functions
+#   changes.sh --diff STAGE   the changes, colored on a terminal; FULL=1: with the full text of changed functions
 #   changes.sh --update       writes NN/DIFF.md: keeps its sentences and their order, and renews each function's heading
 #                             and ```diff block
 #   changes.sh --check        fails if a DIFF.md is out of date, or has a function without a sentence
@@ -123,10 +123,10 @@ for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
         mkdir "$work/old" "$work/old/$base" "$work/new" "$work/new/$stage"
         cp "$work/base.c" "$work/old/$base/train.c"
         cp "$file" "$work/new/$stage"
-        colour=never
-        [ -t 1 ] && colour=always
+        color=never
+        [ -t 1 ] && color=always
         # shellcheck disable=SC2086
-        (cd "$work" && git --no-pager diff --no-index --no-prefix --color=$colour ${FULL:+--function-context} \
+        (cd "$work" && git --no-pager diff --no-index --no-prefix --color=$color ${FULL:+--function-context} \
             "old/$base/train.c" "new/$file" || true) | sed 's|\(old\|new\)/0|0|g'
         continue
     fi

@@ -385,8 +385,8 @@ int main(int argc, char **argv)
         printf("it matches, to eight digits, a run in which %s\n", words);
     if (holes)
         printf("all wrong elements are zero, in shards of tensors: a rank did not compute its shard, or does not own "
-               "the shard that it updates (Placement.replica), which then is not dumped, saved or in the norm; the first "
-               "are in %s\n", where);
+               "the shard that it updates (Placement.replica), which then is not dumped, saved or in the norm; the "
+               "first are in %s\n", where);
     else if (!scale && known != EXPLAINS)
         print_pieces();
     comm_exit(2);

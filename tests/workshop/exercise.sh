@@ -75,7 +75,7 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
         if (sign != "-") new = new line "\n"
         next
     }
-    /^<details>/ || /^At first/ { told = 1 }
+    /^<details>/ || /^Before you start/ { told = 1 }
     !told             { task = task " " $0 }
     END {
         if (failed) {

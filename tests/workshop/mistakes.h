@@ -42,7 +42,7 @@ typedef struct {
     PartialSums partial_sums;   /* only those of the first rank; gradients after them differ from those of real ranks */
     int stale;                  /* block l computes with the parameters of block l - stale */
     bool empty;                 /* all parameters are 0 */
-    SliceRows slices;           /* 08's loss: every slice uses the first slice's rows of `final`, or the rest is left out */
+    SliceRows slices;           /* 08's loss: every slice uses the first slice's rows of `final`; or not all rows */
     Stages skipped;             /* pipeline stages whose blocks compute nothing */
     int targets_of;             /* targets are those of the next (1) or the previous (-1) micro-batch */
     Ids first_id;               /* of these a rank's slice of the vocabulary begins at rank x its size */
@@ -540,8 +540,8 @@ static void set_rope(void)
     for (int64_t t = 0; t < T && mistake.rope != POSITIONS; t++)
         rope_table(tensor_range(rope, t, 1),
                    mistake.rope == FROM_ZERO ? t % chunk_tokens()
-                   : mistake.rope == SWAPPED ? token_of(rank_of(t), (index_of(t) + chunk_tokens()) % (2 * chunk_tokens()))
-                   : rank_of(t) * 2 * chunk_tokens() + index_of(t));
+                   : mistake.rope == SWAPPED
+                   ? token_of(rank_of(t), (index_of(t) + chunk_tokens()) % (2 * chunk_tokens())) : rank_of(t) * 2 * chunk_tokens() + index_of(t));
 }
 
 /* Ids after a second call of ids_in_slice on each rank. */
@@ -657,7 +657,8 @@ static double compute(const Mistake *m, Batch batch, double *to)
 static bool in_forward(const Mistake *m)
 {
     return m->biases || m->rope != POSITIONS || (m->mask != CAUSAL && m->way != IN_BACKWARD) || m->unscaled || m->stale
-           || m->empty || m->own_sequences || m->twice || m->slices >= IN_LOGITS_TOO || m->skipped || m->targets_of || m->first_id;
+           || m->empty || m->own_sequences || m->twice || m->slices >= IN_LOGITS_TOO || m->skipped
+           || m->targets_of || m->first_id;
 }
 
 /* Whether the mistake makes a difference for this shape and number of ranks. */

@@ -1,6 +1,6 @@
 #!/bin/sh
 # readmes.sh CHECK FILE...: prints one line per fault that a check finds in READMEs, and ends with status 1 if there is
-# one. Run it in the root of the tree. Checks: headings, links, quotes; run-this, commands: run what the README shows.
+# one. Run it in the root of the tree. Checks: headings, links, quotes, widths; run-this, commands (run them).
 set -u
 check=$1
 shift
@@ -54,6 +54,12 @@ quotes() {
     done
 }
 
+# GitHub shows 92 columns of a fenced block.
+widths() {
+    awk '/^```/ {fenced = !fenced; next} fenced' "$file" | LC_ALL=C.UTF-8 grep -E '.{93}' |
+        sed 's/^/has a fenced line of more than 92 columns: /'
+}
+
 # Runs a command that a reader would type.
 run() {
     timeout 600 sh -c "$1" </dev/null >"$dir/out" 2>"$dir/err" && return
@@ -62,11 +68,11 @@ run() {
     return 1
 }
 
-# The first fenced block under "Run this": a command, then lines that its output must contain in this order. White
-# space does not count, "..." alone stands for lines left out, and "<-" begins a note.
+# The first fenced block under "Run this": a command (a line may end in \), then lines that its output must contain in
+# this order. White space does not count, "..." alone stands for lines left out, and "<-" begins a note.
 run_this() {
-    awk '/^## / {on = /^## Run this$/} on && /^```/ && fences++ == 1 {exit} on && fences == 1 && !/^```/' "$file" \
-        >"$dir/block"
+    awk '/^## / {on = /^## Run this$/} on && /^```/ && fences++ == 1 {exit} on && fences == 1 && !/^```/' "$file" |
+        sed -e ':more' -e '/\\$/N; s/\\\n//; tmore' >"$dir/block"
     command=$(head -n 1 "$dir/block")
     [ -n "$command" ] || echo 'its section "Run this" has no fenced block with a command in the first line'
     [ -n "$command" ] && run "$command" || return
@@ -104,7 +110,7 @@ commands() {
 
 for file in "$@"; do
     case $check in
-    headings | links | quotes | commands) $check ;;
+    headings | links | quotes | widths | commands) $check ;;
     run-this) run_this ;;
     esac >"$dir/found"
     [ ! -s "$dir/found" ] || fault "$(cat "$dir/found")"

@@ -30,6 +30,12 @@ static void links_lead_to_files(void **state)
     find_no_fault("links", "*.md */*.md */*/*.md");
 }
 
+static void fenced_lines_are_not_cut_off(void **state)
+{
+    (void)state;
+    find_no_fault("widths", "README.md */README.md */*/README.md");
+}
+
 static void the_front_page_quotes_the_programs(void **state)
 {
     (void)state;
@@ -52,6 +58,7 @@ static void all_commands_run(void **state)
 
 #define START "# 04: ZeRO\n\nPlaybook: *Data Parallelism*.\n\n## The picture\n## The formula\n"
 #define MIDDLE "## Read these five places in train.c\n## Run this\n```\n## no heading\n```\n## Costs\n"
+#define DIGITS "123456789012345678901234567890123456789012345"
 #define RUN(BLOCK) "\n## Run this\n\n```\n" BLOCK "```\n```\nfalse\n```\n"
 
 static void planted_faults_are_found(void **state)
@@ -73,7 +80,10 @@ static void planted_faults_are_found(void **state)
          "05_tensor_parallel/train.c has no \"g_forward(a->none);\""},
         {"quotes", "```diff\n-rope_forward(a->qkv, rope);\n```\n[9](01_single_gpu/train.c)\n",
          "01_single_gpu/train.c does not have 9 lines"},
+        {"widths", "```\n" DIGITS DIGITS "··\n```\n" DIGITS DIGITS "333\n", ""},
+        {"widths", "```\n" DIGITS DIGITS "·23\n```\n", "more than 92 columns: 1234"},
         {"run-this", RUN("printf 'x\\na b\\nc\\n d\\n'\na  b   <- a note\n...\n d\n"), ""},
+        {"run-this", RUN("printf \\\n  'a b\\n'\na b\n"), ""},
         {"run-this", RUN("printf 'a b\\nd\\n'\nd\na b\n"), "in another place: a b"},
         {"run-this", RUN("echo a 11\na 12\n"), "lacks, or has in another place: a 12"},
         {"run-this", RUN("false\n"), "false: status 1"},
@@ -101,6 +111,7 @@ int main(void)
         cmocka_unit_test(planted_faults_are_found),
         cmocka_unit_test(the_front_page_quotes_the_programs),
         cmocka_unit_test(links_lead_to_files),
+        cmocka_unit_test(fenced_lines_are_not_cut_off),
         cmocka_unit_test(programs_have_the_same_headings),
         cmocka_unit_test(commands_print_what_is_below_them),
         cmocka_unit_test(all_commands_run),

@@ -87,7 +87,7 @@ static void programs(void **state)
 
 static void refusals_are_rows(void **state)
 {
-    const char *why = "    4  --heads 2 cannot be divided over 4 ranks; 1, 2 could\n";
+    const char *why = "    4  --heads 2 is not divisible by 4 ranks; use 1 or 2\n";
 
     (void)state;
     Result r = sweep("05_tensor_parallel", "4 1", "--steps 2");
@@ -98,7 +98,7 @@ static void refusals_are_rows(void **state)
     expect(sweep("05_tensor_parallel", "4", ""), 1, why);
     expect(sweep("05_tensor_parallel", "1", "--steps 1"), 1,
            "    1  --steps: expected at least 2, as the first is not measured");
-    expect(sweep("05_tensor_parallel", "1", "--colour red"), 1, "colour");
+    expect(sweep("05_tensor_parallel", "1", "--color red"), 1, "color");
     expect(sweep("01_single_gpu", "2", ""), 1, "2 ranks");
     expect(sweep("05_tensor_parallel", "1 2x", ""), 2,
            "NP=\"1 2x\": expected at most 64 numbers of ranks from 1 to 1024, such as NP=\"1 2 4 8\", got '2x'");

@@ -95,7 +95,7 @@ static const Planted planted[] = {
     {"04_zero", "        slot_unit[i] = -1;\n    for (int u",
      "        slot_unit[i] += slot_unit[i] == 0 ? -1 : 0;\n    for (int u", 2, "--zero 3", "stale copies"},
     {"04_zero", "    comm_wait(&gather_request[slot_of(u)]);\n", "", 2, "--zero 3",
-     "NaN until comm_wait, so one may have been read too early"},
+     "NaN may also mean that a buffer was read before comm_wait"},
     /* a norm over the local shard alone */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
      "the gradients are right, but their norm is|it is the norm of rank 0's shard of each unit",
@@ -179,7 +179,7 @@ static const Planted planted[] = {
      "    adamw_step(&optimizer, lr, clip_scale(norm));\n"
      "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--sync naive",
      "final_weight has drifted"},
-    /* mistakes across directions: the batch indexed by the rank in replicas, not in dp; the loss of all tp ranks */
+    /* mistakes across dimensions: the batch indexed by the rank in replicas, not in dp; the loss of all tp ranks */
     {"09_combined", "((int64_t)dp_rank *", "((int64_t)comm_rank(replicas) *", 2,
      "--cp 2 --layers 2 --accumulate 2",
      "a run in which the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp", true},
@@ -224,22 +224,25 @@ static const Planted planted[] = {
     {"10_expert_parallel", "d_gates, r, balance * scale)", "d_gates, r, scale * comm_size(dp) * balance)", 4, "--ep 2",
      "the gradient of the balance loss was divided by the tokens of one rank"},
     {"10_expert_parallel", "        comm_wait(&arriving[j]);\n        linear_forward", "        linear_forward", 2,
-     "--ep 2", "so one may have been read too early"},
+     "--ep 2", "a buffer was read before comm_wait"},
     /* the update: a learning rate of another step, a wrong clipping, gradients that stay, a step that is not skipped */
     {"01_single_gpu", "learning_rate(step)", "learning_rate(step + 1)", 1, "--recompute none",
      "the learning rate is 0.001, but the reference's is 0.0008; it is that of a later step"},
     {"01_single_gpu", "clip_scale(norm))", "1)", 1, "--recompute none", "as if gradients were not clipped"},
-    {"01_single_gpu", "    tensor_zero(gradients.buffer);\n", "    if (step % 2)\n        tensor_zero(gradients.buffer);\n", 1,
-     "--recompute none", "something of the step before was not set to zero"},
+    {"01_single_gpu", "    tensor_zero(gradients.buffer);\n",
+     "    if (step % 2)\n        tensor_zero(gradients.buffer);\n", 1, "--recompute none",
+     "something of the step before was not set to zero"},
     {"02_mixed_precision", "    if (!overflow)\n        adamw_step", "    adamw_step", 0, "",
      "--dtype fp16: right|--dtype fp16, overflow: WRONG|(step 2 overflows: is it skipped?)"},
-    {"02_mixed_precision", ".params = master,", ".params = buffer,", 1, "--dtype bf16", "every saved weight is a number of"},
+    {"02_mixed_precision", ".params = master,", ".params = buffer,", 1, "--dtype bf16",
+     "every saved weight is a number of 16 bits"},
     {"08_fused_kernels", "        optimizer.step--; ", "        ; ", 0, "",
      "AdamW counts 5 updates instead of 4: its bias correction is that of another step"},
     {"09_combined", "    gather_params();\n    trace_end();", "    trace_end();", 4, "--dtype fp32 --tp 2", "drifted"},
     /* evaluation: its scale, and slots that it leaves full */
     {"06_pipeline_parallel", "comm_broadcast(pp, loss, rank_of(pipeline, pipeline.p * pipeline.v_c - 1))",
-     "comm_broadcast(pp, loss, 0)", 3, "--schedule 1f1b", "the validation loss after step 2 is 0, but the reference's is"},
+     "comm_broadcast(pp, loss, 0)", 3, "--schedule 1f1b",
+     "the validation loss after step 2 is 0, but the reference's is"},
     {"04_zero", "    forward(&acts, batch, 1.0 / (B * T));\n    for (int i = 0; i < 4; i++) ",
      "    forward(&acts, batch, 1.0 / (B * T));\n    for (int i = 0; i < 0; i++) ", 4, "--zero 3",
      "all_gather in group dp is called 15 times per step, but predict() gives 18"},
@@ -248,13 +251,16 @@ static const Planted planted[] = {
      "3 ranks, --sequence-parallel: right|3 ranks, large weights: WRONG", true},
     /* ids, targets, keys, rows and norms of others */
     {"05_tensor_parallel", "batch.targets, layout.first_id, V)", "batch.targets, comm_rank(tp) * V, V)", 2,
-     "--recompute none", "the first id of a slice of the vocabulary was, for the targets, the rank times the slice's size"},
+     "--recompute none",
+     "the first id of a slice of the vocabulary was, for the targets, the rank times the slice's size"},
     {"06_pipeline_parallel", "step, action.micro * B, 0);",
      "step, action.micro * B + (comm_rank(pp) == comm_size(pp) - 1 ? B : 0), 0);", 2, "--schedule 1f1b",
      "a run in which the targets were those of the next micro-batch"},
-    {"07_context_parallel", "attend_kv(a, r, current, (r - step + n) % n);", "attend_kv(a, r, current, (r + step) % n);", 3,
-     "--attention ring", "counted as another rank's: of rank + s for rank - s, in step s"},
-    {"08_fused_kernels", "for (int64_t first = 0; first < R; first += S) {\n        const int64_t rows = R - first < S ? R - first : S;",
+    {"07_context_parallel", "attend_kv(a, r, current, (r - step + n) % n);",
+     "attend_kv(a, r, current, (r + step) % n);", 3, "--attention ring",
+     "counted as another rank's: of rank + s for rank - s, in step s"},
+    {"08_fused_kernels",
+     "for (int64_t first = 0; first < R; first += S) {\n        const int64_t rows = R - first < S ? R - first : S;",
      "for (int64_t first = 0; first + S <= R; first += S) {\n        const int64_t rows = S;", 1, "--dtype fp32 --fuse all",
      "a run in which the rows after the last full slice of rows were left out"},
     {"06_pipeline_parallel", "p - r - 1) + (v_c - 1) * p, warmup", "p - r - 1) + (v_c - 1) * p + 2, warmup", 3,
@@ -380,7 +386,7 @@ static char *exercise(const char *program, int n, char prints[1024])
     if (at) {
         at += strlen(mark);
         title = strndup(at, strcspn(at, "\n"));
-        at = strstr(at, "At first `make verify` says: ");
+        at = strstr(at, "Before you start, `make verify` reports: ");
         char *end = at ? strstr(at, "\n\n") : NULL;
         if (!end)
             fail_msg("exercise %d of %s does not quote what make verify prints at first", n, program);
@@ -436,7 +442,8 @@ static void what_is_there_is_not_overwritten(void **state)
            "exists already");
     expect(run("sh -c '" MAKE_SH "exercise STAGE=03 N=99'", sanitize()), 2,
            "03_data_parallel has no exercise 99; it has:\n  make exercise STAGE=03 N=1");
-    expect(run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize()), 2, "STAGE=99 is none of: 01_single_gpu");
+    expect(run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize()), 2,
+           "no program 99; choose STAGE=01_single_gpu ... 10_expert_parallel");
     expect(run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize()), 2,
            "STAGE=0 is the beginning of several names; write the full name of one: 01_single_gpu");
     expect(run(BUILD "/cpu64/verify 03_data_parallel " BUILD "/cpu64/03_data_parallel 2 --hid 48"), 2,

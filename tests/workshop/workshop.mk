@@ -1,8 +1,9 @@
 # Targets for learners and instructors.
 
 known-stage:
-	@test -n "$(PROGRAM)" || { echo "STAGE=$(STAGE) is $(if $(MATCHES),the beginning of several names;" \
-		"write the full name of one: $(MATCHES),none of: $(STAGES))"; exit 2; }
+	@test -n "$(PROGRAM)" || { echo "$(if $(MATCHES),STAGE=$(STAGE) is the beginning of several names; write the full" \
+		"name of one: $(MATCHES),no program $(STAGE); choose STAGE=$(firstword $(STAGES)) ... $(lastword $(STAGES)))"; \
+		exit 2; }
 
 EXERCISE := build/exercise/$(NUMBER).$(N)
 exercise: known-stage	## copy a program with some code removed, to restore: STAGE=05 N=1; without N: list them
@@ -64,7 +65,7 @@ figures: deps		## redraw the figures of the READMEs from new runs
 	@$(MAKE) --no-print-directory cpu
 	@tests/workshop/figures.sh
 
-deps:			## install missing packages of the distribution
+deps: known-stage	## install missing packages of the distribution
 	@tests/workshop/deps.sh
 
 check-machine:	## check what this machine can run, and what to install for more

@@ -18,7 +18,7 @@ static int number(const char *variable, int otherwise)
 
 extern "C" {
 
-/* ---- the device: each rank has its own, whatever its number ---- */
+/* ---- the device: each rank has its own, under any number ---- */
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
