@@ -541,7 +541,8 @@ static void set_rope(void)
         rope_table(tensor_range(rope, t, 1),
                    mistake.rope == FROM_ZERO ? t % chunk_tokens()
                    : mistake.rope == SWAPPED
-                   ? token_of(rank_of(t), (index_of(t) + chunk_tokens()) % (2 * chunk_tokens())) : rank_of(t) * 2 * chunk_tokens() + index_of(t));
+                   ? token_of(rank_of(t), (index_of(t) + chunk_tokens()) % (2 * chunk_tokens())) 
+                   : rank_of(t) * 2 * chunk_tokens() + index_of(t));
 }
 
 /* Ids after a second call of ids_in_slice on each rank. */

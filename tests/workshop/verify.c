@@ -7,10 +7,13 @@
  *
  *   verify STAGE PROGRAM [RANKS [OPTION...]]      PROGRAM: built from the train.c, in float64
  *
- * Environment: EXPECT has what shall differ, "gradients", "losses", or both: a technique that changes the arithmetic. Then
- * these are not compared, but all else is: losses stay finite and equal on all ranks, replicas, buffers in flight, the
- * checkpoint, memory and traffic. REFERENCE is the directory of the reference's programs; FULL=1 runs the cases of FULL too; RECORD=1
- * appends each case's costs to verify_costs.tsv.
+ * Environment:
+ *   EXPECT      "gradients" or "losses", which shall differ, because the technique changes the arithmetic: then they are
+ *               not compared, nor the checkpoint. All else is: finite losses, the same on all ranks; replicas; buffers
+ *               in flight; memory and traffic
+ *   FULL=1      runs the cases of FULL, too
+ *   REFERENCE   directory of the reference's programs
+ *   RECORD=1    appends each case's costs to verify_costs.tsv
  */
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -73,7 +76,8 @@ static const char *checkpoint(const Shape *s, bool far)
     static char name[256];
     char saved[64];
 
-    snprintf(saved, sizeof saved, "trained_%d_%d_%d_%d%s", s->layers, s->heads, s->seq, hidden_of(s), far ? "_far" : "");
+    snprintf(saved, sizeof saved, "trained_%d_%d_%d_%d%s", s->layers, s->heads, s->seq, hidden_of(s),
+             far ? "_far" : "");
     snprintf(name, sizeof name, "%s", in_temporary(saved));
     if (!access(name, F_OK))
         return name;
@@ -85,8 +89,8 @@ static const char *checkpoint(const Shape *s, bool far)
         enlarge(name, "final_layer_norm.weight", 2000);
         enlarge(name, "query_key_value", 50);
     } else {
-        run_well("%s/01_single_gpu %s --lr 0.03 --warmup 1 --lr-decay-steps 0 --clip 1 --micro-batch 4 --steps %d --save %s", reference,
-                 s->model, TRAINED, name);
+        run_well("%s/01_single_gpu %s --lr 0.03 --warmup 1 --lr-decay-steps 0 --clip 1 --micro-batch 4 --steps %d --save %s",
+                 reference, s->model, TRAINED, name);
     }
     return name;
 }
@@ -377,7 +381,8 @@ static bool explain_gradients(const Case *c, const Shape *s, int sequences)
 
     read_column(in_temporary("m.csv"), "grad_norm", norm, STEPS);
     char known[128] = "";
-    if (rows && isfinite(loss[0]) && isfinite(norm[0]) && !ranks_disagree)  /* experts' gradients have another norm than their sum */
+    /* experts' gradients have another norm than their sum */
+    if (rows && isfinite(loss[0]) && isfinite(norm[0]) && !ranks_disagree)
         snprintf(known, sizeof known, is("10_expert_parallel") ? "--candidate-loss %.17g"
                  : "--candidate-loss %.17g --candidate-norm %.17g", loss[0], norm[0]);
     Result r = run("%s/diagnose %s --load %s --steps %d --micro-batch %d --accumulate %d --ranks %d "
@@ -413,8 +418,8 @@ static void run_reference(const Case *c, const Shape *s, int sequences, const ch
     run_well("%s/%s %s --load %s --steps %d --eval-every %d --micro-batch %d --accumulate %d --metrics 01.csv "
              "--report 01.json --dump-gradients 01.safetensors --save 01.saved %s %s", reference,
              c->kind & MIXTURE ? "10_expert_parallel" : "01_single_gpu", s->model, checkpoint(s, c->kind & FAR),
-             TRAINED + (c->kind & FAR ? 1 : STEPS), evaluates(c) ? EVALUATED : 0, s->micro_batch, sequences / s->micro_batch, mixture,
-             more);
+             TRAINED + (c->kind & FAR ? 1 : STEPS), evaluates(c) ? EVALUATED : 0, s->micro_batch,
+             sequences / s->micro_batch, mixture, more);
 }
 
 /* Compares the gradients of the first step with the reference's, and their loss and norm. */

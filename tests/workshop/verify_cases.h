@@ -179,7 +179,8 @@ static Shape grid_shape(const Case *c)
     const int tp = grid_size(c, "--tp"), cp = grid_size(c, "--cp"), pp = grid_size(c, "--pp"), unit = 2 * tp * cp;
     const bool rows = cp == 1 && pp == 1, threes = tp == 3 || cp == 3 || pp == 3;
 
-    return (Shape){.layers = pp > 1 ? pp + 1 : rows ? 4 : 5, .heads = 12 % tp ? tp : 12, .seq = (23 + unit) / unit * unit,
+    return (Shape){.layers = pp > 1 ? pp + 1 : rows ? 4 : 5, .heads = 12 % tp ? tp : 12,
+                   .seq = (23 + unit) / unit * unit,
                    .micro_batch = rows ? 11 : threes ? 5 : pp > 1 ? 3 : 1,
                    .accumulate = rows ? 2 : pp == 2 ? 5 : 7};
 }
@@ -207,8 +208,8 @@ static Shape shape_for(const Case *c)
     s.micro_batch = option(c, "--micro-batch", s.micro_batch);
     s.accumulate = option(c, "--accumulate", s.accumulate);
     snprintf(s.model, sizeof s.model, "--layers %d --hidden %d --heads %d --vocab 97 --seq %d --lr 1e-3 "
-             "--min-lr 1e-4 --warmup 5 --lr-decay-steps 8 --clip %g --threads 1 --quiet --data %s", s.layers, option(c, "--hidden", (n == 1 ? 4 : 6) * s.heads),
-             s.heads, s.seq, CLIP, token_file(20000, 97));
+             "--min-lr 1e-4 --warmup 5 --lr-decay-steps 8 --clip %g --threads 1 --quiet --data %s", s.layers,
+             option(c, "--hidden", (n == 1 ? 4 : 6) * s.heads), s.heads, s.seq, CLIP, token_file(20000, 97));
     snprintf(s.schedule, sizeof s.schedule, "--micro-batch %d --accumulate %d", s.micro_batch, s.accumulate);
     return s;
 }
