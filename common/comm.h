@@ -90,8 +90,8 @@ typedef struct {
 } CommStats;
 
 /* Predicts `calls` calls of op per step, each on a full tensor of `elements` REALs; computes the bytes that this rank
- * sends. SHIFT stands for comm_start_shift, which is counted as SEND; a broadcast is counted as from rank 0.
- * comm_predict_as: elements stored as dtype. */
+ * sends. Predictions add up, so -1 calls take one back. SHIFT stands for comm_start_shift, which is counted as SEND; a
+ * broadcast is counted as from rank 0. comm_predict_as: elements stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 

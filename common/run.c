@@ -198,7 +198,7 @@ int run_load(AdamW *optimizer)
     const long long ranks = global_batch / of_rank;
     print_rank_0("batch   %d sequence%s x %d micro-batch%s%s = %s sequence%s of %d = %s tokens per step\n",
                  options.micro_batch, options.micro_batch == 1 ? "" : "s", options.accumulate,
-                 options.accumulate == 1 ? "" : "es", ranks > 1 ? format_text(" x %lld ranks", ranks) : "",
+                 options.accumulate == 1 ? "" : "es", ranks > 1 ? format_text(" x dp %lld", ranks) : "",
                  number_text(global_batch), global_batch == 1 ? "" : "s",
                  options.config.seq, number_text(global_batch * options.config.seq));
     if (options.load)
