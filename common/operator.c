@@ -190,7 +190,7 @@ void op_begin(const char *name, double flops, const char *takes, Operands o)
 
 void op_reads(const char *name, const char *takes, Tensor t)
 {
-    TraceAccess how;
+    TraceAccess how = TRACE_READ;
 
     check_operands(name, takes, &OPERANDS(t), &how);
     trace_operand(t, how);
