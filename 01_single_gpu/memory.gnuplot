@@ -25,10 +25,10 @@ do for [i = 1:3] {
     set title "--recompute ".word(modes, i) noenhanced
     if (i == 1) { set ylabel "live memory, MB" tc rgb "#333333" } else { unset ylabel; set format y "" }
     if (i == 3) { set key inside right top reverse Left samplen 1.5 } else { set key off }
-    plot file using 1:($2+$5+$4+$6+$8) with filledcurves x1 lc rgb "#c7c7c7" title "workspace", \
-         file using 1:($2+$5+$4+$6) with filledcurves x1 lc rgb "#4e79a7" title "activations", \
-         file using 1:($2+$5+$4) with filledcurves x1 lc rgb "#f28e2b" title "gradients", \
-         file using 1:($2+$5) with filledcurves x1 lc rgb "#59a14f" title "optimizer", \
-         file using 1:2 with filledcurves x1 lc rgb "#b07aa1" title "parameters"
+    plot file using 1:($2+$5+$4+$6+$8) with filledcurves x1 lc rgb "#bbbbbb" title "workspace", \
+         file using 1:($2+$5+$4+$6) with filledcurves x1 lc rgb "#009e73" title "activations", \
+         file using 1:($2+$5+$4) with filledcurves x1 lc rgb "#e69f00" title "gradients", \
+         file using 1:($2+$5) with filledcurves x1 lc rgb "#cc79a7" title "optimizer", \
+         file using 1:2 with filledcurves x1 lc rgb "#0072b2" title "parameters"
 }
 unset multiplot

@@ -9,20 +9,20 @@ set multiplot layout 2,1
 set yrange [1.5:6]
 set ylabel "loss, nats per byte" tc rgb "#333333"
 set key right top samplen 2 maxrows 3
-plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#e15759" title "fp16 unscaled, large batch", \
-     work."/loss_bf16_alone" using 1:2 with lines lw 2 lc rgb "#f28e2b" title "bf16, no master weights", \
-     work."/loss_fp32" using 1:2 with lines lw 5 lc rgb "#bab0ac" title "fp32", \
-     work."/loss_bf16" using 1:2 with lines lw 2 lc rgb "#4e79a7" title "bf16", \
-     work."/loss_fp16" using 1:2 with lines dt 2 lw 2 lc rgb "#59a14f" title "fp16", \
-     work."/loss_fp8" using 1:2 with lines dt 3 lw 2 lc rgb "#b07aa1" title "fp8"
+plot work."/loss_fp16_unscaled" using 1:2 with lines lw 2 lc rgb "#d55e00" title "fp16 unscaled, large batch", \
+     work."/loss_bf16_alone" using 1:2 with lines lw 2 lc rgb "#e69f00" title "bf16, no master weights", \
+     work."/loss_fp32" using 1:2 with lines lw 5 lc rgb "#bbbbbb" title "fp32", \
+     work."/loss_bf16" using 1:2 with lines lw 2 lc rgb "#0072b2" title "bf16", \
+     work."/loss_fp16" using 1:2 with lines dt 2 lw 2 lc rgb "#009e73" title "fp16", \
+     work."/loss_fp8" using 1:2 with lines dt 3 lw 2 lc rgb "#cc79a7" title "fp8"
 set xlabel "step" tc rgb "#333333"
 set ylabel "loss - fp32 loss" tc rgb "#333333"
 unset key
 set yrange [-0.02:0.3]
-plot work."/loss_fp16_unscaled" using 1:3 with lines lw 2 lc rgb "#e15759", \
-     work."/loss_bf16_alone" using 1:3 with lines lw 2 lc rgb "#f28e2b", \
-     work."/loss_fp32" using 1:3 with lines lw 5 lc rgb "#bab0ac", \
-     work."/loss_bf16" using 1:3 with lines lw 2 lc rgb "#4e79a7", \
-     work."/loss_fp16" using 1:3 with lines dt 2 lw 2 lc rgb "#59a14f", \
-     work."/loss_fp8" using 1:3 with lines dt 3 lw 2 lc rgb "#b07aa1"
+plot work."/loss_fp16_unscaled" using 1:3 with lines lw 2 lc rgb "#d55e00", \
+     work."/loss_bf16_alone" using 1:3 with lines lw 2 lc rgb "#e69f00", \
+     work."/loss_fp32" using 1:3 with lines lw 5 lc rgb "#bbbbbb", \
+     work."/loss_bf16" using 1:3 with lines lw 2 lc rgb "#0072b2", \
+     work."/loss_fp16" using 1:3 with lines dt 2 lw 2 lc rgb "#009e73", \
+     work."/loss_fp8" using 1:3 with lines dt 3 lw 2 lc rgb "#cc79a7"
 unset multiplot

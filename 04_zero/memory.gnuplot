@@ -16,7 +16,7 @@ set label 4 "--zero 3" at 16.5,18.8 center tc rgb "#333333"
 set style fill solid 1.0 noborder
 set key outside right center reverse Left samplen 1.5
 plot work."/memory" using 1:(0):($1-0.4):($1+0.4):($3+$4+$5):($3+$4+$5+$6) with boxxyerror fs pattern 5 \
-         lc rgb "#e15759" title "unit slots", \
-     "" using 1:(0):($1-0.4):($1+0.4):($3+$4):($3+$4+$5) with boxxyerror lc rgb "#59a14f" title "optimizer states", \
-     "" using 1:(0):($1-0.4):($1+0.4):($3):($3+$4) with boxxyerror lc rgb "#f28e2b" title "gradients", \
-     "" using 1:(0):($1-0.4):($1+0.4):(0):($3):xtic(2) with boxxyerror lc rgb "#b07aa1" title "parameters"
+         lc rgb "#d55e00" title "unit slots", \
+     "" using 1:(0):($1-0.4):($1+0.4):($3+$4):($3+$4+$5) with boxxyerror lc rgb "#cc79a7" title "optimizer states", \
+     "" using 1:(0):($1-0.4):($1+0.4):($3):($3+$4) with boxxyerror lc rgb "#e69f00" title "gradients", \
+     "" using 1:(0):($1-0.4):($1+0.4):(0):($3):xtic(2) with boxxyerror lc rgb "#0072b2" title "parameters"

@@ -2,29 +2,29 @@
 # has one block per rank. Columns: time (1: a rank's forward), micro-batches in flight, over all layers of the rank.
 set terminal svg size 960,420 font "sans-serif,12" background "white"
 set output "06_pipeline_parallel/in_flight.svg"
-array name[5] = ["1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"]
+array name[6] = ["afab", "1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"]
 set multiplot
 set border 3 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
-set xrange [0:33]
-set yrange [0:6.6]
-set ytics 2
+set xrange [0:34]
+set yrange [0:9.5]
+set ytics 4
 set xtics 10
 set key off
-do for [i = 1:5] {
+do for [i = 1:6] {
     do for [r = 0:3] {
-        set lmargin at screen 0.1 + 0.181 * (i - 1)
-        set rmargin at screen 0.1 + 0.181 * (i - 1) + 0.16
+        set lmargin at screen 0.1 + 0.151 * (i - 1)
+        set rmargin at screen 0.1 + 0.151 * (i - 1) + 0.134
         set tmargin at screen 0.93 - 0.2 * r
         set bmargin at screen 0.93 - 0.2 * r - 0.17
         if (r == 0) {
-            set title (name[i] eq "interleaved" ? "interleaved, v_c = 2" : name[i]) offset 0,-0.7 tc rgb "#333333"
+            set title (name[i] eq "interleaved" ? "interleaved" : name[i]) offset 0,-0.7 tc rgb "#333333"
         } else {
             unset title
         }
         if (r == 3) {
             set format x
-            set xlabel "time (1: T_F)" offset 0,0.6 tc rgb "#333333"
+            set xlabel "time, in units of T_F" offset 0,0.6 tc rgb "#333333"
         } else {
             set format x ""
             unset xlabel

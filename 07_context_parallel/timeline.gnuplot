@@ -19,7 +19,7 @@ do for [panel = 0:1] {
     }
 }
 # Okabe and Ito's colors
-color(kind) = kind == 0 ? 0xe6e6e6 : kind == 1 ? 0x0072b2 : kind == 2 ? 0xe69f00 : 0x9ad4c0
+color(kind) = kind == 0 ? 0xe6e6e6 : kind == 1 ? 0x0072b2 : kind == 2 ? 0xe69f00 : 0x7f7f7f
 array where[4] = [0.12, 0.44, 0.62, 0.79]
 array what[4] = ["attention forward (number: rank of K, V)", "attention backward", "other compute", "idle"]
 do for [i = 1:4] {

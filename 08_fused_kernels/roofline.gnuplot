@@ -18,13 +18,13 @@ set yrange [0.3:3000]
 set border 3 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
 set xlabel "FLOPs per byte of memory traffic" tc rgb "#333333"
-set ylabel "TFLOP/s, at most" tc rgb "#333333"
+set ylabel "attainable TFLOP/s" tc rgb "#333333"
 set key off
 set label 1 "989 TFLOP/s: tensor cores" at 300,1500 right tc rgb "#666666"
 set label 2 "3.35 TB/s: memory" at 3.5,22 right tc rgb "#666666"
 set label 3 "ridge: 295" at 295,0.42 center tc rgb "#666666"
 set arrow 1 from 295,0.55 to 295,989 nohead dt 3 lc rgb "#999999"
-set style arrow 1 head filled size screen 0.012,20 lc rgb "#e15759" lw 1.5
+set style arrow 1 head filled size screen 0.012,20 lc rgb "#d55e00" lw 1.5
 set arrow 2 from residual * 1.1,roof(residual) to layernorm * 0.9,roof(layernorm) * 0.86 arrowstyle 1
 set arrow 3 from gelu * 1.15,roof(gelu) to linear_gelu * 0.93,peak * 0.9 arrowstyle 1
 set arrow 4 from scores * 1.15,roof(scores) to flash * 0.92,peak * 0.9 arrowstyle 1
@@ -34,10 +34,10 @@ set label 6 "GELU" at gelu * 1.3,roof(gelu) * 0.72 left
 set label 7 "attention with its scores in memory" at scores * 0.85,roof(scores) * 1.15 right
 set label 8 "FlashAttention" at flash * 0.95,peak * 1.75 center
 set label 9 "linear + GELU" at linear_gelu * 1.05,peak * 0.62 left
-plot roof(x) lw 2 lc rgb "#4e79a7" with lines, \
+plot roof(x) lw 2 lc rgb "#0072b2" with lines, \
     "+" using (residual):(roof(residual)) every ::0::0 with points pt 6 ps 0.9 lw 1.5 lc rgb "#333333", \
     "+" using (gelu):(roof(gelu)) every ::0::0 with points pt 6 ps 0.9 lw 1.5 lc rgb "#333333", \
     "+" using (scores):(roof(scores)) every ::0::0 with points pt 6 ps 0.9 lw 1.5 lc rgb "#333333", \
-    "+" using (layernorm):(roof(layernorm)) every ::0::0 with points pt 7 ps 0.9 lc rgb "#e15759", \
-    "+" using (flash):(roof(flash)) every ::0::0 with points pt 7 ps 0.9 lc rgb "#e15759", \
-    "+" using (linear_gelu):(roof(linear_gelu)) every ::0::0 with points pt 7 ps 0.9 lc rgb "#e15759"
+    "+" using (layernorm):(roof(layernorm)) every ::0::0 with points pt 7 ps 0.9 lc rgb "#d55e00", \
+    "+" using (flash):(roof(flash)) every ::0::0 with points pt 7 ps 0.9 lc rgb "#d55e00", \
+    "+" using (linear_gelu):(roof(linear_gelu)) every ::0::0 with points pt 7 ps 0.9 lc rgb "#d55e00"

@@ -20,7 +20,8 @@ do for [i = 1:3] {
     set label i what[i] at screen 0.065 + 0.2 * (i - 1), screen 0.93 offset 1,0 point ls i tc rgb "#333333"
 }
 do for [direction in "dp tp cp pp"] {
-    set title direction offset 0,-0.5 tc rgb "#333333"
+    set title direction eq "dp" ? "data parallelism" : direction eq "tp" ? "tensor parallelism" : \
+              direction eq "cp" ? "context parallelism" : "pipeline parallelism" offset 0,-0.5 tc rgb "#333333"
     set xrange [0.85:direction eq "dp" ? 300 : direction eq "tp" ? 38 : 19]
     if (direction eq "dp") {
         set ylabel "tokens/s per rank, relative" offset 1.5,0 tc rgb "#333333"

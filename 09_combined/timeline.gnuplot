@@ -13,7 +13,7 @@ set key off
 unset ytics
 # Okabe and Ito's colors
 step_color(kind) = kind == 1 ? 0x0072b2 : kind == 2 ? 0xe69f00 : 0xcc79a7
-group_color(row) = row == 1 ? 0xd55e00 : row == 4 ? 0x009e73 : row == 7 ? 0x56b4e9 : 0x882255
+transfer_color = 0xd55e00                       # each group has its row
 operator_color(kind) = kind == 1 ? 0x999999 : kind == 2 ? 0x444444 : 0xcccccc
 array where[3] = [0.52, 0.66, 0.81]
 array what[3] = ["forward", "backward", "optimizer"]
@@ -35,7 +35,8 @@ do for [r = 0:7] {
         font ",10" tc rgb "#333333"
 }
 plot work."/steps" using (($1+$2)/2):3:($1+0.008):($2-0.008):($3-0.4):($3+0.4):(step_color($4)) with boxxyerror lc rgb variable, \
-     work."/steps" using (($1+$2)/2):3:($5 < 0 ? "" : sprintf("%d", $5)) with labels font ",9" tc rgb "#ffffff"
+     work."/steps" using (($1+$2)/2):3:($5 < 0 ? "" : sprintf("%d", $5)): \
+         ($4 == 2 ? 0x000000 : 0xffffff) with labels font ",9" tc rgb variable
 
 unset object
 unset label
@@ -51,10 +52,10 @@ set xrange [first:last*1.001] noextend
 set yrange [4.6:-0.7]
 set xlabel "seconds (simulated hardware)" offset 0,0.3 tc rgb "#333333"
 set label 1 "rank 0 from its last backward on: compute (grey: matmul, dark: attention), and transfers by group" \
-    at graph 0, screen 0.4 left tc rgb "#333333"
+    at graph 0, screen 0.382 left tc rgb "#333333"
 do for [i = 1:5] {
     set label 20 + i lanes[i] at graph -0.01, first i - 1 right font ",10" tc rgb "#333333"
 }
 plot work."/zoom" using (($1+$2)/2):(place($3)):1:2:(place($3)-0.38):(place($3)+0.38): \
-         ($3 == 0 ? operator_color($4) : group_color($3)) with boxxyerror lc rgb variable
+         ($3 == 0 ? operator_color($4) : transfer_color) with boxxyerror lc rgb variable
 unset multiplot

@@ -10,10 +10,10 @@ set yrange [-0.6:2.1]
 set ytics ("rank 0 compute" 1, "all-to-alls" 0)
 set style fill solid 1.0 border rgb "white"
 set key off
-color(k) = k == 1 ? 0x4e79a7 : k == 2 ? 0x59a14f : k == 3 ? 0x8cd17d : k == 4 ? 0xbab0ac : 0xf28e2b
-set label 1 "linear, forward" at graph 0.02, first 1.75 tc rgb "#4e79a7"
-set label 2 "input gradients" at graph 0.18, first 1.75 tc rgb "#59a14f"
-set label 3 "weight gradients" at graph 0.34, first 1.75 tc rgb "#6bb55c"
-set label 4 "other operators" at graph 0.52, first 1.75 tc rgb "#8a817d"
-set label 5 "all-to-all, one per local expert and direction" at graph 0.68, first 1.75 tc rgb "#f28e2b"
+color(k) = k == 1 ? 0x0072b2 : k == 2 ? 0xe69f00 : k == 3 ? 0x009e73 : k == 4 ? 0xbbbbbb : 0xd55e00
+set label 1 "linear, forward" at graph 0.02, first 1.75 point pt 5 ps 1.2 lc rgb "#0072b2" offset 1,0 tc rgb "#333333"
+set label 2 "input gradients" at graph 0.18, first 1.75 point pt 5 ps 1.2 lc rgb "#e69f00" offset 1,0 tc rgb "#333333"
+set label 3 "weight gradients" at graph 0.34, first 1.75 point pt 5 ps 1.2 lc rgb "#009e73" offset 1,0 tc rgb "#333333"
+set label 4 "other operators" at graph 0.52, first 1.75 point pt 5 ps 1.2 lc rgb "#bbbbbb" offset 1,0 tc rgb "#333333"
+set label 5 "all-to-all, one per local expert and direction" at graph 0.68, first 1.75 point pt 5 ps 1.2 lc rgb "#d55e00" offset 1,0 tc rgb "#333333"
 plot work."/boxes" using (($1+$2)/2):3:1:2:($3-0.4):($3+0.4):(color($4)) with boxxyerror lc rgb variable

@@ -4,7 +4,7 @@ set terminal svg size 960,470 font "sans-serif,12" background "white"
 set output svg
 set border 3 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
-array color[7] = [0xb07aa1, 0xd4b5cb, 0xf28e2b, 0x59a14f, 0x4e79a7, 0xe15759, 0xc7c7c7]
+array color[7] = [0x0072b2, 0x56b4e9, 0xe69f00, 0xcc79a7, 0x009e73, 0xd55e00, 0xbbbbbb]
 array name[7] = ["parameters", "master", "gradients", "optimizer", "activations", "communication", "workspace"]
 array most[7]
 do for [k = 1:7] { stats work."/memory" using k+1 nooutput; most[k] = STATS_max }
@@ -47,4 +47,4 @@ set xtics nomirror out auto font ",10"
 set yrange [0:*]
 unset grid
 set grid ytics lc rgb "#dddddd"
-plot work."/scaling" using 1:2 with linespoints pt 7 lw 2 lc rgb "#4e79a7"
+plot work."/scaling" using 1:2 with linespoints pt 7 lw 2 lc rgb "#0072b2"

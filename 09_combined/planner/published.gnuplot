@@ -35,7 +35,7 @@ unset grid
 set grid ytics lc rgb "#dddddd"
 set key at graph 0.02,0.02 bottom left Left reverse samplen 2 noopaque nobox
 array model[4] = ["1B", "3B", "8B", "80B"]
-array color[4] = [0x4e79a7, 0xf28e2b, 0x59a14f, 0xb07aa1]
+array color[4] = [0x0072b2, 0xe69f00, 0x009e73, 0xcc79a7]
 array nodes[4] = [1, 2, 1, 8]
 array tokens[4] = [40150, 16385, 7503, 665]
 do for [i = 1:4] { set label i model[i] at nodes[i],1.35 * tokens[i] center tc rgb color[i] }

@@ -87,8 +87,8 @@ figures_03() {
         tr ',{}' '   ' <"$work/trace" | awk -v top=$([ $mode = naive ] && echo 10 || echo 4) '
             /"ph":"X"/ {
                 split($1, name, "\""); split($3, pid, ":"); split($4, tid, ":"); split($5, ts, ":"); split($6, dur, ":")
-                color["forward"] = "0x4e79a7"; color["backward"] = "0x59a14f"; color["optimizer"] = "0xb07aa1"
-                color["all_reduce"] = "0xf28e2b"
+                color["forward"] = "0x0072b2"; color["backward"] = "0xe69f00"; color["optimizer"] = "0xcc79a7"
+                color["all_reduce"] = "0xd55e00"
                 what = name[4]
                 if (!(what in color)) next
                 n++; row[n] = top - 3 * pid[2] - (what == "all_reduce"); from[n] = ts[2]; to[n] = ts[2] + dur[2]
@@ -413,9 +413,20 @@ figures_plan() {
     echo "drew $planner/published.svg"
 }
 
+# The title of each figure, which browsers show and screen readers read, is its alternative text in the README.
+name_figures() {
+    for readme in */README.md */*/README.md; do
+        sed -n 's/.*!\[\(.*\)\](\([a-z_]*\.svg\)).*/\2 \1/p' "$readme" | sed 's/[&\/]/\\&/g' |
+            while read -r file title; do
+                sed -i "0,/<title>/s/<title>.*<\/title>/<title>$title<\/title>/" "${readme%README.md}$file"
+            done
+    done
+}
+
 for figure in ${*:-01 02 03 04 06 07 08 09 10 plan}; do
     case $figure in
     01 | 02 | 03 | 04 | 06 | 07 | 08 | 09 | 10 | plan) "figures_$figure" ;;
     *) echo "figures.sh: $figure has no figures; 01, 02, 03, 04, 06, 07, 08, 09, 10 and plan have"; exit 2 ;;
     esac
 done
+name_figures
