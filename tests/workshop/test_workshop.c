@@ -104,7 +104,7 @@ static const Planted planted[] = {
      "--recompute none", "it is the norm of rank 0's shard of each matrix"},
     /* a norm that is right on rank 0 alone; no clipping */
     {"03_data_parallel", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 0, "",
-     "but 0 on rank 1: add the ranks' partial sums (comm_sum)|3 of 3 configurations are wrong"},
+     "but 0 on rank 1: add the ranks' partial sums (comm_sum)|5 of 5 configurations are wrong"},
     {"03_data_parallel", "clip_scale(norm)", "1", 2, "--sync naive", "step 2: the loss is"},
     /* 2-byte weights that are never filled, or never updated; mistakes that only --dtype fp32 shows */
     {"02_mixed_precision", "tensor_convert(params.buffer, master)", "tensor_convert(master, params.buffer)", 1,
@@ -353,7 +353,8 @@ static void wrong_predictions_are_failures(void **state)
     static const struct {
         const char *program, *from, *to, *start, *prints;
     } table[] = {
-        {"01_single_gpu", "memory_predict(MEM_GRADIENTS, real * N);", "memory_predict(MEM_GRADIENTS, real * N + 4);",
+        {"01_single_gpu", "memory_predict(MEM_GRADIENTS, real_size * N);",
+         "memory_predict(MEM_GRADIENTS, real_size * N + 4);",
          "", "DIFFERS"},
         {"03_data_parallel", "    memory_check_fits();\n",
          "    memory_check_fits();\n    comm_predict(dp, ALL_REDUCE, 1, 7);\n",
