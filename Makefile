@@ -121,7 +121,7 @@ $(BUILD)/cuda/nvcc_flags: always
 $(TEXT):
 	@mkdir -p $(@D); cat $(wildcard README.md */README.md */*.h */*.c */*/*.h */*/*.c) >$@
 
-run: known-stage deps	## train for about a minute, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"; SIMULATE=1: on a simulated one
+run: known-stage deps	## train for about a minute on idle cores, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"; SIMULATE=1: on a simulated one
 	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
