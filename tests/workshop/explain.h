@@ -429,7 +429,7 @@ static void explain_piece(char *text, size_t size, const Piece *p)
     double largest = 0;
     char where[128] = "", what[512];
 
-    if (explain_box(text, size, p, full_box(p)) || (!by_norm && explain_flat(text, size, p)))
+    if (explain_box(text, size, p, full_box(p)))
         return;
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < p->cols; j++)
@@ -447,6 +447,8 @@ static void explain_piece(char *text, size_t size, const Piece *p)
         name_range(where, sizeof where, "columns", box.col, box.cols, p->cols);
     if (where[0] && explain_box(what, sizeof what, p, box))
         snprintf(text, size, "in %s only: %s", where, what);
+    else if (!by_norm && explain_flat(text, size, p))
+        return;
     else if (where[0] && 4 * box.rows * box.cols <= 3 * p->rows * p->cols)
         snprintf(text, size, "wrong in %s only", where);
     else if (by_norm)
