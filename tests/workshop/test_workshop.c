@@ -188,7 +188,7 @@ static const Planted planted[] = {
     /* gradients without an all-reduce: over cp, over tp for replicated parameters, of the embedding's two ends */
     {"09_combined", ": comm_start_all_reduce(replicas, unit, SUM);", ": comm_start_all_reduce(pp, unit, SUM);", 2,
      "--cp 2 --zero 0",
-     "all_reduce in group pp is called 6 times|"
+     "all_reduce in group pp is called 7 times per step, but predict() gives 0|"
       "a run in which gradients were not all-reduced over cp: only the tokens of its first rank contributed"},
     {"09_combined", "    if (tp_size > 1 && u > 0)\n"
      "        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].replicated : gradients.final, SUM);\n", "", 8,
@@ -196,7 +196,7 @@ static const Planted planted[] = {
      "a run in which the gradients of LayerNorm parameters, proj_bias and down_bias came from the first rank's rows"},
     {"09_combined", "    reduce_request[u] = zero ?", "    if (embedding_group && u == 0)\n"
      "        comm_all_reduce(embedding_group, unit, SUM);\n    reduce_request[u] = zero ?", 4, "--pp 2",
-     "all ranks wait for each other"},
+     "rank 0 waits for a recv from rank 1 of group pp|some ranks make calls that others do not make"},
     /* ZeRO shards that no rank owns; a norm over the replicas alone */
     {"09_combined", ".replica = zero ? 0 : comm_rank(replicas)", ".replica = comm_rank(replicas)", 4, "--tp 2",
      "all wrong elements are zero, in shards of tensors: |"
@@ -234,7 +234,9 @@ static const Planted planted[] = {
      "something of the step before was not set to zero"},
     {"02_mixed_precision", "    if (!overflow)\n        adamw_step", "    adamw_step", 0, "",
      "--dtype fp16: right|--dtype fp16, overflow: WRONG|(step 2 overflows: is it skipped?)"},
-    {"02_mixed_precision", ".params = master,", ".params = buffer,", 1, "--dtype bf16",
+    {"02_mixed_precision", "    if (!overflow && has_master)\n        tensor_convert(params.buffer, master);",
+     "    if (!overflow && has_master) {\n        tensor_convert(params.buffer, master);\n"
+     "        tensor_convert(master, params.buffer);\n    }", 1, "--dtype bf16",
      "every saved weight is a number of 16 bits"},
     {"08_fused_kernels", "        optimizer.step--; ", "        ; ", 0, "",
      "AdamW counts 5 updates instead of 4: its bias correction is that of another step"},
