@@ -31,11 +31,8 @@ template <typename T> struct Heads {
 constexpr float LOG2_E = 1.44269504f;           /* exp(x) = power_of_two(x * LOG2_E) */
 
 /* A tile's rows have PAD elements: D, then zeros. Their stride is 16 bytes more, an odd multiple of 16 bytes, so that 8
- * rows at the same column lie in different banks of shared memory. OTHER: rows per tile of others, chosen so that all
- * tiles fit together, in every type. */
-template <typename T, int PAD> struct Tile {
-    enum { APART = PAD + 16 / sizeof(T), OTHER = sizeof(T) * PAD <= 128 ? 64 : sizeof(T) * PAD <= 256 ? 32 : 16 };
-};
+ * rows at the same column lie in different banks of shared memory. */
+template <typename T, int PAD> constexpr int APART = PAD + 16 / sizeof(T);
 
 /* The sequence, the head, and which of the head's `blocks` tiles a block computes. */
 typedef struct {
@@ -56,30 +53,69 @@ __device__ inline Place place_of_block(int64_t heads, int64_t blocks)
 template <int ROWS, int PAD, int THREADS, typename T>
 __device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t first, int64_t tokens, Sizes s)
 {
-    constexpr int APART = Tile<T, PAD>::APART, N = 16 / sizeof(T), PACKS = PAD / N, STEP = THREADS / PACKS;
+    constexpr int N = 16 / sizeof(T), PACKS = PAD / N, STEP = THREADS / PACKS;
     const int own = threadIdx.x / PACKS, column = threadIdx.x % PACKS * N;
     const int there = tokens - first < ROWS ? tokens - first : ROWS, rows = column < s.size ? there : 0;
     const T *from = head + (first + own) * ld + column;
-    T *to = tile + own * APART + column;
+    T *to = tile + own * APART<T, PAD> + column;
 
     if (s.wide && own < STEP)                   /* some threads may have no columns */
 #pragma unroll
         for (int row = 0; row < ROWS; row += STEP)
             if (ROWS % STEP == 0 || own + row < ROWS)
-                begin_copy<16>(to + row * APART, from + row * ld, own + row < rows);
+                begin_copy<16>(to + row * APART<T, PAD>, from + row * ld, own + row < rows);
     if (!s.wide)
 #pragma unroll 1
         for (int i = threadIdx.x; i < ROWS * PAD; i += THREADS) {
             const bool is = i / PAD < there && i % PAD < s.size;
-            set(&tile[i / PAD * APART + i % PAD], is ? number(head[(first + i / PAD) * ld + i % PAD]) : 0);
+            set(&tile[i / PAD * APART<T, PAD> + i % PAD], is ? number(head[(first + i / PAD) * ld + i % PAD]) : 0);
         }
 }
 
-/* sum = a times b transposed: 16M rows of a, this warp's, by 8N rows of b. */
+/* A warp's rows of a tile, 16M of them, as left operands. The first HELD columns stay in registers, HELD / 4 * M of them,
+ * so that they are loaded once, and not once per product. */
+template <typename T, int PAD, int M, int HELD> struct Rows {
+    const T *from;
+    uint32_t held[HELD ? HELD / 16 : 1][M][4];
+
+    __device__ explicit Rows(const T *rows) : from(rows)
+    {
+#pragma unroll
+        for (int d = 0; d < HELD; d += 16)
+            load(held[d / 16], d);
+    }
+    __device__ void load(uint32_t (&x)[M][4], int column) const
+    {
+        const int lane = threadIdx.x % WARP;
+
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_matrices(x[m], &from[(16 * m + lane % 16) * APART<T, PAD> + column + lane / 16 * 8]);
+    }
+};
+
+/* sum += 16 columns of a, from registers, times 8N rows of b transposed, from the same column on. */
 template <int PAD, typename T, int M, int N>
-__device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *b)
+__device__ inline void add_16_columns(float (&sum)[M][N][4], const uint32_t (&a)[M][4], const T *b)
 {
-    constexpr int APART = Tile<T, PAD>::APART;
+    const int lane = threadIdx.x % WARP;
+
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {            /* rows of b are columns of the right operand */
+        uint32_t y[4];
+        load_matrices(y, &b[(8 * n + lane / 16 * 8 + lane % 8) * APART<T, PAD> + lane / 8 % 2 * 8]);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            multiply_add<T>(sum[m][n], a[m], y[0], y[1]);
+            multiply_add<T>(sum[m][n + 1], a[m], y[2], y[3]);
+        }
+    }
+}
+
+/* sum = a times b transposed: 16M rows of a, this warp's, by 8N rows of b. */
+template <typename T, int PAD, int M, int HELD, int N>
+__device__ inline void rows_by_rows(float (&sum)[M][N][4], const Rows<T, PAD, M, HELD> &a, const T *b)
+{
     const int lane = threadIdx.x % WARP;
 
 #pragma unroll
@@ -92,10 +128,10 @@ __device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *
             float4 x[M][2];
 #pragma unroll
             for (int i = 0; i < M * 2; i++)
-                x[i / 2][i % 2] = *(const float4 *)&a[(8 * i + g) * APART + d];
+                x[i / 2][i % 2] = *(const float4 *)&a.from[(8 * i + g) * APART<T, PAD> + d];
 #pragma unroll
             for (int j = 0; j < N * 2; j++) {
-                const float4 y = *(const float4 *)&b[(j / 2 * 8 + 2 * t + j % 2) * APART + d];
+                const float4 y = *(const float4 *)&b[(j / 2 * 8 + 2 * t + j % 2) * APART<T, PAD> + d];
 #pragma unroll
                 for (int i = 0; i < M * 2; i++) {
                     float &to = sum[i / 2][j / 2][i % 2 * 2 + j % 2];
@@ -105,22 +141,14 @@ __device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *
             }
         }
     } else {
-#pragma unroll 2                                /* a full unroll would spill registers, for heads of 128 */
-        for (int d = 0; d < PAD; d += 16) {
+#pragma unroll
+        for (int d = 0; d < HELD; d += 16)
+            add_16_columns<PAD>(sum, a.held[d / 16], b + d);
+#pragma unroll 4                                /* a full unroll would spill registers, for heads of 128 */
+        for (int d = HELD; d < PAD; d += 16) {
             uint32_t x[M][4];
-#pragma unroll
-            for (int m = 0; m < M; m++)
-                load_matrices(x[m], &a[(16 * m + lane % 16) * APART + d + lane / 16 * 8]);
-#pragma unroll
-            for (int n = 0; n < N; n += 2) {    /* rows of b are columns of the right operand */
-                uint32_t y[4];
-                load_matrices(y, &b[(8 * n + lane / 16 * 8 + lane % 8) * APART + d + lane / 8 % 2 * 8]);
-#pragma unroll
-                for (int m = 0; m < M; m++) {
-                    multiply_add<T>(sum[m][n], x[m], y[0], y[1]);
-                    multiply_add<T>(sum[m][n + 1], x[m], y[2], y[3]);
-                }
-            }
+            a.load(x, d);
+            add_16_columns<PAD>(sum, x, b + d);
         }
     }
 }
@@ -129,7 +157,6 @@ __device__ inline void rows_by_rows(float (&sum)[M][N][4], const T *a, const T *
 template <int PAD, typename T, int M, int N>
 __device__ inline void add_product(float (&sum)[M][PAD / 8][4], const float (&p)[M][N][4], const T *b)
 {
-    constexpr int APART = Tile<T, PAD>::APART;
     const int lane = threadIdx.x % WARP;
 
     if constexpr (sizeof(T) == 4) {
@@ -141,7 +168,7 @@ __device__ inline void add_product(float (&sum)[M][PAD / 8][4], const float (&p)
                 x[i / 2][i % 2] = __shfl_sync(~0u, p[i / 2][j / 8][i % 2 * 2 + j % 2], lane / 4 * 4 + j % 8 / 2);
 #pragma unroll
             for (int d = 0; d < PAD / 8; d++) {
-                const float2 y = *(const float2 *)&b[j * APART + 8 * d + lane % 4 * 2];
+                const float2 y = *(const float2 *)&b[j * APART<T, PAD> + 8 * d + lane % 4 * 2];
 #pragma unroll
                 for (int i = 0; i < M * 2; i++) {
                     sum[i / 2][d][i % 2 * 2] += x[i / 2][i % 2] * y.x;
@@ -161,11 +188,53 @@ __device__ inline void add_product(float (&sum)[M][PAD / 8][4], const float (&p)
 #pragma unroll
             for (int d = 0; d < PAD / 8; d += 2) {
                 uint32_t y[4];
-                load_matrices_transposed(y, &b[(8 * n + lane % 16) * APART + 8 * d + lane / 16 * 8]);
+                load_matrices_transposed(y, &b[(8 * n + lane % 16) * APART<T, PAD> + 8 * d + lane / 16 * 8]);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     multiply_add<T>(sum[m][d], x[m], y[0], y[1]);
                     multiply_add<T>(sum[m][d + 1], x[m], y[2], y[3]);
+                }
+            }
+        }
+    }
+}
+
+/* sum (16M rows, 8N columns, of which `columns` count) += a transposed times b, over `rows` rows of both, a multiple of
+ * 16. Rows of a lie A_APART elements apart. */
+template <int PAD, int A_APART, typename T, int M, int N>
+__device__ inline void add_columns_by_columns(float (&sum)[M][N][4], const T *a, const T *b, int rows, int columns)
+{
+    const int lane = threadIdx.x % WARP;
+
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll 1
+        for (int row = 0; row < rows; row++)
+#pragma unroll
+            for (int n = 0; n < N && 8 * n < columns; n++) {
+                const float2 y = *(const float2 *)&b[row * APART<T, PAD> + 8 * n + lane % 4 * 2];
+#pragma unroll
+                for (int i = 0; i < M * 2; i++) {
+                    const float x = a[row * A_APART + 8 * i + lane / 4];
+                    sum[i / 2][n][i % 2 * 2] += x * y.x;
+                    sum[i / 2][n][i % 2 * 2 + 1] += x * y.y;
+                }
+            }
+    } else {
+#pragma unroll 2
+        for (int row = 0; row < rows; row += 16) {
+            uint32_t x[M][4];
+#pragma unroll
+            for (int m = 0; m < M; m++)
+                load_matrices_transposed(x[m], &a[(row + lane / 16 * 8 + lane % 8) * A_APART + 16 * m
+                                                  + lane / 8 % 2 * 8]);
+#pragma unroll
+            for (int n = 0; n < N && 8 * n < columns; n += 2) {
+                uint32_t y[4];
+                load_matrices_transposed(y, &b[(row + lane % 16) * APART<T, PAD> + 8 * n + lane / 16 * 8]);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    multiply_add<T>(sum[m][n], x[m], y[0], y[1]);
+                    multiply_add<T>(sum[m][n + 1], x[m], y[2], y[3]);
                 }
             }
         }
@@ -204,6 +273,24 @@ __device__ inline void add_row(float *to, const float (&sum)[PAD / 8][4], int h,
         const int64_t column = i / 2 * 8 + 2 * t + i % 2;
         if (column < s.size)
             to[column] += sum[i / 2][2 * h + i % 2] * factor;
+    }
+}
+
+/* Loads sums of float, or stores them: 16M rows, ROW elements apart, of 8N columns. */
+template <bool STORE, int ROW, int M, int N>
+__device__ inline void move_sum(float (&sum)[M][N][4], float *first)
+{
+    const int lane = threadIdx.x % WARP;
+
+    first += lane / 4 * ROW + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2 * M * N; i++) {
+        float *const x = &sum[i / 2 / N][i / 2 % N][i % 2 * 2];
+        float2 *const both = (float2 *)(first + (i / 2 / N * 16 + i % 2 * 8) * ROW + i / 2 % N * 8);
+        if (STORE)
+            *both = make_float2(x[0], x[1]);
+        else
+            x[0] = both->x, x[1] = both->y;
     }
 }
 
@@ -246,6 +333,25 @@ static inline Sizes sizes_of_chunk(Tensor q, Tensor k, Tensor v, bool causal, co
 template <typename T> static Heads<T> heads_of_chunk(Tensor q, Tensor k, Tensor v, Sizes s)
 {
     return (Heads<T>){data<T>(q), data<T>(k), data<T>(v), s.heads * s.size, s.size};
+}
+
+/* The number of buffers, of `other` bytes, beside `own` bytes of shared memory: two if they fit, so that a copy is in
+ * flight behind the products. But not if two blocks can share a multiprocessor with one buffer only (sm_86 and sm_89):
+ * a single block has few warps, and while all of them wait nothing computes. 0: not even one fits. */
+static inline int buffers_for(int own, int other, int threads)
+{
+    static int most, together;                  /* bytes of shared memory: per block, per multiprocessor */
+    enum { RESERVED = 1024 };                   /* bytes that CUDA reserves per block */
+    int device;
+
+    if (!most) {
+        CUDA(cudaGetDevice(&device));
+        CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+        CUDA(cudaDeviceGetAttribute(&together, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    }
+    const int one = own + other, two = own + 2 * other;
+    const bool shared = threads <= 128 && together / (one + RESERVED) >= 2;     /* of 255 registers a thread, too */
+    return two <= most && (!shared || together / (two + RESERVED) >= 2) ? 2 : one <= most;
 }
 
 /* Statements with PAD as the row length of tiles: the head size, rounded up. */

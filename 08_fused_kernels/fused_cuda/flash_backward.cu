@@ -1,165 +1,260 @@
 /* FlashAttention's backward: P = exp(scores - lse), dV = P^T dO, dP = dO V^T, dS = P * (dP - delta),
  * dQ = dS K / sqrt(D), dK = dS^T Q / sqrt(D).
  *
- * Gradients of keys are sums over queries, those of queries are sums over keys. A kernel that computes both must add
- * one of them up across blocks, with atomics: in an order that changes from run to run, and so do the last bits. Here
- * one kernel has a block per tile of keys, which loops over queries; another has a block per tile of queries, which
- * loops over keys. Every sum is computed by one block, in the order of the tiles. The price: scores and dP are computed
- * twice, 7 products of tiles instead of 5. Both kernels are one template, with own rows (k and v, or q and dO) and
- * others (q and dO, or k and v). With BY_KEYS, scores and dP come out transposed, as the products that follow need. */
+ * A block has a tile of keys, and loops over tiles of queries: five products of tiles. dK and dV stay in registers.
+ * Scores and dP come out transposed, a warp's own keys by queries, so that P and dS lie as the left operands of dV and
+ * dK. dS goes through shared memory to dQ, whose columns and rows are dealt to all warps.
+ *
+ * dQ is a sum over all tiles of keys. Atomics would add in an order that changes from run to run, and so would the last
+ * bits. Here one block computes several tiles of keys of a head, one after the other, and adds to dQ in memory: always
+ * the same thread to the same number, so that nothing waits. With few sequences and heads, `groups` blocks share a
+ * head's tiles. Each has its own dQ, which flash_query_gradients adds up, in order. (Recomputing scores and dP in
+ * a second kernel, by queries, needs no sum, but 7 products of tiles.) */
 #include "flash.cuh"
 
-/* ---- delta (B, A, T) = rowsum(d_out * out), one warp per row ---- */
+/* ---- delta (B, A, T) = rowsum(d_out * out); 2^n lanes have a row, N elements each ---- */
 
-template <typename T>
-__global__ void flash_delta_rows(float *delta, const T *d_out, const T *out, int64_t rows, Sizes s)
+template <typename T, int N>
+__global__ void flash_delta_rows(float *delta, const T *d_out, const T *out, int64_t rows, int lanes, Sizes s)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < rows; i += (int64_t)gridDim.x * blockDim.y) {
+    EACH_WARP_ROW(first, (rows * lanes + WARP - 1) / WARP) {
+        const int64_t i = first * (WARP / lanes) + threadIdx.x / lanes;
         const int64_t head = i % s.heads, token = i / s.heads % s.tokens, batch = i / s.heads / s.tokens;
-        float dot = 0;
-        EACH_COLUMN(j, 1, s.size)
-            dot += number(d_out[i * s.size + j]) * number(out[i * s.size + j]);
-        dot = warp_sum(dot);
-        if (threadIdx.x == 0)
+        float dot = 0, x[N], y[N];
+        for (int64_t j = threadIdx.x % lanes * N; i < rows && j < s.size; j += lanes * N) {
+            load(x, d_out + i * s.size + j, N);
+            load(y, out + i * s.size + j, N);
+            for (int k = 0; k < N; k++)
+                dot += x[k] * y[k];
+        }
+        for (int apart = lanes / 2; apart; apart /= 2)
+            dot += __shfl_xor_sync(~0u, dot, apart);
+        if (i < rows && threadIdx.x % lanes == 0)
             delta[(batch * s.heads + head) * s.tokens + token] = dot;
     }
 }
 
-/* ---- the two kernels ---- */
+/* ---- the products ---- */
 
-template <typename T, int PAD> struct Backward {
+/* A warp has 32 keys (M = 2) where dK and dV leave registers for scores: they take 128 of 255 for heads of 64, and for 16
+ * keys of heads of 128. Scores and dP are computed for STRIP queries at a time. LARGE: a block of 8 warps, for GPUs with
+ * more than 100 KB of shared memory a block. What registers are left hold K and V. */
+template <typename T, int PAD, bool LARGE> struct Backward {
     enum {
-        WARPS = sizeof(T) * PAD > 256 ? 2 : 4,
-        OWN = 16 * WARPS,
-        OTHER = Tile<T, PAD>::OTHER,
-        APART = Tile<T, PAD>::APART,
+        M = sizeof(T) == 2 && PAD <= 64 ? 2 : 1,
+        HELD_KEYS = LARGE ? PAD : 0, HELD_VALUES = LARGE ? 32 * (3 - M) : 0,    /* columns in registers */
+        WARPS = LARGE ? 8 : sizeof(T) * PAD > 256 ? 2 : 4,
         THREADS = WARPS * WARP,
-        OWN_BYTES = 2 * OWN * APART * sizeof(T),
-        OTHER_BYTES = 2 * OTHER * (APART * sizeof(T) + sizeof(float))
+        OWN = 16 * M * WARPS,                   /* keys */
+        OTHER = LARGE ? 64 * M : sizeof(T) * PAD > 256 ? 16 : 32,       /* queries */
+        STRIP = LARGE && M == 2 || OTHER < 32 ? 16 : 32,
+        QUERIES_APART = OTHER + 8,              /* rows of dS^T, in different banks as all rows are */
+        QUERY_M = OTHER < 32 ? 1 : 2,           /* dQ: a warp has 16 times this many queries, */
+        QUERY_WARPS = WARPS / (OTHER / (16 * QUERY_M)),         /* and this many warps share the columns, */
+        QUERY_N = 2 * ((PAD / 16 + QUERY_WARPS - 1) / QUERY_WARPS),     /* 8 times this many each, */
+        QUERY_ROW = 8 * QUERY_N * QUERY_WARPS,  /* PAD or a little more */
+        OWN_BYTES = OWN * (2 * APART<T, PAD> + QUERIES_APART) * sizeof(T),
+        OTHER_BYTES = 2 * OTHER * (APART<T, PAD> * sizeof(T) + sizeof(float))
     };
 };
 
-/* A tile of others in shared memory: q and dO, with their lse and delta; or k and v. */
-template <typename T, int PAD> struct Others {
-    T x[Backward<T, PAD>::OTHER * Backward<T, PAD>::APART], y[Backward<T, PAD>::OTHER * Backward<T, PAD>::APART];
-    float lse[Backward<T, PAD>::OTHER], delta[Backward<T, PAD>::OTHER];
+/* A tile of queries in shared memory: q and dO, with their lse and delta. */
+template <typename T, int PAD, int OTHER> struct Queries {
+    T q[OTHER * APART<T, PAD>], d_out[OTHER * APART<T, PAD>];
+    float lse[OTHER], delta[OTHER];
 };
 
-/* buffers: with 2, the copy of the next tile of others is in flight while the current one is used. */
-template <typename T, typename O, int PAD, bool BY_KEYS, bool CHUNK>
-__global__ void __launch_bounds__(Backward<T, PAD>::THREADS)
-flash_backward_tiles(Heads<O> to, const T *d_out, Heads<T> in, const float *lse, const float *delta, int64_t blocks,
-                     int buffers, Sizes s)
+/* buffers: with 2, the copy of the next tile of queries is in flight while the current one is used. parts: of dQ,
+ * (groups, B, A, T rounded up to full tiles, QUERY_ROW). */
+template <typename T, typename O, int PAD, bool LARGE, bool CHUNK>
+__global__ void __launch_bounds__(Backward<T, PAD, LARGE>::THREADS)
+flash_backward_tiles(Heads<O> to, float *parts, const T *d_out, Heads<T> in, const float *lse, const float *delta,
+                     int64_t groups, int buffers, Sizes s)
 {
-    typedef Backward<T, PAD> K;
+    typedef Backward<T, PAD, LARGE> K;
     extern __shared__ __align__(16) char shared[];
-    T *const own_x = (T *)shared, *const own_y = own_x + K::OWN * K::APART;             /* k and v; or q and dO */
-    Others<T, PAD> *const others = (Others<T, PAD> *)(shared + K::OWN_BYTES);
-    const Place at = place_of_block(s.heads, blocks);
-    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16;                 /* this warp's first row */
-    const int64_t first = (BY_KEYS ? at.tile : blocks - 1 - at.tile) * K::OWN;          /* most others first */
+    T *const own_k = (T *)shared, *const own_v = own_k + K::OWN * APART<T, PAD>;
+    T *const d_scores = own_v + K::OWN * APART<T, PAD>;         /* dS^T */
+    Queries<T, PAD, K::OTHER> *const queries = (Queries<T, PAD, K::OTHER> *)(shared + K::OWN_BYTES);
+    const Place at = place_of_block(s.heads, groups);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = warp * 16 * K::M; /* this warp's first key */
     const bool causal = !CHUNK || s.causal;
-    const int64_t ours = BY_KEYS ? s.keys : s.tokens, theirs_all = BY_KEYS ? s.tokens : s.keys;
-    const int64_t begin = BY_KEYS && causal ? first : 0;        /* tiles beyond the diagonal are empty */
-    const int64_t end = BY_KEYS || !causal || first + K::OWN > s.keys ? theirs_all : first + K::OWN;
-    const int64_t ld = in.row, ld_out = s.heads * s.size;
+    const int tokens = (int)s.tokens, keys_all = (int)s.keys;
+    const int64_t ld = in.row, ld_out = s.heads * s.size, head = at.batch * s.heads + at.head;
     const T *q = in.q + at.batch * s.tokens * ld + at.head * in.head;
     const T *k = in.k + at.batch * s.keys * ld + at.head * in.head, *v = in.v + (k - in.k);
     const T *d_o = d_out + (at.batch * s.tokens * s.heads + at.head) * s.size;
-    float of_x[1][PAD / 8][4] = {}, of_y[1][BY_KEYS ? PAD / 8 : 1][4] = {};             /* dK and dV; or dQ */
-    float p[1][K::OTHER / 8][4], d[1][K::OTHER / 8][4], l[2] = {0, 0}, dot[2] = {0, 0};
+    /* dQ: this warp's first query and column in a tile */
+    const int query = warp / K::QUERY_WARPS * 16 * K::QUERY_M, column = warp % K::QUERY_WARPS * 8 * K::QUERY_N;
 
     lse += at.batch * s.tokens * s.heads + at.head * s.sum_head;
     delta += at.batch * s.tokens * s.heads + at.head * s.sum_head;
-    for (int h = 0; h < 2 && !BY_KEYS; h++) {
-        const int64_t query = first + own + 8 * h + lane / 4;
-        l[h] = query < s.tokens ? lse[query * s.sum_row] : 0;
-        dot[h] = query < s.tokens ? delta[query * s.sum_row] : 0;
-    }
-    const auto load_others = [&](Others<T, PAD> *o, int64_t other) {
-        load_tile<K::OTHER, PAD, K::THREADS>(o->x, BY_KEYS ? q : k, ld, other, theirs_all, s);
-        load_tile<K::OTHER, PAD, K::THREADS>(o->y, BY_KEYS ? d_o : v, BY_KEYS ? ld_out : ld, other, theirs_all,
-                                               s);
-        if (BY_KEYS && threadIdx.x < K::OTHER) {
+    parts += (at.tile * s.batch * s.heads + head) * ((tokens + K::OTHER - 1) / K::OTHER * K::OTHER) * K::QUERY_ROW;
+    const auto load_queries = [&](Queries<T, PAD, K::OTHER> *o, int64_t other) {
+        load_tile<K::OTHER, PAD, K::THREADS>(o->q, q, ld, other, s.tokens, s);
+        load_tile<K::OTHER, PAD, K::THREADS>(o->d_out, d_o, ld_out, other, s.tokens, s);
+        if (threadIdx.x < K::OTHER) {
             const bool there = other + threadIdx.x < s.tokens;
-            const int64_t query = there ? other + threadIdx.x : 0;
-            begin_copy<4>(&o->lse[threadIdx.x], &lse[query * s.sum_row], there);
-            begin_copy<4>(&o->delta[threadIdx.x], &delta[query * s.sum_row], there);
+            const int64_t row = there ? other + threadIdx.x : 0;
+            begin_copy<4>(&o->lse[threadIdx.x], &lse[row * s.sum_row], there);
+            begin_copy<4>(&o->delta[threadIdx.x], &delta[row * s.sum_row], there);
         }
     };
-    load_tile<K::OWN, PAD, K::THREADS>(own_x, BY_KEYS ? k : q, ld, first, ours, s);
-    load_tile<K::OWN, PAD, K::THREADS>(own_y, BY_KEYS ? v : d_o, BY_KEYS ? ld : ld_out, first, ours, s);
-    load_others(others, begin);
-    int now = 0;
-    for (int64_t other = begin; other < end; other += K::OTHER) {
-        const Others<T, PAD> *o = &others[now];
-        const bool next = other + K::OTHER < end;
-        copies_done();
-        __syncthreads();                        /* others have arrived; no thread reads the previous ones any more */
-        if (next && buffers == 2)
-            load_others(&others[now = !now], other + K::OTHER);
-        if (!causal || (BY_KEYS ? first + own < other + K::OTHER : other < first + own + 16)) {  /* not all masked */
-            rows_by_rows<PAD>(p, own_x + own * K::APART, o->x);
-            rows_by_rows<PAD>(d, own_y + own * K::APART, o->y);
+    /* The group's tiles: g, 2G - 1 - g, 2G + g, ... of G groups, so that the causal mask leaves alike work to all. */
+    for (int i = 0, first; (first = (int)(i * groups + (i % 2 ? groups - 1 - at.tile : at.tile)) * K::OWN) < keys_all;
+         i++) {
+        float d_k[K::M][PAD / 8][4] = {}, d_v[K::M][PAD / 8][4] = {};
+        int now = 0;
+        __syncthreads();                        /* no thread reads the previous tile of keys any more */
+        load_tile<K::OWN, PAD, K::THREADS>(own_k, k, ld, first, s.keys, s);
+        load_tile<K::OWN, PAD, K::THREADS>(own_v, v, ld, first, s.keys, s);
+        if (K::HELD_KEYS) {
+            copies_done();
+            __syncthreads();
+        }
+        const Rows<T, PAD, K::M, K::HELD_KEYS> keys(own_k + own * APART<T, PAD>);
+        const Rows<T, PAD, K::M, K::HELD_VALUES> values(own_v + own * APART<T, PAD>);
+        const int begin = causal ? first : 0;   /* tiles before the diagonal are empty */
+        load_queries(queries, begin);
+        for (int other = begin; other < tokens; other += K::OTHER) {
+            const Queries<T, PAD, K::OTHER> *o = &queries[now];
+            const bool next = other + K::OTHER < tokens;
+            const int ahead = first + own - other;      /* this warp's first key, beside the tile's queries */
+            const int there = tokens - other < K::OTHER ? tokens - other : K::OTHER, keys_end = keys_all - other;
+            copies_done();
+            __syncthreads();                    /* queries have arrived; no thread reads the previous ones, or dS */
+            if (next && buffers == 2)
+                load_queries(&queries[now = !now], other + K::OTHER);
+#pragma unroll 1
+            for (int strip = 0; strip < K::OTHER; strip += K::STRIP) {
+                float p[K::M][K::STRIP / 8][4] = {}, d[K::M][K::STRIP / 8][4] = {};
+                if (!causal || ahead < strip + K::STRIP) {      /* some query sees this warp's first key */
+                    rows_by_rows(p, keys, o->q + strip * APART<T, PAD>);
+                    rows_by_rows(d, values, o->d_out + strip * APART<T, PAD>);
 #pragma unroll
-            for (int i = 0; i < K::OTHER / 2; i++) {
-                const int h = i % 4 / 2, theirs = i / 4 * 8 + lane % 4 * 2 + i % 2;     /* rows of the tile of others */
-                float &x = p[0][i / 4][i % 4], &y = d[0][i / 4][i % 4];
-                x = power_of_two(x * (s.scale * LOG2_E) - (BY_KEYS ? o->lse[theirs] : l[h]) * LOG2_E);
-                y = x * (y - (BY_KEYS ? o->delta[theirs] : dot[h]));
-            }
-            /* both relative to the first row of others; most tiles lie on one side of the diagonal and need no mask */
-            const int ahead = (int)(first + own - other);
-            const int left = theirs_all - other < K::OTHER ? theirs_all - other : K::OTHER;
-            if (left < K::OTHER || (causal && (BY_KEYS ? ahead + 15 > 0 : ahead < K::OTHER - 1)))
+                    for (int j = 0; j < K::M * K::STRIP / 2; j++) {
+                        const int n = j / 4 / K::M, m = j / 4 % K::M;   /* by n first: few of lse in registers */
+                        const int theirs = strip + n * 8 + lane % 4 * 2 + j % 2;        /* the query */
+                        float &x = p[m][n][j % 4], &y = d[m][n][j % 4];
+                        x = power_of_two(x * (s.scale * LOG2_E) - o->lse[theirs] * LOG2_E);
+                        y = x * (y - o->delta[theirs]);
+                    }
+                    /* most strips lie on one side of the diagonal, and need no mask */
+                    if (there < strip + K::STRIP || ahead + 16 * K::M > (causal ? strip + 1 : keys_end))
 #pragma unroll
-                for (int i = 0; i < K::OTHER / 2; i++) {
-                    const int mine = ahead + i % 4 / 2 * 8 + lane / 4, theirs = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                    if (theirs >= left || (causal && (BY_KEYS ? mine > theirs : theirs > mine)))
-                        p[0][i / 4][i % 4] = d[0][i / 4][i % 4] = 0;
+                        for (int j = 0; j < K::M * K::STRIP / 2; j++) {
+                            const int m = j / (K::STRIP / 2), n = j % (K::STRIP / 2) / 4;
+                            const int mine = ahead + 16 * m + j % 4 / 2 * 8 + lane / 4;
+                            const int theirs = strip + n * 8 + lane % 4 * 2 + j % 2;
+                            if (theirs >= there || (causal ? mine > theirs : mine >= keys_end))
+                                p[m][n][j % 4] = d[m][n][j % 4] = 0;
+                        }
+                    add_product<PAD>(d_v, p, o->d_out + strip * APART<T, PAD>);
+                    add_product<PAD>(d_k, d, o->q + strip * APART<T, PAD>);
                 }
-            if constexpr (BY_KEYS)
-                add_product<PAD>(of_y, p, o->y);
-            add_product<PAD>(of_x, d, o->x);
-        }
-        if (next && buffers == 1) {
-            __syncthreads();                    /* no thread reads this tile any more */
-            load_others(others, other + K::OTHER);
-        }
-    }
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int64_t row = first + own + 8 * h + lane / 4;
-        const int64_t place = (at.batch * ours + row) * to.row + at.head * to.head;
-        if (row >= ours)
-            continue;
-        if constexpr (CHUNK) {
-            add_row<PAD>((BY_KEYS ? to.k : to.q) + place, of_x[0], h, s.scale, s);
-            if constexpr (BY_KEYS)
-                add_row<PAD>(to.v + place, of_y[0], h, 1, s);
-        } else {
-            store_row<PAD>((BY_KEYS ? to.k : to.q) + place, of_x[0], h, s.scale, s);
-            if constexpr (BY_KEYS)
-                store_row<PAD>(to.v + place, of_y[0], h, 1, s);
+                for (int j = 0; j < K::M * K::STRIP / 4; j++) {
+                    const int m = j / (K::STRIP / 4), n = j % (K::STRIP / 4) / 2, h = j % 2;
+                    T *const row = d_scores + (own + 16 * m + 8 * h + lane / 4) * K::QUERIES_APART;
+                    const float x[2] = {d[m][n][2 * h], d[m][n][2 * h + 1]};
+                    store(row + strip + 8 * n + lane % 4 * 2, x, 2);
+                }
+            }
+            /* dQ so far, then plus this tile's; the first tile of keys begins it */
+            float d_q[K::QUERY_M][K::QUERY_N][4] = {};
+            float *const of_q = parts + (int64_t)(other + query) * K::QUERY_ROW + column;
+            const int columns = K::QUERY_ROW == PAD ? 8 * K::QUERY_N : PAD - column;
+            if (i)
+                move_sum<false, K::QUERY_ROW>(d_q, of_q);
+            __syncthreads();                    /* all of dS is there */
+            const int last = causal ? other + query + 16 * K::QUERY_M - first : K::OWN;     /* key seen, plus 1 */
+            add_columns_by_columns<PAD, K::QUERIES_APART>(d_q, d_scores + query, own_k + column,
+                                                          last < K::OWN ? last : K::OWN, columns);
+            move_sum<true, K::QUERY_ROW>(d_q, of_q);
+            if (next && buffers == 1) {
+                __syncthreads();                /* no thread reads this tile any more */
+                load_queries(queries, other + K::OTHER);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * K::M; j++) {
+            const int m = j / 2, h = j % 2;
+            const int64_t row = first + own + 8 * j + lane / 4;
+            const int64_t place = (at.batch * s.keys + row) * to.row + at.head * to.head;
+            if (row >= s.keys)
+                continue;
+            if constexpr (CHUNK) {
+                add_row<PAD>(to.k + place, d_k[m], h, s.scale, s);
+                add_row<PAD>(to.v + place, d_v[m], h, 1, s);
+            } else {
+                store_row<PAD>(to.k + place, d_k[m], h, s.scale, s);
+                store_row<PAD>(to.v + place, d_v[m], h, 1, s);
+            }
         }
     }
 }
 
-/* The number of buffers: two if they fit, unless two blocks can share a multiprocessor with one buffer only (sm_86 and
- * sm_89: heads of 64 and 96 in bf16). A single block has few warps, and while all of them wait nothing computes. */
-static int buffers_for(int own, int other)
+/* dQ = or, if ADD, += the sum of its parts / sqrt(D). A group's first tile of keys is that of its own number, so a query
+ * has a part of each group whose tile it sees. */
+template <typename K, bool ADD, int N, typename O>
+__global__ void flash_query_gradients(Heads<O> to, const float *parts, int64_t groups, int64_t part, bool causal, Sizes s)
 {
-    static int most, together;                  /* bytes of shared memory: per block, per multiprocessor */
-    enum { RESERVED = 1024 };                   /* bytes that CUDA reserves per block */
-    int device;
+    const int64_t heads = s.batch * s.heads;
 
-    if (!most) {
-        CUDA(cudaGetDevice(&device));
-        CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-        CUDA(cudaDeviceGetAttribute(&together, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    EACH_PACK(i, N, heads * s.tokens * s.size) {
+        const int64_t j = i % s.size, head = i / s.size % s.heads, row = i / s.size / s.heads, token = row % s.tokens;
+        const float *from = parts + (row / s.tokens * s.heads + head) * (part / heads) + token * K::QUERY_ROW + j;
+        O *const d_q = to.q + row * to.row + head * to.head + j;
+        float sum[N] = {}, x[N];
+        for (int64_t g = 0; g < groups && (!causal || g * K::OWN <= token); g++) {
+            load(x, from + g * part, N);
+            for (int k = 0; k < N; k++)
+                sum[k] += x[k];
+        }
+        if (ADD)
+            load(x, d_q, N);
+        for (int k = 0; k < N; k++)
+            sum[k] = sum[k] * s.scale + (ADD ? x[k] : 0);
+        store(d_q, sum, N);
     }
-    const int one = own + other, two = own + 2 * other;
-    return two <= most && (together / (two + RESERVED) >= 2 || together / (one + RESERVED) < 2) ? 2 : 1;
+}
+
+/* Returns false, and does nothing, where shared memory is too small. */
+template <int PAD, bool LARGE, bool CHUNK, typename T, typename O>
+static bool backward_tiles(Heads<O> to, const T *d_out, Heads<T> in, Tensor lse, Tensor delta, Sizes s)
+{
+    enum { BLOCKS = 256 };                      /* enough for all multiprocessors */
+    typedef Backward<T, PAD, LARGE> K;
+    const int buffers = buffers_for(K::OWN_BYTES, K::OTHER_BYTES, K::THREADS);
+    const int64_t tiles = (s.keys + K::OWN - 1) / K::OWN, heads = s.batch * s.heads;
+    const int64_t groups = clamped((BLOCKS + heads - 1) / heads, 1, tiles);
+    const int64_t part = heads * ((s.tokens + K::OTHER - 1) / K::OTHER * K::OTHER) * K::QUERY_ROW;
+    const int64_t bytes = groups * part * 4;
+
+    if (!buffers)
+        return false;
+    float *const parts = (float *)device_scratch(bytes);
+    static_assert(sizeof(Queries<T, PAD, K::OTHER>) == K::OTHER_BYTES, "tiles lie at multiples of 16 bytes");
+    LAUNCH_SHARED(K::OWN_BYTES + buffers * K::OTHER_BYTES, (flash_backward_tiles<T, O, PAD, LARGE, CHUNK>),
+                  heads * groups, K::THREADS, to, parts, d_out, in, data<float>(lse), data<float>(delta), groups,
+                  buffers, s);
+    PACKED(s.wide, T, N,
+        LAUNCH((flash_query_gradients<K, CHUNK, N, O>), blocks(heads * s.tokens * s.size, N), THREADS, to, parts,
+               groups, part, !CHUNK || s.causal, s));
+    device_free(parts, bytes);
+    return true;
+}
+
+template <int PAD, bool CHUNK, typename T, typename O>
+static void backward(Heads<O> to, const T *d_out, Heads<T> in, Tensor lse, Tensor delta, Sizes s)
+{
+    typedef Backward<T, PAD, false> Small;
+
+    static_assert(Small::OWN_BYTES + Small::OTHER_BYTES <= 64 << 10, "fits on any GPU");
+    if constexpr (sizeof(T) == 2)
+        if (s.keys > Small::OWN && backward_tiles<PAD, true, CHUNK>(to, d_out, in, lse, delta, s))
+            return;
+    backward_tiles<PAD, false, CHUNK>(to, d_out, in, lse, delta, s);
 }
 
 void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
@@ -167,22 +262,16 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_out, T
     Sizes s = sizes_of(qkv, lse, "flash_attention_backward");
     const int64_t rows = s.batch * s.tokens * s.heads;
 
-    s.wide = s.wide && aligned(d_out) && aligned(d_qkv);
+    s.wide = s.wide && aligned(out) && aligned(d_out) && aligned(d_qkv);
     FOR_TYPE(qkv.dtype, T,
-        LAUNCH(flash_delta_rows<T>, clamped((rows + THREADS / WARP - 1) / (THREADS / WARP), 1, 1 << 20),
-               dim3(WARP, THREADS / WARP), data<float>(delta), data<T>(d_out), data<T>(out), rows, s);
+        PACKED(s.wide, T, N,
+            int lanes = 1;
+            while (lanes < WARP && lanes * N < s.size)
+                lanes *= 2;
+            LAUNCH((flash_delta_rows<T, N>), row_blocks(rows * lanes, THREADS), dim3(WARP, WARPS), data<float>(delta),
+                   data<T>(d_out), data<T>(out), rows, lanes, s));
         FOR_HEAD_SIZE(s.size, PAD,
-            typedef Backward<T, PAD> K;
-            static_assert(sizeof(Others<T, PAD>) == K::OTHER_BYTES, "tiles lie at multiples of 16 bytes");
-            const int64_t blocks = (s.tokens + K::OWN - 1) / K::OWN;
-            const int buffers = buffers_for(K::OWN_BYTES, K::OTHER_BYTES);
-            const int bytes = K::OWN_BYTES + buffers * K::OTHER_BYTES;
-            LAUNCH_SHARED(bytes, (flash_backward_tiles<T, T, PAD, true, false>), blocks * s.heads * s.batch,
-                          K::THREADS, heads_of<T>(d_qkv, s), data<T>(d_out), heads_of<T>(qkv, s), data<float>(lse),
-                          data<float>(delta), blocks, buffers, s);
-            LAUNCH_SHARED(bytes, (flash_backward_tiles<T, T, PAD, false, false>), blocks * s.heads * s.batch,
-                          K::THREADS, heads_of<T>(d_qkv, s), data<T>(d_out), heads_of<T>(qkv, s), data<float>(lse),
-                          data<float>(delta), blocks, buffers, s)));
+            backward<PAD, false>(heads_of<T>(d_qkv, s), data<T>(d_out), heads_of<T>(qkv, s), lse, delta, s)));
 }
 
 void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
@@ -190,16 +279,8 @@ void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_ou
 {
     Sizes s = sizes_of_chunk(q, k, v, causal, "flash_block_backward");
 
-    s.wide = s.wide && aligned(d_out);
+    s.wide = s.wide && aligned(d_out) && aligned(d_q);
     FOR_TYPE(q.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
-        typedef Backward<T, PAD> K;
-        const int buffers = buffers_for(K::OWN_BYTES, K::OTHER_BYTES), bytes = K::OWN_BYTES + buffers * K::OTHER_BYTES;
-        const int64_t by_keys = (s.keys + K::OWN - 1) / K::OWN, by_queries = (s.tokens + K::OWN - 1) / K::OWN;
-        const Heads<float> to = heads_of_chunk<float>(d_q, d_k, d_v, s);
-        LAUNCH_SHARED(bytes, (flash_backward_tiles<T, float, PAD, true, true>), by_keys * s.heads * s.batch,
-                      K::THREADS, to, data<T>(d_out), heads_of_chunk<T>(q, k, v, s), data<float>(lse),
-                      data<float>(delta), by_keys, buffers, s);
-        LAUNCH_SHARED(bytes, (flash_backward_tiles<T, float, PAD, false, true>), by_queries * s.heads * s.batch,
-                      K::THREADS, to, data<T>(d_out), heads_of_chunk<T>(q, k, v, s), data<float>(lse),
-                      data<float>(delta), by_queries, buffers, s)));
+        backward<PAD, true>(heads_of_chunk<float>(d_q, d_k, d_v, s), data<T>(d_out), heads_of_chunk<T>(q, k, v, s),
+                            lse, delta, s)));
 }

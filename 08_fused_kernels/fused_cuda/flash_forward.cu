@@ -1,17 +1,22 @@
 /* FlashAttention's forward (Dao et al. 2022, Dao 2023): a block has a tile of queries, and loops over tiles of keys and
  * values. Scores and probabilities exist only in registers. While scores are computed, the copy of the values to shared
- * memory is in flight; while values are multiplied, that of the next keys is. */
+ * memory is in flight; while values are multiplied, that of the next keys is. Where shared memory has room for only one
+ * of the two (sm_75, heads above 96), both use one buffer, one after the other. */
 #include "flash.cuh"
 
+/* A warp has 32 queries (M = 2), so that it uses each loaded key and value twice. Queries of heads up to 64 stay in
+ * registers: per product of 16 x 8 x 16, shared memory delivers 128 bytes to registers, and takes 16 with 8 warps (an
+ * H100 multiplies 16 x 8 x 16 in the time of 128 bytes). Larger heads leave no registers for queries. */
 template <typename T, int PAD> struct Forward {
     enum {
-        WARPS = 4,
-        M = sizeof(T) == 4 ? 1 : 2,             /* with 2, a warp uses each loaded operand twice */
+        M = sizeof(T) == 4 ? 1 : 2,
+        HELD = sizeof(T) == 2 && PAD <= 64 ? PAD : 0,           /* columns */
+        WARPS = HELD ? 8 : 4,
         QUERIES = 16 * M * WARPS,
-        KEYS = Tile<T, PAD>::OTHER,
-        APART = Tile<T, PAD>::APART,
+        KEYS = sizeof(T) * PAD <= 256 ? sizeof(T) == 2 ? 64 : 32 : 16,
         THREADS = WARPS * WARP,
-        BYTES = (QUERIES + 2 * KEYS) * APART * sizeof(T)
+        QUERIES_BYTES = QUERIES * APART<T, PAD> * sizeof(T),
+        KEYS_BYTES = KEYS * APART<T, PAD> * sizeof(T)
     };
 };
 
@@ -41,16 +46,18 @@ template <int N> __device__ static float softmax_tile(float (&p)[N][4], int h, f
 /* CHUNK: continues from out and lse over earlier chunks of keys, as a softmax with max = lse and sum = 1. */
 template <typename T, typename O, int PAD, bool CHUNK>
 __global__ void __launch_bounds__(Forward<T, PAD>::THREADS)
-flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
+flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, int buffers, Sizes s)
 {
     typedef Forward<T, PAD> F;
     extern __shared__ __align__(16) char shared[];
-    T *const q = (T *)shared, *const k = q + F::QUERIES * F::APART, *const v = k + F::KEYS * F::APART;
+    T *const q = (T *)shared, *const k = (T *)(shared + F::QUERIES_BYTES);
+    T *const v = (T *)((char *)k + (buffers - 1) * F::KEYS_BYTES);
     const Place at = place_of_block(s.heads, blocks);
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16 * F::M;          /* this warp's first row */
-    const int64_t first = (blocks - 1 - at.tile) * F::QUERIES;  /* tiles with the most keys first */
+    const int first = (int)(blocks - 1 - at.tile) * F::QUERIES; /* tiles with the most keys first */
+    const int tokens = (int)s.tokens, keys = (int)s.keys;
     const bool causal = !CHUNK || s.causal;
-    const int64_t end = causal && first + F::QUERIES < s.keys ? first + F::QUERIES : s.keys;
+    const int end = causal && first + F::QUERIES < keys ? first + F::QUERIES : keys;
     const T *of_q = in.q + at.batch * s.tokens * in.row + at.head * in.head;
     const T *of_k = in.k + at.batch * s.keys * in.row + at.head * in.head;
     const T *of_v = in.v + at.batch * s.keys * in.row + at.head * in.head;
@@ -60,9 +67,9 @@ flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
     lse += at.batch * s.tokens * s.heads + at.head * s.sum_head;
 #pragma unroll
     for (int i = 0; i < 2 * F::M; i++) {
-        const int64_t row = first + own + 8 * i + lane / 4;
+        const int row = first + own + 8 * i + lane / 4;
         const int m = i / 2, h = i % 2;
-        const bool there = CHUNK && row < s.tokens;
+        const bool there = CHUNK && row < tokens;
         max[m][h] = there ? lse[row * s.sum_row] / s.scale : -INFINITY;
         total[m][h] = there && lane % 4 == 0;
 #pragma unroll
@@ -74,16 +81,22 @@ flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
     }
     load_tile<F::QUERIES, PAD, F::THREADS>(q, of_q, in.row, first, s.tokens, s);
     load_tile<F::KEYS, PAD, F::THREADS>(k, of_k, in.row, 0, s.keys, s);
-    for (int64_t key = 0; key < end; key += F::KEYS) {          /* tiles right of the diagonal are empty */
-        const bool seen = !causal || key < first + own + 16 * F::M;     /* by the last row of this warp */
+    if (F::HELD) {
+        copies_done();
+        __syncthreads();
+    }
+    const Rows<T, PAD, F::M, F::HELD> queries(q + own * APART<T, PAD>);
+    for (int key = 0; key < end; key += F::KEYS) {          /* tiles right of the diagonal are empty */
+        const bool next = key + F::KEYS < end;
+        const bool seen = first + own < tokens && (!causal || key < first + own + 16 * F::M);   /* by this warp */
         copies_done();
         __syncthreads();                        /* keys have arrived; no thread reads the previous values any more */
-        load_tile<F::KEYS, PAD, F::THREADS>(v, of_v, in.row, key, s.keys, s);
+        if (buffers == 2)
+            load_tile<F::KEYS, PAD, F::THREADS>(v, of_v, in.row, key, s.keys, s);
         if (seen) {
-            rows_by_rows<PAD>(p, q + own * F::APART, k);
+            rows_by_rows(p, queries, k);
             /* the last key in this tile that the warp's first row sees; without a mask, that every row sees */
-            const int ahead = causal ? (int)(first + own - key)
-                                     : s.keys - key < F::KEYS ? (int)(s.keys - key) - 1 : F::KEYS;
+            const int ahead = causal ? first + own - key : keys - key < F::KEYS ? keys - key - 1 : F::KEYS;
             if (ahead < F::KEYS - 1)            /* otherwise the tile is fully left of the diagonal, as most are */
 #pragma unroll
                 for (int i = 0; i < F::M * F::KEYS / 2; i++) {
@@ -101,26 +114,45 @@ flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, Sizes s)
                         sum[m][j / 2][2 * h + j % 2] *= shrink;
             }
         }
+        if (buffers == 1) {
+            __syncthreads();                    /* no thread reads the keys any more: values take their place */
+            load_tile<F::KEYS, PAD, F::THREADS>(v, of_v, in.row, key, s.keys, s);
+        }
         copies_done();
         __syncthreads();                        /* values have arrived; no thread reads the keys any more */
-        if (key + F::KEYS < end)
+        if (next && buffers == 2)
             load_tile<F::KEYS, PAD, F::THREADS>(k, of_k, in.row, key + F::KEYS, s.keys, s);
         if (seen)
             add_product<PAD>(sum, p, v);
+        if (next && buffers == 1) {
+            __syncthreads();
+            load_tile<F::KEYS, PAD, F::THREADS>(k, of_k, in.row, key + F::KEYS, s.keys, s);
+        }
     }
 #pragma unroll
     for (int i = 0; i < 2 * F::M; i++) {
-        const int64_t row = first + own + 8 * i + lane / 4;
+        const int row = first + own + 8 * i + lane / 4;
         const int m = i / 2, h = i % 2;
         float all = total[m][h];
         all += __shfl_xor_sync(~0u, all, 1);
         all += __shfl_xor_sync(~0u, all, 2);
-        if (row >= s.tokens)
+        if (row >= tokens)
             continue;
         store_row<PAD>(out + row * s.heads * s.size, sum[m], h, 1 / all, s);
         if (lane % 4 == 0)
             lse[row * s.sum_row] = max[m][h] * s.scale + logf(all);
     }
+}
+
+template <int PAD, bool CHUNK, typename T, typename O>
+static void forward_tiles(O *out, Tensor lse, Heads<T> in, Sizes s)
+{
+    typedef Forward<T, PAD> F;
+    const int64_t blocks = (s.tokens + F::QUERIES - 1) / F::QUERIES;
+    const int buffers = buffers_for(F::QUERIES_BYTES, F::KEYS_BYTES, F::THREADS);
+
+    LAUNCH_SHARED(F::QUERIES_BYTES + buffers * F::KEYS_BYTES, (flash_forward_tiles<T, O, PAD, CHUNK>),
+                  blocks * s.heads * s.batch, F::THREADS, out, data<float>(lse), in, blocks, buffers, s);
 }
 
 void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
@@ -129,10 +161,7 @@ void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
 
     s.wide = s.wide && aligned(out);
     FOR_TYPE(qkv.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
-        typedef Forward<T, PAD> F;
-        const int64_t blocks = (s.tokens + F::QUERIES - 1) / F::QUERIES;
-        LAUNCH_SHARED(F::BYTES, (flash_forward_tiles<T, T, PAD, false>), blocks * s.heads * s.batch, F::THREADS,
-                      data<T>(out), data<float>(lse), heads_of<T>(qkv, s), blocks, s)));
+        forward_tiles<PAD, false>(data<T>(out), lse, heads_of<T>(qkv, s), s)));
 }
 
 void flash_block_forward_kernel(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
@@ -141,8 +170,5 @@ void flash_block_forward_kernel(Tensor out, Tensor lse, Tensor q, Tensor k, Tens
 
     s.wide = s.wide && aligned(out);
     FOR_TYPE(q.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
-        typedef Forward<T, PAD> F;
-        const int64_t blocks = (s.tokens + F::QUERIES - 1) / F::QUERIES;
-        LAUNCH_SHARED(F::BYTES, (flash_forward_tiles<T, float, PAD, true>), blocks * s.heads * s.batch, F::THREADS,
-                      data<float>(out), data<float>(lse), heads_of_chunk<T>(q, k, v, s), blocks, s)));
+        forward_tiles<PAD, true>(data<float>(out), lse, heads_of_chunk<T>(q, k, v, s), s)));
 }
