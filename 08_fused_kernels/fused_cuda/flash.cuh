@@ -72,8 +72,8 @@ __device__ inline void load_tile(T *tile, const T *head, int64_t ld, int64_t fir
         }
 }
 
-/* A warp's rows of a tile, 16M of them, as left operands. The first HELD columns stay in registers, HELD / 4 * M of them,
- * so that they are loaded once, and not once per product. */
+/* A warp's rows of a tile, 16M of them, as left operands. The first HELD columns stay in HELD / 4 * M registers, so
+ * that they are loaded once, and not once per product. */
 template <typename T, int PAD, int M, int HELD> struct Rows {
     const T *from;
     uint32_t held[HELD ? HELD / 16 : 1][M][4];

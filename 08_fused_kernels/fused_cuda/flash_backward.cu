@@ -36,9 +36,9 @@ __global__ void flash_delta_rows(float *delta, const T *d_out, const T *out, int
 
 /* ---- the products ---- */
 
-/* A warp has 32 keys (M = 2) where dK and dV leave registers for scores: they take 128 of 255 for heads of 64, and for 16
- * keys of heads of 128. Scores and dP are computed for STRIP queries at a time. LARGE: a block of 8 warps, for GPUs with
- * more than 100 KB of shared memory a block. What registers are left hold K and V. */
+/* dK and dV take 128 of 255 registers: of 32 keys a warp (M = 2) with heads of 64, of 16 keys with heads of 128. With
+ * 32 keys a warp uses each loaded row of Q and dO twice. Scores and dP are computed for STRIP queries at a time. LARGE:
+ * a block of 8 warps, where shared memory has room. What registers are left hold rows of K and V. */
 template <typename T, int PAD, bool LARGE> struct Backward {
     enum {
         M = sizeof(T) == 2 && PAD <= 64 ? 2 : 1,
@@ -194,10 +194,11 @@ flash_backward_tiles(Heads<O> to, float *parts, const T *d_out, Heads<T> in, con
     }
 }
 
-/* dQ = or, if ADD, += the sum of its parts / sqrt(D). A group's first tile of keys is that of its own number, so a query
- * has a part of each group whose tile it sees. */
+/* dQ = or, if ADD, += the sum of its parts / sqrt(D). The first tile of keys of group g is tile g, so a query has a
+ * part of each group whose first tile it sees. */
 template <typename K, bool ADD, int N, typename O>
-__global__ void flash_query_gradients(Heads<O> to, const float *parts, int64_t groups, int64_t part, bool causal, Sizes s)
+__global__ void flash_query_gradients(Heads<O> to, const float *parts, int64_t groups, int64_t part, bool causal,
+                                      Sizes s)
 {
     const int64_t heads = s.batch * s.heads;
 

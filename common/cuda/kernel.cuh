@@ -81,6 +81,29 @@ template <int N, typename T> __device__ inline void store(T *to, const float (&f
     store_ragged(to, from, 0, left);
 }
 
+/* N floats of a thread, from column j of a row on, in shared memory, where only this thread reads them. Of eight, the
+ * first four lie in the row's first half, so that neighbours' lie side by side and never meet in a bank. */
+template <int N> __device__ inline float *own_place(float *row, int64_t j, int64_t width, int k)
+{
+    return N == 8 ? row + k / 4 * (width / 2) + j / 2 : row + j;
+}
+
+template <int N> __device__ inline void load_own(float (&to)[N], float *row, int64_t j, int64_t width)
+{
+    constexpr int M = N < 4 ? N : 4;
+
+    for (int k = 0; k < N; k += M)
+        load((float (&)[M])to[k], own_place<N>(row, j, width, k), M);
+}
+
+template <int N> __device__ inline void store_own(float *row, float (&from)[N], int64_t j, int64_t width)
+{
+    constexpr int M = N < 4 ? N : 4;
+
+    for (int k = 0; k < N; k += M)
+        store(own_place<N>(row, j, width, k), (float (&)[M])from[k], M);
+}
+
 /* ---- loops: packs of a flat tensor over the grid; rows over blocks, and a row's packs over a block's threads. Packs
  * fill the row, whose width is then a multiple of N; or they are ragged, and start at the last multiple of 16 bytes at
  * or before the row's start ---- */
@@ -105,6 +128,11 @@ template <typename S> __device__ inline S warp_sum(S x)
     for (int apart = WARP / 2; apart; apart /= 2)
         x += __shfl_xor_sync(~0u, x, apart);
     return x;
+}
+
+template <> __device__ inline float2 warp_sum(float2 x)         /* two sums behind the same barriers of block_sum */
+{
+    return make_float2(warp_sum(x.x), warp_sum(x.y));
 }
 
 __device__ inline float warp_max(float x)
@@ -132,7 +160,7 @@ template <typename S, S combine(S)> __device__ inline S over_block(S x, S none)
 
 template <typename S> __device__ inline S block_sum(S x)
 {
-    return over_block<S, warp_sum<S>>(x, 0);
+    return over_block<S, warp_sum<S>>(x, S());
 }
 
 __device__ inline float block_max(float x)

@@ -135,22 +135,22 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
 
     EACH_COLUMN(j, N, columns)                  /* no other thread reads these */
         for (int which = 0; which < SUMS; which++)
-            store(sums + which * slice + j, s, N);
+            store_own(sums + which * slice, s, j, slice);
     for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; i++) {
         const T *in = x + i * width, *d_o = d_out + i * width;
         const float mean = stats[2 * i], rstd = stats[2 * i + 1];
-        float sum = 0, sum_n = 0;
+        float2 of_row = {};                     /* sums of g, and of g * n */
         EACH_COLUMN(j, N, width) {
             load(v, in + j, N);
             load(g, d_o + j, N);
             load(w, weight + j, N);
             for (int k = 0; k < N; k++) {
-                sum += g[k] * w[k];
-                sum_n += g[k] * w[k] * (v[k] - mean) * rstd;
+                of_row.x += g[k] * w[k];
+                of_row.y += g[k] * w[k] * (v[k] - mean) * rstd;
             }
         }
-        sum = block_sum(sum) / width;
-        sum_n = block_sum(sum_n) / width;
+        of_row = block_sum(of_row);
+        const float sum = of_row.x / width, sum_n = of_row.y / width;
         EACH_COLUMN(j, N, columns) {
             load(v, in + begin + j, N);
             load(g, d_o + begin + j, N);
@@ -162,16 +162,16 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
             }
             store(d_x + i * width + begin + j, d, N);
             for (int which = 0; which < SUMS; which++) {
-                load(s, sums + which * slice + j, N);
+                load_own(s, sums + which * slice, j, slice);
                 for (int k = 0; k < N; k++)
                     s[k] += which == 0 ? g[k] * v[k] : which == 1 ? g[k] : d[k];
-                store(sums + which * slice + j, s, N);
+                store_own(sums + which * slice, s, j, slice);
             }
         }
     }
     EACH_COLUMN(j, N, columns)
         for (int which = 0; which < SUMS; which++) {
-            load(s, sums + which * slice + j, N);
+            load_own(s, sums + which * slice, j, slice);
             store(partial + (SUMS * part + which) * width + begin + j, s, N);
         }
 }
