@@ -637,7 +637,7 @@ static const Rule rules[] = {
     {probs_takes, "2x3x8 2x2x3x3 2x3x24", true}, {probs_takes, "2x3x8 2x2x3x4 2x3x24", false},
     {probs_takes, "2x3x8 4x3x3 2x3x24", false}, {probs_takes, "2x3x8 2x2x3x3 2x3x16", false},
     {"+loss 1 F64; ids R I32", "%1 #6", true},
-    {"+loss 1 F64; ids R I32", "%2 #6", false}, {"+loss 1 F64; ids R I32", "1 #6", false},
+    {"+loss 1 F64; ids R I32", "%2 #6", false}, {"+loss 1 F64; ids R I32", "#1 #6", false},
     {"+loss 1 F64; ids R I32", "%1 6", false}, {"+d M,K G; x R,K", "b4x8 6x8", true},
     {"+d M,K G; x R,K", "#4x8 6x8", false},
     {"=to N STORED; from N ANY", "b6x8 #48", true}, {"=to N STORED; from N ANY", "#6x8 #48", false},
