@@ -1,4 +1,4 @@
-/* 03 and 04 against 01 (layouts.h). Of all programs: the playbook column of the memory table, and the options that they
+/* 03, 04 and 05 against 01 (layouts.h). Of all programs: the playbook column of the memory table, and the options that they
  * refuse. */
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +16,16 @@ static void zero_agrees(void **state)
 {
     (void)state;
     layouts_agree("04_zero");
+}
+
+/* exp of a logit of several hundred is infinite, so each row's largest logit over all slices is subtracted first. One of
+ * verify's cases has weights that make such logits. */
+static void tensor_parallel_agrees(void **state)
+{
+    (void)state;
+    layouts_agree("05_tensor_parallel");
+    expect(run(BUILD "/cpu64/verify 05_tensor_parallel " BUILD "/cpu64/05_tensor_parallel 3"), 0,
+           "3 ranks, large weights: right");
 }
 
 /* The column "playbook" of each program's memory against the formulas: L = 4, s = 32, b = 2, h = 64, a = 4. */
@@ -74,6 +84,7 @@ static void playbook_columns(void **state)
 #define CONTEXT "07_context_parallel"
 #define FUSED 1, "08_fused_kernels"
 #define COMBINED 4, "09_combined"
+#define EXPERTS "10_expert_parallel"
 #define ONE_CHUNK "--chunks: expected 1 unless --schedule is interleaved, got "
 #define TIMES "--times: expected T_F,T_B,T_W,TRANSFER, time slots from 1 to 99 (TRANSFER from 0), got "
 #define FUSE "--fuse: expected all, none, or a list like a,b of attention"
@@ -128,6 +139,16 @@ static const struct {
     {COMBINED, 1, "--pp 4 --layers 3", "--layers: expected at least 4, one per pipeline stage (--pp), got 3"},
     {COMBINED, 1, "--tp 4 --heads 4 --vocab 3 --data three.bin",
      "--vocab: expected at least 4, one token per rank of --tp, got 3"},
+    {1, "09_combined", 2, "--experts 8", "--experts: only 10_expert_parallel has experts"},
+    {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
+    {4, EXPERTS, 1, "--experts 6 --ep 4", "--experts 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
+    {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
+    {1, EXPERTS, 2, "--capacity -1", "--capacity: expected a number from 0 to 1e+06, got '-1'"},
+    {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
+    {1, EXPERTS, 1, "--load dense", "the model has no experts; to make each one a copy of its MLP, --expert-width must be "
+                                    "192, got 96"},
+    {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
+    {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts; load it with 10_expert_parallel"},
 };
 
 /* Each rank that finds the mistake may print its line, and no rank prints anything else. */
@@ -135,6 +156,8 @@ static void what_cannot_be_split_is_refused(void **state)
 {
     (void)state;
     run_well("cp %s three.bin", token_file(20000, 3));
+    run_well(BUILD "/cpu64/01_single_gpu --data %s --hidden 48 --quiet --steps 0 --save dense", token_file(20000, 97));
+    run_well(BUILD "/cpu64/" EXPERTS " --data %s --hidden 48 --quiet --steps 0 --save mixture", token_file(20000, 97));
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         char launch[32] = "";
         if (refused[i].ranks > 1)               /* mpiexec may change the status of a single rank that ends early */
@@ -156,6 +179,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(data_parallel_agrees),
         cmocka_unit_test(zero_agrees),
+        cmocka_unit_test(tensor_parallel_agrees),
         cmocka_unit_test(playbook_columns),
         cmocka_unit_test(what_cannot_be_split_is_refused),
     };

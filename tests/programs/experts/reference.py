@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Loss and gradients of 10_expert_parallel's model in float64, written from its definition with loops over sequences,
-tokens and choices, not from the program's code. Writes the fixture that tests/programs/test_experts.c and "make verify
-STAGE=10" compare with.
+tokens and choices, not from the program's code. Writes the fixture that "make verify STAGE=10" compares with.
 
     make cpu64
     python3 -m venv /tmp/np && /tmp/np/bin/pip install numpy safetensors
