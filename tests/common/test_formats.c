@@ -100,20 +100,6 @@ static void every_pattern_is_rounded_to(void **state)
     }
 }
 
-/* A double is rounded once. Rounded to float first, a double just above a tie would become a tie. */
-static void doubles_are_rounded_once(void **state)
-{
-    (void)state;
-    if (sizeof(real) < 8)
-        skip();
-    assert_int_equal(encoded(&formats[0], (real)(1 + 0x1p-8 + 0x1p-40)), 0x3f81);
-    assert_int_equal(encoded(&formats[0], (real)(1 + 0x1p-8 - 0x1p-40)), 0x3f80);
-    assert_int_equal(encoded(&formats[0], (real)(1 + 3 * 0x1p-8 - 0x1p-40)), 0x3f81);
-    assert_int_equal(encoded(&formats[1], (real)-(1 + 0x1p-11 + 0x1p-50)), 0xbc01);
-    assert_int_equal(encoded(&formats[1], (real)(0x1p-25 + 0x1p-70)), 1);
-    assert_int_equal(encoded(&formats[2], (real)(0x1p-10 + 0x1p-60)), 1);
-}
-
 /* ---- Operators ---- */
 
 /* Fails unless each element of `small` is that of `exact`, rounded, within `neighbors` times the distance of adjacent
@@ -356,7 +342,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_pattern_is_read),
         cmocka_unit_test(every_pattern_is_rounded_to),
-        cmocka_unit_test(doubles_are_rounded_once),
         cmocka_unit_test(operators_round_once),
         cmocka_unit_test(adamw_rounds_weights),
         cmocka_unit_test(fp8_products),

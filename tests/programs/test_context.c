@@ -1,9 +1,6 @@
-/* Attention by blocks of keys against plain loops and against full attention. 07 against 01 (layouts.h): gradients,
- * losses, memory, traffic, and the number of query-key pairs that each rank computes. */
+/* Attention by blocks of keys against full attention. 07 against 01 (layouts.h): gradients, losses, memory, traffic, and
+ * the number of query-key pairs that each rank computes. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "../../07_context_parallel/blocks.h"
 #include "../../common/ultrascale.h"
@@ -15,85 +12,7 @@
 
 static const char *const methods[] = {"ring", "zigzag", "allgather", "ulysses"};
 
-/* ---- The operators against plain loops ---- */
-
-static void block_case(int64_t B, int64_t C, int64_t K, int64_t A, int64_t D, int64_t Q, bool causal)
-{
-    const Tensor q = filled("q", shape(B, C, A, D));
-    const Tensor k = filled("k", shape(B, K, A, D)), v = filled("v", shape(B, K, A, D));
-    const Tensor d_out = filled("d_out", shape(B, C, A, D)), delta = filled("delta", shape(B, C, A, 1));
-    const Tensor out = empty("out", shape(B, C, A, D)), lse = empty("lse", shape(B, C, A, 1));
-    const Tensor scores = empty("scores", shape(2, A, Q, K));
-    const Tensor d_q = filled("d_q", shape(B, C, A, D)), d_k = filled("d_k", shape(B, K, A, D)),
-                 d_v = filled("d_v", shape(B, K, A, D));
-    const Tensor want_out = guarded_copy(out), want_lse = guarded_copy(lse), want_d_q = guarded_copy(d_q),
-                 want_d_k = guarded_copy(d_k), want_d_v = guarded_copy(d_v);
-    double *p = malloc(K * sizeof *p);
-    int64_t pairs = 0;
-
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t i = 0; i < C; i++)
-            for (int64_t a = 0; a < A; a++) {
-                const int64_t at = (b * C + i) * A + a, seen = causal ? i + 1 : K;
-                double sum = 0;
-                for (int64_t j = 0; j < seen; j++, pairs++) {
-                    double s = 0;
-                    for (int64_t x = 0; x < D; x++)
-                        s += data(q)[at * D + x] * data(k)[((b * K + j) * A + a) * D + x];
-                    sum += p[j] = exp(s / sqrt(D));
-                }
-                data(want_lse)[at] = log(sum);
-                for (int64_t x = 0; x < D; x++)
-                    data(want_out)[at * D + x] = 0;
-                for (int64_t j = 0; j < seen; j++) {
-                    const int64_t key = (b * K + j) * A + a;
-                    double d_p = 0;
-                    for (int64_t x = 0; x < D; x++) {
-                        data(want_out)[at * D + x] += p[j] / sum * data(v)[key * D + x];
-                        data(want_d_v)[key * D + x] += p[j] / sum * data(d_out)[at * D + x];
-                        d_p += data(d_out)[at * D + x] * data(v)[key * D + x];
-                    }
-                    const double d_s = p[j] / sum * (d_p - data(delta)[at]) / sqrt(D);
-                    for (int64_t x = 0; x < D; x++) {
-                        data(want_d_q)[at * D + x] += d_s * data(k)[key * D + x];
-                        data(want_d_k)[key * D + x] += d_s * data(q)[at * D + x];
-                    }
-                }
-            }
-    free(p);
-    const double forward = 4.0 * pairs * D, backward = 8.0 * pairs * D;        /* FLOPs */
-    const OpStats *stats;
-    ops_stats_reset();
-    pairs += attention_pairs();
-    attention_block_forward(out, lse, scores, q, k, v, causal);
-    assert_int_equal(attention_pairs(), pairs);
-    assert_near(out, data(want_out), 1e-12);
-    assert_near(lse, data(want_lse), 1e-12);
-    memset(scores.data, 0xff, tensor_bytes(scores));            /* backward reads nothing from forward's workspace */
-    attention_block_backward(d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta, causal);
-    assert_near(d_q, data(want_d_q), 1e-12);
-    assert_near(d_k, data(want_d_k), 1e-12);
-    assert_near(d_v, data(want_d_v), 1e-12);
-    assert_int_equal(attention_pairs(), pairs);
-    assert_int_equal(ops_stats(&stats), 2);
-    assert_true(stats[0].flops == forward && stats[1].flops == backward);
-    guarded_release();
-}
-
-static void blocks(void **state)
-{
-    static const int64_t sizes[][6] = {             /* B, C, K, A, D, Q */
-        {1, 1, 1, 1, 2, 1}, {2, 5, 5, 3, 4, 5}, {2, 7, 3, 2, 8, 4}, {1, 3, 9, 2, 6, 64}, {1, 64, 64, 2, 8, 64},
-        {2, 65, 65, 3, 20, 64}, {2, 130, 70, 2, 6, 64}, {1, 70, 130, 1, 64, 64}, {3, 150, 150, 2, 4, 64}};
-
-    (void)state;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const int64_t *s = sizes[i];
-        block_case(s[0], s[1], s[2], s[3], s[4], s[5], false);
-        if (s[1] == s[2])
-            block_case(s[0], s[1], s[2], s[3], s[4], s[5], true);
-    }
-}
+/* ---- The operators ---- */
 
 /* Attends from each chunk of queries to the chunks of keys up to its own, in the order `order`, forward and backward.
  * Results must be 01's full attention. A column of q and k adds `shift` to all scores of one chunk of keys: a merge
@@ -202,7 +121,6 @@ static void pairs_are_what_the_mask_leaves(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks),
         cmocka_unit_test(blocks_in_any_order_are_full_attention),
         cmocka_unit_test(configurations_agree),
         cmocka_unit_test(pairs_are_what_the_mask_leaves),

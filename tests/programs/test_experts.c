@@ -1,4 +1,4 @@
-/* 10 against an independent reference and against 01 (by verify), against itself on one rank (layouts.h), and upcycling. */
+/* 10 against an independent reference and 01 (by verify), against itself on one rank (layouts.h), and upcycling. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,8 +8,8 @@
 
 #define PROGRAM BUILD "/cpu64/10_expert_parallel"
 
-/* verify runs the reference's cases, in experts/: loss, balance loss, dropped choices and all gradients, with few slots,
- * with enough, and with one for each token. And models whose experts are copies of an MLP, which compute what 01 does. */
+/* verify runs the reference's cases, in experts/: loss, balance loss, dropped choices and all gradients, with few
+ * slots, with enough, and with one for each token. Models whose experts are copies of an MLP compute what 01 does. */
 static void the_reference_and_01_agree(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* 03, 04 and 05 against 01 (layouts.h). Of all programs: the playbook column of the memory table, and the options that they
- * refuse. */
+/* 03, 04 and 05 against 01 (layouts.h). Of all programs: the playbook column of the memory table, and the options that
+ * they refuse. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,8 +18,8 @@ static void zero_agrees(void **state)
     layouts_agree("04_zero");
 }
 
-/* exp of a logit of several hundred is infinite, so each row's largest logit over all slices is subtracted first. One of
- * verify's cases has weights that make such logits. */
+/* exp of a logit of several hundred is infinite, so each row's largest logit over all slices is subtracted first. One
+ * of verify's cases has weights that make such logits. */
 static void tensor_parallel_agrees(void **state)
 {
     (void)state;
@@ -145,8 +145,8 @@ static const struct {
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, EXPERTS, 2, "--capacity -1", "--capacity: expected a number from 0 to 1e+06, got '-1'"},
     {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
-    {1, EXPERTS, 1, "--load dense", "the model has no experts; to make each one a copy of its MLP, --expert-width must be "
-                                    "192, got 96"},
+    {1, EXPERTS, 1, "--load dense",
+     "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
     {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
     {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts; load it with 10_expert_parallel"},
 };
