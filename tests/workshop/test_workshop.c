@@ -68,13 +68,11 @@ static const Planted planted[] = {
      "--sync naive", "the loss and every gradient are 4 times too large (= the number of ranks)", true},
     /* a bias that every rank adds */
     {"05_tensor_parallel", "a->gelu, w->down_weight, NONE)", "a->gelu, w->down_weight, w->down_bias)", 3,
-     "--recompute none",
-     "a run in which down_bias was added on every rank, and once more after the all-reduce"},
+     "--recompute none", "a run in which down_bias was added on every rank, and once more after the all-reduce"},
     /* a missing all-reduce, backward */
     {"05_tensor_parallel", "    sum = f_backward(d->ln1);\n", "", 2, "--recompute none",
      "all_reduce in group tp is called 112 times per step, but predict() gives 140: 28 missing = 1 per layer and "
-      "micro-batch|"
-      "it matches, to eight digits, a run in which the ranks' partial sums of d_ln1 were not all-reduced"},
+     "micro-batch|it matches, to eight digits, a run in which the ranks' partial sums of d_ln1 were not all-reduced"},
     /* a tied embedding whose gradient is that of one end alone */
     {"06_pipeline_parallel", "        comm_all_reduce(embedding_group, gradients.embedding, SUM);\n", "        ;\n", 3,
      "--schedule 1f1b",
@@ -98,8 +96,7 @@ static const Planted planted[] = {
      "NaN may also mean that a buffer was read before comm_wait"},
     /* a norm over the local shard alone */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
-     "the gradients are right, but their norm is|it is the norm of rank 0's shard of each unit",
-     true},
+     "the gradients are right, but their norm is|it is the norm of rank 0's shard of each unit", true},
     {"05_tensor_parallel", "comm_sum(tp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 2,
      "--recompute none", "it is the norm of rank 0's shard of each matrix"},
     /* a norm that is right on rank 0 alone; no clipping */
@@ -114,9 +111,8 @@ static const Planted planted[] = {
      "the losses are as if no step had changed the weights that forward reads|its two arguments are swapped"},
     {"08_fused_kernels", "linear_backward_weight(gradients.embedding, NONE, logits, final)",
      "linear_backward_weight(gradients.embedding, NONE, logits, tensor_range(a->final, 0, rows))", 1,
-     "--dtype bf16 --fuse cross-entropy",
-     "--dtype fp32 --fuse cross-entropy: WRONG|"
-      "a run in which every slice of rows computed its embedding gradient from the first slice's rows of `final`"},
+     "--dtype bf16 --fuse cross-entropy", "--dtype fp32 --fuse cross-entropy: WRONG|"
+     "a run in which every slice of rows computed its embedding gradient from the first slice's rows of `final`"},
     {"08_fused_kernels", "final = tensor_range(a->final, first, rows)", "final = tensor_range(a->final, 0, rows)", 1,
      "--fuse all",
      "a run in which every slice of rows computed its logits and gradients from the first slice's rows of `final`"},
@@ -180,16 +176,14 @@ static const Planted planted[] = {
      "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--sync naive",
      "final_weight has drifted"},
     /* mistakes across dimensions: the batch indexed by the rank in replicas, not in dp; the loss of all tp ranks */
-    {"09_combined", "((int64_t)dp_rank *", "((int64_t)comm_rank(replicas) *", 2,
-     "--cp 2 --layers 2 --accumulate 2",
+    {"09_combined", "((int64_t)dp_rank *", "((int64_t)comm_rank(replicas) *", 2, "--cp 2 --layers 2 --accumulate 2",
      "a run in which the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp", true},
     {"09_combined", "comm_rank(tp) ? 0 : tensor_item(loss));      /*", "tensor_item(loss));      /*", 8,
      "--tp 2 --cp 2 --pp 2", "2 times too large (= the size of tp, or"},
     /* gradients without an all-reduce: over cp, over tp for replicated parameters, of the embedding's two ends */
     {"09_combined", ": comm_start_all_reduce(replicas, unit, SUM);", ": comm_start_all_reduce(pp, unit, SUM);", 2,
-     "--cp 2 --zero 0",
-     "all_reduce in group pp is called 7 times per step, but predict() gives 0|"
-      "a run in which gradients were not all-reduced over cp: only the tokens of its first rank contributed"},
+     "--cp 2 --zero 0", "all_reduce in group pp is called 7 times per step, but predict() gives 0|"
+     "a run in which gradients were not all-reduced over cp: only the tokens of its first rank contributed"},
     {"09_combined", "    if (tp_size > 1 && u > 0)\n"
      "        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].replicated : gradients.final, SUM);\n", "", 8,
      "--tp 2 --cp 2 --pp 2",
@@ -199,8 +193,7 @@ static const Planted planted[] = {
      "rank 0 waits for a recv from rank 1 of group pp|some ranks make calls that others do not make"},
     /* ZeRO shards that no rank owns; a norm over the replicas alone */
     {"09_combined", ".replica = zero ? 0 : comm_rank(replicas)", ".replica = comm_rank(replicas)", 4, "--tp 2",
-     "all wrong elements are zero, in shards of tensors: |"
-      "does not own the shard that it updates (Placement.replica)"},
+     "all wrong elements are zero, in shards of tensors: |does not own the shard that it updates (Placement.replica)"},
     {"09_combined", "comm_sum(world, gradient_square_sum", "comm_sum(replicas, gradient_square_sum", 8,
      "--tp 2 --cp 2 --pp 2", "add the ranks' partial sums (comm_sum)"},
     /* no all-gather of the shards after loading; ids_in_slice applied twice to the targets */
@@ -264,8 +257,7 @@ static const Planted planted[] = {
     {"08_fused_kernels",
      "for (int64_t first = 0; first < R; first += S) {\n        const int64_t rows = R - first < S ? R - first : S;",
      "for (int64_t first = 0; first + S <= R; first += S) {\n        const int64_t rows = S;", 1,
-     "--dtype fp32 --fuse all",
-     "a run in which the rows after the last full slice of rows were left out"},
+     "--dtype fp32 --fuse all", "a run in which the rows after the last full slice of rows were left out"},
     {"06_pipeline_parallel", "p - r - 1) + (v_c - 1) * p, warmup", "p - r - 1) + (v_c - 1) * p + 2, warmup", 3,
      "--schedule interleaved --chunks 2", "rank 0 has 10 micro-batches of a model chunk in flight, but 8 are enough"},
     {"06_pipeline_parallel", "sqrt(comm_sum(pp, gradient_square_sum(&optimizer)))",
