@@ -75,6 +75,8 @@ static const char *place_of(const char *file)
     return *file == '/' ? file : in_temporary("%s", file);
 }
 
+#define SEED 88172645463325252u
+
 bool full_tests(void)
 {
     const char *which = getenv("ULTRASCALE_TESTS");
@@ -82,15 +84,28 @@ bool full_tests(void)
     return which && !strcmp(which, "full");
 }
 
+/* xorshift (Marsaglia 2003) */
+static uint64_t next_random(uint64_t *state)
+{
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+int64_t random_below(int64_t n)
+{
+    static uint64_t state = SEED;
+
+    return (next_random(&state) >> 11) % n;
+}
+
 const char *token_file(int64_t count, int vocab)
 {
     const char *path = in_temporary("tokens_%lld_%d.bin", (long long)count, vocab);
-    uint64_t state = 88172645463325252u;
+    uint64_t state = SEED;
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     for (int64_t i = 0; i < count; i++) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;        /* xorshift (Marsaglia 2003) */
-        const uint16_t token = state % vocab;
+        const uint16_t token = next_random(&state) % vocab;
         fwrite(&token, sizeof token, 1, f);
     }
     assert_int_equal(fclose(f), 0);

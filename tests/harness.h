@@ -63,6 +63,8 @@ double compare_gradients_by_norm(const char *a, const char *b, int heads, char *
 double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
                          bool by_norm);
 
+int64_t random_below(int64_t n);        /* the sequence is the same in every run of the tests */
+
 /* Returns a file *.bin of `count` random uint16 tokens below `vocab`, the same for the same arguments. */
 const char *token_file(int64_t count, int vocab);
 

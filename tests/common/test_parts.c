@@ -12,14 +12,6 @@
 #include "../../common/random.h"
 #include "../harness.h"
 
-static uint64_t random_state = 88172645463325252u;
-
-static int64_t below(int64_t n)
-{
-    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
-    return (random_state >> 1) % n;
-}
-
 static real *data(Tensor t)
 {
     return t.data;
@@ -117,10 +109,11 @@ static void numbers_have_their_moments(void **state)
 
 static Config random_config(void)
 {
-    const int heads = 1 + below(5);
+    const int heads = 1 + random_below(5);
 
     return (Config){
-        .layers = 1 + below(4), .heads = heads, .hidden = heads * 2 * (1 + below(4)), .vocab = 2 + below(60), .seq = 8};
+        .layers = 1 + random_below(4), .heads = heads, .hidden = heads * 2 * (1 + random_below(4)),
+        .vocab = 2 + random_below(60), .seq = 8};
 }
 
 static void layout_free(Layout l)
@@ -131,10 +124,9 @@ static void layout_free(Layout l)
 
 static Layout random_slice(Config c)
 {
-    const int slices = 1 + below(4);
+    const int slices = 1 + random_below(4);
 
-    return layout_create(c, (Placement){.slice = below(slices), .slices = slices, .embedding = true,
-                                        .head = below(2)});
+    return layout_create(c, (Placement){random_below(slices), slices, .embedding = true, .head = random_below(2)});
 }
 
 /* ---- Initial weights ---- */
@@ -250,7 +242,7 @@ static void adamw_is_adamw(void **state)
         int64_t first = 0;
 
         for (int i = SHARDS - 1; i >= 0; i--) {
-            const int64_t count = i ? below((l.count - first) / 2 + 1) : l.count - first;
+            const int64_t count = i ? random_below((l.count - first) / 2 + 1) : l.count - first;
             shards[i] = (ParamShard){first, tensor_range(same.params, first, count),
                                      tensor_range(same.gradients, first, count), tensor_range(same.m, first, count),
                                      tensor_range(same.v, first, count)};
