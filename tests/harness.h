@@ -50,12 +50,13 @@ double json_number(const char *file, const char *format, ...) __attribute__((for
 /* Returns the string `name` of entry i of an array in a JSON file, or NULL past its end. The caller frees it. */
 char *json_text(const char *file, const char *array, int i, const char *name);
 
-/* Compares every tensor of two --dump-gradients files; q, k and v of QKV tensors (`heads` heads) separately. Returns
- * the largest max|a - b| / max|b|; Inf if there is a NaN or Inf. `worst` (128 characters, or NULL) gets that tensor's
- * name. A missing tensor, a different shape or a different batch fails the test. */
-double compare_gradients(const char *a, const char *b, int heads, char *worst);
+/* Compares every tensor of two files, but the batch; q, k and v of QKV tensors (`heads` heads) separately. Returns the
+ * largest max|a - b| / max|b|, with by_norm |a - b| / |b|, which measures rounding; Inf if there is a NaN or Inf, or if
+ * a tensor is missing in `a` or has another shape. `worst` (128 characters, or NULL) gets that tensor's name. */
+double compare_tensors(const char *a, const char *b, int heads, bool by_norm, char *worst);
 
-/* As compare_gradients, but returns the largest |a - b| / |b| in the Euclidean norm, which measures rounding. */
+/* The same for --dump-gradients files, which must have the same batch. */
+double compare_gradients(const char *a, const char *b, int heads, char *worst);
 double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
 
 /* Returns max |a - b| / max |b| of two matrices, or with by_norm |a - b| / |b|; Inf if either has a NaN or Inf. If

@@ -170,18 +170,18 @@ static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool
     text[0] = 0;
     for (const int *n = sizes_of_groups(); *n && best != EXPLAINS; n++)
         for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && best != EXPLAINS; i++)
-            for (Way way = BOTH_WAYS; way <= IN_BACKWARD && best != EXPLAINS; way++) {
+            for (int try = 0; try < 6 && best != EXPLAINS; try++) {
                 Mistake m = mistakes[i];
-                if (way != BOTH_WAYS && m.mask == CAUSAL)
+                m.way = try % 3, m.zigzag = try / 3;
+                if ((m.way != BOTH_WAYS && m.mask == CAUSAL) || (m.split != ANY && m.zigzag != (m.split == ZIGZAG)))
                     continue;
-                m.way = way;
                 ranks = *n;
                 const bool worth_it = possible(&m) && (!by_norm || m.empty);
                 const Verdict v = worth_it ? judge(&m, candidate_loss, loss_wrong, first) : NOT_THIS;
                 if (v <= best)
                     continue;
                 best = v;
-                snprintf(text, size, "%s%s", m.text, ways[way]);
+                snprintf(text, size, "%s%s", m.text, ways[m.way]);
                 if (*n != all)
                     snprintf(text + strlen(text), size - strlen(text), " (ranks: the %d of one group)", *n);
             }

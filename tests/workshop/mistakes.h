@@ -21,6 +21,7 @@ typedef enum { HOME, NEXT_RANK, RANK_BEFORE, OWN_QUERIES } KeyGradients;
 typedef enum { PROJ_BIAS = 1, DOWN_BIAS = 2 } Biases;
 typedef enum { RIGHT_ROWS, IN_EMBEDDING, IN_LOGITS_TOO, REST_LEFT_OUT } SliceRows;
 typedef enum { NO_STAGE, FIRST_STAGE, MIDDLE_STAGES, ALL_BUT_LAST, LAST_STAGE } Stages;
+typedef enum { IN_ORDER, ZIGZAG, ANY } Split;
 typedef enum { INPUTS = 1, TARGETS = 2 } Ids;
 typedef enum { D_LN1 = 1, D_LN2 = 2, D_FINAL = 4 } PartialSums;
 
@@ -33,7 +34,8 @@ typedef struct {
     Way way;                    /* where the mask is wrong: backward recomputes probabilities, with a mask of its own */
     bool unscaled;              /* scores are not divided by sqrt(D) */
     KeyGradients keys;
-    bool zigzag;                /* for rope, mask, keys: tokens are split zig-zag over the ranks, not in order */
+    Split split;                /* for rope, mask, keys: how tokens may be split over the ranks */
+    bool zigzag;                /* how they are split: zig-zag, or in order */
     bool own_rows;              /* gradients of LayerNorms and biases: only the first rank's rows of a micro-batch */
     bool own_tokens;            /* all gradients: only the first rank's tokens */
     bool own_sequences;         /* each rank loads its tokens from different sequences */
@@ -64,9 +66,7 @@ static const Mistake mistakes[] = {
     {"all parameters were 0: the loaded weights did not reach the copy that forward reads (a tensor_convert is "
      "missing, or its two arguments are swapped)", .empty = true},
     {"the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp: the ranks of a cp "
-     "group had chunks of different sequences", .own_sequences = true, .zigzag = true},
-    {"the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp: the ranks of a cp "
-     "group had chunks of different sequences", .own_sequences = true},
+     "group had chunks of different sequences", .own_sequences = true, .split = ANY},
     {"ids_in_slice was called twice on the targets: targets outside the first vocabulary slice were lost",
      .twice = TARGETS},
     {"ids_in_slice was called twice on the inputs: inputs outside the first vocabulary slice were lost",
@@ -77,9 +77,8 @@ static const Mistake mistakes[] = {
      "where slices are unequal (layout.first_id)", .first_id = TARGETS},
     {"the first id of a slice of the vocabulary was, for the inputs, the rank times the slice's size, which is wrong "
      "where slices are unequal (layout.first_id)", .first_id = INPUTS},
-    {"gradients were not all-reduced over cp: only the tokens of its first rank contributed", .own_tokens = true,
-     .zigzag = true},
-    {"gradients were not all-reduced over cp: only the tokens of its first rank contributed", .own_tokens = true},
+    {"gradients were not all-reduced over cp: only the tokens of its first rank contributed",
+     .own_tokens = true, .split = ANY},
     {"proj_bias and down_bias were added on every rank instead of once after the all-reduce",
      .biases = PROJ_BIAS | DOWN_BIAS},
     {"proj_bias was added on every rank instead of once after the all-reduce", .biases = PROJ_BIAS},
@@ -87,44 +86,31 @@ static const Mistake mistakes[] = {
     {"proj_bias was added on every rank, and once more after the all-reduce", .biases = PROJ_BIAS, .once_more = true},
     {"down_bias was added on every rank, and once more after the all-reduce", .biases = DOWN_BIAS, .once_more = true},
     {"every rank counted positions (`first` of rope_table) from 0 instead of from its first token", .rope = FROM_ZERO},
-    {"the positions of every chunk (`first` of rope_table) began at 0", .rope = FROM_ZERO, .zigzag = true},
+    {"the positions of every chunk (`first` of rope_table) began at 0", .rope = FROM_ZERO, .split = ZIGZAG},
     {"a rank's chunks had consecutive positions (`first` of rope_table), which zig-zag chunks do not have",
-     .rope = BY_RANK, .zigzag = true},
-    {"the positions of a rank's two chunks (`first` of rope_table) were swapped", .rope = SWAPPED, .zigzag = true},
+     .rope = BY_RANK, .split = ZIGZAG},
+    {"the positions of a rank's two chunks (`first` of rope_table) were swapped", .rope = SWAPPED, .split = ZIGZAG},
     {"the mask was off by one: a token did not see itself", .mask = NOT_ITSELF},
     {"the mask was off by one: a token saw the next token", .mask = ONE_AHEAD},
     {"there was no mask: every token saw all others", .mask = UNMASKED},
-    {"a token saw only the keys of its own rank", .mask = OWN_TOKENS},
-    {"a token saw only the keys of its own rank", .mask = OWN_TOKENS, .zigzag = true},
-    {"keys of other chunks were not masked: a token saw later tokens there", .mask = OTHERS_UNMASKED},
-    {"keys of other chunks were not masked: a token saw later tokens there", .mask = OTHERS_UNMASKED, .zigzag = true},
-    {"keys of a token's own chunk were not masked: a token saw later tokens there", .mask = OWN_UNMASKED},
-    {"keys of a token's own chunk were not masked: a token saw later tokens there", .mask = OWN_UNMASKED,
-     .zigzag = true},
+    {"a token saw only the keys of its own rank", .mask = OWN_TOKENS, .split = ANY},
+    {"keys of other chunks were not masked: a token saw later tokens there", .mask = OTHERS_UNMASKED, .split = ANY},
+    {"keys of a token's own chunk were not masked: a token saw later tokens there", .mask = OWN_UNMASKED, .split = ANY},
     {"ranks instead of chunks were compared to decide which keys come after a query", .mask = RANKS_COMPARED,
-     .zigzag = true},
-    {"ranks instead of chunks were compared to decide which keys to skip", .mask = RANKS_SKIPPED, .zigzag = true},
-    {"ranks instead of chunks were compared to decide where to mask", .mask = RANKS_MASKED, .zigzag = true},
+     .split = ZIGZAG},
+    {"ranks instead of chunks were compared to decide which keys to skip", .mask = RANKS_SKIPPED, .split = ZIGZAG},
+    {"ranks instead of chunks were compared to decide where to mask", .mask = RANKS_MASKED, .split = ZIGZAG},
     {"keys that come round the ring counted as another rank's: of rank + s for rank - s, in step s",
-     .mask = MIRRORED_KEYS},
-    {"keys that come round the ring counted as another rank's: of rank + s for rank - s, in step s",
-     .mask = MIRRORED_KEYS, .zigzag = true},
-    {"keys that come round the ring counted as the next rank's", .mask = NEXT_KEYS},
-    {"keys that come round the ring counted as the next rank's", .mask = NEXT_KEYS, .zigzag = true},
-    {"keys that come round the ring counted as the previous rank's", .mask = PREVIOUS_KEYS},
-    {"keys that come round the ring counted as the previous rank's", .mask = PREVIOUS_KEYS, .zigzag = true},
-    {"the mask was off by one chunk: a token saw all of the next chunk", .mask = NEXT_CHUNK},
-    {"the mask was off by one chunk: a token saw all of the next chunk", .mask = NEXT_CHUNK, .zigzag = true},
-    {"the mask was off by one chunk: a token saw none of its own chunk", .mask = NOT_OWN_CHUNK},
-    {"the mask was off by one chunk: a token saw none of its own chunk", .mask = NOT_OWN_CHUNK, .zigzag = true},
+     .mask = MIRRORED_KEYS, .split = ANY},
+    {"keys that come round the ring counted as the next rank's", .mask = NEXT_KEYS, .split = ANY},
+    {"keys that come round the ring counted as the previous rank's", .mask = PREVIOUS_KEYS, .split = ANY},
+    {"the mask was off by one chunk: a token saw all of the next chunk", .mask = NEXT_CHUNK, .split = ANY},
+    {"the mask was off by one chunk: a token saw none of its own chunk", .mask = NOT_OWN_CHUNK, .split = ANY},
     {"scores were not divided by sqrt(D)", .unscaled = true},
-    {"dK and dV were added at the next rank instead of at the owner of the keys", .keys = NEXT_RANK},
-    {"dK and dV were added at the next rank instead of at the owner of the keys", .keys = NEXT_RANK, .zigzag = true},
-    {"dK and dV were added at the previous rank instead of at the owner of the keys", .keys = RANK_BEFORE},
-    {"dK and dV were added at the previous rank instead of at the owner of the keys", .keys = RANK_BEFORE,
-     .zigzag = true},
-    {"dK and dV had only the contribution of the owner's local queries", .keys = OWN_QUERIES},
-    {"dK and dV had only the contribution of the owner's local queries", .keys = OWN_QUERIES, .zigzag = true},
+    {"dK and dV were added at the next rank instead of at the owner of the keys", .keys = NEXT_RANK, .split = ANY},
+    {"dK and dV were added at the previous rank instead of at the owner of the keys",
+     .keys = RANK_BEFORE, .split = ANY},
+    {"dK and dV had only the contribution of the owner's local queries", .keys = OWN_QUERIES, .split = ANY},
     {"the gradients of LayerNorm parameters, proj_bias and down_bias came from the first rank's rows only",
      .own_rows = true},
     {"the tied embedding had only the output projection's gradient, not the lookup's", .no_lookup = true},
@@ -148,19 +134,13 @@ static int cp_ranks = 1;                        /* ranks over which each sequenc
 static int64_t only_sequence = -1, only_token = -1;     /* the only one that adds a gradient; -1: all do */
 static int64_t micro_batch;                     /* the current one */
 
-static void hooked_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias);
-static void hooked_residual_backward(Tensor d_bias, Tensor d_out);
-static void hooked_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
-                                      Tensor weight);
-static void hooked_attention_forward(Tensor out, Tensor probs, Tensor qkv);
-static void hooked_attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs);
-static void hooked_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
-static void hooked_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
-static void hooked_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
-static void hooked_embedding_forward(Tensor out, Tensor ids, Tensor weight);
-static void hooked_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids);
-static void hooked_cross_entropy_forward(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale);
-static void hooked_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
+static __typeof__(residual_backward) hooked_residual_backward;
+static __typeof__(linear_forward) hooked_linear_forward, hooked_linear_backward_weight, hooked_residual_forward;
+static __typeof__(attention_forward) hooked_attention_forward, hooked_embedding_forward, hooked_embedding_backward,
+    hooked_linear_backward_input;
+static __typeof__(attention_backward) hooked_attention_backward;
+static __typeof__(layernorm_backward) hooked_layernorm_backward;
+static __typeof__(cross_entropy_forward) hooked_cross_entropy_forward, hooked_cross_entropy_backward;
 
 #define embedding_forward hooked_embedding_forward
 #define cross_entropy_forward hooked_cross_entropy_forward

@@ -337,36 +337,6 @@ static void print_indented(const char *text)
 static bool ranks_disagree;     /* about the loss: that of rank 0 is no evidence */
 static char farthest[256];      /* 16- and 8-bit types: the largest difference that rounding made; otherwise "" */
 
-/* The largest difference between two files' tensors, of q, k and v separately; *name: where. INFINITY: a tensor is
- * missing or has another shape. */
-static double files_differ(const char *mine, const char *right, int heads, bool by_norm, char name[128])
-{
-    Safetensors a = safetensors_open(mine), b = safetensors_open(right);
-    double most = 0;
-
-    for (int i = 0; i < b.count; i++) {
-        const SafeTensor *y = &b.tensors[i], *x = safetensors_find(&a, y->name);
-        const int64_t rows = y->shape[0], cols = y->dims > 1 ? y->shape[1] : 1;
-        const bool qkv = strstr(y->name, "query_key_value"), batch = starts_with(y->name, "batch.");
-        double d = batch ? 0 : INFINITY;
-        if (!batch && x && x->dims == y->dims && !memcmp(x->shape, y->shape, y->dims * sizeof *y->shape)) {
-            double *p = malloc(rows * cols * sizeof *p), *q = malloc(rows * cols * sizeof *q);
-            safetensors_read(&a, x, 0, rows * cols, p, true);
-            safetensors_read(&b, y, 0, rows * cols, q, true);
-            d = 0;
-            for (int k = 0; k < (qkv ? 3 : 1); k++)
-                d = fmax(d, matrix_difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k, by_norm));
-            free(p);
-            free(q);
-        }
-        if (d > most)
-            snprintf(name, 128, "%s", y->name), most = d;
-    }
-    safetensors_close(&a);
-    safetensors_close(&b);
-    return most;
-}
-
 static bool near(double a, double b, double most)
 {
     return fabs(a - b) <= most * fabs(b);
@@ -377,9 +347,9 @@ static bool near(double a, double b, double most)
 static bool explain_gradients(const Case *c, const Shape *s, int sequences)
 {
     double loss[STEPS], norm[STEPS];
-    const int rows = read_column(in_temporary("m.csv"), "loss", loss, STEPS);
+    const int rows = read_column("m.csv", "loss", loss, STEPS);
 
-    read_column(in_temporary("m.csv"), "grad_norm", norm, STEPS);
+    read_column("m.csv", "grad_norm", norm, STEPS);
     char known[128] = "";
     /* experts' gradients have another norm than their sum */
     if (rows && isfinite(loss[0]) && isfinite(norm[0]) && !ranks_disagree)
@@ -431,10 +401,9 @@ static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
     if (is("10_expert_parallel") && !(c->kind & MIXTURE))
         return explain_gradients(c, s, sequences);
     run_reference(c, s, sequences, "");
-    const double d = files_differ(in_temporary("g.safetensors"), in_temporary("01.safetensors"), s->heads, c->tolerance,
-                                  name);
-    read_column(in_temporary("m.csv"), "loss", a, 1), read_column(in_temporary("m.csv"), "grad_norm", a + 1, 1);
-    read_column(in_temporary("01.csv"), "loss", b, 1), read_column(in_temporary("01.csv"), "grad_norm", b + 1, 1);
+    const double d = compare_tensors("g.safetensors", "01.safetensors", s->heads, c->tolerance, name);
+    read_column("m.csv", "loss", a, 1), read_column("m.csv", "grad_norm", a + 1, 1);
+    read_column("01.csv", "loss", b, 1), read_column("01.csv", "grad_norm", b + 1, 1);
     if (c->tolerance)
         snprintf(farthest, sizeof farthest, "the largest difference is %.2g of the norm, in %s", d, name);
     if (d <= (c->tolerance ? c->tolerance : EXACT) && near(a[0], b[0], c->tolerance + 1e-9)
@@ -453,7 +422,7 @@ static bool losses_of(const Case *c, const Shape *s, int sequences, const double
     double b[STEPS];
 
     run_reference(c, s, sequences, more);
-    read_column(in_temporary("01.csv"), "loss", b, STEPS);
+    read_column("01.csv", "loss", b, STEPS);
     for (int i = 0; i < rows; i++)
         if (!near(mine[i], b[i], 1e-9))
             return false;
@@ -490,7 +459,7 @@ static bool as_without_updates(const Case *c, const Shape *s, int sequences, con
     double never[STEPS], apart[2] = {0};
 
     run_reference(c, s, sequences, "--lr 0 --min-lr 0");
-    read_column(in_temporary("01.csv"), "loss", never, STEPS);
+    read_column("01.csv", "loss", never, STEPS);
     for (int i = 0; i < rows; i++)
         apart[0] += pow(mine[i] - never[i], 2), apart[1] += pow(right[i] - never[i], 2);
     return sqrt(apart[0]) < 0.2 * sqrt(apart[1]);
@@ -506,8 +475,8 @@ static void compare_losses(const Case *c, const Shape *s, int sequences)
     int rows = 0, first = -1;
 
     for (int k = 0; k < 3; k++) {
-        rows = read_column(in_temporary("m.csv"), column[k], a[k], STEPS);
-        read_column(in_temporary("01.csv"), column[k], b[k], STEPS);
+        rows = read_column("m.csv", column[k], a[k], STEPS);
+        read_column("01.csv", column[k], b[k], STEPS);
     }
     for (int i = 0; i < rows && first < 0; i++)
         for (int k = 0; k < 3 && first < 0; k++)
@@ -585,8 +554,8 @@ static void compare_checkpoint(const Case *c, const Shape *s)
         fault("every saved weight is a number of 16 bits: the checkpoint, or the update, has the weights that forward "
               "reads instead of the master weights");
     for (int i = 0; i < 2 && !c->tolerance && !faults; i++) {
-        const double d = files_differ(saved_file("saved", files[i]), saved_file("01.saved", files[i]), s->heads, false,
-                                      name);
+        const double d = compare_tensors(saved_file("saved", files[i]), saved_file("01.saved", files[i]), s->heads, false,
+                                         name);
         if (d > (i ? 1e-7 : 1e-9))
             fault("after the last step, %s of the saved %s differs from the reference's by %.2g of its largest element",
                   name, i ? "moments" : "parameters", d);
@@ -643,16 +612,16 @@ static void compare_overflow(const char *command, const Shape *s, double scale)
     free(metrics);
     if (faults)
         return;
-    read_column(in_temporary("m.csv"), "grad_norm", norm, STEPS);
-    read_column(in_temporary("m.csv"), "loss_scale", scales, STEPS);
-    read_column(in_temporary("m.csv"), "loss", loss, STEPS);
-    read_column(in_temporary("resumed.csv"), "loss", resumed, STEPS);
+    read_column("m.csv", "grad_norm", norm, STEPS);
+    read_column("m.csv", "loss_scale", scales, STEPS);
+    read_column("m.csv", "loss", loss, STEPS);
+    read_column("resumed.csv", "loss", resumed, STEPS);
     if (!isfinite(norm[0]) || isfinite(norm[1]))
         fault("with --loss-scale %.0f, doubled after step 1, gradients overflow in step 2 and not before, but the norms "
               "are %g and %g", scale, norm[0], norm[1]);
     for (int i = 0; i < 2 && !faults; i++)
-        if (files_differ(saved_file("two", i ? "optimizer" : "model"), saved_file("one", i ? "optimizer" : "model"),
-                         s->heads, false, name) > 0)
+        if (compare_tensors(saved_file("two", i ? "optimizer" : "model"), saved_file("one", i ? "optimizer" : "model"),
+                            s->heads, false, name) > 0)
             fault("the gradients of step 2 have Inf or NaN, but the step was not skipped: %s of the checkpoint changed",
                   name);
     cJSON *one = read_json("one/trainer.json"), *two = read_json("two/trainer.json");
