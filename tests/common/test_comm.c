@@ -365,42 +365,6 @@ static void check_counts(void)
     require(comm_bytes() == 0, "comm_stats_reset leaves %lld bytes", (long long)comm_bytes());
 }
 
-/* Sums of fractions depend on the order of addition. They are the same bits on all ranks and in every call. */
-static void sums_are_the_same_everywhere(void)
-{
-    static const double tolerances[] = {0x1.1p-52, 0x1.1p-24, 0x1.1p-8};        /* of a rounding: one per rank */
-    enum { COUNT = 10007 };
-    double (*all)[COUNT] = malloc(comm_size(world) * sizeof *all), mine[COUNT];
-
-    for (int k = 0; k < 6; k++) {               /* each type twice */
-        const int n = comm_size(world), type = k / 2;
-        Tensor t = tensor_create(MEM_WORKSPACE, types[type], "fractions", shape(COUNT));
-        for (int i = 0; i < COUNT; i++)
-            mine[i] = 1 / ((int)(mixed(type, comm_rank(world), i) % 2001) - 1000 + 0.1);
-        set(t, 0, COUNT, mine);
-        comm_all_reduce(world, t, SUM);
-        double *x = numbers_of(t);
-        for (int i = 0; i < COUNT; i++) {
-            double sum = 0, size = 0;
-            for (int r = 0; r < n; r++) {
-                const double term = 1 / ((int)(mixed(type, r, i) % 2001) - 1000 + 0.1);
-                sum += term, size += fabs(term);
-            }
-            require(fabs(x[i] - sum) <= n * size * tolerances[type], "a sum of %s is %.17g, but must be %.17g",
-                    dtype_name(types[type]), x[i], sum);
-        }
-        if (k % 2 == 0)
-            comm_gather_host(world, all, x, sizeof *all);
-        for (int r = 0; r < n; r++)
-            require(!memcmp(x, all[r], sizeof *all), "a sum of %s: other bits than rank %d has, or than before",
-                    dtype_name(types[type]), r);
-        tensor_free(&t, MEM_WORKSPACE);
-        free(x);
-    }
-    free(all);
-    comm_stats_reset();
-}
-
 static void host_numbers(void)
 {
     const int n = comm_size(world), rank = comm_rank(world);
@@ -449,7 +413,6 @@ static void all_cases(void)
     started_cases(8, 3000);
     started_cases(1, 100000);
     check_counts();
-    sums_are_the_same_everywhere();
     host_numbers();
     for (int g = 0; g < GROUPS; g++)
         transfer_order(g, 9);

@@ -1,5 +1,5 @@
-/* Tests of the modules of common/ without a test program of their own: random numbers, the layout, initial weights, the
- * optimizer, batches, the memory tracker. What the programs' tests against 01 prove (tests/programs) is not repeated:
+/* Tests of the modules of common/ without a test program of their own: random numbers, initial weights, the optimizer,
+ * batches, samples, the memory tracker. What the programs' tests against 01 prove (tests/programs) is not repeated:
  * that weights and batches do not depend on the ranks, that views and segments are of the right elements.
  */
 #include <math.h>
@@ -45,64 +45,6 @@ static void philox_is_the_published_one(void **state)
         const Philox p = philox(known[i].key, known[i].high, known[i].low);
         assert_memory_equal(p.word, known[i].word, sizeof p.word);
     }
-}
-
-/* Numbers differ if any argument differs: seed, stream, or either index. */
-static void streams_are_apart(void **state)
-{
-    enum { VALUES = 5 * 3 * 5 * 5 };
-    static const uint64_t values[] = {0, 1, 2, 1ull << 32, (1ull << 56) - 1};
-    uint64_t seen[VALUES];
-
-    (void)state;
-    for (int i = 0; i < VALUES; i++) {
-        seen[i] = random_bits(values[i % 5], STREAM_PARAMETERS + i / 5 % 3, values[i / 15 % 5], values[i / 75]);
-        for (int j = 0; j < i; j++)
-            assert_true(seen[i] != seen[j]);
-    }
-    assert_true(random_bits(3, STREAM_BATCHES, 4, 5) == random_bits(3, STREAM_BATCHES, 4, 5));
-}
-
-/* The moments of `count` numbers must be within 5 standard deviations of those of independent ones. `spread` is the
- * variance of one number's k-th power. */
-static void check_moments(double (*number)(int64_t), const double expected[5], const double spread[5])
-{
-    enum { COUNT = 400000 };
-    double moment[5] = {0}, pairs = 0, neighbors = 0, last = 0;
-
-    for (int64_t i = 0; i < COUNT; i++) {
-        const double x = number(i);
-        assert_true(isfinite(x));
-        for (int k = 1; k <= 4; k++)
-            moment[k] += pow(x, k) / COUNT;
-        *(i % 2 ? &pairs : &neighbors) += x * last;            /* i odd: both normals come from one evaluation */
-        last = x;
-    }
-    for (int k = 1; k <= 4; k++)
-        assert_true(fabs(moment[k] - expected[k]) < 5 * sqrt(spread[k] / COUNT));
-    assert_true(fabs(pairs) < 5 * spread[1] * sqrt(COUNT / 2));
-    assert_true(fabs(neighbors) < 5 * spread[1] * sqrt(COUNT / 2));
-}
-
-static double uniform(int64_t i)                /* from -0.5 to 0.5 */
-{
-    const double u = random_uniform(1, STREAM_SAMPLING, i % 7, i / 7);
-
-    assert_true(u > 0 && u < 1);
-    return u - 0.5;
-}
-
-static double normal(int64_t i)
-{
-    return random_normal(1, STREAM_PARAMETERS, 3, i);
-}
-
-static void numbers_have_their_moments(void **state)
-{
-    (void)state;
-    check_moments(uniform, (double[]){0, 0, 1.0 / 12, 0, 1.0 / 80},
-                  (double[]){0, 1.0 / 12, 1.0 / 180, 1.0 / 448, 1.0 / 2304 - 1.0 / 6400});
-    check_moments(normal, (double[]){0, 0, 1, 0, 3}, (double[]){0, 1, 2, 15, 96});
 }
 
 /* ---- The layout ---- */
@@ -578,24 +520,6 @@ static void memory_is_tracked(void **state)
     memory_track(MEM_COMMUNICATION, -90);
 }
 
-/* Tensors of any size are zeroed, writable to their end, and begin at a cache line. */
-static void memory_is_zero(void **state)
-{
-    static const int64_t sizes[] = {0, 1, 1000, 100000, (4 << 20) / 8 - 1, (4 << 20) / 8, (4 << 20) / 8 + 1, 3 << 20};
-
-    (void)state;
-    for (int round = 0; round < 2; round++)
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            const Tensor t = flat("t", sizes[i]);
-            assert_int_equal((uintptr_t)t.data % 64, 0);
-            for (int64_t k = 0; k < sizes[i]; k++) {
-                assert_true(data(t)[k] == 0);
-                data(t)[k] = 1;
-            }
-            drop(t);
-        }
-}
-
 static void bytes_in_words(void **state)
 {
     static const struct {
@@ -668,10 +592,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_tracked),
-        cmocka_unit_test(memory_is_zero),
         cmocka_unit_test(philox_is_the_published_one),
-        cmocka_unit_test(streams_are_apart),
-        cmocka_unit_test(numbers_have_their_moments),
         cmocka_unit_test(presets_have_their_size),
         cmocka_unit_test(weights_have_their_standard_deviation),
         cmocka_unit_test(learning_rate_rises_and_falls),
