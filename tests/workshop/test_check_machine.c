@@ -29,7 +29,7 @@ static void put(const char *name, const char *text)
 static int make_directories(void **state)
 {
     (void)state;
-    run_well("mkdir bin real alone repaired one_gpu old_driver old_gpu mixed old_nvcc broken hangs proc free limited");
+    run_well("mkdir bin real alone one_gpu old_driver old_gpu mixed old_nvcc broken hangs proc free limited");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
                    "for f in mpicc mpiexec gnuplot; do\n"
                    "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
@@ -37,9 +37,6 @@ static int make_directories(void **state)
     result_free(run("sh link.sh"));
     put("alone/mpiexec", SH "shift 2\n\"$@\"\n\"$@\"\n");       /* each rank is rank 0 of 1 */
     put("alone/dpkg-query", SH "echo ${MPICH-4.2.0-5build3}\n");
-    put("repaired/apt-cache", SH "printf 'libmpich12:\\n  Candidate: 4.2.0-5ubuntu1\\n'\n");
-    put("repaired/apt-get", SH "echo apt-get \"$@\" >>apt\n");
-    put("repaired/sudo", SH "exec \"$@\"\n");
     put("one_gpu/nvidia-smi", SMI("Tesla T4, 15360 MiB, 7.5, 550.54\\n", "Version: 12.4"));
     put("one_gpu/nvcc", NVCC("12.6"));
     put("old_driver/nvidia-smi", SMI("Tesla T4, 15360 MiB, 7.5, 470.82\\n", "UMD Version: 11.4"));
@@ -107,18 +104,6 @@ static void what_fails_is_named(void **state)
            "-> nvidia-smi: no response in 3 s\n");
 }
 
-/* make deps, with and without a newer package in apt than the broken one. */
-static void a_broken_mpich_is_repaired(void **state)
-{
-    (void)state;
-    expect(run("sh -c 'PATH=repaired:alone:real:bin sh " SOURCE "/tests/workshop/deps.sh && cat apt'"), 0,
-           "installing MPICH 4.2.0-5ubuntu1 in place of 4.2.0-5build3|"
-           "apt-get install -y -qq --no-install-recommends libmpich12 libmpich-dev mpich\n");
-    put("repaired/apt-cache", SH "printf 'libmpich12:\\n  Candidate: 4.2.0-5build3\\n'\n");
-    expect(run("sh -c 'PATH=repaired:alone:real:bin sh " SOURCE "/tests/workshop/deps.sh'"), 0,
-           "4.2.0-5.1 is repaired. Fetch\nlibmpich12, libmpich-dev and mpich, for ");
-}
-
 /* GPUs that nvcc of CUDA 12 can build for are used, and in one line each, why others are not. */
 static void gpus_are_used_if_they_can_be(void **state)
 {
@@ -149,8 +134,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(limits_are_no_failures), cmocka_unit_test(what_fails_is_named),
-        cmocka_unit_test(a_broken_mpich_is_repaired), cmocka_unit_test(gpus_are_used_if_they_can_be),
-        cmocka_unit_test(nccl_of_2_17_is_enough),
+        cmocka_unit_test(gpus_are_used_if_they_can_be), cmocka_unit_test(nccl_of_2_17_is_enough),
     };
     return cmocka_run_group_tests(tests, make_directories, NULL);
 }
