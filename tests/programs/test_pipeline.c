@@ -315,37 +315,6 @@ static void every_schedule_is_right(void **state)
         }
 }
 
-static void call_check_ended(const void *simulation)
-{
-    Simulation s = *(const Simulation *)simulation;
-
-    check_ended(&s, stderr);
-}
-
-/* The last rank has B1 of model chunk 0 before F1 of chunk 1. The message shows the schedule so far and each rank's
- * wait. */
-static void waiting_for_itself_is_explained(void **state)
-{
-    Simulation s = simulate((Pipeline){INTERLEAVED, 2, 2, 2}, ALIKE, NULL);
-    const Action swapped = s.ranks[1].list[4];
-
-    (void)state;
-    s.ranks[1].list[4] = s.ranks[1].list[7], s.ranks[1].list[7] = swapped;
-    memset(s.ended, 0, 3 * s.pipe.p * s.pipe.v_c * s.pipe.m * sizeof(int));
-    memset(s.done, 0, s.pipe.p * sizeof(int)), memset(s.clock, 0, s.pipe.p * sizeof(int));
-    s.slots = 0;
-    play(&s);
-    Result r = run_function(call_check_ended, &s);
-    assert_int_equal(r.status, 1);
-    assert_string_equal(r.err, "rank 0   0101..aa\n  chunk  0011..11\nrank 1   .010aa..\n  chunk  .00111..\n"
-                        "rank 0 waits at its action B1 (chunk 1) for B1 (chunk 1) of rank 1\n"
-                        "rank 1 waits at its action B1 (chunk 0) for B1 (chunk 1) of rank 0\n"
-                        "ultrascale: this schedule deadlocks: "
-                        "rank 0 waits at its action B1 (chunk 1) for B1 (chunk 1) of rank 1\n");
-    result_free(r);
-    simulation_free(&s);
-}
-
 /* ---- The program against 01 ---- */
 
 #define PROGRAM BUILD "/cpu64/06_pipeline_parallel"
@@ -416,7 +385,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_schedule_is_right),
         cmocka_unit_test(times_are_simulated),
-        cmocka_unit_test(waiting_for_itself_is_explained),
         cmocka_unit_test(configurations_agree),
         cmocka_unit_test(charts_are_printed),
         cmocka_unit_test(bubbles_are_measured),
