@@ -55,7 +55,7 @@ char *json_text(const char *file, const char *array, int i, const char *name);
  * a tensor is missing in `a` or has another shape. `worst` (128 characters, or NULL) gets that tensor's name. */
 double compare_tensors(const char *a, const char *b, int heads, bool by_norm, char *worst);
 
-/* The same for --dump-gradients files, which must have the same batch. */
+/* The same for --dump-gradients files; Inf if they have different batches. */
 double compare_gradients(const char *a, const char *b, int heads, char *worst);
 double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
 

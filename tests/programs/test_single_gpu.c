@@ -29,13 +29,16 @@ static void configurations_agree(void **state)
 
 static void runs_repeat_bit_for_bit(void **state)
 {
+    static const char *const runs[] = {CPU " --threads 1", CPU " --threads 2",
+                                       "mpiexec -n 3 " BUILD "/cpu/03_data_parallel --accumulate 2 --threads 1"};
+
     (void)state;
-    for (int threads = 1; threads <= 2; threads++) {
+    for (int k = 0; k < 3; k++) {
         for (int i = 0; i < 2; i++)
-            run_well(CPU " " SHAPE " --data %s --micro-batch 4 --steps 4 --threads %d --save repeat%d", tokens(),
-                     threads, i);
+            run_well("%s " SHAPE " --data %s --micro-batch 4 --steps 4 --save repeat%d", runs[k], tokens(), i);
         run_well("cmp repeat0/model.safetensors repeat1/model.safetensors");
         run_well("cmp repeat0/optimizer.safetensors repeat1/optimizer.safetensors");
+        run_well("rm -r repeat0 repeat1");
     }
 }
 

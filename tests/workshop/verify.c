@@ -16,6 +16,7 @@
  *   RECORD=1    appends each case's costs to verify_costs.tsv
  */
 #include <cjson/cJSON.h>
+#include <err.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -758,68 +759,49 @@ static void conclude(void)
     }
 }
 
+/* Options that ARGS may not have, of 10 and of all programs; and those that it may, but by their full names. */
+static const char *const names[] = {
+    "--experts", "--top-k", "--expert-width", "--capacity", "--balance",
+    "--data", "--vocab", "--load", "--steps", "--preset", "--seed", "--lr", "--clip", "--min-lr", "--warmup",
+    "--lr-decay-steps", "--weight-decay",
+    "--layers", "--hidden", "--heads", "--seq", "--micro-batch", "--accumulate", "--dtype", "--gradients", "--master"};
+enum { OF_ALL = 5, CHOSEN = 17, NAMES = sizeof names / sizeof *names };
+
 int main(int argc, char **argv)
 {
     char options[1024] = "";
     int count = 0;
 
     reference = is_set("REFERENCE") ? getenv("REFERENCE") : reference;
-    if (argc < 3) {
-        fprintf(stderr, "verify: expected STAGE PROGRAM [RANKS [OPTION...]], got %d arguments; use make verify\n",
-                argc - 1);
-        return 2;
-    }
+    if (argc < 3)
+        errx(2, "expected STAGE PROGRAM [RANKS [OPTION...]], got %d arguments; use make verify", argc - 1);
     setenv("ASAN_OPTIONS", "detect_leaks=0", 0);                /* as run.sh: MPICH leaks */
     setenv("UBSAN_OPTIONS", "print_stacktrace=1", 0);
     stage = argv[1], program = realpath(argv[2], NULL);         /* runs start in a temporary directory */
-    if (!program) {
-        fprintf(stderr, "verify: there is no program %s\n", argv[2]);
-        return 2;
-    }
+    if (!program)
+        errx(2, "there is no program %s", argv[2]);
     const int ranks = argc > 3 ? atoi(argv[3]) : 0;
-    if (is_set("EXPECT") && !intended("gradients") && !intended("losses")) {
-        fprintf(stderr, "verify: EXPECT: expected gradients, losses or both, got '%s'\n", getenv("EXPECT"));
-        return 2;
-    }
+    if (is_set("EXPECT") && !intended("gradients") && !intended("losses"))
+        errx(2, "EXPECT: expected gradients, losses or both, got '%s'", getenv("EXPECT"));
     for (int i = 4; i < argc; i++)
         snprintf(options + strlen(options), sizeof options - strlen(options), "%s%s", i > 4 ? " " : "", argv[i]);
     given_options = options;
-    if (argc > 3 && *argv[3] && (ranks < 1 || ranks > 64 || argv[3][strspn(argv[3], "0123456789")])) {
-        fprintf(stderr, "verify: NP: expected a number of ranks from 1 to 64, got '%s'\n", argv[3]);
-        return 2;
-    }
+    if (argc > 3 && *argv[3] && (ranks < 1 || ranks > 64 || argv[3][strspn(argv[3], "0123456789")]))
+        errx(2, "NP: expected a number of ranks from 1 to 64, got '%s'", argv[3]);
     own = true;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         own &= !is(cases[i].stage);
     const bool one_rank = is("01_single_gpu") || is("02_mixed_precision") || is("08_fused_kernels");
     const bool typed = is("02_mixed_precision") || is("08_fused_kernels") || is("09_combined");
-    if (ranks > 1 && one_rank) {
-        fprintf(stderr, "verify: NP=%d, but %s runs on one rank, like 01, 02 and 08; leave NP out\n", ranks, stage);
-        return 2;
-    }
-    static const char *const fixed[] = {"--data", "--vocab", "--load", "--steps", "--preset", "--seed", "--lr",
-                                        "--clip", "--min-lr", "--warmup", "--lr-decay-steps", "--weight-decay"};
-    static const char *const others[] = {"--layers", "--hidden", "--heads", "--seq", "--micro-batch", "--accumulate",
-                                         "--dtype", "--gradients", "--master"};
-    static const char *const set[] = {"--experts", "--top-k", "--expert-width", "--capacity", "--balance"};
-    for (unsigned i = 0; i < sizeof set / sizeof *set && is("10_expert_parallel"); i++)
-        if (given(set[i])) {
-            fprintf(stderr, "verify: ARGS has %s, which verify sets itself; --ep and --recompute can be chosen\n",
-                    set[i]);
-            return 2;
-        }
-    for (int i = 4; i < argc; i++) {
-        for (unsigned k = 0; k < sizeof fixed / sizeof *fixed; k++)
-            refuse_short(argv[i], fixed[k]);
-        for (unsigned k = 0; k < sizeof others / sizeof *others; k++)
-            refuse_short(argv[i], others[k]);
-    }
-    for (unsigned i = 0; i < sizeof fixed / sizeof *fixed; i++)
-        if (given(fixed[i])) {
-            fprintf(stderr, "verify: ARGS has %s, which verify sets itself, the same for both programs; --layers, "
-                    "--hidden, --heads, --seq, --micro-batch and --accumulate can be chosen\n", fixed[i]);
-            return 2;
-        }
+    if (ranks > 1 && one_rank)
+        errx(2, "NP=%d, but %s runs on one rank, like 01, 02 and 08; leave NP out", ranks, stage);
+    for (int i = 4; i < argc; i++)
+        for (int k = OF_ALL; k < NAMES; k++)
+            refuse_short(argv[i], names[k]);
+    for (int k = is("10_expert_parallel") ? 0 : OF_ALL; k < CHOSEN; k++)
+        if (given(names[k]))
+            errx(2, "ARGS has %s, which verify sets itself; %s can be chosen", names[k], k < OF_ALL ? "--ep and --recompute"
+                 : "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate");
     /* 02, 08 and 09 default to bf16: without an option that needs it, fp32 allows the exact comparison */
     if (*options && !given("--dtype") && typed)
         snprintf(options + strlen(options), sizeof options - strlen(options), " --dtype %s",

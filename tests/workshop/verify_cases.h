@@ -3,6 +3,7 @@
 #ifndef VERIFY_CASES_H
 #define VERIFY_CASES_H
 
+#include <err.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,10 +130,8 @@ static void refuse_short(const char *word, const char *name)
 {
     const size_t length = strcspn(word, "=");
 
-    if (length > 2 && length < strlen(name) && !strncmp(word, name, length)) {
-        fprintf(stderr, "verify: ARGS has %.*s, which may be %s: write the full name\n", (int)length, word, name);
-        exit(2);
-    }
+    if (length > 2 && length < strlen(name) && !strncmp(word, name, length))
+        errx(2, "ARGS has %.*s, which may be %s: write the full name", (int)length, word, name);
 }
 
 /* A number in ARGS or in the options of the case. */
