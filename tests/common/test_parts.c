@@ -520,7 +520,7 @@ static void memory_is_tracked(void **state)
     memory_track(MEM_COMMUNICATION, -90);
 }
 
-static void bytes_in_words(void **state)
+static void numbers_in_words(void **state)
 {
     static const struct {
         double bytes;
@@ -529,28 +529,22 @@ static void bytes_in_words(void **state)
                     {99951, "100 kB"}, {999499, "999 kB"}, {999501, "1.0 MB"}, {17.3e6, "17.3 MB"}, {3.1e9, "3.1 GB"},
                     {141e9, "141 GB"}, {2.5e12, "2.5 TB"}, {7e15, "7.0 PB"}, {1e18, "1.0 EB"}, {5e21, "5000 EB"},
                     {-1500, "-1.5 kB"}};
+    static const struct {
+        int64_t number;
+        const char *text;
+    } numbers[] = {{0, "0"}, {999, "999"}, {1000, "1,000"}, {-999, "-999"}, {-123456, "-123,456"},
+                   {INT64_MAX, "9,223,372,036,854,775,807"}, {INT64_MIN, "-9,223,372,036,854,775,808"}};
     const char *texts[8];
 
     (void)state;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
         assert_string_equal(bytes_text(expected[i].bytes), expected[i].text);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        assert_string_equal(number_text(numbers[i].number), numbers[i].text);
     for (int i = 0; i < 8; i++)
         texts[i] = bytes_text(i);
     for (int i = 0; i < 8; i++)                                 /* each text is valid for seven more calls */
         assert_int_equal(texts[i][0], '0' + i);
-}
-
-static void numbers_in_words(void **state)
-{
-    static const struct {
-        int64_t number;
-        const char *text;
-    } expected[] = {{0, "0"}, {999, "999"}, {1000, "1,000"}, {-999, "-999"}, {-123456, "-123,456"},
-                    {INT64_MAX, "9,223,372,036,854,775,807"}, {INT64_MIN, "-9,223,372,036,854,775,808"}};
-
-    (void)state;
-    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
-        assert_string_equal(number_text(expected[i].number), expected[i].text);
 }
 
 /* Every preset's layout has the playbook's number of parameters, and about the size in its name. */
@@ -604,7 +598,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(evaluations_have_their_size),
         cmocka_unit_test(tokens_are_printed),
         cmocka_unit_test(samples_have_their_odds),
-        cmocka_unit_test(bytes_in_words),
         cmocka_unit_test(numbers_in_words),
         cmocka_unit_test(includes_point_down),
     };
