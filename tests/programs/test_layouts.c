@@ -128,8 +128,7 @@ static const struct {
                             "multiple of 3 ranks, or choose factors of 4"},
     {COMBINED, 2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: 8 does not equal the 4 ranks; start 8 "
                                    "ranks, or choose factors of 4"},
-    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536",
-     "281474976710656 does not divide the 4 ranks"},
+    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536", "281474976710656 does not divide the 4 ranks"},
     {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "18446744073709551616 does not equal"},
     {COMBINED, 1, "--tp 4 --heads 6", "--tp: --heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
     {COMBINED, 1, "--tp 4 --heads 4 --seq 5 --micro-batch 1",
