@@ -1,5 +1,5 @@
-/* Attention by blocks of keys against full attention. 07 against 01 (layouts.h): gradients, losses, memory, traffic, and
- * the number of query-key pairs that each rank computes. */
+/* Attention by blocks of keys against full attention. 07 against 01 (layouts.h): gradients, losses, memory, traffic,
+ * and the number of query-key pairs that each rank computes. */
 #include <math.h>
 
 #include "../../07_context_parallel/blocks.h"

@@ -63,7 +63,7 @@ static void check_scores(const char *out)
     assert_true(regret <= 8 && best_rule < 100 && regret <= best_rule / 2);
 }
 
-/* Errors with the constants in costs.c; in make test-full also cross-validated, so with constants fitted to other runs. */
+/* Errors with the constants in costs.c; in make test-full cross-validated, too: with constants fitted to other runs. */
 static void comes_near_the_published_runs(void **state)
 {
     (void)state;

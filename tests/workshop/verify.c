@@ -555,8 +555,8 @@ static void compare_checkpoint(const Case *c, const Shape *s)
         fault("every saved weight is a number of 16 bits: the checkpoint, or the update, has the weights that forward "
               "reads instead of the master weights");
     for (int i = 0; i < 2 && !c->tolerance && !faults; i++) {
-        const double d = compare_tensors(saved_file("saved", files[i]), saved_file("01.saved", files[i]), s->heads, false,
-                                         name);
+        const double d = compare_tensors(saved_file("saved", files[i]), saved_file("01.saved", files[i]), s->heads,
+                                         false, name);
         if (d > (i ? 1e-7 : 1e-9))
             fault("after the last step, %s of the saved %s differs from the reference's by %.2g of its largest element",
                   name, i ? "moments" : "parameters", d);
@@ -800,8 +800,9 @@ int main(int argc, char **argv)
             refuse_short(argv[i], names[k]);
     for (int k = is("10_expert_parallel") ? 0 : OF_ALL; k < CHOSEN; k++)
         if (given(names[k]))
-            errx(2, "ARGS has %s, which verify sets itself; %s can be chosen", names[k], k < OF_ALL ? "--ep and --recompute"
-                 : "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate");
+            errx(2, "ARGS has %s, which verify sets itself; %s can be chosen", names[k],
+                 k < OF_ALL ? "--ep and --recompute"
+                            : "--layers, --hidden, --heads, --seq, --micro-batch and --accumulate");
     /* 02, 08 and 09 default to bf16: without an option that needs it, fp32 allows the exact comparison */
     if (*options && !given("--dtype") && typed)
         snprintf(options + strlen(options), sizeof options - strlen(options), " --dtype %s",
