@@ -12,8 +12,7 @@
  * A model with experts (model.h) has mlp.gate.weight, and mlp.experts.5.dense_h_to_4h.weight instead of
  * mlp.dense_h_to_4h.weight. No class of Hugging Face has this model; tests/programs/experts/huggingface.py makes one. A
  * run with experts also loads a model without ("sparse upcycling", Komatsuzaki et al. 2022): each expert becomes a copy
- * of the MLP, and routers keep their initial weights.
- */
+ * of the MLP, and routers keep their initial weights. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 

@@ -5,8 +5,7 @@
  *
  * A step's sequences depend on seed and step alone, not on the number of ranks: sequence g of step s starts at token
  * Philox(seed, s, g) mod (training tokens - seq). So step and seed are enough to resume, and every parallel
- * configuration sees the same global batch.
- */
+ * configuration sees the same global batch. */
 #ifndef DATA_H
 #define DATA_H
 

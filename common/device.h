@@ -2,8 +2,7 @@
  *
  * A device is a stream: operators and copies are queued in order, and the host may run ahead. device_wait, and every
  * call that brings numbers to the host, waits for what was queued before. On the CPU every call is complete when it
- * returns.
- */
+ * returns. */
 #ifndef DEVICE_H
 #define DEVICE_H
 

@@ -9,8 +9,7 @@
  *   E5M2       1      5        2       57344         6.1e-5         0.25        57344
  *
  * Numbers are rounded to the nearest in the format, ties to even, subnormals included; NaN stays NaN. F16: IEEE 754;
- * E4M3 and E5M2: Micikevicius et al. 2022, with saturation.
- */
+ * E4M3 and E5M2: Micikevicius et al. 2022, with saturation. */
 #ifndef FORMATS_H
 #define FORMATS_H
 

@@ -1,6 +1,5 @@
 /* The kernels behind ops.h: one set per backend, in cpu/ or cuda/. Operators call them with operands that they have
- * checked; fused kernels call them for what they do not fuse.
- */
+ * checked; fused kernels call them for what they do not fuse. */
 #ifndef KERNELS_H
 #define KERNELS_H
 

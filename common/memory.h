@@ -1,7 +1,6 @@
 /* The memory tracker: every tensor's bytes belong to a category, and every program predicts each category's
  * bytes from its configuration alone. At the end the tracked peaks must equal the predictions to the byte. (Playbook:
- * "Memory usage in transformers".)
- */
+ * "Memory usage in transformers".) */
 #ifndef MEMORY_H
 #define MEMORY_H
 

@@ -8,8 +8,7 @@
  *
  * With Config.experts = e, the MLP of each block is a mixture of e MLPs of width f, the experts. A router (e, h)
  * chooses k of them for each token. Then N = h*v + L*(4*h^2 + 8*h + e*h + e*(2*f*h + f + h)) + 2*h; a token uses k/e of
- * the experts' parameters.
- */
+ * the experts' parameters. */
 #ifndef MODEL_H
 #define MODEL_H
 

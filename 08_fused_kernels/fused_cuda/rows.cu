@@ -26,18 +26,18 @@ __global__ void residual_layernorm_forward_rows(T *sum, T *out, float *stats, co
                 v[k] += a[k] + b[k];
                 total += v[k];
             }
-            store_own(row, v, j, width);
+            move_own<true>(v, row, j, width);
             store(sum + i * width + j, v, N);
         }
         const float mean = block_sum(total) / width;
         EACH_COLUMN(j, N, width) {
-            load_own(v, row, j, width);
+            move_own<false>(v, row, j, width);
             for (int k = 0; k < N; k++)
                 squares += (v[k] - mean) * (v[k] - mean);
         }
         const float inverse = 1 / sqrtf(block_sum(squares) / width + 1e-5f);
         EACH_COLUMN(j, N, width) {
-            load_own(v, row, j, width);
+            move_own<false>(v, row, j, width);
             load(a, weight + j, N);
             load(b, bias + j, N);
             for (int k = 0; k < N; k++)

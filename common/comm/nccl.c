@@ -19,8 +19,7 @@
  *   before matmuls called later, would be wrong here: a receive posted ahead would block the work that its sender waits
  *   for.
  * - A transfer starts before those matmuls because its stream has a higher priority. All transfers have the same
- *   priority, so that all ranks run them in the same order.
- */
+ *   priority, so that all ranks run them in the same order. */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <signal.h>

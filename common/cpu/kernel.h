@@ -3,8 +3,7 @@
  * Kernels compute in real. If a tensor always stores reals, they use its elements directly: row(). If it may store a
  * small format (formats.h), they use load(), staging(), update() and store(). For reals these return pointers to the
  * tensor's own elements; otherwise they convert to and from scratch memory, and store() rounds each result once. So one
- * copy of each kernel serves all dtypes.
- */
+ * copy of each kernel serves all dtypes. */
 #ifndef CPU_KERNEL_H
 #define CPU_KERNEL_H
 

@@ -6,8 +6,7 @@
  * added in order. ("omp simd reduction" keeps partial sums in the lanes of a vector, always the same ones; "omp
  * parallel reduction" would combine threads in the order in which they finish.)
  *
- * kernel.h has the access to elements. Matmuls are in matmul.c, attention in attention.c.
- */
+ * kernel.h has the access to elements. Matmuls are in matmul.c, attention in attention.c. */
 #include "kernel.h"
 
 #include <math.h>

@@ -1,7 +1,6 @@
 /* exp for loops that the compiler vectorizes. gcc vectorizes libm's exp only under -ffast-math, which also removes
  * checks for NaN. No branches, no tables. Relative error below 4 units in the last place if the result is a normal
- * number; 0 below that, Inf above, NaN for NaN.
- */
+ * number; 0 below that, Inf above, NaN for NaN. */
 #ifndef VECTOR_MATH_H
 #define VECTOR_MATH_H
 

@@ -81,27 +81,19 @@ template <int N, typename T> __device__ inline void store(T *to, const float (&f
     store_ragged(to, from, 0, left);
 }
 
-/* N floats of a thread, from column j of a row on, in shared memory, where only this thread reads them. Of eight, the
- * first four lie in the row's first half, so that neighbours' lie side by side and never meet in a bank. */
-template <int N> __device__ inline float *own_place(float *row, int64_t j, int64_t width, int k)
-{
-    return N == 8 ? row + k / 4 * (width / 2) + j / 2 : row + j;
-}
-
-template <int N> __device__ inline void load_own(float (&to)[N], float *row, int64_t j, int64_t width)
+/* Stores or loads N floats of a row in shared memory, from column j on, which only this thread reads. Of eight, the first
+ * four lie in the row's first half, so that neighbours' lie side by side and never meet in a bank. */
+template <bool STORE, int N> __device__ inline void move_own(float (&x)[N], float *row, int64_t j, int64_t width)
 {
     constexpr int M = N < 4 ? N : 4;
 
-    for (int k = 0; k < N; k += M)
-        load((float (&)[M])to[k], own_place<N>(row, j, width, k), M);
-}
-
-template <int N> __device__ inline void store_own(float *row, float (&from)[N], int64_t j, int64_t width)
-{
-    constexpr int M = N < 4 ? N : 4;
-
-    for (int k = 0; k < N; k += M)
-        store(own_place<N>(row, j, width, k), (float (&)[M])from[k], M);
+    for (int k = 0; k < N; k += M) {
+        float *const at = N == 8 ? row + k / 4 * (width / 2) + j / 2 : row + j, (&piece)[M] = (float (&)[M])x[k];
+        if (STORE)
+            store(at, piece, M);
+        else
+            load(piece, at, M);
+    }
 }
 
 /* ---- loops: packs of a flat tensor over the grid; rows over blocks, and a row's packs over a block's threads. Packs
