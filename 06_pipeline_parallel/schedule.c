@@ -40,7 +40,9 @@ int chunk_of(Pipeline pipe, int stage)
 
 Range layers_of(Pipeline pipe, int stage)
 {
-    return range_split(pipe.layers, stage, pipe.p * pipe.v_c);
+    const Config c = options.config;
+
+    return range_split_last(c.layers, c.vocab / (12.0 * c.hidden + 2.0 * c.seq), stage, pipe.p * pipe.v_c);
 }
 
 /* ---- What an action waits for ---- */

@@ -92,3 +92,19 @@ void attention_merge_kernel(Tensor out, Tensor lse, Tensor block_out, Tensor blo
         log_sum[i] = max + (real)log(sum);
     }
 }
+
+void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
+{
+    const int64_t count = tensor_count(delta), D = tensor_count(out) / count;
+    real *to = delta.data;
+
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++) {
+        const real *o = load(out, i * D, D, 0), *d_o = load(d_out, i * D, D, 1);
+        real dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int64_t j = 0; j < D; j++)
+            dot += d_o[j] * o[j];
+        to[i] = dot;
+    }
+}

@@ -1,5 +1,5 @@
-/* Attention by blocks of keys: batched matmuls over the heads of a sequence, with a softmax between them. scores (2, A, Q,
- * keys) has room for P and dP. */
+/* Attention by blocks of keys: batched matmuls over the heads of a sequence, with a softmax between them. scores (2, A,
+ * Q, keys) has room for P and dP. */
 #include "../common/cuda/attention.cuh"
 extern "C" {
 #include "blocks.h"
@@ -86,4 +86,33 @@ void attention_merge_kernel(Tensor out, Tensor lse, Tensor part, Tensor part_lse
 
     LAUNCH(attention_merge_rows, row_blocks(rows, WARPS), dim3(WARP, WARPS), out, lse, part, part_lse, rows,
            tensor_width(out));
+}
+
+/* ---- attention_delta: a warp per row, N elements a lane ---- */
+
+template <typename T, int N>
+__global__ void attention_delta_rows(float *delta, const T *d_out, const T *out, int64_t rows, int64_t width)
+{
+    EACH_WARP_ROW(i, rows) {
+        float dot = 0, x[N], y[N];
+        EACH_COLUMN(j, N, width) {
+            load(x, d_out + i * width + j, N);
+            load(y, out + i * width + j, N);
+            for (int k = 0; k < N; k++)
+                dot += x[k] * y[k];
+        }
+        dot = warp_sum(dot);
+        if (threadIdx.x == 0)
+            delta[i] = dot;
+    }
+}
+
+void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
+{
+    const int64_t rows = tensor_count(delta), width = tensor_count(out) / rows;
+    const bool wide = aligned(d_out, out) && width * dtype_size(out.dtype) % 16 == 0;
+
+    FOR_TYPE(out.dtype, T, PACKED(wide, T, N,
+        LAUNCH((attention_delta_rows<T, N>), row_blocks(rows, WARPS), dim3(WARP, WARPS), delta, d_out, out, rows,
+               width)));
 }

@@ -3,8 +3,7 @@
  * In 03 to 07 one technique has all ranks for itself. Here each rank has a coordinate in four dimensions: which slice
  * of every matrix it holds (tp), which tokens of every sequence (cp), which layers (pp), which sequences of the batch
  * (dp). Each dimension alone works as in its own program. New is how dimensions interact: what two of them shard
- * together, over which group gradients, norm and loss are summed, and which rank counts what several ranks hold.
- * Numbers are stored as in 02; kernels are fused as in 08.
+ * together, over which group gradients, norm and loss are summed, and which rank counts what. Types are those of 02.
  */
 #include "../08_fused_kernels/fused.h"
 #include "combined.h"
@@ -31,7 +30,7 @@ static Layout layout;               /* the place of each parameter in a flat buf
 static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
 static ParamShard *shards;          /* L + 2: this rank's shard of each unit; empty if another pipeline stage has it */
 static AdamW optimizer;
-static Request **reduce_request;    /* L + 2: of each unit's gradients, over the replicas; NULL: none in flight */
+static Request **unit_request;      /* L + 2: in flight over the replicas: a unit's gradients, or updated parameters */
 
 int64_t B, T, R, L, H, A, D, F, V, C;           /* local sizes: combined.h */
 int local_chunks, in_flight;
@@ -68,7 +67,8 @@ static void grid(void)
 static void sizes(void)
 {
     const Config *c = &options.config;
-    const Range layers = comm_shard(pp, c->layers);
+    const double output = c->vocab / (12.0 * c->hidden + 2.0 * c->seq);     /* projection: its cost in layers (06) */
+    const Range layers = range_split_last(c->layers, output, comm_rank(pp), pp_size);
     const int p = comm_rank(pp), m = options.accumulate;
 
     if (c->layers < pp_size)
@@ -185,9 +185,8 @@ static void predict(void)
         comm_predict(tp, ALL_REDUCE, m, B * T - row < S ? B * T - row : S);
         comm_predict(tp, ALL_REDUCE, m, 2 * (B * T - row < S ? B * T - row : S));
     }
-    if (cp_size > 1) {                          /* K, V each way; dK, dV one hop more, to their owner */
+    if (cp_size > 1)                            /* K, V each way; dK, dV one hop more, to their owner */
         comm_predict_as(cp, SHIFT, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
-    }
     comm_predict_as(pp, SEND, dtype, m * (!first + !last), R * H);
     const struct { int64_t count, units; } units[] = {{H * V, first || last}, {block, layers}, {2 * H, last}};
     for (int i = 0; i < 3; i++) {
@@ -325,15 +324,19 @@ void forward(Acts *a, double scale, double gradient_scale)
 {
     const Params *w = &params;
 
+    comm_wait(&unit_request[0]);                /* the embedding, at both ends of the pipeline */
     if (a->begin == 0) {
         ids_in_slice(a->batch.inputs, a->batch.inputs, layout.first_id, V);     /* -1: in another slice */
         embedding_forward(partial_out(a->x[0]), a->batch.inputs, w->embedding);
         g_forward(a->x[0]);
     }
-    for (int l = a->begin; l < a->end; l++)
+    for (int l = a->begin; l < a->end; l++) {
+        comm_wait(&unit_request[l + 1]);
         block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+    }
     if (a->end < L)
         return;
+    comm_wait(&unit_request[L + 1]);
     ids_in_slice(a->batch.targets, a->batch.targets, layout.first_id, V);
     layernorm_forward(final, final_stats, a->x[L], w->final_weight, w->final_bias);
     head(a->batch, scale, gradient_scale);
@@ -348,8 +351,8 @@ static void reduce_begin(int u)
 
     if (tp_size > 1 && u > 0)
         comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].replicated : gradients.final, SUM);
-    reduce_request[u] = zero ? comm_start_reduce_scatter(replicas, shards[u].gradients, unit)
-                             : comm_start_all_reduce(replicas, unit, SUM);
+    unit_request[u] = zero ? comm_start_reduce_scatter(replicas, shards[u].gradients, unit)
+                           : comm_start_all_reduce(replicas, unit, SUM);
 }
 
 /* Waits for all reductions. Then adds the gradients of the tied embedding's two uses, at the two ends of the pipeline.
@@ -357,7 +360,7 @@ static void reduce_begin(int u)
 static void reduce_end(void)
 {
     for (int u = 0; u < L + 2; u++)
-        comm_wait(&reduce_request[u]);
+        comm_wait(&unit_request[u]);
     if (embedding_group)
         comm_all_reduce(embedding_group, shards[0].gradients, SUM);
 }
@@ -405,14 +408,14 @@ void micro_batch_load(Batch batch, int64_t step, int micro)
                    C * chunk_number(comm_rank(cp), i));
 }
 
-/* ZeRO-1: all-gathers the replicas' updated shards of each local unit. */
-static void gather_params(void)
+/* ZeRO-1: starts to all-gather the replicas' updated shards of each local unit. A unit's all-gather is in flight during
+ * the forwards of the units before it. */
+static void gather_begin(void)
 {
     for (int u = 0; u < L + 2 && zero; u++)
         if (layout.units[u].count) {
             Tensor unit = tensor_range(params.buffer, layout.units[u].first, layout.units[u].count);
-            const Range own = own_shard(tensor_count(unit));
-            comm_all_gather(replicas, unit, tensor_range(unit, own.first, own.count));
+            unit_request[u] = comm_start_all_gather(replicas, unit, has_master ? shards[u].copy : shards[u].params);
         }
 }
 
@@ -425,6 +428,7 @@ static StepResult train_step(int64_t step)
 
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
+    gather_begin();
     execute(step, scale);
     reduce_end();
     run_dump_gradients(&optimizer);
@@ -433,7 +437,6 @@ static StepResult train_step(int64_t step)
     double norm = sqrt(comm_sum(world, gradient_square_sum(&optimizer))), lr = learning_rate(step);
     double mean = comm_sum(world, comm_rank(tp) ? 0 : tensor_item(loss));      /* the ranks of tp have the same loss */
     adamw_step(&optimizer, lr, clip_scale(norm));
-    gather_params();
     trace_end();
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
@@ -443,6 +446,7 @@ static StepResult train_step(int64_t step)
 static void evaluate(void)
 {
     tensor_zero(loss);
+    gather_begin();
     for (int64_t p = 0; p < evaluation_batches(); p++) {
         for (int i = 0; i < local_chunks; i++)
             batch_validation(chunk_of(acts[0].batch, i), p, evaluation_batches(), C * chunk_number(comm_rank(cp), i));
@@ -469,8 +473,7 @@ static void parameters_create(void)
     Tensor master = has_master ? tensor_create(MEM_MASTER, REAL, "master", shape(own)) : NONE;
     Tensor m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(own));
     Tensor v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(own));
-    shards = calloc(L + 2, sizeof(ParamShard));
-    reduce_request = calloc(L + 2, sizeof(Request *));
+    shards = calloc(L + 2, sizeof(ParamShard)), unit_request = calloc(L + 2, sizeof(Request *));
     for (int u = 0; u < L + 2; u++) {
         const Range shard = own_shard(layout.units[u].count);
         const int64_t first = layout.units[u].first + shard.first;
@@ -483,8 +486,7 @@ static void parameters_create(void)
                                  .v = tensor_range(v, at, shard.count)};
         at += shard.count;
     }
-    optimizer = (AdamW){.layout = &layout, .shards = shards, .count = L + 2,
-                        .full_params = zero ? params.buffer : NONE};
+    optimizer = (AdamW){.layout = &layout, .shards = shards, .count = L + 2};
 }
 
 static void buffers_create(void)
@@ -519,8 +521,7 @@ int main(int argc, char **argv)
         {"tp", OPTION_INT, &tp_size, "tensor-parallel ranks: each has a slice of every matrix", "N", 1, 65536},
         {"cp", OPTION_INT, &cp_size, "context-parallel ranks: each has some tokens of every sequence", "N", 1, 65536},
         {"pp", OPTION_INT, &pp_size, "pipeline stages: each has some of the layers", "N", 1, 65536},
-        {"dp", OPTION_INT, &dp_size, "data-parallel ranks: each has some of the sequences; 0: all that remain", "N", 0,
-         65536},
+        {"dp", OPTION_INT, &dp_size, "data-parallel ranks: each has some sequences; 0: all that remain", "N", 0, 65536},
         {"zero", OPTION_INT, &zero, "ZeRO stage: 1 shards the optimizer states over the replicas", "N", 0, 1},
         {"dtype", OPTION_CHOICE, &dtype_option, "type of activations and weights", "bf16|fp32"},
         {0}});
@@ -538,7 +539,6 @@ int main(int argc, char **argv)
     for (int u = 0; u < L + 2 && has_master; u++)
         if (tensor_count(shards[u].copy))
             tensor_convert(shards[u].copy, shards[u].params);
-    gather_params();
     while (run_continues(step)) {
         StepResult result = train_step(step);
         run_step(++step, result);

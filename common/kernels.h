@@ -13,7 +13,7 @@ KERNEL(embedding_forward); KERNEL(embedding_backward);
 KERNEL(layernorm_forward); KERNEL(layernorm_backward);
 KERNEL(linear_forward); KERNEL(linear_backward_input); KERNEL(linear_backward_weight);
 KERNEL(quantize);
-KERNEL(attention_forward); KERNEL(attention_backward); KERNEL(attention_delta);
+KERNEL(attention_forward); KERNEL(attention_backward);
 KERNEL(gelu_forward); KERNEL(gelu_backward);
 KERNEL(residual_forward);
 KERNEL(cross_entropy_forward); KERNEL(cross_entropy_backward);

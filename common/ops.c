@@ -133,9 +133,6 @@ OPERATOR(attention_backward, (Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor
          "=d_qkv B*T,3*A*D; =d_probs B,A,T,T; d_out B*T,A*D; qkv B*T,3*A*D; probs B,A,T,T",
          d_qkv, d_probs, d_out, qkv, probs)
 
-OPERATOR(attention_delta, (Tensor delta, Tensor d_out, Tensor out),
-         0, "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out)
-
 /* ---- GELU, residual, cross-entropy ---- */
 
 OPERATOR(gelu_forward, (Tensor out, Tensor x), 0, "=out R,F; x R,F", out, x)

@@ -65,8 +65,6 @@ void rope_backward(Tensor d_qkv, Tensor rope);                          /* in pl
  * probabilities are 0; blocks that are fully masked are left untouched. d_probs is workspace of probs' shape. ---- */
 void attention_forward(Tensor out, Tensor probs, Tensor qkv);
 void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs);
-/* delta (R, A) REAL = sum over D of d_out * out, both (R, A*D). */
-void attention_delta(Tensor delta, Tensor d_out, Tensor out);
 
 /* ---- GELU, tanh form (Hendrycks & Gimpel 2016): 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) ---- */
 void gelu_forward(Tensor out, Tensor x);

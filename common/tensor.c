@@ -15,6 +15,15 @@ Range range_split(int64_t count, int r, int n)
     return (Range){first, end - first};
 }
 
+Range range_split_last(int64_t count, double more, int r, int n)
+{
+    int64_t last = (count + n - 1) / n;
+
+    while (n > 1 && last > 1 && (count - last) / (n - 1) + 1 < last + more)
+        last--;                                 /* the longest other range, with one element more, costs less */
+    return r == n - 1 ? (Range){count - last, last} : range_split(count - last, r, n - 1);
+}
+
 int64_t equal_share(int64_t count, int n, const char *what)
 {
     if (count % n && count <= 65536)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../../common/print.h"
+#include "../../common/tensor.h"
 #include "../formulas.h"
 
 const double memory_limit = 0.87;
@@ -27,7 +28,7 @@ const Constants exact_constants = {.efficiency = 1};
  * logit: bf16, fp32, softmax and gradient. Per parameter: AdamW without fusion moves about 20 floats; norm, clipping,
  * the bf16 copy and zeroing the gradient move 5 more. */
 static const double PASSES = 4, LOGIT_BYTES = 20, UPDATE_BYTES = 100;
-static const double REAL = 4;                   /* bytes per gradient and optimizer state */
+static const double FLOAT = 4;                  /* bytes per gradient and optimizer state */
 static const double GAP = 1.0 / 8;              /* of the launch time, in which the GPU is idle in any case */
 static const double RING_STEP = 1.0 / 15;       /* of a layer's launch time: attention to another rank's keys */
 static const int FORWARD_COLLECTIVES = 4, BACKWARD_COLLECTIVES = 6;     /* all-gathers: 2, 4; reduce-scatters: 2, 2 */
@@ -111,7 +112,7 @@ void grid_stages(const Model *m, const Grid *g, Stage *stages)
     stages[0].embeddings = 1;
     if (m->in_09) {
         for (int i = 0; i < p; i++)
-            stages[i].layers = (int64_t)L * (i + 1) / p - (int64_t)L * i / p;
+            stages[i].layers = range_split_last(L, m->vocab / (12.0 * m->hidden + 2.0 * m->seq), i, p).count;
         stages[p - 1].heads = 1;
     }
     for (int i = 0; i <= L && !m->in_09; i++) {          /* the head comes after the blocks */
@@ -156,7 +157,7 @@ static Memory published_memory(const Model *m, const Grid *g, const Cluster *c, 
         const double params = experts ? s->experts / t / g->ep : (s->params - s->experts) / t;
         const double replicas = (double)g->dp * g->cp / (experts ? g->ep : 1), states = g->zero >= 1 ? replicas : 1;
         memory.bytes[MEM_PARAMETERS] += c->stored * params / (g->zero == 3 ? replicas : 1);
-        memory.bytes[MEM_MASTER] += (c->stored < REAL) * 4 * params / states;
+        memory.bytes[MEM_MASTER] += (c->stored < FLOAT) * 4 * params / states;
         memory.bytes[MEM_GRADIENTS] += c->gradients * params / (g->zero >= 2 ? replicas : 1);
         memory.bytes[MEM_OPTIMIZER] += 8 * params / states;
     }
@@ -174,7 +175,7 @@ static RankShape rank_shape(const Model *m, const Grid *g, const Cluster *c, con
         .S = g->micro_batch * T < c->loss_rows ? g->micro_batch * T : c->loss_rows, .layers = s->layers,
         .first = stage == 0, .last = stage == g->pp - 1, .in_flight = left < g->accumulate ? left : g->accumulate,
         .tp = g->tp, .cp = g->cp, .replica = g->dp * g->cp - 1, .replicas = g->dp * g->cp, .zero = g->zero >= 1,
-        .recompute = g->recompute, .stored = c->stored, .real = REAL, .master = c->stored < REAL};
+        .recompute = g->recompute, .stored = c->stored, .real = FLOAT, .master = c->stored < FLOAT};
 }
 
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
@@ -230,7 +231,7 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
 {
     const double rows = local_tokens(m, g), elements = 2 * rows * m->hidden * m->kv_heads / m->heads / g->tp;
     const double link = g->tp * g->cp <= c->per_node ? h->nvlink : h->network / c->per_node;
-    const double kv = elements * c->stored / link + h->latency, d_kv = elements * REAL / link + h->latency;
+    const double kv = elements * c->stored / link + h->latency, d_kv = elements * FLOAT / link + h->latency;
     const double attention = (pass == FORWARD ? 2 : 5) * rows * m->hidden * m->seq / rate / g->cp;
 
     if (g->cp == 1)
@@ -321,11 +322,12 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double wait = (n - 1) * h->latency, units = s->layers + s->embeddings + 2 * s->heads - (g->pp == 1);
     const double sync = leaves ? k->sync * s->layers * n : 0, per_byte = (n - 1) / n / rate;
     const double experts = s->experts * fmin(1, (double)c->per_node / g->tp / g->ep) * (1 - g->ep / n) / rate;
-    const double per_stage = (s->params - s->experts) * per_byte + experts, real = c->gradients == 2 ? 2 : REAL;
+    const double per_stage = (s->params - s->experts) * per_byte + experts, real = c->gradients == 2 ? 2 : FLOAT;
     const double reduce_scatter = real * per_stage + units * wait, all_gather = c->stored * per_stage + units * wait;
     /* 09 overlaps as far as links allow; nothing hides the transfer of the last unit */
-    const double last = REAL * (s->embeddings ? embedding : block_parameters(m)) * per_byte + wait;
-    const double hidden = leaves || g->tp == 1 ? backward : 0;
+    const double last = FLOAT * (s->embeddings ? embedding : block_parameters(m)) * per_byte + wait;
+    const double hidden = leaves || g->tp == 1 ? backward : 0;              /* and behind a forward half as much */
+    const double first = c->stored / FLOAT * last;
     const double replicated = m->in_09 && g->tp > 1 ? (s->layers + s->heads) * 2 * (g->tp - 1) * h->latency : 0;
 
     if (n == 1)
@@ -336,7 +338,8 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
                         : fmax(0, 2 * reduce_scatter + sync - backward))
                + replicated;
     case 1:                             /* nanotron overlaps nothing */
-        return (m->in_09 ? fmax(last, reduce_scatter + sync - hidden) : reduce_scatter + sync) + all_gather
+        return (m->in_09 ? fmax(last, reduce_scatter + sync - hidden) + fmax(first, all_gather - hidden / 2)
+                        : reduce_scatter + sync + all_gather)
                + replicated;
     case 2:                             /* a reduce-scatter per micro-batch, behind its backward */
         return g->accumulate * exposed(reduce_scatter + sync, backward) + all_gather;
@@ -351,7 +354,7 @@ static double tied_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double local = (double)m->hidden * m->vocab / g->tp / (g->zero ? (double)g->dp * g->cp : 1);
     const double link = c->gpus <= c->per_node ? h->nvlink : h->network / c->per_node;
 
-    return m->tied && g->pp > 1 ? REAL * local / link + 2 * h->latency : 0;
+    return m->tied && g->pp > 1 ? FLOAT * local / link + 2 * h->latency : 0;
 }
 
 /* Seconds per step of 1F1B. The first micro-batch passes through all pipeline stages and back; then one ends per

@@ -258,7 +258,7 @@ void print_formulas(const Query *q, const Grid *g)
            q->cluster.gradients == 2 ? 2 : 4, q->cluster.stored,
            g->zero == 0 ? "what the last backward doesn't hide"
            : g->zero > 1 ? "what forward and backward don't hide, at least 15%"
-           : m->in_09 ? "the reduce-scatter behind the last backward" : "not hidden", seconds_text(k->sync));
+           : m->in_09 ? "what the last backward and the next forward don't hide" : "not hidden", seconds_text(k->sync));
     printf("  optimizer  %10s  100 bytes of memory traffic per parameter that this rank updates\n",
            seconds_text(t.optimizer));
     printf("  fixed      %10s\n", seconds_text(t.fixed));

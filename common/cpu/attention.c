@@ -69,19 +69,3 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
             store_matrix(d_qkv, 3 * head, T, 3 * D, ld, d_q);
         }
 }
-
-void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
-{
-    const int64_t count = tensor_count(delta), D = tensor_count(out) / count;
-    real *to = delta.data;
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < count; i++) {
-        const real *o = load(out, i * D, D, 0), *d_o = load(d_out, i * D, D, 1);
-        real dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int64_t j = 0; j < D; j++)
-            dot += d_o[j] * o[j];
-        to[i] = dot;
-    }
-}

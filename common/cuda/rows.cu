@@ -1,4 +1,4 @@
-/* Operators with sums over scattered rows, over full tensors, and over short rows. */
+/* Operators with sums over scattered rows, and over full tensors. */
 #include <stdlib.h>
 
 #include "kernel.cuh"
@@ -149,28 +149,4 @@ __global__ void clip_scale(double *scale, const double *square_sum, double clip)
 void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
 {
     LAUNCH(clip_scale, 1, WARP, scale, square_sum, clip);
-}
-
-/* ---- attention_delta: a warp per row, since rows are one head wide ---- */
-
-template <typename T>
-__global__ void attention_delta_rows(float *delta, const T *d_out, const T *out, int64_t rows, int64_t width)
-{
-    EACH_WARP_ROW(i, rows) {
-        float dot = 0;
-        EACH_COLUMN(j, 1, width)
-            dot += number(d_out[i * width + j]) * number(out[i * width + j]);
-        dot = warp_sum(dot);
-        if (threadIdx.x == 0)
-            delta[i] = dot;
-    }
-}
-
-void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
-{
-    const int64_t count = tensor_count(delta);
-
-    FOR_TYPE(out.dtype, T,
-        LAUNCH(attention_delta_rows<T>, row_blocks(count, WARPS), dim3(WARP, WARPS), delta, d_out, out, count,
-               tensor_count(out) / count));
 }
