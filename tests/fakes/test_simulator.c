@@ -108,10 +108,13 @@ static void mistakes_are_found(void **state)
 }
 
 /* Edits of the PTX of the project's kernels, one place at a time: each must end the program, or make the ladder's
- * product or the gradients wrong. With 99 KB of shared memory, attention has one buffer, and needs all barriers. */
+ * product or the gradients wrong. With 64 KB of shared memory and heads of 128, attention's forward has one buffer, and
+ * needs all barriers. */
 #define LADDER(rung) "ladder --size 129x131x130 --seconds 0 --copy 0 --rungs " #rung
 #define FLASH "08_fused_kernels --dtype bf16 --layers 1 --hidden 64 --heads 1 --seq 200 --micro-batch 1 --steps 1 " \
     "--data %s --vocab 96 --quiet --dump-gradients %s.safetensors"
+#define FLASH_WIDE "08_fused_kernels --dtype bf16 --layers 1 --hidden 128 --heads 1 --seq 200 --micro-batch 1 " \
+    "--steps 1 --data %s --vocab 96 --quiet --dump-gradients %s.safetensors"
 /* 256 heads: a block computes both tiles of keys of its head */
 #define FLASH_HEADS "08_fused_kernels --dtype bf16 --layers 1 --hidden 256 --heads 32 --seq 136 --micro-batch 8 " \
     "--steps 1 --data %s --vocab 96 --quiet --dump-gradients %s.safetensors"
@@ -137,10 +140,11 @@ static const struct {
     /* registers of a fragment of the left operand, and of the right one, exchanged */
     {LADDER(6), "tensor_cores", "(mma\\S+ \\S+ \\S+ \\S+ \\S+ )\\{(%r\\d+), (%r\\d+)", "$1{$3, $2", true, 4},
     {LADDER(6), "tensor_cores", "\\{(%r\\d+), (%r\\d+)\\}", "{$2, $1}", false, 4},
-    {FLASH, "flash_forward_tiles", BARRIER, true},
+    {FLASH, "flash_forward_tiles", BARRIER, true, 2},
+    {FLASH_WIDE, "flash_forward_tiles", BARRIER},
     {FLASH, "flash_forward_tiles", "cp\\.async\\.wait_all;", ""},
     {FLASH, "flash_forward_tiles", "\\.x4\\.trans", ".x4", false, 4},
-    {FLASH_HEADS, "flash_backward_tiles", BARRIER},
+    {FLASH_HEADS, "flash_backward_tiles", BARRIER, false, 3},     /* the fourth is for one buffer, and there are two */
     {FLASH, "flash_backward_tiles", "cp\\.async\\.wait_all;", "", true},
     {FLASH, "flash_backward_tiles", "\\.x4\\.trans", ".x4", false, 4},
 };
@@ -156,8 +160,8 @@ static void edits_are_found(void **state)
         for (int place = 0; place <= most; place++) {
             char command[400];
             snprintf(command, sizeof command, edits[i].program, token_file(4000, 96), place ? "edited" : "right");
-            Result r = run("env SIMULATED_SHARED=99 'SIMULATED_EDIT=%s|%s|%s|%d' " BUILD "/simulated/%s",
-                           place ? edits[i].kernel : "?", edits[i].old, edits[i].new, place, command);
+            Result r = run("env SIMULATED_SHARED=%d 'SIMULATED_EDIT=%s|%s|%s|%d' " BUILD "/simulated/%s",
+                           flash ? 64 : 99, place ? edits[i].kernel : "?", edits[i].old, edits[i].new, place, command);
             const bool last = strstr(r.err, "simulated GPU: SIMULATED_EDIT: ");
             const bool found = r.status == 1 || (flash && place
                 && !(compare_gradients(in_temporary("edited.safetensors"), in_temporary("right.safetensors"), 1, NULL)

@@ -1,0 +1,29 @@
+# The book: a static site of all chapters, programs, diffs, and pages that compute. It needs Sphinx, MyST and Furo; with
+# Emscripten its pages compute in the browser, without it they show recorded results.
+BOOK := $(BUILD)/book
+BOOK_C := $(wildcard tests/workshop/book/*.c) $(addprefix 06_pipeline_parallel/,schedule.c simulation.c) 09_combined/formulas.c \
+	$(filter-out %/plan.c %/runs.c %/score.c,$(wildcard 09_combined/planner/*.c)) \
+	$(addprefix common/,error.c memory.c options.c print.c tensor.c)
+BOOK_FLAGS := -DDEFAULT_DATA='""' -std=gnu11 -D_GNU_SOURCE -O2 -ffunction-sections -fdata-sections $(WARNINGS)
+BOOK_PACKAGES := python3-sphinx python3-myst-parser furo emscripten node-acorn
+EMCC := $(shell command -v emcc)
+
+$(BOOK)/native: $(BOOK_C) $(wildcard 06_pipeline_parallel/*.h 09_combined/*.h 09_combined/planner/*.h common/*.h)
+	@mkdir -p $(BOOK); echo "  CC  $@"; $(CC) $(BOOK_FLAGS) -Wl,--gc-sections $(BOOK_C) -lm -o $@
+# SINGLE_FILE: a page that was opened from a file may not fetch a .wasm.
+$(BOOK)/book.js: $(BOOK)/native
+	@echo "  EMCC  $@"; NODE_PATH=/usr/share/nodejs emcc $(BOOK_FLAGS) $(BOOK_C) -s SINGLE_FILE=1 -s ENVIRONMENT=web \
+		-s MODULARIZE=1 -s EXPORT_NAME=compute -s EXIT_RUNTIME=1 -s ALLOW_MEMORY_GROWTH=1 -o $@
+
+book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphinx and Emscripten
+	@$(if $(INSTALL),tests/workshop/deps.sh $(BOOK_PACKAGES))
+	@command -v sphinx-build >/dev/null || { \
+		echo "make book needs Sphinx with MyST and Furo: make book INSTALL=1, or apt-get install $(BOOK_PACKAGES)"; exit 1; }
+	@$(MAKE) --no-print-directory cpu $(BOOK)/native $(if $(EMCC),$(BOOK)/book.js)
+	@rm -rf $(BOOK)/source $(BOOK)/html
+	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -c tests/workshop/book $(BOOK)/source $(BOOK)/html
+	@echo "the book is in $(BOOK)/html/index.html"
+
+test-book: book		## test the book in Chromium, if Selenium and Chromium are there
+	@BOOK=$(ROOT)/$(BOOK) tests/workshop/book/test_book.py
+.PHONY: book test-book
