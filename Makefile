@@ -130,7 +130,7 @@ run: known-stage deps	## train for about a minute on idle cores, on a GPU if the
 # The GPUs of this machine, or why they cannot be used; looked for only by these targets.
 GPUS := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell tests/workshop/gpus.sh $(NVCC)))
 BACKEND := $(if $(SIMULATE),simulated,$(if $(filter sm_% compute_%,$(GPUS)),cuda,cpu))
-include tests/tests.mk tests/fakes/ptx/ptx.mk tests/workshop/workshop.mk 09_combined/planner/plan.mk
+include tests/tests.mk tests/fakes/ptx/ptx.mk tests/workshop/workshop.mk tests/workshop/book/book.mk 09_combined/planner/plan.mk
 
 help:
 	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

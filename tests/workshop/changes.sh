@@ -146,7 +146,7 @@ for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
         fi
         [ -f "$old" ] || { title="$title, new"; : >"$old"; }
         [ -f "$new" ] || { title="$title, gone"; : >"$new"; }
-        diff -U 3 "$old" "$new" >"$work/lines" && continue
+        diff -U "${CONTEXT:-3}" "$old" "$new" >"$work/lines" && continue
         {
             awk -v title="$title" 'NR > 2 && /^\+/ { a++ } NR > 2 && /^-/ { r++ }
                 END { printf "%s: +%d −%d\n", title, a, r }' "$work/lines"

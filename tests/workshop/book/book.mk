@@ -20,8 +20,8 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphi
 	@command -v sphinx-build >/dev/null || { \
 		echo "make book needs Sphinx with MyST and Furo: make book INSTALL=1, or apt-get install $(BOOK_PACKAGES)"; exit 1; }
 	@$(MAKE) --no-print-directory cpu $(BOOK)/native $(if $(EMCC),$(BOOK)/book.js)
-	@rm -rf $(BOOK)/source $(BOOK)/html
-	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -c tests/workshop/book $(BOOK)/source $(BOOK)/html
+	@rm -rf $(BOOK)/source $(BOOK)/html && mkdir -p $(BOOK)/source
+	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tests/workshop/book $(BOOK)/source $(BOOK)/html
 	@echo "the book is in $(BOOK)/html/index.html"
 
 test-book: book		## test the book in Chromium, if Selenium and Chromium are there

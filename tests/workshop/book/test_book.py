@@ -1,0 +1,208 @@
+#!/usr/bin/python3
+"""Opens every page of the book in headless Chromium: errors, links, headings, contrast, width 390; what the pages compute
+is compared with the programs. Skipped, with a reason, where Selenium or Chromium is missing."""
+import html
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+try:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+except ImportError:
+    webdriver = None
+if not webdriver or not shutil.which("chromium") or not shutil.which("chromedriver"):
+    print("[  SKIPPED ] test_book: needs Chromium and Selenium: apt-get install chromium chromium-driver python3-selenium")
+    sys.exit(0)
+
+ROOT, HTML = Path(__file__).resolve().parents[3], Path(os.environ["BOOK"]) / "html"
+PAGES = sorted(HTML.rglob("*.html"))
+faults = []
+
+
+def expect(right, message):
+    if not right:
+        faults.append(message)
+        print(f"[  FAILED  ] {message}", flush=True)
+
+
+def browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("--headless=new", "--no-sandbox", "--allow-file-access-from-files", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
+
+
+def resize(b, width, height=900):
+    b.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                      {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
+
+
+# What is wrong with a page: headings that skip a level, images without text, a page wider than the window.
+LAYOUT = """
+const wrong = [];
+let level = 0;
+for (const h of document.querySelectorAll("article h1, article h2, article h3, article h4")) {
+    if (+h.tagName[1] > level + 1) wrong.push("heading " + h.textContent.slice(0, 40) + " skips a level");
+    level = +h.tagName[1];
+}
+if (document.querySelectorAll("h1").length !== 1) wrong.push(document.querySelectorAll("h1").length + " h1");
+for (const i of document.images) if (!i.alt) wrong.push("no alt: " + i.src);
+for (const i of document.querySelectorAll("form input, form select"))
+    if (!i.closest("label") && !i.getAttribute("aria-label") && !i.placeholder && i.type !== "hidden") wrong.push("no label: " + i.name);
+if (document.documentElement.scrollWidth > innerWidth) {
+    const wide = [...document.querySelectorAll("article *")].find((e) => e.getBoundingClientRect().right > innerWidth + 1
+        && !e.closest("pre, table, .sides, .toctree-wrapper"));
+    wrong.push("scrolls sideways: " + document.documentElement.scrollWidth + " " + (wide ? wide.outerHTML.slice(0, 90) : ""));
+}
+return wrong;"""
+
+# The texts of the article whose contrast with what is behind them is below 4.5 (WCAG 2.1, 1.4.3).
+CONTRAST = """
+const parts = (c) => (c.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+const light = (c) => { const [r, g, b] = parts(c).map((x) => (x /= 255) <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+                       return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const low = {};
+const walk = document.createTreeWalker(document.querySelector("article"), NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || e.closest("script, style, svg") || !e.getClientRects().length) continue;
+    let behind = e;
+    while (behind && (parts(getComputedStyle(behind).backgroundColor)[3] ?? 1) === 0) behind = behind.parentElement;
+    const a = light(getComputedStyle(e).color), b = light(behind ? getComputedStyle(behind).backgroundColor : "rgb(255,255,255)");
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low[e.tagName + "." + e.className + " " + getComputedStyle(e).color] = ratio.toFixed(2) + " " + e.textContent.slice(0, 30);
+}
+return Object.entries(low).map((x) => x.join(": "));"""
+
+
+def open_page(b, page, theme=None):
+    b.get(page.as_uri())
+    if theme:
+        b.execute_script(f'document.body.dataset.theme = "{theme}"')
+
+
+def test_pages(b):
+    resize(b, 390)
+    for page in PAGES:
+        name = page.relative_to(HTML)
+        open_page(b, page)
+        for line in b.get_log("browser"):
+            expect(line["level"] != "SEVERE", f"{name}: {line['message']}")
+        for wrong in [] if name.name in ("genindex.html", "search.html") else b.execute_script(LAYOUT):
+            expect(False, f"{name}, 390 wide: {wrong}")
+    resize(b, 1280)
+    for name in ("index", "06_pipeline_parallel/index", "09_combined/DIFF", "08_fused_kernels/fused_cuda/flash_forward.cu",
+                 "play/schedules", "play/memory", "play/planner", "play/timelines"):
+        for theme in ("light", "dark"):
+            open_page(b, HTML / f"{name}.html", theme)
+            for low in b.execute_script(CONTRAST):
+                expect(False, f"{name}, {theme}: contrast {low}")
+
+
+def test_links():
+    ids, links = {}, []
+    for page in PAGES:
+        text = page.read_text()
+        ids[page] = set(re.findall(r'\bid="([^"]+)"', text))
+        links += [(page, html.unescape(x)) for x in re.findall(r'(?:href|src)="([^"]+)"', text)]
+    for page, link in links:
+        target, _, anchor = link.partition("#")
+        if re.match(r"(https?|mailto|data):", target):
+            expect(re.search(r"<(a|link rel=.(?!style))[^>]*" + re.escape(html.escape(link)), page.read_text()),
+                   f"{page.relative_to(HTML)}: loads {link} from elsewhere")
+            continue
+        there = (page.parent / target.split("?")[0]).resolve() if target else page
+        expect(there.exists(), f"{page.relative_to(HTML)}: dead link {link}")
+        if anchor and there in ids:
+            expect(anchor in ids[there], f"{page.relative_to(HTML)}: no anchor {link}")
+
+
+def answer(b, page, values):
+    """What a page prints for these values of its form."""
+    open_page(b, HTML / f"play/{page}.html")
+    deadline = time.time() + 60
+    script = "return +document.querySelector('pre.answer').dataset.runs || 0"
+    while not b.execute_script(script) and time.time() < deadline:
+        time.sleep(0.05)
+    before = b.execute_script(script)
+    b.execute_script("""const form = document.querySelector("form.play");
+        for (const [k, v] of Object.entries(arguments[0])) { const i = form.elements[k];
+            if (i.type === "checkbox") i.checked = !!v; else i.value = v; }
+        form.dispatchEvent(new Event("input"));""", values)
+    while b.execute_script(script) == before and time.time() < deadline:
+        time.sleep(0.05)
+    return b.execute_script("return document.querySelector('pre.answer').textContent")
+
+
+def program(*command):
+    r = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return r.stdout or r.stderr
+
+
+def test_computed(b):
+    for kind, ranks, m, chunks, times in (
+            ("afab", 4, 8, 1, "1,1,1,0"), ("1f1b", 4, 8, 1, "1,1,1,0"), ("1f1b", 3, 5, 1, "2,3,1,1"),
+            ("interleaved", 4, 8, 2, "1,1,1,0"), ("interleaved", 2, 6, 3, "3,4,2,1"), ("zero-bubble", 4, 8, 1, "1,1,1,0"),
+            ("zero-bubble", 8, 3, 1, "2,2,1,0"), ("zb-v", 4, 6, 1, "1,1,1,0"), ("zb-v", 6, 12, 1, "4,4,3,1"),
+            ("dualpipe-v", 4, 10, 1, "1,1,1,0")):
+        shown = answer(b, "schedules", {"kind": kind, "ranks": ranks, "micro-batches": m, "chunks": chunks, "times": times})
+        native = program("mpiexec", "-n", str(ranks), "build/cpu/06_pipeline_parallel", "--schedule", kind, "--accumulate",
+                         str(m), "--chunks", str(chunks), "--times", times, "--print-schedule", "--quiet", "--layers",
+                         str(2 * ranks * max(chunks, 2)))
+        expect("bubble" in shown and native.endswith(shown), f"schedules: {kind}, {ranks}, {m}: {shown}is not\n{native}")
+    for values in ({"model": "8b", "gpus": 64}, {"model": "1.3b", "gpus": 8}, {"model": "70b", "gpus": 512, "tp": "<=8"},
+                   {"model": "mixtral-8x7b", "gpus": 128, "ep": 8}, {"model": "llama3-405b", "gpus": 1024, "seq": "128K"},
+                   {"model": "175b", "gpus": 256, "hardware": "a100"}, {"model": "124m", "gpus": 4, "dtype": "fp32"},
+                   {"model": "7b", "gpus": 16, "zero": 3, "recompute": "full"}, {"model": "8b", "gpus": 0},
+                   {"model": "3b", "gpus": 24, "batch": "2M", "published": True}):
+        shown = answer(b, "planner", values)
+        words = [x for k, v in values.items() for x in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+        native = program("build/cpu/plan", *words)
+        expect(shown.strip() == re.sub("^plan: ", "", native).strip(), f"planner: {values}: {shown[:300]} is not {native[:300]}")
+    shown = answer(b, "memory", {"model": "1.3b", "tp": 2, "pp": 2, "dp": 4, "zero": "1"})
+    native = program("build/cpu/plan", "--model", "1.3b", "--gpus", "16", "--explain", "tp=2,pp=2,dp=4,micro-batch=1,zero=1")
+    expect(shown.strip() == native.strip(), f"memory: {shown[:300]} is not {native[:300]}")
+    expect(b.execute_script("return document.querySelectorAll('.chart rect').length") > 12, "memory: no bars")
+    for number in ("03", "06", "09"):
+        open_page(b, HTML / "play/timelines.html")
+        count = f"return document.querySelectorAll('#trace-{number} rect').length"
+        expect(b.execute_script(count) > 100, f"timelines: {number} has few spans")
+
+
+def test_diffs(b):
+    for diff in sorted(ROOT.glob("[0-9][0-9]_*/DIFF.md")):
+        lines = Counter(x for block in re.findall(r"^```diff\n(.*?)^```", diff.read_text(), re.M | re.S)
+                        for x in block.split("\n") if re.match("[-+]", x))
+        open_page(b, HTML / diff.parent.name / "DIFF.html")
+        shown = Counter(b.execute_script("""return [...document.querySelectorAll(".sides code.add, .sides code.del")].map(
+            (e) => (e.className === "add" ? "+" : "-") + e.textContent.replace(/^\\u00a0$/, ""))"""))
+        expect(lines == shown, f"{diff.parent.name}: {sum((lines - shown).values())} changed lines missing, "
+               f"{sum((shown - lines).values())} too many: {list(((lines - shown) + (shown - lines)))[:3]}")
+
+
+def screenshots(b, to):
+    for name in ("index", "05_tensor_parallel/DIFF", "play/schedules", "play/planner", "play/memory", "play/timelines"):
+        for theme in ("light", "dark"):
+            resize(b, 1280, 1100)
+            open_page(b, HTML / f"{name}.html", theme)
+            time.sleep(1)
+            b.save_screenshot(str(Path(to) / f"{name.replace('/', '_')}_{theme}.png"))
+
+
+chromium = browser()
+test_links()
+for test in (test_diffs, test_computed, test_pages):
+    test(chromium)
+if len(sys.argv) > 1:
+    screenshots(chromium, sys.argv[1])
+chromium.quit()
+print(f"test_book: {len(PAGES)} pages, {len(faults)} faults")
+sys.exit(1 if faults else 0)
