@@ -139,7 +139,7 @@ def code_page(path):
 
 # ---- diffs, side by side ----
 
-def sides(lines, old, new):
+def sides(lines):
     """Rows (old, new) of a function's full diff: a run of removed lines beside the added lines that follow it."""
     rows, removed = [], []
     for line in lines + [" "]:
@@ -154,22 +154,23 @@ def sides(lines, old, new):
     return rows[:-1]
 
 
-def row_html(before, after, doc, path):
-    def side(text, other, name):
+def row_html(row, left, right):
+    def side(text, other, name, colors):
         kind = "none" if text is None else "same" if text == other else name
-        return f'<code class="{kind}">{colored(text or "", path, doc)[0] or "&nbsp;"}</code>'
-    return f'<div class="{"same" if before == after else "row"}">{side(before, after, "del")}{side(after, before, "add")}</div>'
+        return f'<code class="{kind}">{(next(colors) if text is not None else "") or "&nbsp;"}</code>'
+    return f'<div>{side(*row, "del", left)}{side(*row[::-1], "add", right)}</div>'
 
 
 def table_html(rows, doc, path):
     """Rows, with unchanged runs of more than eight folded but for the three next to a change."""
+    left, right = (iter(colored("\n".join(r[k] for r in rows if r[k] is not None), path, doc)) for k in (0, 1))
     out, i = [], 0
     while i < len(rows):
         end = i
         while end < len(rows) and rows[end][0] == rows[end][1]:
             end += 1
         first, last = (i + 3 if i else 0), (end - 3 if end < len(rows) else end)
-        parts = [row_html(*r, doc, path) for r in rows[i:max(end, i + 1)]]
+        parts = [row_html(r, left, right) for r in rows[i:max(end, i + 1)]]
         if end > i and last - first > 5:
             parts = parts[:first - i] + [f"<details><summary>{last - first} unchanged lines</summary>"] \
                 + parts[first - i:last - i] + ["</details>"] + parts[last - i:]
@@ -189,7 +190,7 @@ def diff_page(chapter):
     def side_by_side(match):
         key = re.sub("[`:,]", "", match[1].split()[0])
         lines = (work / "new" / key).read_text().split("\n")[1:]
-        rows = sides([x for x in lines if x != "@@" and x != ""], None, None)
+        rows = sides([x for x in lines if x != "@@" and x != ""])
         return f"## {match[1]}\n{match[2]}{raw(table_html(rows, doc, f'{chapter}/train.c'))}"
 
     text = linked((ROOT / path).read_text(), path, doc)
@@ -331,3 +332,19 @@ for chapter_name in CHAPTERS[1:]:
     diff_page(chapter_name)
 play_pages()
 timelines()
+
+
+def bundle_theme(app, error):
+    """Debian's Furo imports a module and a style by paths of a web server, which a page opened from a file cannot load."""
+    static = Path(app.outdir) / "_static"
+    script, style = static / "scripts/furo.js", static / "styles/furo.css"
+    if error or "import Gumshoe" not in script.read_text():
+        return
+    module = (static / "scripts/gumshoe-patched.js").read_text()
+    script.write_text(re.sub("export default Gumshoe;?", "", module) + re.sub("^import .*", "", script.read_text()))
+    normalize = Path("/usr/share/javascript/normalize.css/normalize.css").read_text()
+    style.write_text(re.sub("@import url.*?;", lambda _: normalize, style.read_text(), 1))
+
+
+def setup(app):
+    app.connect("build-finished", bundle_theme)
