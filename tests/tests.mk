@@ -19,7 +19,7 @@ TEST :=
 TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(filter-out test_cuda test_simulator,$(TESTS))) \
 	$(BUILD)/cpu/test_operators $(BUILD)/cpu/test_formats $(if $(SIMULATE_TESTS), \
 	$(BUILD)/cpu64/test_simulator $(BUILD)/simulated/test_cuda)
-TEST_NAMES := $(sort $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
+TEST_NAMES := $(sort book $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
 CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS))),$(TEST_PROGRAMS))
 STARTS_sweep := $(BUILD)/cpu/sweep
 STARTS_experts := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
@@ -31,10 +31,12 @@ STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,mistakes ladder 08_fused_k
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 
 test: known-test deps	## run the tests, in about five minutes, seven with nvcc; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
-	@$(MAKE) --no-print-directory run-tests
+	@$(if $(filter-out book,$(or $(TEST),all)),$(MAKE) --no-print-directory run-tests)
+	@$(if $(filter book,$(TEST)),$(MAKE) --no-print-directory test-book)
 
 test-full: known-test deps	## run all cases of the tests; TEST=pipeline: of one test
 	@$(MAKE) --no-print-directory run-tests FULL=1
+	@$(MAKE) --no-print-directory test-book
 
 known-test:
 	@test -z "$(filter-out $(TEST_NAMES),$(TEST))" || { echo "TEST=$(TEST) is none of: $(TEST_NAMES)"; exit 2; }

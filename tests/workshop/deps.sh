@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the packages of Debian or Ubuntu that are missing to build and test. Does nothing if none is missing.
-# --missing only prints the names of missing packages.
+# --missing only prints the names of missing packages; --install PACKAGE... installs these instead.
 set -eu
 
 packages=""
@@ -26,6 +26,11 @@ as_root() {
 install() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
+if [ "${1-}" = --install ]; then
+    shift
+    install "$@"
+    exit
+fi
 need build-essential command -v cc
 need build-essential command -v make
 need mpich command -v mpiexec

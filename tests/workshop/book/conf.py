@@ -25,7 +25,7 @@ html_theme = "furo"
 html_static_path = ["static"]
 html_css_files, html_js_files = ["book.css"], ["book.js"]
 html_extra_path = [str(EXTRA)]
-html_copy_source = html_show_sourcelink = html_show_sphinx = False
+html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
 pygments_style, pygments_dark_style = "default", "github-dark"
 highlight_language = "none"
 suppress_warnings = ["myst.header", "toc.excluded"]

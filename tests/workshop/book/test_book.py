@@ -99,6 +99,10 @@ def test_pages(b):
         for wrong in [] if name.name in ("genindex.html", "search.html") else b.execute_script(LAYOUT):
             expect(False, f"{name}, 390 wide: {wrong}")
     resize(b, 1280)
+    for page in PAGES:
+        open_page(b, page)
+        expect(b.execute_script("return document.documentElement.scrollWidth <= innerWidth"),
+               f"{page.relative_to(HTML)}, 1280 wide: scrolls sideways")
     for name in ("index", "06_pipeline_parallel/index", "09_combined/DIFF", "08_fused_kernels/fused_cuda/flash_forward.cu",
                  "play/schedules", "play/memory", "play/planner", "play/timelines"):
         for theme in ("light", "dark"):

@@ -2,9 +2,9 @@
 "use strict";
 
 const COLORS = {
-    forward: "#0072b2", backward: "#e69f00", weights: "#009e73", idle: "transparent", communication: "#cc79a7",
-    parameters: "#0072b2", master: "#56b4e9", gradients: "#e69f00", optimizer: "#009e73", activations: "#cc79a7",
-    workspace: "#999999", compute: "#0072b2", launches: "#56b4e9", tensor: "#cc79a7", context: "#d55e00",
+    forward: "#0072b2", backward: "#e69f00", weights: "#009e73", idle: "transparent", communication: "#d55e00",
+    parameters: "#0072b2", master: "#56b4e9", gradients: "#e69f00", optimizer: "#cc79a7", activations: "#009e73",
+    workspace: "#bbbbbb", other: "#bbbbbb", compute: "#0072b2", launches: "#56b4e9", tensor: "#d55e00", context: "#cc79a7",
     experts: "#f0e442", bubble: "#999999", data: "#e69f00", fixed: "#666666",
 };
 
@@ -144,8 +144,8 @@ function trace(number, events) {
     const under = element("p", {class: "under"}, "Point at a span.");
     let from = first, to = last;
 
-    const color = (e) => e.args && e.args.group ? "communication" : /backward_weight/.test(e.name) ? "weights"
-        : /backward/.test(e.name) ? "backward" : /forward/.test(e.name) ? "forward" : "workspace";
+    const color = (e) => e.tid > 1 ? "communication" : /backward_weight/.test(e.name) ? "weights"
+        : /backward/.test(e.name) ? "backward" : /forward/.test(e.name) ? "forward" : "other";
     const draw = () => {
         svg.replaceChildren();
         for (const e of spans) {
@@ -180,6 +180,6 @@ function trace(number, events) {
         if (event.buttons) view((from + to) / 2 - event.movementX * (to - from) / svg.clientWidth, to - from);
     });
     document.getElementById(`download-${number}`).href = URL.createObjectURL(new Blob([JSON.stringify(events)]));
-    node.append(svg, under, legend({forward: "", backward: "", weights: "' gradients", communication: "", workspace: "other"}));
+    node.append(svg, under, legend({forward: "", backward: "", weights: "' gradients", communication: "", other: ""}));
     draw();
 }
