@@ -26,5 +26,5 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphi
 
 test-book:
 	@command -v sphinx-build >/dev/null || { echo "[  SKIPPED ] test_book: there is no Sphinx; see make book"; exit 0; }; \
-		$(MAKE) --no-print-directory book && BOOK=$(ROOT)/$(BOOK) tests/workshop/book/test_book.py $(SHOTS)
+		$(MAKE) --no-print-directory book && BOOK=$(ROOT)/$(BOOK) tests/workshop/book/test_book.py
 .PHONY: book test-book

@@ -122,14 +122,15 @@ def colored(text, path, doc):
     def link(match):
         line = OPERATORS.get(match[2])
         return f'<a href="{ops}#L{line}">{match[0]}</a>' if line and path != "common/ops.h" else match[0]
-    return re.sub(r'<span class="(nf|n)">(\w+)</span>', link, out).split("\n")
+    out = re.sub(r'<span class="(nf|n)">(\w+)</span>', link, out)
+    return re.sub(r'<span class="[wpn]">(.*?)</span>', r"\1", out).split("\n")         # these have no color
 
 
 def code_page(path):
     lines = colored((ROOT / path).read_text().rstrip("\n"), path, path)
     while lines and not lines[-1]:
         lines.pop()
-    body = "\n".join(f'<span class="line" id="L{i}"><a class="number" href="#L{i}" aria-label="line {i}">{i}</a>{line}'
+    body = "\n".join(f'<span class="line" id="L{i}"><a class="number" href="#L{i}">{i}</a>{line}'
                      f'</span>' for i, line in enumerate(lines, 1))
     chapter = path.split("/")[0]
     up = f"[{chapter}]({relative(path, chapter + '/index')}.md)"

@@ -192,21 +192,10 @@ def test_diffs(b):
                f"{sum((shown - lines).values())} too many: {list(((lines - shown) + (shown - lines)))[:3]}")
 
 
-def screenshots(b, to):
-    for name in ("index", "05_tensor_parallel/DIFF", "play/schedules", "play/planner", "play/memory", "play/timelines"):
-        for theme in ("light", "dark"):
-            resize(b, 1280, 1100)
-            open_page(b, HTML / f"{name}.html", theme)
-            time.sleep(1)
-            b.save_screenshot(str(Path(to) / f"{name.replace('/', '_')}_{theme}.png"))
-
-
 chromium = browser()
 test_links()
 for test in (test_diffs, test_computed, test_pages):
     test(chromium)
-if len(sys.argv) > 1:
-    screenshots(chromium, sys.argv[1])
 chromium.quit()
 print(f"test_book: {len(PAGES)} pages, {len(faults)} faults")
 sys.exit(1 if faults else 0)

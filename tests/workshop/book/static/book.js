@@ -68,13 +68,13 @@ function drawSchedule(text) {
             svg.append(g);
         });
     });
-    return [svg, legend({forward: "", backward: "or input gradients", weights: "' gradients"})];
+    return [svg, legend({forward: "", backward: " or input gradients", weights: "' gradients"})];
 }
 
 function legend(items) {
     const list = element("p", {class: "legend"});
     for (const [name, more] of Object.entries(items))
-        list.append(element("span", {style: `background:${COLORS[name]}`}), ` ${name}${more && more[0] !== "'" ? " " : ""}${more} `);
+        list.append(element("span", {}, element("i", {style: `background:${COLORS[name]}`}), ` ${name}${more}`), " ");
     return list;
 }
 
@@ -91,7 +91,7 @@ function bar(title, parts, whole, wholeText) {
         x += width;
     }
     const names = {};
-    for (const [name, number, text] of parts) if (number) names[name] = text;
+    for (const [name, number, text] of parts) if (number) names[name] = ` ${text}`;
     return [element("h2", {}, title), svg, element("p", {}, wholeText), legend(names)];
 }
 
@@ -121,7 +121,7 @@ function playPage(name) {
     let last = 0;
     const update = async () => {
         const mine = ++last;
-        for (const input of form.querySelectorAll("input[type=range]")) input.dataset.value = input.value, input.previousSibling.dataset.value = input.value;
+        for (const input of form.querySelectorAll("input[type=range]")) input.previousSibling.dataset.value = input.value;
         const result = await run(question(name, values(form)));
         if (mine === last) show(result), answer.dataset.runs = (+answer.dataset.runs || 0) + 1;
     };
