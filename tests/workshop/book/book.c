@@ -12,21 +12,18 @@
 #include "../../../09_combined/planner/question.h"
 #include "../../../common/error.h"
 
-void schedule(int count, char **pair);          /* book_schedule.c: 06 and the planner have names in common */
+void schedule(int count, char **name, char **value);          /* book_schedule.c: 06 and the planner have names in common */
 
-static void plan(int count, char **pair)
+static void plan(int count, char **name, char **value)
 {
     Question question = default_question;
     const char *explain = NULL;
 
-    for (int i = 0; i < count; i++) {
-        char *value = strchr(pair[i], '=');
-        *value++ = 0;
-        if (strcmp(pair[i], "explain"))
-            question_set(&question, pair[i], value);
+    for (int i = 0; i < count; i++)
+        if (strcmp(name[i], "explain"))
+            question_set(&question, name[i], value[i]);
         else
-            explain = value;
-    }
+            explain = value[i];
     const Query q = question_query(&question);
     print_query(&q);
     if (explain) {
@@ -45,15 +42,18 @@ static void plan(int count, char **pair)
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
+    char *value[argc];
 
     error_set_program("book");
-    for (int i = 2; i < argc; i++)
-        if (!strchr(argv[i], '='))
+    for (int i = 2; i < argc; i++) {
+        if (!(value[i] = strchr(argv[i], '=')))
             fail_usage("expected name=value, got '%s'", argv[i]);
+        *value[i]++ = 0;
+    }
     if (!strcmp(what, "schedule"))
-        schedule(argc - 2, argv + 2);
+        schedule(argc - 2, argv + 2, value + 2);
     else if (!strcmp(what, "plan"))
-        plan(argc - 2, argv + 2);
+        plan(argc - 2, argv + 2, value + 2);
     else if (!strcmp(what, "options"))
         for (const QuestionOption *o = question_options; o < question_options + question_option_count; o++)
             printf("%s\t%d\t%d\t%s\t%s\n", o->name, o->group, o->kind, o->argument ? o->argument : "", question_doc(o));

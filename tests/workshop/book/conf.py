@@ -40,7 +40,6 @@ CODE = [f for f in FILES if re.match(r"(\d\d_\w+|common)/.*\.(c|h|cu|cuh)$", f)]
 BASES = {"04": "03_data_parallel", "08": "02_mixed_precision", "09": "05_tensor_parallel"}
 PLAY = ["schedules", "memory", "planner", "timelines"]
 
-
 def doc_of(path):
     """The page of a file or directory of the project, without its ending; None: it has none."""
     path = path.rstrip("/")
@@ -53,10 +52,8 @@ def doc_of(path):
     return {"README": "index"}.get(Path(path).stem, Path(path).stem) if "/" not in path else \
         re.sub("README$", "index", path[:-3])
 
-
 def relative(doc, target):
     return os.path.relpath(target, os.path.dirname(doc) or ".")
-
 
 def link_to(path, doc, target):
     """The link from page `doc`, made of file `path`, to what the file links to; its files are copied beside the pages."""
@@ -73,7 +70,6 @@ def link_to(path, doc, target):
     (EXTRA / "files" / there).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / there, EXTRA / "files" / there)
     return relative(doc, f"files/{there}")
-
 
 def linked(text, path, doc):
     """A README's text with its links turned to pages, outside of fences; images are copied beside the page."""
@@ -93,25 +89,20 @@ def linked(text, path, doc):
     return "".join(p if p.startswith("```") else re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", turn, p)
                    for p in parts)
 
-
 def write(doc, text):
     to = SOURCE / f"{doc}.md"
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(text)
 
-
 def raw(text):
     return f"```{{raw}} html\n{text}\n```\n"
 
-
 # ---- programs ----
-
 OPERATORS = {}                                  # an operator's line in ops.h
 for number, line in enumerate((ROOT / "common/ops.h").read_text().split("\n"), 1):
     found = re.match(r"(?:void|double|Batch) (\w+)\(", line)
     if found:
         OPERATORS[found[1]] = number
-
 
 def colored(text, path, doc):
     """The lines of a program as HTML, each operator with a link to its line in ops.h."""
@@ -125,7 +116,6 @@ def colored(text, path, doc):
     out = re.sub(r'<span class="(nf|n)">(\w+)</span>', link, out)
     return re.sub(r'<span class="[wpn]">(.*?)</span>', r"\1", out).split("\n")         # these have no color
 
-
 def code_page(path):
     lines = colored((ROOT / path).read_text().rstrip("\n"), path, path)
     while lines and not lines[-1]:
@@ -137,9 +127,7 @@ def code_page(path):
     write(path, f"---\norphan: true\nhide-toc: true\n---\n# {path.split('/', 1)[1]}\n\n{up}\n\n"
           + raw(f'<div class="highlight wide"><pre tabindex="0">{body}\n</pre></div>'))
 
-
 # ---- diffs, side by side ----
-
 def sides(lines):
     """Rows (old, new) of a function's full diff: a run of removed lines beside the added lines that follow it."""
     rows, removed = [], []
@@ -154,13 +142,11 @@ def sides(lines):
             rows.append((line[1:], line[1:]))
     return rows[:-1]
 
-
 def row_html(row, left, right):
     def side(text, other, name, colors):
         kind = "none" if text is None else "same" if text == other else name
         return f'<code class="{kind}">{(next(colors) if text is not None else "") or "&nbsp;"}</code>'
     return f'<div>{side(*row, "del", left)}{side(*row[::-1], "add", right)}</div>'
-
 
 def table_html(rows, doc, path):
     """Rows, with unchanged runs of more than eight folded but for the three next to a change."""
@@ -178,7 +164,6 @@ def table_html(rows, doc, path):
         out += parts
         i = max(end, i + 1)
     return f'<div class="sides highlight" role="group" aria-label="before and after" tabindex="0">{"".join(out)}</div>'
-
 
 def diff_page(chapter):
     path, doc = f"{chapter}/DIFF.md", f"{chapter}/DIFF"
@@ -201,12 +186,9 @@ def diff_page(chapter):
     text = re.sub(r"^## (.*?)\n(.*?)```diff\n.*?^```$", side_by_side, text, flags=re.M | re.S)
     write(doc, "---\nhide-toc: true\n---\n" + text)
 
-
 # ---- pages that compute, and timelines ----
-
 def native(*arguments):
     return subprocess.run([BOOK / "native", *arguments], capture_output=True, text=True, check=True).stdout
-
 
 def play_pages():
     options = [line.split("\t") for line in native("options").splitlines()]
@@ -215,7 +197,8 @@ def play_pages():
         shutil.copy(BOOK / "book.js", EXTRA / "compute.js")
     script = '<script src="../compute.js"></script>\n' if compiled else ""
     note = "" if compiled else "Built without Emscripten: these are recorded results, for the values shown.\n\n"
-    groups = {1: "The model", 2: "Hardware and batch", 3: "Restrictions of the grid"}
+    groups = {"1": "The model", "2": "Hardware and batch", "3": "Restrictions of the grid"}
+    models = re.match(r"one of ([\w.|-]+)", options[0][4])[1].split("|")
 
     def field(name, label, value="", kind="text", help_text="", choices=()):
         if choices:
@@ -226,23 +209,10 @@ def play_pages():
             control = f'<input name="{name}" type="{kind}" value="{value}"{more}>'
         return f'<label title="{html.escape(help_text)}"><span>{label}</span>{control}</label>'
 
-    def planner_fields():
-        out = ""
-        for group, title in groups.items():
-            out += f"<fieldset><legend>{title}</legend>"
-            for name, of, kind, argument, meaning in options:
-                if int(of) == group:
-                    choices = re.match(r"one of ([\w.|-]+)", meaning)
-                    if kind == "4":
-                        out += field(name, name, "1", "checkbox", meaning)
-                    elif argument in ("bf16|fp32", "none|full", "16|18|20"):
-                        out += field(name, name, "", help_text=meaning, choices=["", *argument.split("|")])
-                    elif name == "model" and choices:
-                        out += field(name, name, "8b", help_text=meaning, choices=choices[1].split("|"))
-                    else:
-                        out += field(name, name, {"gpus": "64"}.get(name, ""), help_text=meaning)
-            out += "</fieldset>"
-        return out
+    def planner_field(name, kind, argument, meaning):
+        choices = models if name == "model" else ["", *argument.split("|")] if "|" in argument else ()
+        value = {"model": "8b", "gpus": "64"}.get(name, "1" if kind == "4" else "")
+        return field(name, name, value, "checkbox" if kind == "4" else "text", meaning, choices)
 
     def page(name, title, text, fields, *default):
         form = f'<form class="play" id="{name}" autocomplete="off">{fields}</form>' if compiled else ""
@@ -257,7 +227,6 @@ def play_pages():
          field("kind", "schedule", "1f1b", choices=kinds) + field("ranks", "ranks", 4, "range")
          + field("micro-batches", "micro-batches", 8, "range") + field("chunks", "model chunks", 1, "range")
          + field("times", "T_F, T_B, T_W, transfer", "1,1,1,0"), "schedule", "ranks=4")
-    models = re.match(r"one of ([\w.|-]+)", options[0][4])[1].split("|")
     grid = {"tp": 2, "cp": 1, "pp": 2, "dp": 4}
     explain = "tp=2,cp=1,pp=2,dp=4,micro-batch=1,zero=1,recompute=none"
     page("memory", "Memory and time of a step", "What one rank stores, and what a step's time goes to, for a grid of "
@@ -270,15 +239,14 @@ def play_pages():
          "plan", "model=1.3b", "gpus=16", f"explain={explain}")
     page("planner", "The planner", "Which grid of ranks for your model? [The planner](../09_combined/planner/index.md) "
          "computes memory and time of every grid. An empty field means the default; point at a name for its meaning.",
-         planner_fields(), "plan", "model=8b", "gpus=64")
-
+         "".join(f"<fieldset><legend>{title}</legend>" + "".join(planner_field(o[0], *o[2:]) for o in options if o[1] == g)
+                 + "</fieldset>" for g, title in groups.items()), "plan", "model=8b", "gpus=64")
 
 TRACES = {      # at most two seconds each, on simulated hardware
     "03": ("03_data_parallel", 4, "--layers 6 --hidden 64 --heads 4 --seq 32 --accumulate 1 --pretend 2,0.025,20"),
     "06": ("06_pipeline_parallel", 4, "--layers 8 --hidden 64 --heads 4 --seq 32 --accumulate 8 --pretend 0.5,0.5,20"),
     "09": ("09_combined", 8, "--tp 2 --cp 2 --pp 2 --layers 4 --hidden 64 --heads 8 --seq 64 --accumulate 4 "
            "--dtype fp32 --pretend 0.5,0.025,20")}
-
 
 def timelines():
     body = ""
@@ -296,18 +264,14 @@ def timelines():
     write("play/timelines", "---\nhide-toc: true\n---\n# Timelines\n\nScroll or use + and - to zoom, drag or use the "
           f"arrow keys to move, and point at a span for its name and time.\n\n{body}")
 
-
 # ---- all pages ----
-
 def tree(title, docs, hidden=True):
     return f"```{{toctree}}\n:caption: {title}\n" + ":hidden:\n" * hidden + "\n".join([":maxdepth: 1", "", *docs]) + "\n```\n"
-
 
 def chapter_tree(chapter):
     docs = [d for d in ("DIFF", "exercises") if f"{chapter}/{d}.md" in FILES] + ["train.c"]
     docs += ["planner/index"] * (chapter == "09_combined") + ["ladder/index"] * (chapter == "08_fused_kernels")
     return "\n```{toctree}\n:hidden:\n\n" + "\n".join(docs) + "\n```\n"
-
 
 for directory in (SOURCE, EXTRA):
     shutil.rmtree(directory, ignore_errors=True)
@@ -334,7 +298,6 @@ for chapter_name in CHAPTERS[1:]:
 play_pages()
 timelines()
 
-
 def bundle_theme(app, error):
     """Debian's Furo imports a module and a style by paths of a web server, which a page opened from a file cannot load."""
     static = Path(app.outdir) / "_static"
@@ -345,7 +308,6 @@ def bundle_theme(app, error):
     script.write_text(re.sub("export default Gumshoe;?", "", module) + re.sub("^import .*", "", script.read_text()))
     normalize = Path("/usr/share/javascript/normalize.css/normalize.css").read_text()
     style.write_text(re.sub("@import url.*?;", lambda _: normalize, style.read_text(), 1))
-
 
 def setup(app):
     app.connect("build-finished", bundle_theme)

@@ -24,12 +24,10 @@ ROOT, HTML = Path(__file__).resolve().parents[3], Path(os.environ["BOOK"]) / "ht
 PAGES = sorted(HTML.rglob("*.html"))
 faults = []
 
-
 def expect(right, message):
     if not right:
         faults.append(message)
         print(f"[  FAILED  ] {message}", flush=True)
-
 
 def browser():
     options = webdriver.ChromeOptions()
@@ -39,11 +37,9 @@ def browser():
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     return webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
 
-
 def resize(b, width, height=900):
     b.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                       {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
-
 
 # What is wrong with a page: headings that skip a level, images without text, a page wider than the window.
 LAYOUT = """
@@ -82,12 +78,10 @@ while (walk.nextNode()) {
 }
 return Object.entries(low).map((x) => x.join(": "));"""
 
-
 def open_page(b, page, theme=None):
     b.get(page.as_uri())
     if theme:
         b.execute_script(f'document.body.dataset.theme = "{theme}"')
-
 
 def test_pages(b):
     resize(b, 390)
@@ -110,7 +104,6 @@ def test_pages(b):
             for low in b.execute_script(CONTRAST):
                 expect(False, f"{name}, {theme}: contrast {low}")
 
-
 def test_links():
     ids, links = {}, []
     for page in PAGES:
@@ -128,7 +121,6 @@ def test_links():
         if anchor and there in ids:
             expect(anchor in ids[there], f"{page.relative_to(HTML)}: no anchor {link}")
 
-
 def answer(b, page, values):
     """What a page prints for these values of its form."""
     open_page(b, HTML / f"play/{page}.html")
@@ -145,11 +137,9 @@ def answer(b, page, values):
         time.sleep(0.05)
     return b.execute_script("return document.querySelector('pre.answer').textContent")
 
-
 def program(*command):
     r = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return r.stdout or r.stderr
-
 
 def test_computed(b):
     for kind, ranks, m, chunks, times in (
@@ -180,7 +170,6 @@ def test_computed(b):
         count = f"return document.querySelectorAll('#trace-{number} rect').length"
         expect(b.execute_script(count) > 100, f"timelines: {number} has few spans")
 
-
 def test_diffs(b):
     for diff in sorted(ROOT.glob("[0-9][0-9]_*/DIFF.md")):
         lines = Counter(x for block in re.findall(r"^```diff\n(.*?)^```", diff.read_text(), re.M | re.S)
@@ -190,7 +179,6 @@ def test_diffs(b):
             (e) => (e.className === "add" ? "+" : "-") + e.textContent.replace(/^\\u00a0$/, ""))"""))
         expect(lines == shown, f"{diff.parent.name}: {sum((lines - shown).values())} changed lines missing, "
                f"{sum((shown - lines).values())} too many: {list(((lines - shown) + (shown - lines)))[:3]}")
-
 
 chromium = browser()
 test_links()
