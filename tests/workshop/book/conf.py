@@ -227,8 +227,8 @@ def play_pages():
          field("kind", "schedule", "1f1b", choices=kinds) + field("ranks", "ranks", 4, "range")
          + field("micro-batches", "micro-batches", 8, "range") + field("chunks", "model chunks", 1, "range")
          + field("times", "T_F, T_B, T_W, transfer", "1,1,1,0"), "schedule", "ranks=4")
-    grid = {"tp": 2, "cp": 1, "pp": 2, "dp": 4}
-    explain = "tp=2,cp=1,pp=2,dp=4,micro-batch=1,zero=1,recompute=none"
+    grid = {"tp": 2, "cp": 1, "pp": 2, "dp": 4, "ep": 1}
+    explain = "tp=2,cp=1,pp=2,dp=4,ep=1,micro-batch=1,zero=1,recompute=none"
     page("memory", "Memory and time of a step", "What one rank stores, and what a step's time goes to, for a grid of "
          "ranks: [09](../09_combined/index.md)'s formulas, by which its program is checked to the byte, and for other "
          "models the playbook's. [The planner](planner.md) tries all grids.",

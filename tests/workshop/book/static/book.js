@@ -40,7 +40,7 @@ function values(form) {
 function question(name, v) {
     if (name !== "memory")
         return [name === "schedules" ? "schedule" : "plan", ...Object.entries(v).map(([k, x]) => `${k}=${x}`)];
-    const grid = ["tp", "cp", "pp", "dp", "micro-batch", "zero", "recompute"].map((k) => `${k}=${v[k]}`).join();
+    const grid = ["tp", "cp", "pp", "dp", "ep", "micro-batch", "zero", "recompute"].map((k) => `${k}=${v[k]}`).join();
     const sizes = ["model", "seq"].filter((k) => v[k]).map((k) => `${k}=${v[k]}`);
     return ["plan", ...sizes, `gpus=${v.tp * v.cp * v.pp * v.dp}`, `explain=${grid}`];
 }
