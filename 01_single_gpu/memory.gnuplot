@@ -8,7 +8,8 @@ do for [mode in "none selective full"] {
     last = STATS_max > last ? STATS_max : last
 }
 set xrange [0:last]
-set multiplot layout 1,3 margins 0.075,0.985,0.16,0.9 spacing 0.035
+set multiplot layout 1,3 margins 0.075,0.985,0.16,0.83 spacing 0.035 \
+    title "two steps: 6 layers, hidden 128, 4 sequences of 256 tokens" font ",13"
 set style fill solid 1.0 noborder
 set border 3 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"

@@ -6,6 +6,8 @@ set tics nomirror out textcolor rgb "#333333"
 set grid ytics lc rgb "#dddddd"
 set xrange [0:1000]
 set multiplot layout 2,1
+set lmargin at screen 0.115
+set rmargin at screen 0.965
 set yrange [1.5:6]
 set ylabel "loss, nats per byte" tc rgb "#333333"
 set key right top samplen 2 maxrows 3

@@ -12,11 +12,11 @@ set style fill solid 1.0 noborder
 set key off
 unset ytics
 # Okabe and Ito's colors
-step_color(kind) = kind == 1 ? 0x0072b2 : kind == 2 ? 0xe69f00 : 0xcc79a7
+step_color(kind) = kind == 4 ? 0xe6e6e6 : kind == 1 ? 0x0072b2 : kind == 2 ? 0xe69f00 : 0xcc79a7
 transfer_color = 0xd55e00                       # each group has its row
 operator_color(kind) = kind == 1 ? 0x999999 : kind == 2 ? 0x444444 : 0xcccccc
-array where[3] = [0.52, 0.66, 0.81]
-array what[3] = ["forward", "backward", "optimizer"]
+array where[4] = [0.52, 0.64, 0.77, 0.90]
+array what[4] = ["forward", "backward", "optimizer", "idle"]
 
 stats work."/steps" using 2 nooutput
 last = STATS_max
@@ -25,12 +25,13 @@ set bmargin at screen 0.47
 set xrange [0:last*1.003] noextend
 set yrange [7.7:-0.7]
 set label 1 "one step: forward and backward of micro-batches 0 to 3" at graph 0, screen 0.965 left tc rgb "#333333"
-do for [i = 1:3] {
+do for [i = 1:4] {
     set object i rectangle at graph where[i] - 0.018, screen 0.965 size graph 0.018, screen 0.02 fc rgb step_color(i) \
         fs solid noborder
     set label 10 + i what[i] at graph where[i], screen 0.965 left tc rgb "#333333"
 }
 do for [r = 0:7] {
+    set object 10 + r rectangle from 0, r - 0.4 to last, r + 0.4 behind fc rgb step_color(4) fs solid noborder
     set label 20 + r sprintf("rank %d: tp %d cp %d pp %d", r, r % 2, r / 2 % 2, r / 4) at graph -0.01, first r right \
         font ",10" tc rgb "#333333"
 }

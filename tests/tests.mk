@@ -43,7 +43,6 @@ known-test:
 
 run-tests: known-test cpu cpu64 $(CHOSEN) $(STARTED)
 ifndef TEST
-	@tests/workshop/changes.sh --check
 	@$(if $(SIMULATE_TESTS)$(SANITIZE),,echo "no test of the GPU kernels on a simulated GPU: nvcc and the headers of" \
 		"CUDA 12.0 or later are not found")
 endif

@@ -1,6 +1,6 @@
 #!/bin/sh
 # readmes.sh CHECK FILE...: prints one line per fault that a check finds in READMEs, and ends with status 1 if there is
-# one. Run it in the root of the tree. Checks: headings, links, quotes, widths; run-this, commands (run them).
+# one. Run it in the root of the tree. Checks: headings, links, figures, quotes, widths; run-this, commands (run them).
 set -u
 check=$1
 shift
@@ -28,14 +28,29 @@ headings() {
         }' "$file"
 }
 
-# Links to files of the repository: ](PATH) outside of fenced blocks.
+# Links to files of the repository, ](PATH#ANCHOR) outside of fenced blocks: the file exists and has the heading, of which
+# GitHub makes the anchor.
 links() {
     awk '/^```/ {fenced = !fenced}
         !fenced {
-            for (line = $0; match(line, /\]\([^)#]*/); line = substr(line, RSTART + RLENGTH))
+            for (line = $0; match(line, /\]\([^)]*/); line = substr(line, RSTART + RLENGTH))
                 print substr(line, RSTART + 2, RLENGTH - 2)
-        }' "$file" | grep -v '^http' | while read -r target; do
-        [ -z "$target" ] || [ -e "$(dirname "$file")/$target" ] || echo "links to $target, which does not exist"
+        }' "$file" | grep -v '^http' | while read -r link; do
+        target=$(dirname "$file")/${link%%#*}
+        [ "${link#\#}" = "$link" ] || target=$file
+        [ -e "$target" ] || { echo "links to $link, which does not exist"; continue; }
+        [ "${link#*\#}" = "$link" ] || anchors "$target" | grep -qxF -- "${link#*\#}" ||
+            echo "links to $link, but $target has no such heading"
+    done
+}
+anchors() {
+    awk '/^```/ {fenced = !fenced} !fenced && /^#+ /' "$1" | tr 'A-Z ' 'a-z-' | sed 's/^#*-//; s/[^a-z0-9_-]//g'
+}
+
+# A figure's title, which browsers show and screen readers read, is its alternative text.
+figures() {
+    sed -n 's/.*!\[\(.*\)\](\([a-z_]*\.svg\)).*/\2 \1/p' "$file" | while read -r figure title; do
+        grep -qF "<title>$title</title>" "$(dirname "$file")/$figure" || echo "the title of $figure is not \"$title\""
     done
 }
 
@@ -110,7 +125,7 @@ commands() {
 
 for file in "$@"; do
     case $check in
-    headings | links | quotes | widths | commands) $check ;;
+    headings | links | figures | quotes | widths | commands) $check ;;
     run-this) run_this ;;
     esac >"$dir/found"
     [ ! -s "$dir/found" ] || fault "$(cat "$dir/found")"

@@ -1,5 +1,5 @@
-/* The READMEs, by readmes.sh: those of programs have the same headings, links lead to files, and commands print what is
- * below them. make test compares the output of one program's command; make test-full runs all commands. */
+/* The READMEs, by readmes.sh: those of programs have the same headings, links lead to files and headings, and commands
+ * print what is below them. make test compares the output of one program's command; make test-full runs all commands. */
 #include <stdio.h>
 
 #include "tree_copy.h"
@@ -11,6 +11,7 @@ static void no_check_finds_a_fault(void **state)
     const struct { const char *check, *files, *in; } table[] = {
         {"headings", PROGRAMS, SOURCE},
         {"links", "*.md */*.md */*/*.md", SOURCE},
+        {"figures", "*/README.md */*/README.md", SOURCE},
         {"widths", "README.md */README.md */*/README.md", SOURCE},
         {"quotes", "README.md", SOURCE},
         {"run-this", full_tests() ? PROGRAMS : "04_zero/README.md", copy_of_tree()},
@@ -18,7 +19,7 @@ static void no_check_finds_a_fault(void **state)
     };
 
     (void)state;
-    for (int i = 0; i < (full_tests() ? 6 : 5); i++) {
+    for (int i = 0; i < (full_tests() ? 7 : 6); i++) {
         char command[512];
         snprintf(command, sizeof command, "cd %s && tests/workshop/readmes.sh %s %s", table[i].in, table[i].check,
                  table[i].files);
@@ -27,9 +28,16 @@ static void no_check_finds_a_fault(void **state)
     }
 }
 
+static void changes_are_up_to_date(void **state)
+{
+    (void)state;
+    expect(run_in_copy("cd " SOURCE " && tests/workshop/changes.sh --check"), 0, "");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(no_check_finds_a_fault)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_check_finds_a_fault),
+                                       cmocka_unit_test(changes_are_up_to_date)};
 
     return cmocka_run_group_tests_name("readmes", tests, NULL, NULL);
 }
