@@ -1,8 +1,8 @@
-/* 03_data_parallel: 01 with the global batch split over the ranks (as PyTorch's DistributedDataParallel).
+/* 03_data_parallel: 01 with the global batch split over the ranks (like PyTorch's DistributedDataParallel).
  *
  * Every rank is a replica of the full model and computes the gradients of its own sequences. All-reduces sum them over
  * the ranks, so every rank makes the same update. --sync selects when an all-reduce starts: after backward (naive), or
- * during backward, as soon as a unit (the embedding, a block, the final LayerNorm) or a bucket is complete.
+ * during backward, once a unit (overlap: the embedding, a block, the final LayerNorm) or a bucket (bucket) is complete.
  */
 #include "../common/ultrascale.h"
 
@@ -10,11 +10,11 @@ static Layout layout;               /* the place of each parameter in a flat buf
 static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
-static Comm *dp;                    /* all ranks; each computes other sequences of the batch */
+static Comm *dp;                    /* all ranks; each computes its own sequences of the batch */
 static enum { NAIVE, OVERLAP, BUCKET } sync = BUCKET;
 static double bucket_mb = 25;
 static int64_t bucket_elements;
-static Range *buckets;              /* of the gradient buffer, from its end on: one all-reduce each */
+static Range *buckets;              /* of the gradient buffer, from its end to its start: one all-reduce each */
 static Request **reducing;          /* [bucket]: its all-reduce in flight, or NULL */
 static int bucket_count, started;   /* buckets 0 to started - 1 are in flight */
 
@@ -127,8 +127,8 @@ static void predict(void)
     }
 }
 
-/* Splits the gradient buffer into buckets from its end on, the order in which backward completes it: the final
- * LayerNorm, the last block, ..., the embedding. With --sync bucket a bucket has bucket_elements, else one unit. */
+/* Splits the gradient buffer into buckets from its end to its start, as backward completes it: the final LayerNorm, the
+ * last block, ..., the embedding. With --sync bucket a bucket has bucket_elements, else it is one unit. */
 static void buckets_create(void)
 {
     buckets = calloc(L + 2 + layout.count / bucket_elements, sizeof(Range));
@@ -140,8 +140,8 @@ static void buckets_create(void)
     }
 }
 
-/* Call after the backward of unit u. Starts the all-reduce of every bucket that is now complete. Only the last
- * micro-batch completes any: accumulated gradients are all-reduced once per step (DDP's no_sync). */
+/* Call after the backward of unit u: 0 for the embedding, l + 1 for block l, L + 1 for the final LayerNorm. Starts the
+ * all-reduce of every bucket that is now complete: in the last micro-batch, so once per step (DDP's no_sync). */
 static void gradients_end(int u, bool last)
 {
     if (!last || (sync == NAIVE && u > 0))      /* naive: after all of backward */

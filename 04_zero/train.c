@@ -1,8 +1,8 @@
 /* 04_zero: data parallelism (03) with the training state sharded over the ranks (Rajbhandari et al. 2020).
  *
  * Each unit (the embedding, each block, the final LayerNorm) is split into one shard per rank; a rank updates only its
- * own shards. --zero 1 shards AdamW's moments, 2 also the gradients, 3 also the parameters: then a unit is all-gathered
- * just before it computes.
+ * own shards. --zero 1 shards AdamW's moments, 2 also the gradients, 3 also the parameters. With 3 each unit is
+ * all-gathered while the previous unit computes.
  */
 #include "../common/ultrascale.h"
 
@@ -10,7 +10,7 @@ static Layout layout;               /* the place of each parameter in a flat buf
 static Params params, gradients;    /* views of full units, in one flat buffer or in the unit slots */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
-static Comm *dp;                    /* all ranks; each computes other sequences of the batch */
+static Comm *dp;                    /* all ranks; each computes its own sequences of the batch */
 static int zero = 1;
 static Request *gather_request[4], *scatter_request[4];     /* [slot]: in flight, or NULL */
 static int slot_unit[4];                        /* [slot]: the unit whose parameters it holds; -1: none */
@@ -134,7 +134,7 @@ static int slot_of(int u)
     return u == 0 ? 2 : u == L + 1 ? 3 : u % 2;
 }
 
-/* Creates the unit slots, and returns the slot of every unit. Blocks alternate: units u and u + 2 have the same. */
+/* Creates the unit slots, and returns the slot of every unit. Blocks u and u + 2 share a slot, as slot_of says. */
 static Tensor *slots_create(const char *name)
 {
     Tensor *units = calloc(L + 2, sizeof(Tensor));
@@ -162,7 +162,7 @@ static void gather_and_prefetch(int u, int next)
     start_gather(next);
 }
 
-/* Call after the update, when full units are stale. ZeRO-1 and 2 all-gather them again; ZeRO-3 empties the slots. */
+/* Call after an update or a load: full units are stale. ZeRO-1 and 2 all-gather them; ZeRO-3 empties the slots. */
 static void refresh_params(void)
 {
     for (int i = 0; i < 4; i++)
@@ -174,7 +174,7 @@ static void refresh_params(void)
 /* Call before backward accumulates into unit u. Waits until u's slot is free; from ZeRO-2 on, initializes it. */
 static void gradients_begin(int u)
 {
-    comm_wait(&scatter_request[slot_of(u)]);    /* for the slot's previous unit */
+    comm_wait(&scatter_request[slot_of(u)]);    /* the slot's previous unit; with ZeRO-1 only the request is reused */
     if (zero == 1)
         return;
     const Range shard = comm_shard(dp, layout.units[u].count);
@@ -247,7 +247,7 @@ static void forward(Acts *a, Batch batch, double scale)
         gather_and_prefetch(l + 1, l + 2);
         block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
     }
-    gather_and_prefetch(L + 1, 0);              /* the embedding is still in its slot */
+    gather_and_prefetch(L + 1, 0);              /* next: the embedding, which is still in its slot */
     layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
     linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
@@ -338,7 +338,7 @@ int main(int argc, char **argv)
     gradients = zero < 2 ? params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)))
                          : params_view_units(&layout, slots_create("gradients"));
     ParamShard shards[L + 2];
-    for (int u = 0; u < L + 2; u++) {           /* this rank's shards: views of full units, or buffers */
+    for (int u = 0; u < L + 2; u++) {           /* this rank's shards: views of full units, or buffers of their own */
         const Range shard = comm_shard(dp, layout.units[u].count);
         shards[u] = (ParamShard){
             .first = layout.units[u].first + shard.first,

@@ -13,7 +13,7 @@ static Layout layout;               /* the place of each parameter in a flat buf
 static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
-static Comm *dp;                    /* all ranks; each computes other sequences of the batch */
+static Comm *dp;                    /* all ranks; each computes its own sequences of the batch */
 static Comm *ep, *edp;              /* ranks that hold all experts together; ranks that hold the same experts */
 static int ep_size = 1;
 static double capacity = 1.25, balance = 0.01;
