@@ -19,13 +19,13 @@ static int64_t B, T, R;             /* sequences per micro-batch, tokens of each
 static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
 static int64_t C;                   /* tokens per sequence chunk */
 static int local_chunks;            /* sequence chunks per sequence on this rank; rows are (local_chunks, B, C) */
-static int chunks;                  /* sequence chunks that attention works on: local_chunks; with ulysses n */
-static int64_t chunk_heads;         /* heads of each inside attention: chunks * B * C * chunk_heads = R * A */
+static int chunks;                  /* sequence chunks inside attention: n with ulysses, otherwise local_chunks */
+static int64_t chunk_heads;         /* heads of each of these chunks: chunks * B * C * chunk_heads = R * A */
 static int64_t Q;                   /* queries per tile: scores exist for one tile at a time */
 
-/* What one block's forward saves for its backward. The block's input is in Acts.x. With ulysses, from attention until
- * backward, qkv and lse hold all tokens of the local heads, (chunks, B, C, chunk_heads, ...); inside attention, so does
- * attn_out. */
+/* What one block's forward saves for its backward. The block's input is in Acts.x. With ulysses, qkv and lse
+ * hold all tokens of the local heads, (chunks, B, C, chunk_heads, ...), from forward's attention to backward's;
+ * attn_out does so only inside attention. */
 typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
     Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
@@ -54,7 +54,7 @@ static Tensor block_out, block_lse; /* (B, C, chunk_heads, D or 1)  attention of
 static Tensor scores;               /* (2, chunk_heads, Q, C)  of one tile; the second half: their gradients */
 static Tensor kv_next, d_kv[2];     /* (2, R, A*D)   ring: K, V being received; dK, dV being computed and being sent */
 static Tensor kv_all, d_kv_all;     /* (2*n, R, A*D) allgather: K, V of all ranks; dK, dV for all ranks */
-static Tensor packed;               /* (3*R*A*D)     ulysses: the all-to-all's send buffer, rank by rank */
+static Tensor packed;               /* (3*R*A*D)     ulysses: what the all-to-all sends or receives, rank by rank */
 
 static void sizes(void)
 {
@@ -135,20 +135,20 @@ static void predict(void)
     memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
     estimate_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
 
-    /* Traffic per step: attention's, per layer and micro-batch, in forward (twice with full recomputation) and in
-     * backward; the gradients', once. */
+    /* Traffic per step. Attention sends per layer and micro-batch: in forward, which full recomputation repeats, and in
+     * backward. The gradients are sent once. */
     const int64_t backwards = options.accumulate * L;
     const int64_t forwards = options.recompute == RECOMPUTE_FULL ? 2 * backwards : backwards;
     switch (method) {
     case RING:
-    case ZIGZAG:                        /* K, V, forward and backward; dK, dV, one hop more */
+    case ZIGZAG:                        /* K, V: n - 1 hops, forward and backward; dK, dV: n */
         comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
         break;
     case ALLGATHER:                     /* K, V, forward and backward; dK, dV */
         comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
         comm_predict(cp, REDUCE_SCATTER, backwards, n * kv);
         break;
-    case ULYSSES:                       /* q, k, v; output; the same gradients, and delta */
+    case ULYSSES:                       /* q, k, v; the output; their gradients; delta */
         comm_predict(cp, ALL_TO_ALL, forwards + backwards, 3 * R * A * D);
         comm_predict(cp, ALL_TO_ALL, forwards + backwards, R * A * D);
         comm_predict(cp, ALL_TO_ALL, backwards, R * A);
@@ -160,8 +160,8 @@ static void predict(void)
 /* ---- Attention: the only place where tokens are combined ---- */
 
 /* Index, in the full sequence, of a rank's i-th sequence chunk. Under the causal mask a late chunk's queries see more
- * keys than an early one's. zigzag gives each rank one chunk from each end, and so all ranks the same load (4 ranks: 0
- * and 7, 1 and 6, 2 and 5, 3 and 4). */
+ * keys than an early one's. zigzag gives each rank one chunk from each end, so all ranks have the same load (4 ranks:
+ * 0 and 7, 1 and 6, 2 and 5, 3 and 4). */
 static int chunk_number(int rank, int i)
 {
     return method == ZIGZAG && i ? 2 * comm_size(cp) - 1 - rank : rank + i;
@@ -206,8 +206,8 @@ static void attend_kv_backward(BlockActs *a, BlockActs *d, int query_rank, Tenso
         }
 }
 
-/* Ring attention (Liu et al. 2023): n steps. In each, this rank attends to the K and V of one rank, while those of the
- * rank before it are in flight. */
+/* Ring attention (Liu et al. 2023): n steps. In each, this rank attends to the K and V of one rank, while the K and V
+ * for its next step are in flight. */
 static void ring_forward(BlockActs *a)
 {
     const int n = comm_size(cp), r = comm_rank(cp);
@@ -259,10 +259,10 @@ static void tokens_to_heads(Tensor t)
 static void heads_to_tokens(Tensor t)
 {
     const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
-    Tensor to_send = tensor_range(packed, 0, tensor_count(t));
+    Tensor received = tensor_range(packed, 0, tensor_count(t));
 
-    comm_all_to_all(cp, to_send, t);
-    transpose_rows(tensor_view(t, shape(R, n, width)), tensor_view(to_send, shape(n, R, width)));
+    comm_all_to_all(cp, received, t);
+    transpose_rows(tensor_view(t, shape(R, n, width)), tensor_view(received, shape(n, R, width)));
 }
 
 /* From a->qkv to a->attn_out and a->lse. */
