@@ -1,9 +1,9 @@
 /* 05_tensor_parallel: 01 with every matrix sharded over the ranks (Megatron-LM, Shoeybi et al. 2019).
  *
- * Each rank computes some attention heads, a slice of the MLP's width, a slice of the vocabulary. Inside such a region
- * nothing is sent; f enters it, g leaves it. f and g are conjugate: identity one way, all-reduce the other. With
- * --sequence-parallel (Korthikanti et al. 2022) the rows of the residual stream are sharded between regions, and f and
- * g are all-gather one way, reduce-scatter the other.
+ * Each rank computes some attention heads, a slice of the MLP's width and a slice of the vocabulary. These are regions
+ * in which nothing is sent; f enters a region, g leaves it. f and g are conjugate: identity in one pass, all-reduce in
+ * the other. With --sequence-parallel (Korthikanti et al. 2022) the rows of the residual stream are sharded between
+ * regions, and f and g are all-gather in one pass, reduce-scatter in the other.
  */
 #include "../common/ultrascale.h"
 
@@ -99,7 +99,7 @@ static Acts acts_create(void)
 static void predict(void)
 {
     const double real_size = dtype_size(REAL), t = comm_size(tp), full = real_size * model_parameters(options.config);
-    const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* local; 6H per block, 2H replicated */
+    const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* local; replicated: L*6H + 2H */
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
