@@ -18,7 +18,7 @@ do for [i = 1:6] {
         set tmargin at screen 0.93 - 0.2 * r
         set bmargin at screen 0.93 - 0.2 * r - 0.17
         if (r == 0) {
-            set title (name[i] eq "interleaved" ? "interleaved" : name[i]) offset 0,-0.7 tc rgb "#333333"
+            set title name[i] offset 0,-0.7 tc rgb "#333333"
         } else {
             unset title
         }

@@ -36,7 +36,7 @@ set label "numbers: micro-batches; lighter colors: the rank's second model chunk
     tc rgb "#333333"
 set style fill solid 1.0 noborder
 set key off
-plot work."/boxes" using (($1+$2)/2):3:($1+0.004):($2-0.004):($3-0.42):($3+0.42):(color($4, $5)) with boxxyerror \
+plot work."/boxes" using (($1+$2)/2):3:($1+0.02):($2-0.02):($3-0.42):($3+0.42):(color($4, $5)) with boxxyerror \
          lc rgb variable, \
      work."/boxes" using (($1+$2)/2):3:(written(strcol(6), $3)):(ink($4, $5)) with labels font ",9" tc rgb variable, \
      work."/panels" using (0):(5*$1):(title(strcol(2), $3, $4)) with labels left tc rgb "#333333"

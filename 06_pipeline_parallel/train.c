@@ -11,7 +11,7 @@ static Params params, gradients;    /* one tensor per parameter: views of two fl
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *pp, *embedding_group;  /* all ranks; first and last pipeline stage: they share the embedding */
-static Comm *pp_dir[2];             /* all ranks, for x and for d_x: between two ranks, each has its own order */
+static Comm *pp_dir[2];             /* all ranks, for x and for d_x: in a group, receives follow the order of sends */
 static Pipeline pipeline = {.kind = ONE_F_ONE_B, .v_c = 1};
 static bool print_schedule;
 static const char *times;           /* --times */
@@ -111,7 +111,7 @@ static void predict(void)
     const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
     const double scores = B * A * T * T;                                    /* quadratic in T */
     double N = (r == 0 || r == last ? H * V : 0) + (r == last ? 2 * H : 0);     /* at the model's ends */
-    double micros = 0, live = 0, recv_slots = 0;        /* in flight: micro-batches, blocks of each; x received */
+    double micros = 0, live = 0, recv_slots = 0;        /* sum over chunks: micro-batches, their blocks, received x */
 
     for (int c = 0; c < pipeline.v_c; c++) {
         const int layers = layers_of(pipeline, stage_of(pipeline, r, c)).count;
@@ -267,7 +267,7 @@ static Tensor recv_x_of(Action action)
     return tensor_range(recv_x[action.chunk], action.micro % (schedule.in_flight[action.chunk] + 1) * R, R);
 }
 
-/* Where a V turns, two consecutive pipeline stages are on this rank: x and d_x are copied, not sent. */
+/* Where a V turns, two consecutive stages, chunks 0 and 1, are on this rank: x and d_x are copied, not sent. */
 static void copy_at_turn(Action action)
 {
     Acts *a = acts_of(action), *before = acts_of((Action){action.kind, action.micro, 0});
@@ -282,7 +282,7 @@ static void copy_at_turn(Action action)
     }
 }
 
-/* Starts to receive x or d_x for an action. Call it one action ahead: then the transfer overlaps with that action. */
+/* Starts to receive x or d_x for an action. Call it one action ahead: the previous action then hides the transfer. */
 static void start_receive(Action action)
 {
     const Transfer in = transfer_in(pipeline, action, comm_rank(pp));
@@ -306,8 +306,8 @@ static void start_send(Action action)
         a->sending[back] = comm_start_send(pp_dir[back], back ? a->d_x : a->x[a->end], out.peer, out.tag);
 }
 
-/* Runs one step of any schedule. A rank waits only for transfers whose other side has started, or starts one action
- * ahead. So the schedule cannot deadlock when a send lasts until its receive begins (rendezvous). */
+/* Runs one step of any schedule. A rank waits only for transfers that the other rank has begun, or begins one action
+ * before it uses them. So no schedule deadlocks because a send lasts until its receive begins (rendezvous). */
 static void execute(int64_t step, double scale)
 {
     bubble_step_begin(pp, schedule.count);
@@ -325,7 +325,7 @@ static void execute(int64_t step, double scale)
             batch_load(a->batch, step, action.micro * B, 0);
         } else if (action.kind != BACKWARD_WEIGHT) {
             comm_wait(&a->receiving[1]);
-            comm_wait(&a->sending[0]);          /* x[end] may be overwritten, by this action or the next forward */
+            comm_wait(&a->sending[0]);          /* this action or the next forward may overwrite x[end] */
             comm_wait(&a->sending[1]);          /* of the micro-batch that last used this buffer */
         }
         measure_begin(action.kind);
