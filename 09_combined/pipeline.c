@@ -1,4 +1,4 @@
-/* pp: 06's pipeline with one schedule, one forward and one backward in turn (1F1B), and one chunk of layers per rank. */
+/* pp: the pipeline of 06 with one schedule, 1F1B, and one chunk of layers per rank. */
 #include "combined.h"
 
 Acts *acts;

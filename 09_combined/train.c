@@ -2,7 +2,7 @@
  *
  * In 03 to 07 one technique has all ranks for itself. Here each rank has a coordinate in four dimensions: which slice
  * of every matrix it holds (tp), which tokens of every sequence (cp), which layers (pp), which sequences of the batch
- * (dp). Each dimension alone works as in its own program. New is how dimensions interact: what two of them shard
+ * (dp). Each dimension alone works as in its own program. What is new is how they interact: what two of them shard
  * together, over which group gradients, norm and loss are summed, and which rank counts what. Types are those of 02.
  */
 #include "../08_fused_kernels/fused.h"
@@ -10,8 +10,8 @@
 #include "formulas.h"
 
 /* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighboring ranks share a machine and its fast
- * links, so the dimension that can hide least of its traffic is innermost. tp waits for 10 transfers per block; cp's
- * ring is in flight while attention computes; pp sends one tensor per micro-batch; dp reduces once per step. */
+ * links, so the dimension that can hide least of its traffic is innermost. tp waits for 8 of 10 transfers per block;
+ * cp's ring is in flight while attention computes; pp sends x and d_x per micro-batch; dp reduces once per step. */
 static int tp_size = 1, dp_size, dp_rank;       /* dp_size 0: all ranks that the other three leave */
 int cp_size = 1, pp_size = 1;
 static Comm *tp;
@@ -292,9 +292,8 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
 
-/* Output projection and loss of S rows at a time, over all slices of the vocabulary, and at once their gradients,
- * before the next rows overwrite the logits: those of all rows never exist together (08). gradient_scale 0: no
- * gradients. */
+/* Output projection, loss and gradients of S rows at a time, over all slices of the vocabulary. The next rows overwrite
+ * the logits, so those of all rows never exist together (08). gradient_scale 0: no gradients. */
 static void head(Batch batch, double scale, double gradient_scale)
 {
     Tensor in = f_forward(final), targets = tensor_view(batch.targets, shape(B * T));
