@@ -1,6 +1,7 @@
 #!/bin/sh
 # readmes.sh CHECK FILE...: prints one line per fault that a check finds in READMEs, and ends with status 1 if there is
-# one. Run it in the root of the tree. Checks: headings, links, figures, quotes, widths; run-this, commands (run them).
+# one. Run it in the root of the tree. Checks: headings, links, citations, figures, quotes, widths; run-this, commands (run
+# them).
 set -u
 check=$1
 shift
@@ -45,6 +46,12 @@ links() {
 }
 anchors() {
     awk '/^```/ {fenced = !fenced} !fenced && /^#+ /' "$1" | tr 'A-Z ' 'a-z-' | sed 's/^#*-//; s/[^a-z0-9_-]//g'
+}
+
+# A paper is cited as [Author et al. YEAR](address).
+citations() {
+    awk '/^```/ {fenced = !fenced} !fenced' "$file" | tr '\n' ' ' | sed 's/\[[^]]*\](http[^)]*)//g' |
+        grep -oE '[A-Z][a-z]+ (et al[.]|&|and) [^ ]* ?\(?(19|20)[0-9]{2}' | sed 's/^/has no link: /'
 }
 
 # A figure's title, which browsers show and screen readers read, is its alternative text.
@@ -125,7 +132,7 @@ commands() {
 
 for file in "$@"; do
     case $check in
-    headings | links | figures | quotes | widths | commands) $check ;;
+    headings | links | citations | figures | quotes | widths | commands) $check ;;
     run-this) run_this ;;
     esac >"$dir/found"
     [ ! -s "$dir/found" ] || fault "$(cat "$dir/found")"

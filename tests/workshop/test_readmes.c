@@ -11,6 +11,7 @@ static void no_check_finds_a_fault(void **state)
     const struct { const char *check, *files, *in; } table[] = {
         {"headings", PROGRAMS, SOURCE},
         {"links", "*.md */*.md */*/*.md", SOURCE},
+        {"citations", "*.md */*.md */*/*.md", SOURCE},
         {"figures", "*/README.md */*/README.md", SOURCE},
         {"widths", "README.md */README.md */*/README.md", SOURCE},
         {"quotes", "README.md", SOURCE},
@@ -19,7 +20,7 @@ static void no_check_finds_a_fault(void **state)
     };
 
     (void)state;
-    for (int i = 0; i < (full_tests() ? 7 : 6); i++) {
+    for (int i = 0; i < (full_tests() ? 8 : 7); i++) {
         char command[512];
         snprintf(command, sizeof command, "cd %s && tests/workshop/readmes.sh %s %s", table[i].in, table[i].check,
                  table[i].files);

@@ -75,8 +75,8 @@ def linked(text, path, doc):
     """A README's text with its links turned to pages, outside of fences; images are copied beside the page."""
     def turn(match):
         image, words, target = match.groups()
-        if re.match(r"\w+:", target):
-            return match[0]
+        if re.match(r"\w+:", target):           # a badge becomes its words: pages load nothing from elsewhere
+            return re.sub(r"!\[([^\]]*)\]\([^)]*\)", r"\1", match[0])
         if image:
             to = SOURCE / os.path.dirname(doc) / target
             to.parent.mkdir(parents=True, exist_ok=True)
