@@ -92,7 +92,7 @@ static Acts acts_create(void)
     return a;
 }
 
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
 static void predict(void)
 {
     const double real_size = dtype_size(REAL), N = model_parameters(options.config);

@@ -89,7 +89,7 @@ static Acts acts_create(void)
     return a;
 }
 
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
 static void predict(void)
 {
     const double real_size = dtype_size(REAL), N = model_parameters(options.config);
@@ -116,7 +116,7 @@ static void predict(void)
     estimate_activations(options.recompute, L * R, "");
 
     /* ZeRO-2 and 3 reduce-scatter every micro-batch: no rank stores full gradients. ZeRO-3 all-gathers the blocks for
-     * each forward and each backward, except the two that are still in their slots from the pass before. */
+     * each forward and each backward, except the two that are still in their slots from the previous pass. */
     const int64_t m = options.accumulate, scatters = zero == 1 ? 1 : m;
     const int64_t again = zero == 3 && L > 2 ? (2 * m - 1) * (L - 2) : 0;
     comm_predict(dp, REDUCE_SCATTER, scatters, embedding);

@@ -103,7 +103,7 @@ static Acts acts_create(int stage, BlockActs first, bool shared)
     return a;
 }
 
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
 static void predict(void)
 {
     const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);

@@ -145,7 +145,7 @@ static Acts acts_create(void)
     return a;
 }
 
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
 static void predict(void)
 {
     const double real_size = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
@@ -430,7 +430,7 @@ int main(int argc, char **argv)
 {
     run_begin("08_fused_kernels", "Trains a transformer with fused kernels: fewer trips to memory.", argc, argv,
               (ProgramOption[]){
-        {"fuse", OPTION_SET, &fuse, "chains that run as one operator: all, none, or some, separated by commas",
+        {"fuse", OPTION_SET, &fuse, "chains that run as one operator: all, none, or a list a,b",
          "attention|layernorm|gelu|cross-entropy|adamw"},
         {"dtype", OPTION_CHOICE, &dtype_option,
          "weights and activations; fp8: only the blocks' matmuls, the rest bf16", "bf16|fp16|fp8|fp32"},

@@ -69,8 +69,8 @@ static void attend_kv_backward(BlockActs *a, BlockActs *d, int query_rank, Tenso
         }
 }
 
-/* Ring attention (Liu et al. 2023): n steps. In each, this rank attends to the K and V of one rank, while those of the
- * rank before it are in flight. */
+/* Ring attention (Liu et al. 2023): n steps. In each, this rank attends to the K and V of one rank, while the K and V
+ * for its next step are in flight. */
 static void ring_forward(BlockActs *a)
 {
     const int n = comm_size(cp), r = comm_rank(cp);

@@ -1,4 +1,4 @@
-# Tokens/s per rank, relative to one rank, one direction at a time, on simulated hardware with two links; and the
+# Tokens/s per rank, relative to one rank, one dimension at a time, on simulated hardware with two links; and the
 # playbook's published tokens/s per GPU, relative to its smallest run. All files: ranks, relative tokens/s.
 set terminal svg size 960,300 font "sans-serif,12" background "white"
 set output "09_combined/scaling.svg"

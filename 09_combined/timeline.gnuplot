@@ -24,7 +24,7 @@ set tmargin at screen 0.93
 set bmargin at screen 0.47
 set xrange [0:last*1.003] noextend
 set yrange [7.7:-0.7]
-set label 1 "one step: forward and backward of micro-batches 0 to 3" at graph 0, screen 0.965 left tc rgb "#333333"
+set label 1 "one step, in seconds; numbers are micro-batches" at graph 0, screen 0.965 left tc rgb "#333333"
 do for [i = 1:4] {
     set object i rectangle at graph where[i] - 0.018, screen 0.965 size graph 0.018, screen 0.02 fc rgb step_color(i) \
         fs solid noborder
@@ -37,7 +37,7 @@ do for [r = 0:7] {
 }
 plot work."/steps" using (($1+$2)/2):3:($1+0.008):($2-0.008):($3-0.4):($3+0.4):(step_color($4)) with boxxyerror lc rgb variable, \
      work."/steps" using (($1+$2)/2):3:($5 < 0 ? "" : sprintf("%d", $5)): \
-         ($4 == 2 ? 0x000000 : 0xffffff) with labels font ",9" tc rgb variable
+         ($4 == 2 ? 0x000000 : 0xffffff) with labels font ",11" tc rgb variable
 
 unset object
 unset label

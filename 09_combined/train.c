@@ -144,7 +144,7 @@ Acts acts_create(BlockActs first, bool shared)
     return a;
 }
 
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates are the playbook's. */
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
 static void predict(void)
 {
     const double real_size = dtype_size(REAL), stored = dtype_size(dtype);
@@ -230,7 +230,7 @@ static Tensor partial_out(Tensor out)
     return tp_size > 1 ? partial_sums : out;
 }
 
-/* ---- A block: 05's, with 08's kernels ---- */
+/* ---- A block of 05, with the kernels of 08 ---- */
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)

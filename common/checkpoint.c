@@ -80,7 +80,7 @@ typedef struct {
     Safetensors *file;
 } Files;
 
-/* Finds the parameter's tensor, named prefix + its name, in one of the files. upcycled: an expert's is the MLP's,
+/* Finds the parameter's tensor, named prefix + its name, in one of the files. upcycled: an expert has that of the MLP,
  * "mlp.experts.5.x" is "mlp.x"; a router has none: NULL. */
 static const SafeTensor *find(const Files *from, const char *prefix, const ParamInfo *p, bool upcycled,
                               const Safetensors **in)
@@ -293,7 +293,7 @@ static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
 
 /* ---- Saving ---- */
 
-/* Returns whether the directory has a file that is not a checkpoint's. */
+/* Returns whether the directory has a file that is not part of a checkpoint. */
 static bool has_others(const char *directory)
 {
     DIR *d = opendir(directory);
@@ -359,7 +359,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     state.optimizer_step = optimizer->step;
     if (comm_rank(world) == 0) {
         if (mkdir(tmp, 0755) && errno != EEXIST)
-            fail("--save %s: %s cannot be made: %s", directory, tmp, strerror(errno));
+            fail("--save %s: cannot create %s: %s", directory, tmp, strerror(errno));
         json_write(path_of(tmp, CONFIG), config_json(optimizer->layout->config));
         json_write(path_of(tmp, TRAINER), trainer_json(&state, argc, argv));
     }

@@ -1,4 +1,4 @@
-/* Checkpoints and gradient dumps: files that hold the full model, whichever shards the ranks have. Each rank writes the
+/* Checkpoints and gradient dumps: files that hold the full model, for any sharding. Each rank writes the
  * elements that it owns at their place in the full tensors, and reads those that it updates. So a run can resume from a
  * checkpoint of any parallel configuration.
  *

@@ -5,7 +5,7 @@
  * The bytes are those of a ring, exact by range_split. For a full tensor of K elements on n ranks, rank r sends:
  *   reduce_scatter  K - |shard r|       all_gather  K - |shard (r + 1) mod n|       all_reduce  the sum of both
  *   all_to_all      K - |shard r|, with K local elements      broadcast  K, from the root      send  K
- * A library may put other bytes on the wire. The playbook's formulas count a ring's. */
+ * A library may put other bytes on the wire. The playbook's formulas count those of a ring. */
 #ifndef COMM_H
 #define COMM_H
 

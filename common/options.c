@@ -12,7 +12,7 @@ Options options = {
 
 /* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B has 16 heads of 128, since 24 do
  * not divide its width) and Llama (Touvron et al. 2023; 405B and 70B's vocabulary: Dubey et al. 2024). The blocks are
- * this project's, so parameter counts are close to the names, not always equal. GPT-2's vocabulary of 50,257 is rounded
+ * ours, so parameter counts are close to the names, not always equal. GPT-2's vocabulary of 50,257 is rounded
  * up to a multiple of 64, as in Pythia (Biderman et al. 2023): a GPU's matmuls load 16 bytes at a time, and rows of
  * 50,257 logits are not a multiple of that. Batches are small, for trying the models: the largest were trained on
  * millions of tokens per step. */

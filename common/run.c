@@ -269,7 +269,7 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
                  duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
 }
 
-/* --check: loss and norm are the global batch's, so every rank must have the same bits; only rank 0's are written. */
+/* --check: loss and norm are of the global batch, so every rank must have the same bits; rank 0 writes its own. */
 static void check_same(int step, StepResult mine)
 {
     double (*all)[2] = host_alloc(comm_size(world) * sizeof *all, "--check");

@@ -128,7 +128,7 @@ static inline void ladder_options(Ladder *l, bool cpu, const char *summary, int 
         {NULL, 0, NULL, 0, NULL, 0},
     };
     if (!cpu)
-        memset(&list[4], 0, sizeof list[4]);        /* --threads is the CPU's: the list ends before it */
+        memset(&list[4], 0, sizeof list[4]);        /* --threads is for the CPU: the list ends before it */
     const struct argp parser = {list, ladder_option, NULL, summary, NULL, NULL, NULL};
     static char name[] = "ladder";
 

@@ -18,7 +18,7 @@ static double fastest(const Query *q, Candidate *best)
     return tokens;
 }
 
-/* Halves the GPUs, in full nodes, while twice as many bring less than a quarter. */
+/* Halves the GPUs, in whole nodes, while twice as many bring less than a quarter. */
 static void advise_fewer(const Query *q, double tokens)
 {
     Query fewer = *q;

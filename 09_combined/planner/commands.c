@@ -57,7 +57,7 @@ static void print_09(const Query *q, const Grid *g)
     if (!m->in_09) {
         printf("   09_combined: lacks this model. Its MLP has two matrices of width 4h, its embedding is tied, each\n"
                "     head has its own keys and values%s\n", m->experts ? ". 10_expert_parallel has experts, and of the "
-               "directions dp and ep" : "");
+               "dimensions dp and ep" : "");
         return;
     }
     begin("09_combined:");

@@ -18,7 +18,7 @@ const char *const constant_meaning[CONSTANTS] = {
     "s per layer and micro-batch: the host starts the kernels, forward and backward",
     "s per collective of a layer and hop of its ring outside NVLink",
     "s per layer and replica, when gradients are summed over nodes",
-    "s per step, whatever it computes",
+    "s per step, for any computation",
     "s per transfer between pipeline stages on 64 or more nodes, and per micro-batch where memory is full"};
 const Constants published_constants = {0.461, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 0.50};
 const Constants exact_constants = {.efficiency = 1};
@@ -315,7 +315,7 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
                         const Stage *s)
 {
     const double n = (double)g->dp * g->cp, backward = s->seconds * 2 / 3, embedding = (double)m->hidden * m->vocab;
-    const int stride = g->tp * g->cp * (m->in_09 ? g->pp : 1);          /* in 09 pipeline stages are neighbours */
+    const int stride = g->tp * g->cp * (m->in_09 ? g->pp : 1);          /* in 09 pipeline stages are neighbors */
     const bool leaves = (double)stride * g->dp > c->per_node;           /* the node */
     const double stages_beside = fmax(1, fmin(g->pp, (double)c->per_node / (g->tp * g->cp)));
     const double rate = leaves ? h->network / (m->in_09 ? stages_beside : 1) : h->nvlink * fmin(c->per_node, g->tp);

@@ -56,7 +56,7 @@ typedef struct {
     double launch;                  /* seconds per layer and micro-batch: the host starts its kernels, both ways */
     double hop;                     /* seconds per collective and hop of its ring outside NVLink */
     double sync;                    /* seconds per layer and replica over which its gradients are summed */
-    double step;                    /* seconds per step, whatever it computes */
+    double step;                    /* seconds per step, for any computation */
     double stall;                   /* seconds per stalled transfer between pipeline stages (published runs only) */
 } Constants;
 enum { CONSTANTS = sizeof(Constants) / sizeof(double) };

@@ -35,8 +35,8 @@ const QuestionOption question_options[] = {
     {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", NULL, 2},
     {"pretend", OPTION_TEXT, AT(pretend), 0, "SPEEDS", "simulated hardware: GFLOPS,GB/S,MICROSECONDS, as for the "
      "programs' --pretend", 2},
-    {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M); with K or M rounded down to full "
-     "sequences", 2},
+    {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M); with K or M rounded down to "
+     "whole sequences", 2},
     {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
     {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
      "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron; the "

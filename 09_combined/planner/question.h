@@ -18,7 +18,7 @@ typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, o
     int layers, hidden, heads, kv_heads, mlp, vocab, seq, gated, tied, experts, top_k, expert_width;
     double capacity;
     int gpus, per_node, batch, state_bytes;
-    bool about;                     /* --batch 4M: rounded down to full sequences */
+    bool about;                     /* --batch 4M: rounded down to whole sequences */
     const char *model, *hardware, *pretend, *dtype;
     bool published;
     Range limits[DIMENSIONS];

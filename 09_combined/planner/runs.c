@@ -186,16 +186,16 @@ static int by_loss(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The worst point (points[CONSTANTS]) reflected at the centre of the others, `factor` times as far from it. */
+/* The worst point (points[CONSTANTS]) reflected at the center of the others, `factor` times as far from it. */
 static Point reflect(const Point *points, double factor, const Runs *r, const Hardware *h, int without)
 {
     Point p;
 
     for (int c = 0; c < CONSTANTS; c++) {
-        double centre = 0;
+        double center = 0;
         for (int i = 0; i < CONSTANTS; i++)
-            centre += points[i].x[c] / CONSTANTS;
-        p.x[c] = centre + factor * (centre - points[CONSTANTS].x[c]);
+            center += points[i].x[c] / CONSTANTS;
+        p.x[c] = center + factor * (center - points[CONSTANTS].x[c]);
     }
     compute_loss(&p, r, h, without);
     return p;

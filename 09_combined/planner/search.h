@@ -51,7 +51,7 @@ Candidates search(const Query *q);
 /* The fastest candidate that fits and differs from the best in `d`, in no other technique; NULL: none. */
 const Candidate *fastest_other(const Candidates *c, Dimension d);
 
-const char *grid_text(const Grid *g);           /* "tp=2,pp=4,dp=8,..."; valid until the eighth next call */
+const char *grid_text(const Grid *g);           /* "tp=2,pp=4,dp=8,..."; valid for the next seven calls */
 
 /* Reads such a text. Sizes not named are 1; dp and accumulate follow from GPUs and batch. Fails if impossible. */
 Grid grid_parse(const Query *q, const char *text);

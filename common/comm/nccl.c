@@ -60,7 +60,7 @@ typedef struct Move {                   /* a transfer */
  * each pair of ranks has a line per direction. A group's collectives and shifts have one line: all ranks start them in
  * the same order. */
 typedef struct Line {
-    int size;                           /* a pair's is 2, and its sender is rank 0 */
+    int size;                           /* 2 for a pair, whose sender is rank 0 */
     ncclComm_t nccl;
     cudaStream_t stream;
     Move *first, *last;                 /* not over, or not waited for; in order */

@@ -63,7 +63,7 @@ void mpi_progress(void);
 void comm_deadline(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void comm_deadline_met(void);
 
-/* MPI guarantees tags up to 32,767 only, so 12 bits of a tag are sent. Larger tags are --pretend's and --check's. */
+/* MPI guarantees tags up to 32,767 only, so 12 bits of a tag are sent. --pretend and --check use larger tags. */
 enum { TAGS = 4096, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS };
 
 /* ---- groups.c ---- */

@@ -45,7 +45,7 @@ void device_prepare(char **argv)
 
 void device_init(int local_rank, int local_ranks, int wanted)
 {
-    (void)local_rank;                       /* ranks on one machine share its cores evenly, whichever they are */
+    (void)local_rank;                       /* ranks on one machine share its cores evenly */
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
     threads = threads < 1 ? 1 : threads;
     omp_set_dynamic(0);

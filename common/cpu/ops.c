@@ -1,4 +1,4 @@
-/* The kernels on the CPU. Matmuls are OpenBLAS's. The rest are loops that OpenMP spreads over threads and the compiler
+/* The kernels on the CPU. Matmuls use OpenBLAS. The rest are loops that OpenMP spreads over threads and the compiler
  * vectorizes.
  *
  * Two runs with the same number of threads are equal bit for bit. The order of every sum depends only on the sizes, and

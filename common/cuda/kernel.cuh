@@ -82,7 +82,7 @@ template <int N, typename T> __device__ inline void store(T *to, const float (&f
 }
 
 /* Stores or loads N floats of a row in shared memory, from column j on, which only this thread reads. Of eight, the first
- * four lie in the row's first half, so that neighbours' lie side by side and never meet in a bank. */
+ * four lie in the row's first half, so that neighbors' lie side by side and never meet in a bank. */
 template <bool STORE, int N> __device__ inline void move_own(float (&x)[N], float *row, int64_t j, int64_t width)
 {
     constexpr int M = N < 4 ? N : 4;

@@ -5,7 +5,7 @@
     make bench-torch PYTHON=/tmp/torch/bin/python3
 
 The model below is that of common/model.h as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
-autocast for bf16. Attention is cuDNN's if it supports the shape, which on Hopper is about twice as fast as PyTorch's
+autocast for bf16. Attention is by cuDNN if it supports the shape, which on Hopper is about twice as fast as PyTorch's
 default. A check in float comes first: the model gives the loss and gradients of the fixture in
 tests/programs/huggingface. A program's time is the median step in its --metrics, PyTorch's the median of as many steps.
 Both omit the first steps, which warm up and, with torch.compile, compile. Needs torch 2.7 or later, numpy and

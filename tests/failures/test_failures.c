@@ -1,4 +1,4 @@
-/* What ranks do when one of them dies, hangs, is interrupted, or was started differently: no rank waits for ever, a
+/* What ranks do when one of them dies, hangs, is interrupted, or was started differently: no rank waits forever, a
  * message gives the reason, and the previous checkpoint is complete.
  */
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-/* The planner: its predictions against the published runs, its memory and times against 09's, its output and
+/* The planner: its predictions against the published runs, its memory and times against 09, its output and
  * error messages. */
 #include <math.h>
 #include <stdio.h>
@@ -129,7 +129,7 @@ static const char *as_options(const char *grid)
     return text;
 }
 
-/* The memory of the fullest rank equals 09's, to the byte. */
+/* The memory of the fullest rank equals that of 09, to the byte. */
 static void memory_is_09s(void **state)
 {
     static const struct {
@@ -173,7 +173,7 @@ static void memory_is_09s(void **state)
     }
 }
 
-/* The planned time of a step against 09's under --pretend: 2 to 10 seconds, mostly simulated. Other work on the machine
+/* The planned time of a step against that of 09 under --pretend: 2 to 10 seconds, mostly simulated. Other work on the machine
  * makes a step longer, never shorter. */
 static void times_are_09s(void **state)
 {

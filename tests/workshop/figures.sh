@@ -192,7 +192,7 @@ figures_06() {
                 if (to[k] > end) end = to[k]
             }
             END {
-                for (r = 0; r < p; r++) print 0, (end - start) / 1e6, 5 * panel + 1 + r, 0, 0, ""
+                for (r = 0; r < p; r++) print 0, (end - start) / 1e6, 5 * panel + 1 + r, 0, 0, "-"
                 for (i = 1; i <= k; i++)
                     print (from[i] - start) / 1e6, (to[i] - start) / 1e6, row[i], what[i], chunk[i], micro[i]
             }' "$work/actions" - >>"$work/boxes"
@@ -313,7 +313,7 @@ figures_09() {
         }'
     gnuplot -e "work='$work'" 09_combined/timeline.gnuplot
 
-    # Each direction alone, on a fast and a slow link: tokens/s per rank over those of a single rank. The devices are so
+    # Each dimension alone, on a fast and a slow link: tokens/s per rank over those of a single rank. The devices are so
     # slow that few cores can run eight. Relative to them, the links are as fast as NVLink and a network are to GPUs
     # (05). Arguments: ranks, the link's GB/s,latency. Uses the faster of two steps, since other work slows a step down.
     tokens_per_rank() {

@@ -224,7 +224,7 @@ static const Planted planted[] = {
     {"01_single_gpu", "clip_scale(norm))", "1)", 1, "--recompute none", "as if gradients were not clipped"},
     {"01_single_gpu", "    tensor_zero(gradients.buffer);\n",
      "    if (step % 2)\n        tensor_zero(gradients.buffer);\n", 1, "--recompute none",
-     "something of the step before was not set to zero"},
+     "something of the previous step was not set to zero"},
     {"02_mixed_precision", "    if (!overflow)\n        adamw_step", "    adamw_step", 0, "",
      "--dtype fp16: right|--dtype fp16, overflow: WRONG|(step 2 overflows: is it skipped?)"},
     {"02_mixed_precision", "    if (!overflow && has_master)\n        tensor_convert(params.buffer, master);",

@@ -100,7 +100,7 @@ static const char *checkpoint(const Shape *s, bool far)
 
 static char about[1024];        /* the current configuration: its shape, groups, schedule */
 static int faults;              /* found in the current configuration */
-static int wrong;               /* wrong configurations before it: after one, the first lines are enough */
+static int wrong;               /* configurations already found wrong; later ones print only their first lines */
 static struct { char groups[256]; bool wrong; } seen[32];       /* all configurations so far */
 static int seen_count;
 static int wasteful;            /* configurations that are right, but cost more than the project's program */
@@ -447,9 +447,9 @@ static const char *cause_of_losses(const Case *c, const Shape *s, int sequences,
         if (losses_of(c, s, sequences, mine, c->tolerance ? 0 : rows, known[k][0]))
             return known[k][1];
     if (norm)
-        return "its loss is right, so its parameters are; its gradients are not: something of the step before was not "
-               "set to zero, or was not waited for";
-    return "the step before was right up to the update: AdamW got a wrong scale (clip_scale(norm)), or this step "
+        return "its loss is right, so its parameters are; its gradients are not: something of the previous step was "
+               "not set to zero, or was not waited for";
+    return "the previous step was right up to the update: AdamW got a wrong scale (clip_scale(norm)), or this step "
            "computes with parameters from before the update: stale copies";
 }
 
@@ -717,7 +717,7 @@ static bool verify(const Case *c)
             wasteful += costs_more(waste, sizeof waste, c, costs);
     }
     if (!faults && other_losses)
-        printf("right but for what EXPECT names: %smemory, traffic\n    %s\n%s", other_gradients ? "" : "gradients, ",
+        printf("right except for what EXPECT names: %smemory, traffic\n    %s\n%s", other_gradients ? "" : "gradients, ",
                about, waste);
     else if (!faults)
         printf("right%s: %smemory, traffic%s%s%s\n    %s\n%s", *waste ? ", but wasteful" : "",

@@ -35,7 +35,7 @@ struct Matrix {
     int64_t rows, columns, ld, stride;
     bool transposed;
 
-    /* Checks the access of each column: what lies between columns is not the matrix's. Returns where matrix i lies. */
+    /* Checks the access of each column: what lies between columns is not of the matrix. Returns where matrix i lies. */
     uint8_t *access(int64_t i, bool writes) const
     {
         const uint64_t address = (uint64_t)data + i * stride * size_of(type);
@@ -76,7 +76,7 @@ struct Matmul {
     bool writes_aux() const { return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
     bool biased() const { return epilogue == CUBLASLT_EPILOGUE_BIAS || writes_aux(); }
 
-    /* Returns whether cuBLAS and cuBLASLt multiply numbers of these types; fp8 is cuBLASLt's alone. */
+    /* Returns whether cuBLAS and cuBLASLt multiply numbers of these types; only cuBLASLt multiplies fp8. */
     bool types_fit() const
     {
         const bool half = is_half(a.type), full = a.type == CUDA_R_32F;

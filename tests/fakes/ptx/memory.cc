@@ -236,7 +236,7 @@ void Memory::mark(uint64_t address, uint64_t bytes, Record record)
 
 /* ---- allocations ---- */
 
-/* Addresses of the GPU are not the host's: a host that dereferences one crashes. Addresses are not used again, so that
+/* GPU addresses are not host addresses: a host that dereferences one crashes. Addresses are not used again, so that
  * one of freed memory stays wrong. All of this is reserved, and exists once it is touched. */
 enum : uint64_t { ADDRESSES = 1ull << 37, PAGE = 4096 };
 

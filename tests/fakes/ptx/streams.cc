@@ -100,7 +100,7 @@ static bool passed(const CUevent_st &e)
     return !e.stream || e.stream->done >= e.number;
 }
 
-/* Works towards an event; returns whether it is passed. */
+/* Works toward an event; returns whether it is passed. */
 static bool advance(const CUevent_st &e)
 {
     while (!passed(e) && stream_step(e.stream))

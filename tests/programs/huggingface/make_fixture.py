@@ -11,7 +11,7 @@ First, Hugging Face opens a checkpoint of 01. 01 trains a small model and saves 
 computes logits, loss and gradients of the batch of 01's next step, which --dump-gradients writes.
 
 Second, 01 opens a model of Hugging Face. save_pretrained writes it in one file or several, in four types. Loss and
-gradients of 01's first step are Hugging Face's in float64. 01 saves it at once, and Hugging Face opens it with the same
+gradients of 01's first step match Hugging Face in float64. 01 saves it at once, and Hugging Face opens it with the same
 loss. (test_huggingface.c compares the other programs.)
 
 The new fixture replaces the old one only if all agree:

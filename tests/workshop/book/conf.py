@@ -149,7 +149,7 @@ def row_html(row, left, right):
     return f'<div>{side(*row, "del", left)}{side(*row[::-1], "add", right)}</div>'
 
 def table_html(rows, doc, path):
-    """Rows, with unchanged runs of more than eight folded but for the three next to a change."""
+    """Rows, with unchanged runs of more than eight folded, except for the three next to a change."""
     left, right = (iter(colored("\n".join(r[k] for r in rows if r[k] is not None), path, doc)) for k in (0, 1))
     out, i = [], 0
     while i < len(rows):
