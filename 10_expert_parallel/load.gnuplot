@@ -18,8 +18,8 @@ plot work."/load_0" using 1:3:2 with filledcurves lc rgb "#e69f00" title "--bala
 set yrange [0:0.5]
 set title "choices dropped, part of all" offset 0,-0.3 tc rgb "#333333"
 set key off
-set label 1 "--balance 0" at 180,0.39 tc rgb "#b37700"
-set label 2 "--balance 0.01" at 180,0.12 tc rgb "#0072b2"
+set label 1 "--balance 0" at graph 0.98,0.92 right tc rgb "#b37700"
+set label 2 "--balance 0.01" at graph 0.98,0.25 right tc rgb "#0072b2"
 plot work."/load_0" using 1:4 with lines lw 2 lc rgb "#e69f00", \
      work."/load_0.01" using 1:4 with lines lw 2 lc rgb "#0072b2"
 unset multiplot
