@@ -12,8 +12,8 @@ static struct {
     bool attention, layernorm, gelu, cross_entropy, adamw;
 } fuse = {true, true, true, true, true};
 
-/* Storage types. --dtype: of weights, activations and activation gradients; --gradients: of weight gradients;
- * --master: whether AdamW updates a master copy of the weights in REAL. */
+/* --dtype sets the type of weights, activations and activation gradients, --gradients that of weight gradients, and
+ * --master whether AdamW updates a master copy of the weights in REAL. */
 static enum { DTYPE_BF16, DTYPE_F16, DTYPE_FP8, DTYPE_FP32 } dtype_option = DTYPE_BF16;
 static enum { GRADIENTS_FP32, GRADIENTS_BF16 } gradients_option = GRADIENTS_FP32;
 static enum { MASTER_FP32, MASTER_NONE } master_option = MASTER_FP32;
@@ -190,8 +190,8 @@ static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool
 }
 
 /* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
- * precision), gradients to E5M2 (more range). linear_fp8 sums over columns, so backward transposes what it sums over
- * rows. Results are BF16, weight gradients gradients_dtype. The output projection stays in BF16. */
+ * precision), gradients to E5M2 (more range). linear_fp8 sums over the last dimension of both operands, so backward
+ * transposes what it sums over rows. Results are BF16, weight gradients gradients_dtype. The logits stay in BF16. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     if (!fp8) {
@@ -344,7 +344,7 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Halves a loss scale so large that gradients overflow. One that is too small does not show, so it doubles regularly. */
+/* Halves the loss scale if gradients overflowed. A scale that is too small does not show, so it regularly doubles. */
 static void adapt_loss_scale(int64_t step, bool overflow)
 {
     clean_steps = overflow ? 0 : clean_steps + 1;
