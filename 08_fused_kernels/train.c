@@ -402,7 +402,7 @@ static StepResult train_step(int64_t step, Batch batch)
 
     trace_begin("optimizer");
     double lr = learning_rate(step), norm = sqrt(fuse.adamw ? update_fused(lr) : gradient_square_sum(&optimizer));
-    double mean = fuse.adamw ? arrived[1] : tensor_item(loss);      /* here: the host need not wait for the update */
+    double mean = fuse.adamw ? arrived[1] : tensor_item(loss);      /* before the update: no need to wait for it */
     const bool overflow = dtype == F16 && !isfinite(norm);
     if (!overflow && !fuse.adamw)
         adamw_step(&optimizer, lr, clip_scale(norm));
