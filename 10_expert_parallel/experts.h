@@ -1,8 +1,8 @@
 /* Operators of a mixture of experts (Shazeer et al. 2017; GShard, Lepikhin et al. 2020): each token chooses K of E
- * experts, and each expert has C slots per sequence. A choice takes the next free slot of its expert; if there is none
- * it is dropped, and adds nothing to the token. Sequences do not compete, so what is dropped does not depend on the
- * micro-batch or the rank. Earlier tokens come first, so later ones have no effect on them. Conventions are those of
- * common/ops.h. */
+ * experts (here E counts all, in train.c those of one rank), and each expert has C slots per sequence. A choice takes
+ * the next free slot of its expert; if there is none it is dropped, and adds nothing to the token. Sequences do not
+ * compete, so what is dropped does not depend on the micro-batch or the rank. Earlier tokens come first, so later ones
+ * have no effect on them. Conventions are those of common/ops.h. */
 #ifndef EXPERTS_H
 #define EXPERTS_H
 

@@ -4,7 +4,7 @@
  * A router chooses k of e experts for each token. The ranks split the batch. Each rank of an ep group holds e/ep of the
  * experts: an all-to-all takes the tokens of all its ranks to the experts that they chose, another takes the outputs
  * back. An expert has C slots per sequence, filled or not, so memory and traffic do not depend on what the router
- * chooses. Gradients of experts are summed over the ranks that hold them, edp; all others over all ranks, dp.
+ * chooses. Each expert's gradients are summed over edp, the ranks that hold it; all others over dp, all ranks.
  */
 #include "../common/ultrascale.h"
 #include "experts.h"
@@ -36,7 +36,7 @@ typedef struct {
     Routing routing;                /* of the local tokens, to all experts */
     Tensor in;                      /* (E, P, H)        slots of the local experts: rows of tokens of all ranks of ep */
     Tensor up, gelu;                /* (E, P, F) */
-    Tensor returned;                /* (E, P, H)        (e, B*C, H): outputs of all experts for the local tokens */
+    Tensor returned;                /* (E, P, H)        as (e, B*C, H): outputs of all experts for the local tokens */
     Tensor branch;                  /* (R, H)           what attention adds to the residual stream; not saved */
 } BlockActs;
 
@@ -187,7 +187,7 @@ static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tens
         comm_wait(&arriving[j]);
         linear_forward(up, in, e->up_weight, e->up_bias);
         gelu_forward(gelu, up);
-        linear_forward(tensor_range(slots, j, 1), gelu, e->down_weight, e->down_bias);  /* whose rows have been sent */
+        linear_forward(tensor_range(slots, j, 1), gelu, e->down_weight, e->down_bias);  /* over rows already sent */
         returning[j] = exchange(a->returned, slots, j);
     }
     for (int64_t j = 0; j < E; j++)
@@ -195,8 +195,8 @@ static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tens
     combine_forward(out, x, a->returned, r);
 }
 
-/* From d_x, which passes on to the residual stream, to d->ln2. Gradients of outputs, d->returned, arrive in slots;
- * gradients of rows, d->in, return into d->returned. */
+/* Computes d->ln2 from d_x, which stays as it is, as the residual stream's gradient. Gradients of outputs, d->returned,
+ * arrive in slots; gradients of rows, d->in, return into d->returned. */
 static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x,
                              double scale)
 {
@@ -295,7 +295,7 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* The step's loads, over all ranks: which part of the choices was dropped; the largest and the smallest load of an
+/* The step's loads, over all ranks: what fraction of choices was dropped; the largest and the smallest load of an
  * expert, as a multiple of the even share. */
 static void count_loads(void)
 {
