@@ -25,6 +25,7 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphi
 	@echo "the book is in $(BOOK)/html/index.html"
 
 test-book:
-	@command -v sphinx-build >/dev/null || { echo "[  SKIPPED ] test_book: there is no Sphinx; see make book"; exit 0; }; \
+	@command -v sphinx-build >/dev/null && command -v emcc >/dev/null || { \
+		echo "[  SKIPPED ] test_book: there is no Sphinx or no Emscripten; see make book"; exit 0; }; \
 		$(MAKE) --no-print-directory book && BOOK=$(ROOT)/$(BOOK) tests/workshop/book/test_book.py
 .PHONY: book test-book

@@ -113,7 +113,7 @@ def test_links():
     for page, link in links:
         target, _, anchor = link.partition("#")
         if re.match(r"(https?|mailto|data):", target):
-            expect(re.search(r"<(a|link rel=.(?!style))[^>]*" + re.escape(html.escape(link)), page.read_text()),
+            expect(re.search(r"<(a|link rel=.(?!style))[^>]*" + re.escape(link), html.unescape(page.read_text())),
                    f"{page.relative_to(HTML)}: loads {link} from elsewhere")
             continue
         there = (page.parent / target.split("?")[0]).resolve() if target else page
