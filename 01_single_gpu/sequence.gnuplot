@@ -22,8 +22,10 @@ fit playbook(x) work."/sequence_none" using 1:4 via d1, d2
 set label "--recompute none" at first 850, 165 right tc rgb "#0072b2"
 set label "--recompute selective" at first 1045, 118 right tc rgb "#9a6a00"
 set label "--recompute full" at first 1045, 37 right tc rgb "#00704f"
-set label "points: measured; lines: predicted; dashed: the playbook's formula, nothing recomputed" at graph 0.02, graph 0.95 tc rgb "#333333"
+set label "points: measured; lines: predicted; dashed: the playbook's formula, nothing recomputed" \
+    at graph 0.02, graph 0.95 tc rgb "#333333"
 plot work."/sequence_none" using 1:2 with points pt 7 lc rgb "#0072b2", predicted_none(x) lw 2 lc rgb "#0072b2", \
      playbook(x) dt 2 lw 2 lc rgb "#0072b2", \
-     work."/sequence_selective" using 1:2 with points pt 7 lc rgb "#e69f00", predicted_selective(x) lw 2 lc rgb "#e69f00", \
+     work."/sequence_selective" using 1:2 with points pt 7 lc rgb "#e69f00", \
+     predicted_selective(x) lw 2 lc rgb "#e69f00", \
      work."/sequence_full" using 1:2 with points pt 7 lc rgb "#009e73", predicted_full(x) lw 2 lc rgb "#009e73"

@@ -22,7 +22,8 @@ do for [panel = 0:6] {
 color(kind, chunk) = kind == 0 ? 0xe6e6e6 : kind == 3 ? 0x009e73 : \
     kind == 1 ? (chunk > 0 ? 0x8ccbf0 : 0x0072b2) : (chunk > 0 ? 0xf7d98c : 0xe69f00)
 ink(kind, chunk) = kind == 2 || chunk > 0 ? 0x000000 : 0xffffff
-written(micro, kind, row) = kind == 0 || (row > 25 && int(row) % 5 != 1) ? "" : micro      # in the two Vs, whose chunks are short: rank 0's
+# The numbers of micro-batches: none on idle time, and in the two Vs, whose chunks are short, those of rank 0.
+written(micro, kind, row) = kind == 0 || (row > 25 && int(row) % 5 != 1) ? "" : micro
 title(name, idle, simulated) = sprintf("%s: bubble %.3f measured, %.3g simulated", \
                                        name eq "naive" ? "naive, one micro-batch" : name, idle, simulated)
 array where[4] = [0.40, 0.495, 0.725, 0.93]
@@ -38,5 +39,6 @@ set style fill solid 1.0 noborder
 set key off
 plot work."/boxes" using (($1+$2)/2):3:($1+0.02):($2-0.02):($3-0.42):($3+0.42):(color($4, $5)) with boxxyerror \
          lc rgb variable, \
-     work."/boxes" using (($1+$2)/2):3:(written(strcol(6), $4, $3)):(ink($4, $5)) with labels font ",9" tc rgb variable, \
+     work."/boxes" using (($1+$2)/2):3:(written(strcol(6), $4, $3)):(ink($4, $5)) \
+         with labels font ",9" tc rgb variable, \
      work."/panels" using (0):(5*$1):(title(strcol(2), $3, $4)) with labels left tc rgb "#333333"

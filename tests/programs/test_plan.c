@@ -173,8 +173,8 @@ static void memory_is_09s(void **state)
     }
 }
 
-/* The planned time of a step against that of 09 under --pretend: 2 to 10 seconds, mostly simulated. Other work on the machine
- * makes a step longer, never shorter. */
+/* The planned time of a step against that of 09 under --pretend: 2 to 10 seconds, mostly simulated. Other work on the
+ * machine makes a step longer, never shorter. */
 static void times_are_09s(void **state)
 {
     static const struct {

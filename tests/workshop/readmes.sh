@@ -1,7 +1,7 @@
 #!/bin/sh
 # readmes.sh CHECK FILE...: prints one line per fault that a check finds in READMEs, and ends with status 1 if there is
-# one. Run it in the root of the tree. Checks: headings, links, citations, figures, quotes, widths; run-this, commands (run
-# them).
+# one. Run it in the root of the tree. Checks: headings, links, citations, figures, quotes, widths; run-this, commands
+# (run them).
 set -u
 check=$1
 shift
@@ -29,8 +29,8 @@ headings() {
         }' "$file"
 }
 
-# Links to files of the repository, ](PATH#ANCHOR) outside of fenced blocks: the file exists and has the heading, of which
-# GitHub makes the anchor.
+# Links to files of the repository, ](PATH#ANCHOR) outside of fenced blocks: the file exists, and has the heading that
+# GitHub makes the anchor of.
 links() {
     awk '/^```/ {fenced = !fenced}
         !fenced {
@@ -54,8 +54,9 @@ citations() {
         grep -oE '[A-Z][a-z]+ (et al[.]|&|and) [^ ]* ?\(?(19|20)[0-9]{2}' | sed 's/^/has no link: /'
 }
 
-# A figure's title, which browsers show and screen readers read, is its alternative text.
+# A figure's title, which browsers show and screen readers read, is its alternative text, on one line (figures.sh).
 figures() {
+    grep -n '^!\[[^]]*$' "$file" | sed 's/^/the alternative text goes over two lines: /'
     sed -n 's/.*!\[\(.*\)\](\([a-z_]*\.svg\)).*/\2 \1/p' "$file" | while read -r figure title; do
         grep -qF "<title>$title</title>" "$(dirname "$file")/$figure" || echo "the title of $figure is not \"$title\""
     done

@@ -1,5 +1,5 @@
 /* The READMEs, by readmes.sh: those of programs have the same headings, links lead to files and headings, and commands
- * print what is below them. make test compares the output of one program's command; make test-full runs all commands. */
+ * print what is below them. make test compares the output of one program's command; make test-full runs them all. */
 #include <stdio.h>
 
 #include "tree_copy.h"

@@ -717,7 +717,8 @@ static bool verify(const Case *c)
             wasteful += costs_more(waste, sizeof waste, c, costs);
     }
     if (!faults && other_losses)
-        printf("right except for what EXPECT names: %smemory, traffic\n    %s\n%s", other_gradients ? "" : "gradients, ",
+        printf("right except for what EXPECT names: %smemory, traffic\n    %s\n%s",
+               other_gradients ? "" : "gradients, ",
                about, waste);
     else if (!faults)
         printf("right%s: %smemory, traffic%s%s%s\n    %s\n%s", *waste ? ", but wasteful" : "",
