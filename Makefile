@@ -19,14 +19,18 @@ MATCHES := $(or $(filter $(STAGE),$(STAGES)),$(filter $(STAGE)%,$(STAGES)))
 PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
 
-# MPI as mpicc reports it. OpenBLAS in its OpenMP build, even if another build is installed as well.
+# MPI as mpicc reports it, and what its mpiexec must be told. OpenBLAS in its OpenMP build, even if another build is
+# installed as well. Libraries in a prefix (LIBRARY_PATH, or a conda environment that has them) are found at run time too.
+include tests/workshop/open_mpi.sh
 MPI_SHOW := $(shell mpicc -show 2>/dev/null)
 MPI_CFLAGS ?= $(filter -I% -D%,$(MPI_SHOW))
 MPI_LIBS ?= $(filter -L% -l% -Wl%,$(MPI_SHOW))
 BLAS_DIR := $(patsubst %/libopenblas.so,%,$(firstword $(wildcard /usr/lib/*/openblas-openmp/libopenblas.so)))
 BLAS_CFLAGS ?= $(or $(BLAS_DIR:/usr/lib/%=-I/usr/include/%),$(shell pkg-config --cflags openblas 2>/dev/null))
 BLAS_LIBS ?= $(foreach d,$(BLAS_DIR),-L$(d) -Wl,-rpath,$(d)) -lopenblas
-LIBS = $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm
+CONDA := $(patsubst %/include/cjson/cJSON.h,%,$(wildcard $(CONDA_PREFIX)/include/cjson/cJSON.h))
+PREFIXES := $(foreach d,$(filter-out %/stubs,$(subst :, ,$(LIBRARY_PATH)) $(CONDA:%=%/lib)),-L$(d) -Wl,-rpath,$(d))
+LIBS = $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm $(PREFIXES)
 
 # -fno-math-errno, -fno-trapping-math make sqrt and rint instructions. Sums keep their order, and NaN stays NaN.
 CC := gcc
@@ -39,7 +43,7 @@ WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
 TEXT := $(ROOT)/build/text.txt
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast \
 	$(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) \
-	-DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
+	$(CONDA:%=-I%/include) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
 
 # CUDA as nvcc reports it: its link directories, without the stubs of the driver library. ARCH=sm_90 sets the GPUs;
 # the default is the GPUs of this machine, or without one, three generations. Each includes PTX for later GPUs. Before
@@ -121,7 +125,7 @@ $(BUILD)/cuda/nvcc_flags: always
 $(TEXT):
 	@mkdir -p $(@D); cat $(wildcard README.md */README.md */*.h */*.c */*/*.h */*/*.c) >$@
 
-run: known-stage deps	## train for about a minute on idle cores, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"; SIMULATE=1: on a simulated one
+run: known-stage deps-run	## train for about a minute on idle cores, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"; SIMULATE=1: on a simulated one
 	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)

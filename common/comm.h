@@ -24,9 +24,9 @@ typedef enum {
 extern Comm *world;                             /* all ranks */
 
 /* This rank among those of its machine. cores: for this rank, those that the machine's ranks may use divided by the
- * ranks, but at most those that it is bound to; 0: unknown. */
+ * ranks, but at most those that it is bound to; 0: unknown. unused: cores that the launcher has bound no rank to. */
 extern struct CommLocal {
-    int rank, size, cores;
+    int rank, size, cores, unused;
 } comm_local;
 
 /* ---- groups ---- */

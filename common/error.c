@@ -1,5 +1,6 @@
 #include "error.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,8 +31,10 @@ static _Noreturn void fail_list(int status, const char *format, va_list list)
 
     vsnprintf(line, sizeof line, format, list);
     fflush(stdout);
-    if (rank)                                   /* a lower rank may have the same line, and ends this one */
+    if (rank) {                                 /* a lower rank may have the same line, and ends this one */
+        signal(SIGTERM, SIG_DFL);               /* Open MPI does it by this signal */
         usleep(800000 + 200000 * (rank < 8 ? rank : 8));
+    }
     fprintf(stderr, rank ? "%s: %s (rank %d)\n" : "%s: %s\n", program_name, line, rank);
     if (end)
         end(status);

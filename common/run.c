@@ -120,6 +120,9 @@ static void print_summary(const char *carrier, bool tf32)
     print_rank_0("device  %s%s, %s of matmul%s%s%s\n", device_name(), several ? " per rank" : "", peak_text(),
                  several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
                  options.pretend ? " (simulated)" : "");
+    if (comm_local.unused && !options.threads)
+        print_rank_0("cores   Open MPI binds the ranks, and leaves %d of this machine's cores unused: mpiexec --bind-to none\n",
+                     comm_local.unused);
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_kind(), number_text(data_tokens()),
@@ -138,6 +141,7 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     print_enable(comm_rank(world) == 0 && !options.quiet);
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
+    signal(SIGUSR1, on_signal);                 /* Open MPI's mpiexec sends it on, and Slurm's --signal=USR1@60 */
     if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))         /* not under nohup */
         signal(SIGHUP, on_signal);              /* the terminal was closed */
     signal(SIGXFSZ, SIG_IGN);                   /* then a write fails, as it does on a full disk */
@@ -254,7 +258,8 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
 {
     static double printed;
     const double now = clock_seconds();
-    const bool terminal = isatty(STDOUT_FILENO), last = step >= options.steps || stopping;
+    /* Open MPI makes its ranks' standard output a terminal even where its own goes to a file. */
+    const bool terminal = isatty(STDOUT_FILENO) && isatty(STDERR_FILENO), last = step >= options.steps || stopping;
     const char *dim = terminal ? "\033[2m" : "", *bold = terminal ? "\033[1m" : "", *plain = terminal ? "\033[0m" : "";
     char utilization[32] = "";
 

@@ -130,6 +130,8 @@ static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
 
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements)
 {
+    if (comm_transport == &transport_mpi && comm->size > 1)
+        mpi_check_count(comm, op, dtype, elements);     /* now, not in the first step */
     comm->used[op] = true;
     op = op == SHIFT ? SEND : op;
     comm->predicted_calls[op] += calls;

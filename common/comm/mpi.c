@@ -1,5 +1,5 @@
-/* MPI: starts the ranks, and carries numbers and tensors between their hosts. The variants with _c have 64-bit counts.
- * On a GPU a transfer is a download, MPI's transfer and an upload, without overlap: so several ranks can share a GPU.
+/* MPI: starts the ranks, and carries numbers and tensors between their hosts. On a GPU a transfer is a download, MPI's
+ * transfer and an upload, without overlap: so several ranks can share a GPU.
  *
  * MPI's blocking calls spin, and keep a rank on the same core from working. So a transfer is started, and the one loop
  * of comm_wait_for waits for it. */
@@ -19,12 +19,33 @@
 #include "../formats.h"
 #include "../options.h"
 
+/* Functions with _c, whose counts have 64 bits, are MPI-4's: MPICH has them from 4.0 on, Open MPI from 6.0 on. With an
+ * older library the same functions count in ints, and mpi_check_count refuses a larger tensor. */
+#if MPI_VERSION >= 4
+typedef MPI_Count Count;
+typedef MPI_Aint Offset;
+int64_t mpi_largest_count = INT64_MAX;
+#else
+typedef int Count, Offset;
+int64_t mpi_largest_count = INT32_MAX;
+#define MPI_Op_create_c MPI_Op_create
+#define MPI_Iallgather_c MPI_Iallgather
+#define MPI_Iallgatherv_c MPI_Iallgatherv
+#define MPI_Iallreduce_c MPI_Iallreduce
+#define MPI_Ialltoall_c MPI_Ialltoall
+#define MPI_Ibcast_c MPI_Ibcast
+#define MPI_Irecv_c MPI_Irecv
+#define MPI_Ireduce_scatter_c MPI_Ireduce_scatter
+#define MPI_Isend_c MPI_Isend
+#define MPI_Issend_c MPI_Issend
+#endif
+
 struct CommLocal comm_local;
 
 typedef struct {
     MPI_Request request[2];     /* the second: a shift's receive */
-    MPI_Count *counts;          /* MPI reads them until the transfer is done */
-    MPI_Aint *firsts;
+    Count *counts;              /* MPI reads them until the transfer is done */
+    Offset *firsts;
     void *out, *in;             /* host copies of a GPU's tensors, or an in-place reduce_scatter's result */
     void *upload;               /* where `out` goes at the end */
     int64_t bytes;
@@ -87,17 +108,38 @@ void comm_deadline_met(void)
 
 /* ---- Start and end ---- */
 
-/* Returns the cores per rank: those that this machine's ranks may use, divided by the ranks; or, if a launcher has
- * bound each rank to fewer, those. 0: more cores than a cpu_set_t holds. */
-static int cores_per_rank(MPI_Comm local)
+/* Counts the cores per rank: those that this machine's ranks may use, divided by the ranks; or, if a launcher has bound
+ * each rank to fewer, those. 0: more cores than a cpu_set_t holds. Open MPI binds two ranks to one core each: then the
+ * other cores that it may use itself are unused. */
+static void count_cores(MPI_Comm local)
 {
-    cpu_set_t mine, together;
+    cpu_set_t mine, together, launcher;
 
     CPU_ZERO(&mine);
+    CPU_ZERO(&launcher);
     sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
-    const int cores = CPU_COUNT(&together) / comm_local.size, bound = CPU_COUNT(&mine);
-    return bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
+    const int all = CPU_COUNT(&together), cores = all / comm_local.size, bound = CPU_COUNT(&mine);
+    comm_local.cores = bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
+    if (getenv("OMPI_COMM_WORLD_SIZE") && !sched_getaffinity(getppid(), sizeof launcher, &launcher))
+        comm_local.unused = CPU_COUNT(&launcher) > all ? CPU_COUNT(&launcher) - all : 0;
+}
+
+/* A launcher that belongs to another MPI than the program starts ranks that do not see each other. */
+static void check_launcher(void)
+{
+    static const char *const counts[] = {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"};
+    static const char *const launchers[] = {"MPICH's or Intel MPI's mpiexec", "Open MPI's mpiexec", "srun"};
+    char library[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length;
+
+    MPI_Get_library_version(library, &length);
+    for (int i = 0; i < 3 && world->size == 1; i++)
+        if (getenv(counts[i]) && atoi(getenv(counts[i])) > 1)
+            fail("%s started %s ranks, but each is alone: the program was built with another MPI (%.*s); %s", launchers[i],
+                 getenv(counts[i]), (int)strcspn(library, ",\n"), library, i == 2
+                 ? "try srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
+                 : "take mpicc and mpiexec of one installation (make check-machine)");
 }
 
 void mpi_begin(int *argc, char ***argv)
@@ -118,14 +160,11 @@ void mpi_begin(int *argc, char ***argv)
     MPI_Comm_size(MPI_COMM_WORLD, &world->size);
     world->mpi = host_alloc(sizeof(MPI_Comm), "a group of ranks");
     *(MPI_Comm *)world->mpi = MPI_COMM_WORLD;
-    const char *started = getenv("PMI_SIZE");
-    if (world->size == 1 && started && atoi(started) > 1)
-        fail("mpiexec started %s ranks, but MPI shows each a world of one: they belong to different MPI libraries, or to "
-             "Ubuntu 24.04's MPICH 4.2.0-5build3, which \"make deps\" repairs", started);
+    check_launcher();
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world->rank, MPI_INFO_NULL, &local);
     MPI_Comm_rank(local, &comm_local.rank);
     MPI_Comm_size(local, &comm_local.size);
-    comm_local.cores = cores_per_rank(local);
+    count_cores(local);
     MPI_Comm_free(&local);
     comm_deadline_met();
 }
@@ -174,10 +213,10 @@ void mpi_progress(void)
 /* ---- Transfers ---- */
 
 /* Adds BF16 numbers, which MPI has no sum for. Each sum is rounded, as NCCL's are. */
-static void add_bf16(void *from, void *to, MPI_Count *count, MPI_Datatype *type)
+static void add_bf16(void *from, void *to, Count *count, MPI_Datatype *type)
 {
     (void)type;
-    for (MPI_Count i = 0; i < *count; i++)
+    for (Count i = 0; i < *count; i++)
         ((uint16_t *)to)[i] = bf16_of(float_of_bf16(((uint16_t *)to)[i]) + float_of_bf16(((uint16_t *)from)[i]));
 }
 
@@ -217,6 +256,19 @@ static void split(Handle *h, const Comm *comm, int64_t count)
     }
 }
 
+void mpi_check_count(const Comm *comm, int op, DType dtype, int64_t count)
+{
+    char library[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length;
+
+    if (count <= mpi_largest_count)
+        return;
+    MPI_Get_library_version(library, &length);
+    fail("%s of %lld %s in group %s: %.*s counts to %lld only; build with MPICH from 4.0 on, which counts further",
+         comm_op_name[op], (long long)count, dtype_name(dtype), comm->name, (int)strcspn(library, ",\n"), library,
+         (long long)mpi_largest_count);
+}
+
 void *mpi_start_host(Transfer t)
 {
     const MPI_Comm mpi = mpi_of(t.comm);
@@ -225,6 +277,7 @@ void *mpi_start_host(Transfer t)
     char *out = t.out, *in = t.in;
     Handle *h = host_alloc(sizeof *h, "a transfer");
 
+    mpi_check_count(t.comm, t.op, t.dtype, t.count);
     h->request[1] = MPI_REQUEST_NULL;
     switch (t.op) {
     case ALL_REDUCE:

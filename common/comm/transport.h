@@ -58,6 +58,9 @@ void *mpi_split(Comm *comm, int color, int *rank, int *size);   /* NULL: in no g
 void *mpi_start_host(Transfer t);               /* buffers in host memory; a transport_mpi handle */
 void mpi_progress(void);
 
+extern int64_t mpi_largest_count;               /* elements that this MPI can count */
+void mpi_check_count(const Comm *comm, int op, DType dtype, int64_t count);     /* fails if there are more */
+
 /* Until comm_deadline_met, a rank that takes longer than --timeout prints what it is doing and ends all ranks. Those
  * that wait print a line each. A rank without a line is the one that the others wait for. */
 void comm_deadline(const char *format, ...) __attribute__((format(printf, 1, 2)));

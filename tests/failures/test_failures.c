@@ -41,6 +41,7 @@ enum { RANKS = 8 };
 static struct {
     pid_t launcher, rank[RANKS];
     int ranks;
+    bool continued;             /* Open MPI continues a stopped rank before it ends it: its deadline may have passed */
 } job;
 
 static char *text_of(const char *name)                  /* the caller frees it */
@@ -79,6 +80,7 @@ static int clean_up(void **state)
     if (job.launcher)
         kill(-job.launcher, SIGKILL), waitpid(job.launcher, NULL, 0);
     job.launcher = job.ranks = 0;
+    job.continued = false;
     result_free(run("sh -c 'rm -rf ./*'"));
     return 0;
 }
@@ -175,6 +177,11 @@ static int end_within(double seconds)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/* Whether mpiexec is Open MPI's, which does some things differently. It starts no two different commands at once in
+ * version 5.0.7, where it crashes; so a shell chooses what a rank runs, by RANK. */
+static bool open_mpi;
+#define RANK "${PMI_RANK-$OMPI_COMM_WORLD_RANK}"
+
 /* Expects one line in `err` that begins with the program's name, and these words, separated by |. Frees `err`. */
 static void assert_message(char *err, const char *name, const char *words)
 {
@@ -184,7 +191,7 @@ static void assert_message(char *err, const char *name, const char *words)
     snprintf(begin, sizeof begin, "%s: ", name);
     for (const char *at = err; (at = strstr(at, begin)); at++)
         lines += at == err || at[-1] == '\n';
-    if (lines != 1)
+    if (lines != 1 && !(lines == 2 && job.continued))
         fail_msg("%d lines instead of one begin with \"%s\":\n%s", lines, begin, err);
     expect((Result){.out = strdup(""), .err = err}, 0, words);
 }
@@ -273,14 +280,14 @@ static void a_stopped_rank_ends_all(void **state)
             usleep(random_below(i < PROGRAMS ? 20000 : 3000));
             kill(job.rank[i % 2], SIGSTOP);
         } else
-            launch("mpiexec -n 1 " BUILD "/cpu64/%s " SHAPE " %s %s : -n 1 sh -c 'kill -STOP $$; exec " BUILD
-                   "/cpu64/%s " SHAPE " %s %s'", programs[p].name, programs[p].options, options, programs[p].name,
-                   programs[p].options, options);
+            launch("mpiexec -n 2 sh -c '[ " RANK " = 0 ] || kill -STOP $$; exec " BUILD "/cpu64/%s " SHAPE " %s %s'",
+                   programs[p].name, programs[p].options, options);
         const double begin = clock_seconds();
         if (i >= PROGRAMS && i < START && over_without(i % 2, 1.1 * TIMEOUT + 1))
             kill(job.rank[i % 2], SIGCONT);     /* it was stopped after MPI_Finalize, when no rank waits for another */
-        const int status = end_within(1.1 * TIMEOUT + 1);               /* a second for this machine */
+        const int status = end_within(1.1 * TIMEOUT + (open_mpi ? 4 : 1));      /* a second for this machine */
         char *err = text_of("err");
+        job.continued = open_mpi;
         if (status == 0 && i >= PROGRAMS && i < START)
             print_message("%s had ended when its rank was stopped\n", programs[p].name);
         else if (status == 0 || clock_seconds() - begin < 0.8 * TIMEOUT)
@@ -297,7 +304,9 @@ static void a_stopped_rank_ends_all(void **state)
 /* ---- The user or a scheduler ends the run ---- */
 
 /* All ranks stop after the same step, save it, and end with 128 + the signal. The status of an interrupted mpiexec is
- * its own (0, with MPICH 4.0), so it is not checked. */
+ * its own (0, with MPICH 4.0), so it is not checked. Open MPI's passes SIGUSR1 on. For Ctrl-C and SIGTERM it stops to
+ * read what its ranks print, sends them SIGTERM, and kills them a moment later. So steps are not too short here: ranks
+ * that print much would wait for their reader. */
 static void signals_stop_all_ranks(void **state)
 {
     static const struct {
@@ -310,13 +319,14 @@ static void signals_stop_all_ranks(void **state)
         {"SIGTERM to rank 1", SIGTERM, 1, 143},
         {"SIGINT to rank 0", SIGINT, 0, 130},
         {"SIGTERM to all", SIGTERM, -1, 143},
+        {"SIGUSR1 to mpiexec", SIGUSR1, -3, -1},
     };
 
     (void)state;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         char text[64];
         run_well("sh -c 'rm -rf kept'");
-        launch_two(i, "--steps 1000000 --save kept");
+        launch_two(i, "--steps 1000000 --save kept --pretend 1e6,1e6,10000");
         wait_for("step 5/");
         if (table[i].rank <= -2)
             kill(table[i].rank == -2 ? -job.launcher : job.launcher, table[i].signal);
@@ -327,7 +337,8 @@ static void signals_stop_all_ranks(void **state)
         char *out = text_of("out");
         snprintf(text, sizeof text, "stopped by signal %d after step %lld\n", table[i].signal,
                  (long long)step_saved("kept"));
-        if ((table[i].status >= 0 && status != table[i].status) || !strstr(out, text))
+        const bool heard = !open_mpi || table[i].rank > -2 || table[i].signal == SIGUSR1;
+        if ((table[i].status >= 0 && status != table[i].status) || (heard && !strstr(out, text)))
             fail_msg("%s: status %d, and \"%s\" expected\n%s", table[i].what, status, text, out);
         free(out);
         run_well(ONE " " SHAPE " --steps 0 --load kept --quiet");
@@ -363,22 +374,27 @@ static void fails(int status, const char *name, const char *words, const char *f
 static void ranks_that_cannot_start_end_all(void **state)
 {
     (void)state;
-    fails(1, "04_zero", "the command line: rank 2", "mpiexec -n 2 " P04 " --zero 1 : -n 1 " P04 " --zero 3");
-    fails(1, "03_data_parallel", "the command line: rank 1", "mpiexec -n 1 " P03 " : -n 1 " P03 " --nonsense");
+    fails(1, "04_zero", "the command line: rank 2", "mpiexec -n 3 sh -c 'exec " P04 " --zero $((" RANK " == 2 ? 3 : 1))'");
+    fails(1, "03_data_parallel", "the command line: rank 1",
+          "mpiexec -n 2 sh -c 'exec " P03 " $([ " RANK " = 0 ] || echo --nonsense)'");
     /* --data names another file on one rank, or no file */
     run_well("mkdir none other");
     run_well("cp %s other/data.bin", token_file(2001, 97));
     fails(1, "03_data_parallel", "--data: rank 1",
-          "mpiexec -n 1 " P03 " : -n 1 sh -c 'cd other && exec " P03 "'");
+          "mpiexec -n 2 sh -c '[ " RANK " = 0 ] || cd other && exec " P03 "'");
     fails(1, "04_zero", "--data data.bin: No such file|(rank 2)",
-          "mpiexec -n 2 " P04 " : -n 1 sh -c 'cd none && exec " P04 "'");
+          "mpiexec -n 3 sh -c '[ " RANK " != 2 ] || cd none && exec " P04 "'");
     fails(1, "04_zero", "--save nowhere/kept", "mpiexec -n 2 " P04 " --save nowhere/kept");
     fails(2, "04_zero", "--zero: expected an integer from 1 to 3, got '4'", "mpiexec -n 3 " P04 " --zero 4");
     /* one rank's checkpoint is damaged */
     run_well(ONE " " SHAPE " --steps 1 --save kept --quiet");
     run_well("sh -c 'cp -r kept data.bin other; truncate -s 1000 other/kept/optimizer.safetensors'");
     fails(1, "03_data_parallel", "optimizer.safetensors",
-          "mpiexec -n 1 " P03 " --load kept : -n 2 sh -c 'cd other && exec " P03 " --load kept'");
+          "mpiexec -n 3 sh -c '[ " RANK " = 0 ] || cd other && exec " P03 " --load kept'");
+    /* a launcher of another MPI: each rank is alone */
+    fails(1, "03_data_parallel", "mpiexec started 2 ranks, but each is alone|of one installation", "env %s=2 " P03,
+          open_mpi ? "PMI_SIZE" : "OMPI_COMM_WORLD_SIZE");
+    fails(1, "03_data_parallel", "srun started 2 ranks, but each is alone|--mpi=", "env SLURM_STEP_NUM_TASKS=2 " P03);
     Result r = run("timeout 15 mpiexec -n 3 " P04 " --help");
     assert_int_equal(r.status, 0);
     const char *first = strstr(r.out, "sequences per micro-batch");
@@ -432,5 +448,6 @@ int main(void)
         TEST(a_rank_that_cannot_write_ends_all),
     };
 
+    open_mpi = strstr(run("mpiexec --version").out, "Open");
     return cmocka_run_group_tests_name("failures of ranks", tests, NULL, NULL);
 }

@@ -17,8 +17,7 @@ int main(int argc, char **argv)
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Get_library_version(library, &length);
     sum = rank + 1;
-    /* 64-bit counts (_c), as in the programs: older MPI libraries lack them */
-    MPI_Allreduce_c(MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     printf("%d %d %d %.*s\n", rank, size, sum, (int)strcspn(library, "\n"), library);
     MPI_Finalize();
 }

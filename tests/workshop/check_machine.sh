@@ -41,8 +41,8 @@ free_mb() {
 # ---- System, packages ----
 system=$(sed -n 's/^PRETTY_NAME="\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' /etc/os-release 2>/dev/null)
 case $(uname)-$(uname -m) in
-Linux-x86_64) report ok system "${system:-Linux}, x86_64" ;;
-Linux-*) report -- system "${system:-Linux}, $(uname -m): builds on aarch64, but only x86_64 is tested" ;;
+Linux-x86_64 | Linux-aarch64) report ok system "${system:-Linux}, $(uname -m)" ;;
+Linux-*) report -- system "${system:-Linux}, $(uname -m): only x86_64 and aarch64 have been tried" ;;
 *) report NO system "$(uname): the programs are for Linux" "use the container of .devcontainer/Dockerfile" ;;
 esac
 missing=$(tests/workshop/deps.sh --missing)
@@ -53,20 +53,24 @@ gnuplot-nox) report -- packages "no gnuplot: no \"make figures\"; everything els
 esac
 
 # ---- MPI: two ranks must see each other. BLAS: right products, fast ones ----
-mpich="sudo apt-get install mpich libmpich-dev; sudo update-alternatives --set mpi /usr/bin/mpicc.mpich; sudo \
-update-alternatives --set mpirun /usr/bin/mpirun.mpich"
+one="take both from one: sudo update-alternatives --config mpi, then --config mpirun; on a cluster: module list"
 alone="each of 2 ranks is rank 0 of 1"
 if ! compiled -DCHECK_MPI $MPI_CFLAGS $MPI_LIBS; then
-    report NO MPI "no program of MPI 4 compiles with $CC and the flags of mpicc: $(why)" \
-        "use MPICH 4.0 or later; Open MPI lacks functions: $mpich; on a cluster: module avail mpich"
+    report NO MPI "no MPI program compiles with $CC and the flags of mpicc: $(why)" \
+        "make deps installs MPICH; on a cluster: module avail mpi"
 elif ! within 4 mpiexec -n 2 "$dir/check"; then
     report NO MPI "mpiexec -n 2 fails: $(why)" "is the name of this machine, $(uname -n), in /etc/hosts?"
 elif [ "$(sort "$dir/out" | cut -d ' ' -f 1-3 | tr '\n' ' ')" = "0 2 3 1 2 3 " ]; then
-    report ok MPI "$(head -n 1 "$dir/out" | tr '\t' ' ' | cut -d ' ' -f 4-): 2 ranks see each other"
+    library=$(head -n 1 "$dir/out" | tr '\t' ' ' | cut -d ' ' -f 4-)
+    case $library in
+    "Open MPI"*) report ok MPI "${library%%,*}: 2 ranks see each other" "before you start mpiexec yourself, once a \
+shell: . tests/workshop/open_mpi.sh" ;;
+    *) report ok MPI "$library: 2 ranks see each other" ;;
+    esac
 elif [ "$(dpkg-query -W -f '${Version}' libmpich12 2>/dev/null)" = 4.2.0-5build3 ]; then
-    report NO MPI "$alone: this is the broken MPICH 4.2.0-5build3 of Ubuntu 24.04" "make deps repairs it, or tells how"
+    report NO MPI "$alone: this is the broken MPICH 4.2.0-5build3 of Ubuntu 24.04" "make deps repairs it"
 else
-    report NO MPI "$alone: mpicc and mpiexec ($(command -v mpiexec)) belong to different libraries" "$mpich"
+    report NO MPI "$alone: mpicc and mpiexec ($(command -v mpiexec)) belong to different libraries" "$one"
 fi
 if ! compiled $BLAS_CFLAGS $BLAS_LIBS || ! within 5 "$dir/check"; then
     report NO BLAS "no program of OpenBLAS compiles with $BLAS_LIBS, and runs: $(why)"
@@ -122,8 +126,11 @@ else
     report ok memory "$memory MB available: $((memory / 16)) million parameters at 16 bytes each, minus activations"
 fi
 if [ "$(free_mb /dev/shm)" -lt 40 ]; then
-    report -- /dev/shm "less than 40 MB: MPICH takes 4.2 MB per rank, so 8 ranks will not start" \
-        "in a container: docker run --shm-size=1g"
+    report -- /dev/shm "less than 40 MB: MPI takes about 4 MB per rank, so 8 ranks will not start" \
+        "in a container: docker run --shm-size=1g, or --ipc=host"
+elif [ "$(free_mb /dev/shm)" -lt 200 ] && [ -n "${gpu-}" ]; then
+    report -- /dev/shm "less than 200 MB: too little for NCCL with several GPUs" \
+        "in a container: docker run --shm-size=1g, or --ipc=host"
 fi
 [ "$(free_mb .)" -ge 200 ] || report NO disk "less than 200 MB free: build/ and the tests need as much"
 

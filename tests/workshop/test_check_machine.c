@@ -29,7 +29,8 @@ static void put(const char *name, const char *text)
 static int make_directories(void **state)
 {
     (void)state;
-    run_well("mkdir bin real alone one_gpu old_driver old_gpu mixed old_nvcc broken hangs proc free limited");
+    run_well("mkdir bin real alone one_gpu old_driver old_gpu mixed old_nvcc broken hangs proc free limited noble "
+             "repaired offline prefix prefix/cjson hidden hidden/cjson");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
                    "for f in mpicc mpiexec gnuplot; do\n"
                    "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
@@ -48,6 +49,15 @@ static int make_directories(void **state)
     put("old_nvcc/nvcc", NVCC("11.8"));
     put("hangs/nvidia-smi", SH "sleep 60\n");
     put("hangs/mpiexec", SH "sleep 60\n");
+    /* Ubuntu 24.04, and with a later MPICH; cJSON that no compiler finds, and one in a prefix */
+    put("noble/id", SH "echo 0\n");
+    put("noble/apt-get", SH "echo apt-get \"$@\" >&2\n");
+    put("noble/apt-cache", SH "echo '  Candidate: 4.2.0-5build3'\n");
+    put("noble/dpkg-query", SH "echo 4.2.0-5build3\n");
+    put("repaired/apt-cache", SH "echo '  Candidate: 4.2.0-5ubuntu1'\n");
+    put("offline/apt-get", SH "exit 100\n");
+    put("hidden/cjson/cJSON.h", "#error hidden\n");
+    put("prefix/cjson/cJSON.h", "char *cJSON_Parse(const char *);\n");
     put("proc/meminfo", "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n");
     put("limited/cpu.max", "50000 100000\n");
     put("limited/memory.max", "3000000000\n");
@@ -100,7 +110,7 @@ static void what_fails_is_named(void **state)
     expect(run("sh machine.sh 'alone real broken' free MPICH=4.1"), FAILS,
            "rank 0 of 1: mpicc and mpiexec (|-> nvidia-smi: NVIDIA-SMI has failed");
     expect(run("sh machine.sh hangs free ''"), FAILS,
-           "NO  packages  missing: libmpich-dev gnuplot-nox\n|NO  MPI       no program of MPI 4 compiles|"
+           "NO  packages  missing: libmpich-dev gnuplot-nox\n|NO  MPI       no MPI program compiles|"
            "-> nvidia-smi: no response in 3 s\n");
 }
 
@@ -121,6 +131,25 @@ static void gpus_are_used_if_they_can_be(void **state)
            "cuda: nvcc is of CUDA 11.8, but 12.0 or later is needed; \"make cpu\" builds for the CPU\n");
 }
 
+/* What is missing is installed, and nothing else: MPICH where there is no MPI, but not a broken one. */
+static void what_is_missing_is_installed(void **state)
+{
+    (void)state;
+    expect(run("sh make.sh noble deps-run"), 0,
+           "MPICH 4.2.0-5build3 of this distribution is broken: Open MPI takes its place\n|"
+           "installing openmpi-bin libopenmpi-dev\n|apt-get update -qq\n|"
+           "apt-get install -y -qq --no-install-recommends openmpi-bin libopenmpi-dev\n");
+    expect(run("sh make.sh 'repaired noble' deps"), 0,
+           "installing mpich libmpich-dev gnuplot-nox libmpich-dev libmpich12\n");
+    expect(run("sh make.sh 'offline noble' deps-run"), FAILS,
+           "missing: mpich libmpich-dev; apt-get update failed\n|conda install -c conda-forge mpich openblas cjson ");
+    for (int i = 0; i < 2; i++) {
+        Result r = run("env CPATH=%s:hidden " SOURCE "/tests/workshop/deps.sh --missing run", i ? "prefix" : "hidden");
+        assert_string_equal(r.out, i ? "\n" : "libcjson-dev\n");
+        result_free(r);
+    }
+}
+
 static void nccl_of_2_17_is_enough(void **state)
 {
     const char *place = in_temporary("build");
@@ -134,7 +163,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(limits_are_no_failures), cmocka_unit_test(what_fails_is_named),
-        cmocka_unit_test(gpus_are_used_if_they_can_be), cmocka_unit_test(nccl_of_2_17_is_enough),
+        cmocka_unit_test(gpus_are_used_if_they_can_be), cmocka_unit_test(what_is_missing_is_installed),
+        cmocka_unit_test(nccl_of_2_17_is_enough),
     };
     return cmocka_run_group_tests(tests, make_directories, NULL);
 }

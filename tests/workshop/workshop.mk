@@ -47,7 +47,7 @@ compare: deps	## compare two --dump-gradients files: A=one.safetensors B=two.saf
 	@$(MAKE) --no-print-directory $(BUILD)/cpu/compare >/dev/null
 	@$(BUILD)/cpu/compare "$(A)" "$(B)" "$(TOLERANCE)" "$(HEADS)"
 
-ladder: deps	## run the matmul kernels from naive to the library, on a GPU if there is one
+ladder: deps-run	## run the matmul kernels from naive to the library, on a GPU if there is one
 	@$(MAKE) --no-print-directory $(BUILD)/$(BACKEND)/ladder
 	@$(BUILD)/$(BACKEND)/ladder $(ARGS)
 
@@ -65,12 +65,15 @@ figures: deps		## redraw the figures of the READMEs from new runs
 	@$(MAKE) --no-print-directory cpu
 	@tests/workshop/figures.sh
 
+found = CC='$(CC) $(CONDA:%=-I%/include) $(PREFIXES)' MPI_CFLAGS='$(MPI_CFLAGS)' MPI_LIBS='$(MPI_LIBS)' \
+	BLAS_CFLAGS='$(BLAS_CFLAGS)' BLAS_LIBS='$(BLAS_LIBS)'
 deps: known-stage	## install missing packages of the distribution
-	@tests/workshop/deps.sh
+	@$(found) tests/workshop/deps.sh
+deps-run: known-stage
+	@$(found) tests/workshop/deps.sh run
 
 check-machine:	## check what this machine can run, and what to install for more
-	@CC='$(CC)' OPTIMIZE='$(OPTIMIZE)' MPI_CFLAGS='$(MPI_CFLAGS)' MPI_LIBS='$(MPI_LIBS)' \
-		BLAS_CFLAGS='$(BLAS_CFLAGS)' BLAS_LIBS='$(BLAS_LIBS)' NVCC='$(NVCC)' NCCL='$(NCCL)' \
-		NCCL_CFLAGS='$(NCCL_CFLAGS)' tests/workshop/check_machine.sh
+	@$(found) OPTIMIZE='$(OPTIMIZE)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' \
+		tests/workshop/check_machine.sh
 
-.PHONY: known-stage exercise verify reference verify-costs compare ladder sweep diff changes figures deps check-machine
+.PHONY: known-stage exercise verify reference verify-costs compare ladder sweep diff changes figures deps deps-run check-machine
