@@ -121,8 +121,8 @@ static void print_summary(const char *carrier, bool tf32)
                  several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
                  options.pretend ? " (simulated)" : "");
     if (comm_local.unused && !options.threads)
-        print_rank_0("cores   Open MPI binds the ranks, and leaves %d of this machine's cores unused: mpiexec --bind-to none\n",
-                     comm_local.unused);
+        print_rank_0("cores   Open MPI binds ranks, so %d cores of this machine are unused; mpiexec --bind-to none frees "
+                     "them\n", comm_local.unused);
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_kind(), number_text(data_tokens()),

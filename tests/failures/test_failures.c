@@ -374,7 +374,8 @@ static void fails(int status, const char *name, const char *words, const char *f
 static void ranks_that_cannot_start_end_all(void **state)
 {
     (void)state;
-    fails(1, "04_zero", "the command line: rank 2", "mpiexec -n 3 sh -c 'exec " P04 " --zero $((" RANK " == 2 ? 3 : 1))'");
+    fails(1, "04_zero", "the command line: rank 2",
+          "mpiexec -n 3 sh -c 'exec " P04 " --zero $((" RANK " == 2 ? 3 : 1))'");
     fails(1, "03_data_parallel", "the command line: rank 1",
           "mpiexec -n 2 sh -c 'exec " P03 " $([ " RANK " = 0 ] || echo --nonsense)'");
     /* --data names another file on one rank, or no file */
