@@ -46,9 +46,11 @@ Linux-*) report -- system "${system:-Linux}, $(uname -m): only x86_64 and aarch6
 *) report NO system "$(uname): the programs are for Linux" "use the container of .devcontainer/Dockerfile" ;;
 esac
 missing=$(tests/workshop/deps.sh --missing)
-case $missing in
-"") report ok packages "all are installed" ;;
-gnuplot-nox) report -- packages "no gnuplot: no \"make figures\"; everything else runs" "make deps" ;;
+needed=$(tests/workshop/deps.sh --missing run)
+case $needed,$missing in
+,) report ok packages "all are installed" ;;
+,gnuplot-nox) report -- packages "no gnuplot: no \"make figures\"; everything else runs" "make deps" ;;
+,*) report -- packages "missing, but only tests and figures need them: $missing" "make deps" ;;
 *) report NO packages "missing: $missing" "make deps installs them, or tells what to install" ;;
 esac
 
@@ -136,5 +138,8 @@ fi
 
 echo
 [ "$status" -eq 0 ] || echo "Not yet: fix the lines with NO first."
-[ "$status" -ne 0 ] || echo "make run: yes. make test: yes, about $((cores > 1 ? 5 : 10)) minutes."
+case $status,$missing in
+0,*cmocka*) echo "make run: yes. make test: no, for want of cmocka." ;;
+0,*) echo "make run: yes. make test: yes, about $((cores > 1 ? 5 : 10)) minutes." ;;
+esac
 exit $status

@@ -18,6 +18,8 @@ if [ "${1-}" = --install ]; then
     install "$@"
     exit
 fi
+only_print=""
+[ "${1-}" != --missing ] || { only_print=yes; shift; }
 
 packages=""
 need() {                # need PACKAGE COMMAND...: the package, unless the command succeeds
@@ -64,7 +66,7 @@ fi
 needed=$packages
 [ "${1-}" = run ] || need gnuplot-nox command -v gnuplot        # only for figures
 
-if [ "${1-}" = --missing ]; then
+if [ -n "$only_print" ]; then
     echo "${packages# }"
     exit
 fi
