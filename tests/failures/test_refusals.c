@@ -105,12 +105,12 @@ static void command_lines(void **state)
         {2, "--pretend 0,1,1", "--pretend|'0,1,1'"},
         {2, "--save-every 1", "--save-every|--save"},
         {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
-        {1, "--preset 405b --data long.bin", "not enough memory: needs | TB, | available|is activations|--recompute full"},
-        {1, "--preset 405b --recompute full --seq 1 --data long.bin", "category is optimizer with|--layers|--hidden"},
+        {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|is activations|--recompute full"},
+        {1, "--preset 405b --recompute full --seq 1 --data long", "category is optimizer with|--layers|--hidden"},
         {0}};
 
     (void)state;
-    run_well("mv %s long.bin", token_file(100000, 97));
+    run_well("sh -c 'yes | head -c 100000 >long'");
     all_fail(cases);
     fails(1, "2 ranks|without mpiexec", "mpiexec -n 2 " ONE);
     fails(2, "--hidden: expected|got 50", "mpiexec -n 3 " ONE " --hidden 50 --heads 4");
@@ -127,10 +127,11 @@ static void write_file(const char *name, const void *bytes, size_t count)
     assert_true(f && fwrite(bytes, 1, count, f) == count && fclose(f) == 0);
 }
 
-/* `count` tokens of 0, but `token` at position `at`; behind llm.c's header, if its version is not 0. */
+/* `count` tokens of 0, but `token` at position `at`; behind llm.c's header, if its version is not 0. Version 7 is of
+ * uint32 tokens: of these, pairs of ours. */
 static void write_tokens(const char *name, int version, int says, int count, int at, int token)
 {
-    int32_t header[256] = {20240520, version, says};
+    int32_t header[256] = {version == 7 ? 20240801 : 20240520, version, says};
     const size_t first = version ? sizeof header : 0;
     char *bytes = calloc(first + 2 * count, 1);
 
@@ -155,10 +156,35 @@ static void data(void **state)
         {1, "--data version", "--data version|version 2|version 1"},
         {1, "--data counted", "--data counted|1001 tokens|has 1000"},
         {1, "--data cut", "--data cut|1000 bytes|1024"},
+        {1, "--data llama", "--data llama, as uint32 tokens|token 65536, at position 500"},
+        {1, "--data questions.bin", "--data questions.bin|magic number 20240522|20240520 or 20240801"},
+        {1, "--data data.bin --vocab 128256", "--data data.bin, as uint32 tokens: token |--vocab 128256"},
+        {1, "--data int64.bin", "--data int64.bin|every second|uint16 tokens|is 0"},
+        {1, "--data int64.bin --vocab 128256", "--data int64.bin|every second|uint32 tokens|is 0"},
+        {1, "--data array.npy --vocab 256", "--data array.npy|array of numpy|tofile"},
+        {1, "--data array.bin", "--data array.bin|array of numpy"},
+        {1, "--data text.gz", "--data text.gz|gzip"},
+        {1, "--data utf16 --vocab 256", "--data utf16|UTF-16"},
+        {1, "--data tokens.ds", "--data tokens.ds|byte 1 is 0|*.bin"},
+        {1, "--data koi8 --vocab 256", "--data koi8|1899 of 2000 bytes are not UTF-8"},
         {0}};
+    char koi8[2000], latin[2000];
+    int64_t wide[2000];
 
     (void)state;
     write_file("empty", "", 0);
+    write_tokens("llama", 7, 1000, 2000, 1001, 1);
+    write_file("questions.bin", (int32_t[500]){20240522, 1, 1}, 2000);
+    for (int i = 0; i < 2000; i++) {
+        koi8[i] = i % 20 ? 0xc1 + i % 26 : ' ';
+        latin[i] = i % 20 ? 'a' + i % 26 : 0xe9;                        /* a letter of ISO 8859-1 here and there */
+        wide[i] = i % 97;
+    }
+    write_file("koi8", koi8, sizeof koi8);
+    write_file("latin", latin, sizeof latin);
+    write_file("int64.bin", wide, sizeof wide);
+    run_well("sh -c 'cp data.bin tokens.ds; { printf \"\\223NUMPY\\1\"; cat data.bin; echo; } >array.npy; cp array.npy "
+             "array.bin; gzip -c data.bin >text.gz; { printf \"\\377\\376\"; cat data.bin; } >utf16'");
     write_tokens("89.bin", 0, 0, 89, 89, 0);
     write_tokens("90.bin", 0, 0, 90, 90, 0);
     write_tokens("at.bin", 0, 0, 2000, 1234, 97);
@@ -172,6 +198,8 @@ static void data(void **state)
     all_fail(cases);
     run_well(ONE " --data right --eval-every 1");
     run_well(ONE " --data 90.bin --eval-every 1 --micro-batch 3");
+    run_well(ONE " --data latin --vocab 256");
+    run_well(ONE " --data llama --vocab 128256");
 }
 
 /* ---- Checkpoints ---- */
