@@ -1,14 +1,11 @@
 #include "checkpoint.h"
 
 #include <cjson/cJSON.h>
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,18 +17,8 @@
 #include "print.h"
 #include "safetensors.h"
 
-static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
-enum { MODEL, CONFIG, OPTIMIZER, TRAINER, FILES };
-
-/* Returns "DIR" + end, without slashes at the end of DIR. */
-static const char *beside(const char *directory, const char *end)
-{
-    int length = strlen(directory);
-
-    while (length > 1 && directory[length - 1] == '/')
-        length--;
-    return format_text("%.*s%s", length, directory, end);
-}
+static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json", NULL};
+enum { MODEL, CONFIG, OPTIMIZER, TRAINER };
 
 static const char *path_of(const char *place, int file)
 {
@@ -78,29 +65,40 @@ static void write_shards(const Safetensors *file, int first, const AdamW *optimi
 typedef struct {
     int count;
     Safetensors *file;
+    cJSON *index;               /* {"weight_map": {NAME: FILE, ...}}; NULL: one file has all tensors */
 } Files;
 
-/* Finds the parameter's tensor, named prefix + its name, in one of the files. upcycled: an expert has that of the MLP,
- * "mlp.experts.5.x" is "mlp.x"; a router has none: NULL. */
+/* Returns the file in which a tensor should be: the one that the index names. NULL: none. */
+static const Safetensors *file_of(const Files *from, const char *name)
+{
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(from->index, "weight_map");
+    const cJSON *entry = cJSON_GetObjectItemCaseSensitive(map, name);
+
+    for (int i = 0; i < from->count; i++)
+        if (!map || (entry && !strcmp(strrchr(from->file[i].path, '/') + 1, entry->valuestring)))
+            return &from->file[i];
+    return NULL;
+}
+
+/* Finds the parameter's tensor, named prefix + its name. upcycled: an expert has that of the MLP, "mlp.experts.5.x" is
+ * "mlp.x"; a router has none: NULL. */
 static const SafeTensor *find(const Files *from, const char *prefix, const ParamInfo *p, bool upcycled,
                               const Safetensors **in)
 {
     const char *expert = upcycled ? strstr(p->name, "experts.") : NULL;
-    const SafeTensor *t = NULL;
     char name[96];
 
     if (upcycled && strstr(p->name, "mlp.gate."))
         return NULL;
     snprintf(name, sizeof name, "%s%.*s%s", prefix, expert ? (int)(expert - p->name) : 0, p->name,
              expert ? strchr(expert + strlen("experts."), '.') + 1 : p->name);
-    for (int i = 0; i < from->count && !t; i++) {
-        *in = &from->file[i];
-        t = safetensors_find(*in, name);
-    }
+    *in = file_of(from, name);
+    const SafeTensor *t = *in ? safetensors_find(*in, name) : NULL;
     if (!t)
-        fail("%s: expected a tensor %s, which is not there", from->file[0].path, name);
+        fail("%s: expected a tensor %s, which is not %s", *in ? (*in)->path : from->file[0].path, name,
+             *in ? "there" : "in the index's \"weight_map\"");
     if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols)
-        || !strcmp(t->dtype, "I64"))
+        || !safetensors_is_float(t))
         fail("%s: %s has %d dimensions, the first %lld, of %s; expected (%lld, %lld) of F64, F32, F16 or BF16",
              (*in)->path, name, t->dims, (long long)t->shape[0], t->dtype, (long long)p->rows, (long long)p->cols);
     return t;
@@ -169,6 +167,7 @@ static cJSON *json_read(const char *path)
     cJSON *json = getdelim(&text, &capacity, 0, f) > 0 ? cJSON_Parse(text) : NULL;
     if (!cJSON_IsObject(json))
         fail("%s: not a JSON object", path);
+    safetensors_check_names(path, json);
     free(text);
     fclose(f);
     return json;
@@ -285,6 +284,7 @@ static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
     cJSON_AddNumberToObject(json, "tokens", s->tokens);
     cJSON_AddNumberToObject(json, "optimizer_step", s->optimizer_step);
     cJSON_AddStringToObject(json, "seed", format_text("%llu", (unsigned long long)s->seed));    /* numbers: doubles */
+    cJSON_AddStringToObject(json, "data", format_text("%llu", (unsigned long long)data_hash()));
     for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++)
         cJSON_AddNumberToObject(json, k->name, *k->value);
     cJSON_AddItemToObject(json, "arguments", cJSON_CreateStringArray((const char *const *)argv, argc));
@@ -293,68 +293,19 @@ static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
 
 /* ---- Saving ---- */
 
-/* Returns whether the directory has a file that is not part of a checkpoint. */
-static bool has_others(const char *directory)
+void checkpoint_claim(const char *directory, Config config)
 {
-    DIR *d = opendir(directory);
-    bool others = false;
+    const int64_t model = model_parameters(config) * sizeof(real);
 
-    for (const struct dirent *e; d && (e = readdir(d));) {
-        bool ours = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
-        for (int i = 0; i < FILES; i++)
-            ours |= !strcmp(e->d_name, files[i]);
-        others |= !ours;
-    }
-    if (d)
-        closedir(d);
-    return others;
-}
-
-void checkpoint_claim(const char *directory)
-{
-    const char *lock = beside(directory, ".lock");
-    struct stat s;
-
-    if (comm_rank(world))
-        return;
-    const int file = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0644);    /* stays open until the program ends */
-    if (file < 0)
-        fail("--save %s: cannot create %s: %s", directory, lock, strerror(errno));
-    if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)         /* some file systems have no locks */
-        fail("--save %s: another program is saving there (it holds %s); use another name", directory, lock);
-    if ((stat(directory, &s) == 0 && !S_ISDIR(s.st_mode)) || has_others(directory)
-        || has_others(beside(directory, ".tmp")))
-        fail("--save %s: expected a checkpoint or a new directory, because the next checkpoint replaces it, but it is a "
-             "file or has other files; use another name, or move them out", directory);
-}
-
-static void remove_checkpoint(const char *directory)
-{
-    for (int i = 0; i < FILES; i++)
-        unlink(path_of(directory, i));
-    rmdir(directory);
-}
-
-/* At every moment DIR is a complete checkpoint, or DIR.old is one and DIR is missing. */
-static void replace(const char *finished, const char *directory)
-{
-    const char *old = beside(directory, ".old"), *place = beside(directory, "");
-
-    if (access(place, F_OK) == 0) {
-        remove_checkpoint(old);
-        rename(place, old);
-    }
-    if (rename(finished, place))
-        fail("--save: %s could not be renamed to %s (%s may be the previous one): %s", finished, place, old,
-             strerror(errno));
-    remove_checkpoint(old);
+    directory_claim(directory, files, 3 * model, 2 * model);            /* the weights, and two moments in one file */
+    comm_barrier(world);                        /* a trial is over that renames DIR, which ranks may load next */
 }
 
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
 {
     const int count = optimizer->layout->parameters;
     SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
-    const char *tmp = beside(directory, ".tmp");
+    const char *tmp = directory_beside(directory, ".tmp");
 
     state.optimizer_step = optimizer->step;
     if (comm_rank(world) == 0) {
@@ -375,7 +326,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 
     comm_barrier(world);                        /* all ranks' shards are on the disk */
     if (comm_rank(world) == 0)
-        replace(tmp, directory);
+        directory_replace(directory, files);
     comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
     free(tensors);
 }
@@ -385,7 +336,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 /* Where the checkpoint is: DIR; or DIR.old, if a program was killed while it replaced DIR. */
 static const char *place_of(const char *directory)
 {
-    const char *place = beside(directory, ""), *old = beside(directory, ".old");
+    const char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
 
     if (access(place, F_OK) == 0)
         return place;
@@ -417,35 +368,36 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
     if (*end)
         fail("%s: \"seed\": expected an integer from 0 to 2^64 - 1 in quotes, got %s", path,
              seed ? cJSON_PrintUnformatted(seed) : "nothing");
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(trainer, "data");
+    if (cJSON_IsString(data) && strcmp(data->valuestring, format_text("%llu", (unsigned long long)data_hash())))
+        warn("--data %s: these are not the tokens with which %s was trained", options.data, place);
     cJSON_Delete(trainer);
 }
 
-/* Opens model.safetensors; or, if there is none, the files that its index names: {"weight_map": {NAME: FILE, ...}}. */
+/* Opens model.safetensors; or, if there is none, the files that its index names. */
 static Files open_model(const char *place)
 {
     const char *whole = path_of(place, MODEL), *index = format_text("%s.index.json", whole);
     const bool in_shards = access(whole, F_OK) && access(index, F_OK) == 0;
-    cJSON *json = in_shards ? json_read(index) : NULL, *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map");
-    Files f = {.file = host_alloc((cJSON_GetArraySize(map) + 1) * sizeof *f.file, "a model")};
-    const cJSON *entry;
+    Files f = {.index = in_shards ? json_read(index) : NULL};
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(f.index, "weight_map"), *entry;
 
+    f.file = host_alloc((cJSON_GetArraySize(map) + 1) * sizeof *f.file, "a model");
     if (!in_shards)
         f.file[f.count++] = safetensors_open(whole);
+    else if (!cJSON_IsObject(map) || !map->child)
+        fail("%s: \"weight_map\" must be an object that names a file for each tensor", index);
+    else
+        safetensors_check_names(index, map);
     cJSON_ArrayForEach(entry, map) {
         if (!cJSON_IsString(entry) || strchr(entry->valuestring, '/'))
             fail("%s: %s: expected the name of a file in the same directory, got %s", index, entry->string,
                  cJSON_PrintUnformatted(entry));
         char *path = new_text("%s/%s", place, entry->valuestring);
-        bool known = false;
-        for (int i = 0; i < f.count; i++)
-            known |= !strcmp(f.file[i].path, path);
-        if (!known)
+        if (!file_of(&f, entry->string))
             f.file[f.count++] = safetensors_open(path);
         free(path);
     }
-    if (!f.count)
-        fail("%s: \"weight_map\" must be an object that names a file for each tensor", index);
-    cJSON_Delete(json);
     return f;
 }
 
@@ -454,6 +406,7 @@ static void close_files(Files *f)
     for (int i = 0; i < f->count; i++)
         safetensors_close(&f->file[i]);
     free(f->file);
+    cJSON_Delete(f->index);
 }
 
 /* The program's own numbers, as far as the checkpoint's program has the same. */
@@ -480,8 +433,8 @@ void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *
     close_files(&model);
     if (!state->weights_only) {
         Safetensors moments = safetensors_open(path);
-        read_shards(&(Files){1, &moments}, "m.", optimizer, MOMENT_M, state->upcycled);
-        read_shards(&(Files){1, &moments}, "v.", optimizer, MOMENT_V, state->upcycled);
+        read_shards(&(Files){1, &moments, NULL}, "m.", optimizer, MOMENT_M, state->upcycled);
+        read_shards(&(Files){1, &moments, NULL}, "v.", optimizer, MOMENT_V, state->upcycled);
         safetensors_close(&moments);
         optimizer->step = state->optimizer_step;
         read_saved_values(trainer, state);

@@ -6,7 +6,8 @@
  *   model.safetensors       parameters, by Hugging Face's names; F32, or F64 from build/cpu64
  *   config.json             Hugging Face's
  *   optimizer.safetensors   AdamW's moments, as "m.NAME" and "v.NAME"
- *   trainer.json            step, seed, tokens seen, AdamW's update count, a program's saved values, the command line
+ *   trainer.json            step, seed, tokens seen, AdamW's update count, a hash of the data, a program's saved values,
+ *                           the command line
  * The first two alone load as a model at step 0.
  *
  * A model with experts (model.h) has mlp.gate.weight, and mlp.experts.5.dense_h_to_4h.weight instead of
@@ -39,15 +40,14 @@ typedef struct {
     int kept_count;
 } TrainState;
 
-/* Locks DIR.lock until the program ends. Fails if another program holds it, or if DIR has other files than a
- * checkpoint's, since saving replaces it. */
-void checkpoint_claim(const char *directory);
+/* Locks DIR, and fails if a checkpoint of this model could not be saved there (directory_claim in outputs.h). */
+void checkpoint_claim(const char *directory, Config config);
 
 /* Writes DIR.tmp, and renames it to DIR when all of it is on the disk. A killed program leaves DIR, or DIR.old and no
  * DIR: then checkpoint_open takes that. */
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv);
 
-/* Reads trainer.json into *state. Fails if config.json describes another model. */
+/* Reads trainer.json into *state. Fails if config.json describes another model; warns if options.data is other data. */
 void checkpoint_open(const char *directory, Config config, TrainState *state);
 void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state);
 

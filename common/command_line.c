@@ -56,9 +56,10 @@ static const struct {
     {TRAINING, {"eval-every", OPTION_INT, &options.eval_every,
                 "validation loss on 64 sequences (in whole micro-batches) every N steps; 0: never", "N", 0, 1e9}},
     {FILES, {"data", OPTION_TEXT, &options.data,
-             "text, one token per byte, or uint16 tokens if named *.bin or with llm.c's header; by default this "
-             "project's own text", "FILE"}},
-    {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write at the end and when interrupted", "DIR"}},
+             "text in UTF-8, one token per byte; or tokens if with llm.c's header, or named *.bin: uint16, uint32 if "
+             "--vocab exceeds 65536; by default this project's own text", "FILE"}},
+    {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write at the end and when interrupted; room and rights "
+             "are tried at the start", "DIR"}},
     {FILES, {"save-every", OPTION_INT, &options.save_every, "steps between checkpoints; 0: at the end only", "N", 0,
              1e9}},
     {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program with this model; or a "

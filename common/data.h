@@ -1,7 +1,8 @@
 /* Training data: one long sequence of tokens in a file, from which each step's batch takes sequences.
  *
- * A file is text, one token per byte, unless its name ends in .bin or it starts with llm.c's token header (magic
- * 20240520, version 1, count; 256 int32 in all): then it holds uint16 tokens. The last tenth is validation data.
+ * A file that starts with llm.c's header (magic, version, count; 256 int32 in all) has uint16 tokens (20240520, 1) or
+ * uint32 ones (20240801, 7). Without a header, *.bin has uint16 tokens, or uint32 if --vocab exceeds 65,536. Any other
+ * file is text, one token per byte. The last tenth is validation data.
  *
  * A step's sequences depend on seed and step alone, not on the number of ranks: sequence g of step s starts at token
  * Philox(seed, s, g) mod (training tokens - seq). So step and seed are enough to resume, and every parallel
@@ -17,13 +18,13 @@ typedef struct {
     Tensor inputs, targets;         /* (B, T) I32: tokens, and for each token the next one */
 } Batch;
 
-/* Opens options.data and reads it once to check it. Fails if it is too short for --seq, or if a token is not below
- * --vocab. */
+/* Opens options.data and reads it once to check it. Fails if it is too short for --seq, if a token is not below
+ * --vocab, or if it is neither text nor tokens. */
 void data_open(void);
 int64_t data_tokens(void);          /* training tokens */
 int64_t data_validation_tokens(void);        /* validation tokens */
-const char *data_kind(void);        /* "text, one token per byte" or "uint16 tokens", for messages */
-uint64_t data_hash(void);           /* of all tokens: ranks compare it */
+const char *data_kind(void);        /* "text, one token per byte", "uint16 tokens" or "uint32 tokens" */
+uint64_t data_hash(void);           /* of all tokens: ranks compare it, and so does a run that resumes */
 
 /* Allocates a batch of options.micro_batch sequences of options.config.seq tokens. */
 Batch batch_create(void);

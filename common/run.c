@@ -13,6 +13,7 @@
 #include "data.h"
 #include "device.h"
 #include "error.h"
+#include "formats.h"
 #include "outputs.h"
 #include "operator.h"
 #include "prediction.h"
@@ -92,7 +93,7 @@ static void open_files(void)
     output_check("trace", options.trace, "{\"name\":\"process_name\"");
     output_check("dump-gradients", options.dump_gradients, "\"batch.inputs\":");
     if (options.save)
-        checkpoint_claim(options.save);
+        checkpoint_claim(options.save, options.config);
     state.seed = options.seed;
     if (options.load)
         checkpoint_open(options.load, options.config, &state);
@@ -312,9 +313,12 @@ void run_step(int step, StepResult result)
     state.tokens += tokens;
     report_step_ends(seconds, step == first_step + 1, step >= options.steps);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
-        fail("the loss is %g and the gradient norm is %g at step %d%s; try a smaller --lr or %s%s", result.loss,
-             result.norm, step, options.save ? "; the last checkpoint is unchanged" : "",
-             options.clip ? "a smaller --clip" : "--clip 1", !options.check || comm_size(world) == 1 ? ""
+        fail("the loss is %g and the gradient norm is %g at step %d%s; %s%s%s", result.loss, result.norm, step,
+             options.save ? "; the last checkpoint is unchanged" : "", matmul_dtype != F16 ? "" :
+             format_text("%s ends at %g, which some models exceed: try bf16; ", dtype_name(F16), format_largest(F16)),
+             step == first_step + 1 ? "the weights had no update yet, so another --lr does not help"
+             : options.clip ? "try a smaller --lr or a smaller --clip" : "try a smaller --lr or --clip 1",
+             !options.check || comm_size(world) == 1 ? ""
              : "; under --check NaN may also mean that a buffer was read before comm_wait");
     metrics_row(&state, result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu);
     differs = differs || traffic_check(step);

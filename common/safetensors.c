@@ -14,7 +14,7 @@
 
 enum { LENGTH_BYTES = 8, HEADER_LIMIT = 100000000 };            /* the limit: as in the reference implementation */
 
-/* Returns the bytes of an element; 0: a dtype that these programs do not use. */
+/* Returns the bytes of an element; 0: a dtype that these programs do not read. */
 static int element_bytes(const char *dtype)
 {
     return !strcmp(dtype, "F64") || !strcmp(dtype, "I64") ? 8
@@ -48,29 +48,69 @@ static int64_t integer_of(const Safetensors *s, const char *name, const cJSON *a
     return x;
 }
 
-/* Returns an entry of the header; without a dtype if it is none of a tensor that these programs use. */
+/* Returns the tensor of an entry of the header. Of a dtype that these programs do not read, the size is not checked. */
 static SafeTensor tensor_of(const Safetensors *s, const cJSON *entry, int64_t data, int64_t file_bytes)
 {
-    const cJSON *dtype = cJSON_GetObjectItem(entry, "dtype"), *shape = cJSON_GetObjectItem(entry, "shape");
-    const cJSON *offsets = cJSON_GetObjectItem(entry, "data_offsets");
+    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(entry, "dtype");
+    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(entry, "shape");
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(entry, "data_offsets");
     SafeTensor t = {.dims = cJSON_GetArraySize(shape)};
-    double bytes;                               /* not int64_t, which could overflow */
 
-    if (!entry->string || strlen(entry->string) >= sizeof t.name)
-        return (SafeTensor){0};
-    snprintf(t.name, sizeof t.name, "%s", entry->string);
+    snprintf(t.name, sizeof t.name, "%s", entry->string);       /* no parameter's name is as long as that */
     snprintf(t.dtype, sizeof t.dtype, "%s", cJSON_IsString(dtype) ? dtype->valuestring : "");
-    bytes = element_bytes(t.dtype);
-    if (!bytes || t.dims > 4)
-        return (SafeTensor){0};
-    for (int d = 0; d < t.dims; d++)
+    double bytes = element_bytes(t.dtype);      /* not int64_t, which could overflow */
+    const bool known = bytes && t.dims <= 4;
+    for (int d = 0; d < t.dims && d < 4; d++)
         bytes *= t.shape[d] = integer_of(s, t.name, shape, d);
     t.first_byte = data + integer_of(s, t.name, offsets, 0);
     t.bytes = data + integer_of(s, t.name, offsets, 1) - t.first_byte;
-    if (t.bytes != bytes || t.first_byte + t.bytes > file_bytes)
+    if (t.bytes < 0 || (known && t.bytes != bytes) || t.first_byte + t.bytes > file_bytes)
         fail("%s: %s takes %.0f bytes by dtype and shape, but has bytes %lld to %lld of %lld", s->path, t.name, bytes,
              (long long)t.first_byte, (long long)(t.first_byte + t.bytes), (long long)file_bytes);
     return t;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+void safetensors_check_names(const char *path, const cJSON *object)
+{
+    const char **names = host_alloc(cJSON_GetArraySize(object) * sizeof *names, path);
+    const cJSON *entry;
+    int count = 0;
+
+    cJSON_ArrayForEach(entry, object)
+        names[count++] = entry->string;
+    qsort(names, count, sizeof *names, by_name);
+    for (int i = 1; i < count; i++)
+        if (!strcmp(names[i - 1], names[i]))
+            fail("%s: expected each name once, but \"%s\" is there twice", path, names[i]);
+    free(names);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const SafeTensor *x = a, *y = b;
+
+    return x->first_byte != y->first_byte ? x->first_byte < y->first_byte ? -1 : 1
+           : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+/* Sorts the tensors by place. Checks that each begins where the one before ends, and the last ends with the file. */
+static void check_places(const Safetensors *s, int64_t data, int64_t file_bytes)
+{
+    int64_t end = data;
+
+    qsort(s->tensors, s->count, sizeof *s->tensors, by_place);
+    for (const SafeTensor *t = s->tensors; t < s->tensors + s->count; end += t->bytes, t++)
+        if (t->first_byte != end)
+            fail("%s: %s begins at byte %lld, but should at %lld, where the tensor before ends", s->path, t->name,
+                 (long long)t->first_byte, (long long)end);
+    if (end != file_bytes)
+        fail("%s: the file has %lld bytes, but the last tensor ends at byte %lld", s->path, (long long)file_bytes,
+             (long long)end);
 }
 
 Safetensors safetensors_open(const char *path)
@@ -93,10 +133,19 @@ Safetensors safetensors_open(const char *path)
     cJSON *header = cJSON_ParseWithLength(text, length);
     if (!cJSON_IsObject(header))
         fail("%s: the header is no JSON object", path);
-    s.tensors = host_alloc(cJSON_GetArraySize(header) * sizeof *s.tensors, path);
-    cJSON_ArrayForEach(entry, header) {
-        s.tensors[s.count] = tensor_of(&s, entry, LENGTH_BYTES + length, status.st_size);
-        s.count += s.tensors[s.count].dtype[0] != 0;
+    safetensors_check_names(path, header);
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(header, "__metadata__");
+    s.tensors = host_alloc((cJSON_GetArraySize(header) + cJSON_GetArraySize(metadata)) * sizeof *s.tensors, path);
+    cJSON_ArrayForEach(entry, header)
+        if (entry != metadata)
+            s.tensors[s.count++] = tensor_of(&s, entry, LENGTH_BYTES + length, status.st_size);
+    check_places(&s, LENGTH_BYTES + length, status.st_size);
+    cJSON_ArrayForEach(entry, metadata) {       /* second names of tensors */
+        const SafeTensor *t = entry->string && cJSON_IsString(entry) ? safetensors_find(&s, entry->valuestring) : NULL;
+        if (t && !safetensors_find(&s, entry->string)) {
+            s.tensors[s.count] = *t;
+            snprintf(s.tensors[s.count++].name, sizeof t->name, "%s", entry->string);
+        }
     }
     cJSON_Delete(header);
     free(text);
@@ -111,6 +160,11 @@ const SafeTensor *safetensors_find(const Safetensors *s, const char *name)
     return NULL;
 }
 
+bool safetensors_is_float(const SafeTensor *t)
+{
+    return element_bytes(t->dtype) && strcmp(t->dtype, "I64");
+}
+
 void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to,
                       bool double_out)
 {
@@ -118,6 +172,8 @@ void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, 
     const bool f16 = !strcmp(t->dtype, "F16");
     void *stored = host_alloc(count * size, s->path);
 
+    if (!size)
+        fail("%s: %s has type %s; these programs read F64, F32, F16, BF16 and I64", s->path, t->name, t->dtype);
     if (first < 0 || (first + count) * size > t->bytes)
         fail("%s: %s ends before element %lld", s->path, t->name, (long long)(first + count));
     move_bytes(s, false, t->first_byte + first * size, count * size, stored);

@@ -11,9 +11,9 @@
 
 typedef struct {
     char name[96];
-    char dtype[8];                  /* "F32", "F64", "I64", ... as in the file */
+    char dtype[16];                 /* "F32", "F64", "I64", "F8_E4M3", ... as in the file */
     int dims;                       /* 0: a scalar, one element */
-    int64_t shape[4];
+    int64_t shape[4];               /* of more dimensions the first four */
     int64_t first_byte, bytes;      /* first_byte counts from the start of the file */
 } SafeTensor;
 
@@ -25,12 +25,19 @@ typedef struct {
     SafeTensor *tensors;
 } Safetensors;
 
-/* Opens a file and checks that each tensor has the bytes of its dtype and shape, within the file. */
+/* Opens a file. Checks that no name is there twice, that each tensor has the bytes of its dtype and shape, and that
+ * tensors take all bytes after the header, each byte once. Where safetensors.torch.save_model wrote one of two tied
+ * tensors, the other name, which is in the metadata, is a tensor of the same bytes. */
 Safetensors safetensors_open(const char *path);
 const SafeTensor *safetensors_find(const Safetensors *s, const char *name);     /* NULL: not there */
+bool safetensors_is_float(const SafeTensor *t);         /* F64, F32, F16 or BF16 */
+
+/* Fails if a name of a JSON object (cJSON's) is there twice: readers differ in the one that they take. */
+struct cJSON;
+void safetensors_check_names(const char *path, const struct cJSON *object);
 
 /* Reads `count` elements from element `first` on. F64, F32, F16 and BF16 are converted to doubles (double_out) or
- * floats; I64 is copied as int64_t. */
+ * floats; I64 is copied as int64_t; other types cannot be read. */
 void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to,
                       bool double_out);
 

@@ -30,9 +30,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t input_bytes)
         Safetensors s = safetensors_open(path);
         for (const SafeTensor *t = s.tensors; t < s.tensors + s.count; t++) {
             const int64_t count = t->bytes / (strstr(t->dtype, "64") ? 8 : strstr(t->dtype, "32") ? 4 : 2);
-            for (int d = 0; d < t->dims; d++)
+            for (int d = 0; d < t->dims && d < 4; d++)
                 assert(t->shape[d] >= 0);
             assert(count >= 0 && t->first_byte >= 8 && t->first_byte + t->bytes <= (int64_t)input_bytes);
+            if (!safetensors_is_float(t) && strcmp(t->dtype, "I64"))
+                continue;
             void *to = malloc(count * sizeof(double));
             safetensors_read(&s, t, 0, count, to, true);
             free(to);

@@ -336,35 +336,51 @@ static void validation_tokens_stay_apart(void **state)
     }
 }
 
-static void files_of_three_kinds(void **state)
+/* Text; and tokens of 2 and 4 bytes, named *.bin or with llm.c's headers. Their numbers reach the largest that the
+ * bytes or --vocab can have. */
+static void files_of_all_kinds(void **state)
 {
     enum { TOKENS = 100 };
+    static const char *const kinds[] = {"text, one token per byte", "uint16 tokens", "uint32 tokens"};
     uint8_t text[TOKENS];
-    uint16_t words[TOKENS];
     struct {
         int32_t header[256];
         uint16_t tokens[TOKENS];
-    } with_header = {.header = {20240520, 1, TOKENS}};
+    } gpt2 = {.header = {20240520, 1, TOKENS}};
+    struct {
+        int32_t header[256];
+        uint32_t tokens[TOKENS];
+    } llama3 = {.header = {20240801, 7, TOKENS}};
     int64_t sequence[6];
 
     (void)state;
     for (int i = 0; i < TOKENS; i++) {
-        text[i] = 255 - i;
-        words[i] = with_header.tokens[i] = 65535 - i;
+        text[i] = i % 5 ? 127 - i : 255 - i;
+        gpt2.tokens[i] = 65535 - i;
+        llama3.tokens[i] = 128255 - i;
     }
-    const char *const paths[] = {file_of("plain", text, sizeof text), file_of("words.bin", words, sizeof words),
-                                 file_of("llm_c.tokens", &with_header, sizeof with_header),
-                                 file_of("llm_c.bin", &with_header, sizeof with_header)};
-    for (int k = 0; k < 4; k++) {
-        const int top = k ? 65535 : 255;
-        open_data(paths[k], top + 1, 5);
-        assert_string_equal(data_kind(), k ? "uint16 tokens" : "text, one token per byte");
+    const struct {
+        const char *path;
+        int bytes, vocab;
+    } files[] = {
+        {file_of("plain", text, sizeof text), 1, 256},
+        {file_of("words.bin", gpt2.tokens, sizeof gpt2.tokens), 2, 65536},
+        {file_of("llm_c.tokens", &gpt2, sizeof gpt2), 2, 65536},
+        {file_of("llm_c.bin", &gpt2, sizeof gpt2), 2, 100000},
+        {file_of("long_words.bin", llama3.tokens, sizeof llama3.tokens), 4, 128256},
+        {file_of("llama3.tokens", &llama3, sizeof llama3), 4, 128256},
+        {file_of("llama3.bin", &llama3, sizeof llama3), 4, 128256},
+    };
+    for (size_t k = 0; k < sizeof files / sizeof *files; k++) {
+        open_data(files[k].path, files[k].vocab, 5);
+        assert_string_equal(data_kind(), kinds[files[k].bytes / 2]);
         assert_int_equal(data_tokens(), 90);
         assert_int_equal(data_validation_tokens(), 10);
         const int64_t start = random_bits(options.seed, STREAM_BATCHES, 4, 2) % 85;
         data_sequence(4, 2, sequence);
         for (int i = 0; i <= 5; i++)
-            assert_int_equal(sequence[i], top - start - i);
+            assert_int_equal(sequence[i], files[k].bytes == 1 ? text[start + i] : files[k].bytes == 2
+                                          ? gpt2.tokens[start + i] : llama3.tokens[start + i]);
     }
 }
 
@@ -594,7 +610,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(adamw_is_adamw),
         cmocka_unit_test(batches_are_a_function),
         cmocka_unit_test(validation_tokens_stay_apart),
-        cmocka_unit_test(files_of_three_kinds),
+        cmocka_unit_test(files_of_all_kinds),
         cmocka_unit_test(evaluations_have_their_size),
         cmocka_unit_test(tokens_are_printed),
         cmocka_unit_test(samples_have_their_odds),

@@ -101,26 +101,48 @@ static void files_are_read_back(void **state)
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 #define NAME_OF_96 "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-/* Other writers' headers: any order, spaces, other fields. Tensors that the programs do not use are skipped. */
+/* Other writers' headers: any order, spaces. Tensors that the programs do not read are there all the same, with their
+ * dtype. */
 static void foreign_files_are_read(void **state)
 {
     static const char header[] =
         "{ \"b\": {\"data_offsets\": [8, 12], \"dtype\": \"BF16\", \"shape\": [1, 2.0]},\n"
-        "\"__metadata__\": {\"format\": \"pt\"}, \"number\": 1, \"list\": [[]], \"nothing\": null, \"object\": {},"
-        TENSOR("fp8", "F8_E4M3", "[8]", "[0,8]") "," TENSOR("bytes", "U8", "[8]", "[0,8]") ","
-        TENSOR("unknown", "F128", "[1]", "[0,1]") "," TENSOR("deep", "F32", "[1,1,1,1,1]", "[0,4]") ","
-        TENSOR(NAME_OF_96, "F32", "[1]", "[0,4]") "," TENSOR("\\u00fc", "F64", "[]", "[0,8]") ","
+        "\"__metadata__\": {\"format\": \"pt\"}," TENSOR("fp8", "F8_E4M3", "[8]", "[0,8]") ","
+        TENSOR("unknown", "F128_OF_ANOTHER_TIME", "[1]", "[12,28]") "," TENSOR("deep", "F32", "[1,1,1,1,1]", "[28,32]")
+        "," TENSOR(NAME_OF_96, "F32", "[1]", "[32,36]") "," TENSOR("\\u00fc", "F64", "[]", "[36,44]") ","
         TENSOR("empty", "F32", "[0,5]", "[8,8]") "}   ";
+    static const char *const names[] = {"fp8", "empty", "b", "unknown", "deep", NULL, "\u00fc"};
     double two[2] = {1, 1};
+
+    (void)state;
+    write_file(strlen(header), header, 44);
+    Safetensors s = safetensors_open(path);
+    assert_int_equal(s.count, 7);
+    for (int i = 0; i < 7; i++)                 /* in the order of their bytes */
+        assert_true(!names[i] || safetensors_find(&s, names[i]) == &s.tensors[i]);
+    const SafeTensor *b = safetensors_find(&s, "b");
+    assert_int_equal(b->first_byte, 8 + strlen(header) + 8);
+    assert_true(s.tensors[1].bytes == 0 && s.tensors[4].dims == 5 && s.tensors[6].dims == 0 && s.tensors[6].bytes == 8);
+    assert_string_equal(s.tensors[0].dtype, "F8_E4M3");
+    assert_true(!safetensors_is_float(&s.tensors[0]) && safetensors_is_float(b));
+    safetensors_read(&s, b, 0, 2, two, true);
+    assert_true(two[0] == 0 && two[1] == 0);
+    safetensors_close(&s);
+}
+
+/* safetensors.torch.save_model writes one of two tied tensors, and the other name into the metadata. */
+static void tied_tensors_have_two_names(void **state)
+{
+    static const char header[] =
+        "{\"__metadata__\":{\"format\":\"pt\",\"in\":\"out\",\"other\":\"none\",\"bias\":\"out\"},"
+        TENSOR("bias", "F32", "[1]", "[0,4]") "," TENSOR("out", "F32", "[2]", "[4,12]") "}";
 
     (void)state;
     write_file(strlen(header), header, 12);
     Safetensors s = safetensors_open(path);
-    assert_true(s.count == 3 && s.tensors[1].dims == 0 && s.tensors[1].bytes == 8 && s.tensors[2].bytes == 0);
-    assert_true(!strcmp(s.tensors[0].name, "b") && !strcmp(s.tensors[1].name, "\u00fc"));
-    assert_int_equal(s.tensors[0].first_byte, 8 + strlen(header) + 8);
-    safetensors_read(&s, &s.tensors[0], 0, 2, two, true);
-    assert_true(two[0] == 0 && two[1] == 0);
+    const SafeTensor *in = safetensors_find(&s, "in"), *out = safetensors_find(&s, "out");
+    assert_true(in && in != out && in->first_byte == out->first_byte && in->bytes == 8 && in->shape[0] == 2);
+    assert_true(s.count == 3 && safetensors_find(&s, "bias")->bytes == 4 && !safetensors_find(&s, "other"));
     safetensors_close(&s);
 }
 
@@ -143,6 +165,16 @@ static const struct {
     {"{" TENSOR("a", "F32", "[1]", "[-4,0]") "}", 4, "must be integers"},
     {"{" TENSOR("a", "F32", "[1]", "[4]") "}", 4, "must be integers"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "must be integers"},
+    {"{\"a\":3}", 0, "must be integers"},
+    {"{" TENSOR("a", "U8", "[1]", "[4,0]") "}", 4, "a takes"},
+    {"{" TENSOR("a", "U8", "[4]", "[0,4]") "," TENSOR("b", "U8", "[4]", "[4,8]") "," TENSOR("a", "U8", "[4]", "[8,12]")
+     "}", 12, "\"a\" is there twice"},
+    {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}", 8, "b begins at byte"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "U8", "[4]", "[0,4]") "}", 4, "begins at byte"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[8,12]") "}", 12, "b begins at byte"},
+    {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "a begins at byte"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 8, "bytes, but the last tensor ends at byte"},
+    {"{}", 1, "bytes, but the last tensor ends at byte"},
 };
 
 static void open_it(const void *at)
@@ -156,6 +188,14 @@ static void read_too_much(const void *at)
     float x[7];
 
     safetensors_read(&s, &s.tensors[FLOATS], 0, 7, x, false);
+}
+
+static void read_fp8(const void *at)
+{
+    Safetensors s = safetensors_open(at);
+    float x[8];
+
+    safetensors_read(&s, &s.tensors[0], 0, 8, x, false);
 }
 
 static void create_it(const void *at)
@@ -175,6 +215,7 @@ static void write_too_much(const void *at)
 
 static void failures_are_said(void **state)
 {
+    static const char fp8[] = "{" TENSOR("a", "F8_E4M3", "[8]", "[0,8]") "}";
     static char deep[1000001] = "{\"a\":";
     struct stat status;
 
@@ -183,6 +224,8 @@ static void failures_are_said(void **state)
         write_file(strlen(hostile[i].header), hostile[i].header, hostile[i].data_bytes);
         assert_fails(open_it, path, hostile[i].words);
     }
+    write_file(strlen(fp8), fp8, 8);
+    assert_fails(read_fp8, path, "a has type F8_E4M3; these programs read F64, F32, F16, BF16 and I64");
     memset(deep + 5, '[', sizeof deep - 6);
     write_file(sizeof deep - 1, deep, 0);
     assert_fails(open_it, path, "no JSON object");
@@ -207,6 +250,7 @@ static void failures_are_said(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(files_are_read_back), cmocka_unit_test(foreign_files_are_read),
+                                       cmocka_unit_test(tied_tensors_have_two_names),
                                        cmocka_unit_test(failures_are_said)};
 
     path = in_temporary("x.safetensors");

@@ -11,8 +11,10 @@
 
 #define NAME "01_single_gpu"
 /* A step takes a tenth of a millisecond. Fast simulated hardware saves measuring this machine. */
-#define ONE BUILD "/cpu/" NAME " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 1 --accumulate 1 " \
-            "--warmup 1 --threads 1 --data data.bin --pretend 1e6,1e6,0 --steps 3 --quiet"
+#define SHAPE " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 1 --accumulate 1 --warmup 1 " \
+              "--threads 1 --data data.bin --pretend 1e6,1e6,0 --steps 3 --quiet"
+#define ONE BUILD "/cpu/" NAME SHAPE
+#define MIXED BUILD "/cpu/02_mixed_precision" SHAPE
 
 /* The temporary directory: data, a checkpoint `good` of two steps, and files of a user. */
 static int set_up(void **state)
@@ -105,12 +107,12 @@ static void command_lines(void **state)
         {2, "--pretend 0,1,1", "--pretend|'0,1,1'"},
         {2, "--save-every 1", "--save-every|--save"},
         {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
-        {1, "--preset 405b --data long.bin", "not enough memory: needs | TB, | available|is activations|--recompute full"},
-        {1, "--preset 405b --recompute full --seq 1 --data long.bin", "category is optimizer with|--layers|--hidden"},
+        {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|is activations|--recompute full"},
+        {1, "--preset 405b --recompute full --seq 1 --data long", "category is optimizer with|--layers|--hidden"},
         {0}};
 
     (void)state;
-    run_well("mv %s long.bin", token_file(100000, 97));
+    run_well("sh -c 'yes | head -c 100000 >long'");
     all_fail(cases);
     fails(1, "2 ranks|without mpiexec", "mpiexec -n 2 " ONE);
     fails(2, "--hidden: expected|got 50", "mpiexec -n 3 " ONE " --hidden 50 --heads 4");
@@ -127,10 +129,11 @@ static void write_file(const char *name, const void *bytes, size_t count)
     assert_true(f && fwrite(bytes, 1, count, f) == count && fclose(f) == 0);
 }
 
-/* `count` tokens of 0, but `token` at position `at`; behind llm.c's header, if its version is not 0. */
+/* `count` tokens of 0, but `token` at position `at`; behind llm.c's header, if its version is not 0. Version 7 is of
+ * uint32 tokens: of these, pairs of ours. */
 static void write_tokens(const char *name, int version, int says, int count, int at, int token)
 {
-    int32_t header[256] = {20240520, version, says};
+    int32_t header[256] = {version == 7 ? 20240801 : 20240520, version, says};
     const size_t first = version ? sizeof header : 0;
     char *bytes = calloc(first + 2 * count, 1);
 
@@ -155,10 +158,35 @@ static void data(void **state)
         {1, "--data version", "--data version|version 2|version 1"},
         {1, "--data counted", "--data counted|1001 tokens|has 1000"},
         {1, "--data cut", "--data cut|1000 bytes|1024"},
+        {1, "--data llama", "--data llama, as uint32 tokens|token 65536, at position 500"},
+        {1, "--data questions.bin", "--data questions.bin|magic number 20240522|20240520 or 20240801"},
+        {1, "--data data.bin --vocab 128256", "--data data.bin, as uint32 tokens: token |--vocab 128256"},
+        {1, "--data int64.bin", "--data int64.bin|every second|uint16 tokens|is 0"},
+        {1, "--data int64.bin --vocab 128256", "--data int64.bin|every second|uint32 tokens|is 0"},
+        {1, "--data array.npy --vocab 256", "--data array.npy|array of numpy|tofile"},
+        {1, "--data array.bin", "--data array.bin|array of numpy"},
+        {1, "--data text.gz", "--data text.gz|gzip"},
+        {1, "--data utf16 --vocab 256", "--data utf16|UTF-16"},
+        {1, "--data tokens.ds", "--data tokens.ds|byte 1 is 0|*.bin"},
+        {1, "--data koi8 --vocab 256", "--data koi8|1899 of 2000 bytes are not UTF-8"},
         {0}};
+    char koi8[2000], latin[2000];
+    int64_t wide[2000];
 
     (void)state;
     write_file("empty", "", 0);
+    write_tokens("llama", 7, 1000, 2000, 1001, 1);
+    write_file("questions.bin", (int32_t[500]){20240522, 1, 1}, 2000);
+    for (int i = 0; i < 2000; i++) {
+        koi8[i] = i % 20 ? 0xc1 + i % 26 : ' ';
+        latin[i] = i % 20 ? 'a' + i % 26 : 0xe9;                        /* a letter of ISO 8859-1 here and there */
+        wide[i] = i % 97;
+    }
+    write_file("koi8", koi8, sizeof koi8);
+    write_file("latin", latin, sizeof latin);
+    write_file("int64.bin", wide, sizeof wide);
+    run_well("sh -c 'cp data.bin tokens.ds; { printf \"\\223NUMPY\\1\"; cat data.bin; echo; } >array.npy; cp array.npy "
+             "array.bin; gzip -c data.bin >text.gz; { printf \"\\377\\376\"; cat data.bin; } >utf16'");
     write_tokens("89.bin", 0, 0, 89, 89, 0);
     write_tokens("90.bin", 0, 0, 90, 90, 0);
     write_tokens("at.bin", 0, 0, 2000, 1234, 97);
@@ -172,6 +200,8 @@ static void data(void **state)
     all_fail(cases);
     run_well(ONE " --data right --eval-every 1");
     run_well(ONE " --data 90.bin --eval-every 1 --micro-batch 3");
+    run_well(ONE " --data latin --vocab 256");
+    run_well(ONE " --data llama --vocab 128256");
 }
 
 /* ---- Checkpoints ---- */
@@ -224,6 +254,8 @@ static void checkpoints(void **state)
         {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|default is false|compute true"},
         {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|compute 64"},
         {config, "}", "", "not a JSON object"},
+        {config, "{", "{\"hidden_act\": \"gelu\", ", "config.json|\"hidden_act\" is there twice"},
+        {trainer, "{", "{\"step\": 1, ", "trainer.json|\"step\" is there twice"},
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
 
@@ -237,12 +269,20 @@ static void checkpoints(void **state)
     spoil(config, "\"rotary_pct\":\t1", "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4, "
           "\"partial_rotary_factor\": 1.0}");
     run_well(ONE " --load bad");
+    run_well("cp %s other.bin", token_file(2001, 97));                  /* other data: a line, but no refusal */
+    Result r = run(ONE " --load good --data other.bin");
+    assert_true(strlen(r.err) > 0 && strchr(r.err, '\n') == r.err + strlen(r.err) - 1);
+    expect(r, 0, "--data other.bin|not the tokens with which good was trained");
+    run_well("cp data.bin same.bin");
+    r = run(ONE " --load good --data same.bin");
+    assert_string_equal(r.err, "");
+    expect(r, 0, "");
     fails(1, "--load missing", ONE " --load missing --save new --metrics new.csv");
     fails(1, "adir/config.json|No such file", ONE " --load adir --metrics new.csv");
     for (int f = 0; f < 4; f++) {
         for (int i = 0; i < (full_tests() ? 60 : 6); i++) {             /* truncated, at the ends and in between */
             spoil(NULL, NULL, NULL);
-            Result r = run("sh -c 'stat -c %%s good/%s'", files[f]);
+            r = run("sh -c 'stat -c %%s good/%s'", files[f]);
             const long long bytes = atoll(r.out);
             const long long length = i < 2 ? 9 * i : i == 2 ? bytes - 1 : i * 2654435761 % bytes;
             result_free(r);
@@ -256,7 +296,8 @@ static void checkpoints(void **state)
 }
 
 /* A weight or moment that is NaN is found when it is read; one so large that it leads to NaN, in the first step's
- * loss. The checkpoint is not replaced. */
+ * loss, before --lr could matter. The checkpoint is not replaced. A model that trains in bf16 may be too large for
+ * fp16. */
 static void nan_stops_the_run(void **state)
 {
     static const struct {
@@ -267,11 +308,13 @@ static void nan_stops_the_run(void **state)
         {"model.safetensors", "gpt_neox.layers.0.mlp.dense_h_to_4h.bias", NAN, "bad/model.safetensors|at element 0"},
         {"model.safetensors", "gpt_neox.embed_in.weight", -INFINITY, "bad/model.safetensors|at element 0"},
         {"optimizer.safetensors", "v.gpt_neox.embed_in.weight", -1, "bad/optimizer.safetensors|at least 0"},
-        {"model.safetensors", "gpt_neox.layers.0.input_layernorm.weight", 3e38f, "at step 3|--lr|unchanged"},
+        {"model.safetensors", "gpt_neox.layers.0.input_layernorm.weight", 3e38f,
+         "at step 3|unchanged|no update yet, so another --lr does not help"},
+        {"model.safetensors", "gpt_neox.layers.0.mlp.dense_h_to_4h.bias", 7e4f, NULL},
     };
 
     (void)state;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         spoil(NULL, NULL, NULL);
         const char *path = in_temporary("bad/%s", spoiled[i].file);
         Safetensors file = safetensors_open(path);
@@ -280,8 +323,11 @@ static void nan_stops_the_run(void **state)
         fwrite(&spoiled[i].value, 4, 1, f);
         fclose(f);
         safetensors_close(&file);
-        fails(1, spoiled[i].words, ONE " --load bad --save bad --report new.json --trace new.trace");
+        if (spoiled[i].words)
+            fails(1, spoiled[i].words, ONE " --load bad --save bad --report new.json --trace new.trace");
     }
+    run_well(MIXED " --load bad --dtype bf16");
+    fails(1, "at step 3|65504|bf16|another --lr does not help", MIXED " --load bad --dtype fp16");
 }
 
 /* ---- Outputs ---- */
@@ -295,6 +341,9 @@ static void outputs(void **state)
         {1, "--save adir/", "--save adir|other files"},
         {1, "--save good --report missing/x", "--report: cannot create missing/x"},
         {1, "--save /proc/x", "--save /proc/x"},
+        {1, "--save blocked", "--save blocked: cannot create blocked.tmp: Not a directory"},
+        {1, "--save circle", "--save circle|is a file"},
+        {1, "--save good --layers 10000 --hidden 65536", "--save good: expected room|PB, but its disk has"},
         {0}};
     static const struct {
         const char *options, *words;
@@ -314,7 +363,16 @@ static void outputs(void **state)
         fails(1, "afile|expected|another name", ONE " --%s afile", options[i]);         /* a user's file */
         fails(1, "/dev/full", ONE " --%s /dev/full", options[i]);
     }
+    run_well("sh -c 'echo >blocked.tmp; ln -s circle2 circle; ln -s circle circle2'");
     all_fail(cases);
+    fails(1, "--save new: a checkpoint has a file of 404 MB, which cannot be created there: File too large",
+          "sh -c 'ulimit -f 200000; exec " ONE " --hidden 2048 --save new'");
+    run_well("mkdir volume mounted");
+    if (run("unshare -m mount --bind volume mounted").status == 0)
+        fails(1, "--save mounted: |mount point, use --save mounted/NAME",
+              "unshare -m sh -c 'mount --bind volume mounted; exec " ONE " --save mounted'");
+    else
+        print_message("no mount point is tried: unshare -m is not allowed\n");
     run_well("cp -r good kept");
     run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
     run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../../common/safetensors.h"
 #include "../harness.h"
@@ -110,6 +111,58 @@ static void models_of_save_pretrained_load(void **state)
         }
 }
 
+/* The model in a directory has Hugging Face's gradients. */
+static void assert_their_gradients(const char *directory)
+{
+    char worst[128] = "";
+
+    run_well(ONE " --load %s --steps 1 --dump-gradients g.safetensors --quiet", directory);
+    const double error = compare_gradients("g.safetensors", THEIR_STEP, 5, worst);
+    if (!(error <= 1e-6))
+        fail_msg("%s: %s differs by %g of its largest", directory, worst, error);
+}
+
+/* A model's files may have stale copies of tensors: the one that the index names counts, not the first. */
+static void the_index_names_the_file(void **state)
+{
+    (void)state;
+    run_well(ONE " --seed 9 --steps 0 --save stale --quiet");
+    run_well("sh -c 'cp -r " THEIRS "/shards overlay; cp stale/model.safetensors overlay/stale.safetensors'");
+    run_well("sed -i 's/\"weight_map\": {/&\"x\": \"stale.safetensors\",/' overlay/model.safetensors.index.json");
+    assert_their_gradients("overlay");
+}
+
+/* Replaces a text in a model's header by another. */
+static void edit_header(const char *file, const char *from, const char *to)
+{
+    static char all[1 << 20];
+    uint64_t length;
+    FILE *f = fopen(in_temporary("%s", file), "r+b");
+
+    assert_true(f && fread(&length, sizeof length, 1, f) == 1);
+    const size_t bytes = fread(all, 1, sizeof all, f);
+    char *at = memmem(all, length, from, strlen(from)), *rest = at + strlen(from);
+    assert_non_null(at);
+    length += strlen(to) - strlen(from);
+    rewind(f);
+    fwrite(&length, sizeof length, 1, f);
+    fwrite(all, 1, at - all, f);
+    fputs(to, f);
+    fwrite(rest, 1, all + bytes - rest, f);
+    assert_true(fflush(f) == 0 && ftruncate(fileno(f), ftell(f)) == 0 && fclose(f) == 0);
+}
+
+/* safetensors.torch.save_model writes the tied embedding by its other name. */
+static void tied_embeddings_are_found(void **state)
+{
+    (void)state;
+    run_well("cp -r " THEIRS "/F16 tied");
+    edit_header("tied/model.safetensors", "gpt_neox.embed_in.weight", "embed_out.weight");
+    expect(run(ONE " --load tied --steps 1"), 1, "expected a tensor gpt_neox.embed_in.weight, which is not there");
+    edit_header("tied/model.safetensors", "\"format\"", "\"gpt_neox.embed_in.weight\":\"embed_out.weight\",\"format\"");
+    assert_their_gradients("tied");
+}
+
 /* Such a model starts at step 0, with the run's seed and zero moments. A run that continues at once has the losses of a
  * run that resumes from 01's checkpoint of it. */
 static void it_is_a_model_at_step_0(void **state)
@@ -153,6 +206,9 @@ static void incomplete_models_are_refused(void **state)
     (void)state;
     refuses(shards, "rm bad/model-00003-of-00004.safetensors", "bad/model-00003-of-00004.safetensors: No such file");
     refuses(shards, "sed -i s,model-00003,model-00002, bad/model.safetensors.index.json", "expected a tensor gpt_neox.");
+    refuses(shards, "sed -i /embed_in/d bad/model.safetensors.index.json", "embed_in.weight, which is not in the index");
+    refuses(shards, "sed -i s/final_layer_norm.bias/final_layer_norm.weight/ bad/model.safetensors.index.json",
+            "bad/model.safetensors.index.json: expected each name once, but \"gpt_neox.final_layer_norm.weight\"");
     refuses(shards, "sed -i s,model-00003,../bad/model-00003, bad/model.safetensors.index.json",
             "expected the name of a file in the same directory, got \"../bad/model-00003");
     refuses(shards, "sed -i s/weight_map/map/ bad/model.safetensors.index.json", "\"weight_map\" must be");
@@ -160,6 +216,10 @@ static void incomplete_models_are_refused(void **state)
     run_well(ONE " --load " THEIRS "/F16 --steps 1 --save ours");
     refuses("ours", "rm bad/optimizer.safetensors", "bad/optimizer.safetensors: No such file");
     refuses("ours", "rm bad/trainer.json", "bad/trainer.json: No such file");
+
+    run_well("cp -r " THEIRS "/F16 fp8");
+    edit_header("fp8/model.safetensors", "\"F16\",\"shape\":[97,20]", "\"F8_E4M3\",\"shape\":[97,40]");
+    refuses("fp8", "true", "embed_in.weight has 2 dimensions|F8_E4M3|expected (97, 20) of F64, F32, F16 or BF16");
 
     run_well("rm ours/trainer.json ours/optimizer.safetensors");            /* the weights alone are a model */
     run_well(ONE " --load ours --steps 1");
@@ -174,6 +234,8 @@ int main(void)
         cmocka_unit_test(losses_and_gradients_agree),
         cmocka_unit_test(the_saved_checkpoint_is_the_fixtures),
         cmocka_unit_test(models_of_save_pretrained_load),
+        cmocka_unit_test(the_index_names_the_file),
+        cmocka_unit_test(tied_embeddings_are_found),
         cmocka_unit_test(it_is_a_model_at_step_0),
         cmocka_unit_test(incomplete_models_are_refused),
     };

@@ -88,6 +88,46 @@ static void an_old_checkpoint_is_found(void **state)
     assert_true(json_number("lost/trainer.json", "step") == 2);
 }
 
+/* A user's file in the checkpoint that a run replaces is moved aside, once per save, and the run goes on. If even that
+ * cannot be done, because the name would exceed 255 characters, the line says where the new checkpoint is. */
+static void files_of_others_are_moved_aside(void **state)
+{
+    char name[256] = "";
+
+    (void)state;
+    run_well(CPU " " SHAPE " --data %s --steps 1 --save shared", tokens());
+    run_well("sh -c 'mkdir shared.old; echo 1 >shared.old/results.json'");
+    expect(run(CPU " " SHAPE " --data %s --steps 2 --load shared --save shared", tokens()), 0,
+           "shared.old has other files|moved aside to |shared.old.1");
+    run_well("sh -c 'cp -r shared.old.1 shared.old'");
+    Result r = run(CPU " " SHAPE " --data %s --steps 4 --load shared --save shared --save-every 1", tokens());
+    assert_null(strstr(r.err, "shared.old.3"));
+    expect(r, 0, "moved aside to |shared.old.2");
+    assert_true(json_number("shared/trainer.json", "step") == 4);
+    run_well("sh -c 'test ! -e shared.old && test ! -e shared.tmp && cmp shared.old.1/results.json "
+             "shared.old.2/results.json'");
+
+    memset(name, 'x', 250);
+    run_well("sh -c 'cp -r shared %s; cp -r shared.old.1 %s.old'", name, name);
+    expect(run(CPU " " SHAPE " --data %s --steps 5 --load %s --save %s", tokens(), name, name), 1, "x.tmp is complete");
+    expect(run(CPU " " SHAPE " --data %s --steps 6 --load %s.tmp --save after", tokens(), name), 0, "");
+    assert_true(json_number("after/trainer.json", "step") == 6);
+}
+
+/* --save and --load of a link mean its target, which need not be there yet, and may be a link. */
+static void links_to_checkpoints_stay(void **state)
+{
+    (void)state;
+    run_well("sh -c 'mkdir disk; ln -s disk/model/ link; ln -s link link2'");
+    for (int i = 1; i <= 2; i++)
+        run_well(CPU " " SHAPE " --data %s --steps %d --save link2%s", tokens(), i, i == 1 ? "" : "/ --load link");
+    run_well("sh -c 'test -L link && test -L link2 && test ! -e link.tmp && test -e disk/model.lock'");
+    assert_true(json_number("disk/model/trainer.json", "step") == 2);
+    run_well("mv disk/model disk/model.old");            /* as after a kill between two renames */
+    run_well(CPU " " SHAPE " --data %s --steps 3 --load link --save link", tokens());
+    assert_true(json_number("disk/model/trainer.json", "step") == 3);
+}
+
 /* Every training option changes the trained weights, and the defaults are those in --help. */
 static void each_option_counts(void **state)
 {
@@ -240,6 +280,8 @@ int main(void)
         cmocka_unit_test(saving_during_training),
         cmocka_unit_test(each_step_has_one_row),
         cmocka_unit_test(an_old_checkpoint_is_found),
+        cmocka_unit_test(files_of_others_are_moved_aside),
+        cmocka_unit_test(links_to_checkpoints_stay),
         cmocka_unit_test(each_option_counts),
         cmocka_unit_test(samples_are_texts),
         cmocka_unit_test(signals_save),
