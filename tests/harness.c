@@ -142,6 +142,27 @@ static void read_both(int out, int err, Result *r)
     }
 }
 
+/* Removes what Open MPI's launcher prints beside the lines of a program that fails: pages between two lines of dashes,
+ * and lines that begin with "[host:process]". */
+static void remove_pages(char *text)
+{
+    char *to = text;
+    bool page = false;
+
+    for (char *line = text, *end; *line; line = end) {
+        const int length = strcspn(line, "\n");
+        const char *colon = memchr(line, ':', length), *bracket = memchr(line, ']', length);
+        const bool edge = !strncmp(line, "--------------------", 20);
+        end = line + length + (line[length] == '\n');
+        page ^= edge;
+        if (!page && !edge && !(*line == '[' && colon && bracket && colon < bracket)) {
+            memmove(to, line, end - line);
+            to += end - line;
+        }
+    }
+    *to = 0;
+}
+
 static Result run_list(const char *format, va_list list)
 {
     char command[8192], *words[256];
@@ -176,6 +197,7 @@ static Result run_list(const char *format, va_list list)
     }
     close(out[1]), close(err[1]);
     read_both(out[0], err[0], &r);
+    remove_pages(r.err);
     waitpid(child, &status, 0);
     r.seconds = clock_seconds() - begin;
     r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

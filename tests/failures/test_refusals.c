@@ -378,8 +378,9 @@ static void outputs(void **state)
     run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
     for (size_t i = 0; i < sizeof full / sizeof *full; i++) {           /* MPI's start needs a large file */
         run_well("sh -c 'md5sum kept/* kept.json kept.trace >sums'");
-        Result r = run("sh -c '" ONE " --steps 1000000 %s & p=$!; sleep .5; prlimit --pid $p --fsize=%d; kill $p; "
-                       "wait $p'",
+        /* from when it catches SIGTERM, number 15 of the mask */
+        Result r = run("sh -c '" ONE " --steps 1000000 %s & p=$!; until grep -q \"^SigCgt:.*[4-7c-f]...$\" "
+                       "/proc/$p/status; do sleep .01; done; sleep .1; prlimit --pid $p --fsize=%d; kill $p; wait $p'",
                        full[i].options, full[i].limit);
         expect(r, 1, full[i].words);
         run_well("md5sum -c --quiet sums");
