@@ -136,7 +136,7 @@ static void check_launcher(void)
     MPI_Get_library_version(library, &length);
     for (int i = 0; i < 3 && world->size == 1; i++)
         if (getenv(counts[i]) && atoi(getenv(counts[i])) > 1)
-            fail("%s started %s ranks, but each is alone, because the program was built with another MPI (%.*s); %s",
+            fail("%s started %s ranks, but each is alone, because it cannot start this program's MPI (%.*s); %s",
                  launchers[i], getenv(counts[i]), (int)strcspn(library, ",\n"), library, i == 2
                  ? "try srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
                  : "take mpicc and mpiexec of one installation (make check-machine)");
