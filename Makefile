@@ -47,12 +47,13 @@ FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trappi
 
 # CUDA as nvcc reports it: its link directories, without the stubs of the driver library. ARCH=sm_90 sets the GPUs;
 # the default is the GPUs of this machine, or without one, three generations. Each includes PTX for later GPUs. Before
-# 12.4 nvcc takes no code=[sm_90,compute_90] from an options file.
+# 12.4 nvcc takes no code=[sm_90,compute_90] from an options file. --threads 0 compiles a file for all GPUs at once. -O1
+# is for the host's code, which only queues kernels.
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 NO_NVCC := $(shell tests/workshop/gpus.sh --nvcc $(NVCC))
 ARCH ?= $(or $(filter sm_% compute_%,$(shell tests/workshop/gpus.sh $(NVCC))),sm_75 sm_80 sm_90)
 gencode = $(foreach code,$(sort $(1) $(1:sm_%=compute_%)),-gencode=arch=$(1:sm_%=compute_%),code=$(code))
-NVCC_FLAGS = -std=c++17 -O3 -lineinfo -MMD -MP $(addprefix -Xcompiler=,-fopenmp $(WARNINGS)) \
+NVCC_FLAGS = -std=c++17 -O1 -lineinfo -MMD -MP --threads 0 $(addprefix -Xcompiler=,-fopenmp $(WARNINGS)) \
 	$(foreach a,$(ARCH),$(call gencode,$(a)))
 CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n s/.*LIBRARIES=//p)))
 CUDA_LIBS = $(foreach d,$(CUDA_DIRS),$(d) $(d:-L%=-Wl,-rpath,%)) -lcublas -lcublasLt -lcudart -lstdc++ -ldl

@@ -17,6 +17,12 @@
  * before MPI. */
 void device_prepare(char **argv);
 
+/* The device that a rank takes, before it does: a GPU's UUID; zeros on the CPU. Ends the program if it can use none. */
+typedef struct {
+    char uuid[16];
+} DeviceId;
+DeviceId device_id(int local_rank);
+
 /* Takes the device for this process, number local_rank of local_ranks on this machine. threads: CPU threads; 0: the
  * machine's cores per local rank. */
 void device_init(int local_rank, int local_ranks, int threads);
@@ -56,7 +62,6 @@ void *device_stream(void);
 /* ---- for transfers between ranks, from the host's memory or the device's ---- */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 
-int device_count(void);                     /* GPUs that this program can use; 0 on the CPU */
 int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours; 0 on the CPU */
 void *device_host_alloc(int64_t bytes);     /* pinned host memory, for fast copies; NULL: too little */
 void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event tells when it is done */

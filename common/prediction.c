@@ -28,8 +28,7 @@ void memory_check_fits(void)
     const int64_t available = device_memory_available();    /* before other ranks begin to take it */
     const double beside = device_memory_beside();
     const double mine = memory_total().predicted + beside;
-    const int gpus = device_is_host() ? 1 : device_count();
-    const int ranks = (comm_local.size + gpus - 1) / gpus;    /* that share a memory */
+    const int ranks = comm_local.sharing;   /* that share a memory */
     const double average = comm_sum(world, mine) / comm_size(world);
     const double needed = ranks == 1 ? mine : ranks * average;
     int largest = 0;

@@ -354,28 +354,14 @@ static inline int buffers_for(int own, int other, int threads)
     return two <= most && (!shared || together / (two + RESERVED) >= 2) ? 2 : one <= most;
 }
 
-/* Statements with PAD as the row length of tiles: the head size, rounded up. */
-#define FOR_HEAD_SIZE(size, PAD, ...) \
-    do { \
-        if (size <= 32) { \
-            constexpr int PAD = 32; \
-            __VA_ARGS__; \
-        } else if (size <= 48) { \
-            constexpr int PAD = 48; \
-            __VA_ARGS__; \
-        } else if (size <= 64) { \
-            constexpr int PAD = 64; \
-            __VA_ARGS__; \
-        } else if (size <= 80) { \
-            constexpr int PAD = 80; \
-            __VA_ARGS__; \
-        } else if (size <= 96) { \
-            constexpr int PAD = 96; \
-            __VA_ARGS__; \
-        } else { \
-            constexpr int PAD = 128; \
-            __VA_ARGS__; \
-        } \
-    } while (0)
+/* What the operators launch for heads of up to PAD elements. Compiling this takes long, so each PAD has a file,
+ * flash_PAD.cu, and cores compile them side by side. */
+template <int PAD> struct Flash {
+    static void attention_forward(Tensor out, Tensor lse, Tensor qkv, Sizes s);
+    static void block_forward(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Sizes s);
+    static void attention_backward(Tensor d_qkv, Tensor d_out, Tensor qkv, Tensor lse, Tensor delta, Sizes s);
+    static void block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
+                               Tensor lse, Tensor delta, Sizes s);
+};
 
 #endif

@@ -200,9 +200,10 @@ bool device_is_host(void)
     return true;
 }
 
-int device_count(void)
+DeviceId device_id(int local_rank)
 {
-    return 0;
+    (void)local_rank;
+    return (DeviceId){0};
 }
 
 int device_multiprocessors(void)

@@ -122,30 +122,35 @@ double clock_seconds(void)
 
 static const int built[] = {__CUDA_ARCH_LIST__};        /* nvcc's macro, in ascending order: 750, 800 */
 
-/* Finds a rank's GPU among those that this program can use: the PTX for the lowest architecture of the build runs on
- * all later GPUs, and nothing in it on earlier ones, such as an old display card. Returns how many there are. */
-static int usable(int local_rank, int *device)
+/* Returns a rank's GPU among those that this program can use: the PTX for the lowest architecture of the build runs on
+ * all later GPUs, and nothing in it on earlier ones, such as an old display card. */
+static int device_of(int local_rank)
 {
     int count, all = 0, found[64], major, minor;
+    const cudaError_t error = cudaGetDeviceCount(&count);       /* without a driver, count stays unset */
 
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
-        cudaGetLastError();                     /* clears it, so that no later call reports it */
-        return 0;
-    }
+    if (error != cudaSuccess || count == 0)
+        fail("this program is built for NVIDIA GPUs, but CUDA finds none: %s; build/cpu/ has the programs for the CPU",
+             error != cudaSuccess ? cudaGetErrorString(error) : "there are 0 devices");
     for (int d = 0; d < count && all < 64; d++)
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d) == cudaSuccess
             && cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d) == cudaSuccess
             && 100 * major + 10 * minor >= built[0])
             found[all++] = d;
-    *device = all ? found[local_rank % all] : -1;
-    return all;
+    if (all == 0)
+        fail("this program is built for GPUs from sm_%d on, but those here are older; try \"make cuda ARCH=sm_XX\", "
+             "from sm_75 on; build/cpu/ has the programs for the CPU", built[0] / 10);
+    return found[local_rank % all];
 }
 
-int device_count(void)
+DeviceId device_id(int local_rank)
 {
-    int device;
+    cudaDeviceProp properties;
+    DeviceId id;
 
-    return usable(0, &device);
+    CUDA(cudaGetDeviceProperties(&properties, device_of(local_rank)));
+    memcpy(id.uuid, properties.uuid.bytes, sizeof id.uuid);
+    return id;
 }
 
 void device_prepare(char **argv)
@@ -155,15 +160,8 @@ void device_prepare(char **argv)
 
 void device_init(int local_rank, int local_ranks, int wanted)
 {
-    int count, device;
-    const cudaError_t error = cudaGetDeviceCount(&count);       /* without a driver, count stays unset */
+    const int device = device_of(local_rank);
 
-    if (error != cudaSuccess || count == 0)
-        fail("this program is built for NVIDIA GPUs, but CUDA finds none: %s; build/cpu/ has the programs for the CPU",
-             error != cudaSuccess ? cudaGetErrorString(error) : "there are 0 devices");
-    if (usable(local_rank, &device) == 0)
-        fail("this program is built for GPUs from sm_%d on, but those here are older; try \"make cuda ARCH=sm_XX\", "
-             "from sm_75 on; build/cpu/ has the programs for the CPU", built[0] / 10);
     CUDA(cudaSetDevice(device));
     CUDA(cudaGetDeviceProperties(&gpu, device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -429,6 +429,39 @@ static void older_gpus_are_left_out(void **state)
     expect(run("env SIMULATED_SM=70 %s", shape), 1, "built for GPUs from sm_80 on, but those here are older");
 }
 
+/* A launcher may show each rank a single GPU: its own (srun --gpus-per-task=1), or one that others see as well. Only
+ * ranks that share a GPU need MPI, and memory for all of them. */
+static void ranks_may_see_one_gpu_each(void **state)
+{
+    static const struct {
+        const char *devices, *options;          /* devices: a digit per rank */
+        int status;
+        const char *words;
+    } runs[] = {
+        {"01", "", 0, "comm    NCCL\n| available\n"},
+        {"5555", "", 1, "NCCL needs a GPU for each rank| for 4 ranks together, "},
+        {"330", "", 1, "NCCL needs a GPU for each rank| for 2 ranks together, "},
+        {"033", "", 1, "NCCL needs a GPU for each rank| for 2 ranks together, "},
+        {"00", "--comm mpi", 1, " for 2 ranks together, "},
+        {"01", "--comm mpi", 0, "comm    MPI, through the host's memory\n"},
+        {"0232", "--comm nccl", 1, "expected a GPU for each rank, but rank 1 shares its GPU with 1 other rank; try"},
+        {"0222", "--comm nccl", 1, "expected a GPU for each rank, but rank 1 shares its GPU with 2 other ranks; try"},
+    };
+
+    (void)state;
+    if (!simulated())
+        skip();
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char ranks[2000], *end = ranks;
+        for (const char *device = runs[i].devices; *device; device++)
+            end += sprintf(end, "%s -n 1 env SIMULATED_VISIBLE_DEVICES=%c " BUILD "/simulated/03_data_parallel "
+                           "--layers 1 --hidden 32 --heads 2 --seq 16 --steps 1 %s",
+                           device == runs[i].devices ? "" : " :", *device, runs[i].options);
+        expect(run("env CUDA_MODULE_LOADING=EAGER SIMULATED_MEMORY=200000000 mpiexec%s", ranks), runs[i].status,
+               runs[i].words);
+    }
+}
+
 /* Two runs give the same bits, in every operator and in a program. */
 static void runs_repeat(void **state)
 {
@@ -482,6 +515,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(memory_is_reused),
         cmocka_unit_test(memory_check_includes_scratch),
         cmocka_unit_test(older_gpus_are_left_out),
+        cmocka_unit_test(ranks_may_see_one_gpu_each),
         cmocka_unit_test(runs_repeat),
         cmocka_unit_test(transfers_over_nccl),
     };
@@ -490,11 +524,10 @@ int main(int argc, char **argv)
         return memory_in_other_sizes();
     build = argc > 1 ? argv[1] : strstr(argv[0], "simulated/") ? "simulated" : "cuda";
     setvbuf(stdout, NULL, _IOLBF, 0);           /* results appear at once, also in a pipe */
-    if (!strcmp(build, "cuda") && device_count() == 0) {
-        if (system("nvidia-smi -L >/dev/null 2>&1") == 0)
-            device_init(0, 1, 1);               /* a GPU exists but cannot be used: ends with the reason */
+    if (!strcmp(build, "cuda") && system("nvidia-smi -L >/dev/null 2>&1")) {
         printf("SKIPPED: no GPU found; nothing on a GPU was tested\n");
         return 0;
     }
+    device_id(0);                               /* ends with the reason if the GPUs cannot be used */
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include "runtime.h"
 
 #include <map>
+#include <sstream>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,13 +17,27 @@ static int number(const char *variable, int otherwise)
     return text ? atoi(text) : otherwise;
 }
 
+/* Those of the machine's GPUs that this process sees: all, or a list as in CUDA_VISIBLE_DEVICES, "0,3". */
+static std::vector<int> visible(void)
+{
+    const char *list = getenv("SIMULATED_VISIBLE_DEVICES");
+    std::istringstream some(list ? list : "");
+    std::vector<int> devices;
+
+    for (int d; some >> d; some.ignore())
+        devices.push_back(d);
+    for (int d = 0; !list && d < number("SIMULATED_GPUS", 8); d++)
+        devices.push_back(d);
+    return devices;
+}
+
 extern "C" {
 
 /* ---- the device: each rank has its own, under any number ---- */
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = number("SIMULATED_GPUS", 8);
+    *count = (int)visible().size();
     return *count ? cudaSuccess : error(cudaErrorNoDevice);
 }
 
@@ -33,7 +48,7 @@ CUDA_CALL(cudaGetDevice(int *device), *device = 0)
 
 static int capability(int device)               /* "61 90": of device 0, of all others */
 {
-    const char *all = getenv("SIMULATED_SM"), *next = all && device ? strchr(all, ' ') : NULL;
+    const char *all = getenv("SIMULATED_SM"), *next = all && visible()[device] ? strchr(all, ' ') : NULL;
 
     return all ? atoi(next ? next : all) : 90;
 }
@@ -47,7 +62,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
     memset(p, 0, sizeof *p);
     strcpy(p->name, "simulated GPU");
-    p->uuid.bytes[0] = device;
+    p->uuid.bytes[0] = visible()[device];
     p->totalGlobalMem = global_limit();
     p->major = capability(device) / 10, p->minor = capability(device) % 10;
     p->multiProcessorCount = number("SIMULATED_MULTIPROCESSORS", 132);

@@ -97,7 +97,7 @@ def test_pages(b):
         open_page(b, page)
         expect(b.execute_script("return document.documentElement.scrollWidth <= innerWidth"),
                f"{page.relative_to(HTML)}, 1280 wide: scrolls sideways")
-    for name in ("index", "06_pipeline_parallel/index", "09_combined/DIFF", "08_fused_kernels/fused_cuda/flash_forward.cu",
+    for name in ("index", "06_pipeline_parallel/index", "09_combined/DIFF", "08_fused_kernels/fused_cuda/flash_forward.cuh",
                  "play/schedules", "play/memory", "play/planner", "play/timelines"):
         for theme in ("light", "dark"):
             open_page(b, HTML / f"{name}.html", theme)

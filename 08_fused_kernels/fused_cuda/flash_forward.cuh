@@ -2,6 +2,9 @@
  * values. Scores and probabilities exist only in registers. While scores are computed, the copy of the values to shared
  * memory is in flight; while values are multiplied, that of the next keys is. Where shared memory has room for only one
  * of the two (sm_75, heads above 96), both use one buffer, one after the other. */
+#ifndef FLASH_FORWARD_CUH
+#define FLASH_FORWARD_CUH
+
 #include "flash.cuh"
 
 /* A warp has 32 queries (M = 2), so that it uses each loaded key and value twice. Queries of heads up to 64 stay in
@@ -155,20 +158,14 @@ static void forward_tiles(O *out, Tensor lse, Heads<T> in, Sizes s)
                   blocks * s.heads * s.batch, F::THREADS, out, data<float>(lse), in, blocks, buffers, s);
 }
 
-void flash_attention_forward_kernel(Tensor out, Tensor lse, Tensor qkv)
+template <int PAD> void Flash<PAD>::attention_forward(Tensor out, Tensor lse, Tensor qkv, Sizes s)
 {
-    Sizes s = sizes_of(qkv, lse, "flash_attention_forward");
-
-    s.wide = s.wide && aligned(out);
-    FOR_TYPE(qkv.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
-        forward_tiles<PAD, false>(data<T>(out), lse, heads_of<T>(qkv, s), s)));
+    FOR_TYPE(qkv.dtype, T, forward_tiles<PAD, false>(data<T>(out), lse, heads_of<T>(qkv, s), s));
 }
 
-void flash_block_forward_kernel(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
+template <int PAD> void Flash<PAD>::block_forward(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Sizes s)
 {
-    Sizes s = sizes_of_chunk(q, k, v, causal, "flash_block_forward");
-
-    s.wide = s.wide && aligned(out);
-    FOR_TYPE(q.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
-        forward_tiles<PAD, true>(data<float>(out), lse, heads_of_chunk<T>(q, k, v, s), s)));
+    FOR_TYPE(q.dtype, T, forward_tiles<PAD, true>(data<float>(out), lse, heads_of_chunk<T>(q, k, v, s), s));
 }
+
+#endif

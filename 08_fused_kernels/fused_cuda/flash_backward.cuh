@@ -10,31 +10,10 @@
  * the same thread to the same number, so that nothing waits. With few sequences and heads, `groups` blocks share a
  * head's tiles. Each has its own dQ, which flash_query_gradients adds up, in order. (Recomputing scores and dP in
  * a second kernel, by queries, needs no sum, but 7 products of tiles.) */
+#ifndef FLASH_BACKWARD_CUH
+#define FLASH_BACKWARD_CUH
+
 #include "flash.cuh"
-
-/* ---- delta (B, A, T) = rowsum(d_out * out); 2^n lanes have a row, N elements each ---- */
-
-template <typename T, int N>
-__global__ void flash_delta_rows(float *delta, const T *d_out, const T *out, int64_t rows, int lanes, Sizes s)
-{
-    EACH_WARP_ROW(first, (rows * lanes + WARP - 1) / WARP) {
-        const int64_t i = first * (WARP / lanes) + threadIdx.x / lanes;
-        const int64_t head = i % s.heads, token = i / s.heads % s.tokens, batch = i / s.heads / s.tokens;
-        float dot = 0, x[N], y[N];
-        for (int64_t j = threadIdx.x % lanes * N; i < rows && j < s.size; j += lanes * N) {
-            load(x, d_out + i * s.size + j, N);
-            load(y, out + i * s.size + j, N);
-            for (int k = 0; k < N; k++)
-                dot += x[k] * y[k];
-        }
-        for (int apart = lanes / 2; apart; apart /= 2)
-            dot += __shfl_xor_sync(~0u, dot, apart);
-        if (i < rows && threadIdx.x % lanes == 0)
-            delta[(batch * s.heads + head) * s.tokens + token] = dot;
-    }
-}
-
-/* ---- the products ---- */
 
 /* dK and dV take 128 of 255 registers: of 32 keys a warp (M = 2) with heads of 64, of 16 keys with heads of 128. With
  * 32 keys a warp uses each loaded row of Q and dO twice. Scores and dP are computed for STRIP queries at a time. LARGE:
@@ -258,30 +237,20 @@ static void backward(Heads<O> to, const T *d_out, Heads<T> in, Tensor lse, Tenso
     backward_tiles<PAD, false, CHUNK>(to, d_out, in, lse, delta, s);
 }
 
-void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
+template <int PAD>
+void Flash<PAD>::attention_backward(Tensor d_qkv, Tensor d_out, Tensor qkv, Tensor lse, Tensor delta, Sizes s)
 {
-    Sizes s = sizes_of(qkv, lse, "flash_attention_backward");
-    const int64_t rows = s.batch * s.tokens * s.heads;
-
-    s.wide = s.wide && aligned(out) && aligned(d_out) && aligned(d_qkv);
     FOR_TYPE(qkv.dtype, T,
-        PACKED(s.wide, T, N,
-            int lanes = 1;
-            while (lanes < WARP && lanes * N < s.size)
-                lanes *= 2;
-            LAUNCH((flash_delta_rows<T, N>), row_blocks(rows * lanes, THREADS), dim3(WARP, WARPS), data<float>(delta),
-                   data<T>(d_out), data<T>(out), rows, lanes, s));
-        FOR_HEAD_SIZE(s.size, PAD,
-            backward<PAD, false>(heads_of<T>(d_qkv, s), data<T>(d_out), heads_of<T>(qkv, s), lse, delta, s)));
+        backward<PAD, false>(heads_of<T>(d_qkv, s), data<T>(d_out), heads_of<T>(qkv, s), lse, delta, s));
 }
 
-void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
-                                 Tensor lse, Tensor delta, bool causal)
+template <int PAD>
+void Flash<PAD>::block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
+                                Tensor lse, Tensor delta, Sizes s)
 {
-    Sizes s = sizes_of_chunk(q, k, v, causal, "flash_block_backward");
-
-    s.wide = s.wide && aligned(d_out) && aligned(d_q);
-    FOR_TYPE(q.dtype, T, FOR_HEAD_SIZE(s.size, PAD,
+    FOR_TYPE(q.dtype, T,
         backward<PAD, true>(heads_of_chunk<float>(d_q, d_k, d_v, s), data<T>(d_out), heads_of_chunk<T>(q, k, v, s),
-                            lse, delta, s)));
+                            lse, delta, s));
 }
+
+#endif
