@@ -20,7 +20,7 @@ PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
 
 # MPI as mpicc reports it, and what its mpiexec must be told. OpenBLAS in its OpenMP build, even if another build is
-# installed as well. Libraries in a prefix (LIBRARY_PATH, or a conda environment that has them) are found at run time too.
+# installed as well. Libraries in a prefix (LIBRARY_PATH, or a conda environment) are found by rpath at run time.
 include tests/workshop/open_mpi.sh
 MPI_SHOW := $(shell mpicc -show 2>/dev/null)
 MPI_CFLAGS ?= $(filter -I% -D%,$(MPI_SHOW))

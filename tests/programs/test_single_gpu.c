@@ -170,7 +170,7 @@ static void samples_are_texts(void **state)
 /* Runs the program in a terminal, and sends it a signal after its first step. */
 static Result signalled(int signal, const char *before, const char *options)
 {
-    return run("env SHELL=/bin/sh script -qec 'rm -f rows; %s timeout -k 20 60 " CPU " " SHAPE " --data %s "
+    return run("env SHELL=/bin/sh script -qec 'rm -f rows; timeout -k 20 60 %s " CPU " " SHAPE " --data %s "
                "--metrics rows --steps %s & "
                "until [ $(cat rows | wc -l) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; sleep 0.2; kill -%d $!; "
                "wait $!' /dev/null",
@@ -189,7 +189,8 @@ static void signals_save(void **state)
         run_well("rm -r stopped");
     }
     expect(signalled(SIGINT, "", "1000000"), 128 + SIGINT, "");
-    expect(signalled(SIGHUP, "nohup", "30"), 0, "");
+    expect(signalled(SIGHUP, "nohup", "100 --save stopped"), 0, "");    /* only nohup ignores it */
+    assert_true(json_number("stopped/trainer.json", "step") == 100);
     /* after the last step, while it samples */
     Result r = signalled(SIGTERM, "", "1 --seq 64 --sample 1000000");
     assert_true(r.seconds < 30);

@@ -31,7 +31,7 @@ links() {               # links HEADER FUNCTION FLAG...: whether a program that 
     text="#include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
-#include <stdint.h>
+#include <stdint.h>                     /* cmocka.h needs these four */
 #include <$1>
 int main(void) { return !&$2; }"
     shift 2
@@ -59,9 +59,9 @@ need $headers links mpi.h MPI_Init ${MPI_CFLAGS-} ${MPI_LIBS-$(mpicc -show 2>/de
 need $headers command -v mpicc
 need $mpi mpich_works
 need libopenblas-openmp-dev links cblas.h cblas_sgemm ${BLAS_CFLAGS-} ${BLAS_LIBS--lopenblas}
-need libcjson-dev links cjson/cJSON.h cJSON_Parse ${BLAS_LIBS-} -lcjson
+need libcjson-dev links cjson/cJSON.h cJSON_Parse -lcjson
 if [ "${1-}" != run ]; then
-    need libcmocka-dev links cmocka.h _cmocka_run_group_tests ${BLAS_LIBS-} -lcmocka
+    need libcmocka-dev links cmocka.h _cmocka_run_group_tests -lcmocka
 fi
 needed=$packages
 [ "${1-}" = run ] || need gnuplot-nox command -v gnuplot        # only for figures
