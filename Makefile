@@ -1,5 +1,5 @@
 # ultrascale.c: "make run" trains, "make test" tests, "make help" lists the rest. This file builds the programs;
-# tests/tests.mk builds the tests; tests/workshop/workshop.mk has the tools for learners: exercises, diffs, sweeps.
+# tests/tests.mk builds the tests; tools/*/*.mk build the planner, the simulated GPU, and what learners and instructors use.
 
 $(if $(word 2,$(CURDIR))$(findstring %,$(CURDIR)),$(error the path of this directory has a space or a %: $(CURDIR)))
 # Objects contain the path of this directory. A test that runs in a copy, with links to this build, sets ROOT.
@@ -21,7 +21,7 @@ NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
 
 # MPI as mpicc reports it, and what its mpiexec must be told. OpenBLAS in its OpenMP build, even if another build is
 # installed as well. Libraries in a prefix (LIBRARY_PATH, or a conda environment) are found by rpath at run time.
-include tests/workshop/open_mpi.sh
+include tools/machine/open_mpi.sh
 MPI_SHOW := $(shell mpicc -show 2>/dev/null)
 MPI_CFLAGS ?= $(filter -I% -D%,$(MPI_SHOW))
 MPI_LIBS ?= $(filter -L% -l% -Wl%,$(MPI_SHOW))
@@ -40,18 +40,17 @@ else
 OPTIMIZE ?= -O3 -march=native $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512)
 endif
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
-TEXT := $(ROOT)/build/text.txt
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast \
 	$(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) \
-	$(CONDA:%=-I%/include) -DDEFAULT_DATA='"$(TEXT)"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
+	$(CONDA:%=-I%/include) -DDEFAULT_DATA='"$(ROOT)/01_single_gpu/shakespeare.txt"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
 
 # CUDA as nvcc reports it: its link directories, without the stubs of the driver library. ARCH=sm_90 sets the GPUs;
 # the default is the GPUs of this machine, or without one, three generations. Each includes PTX for later GPUs. Before
 # 12.4 nvcc takes no code=[sm_90,compute_90] from an options file. --threads 0 compiles a file for all GPUs at once. -O1
 # is for the host's code, which only queues kernels.
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
-NO_NVCC := $(shell tests/workshop/gpus.sh --nvcc $(NVCC))
-ARCH ?= $(or $(filter sm_% compute_%,$(shell tests/workshop/gpus.sh $(NVCC))),sm_75 sm_80 sm_90)
+NO_NVCC := $(shell tools/machine/gpus.sh --nvcc $(NVCC))
+ARCH ?= $(or $(filter sm_% compute_%,$(shell tools/machine/gpus.sh $(NVCC))),sm_75 sm_80 sm_90)
 gencode = $(foreach code,$(sort $(1) $(1:sm_%=compute_%)),-gencode=arch=$(1:sm_%=compute_%),code=$(code))
 NVCC_FLAGS = -std=c++17 -O1 -lineinfo -MMD -MP --threads 0 $(addprefix -Xcompiler=,-fopenmp $(WARNINGS)) \
 	$(foreach a,$(ARCH),$(call gencode,$(a)))
@@ -76,7 +75,7 @@ COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard c
 COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 COMMON_cpu64 := $(COMMON_cpu)
 COMMON_cuda := $(COMMON) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
-OWN := 07_context_parallel/blocks 08_fused_kernels/fused 10_expert_parallel/experts
+OWN := 07_context_parallel/key_blocks 08_fused_kernels/fused 10_expert_parallel/experts
 OWN_cpu := $(OWN) $(OWN:%=%_cpu)
 OWN_cpu64 := $(OWN_cpu)
 OWN_cuda := $(OWN) $(basename $(wildcard $(OWN:%=%_cuda.cu) $(OWN:%=%_cuda/*.cu)))
@@ -101,7 +100,7 @@ link = @echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS
 archive = @rm -f $@; ar qcs $@ $(filter %.o,$^)
 # A program is all .c files of its directory, except those of one backend, and the libraries of its backend.
 $(foreach b,$(BACKENDS),$(STAGES:%=$(BUILD)/$(b)/%)): \
-	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libown.a $$(@D)/libcommon.a | $(TEXT); $(link)
+	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
 $(BACKENDS:%=$(BUILD)/%/libown.a): $$(call objects,$$(OWN_$$(backend))); $(archive)
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
 $(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error); $(link)
@@ -121,11 +120,6 @@ $(BUILD)/cuda/nvcc_flags: always
 .DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
-# The default training text: this repository. It is made once, so that losses before and after an edit of a program can
-# be compared; "make clean" removes it.
-$(TEXT):
-	@mkdir -p $(@D); cat $(wildcard README.md */README.md */*.h */*.c */*/*.h */*/*.c) >$@
-
 run: known-stage deps-run	## train for about a minute on idle cores, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"; SIMULATE=1: on a simulated one
 	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
@@ -133,9 +127,9 @@ run: known-stage deps-run	## train for about a minute on idle cores, on a GPU if
 	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(if $(SIMULATE),--preset tiny \
 		--steps 20,--steps 300 --eval-every 100 $(if $(filter 01 02 03 08,$(NUMBER)),--sample 300)) $(ARGS)
 # The GPUs of this machine, or why they cannot be used; looked for only by these targets.
-GPUS := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell tests/workshop/gpus.sh $(NVCC)))
+GPUS := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell tools/machine/gpus.sh $(NVCC)))
 BACKEND := $(if $(SIMULATE),simulated,$(if $(filter sm_% compute_%,$(GPUS)),cuda,cpu))
-include tests/tests.mk tests/fakes/ptx/ptx.mk tests/workshop/workshop.mk tests/workshop/book/book.mk 09_combined/planner/plan.mk
+include tests/tests.mk $(wildcard tools/*/*.mk tools/*/*/*.mk)
 
 help:
 	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -5,7 +5,7 @@
  * all-to-all exchanges tokens for heads (ulysses). Scores are never saved, so --recompute selective equals none.
  */
 #include "../common/ultrascale.h"
-#include "blocks.h"
+#include "key_blocks.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
 static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */

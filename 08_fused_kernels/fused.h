@@ -16,7 +16,7 @@ void flash_attention_backward(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor q
  * k, v (B, K, A, D), lse, delta (B, C, A, 1). Forward continues from the result over earlier chunks of keys, in out and
  * lse, both REAL; before the first chunk these are 0 and -INFINITY. causal: queries and keys are the same tokens, so
  * K = C; otherwise every query sees every key. Backward adds to d_q, d_k and d_v, REAL. It needs lse and delta
- * (attention_delta of 07/blocks.h) over all chunks of keys. ---- */
+ * (attention_delta of 07/key_blocks.h) over all chunks of keys. ---- */
 void flash_block_forward(Tensor out /* in place */, Tensor lse /* in place */, Tensor q, Tensor k, Tensor v,
                          bool causal);
 void flash_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor d_out, Tensor q,

@@ -7,7 +7,7 @@
 
 #include "../../common/ultrascale.h"
 #include "../harness.h"
-#include "../layouts.h"
+#include "../equivalence.h"
 
 #define CPU BUILD "/cpu/01_single_gpu"
 #define CPU64 BUILD "/cpu64/01_single_gpu"
@@ -24,7 +24,7 @@ static const char *tokens(void)
 static void configurations_agree(void **state)
 {
     (void)state;
-    layouts_agree("01_single_gpu");
+    agrees_with_01("01_single_gpu");
 }
 
 static void runs_repeat_bit_for_bit(void **state)

@@ -11,7 +11,7 @@ tokens and choices, not from the program's code. Writes the fixture that "make v
     model.safetensors, config.json  a model with random weights, large ones, so that no term of a gradient is small
     expected_N.safetensors          case N's gradients of loss + balance loss, with the batch of 10's first step
     expected.csv                    each case's options, loss, balance loss, and part of the choices that was dropped
-    mistakes.csv                    case 0 with a well-known mistake, on four ranks with --ep 2: loss, the norms of
+    known_mistakes.csv              case 0 with a well-known mistake, on four ranks with --ep 2: loss, the norms of
                                     the gradients of routers, experts and all else, and what the mistake was
 
 Its own gradients agree with central differences of its loss: --differences.
@@ -327,7 +327,7 @@ def main():
         if not check:
             save_file({**batch, **G}, os.path.join(folder, f"expected_{n}.safetensors"))
         if n == 0 and not check:
-            with open(os.path.join(folder, "mistakes.csv"), "w") as f:
+            with open(os.path.join(folder, "known_mistakes.csv"), "w") as f:
                 for mistake, text in MISTAKES.items():
                     loss, G = wrong_model(P, batch["batch.inputs"], batch["batch.targets"], case, mistake)
                     norms = ",".join(repr(norm_of(G, which)) for which in ("router", "experts", "rest"))
