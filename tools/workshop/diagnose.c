@@ -3,7 +3,7 @@
  * matches to ten, but a mistake adds rounding of its own):
  *
  *   1. well-known mistakes: 01 computes again with the mistake made on purpose, and all tensors must match;
- *   2. one tensor, or the rectangle of it that is wrong (explain.h): zero, too large by a factor, transposed, or
+ *   2. one tensor, or the rectangle of it that is wrong (differences.h): zero, too large by a factor, transposed, or
  *      computed from some of the sequences or tokens.
  *
  * "make verify" (verify.c) runs this on the gradients that a program dumped, and prints the output. Status 0: the
@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "../../common/safetensors.h"
-#include "explain.h"
+#include "differences.h"
 
 /* ---- The verdict ---- */
 
@@ -163,25 +163,22 @@ static Verdict judge(const Mistake *m, double candidate_loss, bool loss_wrong, c
  * wrong tensor is the second choice. 16- and 8-bit types allow only one, whose gradients are exactly 0. */
 static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool loss_wrong, const Piece *first)
 {
-    static const char *const ways[] = {"", ", in forward only", ", in backward only"};
     Verdict best = NOT_THIS;
     const int all = ranks;
 
     text[0] = 0;
     for (const int *n = sizes_of_groups(); *n && best != EXPLAINS; n++)
         for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && best != EXPLAINS; i++)
-            for (int try = 0; try < 6 && best != EXPLAINS; try++) {
+            for (int zigzag = 0; zigzag <= mistakes[i].by_token && best != EXPLAINS; zigzag++) {
                 Mistake m = mistakes[i];
-                m.way = try % 3, m.zigzag = try / 3;
-                if ((m.way != BOTH_WAYS && m.mask == CAUSAL) || (m.split != ANY && m.zigzag != (m.split == ZIGZAG)))
-                    continue;
+                m.zigzag = zigzag;
                 ranks = *n;
                 const bool worth_it = possible(&m) && (!by_norm || m.empty);
                 const Verdict v = worth_it ? judge(&m, candidate_loss, loss_wrong, first) : NOT_THIS;
                 if (v <= best)
                     continue;
                 best = v;
-                snprintf(text, size, "%s%s", m.text, ways[m.way]);
+                snprintf(text, size, "%s", m.text);
                 if (*n != all)
                     snprintf(text + strlen(text), size - strlen(text), " (ranks: the %d of one group)", *n);
             }
@@ -226,32 +223,6 @@ static const char *name_norm(double norm, double total, int n)
     return NULL;
 }
 
-/* Whether the norm has a wrong embedding's gradient: that of one of its two ends, or of each of them. */
-static const char *name_embedding_norm(double norm, double total)
-{
-    static const Mistake ends[] = {{.no_lookup = true}, {.no_head = true}};
-    const Range of = layout.units[0];
-    double square[3] = {0}, *gradients_of = malloc(layout.count * sizeof *gradients_of);
-
-    for (int k = 0; k < 3; k++) {
-        if (k < 2)
-            compute(&ends[k], batch, gradients_of);
-        for (int64_t i = of.first; i < of.first + of.count; i++)
-            square[k] += pow(k < 2 ? gradients_of[i] : right[i], 2);
-    }
-    free(gradients_of);
-    const struct { double square; const char *text; } known[] = {
-        {total - square[2] + square[0], "with the embedding's gradient of the output projection alone"},
-        {total - square[2] + square[1], "with the embedding's gradient of the lookup alone"},
-        {total - square[2] + square[0] + square[1], "with the embedding's two gradients before they are added"},
-        {total + square[2], "with the embedding counted at both ends of the pipeline"},
-        {total - square[2], "without the embedding"}};
-    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        if (fabs(norm * norm / known[i].square - 1) < 1e-8)
-            return known[i].text;
-    return NULL;
-}
-
 /* Checks the norm that a program printed, whose gradients are right; explains a wrong one. */
 static bool check_norm(double norm)
 {
@@ -265,8 +236,6 @@ static bool check_norm(double norm)
         return true;
     for (const int *n = sizes_of_groups(); *n && !what; n++)
         what = name_norm(norm, total, *n);
-    if (!what && !by_norm)
-        what = name_embedding_norm(norm, total);
     if (!what)
         name_factor(factor, sizeof factor, norm / sqrt(total), false);
     printf("the gradients are right, but their norm is %.10g instead of %.10g%s%s\n", norm, sqrt(total),

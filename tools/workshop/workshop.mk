@@ -4,6 +4,10 @@
 TOOLS := verify diagnose compare sweep
 $(foreach b,cpu cpu64,$(patsubst %,$(BUILD)/$(b)/%,$(TOOLS))): \
 		$$(call objects,tools/workshop/$$(@F) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
+# diagnose wraps operators of 01 (mistakes.h).
+WRAP := $(foreach o,$(foreach f,residual embedding cross_entropy,$(f)_forward $(f)_backward) layernorm_backward \
+	linear_backward_input linear_backward_weight,-Wl,--wrap=$(o))
+$(BUILD)/cpu64/diagnose: private LIBS += $(WRAP)
 
 known-stage:
 	@test -n "$(PROGRAM)" || { echo "$(if $(MATCHES),STAGE=$(STAGE) is the beginning of several names; write the full" \
@@ -41,7 +45,7 @@ reference:
 	@git archive HEAD 01_single_gpu 10_expert_parallel | tar -x -C $(REFERENCE)/of
 	@$(foreach p,01_single_gpu 10_expert_parallel,$(call quick,$(REFERENCE)/of/$(p)/*.c) -o $(REFERENCE)/$(p) &&) \
 		$(call quick,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/01_single_gpu/train.c"' tools/workshop/diagnose.c \
-		$(BUILD)/cpu64/obj/tools/workshop/process.o) -o $(REFERENCE)/diagnose
+		$(BUILD)/cpu64/obj/tools/workshop/process.o) $(WRAP) -o $(REFERENCE)/diagnose
 
 # The bytes, FLOPs and overlapping transfers of the project's programs, which verify compares with.
 verify-costs:

@@ -1,8 +1,8 @@
 /* Explains a wrong gradient by comparing its elements with those of 01: zero, too large by a factor, transposed, or
  * computed from some of the sequences or tokens; everywhere or in a rectangle. For diagnose.c; includes mistakes.h.
  */
-#ifndef EXPLAIN_H
-#define EXPLAIN_H
+#ifndef DIFFERENCES_H
+#define DIFFERENCES_H
 
 #include <math.h>
 #include <stdio.h>
@@ -176,26 +176,25 @@ static void name_factor(char *text, size_t size, double scale, bool common)
         snprintf(text + strlen(text), size - strlen(text), ")");
 }
 
-static double **by_sequence, **by_token;  /* gradients of each sequence or token alone; NULL: not computed yet */
+static double **by_sequence;      /* gradients of each sequence alone; NULL: not computed yet */
 static int sequences;
 static Batch batch;
 
-static double **contributions_of(int count, int64_t *only)
+static double **contributions_of_sequences(void)
 {
     static const Mistake none;
-    double **contribution = calloc(count, sizeof *contribution);
+    double **contribution = calloc(sequences, sizeof *contribution);
 
-    for (int i = 0; i < count; i++) {
-        *only = i;
-        contribution[i] = malloc(layout.count * sizeof **contribution);
-        compute(&none, batch, contribution[i]);
+    for (only_sequence = 0; only_sequence < sequences; only_sequence++) {
+        contribution[only_sequence] = malloc(layout.count * sizeof **contribution);
+        compute(&none, batch, contribution[only_sequence]);
     }
-    *only = -1;
+    only_sequence = -1;
     return contribution;
 }
 
-/* Whether the weighted sum of the contributions is what was found. */
-static bool adds_up(const double *w, double **contribution, int count, const Piece *p, Box box)
+/* Whether the weighted sum of the sequences' gradients is what was found. */
+static bool adds_up(const double *w, const Piece *p, Box box)
 {
     double error = 0, square = 0;
 
@@ -203,63 +202,44 @@ static bool adds_up(const double *w, double **contribution, int count, const Pie
         for (int64_t j = box.col; j < box.col + box.cols; j++) {
             double rest = at(found, p, i, j);
             square += rest * rest;
-            for (int a = 0; a < count; a++)
-                rest -= w[a] * at(contribution[a], p, i, j);
+            for (int a = 0; a < sequences; a++)
+                rest -= w[a] * at(by_sequence[a], p, i, j);
             error += rest * rest;
         }
     return error <= 1e-14 * square;
 }
 
-/* Finds the weights with which the contributions add up to what was found, by the normal equations (Cholesky). False:
- * there are none. A tensor with too few elements gets the weights that explained another tensor, if they fit. */
-static bool weights_of(double *w, double **contribution, int count, const Piece *p, Box box)
-{
-    static double solution[8][64];
-    static double **of[8];
-    static int solutions;
-    double *m = calloc((size_t)count * count, sizeof *m);
-    bool solved = box.rows * box.cols >= 2 * count;
+/* Solves m w = w, m symmetric and positive definite (LAPACK). */
+void dposv_(const char *half, const int *n, const int *columns, double *m, const int *stride, double *w,
+            const int *w_stride, int *info);
 
-    for (int k = 0; k < solutions; k++)
-        if (of[k] == contribution && adds_up(solution[k], contribution, count, p, box)) {
-            memcpy(w, solution[k], count * sizeof *w);
-            free(m);
-            return true;
-        }
-    memset(w, 0, count * sizeof *w);
-    for (int64_t i = box.row; i < box.row + box.rows && solved; i++)
-        for (int64_t j = box.col; j < box.col + box.cols; j++)
-            for (int a = 0; a < count; a++) {
-                w[a] += at(contribution[a], p, i, j) * at(found, p, i, j);
-                for (int b = 0; b <= a; b++)
-                    m[a * count + b] += at(contribution[a], p, i, j) * at(contribution[b], p, i, j);
-            }
-    for (int a = 0; a < count && solved; a++)
-        for (int b = 0; b <= a && solved; b++) {
-            double sum = m[a * count + b];
-            for (int k = 0; k < b; k++)
-                sum -= m[a * count + k] * m[b * count + k];
-            if (a == b)
-                solved = sum > 1e-12 * m[a * count + a];
-            m[a * count + b] = a == b ? sqrt(sum) : sum / m[b * count + b];
-        }
-    for (int a = 0; a < count && solved; a++) {
-        for (int k = 0; k < a; k++)
-            w[a] -= m[a * count + k] * w[k];
-        w[a] /= m[a * count + a];
-    }
-    for (int a = count - 1; a >= 0 && solved; a--) {
-        for (int k = a + 1; k < count; k++)
-            w[a] -= m[k * count + a] * w[k];
-        w[a] /= m[a * count + a];
+/* Finds the weights with which the sequences' gradients add up to what was found, by the normal equations. False: there
+ * are none. A tensor with too few elements gets the weights that explained another tensor, if they fit. */
+static bool weights_of(double *w, const Piece *p, Box box)
+{
+    static double known[64];
+    double *m = calloc((size_t)sequences * sequences, sizeof *m);
+    int info = 1;
+
+    memcpy(w, known, sequences * sizeof *w);
+    if (box.rows * box.cols >= 2 * sequences) {
+        memset(w, 0, sequences * sizeof *w);
+        for (int64_t i = box.row; i < box.row + box.rows; i++)
+            for (int64_t j = box.col; j < box.col + box.cols; j++)
+                for (int a = 0; a < sequences; a++) {
+                    w[a] += at(by_sequence[a], p, i, j) * at(found, p, i, j);
+                    for (int b = 0; b < sequences; b++)
+                        m[a * sequences + b] += at(by_sequence[a], p, i, j) * at(by_sequence[b], p, i, j);
+                }
+        dposv_("L", &sequences, &(int){1}, m, &sequences, w, &sequences, &info);
     }
     free(m);
-    solved = solved && adds_up(w, contribution, count, p, box);
-    if (solved && solutions < 8) {
-        memcpy(solution[solutions], w, count * sizeof *w);
-        of[solutions++] = contribution;
-    }
-    return solved;
+    if (info != 0)
+        memcpy(w, known, sequences * sizeof *w);
+    if (!adds_up(w, p, box))
+        return false;
+    memcpy(known, w, sequences * sizeof *w);
+    return true;
 }
 
 static bool equal(double a, double b)
@@ -352,21 +332,9 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
     if (by_norm || sequences > 64)
         return false;
     if (!by_sequence)
-        by_sequence = contributions_of(sequences, &only_sequence);
-    if (sequences > 1 && weights_of(w, by_sequence, sequences, p, box)) {
+        by_sequence = contributions_of_sequences();
+    if (sequences > 1 && weights_of(w, p, box)) {
         name_sequences(text, size, w);
-        return true;
-    }
-    if (T > 64)
-        return false;
-    if (!by_token)
-        by_token = contributions_of(T, &only_token);
-    if (weights_of(w, by_token, T, p, box)) {
-        const int at_most = size - 64;
-        char list[512];
-        list_weights(list, sizeof list, w, T);
-        snprintf(text, size, "the tokens of a sequence contribute to the loss with different weights: %.*s", at_most,
-                 list);
         return true;
     }
     return false;
@@ -382,43 +350,6 @@ static void name_range(char *text, size_t size, const char *what, int64_t first,
             if (shard.first == first && shard.count == count)
                 snprintf(text + strlen(text), size - strlen(text), " (shard of rank %d of %d)", r, *n);
         }
-}
-
-/* Whether the wrong elements lie in one rank's flat shard of the unit of the piece, as ZeRO splits it, and how they
- * differ there. */
-static bool explain_flat(char *text, size_t size, const Piece *p)
-{
-    const int64_t start = p->param->range.first;
-    int u = 0;
-
-    while (start >= layout.units[u].first + layout.units[u].count)
-        u++;
-    for (const int *n = sizes_of_groups(); *n && p->which < 0; n++)
-        for (int r = 0; r < *n && *n > 1; r++) {
-            const Range shard = range_split(layout.units[u].count, r, *n);
-            const int64_t from = layout.units[u].first + shard.first, to = from + shard.count;
-            double product = 0, square = 0, rest = 0, total = 0;
-            int64_t beyond = 0, inside = 0;
-            for (int64_t i = start; i < start + p->rows * p->cols; i++) {
-                const bool in = i >= from && i < to;
-                beyond += !in && !(fabs(found[i] - right[i]) <= match_tolerance() * fabs(right[i]) + 1e-300);
-                inside += in;
-                product += in * found[i] * right[i], square += in * right[i] * right[i];
-            }
-            if (beyond || !inside || inside == p->rows * p->cols)
-                continue;
-            for (int64_t i = start > from ? start : from; i < to && i < start + p->rows * p->cols; i++)
-                rest += pow(found[i] - product / square * right[i], 2), total += found[i] * found[i];
-            snprintf(text, size, "wrong only in the flat shard of rank %d of %d of unit %d", r, *n, u);
-            if (total == 0)
-                snprintf(text + strlen(text), size - strlen(text), ": zero");
-            else if (rest <= pow(match_tolerance(), 2) * total) {
-                snprintf(text + strlen(text), size - strlen(text), ": ");
-                name_factor(text + strlen(text), size - strlen(text), product / square, false);
-            }
-            return true;
-        }
-    return false;
 }
 
 static const char unexplained[] = "wrong";
@@ -447,8 +378,6 @@ static void explain_piece(char *text, size_t size, const Piece *p)
         name_range(where, sizeof where, "columns", box.col, box.cols, p->cols);
     if (where[0] && explain_box(what, sizeof what, p, box))
         snprintf(text, size, "in %s only: %s", where, what);
-    else if (!by_norm && explain_flat(text, size, p))
-        return;
     else if (where[0] && 4 * box.rows * box.cols <= 3 * p->rows * p->cols)
         snprintf(text, size, "wrong in %s only", where);
     else if (by_norm)
