@@ -12,7 +12,6 @@ __typeof__(embedding_forward) embedding_forward_kernel; __typeof__(embedding_bac
 __typeof__(layernorm_forward) layernorm_forward_kernel; __typeof__(layernorm_backward) layernorm_backward_kernel;
 __typeof__(linear_forward) linear_forward_kernel; __typeof__(linear_backward_input) linear_backward_input_kernel;
 __typeof__(linear_backward_weight) linear_backward_weight_kernel;
-__typeof__(quantize) quantize_kernel;
 __typeof__(attention_forward) attention_forward_kernel; __typeof__(attention_backward) attention_backward_kernel;
 __typeof__(gelu_forward) gelu_forward_kernel; __typeof__(gelu_backward) gelu_backward_kernel;
 __typeof__(residual_forward) residual_forward_kernel;
@@ -24,6 +23,5 @@ __typeof__(adamw_update) adamw_update_kernel; __typeof__(square_sum_into) square
 __typeof__(clip_scale_into) clip_scale_into_kernel;
 void column_sums_kernel(Tensor sum, Tensor t);         /* sum (W) += sum over t's rows, t (R, W) */
 void rope_kernel(Tensor qkv, Tensor rope, bool back);
-void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add);
 
 #endif

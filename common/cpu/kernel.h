@@ -106,6 +106,9 @@ static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64
          alpha, a.data, a.ld, b.data, b.ld, beta, c.data, c.ld);
 }
 
+/* matmul.c: out = alpha * x times weight transposed, plus bias, or plus out's current values. */
+void linear_product(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, real alpha);
+
 /* Returns the largest of n numbers. */
 static inline real largest_of(const real *x, int64_t n)
 {
