@@ -38,8 +38,14 @@ void attention_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores,
             d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta);
 }
 
-OPERATOR(attention_merge, (Tensor out, Tensor lse, Tensor block_out, Tensor block_lse),
-         0, "+out R,D REAL; +lse R,1 REAL; block_out R,D REAL; block_lse R,1 REAL", out, lse, block_out, block_lse)
+void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse)
+{
+    OP_CALL(attention_merge_kernel(out, lse, block_out, block_lse), "attention_merge", 0,
+            "+out R,D REAL; +lse R,1 REAL; block_out R,D REAL; block_lse R,1 REAL", out, lse, block_out, block_lse);
+}
 
-OPERATOR(attention_delta, (Tensor delta, Tensor d_out, Tensor out),
-         0, "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out)
+void attention_delta(Tensor delta, Tensor d_out, Tensor out)
+{
+    OP_CALL(attention_delta_kernel(delta, d_out, out), "attention_delta", 0,
+            "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out);
+}

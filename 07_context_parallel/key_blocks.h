@@ -20,5 +20,7 @@ int64_t attention_block_queries(void);          /* Q: the most queries that the 
 int64_t attention_pairs(void);                  /* query-key pairs that attention_block_forward has computed so far */
 
 /* ---- what a backend provides, in key_blocks_cpu.c or key_blocks_cuda.cu; only key_blocks.c calls the kernels ---- */
-KERNEL(attention_block_forward); KERNEL(attention_block_backward); KERNEL(attention_merge); KERNEL(attention_delta);
+__typeof__(attention_block_forward) attention_block_forward_kernel;
+__typeof__(attention_block_backward) attention_block_backward_kernel;
+__typeof__(attention_merge) attention_merge_kernel; __typeof__(attention_delta) attention_delta_kernel;
 #endif

@@ -40,9 +40,13 @@ void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, dou
 
 /* ---- what a backend provides, in fused_cpu.c or fused_cuda/; only fused.c calls the kernels ---- */
 const char *linear_gelu_unfused(DType dtype);   /* why GELU is not fused for dtype on this device; NULL: it is */
-KERNEL(flash_attention_forward); KERNEL(flash_attention_backward);
-KERNEL(flash_block_forward); KERNEL(flash_block_backward);
-KERNEL(residual_layernorm_forward); KERNEL(residual_layernorm_backward);
-KERNEL(linear_gelu_forward); KERNEL(linear_gelu_backward);
-KERNEL(cross_entropy_both);
+__typeof__(flash_attention_forward) flash_attention_forward_kernel;
+__typeof__(flash_attention_backward) flash_attention_backward_kernel;
+__typeof__(flash_block_forward) flash_block_forward_kernel;
+__typeof__(flash_block_backward) flash_block_backward_kernel;
+__typeof__(residual_layernorm_forward) residual_layernorm_forward_kernel;
+__typeof__(residual_layernorm_backward) residual_layernorm_backward_kernel;
+__typeof__(linear_gelu_forward) linear_gelu_forward_kernel;
+__typeof__(linear_gelu_backward) linear_gelu_backward_kernel;
+__typeof__(cross_entropy_both) cross_entropy_both_kernel;
 #endif

@@ -1,8 +1,6 @@
-/* The program's start and end: joining the ranks, choosing the transport, comparing what the ranks were given. */
-#include <stdio.h>
+/* The choice of the transport, and its end. */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "transport.h"
 #include "../device.h"
@@ -10,26 +8,7 @@
 #include "../options.h"
 #include "../print.h"
 
-static Comm world_group = {.name = "world"};
-Comm *world = &world_group;
 const Transport *comm_transport = &transport_mpi;
-
-static bool ended;
-
-/* A rank that exits without comm_exit ends the others: they would wait for it, and mpiexec could report success. */
-static void at_exit(void)
-{
-    if (!ended)
-        mpi_abort(1);
-}
-
-void comm_begin(int *argc, char ***argv)
-{
-    mpi_begin(argc, argv);
-    error_set_rank(world->rank, world->size > 1 ? mpi_abort : NULL);
-    if (world->size > 1)
-        atexit(at_exit);
-}
 
 /* Returns how many ranks have the device of rank r, itself included. */
 static int sharing(const DeviceId *devices, int r)
@@ -80,34 +59,6 @@ _Noreturn void comm_exit(int status)
 {
     if (comm_transport->end)
         comm_transport->end();
-    mpi_end();
-    ended = true;
+    ranks_end();
     exit(status);
-}
-
-void comm_check_same(const char *what, uint64_t hash)
-{
-    uint64_t all[world->size];
-
-    comm_gather_host(world, all, &hash, sizeof hash);
-    for (int r = 1; r < world->size; r++)
-        if (all[r] != all[0])
-            fail("%s: rank %d has another than rank 0; all ranks must have the same", what, r);
-}
-
-char *comm_rank_table(void)
-{
-    struct Process { char host[64]; int pid; } mine = {.pid = getpid()}, all[world->size];
-    char *table, *before = "";
-    size_t size;
-    FILE *out = open_memstream(&table, &size);
-
-    gethostname(mine.host, sizeof mine.host - 1);
-    comm_gather_host(world, all, &mine, sizeof mine);
-    for (int r = 0; r < world->size; r++) {
-        fprintf(out, "%srank %d = %s:%d", before, r, all[r].host, all[r].pid);
-        before = r + 1 < world->size && strcmp(all[r].host, all[r + 1].host) ? "\n" : ", ";
-    }
-    fclose(out);
-    return table;
 }
