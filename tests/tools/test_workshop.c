@@ -25,7 +25,7 @@ static const char *copy_of(const char *program)
 
     snprintf(directory, sizeof directory, "%s", in_temporary("edited"));
     run_well("sh -c 'rm -rf %s && mkdir %s && cp " SOURCE "/%s/*.[ch] %s && ln -sfn " SOURCE "/common " SOURCE
-             "/08_fused_kernels %s/..'", directory, directory, program, directory, directory);
+             "/[0-9][0-9]_* %s/..'", directory, directory, program, directory, directory);
     return directory;
 }
 
