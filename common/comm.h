@@ -119,6 +119,10 @@ void comm_stats_reset(void);                    /* starts a new step */
 double comm_waited(void);
 double comm_pretend_overrun(void);              /* --pretend: of these, what transfers took beyond their simulated time */
 
+/* clock_seconds, without what transfers took beyond their simulated time, and what ranks then waited in comm_sum. So
+ * under --pretend it measures what transfers would take there. */
+double comm_clock(void);
+
 /* ---- start and end of the program ---- */
 
 /* Joins the ranks that mpiexec started; without mpiexec the program is a world of one rank. From then on a rank that

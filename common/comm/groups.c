@@ -25,17 +25,28 @@ double comm_pretend_overrun(void)
     return late;
 }
 
+static double behind;                   /* seconds, over all of the run, that are in no simulated time */
+
+double comm_clock(void)
+{
+    return clock_seconds() - behind;
+}
+
 double comm_sum(Comm *comm, double x)
 {
-    double *all = host_alloc(comm->size * sizeof *all, "a sum"), sum = 0;
+    double (*all)[2] = host_alloc(comm->size * sizeof *all, "a sum"), sum = 0, last = 0;
 
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     const double begin = clock_seconds();
-    comm_gather_host(comm, all, &x, sizeof x);
+    comm_gather_host(comm, all, (double[2]){x, comm_clock()}, sizeof *all);
     waited += comm->size > 1 ? clock_seconds() - begin : 0;
-    for (int r = 0; r < comm->size; r++)
-        sum += all[r];
+    for (int r = 0; r < comm->size; r++) {
+        sum += all[r][0];
+        last = fmax(last, all[r][1]);
+    }
+    if (options.pretend)                        /* all ranks leave when the last one came */
+        behind = clock_seconds() - last;
     free(all);
     return sum;
 }
@@ -144,13 +155,12 @@ static bool is_point_to_point(CommOp op)
 /* --pretend: a transfer is ready when this rank's link is free, and begins when the last of its ranks is ready; the
  * ranks exchange these times. A ring of n ranks takes n - 1 hops one after the other for an all-gather or a
  * reduce-scatter. */
-static void pretend_begin(Request *q, Transfer t, int64_t bytes)
+static void pretend_begin(Request *q, Transfer t, int64_t bytes, double now)
 {
     static double link_free;
     const int size = t.comm->size, ring = t.op == ALL_REDUCE ? 2 * (size - 1) : size - 1;
     const int hops = is_point_to_point(t.op) ? 1 : ring;
     const bool both = t.op == SHIFT || t.op == EXCHANGE;
-    const double now = clock_seconds();
 
     q->when[0] = q->begin = now;
     if (t.in || !is_point_to_point(t.op)) {
@@ -170,6 +180,7 @@ static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
     Comm *comm = t.comm;
     const CommOp op = t.op;
     const bool collective = op == SHIFT || !is_point_to_point(op);
+    const double called = comm_clock();
     int64_t bytes = 0;
 
     t.out = out.data, t.out_count = tensor_count(out), t.in = in.data;
@@ -196,14 +207,14 @@ static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
     t.tag %= TAGS;
     q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
-        pretend_begin(q, t, bytes);
+        pretend_begin(q, t, bytes, called);
     q->handle = comm_transport->start(t);
     return q;
 }
 
 static void finish(Request *q)
 {
-    const double began = clock_seconds();
+    const double began = comm_clock();
 
     if (q->op == SEND || q->op == RECV)
         comm_deadline("waits for a %s %s rank %d of group %s", comm_op_name[q->op], q->op == SEND ? "to" : "from",
@@ -218,16 +229,20 @@ static void finish(Request *q)
     comm_wait_for(comm_transport->done, &q->handle);
     comm_deadline_met();
     const double end = fmax(q->when[0] + q->when[1], q->arrives[0] + q->arrives[1]);    /* --pretend; else 0 */
-    late += end ? fmax(0, clock_seconds() - fmax(began, end)) : 0;
-    while (clock_seconds() < end) {
+    while (comm_clock() < end) {
         comm_progress();
         sched_yield();
     }
     trace_transfer_end(q->span);
     if (options.pretend)
-        trace_transfer_was(q->span, is_point_to_point(q->op) ? q->begin : q->when[0], end);
+        trace_transfer_was(q->span, behind + (is_point_to_point(q->op) ? q->begin : q->when[0]), behind + end);
     if (options.check)
         check_end(q);
+    if (options.pretend) {
+        const double overrun = comm_clock() - fmax(began, end);
+        behind += overrun;
+        late += overrun;
+    }
     free(q);
 }
 
