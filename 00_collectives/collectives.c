@@ -11,7 +11,7 @@
 
 #include "collectives.h"
 
-static int root;                    /* of broadcast, reduce, gather and scatter */
+int root;                           /* of broadcast, reduce, gather and scatter */
 static Tensor inbox;                /* where a hop receives what is then added */
 int nodes;
 Comm *node, *across;                /* two-level: the ranks of this node; those with this rank's number, one per node */
@@ -247,51 +247,21 @@ const char *const algorithm_name[] = {"ring", "tree", "doubling", "two-level", "
 #define OPS "all_reduce|reduce_scatter|all_gather|broadcast|reduce|gather|scatter|all_to_all|shift|barrier"
 
 const Collective collectives[] = {
-    {"all_reduce", RING, ring_all_reduce, library_all_reduce, true, false, ALL},
-    {"all_reduce", TREE, tree_all_reduce, library_all_reduce, true, false, ALL},
-    {"all_reduce", DOUBLING, doubling_all_reduce, library_all_reduce, true, false, ALL},
-    {"all_reduce", TWO_LEVEL, two_level_all_reduce, library_all_reduce, true, false, ALL},
+    {"shift", RING, ring_shift, library_shift, false, false, IN_INBOX},
     {"reduce_scatter", RING, ring_reduce_scatter, library_reduce_scatter, true, false, SHARD},
     {"all_gather", RING, ring_all_gather, library_all_gather, false, true, ALL},
     {"broadcast", TREE, tree_broadcast, library_broadcast, false, false, ALL},
     {"reduce", TREE, tree_reduce, library_all_reduce, true, false, AT_ROOT},
+    {"all_reduce", RING, ring_all_reduce, library_all_reduce, true, false, ALL},
+    {"all_reduce", TREE, tree_all_reduce, library_all_reduce, true, false, ALL},
+    {"all_reduce", DOUBLING, doubling_all_reduce, library_all_reduce, true, false, ALL},
+    {"all_reduce", TWO_LEVEL, two_level_all_reduce, library_all_reduce, true, false, ALL},
     {"gather", DIRECT, direct_gather, library_all_gather, false, true, AT_ROOT},
     {"scatter", DIRECT, direct_scatter, library_broadcast, false, false, SHARD},
     {"all_to_all", PAIRWISE, pairwise_all_to_all, library_all_to_all, false, false, IN_INBOX},
-    {"shift", RING, ring_shift, library_shift, false, false, IN_INBOX},
     {"barrier", DOUBLING, doubling_barrier, NULL, false, false, ALL},
 };
 const int collective_count = sizeof collectives / sizeof *collectives;
-
-int64_t bytes_predicted(const Collective *a, Comm *c, int64_t K)
-{
-    const int n = comm_size(c), r = comm_rank(c), v = (r - root + n) % n, power = power_below(n);
-    const int64_t own = comm_shard(c, K).count, next = range_split(K, (r + 1) % n, n).count;
-    const bool both = !strcmp(a->name, "all_reduce"), scatter = both || !strcmp(a->name, "reduce_scatter");
-    int64_t sent = 0;
-    int rounds = 0, children = 0;
-
-    for (int reach = 1; reach < n; reach *= 2, rounds++)
-        children += v < reach && v + reach < n;
-    if (!strcmp(a->name, "barrier"))
-        sent = rounds;
-    else if (!strcmp(a->name, "shift"))
-        sent = n > 1 ? K : 0;
-    else if (a->algorithm == RING)                      /* comm.h's formulas */
-        sent = (scatter ? K - own : 0) + (both || !scatter ? K - next : 0);
-    else if (a->algorithm == TREE)
-        sent = (a->reduces && v ? K : 0) + (a->result == ALL ? children * K : 0);
-    else if (a->algorithm == DOUBLING)
-        sent = r >= power ? K : K * __builtin_ctz(power) + (r + power < n ? K : 0);
-    else if (a->algorithm == TWO_LEVEL) {
-        const Collective ring = {"all_reduce", RING};
-        return bytes_predicted(&ring, node, K) + bytes_predicted(&ring, across, comm_shard(node, K).count);
-    } else if (a->algorithm == PAIRWISE || (a->result == SHARD && v == 0))
-        sent = K - own;
-    else if (a->result == AT_ROOT && v)
-        sent = own;
-    return sent * dtype_size(REAL);
-}
 
 /* ---- --verify: each algorithm against the library ---- */
 
@@ -305,20 +275,39 @@ static double element(const Collective *a, int fill, int r, int64_t i)
          : fill == INTEGERS ? (double)(mixed % 2001) - 1000 : 1.0 / (3 + mixed % 1000);
 }
 
-/* Explains a wrong element i of a WHO, whose digits to base 8 count each rank's contribution. */
+/* Explains a wrong element of a WHO: the digits to base 8 of a sum count each rank's contribution. */
 static const char *who(const Collective *a, int n, double is, double should)
 {
     const char *text = "";
 
-    if (is < 0 || (!a->reduces && is != (int)is))
+    if (is < 0 || is != (int64_t)is)
         return ": nothing was received there";
     if (!a->reduces)
-        return format_text(": it is element %d of rank %d, expected element %d of rank %d", (int)is % 100000,
+        return format_text(": that is element %d of rank %d, expected element %d of rank %d", (int)is % 100000,
                            (int)is / 100000, (int)should % 100000, (int)should / 100000);
-    for (int r = 0; r < n; r++)
-        if (((int64_t)is >> 3 * r & 7) != 1)
-            text = format_text("%s, %d times that of rank %d", text, (int)((int64_t)is >> 3 * r & 7), r);
-    return format_text(": it has%s; expected each rank's once", text + (*text == ','));
+    for (int r = 0; r < n; r++) {
+        const int times = (int64_t)is >> 3 * r & 7;
+        if (times != 1)
+            text = format_text(times ? "%s; it has that of rank %d %d times" : "%s; it lacks the contribution of rank %d",
+                               text, r, times);
+    }
+    return text;
+}
+
+/* Fails, with what, and the case that it was. */
+static void wrong(const Collective *a, Comm *c, int64_t K, const char *what)
+{
+    fail("%s, %s, of %lld elements on %d ranks, root %d: %s", a->name, algorithm_name[a->algorithm], (long long)K,
+         comm_size(c), root, what);
+}
+
+static int shard_of(int64_t i, int64_t K, int n)
+{
+    int s = 0;
+
+    while (i >= range_split(K, s, n).first + range_split(K, s, n).count)
+        s++;
+    return s;
 }
 
 static void verify_size(const Collective *a, Comm *c, Tensor ours, Tensor theirs, int fill)
@@ -347,12 +336,12 @@ static void verify_size(const Collective *a, Comm *c, Tensor ours, Tensor theirs
     device_download(y, theirs.data, bytes);
     for (int64_t i = shown.first; i < shown.first + shown.count && (a->result != AT_ROOT || r == root); i++)
         if (!(fabs(x[i] - y[i]) <= (fill == FRACTIONS ? 1e-6 * n : 0)))
-            fail("%s, %s, of %lld elements on %d ranks, root %d: element %lld on rank %d is %.9g, the library's %.9g%s",
-                 a->name, algorithm_name[a->algorithm], (long long)K, n, root, (long long)i, r, x[i], y[i],
-                 fill == WHO ? who(a, n, x[i], y[i]) : fill == INTEGERS ? ": elements of other places are in it" : "");
+            wrong(a, c, K, format_text("element %lld, of shard %d, is %.9g on rank %d, expected %.9g%s", (long long)i,
+                                       shard_of(i, K, n), x[i], r, y[i], fill == WHO ? who(a, n, x[i], y[i])
+                                       : fill == INTEGERS ? ": it has other elements' contributions" : ""));
     if (sent != predicted)
-        fail("%s, %s, of %lld elements on %d ranks, root %d: rank %d sends %lld bytes, but the formula gives %lld",
-             a->name, algorithm_name[a->algorithm], (long long)K, n, root, r, (long long)sent, (long long)predicted);
+        wrong(a, c, K, format_text("rank %d sends %lld bytes, but the formula gives %lld", r, (long long)sent,
+                                   (long long)predicted));
     free(x);
     free(y);
 }
@@ -376,7 +365,7 @@ static void verify_barrier(Comm *c, Tensor t)
 
 static void verify(Comm *c, Tensor ours, Tensor theirs)
 {
-    static const int64_t sizes[] = {1, 2, 3, 5, 7, 13, 31, 127, 1009, 4099};
+    static const int64_t sizes[] = {13, 1, 2, 3, 5, 7, 31, 127, 1009, 4099};
     const int n = comm_size(c);
 
     for (int s = 0; s < 10; s++)
@@ -388,8 +377,8 @@ static void verify(Comm *c, Tensor ours, Tensor theirs)
             }
     root = 0;
     verify_barrier(c, ours);
-    print_rank_0("%d ranks: %d algorithms equal the library's, on ten sizes; bytes equal the formulas\n", n,
-                 collective_count);
+    print_rank_0("%d rank%s: %d algorithms equal the library's on ten sizes; bytes equal the formulas\n", n,
+                 n > 1 ? "s" : "", collective_count);
 }
 
 int main(int argc, char **argv)

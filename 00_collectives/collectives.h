@@ -17,13 +17,15 @@ typedef struct {
 extern const Collective collectives[];
 extern const int collective_count;
 extern const char *const algorithm_name[];
+extern int root;                                        /* of broadcast, reduce, gather and scatter */
 extern int nodes;                                       /* of two-level: the ranks of a node, and how many nodes */
 extern Comm *node, *across;
 
 int power_below(int n);                                 /* the largest power of two that is at most n */
-int64_t bytes_predicted(const Collective *a, Comm *c, int64_t count);   /* that this rank sends for count REALs */
 
 /* ---- measure.c ---- */
+
+int64_t bytes_predicted(const Collective *a, Comm *c, int64_t K);       /* that this rank sends for K REALs */
 
 /* Prints the table of one collective, by one of its algorithms or (-1) all, for sizes that double from min to max bytes;
  * below it the fit, and where ring and tree cross. plot: a figure to draw, or NULL. t has at least max bytes. */

@@ -1,4 +1,4 @@
-/* How long collectives take: the table, the fit of a hop's latency and bandwidth, the machine's file. */
+/* What collectives cost: bytes and hops; the table of times, the fit of a hop's latency and bandwidth, the machine's file. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,6 +54,37 @@ static Steps steps_of(const Collective *a, int n)
     if (a->algorithm == TWO_LEVEL)
         return (Steps){2.0 * (local - 1 + nodes - 1), 2.0 * (local - 1) / local + 2.0 * (nodes - 1) / n};
     return both ? (Steps){2 * (n - 1), 2 * part} : (Steps){n - 1, part};
+}
+
+/* The bytes that a rank sends. */
+int64_t bytes_predicted(const Collective *a, Comm *c, int64_t K)
+{
+    const int n = comm_size(c), r = comm_rank(c), v = (r - root + n) % n, power = power_below(n);
+    const int64_t own = comm_shard(c, K).count, next = range_split(K, (r + 1) % n, n).count;
+    const bool both = !strcmp(a->name, "all_reduce"), scatter = both || !strcmp(a->name, "reduce_scatter");
+    int64_t sent = 0;
+    int rounds = 0, children = 0;
+
+    for (int reach = 1; reach < n; reach *= 2, rounds++)
+        children += v < reach && v + reach < n;
+    if (!strcmp(a->name, "barrier"))
+        sent = rounds;
+    else if (!strcmp(a->name, "shift"))
+        sent = n > 1 ? K : 0;
+    else if (a->algorithm == RING)                      /* comm.h's formulas */
+        sent = (scatter ? K - own : 0) + (both || !scatter ? K - next : 0);
+    else if (a->algorithm == TREE)
+        sent = (a->reduces && v ? K : 0) + (a->result == ALL ? children * K : 0);
+    else if (a->algorithm == DOUBLING)
+        sent = r >= power ? K : K * __builtin_ctz(power) + (r + power < n ? K : 0);
+    else if (a->algorithm == TWO_LEVEL) {
+        const Collective ring = {"all_reduce", RING};
+        return bytes_predicted(&ring, node, K) + bytes_predicted(&ring, across, comm_shard(node, K).count);
+    } else if (a->algorithm == PAIRWISE || (a->result == SHARD && v == 0))
+        sent = K - own;
+    else if (a->result == AT_ROOT && v)
+        sent = own;
+    return sent * dtype_size(REAL);
 }
 
 /* nccl-tests: what a rank must send and receive at least, over the tensor's bytes. */
