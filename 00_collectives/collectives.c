@@ -365,10 +365,10 @@ static void verify_barrier(Comm *c, Tensor t)
 
 static void verify(Comm *c, Tensor ours, Tensor theirs)
 {
-    static const int64_t sizes[] = {13, 1, 2, 3, 5, 7, 31, 127, 1009, 4099};
+    static const int64_t sizes[] = {840, 1, 2, 3, 5, 7, 13, 31, 127, 1009, 4099};  /* even shards first */
     const int n = comm_size(c);
 
-    for (int s = 0; s < 10; s++)
+    for (int s = 0; s < 11; s++)
         for (const Collective *a = collectives; a < collectives + collective_count; a++)
             for (int fill = 0; fill < FILLS; fill++) {
                 const int64_t K = a->algorithm == PAIRWISE ? (sizes[s] + n - 1) / n * n : sizes[s];
@@ -377,7 +377,7 @@ static void verify(Comm *c, Tensor ours, Tensor theirs)
             }
     root = 0;
     verify_barrier(c, ours);
-    print_rank_0("%d rank%s: %d algorithms equal the library's on ten sizes; bytes equal the formulas\n", n,
+    print_rank_0("%d rank%s: %d algorithms equal the library's on eleven sizes; bytes equal the formulas\n", n,
                  n > 1 ? "s" : "", collective_count);
 }
 
@@ -416,6 +416,7 @@ int main(int argc, char **argv)
     output_check("machine", machine, "{\"name\":");
 
     const int n = comm_size(world);
+    const bool several_nodes = node_size || comm_local.size < n;
     int link_count = 0;
     Comm *links[32];
     node_size = node_size ? node_size : comm_local.size < n ? comm_local.size : n % 2 ? n : n / 2;
@@ -438,7 +439,7 @@ int main(int argc, char **argv)
     if (check_all)
         verify(world, t, tensor_create(MEM_WORKSPACE, REAL, "theirs", shape(most)));
     else if (machine)
-        measure_machine(machine, links, t, max);
+        measure_machine(machine, links, several_nodes && nodes > 1 ? across : NULL, t, max);
     else
         measure_table(ops[op], algorithm == 6 ? -1 : algorithm, t, min, max, plot);
     fail_unprinted();

@@ -31,7 +31,8 @@ int64_t bytes_predicted(const Collective *a, Comm *c, int64_t K);       /* that 
  * below it the fit, and where ring and tree cross. plot: a figure to draw, or NULL. t has at least max bytes. */
 void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64_t max, const char *plot);
 
-/* Writes --machine's file. links: groups of the first 2, 4, 8, ... ranks; NULL where this rank is not in one. */
-void measure_machine(const char *path, Comm **links, Tensor t, int64_t max);
+/* Writes --machine's file. links: groups of the first 2, 4, 8, ... ranks; NULL where this rank is not in one. between: a
+ * group with a rank per node; NULL: there is one node. */
+void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, int64_t max);
 
 #endif

@@ -262,7 +262,7 @@ static double memory_rate(int64_t bytes)
     return best;
 }
 
-void measure_machine(const char *path, Comm **links, Tensor t, int64_t max)
+void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, int64_t max)
 {
     static const struct { DType dtype; const char *name; } types[] = {{REAL, REAL == F64 ? "fp64" : "fp32"},
                                                                       {BF16, "bf16"}, {F16, "fp16"}};
@@ -292,8 +292,8 @@ void measure_machine(const char *path, Comm **links, Tensor t, int64_t max)
         comm_barrier(world);
     }
     fprintf(f, "]");
-    if (nodes > 1) {
-        const Fit fit = hop_fit(across, t, max);
+    if (between) {
+        const Fit fit = hop_fit(between, t, max);
         fprintf(f, ",\n \"between_nodes\": {\"ranks\": %d, \"alpha_us\": %.4g, \"beta_gb_per_s\": %.4g}", nodes,
                 1e6 * fit.alpha, fit.beta / 1e9);
     }
