@@ -1,7 +1,7 @@
 /* 00_collectives: the collectives that every other program calls, each written from sends and receives, and how fast
  * this machine's are.
  *
- * A collective works on a tensor of K elements, here called t, that lies on each of the group's n ranks; r is this rank.
+ * A collective works on a tensor t of K elements, that lies on each of the group's n ranks; r is this rank.
  * Shard i of t is what range_split gives rank i. The pictures have four ranks, one per row, and a digit per shard: how
  * many ranks' contributions a shard holds ("." is a shard that does not matter). main() measures each algorithm beside
  * the library's, counts its bytes, and fits the latency and the bandwidth of a hop.
@@ -218,7 +218,7 @@ static void direct_scatter(Comm *c, Tensor t)           /* from the root to ever
         send(c, shard(c, t, r + i), (r + i) % n);
 }
 
-/* ---- Barrier: after round k a rank knows that 2^k ranks, itself and those before it, have come (dissemination) ---- */
+/* ---- Barrier (dissemination): after round k a rank knows that 2^k ranks have come, itself and those before it ---- */
 static void doubling_barrier(Comm *c, Tensor t)
 {
     const int n = comm_size(c), r = comm_rank(c);
@@ -288,7 +288,7 @@ static const char *who(const Collective *a, int n, double is, double should)
     for (int r = 0; r < n; r++) {
         const int times = (int64_t)is >> 3 * r & 7;
         if (times != 1)
-            text = format_text(times ? "%s; it has that of rank %d %d times" : "%s; it lacks the contribution of rank %d",
+            text = format_text(times ? "%s; it has rank %d's %d times" : "%s; it lacks the contribution of rank %d",
                                text, r, times);
     }
     return text;
@@ -399,7 +399,7 @@ int main(int argc, char **argv)
         {"algorithm", OPTION_CHOICE, &algorithm, "its algorithm", ALGORITHMS},
         {"min", OPTION_INT, &min, "smallest size; each is twice the one before", "BYTES", 8, 1 << 30},
         {"max", OPTION_INT, &max, "largest size", "BYTES", 8, 1 << 30},
-        {"node", OPTION_INT, &node_size, "ranks of a node, for two-level; 0: of a machine, or half of one", "N", 0, 4096},
+        {"node", OPTION_INT, &node_size, "ranks of a node, for two-level; 0: a machine, or half of one", "N", 0, 4096},
         {"plot", OPTION_TEXT, &plot, "draws the times, with gnuplot", "FILE.svg"},
         {"machine", OPTION_TEXT, &machine, "measures this machine instead, and writes what make plan reads", "FILE"},
         {"verify", OPTION_FLAG, &check_all, "compares every algorithm with the library instead"},

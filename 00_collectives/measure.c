@@ -1,4 +1,4 @@
-/* What collectives cost: bytes and hops; the table of times, the fit of a hop's latency and bandwidth, the machine's file. */
+/* What collectives cost: bytes and hops, the table of times, the fit of a hop's latency and bandwidth, --machine. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,20 +7,14 @@
 
 enum { ROWS = 32 };
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* Returns the seconds of one call: the slowest rank's, in the median of five rounds of several calls. */
+/* Returns the seconds of one call on the slowest rank, in the fastest of ten rounds: what else this machine does only
+ * slows a round down. */
 static double seconds_of(void (*run)(Comm *, Tensor), Comm *c, Tensor t)
 {
     const int calls = tensor_bytes(t) < 100000 ? 10 : 1;
-    double rounds[6], all[comm_size(c)];
+    double fastest = INFINITY, all[comm_size(c)];
 
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 10; k++) {
         comm_barrier(c);
         const double begin = comm_clock();
         for (int i = 0; i < calls; i++)
@@ -28,11 +22,11 @@ static double seconds_of(void (*run)(Comm *, Tensor), Comm *c, Tensor t)
         device_wait();
         const double mine = (comm_clock() - begin) / calls;
         comm_gather_host(c, all, &mine, sizeof mine);
-        qsort(all, comm_size(c), sizeof *all, ascending);
-        rounds[k] = all[comm_size(c) - 1];
+        for (int r = 1; r < comm_size(c); r++)
+            all[0] = fmax(all[0], all[r]);
+        fastest = fmin(fastest, all[0]);
     }
-    qsort(rounds + 1, 5, sizeof *rounds, ascending);    /* the first is for warming up */
-    return rounds[3];
+    return fastest;
 }
 
 /* An algorithm on n ranks: the hops that follow one another, and the bytes that these send, over the tensor's. */
@@ -166,7 +160,8 @@ void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64
         if (!strcmp(a->name, name) && (algorithm < 0 || (int)a->algorithm == algorithm))
             chosen[columns] = a, labels[columns++] = algorithm_name[a->algorithm];
     if (!columns)
-        fail_usage("--algorithm %s: --op %s has no such algorithm; try --algorithm all", algorithm_name[algorithm], name);
+        fail_usage("--algorithm %s: --op %s has no such algorithm; try --algorithm all", algorithm_name[algorithm],
+                   name);
     const int ours = columns;
     labels[columns] = "library", columns += chosen[0]->library != NULL;
     print_rank_0("%s: microseconds; GB/s of the tensor (alg) and of each link (bus)\n%12s", name, "bytes");
@@ -182,15 +177,16 @@ void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64
             const Collective *a = chosen[k < ours ? k : 0];
             const double s = seconds_of(k < ours ? a->ours : a->library, world, tensor_range(t, 0, count));
             seconds[k][rows] = s;
-            print_rank_0("%11.1f %5.2f %5.2f", 1e6 * s, bytes[rows] / s / 1e9, bytes[rows] / s / 1e9 * bus_factor(name, n));
+            print_rank_0("%11.1f %5.2f %5.2f", 1e6 * s, bytes[rows] / s / 1e9,
+                         bytes[rows] / s / 1e9 * bus_factor(name, n));
         }
         print_rank_0("\n");
     }
     for (int k = 0; k < ours && n > 1; k++) {
         const Steps s = steps_of(chosen[k], n);
         fit[k] = fit_of(bytes, seconds[k], rows, s);
-        print_rank_0("%-9s %g hops, %.3g of the bytes: alpha %.2f us, beta %.3f GB/s per hop; residual %.1f%%\n", labels[k],
-                     s.hops, s.volume, 1e6 * fit[k].alpha, fit[k].beta / 1e9, 100 * fit[k].residual);
+        print_rank_0("%-9s %g hops, %.3g of the bytes: alpha %.2f us, beta %.3f GB/s per hop; residual %.1f%%\n",
+                     labels[k], s.hops, s.volume, 1e6 * fit[k].alpha, fit[k].beta / 1e9, 100 * fit[k].residual);
     }
     for (int k = 1; k < ours && n > 1; k++) {
         const Steps ring = steps_of(chosen[0], n), other = steps_of(chosen[k], n);

@@ -116,8 +116,8 @@ void check_label(const Request *q)
 
     if ((q->op == RECV || q->op == EXCHANGE) && q->out.data && memcmp(s, w, sizeof q->sent))
         fail("%s of %s in group %s: expected tag %d and %lld %s, but the sender sent tag %d and %lld %s; post "
-             "receives in the order of the sends", comm_op_name[q->op], q->out.name, q->comm->name, w[0], (long long)w[1] << 31 | w[2],
-             dtype_name(w[3]), s[0], (long long)s[1] << 31 | s[2], dtype_name(s[3]));
+             "receives in the order of the sends", comm_op_name[q->op], q->out.name, q->comm->name, w[0],
+             (long long)w[1] << 31 | w[2], dtype_name(w[3]), s[0], (long long)s[1] << 31 | s[2], dtype_name(s[3]));
 }
 
 void check_waited_for(void)

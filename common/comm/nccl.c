@@ -57,8 +57,8 @@ typedef struct Move {                   /* a transfer */
 
 /* A communicator with a stream, in which its transfers run one after the other. NCCL has no tags, and runs a
  * communicator's transfers in order: if a send were queued behind a receive, two ranks could wait for each other. So
- * each pair of ranks has a line per direction. A group's collectives, shifts and exchanges have one line: all ranks start
- * them in the same order, and both directions of a shift or exchange are one operation. */
+ * each pair of ranks has a line per direction. A group's collectives, shifts and exchanges have one line: all ranks
+ * start them in the same order, and both directions of a shift or exchange are one operation. */
 typedef struct Line {
     int size;                           /* 2 for a pair, whose sender is rank 0 */
     ncclComm_t nccl;

@@ -38,8 +38,8 @@ static void mistakes_are_found(void **state)
     (void)state;
     for (size_t i = 0; i < (full_tests() ? sizeof table / sizeof *table : 4); i++) {
         char *directory = strdup(in_temporary("edited%zu", i));
-        run_well("sh -c 'mkdir %s && cp " SOURCE "/00_collectives/*.[ch] %s && ln -sfn " SOURCE "/common %s/..'", directory,
-                 directory, directory);
+        run_well("sh -c 'mkdir %s && cp " SOURCE "/00_collectives/*.[ch] %s && ln -sfn " SOURCE "/common %s/..'",
+                 directory, directory, directory);
         char *path = strdup(in_temporary("edited%zu/collectives.c", i)), *text = read_file(path);
         char *at = strstr(text, table[i].from);
         assert_non_null(at);
@@ -47,8 +47,8 @@ static void mistakes_are_found(void **state)
         FILE *f = fopen(path, "w");
         fprintf(f, "%.*s%s%s", (int)(at - text), text, table[i].to, at + strlen(table[i].from));
         fclose(f);
-        expect(run("sh -c 'cd " SOURCE " && env -u MAKEFLAGS -u MAKELEVEL make -s verify STAGE=00 EDITED=%s'", directory),
-               FAILS, table[i].words);
+        expect(run("sh -c 'cd " SOURCE " && env -u MAKEFLAGS -u MAKELEVEL make -s verify STAGE=00 EDITED=%s'",
+                   directory), FAILS, table[i].words);
         free(text), free(path), free(directory);
     }
 }
@@ -69,7 +69,7 @@ static void fit_is_what_was_pretended(void **state)
 
     (void)state;
     for (int trial = 0; trial < 5; trial++) {
-        Result r = run("mpiexec -n 4 " BUILD "/cpu/00_collectives --op shift --max 1048576 --threads 1 --pretend 1,1,50");
+        Result r = run("mpiexec -n 4 " BUILD "/cpu/00_collectives --op shift --max 1048576 --pretend 1,1,50");
         assert_int_equal(r.status, 0);
         alpha = number_after(r.out, ": alpha "), beta = number_after(r.out, " us, beta ");
         result_free(r);
@@ -86,7 +86,7 @@ static void ring_passes_tree_where_the_formula_says(void **state)
 
     (void)state;
     for (int trial = 0; trial < 3; trial++) {
-        Result r = run("mpiexec -n 4 " BUILD "/cpu/00_collectives --min 2048 --max 524288 --threads 1 --pretend 1,1,50");
+        Result r = run("mpiexec -n 4 " BUILD "/cpu/00_collectives --min 2048 --max 524288 --pretend 1,1,50");
         assert_int_equal(r.status, 0);
         at = number_after(r.out, "ring passes tree at ");
         result_free(r);
@@ -99,7 +99,7 @@ static void ring_passes_tree_where_the_formula_says(void **state)
 static void machine_is_written(void **state)
 {
     (void)state;
-    run_well("mpiexec -n 4 " BUILD "/cpu/00_collectives --machine m.json --node 2 --max 100000 --threads 1 --pretend 1,1,50");
+    run_well("mpiexec -n 4 " BUILD "/cpu/00_collectives --machine m.json --node 2 --max 99999 --pretend 1,1,50");
     assert_true(json_number("m.json", "links.0.ranks") == 2 && json_number("m.json", "links.1.ranks") == 4);
     const double alpha = json_number("m.json", "links.1.alpha_us"), flops = json_number("m.json", "gflops.fp32");
     assert_true(alpha > 45 && alpha < 60);
