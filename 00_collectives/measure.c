@@ -47,6 +47,8 @@ static Steps steps_of(const Collective *a, int n)
         return (Steps){log2(power) + 2 * (power < n), log2(power) + 2 * (power < n)};
     if (a->algorithm == TWO_LEVEL)
         return (Steps){2.0 * (local - 1 + nodes - 1), 2.0 * (local - 1) / local + 2.0 * (nodes - 1) / n};
+    if (a->result == AT_ROOT)                           /* gather: all send at once */
+        return (Steps){1, part};
     return both ? (Steps){2 * (n - 1), 2 * part} : (Steps){n - 1, part};
 }
 
@@ -136,15 +138,17 @@ static void draw(const char *figure, const char *name, const double *bytes, doub
     output_end("plot", written, figure);
 }
 
-/* From which size on one algorithm is slower than another; times between two sizes grow by a power law. */
+/* Returns the size from which on a is slower than b, by a power law between two sizes; NAN: there is none. */
 static double crossing(const double *bytes, const double *a, const double *b, int rows)
 {
+    double at = NAN;
+
     for (int i = 1; i < rows; i++)
         if (a[i - 1] <= b[i - 1] && a[i] > b[i]) {
             const double before = log(b[i - 1] / a[i - 1]), after = log(a[i] / b[i]);
-            return bytes[i - 1] * pow(bytes[i] / bytes[i - 1], before / (before + after));
+            at = bytes[i - 1] * pow(bytes[i] / bytes[i - 1], before / (before + after));
         }
-    return NAN;
+    return at;
 }
 
 void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64_t max, const char *plot)
