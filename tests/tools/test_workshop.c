@@ -399,9 +399,10 @@ static char *exercise(const char *program, int n, char prints[1024])
     return title;
 }
 
-static const char *const programs[] = {"00_collectives", "01_single_gpu", "02_mixed_precision", "03_data_parallel", "04_zero",
-                                       "05_tensor_parallel", "06_pipeline_parallel", "07_context_parallel",
-                                       "08_fused_kernels", "09_combined", "10_expert_parallel"};
+static const char *const programs[] = {"00_collectives", "01_single_gpu", "02_mixed_precision", "03_data_parallel",
+                                       "04_zero", "05_tensor_parallel", "06_pipeline_parallel",
+                                       "07_context_parallel", "08_fused_kernels", "09_combined",
+                                       "10_expert_parallel"};
 
 /* Makes each exercise in the temporary directory, since build/exercise may hold the user's work. */
 static void exercises_fail_until_they_are_done(void **state)
