@@ -39,74 +39,6 @@ static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream 
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-static Acts acts_create(void)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
-
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
-    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic in T */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
-                                            + R * (H + 2) + B * T * (V + 1)));
-    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
-
-    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    estimate_activations(options.recompute, L * R, "");
-}
-
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
@@ -211,6 +143,74 @@ static StepResult train_step(int64_t step, Batch batch)
 static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
+}
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
+    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
+    const double scores = B * A * T * T;                                    /* quadratic in T */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    memory_predict(MEM_PARAMETERS, real_size * N);
+    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
+                                            + R * (H + 2) + B * T * (V + 1)));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
+
+    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    estimate_activations(options.recompute, L * R, "");
 }
 
 int main(int argc, char **argv)

@@ -54,6 +54,188 @@ static Tensor loss;                 /* (1)     of the step, accumulated over its
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
 static Tensor scales;               /* (2)     F32, their scales */
 
+static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
+static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
+static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
+
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
+static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
+{
+    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
+    mixed_linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
+    rope_forward(a->qkv, rope);
+    attention_forward(a->attn_out, a->probs, a->qkv);
+    mixed_linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
+    residual_forward(a->mid, x, a->branch, w->proj_bias);
+
+    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
+    mixed_linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
+    gelu_forward(a->gelu, a->up);
+    mixed_linear_forward(a->branch, a->gelu, w->down_weight, NONE);
+    residual_forward(out, a->mid, a->branch, w->down_bias);
+}
+
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
+{
+    residual_backward(g->down_bias, d_x);
+    mixed_linear_backward_input(d->gelu, d_x, w->down_weight);
+    mixed_linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
+    gelu_backward(d->up, d->gelu, a->up);
+    mixed_linear_backward_input(d->ln2, d->up, w->up_weight);
+    mixed_linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
+    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
+
+    residual_backward(g->proj_bias, d_x);
+    mixed_linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    mixed_linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
+    attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
+    rope_backward(d->qkv, rope);
+    mixed_linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
+    mixed_linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
+    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
+}
+
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
+static void forward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params;
+
+    embedding_forward(a->x[0], batch.inputs, w->embedding);
+    for (int l = 0; l < L; l++)
+        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
+    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
+    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
+}
+
+/* Adds this micro-batch's gradients to the step's. */
+static void backward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params, *g = &gradients;
+
+    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    linear_backward_input(d_final, a->logits, w->embedding);
+    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
+    tensor_zero(d_x);
+    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
+    for (int64_t l = L - 1; l >= 0; l--) {
+        if (options.recompute == RECOMPUTE_FULL)
+            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        if (options.recompute == RECOMPUTE_SELECTIVE)
+            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
+    }
+    embedding_backward(g->embedding, d_x, batch.inputs);
+}
+
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
+static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
+{
+    const int64_t rows = tensor_rows(t), width = tensor_width(t);
+    const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
+    Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
+
+    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
+    quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
+    return copy;
+}
+
+/* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
+ * precision), gradients to E5M2 (more range). linear_fp8 sums over the last dimension of both operands, so backward
+ * transposes what it sums over rows. Results are BF16, weight gradients gradients_dtype. The logits stay in BF16. */
+static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    if (!fp8) {
+        linear_forward(out, x, weight, bias);
+        return;
+    }
+    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
+    linear_fp8(out, x8, weight8, bias);
+}
+
+static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    if (!fp8) {
+        linear_backward_input(d_x, d_out, weight);
+        return;
+    }
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
+    linear_fp8(d_x, d8, weight8, NONE);
+}
+
+static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+{
+    if (!fp8) {
+        linear_backward_weight(d_weight, d_bias, d_out, x);
+        return;
+    }
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
+    linear_fp8_add(d_weight, d8, x8);
+    if (d_bias.data)
+        residual_backward(d_bias, d_out);
+}
+
+/* Halves the loss scale if gradients overflowed. A scale that is too small does not show, so it regularly doubles. */
+static void adapt_loss_scale(int64_t step, bool overflow)
+{
+    clean_steps = overflow ? 0 : clean_steps + 1;
+    if (overflow) {
+        loss_scale /= 2;
+        print_rank_0("step %lld: Inf or NaN in the gradients: update skipped, loss scale halved to %g\n",
+                     (long long)step + 1, loss_scale);
+        if (loss_scale < 1e-6)
+            fail("step %lld: gradients are Inf or NaN at any loss scale; try a smaller --lr",
+                 (long long)step + 1);
+    } else if (growth_interval && clean_steps >= growth_interval) {
+        loss_scale *= 2;
+        clean_steps = 0;
+    }
+}
+
+/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
+static StepResult train_step(int64_t step, Batch batch)
+{
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
+     * the same number of tokens. */
+    const double scale = 1.0 / (B * T * options.accumulate);
+
+    tensor_zero(loss);
+    tensor_zero(gradients.buffer);
+    for (int m = 0; m < options.accumulate; m++) {
+        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from number m * B on; all their tokens */
+        trace_begin("forward");
+        forward(&acts, batch, scale);
+        trace_end();
+        trace_begin("backward");
+        backward(&acts, batch, scale * loss_scale);
+        trace_end();
+    }
+    if (loss_scale != 1)
+        tensor_scale(gradients.buffer, 1 / loss_scale);
+    run_dump_gradients(&optimizer);
+
+    trace_begin("optimizer");
+    double norm = sqrt(gradient_square_sum(&optimizer)), lr = learning_rate(step);
+    double mean = tensor_item(loss);            /* read here, so that the host does not wait for the update */
+    const bool overflow = dtype == F16 && !isfinite(norm);
+    if (!overflow)
+        adamw_step(&optimizer, lr, clip_scale(norm));
+    if (!overflow && has_master)
+        tensor_convert(params.buffer, master);
+    trace_end();
+    if (dtype == F16)
+        adapt_loss_scale(step, overflow);
+    return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
+}
+
+static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
+{
+    forward(&acts, batch, 1.0 / (B * T));
+}
+
 static void sizes(void)
 {
     const Config *c = &options.config;
@@ -149,184 +331,6 @@ static void predict(void)
     memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
     memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
     estimate_activations(options.recompute, L * R, "");
-}
-
-/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
-static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
-{
-    const int64_t rows = tensor_rows(t), width = tensor_width(t);
-    const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
-    Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
-
-    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
-    quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
-    return copy;
-}
-
-/* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
- * precision), gradients to E5M2 (more range). linear_fp8 sums over the last dimension of both operands, so backward
- * transposes what it sums over rows. Results are BF16, weight gradients gradients_dtype. The logits stay in BF16. */
-static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
-{
-    if (!fp8) {
-        linear_forward(out, x, weight, bias);
-        return;
-    }
-    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
-    linear_fp8(out, x8, weight8, bias);
-}
-
-static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
-{
-    if (!fp8) {
-        linear_backward_input(d_x, d_out, weight);
-        return;
-    }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
-    linear_fp8(d_x, d8, weight8, NONE);
-}
-
-static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
-{
-    if (!fp8) {
-        linear_backward_weight(d_weight, d_bias, d_out, x);
-        return;
-    }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
-    linear_fp8_add(d_weight, d8, x8);
-    if (d_bias.data)
-        residual_backward(d_bias, d_out);
-}
-
-/* Computes one transformer block: from the residual stream x to out, both (R, H). */
-static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
-{
-    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
-    mixed_linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
-    rope_forward(a->qkv, rope);
-    attention_forward(a->attn_out, a->probs, a->qkv);
-    mixed_linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
-    residual_forward(a->mid, x, a->branch, w->proj_bias);
-
-    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
-    mixed_linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
-    gelu_forward(a->gelu, a->up);
-    mixed_linear_forward(a->branch, a->gelu, w->down_weight, NONE);
-    residual_forward(out, a->mid, a->branch, w->down_bias);
-}
-
-/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
- * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
- * a: activations, d: their gradients. */
-static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
-{
-    residual_backward(g->down_bias, d_x);
-    mixed_linear_backward_input(d->gelu, d_x, w->down_weight);
-    mixed_linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
-    gelu_backward(d->up, d->gelu, a->up);
-    mixed_linear_backward_input(d->ln2, d->up, w->up_weight);
-    mixed_linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
-    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
-
-    residual_backward(g->proj_bias, d_x);
-    mixed_linear_backward_input(d->attn_out, d_x, w->proj_weight);
-    mixed_linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
-    attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
-    rope_backward(d->qkv, rope);
-    mixed_linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
-    mixed_linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
-    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
-}
-
-/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
-static void forward(Acts *a, Batch batch, double scale)
-{
-    const Params *w = &params;
-
-    embedding_forward(a->x[0], batch.inputs, w->embedding);
-    for (int l = 0; l < L; l++)
-        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
-    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
-    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
-}
-
-/* Adds this micro-batch's gradients to the step's. */
-static void backward(Acts *a, Batch batch, double scale)
-{
-    const Params *w = &params, *g = &gradients;
-
-    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
-    linear_backward_input(d_final, a->logits, w->embedding);
-    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
-    tensor_zero(d_x);
-    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
-    for (int64_t l = L - 1; l >= 0; l--) {
-        if (options.recompute == RECOMPUTE_FULL)
-            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-        if (options.recompute == RECOMPUTE_SELECTIVE)
-            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
-        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
-    }
-    embedding_backward(g->embedding, d_x, batch.inputs);
-}
-
-/* Halves the loss scale if gradients overflowed. A scale that is too small does not show, so it regularly doubles. */
-static void adapt_loss_scale(int64_t step, bool overflow)
-{
-    clean_steps = overflow ? 0 : clean_steps + 1;
-    if (overflow) {
-        loss_scale /= 2;
-        print_rank_0("step %lld: Inf or NaN in the gradients: update skipped, loss scale halved to %g\n",
-                     (long long)step + 1, loss_scale);
-        if (loss_scale < 1e-6)
-            fail("step %lld: gradients are Inf or NaN at any loss scale; try a smaller --lr",
-                 (long long)step + 1);
-    } else if (growth_interval && clean_steps >= growth_interval) {
-        loss_scale *= 2;
-        clean_steps = 0;
-    }
-}
-
-/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
-static StepResult train_step(int64_t step, Batch batch)
-{
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
-     * the same number of tokens. */
-    const double scale = 1.0 / (B * T * options.accumulate);
-
-    tensor_zero(loss);
-    tensor_zero(gradients.buffer);
-    for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from number m * B on; all their tokens */
-        trace_begin("forward");
-        forward(&acts, batch, scale);
-        trace_end();
-        trace_begin("backward");
-        backward(&acts, batch, scale * loss_scale);
-        trace_end();
-    }
-    if (loss_scale != 1)
-        tensor_scale(gradients.buffer, 1 / loss_scale);
-    run_dump_gradients(&optimizer);
-
-    trace_begin("optimizer");
-    double norm = sqrt(gradient_square_sum(&optimizer)), lr = learning_rate(step);
-    double mean = tensor_item(loss);            /* read here, so that the host does not wait for the update */
-    const bool overflow = dtype == F16 && !isfinite(norm);
-    if (!overflow)
-        adamw_step(&optimizer, lr, clip_scale(norm));
-    if (!overflow && has_master)
-        tensor_convert(params.buffer, master);
-    trace_end();
-    if (dtype == F16)
-        adapt_loss_scale(step, overflow);
-    return (StepResult){.loss = mean, .norm = norm, .lr = lr, .skipped = overflow};
-}
-
-static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
-{
-    forward(&acts, batch, 1.0 / (B * T));
 }
 
 int main(int argc, char **argv)

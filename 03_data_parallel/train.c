@@ -47,118 +47,6 @@ static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream 
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-static Acts acts_create(void)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
-
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
-    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic in T */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-    const int64_t embedding = H * V, layer = 12 * H * H + 13 * H, final = 2 * H;     /* elements per unit */
-
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
-                                            + R * (H + 2) + B * T * (V + 1)));
-    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
-
-    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    estimate_activations(options.recompute, L * R, "");
-
-    /* All-reduces per step, for any number of micro-batches: N elements in total. */
-    if (sync == BUCKET) {
-        const int64_t total = model_parameters(options.config);
-        comm_predict(dp, ALL_REDUCE, total / bucket_elements, bucket_elements);
-        comm_predict(dp, ALL_REDUCE, total % bucket_elements > 0, total % bucket_elements);
-    } else {
-        comm_predict(dp, ALL_REDUCE, 1, embedding);
-        comm_predict(dp, ALL_REDUCE, L, layer);
-        comm_predict(dp, ALL_REDUCE, 1, final);
-    }
-}
-
-/* Splits the gradient buffer into buckets from its end to its start, as backward completes it: the final LayerNorm, the
- * last block, ..., the embedding. With --sync bucket a bucket has bucket_elements, else it is one unit. */
-static void buckets_create(void)
-{
-    buckets = calloc(L + 2 + layout.count / bucket_elements, sizeof(Range));
-    reducing = calloc(L + 2 + layout.count / bucket_elements, sizeof(Request *));
-    for (int64_t first, end = layout.count; end > 0; end = first) {
-        first = sync == BUCKET ? end - bucket_elements : layout.units[L + 1 - bucket_count].first;
-        first = first < 0 ? 0 : first;
-        buckets[bucket_count++] = (Range){first, end - first};
-    }
-}
-
-/* Call after the backward of unit u: 0 for the embedding, l + 1 for block l, L + 1 for the final LayerNorm. Starts the
- * all-reduce of every bucket that is now complete: in the last micro-batch, so once per step (DDP's no_sync). */
-static void gradients_end(int u, bool last)
-{
-    if (!last || (sync == NAIVE && u > 0))      /* naive: after all of backward */
-        return;
-    for (; started < bucket_count && buckets[started].first >= layout.units[u].first; started++) {
-        const Range r = buckets[started];
-        reducing[started] = comm_start_all_reduce(dp, tensor_range(gradients.buffer, r.first, r.count), SUM);
-    }
-}
-
-static void gradients_wait(void)
-{
-    for (int i = 0; i < started; i++)
-        comm_wait(&reducing[i]);
-    started = 0;
-}
-
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
@@ -212,6 +100,18 @@ static void forward(Acts *a, Batch batch, double scale)
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
 }
 
+/* Call after the backward of unit u: 0 for the embedding, l + 1 for block l, L + 1 for the final LayerNorm. Starts the
+ * all-reduce of every bucket that is now complete: in the last micro-batch, so once per step (DDP's no_sync). */
+static void gradients_end(int u, bool last)
+{
+    if (!last || (sync == NAIVE && u > 0))      /* naive: after all of backward */
+        return;
+    for (; started < bucket_count && buckets[started].first >= layout.units[u].first; started++) {
+        const Range r = buckets[started];
+        reducing[started] = comm_start_all_reduce(dp, tensor_range(gradients.buffer, r.first, r.count), SUM);
+    }
+}
+
 /* Adds this micro-batch's gradients to the step's. */
 static void backward(Acts *a, Batch batch, double scale, bool last)
 {
@@ -233,6 +133,13 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
     }
     embedding_backward(g->embedding, d_x, batch.inputs);
     gradients_end(0, last);
+}
+
+static void gradients_wait(void)
+{
+    for (int i = 0; i < started; i++)
+        comm_wait(&reducing[i]);
+    started = 0;
 }
 
 /* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
@@ -267,6 +174,99 @@ static StepResult train_step(int64_t step, Batch batch)
 static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
+}
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Splits the gradient buffer into buckets from its end to its start, as backward completes it: the final LayerNorm, the
+ * last block, ..., the embedding. With --sync bucket a bucket has bucket_elements, else it is one unit. */
+static void buckets_create(void)
+{
+    buckets = calloc(L + 2 + layout.count / bucket_elements, sizeof(Range));
+    reducing = calloc(L + 2 + layout.count / bucket_elements, sizeof(Request *));
+    for (int64_t first, end = layout.count; end > 0; end = first) {
+        first = sync == BUCKET ? end - bucket_elements : layout.units[L + 1 - bucket_count].first;
+        first = first < 0 ? 0 : first;
+        buckets[bucket_count++] = (Range){first, end - first};
+    }
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
+    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
+    const double scores = B * A * T * T;                                    /* quadratic in T */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+    const int64_t embedding = H * V, layer = 12 * H * H + 13 * H, final = 2 * H;     /* elements per unit */
+
+    memory_predict(MEM_PARAMETERS, real_size * N);
+    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
+                                            + R * (H + 2) + B * T * (V + 1)));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
+
+    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    estimate_activations(options.recompute, L * R, "");
+
+    /* All-reduces per step, for any number of micro-batches: N elements in total. */
+    if (sync == BUCKET) {
+        const int64_t total = model_parameters(options.config);
+        comm_predict(dp, ALL_REDUCE, total / bucket_elements, bucket_elements);
+        comm_predict(dp, ALL_REDUCE, total % bucket_elements > 0, total % bucket_elements);
+    } else {
+        comm_predict(dp, ALL_REDUCE, 1, embedding);
+        comm_predict(dp, ALL_REDUCE, L, layer);
+        comm_predict(dp, ALL_REDUCE, 1, final);
+    }
 }
 
 int main(int argc, char **argv)

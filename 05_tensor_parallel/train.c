@@ -45,101 +45,6 @@ static Tensor loss;                 /* (1)     of the step, accumulated over its
 static Tensor full_rows, partial_sums;      /* (B*T, H)  sequence parallel: a region's full input, partial output */
 static Tensor max, sums;            /* (B, T), (B, T, 2)  of cross-entropy, over the full vocabulary */
 
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    A = equal_share(A, comm_size(tp), "--heads"), F /= comm_size(tp), V = comm_shard(tp, V).count;
-    if (sequence_parallel)
-        R = equal_share(R, comm_size(tp), "--sequence-parallel: --micro-batch x --seq =");
-    if (c->vocab < comm_size(tp))
-        fail("--vocab %d: expected at least %d, one token per rank", c->vocab, comm_size(tp));
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-static Acts acts_create(void)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
-
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), t = comm_size(tp), full = real_size * model_parameters(options.config);
-    const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* local; replicated: L*6H + 2H */
-    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic in T */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
-                                            + R * (H + 2) + B * T * (V + 1)));
-    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
-    memory_predict(MEM_WORKSPACE, real_size * 3 * B * T);                        /* max, sums */
-    memory_predict(MEM_COMMUNICATION, sequence_parallel ? real_size * 2 * B * T * H : 0);
-
-    memory_estimate(MEM_PARAMETERS, full / t, "4 N / t");
-    memory_estimate(MEM_GRADIENTS, full / t, "4 N / t");
-    memory_estimate(MEM_OPTIMIZER, 2 * full / t, "8 N / t");
-    const bool none = options.recompute == RECOMPUTE_NONE;
-    if (sequence_parallel || options.recompute == RECOMPUTE_FULL)
-        estimate_activations(options.recompute, L * R, sequence_parallel ? " / t" : "");
-    else
-        memory_estimate(MEM_ACTIVATIONS, L * (B * T * H * (10 + 24 / t)) + (none ? L * 5 * scores : 0),
-                        none ? "L s b h (10 + 24 / t + 5 a s / (h t))" : "L s b h (10 + 24 / t)");
-
-    /* Traffic per step: a pass crosses f and g twice per block, f also before the logits, g after the embedding. */
-    const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
-    const int64_t again = options.recompute == RECOMPUTE_FULL ? 2 * L : 0;
-    if (sequence_parallel) {
-        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; backward: f's input, g */
-        comm_predict(tp, REDUCE_SCATTER, m * (crossings + again + crossings), rows);   /* g; f's backward */
-        comm_predict(tp, ALL_REDUCE, L, 6 * H);                               /* replicated parameters' gradients */
-        comm_predict(tp, ALL_REDUCE, 1, 2 * H);
-    } else {
-        comm_predict(tp, ALL_REDUCE, m * (crossings + again + crossings), rows);
-    }
-    comm_predict(tp, ALL_REDUCE, m, B * T);                                         /* cross-entropy: max, sums */
-    comm_predict(tp, ALL_REDUCE, m, 2 * B * T);
-}
-
 /* f enters a region: every rank reads all rows of x. Its backward adds up the ranks' partial gradients. */
 static Tensor f_forward(Tensor x)
 {
@@ -299,6 +204,101 @@ static StepResult train_step(int64_t step, Batch batch)
 static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
+}
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+    A = equal_share(A, comm_size(tp), "--heads"), F /= comm_size(tp), V = comm_shard(tp, V).count;
+    if (sequence_parallel)
+        R = equal_share(R, comm_size(tp), "--sequence-parallel: --micro-batch x --seq =");
+    if (c->vocab < comm_size(tp))
+        fail("--vocab %d: expected at least %d, one token per rank", c->vocab, comm_size(tp));
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double real_size = dtype_size(REAL), t = comm_size(tp), full = real_size * model_parameters(options.config);
+    const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* local; replicated: L*6H + 2H */
+    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
+    const double scores = B * A * T * T;                                    /* quadratic in T */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    memory_predict(MEM_PARAMETERS, real_size * N);
+    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
+                                            + R * (H + 2) + B * T * (V + 1)));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, real_size * 3 * B * T);                        /* max, sums */
+    memory_predict(MEM_COMMUNICATION, sequence_parallel ? real_size * 2 * B * T * H : 0);
+
+    memory_estimate(MEM_PARAMETERS, full / t, "4 N / t");
+    memory_estimate(MEM_GRADIENTS, full / t, "4 N / t");
+    memory_estimate(MEM_OPTIMIZER, 2 * full / t, "8 N / t");
+    const bool none = options.recompute == RECOMPUTE_NONE;
+    if (sequence_parallel || options.recompute == RECOMPUTE_FULL)
+        estimate_activations(options.recompute, L * R, sequence_parallel ? " / t" : "");
+    else
+        memory_estimate(MEM_ACTIVATIONS, L * (B * T * H * (10 + 24 / t)) + (none ? L * 5 * scores : 0),
+                        none ? "L s b h (10 + 24 / t + 5 a s / (h t))" : "L s b h (10 + 24 / t)");
+
+    /* Traffic per step: a pass crosses f and g twice per block, f also before the logits, g after the embedding. */
+    const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
+    const int64_t again = options.recompute == RECOMPUTE_FULL ? 2 * L : 0;
+    if (sequence_parallel) {
+        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; backward: f's input, g */
+        comm_predict(tp, REDUCE_SCATTER, m * (crossings + again + crossings), rows);   /* g; f's backward */
+        comm_predict(tp, ALL_REDUCE, L, 6 * H);                               /* replicated parameters' gradients */
+        comm_predict(tp, ALL_REDUCE, 1, 2 * H);
+    } else {
+        comm_predict(tp, ALL_REDUCE, m * (crossings + again + crossings), rows);
+    }
+    comm_predict(tp, ALL_REDUCE, m, B * T);                                         /* cross-entropy: max, sums */
+    comm_predict(tp, ALL_REDUCE, m, 2 * B * T);
 }
 
 int main(int argc, char **argv)

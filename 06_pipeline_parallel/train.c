@@ -51,98 +51,6 @@ static Tensor d_final;              /* (R, H)  of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-/* For one micro-batch in flight through a pipeline stage's layers. Its x[begin] is a view of recv_x. */
-static Acts acts_create(int stage, BlockActs first, bool shared)
-{
-    const Range layers = layers_of(pipeline, stage);
-    const int begin = layers.first, end = begin + layers.count;
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
-
-    a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
-    a.batch = batch_create();
-    for (int l = begin + 1; l <= end; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = begin; l < end; l++)
-        first = a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, first, shared || l > begin);
-    if (end < L)
-        return a;
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
-    const double real_size = dtype_size(REAL);
-    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic in T */
-    double N = (r == 0 || r == last ? H * V : 0) + (r == last ? 2 * H : 0);     /* at the model's ends */
-    double micros = 0, live = 0, recv_slots = 0;        /* sum over chunks: micro-batches, their blocks, received x */
-
-    for (int c = 0; c < pipeline.v_c; c++) {
-        const int layers = layers_of(pipeline, stage_of(pipeline, r, c)).count;
-        N += layers * (12 * H * H + 13 * H);
-        micros += schedule.in_flight[c];
-        live += schedule.in_flight[c] * layers;
-        recv_slots += schedule.in_flight[c] + 1;
-        for (int k = FORWARD; k <= BACKWARD; k++)
-            comm_predict(pp_dir[k], SEND, pipeline.m * (transfer_out(pipeline, (Action){k, 0, c}, r).peer >= 0), R * H);
-    }
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : live;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? live : 1;
-    const double head = r == last ? schedule.in_flight[pipeline.v_c - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
-
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((live + micros) * R * H + blocks * block + quadratic * scores + head));
-    memory_predict(MEM_COMMUNICATION, real_size * recv_slots * R * H);
-    /* d_block; branch twice, d_final; rope; the loss; two ids per token of each batch */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 3 * R * H + T * D) + 8 + micros * 2 * 4 * B * T);
-    if (embedding_group)
-        comm_predict(embedding_group, ALL_REDUCE, 1, H * V);
-    comm_uses(pp, BROADCAST);                   /* between steps: loss_of broadcasts the loss */
-
-    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N, N: local");
-    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    estimate_activations(options.recompute, live * R, ", L: in flight");
-}
-
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
@@ -382,6 +290,98 @@ static void loss_of(Batch batch)        /* no backward follows: one micro-batch 
         comm_wait(&a->sending[0]);
     }
     comm_broadcast(pp, loss, rank_of(pipeline, pipeline.p * pipeline.v_c - 1));
+}
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+/* For one micro-batch in flight through a pipeline stage's layers. Its x[begin] is a view of recv_x. */
+static Acts acts_create(int stage, BlockActs first, bool shared)
+{
+    const Range layers = layers_of(pipeline, stage);
+    const int begin = layers.first, end = begin + layers.count;
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
+
+    a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
+    a.batch = batch_create();
+    for (int l = begin + 1; l <= end; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = begin; l < end; l++)
+        first = a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, first, shared || l > begin);
+    if (end < L)
+        return a;
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
+    const double real_size = dtype_size(REAL);
+    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
+    const double scores = B * A * T * T;                                    /* quadratic in T */
+    double N = (r == 0 || r == last ? H * V : 0) + (r == last ? 2 * H : 0);     /* at the model's ends */
+    double micros = 0, live = 0, recv_slots = 0;        /* sum over chunks: micro-batches, their blocks, received x */
+
+    for (int c = 0; c < pipeline.v_c; c++) {
+        const int layers = layers_of(pipeline, stage_of(pipeline, r, c)).count;
+        N += layers * (12 * H * H + 13 * H);
+        micros += schedule.in_flight[c];
+        live += schedule.in_flight[c] * layers;
+        recv_slots += schedule.in_flight[c] + 1;
+        for (int k = FORWARD; k <= BACKWARD; k++)
+            comm_predict(pp_dir[k], SEND, pipeline.m * (transfer_out(pipeline, (Action){k, 0, c}, r).peer >= 0), R * H);
+    }
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : live;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? live : 1;
+    const double head = r == last ? schedule.in_flight[pipeline.v_c - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
+
+    memory_predict(MEM_PARAMETERS, real_size * N);
+    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real_size * ((live + micros) * R * H + blocks * block + quadratic * scores + head));
+    memory_predict(MEM_COMMUNICATION, real_size * recv_slots * R * H);
+    /* d_block; branch twice, d_final; rope; the loss; two ids per token of each batch */
+    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 3 * R * H + T * D) + 8 + micros * 2 * 4 * B * T);
+    if (embedding_group)
+        comm_predict(embedding_group, ALL_REDUCE, 1, H * V);
+    comm_uses(pp, BROADCAST);                   /* between steps: loss_of broadcasts the loss */
+
+    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N, N: local");
+    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    estimate_activations(options.recompute, live * R, ", L: in flight");
 }
 
 int main(int argc, char **argv)

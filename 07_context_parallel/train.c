@@ -56,105 +56,78 @@ static Tensor kv_next, d_kv[2];     /* (2, R, A*D)   ring: K, V being received; 
 static Tensor kv_all, d_kv_all;     /* (2*n, R, A*D) allgather: K, V of all ranks; dK, dV for all ranks */
 static Tensor packed;               /* (3*R*A*D)     ulysses: what the all-to-all sends or receives, rank by rank */
 
-static void sizes(void)
+static void context_attention_forward(BlockActs *a);
+static void context_attention_backward(BlockActs *a, BlockActs *d);
+
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
+static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
-    const Config *c = &options.config;
-    const int n = comm_size(cp);
-    local_chunks = method == ZIGZAG && n > 1 ? 2 : 1;               /* with one rank there is no load to balance */
-    if (c->seq % (local_chunks * n))
-        fail("--seq: expected a multiple of %d (%d ranks x %d sequence chunk%s), got %d; try %d", local_chunks * n, n,
-             local_chunks, local_chunks == 1 ? "" : "s", c->seq, (c->seq / (local_chunks * n) + 1) * local_chunks * n);
-    C = c->seq / (local_chunks * n);
-    B = options.micro_batch, T = local_chunks * C, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    chunks = method == ULYSSES ? n : local_chunks;
-    chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
-    Q = C < attention_block_queries() ? C : attention_block_queries();
+    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
+    linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
+    rope_forward(a->qkv, rope);
+    context_attention_forward(a);
+    linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
+    residual_forward(a->mid, x, a->branch, w->proj_bias);
+
+    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
+    linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
+    gelu_forward(a->gelu, a->up);
+    linear_forward(a->branch, a->gelu, w->down_weight, NONE);
+    residual_forward(out, a->mid, a->branch, w->down_bias);
 }
 
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
-    BlockActs a = first;
+    residual_backward(g->down_bias, d_x);
+    linear_backward_input(d->gelu, d_x, w->down_weight);
+    linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
+    gelu_backward(d->up, d->gelu, a->up);
+    linear_backward_input(d->ln2, d->up, w->up_weight);
+    linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
+    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.lse = tensor_create(category, REAL, "lse", shape(B, T, A));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared) {
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-        a.split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, R, A * D));
-    }
-    return a;
+    residual_backward(g->proj_bias, d_x);
+    linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
+    context_attention_backward(a, d);
+    rope_backward(d->qkv, rope);
+    linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
+    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
+    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
 
-static Acts acts_create(void)
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
+static void forward(Acts *a, Batch batch, double scale)
 {
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+    const Params *w = &params;
 
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    embedding_forward(a->x[0], batch.inputs, w->embedding);
     for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
+        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
+    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
+    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
 }
 
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
+/* Adds this micro-batch's gradients to the step's. */
+static void backward(Acts *a, Batch batch, double scale)
 {
-    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
-    const int64_t n = comm_size(cp);
-    const double block = R * (3 * H + 4 + 4 * A * D + A + 2 * F);           /* linear in T: no term is quadratic */
-    const double attention = B * C * chunk_heads * (D + 1) + 2 * chunk_heads * Q * C; /* block_out, block_lse, scores */
-    const int64_t kv = 2 * R * A * D;                                       /* a rank's K and V */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double buffers[] = {[RING] = 3, [ZIGZAG] = 3, [ALLGATHER] = 2 * n, [ULYSSES] = 1.5};
+    const Params *w = &params, *g = &gradients;
 
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + R * (H + 2) + R * (V + 1)));
-    /* d_block; attention; branch twice, d_x, d_final; split twice; rope; the loss; two ids per token of the batch */
-    memory_predict(MEM_WORKSPACE, real_size * (block + attention + 4 * R * H + 6 * R * A * D + R * D) + 8 + 2 * 4 * R);
-    memory_predict(MEM_COMMUNICATION, real_size * kv * buffers[method]);
-
-    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    estimate_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
-
-    /* Traffic per step. Attention sends per layer and micro-batch: in forward, which full recomputation repeats, and in
-     * backward. The gradients are sent once. */
-    const int64_t backwards = options.accumulate * L;
-    const int64_t forwards = options.recompute == RECOMPUTE_FULL ? 2 * backwards : backwards;
-    switch (method) {
-    case RING:
-    case ZIGZAG:                        /* K, V: n - 1 hops, forward and backward; dK, dV: n */
-        comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
-        break;
-    case ALLGATHER:                     /* K, V, forward and backward; dK, dV */
-        comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
-        comm_predict(cp, REDUCE_SCATTER, backwards, n * kv);
-        break;
-    case ULYSSES:                       /* q, k, v; the output; their gradients; delta */
-        comm_predict(cp, ALL_TO_ALL, forwards + backwards, 3 * R * A * D);
-        comm_predict(cp, ALL_TO_ALL, forwards + backwards, R * A * D);
-        comm_predict(cp, ALL_TO_ALL, backwards, R * A);
-        break;
+    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    linear_backward_input(d_final, a->logits, w->embedding);
+    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
+    tensor_zero(d_x);
+    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
+    for (int64_t l = L - 1; l >= 0; l--) {
+        if (options.recompute == RECOMPUTE_FULL)
+            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
     }
-    comm_predict(cp, ALL_REDUCE, 1, model_parameters(options.config));
+    embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
 /* ---- Attention: the only place where tokens are combined ---- */
@@ -327,77 +300,6 @@ static void context_attention_backward(BlockActs *a, BlockActs *d)
         heads_to_tokens(d->qkv);
 }
 
-/* Computes one transformer block: from the residual stream x to out, both (R, H). */
-static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
-{
-    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
-    linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
-    rope_forward(a->qkv, rope);
-    context_attention_forward(a);
-    linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
-    residual_forward(a->mid, x, a->branch, w->proj_bias);
-
-    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
-    linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
-    gelu_forward(a->gelu, a->up);
-    linear_forward(a->branch, a->gelu, w->down_weight, NONE);
-    residual_forward(out, a->mid, a->branch, w->down_bias);
-}
-
-/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
- * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
- * a: activations, d: their gradients. */
-static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
-{
-    residual_backward(g->down_bias, d_x);
-    linear_backward_input(d->gelu, d_x, w->down_weight);
-    linear_backward_weight(g->down_weight, NONE, d_x, a->gelu);
-    gelu_backward(d->up, d->gelu, a->up);
-    linear_backward_input(d->ln2, d->up, w->up_weight);
-    linear_backward_weight(g->up_weight, g->up_bias, d->up, a->ln2);
-    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
-
-    residual_backward(g->proj_bias, d_x);
-    linear_backward_input(d->attn_out, d_x, w->proj_weight);
-    linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
-    context_attention_backward(a, d);
-    rope_backward(d->qkv, rope);
-    linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
-    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
-    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
-}
-
-/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
-static void forward(Acts *a, Batch batch, double scale)
-{
-    const Params *w = &params;
-
-    embedding_forward(a->x[0], batch.inputs, w->embedding);
-    for (int l = 0; l < L; l++)
-        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
-    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
-    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
-}
-
-/* Adds this micro-batch's gradients to the step's. */
-static void backward(Acts *a, Batch batch, double scale)
-{
-    const Params *w = &params, *g = &gradients;
-
-    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
-    linear_backward_input(d_final, a->logits, w->embedding);
-    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
-    tensor_zero(d_x);
-    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
-    for (int64_t l = L - 1; l >= 0; l--) {
-        if (options.recompute == RECOMPUTE_FULL)
-            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
-    }
-    embedding_backward(g->embedding, d_x, batch.inputs);
-}
-
 /* Inputs and targets of this rank's i-th sequence chunk, (B, C) each. */
 static Batch chunk_of(Batch batch, int i)
 {
@@ -444,6 +346,107 @@ static void evaluate(Batch batch)
         forward(&acts, batch, 1.0 / (B * options.config.seq));
     }
     run_report_validation(comm_sum(cp, tensor_item(loss)) / evaluation_batches());
+}
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    const int n = comm_size(cp);
+    local_chunks = method == ZIGZAG && n > 1 ? 2 : 1;               /* with one rank there is no load to balance */
+    if (c->seq % (local_chunks * n))
+        fail("--seq: expected a multiple of %d (%d ranks x %d sequence chunk%s), got %d; try %d", local_chunks * n, n,
+             local_chunks, local_chunks == 1 ? "" : "s", c->seq, (c->seq / (local_chunks * n) + 1) * local_chunks * n);
+    C = c->seq / (local_chunks * n);
+    B = options.micro_batch, T = local_chunks * C, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+    chunks = method == ULYSSES ? n : local_chunks;
+    chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
+    Q = C < attention_block_queries() ? C : attention_block_queries();
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.lse = tensor_create(category, REAL, "lse", shape(B, T, A));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared) {
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+        a.split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, R, A * D));
+    }
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
+    const int64_t n = comm_size(cp);
+    const double block = R * (3 * H + 4 + 4 * A * D + A + 2 * F);           /* linear in T: no term is quadratic */
+    const double attention = B * C * chunk_heads * (D + 1) + 2 * chunk_heads * Q * C; /* block_out, block_lse, scores */
+    const int64_t kv = 2 * R * A * D;                                       /* a rank's K and V */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double buffers[] = {[RING] = 3, [ZIGZAG] = 3, [ALLGATHER] = 2 * n, [ULYSSES] = 1.5};
+
+    memory_predict(MEM_PARAMETERS, real_size * N);
+    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + R * (H + 2) + R * (V + 1)));
+    /* d_block; attention; branch twice, d_x, d_final; split twice; rope; the loss; two ids per token of the batch */
+    memory_predict(MEM_WORKSPACE, real_size * (block + attention + 4 * R * H + 6 * R * A * D + R * D) + 8 + 2 * 4 * R);
+    memory_predict(MEM_COMMUNICATION, real_size * kv * buffers[method]);
+
+    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    estimate_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
+
+    /* Traffic per step. Attention sends per layer and micro-batch: in forward, which full recomputation repeats, and in
+     * backward. The gradients are sent once. */
+    const int64_t backwards = options.accumulate * L;
+    const int64_t forwards = options.recompute == RECOMPUTE_FULL ? 2 * backwards : backwards;
+    switch (method) {
+    case RING:
+    case ZIGZAG:                        /* K, V: n - 1 hops, forward and backward; dK, dV: n */
+        comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
+        break;
+    case ALLGATHER:                     /* K, V, forward and backward; dK, dV */
+        comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
+        comm_predict(cp, REDUCE_SCATTER, backwards, n * kv);
+        break;
+    case ULYSSES:                       /* q, k, v; the output; their gradients; delta */
+        comm_predict(cp, ALL_TO_ALL, forwards + backwards, 3 * R * A * D);
+        comm_predict(cp, ALL_TO_ALL, forwards + backwards, R * A * D);
+        comm_predict(cp, ALL_TO_ALL, backwards, R * A);
+        break;
+    }
+    comm_predict(cp, ALL_REDUCE, 1, model_parameters(options.config));
 }
 
 int main(int argc, char **argv)

@@ -64,165 +64,9 @@ static double *arrived;             /* [2]     host copies of squares and loss, 
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
 static Tensor scales;               /* (2)     F32, their scales */
 
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    /* Each slice reads and writes the embedding's gradient: 8*V*H bytes for 2*S*V*H FLOPs. S/4 FLOPs per byte must be
-     * several times the device's ridge. */
-    const int64_t rows = device_is_host() ? 256 : 8192;
-    S = fuse.cross_entropy && R > rows ? rows : R;
-}
-
-/* Derives the storage types from the options; fails if the device does not support them. */
-static void dtypes(void)
-{
-    dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
-    gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
-    has_master = dtype != REAL && master_option == MASTER_FP32;
-    if (dtype != F16 && (loss_scale != 65536 || growth_interval != 2000))
-        fail_usage("--loss-scale %g, --loss-scale-growth %d: expected --dtype fp16, since other types need none",
-                   loss_scale, growth_interval);
-    if (dtype != F16)
-        loss_scale = 1;
-    if (gradients_dtype == BF16 && dtype != BF16)
-        fail_usage("--gradients bf16 with --dtype %s: expected bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
-    if (device_supports(dtype) == SUPPORT_NONE)
-        fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp16", device_name());
-    if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
-        fail("%s does not support fp8, which needs compute capability 8.9: use --dtype bf16 or fp16", device_name());
-    fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
-    const char *unfused = fp8 ? "with --dtype fp8 the products of linears are in fp8" : linear_gelu_unfused(dtype);
-    if (fuse.gelu && unfused) {
-        fuse.gelu = false;
-        print_rank_0("GELU is not fused: %s\n", unfused);
-    }
-    run_set_matmul_dtype(fp8 ? E4M3 : dtype);
-    if (dtype_option == DTYPE_FP8 && !fp8)
-        print_rank_0("fp8 matmuls need multiples of 16: those of %lld rows and --hidden %lld stay in bf16\n",
-                     (long long)R, (long long)H);
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (fuse.attention && (!shared || options.recompute != RECOMPUTE_FULL))
-        a.lse = tensor_create(category, REAL, "attention_lse", shape(B, A, T));
-    if (!fuse.attention && (!shared || options.recompute == RECOMPUTE_NONE))
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-static Acts acts_create(void)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
-
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(S, V));
-    if (!fuse.cross_entropy)
-        a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
-    const double gradient = dtype_size(gradients_dtype);
-    const double lse = fuse.attention ? B * A * T : 0;
-    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * (R * 4 + lse);   /* linear */
-    const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic in T */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-
-    memory_predict(MEM_PARAMETERS, small * N);
-    memory_predict(MEM_MASTER, has_master ? real_size * N : 0);
-    memory_predict(MEM_GRADIENTS, gradient * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
-                                        + small * (R * H + S * V)
-                                        + real_size * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
-    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
-    memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
-    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
-
-    memory_estimate(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
-    if (has_master)
-        memory_estimate(MEM_MASTER, real_size * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* FlashAttention recomputes */
-    estimate_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
-}
-
-/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
-static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
-{
-    const int64_t rows = tensor_rows(t), width = tensor_width(t);
-    const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
-    Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
-
-    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
-    quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
-    return copy;
-}
-
-/* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
- * precision), gradients to E5M2 (more range). linear_fp8 sums over the last dimension of both operands, so backward
- * transposes what it sums over rows. Results are BF16, weight gradients gradients_dtype. The logits stay in BF16. */
-static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
-{
-    if (!fp8) {
-        linear_forward(out, x, weight, bias);
-        return;
-    }
-    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
-    linear_fp8(out, x8, weight8, bias);
-}
-
-static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
-{
-    if (!fp8) {
-        linear_backward_input(d_x, d_out, weight);
-        return;
-    }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
-    linear_fp8(d_x, d8, weight8, NONE);
-}
-
-static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
-{
-    if (!fp8) {
-        linear_backward_weight(d_weight, d_bias, d_out, x);
-        return;
-    }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
-    linear_fp8_add(d_weight, d8, x8);
-    if (d_bias.data)
-        residual_backward(d_bias, d_out);
-}
+static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
+static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
+static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
@@ -344,6 +188,53 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
+static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
+{
+    const int64_t rows = tensor_rows(t), width = tensor_width(t);
+    const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
+    Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
+
+    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
+    quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
+    return copy;
+}
+
+/* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
+ * precision), gradients to E5M2 (more range). linear_fp8 sums over the last dimension of both operands, so backward
+ * transposes what it sums over rows. Results are BF16, weight gradients gradients_dtype. The logits stay in BF16. */
+static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    if (!fp8) {
+        linear_forward(out, x, weight, bias);
+        return;
+    }
+    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
+    linear_fp8(out, x8, weight8, bias);
+}
+
+static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    if (!fp8) {
+        linear_backward_input(d_x, d_out, weight);
+        return;
+    }
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
+    linear_fp8(d_x, d8, weight8, NONE);
+}
+
+static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+{
+    if (!fp8) {
+        linear_backward_weight(d_weight, d_bias, d_out, x);
+        return;
+    }
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
+    linear_fp8_add(d_weight, d8, x8);
+    if (d_bias.data)
+        residual_backward(d_bias, d_out);
+}
+
 /* Halves the loss scale if gradients overflowed. A scale that is too small does not show, so it regularly doubles. */
 static void adapt_loss_scale(int64_t step, bool overflow)
 {
@@ -424,6 +315,119 @@ static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's
     loss_of(batch);
     linear_forward(tensor_range(acts.logits, 0, 1), tensor_range(acts.final, row, 1), params.embedding, NONE);
     return tensor_range(acts.logits, 0, 1);
+}
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+    /* Each slice reads and writes the embedding's gradient: 8*V*H bytes for 2*S*V*H FLOPs. S/4 FLOPs per byte must be
+     * several times the device's ridge. */
+    const int64_t rows = device_is_host() ? 256 : 8192;
+    S = fuse.cross_entropy && R > rows ? rows : R;
+}
+
+/* Derives the storage types from the options; fails if the device does not support them. */
+static void dtypes(void)
+{
+    dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
+    gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
+    has_master = dtype != REAL && master_option == MASTER_FP32;
+    if (dtype != F16 && (loss_scale != 65536 || growth_interval != 2000))
+        fail_usage("--loss-scale %g, --loss-scale-growth %d: expected --dtype fp16, since other types need none",
+                   loss_scale, growth_interval);
+    if (dtype != F16)
+        loss_scale = 1;
+    if (gradients_dtype == BF16 && dtype != BF16)
+        fail_usage("--gradients bf16 with --dtype %s: expected bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
+    if (device_supports(dtype) == SUPPORT_NONE)
+        fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp16", device_name());
+    if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
+        fail("%s does not support fp8, which needs compute capability 8.9: use --dtype bf16 or fp16", device_name());
+    fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
+    const char *unfused = fp8 ? "with --dtype fp8 the products of linears are in fp8" : linear_gelu_unfused(dtype);
+    if (fuse.gelu && unfused) {
+        fuse.gelu = false;
+        print_rank_0("GELU is not fused: %s\n", unfused);
+    }
+    run_set_matmul_dtype(fp8 ? E4M3 : dtype);
+    if (dtype_option == DTYPE_FP8 && !fp8)
+        print_rank_0("fp8 matmuls need multiples of 16: those of %lld rows and --hidden %lld stay in bf16\n",
+                     (long long)R, (long long)H);
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (fuse.attention && (!shared || options.recompute != RECOMPUTE_FULL))
+        a.lse = tensor_create(category, REAL, "attention_lse", shape(B, A, T));
+    if (!fuse.attention && (!shared || options.recompute == RECOMPUTE_NONE))
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(S, V));
+    if (!fuse.cross_entropy)
+        a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double real_size = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
+    const double gradient = dtype_size(gradients_dtype);
+    const double lse = fuse.attention ? B * A * T : 0;
+    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * (R * 4 + lse);   /* linear */
+    const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic in T */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    memory_predict(MEM_PARAMETERS, small * N);
+    memory_predict(MEM_MASTER, has_master ? real_size * N : 0);
+    memory_predict(MEM_GRADIENTS, gradient * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
+                                        + small * (R * H + S * V)
+                                        + real_size * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
+
+    memory_estimate(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
+    if (has_master)
+        memory_estimate(MEM_MASTER, real_size * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* FlashAttention recomputes */
+    estimate_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
 }
 
 int main(int argc, char **argv)

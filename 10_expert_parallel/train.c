@@ -59,6 +59,205 @@ static Tensor slots;                /* (E, P, H)  rows or outputs on their way t
                                      * outputs, as they arrive */
 static double balance_of_step, dropped, busiest, idlest;       /* columns of --metrics */
 
+static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x);
+static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x,
+                             double scale);
+
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
+static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
+{
+    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
+    linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
+    rope_forward(a->qkv, rope);
+    attention_forward(a->attn_out, a->probs, a->qkv);
+    linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
+    residual_forward(a->mid, x, a->branch, w->proj_bias);
+
+    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
+    experts_forward(w, a, out, a->mid);
+}
+
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x,
+                           double scale)
+{
+    experts_backward(w, g, a, d, d_x, scale);
+    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
+
+    residual_backward(g->proj_bias, d_x);
+    linear_backward_input(d->attn_out, d_x, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
+    attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
+    rope_backward(d->qkv, rope);
+    linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
+    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
+    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
+}
+
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
+static void forward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params;
+
+    embedding_forward(a->x[0], batch.inputs, w->embedding);
+    for (int l = 0; l < L; l++) {
+        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        balance_forward(balance_loss, tensor_range(totals, l, 1), &a->blocks[l].routing, balance * scale);
+    }
+    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
+    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
+    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
+}
+
+/* Adds this micro-batch's gradients to the step's. */
+static void backward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params, *g = &gradients;
+
+    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    linear_backward_input(d_final, a->logits, w->embedding);
+    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
+    tensor_zero(d_x);
+    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
+    for (int64_t l = L - 1; l >= 0; l--) {
+        if (options.recompute == RECOMPUTE_FULL)
+            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        if (options.recompute == RECOMPUTE_SELECTIVE)
+            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l], scale);
+    }
+    embedding_backward(g->embedding, d_x, batch.inputs);
+}
+
+/* ---- The mixture of experts ---- */
+
+/* Starts to exchange the slots of local expert j. Slots lie in the order of experts, and expert j * ep_size + r is
+ * local expert j of rank r. So from row j * P on there is a block of B*C rows for each rank. On the receiving rank the
+ * blocks lie in the order of ranks. A second exchange returns each block to its place. */
+static Request *exchange(Tensor out, Tensor in, int64_t j)
+{
+    return comm_start_all_to_all(ep, tensor_range(out, j, 1), tensor_range(in, j, 1));
+}
+
+/* out = x + the sum of gate * expert(ln2) over each token's experts. Slots of later experts arrive, and outputs of
+ * earlier ones return, while an expert computes. */
+static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
+{
+    const Routing *r = &a->routing;
+    Request *arriving[E], *returning[E];
+
+    linear_forward(r->probs, a->ln2, w->router, NONE);      /* logits, which route_forward replaces */
+    route_forward(r);
+    dispatch_forward(slots, a->ln2, r);
+    for (int64_t j = 0; j < E; j++)
+        arriving[j] = exchange(a->in, slots, j);
+    for (int64_t j = 0; j < E; j++) {
+        const ExpertParams *e = &w->experts[j * ep_size + comm_rank(ep)];
+        Tensor in = tensor_range(a->in, j, 1), up = tensor_range(a->up, j, 1), gelu = tensor_range(a->gelu, j, 1);
+        comm_wait(&arriving[j]);
+        linear_forward(up, in, e->up_weight, e->up_bias);
+        gelu_forward(gelu, up);
+        linear_forward(tensor_range(slots, j, 1), gelu, e->down_weight, e->down_bias);  /* over rows already sent */
+        returning[j] = exchange(a->returned, slots, j);
+    }
+    for (int64_t j = 0; j < E; j++)
+        comm_wait(&returning[j]);
+    combine_forward(out, x, a->returned, r);
+}
+
+/* Computes d->ln2 from d_x, which stays as it is, as the residual stream's gradient. Gradients of outputs, d->returned,
+ * arrive in slots; gradients of rows, d->in, return into d->returned. */
+static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x,
+                             double scale)
+{
+    const Routing *r = &a->routing;
+    Request *arriving[E], *returning[E];
+
+    combine_backward(d->returned, d_gates, d_x, a->returned, r);
+    for (int64_t j = 0; j < E; j++)
+        arriving[j] = exchange(slots, d->returned, j);
+    route_backward(d_logits, d_gates, r, balance * scale);
+    linear_backward_input(d->ln2, d_logits, w->router);
+    linear_backward_weight(g->router, NONE, d_logits, a->ln2);
+    for (int64_t j = 0; j < E; j++) {
+        const ExpertParams *e = &w->experts[j * ep_size + comm_rank(ep)];
+        const ExpertParams *d_e = &g->experts[j * ep_size + comm_rank(ep)];
+        Tensor d_out = tensor_range(slots, j, 1), d_gelu = tensor_range(d->gelu, j, 1);
+        Tensor d_up = tensor_range(d->up, j, 1), d_in = tensor_range(d->in, j, 1);
+        comm_wait(&arriving[j]);
+        linear_backward_input(d_gelu, d_out, e->down_weight);
+        gelu_backward(d_up, d_gelu, tensor_range(a->up, j, 1));
+        linear_backward_input(d_in, d_up, e->up_weight);
+        returning[j] = exchange(d->returned, d->in, j);
+        linear_backward_weight(d_e->down_weight, d_e->down_bias, d_out, tensor_range(a->gelu, j, 1));
+        linear_backward_weight(d_e->up_weight, d_e->up_bias, d_up, tensor_range(a->in, j, 1));
+    }
+    for (int64_t j = 0; j < E; j++)
+        comm_wait(&returning[j]);
+    dispatch_backward(d->ln2, d->returned, r);
+}
+
+/* The step's loads, over all ranks: what fraction of choices was dropped; the largest and the smallest load of an
+ * expert, as a multiple of the even share. */
+static void count_loads(void)
+{
+    const int64_t n = L * options.config.experts;
+    real (*total)[2] = calloc(n, sizeof *total);
+    double choices = 0, lost = 0, most = 0, least = INFINITY;
+
+    comm_all_reduce(dp, totals, SUM);
+    tensor_to_host(*total, totals);
+    for (int64_t i = 0; i < n; i++) {
+        choices += total[i][0], lost += total[i][1];
+        most = fmax(most, total[i][0]), least = fmin(least, total[i][0]);
+    }
+    dropped = lost / choices, busiest = most * n / choices, idlest = least * n / choices;
+    free(total);
+}
+
+/* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
+static StepResult train_step(int64_t step, Batch batch)
+{
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
+     * the same number of tokens. */
+    const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
+
+    tensor_zero(loss);
+    tensor_zero(balance_loss);
+    tensor_zero(totals);
+    tensor_zero(gradients.buffer);
+    for (int m = 0; m < options.accumulate; m++) {
+        batch_load(batch, step, ((int64_t)comm_rank(dp) * options.accumulate + m) * B, 0);
+        trace_begin("forward");
+        forward(&acts, batch, scale);
+        trace_end();
+        trace_begin("backward");
+        backward(&acts, batch, scale);
+        trace_end();
+    }
+    /* units: the embedding, L blocks, the final LayerNorm, then the experts, which not all ranks hold */
+    const int64_t others = layout.units[L + 2].first;
+    comm_all_reduce(dp, tensor_range(gradients.buffer, 0, others), SUM);
+    comm_all_reduce(edp, tensor_range(gradients.buffer, others, layout.count - others), SUM);
+    run_dump_gradients(&optimizer);
+
+    trace_begin("optimizer");
+    double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
+    double mean = comm_sum(dp, tensor_item(loss));  /* read here, so that the host does not wait for the update */
+    balance_of_step = comm_sum(dp, tensor_item(balance_loss));
+    count_loads();
+    adamw_step(&optimizer, lr, clip_scale(norm));
+    trace_end();
+    return (StepResult){.loss = mean, .norm = norm, .lr = lr};
+}
+
+static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
+{
+    forward(&acts, batch, 1.0 / (B * T));
+}
+
 static void sizes(void)
 {
     const Config *c = &options.config;
@@ -157,201 +356,6 @@ static void predict(void)
     comm_predict(dp, ALL_REDUCE, 1, others);
     comm_predict(edp, ALL_REDUCE, 1, experts);
     comm_predict(dp, ALL_REDUCE, 1, L * e * 2);
-}
-
-/* ---- The mixture of experts ---- */
-
-/* Starts to exchange the slots of local expert j. Slots lie in the order of experts, and expert j * ep_size + r is
- * local expert j of rank r. So from row j * P on there is a block of B*C rows for each rank. On the receiving rank the
- * blocks lie in the order of ranks. A second exchange returns each block to its place. */
-static Request *exchange(Tensor out, Tensor in, int64_t j)
-{
-    return comm_start_all_to_all(ep, tensor_range(out, j, 1), tensor_range(in, j, 1));
-}
-
-/* out = x + the sum of gate * expert(ln2) over each token's experts. Slots of later experts arrive, and outputs of
- * earlier ones return, while an expert computes. */
-static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
-{
-    const Routing *r = &a->routing;
-    Request *arriving[E], *returning[E];
-
-    linear_forward(r->probs, a->ln2, w->router, NONE);      /* logits, which route_forward replaces */
-    route_forward(r);
-    dispatch_forward(slots, a->ln2, r);
-    for (int64_t j = 0; j < E; j++)
-        arriving[j] = exchange(a->in, slots, j);
-    for (int64_t j = 0; j < E; j++) {
-        const ExpertParams *e = &w->experts[j * ep_size + comm_rank(ep)];
-        Tensor in = tensor_range(a->in, j, 1), up = tensor_range(a->up, j, 1), gelu = tensor_range(a->gelu, j, 1);
-        comm_wait(&arriving[j]);
-        linear_forward(up, in, e->up_weight, e->up_bias);
-        gelu_forward(gelu, up);
-        linear_forward(tensor_range(slots, j, 1), gelu, e->down_weight, e->down_bias);  /* over rows already sent */
-        returning[j] = exchange(a->returned, slots, j);
-    }
-    for (int64_t j = 0; j < E; j++)
-        comm_wait(&returning[j]);
-    combine_forward(out, x, a->returned, r);
-}
-
-/* Computes d->ln2 from d_x, which stays as it is, as the residual stream's gradient. Gradients of outputs, d->returned,
- * arrive in slots; gradients of rows, d->in, return into d->returned. */
-static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x,
-                             double scale)
-{
-    const Routing *r = &a->routing;
-    Request *arriving[E], *returning[E];
-
-    combine_backward(d->returned, d_gates, d_x, a->returned, r);
-    for (int64_t j = 0; j < E; j++)
-        arriving[j] = exchange(slots, d->returned, j);
-    route_backward(d_logits, d_gates, r, balance * scale);
-    linear_backward_input(d->ln2, d_logits, w->router);
-    linear_backward_weight(g->router, NONE, d_logits, a->ln2);
-    for (int64_t j = 0; j < E; j++) {
-        const ExpertParams *e = &w->experts[j * ep_size + comm_rank(ep)];
-        const ExpertParams *d_e = &g->experts[j * ep_size + comm_rank(ep)];
-        Tensor d_out = tensor_range(slots, j, 1), d_gelu = tensor_range(d->gelu, j, 1);
-        Tensor d_up = tensor_range(d->up, j, 1), d_in = tensor_range(d->in, j, 1);
-        comm_wait(&arriving[j]);
-        linear_backward_input(d_gelu, d_out, e->down_weight);
-        gelu_backward(d_up, d_gelu, tensor_range(a->up, j, 1));
-        linear_backward_input(d_in, d_up, e->up_weight);
-        returning[j] = exchange(d->returned, d->in, j);
-        linear_backward_weight(d_e->down_weight, d_e->down_bias, d_out, tensor_range(a->gelu, j, 1));
-        linear_backward_weight(d_e->up_weight, d_e->up_bias, d_up, tensor_range(a->in, j, 1));
-    }
-    for (int64_t j = 0; j < E; j++)
-        comm_wait(&returning[j]);
-    dispatch_backward(d->ln2, d->returned, r);
-}
-
-/* Computes one transformer block: from the residual stream x to out, both (R, H). */
-static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
-{
-    layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
-    linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
-    rope_forward(a->qkv, rope);
-    attention_forward(a->attn_out, a->probs, a->qkv);
-    linear_forward(a->branch, a->attn_out, w->proj_weight, NONE);
-    residual_forward(a->mid, x, a->branch, w->proj_bias);
-
-    layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
-    experts_forward(w, a, out, a->mid);
-}
-
-/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
- * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
- * a: activations, d: their gradients. */
-static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x,
-                           double scale)
-{
-    experts_backward(w, g, a, d, d_x, scale);
-    layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
-
-    residual_backward(g->proj_bias, d_x);
-    linear_backward_input(d->attn_out, d_x, w->proj_weight);
-    linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
-    attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
-    rope_backward(d->qkv, rope);
-    linear_backward_input(d->ln1, d->qkv, w->qkv_weight);
-    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, a->ln1);
-    layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
-}
-
-/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
-static void forward(Acts *a, Batch batch, double scale)
-{
-    const Params *w = &params;
-
-    embedding_forward(a->x[0], batch.inputs, w->embedding);
-    for (int l = 0; l < L; l++) {
-        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-        balance_forward(balance_loss, tensor_range(totals, l, 1), &a->blocks[l].routing, balance * scale);
-    }
-    layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
-    linear_forward(a->logits, a->final, w->embedding, NONE);           /* tied with the embedding */
-    cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
-}
-
-/* Adds this micro-batch's gradients to the step's. */
-static void backward(Acts *a, Batch batch, double scale)
-{
-    const Params *w = &params, *g = &gradients;
-
-    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
-    linear_backward_input(d_final, a->logits, w->embedding);
-    linear_backward_weight(g->embedding, NONE, a->logits, a->final);
-    tensor_zero(d_x);
-    layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
-    for (int64_t l = L - 1; l >= 0; l--) {
-        if (options.recompute == RECOMPUTE_FULL)
-            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-        if (options.recompute == RECOMPUTE_SELECTIVE)
-            attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
-        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l], scale);
-    }
-    embedding_backward(g->embedding, d_x, batch.inputs);
-}
-
-/* The step's loads, over all ranks: what fraction of choices was dropped; the largest and the smallest load of an
- * expert, as a multiple of the even share. */
-static void count_loads(void)
-{
-    const int64_t n = L * options.config.experts;
-    real (*total)[2] = calloc(n, sizeof *total);
-    double choices = 0, lost = 0, most = 0, least = INFINITY;
-
-    comm_all_reduce(dp, totals, SUM);
-    tensor_to_host(*total, totals);
-    for (int64_t i = 0; i < n; i++) {
-        choices += total[i][0], lost += total[i][1];
-        most = fmax(most, total[i][0]), least = fmin(least, total[i][0]);
-    }
-    dropped = lost / choices, busiest = most * n / choices, idlest = least * n / choices;
-    free(total);
-}
-
-/* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
-static StepResult train_step(int64_t step, Batch batch)
-{
-    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
-     * the same number of tokens. */
-    const double scale = 1.0 / (B * T * options.accumulate * comm_size(dp));
-
-    tensor_zero(loss);
-    tensor_zero(balance_loss);
-    tensor_zero(totals);
-    tensor_zero(gradients.buffer);
-    for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, ((int64_t)comm_rank(dp) * options.accumulate + m) * B, 0);
-        trace_begin("forward");
-        forward(&acts, batch, scale);
-        trace_end();
-        trace_begin("backward");
-        backward(&acts, batch, scale);
-        trace_end();
-    }
-    /* units: the embedding, L blocks, the final LayerNorm, then the experts, which not all ranks hold */
-    const int64_t others = layout.units[L + 2].first;
-    comm_all_reduce(dp, tensor_range(gradients.buffer, 0, others), SUM);
-    comm_all_reduce(edp, tensor_range(gradients.buffer, others, layout.count - others), SUM);
-    run_dump_gradients(&optimizer);
-
-    trace_begin("optimizer");
-    double norm = sqrt(comm_sum(dp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
-    double mean = comm_sum(dp, tensor_item(loss));  /* read here, so that the host does not wait for the update */
-    balance_of_step = comm_sum(dp, tensor_item(balance_loss));
-    count_loads();
-    adamw_step(&optimizer, lr, clip_scale(norm));
-    trace_end();
-    return (StepResult){.loss = mean, .norm = norm, .lr = lr};
-}
-
-static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
-{
-    forward(&acts, batch, 1.0 / (B * T));
 }
 
 int main(int argc, char **argv)

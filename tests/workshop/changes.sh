@@ -2,8 +2,7 @@
 # Shows what a program changes in its base, function by function, without the comment at the top of train.c. Files of 09
 # beside train.c have functions of another program, with which each is compared.
 #   changes.sh --diff STAGE   the changes, colored on a terminal; FULL=1: with the full text of changed functions
-#   changes.sh --update       writes NN/DIFF.md: keeps its sentences and their order, and renews each function's heading
-#                             and ```diff block
+#   changes.sh --update       writes NN/DIFF.md: keeps its sentences, and renews each function's heading and ```diff block
 #   changes.sh --check        fails if a DIFF.md is out of date, or has a function without a sentence
 set -eu
 cd "$(dirname "$0")/../.."
@@ -46,26 +45,23 @@ made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 
 # A DIFF.md with the changes in $made/new/KEY (its heading, then the lines of its ```diff block), which $made/keys lists
-# in the program's order. Sections of functions that no longer change are left out; new ones come last.
+# in the program's order.
 renew() {
     awk -v made="$made" '
-        function block(key,    line, file) {
-            file = made "/new/" key
-            getline line <file
-            print "## " line
-            if (text[key] == "") missing = missing " " key
-            printf "\n%s```diff\n", text[key]
-            while ((getline line <file) > 0) print line
-            print "```\n"
-        }
-        NR == FNR { known[$0] = 1; keys[++n] = $0; next }
-        /^## / { key = $2; gsub(/[`:,]/, "", key); order[++sections] = key; in_text = 1; started = 0; next }
-        !sections { print; next }
+        NR == FNR { keys[++n] = $0; next }
+        /^## / { key = $2; gsub(/[`:,]/, "", key); in_text = 1; started = 0; next }
+        key == "" { print; next }
         /^```diff/ { in_text = 0 }
         in_text && (started || NF) { started = 1; text[key] = text[key] $0 "\n" }
         END {
-            for (i = 1; i <= sections; i++) if (known[order[i]]) { block(order[i]); done[order[i]] = 1 }
-            for (i = 1; i <= n; i++) if (!done[keys[i]]++) block(keys[i])
+            for (i = 1; i <= n; i++) {
+                file = made "/new/" keys[i]
+                getline line <file
+                printf "## %s\n\n%s```diff\n", line, text[keys[i]]
+                while ((getline line <file) > 0) print line
+                print "```\n"
+                if (text[keys[i]] == "") missing = missing " " keys[i]
+            }
             if (missing) print "no sentence:" missing >"/dev/stderr"
         }' "$made/keys" "$1" | sed '$d'
 }
@@ -100,8 +96,8 @@ functions() {
     below "$1" >"$work/text"
     split "$work/text" "$work/${1%%/*}"
 }
-# The names of a file's functions in its order.
-names() { grep -oE '^[A-Za-z].*\(' "$1" | sed 's/(.*//; s/.*[ *]//' | awk '!seen[$0]++'; }
+# The names of a file's functions, in the order of their definitions.
+names() { awk '/^[A-Za-z].*\(/ { name = $0 } /^\{$/ { sub(/\(.*/, "", name); sub(/.*[ *]/, "", name); print name }' "$1"; }
 
 for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
     [ -f "$file" ] || continue
