@@ -19,7 +19,7 @@ static double clean_steps;          /* steps without overflow since the loss sca
 static int growth_interval = 2000;  /* clean steps until the loss scale doubles; 0: never */
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static Tensor master;               /* master copy of the weights, REAL; without one, the buffer of params */
 static AdamW optimizer;
 
@@ -36,7 +36,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -47,8 +47,8 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch), of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
@@ -195,7 +195,7 @@ static void adapt_loss_scale(int64_t step, bool overflow)
     }
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step, Batch batch)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -308,29 +308,63 @@ static Acts acts_create(void)
 /* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
 static void predict(void)
 {
-    const double real_size = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const int64_t N = model_parameters(options.config);
     const double gradient = dtype_size(gradients_dtype);
-    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * R * 4;      /* linear in T */
-    const double scores = small * B * A * T * T;                                                /* quadratic in T */
+    const double block = stored * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * R * 4;     /* linear in T */
+    const double scores = stored * B * A * T * T;                                               /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
-    memory_predict(MEM_PARAMETERS, small * N);
+    memory_predict(MEM_PARAMETERS, stored * N);
     memory_predict(MEM_MASTER, has_master ? real_size * N : 0);
     memory_predict(MEM_GRADIENTS, gradient * N);
     memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
-                                        + small * (R * H + B * T * V) + real_size * (R * 2 + B * T));
+    memory_predict(MEM_ACTIVATIONS, stored * (L + 1) * R * H + blocks * block + quadratic * scores
+                                        + stored * (R * H + B * T * V) + real_size * (R * 2 + B * T));
     /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
     memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
 
-    memory_estimate(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
+    memory_estimate(MEM_PARAMETERS, stored * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
         memory_estimate(MEM_MASTER, real_size * N, "4 N");
     memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
     memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
     estimate_activations(options.recompute, L * R, "");
+}
+
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
+{
+    sizes();
+    dtypes();
+    predict();
+    memory_check_fits();
+
+    layout = layout_create(options.config, FULL_MODEL);
+    params = params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)));
+    master = has_master ? tensor_create(MEM_MASTER, REAL, "master", shape(layout.count)) : params.buffer;
+    gradients = params_view(&layout, tensor_create(MEM_GRADIENTS, gradients_dtype, "gradients", shape(layout.count)));
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(1, sizeof(ParamShard)), .count = 1};
+    optimizer.shards[0] = (ParamShard){
+        .params = master,
+        .gradients = gradients.buffer,
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    rope_table(rope, 0);
+    if (fp8) {
+        left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
+        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(F * (R > H ? R : H)));
+        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2));
+    }
+    return batch_create();
 }
 
 int main(int argc, char **argv)
@@ -349,35 +383,7 @@ int main(int argc, char **argv)
         TEXT_OPTIONS,
         {0}});
     run_on_one_rank();
-    sizes();
-    dtypes();
-    predict();
-    memory_check_fits();
-
-    layout = layout_create(options.config, FULL_MODEL);
-    Tensor buffer = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count));
-    master = has_master ? tensor_create(MEM_MASTER, REAL, "master", shape(layout.count)) : buffer;
-    ParamShard all = {
-        .params = master,
-        .gradients = tensor_create(MEM_GRADIENTS, gradients_dtype, "gradients", shape(layout.count)),
-        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
-        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, buffer);
-    gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
-    acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
-    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
-    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
-    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
-    rope_table(rope, 0);
-    if (fp8) {
-        left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
-        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(F * (R > H ? R : H)));
-        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2));
-    }
-    Batch batch = batch_create();
+    Batch batch = set_up();
 
     if (dtype == F16) {
         run_register_state("loss_scale", &loss_scale);
@@ -392,7 +398,6 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, batch);
     }
-    if (options.sample)
-        text_sample(loss_of, acts.logits, batch);
+    text_sample(loss_of, acts.final, params.embedding, acts.logits, batch);
     run_end();
 }

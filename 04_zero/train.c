@@ -1,18 +1,17 @@
 /* 04_zero: data parallelism (03) with the training state sharded over the ranks (Rajbhandari et al. 2020).
  *
- * Each unit (the embedding, each block, the final LayerNorm) is split into one shard per rank; a rank updates only its
- * own shards. --zero 1 shards AdamW's moments, 2 also the gradients, 3 also the parameters. With 3 each unit is
- * all-gathered while the previous unit computes.
+ * Each unit (the embedding, a block, the final LayerNorm) is split into one shard per rank. --zero 1 shards AdamW's
+ * moments, 2 also gradients, 3 also parameters: a unit is all-gathered while the previous one computes.
  */
 #include "../common/ultrascale.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* views of full units, in one flat buffer or in the unit slots */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* all ranks; each computes its own sequences of the batch */
 static int zero = 1;
-static Request *gather_request[4], *scatter_request[4];     /* [slot]: in flight, or NULL */
+static Request *gathering[4], *reducing[4];     /* [slot]: in flight, or NULL */
 static int slot_unit[4];                        /* [slot]: the unit whose parameters it holds; -1: none */
 
 /* Local sizes, on this rank. Shapes in comments use these letters. */
@@ -28,7 +27,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -39,8 +38,8 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch), of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 
@@ -97,14 +96,14 @@ static void start_gather(int u)
     if (zero < 3 || slot_unit[slot_of(u)] == u)
         return;
     slot_unit[slot_of(u)] = u;
-    gather_request[slot_of(u)] = comm_start_all_gather(dp, params.units[u], optimizer.shards[u].params);
+    gathering[slot_of(u)] = comm_start_all_gather(dp, params.units[u], optimizer.shards[u].params);
 }
 
 /* Call before unit u computes. Waits for its parameters, and starts the all-gather of the next unit's. */
 static void gather_and_prefetch(int u, int next)
 {
     start_gather(u);
-    comm_wait(&gather_request[slot_of(u)]);
+    comm_wait(&gathering[slot_of(u)]);
     start_gather(next);
 }
 
@@ -128,7 +127,7 @@ static void forward(Acts *a, Batch batch, double scale)
 /* Call before backward accumulates into unit u. Waits until u's slot is free; from ZeRO-2 on, initializes it. */
 static void gradients_begin(int u)
 {
-    comm_wait(&scatter_request[slot_of(u)]);    /* the slot's previous unit; with ZeRO-1 only the request is reused */
+    comm_wait(&reducing[slot_of(u)]);    /* the slot's previous unit; with ZeRO-1 only the request is reused */
     if (zero == 1)
         return;
     const Range shard = comm_shard(dp, layout.units[u].count);
@@ -141,7 +140,7 @@ static void gradients_begin(int u)
 static void gradients_end(int u, bool last)
 {
     if (zero > 1 || last)
-        scatter_request[slot_of(u)] = comm_start_reduce_scatter(dp, optimizer.shards[u].gradients, gradients.units[u]);
+        reducing[slot_of(u)] = comm_start_reduce_scatter(dp, optimizer.shards[u].gradients, gradients.units[u]);
 }
 
 /* Adds this micro-batch's gradients to the step's. */
@@ -175,19 +174,18 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
 static void gradients_wait(void)
 {
     for (int i = 0; i < 4; i++)
-        comm_wait(&scatter_request[i]);
+        comm_wait(&reducing[i]);
 }
 
 /* Call after an update or a load: full units are stale. ZeRO-1 and 2 all-gather them; ZeRO-3 empties the slots. */
 static void refresh_params(void)
 {
-    for (int i = 0; i < 4; i++)
-        slot_unit[i] = -1;
+    memset(slot_unit, -1, sizeof slot_unit);
     for (int u = 0; u < L + 2 && zero < 3; u++)
         comm_all_gather(dp, params.units[u], optimizer.shards[u].params);
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step, Batch batch)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -221,8 +219,7 @@ static StepResult train_step(int64_t step, Batch batch)
 static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     forward(&acts, batch, 1.0 / (B * T));
-    for (int i = 0; i < 4; i++)             /* empties the slots: each step all-gathers what predict() counts */
-        slot_unit[i] = -1;
+    memset(slot_unit, -1, sizeof slot_unit);    /* empties the slots: each step all-gathers what predict() counts */
 }
 
 static void sizes(void)
@@ -284,9 +281,10 @@ static Tensor *slots_create(const char *name)
 /* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
 static void predict(void)
 {
-    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
-    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic in T */
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const int64_t N = model_parameters(options.config);
+    const double block = stored * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * R * 4;     /* linear in T */
+    const double scores = stored * B * A * T * T;                                               /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
     const int64_t embedding = H * V, layer = 12 * H * H + 13 * H, final = 2 * H;     /* elements per unit */
@@ -297,10 +295,10 @@ static void predict(void)
     memory_predict(MEM_GRADIENTS, real_size * (zero >= 2 ? own : N));
     memory_predict(MEM_OPTIMIZER, real_size * 2 * own);
     memory_predict(MEM_COMMUNICATION, real_size * slots * (zero - 1));  /* ZeRO-2: gradients; ZeRO-3: + parameters */
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
-                                            + R * (H + 2) + B * T * (V + 1)));
+    memory_predict(MEM_ACTIVATIONS, stored * (L + 1) * R * H + blocks * block + quadratic * scores
+                                        + stored * (R * H + B * T * V) + real_size * (R * 2 + B * T));
     /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
 
     memory_estimate(MEM_PARAMETERS, real_size * (zero == 3 ? N / n : N), zero == 3 ? "4 N / n" : "4 N");
     memory_estimate(MEM_GRADIENTS, real_size * (zero >= 2 ? N / n : N), zero >= 2 ? "4 N / n" : "4 N");
@@ -309,23 +307,18 @@ static void predict(void)
 
     /* ZeRO-2 and 3 reduce-scatter every micro-batch: no rank stores full gradients. ZeRO-3 all-gathers the blocks for
      * each forward and each backward, except the two that are still in their slots from the previous pass. */
-    const int64_t m = options.accumulate, scatters = zero == 1 ? 1 : m;
-    const int64_t again = zero == 3 && L > 2 ? (2 * m - 1) * (L - 2) : 0;
-    comm_predict(dp, REDUCE_SCATTER, scatters, embedding);
-    comm_predict(dp, REDUCE_SCATTER, scatters * L, layer);
-    comm_predict(dp, REDUCE_SCATTER, scatters, final);
-    comm_predict(dp, ALL_GATHER, 1, embedding);
-    comm_predict(dp, ALL_GATHER, L + again, layer);
-    comm_predict(dp, ALL_GATHER, 1, final);
+    const int64_t m = options.accumulate, again = zero == 3 && L > 2 ? (2 * m - 1) * (L - 2) : 0;
+    for (int u = 0; u < L + 2; u++) {
+        const int64_t unit = u == 0 ? embedding : u <= L ? layer : final;
+        comm_predict(dp, REDUCE_SCATTER, zero == 1 ? 1 : m, unit);
+        comm_predict(dp, ALL_GATHER, 1, unit);
+    }
+    comm_predict(dp, ALL_GATHER, again, layer);
 }
 
-int main(int argc, char **argv)
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
 {
-    run_begin("04_zero", "Trains a transformer with the batch split and the training state sharded.", argc, argv,
-              (ProgramOption[]){
-        {"zero", OPTION_INT, &zero, "ZeRO stage: shard 1 optimizer states, 2 + gradients, 3 + parameters", "N", 1, 3},
-        {0}});
-    dp = comm_split(world, 0, "dp");
     sizes();
     run_set_global_batch(B * options.accumulate * comm_size(dp));
     predict();
@@ -337,10 +330,11 @@ int main(int argc, char **argv)
                       : params_view_units(&layout, slots_create("params"));
     gradients = zero < 2 ? params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)))
                          : params_view_units(&layout, slots_create("gradients"));
-    ParamShard shards[L + 2];
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(L + 2, sizeof(ParamShard)), .count = L + 2,
+                        .full_params = params.buffer};
     for (int u = 0; u < L + 2; u++) {           /* this rank's shards: views of full units, or buffers of their own */
         const Range shard = comm_shard(dp, layout.units[u].count);
-        shards[u] = (ParamShard){
+        optimizer.shards[u] = (ParamShard){
             .first = layout.units[u].first + shard.first,
             .params = zero < 3 ? tensor_range(params.units[u], shard.first, shard.count)
                                : tensor_create(MEM_PARAMETERS, dtype, "params", shape(shard.count)),
@@ -349,7 +343,6 @@ int main(int argc, char **argv)
             .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(shard.count)),
             .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(shard.count))};
     }
-    optimizer = (AdamW){.layout = &layout, .shards = shards, .count = L + 2, .full_params = params.buffer};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
@@ -357,7 +350,18 @@ int main(int argc, char **argv)
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
-    Batch batch = batch_create();
+    return batch_create();
+}
+
+int main(int argc, char **argv)
+{
+    run_begin("04_zero", "Trains a transformer with the batch split and the training state sharded.", argc, argv,
+              (ProgramOption[]){
+        {"zero", OPTION_INT, &zero, "ZeRO stage: shard 1 optimizer states, 2 + gradients, 3 + parameters", "N", 1, 3},
+        TEXT_OPTIONS,
+        {0}});
+    dp = comm_split(world, 0, "dp");
+    Batch batch = set_up();
 
     int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     refresh_params();
@@ -367,5 +371,6 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, batch);
     }
+    text_sample(loss_of, acts.final, params.embedding, acts.logits, batch);
     run_end();
 }

@@ -1,5 +1,4 @@
-/* 10_expert_parallel: 01 with a mixture of experts in place of each MLP, and the experts split over ranks (GShard,
- * Lepikhin et al. 2020).
+/* 10_expert_parallel: 01 with a mixture of experts for each MLP, split over the ranks (GShard, Lepikhin et al. 2020).
  *
  * A router chooses k of e experts for each token. The ranks split the batch. Each rank of an ep group holds e/ep of the
  * experts: an all-to-all takes the tokens of all its ranks to the experts that they chose, another takes the outputs
@@ -10,7 +9,7 @@
 #include "experts.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* all ranks; each computes its own sequences of the batch */
@@ -20,10 +19,9 @@ static double capacity = 1.25, balance = 0.01;
 
 /* Local sizes, on this rank. Shapes in comments use these letters. */
 static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
-static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, an expert's width, vocabulary */
-static int64_t E, K;                /* experts on this rank; experts that a token takes */
-static int64_t C, P;                /* slots per expert and sequence; per local expert, for the sequences of all
-                                     * ranks of ep: ep_size*B*C */
+static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
+static int64_t E, K;                /* experts on this rank, each of width F; experts that a token takes */
+static int64_t C, P;                /* slots per expert and sequence; per local expert: ep_size*B*C of all ranks */
 
 /* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
@@ -37,7 +35,7 @@ typedef struct {
     Tensor in;                      /* (E, P, H)        slots of the local experts: rows of tokens of all ranks of ep */
     Tensor up, gelu;                /* (E, P, F) */
     Tensor returned;                /* (E, P, H)        as (e, B*C, H): outputs of all experts for the local tokens */
-    Tensor branch;                  /* (R, H)           what attention adds to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -48,15 +46,14 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch), of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor balance_loss;         /* (1)     the same */
 static Tensor totals;               /* (L, e, 2)  of the step: choices of each expert, and how many were dropped */
 static Tensor d_gates, d_logits;    /* (B, T, K), (B, T, e) */
-static Tensor slots;                /* (E, P, H)  rows or outputs on their way to other ranks; in backward gradients of
-                                     * outputs, as they arrive */
+static Tensor slots;                /* (E, P, H)  rows or outputs that leave; outputs' gradients that arrive */
 static double balance_of_step, dropped, busiest, idlest;       /* columns of --metrics */
 
 static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x);
@@ -217,7 +214,7 @@ static void count_loads(void)
     free(total);
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step, Batch batch)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -272,14 +269,12 @@ static void sizes(void)
 
 static Routing routing_create(void)
 {
-    const int64_t e = options.config.experts;
-
-    return (Routing){.probs = tensor_create(MEM_ACTIVATIONS, REAL, "router_probs", shape(B, T, e)),
+    return (Routing){.probs = tensor_create(MEM_ACTIVATIONS, REAL, "router_probs", shape(B, T, options.config.experts)),
                      .gates = tensor_create(MEM_ACTIVATIONS, REAL, "gates", shape(B, T, K)),
                      .choice = tensor_create(MEM_ACTIVATIONS, I32, "choice", shape(B, T, K)),
                      .slot = tensor_create(MEM_ACTIVATIONS, I32, "slot", shape(B, T, K)),
-                     .rows = tensor_create(MEM_ACTIVATIONS, I32, "rows", shape(e, B, C)),
-                     .load = tensor_create(MEM_ACTIVATIONS, REAL, "load", shape(B, e))};
+                     .rows = tensor_create(MEM_ACTIVATIONS, I32, "rows", shape(options.config.experts, B, C)),
+                     .load = tensor_create(MEM_ACTIVATIONS, REAL, "load", shape(B, options.config.experts))};
 }
 
 /* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
@@ -326,27 +321,28 @@ static Acts acts_create(void)
 /* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
 static void predict(void)
 {
-    const double real_size = dtype_size(REAL), e = options.config.experts;
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const double e = options.config.experts;
     const int64_t others = H * V + L * (4 * H * H + 8 * H + e * H) + 2 * H, experts = L * E * (2 * F * H + F + H);
     const double N = others + experts;                                      /* on this rank */
-    const double block = R * (3 * H + 4) + B * T * 4 * A * D + E * P * (2 * H + 2 * F);     /* linear in T */
+    const double block = stored * (R * (3 * H + 4 * A * D) + E * P * (2 * H + 2 * F)) + real_size * R * 4;
     const double routing = real_size * (R * (e + K) + B * e) + 4 * (2 * R * K + E * P);
-    const double scores = B * A * T * T;                                    /* quadratic in T */
+    const double scores = stored * B * A * T * T;                                               /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
 
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
+    memory_predict(MEM_PARAMETERS, stored * N);
+    memory_predict(MEM_GRADIENTS, stored * N);
     memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
-                                            + R * (H + 2) + B * T * (V + 1)) + blocks * routing);
+    memory_predict(MEM_ACTIVATIONS, stored * (L + 1) * R * H + blocks * (block + routing) + quadratic * scores
+                                        + stored * (R * H + B * T * V) + real_size * (R * 2 + B * T));
     /* d_block; branch twice, d_x, d_final; rope; d_gates, d_logits; totals; two losses; two ids per token */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D + R * (K + e) + L * e * 2)
+    memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * (T * D + R * (K + e) + L * e * 2)
                                   + 2 * 8 + 2 * 4 * B * T);
-    memory_predict(MEM_COMMUNICATION, real_size * E * P * H);               /* slots */
+    memory_predict(MEM_COMMUNICATION, stored * E * P * H);               /* slots */
 
-    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
+    memory_estimate(MEM_PARAMETERS, stored * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, stored * N, "4 N");
     memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
 
     /* Per layer and micro-batch, an all-to-all per local expert takes rows there, another takes them back: in forward,
@@ -356,6 +352,45 @@ static void predict(void)
     comm_predict(dp, ALL_REDUCE, 1, others);
     comm_predict(edp, ALL_REDUCE, 1, experts);
     comm_predict(dp, ALL_REDUCE, 1, L * e * 2);
+}
+
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
+{
+    sizes();
+    run_set_global_batch(B * options.accumulate * comm_size(dp));
+    predict();
+    comm_connect();
+    memory_check_fits();
+
+    /* only replica 0 adds to the norm; an expert's replicas are the ranks of edp */
+    Placement at = replica(comm_rank(dp));
+    bool local_expert[options.config.experts];
+    for (int i = 0; i < options.config.experts; i++)
+        local_expert[i] = i % ep_size == comm_rank(ep);
+    at.expert = local_expert, at.expert_replica = comm_rank(edp);
+    layout = layout_create(options.config, at);
+    params = params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)));
+    gradients = params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)));
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(1, sizeof(ParamShard)), .count = 1};
+    optimizer.shards[0] = (ParamShard){
+        .params = params.buffer,
+        .gradients = gradients.buffer,
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    balance_loss = tensor_create(MEM_WORKSPACE, F64, "balance_loss", shape(1));
+    totals = tensor_create(MEM_WORKSPACE, REAL, "totals", shape(L, options.config.experts, 2));
+    d_gates = tensor_create(MEM_WORKSPACE, REAL, "d_gates", shape(B, T, K));
+    d_logits = tensor_create(MEM_WORKSPACE, REAL, "d_logits", shape(B, T, options.config.experts));
+    slots = tensor_create(MEM_COMMUNICATION, dtype, "slots", shape(E, P, H));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    rope_table(rope, 0);
+    return batch_create();
 }
 
 int main(int argc, char **argv)
@@ -377,40 +412,7 @@ int main(int argc, char **argv)
     equal_share(comm_size(dp), ep_size, "--ep: the number of ranks =");
     ep = comm_split(world, comm_rank(dp) / ep_size, "ep");             /* neighbors, which share a machine */
     edp = comm_split(world, comm_rank(dp) % ep_size, "edp");
-    sizes();
-    run_set_global_batch(B * options.accumulate * comm_size(dp));
-    predict();
-    comm_connect();
-    memory_check_fits();
-
-    /* only replica 0 adds to the norm; an expert's replicas are the ranks of edp */
-    Placement at = replica(comm_rank(dp));
-    bool local_expert[c->experts];
-    for (int i = 0; i < c->experts; i++)
-        local_expert[i] = i % ep_size == comm_rank(ep);
-    at.expert = local_expert, at.expert_replica = comm_rank(edp);
-    layout = layout_create(options.config, at);
-    ParamShard all = {
-        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
-        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
-        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, all.params);
-    gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
-    acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
-    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
-    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
-    balance_loss = tensor_create(MEM_WORKSPACE, F64, "balance_loss", shape(1));
-    totals = tensor_create(MEM_WORKSPACE, REAL, "totals", shape(L, c->experts, 2));
-    d_gates = tensor_create(MEM_WORKSPACE, REAL, "d_gates", shape(B, T, K));
-    d_logits = tensor_create(MEM_WORKSPACE, REAL, "d_logits", shape(B, T, c->experts));
-    slots = tensor_create(MEM_COMMUNICATION, dtype, "slots", shape(E, P, H));
-    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
-    rope_table(rope, 0);
-    Batch batch = batch_create();
+    Batch batch = set_up();
     run_register_state("balance_loss", &balance_of_step);
     run_register_state("dropped", &dropped);
     run_register_state("busiest", &busiest);

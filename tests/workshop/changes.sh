@@ -2,7 +2,7 @@
 # Shows what a program changes in its base, function by function, without the comment at the top of train.c. Files of 09
 # beside train.c have functions of another program, with which each is compared.
 #   changes.sh --diff STAGE   the changes, colored on a terminal; FULL=1: with the full text of changed functions
-#   changes.sh --update       writes NN/DIFF.md: keeps its sentences, and renews each function's heading and ```diff block
+#   changes.sh --update       writes NN/DIFF.md: keeps its sentences, renews each function's heading and ```diff block
 #   changes.sh --check        fails if a DIFF.md is out of date, or has a function without a sentence
 set -eu
 cd "$(dirname "$0")/../.."
@@ -97,7 +97,10 @@ functions() {
     split "$work/text" "$work/${1%%/*}"
 }
 # The names of a file's functions, in the order of their definitions.
-names() { awk '/^[A-Za-z].*\(/ { name = $0 } /^\{$/ { sub(/\(.*/, "", name); sub(/.*[ *]/, "", name); print name }' "$1"; }
+names() {
+    awk '/^[A-Za-z].*\(/ { name = $0 }
+        /^\{$/ { sub(/\(.*/, "", name); sub(/.*[ *]/, "", name); print name }' "$1"
+}
 
 for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
     [ -f "$file" ] || continue
@@ -128,10 +131,12 @@ for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
     fi
     in_file=""
     [ "${file##*/}" = train.c ] || in_file=" in ${file##*/}"
+    moved=$(for other in "$stage"/ring.c "$stage"/pipeline.c; do [ ! -f "$other" ] || names "$other"; done)
     { echo "(top)"; names "$file"; ls "$work/${stage%%/*}"; [ "${file##*/}" != train.c ] || ls "$work/$base"; } |
         awk '!seen[$0]++' | while read -r name; do
         old=$work/$base/$name new=$work/$stage/$name
         [ -f "$old" ] || [ -f "$new" ] || continue
+        [ -f "$new" ] || ! echo "$moved" | grep -qx "$name" || continue     # gone to a file beside train.c
         key=$name title="\`$name\`$in_file"
         if [ "$name" = "(top)" ]; then          # without the empty lines that functions leave behind
             key=${file##*/}
