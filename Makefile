@@ -88,7 +88,7 @@ $(BUILD)/cuda/nvcc_flags: always
 .DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
-run: known-stage deps-run	## train for a minute, on a GPU if there is one: STAGE=01 NP=4 ARGS="--steps 20" SIMULATE=1
+run: known-stage deps-run	## train for a minute, on a GPU if there is one: STAGE=01 NP=4 ARGS=... SIMULATE=1
 	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) \
 		echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
