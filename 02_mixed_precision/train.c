@@ -5,6 +5,7 @@
  * With fp8, the blocks' linear layers quantize both operands first. (Playbook: "Mixed Precision Training".)
  */
 #include "../common/ultrascale.h"
+#include "fp8.h"
 
 /* --dtype sets the type of weights, activations and activation gradients, --gradients that of weight gradients, and
  * --master whether AdamW updates a master copy of the weights in REAL. */

@@ -4,7 +4,7 @@
  * round (ring, zigzag), an all-gather brings them all, or an all-to-all exchanges tokens for heads (ulysses).
  */
 #include "../common/ultrascale.h"
-#include "blocks.h"
+#include "key_blocks.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
 static Params params, gradients;    /* one tensor per parameter: views of flat buffers */

@@ -20,14 +20,16 @@ static double chunk_flops(Tensor q, Tensor k, bool causal)
 
 void flash_attention_forward(Tensor out, Tensor lse, Tensor qkv)
 {
-    OP(flash_attention_forward, flash_flops(qkv), "=out B*T,A*D; =lse B,A,T REAL; qkv B,T,3*A*D", out, lse, qkv);
+    OP_CALL(flash_attention_forward_kernel(out, lse, qkv), "flash_attention_forward", flash_flops(qkv),
+            "=out B*T,A*D; =lse B,A,T REAL; qkv B,T,3*A*D", out, lse, qkv);
 }
 
 void flash_attention_backward(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
 {
-    OP(flash_attention_backward, 2.5 * flash_flops(qkv),
-       "=d_qkv B,T,3*A*D; =delta B,A,T REAL; d_out B*T,A*D; qkv B,T,3*A*D; out B*T,A*D; lse B,A,T REAL",
-       d_qkv, delta, d_out, qkv, out, lse);
+    OP_CALL(flash_attention_backward_kernel(d_qkv, delta, d_out, qkv, out, lse), "flash_attention_backward",
+            2.5 * flash_flops(qkv),
+            "=d_qkv B,T,3*A*D; =delta B,A,T REAL; d_out B*T,A*D; qkv B,T,3*A*D; out B*T,A*D; lse B,A,T REAL", d_qkv,
+            delta, d_out, qkv, out, lse);
 }
 
 void flash_block_forward(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
@@ -50,29 +52,33 @@ void flash_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tens
 void residual_layernorm_forward(Tensor sum, Tensor out, Tensor stats, Tensor x, Tensor branch, Tensor branch_bias,
                                 Tensor weight, Tensor bias)
 {
-    OP(residual_layernorm_forward, 0,
-       "=sum R,H; =out R,H; =stats R,2 REAL; x R,H; branch R,H; branch_bias H; weight H; bias H",
-       sum, out, stats, x, branch, branch_bias, weight, bias);
+    OP_CALL(residual_layernorm_forward_kernel(sum, out, stats, x, branch, branch_bias, weight, bias),
+            "residual_layernorm_forward", 0,
+            "=sum R,H; =out R,H; =stats R,2 REAL; x R,H; branch R,H; branch_bias H; weight H; bias H", sum, out, stats,
+            x, branch, branch_bias, weight, bias);
 }
 
 void residual_layernorm_backward(Tensor d_sum, Tensor d_branch_bias, Tensor d_weight, Tensor d_bias, Tensor d_out,
                                  Tensor sum, Tensor stats, Tensor weight)
 {
-    OP(residual_layernorm_backward, 0,
-       "+d_sum R,H; +d_branch_bias H G; +d_weight H G; +d_bias H G; d_out R,H; sum R,H; stats R,2 REAL; weight H",
-       d_sum, d_branch_bias, d_weight, d_bias, d_out, sum, stats, weight);
+    OP_CALL(residual_layernorm_backward_kernel(d_sum, d_branch_bias, d_weight, d_bias, d_out, sum, stats, weight),
+            "residual_layernorm_backward", 0,
+            "+d_sum R,H; +d_branch_bias H G; +d_weight H G; +d_bias H G; d_out R,H; sum R,H; stats R,2 REAL; weight H",
+            d_sum, d_branch_bias, d_weight, d_bias, d_out, sum, stats, weight);
 }
 
 void linear_gelu_forward(Tensor out, Tensor up, Tensor x, Tensor weight, Tensor bias)
 {
-    OP(linear_gelu_forward, 2.0 * tensor_count(out) * tensor_width(x), "=out R,M; =up R,M; x R,K; weight M,K; bias M",
-       out, up, x, weight, bias);
+    OP_CALL(linear_gelu_forward_kernel(out, up, x, weight, bias), "linear_gelu_forward",
+            2.0 * tensor_count(out) * tensor_width(x),
+            "=out R,M; =up R,M; x R,K; weight M,K; bias M", out, up, x, weight, bias);
 }
 
 void linear_gelu_backward(Tensor d_up, Tensor d_out, Tensor weight, Tensor up)
 {
-    OP(linear_gelu_backward, 2.0 * tensor_count(d_out) * tensor_width(up), "=d_up R,M; d_out R,N; weight N,M; up R,M",
-       d_up, d_out, weight, up);
+    OP_CALL(linear_gelu_backward_kernel(d_up, d_out, weight, up), "linear_gelu_backward",
+            2.0 * tensor_count(d_out) * tensor_width(up),
+            "=d_up R,M; d_out R,N; weight N,M; up R,M", d_up, d_out, weight, up);
 }
 
 void cross_entropy_both(Tensor loss, Tensor logits, Tensor targets, double scale, double gradient_scale)

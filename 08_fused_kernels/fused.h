@@ -16,7 +16,7 @@ void flash_attention_backward(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor q
  * k, v (B, K, A, D), lse, delta (B, C, A, 1). Forward continues from the result over earlier chunks of keys, in out and
  * lse, both REAL; before the first chunk these are 0 and -INFINITY. causal: queries and keys are the same tokens, so
  * K = C; otherwise every query sees every key. Backward adds to d_q, d_k and d_v, REAL. It needs lse and delta
- * (attention_delta of 07/blocks.h) over all chunks of keys. ---- */
+ * (attention_delta of 07/key_blocks.h) over all chunks of keys. ---- */
 void flash_block_forward(Tensor out /* in place */, Tensor lse /* in place */, Tensor q, Tensor k, Tensor v,
                          bool causal);
 void flash_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor d_out, Tensor q,
@@ -40,9 +40,13 @@ void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, dou
 
 /* ---- what a backend provides, in fused_cpu.c or fused_cuda/; only fused.c calls the kernels ---- */
 const char *linear_gelu_unfused(DType dtype);   /* why GELU is not fused for dtype on this device; NULL: it is */
-KERNEL(flash_attention_forward); KERNEL(flash_attention_backward);
-KERNEL(flash_block_forward); KERNEL(flash_block_backward);
-KERNEL(residual_layernorm_forward); KERNEL(residual_layernorm_backward);
-KERNEL(linear_gelu_forward); KERNEL(linear_gelu_backward);
-KERNEL(cross_entropy_both);
+__typeof__(flash_attention_forward) flash_attention_forward_kernel;
+__typeof__(flash_attention_backward) flash_attention_backward_kernel;
+__typeof__(flash_block_forward) flash_block_forward_kernel;
+__typeof__(flash_block_backward) flash_block_backward_kernel;
+__typeof__(residual_layernorm_forward) residual_layernorm_forward_kernel;
+__typeof__(residual_layernorm_backward) residual_layernorm_backward_kernel;
+__typeof__(linear_gelu_forward) linear_gelu_forward_kernel;
+__typeof__(linear_gelu_backward) linear_gelu_backward_kernel;
+__typeof__(cross_entropy_both) cross_entropy_both_kernel;
 #endif

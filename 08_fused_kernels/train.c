@@ -5,6 +5,7 @@
  * slice; AdamW and the weights' rounded copy. (Playbook: "Diving into the GPUs - fusing, threading, mixing".)
  */
 #include "../common/ultrascale.h"
+#include "../02_mixed_precision/fp8.h"
 #include "fused.h"
 
 /* --fuse: the chains that run as one operator. */

@@ -1,7 +1,7 @@
 /* cp: which tokens a rank has, and attention, the only place where tokens are combined: 07's zig-zag ring, with 08's
  * FlashAttention. K, V and their gradients travel in dtype; sums are accumulated in REAL.
  */
-#include "../07_context_parallel/blocks.h"
+#include "../07_context_parallel/key_blocks.h"
 #include "../08_fused_kernels/fused.h"
 #include "combined.h"
 

@@ -40,7 +40,8 @@ void combine_forward(Tensor out, Tensor x, Tensor slots, const Routing *r);
 void combine_backward(Tensor d_slots, Tensor d_gates, Tensor d_out, Tensor slots, const Routing *r);
 
 /* ---- what a backend provides, in experts_cpu.c or experts_cuda.cu; only experts.c calls the kernels ---- */
-KERNEL(route_forward); KERNEL(route_backward); KERNEL(balance_forward); KERNEL(combine_backward);
+__typeof__(route_forward) route_forward_kernel; __typeof__(route_backward) route_backward_kernel;
+__typeof__(balance_forward) balance_forward_kernel; __typeof__(combine_backward) combine_backward_kernel;
 /* out = x + sum over a row's slots of gate * the slot's row; gates NONE: 1. out may be x. */
 void combine_kernel(Tensor out, Tensor x, Tensor slots, Tensor gates, Tensor slot);
 #endif

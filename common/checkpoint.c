@@ -297,7 +297,8 @@ void checkpoint_claim(const char *directory, Config config)
 {
     const int64_t model = model_parameters(config) * sizeof(real);
 
-    directory_claim(directory, files, 3 * model, 2 * model);            /* the weights, and two moments in one file */
+    if (comm_rank(world) == 0)
+        directory_claim(directory, files, 3 * model, 2 * model);        /* the weights, and two moments in one file */
     comm_barrier(world);                        /* a trial is over that renames DIR, which ranks may load next */
 }
 
@@ -305,7 +306,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 {
     const int count = optimizer->layout->parameters;
     SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
-    const char *tmp = directory_beside(directory, ".tmp");
+    char *tmp = directory_beside(directory, ".tmp");
 
     state.optimizer_step = optimizer->step;
     if (comm_rank(world) == 0) {
@@ -329,14 +330,15 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
         directory_replace(directory, files);
     comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
     free(tensors);
+    free(tmp);
 }
 
 /* ---- Loading ---- */
 
 /* Where the checkpoint is: DIR; or DIR.old, if a program was killed while it replaced DIR. */
-static const char *place_of(const char *directory)
+static char *place_of(const char *directory)
 {
-    const char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
+    char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
 
     if (access(place, F_OK) == 0)
         return place;
@@ -348,7 +350,8 @@ static const char *place_of(const char *directory)
 
 void checkpoint_open(const char *directory, Config config, TrainState *s)
 {
-    const char *place = place_of(directory), *path = path_of(place, TRAINER), *moments = path_of(place, OPTIMIZER);
+    const char *place = s->place = place_of(directory), *path = new_text("%s/%s", place, files[TRAINER]);
+    const char *moments = path_of(place, OPTIMIZER);
     char *end = "?";
 
     s->upcycled = config_check(path_of(place, CONFIG), config);
@@ -424,20 +427,19 @@ static void read_saved_values(const char *path, const TrainState *state)
     cJSON_Delete(trainer);
 }
 
-void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state)
+void checkpoint_load(AdamW *optimizer, const TrainState *state)
 {
-    const char *place = place_of(directory), *path = path_of(place, OPTIMIZER), *trainer = path_of(place, TRAINER);
-    Files model = open_model(place);
+    Files model = open_model(state->place);
 
     read_shards(&model, "", optimizer, PARAMS, state->upcycled);
     close_files(&model);
     if (!state->weights_only) {
-        Safetensors moments = safetensors_open(path);
+        Safetensors moments = safetensors_open(path_of(state->place, OPTIMIZER));
         read_shards(&(Files){1, &moments, NULL}, "m.", optimizer, MOMENT_M, state->upcycled);
         read_shards(&(Files){1, &moments, NULL}, "v.", optimizer, MOMENT_V, state->upcycled);
         safetensors_close(&moments);
         optimizer->step = state->optimizer_step;
-        read_saved_values(trainer, state);
+        read_saved_values(path_of(state->place, TRAINER), state);
     }
 }
 

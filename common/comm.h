@@ -18,7 +18,10 @@ typedef struct Comm Comm;                       /* a group of ranks, as this ran
 typedef struct Request Request;                 /* a transfer in flight */
 typedef enum { SUM, MAX } Reduce;
 typedef enum {
-    ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND, COMM_OPS, SHIFT = COMM_OPS
+    ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND,
+    SHIFT,                                      /* comm_start_shift, counted as SEND */
+    RECV, NUMBER,                               /* not counted; NUMBER: comm_sum */
+    COMM_OPS
 } CommOp;
 
 extern Comm *world;                             /* all ranks */
@@ -90,8 +93,8 @@ typedef struct {
 } CommStats;
 
 /* Predicts `calls` calls of op per step, each on a full tensor of `elements` REALs; computes the bytes that this rank
- * sends. Predictions add up, so -1 calls take one back. SHIFT stands for comm_start_shift, which is counted as SEND; a
- * broadcast is counted as from rank 0. comm_predict_as: elements stored as dtype. */
+ * sends. Predictions add up, so -1 calls take one back. A broadcast is counted as from rank 0. comm_predict_as: elements
+ * stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 

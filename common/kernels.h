@@ -1,26 +1,27 @@
 /* The kernels behind ops.h: one set per backend, in cpu/ or cuda/. Operators call them with operands that they have
- * checked; fused kernels call them for what they do not fuse. */
+ * checked; fused kernels call them for what they do not fuse. __typeof__(f) f_kernel: with the arguments of f. */
 #ifndef KERNELS_H
 #define KERNELS_H
 
 #include "ops.h"
 
-/* Declares the kernel of an operator, with the same arguments. */
-#define KERNEL(operator_name) __typeof__(operator_name) operator_name##_kernel
-
-KERNEL(tensor_convert); KERNEL(tensor_scale); KERNEL(tensor_add); KERNEL(tensor_fill); KERNEL(transpose_rows);
-KERNEL(embedding_forward); KERNEL(embedding_backward);
-KERNEL(layernorm_forward); KERNEL(layernorm_backward);
-KERNEL(linear_forward); KERNEL(linear_backward_input); KERNEL(linear_backward_weight);
-KERNEL(quantize);
-KERNEL(attention_forward); KERNEL(attention_backward);
-KERNEL(gelu_forward); KERNEL(gelu_backward);
-KERNEL(residual_forward);
-KERNEL(cross_entropy_forward); KERNEL(cross_entropy_backward);
-KERNEL(cross_entropy_max); KERNEL(cross_entropy_sums); KERNEL(cross_entropy_loss); KERNEL(ids_in_slice);
-KERNEL(adamw_update); KERNEL(square_sum_into); KERNEL(clip_scale_into);
+__typeof__(tensor_convert) tensor_convert_kernel; __typeof__(tensor_scale) tensor_scale_kernel;
+__typeof__(tensor_add) tensor_add_kernel; __typeof__(tensor_fill) tensor_fill_kernel;
+__typeof__(transpose_rows) transpose_rows_kernel;
+__typeof__(embedding_forward) embedding_forward_kernel; __typeof__(embedding_backward) embedding_backward_kernel;
+__typeof__(layernorm_forward) layernorm_forward_kernel; __typeof__(layernorm_backward) layernorm_backward_kernel;
+__typeof__(linear_forward) linear_forward_kernel; __typeof__(linear_backward_input) linear_backward_input_kernel;
+__typeof__(linear_backward_weight) linear_backward_weight_kernel;
+__typeof__(attention_forward) attention_forward_kernel; __typeof__(attention_backward) attention_backward_kernel;
+__typeof__(gelu_forward) gelu_forward_kernel; __typeof__(gelu_backward) gelu_backward_kernel;
+__typeof__(residual_forward) residual_forward_kernel;
+__typeof__(cross_entropy_forward) cross_entropy_forward_kernel;
+__typeof__(cross_entropy_backward) cross_entropy_backward_kernel;
+__typeof__(cross_entropy_max) cross_entropy_max_kernel; __typeof__(cross_entropy_sums) cross_entropy_sums_kernel;
+__typeof__(cross_entropy_loss) cross_entropy_loss_kernel; __typeof__(ids_in_slice) ids_in_slice_kernel;
+__typeof__(adamw_update) adamw_update_kernel; __typeof__(square_sum_into) square_sum_into_kernel;
+__typeof__(clip_scale_into) clip_scale_into_kernel;
 void column_sums_kernel(Tensor sum, Tensor t);         /* sum (W) += sum over t's rows, t (R, W) */
 void rope_kernel(Tensor qkv, Tensor rope, bool back);
-void linear_fp8_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add);
 
 #endif

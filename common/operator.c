@@ -52,7 +52,7 @@ static void read_point(void)
 
 /* ---- What an operator takes ---- */
 
-bool is_stored(DType dtype)
+static bool is_stored(DType dtype)
 {
     return dtype == REAL || dtype == BF16 || dtype == F16;
 }
@@ -96,24 +96,31 @@ static bool shape_fits(Tensor t, const char *shape, size_t length, int64_t *lett
     return true;
 }
 
-static bool dtype_fits(DType dtype, const char *want, int *activations)
+static bool is_word(const char *word, size_t length, const char *wanted)
 {
-    switch (*want) {
-    case 'G':
+    return strlen(wanted) == length && !strncmp(word, wanted, length);
+}
+
+/* Whether the dtype is what the word of a rule stands for. No word: the dtype of the activations before. */
+static bool dtype_fits(DType dtype, const char *word, size_t length, int *activations)
+{
+    if (is_word(word, length, "G"))
         return dtype == REAL || dtype == BF16;
-    case 'R':
+    if (is_word(word, length, "REAL"))
         return dtype == REAL;
-    case 'I':
+    if (is_word(word, length, "F64"))
+        return dtype == F64;
+    if (is_word(word, length, "I32"))
         return dtype == I32;
-    case 'F':
-        return want[1] == '6' ? dtype == F64 : dtype == E4M3 || dtype == E5M2;
-    case 'S':
+    if (is_word(word, length, "FP8"))
+        return dtype == E4M3 || dtype == E5M2;
+    if (is_word(word, length, "STORED"))
         return is_stored(dtype);
-    case 'A':
+    if (is_word(word, length, "ANY"))
         return true;
-    }
-    *activations = *activations < 0 ? (int)dtype : *activations;
-    return is_stored(dtype) && (int)dtype == *activations;
+    if (*activations < 0)
+        *activations = dtype;
+    return length == 0 && is_stored(dtype) && (int)dtype == *activations;
 }
 
 static const char *unmet;               /* op_require's rule that the operands break */
@@ -146,12 +153,13 @@ static void check_operands(const char *name, const char *takes, const Operands *
         for (const char *c = takes, *end; *c; c = *end ? end + 2 : end, i++) {
             const char *shape = c + strcspn(c, " ") + 1;
             const size_t length = strcspn(shape, " ;");
+            const char *dtype = shape[length] == ' ' ? shape + length + 1 : shape + length;
             const bool optional = strchr("=+0", *c) ? c[1] == '?' : *c == '?';
             const Tensor t = i < o->count ? o->t[i] : NONE;
             end = c + strcspn(c, ";");
             how[i] = *c == '=' ? TRACE_WRITE : *c == '+' ? TRACE_UPDATE : *c == '0' ? TRACE_ZERO : TRACE_READ;
             if (t.data ? !shape_fits(t, shape, length, letters, pass == 0)
-                             || !dtype_fits(t.dtype, shape + length < end ? shape + length + 1 : "", &activations)
+                             || !dtype_fits(t.dtype, dtype, end - dtype, &activations)
                        : !optional)
                 refuse(name, takes, o);
         }

@@ -30,26 +30,16 @@ void op_end(void);
 
 #define OP_BEGIN(name, flops, takes, ...) op_begin(name, flops, takes, OPERANDS(__VA_ARGS__))
 
-/* An operator: OP_CALL(kernel(out, x, factor), "name", flops, takes, out, x); or OP(name, flops, takes, out, x) if the
- * kernel is name_kernel(out, x). */
+/* An operator: OP_CALL(the call of its kernel, "its name", flops, takes, operands). */
 #define OP_CALL(call, name, flops, takes, ...) \
     do { \
         OP_BEGIN(name, flops, takes, __VA_ARGS__); \
         call; \
         op_end(); \
     } while (0)
-#define OP(name, flops, takes, ...) OP_CALL(name##_kernel(__VA_ARGS__), #name, flops, takes, __VA_ARGS__)
-
-/* Defines an operator that only calls its kernel, with the same arguments. */
-#define OPERATOR(name, parameters, flops, takes, ...) \
-    void name parameters \
-    { \
-        OP(name, flops, takes, __VA_ARGS__); \
-    }
 
 void op_require(bool fits, const char *rule);   /* before op_begin: a rule that `takes` cannot state */
 void op_reads(const char *name, const char *takes, Tensor t);      /* before op_begin: one operand of a list */
-bool is_stored(DType dtype);                    /* REAL, BF16 or F16 */
 
 /* ---- statistics per operator, in order of first use ---- */
 typedef struct {

@@ -23,13 +23,18 @@ void tensor_copy(Tensor to, Tensor from)
 
 double tensor_item(Tensor t)
 {
-    double x = 0;
-    real y = 0;
+    double x;
+    real y;
 
     OP_BEGIN("item", 0, t.dtype == F64 ? "t 1 F64" : "t 1 REAL", t);
-    device_download(t.dtype == F64 ? (void *)&x : (void *)&y, t.data, tensor_bytes(t));
+    if (t.dtype == F64) {
+        device_download(&x, t.data, sizeof x);
+    } else {
+        device_download(&y, t.data, sizeof y);
+        x = y;
+    }
     op_end();
-    return x + y;
+    return x;
 }
 
 void tensor_convert(Tensor to, Tensor from)
@@ -52,46 +57,56 @@ void tensor_add(Tensor to, Tensor from)
     OP_CALL(tensor_add_kernel(to, from), "add", 0, "+to N REAL; from N", to, from);
 }
 
-OPERATOR(transpose_rows, (Tensor out, Tensor in), 0, "=out Y,X,W; in X,Y,W", out, in)
+void transpose_rows(Tensor out, Tensor in)
+{
+    OP_CALL(transpose_rows_kernel(out, in), "transpose_rows", 0, "=out Y,X,W; in X,Y,W", out, in);
+}
 
 /* ---- embedding, LayerNorm, linear ---- */
 
-OPERATOR(embedding_forward, (Tensor out, Tensor ids, Tensor weight),
-         0, "=out R,H; ids R I32; weight V,H", out, ids, weight)
-OPERATOR(embedding_backward, (Tensor d_weight, Tensor d_out, Tensor ids),
-         0, "+d_weight V,H G; d_out R,H; ids R I32", d_weight, d_out, ids)
-OPERATOR(layernorm_forward, (Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias),
-         0, "=out R,H; =stats R,2 REAL; x R,H; weight H; bias H", out, stats, x, weight, bias)
-OPERATOR(layernorm_backward,
-         (Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats, Tensor weight),
-         0, "+d_x R,H; +d_weight H G; +d_bias H G; d_out R,H; x R,H; stats R,2 REAL; weight H",
-         d_x, d_weight, d_bias, d_out, x, stats, weight)
-OPERATOR(linear_forward, (Tensor out, Tensor x, Tensor weight, Tensor bias),
-         2.0 * tensor_count(out) * tensor_width(x), "=out R,M; x R,K; weight M,K; ?bias M", out, x, weight, bias)
-OPERATOR(linear_backward_input, (Tensor d_x, Tensor d_out, Tensor weight),
-         2.0 * tensor_count(d_out) * tensor_width(d_x), "=d_x R,K; d_out R,M; weight M,K", d_x, d_out, weight)
-OPERATOR(linear_backward_weight, (Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x),
-         2.0 * tensor_count(d_out) * tensor_width(x), "+d_weight M,K G; +?d_bias M G; d_out R,M; x R,K",
-         d_weight, d_bias, d_out, x)
-
-/* ---- fp8 ---- */
-
-void quantize(Tensor out, Tensor transposed, Tensor x)
+void embedding_forward(Tensor out, Tensor ids, Tensor weight)
 {
-    op_require(!out.data || !transposed.data || out.scale == transposed.scale, "both outputs with one scale");
-    OP(quantize, 0, "=?out R,W FP8; =?transposed W,R FP8; x R,W", out, transposed, x);
+    OP_CALL(embedding_forward_kernel(out, ids, weight), "embedding_forward", 0,
+            "=out R,H; ids R I32; weight V,H", out, ids, weight);
 }
 
-void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias)
+void embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
-    OP_CALL(linear_fp8_kernel(out, x, weight, bias, false), "linear_fp8", 2.0 * tensor_count(out) * tensor_width(x),
-            "=out R,M; x R,K FP8; weight M,K FP8; ?bias M", out, x, weight, bias);
+    OP_CALL(embedding_backward_kernel(d_weight, d_out, ids), "embedding_backward", 0,
+            "+d_weight V,H G; d_out R,H; ids R I32", d_weight, d_out, ids);
 }
 
-void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
+void layernorm_forward(Tensor out, Tensor stats, Tensor x, Tensor weight, Tensor bias)
 {
-    OP_CALL(linear_fp8_kernel(out, x, weight, NONE, true), "linear_fp8_add", 2.0 * tensor_count(out) * tensor_width(x),
-            "+out R,M G; x R,K FP8; weight M,K FP8", out, x, weight);
+    OP_CALL(layernorm_forward_kernel(out, stats, x, weight, bias), "layernorm_forward", 0,
+            "=out R,H; =stats R,2 REAL; x R,H; weight H; bias H", out, stats, x, weight, bias);
+}
+
+void layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats, Tensor weight)
+{
+    OP_CALL(layernorm_backward_kernel(d_x, d_weight, d_bias, d_out, x, stats, weight), "layernorm_backward", 0,
+            "+d_x R,H; +d_weight H G; +d_bias H G; d_out R,H; x R,H; stats R,2 REAL; weight H", d_x, d_weight, d_bias,
+            d_out, x, stats, weight);
+}
+
+void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    OP_CALL(linear_forward_kernel(out, x, weight, bias), "linear_forward", 2.0 * tensor_count(out) * tensor_width(x),
+            "=out R,M; x R,K; weight M,K; ?bias M", out, x, weight, bias);
+}
+
+void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    OP_CALL(linear_backward_input_kernel(d_x, d_out, weight), "linear_backward_input",
+            2.0 * tensor_count(d_out) * tensor_width(d_x),
+            "=d_x R,K; d_out R,M; weight M,K", d_x, d_out, weight);
+}
+
+void linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+{
+    OP_CALL(linear_backward_weight_kernel(d_weight, d_bias, d_out, x), "linear_backward_weight",
+            2.0 * tensor_count(d_out) * tensor_width(x),
+            "+d_weight M,K G; +?d_bias M G; d_out R,M; x R,K", d_weight, d_bias, d_out, x);
 }
 
 /* ---- rotary positions ---- */
@@ -126,20 +141,37 @@ void rope_backward(Tensor d_qkv, Tensor rope)
 
 /* ---- attention ---- */
 
-OPERATOR(attention_forward, (Tensor out, Tensor probs, Tensor qkv),
-         4.0 * tensor_count(out) * probs.shape[2], "=out B*T,A*D; =probs B,A,T,T; qkv B*T,3*A*D", out, probs, qkv)
-OPERATOR(attention_backward, (Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs),
-         8.0 * tensor_count(d_out) * probs.shape[2],
-         "=d_qkv B*T,3*A*D; =d_probs B,A,T,T; d_out B*T,A*D; qkv B*T,3*A*D; probs B,A,T,T",
-         d_qkv, d_probs, d_out, qkv, probs)
+void attention_forward(Tensor out, Tensor probs, Tensor qkv)
+{
+    OP_CALL(attention_forward_kernel(out, probs, qkv), "attention_forward", 4.0 * tensor_count(out) * probs.shape[2],
+            "=out B*T,A*D; =probs B,A,T,T; qkv B*T,3*A*D", out, probs, qkv);
+}
+
+void attention_backward(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
+{
+    OP_CALL(attention_backward_kernel(d_qkv, d_probs, d_out, qkv, probs), "attention_backward",
+            8.0 * tensor_count(d_out) * probs.shape[2],
+            "=d_qkv B*T,3*A*D; =d_probs B,A,T,T; d_out B*T,A*D; qkv B*T,3*A*D; probs B,A,T,T", d_qkv, d_probs, d_out,
+            qkv, probs);
+}
 
 /* ---- GELU, residual, cross-entropy ---- */
 
-OPERATOR(gelu_forward, (Tensor out, Tensor x), 0, "=out R,F; x R,F", out, x)
-OPERATOR(gelu_backward, (Tensor d_x, Tensor d_out, Tensor x),
-         0, "=d_x R,F; d_out R,F; x R,F", d_x, d_out, x)
-OPERATOR(residual_forward, (Tensor out, Tensor x, Tensor branch, Tensor bias),
-         0, "=out R,H; x R,H; branch R,H; bias H", out, x, branch, bias)
+void gelu_forward(Tensor out, Tensor x)
+{
+    OP_CALL(gelu_forward_kernel(out, x), "gelu_forward", 0, "=out R,F; x R,F", out, x);
+}
+
+void gelu_backward(Tensor d_x, Tensor d_out, Tensor x)
+{
+    OP_CALL(gelu_backward_kernel(d_x, d_out, x), "gelu_backward", 0, "=d_x R,F; d_out R,F; x R,F", d_x, d_out, x);
+}
+
+void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
+{
+    OP_CALL(residual_forward_kernel(out, x, branch, bias), "residual_forward", 0,
+            "=out R,H; x R,H; branch R,H; bias H", out, x, branch, bias);
+}
 
 void residual_backward(Tensor d_bias, Tensor d_out)
 {
@@ -158,9 +190,16 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
             "=d_logits R,V; logits R,V; lse R REAL; targets R I32", d_logits, logits, lse, targets);
 }
 
-OPERATOR(cross_entropy_max, (Tensor max, Tensor logits), 0, "=max R REAL; logits R,V", max, logits)
-OPERATOR(cross_entropy_sums, (Tensor sums, Tensor logits, Tensor max, Tensor targets),
-         0, "=sums R,2 REAL; logits R,V; max R REAL; targets R I32", sums, logits, max, targets)
+void cross_entropy_max(Tensor max, Tensor logits)
+{
+    OP_CALL(cross_entropy_max_kernel(max, logits), "cross_entropy_max", 0, "=max R REAL; logits R,V", max, logits);
+}
+
+void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
+{
+    OP_CALL(cross_entropy_sums_kernel(sums, logits, max, targets), "cross_entropy_sums", 0,
+            "=sums R,2 REAL; logits R,V; max R REAL; targets R I32", sums, logits, max, targets);
+}
 
 void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
 {

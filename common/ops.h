@@ -44,16 +44,6 @@ void linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
 void linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
 void linear_backward_weight(Tensor d_weight /* += */, Tensor d_bias /* +=, or NONE */, Tensor d_out, Tensor x);
 
-/* ---- linear in fp8 (Micikevicius et al. 2022). E4M3 holds numbers up to 448, E5M2 up to 57344. So a tensor is
- * stored divided by its scale, max |x| / 448 or 57344, which quantize writes where out.scale points. fp8 tensor cores
- * (except a B200's) multiply rows of one matrix by rows of the other, nothing else. Backward sums over other dimensions
- * than forward, so it needs transposed copies: quantize makes either copy, or both with the same scale.
- * out (R, out) = x (R, in) times weight (out, in) transposed, plus bias (out) or NONE. x and weight are fp8, not both
- * E5M2; R, in and out are multiples of 16. ---- */
-void quantize(Tensor out /* (R, W) or NONE */, Tensor transposed /* (W, R) or NONE */, Tensor x /* (R, W) */);
-void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias);
-void linear_fp8_add(Tensor out /* +=, a parameter's gradient: REAL or BF16 */, Tensor x, Tensor weight);
-
 /* ---- rotary positions (Su et al. 2021): base 10000, on all D elements of a head, rotate-half as in GPT-NeoX.
  * rope (T, D) holds D/2 cosines, then D/2 sines. qkv (R, 3*A*D) has q, k, v of each head in turn; row i has position
  * i mod T; v is not rotated. ---- */

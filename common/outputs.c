@@ -63,7 +63,7 @@ void output_end(const char *option, char *written, const char *path)
 
 /* ---- Directories ---- */
 
-const char *directory_beside(const char *directory, const char *end)
+char *directory_beside(const char *directory, const char *end)
 {
     char name[PATH_MAX], target[PATH_MAX];
 
@@ -73,7 +73,7 @@ const char *directory_beside(const char *directory, const char *end)
             *last = 0;
         const ssize_t length = links < 8 ? readlink(name, target, sizeof target - 1) : -1;
         if (length < 0)
-            return format_text("%s%s", name, end);
+            return new_text("%s%s", name, end);
         target[length] = 0;
         char *slash = target[0] == '/' ? NULL : strrchr(name, '/'), *from = slash ? slash + 1 : name;
         snprintf(from, sizeof name - (from - name), "%s", target);      /* relative to the link's directory */
@@ -118,8 +118,8 @@ static int64_t bytes_in(const char *directory, const char *const *files)
  * one does. */
 static void try_to_save(const char *directory, int lock, const char *const *files, int64_t bytes, int64_t largest)
 {
-    const char *place = directory_beside(directory, ""), *tmp = directory_beside(directory, ".tmp");
-    const char *old = directory_beside(directory, ".old");
+    char *place = directory_beside(directory, ""), *tmp = directory_beside(directory, ".tmp");
+    char *old = directory_beside(directory, ".old");
     const bool has_old = is_there(old);
     struct statvfs disk;
     struct stat s;
@@ -145,25 +145,25 @@ static void try_to_save(const char *directory, int lock, const char *const *file
     if (fstat(lock, &s) == 0 && s.st_size == 0 && (ftruncate(lock, largest) || ftruncate(lock, 0)))
         fail("--save %s: a checkpoint has a file of %s, which cannot be created there: %s", directory,
              bytes_text(largest), strerror(errno));
+    free(place), free(tmp), free(old);
 }
 
 void directory_claim(const char *directory, const char *const *files, int64_t bytes, int64_t largest)
 {
-    const char *place = directory_beside(directory, ""), *lock = directory_beside(directory, ".lock");
+    char *place = directory_beside(directory, ""), *tmp = directory_beside(directory, ".tmp");
+    char *lock = directory_beside(directory, ".lock");
     struct stat s;
 
-    if (comm_rank(world))
-        return;
     const int file = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0644);    /* stays open until the program ends */
     if (file < 0)
         fail("--save %s: cannot create %s: %s", directory, lock, strerror(errno));
     if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)         /* some file systems have no locks */
         fail("--save %s: another program is saving there (it holds %s); use another name", directory, lock);
-    if ((lstat(place, &s) == 0 && !S_ISDIR(s.st_mode)) || has_others(place, files)
-        || has_others(directory_beside(directory, ".tmp"), files))
+    if ((lstat(place, &s) == 0 && !S_ISDIR(s.st_mode)) || has_others(place, files) || has_others(tmp, files))
         fail("--save %s: expected a checkpoint or a new directory, because the next checkpoint replaces it, but it is "
              "a file or has other files; use another name, or move them out", directory);
     try_to_save(directory, file, files, bytes, largest);
+    free(place), free(tmp), free(lock);
 }
 
 /* Removes DIR.old. If it has a user's files, moves them aside. */
@@ -183,8 +183,8 @@ static void discard(const char *old, const char *const *files)
 
 void directory_replace(const char *directory, const char *const *files)
 {
-    const char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
-    const char *tmp = directory_beside(directory, ".tmp");
+    char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
+    char *tmp = directory_beside(directory, ".tmp");
 
     if (is_there(place))
         discard(old, files);
@@ -192,4 +192,5 @@ void directory_replace(const char *directory, const char *const *files)
         fail("--save %s: %s is complete, but could not become %s, and that %s: %s; move it elsewhere, or load it from "
              "there", directory, tmp, place, old, strerror(errno));
     discard(old, files);
+    free(place), free(old), free(tmp);
 }

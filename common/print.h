@@ -10,7 +10,8 @@
 void print_rank_0(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void print_enable(bool yes);
 
-/* Formats a text for a message. It and all texts below stay valid until 32 more have been made. */
+/* Formats a text for one message or call: 32 texts later, of this and the functions below, it is overwritten. What lasts
+ * longer is a new_text (error.h). */
 const char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *number_text(int64_t n);             /* "12,345,678" */
 const char *bytes_text(double bytes);           /* "17.3 MB": 1 MB is 10^6 bytes */

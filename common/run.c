@@ -195,7 +195,7 @@ int run_load(AdamW *optimizer)
     for (int i = 0; i < optimizer->count && (!options.load || state.upcycled); i++)
         params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     if (options.load)
-        checkpoint_load(options.load, optimizer, &state);
+        checkpoint_load(optimizer, &state);
     metrics_open(&state);
     run_optimizer = optimizer;
     first_step = state.step;

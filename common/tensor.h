@@ -43,7 +43,8 @@ typedef struct {            /* [first, first + count), of elements, rows, or byt
 /* Splits `count` things n ways and returns shard r: [count*r/n, count*(r+1)/n). Vocabulary, layers and elements are all
  * split by this rule. n need not divide count: sizes differ by at most one. */
 Range range_split(int64_t count, int r, int n);
-/* Even although the last range, which has at least one element, also has the cost of `more` elements. */
+/* As range_split, but of even cost: the last range costs as much as `more` elements beside its own, of which it has at
+ * least one, so it is shorter than the others. */
 Range range_split_last(int64_t count, double more, int r, int n);
 
 /* Returns count / n. Fails if n does not divide count; `what` ("--heads") begins the message. */

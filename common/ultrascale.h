@@ -21,7 +21,8 @@
 #include "formats.h"        /* bf16, fp16 and fp8 */
 
 /* ranks */
-#include "comm.h"           /* groups of ranks, collectives, point-to-point transfers, traffic counters: comm/ */
+#include "comm.h"           /* groups of ranks, collectives, point-to-point transfers, traffic counters. Its files, each
+                             * of which calls only earlier ones, are comm/: ranks mpi nccl transport check groups */
 
 /* compute */
 #include "operator.h"       /* checks and statistics around every operator */

@@ -1,235 +1,29 @@
-#include "../common/device.h"    /* before cmocka, whose macro is called fail */
-#include "../common/error.h"
+#include "../common/error.h"    /* before cmocka, whose macro is called fail too */
 #include "harness.h"
 
-#include <cjson/cJSON.h>
-#include <fcntl.h>
-#include <ftw.h>
-#include <math.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../common/safetensors.h"
-
-/* ---- Files ---- */
-
-static char directory[64];
-static pid_t owner;
-
-static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *ftw)
+static void fail_test(int status)
 {
-    (void)s, (void)kind, (void)ftw;
-    return remove(path);
+    fail_msg("status %d", status);
 }
 
-static void remove_temporary(void)
+/* What process.h finds wrong fails the test that runs, and the next test goes on. */
+__attribute__((constructor)) static void fail_tests(void)
 {
-    if (getpid() == owner)
-        nftw(directory, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    error_set_rank(0, fail_test);
 }
-
-/* On Ctrl-C the programs that run get the signal as well, and may write for another moment. */
-static void on_signal(int number)
-{
-    usleep(200000);
-    remove_temporary();
-    _exit(128 + number);
-}
-
-const char *temporary(void)
-{
-    if (!directory[0]) {
-        strcpy(directory, "/tmp/ultrascale.XXXXXX");
-        if (!mkdtemp(directory))
-            fail_msg("no temporary directory");
-        owner = getpid();
-        atexit(remove_temporary);
-        signal(SIGINT, on_signal);
-        signal(SIGTERM, on_signal);
-    }
-    return directory;
-}
-
-const char *in_temporary(const char *format, ...)
-{
-    static char path[8][256];
-    static int next;
-    char *p = path[next++ % 8];
-    const int length = snprintf(p, sizeof path[0], "%s/", temporary());
-    va_list list;
-
-    va_start(list, format);
-    vsnprintf(p + length, sizeof path[0] - length, format, list);
-    va_end(list);
-    return p;
-}
-
-static const char *place_of(const char *file)
-{
-    return *file == '/' ? file : in_temporary("%s", file);
-}
-
-#define SEED 88172645463325252u
 
 bool full_tests(void)
 {
     const char *which = getenv("ULTRASCALE_TESTS");
 
     return which && !strcmp(which, "full");
-}
-
-/* xorshift (Marsaglia 2003) */
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
-    return *state;
-}
-
-int64_t random_below(int64_t n)
-{
-    static uint64_t state = SEED;
-
-    return (next_random(&state) >> 11) % n;
-}
-
-const char *token_file(int64_t count, int vocab)
-{
-    const char *path = in_temporary("tokens_%lld_%d.bin", (long long)count, vocab);
-    uint64_t state = SEED;
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    for (int64_t i = 0; i < count; i++) {
-        const uint16_t token = next_random(&state) % vocab;
-        fwrite(&token, sizeof token, 1, f);
-    }
-    assert_int_equal(fclose(f), 0);
-    return path;
-}
-
-/* ---- Programs ---- */
-
-/* Reads two pipes to their ends. */
-static void read_both(int out, int err, Result *r)
-{
-    struct pollfd p[2] = {{out, POLLIN, 0}, {err, POLLIN, 0}};
-    char **text[2] = {&r->out, &r->err};
-    size_t length[2] = {0};
-
-    for (int i = 0; i < 2; i++)
-        *text[i] = calloc(1, 1);
-    while (p[0].fd >= 0 || p[1].fd >= 0) {
-        poll(p, 2, -1);
-        for (int i = 0; i < 2; i++) {
-            char buffer[65536];
-            if (p[i].fd < 0 || !p[i].revents)
-                continue;
-            const ssize_t n = read(p[i].fd, buffer, sizeof buffer);
-            if (n <= 0) {
-                close(p[i].fd);
-                p[i].fd = -1;
-                continue;
-            }
-            *text[i] = realloc(*text[i], length[i] + n + 1);
-            memcpy(*text[i] + length[i], buffer, n);
-            (*text[i])[length[i] += n] = 0;
-        }
-    }
-}
-
-/* Removes what Open MPI's launcher prints beside the lines of a program that fails: pages between two lines of dashes,
- * and lines that begin with "[host:process]". */
-static void remove_pages(char *text)
-{
-    char *to = text;
-    bool page = false;
-
-    for (char *line = text, *end; *line; line = end) {
-        const int length = strcspn(line, "\n");
-        const char *colon = memchr(line, ':', length), *bracket = memchr(line, ']', length);
-        const bool edge = !strncmp(line, "--------------------", 20);
-        end = line + length + (line[length] == '\n');
-        page ^= edge;
-        if (!page && !edge && !(*line == '[' && colon && bracket && colon < bracket)) {
-            memmove(to, line, end - line);
-            to += end - line;
-        }
-    }
-    *to = 0;
-}
-
-/* A test that has joined MPI itself has variables of Open MPI that would confuse the next mpiexec: a program gets those
- * with which the test was started, and what the test has set. */
-static void forget_mpi(void)
-{
-    char name[128];
-
-    for (char **e = environ; *e;) {
-        const bool theirs = !strncmp(*e, "PMIX_", 5) || !strncmp(*e, "OMPI_COMM_", 10) || !strncmp(*e, "OMPI_UNIV", 9)
-                            || !strncmp(*e, "OMPI_MCA_orte", 13) || !strncmp(*e, "OMPI_MCA_ess", 12);
-        snprintf(name, sizeof name, "%.*s", (int)strcspn(*e, "="), *e);
-        if (theirs)
-            unsetenv(name);
-        else
-            e++;
-    }
-}
-
-static Result run_list(const char *format, va_list list)
-{
-    char command[8192], *words[256];
-    int count = 0, out[2], err[2], status;
-    Result r = {0};
-
-    if (vsnprintf(command, sizeof command, format, list) >= (int)sizeof command)
-        fail_msg("a command of more than %zu characters", sizeof command);
-    r.command = strdup(command);
-    for (char *at = command; *at;) {
-        const char end = *at == '\'' ? *at++ : ' ';
-        words[count++] = at;
-        at += strcspn(at, end == ' ' ? " " : "'");
-        if (*at)
-            *at++ = 0;
-        at += strspn(at, " ");
-    }
-    words[count] = NULL;
-    if (pipe(out) || pipe(err))
-        fail_msg("no pipes");
-    const char *in = temporary();               /* before the fork: child and parent share it */
-    const double begin = clock_seconds();
-    const pid_t child = fork();
-    if (child == 0) {
-        dup2(out[1], 1), dup2(err[1], 2);
-        close(out[0]), close(err[0]), close(out[1]), close(err[1]);
-        dup2(open("/dev/null", O_RDONLY), 0);
-        if (chdir(in))
-            _exit(127);
-        forget_mpi();
-        execvp(words[0], words);
-        _exit(127);
-    }
-    close(out[1]), close(err[1]);
-    read_both(out[0], err[0], &r);
-    remove_pages(r.err);
-    waitpid(child, &status, 0);
-    r.seconds = clock_seconds() - begin;
-    r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    return r;
-}
-
-Result run(const char *format, ...)
-{
-    va_list list;
-
-    va_start(list, format);
-    Result r = run_list(format, list);
-    va_end(list);
-    return r;
 }
 
 void expect(Result r, int status, const char *words)
@@ -246,15 +40,6 @@ void expect(Result r, int status, const char *words)
                  status == FAILS ? 0 : status, words);
     }
     result_free(r);
-}
-
-void run_well(const char *format, ...)
-{
-    va_list list;
-
-    va_start(list, format);
-    expect(run_list(format, list), 0, "");
-    va_end(list);
 }
 
 Result run_function(void (*function)(const void *), const void *argument)
@@ -280,161 +65,4 @@ Result run_function(void (*function)(const void *), const void *argument)
     waitpid(child, &status, 0);
     r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return r;
-}
-
-void result_free(Result r)
-{
-    free(r.out);
-    free(r.err);
-    free(r.command);
-}
-
-/* ---- Output files ---- */
-
-int read_column(const char *file, const char *column, double *values, int most)
-{
-    char line[4096];
-    int at = 0, rows = 0;
-    FILE *f = fopen(place_of(file), "r");
-
-    if (!f || !fgets(line, sizeof line, f))
-        fail_msg("%s has no header", file);
-    char *name = strtok(line, ",\n");
-    while (name && strcmp(name, column))
-        at++, name = strtok(NULL, ",\n");
-    if (!name)
-        fail_msg("%s has no column %s", file, column);
-    while (rows < most && fgets(line, sizeof line, f)) {
-        char *text = line;
-        for (int i = 0; i < at; i++)
-            text = strchr(text, ',') + 1;
-        values[rows++] = strtod(text, NULL);
-    }
-    fclose(f);
-    return rows;
-}
-
-char *read_file(const char *file)
-{
-    FILE *f = fopen(place_of(file), "rb");
-    char *text = NULL;
-    size_t size = 0;
-
-    if (!f)
-        fail_msg("%s does not exist", file);
-    if (getdelim(&text, &size, 0, f) < 0)
-        fail_msg("%s is empty", file);
-    fclose(f);
-    return text;
-}
-
-/* Returns the item at a path like "a.0.b", or NULL. */
-static cJSON *json_item(cJSON *json, const char *path)
-{
-    char names[256];
-
-    snprintf(names, sizeof names, "%s", path);
-    for (char *name = strtok(names, "."); name && json; name = strtok(NULL, "."))
-        json = cJSON_IsArray(json) ? cJSON_GetArrayItem(json, atoi(name)) : cJSON_GetObjectItem(json, name);
-    return json;
-}
-
-double json_number(const char *file, const char *format, ...)
-{
-    char path[256], *text = read_file(file);
-    va_list list;
-
-    va_start(list, format);
-    vsnprintf(path, sizeof path, format, list);
-    va_end(list);
-    cJSON *json = cJSON_Parse(text), *item = json_item(json, path);
-
-    if (!cJSON_IsNumber(item))
-        fail_msg("%s: no number %s", file, path);
-    const double x = item->valuedouble;
-    cJSON_Delete(json);
-    free(text);
-    return x;
-}
-
-char *json_text(const char *file, const char *array, int i, const char *name)
-{
-    char *text = read_file(file), *found = NULL;
-    cJSON *json = cJSON_Parse(text), *item = json_item(json, array);
-
-    if (cJSON_IsArray(item) && i < cJSON_GetArraySize(item)) {
-        item = cJSON_GetObjectItem(cJSON_GetArrayItem(item, i), name);
-        if (!cJSON_IsString(item))
-            fail_msg("%s: no string %s.%d.%s", file, array, i, name);
-        found = strdup(item->valuestring);
-    }
-    cJSON_Delete(json);
-    free(text);
-    return found;
-}
-
-double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
-                         bool by_norm)
-{
-    double error = 0, largest = 0, error_square = 0, square = 0;
-
-    for (int64_t i = 0; i < rows; i++) {
-        if (head && i / head % 3 != of_three)
-            continue;
-        for (int64_t j = i * cols; j < (i + 1) * cols; j++) {
-            if (!isfinite(a[j]) || !isfinite(b[j]))
-                return INFINITY;
-            error = fmax(error, fabs(a[j] - b[j]));
-            largest = fmax(largest, fabs(b[j]));
-            error_square += (a[j] - b[j]) * (a[j] - b[j]);
-            square += b[j] * b[j];
-        }
-    }
-    return error == 0 ? 0 : by_norm ? sqrt(error_square / square) : error / largest;
-}
-
-/* batches: compares batch.inputs and batch.targets, too. */
-static double compare(const char *file_a, const char *file_b, int heads, bool by_norm, bool batches, char *worst)
-{
-    Safetensors a = safetensors_open(place_of(file_a)), b = safetensors_open(place_of(file_b));
-    double most = 0;
-
-    for (int i = 0; i < b.count; i++) {
-        const SafeTensor *y = &b.tensors[i], *x = safetensors_find(&a, y->name);
-        const int64_t rows = y->shape[0], cols = y->dims > 1 ? y->shape[1] : 1;
-        const bool qkv = strstr(y->name, "query_key_value"), batch = !strncmp(y->name, "batch.", 6);
-        const bool there = x && x->dims == y->dims && !memcmp(x->shape, y->shape, sizeof x->shape);
-        double *p = malloc(rows * cols * sizeof *p), *q = malloc(rows * cols * sizeof *q);
-        if (there)
-            safetensors_read(&a, x, 0, rows * cols, p, true);
-        safetensors_read(&b, y, 0, rows * cols, q, true);
-        for (int k = 0; k < (qkv ? 3 : 1) && (batches || !batch); k++) {
-            const double d = !there ? INFINITY
-                             : batch ? memcmp(p, q, rows * cols * sizeof *p) ? INFINITY : 0
-                             : matrix_difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k, by_norm);
-            if (d > most && worst)
-                snprintf(worst, 128, "%s%s", y->name, qkv ? (const char *[]){" (q)", " (k)", " (v)"}[k] : "");
-            most = fmax(most, d);
-        }
-        free(p);
-        free(q);
-    }
-    safetensors_close(&a);
-    safetensors_close(&b);
-    return most;
-}
-
-double compare_tensors(const char *a, const char *b, int heads, bool by_norm, char *worst)
-{
-    return compare(a, b, heads, by_norm, false, worst);
-}
-
-double compare_gradients(const char *a, const char *b, int heads, char *worst)
-{
-    return compare(a, b, heads, false, true, worst);
-}
-
-double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst)
-{
-    return compare(a, b, heads, true, true, worst);
 }

@@ -1,72 +1,24 @@
-/* For tests of programs: runs a program, reads its output files, compares gradients. */
+/* For tests: cmocka, and programs that are started (process.h). */
 #ifndef HARNESS_H
 #define HARNESS_H
 
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
 
-typedef struct {
-    int status;                 /* exit status; 128 + signal if a signal ended the program */
-    char *out, *err, *command;  /* standard output and error, and what was run; freed with result_free */
-    double seconds;
-} Result;
-
-/* Runs a command in the temporary directory. Spaces separate its words; '...' encloses a word with spaces. */
-Result run(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void result_free(Result r);
+#include "../tools/workshop/process.h"
 
 /* Fails the test and shows the command's output unless its status is right, or with FAILS any but 0, and it printed all
  * of these words, which | separates. Frees the result. */
 enum { FAILS = -1 };
 void expect(Result r, int status, const char *words);
 
-/* As run, but expects the status 0. */
-void run_well(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
 /* Calls a function, which should end by fail(), in a child process. It has ten seconds and one thread, so that an
  * operator that starts its work may wait forever. The result has no `out`. */
 Result run_function(void (*function)(const void *), const void *argument);
 
-/* Returns a directory for this process's files, which is removed at its end. in_temporary returns "DIR/name", in one of
- * eight static buffers. A file below is in this directory too, unless its name begins with a slash. */
-const char *temporary(void);
-const char *in_temporary(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
 bool full_tests(void);          /* make test-full: run all cases */
-
-/* Reads a column of a --metrics file by its name, up to `most` rows. Returns the number of rows read. */
-int read_column(const char *file, const char *column, double *values, int most);
-
-char *read_file(const char *file);      /* returns the text of a file; the caller frees it */
-
-/* Returns a number in a JSON file, by a path like "ranks.0.memory.activations.measured". Fails the test if it is
- * missing. */
-double json_number(const char *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-/* Returns the string `name` of entry i of an array in a JSON file, or NULL past its end. The caller frees it. */
-char *json_text(const char *file, const char *array, int i, const char *name);
-
-/* Compares every tensor of two files, but the batch; q, k and v of QKV tensors (`heads` heads) separately. Returns the
- * largest max|a - b| / max|b|, with by_norm |a - b| / |b|, which measures rounding; Inf if there is a NaN or Inf, or if
- * a tensor is missing in `a` or has another shape. `worst` (128 characters, or NULL) gets that tensor's name. */
-double compare_tensors(const char *a, const char *b, int heads, bool by_norm, char *worst);
-
-/* The same for --dump-gradients files; Inf if they have different batches. */
-double compare_gradients(const char *a, const char *b, int heads, char *worst);
-double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
-
-/* Returns max |a - b| / max |b| of two matrices, or with by_norm |a - b| / |b|; Inf if either has a NaN or Inf. If
- * `head` (rows per head of q, k or v) is not 0, compares only one of these: of_three = 0, 1 or 2. */
-double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
-                         bool by_norm);
-
-int64_t random_below(int64_t n);        /* the sequence is the same in every run of the tests */
-
-/* Returns a file *.bin of `count` random uint16 tokens below `vocab`, the same for the same arguments. */
-const char *token_file(int64_t count, int vocab);
 
 #endif

@@ -3,7 +3,7 @@
 export ULTRASCALE_TESTS=covering
 # For sanitizers: MPICH leaks memory in modules that it has unloaded, which no suppression can name.
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-. tests/workshop/open_mpi.sh
+. tools/machine/open_mpi.sh
 # A test's ranks are on one machine. In some containers' networks Open MPI 5 prints warnings.
 export OMPI_MCA_btl=^tcp
 [ "$1" = --full ] && { export ULTRASCALE_TESTS=full; shift; }

@@ -1,15 +1,16 @@
-# Tests, the fakes that some tests run on, and benchmarks. ptx.mk has the simulated GPU.
+# Tests and benchmarks. simulator.mk has the simulated GPU.
 
-# A test program, or a tool that tests and users start: its .c file in a folder of tests/, the harness, and a backend.
+# A test program is its .c file in a folder of tests/, the harness, and a backend; a benchmark needs no cmocka.
 TESTS := $(basename $(notdir $(wildcard tests/*/test_*.c)))
-TOOLS := parity verify diagnose compare sweep bench bench_variants bench_ranks bench_cuda
-HARNESS := tests/harness tests/layouts tests/tensors
-$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): private LIBS += -lcmocka
-$(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) $(TOOLS))): \
-		$$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libown.a $$(@D)/libcommon.a | $(TEXT)
-	$(link)
+HARNESS := tests/harness tests/equivalence tests/tensors tools/workshop/process
+BENCHES := bench bench_variants bench_ranks bench_cuda
+tested := $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) parity))
+$(tested): private LIBS += -lcmocka
+$(tested): $$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
+$(foreach b,cpu cuda,$(BENCHES:%=$(BUILD)/$(b)/%)): \
+		$$(call objects,tests/bench/$$(@F) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
 
-# Whether nvcc and the headers of CUDA 12.0 or later are found: then the CUDA backend runs on a simulated GPU (ptx.mk).
+# Whether nvcc and the headers of CUDA 12.0 or later are found: then the CUDA backend runs on a simulated GPU (simulator.mk).
 CUDA_HEADERS := $(shell echo 'static_assert(CUDART_VERSION >= 12000);' | $(CXX) $(CUDA_INCLUDE) \
 	$(addprefix -include ,cuda_runtime_api.h cublasLt.h cuda_fp8.h) -x c++ -fsyntax-only - 2>/dev/null && echo yes)
 SIMULATE_TESTS := $(if $(SANITIZE)$(NO_NVCC),,$(CUDA_HEADERS))
@@ -23,11 +24,11 @@ TEST_NAMES := $(sort book $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
 CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS))),$(TEST_PROGRAMS))
 STARTS_sweep := $(BUILD)/cpu/sweep
 STARTS_experts := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
-STARTS_layouts := $(STARTS_experts)
+STARTS_equivalence := $(STARTS_experts)
 STARTS_mixed_precision := $(STARTS_experts)
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_experts)
 STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(STAGES) parity ladder test_comm) $(BUILD)/cpu/parity
-STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,mistakes ladder 08_fused_kernels)
+STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,planted_kernels ladder 08_fused_kernels)
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 
 test: known-test deps	## run the tests, in about five minutes, seven with nvcc; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
@@ -83,6 +84,6 @@ lint:			## run clang-tidy on the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## run clang-format on the lines changed since the last commit
-	git clang-format --extensions c,h,cu,cuh,cc -- common [0-9][0-9]_* tests
+	git clang-format --extensions c,h,cu,cuh,cc -- common [0-9][0-9]_* tools tests
 
 .PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch fuzz lint format

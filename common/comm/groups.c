@@ -1,4 +1,4 @@
-/* Groups, the operations on them, waiting for them, and the traffic counters. */
+/* The operations on groups, waiting for them, and the traffic counters. */
 #include <math.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -10,10 +10,6 @@
 #include "../print.h"
 #include "../trace.h"
 #include "transport.h"
-
-const char *const comm_op_name[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
-                                              "send", "shift", "recv",
-                                              "sum"};
 
 /* ---- Waiting ---- */
 
@@ -27,62 +23,6 @@ double comm_waited(void)
 double comm_pretend_overrun(void)
 {
     return late;
-}
-
-void comm_wait_for(const Transport *by, void **handle)
-{
-    while (*handle && !by->done(*handle))
-        sched_yield();
-    *handle = NULL;
-}
-
-/* MPI moves data only inside its calls, which programs without comm_begin must not make. */
-void comm_progress(void)
-{
-    if (world->size > 1)
-        mpi_progress();
-}
-
-/* ---- Groups ---- */
-
-Comm *comm_split(Comm *comm, int color, const char *name)
-{
-    int rank, size;
-    void *mpi = mpi_split(comm, color, &rank, &size);
-
-    if (!mpi)
-        return NULL;
-    Comm *c = host_alloc(sizeof *c, "a group of ranks"), *last = world;
-    *c = (Comm){.name = name, .rank = rank, .size = size, .mpi = mpi};
-    while (last->next)
-        last = last->next;
-    last->next = c;
-    return c;
-}
-
-int comm_rank(const Comm *comm)
-{
-    return comm->rank;
-}
-
-int comm_size(const Comm *comm)
-{
-    return comm->size;
-}
-
-const char *comm_name(const Comm *comm)
-{
-    return comm->name;
-}
-
-const Comm *comm_next(const Comm *comm)
-{
-    return comm->next;
-}
-
-Range comm_shard(const Comm *comm, int64_t count)
-{
-    return range_split(count, comm->rank, comm->size);
 }
 
 double comm_sum(Comm *comm, double x)
@@ -108,7 +48,7 @@ void comm_barrier(Comm *comm)
 /* ---- Traffic ---- */
 
 /* Returns the elements that this rank sends for a full tensor of K elements, by the formulas in comm.h. */
-static int64_t elements_sent(const Comm *c, int op, int64_t K, bool root)
+static int64_t elements_sent(const Comm *c, CommOp op, int64_t K, bool root)
 {
     const int64_t scatter = K - range_split(K, c->rank, c->size).count;
     const int64_t gather = K - range_split(K, (c->rank + 1) % c->size, c->size).count;
@@ -196,13 +136,19 @@ void comm_stats_reset(void)
 
 /* ---- Requests ---- */
 
+static bool is_point_to_point(CommOp op)
+{
+    return op == SEND || op == RECV || op == SHIFT;
+}
+
 /* --pretend: a transfer is ready when this rank's link is free, and begins when the last of its ranks is ready; the
  * ranks exchange these times. A ring of n ranks takes n - 1 hops one after the other for an all-gather or a
  * reduce-scatter. */
 static void pretend_begin(Request *q, Transfer t, int64_t bytes)
 {
     static double link_free;
-    const int size = t.comm->size, hops = t.op == ALL_REDUCE ? 2 * (size - 1) : t.op >= SEND ? 1 : size - 1;
+    const int size = t.comm->size, ring = t.op == ALL_REDUCE ? 2 * (size - 1) : size - 1;
+    const int hops = is_point_to_point(t.op) ? 1 : ring;
     const double now = clock_seconds();
 
     q->when[0] = q->begin = now;
@@ -211,13 +157,13 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes)
         q->when[0] = q->begin = link_free > now ? link_free : now;
         link_free = q->when[0] + q->when[1];
     }
-    q->clock = mpi_start_host((Transfer){.comm = t.comm, .op = t.op >= SEND ? t.op : ALL_REDUCE, .reduce = MAX,
-                                         .out = t.op == SHIFT ? q->arrives : q->when, .in = q->when, .count = 2,
-                                         .dtype = F64, .peer = t.peer, .tag = t.tag + CLOCK_TAG});
+    q->clock = mpi_start_host((Transfer){.comm = t.comm, .op = is_point_to_point(t.op) ? t.op : ALL_REDUCE,
+                                         .reduce = MAX, .out = t.op == SHIFT ? q->arrives : q->when, .in = q->when,
+                                         .count = 2, .dtype = F64, .peer = t.peer, .tag = t.tag + CLOCK_TAG});
 }
 
 /* Starts a transfer of the full tensor `full`. */
-static Request *start(Comm *comm, int op, Tensor out, Tensor in, Tensor full, Reduce reduce, int peer, int tag)
+static Request *start_transfer(Comm *comm, CommOp op, Tensor out, Tensor in, Tensor full, Reduce reduce, int peer, int tag)
 {
     Transfer t = {.comm = comm, .op = op, .reduce = reduce, .out = out.data, .in = in.data,
                   .count = tensor_count(full), .dtype = full.dtype, .peer = peer, .tag = tag};
@@ -259,11 +205,11 @@ static void finish(Request *q)
     else
         comm_deadline("waits for %s, operation %lld of group %s", comm_op_name[q->op], (long long)q->number,
                       q->comm->name);
-    comm_wait_for(&transport_mpi, &q->label);
+    comm_wait_for(mpi_done, &q->label);
     if (options.check)
         check_label(q);                         /* before a wait that would never end if the labels differ */
-    comm_wait_for(&transport_mpi, &q->clock);
-    comm_wait_for(comm_transport, &q->handle);
+    comm_wait_for(mpi_done, &q->clock);
+    comm_wait_for(comm_transport->done, &q->handle);
     comm_deadline_met();
     const double end = fmax(q->when[0] + q->when[1], q->arrives[0] + q->arrives[1]);    /* --pretend; else 0 */
     late += end ? fmax(0, clock_seconds() - fmax(began, end)) : 0;
@@ -273,7 +219,7 @@ static void finish(Request *q)
     }
     trace_transfer_end(q->span);
     if (options.pretend)
-        trace_transfer_was(q->span, q->op >= SEND ? q->begin : q->when[0], end);
+        trace_transfer_was(q->span, is_point_to_point(q->op) ? q->begin : q->when[0], end);
     if (options.check)
         check_end(q);
     free(q);
@@ -300,7 +246,7 @@ void comm_complete(Request *request)
 
 Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce)
 {
-    return start(comm, ALL_REDUCE, t, NONE, t, reduce, 0, 0);
+    return start_transfer(comm, ALL_REDUCE, t, NONE, t, reduce, 0, 0);
 }
 
 static bool overlap(Tensor a, Tensor b)
@@ -327,13 +273,13 @@ static void check_shard(const Comm *comm, const char *op, Tensor shard, Tensor f
 Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in)
 {
     check_shard(comm, "reduce_scatter", out, in);
-    return start(comm, REDUCE_SCATTER, out, in, in, SUM, 0, 0);
+    return start_transfer(comm, REDUCE_SCATTER, out, in, in, SUM, 0, 0);
 }
 
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in)
 {
     check_shard(comm, "all_gather", in, out);
-    return start(comm, ALL_GATHER, out, in, out, SUM, 0, 0);
+    return start_transfer(comm, ALL_GATHER, out, in, out, SUM, 0, 0);
 }
 
 Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in)
@@ -343,14 +289,14 @@ Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in)
              tensor_describe(out), tensor_describe(in), comm->size);
     if (overlap(out, in))
         fail("all_to_all: %s and %s overlap", out.name, in.name);
-    return start(comm, ALL_TO_ALL, out, in, in, SUM, 0, 0);
+    return start_transfer(comm, ALL_TO_ALL, out, in, in, SUM, 0, 0);
 }
 
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
 {
     if (root < 0 || root >= comm->size)
         fail("broadcast of %s: rank %d is not in group %s, which has %d", t.name, root, comm->name, comm->size);
-    return start(comm, BROADCAST, t, NONE, t, SUM, root, 0);
+    return start_transfer(comm, BROADCAST, t, NONE, t, SUM, root, 0);
 }
 
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
@@ -367,18 +313,18 @@ static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)
 {
     check_peer(comm, "send", t, to);
-    return start(comm, SEND, NONE, t, t, SUM, to, tag);
+    return start_transfer(comm, SEND, NONE, t, t, SUM, to, tag);
 }
 
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag)
 {
     check_peer(comm, "recv", t, from);
-    return start(comm, RECV, t, NONE, t, SUM, from, tag);
+    return start_transfer(comm, RECV, t, NONE, t, SUM, from, tag);
 }
 
 Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
 {
     if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
         fail("shift: %s, %s; but both must have the same dtype and count", tensor_describe(out), tensor_describe(in));
-    return start(comm, SHIFT, out, in, in, SUM, (comm->rank + 1) % comm->size, TAGS - 1);
+    return start_transfer(comm, SHIFT, out, in, in, SUM, (comm->rank + 1) % comm->size, TAGS - 1);
 }

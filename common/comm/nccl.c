@@ -166,7 +166,7 @@ static void shift(const Line *l, const Transfer *t, ncclDataType_t type)
     NCCL(ncclGroupEnd());
 }
 
-static void call(const Line *l, const Transfer *t)
+static void call_nccl(const Line *l, const Transfer *t)
 {
     const ncclDataType_t type = type_of(t);
 
@@ -241,7 +241,7 @@ static void look(double seconds)
         }
 }
 
-static void *start(Transfer t)
+static void *start_by_nccl(Transfer t)
 {
     Line *l = line_of(&t);
     Move *m = host_alloc(sizeof *m, "a transfer");
@@ -256,7 +256,7 @@ static void *start(Transfer t)
     l->last = m;
     CUDA(cudaEventRecord(m->ready, device_stream()));
     CUDA(cudaStreamWaitEvent(l->stream, m->ready, 0));
-    call(l, &t);
+    call_nccl(l, &t);
     CUDA(cudaEventRecord(m->over, l->stream));
     return m;
 }
@@ -295,7 +295,7 @@ static void warm(Transfer t)
     t.in = device_alloc(bytes);
     if (!t.out || !t.in)
         fail("not enough memory on the GPU for a first transfer in group %s", t.comm->name);
-    done(start(t));
+    done(start_by_nccl(t));
     device_wait();
     progress();
     device_free(t.out, bytes);
@@ -365,7 +365,7 @@ static void connect(Comm *c)
     while (most > 1 && 8 * most > available_multiprocessors())
         most /= 2;
     c->nccl = host_alloc(sizeof(Group), "a group's communicators");
-    for (int op = 0; op <= SHIFT; op++)
+    for (int op = 0; op < COMM_OPS; op++)
         collectives |= c->used[op] && op != SEND;
     if (collectives && c->rank == 0)
         NCCL(ncclGetUniqueId(&mine.group));
@@ -409,6 +409,6 @@ static void prepare(void)
     device_while_waiting(look);
 }
 
-static const Transport transport = {.name = "NCCL", .start = start, .done = done, .prepare = prepare,
+static const Transport transport = {.name = "NCCL", .start = start_by_nccl, .done = done, .prepare = prepare,
                                     .connect = connect, .end = end};
 const Transport *const transport_nccl = &transport;

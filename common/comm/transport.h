@@ -1,28 +1,42 @@
-/* Declarations that the files of comm/ share: transports, which carry tensors; MPI, which starts ranks; requests. */
+/* Declarations that the files of comm/ share, bottom first: a file calls only its own functions and those of files above
+ * it here (tests/layers.sh). */
 #ifndef TRANSPORT_H
 #define TRANSPORT_H
 
 #include "../comm.h"
 
-enum { RECV = COMM_OPS + 1, NUMBER, OPERATIONS };       /* RECV: not counted; NUMBER: comm_sum, for --check */
-extern const char *const comm_op_name[OPERATIONS];
+extern const char *const comm_op_name[COMM_OPS];
 
 struct Comm {
     const char *name;
     int rank, size;
     void *mpi, *nccl;                           /* the group in MPI and in NCCL */
     int64_t operations;                         /* collectives started so far */
-    bool used[COMM_OPS + 1];                    /* operations that comm_predict or comm_uses has named; the last: SHIFT */
+    bool used[COMM_OPS];                        /* operations that comm_predict or comm_uses has named */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
     Comm *next;                                 /* the group created next */
 };
+
+/* ---- ranks.c: starts the ranks, splits them into groups, waits, and ends ranks that wait too long ---- */
+
+void ranks_end(void);
+_Noreturn void ranks_abort(int status);         /* ends all ranks */
+
+/* Until comm_deadline_met, a rank that takes longer than --timeout prints what it is doing and ends all ranks. Those
+ * that wait print a line each. A rank without a line is the one that the others wait for. */
+void comm_deadline(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void comm_deadline_met(void);
+
+void comm_wait_for(bool (*done)(void *handle), void **handle);  /* until *handle is done; sets it to NULL */
+
+/* ---- mpi.c and nccl.c: carry tensors ---- */
 
 /* One transfer of this rank, in a group of several ranks. out and in are those of comm.h's operation; ALL_REDUCE and
  * BROADCAST have only out. count: elements of the full tensor. peer: SEND's and SHIFT's receiver, RECV's sender,
  * BROADCAST's root. */
 typedef struct {
     Comm *comm;
-    int op;                                     /* a CommOp, or RECV; all ranks call the same, except SEND and RECV */
+    CommOp op;                                  /* all ranks call the same, except SEND and RECV */
     int64_t number;                             /* of the group's collectives */
     Reduce reduce;
     void *out, *in;
@@ -46,34 +60,27 @@ typedef struct {
 } Transport;
 
 extern const Transport transport_mpi;           /* a GPU's tensors through the host's memory */
-extern const Transport *const transport_nccl;   /* tensors from GPU to GPU; NULL: not in this build */
-extern const Transport *comm_transport;         /* the one that carries tensors */
-
-/* ---- mpi.c: starts the ranks, carries numbers between hosts, and ends ranks that wait too long ---- */
-
-void mpi_begin(int *argc, char ***argv);
-void mpi_end(void);
-_Noreturn void mpi_abort(int status);           /* ends all ranks */
-void *mpi_split(Comm *comm, int color, int *rank, int *size);   /* NULL: in no group */
-void *mpi_start_host(Transfer t);               /* buffers in host memory; a transport_mpi handle */
-void mpi_progress(void);
+void *mpi_start_host(Transfer t);               /* buffers in host memory; returns a handle of transport_mpi */
+bool mpi_done(void *handle);
 
 extern int64_t mpi_largest_count;               /* elements that this MPI can count */
-void mpi_check_count(const Comm *comm, int op, DType dtype, int64_t count);     /* fails if there are more */
+void mpi_check_count(const Comm *comm, CommOp op, DType dtype, int64_t count);  /* fails if there are more */
 
-/* Until comm_deadline_met, a rank that takes longer than --timeout prints what it is doing and ends all ranks. Those
- * that wait print a line each. A rank without a line is the one that the others wait for. */
-void comm_deadline(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void comm_deadline_met(void);
+extern const Transport *const transport_nccl;   /* tensors from GPU to GPU; NULL: not in this build */
 
 /* MPI guarantees tags up to 32,767 only, so 12 bits of a tag are sent. --pretend and --check use larger tags. */
 enum { TAGS = 4096, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS };
 
-/* ---- groups.c ---- */
+/* ---- transport.c ---- */
+
+extern const Transport *comm_transport;         /* the one that carries tensors */
+
+/* ---- check.c: --check ---- */
 
 struct Request {
     Comm *comm;
-    int op, span;                               /* span: in the trace */
+    CommOp op;
+    int span;                                   /* in the trace */
     int64_t number;                             /* of a collective */
     int peer;                                   /* of a send or receive */
     void *handle;                               /* the transport's */
@@ -89,10 +96,6 @@ struct Request {
     void *label;                                /* MPI's handle, for the two below */
     int32_t sent[4], wanted[4];                 /* of a send or receive: the sender's label, the receiver's */
 };
-
-void comm_wait_for(const Transport *by, void **handle);         /* until *handle is done; sets it to NULL */
-
-/* ---- --check: check.c ---- */
 
 void check_agreement(const Transfer *t, const char *name);      /* before a collective: compares the ranks' calls */
 void check_begin(Request *q, Transfer *t);      /* gives the transfer private copies; sends a point-to-point label */

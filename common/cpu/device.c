@@ -1,6 +1,6 @@
 /* The CPU as the device. Work is done when a call returns, so streams and events are trivial. What remains: memory,
  * threads, and the rate of this machine's matmul. */
-#include "../device.h"
+#include "device_cpu.h"
 
 #include <cblas.h>
 #include <omp.h>
@@ -155,6 +155,19 @@ void *device_alloc(int64_t bytes)
 void device_free(void *data, int64_t bytes)
 {
     free(bytes < 2 * HUGE_PAGE ? data : (char *)data - (intptr_t)data % HUGE_PAGE);
+}
+
+real *scratch(int number, int64_t count)
+{
+    static _Thread_local struct { real *data; int64_t count; } buffer[5];
+
+    if (buffer[number].count < count) {
+        free(buffer[number].data);
+        buffer[number].count = count;
+        if (posix_memalign((void **)&buffer[number].data, 64, count * sizeof(real)))
+            fail("not enough memory on the host for scratch: needs %lld numbers", (long long)count);
+    }
+    return buffer[number].data;
 }
 
 void device_zero(void *data, int64_t bytes)

@@ -12,16 +12,13 @@
 
 #include "../formats.h"
 #include "../kernels.h"
+#include "device_cpu.h"
 #include "vector_math.h"
 
 static inline real *row(Tensor t, int64_t i)
 {
     return (real *)t.data + i * tensor_width(t);
 }
-
-/* Returns scratch memory for `count` reals, per thread and number (0 to 4). Its contents last until the next call with
- * that number. It is not tracked, like BLAS's own buffers and a GPU's scratch (device_cuda.h). */
-real *scratch(int number, int64_t count);
 
 static inline char *element(Tensor t, int64_t first)
 {
@@ -108,6 +105,9 @@ static inline void matmul(bool a_transposed, bool b_transposed, int64_t m, int64
         (CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans, m, n, k,
          alpha, a.data, a.ld, b.data, b.ld, beta, c.data, c.ld);
 }
+
+/* matmul.c: out = alpha * x times weight transposed, plus bias, or plus out's current values. */
+void linear_product(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, real alpha);
 
 /* Returns the largest of n numbers. */
 static inline real largest_of(const real *x, int64_t n)

@@ -19,4 +19,7 @@ typedef std::function<void()> Unfused;
 void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
                  const Unfused &unfused);
 
+/* linear.cu: out = x times weight transposed, plus bias, or plus out's current values; `at_once`: by one matmul. */
+void linear_product(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, bool at_once);
+
 #endif

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../harness.h"
+#include "../../tools/workshop/process.h"
 
 static inline int ascending(const void *a, const void *b)
 {

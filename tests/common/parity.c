@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../07_context_parallel/blocks.h"
+#include "../../02_mixed_precision/fp8.h"
+#include "../../07_context_parallel/key_blocks.h"
 #include "../../08_fused_kernels/fused.h"
 #include "../../10_expert_parallel/experts.h"
 #include "../../common/ultrascale.h"

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../02_mixed_precision/fp8.h"
 #include "../../common/ultrascale.h"
 #include "../../common/formats.h"
 #include "../harness.h"

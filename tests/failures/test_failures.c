@@ -261,42 +261,38 @@ static bool over_without(int rank, double seconds)
     return over;
 }
 
-/* A rank is stopped: in the middle; at the last step, or in what follows it; at the start, before it has called
- * MPI_Init. The other rank says what it waits for, and all end within --timeout and a tenth of it. */
+/* A rank is stopped: in the middle; at the last step, or in what follows it. The other rank says what it waits for, and
+ * all end within --timeout and a tenth of it. */
 static void a_stopped_rank_ends_all(void **state)
 {
-    enum { TIMEOUT = 2, START = 2 * PROGRAMS, CASES = 3 * PROGRAMS };
+    enum { TIMEOUT = 2, CASES = 2 * PROGRAMS };
 
     (void)state;
     for (int i = 0; i < CASES; i++) {
         const int p = i % PROGRAMS;
+        const bool in_the_middle = i < PROGRAMS;
         char options[64];
-        if (!full_tests() && i % 5 != 2)        /* five of 24: each takes --timeout */
+        if (!full_tests() && i % 5 != 2)        /* three of 16: each takes --timeout */
             continue;
-        snprintf(options, sizeof options, "--timeout %d --steps %d", TIMEOUT, i < PROGRAMS ? 1000000 : 60);
-        if (i < START) {
-            launch_two(p, options);
-            wait_for(i < PROGRAMS ? "step 5/" : "step 60/60");
-            usleep(random_below(i < PROGRAMS ? 20000 : 3000));
-            kill(job.rank[i % 2], SIGSTOP);
-        } else
-            launch("mpiexec -n 2 sh -c '[ " RANK " = 0 ] || kill -STOP $$; exec " BUILD "/cpu64/%s " SHAPE " %s %s'",
-                   programs[p].name, programs[p].options, options);
+        snprintf(options, sizeof options, "--timeout %d --steps %d", TIMEOUT, in_the_middle ? 1000000 : 60);
+        launch_two(p, options);
+        wait_for(in_the_middle ? "step 5/" : "step 60/60");
+        usleep(random_below(in_the_middle ? 20000 : 3000));
+        kill(job.rank[i % 2], SIGSTOP);
         const double begin = clock_seconds();
-        if (i >= PROGRAMS && i < START && over_without(i % 2, 1.1 * TIMEOUT + 1))
+        if (!in_the_middle && over_without(i % 2, 1.1 * TIMEOUT + 1))
             kill(job.rank[i % 2], SIGCONT);     /* it was stopped after MPI_Finalize, when no rank waits for another */
         const int status = end_within(1.1 * TIMEOUT + (open_mpi ? 4 : 1));      /* a second for this machine */
         char *err = text_of("err");
         job.continued = open_mpi;
-        if (status == 0 && i >= PROGRAMS && i < START)
+        if (status == 0 && !in_the_middle)
             print_message("%s had ended when its rank was stopped\n", programs[p].name);
         else if (status == 0 || clock_seconds() - begin < 0.8 * TIMEOUT)
             fail_msg("%s, case %d: status %d after %.1f seconds\n%s", programs[p].name, i, status,
                      clock_seconds() - begin, err);
         else
-            assert_message(strdup(err), programs[p].name, i < PROGRAMS ? "waits for|of group|for 2 seconds (--timeout)"
-                                                  : i < START  ? "wait|for 2 seconds (--timeout)"
-                                                               : "starts, for 2 seconds (--timeout)");
+            assert_message(strdup(err), programs[p].name, in_the_middle ? "waits for|of group|for 2 seconds (--timeout)"
+                                                                        : "wait|for 2 seconds (--timeout)");
         free(err);
     }
 }

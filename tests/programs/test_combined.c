@@ -1,13 +1,13 @@
-/* 09 against 01 (layouts.h), and in bf16 against 02. */
+/* 09 against 01 (equivalence.h), and in bf16 against 02. */
 #include <stdio.h>
 
 #include "../harness.h"
-#include "../layouts.h"
+#include "../equivalence.h"
 
 static void configurations_agree(void **state)
 {
     (void)state;
-    layouts_agree("09_combined");
+    agrees_with_01("09_combined");
 }
 
 /* Every factorization of 1 to 8 ranks into four dimensions; the other options alternate. */
@@ -29,7 +29,7 @@ static void all_grids_agree(void **state)
                         snprintf(options, sizeof options, "--dtype fp32 --tp %d --cp %d --pp %d --zero %d", t, c, p,
                                  (grids + k) % 2);
                         /* heads and tokens for tp, layers for pp, an even number of tokens per rank of cp */
-                        layout_compare(&(LayoutCase){"09_combined", options, n, p + 1, 1 + k, grids % 3 + 1 + k,
+                        compare_with_01(&(Configuration){"09_combined", options, n, p + 1, 1 + k, grids % 3 + 1 + k,
                                                      (grids / 2 + k) % 2 ? "full" : "none", .dp = n / (t * c * p),
                                                      .seq = 2 * c * t * (t < 4 ? 3 : 1), .heads = t, .hidden = 8 * t});
                     }

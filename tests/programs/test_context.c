@@ -1,11 +1,11 @@
-/* Attention by blocks of keys against full attention. 07 against 01 (layouts.h): gradients, losses, memory, traffic,
+/* Attention by blocks of keys against full attention. 07 against 01 (equivalence.h): gradients, losses, memory, traffic,
  * and the number of query-key pairs that each rank computes. */
 #include <math.h>
 
-#include "../../07_context_parallel/blocks.h"
+#include "../../07_context_parallel/key_blocks.h"
 #include "../../common/ultrascale.h"
 #include "../harness.h"
-#include "../layouts.h"
+#include "../equivalence.h"
 #include "../tensors.h"
 
 #define PROGRAM BUILD "/cpu64/07_context_parallel"
@@ -84,7 +84,7 @@ static void blocks_in_any_order_are_full_attention(void **state)
 static void configurations_agree(void **state)
 {
     (void)state;
-    layouts_agree("07_context_parallel");
+    agrees_with_01("07_context_parallel");
 }
 
 #define RUN "mpiexec -n %d " PROGRAM " --attention %s --hidden 48 --vocab 97 --data %s --quiet --report r.json "

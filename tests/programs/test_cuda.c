@@ -3,7 +3,7 @@
  * Gradients of step 1 in float against the CPU's in double: 1e-5, with q, k and v of QKV tensors compared separately;
  * 20 losses: 1e-4. In smaller types: four losses 1e-3, gradients' norms 1e-2.
  *
- * build/simulated has the same backend on a simulated GPU (tests/fakes/ptx), on which make test runs a subset. An
+ * build/simulated has the same backend on a simulated GPU (tools/simulator), on which make test runs a subset. An
  * argument names another build to test: "cpu" tests the test.
  */
 #include <math.h>

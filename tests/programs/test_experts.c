@@ -1,10 +1,10 @@
-/* 10 against an independent reference and 01 (by verify), against itself on one rank (layouts.h), and upcycling. */
+/* 10 against an independent reference and 01 (by verify), against itself on one rank (equivalence.h), and upcycling. */
 #include <stdio.h>
 #include <string.h>
 
 #include "../../common/safetensors.h"
 #include "../harness.h"
-#include "../layouts.h"
+#include "../equivalence.h"
 
 #define PROGRAM BUILD "/cpu64/10_expert_parallel"
 
@@ -19,7 +19,7 @@ static void the_reference_and_01_agree(void **state)
 static void configurations_agree(void **state)
 {
     (void)state;
-    layouts_agree("10_expert_parallel");
+    agrees_with_01("10_expert_parallel");
 }
 
 #define DATA token_file(2000, 97)

@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../07_context_parallel/blocks.h"
+#include "../../07_context_parallel/key_blocks.h"
 #include "../../08_fused_kernels/fused.h"
 #include "../../common/ultrascale.h"
 #include "../../common/formats.h"
 #include "../harness.h"
-#include "../layouts.h"
+#include "../equivalence.h"
 #include "../tensors.h"
 
 #define FUSED BUILD "/cpu/08_fused_kernels"
@@ -319,13 +319,13 @@ static void the_update_needs_no_host(void **state)
     }
 }
 
-/* Each fusion, and all of them, give 01's numbers in float64 (layouts.h). Without fusion, 08 gives 02's bit for bit. */
+/* Each fusion, and all of them, give 01's numbers in float64 (equivalence.h). Without fusion, 08 gives 02's bit for bit. */
 static void programs_agree(void **state)
 {
     char worst[128] = "";
 
     (void)state;
-    layouts_agree("08_fused_kernels");
+    agrees_with_01("08_fused_kernels");
     compare_runs(FUSED " " SHAPE " --fuse none", MIXED " " SHAPE, 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse cross-entropy --dtype fp16", MIXED " " SHAPE " --dtype fp16", 1e-2, 1e-3);

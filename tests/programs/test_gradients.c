@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "../../common/random.h"
-#include "../single_gpu.h"     /* before cmocka, which has a fail() too */
+#include "../../tools/workshop/single_gpu.h"     /* before cmocka, which has a fail() too */
 #include "../harness.h"
 
 static int of_each;                 /* --of-each: elements of each tensor; 0: all */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "../harness.h"
-#include "../layouts.h"
+#include "../equivalence.h"
 
 #define MIXED BUILD "/cpu/02_mixed_precision"
 #define SINGLE BUILD "/cpu/01_single_gpu"
@@ -30,11 +30,11 @@ static const struct {
 };
 enum { TYPES = sizeof types / sizeof *types };
 
-/* The same bits as 01 (layouts.h). */
+/* The same bits as 01 (equivalence.h). */
 static void fp32_is_the_base(void **state)
 {
     (void)state;
-    layouts_agree("02_mixed_precision");
+    agrees_with_01("02_mixed_precision");
 }
 
 /* Every --recompute gives the same bits, because recomputed activations are rounded in the same way. */

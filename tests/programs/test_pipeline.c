@@ -1,4 +1,4 @@
-/* 06: its schedules as data, without running them; the program against 01 (layouts.h); its bubble. */
+/* 06: its schedules as data, without running them; the program against 01 (equivalence.h); its bubble. */
 #define main program_main
 #include "../../06_pipeline_parallel/train.c"
 #undef main
@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "../harness.h"
-#include "../layouts.h"
+#include "../equivalence.h"
 
 enum { RANKS = 16, MICROS = 64, CHUNKS = 4, STAGES = RANKS * CHUNKS };
 
@@ -325,7 +325,7 @@ static void configurations_agree(void **state)
     static const char *const recompute[] = {"none", "selective", "full"};
 
     (void)state;
-    layouts_agree("06_pipeline_parallel");
+    agrees_with_01("06_pipeline_parallel");
     for (int i = 0; full_tests() && i < 5 * 9 * 3; i++)
         for (int kind = AFAB; kind <= DUALPIPE_V; kind++)
             for (int v = 1; v <= (kind == INTERLEAVED ? 3 : 1); v++) {
@@ -334,7 +334,7 @@ static void configurations_agree(void **state)
                 if ((kind == INTERLEAVED && m % p) || (kind >= ZERO_BUBBLE && i % 3 == RECOMPUTE_FULL))
                     continue;
                 snprintf(text, sizeof text, "--schedule %s --chunks %d", kind_name[kind], v);
-                layout_compare(&(LayoutCase){"06_pipeline_parallel", text, p, p * chunks + (m % 2 && p > 1),
+                compare_with_01(&(Configuration){"06_pipeline_parallel", text, p, p * chunks + (m % 2 && p > 1),
                                              1 + (m % 3 == 0), m, recompute[i % 3], .seq = 8, .hidden = 16,
                                              .heads = 2});
             }

@@ -11,8 +11,6 @@ tokens and choices, not from the program's code. Writes the fixture that "make v
     model.safetensors, config.json  a model with random weights, large ones, so that no term of a gradient is small
     expected_N.safetensors          case N's gradients of loss + balance loss, with the batch of 10's first step
     expected.csv                    each case's options, loss, balance loss, and part of the choices that was dropped
-    mistakes.csv                    case 0 with a well-known mistake, on four ranks with --ep 2: loss, the norms of
-                                    the gradients of routers, experts and all else, and what the mistake was
 
 Its own gradients agree with central differences of its loss: --differences.
 """
@@ -30,29 +28,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = os.path.join(HERE, "..", "..", "..", "build", "cpu64", "10_expert_parallel")
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH, EXPERTS, WIDTH = 2, 12, 3, 17, 10, 4, 4, 10
 CASES = [(2, 0.6, 0.3), (1, 1.25, 0.1), (3, 0, 1.0)]        # --top-k, --capacity, --balance
-
-
-# In forward or backward of the model; with only some sequences; in the sums over ranks.
-MISTAKES = {
-    "gates": "the gates had no gradient, so the router learned only from the balance loss",
-    "sum": "the sum by which the k gates are divided counted as a constant in backward",
-    "balance": "the balance loss had no gradient",
-    "local balance": "the gradient of the balance loss was divided by the tokens of one rank, not of the global batch",
-    "router": "the router's gradient of ln2 was missing, or overwritten by the experts'",
-    "experts": "only the router contributed to the gradient of ln2, not the experts",
-    "order": "slots went to the first choices of all tokens before the second ones, so that later tokens took slots "
-             "from earlier ones",
-    "no drops": "no choice was dropped",
-    "batch": "the batch was indexed by the rank in ep or edp instead of dp: some ranks had the same sequences",
-    "over dp": "the gradients of experts were summed over dp instead of edp: those of different experts were mixed",
-    "not over edp": "the gradients of experts were not summed over edp: only one ep group's sequences contributed",
-    "others over edp": "the gradients of all but the experts were summed over edp instead of dp",
-    "others over ep": "the gradients of all but the experts were summed over ep instead of dp",
-    "averaged": "the gradients of experts were averaged over edp: the losses are already divided by the tokens of the "
-                "global batch",
-    "owner": "an expert's owner was the first rank of dp instead of edp (Placement.expert_replica): experts that this "
-             "rank does not hold were not dumped, not saved, and not in the norm",
-}
 
 
 def gelu(x):
@@ -97,19 +72,19 @@ def linear_backward(d_out, x):
     return np.einsum("bto,bti->oi", d_out, x), d_out.sum((0, 1))
 
 
-def choices_of(p, k, C, mistake):
+def choices_of(p, k, C):
     """One sequence's choices in the order of tokens: (token, which of its k, expert, has it a slot)."""
     used, found = [0] * p.shape[1], []
     for t in range(len(p)):
         for i, expert in enumerate(sorted(range(p.shape[1]), key=lambda e: -p[t, e])[:k]):      # stable
             found.append((t, i, expert))
-    for n, (t, i, expert) in enumerate(found if mistake != "order" else sorted(found, key=lambda f: (f[1], f[0]))):
+    for n, (t, i, expert) in enumerate(found):
         found[n] = (t, i, expert, used[expert] < C)
         used[expert] += 1
     return found, np.array(used)
 
 
-def experts_forward(P, name, x, k, capacity, balance, mistake):
+def experts_forward(P, name, x, k, capacity, balance):
     """Returns the output, the balance loss, and what backward needs."""
     B, T, H = x.shape
     probs = softmax(x @ P[name + "gate.weight"].T)
@@ -117,7 +92,7 @@ def experts_forward(P, name, x, k, capacity, balance, mistake):
     C = T if capacity == 0 else min(T, math.ceil(capacity * k * T / E - 1e-9))
     out, loss, saved, dropped = np.zeros_like(x), 0.0, [], 0
     for b in range(B):
-        found, used = choices_of(probs[b], k, T if mistake == "no drops" else C, mistake)
+        found, used = choices_of(probs[b], k, C)
         loss += balance * (used * E / (k * T) * probs[b].mean(0)).sum() / B
         for t, i, e, kept in found:
             mine = [f for f in found if f[0] == t]
@@ -131,24 +106,22 @@ def experts_forward(P, name, x, k, capacity, balance, mistake):
             out[b, t] += probs[b, t, e] / sum_of_chosen * y
             saved.append((b, t, e, sum_of_chosen, [f[2] for f in mine], g, slope, y))
         saved.append((b, used))
-    return out, loss, dropped / (B * T * k), (x, probs, k, balance, mistake, saved)
+    return out, loss, dropped / (B * T * k), (x, probs, k, balance, saved)
 
 
 def experts_backward(P, G, name, d_out, state):
-    x, probs, k, balance, mistake, saved = state
+    x, probs, k, balance, saved = state
     B, T, E = probs.shape
     d_x, d_probs = np.zeros_like(x), np.zeros_like(probs)
     for one in saved:
         if len(one) == 2:                                   # the balance loss of sequence b; loads are constants
             b, used = one
-            factor = {"balance": 0, "local balance": 4}.get(mistake, 1)
-            d_probs[b] += factor * balance * used * E / (k * T) / (B * T)
+            d_probs[b] += balance * used * E / (k * T) / (B * T)
             continue
         b, t, e, sum_of_chosen, chosen, g, slope, y = one
         w, gate, d_gate = name + f"experts.{e}.", probs[b, t, e] / sum_of_chosen, d_out[b, t] @ y
-        d_gate = 0 if mistake == "gates" else d_gate
         d_probs[b, t, e] += d_gate / sum_of_chosen
-        if k > 1 and mistake != "sum":
+        if k > 1:
             d_probs[b, t, chosen] -= d_gate * gate / sum_of_chosen
         d_y = gate * d_out[b, t]
         d_up = (P[w + "dense_4h_to_h.weight"].T @ d_y) * slope
@@ -159,10 +132,10 @@ def experts_backward(P, G, name, d_out, state):
         d_x[b, t] += P[w + "dense_h_to_4h.weight"].T @ d_up
     d_logits = softmax_backward(d_probs, probs)
     G[name + "gate.weight"] = linear_backward(d_logits, x)[0]
-    return (mistake != "experts") * d_x + (mistake != "router") * d_logits @ P[name + "gate.weight"]
+    return d_x + d_logits @ P[name + "gate.weight"]
 
 
-def model(P, inputs, targets, k, capacity, balance, mistake=None):
+def model(P, inputs, targets, k, capacity, balance):
     """Returns loss, balance loss, the part of the choices that was dropped, and gradients of loss + balance loss."""
     G = {name: np.zeros_like(p) for name, p in P.items()}
     E, (B, T), D = P["gpt_neox.embed_in.weight"], inputs.shape, HIDDEN // HEADS
@@ -179,7 +152,7 @@ def model(P, inputs, targets, k, capacity, balance, mistake=None):
         heads = (probs @ v).transpose(0, 2, 1, 3).reshape(B, T, HIDDEN)
         mid = x + heads @ P[p + "attention.dense.weight"].T + P[p + "attention.dense.bias"]
         ln2, s2 = layernorm(mid, P[p + "post_attention_layernorm.weight"], P[p + "post_attention_layernorm.bias"])
-        out, of_layer, lost, experts = experts_forward(P, p + "mlp.", ln2, k, capacity, balance, mistake)
+        out, of_layer, lost, experts = experts_forward(P, p + "mlp.", ln2, k, capacity, balance)
         saved.append((ln1, s1, q, key, v, probs, heads, s2, experts))
         x, balance_loss, dropped = mid + out, balance_loss + of_layer, dropped + lost / LAYERS
     final, sf = layernorm(x, P["gpt_neox.final_layer_norm.weight"], P["gpt_neox.final_layer_norm.bias"])
@@ -208,39 +181,6 @@ def model(P, inputs, targets, k, capacity, balance, mistake=None):
         d_x = d_x + d
     np.add.at(G["gpt_neox.embed_in.weight"], inputs, d_x)
     return loss, balance_loss, dropped, G
-
-
-def wrong_model(P, inputs, targets, case, mistake):
-    """The model's loss and gradients with a mistake, on four ranks with one sequence each: ep groups are ranks 0, 1 and
-    2, 3; ranks 0 and 2 hold experts 0 and 2."""
-    mixed = [0, 1, 0, 1] if mistake == "batch" else [0, 1, 2, 3]
-    loss, _, _, G = model(P, inputs[mixed], targets[mixed], *case, mistake)
-    half = model(P, inputs[:2], targets[:2], *case)[3]                  # of ranks 0 and 1: divided by half the tokens
-    even = model(P, inputs[::2], targets[::2], *case)[3]                # of ranks 0 and 2
-    for name in G:
-        expert = expert_of(name)
-        if expert is None and mistake in ("others over edp", "others over ep"):
-            G[name] = (even if mistake == "others over edp" else half)[name] / 2
-        if expert is not None and mistake == "not over edp":
-            G[name] = half[name] / 2
-        if expert is not None and mistake == "averaged":
-            G[name] = G[name] / 2
-        if expert is not None and mistake == "owner":
-            G[name] = G[name] * (expert % 2 == 0)
-    if mistake == "over dp":
-        other = {name: name if expert_of(name) is None else
-                 name.replace(f"experts.{expert_of(name)}.", f"experts.{expert_of(name) ^ 1}.") for name in G}
-        G = {name: G[name] + G[other[name]] if other[name] != name else G[name] for name in G}
-    return loss, G
-
-
-def expert_of(name):
-    return int(name.split(".")[5]) if ".experts." in name else None
-
-
-def norm_of(G, which):
-    return math.sqrt(sum((g**2).sum() for name, g in G.items()
-                         if which == ("experts" if ".experts." in name else "router" if ".gate." in name else "rest")))
 
 
 def random_model(source):
@@ -326,12 +266,6 @@ def main():
         rows.append(f"{options(*case)},{float(loss)!r},{float(balance_loss)!r},{float(dropped)!r}")
         if not check:
             save_file({**batch, **G}, os.path.join(folder, f"expected_{n}.safetensors"))
-        if n == 0 and not check:
-            with open(os.path.join(folder, "mistakes.csv"), "w") as f:
-                for mistake, text in MISTAKES.items():
-                    loss, G = wrong_model(P, batch["batch.inputs"], batch["batch.targets"], case, mistake)
-                    norms = ",".join(repr(norm_of(G, which)) for which in ("router", "experts", "rest"))
-                    f.write(f"{float(loss)!r},{norms},{text}\n")
     print("\n".join(rows))
     print(f"10's gradients differ by {worst:.1e}")
     if not check:

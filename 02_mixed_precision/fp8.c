@@ -1,0 +1,22 @@
+#include "fp8.h"
+
+#include "../common/operator.h"
+
+void quantize(Tensor out, Tensor transposed, Tensor x)
+{
+    op_require(!out.data || !transposed.data || out.scale == transposed.scale, "both outputs with one scale");
+    OP_CALL(quantize_kernel(out, transposed, x), "quantize", 0,
+            "=?out R,W FP8; =?transposed W,R FP8; x R,W", out, transposed, x);
+}
+
+void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    OP_CALL(linear_fp8_kernel(out, x, weight, bias, false), "linear_fp8", 2.0 * tensor_count(out) * tensor_width(x),
+            "=out R,M; x R,K FP8; weight M,K FP8; ?bias M", out, x, weight, bias);
+}
+
+void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
+{
+    OP_CALL(linear_fp8_kernel(out, x, weight, NONE, true), "linear_fp8_add", 2.0 * tensor_count(out) * tensor_width(x),
+            "+out R,M G; x R,K FP8; weight M,K FP8", out, x, weight);
+}

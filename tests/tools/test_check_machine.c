@@ -1,0 +1,170 @@
+/* make check-machine and make deps on machines that are simulated by a PATH with some programs replaced or left out,
+ * and by copies of the kernel's files. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../harness.h"
+
+/* Puts a file into the temporary directory. */
+static void put(const char *name, const char *text)
+{
+    FILE *f = fopen(in_temporary("%s", name), "w");
+
+    if (!f || fputs(text, f) < 0 || fclose(f))
+        fail_msg("cannot write %s", name);
+    chmod(in_temporary("%s", name), 0755);
+}
+
+#define SH "#!/bin/sh\n"
+#define SMI(GPUS, CUDA) SH "gpus() { printf '" GPUS "'; }\ncase $1 in -L) gpus | sed 's/^/GPU 0: /' ;;\n" \
+    "*=compute_cap) gpus | cut -d , -f 3 | tr -d ' ' ;; --query*) gpus ;; *) echo '| CUDA " CUDA " |' ;; esac\n"
+#define NVCC(CUDA) SH "case $1 in --list*) printf 'compute_61\\ncompute_75\\ncompute_90\\ncompute_89\\n' ;; " \
+    "*) echo 'release " CUDA ",' ;; esac\n"
+
+/* A machine is a list of these directories, searched in order. `bin`, which all machines have, has the programs of this
+ * PATH except six, which other directories replace; `real` has three of those six. */
+static int make_directories(void **state)
+{
+    (void)state;
+    run_well("mkdir bin real alone one_gpu old_driver old_gpu mixed old_nvcc broken hangs proc free limited noble "
+             "repaired offline prefix prefix/cjson hidden hidden/cjson");
+    put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
+                   "for f in mpicc mpiexec gnuplot; do\n"
+                   "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
+                   "for f in mpicc mpiexec gnuplot nvidia-smi nvcc dpkg-query; do rm -f bin/$f; done\n");
+    result_free(run("sh link.sh"));
+    put("alone/mpiexec", SH "shift 2\n\"$@\"\n\"$@\"\n");       /* each rank is rank 0 of 1 */
+    put("alone/dpkg-query", SH "echo ${MPICH-4.2.0-5build3}\n");
+    put("one_gpu/nvidia-smi", SMI("Tesla T4, 15360 MiB, 7.5, 550.54\\n", "Version: 12.4"));
+    put("one_gpu/nvcc", NVCC("12.6"));
+    put("old_driver/nvidia-smi", SMI("Tesla T4, 15360 MiB, 7.5, 470.82\\n", "UMD Version: 11.4"));
+    put("old_driver/nvcc", NVCC("12.2"));
+    put("old_gpu/nvidia-smi", SMI("GeForce GTX 1080, 8192 MiB, 6.1, 550.54\\n", "Version: 12.4"));
+    put("mixed/nvidia-smi", SMI("GeForce GTX 1080, 8192, 6.1, 550.54\\nRTX 4090, 24564, 8.9, 550.54\\n"
+                                "RTX 5090, 32607, 12.0, 550.54\\n", "Version: 12.4"));
+    put("broken/nvidia-smi", SH "echo 'NVIDIA-SMI has failed, because it does not reach the driver'\nexit 9\n");
+    put("old_nvcc/nvcc", NVCC("11.8"));
+    put("hangs/nvidia-smi", SH "sleep 60\n");
+    put("hangs/mpiexec", SH "sleep 60\n");
+    /* Ubuntu 24.04, and with a later MPICH; cJSON that no compiler finds, and one in a prefix */
+    put("noble/id", SH "echo 0\n");
+    put("noble/apt-get", SH "echo apt-get \"$@\" >&2\n");
+    put("noble/apt-cache", SH "echo '  Candidate: 4.2.0-5build3'\n");
+    put("noble/dpkg-query", SH "echo 4.2.0-5build3\n");
+    put("repaired/apt-cache", SH "echo '  Candidate: 4.2.0-5ubuntu1'\n");
+    put("offline/apt-get", SH "exit 100\n");
+    put("hidden/cjson/cJSON.h", "#error hidden\n");
+    put("prefix/cjson/cJSON.h", "char *cJSON_Parse(const char *);\n");
+    put("proc/meminfo", "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n");
+    put("limited/cpu.max", "50000 100000\n");
+    put("limited/memory.max", "3000000000\n");
+    put("limited/memory.stat", "anon 1000000000\nfile 2000000000\n");
+    /* an OpenBLAS whose threading and numbers are as the environment says */
+    put("blas.c", "#include <stdlib.h>\n"
+                  "void cblas_sgemm(int o, int ta, int tb, int m, int n, int k, float s, const float *a, int la, "
+                  "const float *b, int lb, float t, float *c, int lc) { for (int i = 0; i < m; i++) "
+                  "for (int j = 0; j < n; j++) c[i * lc + j] = k * a[i * la] * b[j * lb] + !!getenv(\"WRONG\"); }\n"
+                  "char *openblas_get_config(void) { return \"OpenBLAS 0.3.99 \"; }\n"
+                  "int openblas_get_parallel(void) { return atoi(getenv(\"PARALLEL\")); }\n"
+                  "int openblas_get_num_threads(void) { return 1; }\n");
+    run_well("gcc -w -shared -fPIC blas.c -o libopenblas.so");
+    put("free/nccl.h", "#define NCCL_MAJOR 2\n#define NCCL_MINOR 16\n#define NCCL_PATCH 5\n");
+    /* make.sh DIRECTORIES ARGUMENT...: make there; machine.sh DIRECTORIES CGROUP ENVIRONMENT VARIABLE...: its check */
+    put("make.sh", "path=''\nfor d in $1; do path=$path$PWD/$d:; done\nshift\n"
+                   "exec env -u MAKEFLAGS -u MAKELEVEL -u SANITIZE PATH=$path$PWD/bin make --no-print-directory -C "
+                   SOURCE " \"$@\"\n");
+    put("machine.sh", "path=$1\nexport PROC=$PWD/proc CGROUP=$PWD/$2 $3\nshift 3\n"
+                      "exec sh make.sh \"$path\" check-machine \"$@\"\n");
+    return 0;
+}
+
+static void limits_are_no_failures(void **state)
+{
+    (void)state;
+    expect(run("sh machine.sh 'real one_gpu' limited PARALLEL=2 BLAS_LIBS=%s NCCL_CFLAGS=-I%s",
+               in_temporary("libopenblas.so"), SOURCE "/tools/simulator/nccl_2.17"), 0,
+           "ok  packages  all are installed\n|ok  MPI       |: 2 ranks see each other\n|"
+           "ok  BLAS      OpenBLAS 0.3.99, OpenMP: right numbers, |"
+           "ok  GPU       1 x Tesla T4, 15360 MiB, 7.5, 550.54: nvcc builds for sm_75\n|ok  NCCL      nccl.h|"
+           "ok  memory    2000 MB available: 125 million parameters|"
+           "make run: yes. make test: yes, about 10 minutes.\n");
+    unlink(in_temporary("real/gnuplot"));
+    expect(run("sh machine.sh 'real old_gpu' free PARALLEL=1 BLAS_LIBS=%s NCCL_CFLAGS=-I%s",
+               in_temporary("libopenblas.so"), in_temporary("free")), 0,
+           "--  packages  no gnuplot|--  NCCL      no nccl.h of 2.17 or later|"
+           "--  BLAS      OpenBLAS 0.3.99 is not its OpenMP build|8000 MB available: 500 million|"
+           "6.1, 550.54, but everything runs on the CPU: nvcc, of the NVIDIA CUDA toolkit, is not in PATH\n");
+}
+
+static void what_fails_is_named(void **state)
+{
+    (void)state;
+    expect(run("sh machine.sh 'alone real old_driver' free WRONG=1 PARALLEL=2 BLAS_LIBS=%s",
+               in_temporary("libopenblas.so")), FAILS,
+           "NO  MPI       each of 2 ranks is rank 0 of 1: this is the broken MPICH 4.2.0-5build3 of Ubuntu 24.04\n|"
+           "NO  BLAS      OpenBLAS 0.3.99 multiplies wrongly: 262144 wrong elements\n|"
+           "470.82: this driver is too old for nvcc of CUDA 12\n|Not yet: fix the lines with NO first.\n");
+    expect(run("sh machine.sh 'alone real broken' free MPICH=4.1"), FAILS,
+           "rank 0 of 1: mpicc and mpiexec (|-> nvidia-smi: NVIDIA-SMI has failed");
+    expect(run("sh machine.sh hangs free ''"), FAILS,
+           "NO  packages  missing: libmpich-dev gnuplot-nox\n|NO  MPI       no MPI program compiles|"
+           "-> nvidia-smi: no response in 3 s\n");
+}
+
+/* GPUs that nvcc of CUDA 12 can build for are used, and in one line each, why others are not. */
+static void gpus_are_used_if_they_can_be(void **state)
+{
+    (void)state;
+    expect(run("sh make.sh 'real mixed one_gpu' -n run"), 0,
+           " -gencode=arch=compute_89,code=compute_89 -gencode=arch=compute_89,code=sm_89 "
+           "-gencode=arch=compute_90,code=compute_90\"|"
+           "\nbuild/cuda/01_single_gpu --steps");
+    expect(run("sh make.sh 'real old_nvcc one_gpu' -n run"), 0,
+           "running on the CPU: nvcc is of CUDA 11.8, but 12.0 or later is needed\"\n|"
+           "\nbuild/cpu/01_single_gpu --steps");
+    expect(run("sh make.sh 'real old_gpu one_gpu' -n run"), 0,
+           "running on the CPU: the GPUs here (sm_61) are older than Turing (sm_75)\"\n");
+    expect(run("sh make.sh 'real old_nvcc' cuda"), FAILS,
+           "cuda: nvcc is of CUDA 11.8, but 12.0 or later is needed; \"make cpu\" builds for the CPU\n");
+}
+
+/* What is missing is installed, and nothing else: MPICH where there is no MPI, but not a broken one. */
+static void what_is_missing_is_installed(void **state)
+{
+    (void)state;
+    expect(run("sh make.sh noble deps-run"), 0,
+           "MPICH 4.2.0-5build3 of this distribution is broken: Open MPI takes its place\n|"
+           "installing openmpi-bin libopenmpi-dev\n|apt-get update -qq\n|"
+           "apt-get install -y -qq --no-install-recommends openmpi-bin libopenmpi-dev\n");
+    expect(run("sh make.sh 'repaired noble' deps"), 0,
+           "installing mpich libmpich-dev gnuplot-nox libmpich-dev libmpich12\n");
+    expect(run("sh make.sh 'offline noble' deps-run"), FAILS,
+           "missing: mpich libmpich-dev; apt-get update failed\n|conda install -c conda-forge mpich openblas cjson ");
+    for (int i = 0; i < 2; i++) {
+        Result r = run("env CPATH=%s:hidden " SOURCE "/tools/machine/deps.sh --missing run", i ? "prefix" : "hidden");
+        assert_string_equal(r.out, i ? "\n" : "libcjson-dev\n");
+        result_free(r);
+    }
+}
+
+static void nccl_of_2_17_is_enough(void **state)
+{
+    const char *place = in_temporary("build");
+
+    (void)state;
+    run_well("sh make.sh real BUILD=%s NCCL_CFLAGS=-I" SOURCE "/tools/simulator/nccl_2.17 %s/cpu64/obj/common/comm/nccl.o",
+             place, place);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(limits_are_no_failures), cmocka_unit_test(what_fails_is_named),
+        cmocka_unit_test(gpus_are_used_if_they_can_be), cmocka_unit_test(what_is_missing_is_installed),
+        cmocka_unit_test(nccl_of_2_17_is_enough),
+    };
+    return cmocka_run_group_tests(tests, make_directories, NULL);
+}

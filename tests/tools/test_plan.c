@@ -1,0 +1,417 @@
+/* The planner: its predictions against the published runs, its memory and times against 09, its output and
+ * error messages. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/memory.h"
+#include "../harness.h"
+
+#define PLAN BUILD "/cpu/plan "
+#define RUNS SOURCE "/tools/planner/playbook_runs.csv"
+
+/* The number that follows a text in the output. */
+static double number_after(const char *out, const char *text)
+{
+    const char *at = strstr(out, text);
+    double x;
+
+    if (!at || sscanf(at + strlen(text), "%lf", &x) != 1)
+        fail_msg("no number after \"%s\" in:\n%s", text, out);
+    return x;
+}
+
+/* The number with commas that follows a text. */
+static double count_after(const char *out, const char *text)
+{
+    const char *at = strstr(out, text);
+    double count = 0;
+
+    assert_non_null(at);
+    for (at += strlen(text); *at == ' ' || *at == ',' || (*at >= '0' && *at <= '9'); at++)
+        count = *at >= '0' && *at <= '9' ? 10 * count + *at - '0' : count;
+    return count;
+}
+
+/* Of the fastest grid, in the table's first row: tokens/s per GPU, MFU in percent, GiB. */
+static void read_best(const char *out, double best[3])
+{
+    const char *row = strchr(strstr(out, "| tok/s/GPU"), '\n') + 1, *bar = strchr(row, '|'), *gib = bar - 1;
+
+    while (gib[-1] != ' ')
+        gib--;
+    best[2] = atof(gib);
+    assert_int_equal(sscanf(strchr(bar + 1, '|'), "| %lf %lf%%", &best[0], &best[1]), 2);
+}
+
+static void check_scores(const char *out)
+{
+    const char *planner = strstr(out, "  planner "), *rules;
+    double regret, good, best_rule = INFINITY;
+
+    assert_non_null(planner);
+    assert_int_equal(sscanf(planner, "  planner %lf%% %*d (%lf%%)", &regret, &good), 2);
+    rules = strchr(planner, '\n') + 1;
+    for (int i = 0; i < 3; i++, rules = strchr(rules, '\n') + 1)
+        best_rule = fmin(best_rule, atof(rules + 64));
+    assert_true(number_after(out, "median error of tokens/s  ") <= 11);
+    assert_true(number_after(out, "where pp = 1 and tp <= 8 ") <= 5);
+    assert_true(number_after(out, "median error of memory  ") <= 8);
+    assert_true(number_after(out, "(Spearman)") >= 0.78);
+    assert_true(good >= 80);
+    assert_true(regret <= 8 && best_rule < 100 && regret <= best_rule / 2);
+}
+
+/* Errors with the constants in costs.c; in make test-full cross-validated, too: with constants fitted to other runs. */
+static void comes_near_the_published_runs(void **state)
+{
+    (void)state;
+    for (int full = 0; full <= full_tests(); full++) {
+        Result r = run(PLAN "--runs " RUNS "%s", full ? " --cross-validate" : "");
+        assert_int_equal(r.status, 0);
+        check_scores(r.out);
+        result_free(r);
+    }
+}
+
+/* In every row of --csv, ranks, sequences, bytes and seconds add up; rows are in the documented order. */
+static void all_grids_add_up(void **state)
+{
+    enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, ZERO, RECOMPUTE, FITS, BYTES, TOTAL = BYTES + 7, SECONDS,
+           STEP = SECONDS + 9, TOKENS, MFU, COLUMNS };
+    static const char *const models[] = {"8b", "mixtral-8x7b"};
+    char line[1024];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        double before = 0;
+        int rows = 0, fits_before = 1, fitting = 0;
+        run_well(PLAN "--model %s --seq 4096 --gpus 64 --csv %s", models[i], in_temporary("all.csv"));
+        FILE *in = fopen(in_temporary("all.csv"), "r");
+        assert_true(in && fgets(line, sizeof line, in));
+        while (fgets(line, sizeof line, in)) {
+            double x[COLUMNS] = {0}, bytes = 0, seconds = 0;
+            int n = 0;
+            for (char *word = strtok(line, ","); word; word = strtok(NULL, ","))
+                x[n++] = atof(word);
+            assert_int_equal(n, COLUMNS);
+            for (int k = BYTES; k < TOTAL; k++)
+                bytes += x[k];
+            for (int k = SECONDS; k < STEP; k++) {
+                assert_true(x[k] >= 0);
+                seconds += x[k];
+            }
+            assert_true(x[TP] * x[CP] * x[PP] * x[DP] == 64 && x[DP] * x[MICRO_BATCH] * x[ACCUMULATE] == 256);
+            assert_true(i ? (int)(x[DP] * x[CP]) % (int)x[EP] == 0 : x[EP] == 1);
+            assert_true(fabs(bytes - x[TOTAL]) <= 8 && fabs(seconds / x[STEP] - 1) < 1e-4);
+            assert_true(fabs(x[TOKENS] * 64 * x[STEP] / 1048576 - 1) < 1e-4);
+            assert_true(x[FITS] <= fits_before && (x[FITS] == fits_before ? x[x[FITS] ? STEP : TOTAL] >= before : 1));
+            assert_true((x[FITS] == 1) == (x[TOTAL] <= 0.87 * 79.6 * (1 << 30)));
+            fits_before = x[FITS], before = x[x[FITS] ? STEP : TOTAL];
+            fitting += x[FITS] == 1;
+            rows++;
+        }
+        fclose(in);
+        assert_true(rows > 1000 && fitting > 100 && fitting < rows);
+    }
+}
+
+/* "tp=2,zero=1" as options of 09: " --tp 2 --zero 1". In a static buffer. */
+static const char *as_options(const char *grid)
+{
+    static char text[256];
+    char *at = text;
+
+    at += sprintf(at, " --");
+    for (; *grid; grid++)
+        at += *grid == ',' ? sprintf(at, " --") : sprintf(at, "%c", *grid == '=' ? ' ' : *grid);
+    return text;
+}
+
+/* The memory of the fullest rank equals that of 09, to the byte. */
+static void memory_is_09s(void **state)
+{
+    static const struct {
+        int ranks, batch;
+        const char *grid, *dtype;
+    } cases[] = {
+        {4, 6, "tp=2,pp=2,micro-batch=2,accumulate=3,zero=1,recompute=none", "bf16"},
+        {6, 4, "pp=3,cp=2,micro-batch=1,accumulate=4,zero=1,recompute=full", "fp32"},
+        {8, 2, "tp=2,cp=2,pp=2,micro-batch=2,accumulate=1,zero=0,recompute=none", "bf16"},
+        {3, 27, "dp=3,micro-batch=9,accumulate=1,zero=1,recompute=none", "fp32"},
+        {8, 12, "tp=2,pp=2,dp=2,micro-batch=3,accumulate=2,zero=1,recompute=full", "bf16"},
+    };
+    static const char *const shape = "--layers 5 --hidden 48 --heads 4 --vocab 257 --seq 32";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *report = in_temporary("report");
+        run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype %s --steps 1 --threads 1 --quiet --report %s",
+                 cases[i].ranks, shape, as_options(cases[i].grid), cases[i].dtype, report);
+        Result r = run(PLAN "--model %s %s --gpus %d --pretend 1,1,1 --dtype %s --batch %d --explain %s",
+                       i % 2 ? "8b --not-gated --tied --mlp 192" : "tiny", shape, cases[i].ranks, cases[i].dtype,
+                       32 * cases[i].batch, cases[i].grid);
+        if (r.status)
+            fail_msg("%s", r.err);
+        int fullest = 0;
+        double most = 0;
+        for (int rank = 0; rank < cases[i].ranks; rank++) {
+            const double total = json_number(report, "ranks.%d.memory.total.measured", rank);
+            fullest = total > most ? rank : fullest;
+            most = fmax(most, total);
+        }
+        static const char *const names[] = {"parameters", "master", "gradients", "optimizer", "activations",
+                                            "communication", "workspace", "total"};
+        for (int k = 0; k < 8; k++) {
+            const double measured = json_number(report, "ranks.%d.memory.%s.measured", fullest, names[k]);
+            const double planned = count_after(strstr(r.out, "\nmemory of the fullest rank"), names[k]);
+            if (planned != measured)
+                fail_msg("%s: %s: %.0f planned, %.0f measured", cases[i].grid, names[k], planned, measured);
+        }
+        result_free(r);
+    }
+}
+
+/* The planned time of a step against that of 09 under --pretend: 2 to 10 seconds, mostly simulated. Other work on the
+ * machine makes a step longer, never shorter. */
+static void times_are_09s(void **state)
+{
+    static const struct {
+        int ranks;
+        const char *grid;
+        bool always;
+    } cases[] = {
+        {4, "dp=4,micro-batch=2,accumulate=2,zero=1", false}, {4, "dp=4,micro-batch=2,accumulate=2,zero=0", false},
+        {4, "tp=4,micro-batch=8,accumulate=2,zero=0", false}, {4, "pp=4,micro-batch=2,accumulate=8,zero=0", true},
+        {4, "cp=4,micro-batch=8,accumulate=2,zero=1", false}, {4, "tp=2,pp=2,micro-batch=4,accumulate=4,zero=0", false},
+        {4, "tp=2,dp=2,micro-batch=4,accumulate=2,zero=1", true},
+        {4, "pp=2,cp=2,micro-batch=4,accumulate=4,zero=1", false},
+        {8, "tp=2,cp=2,pp=2,micro-batch=4,accumulate=4,zero=1", false},
+        {8, "tp=2,pp=2,dp=2,micro-batch=2,accumulate=4,zero=1", false},
+        {8, "pp=4,dp=2,micro-batch=2,accumulate=4,zero=1,recompute=full", false},
+        {8, "tp=2,cp=2,dp=2,micro-batch=4,accumulate=2,zero=1", false},
+        {8, "dp=8,micro-batch=2,accumulate=1,zero=1", false},
+    };
+    static const char *const shape = "--layers 4 --hidden 64 --heads 8 --vocab 256 --seq 64";
+    const char *pretend = full_tests() ? "0.03,0.0075,13000" : "0.4,0.1,1000";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double seconds[2], unit = 1;
+        if (!cases[i].always && !full_tests())
+            continue;
+        Result r = run(PLAN "--model tiny %s --gpus %d --dtype fp32 --pretend %s --batch 1024 --explain %s", shape,
+                       cases[i].ranks, pretend, cases[i].grid);
+        if (r.status)
+            fail_msg("%s", r.err);
+        const char *step = strstr(r.out, "\na step: "), *end = strstr(strstr(step, "\n  total "), "s  ");
+        const double planned = number_after(step, "\n  total ");
+        unit = end[-1] == 'm' ? 1e-3 : 1;
+        double least = INFINITY;
+        for (int attempt = 0; attempt < (full_tests() ? 3 : 1) && !(least <= planned * unit * 1.1); attempt++) {
+            remove(in_temporary("metrics"));
+            run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype fp32 --steps 2 --threads 1 --quiet "
+                     "--pretend %s --metrics %s", cases[i].ranks, shape, as_options(cases[i].grid), pretend,
+                     in_temporary("metrics"));
+            assert_int_equal(read_column("metrics", "seconds", seconds, 2), 2);
+            least = fmin(least, fmin(seconds[0], seconds[1]));
+        }
+        const double ratio = planned * unit / least;
+        if (!(ratio <= 1.1) || (full_tests() && !(ratio >= 0.9)))
+            fail_msg("%s: %.3f s planned, %.3f measured", cases[i].grid, planned * unit, least);
+        result_free(r);
+    }
+}
+
+/* plan_answers.txt: the answers keep their grid, and their numbers within 10%. */
+static void fifty_questions_keep_their_answers(void **state)
+{
+    char line[512], question[128], grid[128], words[128];
+    double then[3], now[3];
+    int questions = 0;
+
+    (void)state;
+    FILE *in = fopen(SOURCE "/tests/tools/plan_answers.txt", "r");
+    assert_non_null(in);
+    for (; fgets(line, sizeof line, in); questions += *line == '-') {
+        strcpy(words, "The fastest grid");
+        const int fields = sscanf(line, "%127[^|]|%127[^|\n]|%lf|%lf|%lf|%127[^\n]", question, grid, &then[0], &then[1],
+                                  &then[2], words);
+        if (*line != '-')
+            continue;
+        Result r = run(PLAN "%s", question);
+        if (fields >= 5) {
+            read_best(r.out, now);
+            for (int i = 0; i < 3; i++)
+                if (!(fabs(now[i] / then[i] - 1) <= 0.1))
+                    fail_msg("%s: %g, not %g", question, now[i], then[i]);
+            if (!strstr(r.out, grid) || !strstr(strstr(r.out, "grid that fits: "), grid))
+                fail_msg("%s: not %s, but %.120s", question, grid, strstr(r.out, "The fastest grid that fits: "));
+        }
+        for (char *at = fields < 5 ? strcpy(words, grid) : words; (at = strchr(at, '/')); )
+            *at = '|';
+        expect(r, fields < 5, words);
+    }
+    fclose(in);
+    assert_int_equal(questions, 50);
+}
+
+/* The README's bytes and FLOPs of five answers, by hand; those of 09's model leave out buffers of less than 3%. */
+static void five_answers_by_hand(void **state)
+{
+    static const struct {
+        const char *question;
+        double bytes, flops;
+    } cases[] = {
+        {"--model 1b --gpus 1", 7.13e10, 9.429e15},
+        {"--model 8b --gpus 64", 7.064e10, 5.629e16},
+        {"--model 7b --gpus 64 --hardware a100", 5.842e10, 4.53e16},
+        {"--model llama3-8b --gpus 128 --seq 128K --batch 4M", 6.879e10, 6.933e17},
+        {"--model mixtral-8x7b --gpus 64 --batch 4M", 6.445e10, 4.233e17}
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Result r = run(PLAN "%s --explain best", cases[i].question);
+        const double bytes = count_after(r.out, "\n  total "), flops = number_after(r.out, "a step, all ranks:");
+        if (!(fabs(bytes / cases[i].bytes - 1) < (i == 2 ? 0.03 : 0.002) && fabs(flops / cases[i].flops - 1) < 0.002))
+            fail_msg("%s: %.4g bytes, by hand %.4g; %.4g FLOPs, by hand %.4g", cases[i].question, bytes, cases[i].bytes,
+                     flops, cases[i].flops);
+        result_free(r);
+    }
+}
+
+/* How much slower published runs of FSDP become on more GPUs, in percent of the series' first: predicted within 4. */
+static void zero_3_hides_what_published_runs_hide(void **state)
+{
+    char line[512], series[32], before[32] = "", options[128], recompute[8];
+    int seq, gpus, b, rows = 0;
+    double measured, first[2] = {0};
+
+    (void)state;
+    FILE *in = fopen(SOURCE "/tools/planner/fsdp_runs.csv", "r");
+    assert_non_null(in);
+    while (fgets(line, sizeof line, in)) {
+        if (sscanf(line, "%31[^,],%127[^,],%d,%d,%d,%7[^,],%lf", series, options, &seq, &gpus, &b, recompute,
+                   &measured) != 7)
+            continue;
+        Result r = run(PLAN "%s --seq %d --gpus %d --batch %d --explain dp=%d,micro-batch=%d,zero=3,recompute=%s",
+                       options, seq, gpus, seq * gpus * b, gpus, b, recompute);
+        const char *at = strstr(r.out, " tokens/s per GPU");
+        while (at[-1] != ' ')
+            at--;
+        const double predicted = atof(at);
+        if (strcmp(series, before))
+            first[0] = measured, first[1] = predicted;
+        if (!(fabs(measured / first[0] - predicted / first[1]) < 0.04))
+            fail_msg("%s: on %d GPUs %.3f of the first, predicted %.3f", series, gpus, measured / first[0],
+                     predicted / first[1]);
+        strcpy(before, series);
+        result_free(r);
+        rows++;
+    }
+    fclose(in);
+    assert_int_equal(rows, 24);
+}
+
+/* 09's command runs as printed; the other programs' commands have the grid's sizes. */
+static void commands_have_the_grid(void **state)
+{
+    char command[1024] = "";
+
+    (void)state;
+    Result r = run(PLAN "--model tiny --gpus 4 --batch 512 --hardware 1,1,1,0.1,1 --pp 2 --dp 2");
+    char *at = strstr(r.out, "mpiexec");
+    assert_non_null(at);
+    for (; strncmp(at, "\n   Megatron", 12); at++)          /* without the backslashes at ends of lines */
+        sprintf(command + strlen(command), "%c", *at == '\\' || *at == '\n' ? ' ' : *at);
+    at = strstr(command, "build/cuda");
+    run_well("%.*s" BUILD "/cpu%s --steps 1 --threads 1 --quiet", (int)(at - command), command, at + 10);
+    expect(r, 0, "--tensor-model-parallel-size 1|--pipeline-model-parallel-size 2|dp: 2, tp: 1, pp: 2|"
+           "--parallelism.pipeline_parallel_degree 2|lacks an MLP of two matrices");
+    expect(run(PLAN "--zero 3"), 0, "optim_grads_params|lacks ZeRO-3|reshard_after_forward always");
+    expect(run("env -u MAKEFLAGS make -C " SOURCE " plan GPU=64"), 2, "GPU: no variable of make plan; it has");
+}
+
+static void large_plans_are_fast(void **state)
+{
+    (void)state;
+    expect(run("sh -c 'ulimit -t 2; exec " PLAN "--model 70b --gpus 512 --batch 4194304'"), 0,        /* CPU seconds */
+           "1. Fit in memory|2. Reach the batch. 1024 sequences|3. Raise throughput");
+}
+
+static void errors_name_valid_values(void **state)
+{
+    static const struct {
+        int status;
+        const char *options, *message;
+    } cases[] = {
+        {2, "--gpus 60", "expected up to 8, or a multiple of --per-node 8, such as 56 or 64"},
+        {2, "--batch 5000", "expected a multiple of the 4096 tokens of a sequence, such as 8192"},
+        {1, "--gpus 37 --per-node 37", "possible are --gpus 36 or 34, or --batch 1060864 (259 sequences)"},
+        {1, "--model 405b --gpus 8", "the fastest on --gpus 128 would be tp=8"},
+        {2, "--hardware h300", "expected one of rtx4090|l40s|a100-40gb|a100|h100|h200|b200, or five numbers"},
+        {2, "--pretend 1,2", "expected GFLOPS,GB/S,MICROSECONDS"},
+        {2, "--model 9b", "expected one of 1b|3b|8b|80b|llama3-8b|"},
+        {2, "--tp <=x", "expected a number or a bound, like 4, \"<=4\""},
+        {1, "--tp 3", "no grid of 64 ranks is possible with the restrictions given"},
+        {2, "--model 7b --explain zero=3", "expected zero 0 or 1, which 09_combined has"},
+        {2, "--model 7b --state-bytes 20", "expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs"},
+        {1, "--model 70b --gpus 64 --pp 1 --tp 1", "without the restrictions given the fastest would be tp=4"},
+        {2, "--top-k 2", "expected --experts of at least top-k, got 0"},
+        {1, "--gpus 8 --seq 131071", "try --seq 131072"},
+        {2, "--gpus 0", "expected an integer from 1 to 1048576, got '0'"},
+        {2, "--dtype fp16", "expected bf16 or fp32, got 'fp16'"},
+        {2, "--heads 33", "expected each to be a multiple of the next"},
+        {2, "--explain tp=3", "tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks, one per GPU, got 63"},
+        {2, "--explain tp=64", "tp 64: expected a divisor of the 32 heads: 1, 2, 4, 8, 16 or 32"},
+        {2, "--explain pp=2,zero=3", "expected zero 0 or 1"},
+        {2, "--fit", "expected --runs FILE with them"},
+        {2, "--runs " RUNS " --fit --cross-validate", "expected one of them"},
+        {1, "--csv /nowhere/x", "--csv /nowhere/x: No such file or directory"},
+        {2, "8b", "\"8b\" is not an option"},
+    };
+    static const char *const bad_runs[][2] = {
+        {"model,nodes\n1B,1\n", "line 1: expected a column micro_batch"},
+        {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n", "got none"},
+        {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
+         "line 2: tokens_per_second_per_gpu: expected a number of at least 0, got 'x'"},
+        {"# c\nmodel,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n"
+         "1B,1,1,1,4,1,1,0,9,3\n",
+         "line 3: dp 4 x pp 1 x tp 1: expected 8 ranks, 8 per node, got 4"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Result r = run(PLAN "%s", cases[i].options);
+        if (r.status != cases[i].status || strncmp(r.err, "plan: ", 6) || !strstr(r.err, cases[i].message)
+            || strchr(r.err, '\n') != r.err + strlen(r.err) - 1)
+            fail_msg("plan %s: status %d, \"%s\"", cases[i].options, r.status, r.err);
+        result_free(r);
+    }
+    for (size_t i = 0; i < sizeof bad_runs / sizeof *bad_runs; i++) {
+        FILE *f = fopen(in_temporary("bad.csv"), "w");
+        fputs(bad_runs[i][0], f);
+        fclose(f);
+        expect(run(PLAN "--runs %s", in_temporary("bad.csv")), 1, bad_runs[i][1]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(comes_near_the_published_runs),
+        cmocka_unit_test(all_grids_add_up),
+        cmocka_unit_test(memory_is_09s),
+        cmocka_unit_test(times_are_09s),
+        cmocka_unit_test(fifty_questions_keep_their_answers),
+        cmocka_unit_test(five_answers_by_hand),
+        cmocka_unit_test(zero_3_hides_what_published_runs_hide),
+        cmocka_unit_test(commands_have_the_grid),
+        cmocka_unit_test(large_plans_are_fast),
+        cmocka_unit_test(errors_name_valid_values),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

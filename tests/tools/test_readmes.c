@@ -1,0 +1,44 @@
+/* The READMEs, by readmes.sh: those of programs have the same headings, links lead to files and headings, and commands
+ * print what is below them. make test compares the output of one program's command; make test-full runs them all. */
+#include <stdio.h>
+
+#include "tree_copy.h"
+
+#define PROGRAMS "[0-9][0-9]_*/README.md"
+
+static void no_check_finds_a_fault(void **state)
+{
+    const struct { const char *check, *files, *in; } table[] = {
+        {"headings", PROGRAMS, SOURCE},
+        {"links", "*.md */*.md */*/*.md", SOURCE},
+        {"citations", "*.md */*.md */*/*.md", SOURCE},
+        {"figures", "*/README.md */*/README.md", SOURCE},
+        {"widths", "README.md */README.md */*/README.md", SOURCE},
+        {"quotes", "README.md", SOURCE},
+        {"run-this", full_tests() ? PROGRAMS : "04_zero/README.md", copy_of_tree()},
+        {"commands", PROGRAMS, copy_of_tree()},
+    };
+
+    (void)state;
+    for (int i = 0; i < (full_tests() ? 8 : 7); i++) {
+        char command[512];
+        snprintf(command, sizeof command, "cd %s && tools/workshop/readmes.sh %s %s", table[i].in, table[i].check,
+                 table[i].files);
+        print_message("%s\n", table[i].check);
+        expect(run_in_copy(command), 0, "");
+    }
+}
+
+static void changes_are_up_to_date(void **state)
+{
+    (void)state;
+    expect(run_in_copy("cd " SOURCE " && tools/workshop/changes.sh --check"), 0, "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_check_finds_a_fault),
+                                       cmocka_unit_test(changes_are_up_to_date)};
+
+    return cmocka_run_group_tests_name("readmes", tests, NULL, NULL);
+}

@@ -1,0 +1,560 @@
+/* make exercise and make verify. Every exercise can be made; its copy fails with the sentence in exercises.md, and
+ * passes with the program's own code in place. Classic mistakes, planted in the programs, are found and named. The
+ * instructor's commands print what README.md shows.
+ */
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tree_copy.h"
+
+/* Runs make as a user would, without the variables of the make that runs this test. */
+#define MAKE_SH "cd " SOURCE " && env -u MAKEFLAGS -u MAKELEVEL make -s %s "
+
+static const char *sanitize(void)
+{
+    return strstr(BUILD, "/sanitize") ? "SANITIZE=1" : "";
+}
+
+/* Copies a program's files to a directory, beside links to the directories that they include from. */
+static const char *copy_of(const char *program)
+{
+    static char directory[256];
+
+    snprintf(directory, sizeof directory, "%s", in_temporary("edited"));
+    run_well("sh -c 'rm -rf %s && mkdir %s && cp " SOURCE "/%s/*.[ch] %s && ln -sfn " SOURCE "/common " SOURCE
+             "/[0-9][0-9]_* %s/..'", directory, directory, program, directory, directory);
+    return directory;
+}
+
+/* ---- Mistakes ---- */
+
+/* Replaces every `from` in the copy's files, which must have at least one. */
+static void replace(const char *directory, const char *from, const char *to)
+{
+    char pattern[300];
+    glob_t files;
+    int found = 0;
+
+    snprintf(pattern, sizeof pattern, "%s/*.c", directory);
+    assert_int_equal(glob(pattern, 0, NULL, &files), 0);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        char *text = read_file(files.gl_pathv[i]), *at = text, *next;
+        FILE *f = fopen(files.gl_pathv[i], "w");
+        assert_non_null(f);
+        for (; (next = strstr(at, from)); at = next + strlen(from), found++)
+            fprintf(f, "%.*s%s", (int)(next - at), at, to);
+        fputs(at, f);
+        assert_int_equal(fclose(f), 0);
+        free(text);
+    }
+    globfree(&files);
+    if (!found)
+        fail_msg("the program has no \"%s\" any more", from);
+}
+
+typedef struct {
+    const char *program, *from, *to;
+    int ranks;                  /* 0: the program's own parallel configurations, all of which must be wrong */
+    const char *options, *prints;          /* all these words, which | separates */
+    bool covering;
+} Planted;
+
+static const Planted planted[] = {
+    /* the sum of the ranks' gradients instead of their average */
+    {"03_data_parallel", "(B * T * options.accumulate * comm_size(dp))", "(B * T * options.accumulate)", 4,
+     "--sync naive", "the loss and every gradient are 4 times too large (= the number of ranks)", true},
+    /* a bias that every rank adds */
+    {"05_tensor_parallel", "a->gelu, w->down_weight, NONE)", "a->gelu, w->down_weight, w->down_bias)", 3,
+     "--recompute none", "a run in which down_bias was added on every rank, and once more after the all-reduce"},
+    /* a missing all-reduce, backward */
+    {"05_tensor_parallel", "    sum = f_backward(d->ln1);\n", "", 2, "--recompute none",
+     "all_reduce in group tp is called 112 times per step, but predict() gives 140: 28 missing = 1 per layer and "
+     "micro-batch|it matches, to eight digits, a run in which the ranks' partial sums of d_ln1 were not all-reduced"},
+    /* a tied embedding whose gradient is that of one end alone */
+    {"06_pipeline_parallel", "        comm_all_reduce(embedding_group, gradients.embedding, SUM);\n", "        ;\n", 3,
+     "--schedule 1f1b",
+     "a run in which the tied embedding had only the|all_reduce in group embedding is called 0 times"},
+    /* a scale that forgets accumulation */
+    {"06_pipeline_parallel", "1.0 / (B * T * options.accumulate)", "1.0 / (B * T)", 2, "--schedule zero-bubble",
+     "the loss and every gradient are 4 times too large (= accumulate"},
+    /* wrong positions */
+    {"07_context_parallel", "(i * B + b) * C, C), C * chunk_number(comm_rank(cp), i));",
+     "(i * B + b) * C, C), C * (local_chunks * comm_rank(cp) + i));", 2, "--attention zigzag",
+     " gradients are wrong; the first, in the order of backward, is "},
+    /* a mask that is off by one chunk */
+    {"07_context_parallel", "if (key > query)", "if (key > query + 1)", 3, "--attention ring",
+     " gradients are wrong; the first, in the order of backward, is "},
+    {"07_context_parallel", "if (key > query)", "if (key >= query)", 2, "--attention zigzag",
+     " gradients are wrong; the first, in the order of backward, is "},
+    /* parameters from an all-gather before the last update; parameters read before their all-gather is complete */
+    {"04_zero", "        slot_unit[i] = -1;\n    for (int u",
+     "        slot_unit[i] += slot_unit[i] == 0 ? -1 : 0;\n    for (int u", 2, "--zero 3", "stale copies"},
+    {"04_zero", "    comm_wait(&gather_request[slot_of(u)]);\n", "", 2, "--zero 3",
+     "NaN may also mean that a buffer was read before comm_wait"},
+    /* a norm over the local shard alone */
+    {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
+     "the gradients are right, but their norm is|it is the norm of rank 0's shard of each unit", true},
+    {"05_tensor_parallel", "comm_sum(tp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 2,
+     "--recompute none", "it is the norm of rank 0's shard of each matrix"},
+    /* a norm that is right on rank 0 alone; no clipping */
+    {"03_data_parallel", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 0, "",
+     "but 0 on rank 1: add the ranks' partial sums (comm_sum)|5 of 5 configurations are wrong"},
+    {"03_data_parallel", "clip_scale(norm)", "1", 2, "--sync naive", "step 2: the loss is"},
+    /* 2-byte weights that are never filled, or never updated; mistakes that only --dtype fp32 shows */
+    {"02_mixed_precision", "tensor_convert(params.buffer, master)", "tensor_convert(master, params.buffer)", 1,
+     "--dtype bf16", "a run in which all parameters were 0|its two arguments are swapped"},
+    {"02_mixed_precision", "    if (!overflow && has_master)\n        tensor_convert(params.buffer, master);",
+     "    if (!overflow && has_master)\n        tensor_convert(master, params.buffer);", 1, "--dtype fp16",
+     "the losses are as if no step had changed the weights that forward reads|its two arguments are swapped"},
+    {"08_fused_kernels", "linear_backward_weight(gradients.embedding, NONE, logits, final)",
+     "linear_backward_weight(gradients.embedding, NONE, logits, tensor_range(a->final, 0, rows))", 1,
+     "--dtype bf16 --fuse cross-entropy", "--dtype fp32 --fuse cross-entropy: WRONG|"
+     "1 of 67 gradients are wrong; the first, in the order of backward, is embedding"},
+    {"08_fused_kernels", "final = tensor_range(a->final, first, rows)", "final = tensor_range(a->final, 0, rows)", 1,
+     "--fuse all",
+     " gradients are wrong; the first, in the order of backward, is "},
+    /* a mask in forward only, for the same chunk and for later ones; ranks instead of chunks */
+    {"07_context_parallel", "chunk(d->lse, i),\n                                     key == query);",
+     "chunk(d->lse, i),\n                                     false);", 3, "--attention ring",
+     "57 of 67 gradients are wrong; the first, in the order of backward, is blocks.3.qkv_weight (q)", true},
+    {"07_context_parallel",
+     "            if (key > query)\n                continue;\n            attention_block_backward",
+     "            attention_block_backward", 2, "--attention zigzag",
+     " gradients are wrong; the first, in the order of backward, is "},
+    {"07_context_parallel", "const int query = chunk_number(query_rank, i), key = chunk_number(key_rank, j);",
+     "const int query = query_rank, key = key_rank;", 4, "--attention zigzag",
+     " gradients are wrong; the first, in the order of backward, is "},
+    {"07_context_parallel", "if (key > query)", "if (key_rank > query_rank)", 2, "--attention zigzag",
+     " gradients are wrong; the first, in the order of backward, is "},
+    {"07_context_parallel", "key == query)", "key_rank == query_rank)", 2, "--attention zigzag",
+     " gradients are wrong; the first, in the order of backward, is "},
+    /* dK and dV added at the wrong rank */
+    {"07_context_parallel", "tensor_range(d_kv_all, 2 * o, 2)", "tensor_range(d_kv_all, 2 * ((o + 1) % n), 2)", 3,
+     "--attention allgather",
+     " gradients are wrong; the first, in the order of backward, is "},
+    /* the same sequences on every rank; gradients of the last micro-batch only */
+    {"03_data_parallel", "((int64_t)comm_rank(dp) * options.accumulate + m) * B", "m * B", 4, "--sync overlap",
+     "ranks contribute to the global batch with different weights instead of 1 each: 4 for 0, 0 for 1 to 3"},
+    {"03_data_parallel", "        trace_begin(\"backward\");\n",
+     "        trace_begin(\"backward\");\n        tensor_zero(gradients.buffer);\n", 2, "--sync naive",
+     "(67 tensors): only the contribution of micro-batch 6 (of 0 to 6)"},
+    /* mistakes in one tensor: a factor, some of its rows, its shape, zero */
+    {"05_tensor_parallel", "    run_dump_gradients(&optimizer);\n",
+     "    for (int l = 0; l < L; l++)\n        comm_all_reduce(tp, gradients.blocks[l].down_bias, SUM);\n"
+     "    run_dump_gradients(&optimizer);\n", 4, "--recompute none",
+     "blocks.*.down_bias (3 tensors): 4 times too large (= the number of ranks)|3 too many = 1 per layer"},
+    {"05_tensor_parallel", "    run_dump_gradients(&optimizer);\n",
+     "    if (comm_rank(tp) == 2)\n        tensor_scale(gradients.blocks[1].up_weight, 3);\n"
+     "    run_dump_gradients(&optimizer);\n", 4, "--recompute none",
+     "blocks.1.up_weight: in rows 144 to 215 (shard of rank 2 of 4) only: 3 times too large"},
+    {"01_single_gpu", "linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);",
+     "linear_backward_weight(g->proj_weight, NONE, a->attn_out, d_x);", 1, "--recompute none",
+     "blocks.*.proj_weight (3 tensors): transposed"},
+    {"01_single_gpu", "    gelu_backward(d->up, d->gelu, a->up);\n", "    tensor_zero(d->up);\n", 1, "--recompute none",
+     "the first, in the order of backward, is blocks.2.up_weight|: zero"},
+    /* no gradients to compare; schedules with too many micro-batches in flight; a deadlock */
+    {"03_data_parallel", "    run_dump_gradients(&optimizer);\n", "", 2, "--sync naive",
+     "the run succeeded, but wrote no gradients (run_dump_gradients)"},
+    {"06_pipeline_parallel", "const int warmup = p - r - 1 < m ? p - r - 1 : m;",
+     "const int warmup = p - r - 1 < m ? m : m;", 3, "--schedule 1f1b",
+     "rank 0 has 6 micro-batches in flight, but 3 are enough"},
+    {"06_pipeline_parallel", "repeat(&w, 2 * (p - r) - 1, \"F0\");", "repeat(&w, 2 * (p - r), \"F0\");", 3,
+     "--schedule zb-v", "rank 0 has 7 micro-batches of a model chunk in flight, but 6 are enough|"
+                         "micro-batches in flight 7, 7, 7; bubble", true},
+    {"06_pipeline_parallel", "        if (warmup + i < m)\n            schedule_add(s, FORWARD, warmup + i, 0);\n"
+     "        schedule_add(s, BACKWARD, i, 0);\n",
+     "        schedule_add(s, BACKWARD, i, 0);\n        if (warmup + i < m)\n"
+     "            schedule_add(s, FORWARD, warmup + i, 0);\n", 3, "--schedule 1f1b",
+     "this schedule deadlocks: rank 0 waits at its action B0 for B0 of rank 1", true},
+    /* replicas that drift apart: after the update, and after the all-gather */
+    {"03_data_parallel", "    adamw_step(&optimizer, lr, clip_scale(norm));\n",
+     "    adamw_step(&optimizer, lr, clip_scale(norm));\n"
+     "    if (comm_rank(dp) == 1)\n        tensor_scale(params.final_weight, 1 + 1e-15);\n", 2, "--sync naive",
+     "final_weight has drifted"},
+    /* mistakes across dimensions: the batch indexed by the rank in replicas, not in dp; the loss of all tp ranks */
+    {"09_combined", "((int64_t)dp_rank *", "((int64_t)comm_rank(replicas) *", 2, "--cp 2 --layers 2 --accumulate 2",
+     "a run in which the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp", true},
+    {"09_combined", "comm_rank(tp) ? 0 : tensor_item(loss));      /*", "tensor_item(loss));      /*", 8,
+     "--tp 2 --cp 2 --pp 2", "2 times too large (= the size of tp, or"},
+    /* gradients without an all-reduce: over cp, over tp for replicated parameters, of the embedding's two ends */
+    {"09_combined", ": comm_start_all_reduce(replicas, unit, SUM);", ": comm_start_all_reduce(pp, unit, SUM);", 2,
+     "--cp 2 --zero 0", "all_reduce in group pp is called 7 times per step, but predict() gives 0|"
+     "a run in which gradients were not all-reduced over cp: only the tokens of its first rank contributed"},
+    {"09_combined", "    if (tp_size > 1 && u > 0)\n"
+     "        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].replicated : gradients.final, SUM);\n", "", 8,
+     "--tp 2 --cp 2 --pp 2",
+     "a run in which the gradients of LayerNorm parameters, proj_bias and down_bias came from the first rank's rows"},
+    {"09_combined", "    unit_request[u] = zero ?", "    if (embedding_group && u == 0)\n"
+     "        comm_all_reduce(embedding_group, unit, SUM);\n    unit_request[u] = zero ?", 4, "--pp 2",
+     "rank 0 waits for a recv from rank 1 of group pp|some ranks make calls that others do not make"},
+    /* ZeRO shards that no rank owns; a norm over the replicas alone */
+    {"09_combined", ".replica = zero ? 0 : comm_rank(replicas)", ".replica = comm_rank(replicas)", 4, "--tp 2",
+     "all wrong elements are zero, in shards of tensors: |does not own the shard that it updates (Placement.replica)"},
+    {"09_combined", "comm_sum(world, gradient_square_sum", "comm_sum(replicas, gradient_square_sum", 8,
+     "--tp 2 --cp 2 --pp 2", "add the ranks' partial sums (comm_sum)"},
+    /* a block that does not wait for its parameters; ids_in_slice applied twice to the targets */
+    {"09_combined", "        comm_wait(&unit_request[l + 1]);\n", "", 2, "--dtype fp32",
+     "under --check NaN may also mean that a buffer was read before comm_wait"},
+    {"09_combined", "    layernorm_forward(final, final_stats, a->x[L]",
+     "    ids_in_slice(a->batch.targets, a->batch.targets, layout.first_id, V);\n"
+     "    layernorm_forward(final, final_stats, a->x[L]", 2, "--tp 2",
+     "a run in which ids_in_slice was called twice on the targets"},
+    /* experts: gradients summed over the wrong ranks; no owner, or several; no gradient of the gates */
+    {"10_expert_parallel", "comm_all_reduce(edp, tensor_range", "comm_all_reduce(dp, tensor_range", 4, "--ep 2",
+     "2 times too large (= the size of ep, or the size of edp|gradients differ from the reference's", true},
+    {"10_expert_parallel", "at.expert_replica = comm_rank(edp)", "at.expert_replica = comm_rank(dp)", 4, "--ep 2",
+     "gradients differ from the reference's, most of all "},
+    {"10_expert_parallel", "at.expert_replica = comm_rank(edp)", "at.expert_replica = 0", 4, "--ep 2",
+     "grad_norm is "},
+    {"10_expert_parallel", "    route_backward(d_logits, d_gates,",
+     "    tensor_zero(d_gates);\n    route_backward(d_logits, d_gates,", 4, "--ep 2",
+     "(the experts' together: the MLP's)|most of all "},
+    {"10_expert_parallel", "d_gates, r, balance * scale)", "d_gates, r, scale * comm_size(dp) * balance)", 4, "--ep 2",
+     "most of all gpt_neox.layers."},
+    {"10_expert_parallel", "        comm_wait(&arriving[j]);\n        linear_forward", "        linear_forward", 2,
+     "--ep 2", "a buffer was read before comm_wait"},
+    /* the update: a learning rate of another step, a wrong clipping, gradients that stay, a step that is not skipped */
+    {"01_single_gpu", "learning_rate(step)", "learning_rate(step + 1)", 1, "--recompute none",
+     "the learning rate is 0.001, but the reference's is 0.0008; it is that of a later step"},
+    {"01_single_gpu", "clip_scale(norm))", "1)", 1, "--recompute none", "as if gradients were not clipped"},
+    {"01_single_gpu", "    tensor_zero(gradients.buffer);\n",
+     "    if (step % 2)\n        tensor_zero(gradients.buffer);\n", 1, "--recompute none",
+     "something of the previous step was not set to zero"},
+    {"02_mixed_precision", "    if (!overflow)\n        adamw_step", "    adamw_step", 0, "",
+     "--dtype fp16: right|--dtype fp16, overflow: WRONG|(step 2 overflows: is it skipped?)"},
+    {"02_mixed_precision", "    if (!overflow && has_master)\n        tensor_convert(params.buffer, master);",
+     "    if (!overflow && has_master) {\n        tensor_convert(params.buffer, master);\n"
+     "        tensor_convert(master, params.buffer);\n    }", 1, "--dtype bf16",
+     "every saved weight is a number of 16 bits"},
+    {"08_fused_kernels", "        optimizer.step--; ", "        ; ", 0, "",
+     "AdamW counts 5 updates instead of 4: its bias correction is that of another step"},
+    {"09_combined", "    gather_begin();\n    execute(", "    execute(", 4, "--dtype fp32 --tp 2",
+     "all_gather in group replicas is called 0 times per step, but predict() gives 6"},
+    /* evaluation: its scale, and slots that it leaves full */
+    {"06_pipeline_parallel", "comm_broadcast(pp, loss, rank_of(pipeline, pipeline.p * pipeline.v_c - 1))",
+     "comm_broadcast(pp, loss, 0)", 3, "--schedule 1f1b",
+     "the validation loss after step 2 is 0, but the reference's is"},
+    {"04_zero", "    forward(&acts, batch, 1.0 / (B * T));\n    for (int i = 0; i < 4; i++) ",
+     "    forward(&acts, batch, 1.0 / (B * T));\n    for (int i = 0; i < 0; i++) ", 4, "--zero 3",
+     "all_gather in group dp is called 15 times per step, but predict() gives 18"},
+    /* far tails: only large weights show that the maximum is not the ranks' largest */
+    {"05_tensor_parallel", "comm_all_reduce(tp, max, MAX);", "comm_all_reduce(tp, max, SUM);", 0, "",
+     "3 ranks, --sequence-parallel: right|3 ranks, large weights: WRONG", true},
+    /* ids, targets, keys, rows and norms of others */
+    {"05_tensor_parallel", "batch.targets, layout.first_id, V)", "batch.targets, comm_rank(tp) * V, V)", 2,
+     "--recompute none",
+     "the first id of a slice of the vocabulary was, for the targets, the rank times the slice's size"},
+    {"06_pipeline_parallel", "step, action.micro * B, 0);",
+     "step, action.micro * B + (comm_rank(pp) == comm_size(pp) - 1 ? B : 0), 0);", 2, "--schedule 1f1b",
+     " gradients are wrong; the first, in the order of backward, is "},
+    {"07_context_parallel", "attend_kv(a, r, current, (r - step + n) % n);",
+     "attend_kv(a, r, current, (r + step) % n);", 3, "--attention ring",
+     " gradients are wrong; the first, in the order of backward, is "},
+    {"08_fused_kernels",
+     "for (int64_t first = 0; first < R; first += S) {\n        const int64_t rows = R - first < S ? R - first : S;",
+     "for (int64_t first = 0; first + S <= R; first += S) {\n        const int64_t rows = S;", 1,
+     "--dtype fp32 --fuse all",
+     " gradients are wrong; the first, in the order of backward, is "},
+    {"06_pipeline_parallel", "p - r - 1) + (v_c - 1) * p, warmup", "p - r - 1) + (v_c - 1) * p + 2, warmup", 3,
+     "--schedule interleaved --chunks 2", "rank 0 has 10 micro-batches of a model chunk in flight, but 8 are enough"},
+    {"06_pipeline_parallel", "sqrt(comm_sum(pp, gradient_square_sum(&optimizer)))",
+     "sqrt(comm_sum(pp, gradient_square_sum(&optimizer) - (comm_rank(pp) ? 0 : 0.01)))", 3, "--schedule 1f1b",
+     "the gradients are right, but their norm is"},
+    /* buffers overwritten while in use: d_x while it is sent; the full rows before a product reads them */
+    {"09_combined",
+     "        comm_wait(&a->sending[1]);              /* of the micro-batch that last used this buffer */\n"
+     "        a->receiving[1]", "        a->receiving[1]", 3, "--pp 3",
+     "send of d_x in group pp: it was changed before comm_wait"},
+    {"09_combined", "    Tensor d_out = g_backward(d_x);\n    linear_backward_weight(g->down_weight",
+     "    Tensor d_out = g_backward(d_x);\n    f_forward(a->ln2);\n    linear_backward_weight(g->down_weight", 2,
+     "--tp 2", "8 too many = 1 per layer and micro-batch|is blocks.3.down_weight"},
+};
+
+static void mistakes_are_named(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < sizeof planted / sizeof *planted; i++) {
+        const Planted *p = &planted[i];
+        if (!full_tests() && !p->covering)      /* the others in make test-full */
+            continue;
+        const char *directory = copy_of(p->program);
+        replace(directory, p->from, p->to);
+        char ranks[16] = "";
+        if (p->ranks)
+            snprintf(ranks, sizeof ranks, "NP=%d", p->ranks);
+        print_message("%s: \"%s\" for \"%s\"\n", p->program, p->to, p->from);
+        expect(run("sh -c '" MAKE_SH "verify STAGE=%.2s %s EDITED=%s ARGS=\"%s\"'", sanitize(), p->program, ranks,
+                   directory, p->options), FAILS, p->prints);
+    }
+}
+
+/* Programs that are right but cost more than the project's: verify says what. */
+static void waste_is_named(void **state)
+{
+    static const struct { const char *program, *from, *to, *prints; } table[] = {
+        {"03_data_parallel", "tensor_range(gradients.buffer, r.first, r.count), SUM);",
+         "tensor_range(gradients.buffer, r.first, r.count), SUM);\n        comm_wait(&reducing[started]);",
+         "3 ranks, --sync overlap --recompute full: right, but wasteful|0 of 72 (all_reduce in group dp; the project's "
+         "program: 60 of 72)"},
+        {"07_context_parallel", "        attend_kv(a, r, current, (r - step + n) % n);\n        comm_wait(&arriving);",
+         "        comm_wait(&arriving);\n        attend_kv(a, r, current, (r - step + n) % n);", "shift in group cp"},
+    };
+
+    (void)state;
+    for (int i = 0; i < (full_tests() ? 2 : 1); i++) {
+        const char *directory = copy_of(table[i].program);
+        replace(directory, table[i].from, table[i].to);
+        expect(run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), table[i].program, directory), 0,
+               table[i].prints);
+    }
+}
+
+/* A schedule with a new name has no expected costs: verify prints its micro-batches in flight and its bubble. */
+static void what_a_new_schedule_costs_is_printed(void **state)
+{
+    const char *directory = copy_of("06_pipeline_parallel");
+
+    (void)state;
+    replace(directory, "zb-v|dualpipe-v", "zb-v|dualpipe-v|eager");
+    replace(directory, "dualpipe_v(&s, r, p, m); break;",
+            "dualpipe_v(&s, r, p, m); break;\n    default: afab(&s, m);");
+    expect(run("sh -c '" MAKE_SH "verify STAGE=06 NP=3 EDITED=%s ARGS=\"--schedule eager\"'", sanitize(), directory), 0,
+           "micro-batches in flight 6, 6, 6; bubble 0.333 simulated");
+}
+
+/* verify prints the line that a sanitizer names. */
+static void sanitizers_name_the_line(void **state)
+{
+    const char *directory = copy_of("01_single_gpu");
+
+    (void)state;
+    if (!full_tests())
+        skip();
+    replace(directory, "    gelu_backward(d->up, d->gelu, a->up);\n",
+            "    gelu_backward(d->up, d->gelu, a->up);    ((double *)d->up.data)[R * F] = 1;\n");
+    Result r = run("sh -c '" MAKE_SH "verify STAGE=01 EDITED=%s ARGS=--check'", "SANITIZE=1", directory);
+    const char *frame = strstr(r.out, "in block_backward");
+    assert_true(frame && memmem(frame, strcspn(frame, "\n"), "/train.c:", 9));
+    expect(r, FAILS, "ERROR: AddressSanitizer: heap-buffer-overflow");
+}
+
+/* Memory or traffic that differs from predict()'s is reported, and the status is 1. */
+static void wrong_predictions_are_failures(void **state)
+{
+    static const struct {
+        const char *program, *from, *to, *start, *prints;
+    } table[] = {
+        {"01_single_gpu", "memory_predict(MEM_GRADIENTS, real_size * N);",
+         "memory_predict(MEM_GRADIENTS, real_size * N + 4);",
+         "", "DIFFERS"},
+        {"03_data_parallel", "    memory_check_fits();\n",
+         "    memory_check_fits();\n    comm_predict(dp, ALL_REDUCE, 1, 7);\n",
+         "mpiexec -n 2 ", "but predict() gives"},
+        {"04_zero", "comm_shard(dp, embedding).count + L", "embedding / comm_size(dp) + L", "mpiexec -n 3 ",
+         "rank 2: the peak of optimizer is "},
+    };
+
+    (void)state;
+    for (int i = full_tests() ? 0 : 2; i < 3; i++) {
+        const char *directory = copy_of(table[i].program);
+        replace(directory, table[i].from, table[i].to);
+        result_free(run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s NP=1 ARGS=--quiet'", sanitize(),
+                        table[i].program, directory));
+        expect(run("%s" BUILD "/verify/edited --preset tiny --steps 1 --threads 1", table[i].start), 1,
+               table[i].prints);
+    }
+}
+
+/* ---- Exercises ---- */
+
+/* Reads exercise n in exercises.md. Returns its title, NULL if there is no such exercise; fills in the *sentences* that
+ * verify prints before the exercise is done, separated by |. */
+static char *exercise(const char *program, int n, char prints[1024])
+{
+    char path[256], mark[32], *title = NULL;
+
+    snprintf(path, sizeof path, SOURCE "/%s/exercises.md", program);
+    snprintf(mark, sizeof mark, "\n## %d. ", n);
+    char *text = read_file(path), *at = strstr(text, mark);
+    if (at) {
+        at += strlen(mark);
+        title = strndup(at, strcspn(at, "\n"));
+        at = strstr(at, "Before you start, `make verify` reports: ");
+        char *end = at ? strstr(at, "\n\n") : NULL;
+        if (!end)
+            fail_msg("exercise %d of %s does not quote what make verify prints at first", n, program);
+        *end = 0;
+        for (; (at = strchr(at, '*')); at++, *prints++ = '|') {
+            for (at++; *at && *at != '*'; at++) {       /* Markdown: \* is a star, a line's end a space */
+                at += *at == '\\';
+                *prints++ = *at == '\n' ? ' ' : *at;
+            }
+        }
+        *prints = 0;
+    }
+    free(text);
+    return title;
+}
+
+static const char *const programs[] = {"01_single_gpu", "02_mixed_precision", "03_data_parallel", "04_zero",
+                                       "05_tensor_parallel", "06_pipeline_parallel", "07_context_parallel",
+                                       "08_fused_kernels", "09_combined", "10_expert_parallel"};
+
+/* Makes each exercise in the temporary directory, since build/exercise may hold the user's work. */
+static void exercises_fail_until_they_are_done(void **state)
+{
+    (void)state;
+    for (unsigned s = 0; s < sizeof programs / sizeof *programs; s++) {
+        int n = 0;
+        for (;; n++) {
+            char prints[1024] = "";
+            char *title = exercise(programs[s], n + 1, prints);
+            if (!title)
+                break;
+            assert_true(*prints);
+            run_well("sh -c 'cd " SOURCE " && rm -rf %s && tools/workshop/exercise.sh %s %d %s'",
+                     in_temporary("edited"), programs[s], n + 1, in_temporary("edited"));
+            run_well("grep -rq 'EXERCISE %.2s.%d:' %s", programs[s], n + 1, in_temporary("edited"));
+            if (full_tests())
+                expect(run("sh -c '" MAKE_SH "verify STAGE=%.2s N=%d EDITED=%s'", sanitize(), programs[s], n + 1,
+                           in_temporary("edited")), FAILS, prints);
+            free(title);
+        }
+        assert_true(n >= 3);
+        if (full_tests())               /* the solution */
+            run_well("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), programs[s], copy_of(programs[s]));
+    }
+}
+
+static void what_is_there_is_not_overwritten(void **state)
+{
+    (void)state;
+    run_well("sh -c 'cd " SOURCE " && rm -rf %s && tools/workshop/exercise.sh 03_data_parallel 1 %s'",
+             in_temporary("mine"), in_temporary("mine"));
+    expect(run("sh -c 'cd " SOURCE " && tools/workshop/exercise.sh 03_data_parallel 1 %s'", in_temporary("mine")), 2,
+           "exists already");
+    expect(run("sh -c '" MAKE_SH "exercise STAGE=03 N=99'", sanitize()), 2,
+           "03_data_parallel has no exercise 99; it has:\n  make exercise STAGE=03 N=1");
+    expect(run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize()), 2,
+           "no program 99; choose STAGE=01_single_gpu ... 10_expert_parallel");
+    expect(run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize()), 2,
+           "STAGE=0 is the beginning of several names; write the full name of one: 01_single_gpu");
+    expect(run(BUILD "/cpu64/verify 03_data_parallel " BUILD "/cpu64/03_data_parallel 2 --hid 48"), 2,
+           "ARGS has --hid, which may be --hidden");
+}
+
+/* An exercise of a program that the user has changed cannot be made: the message gives the reason. */
+static void an_exercise_of_a_changed_program_says_so(void **state)
+{
+    (void)state;
+    expect(run_in_copy("sed -i s/warmup/warm/ 06_pipeline_parallel/*.c && make -s exercise STAGE=06 N=2; status=$?; "
+                   "cp -p " SOURCE "/06_pipeline_parallel/*.c 06_pipeline_parallel; exit $status"), 2,
+                   "exercise 06.2 removes lines of 06_pipeline_parallel, which are there no longer: did you change it? "
+                   "\"git stash\" puts your changes aside");
+}
+
+/* make verify with a user's own program: 99_mine, a copy of 03. */
+static void a_program_of_ones_own_is_compared(void **state)
+{
+    char directory[300];
+
+    (void)state;
+    snprintf(directory, sizeof directory, "%s/99_mine", copy_of_tree());
+    run_well("sh -c 'mkdir %s && cp " SOURCE "/03_data_parallel/*.[ch] %s && mkdir %s2 && touch %s2/train.c'",
+             directory, directory, directory, directory);
+    expect(run_in_copy("make -s verify STAGE=99"), 2,
+           "STAGE=99 is the beginning of several names; write the full name of one: 99_mine 99_mine2");
+    run_well("rm -r %s2", directory);
+    if (full_tests()) {
+        expect(run_in_copy("make -s verify STAGE=99"), 0, "3 of 3 configurations are right");
+        replace(directory, "(B * T * options.accumulate * comm_size(dp))", "(B * T * options.accumulate)");
+        expect(run_in_copy("make -s verify STAGE=99 NP=4 ARGS='--sync naive'"), 2,
+               "the loss and every gradient are 4 times too large (= the number of ranks");
+    }
+    run_well("rm -r %s", directory);            /* so that other tests do not build it */
+}
+
+static void dumps_are_compared(void **state)
+{
+    static const char *const options = "--preset tiny --steps 1 --threads 1 --quiet";
+
+    (void)state;
+    run_well(BUILD "/cpu64/01_single_gpu %s --accumulate 2 --dump-gradients one", options);
+    run_well("mpiexec -n 2 " BUILD "/cpu64/03_data_parallel %s --dump-gradients two", options);
+    run_well(BUILD "/cpu64/01_single_gpu %s --accumulate 2 --layers 1 --dump-gradients three", options);
+    run_well(BUILD "/cpu/01_single_gpu %s --accumulate 2 --dump-gradients four", options);
+    run_well(BUILD "/cpu64/01_single_gpu %s --accumulate 2 --seed 2 --dump-gradients five", options);
+    static const struct {
+        const char *arguments, *prints;
+        int status;
+    } table[] = {
+        {"one two", "0 of 27 tensors differ by more than 1e-10 (HEADS=n compares q, k and v separately)\n", 0},
+        {"one two 0", "tensors differ by more than 0 (HEADS=n compares q, k and v separately)", 1},
+        {"one four", "0 of 27 tensors differ by more than 0.0001", 0},
+        {"one four 1e-10", "27 of 27 tensors differ by more than 1e-10", 1},
+        {"one three", "gpt_neox.layers.1.mlp.dense_h_to_4h.bias has shape (256) in one, but is not in three\n", 1},
+        {"three one", "gpt_neox.layers.1.mlp.dense_h_to_4h.bias is in one but not in three\n", 1},
+        {"one five", "batch.inputs differs: the gradients are of different sequences|tensors differ by more", 1},
+        {"one none", "none: No such file", 2},
+        {"one two many", "TOLERANCE: expected a number, 0 or larger, got 'many'", 2},
+        {"one", "expected two files: make compare A=one.safetensors B=two.safetensors", 2},
+    };
+    for (unsigned i = 0; i < sizeof table / sizeof *table; i++)
+        expect(run(BUILD "/cpu/compare %s", table[i].arguments), table[i].status, table[i].prints);
+    expect(run("sh -c '" MAKE_SH "compare A=%s B=%s HEADS=2'", sanitize(), in_temporary("one"), in_temporary("two")), 0,
+           "0 of 35 tensors differ by more than 1e-10\n");
+}
+
+/* ---- The README's table of commands ---- */
+
+/* Every command of the instructor's table (tools/workshop/README.md) prints what its last column shows. Commands run in
+ * a copy of the tree with this build, so that exercises in progress stay unchanged. Those of more than 2 seconds run in
+ * make test-full. Those of more than 100 seconds, among them make test itself, never run. */
+static void commands_print_what_the_readme_says(void **state)
+{
+    char *readme = read_file(SOURCE "/tools/workshop/README.md"), *at = strstr(readme, "\n## For instructors\n");
+    int rows = 0;
+
+    (void)state;
+    assert_non_null(at);
+    *strstr(at + 1, "\n## ") = 0;
+    for (char *line = strtok(at, "\n"); line; line = strtok(NULL, "\n")) {
+        char command[512], prints[256];
+        int seconds;
+        if (sscanf(line, "| %*c | `%511[^`]` | %d | `%255[^`]` |", command, &seconds, prints) != 3)
+            continue;
+        rows++;
+        if (seconds > 100 || (seconds > 2 && !full_tests()))
+            continue;
+        Result r = run_in_copy(command);
+        if (!strstr(r.out, prints) && !strstr(r.err, prints))
+            fail_msg("%s: status %d, and not \"%s\", but\n%s%s", command, r.status, prints, r.out, r.err);
+        if (full_tests())
+            print_message("%4d s in the README, %5.1f s measured: %s\n", seconds, r.seconds, command);
+        result_free(r);
+    }
+    assert_true(rows >= 15);
+    free(readme);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_there_is_not_overwritten),
+        cmocka_unit_test(exercises_fail_until_they_are_done),
+        cmocka_unit_test(mistakes_are_named),
+        cmocka_unit_test(waste_is_named),
+        cmocka_unit_test(what_a_new_schedule_costs_is_printed),
+        cmocka_unit_test(sanitizers_name_the_line),
+        cmocka_unit_test(an_exercise_of_a_changed_program_says_so),
+        cmocka_unit_test(a_program_of_ones_own_is_compared),
+        cmocka_unit_test(dumps_are_compared),
+        cmocka_unit_test(wrong_predictions_are_failures),
+        cmocka_unit_test(commands_print_what_the_readme_says),
+    };
+
+    return cmocka_run_group_tests_name("workshop", tests, NULL, NULL);
+}

@@ -1,0 +1,31 @@
+# The book: a static site of all chapters, programs, diffs, and pages that compute. It needs Sphinx, MyST and Furo; with
+# Emscripten its pages compute in the browser, without it they show recorded results.
+BOOK := $(BUILD)/book
+BOOK_C := $(wildcard tools/workshop/book/*.c) $(addprefix 06_pipeline_parallel/,schedule.c simulation.c) 09_combined/formulas.c \
+	$(filter-out %/plan.c %/runs.c %/score.c,$(wildcard tools/planner/*.c)) \
+	$(addprefix common/,error.c memory.c options.c print.c tensor.c)
+BOOK_FLAGS := -DDEFAULT_DATA='""' -std=gnu11 -D_GNU_SOURCE -O2 -ffunction-sections -fdata-sections $(WARNINGS)
+BOOK_PACKAGES := python3-sphinx python3-myst-parser furo emscripten node-acorn
+EMCC := $(shell command -v emcc)
+
+$(BOOK)/native: $(BOOK_C) $(wildcard 06_pipeline_parallel/*.h 09_combined/*.h tools/planner/*.h common/*.h)
+	@mkdir -p $(BOOK); echo "  CC  $@"; $(CC) $(BOOK_FLAGS) -Wl,--gc-sections $(BOOK_C) -lm -o $@
+# SINGLE_FILE: a page that was opened from a file may not fetch a .wasm.
+$(BOOK)/book.js: $(BOOK)/native
+	@echo "  EMCC  $@"; NODE_PATH=/usr/share/nodejs emcc $(BOOK_FLAGS) $(BOOK_C) -s SINGLE_FILE=1 -s ENVIRONMENT=web \
+		-s MODULARIZE=1 -s EXPORT_NAME=compute -s EXIT_RUNTIME=1 -s ALLOW_MEMORY_GROWTH=1 -o $@
+
+book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphinx and Emscripten
+	@$(if $(INSTALL),tools/machine/deps.sh --install $(BOOK_PACKAGES))
+	@command -v sphinx-build >/dev/null || { echo "make book needs Sphinx, MyST and Furo: make book INSTALL=1, or" \
+		"apt-get install $(BOOK_PACKAGES)"; exit 1; }
+	@$(MAKE) --no-print-directory cpu $(BOOK)/native $(if $(EMCC),$(BOOK)/book.js)
+	@rm -rf $(BOOK)/source $(BOOK)/html && mkdir -p $(BOOK)/source
+	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tools/workshop/book $(BOOK)/source $(BOOK)/html
+	@echo "the book is in $(BOOK)/html/index.html"
+
+test-book:
+	@command -v sphinx-build >/dev/null && command -v emcc >/dev/null || { \
+		echo "[  SKIPPED ] test_book: there is no Sphinx or no Emscripten; see make book"; exit 0; }; \
+		$(MAKE) --no-print-directory book && BOOK=$(ROOT)/$(BOOK) tools/workshop/book/test_book.py
+.PHONY: book test-book

@@ -1,0 +1,23 @@
+/* 01 without its main, for programs that call its forward and backward. Include it in one file only. */
+#ifndef SINGLE_GPU_H
+#define SINGLE_GPU_H
+
+#ifndef SINGLE_GPU
+#define SINGLE_GPU "../../01_single_gpu/train.c"           /* make verify may take the one of the last commit */
+#endif
+#define main program_main
+#include SINGLE_GPU
+#undef main
+
+static int first_step;              /* the step at which the loaded checkpoint was saved; 0 without one */
+
+/* Does what 01's main does before its first step. */
+static Batch program_begin(const char *name, const char *summary, int argc, char **argv, const ProgramOption *more)
+{
+    run_begin(name, summary, argc, argv, more);
+    Batch batch = set_up();
+    first_step = run_load(&optimizer);
+    return batch;
+}
+
+#endif

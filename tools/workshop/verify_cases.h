@@ -1,0 +1,238 @@
+/* What make verify runs: the parallel configurations of each program, each with its own shape, and how ARGS changes
+ * them. Include this once. */
+#ifndef VERIFY_CASES_H
+#define VERIFY_CASES_H
+
+#include <err.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "process.h"
+
+static const double CLIP = 0.05;        /* below the gradient norm of every configuration */
+
+/* What a case tries beside gradients, norms and losses. FAR: the first step from weights so large that softmax and loss
+ * need their maxima subtracted. MIXTURE: a model of experts, compared with one rank of 10. OVERFLOWS: the loss scale
+ * makes step 2 overflow. FULL: only make verify FULL=1 runs it. */
+typedef enum { FAR = 1, MIXTURE = 2, OVERFLOWS = 4, FULL = 8 } Kind;
+
+typedef struct {
+    const char *stage, *options;
+    int ranks;
+    double tolerance;           /* of the Euclidean norm, for 16- and 8-bit types; 0: ten digits */
+    Kind kind;
+} Case;
+
+/* What runs without ARGS: every option of a program; in 08, each set of fused operators in fp32 as well, because
+ * rounding to 16 bits hides much. */
+static const Case cases[] = {
+    {"01_single_gpu", "", 1},
+    {"01_single_gpu", "--recompute selective", 1},
+    {"01_single_gpu", "--recompute full", 1},
+    {"01_single_gpu", "", 1, .kind = FAR},
+    {"02_mixed_precision", "--dtype fp32", 1},
+    {"02_mixed_precision", "--dtype bf16", 1, 0.04},
+    {"02_mixed_precision", "--dtype bf16 --gradients bf16 --recompute full", 1, 0.04},
+    {"02_mixed_precision", "--dtype fp16", 1, 0.01},
+    {"02_mixed_precision", "--dtype fp16", 1, .kind = OVERFLOWS},
+    {"02_mixed_precision", "--dtype fp8", 1, 0.25},
+    {"02_mixed_precision", "--dtype fp32 --recompute selective", 1, .kind = FAR},
+    {"03_data_parallel", "--sync naive", 2},
+    {"03_data_parallel", "--sync overlap --recompute full", 3},
+    {"03_data_parallel", "--sync bucket --bucket-mb 0.3", 4},
+    {"03_data_parallel", "--sync bucket --accumulate 1 --recompute selective", 2},
+    {"03_data_parallel", "--sync overlap --accumulate 1", 3},
+    {"03_data_parallel", "--sync naive --accumulate 1", 3, .kind = FULL},
+    {"04_zero", "--zero 1", 2},
+    {"04_zero", "--zero 2 --recompute selective", 3},
+    {"04_zero", "--zero 3", 4},
+    {"04_zero", "--zero 3 --accumulate 1 --recompute full", 2},
+    {"04_zero", "--zero 1 --accumulate 1", 3, .kind = FULL},
+    {"04_zero", "--zero 2 --accumulate 1", 4, .kind = FULL},
+    {"05_tensor_parallel", "", 2},
+    {"05_tensor_parallel", "--recompute full", 4},
+    {"05_tensor_parallel", "--sequence-parallel", 3},
+    {"05_tensor_parallel", "--sequence-parallel --recompute selective", 2},
+    {"05_tensor_parallel", "", 3, .kind = FAR},
+    {"05_tensor_parallel", "--sequence-parallel --recompute full", 4, .kind = FULL},
+    {"06_pipeline_parallel", "--schedule afab --recompute full", 2},
+    {"06_pipeline_parallel", "--schedule 1f1b", 3},
+    {"06_pipeline_parallel", "--schedule interleaved --chunks 2", 3},
+    {"06_pipeline_parallel", "--schedule zero-bubble --recompute selective", 4},
+    {"06_pipeline_parallel", "--schedule zb-v", 3},
+    {"06_pipeline_parallel", "--schedule dualpipe-v --recompute selective", 2},
+    {"06_pipeline_parallel", "--schedule 1f1b", 2, .kind = FAR | FULL},
+    {"07_context_parallel", "--attention ring", 3},
+    {"07_context_parallel", "--attention zigzag --recompute full", 4},
+    {"07_context_parallel", "--attention allgather", 2},
+    {"07_context_parallel", "--attention ulysses", 3},
+    {"07_context_parallel", "--attention ring", 2, .kind = FAR},
+    {"07_context_parallel", "--attention zigzag", 3, .kind = FAR},
+    {"07_context_parallel", "--attention allgather --recompute selective", 3, .kind = FULL},
+    {"08_fused_kernels", "--dtype fp32 --fuse none", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse attention", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu --recompute full", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy,adamw", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse all", 1},
+    {"08_fused_kernels", "--dtype fp16 --fuse all", 1, 0.01},
+    {"08_fused_kernels", "--dtype fp16 --fuse all --layers 3 --seq 24 --accumulate 7", 1, .kind = OVERFLOWS},
+    {"08_fused_kernels", "--dtype fp32 --fuse all", 1, .kind = FAR},
+    {"08_fused_kernels", "--dtype fp32 --fuse none", 1, .kind = FAR},
+    {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu,cross-entropy,adamw", 1, .kind = FULL},
+    {"08_fused_kernels", "--dtype bf16 --fuse layernorm,gelu,cross-entropy,adamw", 1, 0.04},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --pp 2", 8},
+    {"09_combined", "--dtype fp32 --cp 2", 6},                  /* groups of unequal sizes: a factor has one name */
+    {"09_combined", "--dtype fp32 --cp 2", 8, .kind = FULL},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --zero 0", 4},
+    {"09_combined", "--dtype fp32 --cp 2 --pp 3 --recompute full", 6},
+    {"09_combined", "--dtype fp32 --tp 4 --pp 2", 8, .kind = FULL},
+    {"09_combined", "--dtype fp32 --tp 2", 4, .kind = FULL},
+    {"09_combined", "--dtype fp32 --pp 2", 2, .kind = FULL},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --pp 2", 8, .kind = FAR | FULL},
+    {"09_combined", "--dtype bf16 --tp 2 --recompute full", 2, 0.04},
+    {"09_combined", "--dtype bf16 --tp 2 --cp 2 --layers 4 --micro-batch 3", 4, 0.04, FULL},
+    {"10_expert_parallel", "", 1},                      /* of an upcycled model; more in verify_experts.h */
+    {"10_expert_parallel", "--ep 2", 4},
+    {"10_expert_parallel", "--ep 2", 4, .kind = MIXTURE},
+    {"10_expert_parallel", "--ep 3 --recompute full", 3, .kind = MIXTURE},
+    {"", "", 1}, {"", "", 2}, {"", "", 4},              /* any other program: the user's own */
+};
+
+static const char *stage, *program, *given_options = "";
+static const char *reference = BUILD "/cpu64";          /* directory of the programs to compare with */
+static bool own;                /* the user's own program: it may use any technique */
+
+/* ---- Shapes ---- */
+
+typedef struct {
+    int ranks, layers, heads, seq, micro_batch, accumulate;
+    char model[512], schedule[128];     /* options for all runs; for runs of the program only */
+} Shape;
+
+static bool starts_with(const char *text, const char *with)
+{
+    return !strncmp(text, with, strlen(with));
+}
+
+/* The text after an option in ARGS, behind a space or "="; NULL: the option is not given. */
+static const char *given(const char *name)
+{
+    for (const char *at = given_options; (at = strstr(at, name)); at += strlen(name))
+        if (at[strlen(name)] == ' ' || at[strlen(name)] == '=')
+            return at + strlen(name) + 1;
+    return NULL;
+}
+
+/* Programs accept "--hid" for "--hidden"; verify looks for full names only, so it refuses shortened ones. */
+static void refuse_short(const char *word, const char *name)
+{
+    const size_t length = strcspn(word, "=");
+
+    if (length > 2 && length < strlen(name) && !strncmp(word, name, length))
+        errx(2, "ARGS has %.*s, which may be %s: write the full name", (int)length, word, name);
+}
+
+/* A number in ARGS or in the options of the case. */
+static int option(const Case *c, const char *name, int otherwise)
+{
+    const char *at = strstr(c->options, name);
+    const bool in_case = at && strchr(" =", at[strlen(name)]);          /* --seq, not --sequence-parallel */
+
+    return given(name) ? atoi(given(name)) : in_case ? atoi(at + strlen(name) + 1) : otherwise;
+}
+
+static double tolerance_of(const char *dtype)
+{
+    return !dtype || starts_with(dtype, "fp32") ? 0
+           : starts_with(dtype, "fp16")         ? 0.01
+           : starts_with(dtype, "bf16")         ? 0.04
+                                                : 0.25;
+}
+
+static bool is(const char *program_name)
+{
+    return !strcmp(stage, program_name);
+}
+
+/* The size of one dimension of 09's grid, from the options of a case; 1 if not given. */
+static int grid_size(const Case *c, const char *name)
+{
+    const char *at = strstr(c->options, name);
+    const int size = at ? atoi(at + strlen(name) + 1) : 1;
+
+    return size < 1 ? 1 : size;
+}
+
+/* Whether a number of ranks fills the grid of this case. Only 09 has a grid with more than one dimension. */
+static bool fits(const Case *c, int ranks)
+{
+    return ranks % (grid_size(c, "--tp") * grid_size(c, "--cp") * grid_size(c, "--pp")) == 0;
+}
+
+/* For 09: tp divides heads and rows, 2 * cp divides the tokens. With neither cp nor pp there are enough rows for
+ * more than one slice of the loss. */
+static Shape grid_shape(const Case *c)
+{
+    const int tp = grid_size(c, "--tp"), cp = grid_size(c, "--cp"), pp = grid_size(c, "--pp"), unit = 2 * tp * cp;
+    const bool rows = cp == 1 && pp == 1, threes = tp == 3 || cp == 3 || pp == 3;
+
+    return (Shape){.layers = pp > 1 ? pp + 1 : rows ? 4 : 5, .heads = 12 % tp ? tp : 12,
+                   .seq = (23 + unit) / unit * unit,
+                   .micro_batch = rows ? 11 : threes ? 5 : pp > 1 ? 3 : 1,
+                   .accumulate = rows ? 2 : pp == 2 ? 5 : 7};
+}
+
+/* A small shape, divisible by the ranks where it must be. Ranks, layers, micro-batch size and accumulation differ where
+ * possible, so that a wrong factor has one name. 08 gets more than one tile of attention and more than one slice of
+ * rows; the user's own program gets sizes that its ranks can split in any way. */
+static Shape shape_for(const Case *c)
+{
+    const int n = c->ranks;
+    const bool pipeline = is("06_pipeline_parallel") || (own && n > 1);
+    Shape s = {
+        .layers = pipeline ? 2 * n + 1 : n == 2 || n == 3 ? 4 : is("08_fused_kernels") ? 2 : 3,
+        .heads = 12 % n ? n : 12,
+        .seq = is("08_fused_kernels") ? 300 : (24 + 2 * n - 1) / (2 * n) * 2 * n,
+        .micro_batch = n == 2 || (own && n % 3 && n > 1) ? 3 : 2,
+        .accumulate = pipeline ? 2 * n : is("08_fused_kernels") ? 3 : 7};
+
+    if (is("09_combined"))
+        s = grid_shape(c);
+    s.ranks = n;
+    s.layers = option(c, "--layers", s.layers);
+    s.heads = option(c, "--heads", s.heads);
+    s.seq = option(c, "--seq", s.seq);
+    s.micro_batch = option(c, "--micro-batch", s.micro_batch);
+    s.accumulate = option(c, "--accumulate", s.accumulate);
+    snprintf(s.model, sizeof s.model, "--layers %d --hidden %d --heads %d --vocab 97 --seq %d --lr 1e-3 "
+             "--min-lr 1e-4 --warmup 5 --lr-decay-steps 8 --clip %g --threads 1 --quiet --data %s", s.layers,
+             option(c, "--hidden", (n == 1 ? 4 : 6) * s.heads), s.heads, s.seq, CLIP, token_file(20000, 97));
+    snprintf(s.schedule, sizeof s.schedule, "--micro-batch %d --accumulate %d", s.micro_batch, s.accumulate);
+    return s;
+}
+
+/* The same options in fp32, because 16- and 8-bit types hide small mistakes. */
+static const char *in_fp32(const char *options)
+{
+    static const char *const types[] = {"--dtype", "--gradients", "--master", "--loss-scale", "--loss-scale-growth"};
+    static char text[1024];
+    char copy[1024];
+    bool value = false;                                         /* the next word belongs to an option left out */
+
+    snprintf(copy, sizeof copy, "%s", options);
+    snprintf(text, sizeof text, "--dtype fp32");
+    for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) {
+        bool out = value;
+        value = false;
+        for (unsigned i = 0; i < sizeof types / sizeof *types && !out; i++)
+            if (starts_with(word, types[i]) && strchr("=", word[strlen(types[i])]))
+                out = true, value = !strchr(word, '=');
+        if (!out)
+            snprintf(text + strlen(text), sizeof text - strlen(text), " %s", word);
+    }
+    return text;
+}
+
+#endif

@@ -1,0 +1,88 @@
+# Targets for learners and instructors.
+
+# A tool: its .c file, the functions that start programs, and a backend.
+TOOLS := verify diagnose compare sweep
+$(foreach b,cpu cpu64,$(patsubst %,$(BUILD)/$(b)/%,$(TOOLS))): \
+		$$(call objects,tools/workshop/$$(@F) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
+# diagnose wraps operators of 01 (mistakes.h).
+WRAP := $(foreach o,$(foreach f,residual embedding cross_entropy,$(f)_forward $(f)_backward) layernorm_backward \
+	linear_backward_input linear_backward_weight,-Wl,--wrap=$(o))
+$(BUILD)/cpu64/diagnose: private LIBS += $(WRAP)
+
+known-stage:
+	@test -n "$(PROGRAM)" || { echo "$(if $(MATCHES),STAGE=$(STAGE) is the beginning of several names; write the full" \
+		"name of one: $(MATCHES),no program $(STAGE); choose STAGE=$(firstword $(STAGES)) ... $(lastword $(STAGES)))"; \
+		exit 2; }
+
+EXERCISE := build/exercise/$(NUMBER).$(N)
+exercise: known-stage	## copy a program with some code removed, to restore: STAGE=05 N=1; without N: list them
+	@$(if $(N),mkdir -p build/exercise;) tools/workshop/exercise.sh $(PROGRAM) $(if $(N),"$(N)" "$(EXERCISE)")
+
+# The user's train.c, in the tree or in the copy of an exercise, as a float64 program. -O1: it is compiled more often
+# than run. It is compared with 01, and a mixture with 10 on one rank: those of the last commit, if the tree's differ.
+EDITED := $(if $(N),$(EXERCISE),$(PROGRAM))
+REFERENCE := $(BUILD)/verify/reference
+quick = $(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 -DREAL64 $(1) $(patsubst %,$(BUILD)/cpu64/%,libown.a libcommon.a) $(LIBS)
+verify: known-stage deps-run	## compare a train.c that you changed with 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1; FULL=1: more cases
+	@test -d $(EDITED) || { echo "there is no $(EDITED); make it: make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
+	@test -x $(BUILD)/cpu64/verify || echo "building the programs in float64, once: about a minute on two cores"
+	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu 10_expert_parallel verify diagnose \
+		libown.a) >/dev/null
+	@mkdir -p $(BUILD)/verify
+	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))
+	@git diff --quiet HEAD -- 01_single_gpu 10_expert_parallel 2>/dev/null; case $$? in \
+	0) of=$(BUILD)/cpu64 ;; \
+	1) of=$(REFERENCE); echo "01 or 10 differs from the last commit: the reference is the committed one"; \
+		$(MAKE) --no-print-directory reference || exit ;; \
+	*) of=$(BUILD)/cpu64; case $(EDITED) in 01_*|10_*) echo "make verify compares $(EDITED) with the last" \
+		"commit's, but this directory is no git repository: start from git clone, or from make exercise"; exit 2; \
+		esac ;; \
+	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" $(BUILD)/cpu64/verify $(PROGRAM) \
+		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS)
+
+reference:
+	@rm -rf $(REFERENCE) && mkdir -p $(REFERENCE)/of && ln -s $(ROOT)/common $(REFERENCE)/of
+	@git archive HEAD 01_single_gpu 10_expert_parallel | tar -x -C $(REFERENCE)/of
+	@$(foreach p,01_single_gpu 10_expert_parallel,$(call quick,$(REFERENCE)/of/$(p)/*.c) -o $(REFERENCE)/$(p) &&) \
+		$(call quick,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/01_single_gpu/train.c"' tools/workshop/diagnose.c \
+		$(BUILD)/cpu64/obj/tools/workshop/process.o) $(WRAP) -o $(REFERENCE)/diagnose
+
+# The bytes, FLOPs and overlapping transfers of the project's programs, which verify compares with.
+verify-costs:
+	@rm -f tools/workshop/verify_costs.tsv
+	@for s in $(STAGES); do $(MAKE) -s --no-print-directory verify STAGE=$$s FULL=1 RECORD=1 || exit; done
+
+compare: deps-run	## compare two --dump-gradients files: A=one.safetensors B=two.safetensors TOLERANCE=1e-4 HEADS=12
+	@$(MAKE) --no-print-directory $(BUILD)/cpu/compare >/dev/null
+	@$(BUILD)/cpu/compare "$(A)" "$(B)" "$(TOLERANCE)" "$(HEADS)"
+
+ladder: deps-run	## run the matmul kernels from naive to the library, on a GPU if there is one
+	@$(MAKE) --no-print-directory $(BUILD)/$(BACKEND)/ladder
+	@$(BUILD)/$(BACKEND)/ladder $(ARGS)
+
+sweep: known-stage deps	## measure how a program scales: STAGE=05 NP="1 2 4 8" ARGS="--sequence-parallel"
+	@$(MAKE) -s --no-print-directory $(BACKEND) $(BUILD)/cpu/sweep
+	@$(BUILD)/cpu/sweep $(BACKEND) $(PROGRAM) "$(if $(filter file,$(origin NP)),1 2 4 8,$(NP))" $(ARGS)
+
+diff: known-stage	## show what a program changes in its base: STAGE=05; FULL=1: with the full text of changed functions
+	@tools/workshop/changes.sh --diff $(PROGRAM)
+
+changes:		## renew the DIFF.md of each program, which explains what it changes
+	@tools/workshop/changes.sh --update
+
+figures: deps		## redraw the figures of the READMEs from new runs
+	@$(MAKE) --no-print-directory cpu
+	@tools/workshop/figures.sh
+
+found = CC='$(CC) $(CONDA:%=-I%/include) $(PREFIXES)' MPI_CFLAGS='$(MPI_CFLAGS)' MPI_LIBS='$(MPI_LIBS)' \
+	BLAS_CFLAGS='$(BLAS_CFLAGS)' BLAS_LIBS='$(BLAS_LIBS)'
+deps: known-stage	## install missing packages of the distribution
+	@$(found) tools/machine/deps.sh
+deps-run: known-stage
+	@$(found) tools/machine/deps.sh run
+
+check-machine:	## check what this machine can run, and what to install for more
+	@$(found) OPTIMIZE='$(OPTIMIZE)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' \
+		tools/machine/check_machine.sh
+
+.PHONY: known-stage exercise verify reference verify-costs compare ladder sweep diff changes figures deps deps-run check-machine
