@@ -388,20 +388,17 @@ static void files_of_all_kinds(void **state)
 
 static int64_t asked, ones;             /* tokens that were asked for, and how many 1s came before them */
 
-/* Returns logits with odds of 3 to 1 for token 1. `row` must be the last token in the window. */
-static Tensor odds(Batch batch, int64_t row)
-{
-    static Tensor logits;
-    const int64_t T = batch.inputs.shape[1];
+static Tensor final, embedding, logits; /* of a model with hidden size 1 */
 
-    if (!logits.data) {
-        logits = flat("logits", 2);
-        data(logits)[1] = log(3);
-    }
-    assert_int_equal(row, asked < T ? asked : T - 1);
+/* Gives the last token in the window, and no other, odds of 3 to 1 for token 1. */
+static void odds(Batch batch)
+{
+    const int64_t T = batch.inputs.shape[1], row = asked < T ? asked : T - 1;
+
+    memset(data(final), 0, tensor_bytes(final));
+    data(final)[row] = log(3);
     ones += token_at(batch.inputs, 0, row);
     asked++;
-    return logits;
 }
 
 /* Validation takes full micro-batches: 64 sequences, rounded up to full micro-batches, or as many as the text has. */
@@ -424,7 +421,7 @@ static void evaluations_have_their_size(void **state)
 }
 
 /* Samples with stdout in a file. Returns what was printed, valid until the next call. */
-static const char *printed_samples(Tensor (*logits)(Batch, int64_t), double temperature)
+static const char *printed_samples(LossFunction loss_of, int64_t token, double temperature)
 {
     static char printed[64];
     const Batch batch = batch_of(1, 8);
@@ -432,9 +429,13 @@ static const char *printed_samples(Tensor (*logits)(Batch, int64_t), double temp
     FILE *f = tmpfile();
 
     options.temperature = temperature;
+    final = tensor_create(MEM_WORKSPACE, REAL, "final", shape(8, 1));
+    embedding = tensor_create(MEM_WORKSPACE, REAL, "embedding", shape(options.config.vocab, 1));
+    logits = tensor_create(MEM_WORKSPACE, REAL, "logits", shape(1, options.config.vocab));
+    data(embedding)[token] = 1;
     fflush(stdout);
     dup2(fileno(f), 1);
-    text_sample_from(logits, batch);
+    text_sample(loss_of, final, embedding, logits, batch);
     fflush(stdout);
     dup2(out, 1);
     rewind(f);
@@ -442,21 +443,15 @@ static const char *printed_samples(Tensor (*logits)(Batch, int64_t), double temp
     fclose(f);
     close(out);
     batch_free(batch);
+    tensor_free(&final, MEM_WORKSPACE), tensor_free(&embedding, MEM_WORKSPACE), tensor_free(&logits, MEM_WORKSPACE);
     return printed;
 }
 
-static int token_forced;
-
-static Tensor forced(Batch batch, int64_t row)
+static void certain(Batch batch)
 {
-    static Tensor logits;
-
-    (void)batch, (void)row;
-    if (!logits.data)
-        logits = flat("forced", 257);
-    memset(logits.data, 0, tensor_bytes(logits));
-    data(logits)[token_forced] = 1000;
-    return logits;
+    (void)batch;
+    for (int64_t i = 0; i < tensor_count(final); i++)
+        data(final)[i] = 1000;
 }
 
 /* With a vocabulary of bytes, tokens are printed as bytes, control characters as '?'. Other tokens are numbers. */
@@ -472,8 +467,7 @@ static void tokens_are_printed(void **state)
     options.prompt = ">", options.sample = 1;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         options.config.vocab = cases[i].vocab;
-        token_forced = cases[i].token;
-        assert_string_equal(printed_samples(forced, 0), cases[i].printed);
+        assert_string_equal(printed_samples(certain, cases[i].token, 0), cases[i].printed);
     }
 }
 
@@ -487,7 +481,7 @@ static void samples_have_their_odds(void **state)
     for (int i = 0; i < 3; i++) {
         const double p = probability[i];
         asked = ones = 0;
-        printed_samples(odds, temperatures[i]);
+        printed_samples(odds, 1, temperatures[i]);
         assert_int_equal(asked, COUNT);
         assert_true(fabs((double)ones / COUNT - p) <= 5 * sqrt(p * (1 - p) / COUNT));
     }

@@ -120,6 +120,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {cmocka_unit_test(shapes)};
 
     if (argc > 1)
-        comm_exit(check_all(set_up("test_gradients", "Compares gradients with differences.", argc, argv, more)));
+        comm_exit(check_all(program_begin("test_gradients", "Compares gradients with differences.", argc, argv, more)));
     return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
 }
