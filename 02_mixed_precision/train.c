@@ -49,12 +49,13 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch), of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
 static Tensor scales;               /* (2)     F32, their scales */
 
+/* linear_* of ops.h, but with both operands in fp8 if that is the --dtype: defined after backward. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
 static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
 static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);

@@ -43,7 +43,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch), of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (R, D)  cos and sin of the position of each row's token in its sequence */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor split, d_split;       /* (3, R, A*D)  q, k, v, each contiguous; their gradients */
@@ -53,6 +53,7 @@ static Tensor kv_next, d_kv[2];     /* (2, R, A*D)   ring: K, V being received; 
 static Tensor kv_all, d_kv_all;     /* (2*n, R, A*D) allgather: K, V of all ranks; dK, dV for all ranks */
 static Tensor packed;               /* (3*R*A*D)     ulysses: what the all-to-all sends or receives, rank by rank */
 
+/* The only place where tokens are combined: defined after backward. */
 static void context_attention_forward(BlockActs *a);
 static void context_attention_backward(BlockActs *a, BlockActs *d);
 
@@ -127,7 +128,7 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* ---- Attention: the only place where tokens are combined ---- */
+/* ---- Attention over the ranks ---- */
 
 /* Index, in the full sequence, of a rank's i-th sequence chunk. Under the causal mask a late chunk's queries see more
  * keys than an early one's. zigzag gives each rank one chunk from each end, so all ranks have the same load (4 ranks:

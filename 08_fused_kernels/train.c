@@ -9,9 +9,7 @@
 #include "fused.h"
 
 /* --fuse: the chains that run as one operator. */
-static struct {
-    bool attention, layernorm, gelu, cross_entropy, adamw;
-} fuse = {true, true, true, true, true};
+static struct { bool attention, layernorm, gelu, cross_entropy, adamw; } fuse = {true, true, true, true, true};
 
 /* --dtype sets the type of weights, activations and activation gradients, --gradients that of weight gradients, and
  * --master whether AdamW updates a master copy of the weights in REAL. */
@@ -57,7 +55,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch), of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor squares, clipping;    /* (1)     with --fuse adamw: sum of the gradients' squares, gradient scale */
@@ -65,6 +63,7 @@ static double *arrived;             /* [2]     host copies of squares and loss, 
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
 static Tensor scales;               /* (2)     F32, their scales */
 
+/* linear_* of ops.h, but with both operands in fp8 if that is the --dtype: defined after backward. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
 static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
 static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);

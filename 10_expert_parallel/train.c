@@ -47,7 +47,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch), of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor balance_loss;         /* (1)     the same */
@@ -56,6 +56,7 @@ static Tensor d_gates, d_logits;    /* (B, T, K), (B, T, e) */
 static Tensor slots;                /* (E, P, H)  rows or outputs that leave; outputs' gradients that arrive */
 static double balance_of_step, dropped, busiest, idlest;       /* columns of --metrics */
 
+/* The mixture of experts, in place of the MLP: defined after backward. */
 static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x);
 static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x,
                              double scale);

@@ -155,19 +155,22 @@ static void each_option_counts(void **state)
     expect(run("cmp standard/model.safetensors other/model.safetensors"), 1, "differ");
 }
 
-/* A sample has its prompt, then 12 bytes, and depends on the seed. */
+/* A sample has its prompt, then 12 bytes, and depends on the seed. 04 draws the same bytes from sharded parameters. */
 static void samples_are_texts(void **state)
 {
-    const char *run_of = CPU " --preset tiny --steps 0 --sample 12 --quiet --threads 1 --prompt Hi";
+    const char *options = "--preset tiny --steps 0 --sample 12 --quiet --threads 1 --prompt Hi";
 
     (void)state;
-    Result r = run("%s", run_of), other = run("%s --seed 2", run_of);
+    Result r = run(CPU " %s", options), other = run(CPU " %s --seed 2", options);
+    Result sharded = run("mpiexec -n 2 " BUILD "/cpu/04_zero --zero 3 %s", options);
     assert_int_equal(r.status, 0);
     assert_int_equal(strlen(r.out), 1 + 2 + 12 + 1);
     assert_memory_equal(r.out, "\nHi", 3);
     assert_string_not_equal(r.out, other.out);
+    assert_string_equal(r.out, sharded.out);
     result_free(r);
     result_free(other);
+    result_free(sharded);
 }
 
 /* Runs the program in a terminal, and sends it a signal after its first step. */
