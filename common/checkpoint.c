@@ -266,7 +266,7 @@ static bool config_check(const char *path, Config c)
              c.layers, c.hidden, c.heads, c.vocab);
     if (mixture && (experts != c.experts || top_k != c.top_k))
         fail("%s: a token takes %lld of %lld experts%s", path, (long long)top_k, (long long)experts, c.experts
-             ? format_text(", but in this run %d of %d", c.top_k, c.experts) : "; load it with 10_expert_parallel");
+             ? format_text(", but in this run %d of %d", c.top_k, c.experts) : ", but this program has none");
     if (!mixture && c.experts && c.expert_width != 4 * c.hidden)
         fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
              path, 4 * c.hidden, c.expert_width);

@@ -64,8 +64,6 @@ void *device_stream(void);
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 
 int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours; 0 on the CPU */
-void *device_host_alloc(int64_t bytes);     /* pinned host memory, for fast copies; NULL: too little */
-void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event tells when it is done */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {

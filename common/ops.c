@@ -238,9 +238,3 @@ double square_sum(const Tensor *list, int count)
     device_free(sum.data, sizeof total);
     return total;
 }
-
-void clip_scale_into(Tensor scale, Tensor square_sum, double clip)
-{
-    OP_CALL(clip_scale_into_kernel(scale, square_sum, clip), "clip_scale", 0,
-            "=scale 1 F64; square_sum 1 F64", scale, square_sum);
-}

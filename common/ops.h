@@ -91,10 +91,6 @@ typedef struct {
 void adamw_update(Tensor params, Tensor copy /* of params, rounded; or NONE */, Tensor m /* REAL */,
                   Tensor v /* REAL */, Tensor gradients, AdamWArguments a);
 double square_sum(const Tensor *list, int count);       /* over all tensors, in double, in a fixed order; waits */
-
-/* As square_sum and clip_scale (optimizer.h, of the sum's root), but on the device, (1) F64 each: the host does not
- * wait. scale: NaN if the norm is Inf or NaN. */
-void square_sum_into(Tensor sum, const Tensor *list, int count);
-void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
+void square_sum_into(Tensor sum, const Tensor *list, int count);        /* into (1) F64 on the device */
 
 #endif

@@ -229,16 +229,6 @@ int device_multiprocessors(void)
     return 0;
 }
 
-void *device_host_alloc(int64_t bytes)
-{
-    return host_alloc(bytes, "copies from the device");
-}
-
-void device_download_start(void *to, const void *from, int64_t bytes)
-{
-    memcpy(to, from, bytes);
-}
-
 DeviceEvent device_event(void)
 {
     return (DeviceEvent){.seconds = clock_seconds()};

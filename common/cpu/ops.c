@@ -374,13 +374,6 @@ void square_sum_into_kernel(Tensor total, const Tensor *list, int count)
     *(double *)total.data = sum;
 }
 
-void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
-{
-    const double norm = sqrt(*(double *)square_sum.data);
-
-    *(double *)scale.data = !isfinite(norm) ? NAN : clip > 0 && norm + 1e-6 > clip ? clip / (norm + 1e-6) : 1;
-}
-
 void tensor_convert_kernel(Tensor to, Tensor from)
 {
     const int64_t count = tensor_count(to);
