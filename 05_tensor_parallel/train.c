@@ -6,6 +6,7 @@
  * regions, and f and g are all-gather in one pass, reduce-scatter in the other.
  */
 #include "../common/ultrascale.h"
+#include "vocabulary.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
 static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
