@@ -220,16 +220,17 @@ static void check_key(const cJSON *config, const char *path, const char *const k
     const cJSON *of_rope = cJSON_GetObjectItemCaseSensitive(config, "rope_parameters");
     bool there = false;
 
-    for (int i = 0; i < 4 && key[i / 2]; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(i % 2 ? of_rope : config, key[i / 2]);
-        if (!value || cJSON_IsNull(value))      /* null means missing */
-            continue;
-        char *is = cJSON_PrintUnformatted(value);
-        there = true;
-        if (strcmp(ours, is) && !(is[0] == '"' && strstr(ours, is)))
-            fail("%s: \"%s\" is %s, but these programs compute %s", path, key[i / 2], is, ours);
-        free(is);
-    }
+    for (int name = 0; name < 2 && key[name]; name++)
+        for (int nested = 0; nested < 2; nested++) {
+            const cJSON *value = cJSON_GetObjectItemCaseSensitive(nested ? of_rope : config, key[name]);
+            if (!value || cJSON_IsNull(value))  /* null means missing */
+                continue;
+            char *is = cJSON_PrintUnformatted(value);
+            there = true;
+            if (strcmp(ours, is) && !(is[0] == '"' && strstr(ours, is)))
+                fail("%s: \"%s\" is %s, but these programs compute %s", path, key[name], is, ours);
+            free(is);
+        }
     if (!there && strcmp(ours, standard))
         fail("%s: \"%s\" is missing (Hugging Face's default is %s); these programs compute %s", path, key[0], standard,
              ours);
