@@ -42,7 +42,8 @@ COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard c
 COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 COMMON_cpu64 := $(COMMON_cpu)
 COMMON_cuda := $(COMMON) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
-OWN := 02_mixed_precision/fp8 07_context_parallel/key_blocks 08_fused_kernels/fused 10_expert_parallel/experts
+OWN := 02_mixed_precision/fp8 05_tensor_parallel/vocabulary 07_context_parallel/key_blocks 08_fused_kernels/fused \
+	10_expert_parallel/experts
 OWN_cpu := $(OWN) $(OWN:%=%_cpu)
 OWN_cpu64 := $(OWN_cpu)
 OWN_cuda := $(OWN) $(basename $(wildcard $(OWN:%=%_cuda.cu) $(OWN:%=%_cuda/*.cu)))

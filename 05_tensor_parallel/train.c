@@ -4,6 +4,7 @@
  * enters a region, g leaves it. --sequence-parallel (Korthikanti et al. 2022) shards rows between regions.
  */
 #include "../common/ultrascale.h"
+#include "vocabulary.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
 static Params params, gradients;    /* one tensor per parameter: views of flat buffers */

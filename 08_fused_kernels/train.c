@@ -8,8 +8,8 @@
 #include "../02_mixed_precision/fp8.h"
 #include "fused.h"
 
-/* --fuse: the chains that run as one operator. */
-static struct { bool attention, layernorm, gelu, cross_entropy, adamw; } fuse = {true, true, true, true, true};
+static const char *fuse_option = "all";
+static Fusions fuse;                /* the chains that run as one operator */
 
 /* --dtype sets the type of weights, activations and activation gradients, --gradients that of weight gradients, and
  * --master whether AdamW updates a master copy of the weights in REAL. */
@@ -258,8 +258,8 @@ static void adapt_loss_scale(int64_t step, bool overflow)
 static double update_fused(double lr)
 {
     gradient_square_sum_into(squares, &optimizer);
-    device_download_start(&arrived[0], squares.data, sizeof *arrived);
-    device_download_start(&arrived[1], loss.data, sizeof *arrived);
+    download_start(&arrived[0], squares);
+    download_start(&arrived[1], loss);
     DeviceEvent both = device_event();
     clip_scale_into(clipping, squares, options.clip);
     adamw_step_scaled(&optimizer, lr, clipping);
@@ -448,9 +448,7 @@ static Batch set_up(void)
     if (fuse.adamw) {
         squares = tensor_create(MEM_WORKSPACE, F64, "squares", shape(1));
         clipping = tensor_create(MEM_WORKSPACE, F64, "clipping", shape(1));
-        arrived = device_host_alloc(2 * sizeof *arrived);
-        if (!arrived)
-            fail("not enough host memory for copies from the device");
+        arrived = pinned_numbers(2);
     }
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
@@ -466,7 +464,7 @@ int main(int argc, char **argv)
 {
     run_begin("08_fused_kernels", "Trains a transformer with fused kernels: fewer trips to memory.", argc, argv,
               (ProgramOption[]){
-        {"fuse", OPTION_SET, &fuse, "chains that run as one operator: all, none, or a list a,b",
+        {"fuse", OPTION_TEXT, &fuse_option, "chains that run as one operator: all, none, or a list a,b (all)",
          "attention|layernorm|gelu|cross-entropy|adamw"},
         {"dtype", OPTION_CHOICE, &dtype_option,
          "weights and activations; fp8: only the blocks' matmuls, the rest bf16", "bf16|fp16|fp8|fp32"},
@@ -480,6 +478,7 @@ int main(int argc, char **argv)
         TEXT_OPTIONS,
         {0}});
     run_on_one_rank();
+    fuse = fusions_of(fuse_option);
     Batch batch = set_up();
 
     if (dtype == F16) {

@@ -5,6 +5,7 @@
  * (dp). Each dimension alone works as in its own program. What is new is how they interact: what two of them shard
  * together, over which group gradients, norm and loss are summed, and which rank counts what. Types are those of 02.
  */
+#include "../05_tensor_parallel/vocabulary.h"
 #include "../08_fused_kernels/fused.h"
 #include "combined.h"
 #include "formulas.h"

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "../../02_mixed_precision/fp8.h"
+#include "../../05_tensor_parallel/vocabulary.h"
 #include "../../07_context_parallel/key_blocks.h"
 #include "../../08_fused_kernels/fused.h"
 #include "../../10_expert_parallel/experts.h"

@@ -138,7 +138,6 @@ static const struct {
     {COMBINED, 1, "--pp 4 --layers 3", "--layers: expected at least 4, one per pipeline stage (--pp), got 3"},
     {COMBINED, 1, "--tp 4 --heads 4 --vocab 3 --data three.bin",
      "--vocab: expected at least 4, one token per rank of --tp, got 3"},
-    {1, "09_combined", 2, "--experts 8", "--experts: only 10_expert_parallel has experts"},
     {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
     {4, EXPERTS, 1, "--experts 6 --ep 4", "--experts 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
@@ -147,7 +146,7 @@ static const struct {
     {1, EXPERTS, 1, "--load dense",
      "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
     {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
-    {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts; load it with 10_expert_parallel"},
+    {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts, but this program has none"},
 };
 
 /* Each rank that finds the mistake may print its line, and no rank prints anything else. */
