@@ -19,7 +19,6 @@
 /* The temporary directory: data, a checkpoint `good` of two steps, and files of a user. */
 static int set_up(void **state)
 {
-    (void)state;
     run_well("sh -c 'rm -rf ./*'");
     run_well("cp %s data.bin", token_file(2000, 97));
     run_well("sh -c 'mkdir adir; for f in adir/file afile old.csv; do echo precious >$f; done; mkfifo fifo'");
@@ -111,7 +110,6 @@ static void command_lines(void **state)
         {1, "--preset 405b --recompute full --seq 1 --data long", "category is optimizer with|--layers|--hidden"},
         {0}};
 
-    (void)state;
     run_well("sh -c 'yes | head -c 100000 >long'");
     all_fail(cases);
     fails(1, "2 ranks|without mpiexec", "mpiexec -n 2 " ONE);
@@ -173,7 +171,6 @@ static void data(void **state)
     char koi8[2000], latin[2000];
     int64_t wide[2000];
 
-    (void)state;
     write_file("empty", "", 0);
     write_tokens("llama", 7, 1000, 2000, 1001, 1);
     write_file("questions.bin", (int32_t[500]){20240522, 1, 1}, 2000);
@@ -259,7 +256,6 @@ static void checkpoints(void **state)
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         spoil(edits[i].file, edits[i].from, edits[i].to);
         fails(1, edits[i].words, LOAD);
@@ -313,7 +309,6 @@ static void nan_stops_the_run(void **state)
         {"model.safetensors", "gpt_neox.layers.0.mlp.dense_h_to_4h.bias", 7e4f, NULL},
     };
 
-    (void)state;
     for (int i = 0; i < 5; i++) {
         spoil(NULL, NULL, NULL);
         const char *path = in_temporary("bad/%s", spoiled[i].file);
@@ -357,7 +352,6 @@ static void outputs(void **state)
         {"--load kept --metrics kept.csv", "--metrics kept.csv|File too large", 100},
     };
 
-    (void)state;
     for (int i = 0; i < 4; i++) {
         fails(1, "missing/x|No such file", ONE " --%s missing/x", options[i]);
         fails(1, "afile|expected|another name", ONE " --%s afile", options[i]);         /* a user's file */

@@ -8,13 +8,11 @@
 
 static void data_parallel_agrees(void **state)
 {
-    (void)state;
     agrees_with_01("03_data_parallel");
 }
 
 static void zero_agrees(void **state)
 {
-    (void)state;
     agrees_with_01("04_zero");
 }
 
@@ -22,7 +20,6 @@ static void zero_agrees(void **state)
  * of verify's cases has weights that make such logits. */
 static void tensor_parallel_agrees(void **state)
 {
-    (void)state;
     agrees_with_01("05_tensor_parallel");
     expect(run(BUILD "/cpu64/verify 05_tensor_parallel " BUILD "/cpu64/05_tensor_parallel 3"), 0,
            "3 ranks, large weights: right");
@@ -62,7 +59,6 @@ static void playbook_columns(void **state)
         {"08_fused_kernels", "--fuse none", 0, "activations", 4 * sbh * (34 + square)},
     };
 
-    (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *program = strrchr(cases[i].start, ' ') ? strrchr(cases[i].start, ' ') + 1 : cases[i].start;
         run_well("%.*s" BUILD "/cpu/%s --layers 4 --hidden 64 --heads 4 --vocab 97 --seq 32 --micro-batch 2 "
@@ -152,7 +148,6 @@ static const struct {
 /* Each rank that finds the mistake may print its line, and no rank prints anything else. */
 static void what_cannot_be_split_is_refused(void **state)
 {
-    (void)state;
     run_well("cp %s three.bin", token_file(20000, 3));
     run_well(BUILD "/cpu64/01_single_gpu --data %s --hidden 48 --quiet --steps 0 --save dense", token_file(20000, 97));
     run_well(BUILD "/cpu64/" EXPERTS " --data %s --hidden 48 --quiet --steps 0 --save mixture", token_file(20000, 97));
