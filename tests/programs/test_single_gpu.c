@@ -167,7 +167,7 @@ static void samples_are_texts(void **state)
 /* Runs the program in a terminal, and sends it a signal after its first step. */
 static Result signalled(int signal, const char *before, const char *options)
 {
-    return run("env SHELL=/bin/sh script -qec 'rm -f rows; timeout -k 20 60 %s " CPU " " SHAPE " --data %s "
+    return run("env SHELL=/bin/sh script -qec 'rm -f rows; timeout -s KILL 60 %s " CPU " " SHAPE " --data %s "
                "--metrics rows --steps %s & "
                "until [ $(cat rows | wc -l) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; sleep 0.2; kill -%d $!; "
                "wait $!' /dev/null",
