@@ -36,16 +36,6 @@ enum { MOST = 64 };
 static double *arrays[MOST];
 static int array_count;
 
-/* Random ids below `limit`, with repeats; every fourth is -1. */
-static Tensor ids_below(const char *name, int64_t count, int64_t limit)
-{
-    const Tensor t = guarded(I32, name, shape(count));
-
-    for (int64_t i = 0; i < count; i++)
-        ((int32_t *)t.data)[i] = i % 4 == 1 ? -1 : (int32_t)((uint64_t)fabs(1e6 * random_number()) % limit);
-    return t;
-}
-
 static int32_t id(Tensor t, int64_t i)
 {
     return ((const int32_t *)t.data)[i];
