@@ -265,9 +265,9 @@ static void execute(int64_t step, double scale)
         if (action.kind == FORWARD) {
             comm_wait(&a->receiving[0]);
             a->x[a->begin] = recv_x_of(action);
-            const int64_t first = ((int64_t)dp_rank * options.accumulate + action.micro) * B;      /* of its sequences */
-            for (int i = 0; i < local_chunks; i++)
-                batch_load(chunk_of(a->batch, i), step, first, C * chunk_number(comm_rank(cp), i));
+            const int64_t first = ((int64_t)dp_rank * options.accumulate + action.micro) * B;     /* of its sequences */
+            for (int c = 0; c < local_chunks; c++)
+                batch_load(chunk_of(a->batch, c), step, first, C * chunk_number(comm_rank(cp), c));
         } else {
             comm_wait(&a->receiving[1]);
             comm_wait(&a->sending[0]);          /* x[end] may be overwritten, by this action or the next forward */
