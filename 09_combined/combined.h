@@ -7,7 +7,7 @@
 
 #include "../common/ultrascale.h"
 
-extern int cp_size, pp_size, dp_rank;
+extern int cp_size, pp_size;
 extern Comm *cp, *pp;               /* the ranks whose coordinates differ from this rank's in this dimension only */
 extern DType dtype;                 /* of activations, their gradients, and weights; gradients of weights are REAL */
 
@@ -45,7 +45,6 @@ typedef struct {                    /* of one micro-batch in flight */
 
 int chunk_number(int rank, int i);
 Batch chunk_of(Batch batch, int i);
-void micro_batch_load(Batch batch, int64_t step, int micro);
 void context_attention_forward(BlockActs *a);
 void context_attention_backward(BlockActs *a, BlockActs *d);
 void ring_create(void);                                         /* allocates its buffers */

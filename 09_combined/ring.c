@@ -24,14 +24,6 @@ Batch chunk_of(Batch batch, int i)
     return (Batch){tensor_range(batch.inputs, i * B, B), tensor_range(batch.targets, i * B, B)};
 }
 
-/* Loads a micro-batch of a step: the sequences of this rank's dp coordinate, and of each the tokens of its cp rank. */
-void micro_batch_load(Batch batch, int64_t step, int micro)
-{
-    for (int i = 0; i < local_chunks; i++)
-        batch_load(chunk_of(batch, i), step, ((int64_t)dp_rank * options.accumulate + micro) * B,
-                   C * chunk_number(comm_rank(cp), i));
-}
-
 /* The i-th sequence chunk of q, k, v, attn_out or their gradients, (B, C, A, D); of lse and delta, D = 1. */
 static Tensor chunk(Tensor t, int i)
 {

@@ -13,8 +13,8 @@
 /* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighboring ranks share a machine and its fast
  * links, so the dimension that can hide least of its traffic is innermost. tp waits for 8 of 10 transfers per block;
  * cp's ring is in flight while attention computes; pp sends x and d_x per micro-batch; dp reduces once per step. */
-static int tp_size = 1, dp_size;    /* dp_size 0: all ranks that the other three leave */
-int cp_size = 1, pp_size = 1, dp_rank;
+static int tp_size = 1, dp_size, dp_rank;       /* dp_size 0: all ranks that the other three leave */
+int cp_size = 1, pp_size = 1;
 static Comm *tp;
 Comm *cp, *pp;
 static Comm *replicas;              /* dp x cp: the ranks with the same parameters, which see other tokens */
@@ -239,8 +239,6 @@ static void backward(Acts *a, bool last)
     }
 }
 
-/* ---- A step ---- */
-
 /* ZeRO-1: starts to all-gather the replicas' updated shards of each local unit. A unit's all-gather is in flight during
  * the forwards of the units before it. */
 static void gather_begin(void)
@@ -268,7 +266,9 @@ static void execute(int64_t step, double scale)
         if (action.kind == FORWARD) {
             comm_wait(&a->receiving[0]);
             a->x[a->begin] = recv_x_of(action);
-            micro_batch_load(a->batch, step, action.micro);
+            const int64_t first = ((int64_t)dp_rank * options.accumulate + action.micro) * B;     /* of its sequences */
+            for (int c = 0; c < local_chunks; c++)
+                batch_load(chunk_of(a->batch, c), step, first, C * chunk_number(comm_rank(cp), c));
         } else {
             comm_wait(&a->receiving[1]);
             comm_wait(&a->sending[0]);          /* x[end] may be overwritten, by this action or the next forward */
