@@ -185,7 +185,7 @@ static void signals_save(void **state)
         run_well("rm -r stopped");
     }
     expect(signalled(SIGINT, "", "1000000"), 128 + SIGINT, "");
-    expect(signalled(SIGHUP, "nohup", "100 --save stopped"), 0, "");    /* only nohup ignores it */
+    expect(signalled(SIGHUP, "nohup", "100 --threads 1 --save stopped"), 0, "");   /* only nohup ignores it */
     assert_true(json_number("stopped/trainer.json", "step") == 100);
     /* after the last step, while it samples */
     Result r = signalled(SIGTERM, "", "1 --seq 64 --sample 1000000");
