@@ -1,5 +1,6 @@
-# ultrascale.c: "make run" trains, "make test" tests, "make help" lists the rest. This file builds the programs;
-# tests/tests.mk builds the tests; tools/*/*.mk build the planner, the simulated GPU, and what learners and instructors use.
+# ultrascale.c: "make run" trains, "make test" tests, "make help" lists the rest. This file builds the programs.
+# tools/machine/machine.mk finds MPI, OpenBLAS, CUDA and NCCL; tests/tests.mk builds the tests; the other tools/*/*.mk
+# build the planner, the simulated GPU, and what learners and instructors use.
 
 $(if $(word 2,$(CURDIR))$(findstring %,$(CURDIR)),$(error the path of this directory has a space or a %: $(CURDIR)))
 # Objects contain the path of this directory. A test that runs in a copy, with links to this build, sets ROOT.
@@ -21,18 +22,7 @@ MATCHES := $(or $(filter $(STAGE),$(PROGRAMS)),$(filter $(STAGE)%,$(PROGRAMS)))
 PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
 
-# MPI as mpicc reports it, and what its mpiexec must be told. OpenBLAS in its OpenMP build, even if another build is
-# installed as well. Libraries in a prefix (LIBRARY_PATH, or a conda environment) are found by rpath at run time.
-include tools/machine/open_mpi.sh
-MPI_SHOW := $(shell mpicc -show 2>/dev/null)
-MPI_CFLAGS ?= $(filter -I% -D%,$(MPI_SHOW))
-MPI_LIBS ?= $(filter -L% -l% -Wl%,$(MPI_SHOW))
-BLAS_DIR := $(patsubst %/libopenblas.so,%,$(firstword $(wildcard /usr/lib/*/openblas-openmp/libopenblas.so)))
-BLAS_CFLAGS ?= $(or $(BLAS_DIR:/usr/lib/%=-I/usr/include/%),$(shell pkg-config --cflags openblas 2>/dev/null))
-BLAS_LIBS ?= $(foreach d,$(BLAS_DIR),-L$(d) -Wl,-rpath,$(d)) -lopenblas
-CONDA := $(patsubst %/include/cjson/cJSON.h,%,$(wildcard $(CONDA_PREFIX)/include/cjson/cJSON.h))
-PREFIXES := $(foreach d,$(filter-out %/stubs,$(subst :, ,$(LIBRARY_PATH)) $(CONDA:%=%/lib)),-L$(d) -Wl,-rpath,$(d))
-LIBS = $(BLAS_LIBS) $(MPI_LIBS) -lcjson -lm $(PREFIXES)
+include tools/machine/machine.mk
 
 # -fno-math-errno, -fno-trapping-math make sqrt and rint instructions. Sums keep their order, and NaN stays NaN.
 CC := gcc
@@ -44,31 +34,8 @@ endif
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast \
 	$(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) \
-	$(CONDA:%=-I%/include) -DDEFAULT_DATA='"$(ROOT)/01_single_gpu/shakespeare.txt"' -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
-
-# CUDA as nvcc reports it: its link directories, without the stubs of the driver library. ARCH=sm_90 sets the GPUs;
-# the default is the GPUs of this machine, or without one, three generations. Each includes PTX for later GPUs. Before
-# 12.4 nvcc takes no code=[sm_90,compute_90] from an options file. --threads 0 compiles a file for all GPUs at once. -O1
-# is for the host's code, which only queues kernels.
-NVCC ?= $(shell command -v nvcc 2>/dev/null)
-NO_NVCC := $(shell tools/machine/gpus.sh --nvcc $(NVCC))
-ARCH ?= $(or $(filter sm_% compute_%,$(shell tools/machine/gpus.sh $(NVCC))),sm_75 sm_80 sm_90)
-gencode = $(foreach code,$(sort $(1) $(1:sm_%=compute_%)),-gencode=arch=$(1:sm_%=compute_%),code=$(code))
-NVCC_FLAGS = -std=c++17 -O1 -lineinfo -MMD -MP --threads 0 $(addprefix -Xcompiler=,-fopenmp $(WARNINGS)) \
-	$(foreach a,$(ARCH),$(call gencode,$(a)))
-CUDA_DIRS = $(filter-out %/stubs,$(subst ",,$(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n s/.*LIBRARIES=//p)))
-CUDA_LIBS = $(foreach d,$(CUDA_DIRS),$(d) $(d:-L%=-Wl,-rpath,%)) -lcublas -lcublasLt -lcudart -lstdc++ -ldl
-
-# NCCL from 2.17 on, if nccl.h is found: beside the CUDA headers, in the system, or in NCCL_HOME. A distribution's CUDA
-# headers are in the system: -isystem /usr/include would hide them from C++'s #include_next. Up to 2.23 nccl.h declares
-# ncclBfloat16 only with the macro, which CUDA defines in C++.
-CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
-CUDA_INCLUDE := $(patsubst %,-isystem %/include,$(filter-out /usr,$(CUDA_HOME)))
-NCCL_CFLAGS ?= $(NCCL_HOME:%=-I%/include) $(CUDA_INCLUDE)
-override NCCL_CFLAGS += -D__CUDA_BF16_TYPES_EXIST__
-NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1}; ncclDataType_t t = ncclBfloat16;' | $(CC) $(NCCL_CFLAGS) \
-	-include nccl.h -xc -fsyntax-only - 2>/dev/null && echo yes)
-NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
+	$(CONDA:%=-I%/include) -DDEFAULT_DATA='"$(ROOT)/01_single_gpu/shakespeare.txt"' \
+	-DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
 
 # A backend is a choice of files: those that all share; cpu/ or cuda/; NCCL or not; and the operators that lie beside
 # the program that brings them.
@@ -77,7 +44,8 @@ COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard c
 COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
 COMMON_cpu64 := $(COMMON_cpu)
 COMMON_cuda := $(COMMON) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
-OWN := 02_mixed_precision/fp8 07_context_parallel/key_blocks 08_fused_kernels/fused 10_expert_parallel/experts
+OWN := 02_mixed_precision/fp8 05_tensor_parallel/vocabulary 07_context_parallel/key_blocks 08_fused_kernels/fused \
+	10_expert_parallel/experts
 OWN_cpu := $(OWN) $(OWN:%=%_cpu)
 OWN_cpu64 := $(OWN_cpu)
 OWN_cuda := $(OWN) $(basename $(wildcard $(OWN:%=%_cuda.cu) $(OWN:%=%_cuda/*.cu)))
@@ -90,7 +58,8 @@ $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)
 all: cpu cpu64 $(if $(NO_NVCC),,cuda)	## build everything that this machine can build
 cpu: $(patsubst %,$(BUILD)/cpu/%,$(PROGRAMS) ladder plan)	## build the programs for the CPU, in float
 cpu64: $(PROGRAMS:%=$(BUILD)/cpu64/%)	## build them in double, to compare parallel configurations
-cuda: $(if $(NO_NVCC),no-nvcc,$(patsubst %,$(BUILD)/cuda/%,$(PROGRAMS) ladder))	## build the programs for GPUs: ARCH=sm_90
+CUDA := $(patsubst %,$(BUILD)/cuda/%,$(PROGRAMS) ladder)
+cuda: $(if $(NO_NVCC),no-nvcc,$(CUDA))	## build the programs for GPUs: ARCH=sm_90
 no-nvcc: ; @echo 'cuda: $(NO_NVCC); "make cpu" builds for the CPU'; exit 1
 
 # In prerequisites, $$ refers to the target of the rule: the backend of build/cpu64/03_data_parallel is cpu64.
@@ -122,16 +91,15 @@ $(BUILD)/cuda/nvcc_flags: always
 .DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)
 
-run: known-stage deps-run	## train for about a minute on idle cores, on a GPU if there is one: STAGE=01 NP=1 ARGS="--preset 10m"; SIMULATE=1: on a simulated one
+run: known-stage deps-run	## train for a minute, on a GPU if there is one: STAGE=01 NP=4 ARGS=... SIMULATE=1
 	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
-	@case "$(NP)" in '' | 0* | *[!0-9]*) echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
+	@case "$(NP)" in '' | 0* | *[!0-9]*) \
+		echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(if $(filter 00,$(NUMBER)),,$(if $(SIMULATE),--preset tiny \
-		--steps 20,--steps 300 --eval-every 100 $(if $(filter 01 02 03 08,$(NUMBER)),--sample 300))) $(ARGS)
-# The GPUs of this machine, or why they cannot be used; looked for only by these targets.
-GPUS := $(if $(filter run sweep ladder bench-torch,$(MAKECMDGOALS)),$(shell tools/machine/gpus.sh $(NVCC)))
-BACKEND := $(if $(SIMULATE),simulated,$(if $(filter sm_% compute_%,$(GPUS)),cuda,cpu))
-include tests/tests.mk $(wildcard tools/*/*.mk tools/*/*/*.mk)
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(if $(filter 00,$(NUMBER)),,$(OF_RUN)) $(ARGS)
+OF_RUN = $(if $(SIMULATE),--preset tiny --steps 20,--steps 300 --eval-every 100 \
+	$(if $(filter 01 02 03 04 08,$(NUMBER)),--sample 300))
+include tests/tests.mk $(filter-out %/machine.mk,$(wildcard tools/*/*.mk tools/*/*/*.mk))
 
 help:
 	@awk -F':.*## *' '/^[a-z0-9-]+:.*##/ {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,13 +1,12 @@
 /* 03_data_parallel: 01 with the global batch split over the ranks (like PyTorch's DistributedDataParallel).
  *
- * Every rank is a replica of the full model and computes the gradients of its own sequences. All-reduces sum them over
- * the ranks, so every rank makes the same update. --sync selects when an all-reduce starts: after backward (naive), or
- * during backward, once a unit (overlap: the embedding, a block, the final LayerNorm) or a bucket (bucket) is complete.
+ * Every rank has the full model and computes the gradients of its own sequences. All-reduces sum them, so that all
+ * ranks make the same update: after backward (--sync naive), or during it, as units (overlap) or buckets are complete.
  */
 #include "../common/ultrascale.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* all ranks; each computes its own sequences of the batch */
@@ -31,7 +30,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -42,122 +41,10 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
-
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-static Acts acts_create(void)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
-
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
-    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic in T */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-    const int64_t embedding = H * V, layer = 12 * H * H + 13 * H, final = 2 * H;     /* elements per unit */
-
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
-                                            + R * (H + 2) + B * T * (V + 1)));
-    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
-
-    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    estimate_activations(options.recompute, L * R, "");
-
-    /* All-reduces per step, for any number of micro-batches: N elements in total. */
-    if (sync == BUCKET) {
-        const int64_t total = model_parameters(options.config);
-        comm_predict(dp, ALL_REDUCE, total / bucket_elements, bucket_elements);
-        comm_predict(dp, ALL_REDUCE, total % bucket_elements > 0, total % bucket_elements);
-    } else {
-        comm_predict(dp, ALL_REDUCE, 1, embedding);
-        comm_predict(dp, ALL_REDUCE, L, layer);
-        comm_predict(dp, ALL_REDUCE, 1, final);
-    }
-}
-
-/* Splits the gradient buffer into buckets from its end to its start, as backward completes it: the final LayerNorm, the
- * last block, ..., the embedding. With --sync bucket a bucket has bucket_elements, else it is one unit. */
-static void buckets_create(void)
-{
-    buckets = calloc(L + 2 + layout.count / bucket_elements, sizeof(Range));
-    reducing = calloc(L + 2 + layout.count / bucket_elements, sizeof(Request *));
-    for (int64_t first, end = layout.count; end > 0; end = first) {
-        first = sync == BUCKET ? end - bucket_elements : layout.units[L + 1 - bucket_count].first;
-        first = first < 0 ? 0 : first;
-        buckets[bucket_count++] = (Range){first, end - first};
-    }
-}
-
-/* Call after the backward of unit u: 0 for the embedding, l + 1 for block l, L + 1 for the final LayerNorm. Starts the
- * all-reduce of every bucket that is now complete: in the last micro-batch, so once per step (DDP's no_sync). */
-static void gradients_end(int u, bool last)
-{
-    if (!last || (sync == NAIVE && u > 0))      /* naive: after all of backward */
-        return;
-    for (; started < bucket_count && buckets[started].first >= layout.units[u].first; started++) {
-        const Range r = buckets[started];
-        reducing[started] = comm_start_all_reduce(dp, tensor_range(gradients.buffer, r.first, r.count), SUM);
-    }
-}
-
-static void gradients_wait(void)
-{
-    for (int i = 0; i < started; i++)
-        comm_wait(&reducing[i]);
-    started = 0;
-}
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
@@ -212,6 +99,18 @@ static void forward(Acts *a, Batch batch, double scale)
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
 }
 
+/* Call after the backward of unit u: 0 for the embedding, l + 1 for block l, L + 1 for the final LayerNorm. Starts the
+ * all-reduce of every bucket that is now complete: in the last micro-batch, so once per step (DDP's no_sync). */
+static void gradients_end(int u, bool last)
+{
+    if (!last || (sync == NAIVE && u > 0))      /* naive: after all of backward */
+        return;
+    for (; started < bucket_count && buckets[started].first >= layout.units[u].first; started++) {
+        const Range r = buckets[started];
+        reducing[started] = comm_start_all_reduce(dp, tensor_range(gradients.buffer, r.first, r.count), SUM);
+    }
+}
+
 /* Adds this micro-batch's gradients to the step's. */
 static void backward(Acts *a, Batch batch, double scale, bool last)
 {
@@ -235,7 +134,14 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
     gradients_end(0, last);
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences per rank. */
+static void gradients_wait(void)
+{
+    for (int i = 0; i < started; i++)
+        comm_wait(&reducing[i]);
+    started = 0;
+}
+
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step, Batch batch)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -269,6 +175,128 @@ static void loss_of(Batch batch)        /* forward for evaluation: no backward f
     forward(&acts, batch, 1.0 / (B * T));
 }
 
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Splits the gradient buffer into buckets from its end to its start, as backward completes it: the final LayerNorm, the
+ * last block, ..., the embedding. With --sync bucket a bucket has bucket_elements, else it is one unit. */
+static void buckets_create(void)
+{
+    buckets = calloc(L + 2 + layout.count / bucket_elements, sizeof(Range));
+    reducing = calloc(L + 2 + layout.count / bucket_elements, sizeof(Request *));
+    for (int64_t first, end = layout.count; end > 0; end = first) {
+        first = sync == BUCKET ? end - bucket_elements : layout.units[L + 1 - bucket_count].first;
+        first = first < 0 ? 0 : first;
+        buckets[bucket_count++] = (Range){first, end - first};
+    }
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const int64_t N = model_parameters(options.config);
+    const double block = stored * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * R * 4;     /* linear in T */
+    const double scores = stored * B * A * T * T;                                               /* quadratic in T */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+    const int64_t embedding = H * V, layer = 12 * H * H + 13 * H, final = 2 * H;     /* elements per unit */
+
+    memory_predict(MEM_PARAMETERS, stored * N);
+    memory_predict(MEM_GRADIENTS, stored * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, stored * (L + 1) * R * H + blocks * block + quadratic * scores
+                                        + stored * (R * H + B * T * V) + real_size * (R * 2 + B * T));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
+
+    memory_estimate(MEM_PARAMETERS, stored * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, stored * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    estimate_activations(options.recompute, L * R, "");
+
+    /* All-reduces per step, for any number of micro-batches: N elements in total. */
+    if (sync == BUCKET) {
+        comm_predict(dp, ALL_REDUCE, N / bucket_elements, bucket_elements);
+        comm_predict(dp, ALL_REDUCE, N % bucket_elements > 0, N % bucket_elements);
+    } else {
+        comm_predict(dp, ALL_REDUCE, 1, embedding);
+        comm_predict(dp, ALL_REDUCE, L, layer);
+        comm_predict(dp, ALL_REDUCE, 1, final);
+    }
+}
+
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
+{
+    sizes();
+    run_set_global_batch(B * options.accumulate * comm_size(dp));
+    predict();
+    comm_connect();
+    memory_check_fits();
+
+    layout = layout_create(options.config, replica(comm_rank(dp)));    /* only replica 0 adds to the norm */
+    buckets_create();
+    params = params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)));
+    gradients = params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)));
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(1, sizeof(ParamShard)), .count = 1};
+    optimizer.shards[0] = (ParamShard){
+        .params = params.buffer,
+        .gradients = gradients.buffer,
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    rope_table(rope, 0);
+    return batch_create();
+}
+
 int main(int argc, char **argv)
 {
     run_begin("03_data_parallel", "Trains a transformer with the batch split over the ranks.", argc, argv,
@@ -279,30 +307,7 @@ int main(int argc, char **argv)
         {0}});
     dp = comm_split(world, 0, "dp");
     bucket_elements = 1e6 * bucket_mb / dtype_size(REAL);
-    sizes();
-    run_set_global_batch(B * options.accumulate * comm_size(dp));
-    predict();
-    comm_connect();
-    memory_check_fits();
-
-    layout = layout_create(options.config, replica(comm_rank(dp)));    /* only replica 0 adds to the norm */
-    buckets_create();
-    ParamShard all = {
-        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
-        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
-        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, all.params);
-    gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
-    acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
-    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
-    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
-    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
-    rope_table(rope, 0);
-    Batch batch = batch_create();
+    Batch batch = set_up();
 
     int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     while (run_continues(step)) {
@@ -311,7 +316,6 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, batch);
     }
-    if (options.sample)
-        text_sample(loss_of, acts.logits, batch);
+    text_sample(loss_of, acts.final, params.embedding, acts.logits, batch);
     run_end();
 }

@@ -1,14 +1,13 @@
 /* 05_tensor_parallel: 01 with every matrix sharded over the ranks (Megatron-LM, Shoeybi et al. 2019).
  *
- * Each rank computes some attention heads, a slice of the MLP's width and a slice of the vocabulary. These are regions
- * in which nothing is sent; f enters a region, g leaves it. f and g are conjugate: identity in one pass, all-reduce in
- * the other. With --sequence-parallel (Korthikanti et al. 2022) the rows of the residual stream are sharded between
- * regions, and f and g are all-gather in one pass, reduce-scatter in the other.
+ * Each rank computes some heads, a slice of the MLP's width and a slice of the vocabulary: regions with no transfers. f
+ * enters a region, g leaves it. --sequence-parallel (Korthikanti et al. 2022) shards rows between regions.
  */
 #include "../common/ultrascale.h"
+#include "vocabulary.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *tp;                    /* all ranks: every matrix is sharded over them */
@@ -27,7 +26,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -38,107 +37,12 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor full_rows, partial_sums;      /* (B*T, H)  sequence parallel: a region's full input, partial output */
 static Tensor max, sums;            /* (B, T), (B, T, 2)  of cross-entropy, over the full vocabulary */
-
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    A = equal_share(A, comm_size(tp), "--heads"), F /= comm_size(tp), V = comm_shard(tp, V).count;
-    if (sequence_parallel)
-        R = equal_share(R, comm_size(tp), "--sequence-parallel: --micro-batch x --seq =");
-    if (c->vocab < comm_size(tp))
-        fail("--vocab %d: expected at least %d, one token per rank", c->vocab, comm_size(tp));
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-static Acts acts_create(void)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
-
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), t = comm_size(tp), full = real_size * model_parameters(options.config);
-    const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* local; replicated: L*6H + 2H */
-    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic in T */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + quadratic * scores
-                                            + R * (H + 2) + B * T * (V + 1)));
-    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 4 * R * H + T * D) + 8 + 2 * 4 * B * T);
-    memory_predict(MEM_WORKSPACE, real_size * 3 * B * T);                        /* max, sums */
-    memory_predict(MEM_COMMUNICATION, sequence_parallel ? real_size * 2 * B * T * H : 0);
-
-    memory_estimate(MEM_PARAMETERS, full / t, "4 N / t");
-    memory_estimate(MEM_GRADIENTS, full / t, "4 N / t");
-    memory_estimate(MEM_OPTIMIZER, 2 * full / t, "8 N / t");
-    const bool none = options.recompute == RECOMPUTE_NONE;
-    if (sequence_parallel || options.recompute == RECOMPUTE_FULL)
-        estimate_activations(options.recompute, L * R, sequence_parallel ? " / t" : "");
-    else
-        memory_estimate(MEM_ACTIVATIONS, L * (B * T * H * (10 + 24 / t)) + (none ? L * 5 * scores : 0),
-                        none ? "L s b h (10 + 24 / t + 5 a s / (h t))" : "L s b h (10 + 24 / t)");
-
-    /* Traffic per step: a pass crosses f and g twice per block, f also before the logits, g after the embedding. */
-    const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
-    const int64_t again = options.recompute == RECOMPUTE_FULL ? 2 * L : 0;
-    if (sequence_parallel) {
-        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; backward: f's input, g */
-        comm_predict(tp, REDUCE_SCATTER, m * (crossings + again + crossings), rows);   /* g; f's backward */
-        comm_predict(tp, ALL_REDUCE, L, 6 * H);                               /* replicated parameters' gradients */
-        comm_predict(tp, ALL_REDUCE, 1, 2 * H);
-    } else {
-        comm_predict(tp, ALL_REDUCE, m * (crossings + again + crossings), rows);
-    }
-    comm_predict(tp, ALL_REDUCE, m, B * T);                                         /* cross-entropy: max, sums */
-    comm_predict(tp, ALL_REDUCE, m, 2 * B * T);
-}
 
 /* f enters a region: every rank reads all rows of x. Its backward adds up the ranks' partial gradients. */
 static Tensor f_forward(Tensor x)
@@ -264,7 +168,7 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, g_backward(d_x), batch.inputs);
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step, Batch batch)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -282,10 +186,8 @@ static StepResult train_step(int64_t step, Batch batch)
         backward(&acts, batch, scale);
         trace_end();
     }
-    for (int l = 0; l < L && sequence_parallel; l++)                    /* so far: from local rows only */
-        comm_all_reduce(tp, gradients.blocks[l].replicated, SUM);
-    if (sequence_parallel)
-        comm_all_reduce(tp, gradients.final, SUM);
+    for (int l = 0; l <= L && sequence_parallel; l++)                   /* so far: from local rows only */
+        comm_all_reduce(tp, l < L ? gradients.blocks[l].replicated : gradients.final, SUM);
     run_dump_gradients(&optimizer);
 
     trace_begin("optimizer");
@@ -301,27 +203,117 @@ static void loss_of(Batch batch)        /* forward for evaluation: no backward f
     forward(&acts, batch, 1.0 / (B * T));
 }
 
-int main(int argc, char **argv)
+static void sizes(void)
 {
-    run_begin("05_tensor_parallel", "Trains a transformer with every matrix sharded over the ranks.", argc, argv,
-              (ProgramOption[]){
-        {"sequence-parallel", OPTION_FLAG, &sequence_parallel, "also shard the rows of the residual stream"},
-        {0}});
-    tp = comm_split(world, 0, "tp");
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+    A = equal_share(A, comm_size(tp), "--heads"), F /= comm_size(tp), V = comm_shard(tp, V).count;
+    if (sequence_parallel)
+        R = equal_share(R, comm_size(tp), "--sequence-parallel: --micro-batch x --seq =");
+    if (c->vocab < comm_size(tp))
+        fail("--vocab %d: expected at least %d, one token per rank", c->vocab, comm_size(tp));
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const double t = comm_size(tp), full = stored * model_parameters(options.config);
+    const double N = H * V + L * ((12 * H * H + 7 * H) / t + 6 * H) + 2 * H;    /* local; replicated: L*6H + 2H */
+    const double block = stored * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * R * 4;     /* linear in T */
+    const double scores = stored * B * A * T * T;                                               /* quadratic in T */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    memory_predict(MEM_PARAMETERS, stored * N);
+    memory_predict(MEM_GRADIENTS, stored * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, stored * (L + 1) * R * H + blocks * block + quadratic * scores
+                                        + stored * (R * H + B * T * V) + real_size * (R * 2 + B * T));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, real_size * 3 * B * T);                        /* max, sums */
+    memory_predict(MEM_COMMUNICATION, sequence_parallel ? real_size * 2 * B * T * H : 0);
+
+    memory_estimate(MEM_PARAMETERS, full / t, "4 N / t");
+    memory_estimate(MEM_GRADIENTS, full / t, "4 N / t");
+    memory_estimate(MEM_OPTIMIZER, 2 * full / t, "8 N / t");
+    const bool none = options.recompute == RECOMPUTE_NONE;
+    if (sequence_parallel || options.recompute == RECOMPUTE_FULL)
+        estimate_activations(options.recompute, L * R, sequence_parallel ? " / t" : "");
+    else
+        memory_estimate(MEM_ACTIVATIONS, L * B * T * (H * (10 + 24 / t) + (none ? 5 * A * T : 0)),
+                        none ? "L s b h (10 + 24 / t + 5 a s / (h t))" : "L s b h (10 + 24 / t)");
+
+    /* Traffic per step: a pass crosses f and g twice per block, f also before the logits, g after the embedding. */
+    const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
+    const int64_t again = options.recompute == RECOMPUTE_FULL ? 2 * L : 0;
+    comm_predict(tp, sequence_parallel ? REDUCE_SCATTER : ALL_REDUCE, m * (crossings + again + crossings), rows);
+    if (sequence_parallel) {
+        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; backward: f's input, g */
+        comm_predict(tp, ALL_REDUCE, L, 6 * H);                               /* replicated parameters' gradients */
+        comm_predict(tp, ALL_REDUCE, 1, 2 * H);
+    }
+    comm_predict(tp, ALL_REDUCE, m, B * T);                                         /* cross-entropy: max, sums */
+    comm_predict(tp, ALL_REDUCE, m, 2 * B * T);
+}
+
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
+{
     sizes();
     predict();
     comm_connect();
     memory_check_fits();
 
     layout = layout_create(options.config, (Placement){comm_rank(tp), comm_size(tp), .embedding = true, .head = true});
-    ParamShard all = {
-        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
+    params = params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)));
+    gradients = params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)));
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(1, sizeof(ParamShard)), .count = 1};
+    optimizer.shards[0] = (ParamShard){
+        .params = params.buffer,
+        .gradients = gradients.buffer,
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, all.params);
-    gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
@@ -335,7 +327,17 @@ int main(int argc, char **argv)
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
-    Batch batch = batch_create();
+    return batch_create();
+}
+
+int main(int argc, char **argv)
+{
+    run_begin("05_tensor_parallel", "Trains a transformer with every matrix sharded over the ranks.", argc, argv,
+              (ProgramOption[]){
+        {"sequence-parallel", OPTION_FLAG, &sequence_parallel, "also shard the rows of the residual stream"},
+        {0}});
+    tp = comm_split(world, 0, "tp");
+    Batch batch = set_up();
 
     int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     while (run_continues(step)) {

@@ -7,7 +7,7 @@
 #include "simulation.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *pp, *embedding_group;  /* all ranks; first and last pipeline stage: they share the embedding */
@@ -15,6 +15,7 @@ static Comm *pp_dir[2];             /* all ranks, for x and for d_x: in a group,
 static Pipeline pipeline = {.kind = ONE_F_ONE_B, .v_c = 1};
 static bool print_schedule;
 static const char *times;           /* --times */
+static Simulation simulation;       /* of a step, by all ranks */
 
 /* Local sizes, on this rank. Shapes in comments use these letters. */
 static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
@@ -29,7 +30,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -51,98 +52,6 @@ static Tensor d_final;              /* (R, H)  of the last LayerNorm's output */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared || options.recompute == RECOMPUTE_NONE)
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-/* For one micro-batch in flight through a pipeline stage's layers. Its x[begin] is a view of recv_x. */
-static Acts acts_create(int stage, BlockActs first, bool shared)
-{
-    const Range layers = layers_of(pipeline, stage);
-    const int begin = layers.first, end = begin + layers.count;
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
-
-    a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
-    a.batch = batch_create();
-    for (int l = begin + 1; l <= end; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = begin; l < end; l++)
-        first = a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, first, shared || l > begin);
-    if (end < L)
-        return a;
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
-    const double real_size = dtype_size(REAL);
-    const double block = R * (3 * H + 4) + B * T * (4 * A * D + 2 * F);     /* linear in T */
-    const double scores = B * A * T * T;                                    /* quadratic in T */
-    double N = (r == 0 || r == last ? H * V : 0) + (r == last ? 2 * H : 0);     /* at the model's ends */
-    double micros = 0, live = 0, recv_slots = 0;        /* sum over chunks: micro-batches, their blocks, received x */
-
-    for (int c = 0; c < pipeline.v_c; c++) {
-        const int layers = layers_of(pipeline, stage_of(pipeline, r, c)).count;
-        N += layers * (12 * H * H + 13 * H);
-        micros += schedule.in_flight[c];
-        live += schedule.in_flight[c] * layers;
-        recv_slots += schedule.in_flight[c] + 1;
-        for (int k = FORWARD; k <= BACKWARD; k++)
-            comm_predict(pp_dir[k], SEND, pipeline.m * (transfer_out(pipeline, (Action){k, 0, c}, r).peer >= 0), R * H);
-    }
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : live;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? live : 1;
-    const double head = r == last ? schedule.in_flight[pipeline.v_c - 1] * (R * (H + 2) + B * T * (V + 1)) : 0;
-
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((live + micros) * R * H + blocks * block + quadratic * scores + head));
-    memory_predict(MEM_COMMUNICATION, real_size * recv_slots * R * H);
-    /* d_block; branch twice, d_final; rope; the loss; two ids per token of each batch */
-    memory_predict(MEM_WORKSPACE, real_size * (block + scores + 3 * R * H + T * D) + 8 + micros * 2 * 4 * B * T);
-    if (embedding_group)
-        comm_predict(embedding_group, ALL_REDUCE, 1, H * V);
-    comm_uses(pp, BROADCAST);                   /* between steps: loss_of broadcasts the loss */
-
-    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N, N: local");
-    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    estimate_activations(options.recompute, live * R, ", L: in flight");
-}
-
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
@@ -162,7 +71,7 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 
 /* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
  * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
- * a: activations, d: their gradients. block_backward_weight adds the linear layers' weight gradients. */
+ * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     tensor_copy(d->branch, d_x);                /* for block_backward_weight, as d_x changes below */
@@ -219,41 +128,40 @@ static void forward(Acts *a, Batch batch, double scale)
 static void backward(Acts *a, Batch batch, double scale, bool weights)
 {
     const Params *w = &params, *g = &gradients;
+    Tensor d_x = a->d_x;
 
     if (a->end == L) {
         cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
         linear_backward_input(d_final, a->logits, w->embedding);
         if (weights)
             linear_backward_weight(g->embedding, NONE, a->logits, a->final);
-        tensor_zero(a->d_x);
-        layernorm_backward(a->d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
+        tensor_zero(d_x);
+        layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
     }
     for (int l = a->end - 1; l >= a->begin; l--) {
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         if (options.recompute == RECOMPUTE_SELECTIVE)
             attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
-        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l]);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
         if (weights)
             block_backward_weight(&g->blocks[l], &a->blocks[l], &d_block);
         else
             save_for_backward_weight(a, l);
     }
     if (a->begin == 0)
-        embedding_backward(g->embedding, a->d_x, batch.inputs);
+        embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
 /* Adds the weight gradients that backward without `weights` has left out. */
 static void backward_weight(Acts *a)
 {
-    const Params *g = &gradients;
-
     if (a->end == L)
-        linear_backward_weight(g->embedding, NONE, a->logits, a->final);
+        linear_backward_weight(gradients.embedding, NONE, a->logits, a->final);
     for (int l = a->end - 1; l >= a->begin; l--) {
         BlockActs d = a->blocks[l];             /* as save_for_backward_weight left it */
         d.branch = a->x[l + 1];
-        block_backward_weight(&g->blocks[l], &a->blocks[l], &d);
+        block_backward_weight(&gradients.blocks[l], &a->blocks[l], &d);
     }
 }
 
@@ -346,7 +254,7 @@ static void execute(int64_t step, double scale)
     bubble_step_end(pp);
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -368,7 +276,7 @@ static StepResult train_step(int64_t step)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
-static void loss_of(Batch batch)        /* no backward follows: one micro-batch through all pipeline stages */
+static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
 {
     for (int c = 0; c < pipeline.v_c; c++) {
         const Action action = {FORWARD, 0, c};
@@ -384,6 +292,146 @@ static void loss_of(Batch batch)        /* no backward follows: one micro-batch 
     comm_broadcast(pp, loss, rank_of(pipeline, pipeline.p * pipeline.v_c - 1));
 }
 
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+/* For one micro-batch in flight through a pipeline stage's layers. Its x[begin] is a view of recv_x. */
+static Acts acts_create(int stage, BlockActs first, bool shared)
+{
+    const Range layers = layers_of(pipeline, stage);
+    const int begin = layers.first, end = layers.first + layers.count;
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
+
+    a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
+    a.batch = batch_create();
+    for (int l = begin + 1; l <= end; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = begin; l < end; l++)
+        first = a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, first, shared || l > begin);
+    if (end < L)
+        return a;
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const int r = comm_rank(pp), last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
+    double N = (r == 0 || r == last ? H * V : 0) + (r == last ? 2 * H : 0);     /* at the model's ends */
+    const double block = stored * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * R * 4;     /* linear in T */
+    const double scores = stored * B * A * T * T;                                               /* quadratic in T */
+    double micros = 0, live = 0;                /* sums over chunks: micro-batches in flight, their blocks */
+
+    for (int c = 0; c < pipeline.v_c; c++) {
+        const int layers = layers_of(pipeline, stage_of(pipeline, r, c)).count;
+        N += layers * (12 * H * H + 13 * H);
+        micros += schedule.in_flight[c];
+        live += schedule.in_flight[c] * layers;
+        for (int k = FORWARD; k <= BACKWARD; k++)
+            comm_predict(pp_dir[k], SEND, pipeline.m * (transfer_out(pipeline, (Action){k, 0, c}, r).peer >= 0), R * H);
+    }
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : live;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? live : 1;
+    const double logits = r == last ? schedule.in_flight[pipeline.v_c - 1] : 0;         /* of micro-batches */
+
+    memory_predict(MEM_PARAMETERS, stored * N);
+    memory_predict(MEM_GRADIENTS, stored * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, stored * (live + micros) * R * H + blocks * block + quadratic * scores
+                                        + logits * (stored * (R * H + B * T * V) + real_size * (R * 2 + B * T)));
+    memory_predict(MEM_COMMUNICATION, stored * (micros + pipeline.v_c) * R * H);
+    /* d_block; branch twice, d_final; rope; the loss; two ids per token of each batch */
+    memory_predict(MEM_WORKSPACE, block + scores + stored * 3 * R * H + real_size * T * D + 8 + micros * 2 * 4 * B * T);
+    if (embedding_group)
+        comm_predict(embedding_group, ALL_REDUCE, 1, H * V);
+    comm_uses(pp, BROADCAST);                   /* between steps: loss_of broadcasts the loss */
+
+    memory_estimate(MEM_PARAMETERS, stored * N, "4 N, N: local");
+    memory_estimate(MEM_GRADIENTS, stored * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    estimate_activations(options.recompute, live * R, ", L: in flight");
+}
+
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
+{
+    const int r = comm_rank(pp);
+    BlockActs first = {0};                      /* of the first micro-batch's first block */
+
+    sizes();
+    pipeline.p = comm_size(pp), pipeline.m = options.accumulate, pipeline.layers = L;
+    pipeline_check(&pipeline);
+    simulation = simulate(pipeline, times_of(times), r == 0 ? stderr : NULL);
+    if (print_schedule)
+        simulation_print(&simulation), run_end_early();
+    schedule = simulation.ranks[r];
+    const int last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
+    embedding_group = comm_split(world, last > 0 && (r == 0 || r == last) ? 0 : -1, "embedding");
+    predict();
+    comm_connect();
+    memory_check_fits();
+
+    bool *local = calloc(L, sizeof(bool));
+    acts = calloc(pipeline.v_c, sizeof(Acts *)), recv_x = calloc(pipeline.v_c, sizeof(Tensor));
+    for (int c = 0; c < pipeline.v_c; c++) {
+        acts[c] = calloc(schedule.in_flight[c], sizeof(Acts));
+        for (int i = 0; i < schedule.in_flight[c]; i++) {
+            acts[c][i] = acts_create(stage_of(pipeline, r, c), first, c || i);
+            first = acts[c][i].blocks[acts[c][i].begin];
+        }
+        recv_x[c] = tensor_create(MEM_COMMUNICATION, dtype, "recv_x", shape((schedule.in_flight[c] + 1) * R, H));
+        for (int l = acts[c][0].begin; l < acts[c][0].end; l++)
+            local[l] = true;
+    }
+    layout = layout_create(options.config, (Placement){0, 1, .layer = local, .embedding = r == 0, .head = r == last});
+    params = params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)));
+    gradients = params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)));
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(1, sizeof(ParamShard)), .count = 1};
+    optimizer.shards[0] = (ParamShard){
+        .params = params.buffer,
+        .gradients = gradients.buffer,
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    rope_table(rope, 0);
+    return acts[0][0].batch;
+}
+
 int main(int argc, char **argv)
 {
     run_begin("06_pipeline_parallel", "Trains a transformer with its layers split over the ranks.", argc, argv,
@@ -395,59 +443,14 @@ int main(int argc, char **argv)
         {"times", OPTION_TEXT, &times, "time slots of each action in the simulation (1,1,1,0)", "T_F,T_B,T_W,TRANSFER"},
         {0}});
     pp = pp_dir[0] = comm_split(world, 0, "pp"), pp_dir[1] = comm_split(world, 0, "back");
-    const int r = comm_rank(pp);
-    sizes();
-    pipeline.p = comm_size(pp), pipeline.m = options.accumulate, pipeline.layers = L;
-    pipeline_check(&pipeline);
-    Simulation simulation = simulate(pipeline, times_of(times), r == 0 ? stderr : NULL);
-    if (print_schedule)
-        simulation_print(&simulation), run_end_early();
-    schedule = simulation.ranks[r];
-    const int last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
-    bool *local = calloc(L, sizeof(bool));
-    for (int c = 0; c < pipeline.v_c; c++) {
-        const Range layers = layers_of(pipeline, stage_of(pipeline, r, c));
-        for (int l = layers.first; l < layers.first + layers.count; l++)
-            local[l] = true;
-    }
-    embedding_group = comm_split(world, last > 0 && (r == 0 || r == last) ? 0 : -1, "embedding");
-    predict();
-    comm_connect();
-    memory_check_fits();
-
-    layout = layout_create(options.config,
-                           (Placement){.slices = 1, .layer = local, .embedding = r == 0, .head = r == last});
-    ParamShard all = {
-        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
-        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
-        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, all.params);
-    gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
-    BlockActs first = {0};                      /* of the first micro-batch's first block */
-    d_block = block_acts_create(MEM_WORKSPACE, first, false);
-    acts = calloc(pipeline.v_c, sizeof(Acts *));
-    recv_x = calloc(pipeline.v_c, sizeof(Tensor));
-    for (int c = 0; c < pipeline.v_c; c++) {
-        acts[c] = calloc(schedule.in_flight[c], sizeof(Acts));
-        for (int i = 0; i < schedule.in_flight[c]; i++) {
-            acts[c][i] = acts_create(stage_of(pipeline, r, c), first, c || i);
-            first = acts[c][i].blocks[acts[c][i].begin];
-        }
-        recv_x[c] = tensor_create(MEM_COMMUNICATION, dtype, "recv_x", shape((schedule.in_flight[c] + 1) * R, H));
-    }
-    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
-    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
-    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
-    rope_table(rope, 0);
+    Batch batch = set_up();
 
     int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     while (run_continues(step)) {
         StepResult result = train_step(step);
         run_step(++step, result);
         if (options.eval_every && step % options.eval_every == 0)
-            text_evaluate(loss_of, loss, acts[0][0].batch);
+            text_evaluate(loss_of, loss, batch);
     }
     bubble_report(pp, &simulation);
     run_end();

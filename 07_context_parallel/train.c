@@ -1,14 +1,13 @@
 /* 07_context_parallel: 01 with every sequence split over the ranks.
  *
- * Each rank has the full model and 1/n of the tokens of every sequence. Only attention combines tokens, so only
- * attention changes. K and V go from rank to rank (ring, zigzag), or an all-gather brings them all (allgather), or an
- * all-to-all exchanges tokens for heads (ulysses). Scores are never saved, so --recompute selective equals none.
+ * Each rank has the full model and 1/n of the tokens of every sequence. Only attention combines tokens: K and V go
+ * round (ring, zigzag), an all-gather brings them all, or an all-to-all exchanges tokens for heads (ulysses).
  */
 #include "../common/ultrascale.h"
 #include "key_blocks.h"
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *cp;                    /* the ranks over which every sequence is split */
@@ -23,9 +22,7 @@ static int chunks;                  /* sequence chunks inside attention: n with 
 static int64_t chunk_heads;         /* heads of each of these chunks: chunks * B * C * chunk_heads = R * A */
 static int64_t Q;                   /* queries per tile: scores exist for one tile at a time */
 
-/* What one block's forward saves for its backward. The block's input is in Acts.x. With ulysses, qkv and lse
- * hold all tokens of the local heads, (chunks, B, C, chunk_heads, ...), from forward's attention to backward's;
- * attn_out does so only inside attention. */
+/* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
     Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
     Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
@@ -34,8 +31,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
-    Tensor split;                   /* (3, R, A*D)      qkv as all of q, all of k, all of v; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -46,286 +42,20 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (R, D)  cos and sin of the position of each row's token in its sequence */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
+static Tensor split, d_split;       /* (3, R, A*D)  q, k, v, each contiguous; their gradients */
 static Tensor block_out, block_lse; /* (B, C, chunk_heads, D or 1)  attention of one query chunk to one key chunk */
 static Tensor scores;               /* (2, chunk_heads, Q, C)  of one tile; the second half: their gradients */
 static Tensor kv_next, d_kv[2];     /* (2, R, A*D)   ring: K, V being received; dK, dV being computed and being sent */
 static Tensor kv_all, d_kv_all;     /* (2*n, R, A*D) allgather: K, V of all ranks; dK, dV for all ranks */
 static Tensor packed;               /* (3*R*A*D)     ulysses: what the all-to-all sends or receives, rank by rank */
 
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    const int n = comm_size(cp);
-    local_chunks = method == ZIGZAG && n > 1 ? 2 : 1;               /* with one rank there is no load to balance */
-    if (c->seq % (local_chunks * n))
-        fail("--seq: expected a multiple of %d (%d ranks x %d sequence chunk%s), got %d; try %d", local_chunks * n, n,
-             local_chunks, local_chunks == 1 ? "" : "s", c->seq, (c->seq / (local_chunks * n) + 1) * local_chunks * n);
-    C = c->seq / (local_chunks * n);
-    B = options.micro_batch, T = local_chunks * C, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    chunks = method == ULYSSES ? n : local_chunks;
-    chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
-    Q = C < attention_block_queries() ? C : attention_block_queries();
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.lse = tensor_create(category, REAL, "lse", shape(B, T, A));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared) {
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-        a.split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, R, A * D));
-    }
-    return a;
-}
-
-static Acts acts_create(void)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
-
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
-    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), N = model_parameters(options.config);
-    const int64_t n = comm_size(cp);
-    const double block = R * (3 * H + 4 + 4 * A * D + A + 2 * F);           /* linear in T: no term is quadratic */
-    const double attention = B * C * chunk_heads * (D + 1) + 2 * chunk_heads * Q * C; /* block_out, block_lse, scores */
-    const int64_t kv = 2 * R * A * D;                                       /* a rank's K and V */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double buffers[] = {[RING] = 3, [ZIGZAG] = 3, [ALLGATHER] = 2 * n, [ULYSSES] = 1.5};
-
-    memory_predict(MEM_PARAMETERS, real_size * N);
-    memory_predict(MEM_GRADIENTS, real_size * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, real_size * ((L + 1) * R * H + blocks * block + R * (H + 2) + R * (V + 1)));
-    /* d_block; attention; branch twice, d_x, d_final; split twice; rope; the loss; two ids per token of the batch */
-    memory_predict(MEM_WORKSPACE, real_size * (block + attention + 4 * R * H + 6 * R * A * D + R * D) + 8 + 2 * 4 * R);
-    memory_predict(MEM_COMMUNICATION, real_size * kv * buffers[method]);
-
-    memory_estimate(MEM_PARAMETERS, real_size * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, real_size * N, "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    estimate_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
-
-    /* Traffic per step. Attention sends per layer and micro-batch: in forward, which full recomputation repeats, and in
-     * backward. The gradients are sent once. */
-    const int64_t backwards = options.accumulate * L;
-    const int64_t forwards = options.recompute == RECOMPUTE_FULL ? 2 * backwards : backwards;
-    switch (method) {
-    case RING:
-    case ZIGZAG:                        /* K, V: n - 1 hops, forward and backward; dK, dV: n */
-        comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
-        break;
-    case ALLGATHER:                     /* K, V, forward and backward; dK, dV */
-        comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
-        comm_predict(cp, REDUCE_SCATTER, backwards, n * kv);
-        break;
-    case ULYSSES:                       /* q, k, v; the output; their gradients; delta */
-        comm_predict(cp, ALL_TO_ALL, forwards + backwards, 3 * R * A * D);
-        comm_predict(cp, ALL_TO_ALL, forwards + backwards, R * A * D);
-        comm_predict(cp, ALL_TO_ALL, backwards, R * A);
-        break;
-    }
-    comm_predict(cp, ALL_REDUCE, 1, model_parameters(options.config));
-}
-
-/* ---- Attention: the only place where tokens are combined ---- */
-
-/* Index, in the full sequence, of a rank's i-th sequence chunk. Under the causal mask a late chunk's queries see more
- * keys than an early one's. zigzag gives each rank one chunk from each end, so all ranks have the same load (4 ranks:
- * 0 and 7, 1 and 6, 2 and 5, 3 and 4). */
-static int chunk_number(int rank, int i)
-{
-    return method == ZIGZAG && i ? 2 * comm_size(cp) - 1 - rank : rank + i;
-}
-
-/* The i-th sequence chunk of q, k, v, attn_out or their gradients, (B, C, chunk_heads, D); of lse and delta, D = 1. */
-static Tensor chunk(Tensor t, int i)
-{
-    return tensor_range(tensor_view(t, shape(chunks * B, C, chunk_heads, tensor_count(t) / (R * A))), i * B, B);
-}
-
-/* Attention of one rank's queries to another rank's keys, chunk by chunk, merged into attn_out and lse. Key chunks
- * after the query chunk are skipped: the causal mask hides them entirely. */
-static void attend_kv(BlockActs *a, int query_rank, Tensor kv, int key_rank)
-{
-    Tensor q = tensor_range(a->split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
-
-    for (int i = 0; i < chunks; i++)
-        for (int j = 0; j < chunks; j++) {
-            const int query = chunk_number(query_rank, i), key = chunk_number(key_rank, j);
-            if (key > query)
-                continue;
-            attention_block_forward(block_out, block_lse, scores, chunk(q, i), chunk(k, j), chunk(v, j), key == query);
-            attention_merge(chunk(a->attn_out, i), chunk(a->lse, i), block_out, block_lse);
-        }
-}
-
-/* Backward of attend_kv: adds to dQ of the queries, and to dK and dV (d_kv) of the keys. */
-static void attend_kv_backward(BlockActs *a, BlockActs *d, int query_rank, Tensor d_kv, Tensor kv, int key_rank)
-{
-    Tensor q = tensor_range(a->split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
-    Tensor d_q = tensor_range(d->split, 0, 1), d_k = tensor_range(d_kv, 0, 1), d_v = tensor_range(d_kv, 1, 1);
-
-    for (int i = 0; i < chunks; i++)
-        for (int j = 0; j < chunks; j++) {
-            const int query = chunk_number(query_rank, i), key = chunk_number(key_rank, j);
-            if (key > query)
-                continue;
-            attention_block_backward(chunk(d_q, i), chunk(d_k, j), chunk(d_v, j), scores, chunk(d->attn_out, i),
-                                     chunk(q, i), chunk(k, j), chunk(v, j), chunk(a->lse, i), chunk(d->lse, i),
-                                     key == query);
-        }
-}
-
-/* Ring attention (Liu et al. 2023): n steps. In each, this rank attends to the K and V of one rank, while the K and V
- * for its next step are in flight. */
-static void ring_forward(BlockActs *a)
-{
-    const int n = comm_size(cp), r = comm_rank(cp);
-    Tensor kv[2] = {tensor_range(a->split, 1, 2), kv_next};
-
-    for (int step = 0; step < n; step++) {
-        Tensor current = kv[step % 2], next = kv[(step + 1) % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
-        attend_kv(a, r, current, (r - step + n) % n);
-        comm_wait(&arriving);
-    }
-}
-
-/* K and V go around again, and their gradients follow one step behind. A rank computes its contribution to dK and dV
- * while the sum of the ranks before it is in flight, adds the two, and sends the result on. After n hops, one more than
- * K and V make, the sum is at the owner of the keys. */
-static void ring_backward(BlockActs *a, BlockActs *d)
-{
-    const int n = comm_size(cp), r = comm_rank(cp);
-    Tensor kv[2] = {tensor_range(a->split, 1, 2), kv_next}, d_arrived = tensor_range(d->split, 1, 2);
-    Request *d_arriving = NULL;
-
-    for (int step = 0; step < n; step++) {
-        Tensor current = kv[step % 2], next = kv[(step + 1) % 2], d_current = d_kv[step % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
-        tensor_zero(d_current);
-        attend_kv_backward(a, d, r, d_current, current, (r - step + n) % n);
-        comm_wait(&arriving);
-        comm_wait(&d_arriving);
-        if (step > 0)
-            tensor_add(d_current, d_arrived);
-        d_arriving = comm_start_shift(cp, d_arrived, d_current);
-    }
-    comm_wait(&d_arriving);
-}
-
-/* Ulysses (Jacobs et al. 2023): t changes from the local tokens of all heads, (R, A*x), to all tokens of the local
- * heads, (n, R, A/n*x), where each rank's tokens are one sequence chunk. What is sent to one rank must be contiguous,
- * hence the transposition. heads_to_tokens is the inverse. */
-static void tokens_to_heads(Tensor t)
-{
-    const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
-    Tensor to_send = tensor_range(packed, 0, tensor_count(t));
-
-    transpose_rows(tensor_view(to_send, shape(n, R, width)), tensor_view(t, shape(R, n, width)));
-    comm_all_to_all(cp, t, to_send);
-}
-
-static void heads_to_tokens(Tensor t)
-{
-    const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
-    Tensor received = tensor_range(packed, 0, tensor_count(t));
-
-    comm_all_to_all(cp, received, t);
-    transpose_rows(tensor_view(t, shape(R, n, width)), tensor_view(received, shape(n, R, width)));
-}
-
-/* From a->qkv to a->attn_out and a->lse. */
-static void context_attention_forward(BlockActs *a)
-{
-    const int n = comm_size(cp), r = comm_rank(cp);
-    Tensor kv = tensor_range(a->split, 1, 2);
-
-    if (method == ULYSSES)
-        tokens_to_heads(a->qkv);
-    /* qkv has q, k, v per token and head; the transfers need all of k and all of v contiguous */
-    transpose_rows(tensor_view(a->split, shape(3, R * A, D)), tensor_view(a->qkv, shape(R * A, 3, D)));
-    tensor_zero(a->attn_out);
-    tensor_fill(a->lse, -INFINITY);
-    switch (method) {
-    case RING:
-    case ZIGZAG:
-        ring_forward(a);
-        break;
-    case ALLGATHER:
-        comm_all_gather(cp, kv_all, kv);
-        for (int o = 0; o < n; o++)
-            attend_kv(a, r, tensor_range(kv_all, 2 * o, 2), o);
-        break;
-    case ULYSSES:
-        attend_kv(a, 0, kv, 0);                                /* chunk i is rank i's tokens, of queries and of keys */
-        heads_to_tokens(a->attn_out);
-        break;
-    }
-}
-
-/* From d->attn_out to d->qkv. P = exp(S - lse), dP = dO V^T, dS = P * (dP - delta), delta = rowsum(dO*O): given lse and
- * delta, each key chunk is independent of the others (FlashAttention, Dao et al. 2022, appendix B.2). */
-static void context_attention_backward(BlockActs *a, BlockActs *d)
-{
-    const int n = comm_size(cp), r = comm_rank(cp);
-    Tensor kv = tensor_range(a->split, 1, 2), d_kv_own = tensor_range(d->split, 1, 2);
-
-    transpose_rows(tensor_view(a->split, shape(3, R * A, D)), tensor_view(a->qkv, shape(R * A, 3, D)));
-    attention_delta(d->lse, d->attn_out, a->attn_out);
-    tensor_zero(d->split);
-    switch (method) {
-    case RING:
-    case ZIGZAG:
-        ring_backward(a, d);
-        break;
-    case ALLGATHER:
-        comm_all_gather(cp, kv_all, kv);
-        tensor_zero(d_kv_all);
-        for (int o = 0; o < n; o++)
-            attend_kv_backward(a, d, r, tensor_range(d_kv_all, 2 * o, 2), tensor_range(kv_all, 2 * o, 2), o);
-        comm_reduce_scatter(cp, d_kv_own, d_kv_all);
-        break;
-    case ULYSSES:
-        tokens_to_heads(d->attn_out);
-        tokens_to_heads(d->lse);
-        attend_kv_backward(a, d, 0, d_kv_own, kv, 0);
-        break;
-    }
-    transpose_rows(tensor_view(d->qkv, shape(R * A, 3, D)), tensor_view(d->split, shape(3, R * A, D)));
-    if (method == ULYSSES)
-        heads_to_tokens(d->qkv);
-}
+/* The only place where tokens are combined: defined after backward. */
+static void context_attention_forward(BlockActs *a);
+static void context_attention_backward(BlockActs *a, BlockActs *d);
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
@@ -398,13 +128,176 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
+/* ---- Attention over the ranks ---- */
+
+/* Index, in the full sequence, of a rank's i-th sequence chunk. Under the causal mask a late chunk's queries see more
+ * keys than an early one's. zigzag gives each rank one chunk from each end, so all ranks have the same load (4 ranks:
+ * 0 and 7, 1 and 6, 2 and 5, 3 and 4). */
+static int chunk_number(int rank, int i)
+{
+    return method == ZIGZAG && i ? 2 * comm_size(cp) - 1 - rank : rank + i;
+}
+
+/* The i-th sequence chunk of q, k, v, attn_out or their gradients, (B, C, chunk_heads, D); of lse and delta, D = 1. */
+static Tensor chunk(Tensor t, int i)
+{
+    return tensor_range(tensor_view(t, shape(chunks * B, C, chunk_heads, tensor_count(t) / (R * A))), i * B, B);
+}
+
+/* Attention of one rank's queries to another rank's keys, chunk by chunk, merged into attn_out and lse. Key chunks
+ * after the query chunk are skipped: the causal mask hides them entirely. */
+static void attend_kv(BlockActs *a, int query_rank, Tensor kv, int key_rank)
+{
+    Tensor q = tensor_range(split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
+
+    for (int i = 0; i < chunks; i++)
+        for (int j = 0; j < chunks; j++) {
+            const int query = chunk_number(query_rank, i), key = chunk_number(key_rank, j);
+            if (key > query)
+                continue;
+            attention_block_forward(block_out, block_lse, scores, chunk(q, i), chunk(k, j), chunk(v, j), key == query);
+            attention_merge(chunk(a->attn_out, i), chunk(a->lse, i), block_out, block_lse);
+        }
+}
+
+/* Backward of attend_kv: adds to dQ of the queries, and to dK and dV (d_kv) of the keys. */
+static void attend_kv_backward(BlockActs *a, BlockActs *d, int query_rank, Tensor d_kv, Tensor kv, int key_rank)
+{
+    Tensor q = tensor_range(split, 0, 1), k = tensor_range(kv, 0, 1), v = tensor_range(kv, 1, 1);
+    Tensor d_q = tensor_range(d_split, 0, 1), d_k = tensor_range(d_kv, 0, 1), d_v = tensor_range(d_kv, 1, 1);
+
+    for (int i = 0; i < chunks; i++)
+        for (int j = 0; j < chunks; j++) {
+            const int query = chunk_number(query_rank, i), key = chunk_number(key_rank, j);
+            if (key > query)
+                continue;
+            attention_block_backward(chunk(d_q, i), chunk(d_k, j), chunk(d_v, j), scores, chunk(d->attn_out, i),
+                                     chunk(q, i), chunk(k, j), chunk(v, j), chunk(a->lse, i), chunk(d->lse, i),
+                                     key == query);
+        }
+}
+
+/* Ring attention (Liu et al. 2023): n steps. In each, this rank attends to the K and V of one rank, while the K and V
+ * for its next step are in flight. */
+static void ring_forward(BlockActs *a)
+{
+    const int n = comm_size(cp), r = comm_rank(cp);
+    Tensor kv[2] = {tensor_range(split, 1, 2), kv_next};
+
+    for (int step = 0; step < n; step++) {
+        Tensor current = kv[step % 2], next = kv[(step + 1) % 2];
+        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
+        attend_kv(a, r, current, (r - step + n) % n);
+        comm_wait(&arriving);
+    }
+}
+
+/* K and V go around again, and their gradients follow one step behind. A rank computes its contribution to dK and dV
+ * while the sum of the ranks before it is in flight, adds the two, and sends the result on. After n hops, one more than
+ * K and V make, the sum is at the owner of the keys. */
+static void ring_backward(BlockActs *a, BlockActs *d)
+{
+    const int n = comm_size(cp), r = comm_rank(cp);
+    Tensor kv[2] = {tensor_range(split, 1, 2), kv_next}, d_arrived = tensor_range(d_split, 1, 2);
+    Request *d_arriving = NULL;
+
+    for (int step = 0; step < n; step++) {
+        Tensor current = kv[step % 2], next = kv[(step + 1) % 2], d_current = d_kv[step % 2];
+        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
+        tensor_zero(d_current);
+        attend_kv_backward(a, d, r, d_current, current, (r - step + n) % n);
+        comm_wait(&arriving);
+        comm_wait(&d_arriving);
+        if (step > 0)
+            tensor_add(d_current, d_arrived);
+        d_arriving = comm_start_shift(cp, d_arrived, d_current);
+    }
+    comm_wait(&d_arriving);
+}
+
+/* Ulysses (Jacobs et al. 2023): t changes from the local tokens of all heads, (R, A*x), to all tokens of the local
+ * heads, (n, R, A/n*x), where each rank's tokens are one sequence chunk. What is sent to one rank must be contiguous,
+ * hence the transposition. heads_to_tokens is the inverse. */
+static void tokens_to_heads(Tensor t)
+{
+    const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
+    Tensor to_send = tensor_range(packed, 0, tensor_count(t));
+
+    transpose_rows(tensor_view(to_send, shape(n, R, width)), tensor_view(t, shape(R, n, width)));
+    comm_all_to_all(cp, t, to_send);
+}
+
+static void heads_to_tokens(Tensor t)
+{
+    const int64_t n = comm_size(cp), width = tensor_count(t) / (R * n);
+    Tensor received = tensor_range(packed, 0, tensor_count(t));
+
+    comm_all_to_all(cp, received, t);
+    transpose_rows(tensor_view(t, shape(R, n, width)), tensor_view(received, shape(n, R, width)));
+}
+
+/* From a->qkv to a->attn_out and a->lse. With ulysses, qkv and lse hold all tokens of the local heads, (chunks, B, C,
+ * chunk_heads, ...), from here to the backward of attention; attn_out does so only inside attention. */
+static void context_attention_forward(BlockActs *a)
+{
+    const int n = comm_size(cp), r = comm_rank(cp);
+    Tensor kv = tensor_range(split, 1, 2);
+
+    if (method == ULYSSES)
+        tokens_to_heads(a->qkv);
+    /* qkv has q, k, v per token and head; the transfers need all of k and all of v contiguous */
+    transpose_rows(tensor_view(split, shape(3, R * A, D)), tensor_view(a->qkv, shape(R * A, 3, D)));
+    tensor_zero(a->attn_out);
+    tensor_fill(a->lse, -INFINITY);
+    if (method == RING || method == ZIGZAG)
+        ring_forward(a);
+    if (method == ALLGATHER) {
+        comm_all_gather(cp, kv_all, kv);
+        for (int o = 0; o < n; o++)
+            attend_kv(a, r, tensor_range(kv_all, 2 * o, 2), o);
+    }
+    if (method == ULYSSES) {
+        attend_kv(a, 0, kv, 0);                                /* chunk i is rank i's tokens, of queries and of keys */
+        heads_to_tokens(a->attn_out);
+    }
+}
+
+/* From d->attn_out to d->qkv. P = exp(S - lse), dP = dO V^T, dS = P * (dP - delta), delta = rowsum(dO*O): given lse and
+ * delta, each key chunk is independent of the others (FlashAttention, Dao et al. 2022, appendix B.2). */
+static void context_attention_backward(BlockActs *a, BlockActs *d)
+{
+    const int n = comm_size(cp), r = comm_rank(cp);
+    Tensor kv = tensor_range(split, 1, 2), d_kv_own = tensor_range(d_split, 1, 2);
+
+    transpose_rows(tensor_view(split, shape(3, R * A, D)), tensor_view(a->qkv, shape(R * A, 3, D)));
+    attention_delta(d->lse, d->attn_out, a->attn_out);
+    tensor_zero(d_split);
+    if (method == RING || method == ZIGZAG)
+        ring_backward(a, d);
+    if (method == ALLGATHER) {
+        comm_all_gather(cp, kv_all, kv);
+        tensor_zero(d_kv_all);
+        for (int o = 0; o < n; o++)
+            attend_kv_backward(a, d, r, tensor_range(d_kv_all, 2 * o, 2), tensor_range(kv_all, 2 * o, 2), o);
+        comm_reduce_scatter(cp, d_kv_own, d_kv_all);
+    }
+    if (method == ULYSSES) {
+        tokens_to_heads(d->attn_out);
+        tokens_to_heads(d->lse);
+        attend_kv_backward(a, d, 0, d_kv_own, kv, 0);
+    }
+    transpose_rows(tensor_view(d->qkv, shape(R * A, 3, D)), tensor_view(d_split, shape(3, R * A, D)));
+    if (method == ULYSSES)
+        heads_to_tokens(d->qkv);
+}
+
 /* Inputs and targets of this rank's i-th sequence chunk, (B, C) each. */
 static Batch chunk_of(Batch batch, int i)
 {
     return (Batch){tensor_range(batch.inputs, i * B, B), tensor_range(batch.targets, i * B, B)};
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step, Batch batch)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -446,27 +339,121 @@ static void evaluate(Batch batch)
     run_report_validation(comm_sum(cp, tensor_item(loss)) / evaluation_batches());
 }
 
-int main(int argc, char **argv)
+static void sizes(void)
 {
-    run_begin("07_context_parallel", "Trains a transformer with sequences split over the ranks.", argc, argv,
-              (ProgramOption[]){
-        {"attention", OPTION_CHOICE, &method, "how queries get other ranks' keys", "ring|zigzag|allgather|ulysses"},
-        {0}});
-    cp = comm_split(world, 0, "cp");
+    const Config *c = &options.config;
+    const int n = comm_size(cp);
+    local_chunks = method == ZIGZAG && n > 1 ? 2 : 1;               /* with one rank there is no load to balance */
+    if (c->seq % (local_chunks * n))
+        fail("--seq: expected a multiple of %d (%d ranks x %d sequence chunk%s), got %d; try %d", local_chunks * n, n,
+             local_chunks, local_chunks == 1 ? "" : "s", c->seq, (c->seq / (local_chunks * n) + 1) * local_chunks * n);
+    C = c->seq / (local_chunks * n);
+    B = options.micro_batch, T = local_chunks * C, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+    chunks = method == ULYSSES ? n : local_chunks;
+    chunk_heads = method == ULYSSES ? equal_share(A, n, "--attention ulysses: --heads") : A;
+    Q = C < attention_block_queries() ? C : attention_block_queries();
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.lse = tensor_create(category, REAL, "lse", shape(B, T, A));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const int64_t N = model_parameters(options.config);
+    const int64_t n = comm_size(cp);
+    const double block = stored * R * (3 * H + 4 * A * D + 2 * F) + real_size * R * (4 + A);    /* linear in T */
+    const double attention = B * C * chunk_heads * (D + 1) + 2 * chunk_heads * Q * C; /* block_out, block_lse, scores */
+    const int64_t kv = 2 * R * A * D;                                       /* a rank's K and V */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double buffers[] = {[RING] = 3, [ZIGZAG] = 3, [ALLGATHER] = 2 * n, [ULYSSES] = 1.5};
+
+    memory_predict(MEM_PARAMETERS, stored * N);
+    memory_predict(MEM_GRADIENTS, stored * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, stored * (L + 1) * R * H + blocks * block
+                                        + stored * (R * H + B * T * V) + real_size * (R * 2 + B * T));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, block + stored * 4 * R * H + real_size * R * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, real_size * attention + stored * 6 * R * A * D);            /* and split, d_split */
+    memory_predict(MEM_COMMUNICATION, stored * kv * buffers[method]);
+
+    memory_estimate(MEM_PARAMETERS, stored * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, stored * N, "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    estimate_activations(options.recompute == RECOMPUTE_FULL ? RECOMPUTE_FULL : RECOMPUTE_SELECTIVE, L * R, " / n");
+
+    /* Traffic per step. Attention sends per layer and micro-batch: in forward, which full recomputation repeats, and in
+     * backward. The gradients are sent once. */
+    const int64_t backwards = options.accumulate * L;
+    const int64_t forwards = options.recompute == RECOMPUTE_FULL ? 2 * backwards : backwards;
+    if (method == RING || method == ZIGZAG)     /* K, V: n - 1 hops, forward and backward; dK, dV: n */
+        comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
+    if (method == ALLGATHER) {                  /* K, V, forward and backward; dK, dV */
+        comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
+        comm_predict(cp, REDUCE_SCATTER, backwards, n * kv);
+    }
+    if (method == ULYSSES) {                    /* q, k, v; the output; their gradients; delta */
+        comm_predict(cp, ALL_TO_ALL, forwards + backwards, 3 * R * A * D);
+        comm_predict(cp, ALL_TO_ALL, forwards + backwards, R * A * D);
+        comm_predict(cp, ALL_TO_ALL, backwards, R * A);
+    }
+    comm_predict(cp, ALL_REDUCE, 1, N);
+}
+
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
+{
     sizes();
     predict();
     comm_connect();
     memory_check_fits();
 
     layout = layout_create(options.config, replica(comm_rank(cp)));    /* only replica 0 adds to the norm */
-    ParamShard all = {
-        .params = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)),
-        .gradients = tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)),
+    params = params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)));
+    gradients = params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)));
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(1, sizeof(ParamShard)), .count = 1};
+    optimizer.shards[0] = (ParamShard){
+        .params = params.buffer,
+        .gradients = gradients.buffer,
         .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
         .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, all.params);
-    gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
     acts = acts_create();
     d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
@@ -476,6 +463,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < local_chunks; i++)
         for (int b = 0; b < B; b++)
             rope_table(tensor_range(rope, (i * B + b) * C, C), C * chunk_number(comm_rank(cp), i));
+    split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, R, A * D));
+    d_split = tensor_create(MEM_WORKSPACE, dtype, "d_split", shape(3, R, A * D));
     block_out = tensor_create(MEM_WORKSPACE, REAL, "block_out", shape(B, C, chunk_heads, D));
     block_lse = tensor_create(MEM_WORKSPACE, REAL, "block_lse", shape(B, C, chunk_heads, 1));
     scores = tensor_create(MEM_WORKSPACE, REAL, "scores", shape(2, chunk_heads, Q, C));
@@ -489,8 +478,18 @@ int main(int argc, char **argv)
     } else {
         packed = tensor_create(MEM_COMMUNICATION, dtype, "packed", shape(3 * R * A * D));
     }
-    Batch batch = {tensor_create(MEM_WORKSPACE, I32, "inputs", shape(local_chunks * B, C)),
+    return (Batch){tensor_create(MEM_WORKSPACE, I32, "inputs", shape(local_chunks * B, C)),
                    tensor_create(MEM_WORKSPACE, I32, "targets", shape(local_chunks * B, C))};
+}
+
+int main(int argc, char **argv)
+{
+    run_begin("07_context_parallel", "Trains a transformer with sequences split over the ranks.", argc, argv,
+              (ProgramOption[]){
+        {"attention", OPTION_CHOICE, &method, "how queries get other ranks' keys", "ring|zigzag|allgather|ulysses"},
+        {0}});
+    cp = comm_split(world, 0, "cp");
+    Batch batch = set_up();
 
     int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     while (run_continues(step)) {

@@ -1,6 +1,31 @@
 #include "fused.h"
 
+#include <string.h>
+
+#include "../common/error.h"
 #include "../common/operator.h"
+
+Fusions fusions_of(const char *list)
+{
+    Fusions f = {0};
+    const struct { const char *name; bool *fused; } chains[] = {
+        {"attention", &f.attention}, {"layernorm", &f.layernorm}, {"gelu", &f.gelu},
+        {"cross-entropy", &f.cross_entropy}, {"adamw", &f.adamw}};
+
+    for (const char *word = list, *end = list; *end && strcmp(list, "none"); word = end + 1) {
+        const size_t length = strcspn(word, ",");
+        const bool all = length == 3 && !strncmp(word, "all", 3);
+        bool known = all;
+        end = word + length;
+        for (int i = 0; i < 5; i++)
+            if (all || (strlen(chains[i].name) == length && !strncmp(word, chains[i].name, length)))
+                *chains[i].fused = known = true;
+        if (!known)
+            fail_usage("--fuse: expected all, none, or a list like a,b of attention|layernorm|gelu|cross-entropy|adamw, "
+                       "got '%s': '%.*s' is none of them", list, (int)length, word);
+    }
+    return f;
+}
 
 /* FLOPs of forward's two products, over the pairs that the causal mask leaves, diagonal included. Backward has five
  * products, 2.5 times the FLOPs. */
@@ -85,4 +110,10 @@ void cross_entropy_both(Tensor loss, Tensor logits, Tensor targets, double scale
 {
     OP_CALL(cross_entropy_both_kernel(loss, logits, targets, scale, gradient_scale), "cross_entropy_both", 0,
             "+loss 1 F64; +logits R,V; targets R I32", loss, logits, targets);
+}
+
+void clip_scale_into(Tensor scale, Tensor square_sum, double clip)
+{
+    OP_CALL(clip_scale_into_kernel(scale, square_sum, clip), "clip_scale", 0,
+            "=scale 1 F64; square_sum 1 F64", scale, square_sum);
 }

@@ -6,6 +6,12 @@
 
 #include "../common/kernels.h"
 
+/* --fuse: the chains that run as one operator. */
+typedef struct {
+    bool attention, layernorm, gelu, cross_entropy, adamw;
+} Fusions;
+Fusions fusions_of(const char *list);           /* "all", "none", or words with commas; fails if one is unknown */
+
 /* ---- FlashAttention (Dao et al. 2022, Dao 2023): attention_forward and _backward without probs, of which only tiles
  * ever exist. out (B, T, A*D), qkv (B, T, 3*A*D). lse (B, A, T) REAL: log sum exp of each query's scores, from which
  * backward computes the probabilities again. delta (B, A, T) REAL: workspace, rowsum(d_out * out). ---- */
@@ -38,6 +44,12 @@ void linear_gelu_backward(Tensor d_up, Tensor d_out, Tensor weight, Tensor up);
 /* ---- cross_entropy_forward and _backward in place: logits (R, V) become their gradient, times gradient_scale ---- */
 void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, double scale, double gradient_scale);
 
+/* ---- for AdamW without a wait of the host: scale = clip_scale (optimizer.h) of square_sum's root, (1) F64 each; NaN if
+ * that is Inf or NaN. Copies of numbers to the host arrive in its pinned memory; an event tells when. ---- */
+void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
+double *pinned_numbers(int count);
+void download_start(double *to, Tensor from);   /* (1) F64 */
+
 /* ---- what a backend provides, in fused_cpu.c or fused_cuda/; only fused.c calls the kernels ---- */
 const char *linear_gelu_unfused(DType dtype);   /* why GELU is not fused for dtype on this device; NULL: it is */
 __typeof__(flash_attention_forward) flash_attention_forward_kernel;
@@ -48,5 +60,5 @@ __typeof__(residual_layernorm_forward) residual_layernorm_forward_kernel;
 __typeof__(residual_layernorm_backward) residual_layernorm_backward_kernel;
 __typeof__(linear_gelu_forward) linear_gelu_forward_kernel;
 __typeof__(linear_gelu_backward) linear_gelu_backward_kernel;
-__typeof__(cross_entropy_both) cross_entropy_both_kernel;
+__typeof__(cross_entropy_both) cross_entropy_both_kernel; __typeof__(clip_scale_into) clip_scale_into_kernel;
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../common/cpu/kernel.h"
+#include "../common/error.h"
 #include "fused.h"
 
 static int64_t least(int64_t a, int64_t b)
@@ -496,4 +497,23 @@ void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, doubl
     for (int64_t i = 0; i < rows; i++)
         total += losses[i];
     *(double *)loss.data += scale * total;
+}
+
+/* ---- AdamW ---- */
+
+void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
+{
+    const double norm = sqrt(*(double *)square_sum.data);
+
+    *(double *)scale.data = !isfinite(norm) ? NAN : clip > 0 && norm + 1e-6 > clip ? clip / (norm + 1e-6) : 1;
+}
+
+double *pinned_numbers(int count)
+{
+    return host_alloc(count * sizeof(double), "copies from the device");
+}
+
+void download_start(double *to, Tensor from)
+{
+    *to = *(double *)from.data;
 }

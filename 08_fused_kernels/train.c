@@ -8,10 +8,8 @@
 #include "../02_mixed_precision/fp8.h"
 #include "fused.h"
 
-/* --fuse: the chains that run as one operator. */
-static struct {
-    bool attention, layernorm, gelu, cross_entropy, adamw;
-} fuse = {true, true, true, true, true};
+static const char *fuse_option = "all";
+static Fusions fuse;                /* the chains that run as one operator */
 
 /* --dtype sets the type of weights, activations and activation gradients, --gradients that of weight gradients, and
  * --master whether AdamW updates a master copy of the weights in REAL. */
@@ -26,7 +24,7 @@ static double clean_steps;          /* steps without overflow since the loss sca
 static int growth_interval = 2000;  /* clean steps until the loss scale doubles; 0: never */
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static Tensor master;               /* master copy of the weights, REAL; without one, the buffer of params */
 static AdamW optimizer;
 
@@ -45,7 +43,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -56,8 +54,8 @@ typedef struct {
 } Acts;
 
 static Acts acts;
-static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream and of the final LayerNorm's output */
+static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor squares, clipping;    /* (1)     with --fuse adamw: sum of the gradients' squares, gradient scale */
@@ -65,165 +63,10 @@ static double *arrived;             /* [2]     host copies of squares and loss, 
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
 static Tensor scales;               /* (2)     F32, their scales */
 
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    B = options.micro_batch, T = c->seq, R = B * T;
-    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
-    /* Each slice reads and writes the embedding's gradient: 8*V*H bytes for 2*S*V*H FLOPs. S/4 FLOPs per byte must be
-     * several times the device's ridge. */
-    const int64_t rows = device_is_host() ? 256 : 8192;
-    S = fuse.cross_entropy && R > rows ? rows : R;
-}
-
-/* Derives the storage types from the options; fails if the device does not support them. */
-static void dtypes(void)
-{
-    dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
-    gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
-    has_master = dtype != REAL && master_option == MASTER_FP32;
-    if (dtype != F16 && (loss_scale != 65536 || growth_interval != 2000))
-        fail_usage("--loss-scale %g, --loss-scale-growth %d: expected --dtype fp16, since other types need none",
-                   loss_scale, growth_interval);
-    if (dtype != F16)
-        loss_scale = 1;
-    if (gradients_dtype == BF16 && dtype != BF16)
-        fail_usage("--gradients bf16 with --dtype %s: expected bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
-    if (device_supports(dtype) == SUPPORT_NONE)
-        fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp16", device_name());
-    if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
-        fail("%s does not support fp8, which needs compute capability 8.9: use --dtype bf16 or fp16", device_name());
-    fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
-    const char *unfused = fp8 ? "with --dtype fp8 the products of linears are in fp8" : linear_gelu_unfused(dtype);
-    if (fuse.gelu && unfused) {
-        fuse.gelu = false;
-        print_rank_0("GELU is not fused: %s\n", unfused);
-    }
-    run_set_matmul_dtype(fp8 ? E4M3 : dtype);
-    if (dtype_option == DTYPE_FP8 && !fp8)
-        print_rank_0("fp8 matmuls need multiples of 16: those of %lld rows and --hidden %lld stay in bf16\n",
-                     (long long)R, (long long)H);
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (fuse.attention && (!shared || options.recompute != RECOMPUTE_FULL))
-        a.lse = tensor_create(category, REAL, "attention_lse", shape(B, A, T));
-    if (!fuse.attention && (!shared || options.recompute == RECOMPUTE_NONE))
-        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-static Acts acts_create(void)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
-
-    for (int l = 0; l <= L; l++)
-        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-    for (int l = 0; l < L; l++)
-        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
-    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
-    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
-    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(S, V));
-    if (!fuse.cross_entropy)
-        a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), small = dtype_size(dtype), N = model_parameters(options.config);
-    const double gradient = dtype_size(gradients_dtype);
-    const double lse = fuse.attention ? B * A * T : 0;
-    const double block = small * (R * 3 * H + B * T * (4 * A * D + 2 * F)) + real_size * (R * 4 + lse);   /* linear */
-    const double scores = fuse.attention ? 0 : small * B * A * T * T;                           /* quadratic in T */
-    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
-    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
-
-    memory_predict(MEM_PARAMETERS, small * N);
-    memory_predict(MEM_MASTER, has_master ? real_size * N : 0);
-    memory_predict(MEM_GRADIENTS, gradient * N);
-    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
-    memory_predict(MEM_ACTIVATIONS, small * (L + 1) * R * H + blocks * block + quadratic * scores
-                                        + small * (R * H + S * V)
-                                        + real_size * (R * 2 + (fuse.cross_entropy ? 0 : B * T)));
-    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
-    memory_predict(MEM_WORKSPACE, block + scores + small * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
-    memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
-    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
-
-    memory_estimate(MEM_PARAMETERS, small * N, dtype == REAL ? "4 N" : "2 N");
-    if (has_master)
-        memory_estimate(MEM_MASTER, real_size * N, "4 N");
-    memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
-    const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* FlashAttention recomputes */
-    estimate_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
-}
-
-/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
-static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
-{
-    const int64_t rows = tensor_rows(t), width = tensor_width(t);
-    const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
-    Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
-
-    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
-    quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
-    return copy;
-}
-
-/* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
- * precision), gradients to E5M2 (more range). linear_fp8 sums over the last dimension of both operands, so backward
- * transposes what it sums over rows. Results are BF16, weight gradients gradients_dtype. The logits stay in BF16. */
-static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
-{
-    if (!fp8) {
-        linear_forward(out, x, weight, bias);
-        return;
-    }
-    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
-    linear_fp8(out, x8, weight8, bias);
-}
-
-static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
-{
-    if (!fp8) {
-        linear_backward_input(d_x, d_out, weight);
-        return;
-    }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
-    linear_fp8(d_x, d8, weight8, NONE);
-}
-
-static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
-{
-    if (!fp8) {
-        linear_backward_weight(d_weight, d_bias, d_out, x);
-        return;
-    }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
-    linear_fp8_add(d_weight, d8, x8);
-    if (d_bias.data)
-        residual_backward(d_bias, d_out);
-}
+/* linear_* of ops.h, but with both operands in fp8 if that is the --dtype: defined after backward. */
+static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
+static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight);
+static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x);
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
@@ -345,6 +188,53 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
+static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
+{
+    const int64_t rows = tensor_rows(t), width = tensor_width(t);
+    const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
+    Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
+
+    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
+    quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
+    return copy;
+}
+
+/* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
+ * precision), gradients to E5M2 (more range). linear_fp8 sums over the last dimension of both operands, so backward
+ * transposes what it sums over rows. Results are BF16, weight gradients gradients_dtype. The logits stay in BF16. */
+static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    if (!fp8) {
+        linear_forward(out, x, weight, bias);
+        return;
+    }
+    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
+    linear_fp8(out, x8, weight8, bias);
+}
+
+static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    if (!fp8) {
+        linear_backward_input(d_x, d_out, weight);
+        return;
+    }
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
+    linear_fp8(d_x, d8, weight8, NONE);
+}
+
+static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+{
+    if (!fp8) {
+        linear_backward_weight(d_weight, d_bias, d_out, x);
+        return;
+    }
+    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
+    linear_fp8_add(d_weight, d8, x8);
+    if (d_bias.data)
+        residual_backward(d_bias, d_out);
+}
+
 /* Halves the loss scale if gradients overflowed. A scale that is too small does not show, so it regularly doubles. */
 static void adapt_loss_scale(int64_t step, bool overflow)
 {
@@ -368,8 +258,8 @@ static void adapt_loss_scale(int64_t step, bool overflow)
 static double update_fused(double lr)
 {
     gradient_square_sum_into(squares, &optimizer);
-    device_download_start(&arrived[0], squares.data, sizeof *arrived);
-    device_download_start(&arrived[1], loss.data, sizeof *arrived);
+    download_start(&arrived[0], squares);
+    download_start(&arrived[1], loss);
     DeviceEvent both = device_event();
     clip_scale_into(clipping, squares, options.clip);
     adamw_step_scaled(&optimizer, lr, clipping);
@@ -379,7 +269,7 @@ static double update_fused(double lr)
     return arrived[0];
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate sequences. */
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step, Batch batch)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -420,18 +310,161 @@ static void loss_of(Batch batch)        /* forward for evaluation: no backward f
     forward(&acts, batch, 1.0 / (B * T), 0);
 }
 
-static Tensor logits_of(Batch batch, int64_t row)   /* for sampling: one token's logits, (1, V) */
+static void sizes(void)
 {
-    loss_of(batch);
-    linear_forward(tensor_range(acts.logits, 0, 1), tensor_range(acts.final, row, 1), params.embedding, NONE);
-    return tensor_range(acts.logits, 0, 1);
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+    /* a slice reads and writes the embedding's gradient: S/4 FLOPs per byte, well above the device's ridge */
+    const int64_t rows = device_is_host() ? 256 : 8192;
+    S = fuse.cross_entropy && R > rows ? rows : R;
+}
+
+/* Derives the storage types from the options; fails if the device does not support them. */
+static void dtypes(void)
+{
+    dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
+    gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
+    has_master = dtype != REAL && master_option == MASTER_FP32;
+    if (dtype != F16 && (loss_scale != 65536 || growth_interval != 2000))
+        fail_usage("--loss-scale %g, --loss-scale-growth %d: expected --dtype fp16, since other types need none",
+                   loss_scale, growth_interval);
+    if (dtype != F16)
+        loss_scale = 1;
+    if (gradients_dtype == BF16 && dtype != BF16)
+        fail_usage("--gradients bf16 with --dtype %s: expected bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
+    if (device_supports(dtype) == SUPPORT_NONE)
+        fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp16", device_name());
+    if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
+        fail("%s does not support fp8, which needs compute capability 8.9: use --dtype bf16 or fp16", device_name());
+    fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
+    const char *unfused = fp8 ? "with --dtype fp8 the products of linears are in fp8" : linear_gelu_unfused(dtype);
+    if (fuse.gelu && unfused) {
+        fuse.gelu = false;
+        print_rank_0("GELU is not fused: %s\n", unfused);
+    }
+    run_set_matmul_dtype(fp8 ? E4M3 : dtype);
+    if (dtype_option == DTYPE_FP8 && !fp8)
+        print_rank_0("fp8 matmuls need multiples of 16: those of %lld rows and --hidden %lld stay in bf16\n",
+                     (long long)R, (long long)H);
+}
+
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
+    }
+    if (fuse.attention && (!shared || options.recompute != RECOMPUTE_FULL))
+        a.lse = tensor_create(category, REAL, "attention_lse", shape(B, A, T));
+    if (!fuse.attention && (!shared || options.recompute == RECOMPUTE_NONE))
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_stats = tensor_create(MEM_ACTIVATIONS, REAL, "final_stats", shape(R, 2));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(S, V));
+    if (!fuse.cross_entropy)
+        a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const int64_t N = model_parameters(options.config);
+    const double gradient = dtype_size(gradients_dtype);
+    const double block = stored * R * (3 * H + 4 * A * D + 2 * F) + real_size * R * (fuse.attention ? 4 + A : 4);
+    const double scores = fuse.attention ? 0 : stored * B * A * T * T;                           /* quadratic in T */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    memory_predict(MEM_PARAMETERS, stored * N);
+    memory_predict(MEM_MASTER, has_master ? real_size * N : 0);
+    memory_predict(MEM_GRADIENTS, gradient * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, stored * (L + 1) * R * H + blocks * block + quadratic * scores
+                                        + stored * (R * H + S * V) + real_size * R * (fuse.cross_entropy ? 2 : 3));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
+
+    memory_estimate(MEM_PARAMETERS, stored * N, dtype == REAL ? "4 N" : "2 N");
+    if (has_master)
+        memory_estimate(MEM_MASTER, real_size * N, "4 N");
+    memory_estimate(MEM_GRADIENTS, gradient * N, gradients_dtype == BF16 ? "2 N" : "4 N");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
+    const bool again = fuse.attention && options.recompute == RECOMPUTE_NONE;   /* FlashAttention recomputes */
+    estimate_activations(again ? RECOMPUTE_SELECTIVE : options.recompute, L * R, "");
+}
+
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
+{
+    sizes();
+    dtypes();
+    predict();
+    memory_check_fits();
+
+    layout = layout_create(options.config, FULL_MODEL);
+    params = params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)));
+    master = has_master ? tensor_create(MEM_MASTER, REAL, "master", shape(layout.count)) : params.buffer;
+    gradients = params_view(&layout, tensor_create(MEM_GRADIENTS, gradients_dtype, "gradients", shape(layout.count)));
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(1, sizeof(ParamShard)), .count = 1};
+    optimizer.shards[0] = (ParamShard){
+        .params = master,
+        .copy = fuse.adamw && has_master ? params.buffer : NONE,
+        .gradients = gradients.buffer,
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    if (fuse.adamw) {
+        squares = tensor_create(MEM_WORKSPACE, F64, "squares", shape(1));
+        clipping = tensor_create(MEM_WORKSPACE, F64, "clipping", shape(1));
+        arrived = pinned_numbers(2);
+    }
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    rope_table(rope, 0);
+    if (fp8) {
+        left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
+        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(F * (R > H ? R : H)));
+        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2));
+    }
+    return batch_create();
 }
 
 int main(int argc, char **argv)
 {
     run_begin("08_fused_kernels", "Trains a transformer with fused kernels: fewer trips to memory.", argc, argv,
               (ProgramOption[]){
-        {"fuse", OPTION_SET, &fuse, "chains that run as one operator: all, none, or a list a,b",
+        {"fuse", OPTION_TEXT, &fuse_option, "chains that run as one operator: all, none, or a list a,b (all)",
          "attention|layernorm|gelu|cross-entropy|adamw"},
         {"dtype", OPTION_CHOICE, &dtype_option,
          "weights and activations; fp8: only the blocks' matmuls, the rest bf16", "bf16|fp16|fp8|fp32"},
@@ -445,43 +478,8 @@ int main(int argc, char **argv)
         TEXT_OPTIONS,
         {0}});
     run_on_one_rank();
-    sizes();
-    dtypes();
-    predict();
-    memory_check_fits();
-
-    layout = layout_create(options.config, FULL_MODEL);
-    Tensor buffer = tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count));
-    master = has_master ? tensor_create(MEM_MASTER, REAL, "master", shape(layout.count)) : buffer;
-    ParamShard all = {
-        .params = master,
-        .copy = fuse.adamw && has_master ? buffer : NONE,
-        .gradients = tensor_create(MEM_GRADIENTS, gradients_dtype, "gradients", shape(layout.count)),
-        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
-        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
-    params = params_view(&layout, buffer);
-    gradients = params_view(&layout, all.gradients);
-    optimizer = (AdamW){.layout = &layout, .shards = &all, .count = 1};
-    acts = acts_create();
-    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
-    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
-    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
-    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
-    if (fuse.adamw) {
-        squares = tensor_create(MEM_WORKSPACE, F64, "squares", shape(1));
-        clipping = tensor_create(MEM_WORKSPACE, F64, "clipping", shape(1));
-        arrived = device_host_alloc(2 * sizeof *arrived);
-        if (!arrived)
-            fail("not enough host memory for copies from the device");
-    }
-    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
-    rope_table(rope, 0);
-    if (fp8) {
-        left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
-        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(F * (R > H ? R : H)));
-        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2));
-    }
-    Batch batch = batch_create();
+    fuse = fusions_of(fuse_option);
+    Batch batch = set_up();
 
     if (dtype == F16) {
         run_register_state("loss_scale", &loss_scale);
@@ -496,7 +494,6 @@ int main(int argc, char **argv)
         if (options.eval_every && step % options.eval_every == 0)
             text_evaluate(loss_of, loss, batch);
     }
-    if (options.sample)
-        text_sample_from(logits_of, batch);
+    text_sample(loss_of, acts.final, params.embedding, acts.logits, batch);
     run_end();
 }

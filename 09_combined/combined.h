@@ -1,5 +1,6 @@
-/* What the files of 09 share: groups, sizes and activations. train.c has the grid, the blocks and the step; ring.c
- * attention over the ranks of cp, as in 07; pipeline.c the order of micro-batches over the ranks of pp, as in 06.
+/* What the files of 09 share: groups, sizes and activations. train.c has the grid, the blocks and the step. It calls
+ * ring.c, attention over the ranks of cp as in 07, and pipeline.c, the order of micro-batches over the ranks of pp as
+ * in 06.
  */
 #ifndef COMBINED_H
 #define COMBINED_H
@@ -28,7 +29,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention or MLP adds to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
 typedef struct {                    /* of one micro-batch in flight */
@@ -40,25 +41,29 @@ typedef struct {                    /* of one micro-batch in flight */
     Request *receiving[2], *sending[2];     /* x, d_x */
 } Acts;
 
-/* ---- train.c ---- */
-
-Acts acts_create(BlockActs first, bool shared);
-void micro_batch_load(Batch batch, int64_t step, int micro);
-void forward(Acts *a, double scale, double gradient_scale);
-void backward(Acts *a, bool last);
-
 /* ---- ring.c ---- */
 
-void ring_create(void);                                         /* allocates its buffers */
 int chunk_number(int rank, int i);
+Batch chunk_of(Batch batch, int i);
 void context_attention_forward(BlockActs *a);
 void context_attention_backward(BlockActs *a, BlockActs *d);
+void ring_create(void);                                         /* allocates its buffers */
 
 /* ---- pipeline.c ---- */
 
+typedef enum { FORWARD, BACKWARD } ActionKind;
+typedef struct {
+    ActionKind kind;
+    int micro;
+} Action;
+
 extern Acts *acts;                  /* [micro-batch % in_flight] */
-void pipeline_create(void);                                     /* allocates acts and its buffers */
-void execute(int64_t step, double scale);
-void loss_of(double scale);
+Action action_of(int i);
+Acts *acts_of(Action action);
+Tensor recv_x_of(Action action);
+void start_receive(Action action);
+void start_send(Action action);
+BlockActs block_acts_create(Category category, BlockActs first, bool shared);
+void pipeline_create(Range layers);                             /* allocates acts and its buffers */
 
 #endif

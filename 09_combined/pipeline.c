@@ -1,30 +1,14 @@
-/* pp: the pipeline of 06 with one schedule, 1F1B, and one chunk of layers per rank. */
+/* pp: the pipeline of 06 with one schedule, 1F1B, and one chunk of layers per rank. Here are the order of actions,
+ * their transfers, and the activations of the micro-batches in flight; execute() in train.c goes through the actions.
+ */
 #include "combined.h"
 
 Acts *acts;
 static Tensor recv_x;               /* ((in_flight + 1)*R, H): x as received, one ahead of those in use */
 
-typedef enum { FORWARD, BACKWARD } ActionKind;
-typedef struct {
-    ActionKind kind;
-    int micro;
-} Action;
-
-void pipeline_create(void)
-{
-    BlockActs first = {0};                      /* of the first micro-batch's first block */
-
-    acts = calloc(in_flight, sizeof(Acts));
-    for (int i = 0; i < in_flight; i++) {
-        acts[i] = acts_create(first, i > 0);
-        first = acts[i].blocks[acts[i].begin];
-    }
-    recv_x = tensor_create(MEM_COMMUNICATION, dtype, "recv_x", shape((in_flight + 1) * R, H));
-}
-
 /* The i-th of this pipeline stage's 2 * accumulate actions: warm-up forwards until the first d_x can have arrived, then
  * one forward and one backward in turn, then the backwards that are left. */
-static Action action_of(int i)
+Action action_of(int i)
 {
     const int m = options.accumulate, stages_behind = pp_size - 1 - comm_rank(pp);
     const int warmup = stages_behind < m ? stages_behind : m, k = i - warmup;
@@ -36,12 +20,12 @@ static Action action_of(int i)
     return k % 2 ? (Action){BACKWARD, k / 2} : (Action){FORWARD, warmup + k / 2};
 }
 
-static Acts *acts_of(Action action)
+Acts *acts_of(Action action)
 {
     return &acts[action.micro % in_flight];
 }
 
-static Tensor recv_x_of(Action action)
+Tensor recv_x_of(Action action)
 {
     return tensor_range(recv_x, action.micro % (in_flight + 1) * R, R);
 }
@@ -54,7 +38,7 @@ static int tag_of(Action action, int into)
 }
 
 /* Starts to receive x or d_x for an action. Call it one action ahead: then the transfer overlaps with that action. */
-static void start_receive(Action action)
+void start_receive(Action action)
 {
     const int stage = comm_rank(pp);
     Acts *a = acts_of(action);
@@ -67,7 +51,7 @@ static void start_receive(Action action)
     }
 }
 
-static void start_send(Action action)
+void start_send(Action action)
 {
     const int stage = comm_rank(pp);
     Acts *a = acts_of(action);
@@ -78,50 +62,52 @@ static void start_send(Action action)
         a->sending[1] = comm_start_send(pp, a->d_x, stage - 1, tag_of(action, stage - 1));
 }
 
-/* Runs one step. A rank waits only for transfers whose other side has started, or starts one action ahead. So the
- * schedule cannot deadlock when a send lasts until its receive begins (rendezvous). */
-void execute(int64_t step, double scale)
+/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
-    const int m = options.accumulate;
+    BlockActs a = first;
 
-    start_receive(action_of(0));
-    for (int i = 0; i < 2 * m; i++) {
-        const Action action = action_of(i);
-        Acts *a = acts_of(action);
-
-        if (i + 1 < 2 * m)
-            start_receive(action_of(i + 1));
-        if (action.kind == FORWARD) {
-            comm_wait(&a->receiving[0]);
-            a->x[a->begin] = recv_x_of(action);
-            micro_batch_load(a->batch, step, action.micro);
-        } else {
-            comm_wait(&a->receiving[1]);
-            comm_wait(&a->sending[0]);          /* x[end] may be overwritten, by this action or the next forward */
-            comm_wait(&a->sending[1]);          /* of the micro-batch that last used this buffer */
-        }
-        trace_begin(action.kind == FORWARD ? "forward" : "backward");
-        if (action.kind == FORWARD)
-            forward(a, scale, scale);
-        else
-            backward(a, action.micro == m - 1);
-        trace_end();
-        start_send(action);
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
+        a.lse = tensor_create(category, REAL, "attention_lse", shape(B * T * A));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
+        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
     }
-    for (int i = 0; i < in_flight; i++)
-        comm_wait(&acts[i].sending[1]);         /* sending[0] was waited for before the backward */
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
 }
 
-/* The loss of the micro-batch in acts[0], through all pipeline stages; no backward follows. */
-void loss_of(double scale)
+/* For one micro-batch in flight through this pipeline stage's layers. */
+static Acts acts_create(Range layers, BlockActs first, bool shared)
 {
-    const Action action = {FORWARD, 0};
-    Acts *a = acts_of(action);
+    const int begin = layers.first, end = layers.first + layers.count;
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
 
-    start_receive(action);
-    comm_wait(&a->receiving[0]);
-    a->x[a->begin] = recv_x_of(action);
-    forward(a, scale, 0);
-    start_send(action);
-    comm_wait(&a->sending[0]);
+    a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
+    a.batch = (Batch){tensor_create(MEM_WORKSPACE, I32, "inputs", shape(local_chunks * B, C)),
+                      tensor_create(MEM_WORKSPACE, I32, "targets", shape(local_chunks * B, C))};
+    for (int l = begin; l < end; l++) {
+        a.x[l + 1] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+        first = a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, first, shared || l > begin);
+    }
+    return a;
+}
+
+void pipeline_create(Range layers)
+{
+    BlockActs first = {0};                      /* of the first micro-batch's first block */
+
+    acts = calloc(in_flight, sizeof(Acts));
+    for (int i = 0; i < in_flight; i++) {
+        acts[i] = acts_create(layers, first, i > 0);
+        first = acts[i].blocks[acts[i].begin];
+    }
+    recv_x = tensor_create(MEM_COMMUNICATION, dtype, "recv_x", shape((in_flight + 1) * R, H));
 }

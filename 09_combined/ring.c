@@ -1,5 +1,5 @@
-/* cp: attention, the only place where tokens are combined. 07's zig-zag ring, with 08's FlashAttention. K, V and their
- * gradients travel in dtype; sums are accumulated in REAL.
+/* cp: which tokens a rank has, and attention, the only place where tokens are combined: 07's zig-zag ring, with 08's
+ * FlashAttention. K, V and their gradients travel in dtype; sums are accumulated in REAL.
  */
 #include "../07_context_parallel/key_blocks.h"
 #include "../08_fused_kernels/fused.h"
@@ -10,24 +10,18 @@ static Tensor merged;               /* (B*T, A*D)  attention's output, accumulat
 static Tensor kv_next;              /* (2, B*T, A*D)  K, V being received */
 static Tensor d_arrived, d_leaving; /* (2, B*T, A*D)  dK, dV: the previous ranks' sum; this rank's contribution added */
 
-void ring_create(void)
-{
-    if (cp_size == 1)
-        return;
-    split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, B * T, A * D));
-    d_split = tensor_create(MEM_WORKSPACE, REAL, "d_split", shape(3, B * T, A * D));
-    merged = tensor_create(MEM_WORKSPACE, REAL, "merged", shape(B * T, A * D));
-    kv_next = tensor_create(MEM_COMMUNICATION, dtype, "kv_next", shape(2, B * T, A * D));
-    d_arrived = tensor_create(MEM_COMMUNICATION, dtype, "d_arrived", shape(2, B * T, A * D));
-    d_leaving = tensor_create(MEM_COMMUNICATION, dtype, "d_leaving", shape(2, B * T, A * D));
-}
-
 /* Index, in the full sequence, of a rank's i-th sequence chunk. Under the causal mask a late chunk's queries see more
  * keys than an early one's. Zig-zag gives each rank one chunk from each end, and so all ranks the same load (4 ranks: 0
  * and 7, 1 and 6, 2 and 5, 3 and 4). */
 int chunk_number(int rank, int i)
 {
     return i ? 2 * comm_size(cp) - 1 - rank : rank;
+}
+
+/* Inputs and targets of this rank's i-th sequence chunk, (B, C) each. */
+Batch chunk_of(Batch batch, int i)
+{
+    return (Batch){tensor_range(batch.inputs, i * B, B), tensor_range(batch.targets, i * B, B)};
 }
 
 /* The i-th sequence chunk of q, k, v, attn_out or their gradients, (B, C, A, D); of lse and delta, D = 1. */
@@ -139,4 +133,16 @@ void context_attention_backward(BlockActs *a, BlockActs *d)
     tensor_convert(tensor_range(split, 0, 1), tensor_range(d_split, 0, 1));     /* q, k, v are not needed again */
     tensor_copy(tensor_range(split, 1, 2), d_arrived);
     transpose_rows(tensor_view(d->qkv, shape(B * T * A, 3, D)), tensor_view(split, shape(3, B * T * A, D)));
+}
+
+void ring_create(void)
+{
+    if (cp_size == 1)
+        return;
+    split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, B * T, A * D));
+    d_split = tensor_create(MEM_WORKSPACE, REAL, "d_split", shape(3, B * T, A * D));
+    merged = tensor_create(MEM_WORKSPACE, REAL, "merged", shape(B * T, A * D));
+    kv_next = tensor_create(MEM_COMMUNICATION, dtype, "kv_next", shape(2, B * T, A * D));
+    d_arrived = tensor_create(MEM_COMMUNICATION, dtype, "d_arrived", shape(2, B * T, A * D));
+    d_leaving = tensor_create(MEM_COMMUNICATION, dtype, "d_leaving", shape(2, B * T, A * D));
 }

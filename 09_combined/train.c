@@ -5,6 +5,7 @@
  * (dp). Each dimension alone works as in its own program. What is new is how they interact: what two of them shard
  * together, over which group gradients, norm and loss are summed, and which rank counts what. Types are those of 02.
  */
+#include "../05_tensor_parallel/vocabulary.h"
 #include "../08_fused_kernels/fused.h"
 #include "combined.h"
 #include "formulas.h"
@@ -27,7 +28,7 @@ static bool has_master;             /* AdamW updates master weights in REAL, of 
 static bool gelu_is_fused;          /* whether the device has a matmul with GELU in its epilogue (08) */
 
 static Layout layout;               /* the place of each parameter in a flat buffer */
-static Params params, gradients;    /* one tensor per parameter: views of two flat buffers */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
 static ParamShard *shards;          /* L + 2: this rank's shard of each unit; empty if another pipeline stage has it */
 static AdamW optimizer;
 static Request **unit_request;      /* L + 2: in flight over the replicas: a unit's gradients, or updated parameters */
@@ -37,165 +38,12 @@ int local_chunks, in_flight;
 static int begin, end;              /* the local layers: begin to end - 1 of this pipeline stage */
 static int64_t S;                   /* rows per slice of the loss: those whose logits exist at once */
 
-static BlockActs d_block;           /* gradients of the current block's activations; d_x has those of mid and branch */
+static BlockActs d_block;           /* gradients of the current block's activations */
 static Tensor final, final_stats, d_final;      /* (R, H), (R, 2), (R, H)  on the last pipeline stage */
 static Tensor logits, lse, max, sums;           /* (S, V), (S), (S), (S, 2)  of one slice of rows */
 static Tensor rope;                 /* (B*T, D)  cos and sin of each local token's position in its sequence */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor full_rows, partial_sums;          /* (B*T, H)  a TP region's full input; its partial output */
-
-static void grid(void)
-{
-    const int n = comm_size(world), w = comm_rank(world);
-    const double one_dp = (double)tp_size * cp_size * pp_size, ranks = one_dp * (dp_size ? dp_size : 1);
-
-    if (dp_size ? ranks != n : fmod(n, ranks) != 0)
-        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: %.0f does not %s the %d ranks; start %s%.0f ranks, or "
-                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, ranks, dp_size ? "equal" : "divide", n,
-                   dp_size ? "" : "a multiple of ", ranks, n);
-    dp_size = n / one_dp, dp_rank = w / one_dp;
-    const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;
-    const bool has_embedding = p == 0 || p == pp_size - 1;
-    tp = comm_split(world, (dp_rank * pp_size + p) * cp_size + c, "tp");
-    cp = comm_split(world, (dp_rank * pp_size + p) * tp_size + t, "cp");
-    pp = comm_split(world, (dp_rank * cp_size + c) * tp_size + t, "pp");
-    replicas = comm_split(world, p * tp_size + t, "replicas");
-    embedding_group = comm_split(world, pp_size > 1 && has_embedding ? (dp_rank * cp_size + c) * tp_size + t : -1,
-                                 "embedding");
-}
-
-static void sizes(void)
-{
-    const Config *c = &options.config;
-    const double output = c->vocab / (12.0 * c->hidden + 2.0 * c->seq);     /* projection: its cost in layers (06) */
-    const Range layers = range_split_last(c->layers, output, comm_rank(pp), pp_size);
-    const int p = comm_rank(pp), m = options.accumulate;
-
-    if (c->layers < pp_size)
-        fail("--layers: expected at least %d, one per pipeline stage (--pp), got %d", pp_size, c->layers);
-    if (c->vocab < tp_size)
-        fail("--vocab: expected at least %d, one token per rank of --tp, got %d", tp_size, c->vocab);
-    local_chunks = cp_size > 1 ? 2 : 1;                     /* zig-zag; one rank has nothing to balance */
-    if (c->seq % (local_chunks * cp_size))
-        fail("--seq: expected a multiple of %d (%d ranks of --cp x %d sequence chunks), got %d; try %d",
-             local_chunks * cp_size, cp_size, local_chunks, c->seq,
-             (c->seq / (local_chunks * cp_size) + 1) * local_chunks * cp_size);
-    C = c->seq / (local_chunks * cp_size);
-    B = options.micro_batch, T = local_chunks * C;
-    R = equal_share(B * T, tp_size, "--tp: --micro-batch x --seq / --cp =");
-    begin = layers.first, end = layers.first + layers.count;
-    L = c->layers, H = c->hidden, A = equal_share(c->heads, tp_size, "--tp: --heads"), D = H / c->heads;
-    F = 4 * H / tp_size, V = comm_shard(tp, c->vocab).count;
-    in_flight = pp_size - p < m ? pp_size - p : m;
-    const int64_t rows = device_is_host() ? 256 : 8192;     /* as in 08 */
-    S = B * T < rows ? B * T : rows;
-}
-
-static void dtypes(void)
-{
-    dtype = dtype_option == DTYPE_BF16 ? BF16 : REAL;
-    has_master = dtype != REAL;
-    gelu_is_fused = !linear_gelu_unfused(dtype);
-    if (device_supports(dtype) == SUPPORT_NONE)
-        fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp32", device_name());
-    run_set_matmul_dtype(dtype);
-}
-
-/* The elements of a unit that this rank updates: its shard with ZeRO-1, else all. */
-static Range own_shard(int64_t unit_count)
-{
-    return zero ? comm_shard(replicas, unit_count) : (Range){0, unit_count};
-}
-
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
-static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
-{
-    BlockActs a = first;
-
-    if (!shared || options.recompute != RECOMPUTE_FULL) {
-        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
-        a.ln1_stats = tensor_create(category, REAL, "ln1_stats", shape(R, 2));
-        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, 3 * A * D));
-        a.lse = tensor_create(category, REAL, "attention_lse", shape(B * T * A));
-        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
-        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
-        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
-        a.ln2_stats = tensor_create(category, REAL, "ln2_stats", shape(R, 2));
-        a.up = tensor_create(category, dtype, "up", shape(B, T, F));
-        a.gelu = tensor_create(category, dtype, "gelu", shape(B, T, F));
-    }
-    if (!shared)
-        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
-    return a;
-}
-
-/* For one micro-batch in flight through this pipeline stage's layers. */
-Acts acts_create(BlockActs first, bool shared)
-{
-    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs)), .begin = begin, .end = end};
-
-    a.d_x = tensor_create(MEM_ACTIVATIONS, dtype, "d_x", shape(R, H));
-    a.batch = (Batch){tensor_create(MEM_WORKSPACE, I32, "inputs", shape(local_chunks * B, C)),
-                      tensor_create(MEM_WORKSPACE, I32, "targets", shape(local_chunks * B, C))};
-    for (int l = begin; l < end; l++) {
-        a.x[l + 1] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
-        first = a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, first, shared || l > begin);
-    }
-    return a;
-}
-
-/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
-static void predict(void)
-{
-    const double real_size = dtype_size(REAL), stored = dtype_size(dtype);
-    const bool full = options.recompute == RECOMPUTE_FULL;
-    const RankShape local = {
-        .B = B, .T = T, .R = R, .H = H, .A = A, .D = D, .F = F, .V = V, .S = S, .layers = end - begin,
-        .first = begin == 0, .last = end == L, .in_flight = in_flight, .tp = tp_size, .cp = cp_size,
-        .replica = comm_rank(replicas), .replicas = comm_size(replicas), .zero = zero,
-        .recompute = full, .stored = stored, .real = real_size, .master = has_master};
-    const double P = local_elements(&local), updated = updated_elements(&local);
-    const double saved_rows = (double)in_flight * (end - begin) * R;
-    double bytes[MEM_CATEGORIES];
-
-    rank_memory(&local, bytes);
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        memory_predict(c, bytes[c]);
-
-    memory_estimate(MEM_PARAMETERS, stored * P, dtype == REAL ? "4 P, P: parameters on this rank"
-                                                              : "2 P, P: parameters on this rank");
-    if (has_master)
-        memory_estimate(MEM_MASTER, real_size * updated, zero ? "4 P / (dp cp)" : "4 P");
-    memory_estimate(MEM_GRADIENTS, real_size * P, "4 P");
-    memory_estimate(MEM_OPTIMIZER, real_size * 2 * updated, zero ? "8 P / (dp cp)" : "8 P");
-    memory_estimate(MEM_ACTIVATIONS, saved_rows * H * (full ? 2 : 34),
-                    full ? "2 s b h / (tp cp) per layer and micro-batch in flight"
-                         : "34 s b h / (tp cp) per layer and micro-batch in flight");
-
-    /* What this rank sends per step. */
-    const int64_t m = options.accumulate, again = full, layers = local.layers, first = local.first, last = local.last;
-    const int64_t rows = B * T * H, kv = 2 * B * T * A * D, block = block_elements(&local);
-    if (tp_size > 1) {                          /* per block: f, g twice each way; f's inputs again in backward */
-        comm_predict_as(tp, ALL_GATHER, dtype, m * (layers * (2 + 2 * again + 4) + first + last), rows);
-        comm_predict_as(tp, REDUCE_SCATTER, dtype, m * (layers * (2 + 2 * again + 2) + first + last), rows);
-        comm_predict(tp, ALL_REDUCE, layers, 6 * H);                    /* replicated parameters' gradients */
-        comm_predict(tp, ALL_REDUCE, last, 2 * H);
-    }
-    for (int64_t row = 0; row < B * T && last; row += S) {              /* the loss, S rows at a time: max, sums */
-        comm_predict(tp, ALL_REDUCE, m, B * T - row < S ? B * T - row : S);
-        comm_predict(tp, ALL_REDUCE, m, 2 * (B * T - row < S ? B * T - row : S));
-    }
-    if (cp_size > 1)                            /* K, V each way; dK, dV one hop more, to their owner */
-        comm_predict_as(cp, SHIFT, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
-    comm_predict_as(pp, SEND, dtype, m * (!first + !last), R * H);
-    const struct { int64_t count, units; } units[] = {{H * V, first || last}, {block, layers}, {2 * H, last}};
-    for (int i = 0; i < 3; i++) {
-        comm_predict(replicas, zero ? REDUCE_SCATTER : ALL_REDUCE, units[i].units, units[i].count);
-        comm_predict_as(replicas, ALL_GATHER, dtype, zero ? units[i].units : 0, units[i].count);
-    }
-    if (embedding_group)
-        comm_predict(embedding_group, ALL_REDUCE, 1, own_shard(H * V).count);
-}
 
 /* ---- tp: into and out of the regions in which matrices are split over the ranks (05) ---- */
 
@@ -319,7 +167,7 @@ static void head(Batch batch, double scale, double gradient_scale)
 }
 
 /* Forward of the local layers: from tokens, or the x received, to the x to send, or the loss of the local tokens. */
-void forward(Acts *a, double scale, double gradient_scale)
+static void forward(Acts *a, double scale, double gradient_scale)
 {
     const Params *w = &params;
 
@@ -365,7 +213,7 @@ static void reduce_end(void)
 }
 
 /* Accumulates this micro-batch's gradients of the local layers. last: it is the step's last micro-batch. */
-void backward(Acts *a, bool last)
+static void backward(Acts *a, bool last)
 {
     const Params *w = &params, *g = &gradients;
 
@@ -391,22 +239,6 @@ void backward(Acts *a, bool last)
     }
 }
 
-/* ---- A step ---- */
-
-/* Inputs and targets of this rank's i-th sequence chunk, (B, C) each. */
-static Batch chunk_of(Batch batch, int i)
-{
-    return (Batch){tensor_range(batch.inputs, i * B, B), tensor_range(batch.targets, i * B, B)};
-}
-
-/* Loads a micro-batch of a step: the sequences of this rank's dp coordinate, and of each the tokens of its cp rank. */
-void micro_batch_load(Batch batch, int64_t step, int micro)
-{
-    for (int i = 0; i < local_chunks; i++)
-        batch_load(chunk_of(batch, i), step, ((int64_t)dp_rank * options.accumulate + micro) * B,
-                   C * chunk_number(comm_rank(cp), i));
-}
-
 /* ZeRO-1: starts to all-gather the replicas' updated shards of each local unit. A unit's all-gather is in flight during
  * the forwards of the units before it. */
 static void gather_begin(void)
@@ -418,7 +250,43 @@ static void gather_begin(void)
         }
 }
 
-/* One optimizer step over the global batch: micro_batch * accumulate * dp_size sequences. */
+/* Runs one step. A rank waits only for transfers whose other side has started, or starts one action ahead. So the
+ * schedule cannot deadlock when a send lasts until its receive begins (rendezvous). */
+static void execute(int64_t step, double scale)
+{
+    const int m = options.accumulate;
+
+    start_receive(action_of(0));
+    for (int i = 0; i < 2 * m; i++) {
+        const Action action = action_of(i);
+        Acts *a = acts_of(action);
+
+        if (i + 1 < 2 * m)
+            start_receive(action_of(i + 1));
+        if (action.kind == FORWARD) {
+            comm_wait(&a->receiving[0]);
+            a->x[a->begin] = recv_x_of(action);
+            const int64_t first = ((int64_t)dp_rank * options.accumulate + action.micro) * B;     /* of its sequences */
+            for (int c = 0; c < local_chunks; c++)
+                batch_load(chunk_of(a->batch, c), step, first, C * chunk_number(comm_rank(cp), c));
+        } else {
+            comm_wait(&a->receiving[1]);
+            comm_wait(&a->sending[0]);          /* x[end] may be overwritten, by this action or the next forward */
+            comm_wait(&a->sending[1]);          /* of the micro-batch that last used this buffer */
+        }
+        trace_begin(action.kind == FORWARD ? "forward" : "backward");
+        if (action.kind == FORWARD)
+            forward(a, scale, scale);
+        else
+            backward(a, action.micro == m - 1);
+        trace_end();
+        start_send(action);
+    }
+    for (int i = 0; i < in_flight; i++)
+        comm_wait(&acts[i].sending[1]);         /* sending[0] was waited for before the backward */
+}
+
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
 static StepResult train_step(int64_t step)
 {
     /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
@@ -440,6 +308,20 @@ static StepResult train_step(int64_t step)
     return (StepResult){.loss = mean, .norm = norm, .lr = lr};
 }
 
+/* The loss of the micro-batch in acts[0], through all pipeline stages; no backward follows. */
+static void loss_of(double scale)
+{
+    const Action action = {FORWARD, 0};
+    Acts *a = acts_of(action);
+
+    start_receive(action);
+    comm_wait(&a->receiving[0]);
+    a->x[a->begin] = recv_x_of(action);
+    forward(a, scale, 0);
+    start_send(action);
+    comm_wait(&a->sending[0]);
+}
+
 /* text_evaluate() for a pipeline and sequence chunks. Each rank adds the loss of its tokens; all dp_size replicas
  * evaluate the same pieces. */
 static void evaluate(void)
@@ -452,6 +334,122 @@ static void evaluate(void)
         loss_of(1.0 / ((double)B * options.config.seq * dp_size));
     }
     run_report_validation(comm_sum(world, comm_rank(tp) ? 0 : tensor_item(loss)) / evaluation_batches());
+}
+
+static void grid(void)
+{
+    const int n = comm_size(world), w = comm_rank(world);
+    const double one_dp = (double)tp_size * cp_size * pp_size, ranks = one_dp * (dp_size ? dp_size : 1);
+
+    if (dp_size ? ranks != n : fmod(n, ranks) != 0)
+        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: %.0f does not %s the %d ranks; start %s%.0f ranks, or "
+                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, ranks, dp_size ? "equal" : "divide", n,
+                   dp_size ? "" : "a multiple of ", ranks, n);
+    dp_size = n / one_dp, dp_rank = w / one_dp;
+    const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;
+    const bool has_embedding = p == 0 || p == pp_size - 1;
+    tp = comm_split(world, (dp_rank * pp_size + p) * cp_size + c, "tp");
+    cp = comm_split(world, (dp_rank * pp_size + p) * tp_size + t, "cp");
+    pp = comm_split(world, (dp_rank * cp_size + c) * tp_size + t, "pp");
+    replicas = comm_split(world, p * tp_size + t, "replicas");
+    embedding_group = comm_split(world, pp_size > 1 && has_embedding ? (dp_rank * cp_size + c) * tp_size + t : -1,
+                                 "embedding");
+}
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    const double output = c->vocab / (12.0 * c->hidden + 2.0 * c->seq);     /* projection: its cost in layers (06) */
+    const Range layers = range_split_last(c->layers, output, comm_rank(pp), pp_size);
+    const int p = comm_rank(pp), m = options.accumulate;
+
+    if (c->layers < pp_size)
+        fail("--layers: expected at least %d, one per pipeline stage (--pp), got %d", pp_size, c->layers);
+    if (c->vocab < tp_size)
+        fail("--vocab: expected at least %d, one token per rank of --tp, got %d", tp_size, c->vocab);
+    local_chunks = cp_size > 1 ? 2 : 1;                     /* zig-zag; one rank has nothing to balance */
+    if (c->seq % (local_chunks * cp_size))
+        fail("--seq: expected a multiple of %d (%d ranks of --cp x %d sequence chunks), got %d; try %d",
+             local_chunks * cp_size, cp_size, local_chunks, c->seq,
+             (c->seq / (local_chunks * cp_size) + 1) * local_chunks * cp_size);
+    C = c->seq / (local_chunks * cp_size);
+    B = options.micro_batch, T = local_chunks * C;
+    R = equal_share(B * T, tp_size, "--tp: --micro-batch x --seq / --cp =");
+    begin = layers.first, end = layers.first + layers.count;
+    L = c->layers, H = c->hidden, A = equal_share(c->heads, tp_size, "--tp: --heads"), D = H / c->heads;
+    F = 4 * H / tp_size, V = comm_shard(tp, c->vocab).count;
+    in_flight = pp_size - p < m ? pp_size - p : m;
+    const int64_t rows = device_is_host() ? 256 : 8192;     /* as in 08 */
+    S = B * T < rows ? B * T : rows;
+}
+
+static void dtypes(void)
+{
+    dtype = dtype_option == DTYPE_BF16 ? BF16 : REAL;
+    has_master = dtype != REAL;
+    gelu_is_fused = !linear_gelu_unfused(dtype);
+    if (device_supports(dtype) == SUPPORT_NONE)
+        fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp32", device_name());
+    run_set_matmul_dtype(dtype);
+}
+
+/* The elements of a unit that this rank updates: its shard with ZeRO-1, else all. */
+static Range own_shard(int64_t unit_count)
+{
+    return zero ? comm_shard(replicas, unit_count) : (Range){0, unit_count};
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double real_size = dtype_size(REAL), stored = dtype_size(dtype);
+    const bool full = options.recompute == RECOMPUTE_FULL;
+    const RankShape local = {
+        .B = B, .T = T, .R = R, .H = H, .A = A, .D = D, .F = F, .V = V, .S = S, .layers = end - begin,
+        .first = begin == 0, .last = end == L, .in_flight = in_flight, .tp = tp_size, .cp = cp_size,
+        .replica = comm_rank(replicas), .replicas = comm_size(replicas), .zero = zero,
+        .recompute = full, .stored = stored, .real = real_size, .master = has_master};
+    const double P = local_elements(&local), updated = updated_elements(&local);
+    const double saved_rows = (double)in_flight * (end - begin) * R;
+    double bytes[MEM_CATEGORIES];
+
+    rank_memory(&local, bytes);
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        memory_predict(c, bytes[c]);
+
+    memory_estimate(MEM_PARAMETERS, stored * P, dtype == REAL ? "4 P, P: parameters on this rank"
+                                                              : "2 P, P: parameters on this rank");
+    if (has_master)
+        memory_estimate(MEM_MASTER, real_size * updated, zero ? "4 P / (dp cp)" : "4 P");
+    memory_estimate(MEM_GRADIENTS, real_size * P, "4 P");
+    memory_estimate(MEM_OPTIMIZER, real_size * 2 * updated, zero ? "8 P / (dp cp)" : "8 P");
+    memory_estimate(MEM_ACTIVATIONS, saved_rows * H * (full ? 2 : 34),
+                    full ? "2 s b h / (tp cp) per layer and micro-batch in flight"
+                         : "34 s b h / (tp cp) per layer and micro-batch in flight");
+
+    /* What this rank sends per step. */
+    const int64_t m = options.accumulate, again = full, layers = local.layers, first = local.first, last = local.last;
+    const int64_t rows = B * T * H, kv = 2 * B * T * A * D, block = block_elements(&local);
+    if (tp_size > 1) {                          /* per block: f, g twice each way; f's inputs again in backward */
+        comm_predict_as(tp, ALL_GATHER, dtype, m * (layers * (2 + 2 * again + 4) + first + last), rows);
+        comm_predict_as(tp, REDUCE_SCATTER, dtype, m * (layers * (2 + 2 * again + 2) + first + last), rows);
+        comm_predict(tp, ALL_REDUCE, layers, 6 * H);                    /* replicated parameters' gradients */
+        comm_predict(tp, ALL_REDUCE, last, 2 * H);
+    }
+    for (int64_t row = 0; row < B * T && last; row += S) {              /* the loss, S rows at a time: max, sums */
+        comm_predict(tp, ALL_REDUCE, m, B * T - row < S ? B * T - row : S);
+        comm_predict(tp, ALL_REDUCE, m, 2 * (B * T - row < S ? B * T - row : S));
+    }
+    if (cp_size > 1)                            /* K, V each way; dK, dV one hop more, to their owner */
+        comm_predict_as(cp, SHIFT, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
+    comm_predict_as(pp, SEND, dtype, m * (!first + !last), R * H);
+    const struct { int64_t count, units; } units[] = {{H * V, first || last}, {block, layers}, {2 * H, last}};
+    for (int i = 0; i < 3; i++) {
+        comm_predict(replicas, zero ? REDUCE_SCATTER : ALL_REDUCE, units[i].units, units[i].count);
+        comm_predict_as(replicas, ALL_GATHER, dtype, zero ? units[i].units : 0, units[i].count);
+    }
+    if (embedding_group)
+        comm_predict(embedding_group, ALL_REDUCE, 1, own_shard(H * V).count);
 }
 
 /* Creates parameters, gradients and optimizer states, and this rank's shard of each local unit. */
@@ -488,10 +486,19 @@ static void parameters_create(void)
     optimizer = (AdamW){.layout = &layout, .shards = shards, .count = L + 2};
 }
 
-static void buffers_create(void)
+/* Creates what a step needs. */
+static void set_up(void)
 {
+    sizes();
+    run_set_global_batch(B * options.accumulate * dp_size);
+    dtypes();
+    predict();
+    comm_connect();
+    memory_check_fits();
+
+    parameters_create();
     d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
-    pipeline_create();
+    pipeline_create((Range){begin, end - begin});
     ring_create();
     if (end == L) {
         final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
@@ -525,14 +532,7 @@ int main(int argc, char **argv)
         {"dtype", OPTION_CHOICE, &dtype_option, "type of activations and weights", "bf16|fp32"},
         {0}});
     grid();
-    sizes();
-    run_set_global_batch(B * options.accumulate * dp_size);
-    dtypes();
-    predict();
-    comm_connect();
-    memory_check_fits();
-    parameters_create();
-    buffers_create();
+    set_up();
 
     int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
     for (int u = 0; u < L + 2 && has_master; u++)

@@ -220,16 +220,17 @@ static void check_key(const cJSON *config, const char *path, const char *const k
     const cJSON *of_rope = cJSON_GetObjectItemCaseSensitive(config, "rope_parameters");
     bool there = false;
 
-    for (int i = 0; i < 4 && key[i / 2]; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(i % 2 ? of_rope : config, key[i / 2]);
-        if (!value || cJSON_IsNull(value))      /* null means missing */
-            continue;
-        char *is = cJSON_PrintUnformatted(value);
-        there = true;
-        if (strcmp(ours, is) && !(is[0] == '"' && strstr(ours, is)))
-            fail("%s: \"%s\" is %s, but these programs compute %s", path, key[i / 2], is, ours);
-        free(is);
-    }
+    for (int name = 0; name < 2 && key[name]; name++)
+        for (int nested = 0; nested < 2; nested++) {
+            const cJSON *value = cJSON_GetObjectItemCaseSensitive(nested ? of_rope : config, key[name]);
+            if (!value || cJSON_IsNull(value))  /* null means missing */
+                continue;
+            char *is = cJSON_PrintUnformatted(value);
+            there = true;
+            if (strcmp(ours, is) && !(is[0] == '"' && strstr(ours, is)))
+                fail("%s: \"%s\" is %s, but these programs compute %s", path, key[name], is, ours);
+            free(is);
+        }
     if (!there && strcmp(ours, standard))
         fail("%s: \"%s\" is missing (Hugging Face's default is %s); these programs compute %s", path, key[0], standard,
              ours);
@@ -266,7 +267,7 @@ static bool config_check(const char *path, Config c)
              c.layers, c.hidden, c.heads, c.vocab);
     if (mixture && (experts != c.experts || top_k != c.top_k))
         fail("%s: a token takes %lld of %lld experts%s", path, (long long)top_k, (long long)experts, c.experts
-             ? format_text(", but in this run %d of %d", c.top_k, c.experts) : "; load it with 10_expert_parallel");
+             ? format_text(", but in this run %d of %d", c.top_k, c.experts) : ", but this program has none");
     if (!mixture && c.experts && c.expert_width != 4 * c.hidden)
         fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
              path, 4 * c.hidden, c.expert_width);

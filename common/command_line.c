@@ -84,7 +84,7 @@ static const struct {
     {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print only errors and the sample"}},
 };
 enum { OPTIONS = sizeof table / sizeof *table, MORE = 16 };
-enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_EXPERTS, KEY_HELP, KEY_USAGE };
+enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP, KEY_USAGE };
 
 bool options_train = true;
 
@@ -93,11 +93,11 @@ static int known_count;
 
 /* ---- One option's argument ---- */
 
-static int place_of(const char *word, size_t length, const char *words)     /* word's index in "a|b|c"; -1: absent */
+static int place_of(const char *word, const char *words)        /* word's index in "a|b|c"; -1: absent */
 {
     for (int at = 0;; at++) {
         const size_t n = strcspn(words, "|");
-        if (n == length && !strncmp(word, words, n))
+        if (n == strlen(word) && !strncmp(word, words, n))
             return at;
         if (!words[n])
             return -1;
@@ -114,26 +114,6 @@ static double number_of(const ProgramOption *o, const char *text)
     if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
         fail_usage("--%s: expected a number from %g to %g, got '%s'", o->name, o->min, o->max, text);
     return x;
-}
-
-static void parse_set(const ProgramOption *o, const char *text)
-{
-    bool *set = o->value;
-    int count = 1;
-
-    for (const char *c = o->argument; *c; c++)
-        count += *c == '|';
-    memset(set, false, count * sizeof *set);
-    if (!strcmp(text, "none"))
-        return;
-    for (const char *word = text, *end = text; *end; word = end + 1) {
-        end = word + strcspn(word, ",");
-        const int length = end - word, at = place_of(word, length, o->argument);
-        if (at < 0 && (length != 3 || strncmp(word, "all", 3)))
-            fail_usage("--%s: expected all, none, or a list like a,b of %s, got '%s': '%.*s' is none of them", o->name,
-                       o->argument, text, length, word);
-        memset(set + (at < 0 ? 0 : at), true, (at < 0 ? count : 1) * sizeof *set);
-    }
 }
 
 static void parse_option(const ProgramOption *o, const char *text)
@@ -166,15 +146,12 @@ static void parse_option(const ProgramOption *o, const char *text)
         *(const char **)o->value = text;
         break;
     case OPTION_CHOICE: {
-        const int at = place_of(text, strlen(text), o->argument);
+        const int at = place_of(text, o->argument);
         if (at < 0)
             fail_usage("--%s: expected one of %s, got '%s'", o->name, o->argument, text);
         *(int *)o->value = at;
         break;
     }
-    case OPTION_SET:
-        parse_set(o, text);
-        break;
     }
 }
 
@@ -251,8 +228,6 @@ static error_t parse(int key, char *text, struct argp_state *state)
         set_preset(text);
     else if (key >= FIRST_KEY && key < FIRST_KEY + known_count)
         parse_option(known[key - FIRST_KEY], text);
-    else if (key == KEY_EXPERTS)
-        fail_usage("--experts: only 10_expert_parallel has experts");
     else if (key == ARGP_KEY_ARG)
         fail_usage("\"%s\" is not an option: options begin with --; see --help", state->argv[state->next - 1]);
     else
@@ -263,7 +238,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
 /* The default as the user would type it; NULL: none. */
 static const char *default_of(const ProgramOption *o)
 {
-    const char *word = o->argument, *text = NULL;
+    const char *word = o->argument;
 
     switch (o->kind) {
     case OPTION_INT:
@@ -276,11 +251,6 @@ static const char *default_of(const ProgramOption *o)
         for (int i = *(int *)o->value; i > 0; i--)
             word += strcspn(word, "|") + 1;
         return format_text("%.*s", (int)strcspn(word, "|"), word);
-    case OPTION_SET:
-        for (int i = 0; *word; i++, word += strcspn(word, "|"), word += *word == '|')
-            if (((bool *)o->value)[i])
-                text = format_text("%s%s%.*s", text ? text : "", text ? "," : "", (int)strcspn(word, "|"), word);
-        return text;
     default:
         return NULL;
     }
@@ -297,7 +267,7 @@ static char *help_of(const ProgramOption *o)
 void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
     static const char *titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
-    static struct argp_option list[OPTIONS + MORE + MACHINE + 5];    /* titles; --preset, ..., --experts; zeros */
+    static struct argp_option list[OPTIONS + MORE + MACHINE + 4];    /* titles; --preset, --help, --usage; zeros */
     int n = 0;
 
     program_name = program;
@@ -321,7 +291,6 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
     }
     list[n++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
     list[n++] = (struct argp_option){"usage", KEY_USAGE, NULL, 0, "a short usage message", -1};
-    list[n++] = (struct argp_option){"experts", KEY_EXPERTS, "E", OPTION_HIDDEN};       /* known, if not above */
 
     parser = (struct argp){.options = list, .parser = parse, .doc = summary};
     argv[0] = (char *)program;                  /* argp's own messages begin with it */

@@ -4,14 +4,13 @@
 
 #include "options.h"
 
-typedef enum { OPTION_FLAG, OPTION_INT, OPTION_DOUBLE, OPTION_SEED, OPTION_TEXT, OPTION_CHOICE, OPTION_SET } OptionKind;
+typedef enum { OPTION_FLAG, OPTION_INT, OPTION_DOUBLE, OPTION_SEED, OPTION_TEXT, OPTION_CHOICE } OptionKind;
 typedef struct {
     const char *name;                       /* without the dashes */
     OptionKind kind;
-    void *value;                            /* to a bool, int, double, uint64_t, const char *, int (an enum, from 0), or
-                                             * for a SET one bool per word, given as words with commas, all, or none */
+    void *value;                            /* to a bool, int, double, uint64_t, const char *, or int (an enum, from 0) */
     const char *help;
-    const char *argument;                   /* what --help calls it; for a CHOICE or SET the words: "ring|zigzag" */
+    const char *argument;                   /* what --help calls it; for a CHOICE the words: "ring|zigzag" */
     double min, max;                        /* of a number, inclusive */
 } ProgramOption;
 

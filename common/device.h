@@ -33,9 +33,10 @@ int64_t device_memory_beside(void);         /* estimated bytes that operators wi
                                              * and kernels that are not loaded yet; 0: the CPU */
 int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, free in the pool; 0: the CPU */
 
-/* The peak arithmetic rate, in FLOP/s, for MFU. On a GPU the datasheet's for matmuls of the dtype; on the CPU the rate
- * of its own REAL matmul, measured once. 0: unknown. */
+/* The peak arithmetic rate, in FLOP/s, for MFU. On a GPU that of matmuls of the dtype, from the datasheet, or estimated;
+ * on the CPU the rate of its own REAL matmul, measured once. 0: the device does not support the dtype. */
 double device_peak_flops(DType dtype);
+bool device_peak_is_estimated(void);
 
 /* Lets F32 matmuls round their inputs to TF32, a float with 10 bits of mantissa, and use the tensor cores. Returns
  * false if the device has no TF32. */
@@ -63,8 +64,6 @@ void *device_stream(void);
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 
 int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours; 0 on the CPU */
-void *device_host_alloc(int64_t bytes);     /* pinned host memory, for fast copies; NULL: too little */
-void device_download_start(void *to, const void *from, int64_t bytes);  /* queued; an event tells when it is done */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {

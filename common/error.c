@@ -13,6 +13,7 @@ static void (*end)(int status);
 void error_set_program(const char *program)
 {
     program_name = program;
+    setvbuf(stderr, NULL, _IOLBF, 0);           /* each line at once: a launcher prints the parts of two ranks mixed */
 }
 
 void error_set_rank(int number, void (*end_all)(int status))

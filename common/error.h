@@ -21,7 +21,7 @@ void *host_alloc(int64_t bytes, const char *what);
 /* Formats a new string, like asprintf. The caller frees it. */
 char *new_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-void error_set_program(const char *program);
+void error_set_program(const char *program);                    /* first of all: from then on a line is one write */
 void error_set_rank(int rank, void (*end)(int status));         /* end: ends all ranks; NULL: there is one */
 const char *error_name(void);
 

@@ -17,10 +17,7 @@ __typeof__(gelu_forward) gelu_forward_kernel; __typeof__(gelu_backward) gelu_bac
 __typeof__(residual_forward) residual_forward_kernel;
 __typeof__(cross_entropy_forward) cross_entropy_forward_kernel;
 __typeof__(cross_entropy_backward) cross_entropy_backward_kernel;
-__typeof__(cross_entropy_max) cross_entropy_max_kernel; __typeof__(cross_entropy_sums) cross_entropy_sums_kernel;
-__typeof__(cross_entropy_loss) cross_entropy_loss_kernel; __typeof__(ids_in_slice) ids_in_slice_kernel;
 __typeof__(adamw_update) adamw_update_kernel; __typeof__(square_sum_into) square_sum_into_kernel;
-__typeof__(clip_scale_into) clip_scale_into_kernel;
 void column_sums_kernel(Tensor sum, Tensor t);         /* sum (W) += sum over t's rows, t (R, W) */
 void rope_kernel(Tensor qkv, Tensor rope, bool back);
 

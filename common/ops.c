@@ -190,28 +190,6 @@ void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor t
             "=d_logits R,V; logits R,V; lse R REAL; targets R I32", d_logits, logits, lse, targets);
 }
 
-void cross_entropy_max(Tensor max, Tensor logits)
-{
-    OP_CALL(cross_entropy_max_kernel(max, logits), "cross_entropy_max", 0, "=max R REAL; logits R,V", max, logits);
-}
-
-void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets)
-{
-    OP_CALL(cross_entropy_sums_kernel(sums, logits, max, targets), "cross_entropy_sums", 0,
-            "=sums R,2 REAL; logits R,V; max R REAL; targets R I32", sums, logits, max, targets);
-}
-
-void cross_entropy_loss(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
-{
-    OP_CALL(cross_entropy_loss_kernel(loss, lse, sums, max, scale), "cross_entropy_loss", 0,
-            "+loss 1 F64; =lse R REAL; sums R,2 REAL; max R REAL", loss, lse, sums, max);
-}
-
-void ids_in_slice(Tensor out, Tensor ids, int64_t first, int64_t count)
-{
-    OP_CALL(ids_in_slice_kernel(out, ids, first, count), "ids_in_slice", 0, "=out R I32; ids R I32", out, ids);
-}
-
 /* ---- for the optimizer ---- */
 
 void adamw_update(Tensor params, Tensor copy, Tensor m, Tensor v, Tensor gradients, AdamWArguments a)
@@ -237,10 +215,4 @@ double square_sum(const Tensor *list, int count)
     device_download(&total, sum.data, sizeof total);
     device_free(sum.data, sizeof total);
     return total;
-}
-
-void clip_scale_into(Tensor scale, Tensor square_sum, double clip)
-{
-    OP_CALL(clip_scale_into_kernel(scale, square_sum, clip), "clip_scale", 0,
-            "=scale 1 F64; square_sum 1 F64", scale, square_sum);
 }

@@ -70,17 +70,6 @@ void residual_backward(Tensor d_bias /* += */, Tensor d_out);
 void cross_entropy_forward(Tensor loss /* += */, Tensor lse, Tensor logits, Tensor targets, double scale);
 void cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale);
 
-/* ---- cross-entropy over slices of the vocabulary, for logits (R, V) of one slice:
- *   1. cross_entropy_max: row maxima (R); all-reduce them with MAX;
- *   2. cross_entropy_sums: partial sums (R, 2) of exp(logit - max) and of the target's logit (0 if the target is -1,
- *      in another rank's slice); all-reduce them with SUM;
- *   3. cross_entropy_loss: lse and loss as above, on every rank.
- * Backward is cross_entropy_backward on the slice. All REAL but logits, loss, targets and ids. ---- */
-void cross_entropy_max(Tensor max, Tensor logits);
-void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets);
-void cross_entropy_loss(Tensor loss /* += */, Tensor lse, Tensor sums, Tensor max, double scale);
-void ids_in_slice(Tensor out, Tensor ids, int64_t first, int64_t count);        /* id - first, or -1 outside; I32 */
-
 /* ---- for the optimizer (optimizer.h): flat tensors of equal length ---- */
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
@@ -91,10 +80,6 @@ typedef struct {
 void adamw_update(Tensor params, Tensor copy /* of params, rounded; or NONE */, Tensor m /* REAL */,
                   Tensor v /* REAL */, Tensor gradients, AdamWArguments a);
 double square_sum(const Tensor *list, int count);       /* over all tensors, in double, in a fixed order; waits */
-
-/* As square_sum and clip_scale (optimizer.h, of the sum's root), but on the device, (1) F64 each: the host does not
- * wait. scale: NaN if the norm is Inf or NaN. */
-void square_sum_into(Tensor sum, const Tensor *list, int count);
-void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
+void square_sum_into(Tensor sum, const Tensor *list, int count);        /* into (1) F64 on the device */
 
 #endif

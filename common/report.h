@@ -23,7 +23,7 @@ void report_write(const char *path, double peak_flops, bool first, bool last);
 /* ---- --metrics; without it these do nothing ---- */
 void metrics_open(const TrainState *state);             /* --load continues the file */
 
-/* Appends a row, with state's step and tokens; mfu: NaN if the device's peak is unknown. */
+/* Appends a row, with state's step and tokens. */
 void metrics_row(const TrainState *state, double loss, double norm, double lr, double seconds, double tokens_per_second,
                  double mfu);
 void metrics_close(void);

@@ -72,7 +72,9 @@ static double peak_flops(void)
 
 static const char *peak_text(void)
 {
-    return peak_flops() ? format_text("%.0f GFLOP/s", peak_flops() / 1e9) : "an unknown rate (no MFU)";
+    const bool estimated = !options.pretend_flops && device_peak_is_estimated();
+
+    return format_text("%s%.0f GFLOP/s", estimated ? "an estimated " : "", peak_flops() / 1e9);
 }
 
 /* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a
@@ -253,8 +255,7 @@ void run_dump_gradients(const AdamW *optimizer)
         checkpoint_dump_gradients(options.dump_gradients, optimizer, state.step, global_batch);
 }
 
-/* On a terminal, prints at most four lines per second; to a file, every step. mfu: NaN if the device's peak is
- * unknown. */
+/* On a terminal, prints at most four lines per second; to a file, every step. */
 static void print_step(int step, StepResult r, double tokens_per_second, double mfu)
 {
     static double printed;
@@ -262,15 +263,12 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
     /* Open MPI makes its ranks' standard output a terminal even where its own goes to a file. */
     const bool terminal = isatty(STDOUT_FILENO) && isatty(STDERR_FILENO), last = step >= options.steps || stopping;
     const char *dim = terminal ? "\033[2m" : "", *bold = terminal ? "\033[1m" : "", *plain = terminal ? "\033[0m" : "";
-    char utilization[32] = "";
 
     if (terminal && now - printed < 0.25 && !last)
         return;
     printed = now;
-    if (!isnan(mfu))
-        snprintf(utilization, sizeof utilization, "  MFU %.1f%%", 100 * mfu);
-    print_rank_0("step %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s%s  peak %s  %s left%s\n", step,
-                 options.steps, bold, r.loss, plain, r.norm, r.lr, dim, number_text(tokens_per_second), utilization,
+    print_rank_0("step %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak %s  %s left%s\n", step,
+                 options.steps, bold, r.loss, plain, r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,
                  bytes_text(memory_total().peak),
                  duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
 }
@@ -303,8 +301,7 @@ static int first_signal(void)
 void run_step(int step, StepResult result)
 {
     const double seconds = clock_seconds() - step_began, tokens = (double)global_batch * options.config.seq;
-    const double peak = peak_flops();
-    const double mfu = peak ? model_flops_per_token(options.config) * tokens / seconds / peak : NAN;
+    const double mfu = model_flops_per_token(options.config) * tokens / seconds / peak_flops();
 
     if (isnan(result.loss))                     /* without a sign, so that it prints as "nan", never "-nan" */
         result.loss = NAN;

@@ -65,14 +65,17 @@ static void print_token(int token)
     fflush(stdout);
 }
 
-void text_sample_from(LogitsFunction logits_of, Batch batch)
+void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor logits, Batch batch)
 {
     const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = options.config.vocab;
     const int64_t prompt = strlen(options.prompt), total = prompt + options.sample;
+
+    if (options.sample == 0)
+        return;
+    Tensor row = tensor_range(tensor_view(logits, shape(tensor_rows(logits), V)), 0, 1);
     int32_t *tokens = host_alloc(total * sizeof *tokens, "a sample");
     int32_t *window = host_alloc(B * T * sizeof *window, "a sample");
     real *last = host_alloc(V * sizeof *last, "a sample");
-
     for (int64_t i = 0; i < prompt; i++)
         tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: command_line.c checks it */
     if (comm_rank(world) == 0)
@@ -82,7 +85,9 @@ void text_sample_from(LogitsFunction logits_of, Batch batch)
         const int64_t first = n > T ? n - T : 0;
         memcpy(window, tokens + first, (n - first) * sizeof *window);
         batch_tokens(batch, window);
-        tensor_to_host(last, logits_of(batch, n - first - 1));
+        loss_of(batch);
+        linear_forward(row, tensor_range(final, n - first - 1, 1), embedding, NONE);
+        tensor_to_host(last, row);
         tokens[n] = draw(last, V, options.temperature, random_uniform(options.seed, STREAM_SAMPLING, 0, n));
         if (comm_rank(world) == 0)
             print_token(tokens[n]);
@@ -92,19 +97,4 @@ void text_sample_from(LogitsFunction logits_of, Batch batch)
     free(tokens);
     free(window);
     free(last);
-}
-
-static LossFunction forward_of;
-static Tensor logits_left;
-
-static Tensor row_left(Batch batch, int64_t row)
-{
-    forward_of(batch);
-    return tensor_range(tensor_view(logits_left, shape(tensor_rows(logits_left), tensor_width(logits_left))), row, 1);
-}
-
-void text_sample(LossFunction loss_of, Tensor logits, Batch batch)
-{
-    forward_of = loss_of, logits_left = logits;
-    text_sample_from(row_left, batch);
 }

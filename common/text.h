@@ -4,20 +4,16 @@
 
 #include "data.h"
 
-/* The program's forward pass over a batch. A LossFunction adds the batch's mean loss to the program's loss tensor. A
- * LogitsFunction returns the logits (1, V) of one of the batch's B*T tokens. */
+/* The program's forward pass over a batch: adds the batch's mean loss to the program's loss tensor. */
 typedef void (*LossFunction)(Batch batch);
-typedef Tensor (*LogitsFunction)(Batch batch, int64_t row);
 
 int64_t evaluation_batches(void);         /* validation batches per evaluation (batch_validation's `pieces`) */
 
 /* Computes and prints the mean loss, in nats per token, over sequences spread evenly over the validation tokens. */
 void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch);
 
-/* Prints --prompt and --sample more tokens, each drawn from softmax(logits / --temperature). */
-void text_sample_from(LogitsFunction logits_of, Batch batch);
-
-/* As text_sample_from, for a loss_of that leaves the logits of all the batch's tokens in `logits`. */
-void text_sample(LossFunction loss_of, Tensor logits, Batch batch);
+/* With --sample: prints --prompt and that many more tokens, each drawn from softmax(logits / --temperature). loss_of
+ * leaves in `final`, (B*T, H), what the output projection reads. `logits` has room for those of at least one token. */
+void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor logits, Batch batch);
 
 #endif

@@ -12,8 +12,7 @@
 
 #include <stdbool.h>
 
-#include "memory.h"
-#include "tensor.h"
+#include "live.h"
 
 /* Starts recording. Until then the calls below record nothing, and only name ranges for a GPU's profiler. start: time 0
  * of the trace, on clock_seconds's clock, which the ranks of one machine share. */
@@ -26,7 +25,6 @@ void trace_begin(const char *name);             /* begins a span: "forward"; spa
 void trace_end(void);                           /* ends the innermost open span, also an operator's */
 
 /* For operator.c: records an operator's operands, in the order of TraceAccess; then begins its span. */
-typedef enum { TRACE_READ, TRACE_UPDATE, TRACE_WRITE, TRACE_ZERO } TraceAccess;
 void trace_operand(Tensor t, TraceAccess access);
 void trace_operator(const char *name);
 

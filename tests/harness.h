@@ -10,6 +10,8 @@
 
 #include "../tools/workshop/process.h"
 
+#pragma GCC diagnostic ignored "-Wunused-parameter"     /* each test gets cmocka's state, which few need */
+
 /* Fails the test and shows the command's output unless its status is right, or with FAILS any but 0, and it printed all
  * of these words, which | separates. Frees the result. */
 enum { FAILS = -1 };

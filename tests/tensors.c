@@ -8,10 +8,27 @@
 #include "../common/random.h"
 #include "harness.h"
 
-enum { GUARD = 32, MOST = 128 };        /* elements on either side; tensors at a time */
+enum { GUARD = 64, MOST = 128 };        /* elements on either side; tensors at a time */
 
-static Tensor created[MOST];               /* tensors with their guards */
+static struct {
+    Tensor full;                        /* the tensor with its guards */
+    int64_t first, end;                 /* the tensor's bytes in it */
+} created[MOST];
 static int created_count;
+int guarded_shift;
+
+/* Exists on the simulated GPU only, which checks each access. */
+void simulated_forbid(const void *data, int64_t bytes, bool forbidden) __attribute__((weak));
+
+static void forbid_guards(int i, bool forbidden)
+{
+    char *data = created[i].full.data;
+
+    if (simulated_forbid) {
+        simulated_forbid(data, created[i].first, forbidden);
+        simulated_forbid(data + created[i].end, tensor_bytes(created[i].full) - created[i].end, forbidden);
+    }
+}
 
 Tensor guarded(DType dtype, const char *name, Shape s)
 {
@@ -20,10 +37,15 @@ Tensor guarded(DType dtype, const char *name, Shape s)
     for (int i = 0; i < s.dims; i++)
         count *= s.n[i];
     const Tensor full = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
-    memset(full.data, 0xff, tensor_bytes(full));
+    const int64_t before = GUARD + guarded_shift, size = dtype_size(dtype);
+    void *ones = memset(malloc(tensor_bytes(full)), 0xff, tensor_bytes(full));
+    device_upload(full.data, ones, tensor_bytes(full));
+    free(ones);
     assert_true(created_count < MOST);
-    created[created_count++] = full;
-    return tensor_view(tensor_range(full, GUARD, count), s);
+    created[created_count].full = full;
+    created[created_count].first = before * size, created[created_count].end = (before + count) * size;
+    forbid_guards(created_count++, true);
+    return tensor_view(tensor_range(full, before, count), s);
 }
 
 Tensor guarded_copy(Tensor t)
@@ -69,12 +91,31 @@ real *data(Tensor t)
     return t.data;
 }
 
-Tensor filled(const char *name, Shape s)
+Tensor random_like(Tensor t)
 {
-    const Tensor t = empty(name, s);
+    real *x = malloc(tensor_count(t) * sizeof *x);
 
     for (int64_t i = 0; i < tensor_count(t); i++)
-        data(t)[i] = random_number();
+        x[i] = random_number();
+    tensor_from_host(t, x);
+    free(x);
+    return t;
+}
+
+Tensor filled(const char *name, Shape s)
+{
+    return random_like(empty(name, s));
+}
+
+Tensor ids_below(const char *name, int64_t count, int64_t limit)
+{
+    const Tensor t = guarded(I32, name, shape(count));
+    int32_t *ids = malloc(4 * count);
+
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = i % 4 == 1 ? -1 : (int32_t)((uint64_t)fabs(1e6 * random_number()) % limit);
+    device_upload(t.data, ids, 4 * count);
+    free(ids);
     return t;
 }
 
@@ -93,12 +134,15 @@ void assert_near(Tensor t, const double *expected, double most)
 void guarded_release(void)
 {
     for (int i = 0; i < created_count; i++) {
-        const int64_t guard = GUARD * dtype_size(created[i].dtype), end = tensor_bytes(created[i]) - guard;
-        const unsigned char *bytes = created[i].data;
-        for (int64_t k = 0; k < guard; k++)
-            if (bytes[k] != 0xff || bytes[end + k] != 0xff)
-                fail_msg("an element outside of %s was written", created[i].name);
-        tensor_free(&created[i], MEM_WORKSPACE);
+        const int64_t bytes = tensor_bytes(created[i].full);
+        unsigned char *x = malloc(bytes);
+        forbid_guards(i, false);
+        device_download(x, created[i].full.data, bytes);
+        for (int64_t k = 0; k < bytes; k++)
+            if ((k < created[i].first || k >= created[i].end) && x[k] != 0xff)
+                fail_msg("an element outside of %s was written", created[i].full.name);
+        free(x);
+        tensor_free(&created[i].full, MEM_WORKSPACE);
     }
     created_count = 0;
 }

@@ -4,7 +4,9 @@
 
 #include "../common/ultrascale.h"
 
-/* Creates a tensor whose bits are all 1 (NaN, or the id -1), or a copy of t. */
+/* Creates a tensor whose bits are all 1 (NaN, or the id -1), guarded_shift elements from an aligned address; or a copy
+ * of t. */
+extern int guarded_shift;
 Tensor guarded(DType dtype, const char *name, Shape s);
 Tensor guarded_copy(Tensor t);
 
@@ -15,6 +17,8 @@ Tensor seeded(DType dtype, DType as, const char *name, Shape s, double scale);
 
 Tensor empty(const char *name, Shape s);                /* guarded, of REAL */
 Tensor filled(const char *name, Shape s);               /* with random_number() */
+Tensor random_like(Tensor t);                           /* fills t with random_number(), and returns it */
+Tensor ids_below(const char *name, int64_t count, int64_t limit);       /* random, with repeats; every fourth is -1 */
 real *data(Tensor t);                                   /* its elements, if it is of REAL */
 
 /* Fails the test unless all |t - expected| <= most * max |expected|. */

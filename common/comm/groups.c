@@ -25,7 +25,7 @@ double comm_pretend_overrun(void)
     return late;
 }
 
-static double behind;                   /* seconds, over all of the run, that are in no simulated time */
+static double behind;                   /* seconds by which this rank's clock runs ahead of simulated time */
 
 double comm_clock(void)
 {
@@ -180,14 +180,14 @@ static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
     Comm *comm = t.comm;
     const CommOp op = t.op;
     const bool collective = op == SHIFT || !is_point_to_point(op);
+    const bool only_receives = op == RECV || (op == EXCHANGE && !in.data);
     const double called = comm_clock();
     int64_t bytes = 0;
 
     t.out = out.data, t.out_count = tensor_count(out), t.in = in.data;
-    t.count = tensor_count(full), t.dtype = full.data ? full.dtype : out.dtype;
-
+    t.count = tensor_count(full), t.dtype = only_receives ? out.dtype : full.dtype;
     t.number = comm->operations += collective;  /* point-to-point transfers differ between ranks */
-    if (full.data && op != RECV) {              /* an exchange may only receive */
+    if (!only_receives) {
         const CommOp counted = is_point_to_point(op) ? SEND : op;
         bytes = elements_sent(comm, op, t.count, comm->rank == t.peer) * dtype_size(t.dtype);
         comm->calls[counted]++;

@@ -131,6 +131,11 @@ double device_peak_flops(DType dtype)
     return rate;
 }
 
+bool device_peak_is_estimated(void)
+{
+    return false;
+}
+
 /* Large tensors get pages of 2 MB: AdamW streams through four tensors at once, and with small pages address translation
  * takes half of the time. Each tensor starts 1 KB deeper into its page than the previous one: tensors that start at the
  * same offset compete for the same cache lines. */
@@ -222,16 +227,6 @@ DeviceId device_id(int local_rank)
 int device_multiprocessors(void)
 {
     return 0;
-}
-
-void *device_host_alloc(int64_t bytes)
-{
-    return host_alloc(bytes, "copies from the device");
-}
-
-void device_download_start(void *to, const void *from, int64_t bytes)
-{
-    memcpy(to, from, bytes);
 }
 
 DeviceEvent device_event(void)

@@ -20,6 +20,11 @@ static inline real *row(Tensor t, int64_t i)
     return (real *)t.data + i * tensor_width(t);
 }
 
+static inline const int32_t *ids_of(Tensor t)
+{
+    return t.data;
+}
+
 static inline char *element(Tensor t, int64_t first)
 {
     return (char *)t.data + first * dtype_size(t.dtype);
@@ -118,6 +123,17 @@ static inline real largest_of(const real *x, int64_t n)
     for (int64_t j = 0; j < n; j++)
         max = x[j] > max ? x[j] : max;
     return max;
+}
+
+/* Returns the sum of exp(x - max). */
+static inline real exp_sum(const real *x, int64_t n, real max)
+{
+    real sum = 0;
+
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < n; j++)
+        sum += real_exp(x[j] - max);
+    return sum;
 }
 
 /* Softmax in place over the first `seen` of n scores; the others, which are masked, become 0. Returns log sum

@@ -16,11 +16,6 @@
 
 #include "../error.h"
 
-static const int32_t *ids_of(Tensor t)
-{
-    return t.data;
-}
-
 /* Flat tensors are processed in pieces of this many elements. */
 enum { AT_ONCE = 4096 };
 
@@ -217,16 +212,6 @@ void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
 
 /* ---- cross-entropy ---- */
 
-static real exp_sum(const real *x, int64_t n, real max)
-{
-    real sum = 0;
-
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < n; j++)
-        sum += real_exp(x[j] - max);
-    return sum;
-}
-
 void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
@@ -262,53 +247,6 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
         if (target >= 0)
             d[target] -= s;
         store(d_logits, i * width, width, d);
-    }
-}
-
-/* ---- cross-entropy over slices of the vocabulary ---- */
-
-void cross_entropy_max_kernel(Tensor max, Tensor logits)
-{
-    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++)
-        row(max, 0)[i] = largest_of(load(logits, i * width, width, 0), width);
-}
-
-void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets)
-{
-    const int64_t rows = tensor_rows(logits), width = tensor_width(logits);
-
-#pragma omp parallel for
-    for (int64_t i = 0; i < rows; i++) {
-        const real *in = load(logits, i * width, width, 0);
-        const int32_t target = ids_of(targets)[i];
-        row(sums, i)[0] = exp_sum(in, width, row(max, 0)[i]);
-        row(sums, i)[1] = target < 0 ? 0 : in[target];
-    }
-}
-
-void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
-{
-    const int64_t rows = tensor_rows(sums);
-    double total = 0;
-
-    for (int64_t i = 0; i < rows; i++) {
-        const real log_sum = log(row(sums, i)[0]);
-        row(lse, 0)[i] = row(max, 0)[i] + log_sum;
-        total += (double)row(max, 0)[i] - row(sums, i)[1] + log_sum;
-    }
-    *(double *)loss.data += scale * total;
-}
-
-void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t count)
-{
-    int32_t *to = out.data;
-
-    for (int64_t i = 0; i < tensor_count(ids); i++) {
-        const int32_t id = ids_of(ids)[i];
-        to[i] = id >= first && id < first + count ? (int32_t)(id - first) : -1;
     }
 }
 
@@ -372,13 +310,6 @@ void square_sum_into_kernel(Tensor total, const Tensor *list, int count)
             sum += part[p];
     }
     *(double *)total.data = sum;
-}
-
-void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
-{
-    const double norm = sqrt(*(double *)square_sum.data);
-
-    *(double *)scale.data = !isfinite(norm) ? NAN : clip > 0 && norm + 1e-6 > clip ? clip / (norm + 1e-6) : 1;
 }
 
 void tensor_convert_kernel(Tensor to, Tensor from)

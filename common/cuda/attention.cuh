@@ -1,4 +1,4 @@
-/* What attention with all probabilities and attention by blocks of keys (07) share. */
+/* What attention with all probabilities and attention by blocks of keys share. */
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
 

@@ -1,34 +1,5 @@
-/* Cross-entropy over full rows of logits, and over one slice of the vocabulary. A thread block per row. */
+/* Cross-entropy over full rows of logits. A thread block per row. */
 #include "kernel.cuh"
-
-/* ---- cross-entropy ---- */
-
-/* Computes the row's maximum and the sum of exp(x - max), for every thread. An empty row has -Inf and 0. */
-template <typename T> __device__ static float row_max(const T *in, int64_t width)
-{
-    constexpr int N = 16 / sizeof(T);
-    float v[N], max = -INFINITY;
-
-    EACH_RAGGED(j, N, in, width) {
-        load_ragged(v, in, j, width, -INFINITY);
-        for (int k = 0; k < N; k++)
-            max = fmaxf(max, v[k]);
-    }
-    return block_max(max);
-}
-
-template <typename T> __device__ static float row_sum(const T *in, float max, int64_t width)
-{
-    constexpr int N = 16 / sizeof(T);
-    float v[N], sum = 0;
-
-    EACH_RAGGED(j, N, in, width) {
-        load_ragged(v, in, j, width, -INFINITY);
-        for (int k = 0; k < N; k++)
-            sum += expf(v[k] - max);
-    }
-    return block_sum(sum);
-}
 
 template <typename T>
 __global__ void cross_entropy_forward_rows(float *lse, const T *logits, int64_t rows, int64_t width)
@@ -87,59 +58,4 @@ void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, T
 
     FOR_TYPE(logits.dtype, T, PACKED(alike, T, N,
         LAUNCH_ROWS(logits, N, cross_entropy_backward_rows<T, N>, d_logits, logits, lse, targets, scale)));
-}
-
-/* ---- cross-entropy over slices of the vocabulary ---- */
-
-template <typename T>
-__global__ void cross_entropy_max_rows(float *max, const T *logits, int64_t rows, int64_t width)
-{
-    EACH_ROW(i, rows) {
-        const float most = row_max(logits + i * width, width);
-        if (threadIdx.x == 0)
-            max[i] = most;
-    }
-}
-
-void cross_entropy_max_kernel(Tensor max, Tensor logits)
-{
-    FOR_TYPE(logits.dtype, T, LAUNCH_ROWS(logits, 4, cross_entropy_max_rows<T>, max, logits));
-}
-
-template <typename T>
-__global__ void cross_entropy_sums_rows(float *sums, const T *logits, const float *max, const int32_t *targets,
-                                        int64_t rows, int64_t width)
-{
-    EACH_ROW(i, rows) {
-        const T *in = logits + i * width;
-        const float sum = row_sum(in, max[i], width);
-        if (threadIdx.x == 0) {
-            sums[2 * i] = sum;
-            sums[2 * i + 1] = targets[i] < 0 ? 0 : number(in[targets[i]]);
-        }
-    }
-}
-
-void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets)
-{
-    FOR_TYPE(logits.dtype, T, LAUNCH_ROWS(logits, 4, cross_entropy_sums_rows<T>, sums, logits, max, targets));
-}
-
-__global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sums, const float *max, int64_t rows,
-                                      double scale)
-{
-    double total = 0;
-
-    EACH_COLUMN(i, 1, rows) {
-        lse[i] = max[i] + logf(sums[2 * i]);
-        total += (double)max[i] - sums[2 * i + 1] + logf(sums[2 * i]);     /* not from lse, a rounded float */
-    }
-    total = block_sum(total);
-    if (threadIdx.x == 0)
-        *loss += scale * total;
-}
-
-void cross_entropy_loss_kernel(Tensor loss, Tensor lse, Tensor sums, Tensor max, double scale)
-{
-    LAUNCH(cross_entropy_of_sums, 1, MOST_THREADS, loss, lse, sums, max, tensor_rows(sums), scale);
 }

@@ -17,6 +17,7 @@ static int threads;
 static cudaStream_t stream;
 static cudaEvent_t waited_for;
 static bool tf32;
+static int kilohertz;                           /* the highest clock */
 
 void cuda_check(cudaError_t error, const char *call, const char *file, int line)
 {
@@ -164,6 +165,7 @@ void device_init(int local_rank, int local_ranks, int wanted)
 
     CUDA(cudaSetDevice(device));
     CUDA(cudaGetDeviceProperties(&gpu, device));
+    CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaEventCreateWithFlags(&waited_for, cudaEventDisableTiming));
     threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
@@ -220,72 +222,49 @@ bool device_uses_tf32(void)
     return tf32;
 }
 
-/* Peak TFLOP/s from NVIDIA's datasheets and architecture whitepapers, without sparsity, accumulating in float. Both the
- * name and the number of multiprocessors must match, since names alone are ambiguous. Laptop GPUs are left out, even if
- * both match (an "RTX 4060 Laptop GPU"): the laptop sets their clock. If one name is part of another with the same
- * number, the longer one comes first. */
-static const struct {
+/* TFLOP/s in float, and of tensor cores in half precision, from NVIDIA's datasheets: without sparsity, accumulating in
+ * float. Both the name and the number of multiprocessors must match, since names alone are ambiguous. */
+typedef struct {
     const char *name;
     int multiprocessors;
-    double f32, tf32, half, fp8;
-} peaks[] = {
-    {"T4", 40, 8.1, 0, 65, 0},
-    {"RTX 2060 SUPER", 34, 7.2, 0, 28.7, 0},
-    {"RTX 2060", 30, 6.5, 0, 25.8, 0},
-    {"RTX 2070 SUPER", 40, 9.1, 0, 36.3, 0},
-    {"RTX 2070", 36, 7.5, 0, 29.9, 0},
-    {"RTX 2080 Ti", 68, 13.4, 0, 53.8, 0},
-    {"RTX 2080 SUPER", 48, 11.2, 0, 44.6, 0},
-    {"RTX 2080", 46, 10.1, 0, 40.3, 0},
-    {"A100", 108, 19.5, 156, 312, 0},
-    {"A30", 56, 10.3, 82, 165, 0},
-    {"A10G", 80, 35, 35, 70, 0},
-    {"A10", 72, 31.2, 62.5, 125, 0},
-    {"A40", 84, 37.4, 74.8, 149.7, 0},
-    {"RTX A6000", 84, 38.7, 77.4, 154.8, 0},
-    {"RTX 3060 Ti", 38, 16.2, 16.2, 32.4, 0},
-    {"RTX 3060", 28, 12.7, 12.7, 25.5, 0},
-    {"RTX 3070 Ti", 48, 21.7, 21.7, 43.5, 0},
-    {"RTX 3070", 46, 20.3, 20.3, 40.6, 0},
-    {"RTX 3080 Ti", 80, 34.1, 34.1, 68.2, 0},
-    {"RTX 3080", 70, 30.6, 30.6, 61.3, 0},
-    {"RTX 3080", 68, 29.8, 29.8, 59.5, 0},
-    {"RTX 3090 Ti", 84, 40, 40, 80, 0},
-    {"RTX 3090", 82, 35.6, 35.6, 71, 0},
-    {"L40S", 142, 91.6, 183, 362, 733},
-    {"L40", 142, 90.5, 90.5, 181, 362},
-    {"L4", 58, 30.3, 60, 121, 242},
-    {"RTX 6000 Ada", 142, 91.1, 182.1, 364.2, 728.5},
-    {"RTX 4060 Ti", 34, 22.1, 22.1, 44.1, 88.2},
-    {"RTX 4060", 24, 15.1, 15.1, 30.2, 60.5},
-    {"RTX 4070 Ti SUPER", 66, 44.1, 44.1, 88.2, 176.4},
-    {"RTX 4070 Ti", 60, 40.1, 40.1, 80.2, 160.4},
-    {"RTX 4070 SUPER", 56, 35.5, 35.5, 70.9, 141.9},
-    {"RTX 4070", 46, 29.1, 29.1, 58.3, 116.6},
-    {"RTX 4080 SUPER", 80, 52.2, 52.2, 104.4, 208.9},
-    {"RTX 4080", 76, 48.7, 48.7, 97.5, 194.9},
-    {"RTX 4090", 128, 82.6, 82.6, 165.2, 330.3},
-    {"H100 NVL", 132, 60, 417, 835, 1671},
-    {"H200 NVL", 132, 60, 417, 835, 1671},
-    {"H100 PCIe", 114, 51.2, 378, 756, 1513},
-    {"H100", 132, 66.9, 494.7, 989.4, 1978.9},
-    {"H200", 132, 66.9, 494.7, 989.4, 1978.9},          /* and GH200 */
-    {"GB200", 152, 80, 1250, 2500, 5000},
-    {"B200", 148, 75, 1125, 2250, 4500},
-    {"RTX 5070 Ti", 70, 43.9, 43.9, 87.9, 175.8},
-    {"RTX 5070", 48, 30.9, 30.9, 61.7, 123.5},
-    {"RTX 5080", 84, 56.3, 56.3, 112.6, 225.1},
-    {"RTX 5090", 170, 104.8, 104.8, 209.5, 419},
+    double f32, half;
+} Peak;
+static const Peak peaks[] = {
+    {"T4", 40, 8.1, 65},        {"A100", 108, 19.5, 312},        {"A10G", 80, 35, 70},       {"L4", 58, 30.3, 121},
+    {"L40S", 142, 91.6, 362},   {"RTX 4090", 128, 82.6, 165.2},  {"H100 PCIe", 114, 51.2, 756},
+    {"H100", 132, 66.9, 989.4}, {"RTX 5090", 170, 104.8, 209.5}, {"H200", 132, 66.9, 989.4}, {"B200", 148, 75, 2250},
 };
 
+/* Of any other GPU: its multiprocessors' FLOPs per clock by its generation, at its highest clock. */
+static Peak estimated_peak(void)
+{
+    const int sm = device_capability(), f32 = sm <= 80 ? 128 : 256;
+    const int half = sm == 80 ? 2048 : gpu.major == 9 ? 4096 : gpu.major == 10 ? 8192
+                     : strstr(gpu.name, "GeForce") ? 512 : 1024;
+    const double clocks = 1e-9 * kilohertz * gpu.multiProcessorCount;
+
+    return (Peak){NULL, 0, f32 * clocks, half * clocks};
+}
+
+static Peak peak(void)
+{
+    for (const Peak &p : peaks)
+        if (strstr(gpu.name, p.name) && gpu.multiProcessorCount == p.multiprocessors)
+            return p;
+    return estimated_peak();
+}
+
+bool device_peak_is_estimated(void)
+{
+    return !peak().name;
+}
+
+/* TF32 has half of half precision's rate, fp8 twice of it. */
 double device_peak_flops(DType dtype)
 {
     const bool fp8 = dtype == E4M3 || dtype == E5M2;
 
-    if (device_supports(dtype) == SUPPORT_NONE || strstr(gpu.name, "Laptop") || strstr(gpu.name, "Max-Q"))
+    if (device_supports(dtype) == SUPPORT_NONE)
         return 0;
-    for (const auto &p : peaks)
-        if (strstr(gpu.name, p.name) && gpu.multiProcessorCount == p.multiprocessors)
-            return 1e12 * (fp8 ? p.fp8 : dtype != F32 ? p.half : tf32 ? p.tf32 : p.f32);
-    return 0;
+    return 1e12 * (fp8 ? 2 * peak().half : dtype != F32 ? peak().half : tf32 ? peak().half / 2 : peak().f32);
 }

@@ -81,19 +81,6 @@ void embedding_forward_kernel(Tensor out, Tensor ids, Tensor weight)
         LAUNCH_ROWS(out, N, embedding_forward_rows<T, N>, out, ids, weight)));
 }
 
-__global__ void ids_in_slice_all(int32_t *out, const int32_t *ids, int64_t first, int64_t n, int64_t count)
-{
-    EACH_PACK(i, 1, count)
-        out[i] = ids[i] >= first && ids[i] < first + n ? ids[i] - first : -1;
-}
-
-void ids_in_slice_kernel(Tensor out, Tensor ids, int64_t first, int64_t n)
-{
-    const int64_t count = tensor_count(ids);
-
-    LAUNCH(ids_in_slice_all, blocks(count, 1), THREADS, out, ids, first, n, count);
-}
-
 /* ---- rotary positions ---- */
 
 /* A thread block rotates the pairs of a row's q and k, head by head, N pairs per thread. v, the last third of each

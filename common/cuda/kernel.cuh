@@ -160,6 +160,35 @@ __device__ inline float block_max(float x)
     return over_block<float, warp_max>(x, -INFINITY);
 }
 
+/* ---- rows of logits: a thread block per row ---- */
+
+/* Computes the row's maximum and the sum of exp(x - max), for every thread. An empty row has -Inf and 0. */
+template <typename T> __device__ inline float row_max(const T *in, int64_t width)
+{
+    constexpr int N = 16 / sizeof(T);
+    float v[N], max = -INFINITY;
+
+    EACH_RAGGED(j, N, in, width) {
+        load_ragged(v, in, j, width, -INFINITY);
+        for (int k = 0; k < N; k++)
+            max = fmaxf(max, v[k]);
+    }
+    return block_max(max);
+}
+
+template <typename T> __device__ inline float row_sum(const T *in, float max, int64_t width)
+{
+    constexpr int N = 16 / sizeof(T);
+    float v[N], sum = 0;
+
+    EACH_RAGGED(j, N, in, width) {
+        load_ragged(v, in, j, width, -INFINITY);
+        for (int k = 0; k < N; k++)
+            sum += expf(v[k] - max);
+    }
+    return block_sum(sum);
+}
+
 /* ---- launches ---- */
 
 template <typename T> static T *data(Tensor t)

@@ -104,24 +104,6 @@ void device_download(void *to, const void *from, int64_t bytes)
     CUDA(cudaStreamSynchronize(stream()));
 }
 
-void *device_host_alloc(int64_t bytes)
-{
-    void *data;
-    const cudaError_t error = cudaHostAlloc(&data, bytes ? bytes : 1, cudaHostAllocDefault);
-
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        return NULL;
-    }
-    cuda_check(error, "cudaHostAlloc(&data, bytes)", __FILE__, __LINE__);
-    return data;
-}
-
-void device_download_start(void *to, const void *from, int64_t bytes)
-{
-    CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream()));
-}
-
 /* Uploads go through a ring of pinned slots: once the host has copied it, the caller may reuse its buffer, and the copy
  * to the GPU is queued like any work. The host waits only if it comes to a slot that the GPU has not copied yet. */
 enum { SLOTS = 16 };

@@ -705,7 +705,6 @@ static void cases_pass(void **state)
     static const char *const runs[] = {"1 all", "2 all", "3 all", "5 all", "8 all", "4 mistakes", "4 pretend",
                                        "4 all", "6 all", "7 all"};    /* these: make test-full */
 
-    (void)state;
     run_well("%s worker all", self);            /* without mpiexec */
     for (int i = 0; i < (full_tests() ? 10 : 7); i++)
         run_well("timeout 300 mpiexec -n %c %s worker %s", *runs[i], self, runs[i] + 2);
@@ -724,7 +723,6 @@ static void waits_end(void **state)
                                         "rank 8 waits for the other ranks of group pair 4 to form groups"};
     int count = 0;
 
-    (void)state;
     Result r = run("timeout 30 mpiexec -n 10 %s worker stall", self);
     for (int i = 0; i < 7; i++)
         if (!strstr(r.err, lines[i]))

@@ -59,7 +59,6 @@ static int encoded(const Format *f, real x)
 
 static void every_pattern_is_read(void **state)
 {
-    (void)state;
     for (const Format *f = formats; f < formats + FORMATS; f++) {
         for (int bits = 0; bits < 1 << (1 + f->exponent + f->mantissa); bits++) {
             const double is = decoded(f, bits), want = meaning(f, bits);
@@ -75,7 +74,6 @@ static void every_pattern_is_read(void **state)
  * beside that, to the nearer one. */
 static void every_pattern_is_rounded_to(void **state)
 {
-    (void)state;
     for (const Format *f = formats; f < formats + FORMATS; f++) {
         const int sign = 1 << (f->exponent + f->mantissa);
         for (int bits = 0; bits <= f->last; bits++) {
@@ -141,7 +139,6 @@ static void operators_round_once(void **state)
     enum { B = 2, T = 70, A = 3, D = 10, H = A * D, R = B * T, M = 1100, V = 53 };
     const struct { DType dtype, gradients; } cases[] = {{BF16, REAL}, {BF16, BF16}, {F16, REAL}};
 
-    (void)state;
     for (int c = 0; c < 3; c++) {
         const DType dtype = cases[c].dtype, g = cases[c].gradients;
         Tensor x[2], y[2], stats[2], w[2], b[2], wide[2], weight[2], bias[2], qkv[2], probs[2], d_qkv[2], d_probs[2];
@@ -239,7 +236,6 @@ static void adamw_rounds_weights(void **state)
     const AdamWArguments a = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
                               .correction1 = 0.1, .correction2 = 0.05, .gradient_scale = 0.5};
 
-    (void)state;
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 2; k++) {
             Tensor w = seeded(REAL, types[i], "w", shape(N), 1), small = seeded(types[i], types[i], "w", shape(N), 1);
@@ -265,7 +261,6 @@ static void fp8_products(void **state)
     enum { R = 48, K = 80, M = 32 };
     const struct { DType x, weight, out; } cases[] = {{E4M3, E4M3, BF16}, {E5M2, E4M3, REAL}, {E4M3, E5M2, REAL}};
 
-    (void)state;
     for (int c = 0; c < 3; c++) {
         Tensor x = seeded(BF16, BF16, "x", shape(R, K), 30), w = seeded(BF16, BF16, "w", shape(M, K), 1e-4);
         Tensor scales = zeroed(F32, "scales", shape(2)), out = seeded(cases[c].out, BF16, "out", shape(R, M), 1e-3);
@@ -321,7 +316,6 @@ static void quantized_extremes(void **state)
     Tensor scale = zeroed(F32, "scale", shape(1));
     real host[256];
 
-    (void)state;
     x8.scale = scale.data;
     quantize(x8, NONE, x);                              /* a tensor of zeros */
     assert_true(*x8.scale == 1);

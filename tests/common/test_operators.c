@@ -36,16 +36,6 @@ enum { MOST = 64 };
 static double *arrays[MOST];
 static int array_count;
 
-/* Random ids below `limit`, with repeats; every fourth is -1. */
-static Tensor ids_below(const char *name, int64_t count, int64_t limit)
-{
-    const Tensor t = guarded(I32, name, shape(count));
-
-    for (int64_t i = 0; i < count; i++)
-        ((int32_t *)t.data)[i] = i % 4 == 1 ? -1 : (int32_t)((uint64_t)fabs(1e6 * random_number()) % limit);
-    return t;
-}
-
 static int32_t id(Tensor t, int64_t i)
 {
     return ((const int32_t *)t.data)[i];
@@ -105,7 +95,6 @@ static void assert_same(Tensor a, Tensor b)
 
 static void embedding(void **state)
 {
-    (void)state;
     EACH(R, all_rows) EACH(H, all_widths) EACH(V, all_vocabularies) {
         const Tensor ids = ids_below("ids", R, V), weight = filled("weight", shape(V, H)),
                      out = empty("out", shape(R, H));
@@ -174,7 +163,6 @@ static void layernorm_case(int64_t R, int64_t H, double center)
 
 static void layernorm(void **state)
 {
-    (void)state;
     EACH(R, all_rows) EACH(H, all_widths)
         layernorm_case(R, H, 0);
     layernorm_case(67, 130, 1000);
@@ -214,7 +202,6 @@ static void linear_case(int64_t R, int64_t K, int64_t M, bool with_bias)
 
 static void linear(void **state)
 {
-    (void)state;
     EACH(R, all_rows) EACH(K, all_widths) EACH(M, all_widths) {
         linear_case(R, K, M, true);
         linear_case(R, K, M, false);
@@ -241,7 +228,6 @@ static void gelu_case(Tensor x)
 
 static void gelu(void **state)
 {
-    (void)state;
     EACH(R, all_rows) EACH(F, all_widths)
         gelu_case(filled("x", shape(R, F)));
     for (int power = 1; power <= 10000; power *= 10) {                  /* large |x|, where tanh is +-1 */
@@ -254,7 +240,6 @@ static void gelu(void **state)
 
 static void residual(void **state)
 {
-    (void)state;
     EACH(R, all_rows) EACH(H, all_widths) {
         const Tensor x = filled("x", shape(R, H)), branch = filled("branch", shape(1, R, H)),
                      bias = filled("bias", shape(H));
@@ -315,7 +300,6 @@ static void cross_entropy(void **state)
     /* A float near 1e4 is accurate to 5e-4; so is lse, and with it each probability p, but not 1 - p. */
     const double far = sizeof(real) == 4 ? 5e-3 : tolerance;
 
-    (void)state;
     EACH(R, all_rows) EACH(V, all_vocabularies) {
         cross_entropy_case(R, V, 0, 1, tolerance);
         cross_entropy_case(R, V, 0, 1e4, far);
@@ -337,7 +321,6 @@ static void weight_decay_does_not_drift(void **state)
     const Tensor m = empty("m", shape(COUNT)), v = empty("v", shape(COUNT));
     double *before = numbers(params), sum = 0, expected = 0;
 
-    (void)state;
     tensor_zero(gradients);
     tensor_zero(m);
     tensor_zero(v);
@@ -356,7 +339,6 @@ static void square_sums(void **state)
 {
     static const int64_t counts[] = {1, 2, 63, 64, 65, 1000, 100003};
 
-    (void)state;
     EACH(count, counts) {
         const Tensor x = filled("x", shape(count));
         long double want = 0;
@@ -384,7 +366,6 @@ static void exponential(void **state)
     const double low = log(smallest), high = log(largest);
     enum { POINTS = 200000 };
 
-    (void)state;
     for (int i = 1; i < POINTS; i++) {          /* the full range of results, and close to 0 */
         const double f = (double)i / POINTS;
         const real x[] = {low + (high - low) * f, pow(1e-30, f), -pow(1e-30, f)};
@@ -403,7 +384,6 @@ static void nan_stays_nan(void **state)
 {
     const int64_t R = 67, H = 48, at[] = {0, 5 * H + 47, 66 * H + 17};
 
-    (void)state;
     EACH(place, at) {
         const Tensor x = filled("x", shape(R, H)), weight = filled("weight", shape(H)), out = empty("out", shape(R, H));
         const Tensor stats = empty("stats", shape(R, 2)), d_out = filled("d_out", shape(R, H)),
@@ -439,7 +419,6 @@ static void attention_of_extremes(void **state)
     const Tensor qkv = filled("qkv", shape(1, T, 3 * A * D)), out = empty("out", shape(1, T, A * D));
     const Tensor probs = empty("probs", shape(1, A, T, T));
 
-    (void)state;
     for (int64_t i = 0; i < T * 3 * A * D; i++)
         data(qkv)[i] *= i / D % 3 == 2 ? 1 : 1000;
     data(qkv)[66 * 3 * A * D] = NAN;                                    /* q of head 0, token 66 */
@@ -518,7 +497,6 @@ static void begin_operator(const void *rule)
 
 static void operands_are_checked(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         Result r = run_function(begin_operator, &rules[i]);
         const bool said = strstr(r.err, "rule: ") && strstr(r.err, "; but it takes ") && strstr(r.err, rules[i].takes);
@@ -538,7 +516,6 @@ static void operators_are_counted(void **state)
     const Tensor qkv = filled("qkv", shape(2, 3, 24)), attn_out = empty("attn_out", shape(2, 3, 8));
     const Tensor probs = empty("probs", shape(2, 2, 3, 3));
 
-    (void)state;
     ops_stats_reset();
     linear_forward(out, x, weight, NONE);
     attention_forward(attn_out, probs, qkv);

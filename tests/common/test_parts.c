@@ -40,7 +40,6 @@ static void philox_is_the_published_one(void **state)
         {~0ull, ~0ull, ~0ull, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
         {0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         const Philox p = philox(known[i].key, known[i].high, known[i].low);
         assert_memory_equal(p.word, known[i].word, sizeof p.word);
@@ -79,7 +78,6 @@ static void weights_have_their_standard_deviation(void **state)
     const Layout l = layout_create(c, FULL_MODEL);
     const Tensor all = flat("all", l.count);
 
-    (void)state;
     params_init(&l, 0, all, 1);
     for (int k = 0; k < l.parameters; k++) {
         const ParamInfo *p = &l.table[k];
@@ -123,7 +121,6 @@ static void learning_rate_rises_and_falls(void **state)
                     {20, 0, 100000, 0.8}, {0, 0, 0, 0.8}, {0, 0, 50, 0.8}, {1, 0, 0, 0.8}, {1, 0, 1, 0.8},
                     {1, 11, 0, 0.8}, {1, 11, 5, 0.5}, {0, 10, 4, 0.5}, {0, 10, 9, 0.2}};
 
-    (void)state;
     options.lr = 0.8, options.min_lr = 0.2;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
         options.warmup = expected[i].warmup, options.decay_steps = expected[i].decay;
@@ -133,7 +130,6 @@ static void learning_rate_rises_and_falls(void **state)
 
 static void norms_are_clipped(void **state)
 {
-    (void)state;
     options.clip = 1;
     assert_true(clip_scale(0) == 1 && clip_scale(0.5) == 1 && clip_scale(1 - 2e-6) == 1);
     assert_true(fabs(clip_scale(1) - 1 / 1.000001) < 1e-15);
@@ -173,7 +169,6 @@ static void adamw_is_adamw(void **state)
     enum { SHARDS = 5 };
     const double scale = 0.3, lr = 0.01;
 
-    (void)state;
     options.weight_decay = 0.25;
     for (int trial = 0; trial < 30; trial++) {
         const Config c = random_config();
@@ -263,7 +258,6 @@ static void batches_are_a_function(void **state)
     enum { T = 20 };
     const int64_t step = 3;
 
-    (void)state;
     options.seed = 9;
     open_data(token_file(3000, 1000), 1000, T);
     options.micro_batch = 5;
@@ -294,7 +288,6 @@ static void validation_tokens_stay_apart(void **state)
     static const int lengths[] = {1, 7, 99};
     uint16_t tokens[TOKENS];
 
-    (void)state;
     for (int i = 0; i < TOKENS; i++)
         tokens[i] = i;
     const char *path = file_of("places.bin", tokens, sizeof tokens);
@@ -353,7 +346,6 @@ static void files_of_all_kinds(void **state)
     } llama3 = {.header = {20240801, 7, TOKENS}};
     int64_t sequence[6];
 
-    (void)state;
     for (int i = 0; i < TOKENS; i++) {
         text[i] = i % 5 ? 127 - i : 255 - i;
         gpt2.tokens[i] = 65535 - i;
@@ -388,20 +380,17 @@ static void files_of_all_kinds(void **state)
 
 static int64_t asked, ones;             /* tokens that were asked for, and how many 1s came before them */
 
-/* Returns logits with odds of 3 to 1 for token 1. `row` must be the last token in the window. */
-static Tensor odds(Batch batch, int64_t row)
-{
-    static Tensor logits;
-    const int64_t T = batch.inputs.shape[1];
+static Tensor final, embedding, logits; /* of a model with hidden size 1 */
 
-    if (!logits.data) {
-        logits = flat("logits", 2);
-        data(logits)[1] = log(3);
-    }
-    assert_int_equal(row, asked < T ? asked : T - 1);
+/* Gives the last token in the window, and no other, odds of 3 to 1 for token 1. */
+static void odds(Batch batch)
+{
+    const int64_t T = batch.inputs.shape[1], row = asked < T ? asked : T - 1;
+
+    memset(data(final), 0, tensor_bytes(final));
+    data(final)[row] = log(3);
     ones += token_at(batch.inputs, 0, row);
     asked++;
-    return logits;
 }
 
 /* Validation takes full micro-batches: 64 sequences, rounded up to full micro-batches, or as many as the text has. */
@@ -413,7 +402,6 @@ static void evaluations_have_their_size(void **state)
                  {10010, 64, 1}, {10010, 63, 2}};
     uint16_t tokens[10010] = {0};
 
-    (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         open_data(file_of("pieces.bin", tokens, cases[i].tokens * sizeof *tokens), 2, 7);
         options.micro_batch = cases[i].micro_batch;
@@ -424,7 +412,7 @@ static void evaluations_have_their_size(void **state)
 }
 
 /* Samples with stdout in a file. Returns what was printed, valid until the next call. */
-static const char *printed_samples(Tensor (*logits)(Batch, int64_t), double temperature)
+static const char *printed_samples(LossFunction loss_of, int64_t token, double temperature)
 {
     static char printed[64];
     const Batch batch = batch_of(1, 8);
@@ -432,9 +420,13 @@ static const char *printed_samples(Tensor (*logits)(Batch, int64_t), double temp
     FILE *f = tmpfile();
 
     options.temperature = temperature;
+    final = tensor_create(MEM_WORKSPACE, REAL, "final", shape(8, 1));
+    embedding = tensor_create(MEM_WORKSPACE, REAL, "embedding", shape(options.config.vocab, 1));
+    logits = tensor_create(MEM_WORKSPACE, REAL, "logits", shape(1, options.config.vocab));
+    data(embedding)[token] = 1;
     fflush(stdout);
     dup2(fileno(f), 1);
-    text_sample_from(logits, batch);
+    text_sample(loss_of, final, embedding, logits, batch);
     fflush(stdout);
     dup2(out, 1);
     rewind(f);
@@ -442,21 +434,15 @@ static const char *printed_samples(Tensor (*logits)(Batch, int64_t), double temp
     fclose(f);
     close(out);
     batch_free(batch);
+    tensor_free(&final, MEM_WORKSPACE), tensor_free(&embedding, MEM_WORKSPACE), tensor_free(&logits, MEM_WORKSPACE);
     return printed;
 }
 
-static int token_forced;
-
-static Tensor forced(Batch batch, int64_t row)
+static void certain(Batch batch)
 {
-    static Tensor logits;
-
-    (void)batch, (void)row;
-    if (!logits.data)
-        logits = flat("forced", 257);
-    memset(logits.data, 0, tensor_bytes(logits));
-    data(logits)[token_forced] = 1000;
-    return logits;
+    (void)batch;
+    for (int64_t i = 0; i < tensor_count(final); i++)
+        data(final)[i] = 1000;
 }
 
 /* With a vocabulary of bytes, tokens are printed as bytes, control characters as '?'. Other tokens are numbers. */
@@ -468,12 +454,10 @@ static void tokens_are_printed(void **state)
     } cases[] = {{256, 'x', "\n>x\n"}, {256, '\n', "\n>\n\n"}, {256, '\t', "\n>\t\n"}, {256, 27, "\n>?\n"},
                  {256, 127, "\n>?\n"}, {256, 200, "\n>\310\n"}, {257, 65, "\n65 \n"}};
 
-    (void)state;
     options.prompt = ">", options.sample = 1;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         options.config.vocab = cases[i].vocab;
-        token_forced = cases[i].token;
-        assert_string_equal(printed_samples(forced, 0), cases[i].printed);
+        assert_string_equal(printed_samples(certain, cases[i].token, 0), cases[i].printed);
     }
 }
 
@@ -482,12 +466,11 @@ static void samples_have_their_odds(void **state)
     enum { COUNT = 4000 };
     static const double temperatures[] = {0, 1, 2}, probability[] = {1, 0.75, 0.633975};
 
-    (void)state;
     options.config.vocab = 2, options.prompt = "\1", options.sample = COUNT;
     for (int i = 0; i < 3; i++) {
         const double p = probability[i];
         asked = ones = 0;
-        printed_samples(odds, temperatures[i]);
+        printed_samples(odds, 1, temperatures[i]);
         assert_int_equal(asked, COUNT);
         assert_true(fabs((double)ones / COUNT - p) <= 5 * sqrt(p * (1 - p) / COUNT));
     }
@@ -499,7 +482,6 @@ static void memory_is_tracked(void **state)
 {
     const int64_t total = memory_total().used;
 
-    (void)state;
     assert_int_equal(memory_total().peak, total);               /* this test is the first to allocate */
     memory_track(MEM_MASTER, 100);
     memory_track(MEM_MASTER, -70);
@@ -552,7 +534,6 @@ static void numbers_in_words(void **state)
                    {INT64_MAX, "9,223,372,036,854,775,807"}, {INT64_MIN, "-9,223,372,036,854,775,808"}};
     const char *texts[8];
 
-    (void)state;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
         assert_string_equal(bytes_text(expected[i].bytes), expected[i].text);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -574,7 +555,6 @@ static void presets_have_their_size(void **state)
                    {"13b", 12.5e9, 13.1e9}, {"70b", 65e9, 70e9}, {"175b", 173e9, 177e9}, {"405b", 403e9, 410e9}};
     const Options before = options;
 
-    (void)state;
     for (unsigned i = 0; i < sizeof presets / sizeof *presets; i++) {
         char *argv[] = {"test", "--preset", presets[i].name, NULL};
         options_parse("test", "A test.", 3, argv, NULL);
@@ -593,7 +573,6 @@ static void presets_have_their_size(void **state)
  * finds an include and a call that point up. */
 static void includes_point_down(void **state)
 {
-    (void)state;
     run_well(SOURCE "/tests/layers.sh");
     run_well("sh -c 'cp -r " SOURCE "/common . && echo \"#include \\\"run.h\\\"\" >>common/tensor.h'");
     expect(run(SOURCE "/tests/layers.sh ."), 1, "common/tensor.h includes common/run.h, but run stands above tensor");

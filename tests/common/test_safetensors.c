@@ -76,7 +76,6 @@ static void files_are_read_back(void **state)
     double wide[6];                     /* or integers */
     float narrow[6];
 
-    (void)state;
     write_all();
     Safetensors s = safetensors_open(path);
     assert_true(pread(s.file, &begin, sizeof begin, 0) > 0 && begin.length % 8 == 0);
@@ -114,7 +113,6 @@ static void foreign_files_are_read(void **state)
     static const char *const names[] = {"fp8", "empty", "b", "unknown", "deep", NULL, "\u00fc"};
     double two[2] = {1, 1};
 
-    (void)state;
     write_file(strlen(header), header, 44);
     Safetensors s = safetensors_open(path);
     assert_int_equal(s.count, 7);
@@ -137,7 +135,6 @@ static void tied_tensors_have_two_names(void **state)
         "{\"__metadata__\":{\"format\":\"pt\",\"in\":\"out\",\"other\":\"none\",\"bias\":\"out\"},"
         TENSOR("bias", "F32", "[1]", "[0,4]") "," TENSOR("out", "F32", "[2]", "[4,12]") "}";
 
-    (void)state;
     write_file(strlen(header), header, 12);
     Safetensors s = safetensors_open(path);
     const SafeTensor *in = safetensors_find(&s, "in"), *out = safetensors_find(&s, "out");
@@ -219,7 +216,6 @@ static void failures_are_said(void **state)
     static char deep[1000001] = "{\"a\":";
     struct stat status;
 
-    (void)state;
     for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
         write_file(strlen(hostile[i].header), hostile[i].header, hostile[i].data_bytes);
         assert_fails(open_it, path, hostile[i].words);

@@ -73,7 +73,6 @@ static bool gone(pid_t pid)
 
 static int clean_up(void **state)
 {
-    (void)state;
     for (int r = 0; r < job.ranks; r++)
         if (!gone(job.rank[r]))
             kill(job.rank[r], SIGKILL);
@@ -219,7 +218,6 @@ static void a_killed_rank_ends_all(void **state)
     static double reference[STEPS];
     const int times = full_tests() ? 50 : PROGRAMS;
 
-    (void)state;
     run_well(ONE " " SHAPE " --accumulate 2 --steps %d --metrics reference.csv --quiet", STEPS);
     assert_int_equal(read_column("reference.csv", "loss", reference, STEPS), STEPS);
     for (int i = 0; i < times; i++) {
@@ -267,7 +265,6 @@ static void a_stopped_rank_ends_all(void **state)
 {
     enum { TIMEOUT = 2, CASES = 2 * PROGRAMS };
 
-    (void)state;
     for (int i = 0; i < CASES; i++) {
         const int p = i % PROGRAMS;
         const bool in_the_middle = i < PROGRAMS;
@@ -318,7 +315,6 @@ static void signals_stop_all_ranks(void **state)
         {"SIGUSR1 to mpiexec", SIGUSR1, -3, -1},
     };
 
-    (void)state;
     for (int i = 0; i < 6; i++) {
         char text[64];
         run_well("sh -c 'rm -rf kept'");
@@ -369,7 +365,6 @@ static void fails(int status, const char *name, const char *words, const char *f
 
 static void ranks_that_cannot_start_end_all(void **state)
 {
-    (void)state;
     fails(1, "04_zero", "the command line: rank 2",
           "mpiexec -n 3 sh -c 'exec " P04 " --zero $((" RANK " == 2 ? 3 : 1))'");
     fails(1, "03_data_parallel", "the command line: rank 1",
@@ -405,7 +400,6 @@ static void ranks_that_cannot_start_end_all(void **state)
 /* Every rank finds an infinite loss; one of them reports it, and the checkpoint before stays. */
 static void divergence_ends_all(void **state)
 {
-    (void)state;
     for (int i = 0; i < (full_tests() ? PROGRAMS : 2); i++) {
         fails(1, programs[i].name, "the loss is|at step|--lr|last checkpoint is unchanged",
               "mpiexec -n 2 " BUILD "/cpu/%s " SHAPE " %s --steps 1000 --lr 1000 --clip 0 --save kept --save-every 1 "
@@ -421,7 +415,6 @@ static void a_rank_that_cannot_write_ends_all(void **state)
 {
     static const struct rlimit limit = {1000, 1000};
 
-    (void)state;
     for (int i = 0; i < (full_tests() ? PROGRAMS : 2); i++) {
         launch_two(i, "--steps 1000000 --save kept --save-every 1 --report r.json");
         wait_for("saved step");

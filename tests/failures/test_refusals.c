@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "../../common/safetensors.h"
 #include "../harness.h"
@@ -19,7 +22,6 @@
 /* The temporary directory: data, a checkpoint `good` of two steps, and files of a user. */
 static int set_up(void **state)
 {
-    (void)state;
     run_well("sh -c 'rm -rf ./*'");
     run_well("cp %s data.bin", token_file(2000, 97));
     run_well("sh -c 'mkdir adir; for f in adir/file afile old.csv; do echo precious >$f; done; mkfifo fifo'");
@@ -111,13 +113,34 @@ static void command_lines(void **state)
         {1, "--preset 405b --recompute full --seq 1 --data long", "category is optimizer with|--layers|--hidden"},
         {0}};
 
-    (void)state;
     run_well("sh -c 'yes | head -c 100000 >long'");
     all_fail(cases);
     fails(1, "2 ranks|without mpiexec", "mpiexec -n 2 " ONE);
     fails(2, "--hidden: expected|got 50", "mpiexec -n 3 " ONE " --hidden 50 --heads 4");
     fails(1, "standard output", "sh -c 'exec " BUILD "/cpu/" NAME " --help >/dev/full'");
     run_well(ONE " --quie --accum 1 --seed +7 --lr 0x1p-10");           /* unusual, but valid */
+}
+
+/* A line is one write, however long: a launcher mixes what several ranks write in parts, as glibc from 2.37 on would. */
+static void lines_are_whole(void **state)
+{
+    char name[201] = "", line[4096];
+    int ends[2];
+
+    (void)state;
+    memset(name, 'x', 200);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);      /* each read gets one write */
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        execl(BUILD "/cpu/" NAME, NAME, "--data", name, NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    const ssize_t length = read(ends[0], line, sizeof line);
+    close(ends[0]);
+    waitpid(child, NULL, 0);
+    assert_true(length > 200 && line[length - 1] == '\n');
 }
 
 /* ---- Data ---- */
@@ -173,7 +196,6 @@ static void data(void **state)
     char koi8[2000], latin[2000];
     int64_t wide[2000];
 
-    (void)state;
     write_file("empty", "", 0);
     write_tokens("llama", 7, 1000, 2000, 1001, 1);
     write_file("questions.bin", (int32_t[500]){20240522, 1, 1}, 2000);
@@ -259,7 +281,6 @@ static void checkpoints(void **state)
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         spoil(edits[i].file, edits[i].from, edits[i].to);
         fails(1, edits[i].words, LOAD);
@@ -313,7 +334,6 @@ static void nan_stops_the_run(void **state)
         {"model.safetensors", "gpt_neox.layers.0.mlp.dense_h_to_4h.bias", 7e4f, NULL},
     };
 
-    (void)state;
     for (int i = 0; i < 5; i++) {
         spoil(NULL, NULL, NULL);
         const char *path = in_temporary("bad/%s", spoiled[i].file);
@@ -357,7 +377,6 @@ static void outputs(void **state)
         {"--load kept --metrics kept.csv", "--metrics kept.csv|File too large", 100},
     };
 
-    (void)state;
     for (int i = 0; i < 4; i++) {
         fails(1, "missing/x|No such file", ONE " --%s missing/x", options[i]);
         fails(1, "afile|expected|another name", ONE " --%s afile", options[i]);         /* a user's file */
@@ -403,6 +422,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(command_lines),
+        cmocka_unit_test(lines_are_whole),
         cmocka_unit_test(data),
         cmocka_unit_test(checkpoints),
         cmocka_unit_test(nan_stops_the_run),

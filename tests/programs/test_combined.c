@@ -6,7 +6,6 @@
 
 static void configurations_agree(void **state)
 {
-    (void)state;
     agrees_with_01("09_combined");
 }
 
@@ -15,7 +14,6 @@ static void all_grids_agree(void **state)
 {
     int grids = 0;
 
-    (void)state;
     if (!full_tests())
         skip();
     for (int n = 1; n <= 8; n++)
@@ -59,7 +57,6 @@ static void bf16_is_as_near_as_02s(void **state)
                  {2, "--cp 2 --micro-batch 8"}, {2, "--pp 2 --micro-batch 2 --accumulate 4"},
                  {2, "--dp 2 --micro-batch 4"}, {8, "--cp 8 --micro-batch 8"}};
 
-    (void)state;
     run_well(BUILD "/cpu64/01_single_gpu " MODEL "--data %s --steps 1 --micro-batch 8 --accumulate 1 "
              "--dump-gradients exact.safetensors", token_file(20000, 97));
     run_well(BUILD "/cpu/02_mixed_precision " MODEL "--data %s --steps 1 --micro-batch 8 --accumulate 1 --dtype bf16 "

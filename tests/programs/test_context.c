@@ -72,7 +72,6 @@ static void blocks_in_any_order_are_full_attention(void **state)
     static const int64_t lengths[] = {1, 5, 75};
     static const double shifts[] = {0, 1000, -1000};
 
-    (void)state;
     for (int l = 0; l < 3; l++)
         for (int o = 0; o < 6; o++)
             for (int s = 0; s < 3; s++)
@@ -83,7 +82,6 @@ static void blocks_in_any_order_are_full_attention(void **state)
 
 static void configurations_agree(void **state)
 {
-    (void)state;
     agrees_with_01("07_context_parallel");
 }
 
@@ -96,7 +94,6 @@ static void pairs_are_what_the_mask_leaves(void **state)
     static const int all_ranks[] = {3, 4, 1, 2, 8};
     enum { S = 48, LAYERS = 2, MICRO_BATCH = 3, ACCUMULATE = 2, HEADS = 24 };
 
-    (void)state;
     for (int m = 0; m < 4; m++)
         for (int i = 0; i < (full_tests() ? 5 : m < 2 ? 2 : 1); i++) {
             const int n = all_ranks[i], C = S / n;

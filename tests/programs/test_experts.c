@@ -12,13 +12,11 @@
  * slots, with enough, and with one for each token. Models whose experts are copies of an MLP compute what 01 does. */
 static void the_reference_and_01_agree(void **state)
 {
-    (void)state;
     expect(run(BUILD "/cpu64/verify 10_expert_parallel " PROGRAM), 0, "8 of 8 configurations are right");
 }
 
 static void configurations_agree(void **state)
 {
-    (void)state;
     agrees_with_01("10_expert_parallel");
 }
 
@@ -43,7 +41,6 @@ static void upcycling_leaves_the_router(void **state)
     static const char *const router = "gpt_neox.layers.1.mlp.gate.weight", *const options = "--expert-width 96";
     static double fresh[8 * 24], upcycled[8 * 24], dense[96 * 24], expert[96 * 24];
 
-    (void)state;
     run_well("rm -rf dense fresh upcycled");
     run_well(BUILD "/cpu64/01_single_gpu" SHAPE "--micro-batch 4 --accumulate 1 --steps 2 --save dense", DATA);
     run_well(PROGRAM SHAPE "%s --steps 0 --save fresh", DATA, options);

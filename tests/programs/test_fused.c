@@ -61,7 +61,6 @@ static void attention_is_the_chain(void **state)
     } cases[] = {{2, 1, 2, 8},    {1, 127, 2, 32}, {1, 128, 1, 48},  {1, 129, 2, 64},
                  {2, 257, 1, 80}, {1, 300, 2, 96}, {1, 520, 1, 128}, {3, 70, 3, 10}};
 
-    (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int k = 0; k < 3; k++) {
             const int64_t B = cases[c].B, T = cases[c].T, A = cases[c].A, D = cases[c].D;
@@ -88,7 +87,6 @@ static void attention_of_extremes(void **state)
 {
     enum { T = 300, D = 16 };
 
-    (void)state;
     for (int k = 0; k < 2; k++) {
         Tensor qkv = drawn(REAL, "qkv", shape(1, T, 3 * D), 40);
         Tensor out = zeroed(REAL, "out", shape(1, T, D)), want = zeroed(REAL, "want", shape(1, T, D));
@@ -119,7 +117,6 @@ static void attention_by_chunks_is_the_chain(void **state)
         int64_t B, C, K, A, D;              /* K: number of earlier keys */
     } cases[] = {{2, 1, 3, 2, 8}, {1, 127, 65, 2, 32}, {1, 128, 128, 1, 48}, {2, 129, 260, 2, 64}, {1, 70, 1, 3, 10}};
 
-    (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int k = 0; k < 3; k++) {
             const int64_t B = cases[c].B, C = cases[c].C, A = cases[c].A, D = cases[c].D;
@@ -169,7 +166,6 @@ static void the_others_are_their_chains(void **state)
         int64_t R, H, M, V;
     } cases[] = {{1, 8, 24, 11}, {37, 50, 200, 97}, {130, 64, 256, 1031}, {300, 33, 1100, 7}};
 
-    (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int k = 0; k < 3; k++)
             for (int g = 0; g < (types[k] == BF16 ? 2 : 1); g++) {
@@ -241,7 +237,6 @@ static void adamw_clips_by_itself(void **state)
     AdamWArguments a = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
                         .correction1 = 0.1, .correction2 = 0.05};
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int k = 0; k < 3; k++) {
             Tensor g = drawn(REAL, "g", shape(N), 1), by_host[4], by_device[4];
@@ -302,7 +297,6 @@ static void the_update_needs_no_host(void **state)
                                         "--dtype bf16 --gradients bf16 --clip 0 --master none"};
     double norm[30];
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int steps = 30;
         run_well(FUSED " " SHAPE " --fuse adamw %s --data %s --steps 30 --save a --metrics a.csv", cases[i],
@@ -324,7 +318,6 @@ static void programs_agree(void **state)
 {
     char worst[128] = "";
 
-    (void)state;
     agrees_with_01("08_fused_kernels");
     compare_runs(FUSED " " SHAPE " --fuse none", MIXED " " SHAPE, 0, 0);
     compare_runs(FUSED " " SHAPE " --fuse none --dtype fp16 --recompute full", MIXED " " SHAPE " --dtype fp16", 0, 0);
@@ -342,7 +335,6 @@ static void samples_are_the_base(void **state)
 {
     const char *options = "--steps 4 --sample 40 --micro-batch 8";
 
-    (void)state;
     Result a = run(FUSED64 " " SHAPE " --data %s --dtype fp32 %s", token_file(20000, 97), options);
     Result b = run(SINGLE64 " " SHAPE " --data %s %s", token_file(20000, 97), options);
     assert_true(a.status == 0 && b.status == 0 && strlen(a.out) > 40);

@@ -107,7 +107,6 @@ static void shapes(void **state)
          13},
         {"--layers 1 --hidden 8 --heads 2 --seq 131 --micro-batch 1 --accumulate 2 --of-each 40", 13}};
 
-    (void)state;
     for (int i = 0; i < 5; i++)
         run_well(BUILD "/cpu64/test_gradients --quiet --threads 1 --seed 5 %s --vocab %d --data %s", shapes[i].options,
                  shapes[i].vocab, token_file(2000, shapes[i].vocab));
@@ -120,6 +119,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {cmocka_unit_test(shapes)};
 
     if (argc > 1)
-        comm_exit(check_all(set_up("test_gradients", "Compares gradients with differences.", argc, argv, more)));
+        comm_exit(check_all(program_begin("test_gradients", "Compares gradients with differences.", argc, argv, more)));
     return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
 }

@@ -36,7 +36,6 @@ static void losses_and_gradients_agree(void **state)
     double expected, loss[2];
     char worst[128] = "";
 
-    (void)state;
     read_expected("loss", &expected, 1);
     for (int i = 0; i < 2; i++) {
         run_well("%s " SHAPE " --steps %d --dump-gradients %d.safetensors --metrics %d.csv", programs[i], STEPS + 1, i,
@@ -56,7 +55,6 @@ static void the_saved_checkpoint_is_the_fixtures(void **state)
 {
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors"};
 
-    (void)state;
     run_well(BUILD "/cpu/01_single_gpu " SHAPE " --steps %d --save again", STEPS);
     for (int i = 0; i < 3; i++)
         run_well("cmp again/%s " FIXTURE "/checkpoint/%s", files[i], files[i]);
@@ -92,7 +90,6 @@ static void models_of_save_pretrained_load(void **state)
     double expected, loss;
     char worst[128] = "";
 
-    (void)state;
     read_expected("their_loss", &expected, 1);
     for (size_t i = 0; i < sizeof configurations / sizeof *configurations; i++)
         for (size_t d = 0; d < 2; d++) {
@@ -125,7 +122,6 @@ static void assert_their_gradients(const char *directory)
 /* A model's files may have stale copies of tensors: the one that the index names counts, not the first. */
 static void the_index_names_the_file(void **state)
 {
-    (void)state;
     run_well(ONE " --seed 9 --steps 0 --save stale --quiet");
     run_well("sh -c 'cp -r " THEIRS "/shards overlay; cp stale/model.safetensors overlay/stale.safetensors'");
     run_well("sed -i 's/\"weight_map\": {/&\"x\": \"stale.safetensors\",/' overlay/model.safetensors.index.json");
@@ -155,7 +151,6 @@ static void edit_header(const char *file, const char *from, const char *to)
 /* safetensors.torch.save_model writes the tied embedding by its other name. */
 static void tied_embeddings_are_found(void **state)
 {
-    (void)state;
     run_well("cp -r " THEIRS "/F16 tied");
     edit_header("tied/model.safetensors", "gpt_neox.embed_in.weight", "embed_out.weight");
     expect(run(ONE " --load tied --steps 1"), 1, "expected a tensor gpt_neox.embed_in.weight, which is not there");
@@ -170,7 +165,6 @@ static void it_is_a_model_at_step_0(void **state)
     enum { STEPS_AFTER = 4 };
     double at_once[STEPS_AFTER], later[STEPS_AFTER];
 
-    (void)state;
     expect(run(ONE " --load " THEIRS "/shards --steps %d --metrics at_once.csv", STEPS_AFTER), 0,
            "starting from the weights of " THEIRS "/shards at step 0");
     run_well(ONE " --load " THEIRS "/F16 --steps 0 --save begun");
@@ -193,7 +187,7 @@ static void refuses(const char *model, const char *command, const char *words)
     run_well("%s", command);
     for (int ranks = 1; ranks <= 2; ranks++) {
         Result r = run("timeout 15 mpiexec -n %d " BUILD "/cpu64/06_pipeline_parallel " THEIR_SHAPE " --load bad "
-                       "--steps 1", ranks);
+                       "--steps 1 --quiet", ranks);
         assert_memory_equal(r.err, "06_pipeline_parallel: ", 22);
         expect(r, 1, words);
     }
@@ -203,7 +197,6 @@ static void incomplete_models_are_refused(void **state)
 {
     const char *shards = THEIRS "/shards";
 
-    (void)state;
     refuses(shards, "rm bad/model-00003-of-00004.safetensors", "bad/model-00003-of-00004.safetensors: No such file");
     refuses(shards, "sed -i s,model-00003,model-00002, bad/model.safetensors.index.json", "expected a tensor gpt_neox.");
     refuses(shards, "sed -i /embed_in/d bad/model.safetensors.index.json", "embed_in.weight, which is not in the index");

@@ -21,7 +21,6 @@ static void every_rung_is_exact(void **state)
                                    {37, 129, 100}, {1, 300, 5}, {300, 1, 5},  {12, 32, 256},  {13, 33, 257},
                                    {193, 40, 300}, {24, 1025, 40}, {400, 70, 1}};
 
-    (void)state;
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const int m = sizes[s][0], n = sizes[s][1], k = sizes[s][2];
         float *a = ladder_matrix(m, k), *b = ladder_matrix(k, n), *c = ladder_matrix(m, n), *want = ladder_matrix(m, n);
@@ -55,7 +54,6 @@ static void errors_are_seen(void **state)
     float a[N * N], b[N * N], c[N * N], want[N * N];
     int64_t at;
 
-    (void)state;
     ladder_fill(a, N * N, 1);
     ladder_fill(b, N * N, 2);
     double *row = ladder_norms(a, N, N, N, 1), *column = ladder_norms(b, N, N, 1, N);
@@ -73,7 +71,6 @@ static void errors_are_seen(void **state)
 
 static void the_program_prints_its_table(void **state)
 {
-    (void)state;
     Result r = run(BUILD "/cpu/ladder --size 100x37x129 --threads 2 --seconds 0 --copy 1");
     for (int i = 1; i <= RUNGS; i++) {
         char line[40];
@@ -97,7 +94,6 @@ static void wrong_options_are_refused(void **state)
                                         "--rungs 1;2", "--threads 0", "--threads 2x", "--seconds -1", "--seconds nan",
                                         "--seconds 1s", "--copy -1", "--copy 5k", "--nothing", "1024"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         Result r = run(BUILD "/cpu/ladder %s", wrong[i]);
         if (r.status != 2 || strncmp(r.err, "ladder: ", 8) || *r.out)

@@ -33,7 +33,6 @@ enum { TYPES = sizeof types / sizeof *types };
 /* The same bits as 01 (equivalence.h). */
 static void fp32_is_the_base(void **state)
 {
-    (void)state;
     agrees_with_01("02_mixed_precision");
 }
 
@@ -44,7 +43,6 @@ static void gradients_and_memory_of_each_type(void **state)
     const int ln = 4, N = 256 * 48 + 3 * (12 * 48 * 48 + 13 * 48) + 2 * 48;
     char worst[128] = "";
 
-    (void)state;
     run_well(SINGLE64 " " SHAPE " --micro-batch 4 --accumulate 2 --steps 1 --dump-gradients reference.st");
     for (int i = 0; i < TYPES; i++) {
         for (int m = 0; m < 3; m++) {
@@ -101,7 +99,6 @@ static void training_in_each_type(void **state)
         {"--dtype fp16 --loss-scale 0.0009765625 --loss-scale-growth 0", 0.05, 1},
     };
 
-    (void)state;
     assert_true(fp32 < 3.3);                             /* it has learned: a uniform distribution has 5.5 */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const double d = loss_after_300(cases[i].options) / fp32 - 1;
@@ -117,7 +114,6 @@ static void an_overflow_skips_its_step(void **state)
 {
     double scale[60], norm[60];
 
-    (void)state;
     expect(run(BUILD "/cpu64/verify 02_mixed_precision " BUILD "/cpu64/02_mixed_precision"), 0,
            "--dtype fp16, overflow: right");
     /* resumed with --loss-scale-growth 3 after 4 clean steps: the scale doubles at once */
@@ -150,7 +146,6 @@ static void an_overflow_skips_its_step(void **state)
  * from the checkpoint of every other. */
 static void checkpoints_cross(void **state)
 {
-    (void)state;
     for (int i = 0; i < TYPES; i++) {
         const bool fp16 = strstr(types[i].options, "fp16");
         const char *scale = fp16 ? "--loss-scale 67108864" : "", *growth = fp16 ? "--loss-scale-growth 2" : "";
@@ -190,7 +185,6 @@ static void what_stays_in_bf16_is_reported(void **state)
         {"--hidden 48 --heads 3 --seq 16 --micro-batch 1", "emulated"},
     };
 
-    (void)state;
     for (int i = 0; i < 4; i++)
         expect(run(MIXED " --layers 2 --dtype fp8 --steps 1 --threads 1 %s", cases[i].options), 0, cases[i].printed);
 }

@@ -269,7 +269,6 @@ static void in_flight_is_bounded(Pipeline pipe)
  * at 9. */
 static void times_are_simulated(void **state)
 {
-    (void)state;
     Simulation s = simulate((Pipeline){ZERO_BUBBLE, 2, 1, 1}, times_of("2,3,1,1"), NULL);
     assert_int_equal(s.clock[0], 2 + 1 + 2 + 3 + 1 + 3 + 1);
     assert_int_equal(s.clock[1], 2 + 1 + 2 + 3 + 1);
@@ -304,7 +303,6 @@ static void check(ScheduleKind kind, int p, int m, int chunks)
 
 static void every_schedule_is_right(void **state)
 {
-    (void)state;
     for (int p = 1; p <= RANKS; p++)
         for (int m = 1; m <= MICROS; m++) {
             for (int kind = AFAB; kind <= DUALPIPE_V; kind++)
@@ -324,7 +322,6 @@ static void configurations_agree(void **state)
     static const int ranks[] = {1, 2, 3, 4, 8}, micros[] = {1, 2, 3, 4, 5, 7, 8, 12, 16};
     static const char *const recompute[] = {"none", "selective", "full"};
 
-    (void)state;
     agrees_with_01("06_pipeline_parallel");
     for (int i = 0; full_tests() && i < 5 * 9 * 3; i++)
         for (int kind = AFAB; kind <= DUALPIPE_V; kind++)
@@ -344,7 +341,6 @@ static void configurations_agree(void **state)
 
 static void charts_are_printed(void **state)
 {
-    (void)state;
     expect(run("mpiexec -n 2 " PROGRAM " --layers 2 --hidden 16 --heads 2 --seq 8 --accumulate 4 "
                "--schedule zero-bubble --print-schedule --report r2.json"), 0,
            "rank 0   01.aA2bB3cCdD|rank 1   .0a1bA2cB3dCD|bubble 0.0833");
@@ -359,7 +355,6 @@ static void bubbles_are_measured(void **state)
     static const char *const schedules[] = {"afab", "1f1b", "interleaved --chunks 2", "zero-bubble", "zb-v",
                                             "dualpipe-v"};
 
-    (void)state;
     if (!full_tests())
         skip();
     for (int i = 0, tries = 0; i < 6; ) {

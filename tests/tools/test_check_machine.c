@@ -28,7 +28,6 @@ static void put(const char *name, const char *text)
  * PATH except six, which other directories replace; `real` has three of those six. */
 static int make_directories(void **state)
 {
-    (void)state;
     run_well("mkdir bin real alone one_gpu old_driver old_gpu mixed old_nvcc broken hangs proc free limited noble "
              "repaired offline prefix prefix/cjson hidden hidden/cjson");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
@@ -83,7 +82,6 @@ static int make_directories(void **state)
 
 static void limits_are_no_failures(void **state)
 {
-    (void)state;
     expect(run("sh machine.sh 'real one_gpu' limited PARALLEL=2 BLAS_LIBS=%s NCCL_CFLAGS=-I%s",
                in_temporary("libopenblas.so"), SOURCE "/tools/simulator/nccl_2.17"), 0,
            "ok  packages  all are installed\n|ok  MPI       |: 2 ranks see each other\n|"
@@ -101,7 +99,6 @@ static void limits_are_no_failures(void **state)
 
 static void what_fails_is_named(void **state)
 {
-    (void)state;
     expect(run("sh machine.sh 'alone real old_driver' free WRONG=1 PARALLEL=2 BLAS_LIBS=%s",
                in_temporary("libopenblas.so")), FAILS,
            "NO  MPI       each of 2 ranks is rank 0 of 1: this is the broken MPICH 4.2.0-5build3 of Ubuntu 24.04\n|"
@@ -117,7 +114,6 @@ static void what_fails_is_named(void **state)
 /* GPUs that nvcc of CUDA 12 can build for are used, and in one line each, why others are not. */
 static void gpus_are_used_if_they_can_be(void **state)
 {
-    (void)state;
     expect(run("sh make.sh 'real mixed one_gpu' -n run"), 0,
            " -gencode=arch=compute_89,code=compute_89 -gencode=arch=compute_89,code=sm_89 "
            "-gencode=arch=compute_90,code=compute_90\"|"
@@ -134,7 +130,6 @@ static void gpus_are_used_if_they_can_be(void **state)
 /* What is missing is installed, and nothing else: MPICH where there is no MPI, but not a broken one. */
 static void what_is_missing_is_installed(void **state)
 {
-    (void)state;
     expect(run("sh make.sh noble deps-run"), 0,
            "MPICH 4.2.0-5build3 of this distribution is broken: Open MPI takes its place\n|"
            "installing openmpi-bin libopenmpi-dev\n|apt-get update -qq\n|"
@@ -154,7 +149,6 @@ static void nccl_of_2_17_is_enough(void **state)
 {
     const char *place = in_temporary("build");
 
-    (void)state;
     run_well("sh make.sh real BUILD=%s NCCL_CFLAGS=-I" SOURCE "/tools/simulator/nccl_2.17 %s/cpu64/obj/common/comm/nccl.o",
              place, place);
 }

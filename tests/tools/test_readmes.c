@@ -19,7 +19,6 @@ static void no_check_finds_a_fault(void **state)
         {"commands", PROGRAMS, copy_of_tree()},
     };
 
-    (void)state;
     for (int i = 0; i < (full_tests() ? 8 : 7); i++) {
         char command[512];
         snprintf(command, sizeof command, "cd %s && tools/workshop/readmes.sh %s %s", table[i].in, table[i].check,
@@ -31,7 +30,6 @@ static void no_check_finds_a_fault(void **state)
 
 static void changes_are_up_to_date(void **state)
 {
-    (void)state;
     expect(run_in_copy("cd " SOURCE " && tools/workshop/changes.sh --check"), 0, "");
 }
 

@@ -35,7 +35,6 @@ static void layouts_are_cutes(void **state)
     static const Mode plain[] = {{32, 1}, {4, 1024}};
     static const Mode t_lane[] = {{4, 256}, {8, 16}}, t[] = {{16, 1}, {2, 128}, {4, 1024}};
 
-    (void)state;
     for (int lane = 0; lane < 32; lane++) {
         for (int i = 0; i < 8; i++) {
             const Element e = left_element(lane, i), m = matrix_element(lane, i % 2, 0);
@@ -94,7 +93,6 @@ static void mistakes_are_found(void **state)
     };
     static const char *const orders[] = {"in-order", "reversed", "shuffled"};
 
-    (void)state;
     for (int o = 0; o < 3; o++)
         for (size_t i = 0; i < sizeof planted / sizeof *planted; i++) {
             run_well("env SIMULATED_ORDER=%s " BUILD "/simulated/planted_kernels %s 0", orders[o], planted[i].kernel);
@@ -151,7 +149,6 @@ static const struct {
 
 static void edits_are_found(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         const bool flash = !strncmp(edits[i].program, "08", 2);
         if (!edits[i].covering && !full_tests())
@@ -189,7 +186,6 @@ static void counts_follow_from_the_source(void **state)
     enum { N = 256, MULTIPLY_ADDS = N * N * N / 32, WARPS = N * N / 32 };
     char expected[4][100];
 
-    (void)state;
     Result r = run("env SIMULATED_COUNTS=1 " BUILD "/simulated/ladder --size %d --rungs 1,3,5 --seconds 0 --copy 0", N);
     assert_int_equal(r.status, 0);
     snprintf(expected[0], 100, "float %.1f, ex2 0.0, mma 0.0,", MULTIPLY_ADDS / 1e3);

@@ -74,7 +74,6 @@ static void programs(void **state)
 {
     const char *tensor = "05_tensor_parallel", *pipeline = "06_pipeline_parallel";
 
-    (void)state;
     compare(tensor, "--sequence-parallel" PRETEND, "strong scaling|--timeout 60|"
             "SIMULATED: times, and values computed from them, are those of --pretend 0.1,0.01,50; bytes are measured");
     if (run("sh -c 'command -v gnuplot'").status == 0)          /* only the figure needs it */
@@ -89,7 +88,6 @@ static void refusals_are_rows(void **state)
 {
     const char *why = "    4  --heads 2 is not divisible by 4 ranks; use 1 or 2\n";
 
-    (void)state;
     Result r = sweep("05_tensor_parallel", "4 1", "--steps 2");
     assert_true(cell("05_tensor_parallel", 0, "ranks") == 4 && isnan(cell("05_tensor_parallel", 0, "tokens/s")));
     assert_true(cell("05_tensor_parallel", 1, "tokens/s") > 0);                 /* measured, not simulated */

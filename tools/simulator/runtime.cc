@@ -77,6 +77,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
         {cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_bytes()},
         {cudaDevAttrMaxSharedMemoryPerMultiprocessor, shared_bytes() + 1024},
         {cudaDevAttrMemoryPoolsSupported, 1},
+        {cudaDevAttrClockRate, 1000000},
         {cudaDevAttrComputeCapabilityMajor, capability(device) / 10},
         {cudaDevAttrComputeCapabilityMinor, capability(device) % 10},
     };

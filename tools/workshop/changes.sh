@@ -2,8 +2,7 @@
 # Shows what a program changes in its base, function by function, without the comment at the top of train.c. Files of 09
 # beside train.c have functions of another program, with which each is compared.
 #   changes.sh --diff STAGE   the changes, colored on a terminal; FULL=1: with the full text of changed functions
-#   changes.sh --update       writes NN/DIFF.md: keeps its sentences and their order, and renews each function's heading
-#                             and ```diff block
+#   changes.sh --update       writes NN/DIFF.md: keeps its sentences, renews each function's heading and ```diff block
 #   changes.sh --check        fails if a DIFF.md is out of date, or has a function without a sentence
 set -eu
 cd "$(dirname "$0")/../.."
@@ -46,26 +45,23 @@ made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 
 # A DIFF.md with the changes in $made/new/KEY (its heading, then the lines of its ```diff block), which $made/keys lists
-# in the program's order. Sections of functions that no longer change are left out; new ones come last.
+# in the program's order.
 renew() {
     awk -v made="$made" '
-        function block(key,    line, file) {
-            file = made "/new/" key
-            getline line <file
-            print "## " line
-            if (text[key] == "") missing = missing " " key
-            printf "\n%s```diff\n", text[key]
-            while ((getline line <file) > 0) print line
-            print "```\n"
-        }
-        NR == FNR { known[$0] = 1; keys[++n] = $0; next }
-        /^## / { key = $2; gsub(/[`:,]/, "", key); order[++sections] = key; in_text = 1; started = 0; next }
-        !sections { print; next }
+        NR == FNR { keys[++n] = $0; next }
+        /^## / { key = $2; gsub(/[`:,]/, "", key); in_text = 1; started = 0; next }
+        key == "" { print; next }
         /^```diff/ { in_text = 0 }
         in_text && (started || NF) { started = 1; text[key] = text[key] $0 "\n" }
         END {
-            for (i = 1; i <= sections; i++) if (known[order[i]]) { block(order[i]); done[order[i]] = 1 }
-            for (i = 1; i <= n; i++) if (!done[keys[i]]++) block(keys[i])
+            for (i = 1; i <= n; i++) {
+                file = made "/new/" keys[i]
+                getline line <file
+                printf "## %s\n\n%s```diff\n", line, text[keys[i]]
+                while ((getline line <file) > 0) print line
+                print "```\n"
+                if (text[keys[i]] == "") missing = missing " " keys[i]
+            }
             if (missing) print "no sentence:" missing >"/dev/stderr"
         }' "$made/keys" "$1" | sed '$d'
 }
@@ -100,8 +96,11 @@ functions() {
     below "$1" >"$work/text"
     split "$work/text" "$work/${1%%/*}"
 }
-# The names of a file's functions in its order.
-names() { grep -oE '^[A-Za-z].*\(' "$1" | sed 's/(.*//; s/.*[ *]//' | awk '!seen[$0]++'; }
+# The names of a file's functions, in the order of their definitions.
+names() {
+    awk '/^[A-Za-z].*\(/ { name = $0 }
+        /^\{$/ { sub(/\(.*/, "", name); sub(/.*[ *]/, "", name); print name }' "$1"
+}
 
 for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
     [ -f "$file" ] || continue
@@ -132,10 +131,12 @@ for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
     fi
     in_file=""
     [ "${file##*/}" = train.c ] || in_file=" in ${file##*/}"
+    moved=$(for other in "$stage"/ring.c "$stage"/pipeline.c; do [ ! -f "$other" ] || names "$other"; done)
     { echo "(top)"; names "$file"; ls "$work/${stage%%/*}"; [ "${file##*/}" != train.c ] || ls "$work/$base"; } |
         awk '!seen[$0]++' | while read -r name; do
         old=$work/$base/$name new=$work/$stage/$name
         [ -f "$old" ] || [ -f "$new" ] || continue
+        [ -f "$new" ] || ! echo "$moved" | grep -qx "$name" || continue     # gone to a file beside train.c
         key=$name title="\`$name\`$in_file"
         if [ "$name" = "(top)" ]; then          # without the empty lines that functions leave behind
             key=${file##*/}

@@ -304,7 +304,7 @@ int main(int argc, char **argv)
     int wrong = 0, first_wrong = -1;
 
     tolerance = 1e-10;
-    batch = set_up("diagnose", "Explains what is wrong with dumped gradients.", argc, argv, (ProgramOption[]){
+    batch = program_begin("diagnose", "Explains what is wrong with dumped gradients.", argc, argv, (ProgramOption[]){
         {"candidate", OPTION_TEXT, &candidate, "file written by --dump-gradients", "FILE"},
         {"candidate-loss", OPTION_DOUBLE, &candidate_loss, "loss of that step", "X", 0, 1e9},
         {"candidate-norm", OPTION_DOUBLE, &candidate_norm, "gradient norm of that step", "X", 0, 1e30},
