@@ -16,7 +16,9 @@ endif
 STAGE ?= 01
 NP ?= 1
 STAGES := $(patsubst %/train.c,%,$(sort $(wildcard [0-9][0-9]_*/train.c)))
-MATCHES := $(or $(filter $(STAGE),$(STAGES)),$(filter $(STAGE)%,$(STAGES)))
+# 00 trains nothing.
+PROGRAMS := 00_collectives $(STAGES)
+MATCHES := $(or $(filter $(STAGE),$(PROGRAMS)),$(filter $(STAGE)%,$(PROGRAMS)))
 PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
 
@@ -54,9 +56,9 @@ $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)
 
 .DEFAULT_GOAL := help
 all: cpu cpu64 $(if $(NO_NVCC),,cuda)	## build everything that this machine can build
-cpu: $(patsubst %,$(BUILD)/cpu/%,$(STAGES) ladder plan)	## build the programs for the CPU, in float
-cpu64: $(STAGES:%=$(BUILD)/cpu64/%)	## build them in double, to compare parallel configurations
-CUDA := $(patsubst %,$(BUILD)/cuda/%,$(STAGES) ladder)
+cpu: $(patsubst %,$(BUILD)/cpu/%,$(PROGRAMS) ladder plan)	## build the programs for the CPU, in float
+cpu64: $(PROGRAMS:%=$(BUILD)/cpu64/%)	## build them in double, to compare parallel configurations
+CUDA := $(patsubst %,$(BUILD)/cuda/%,$(PROGRAMS) ladder)
 cuda: $(if $(NO_NVCC),no-nvcc,$(CUDA))	## build the programs for GPUs: ARCH=sm_90
 no-nvcc: ; @echo 'cuda: $(NO_NVCC); "make cpu" builds for the CPU'; exit 1
 
@@ -68,7 +70,7 @@ compile = @mkdir -p $(@D); echo "  CC  $@"; $(CC) $(FLAGS) -c $< -o $@
 link = @echo "  LD  $@"; $(CC) $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LIBS) -o $@
 archive = @rm -f $@; ar qcs $@ $(filter %.o,$^)
 # A program is all .c files of its directory, except those of one backend, and the libraries of its backend.
-$(foreach b,$(BACKENDS),$(STAGES:%=$(BUILD)/$(b)/%)): \
+$(foreach b,$(BACKENDS),$(PROGRAMS:%=$(BUILD)/$(b)/%)): \
 	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
 $(BACKENDS:%=$(BUILD)/%/libown.a): $$(call objects,$$(OWN_$$(backend))); $(archive)
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
@@ -94,8 +96,9 @@ run: known-stage deps-run	## train for a minute, on a GPU if there is one: STAGE
 	@case "$(NP)" in '' | 0* | *[!0-9]*) \
 		echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(if $(SIMULATE),--preset tiny \
-		--steps 20,--steps 300 --eval-every 100 $(if $(filter 01 02 03 04 08,$(NUMBER)),--sample 300)) $(ARGS)
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(if $(filter 00,$(NUMBER)),,$(OF_RUN)) $(ARGS)
+OF_RUN = $(if $(SIMULATE),--preset tiny --steps 20,--steps 300 --eval-every 100 \
+	$(if $(filter 01 02 03 04 08,$(NUMBER)),--sample 300))
 include tests/tests.mk $(filter-out %/machine.mk,$(wildcard tools/*/*.mk tools/*/*/*.mk))
 
 help:

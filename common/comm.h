@@ -19,7 +19,7 @@ typedef struct Request Request;                 /* a transfer in flight */
 typedef enum { SUM, MAX } Reduce;
 typedef enum {
     ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND,
-    SHIFT,                                      /* comm_start_shift, counted as SEND */
+    SHIFT, EXCHANGE,                            /* comm_start_shift, comm_start_exchange; counted as SEND */
     RECV, NUMBER,                               /* not counted; NUMBER: comm_sum */
     COMM_OPS
 } CommOp;
@@ -68,6 +68,11 @@ Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
  * group of one rank: a copy, counted as a call of 0 bytes. */
 Request *comm_start_shift(Comm *comm, Tensor out, Tensor in);
 
+/* Starts to send `in` to rank `to` and to receive `out` from rank `from`, any ranks of the group. `in` or `out` may be
+ * NONE: then only the other is transferred. Ranks between which nothing is sent need not call it. Counted as a send.
+ * The program must call comm_uses(comm, EXCHANGE) before comm_connect, which then connects all pairs of ranks. */
+Request *comm_start_exchange(Comm *comm, Tensor out, int from, Tensor in, int to);
+
 /* Waits until the buffers may be used, and sets *request to NULL; does nothing if it is NULL. With NCCL the GPU's
  * stream waits and the host continues: operators that are called from now on find the buffers ready. */
 void comm_wait(Request **request);
@@ -78,6 +83,7 @@ void comm_wait(Request **request);
 #define comm_all_gather(comm, out, in) comm_complete(comm_start_all_gather(comm, out, in))
 #define comm_all_to_all(comm, out, in) comm_complete(comm_start_all_to_all(comm, out, in))
 #define comm_broadcast(comm, t, root) comm_complete(comm_start_broadcast(comm, t, root))
+#define comm_exchange(comm, out, from, in, to) comm_complete(comm_start_exchange(comm, out, from, in, to))
 void comm_complete(Request *request);           /* comm_wait for a request that has no variable */
 void comm_barrier(Comm *comm);
 
@@ -112,6 +118,10 @@ void comm_stats_reset(void);                    /* starts a new step */
  * that overlap with computation are not included. */
 double comm_waited(void);
 double comm_pretend_overrun(void);              /* --pretend: of these, what transfers took beyond their simulated time */
+
+/* clock_seconds, without what transfers took beyond their simulated time, and what ranks then waited in comm_sum. So
+ * under --pretend it measures what transfers would take there. */
+double comm_clock(void);
 
 /* ---- start and end of the program ---- */
 

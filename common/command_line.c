@@ -86,6 +86,8 @@ static const struct {
 enum { OPTIONS = sizeof table / sizeof *table, MORE = 16 };
 enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP, KEY_USAGE };
 
+bool options_train = true;
+
 static const ProgramOption *known[OPTIONS + MORE];
 static int known_count;
 
@@ -271,7 +273,7 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
     program_name = program;
     known_count = 0;
     for (int group = MODEL; group <= MACHINE; group++) {
-        if (group == PROGRAM && !(more && more->name))
+        if (group == PROGRAM ? !(more && more->name) : group != MACHINE && !options_train)
             continue;
         list[n++] = (struct argp_option){.doc = titles[group], .group = group};
         if (group == MODEL)

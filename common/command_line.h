@@ -20,6 +20,8 @@ typedef struct {
     {"temperature", OPTION_DOUBLE, &options.temperature, "sampling temperature; 0: most likely token", "X", 0, 100}, \
     {"prompt", OPTION_TEXT, &options.prompt, "text that the sample continues, a token per byte", "TEXT"}
 
+extern bool options_train;                  /* set to false: the program trains no model, and has no options for it */
+
 /* Fills in `options` and the program's own variables. `more` is the program's table and ends with {0}. --help prints
  * the options and ends the program. A value or combination that is invalid ends it with status 2 and one line that
  * shows the value and what is expected. */

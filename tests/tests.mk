@@ -27,7 +27,7 @@ STARTS_experts := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
 STARTS_equivalence := $(STARTS_experts)
 STARTS_mixed_precision := $(STARTS_experts)
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_experts)
-STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(STAGES) parity ladder test_comm) $(BUILD)/cpu/parity
+STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(PROGRAMS) parity ladder test_comm) $(BUILD)/cpu/parity
 STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,planted_kernels ladder 08_fused_kernels)
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 

@@ -81,6 +81,11 @@ static char *poison_for(Tensor t)
 
 static Request *open_requests;
 
+static void label_of(int32_t label[4], const Transfer *t, int64_t count)
+{
+    label[0] = t->tag, label[1] = (int32_t)(count >> 31), label[2] = (int32_t)(count & INT32_MAX), label[3] = t->dtype;
+}
+
 void check_begin(Request *q, Transfer *t)
 {
     q->open = open_requests, open_requests = q;
@@ -96,23 +101,23 @@ void check_begin(Request *q, Transfer *t)
         free(nan);
     }
     t->rendezvous = true;
-    if (t->op != SEND && t->op != RECV)
+    if (t->op != SEND && t->op != RECV && t->op != EXCHANGE)
         return;
-    int32_t *label = t->op == SEND ? q->sent : q->wanted;
-    const int32_t own[4] = {t->tag, (int32_t)(t->count >> 31), (int32_t)(t->count & INT32_MAX), t->dtype};
-    memcpy(label, own, sizeof own);
-    q->label = mpi_start_host((Transfer){.comm = t->comm, .op = t->op, .out = q->sent, .in = q->sent, .count = 4,
-                                              .dtype = I32, .peer = t->peer, .tag = LABEL_TAG});
+    label_of(q->own, t, t->count);
+    label_of(q->wanted, t, t->out_count);
+    q->label = mpi_start_host((Transfer){.comm = t->comm, .op = t->op, .out = q->sent, .in = q->own,
+                                         .count = t->in ? 4 : 0, .out_count = t->out ? 4 : 0, .dtype = I32,
+                                         .peer = t->peer, .from = t->from, .tag = LABEL_TAG});
 }
 
 void check_label(const Request *q)
 {
     const int32_t *s = q->sent, *w = q->wanted;
 
-    if (q->op == RECV && memcmp(s, w, sizeof q->sent))
-        fail("recv of %s in group %s: expected tag %d and %lld %s, but the sender sent tag %d and %lld %s; post "
-             "receives in the order of the sends", q->out.name, q->comm->name, w[0], (long long)w[1] << 31 | w[2],
-             dtype_name(w[3]), s[0], (long long)s[1] << 31 | s[2], dtype_name(s[3]));
+    if ((q->op == RECV || q->op == EXCHANGE) && q->out.data && memcmp(s, w, sizeof q->sent))
+        fail("%s of %s in group %s: expected tag %d and %lld %s, but the sender sent tag %d and %lld %s; post "
+             "receives in the order of the sends", comm_op_name[q->op], q->out.name, q->comm->name, w[0],
+             (long long)w[1] << 31 | w[2], dtype_name(w[3]), s[0], (long long)s[1] << 31 | s[2], dtype_name(s[3]));
 }
 
 void check_waited_for(void)

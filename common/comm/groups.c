@@ -25,17 +25,28 @@ double comm_pretend_overrun(void)
     return late;
 }
 
+static double behind;                   /* seconds by which this rank's clock runs ahead of simulated time */
+
+double comm_clock(void)
+{
+    return clock_seconds() - (options.pretend ? behind : 0);
+}
+
 double comm_sum(Comm *comm, double x)
 {
-    double *all = host_alloc(comm->size * sizeof *all, "a sum"), sum = 0;
+    double (*all)[2] = host_alloc(comm->size * sizeof *all, "a sum"), sum = 0, last = 0;
 
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     const double begin = clock_seconds();
-    comm_gather_host(comm, all, &x, sizeof x);
+    comm_gather_host(comm, all, (double[2]){x, comm_clock()}, sizeof *all);
     waited += comm->size > 1 ? clock_seconds() - begin : 0;
-    for (int r = 0; r < comm->size; r++)
-        sum += all[r];
+    for (int r = 0; r < comm->size; r++) {
+        sum += all[r][0];
+        last = fmax(last, all[r][1]);
+    }
+    if (options.pretend)                        /* all ranks leave when the last one came */
+        behind = clock_seconds() - last;
     free(all);
     return sum;
 }
@@ -73,7 +84,7 @@ void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t 
     if (comm_transport == &transport_mpi && comm->size > 1)
         mpi_check_count(comm, op, dtype, elements);     /* now, not in the first step */
     comm->used[op] = true;
-    op = op == SHIFT ? SEND : op;
+    op = op == SHIFT || op == EXCHANGE ? SEND : op;
     comm->predicted_calls[op] += calls;
     comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(dtype);
 }
@@ -138,43 +149,49 @@ void comm_stats_reset(void)
 
 static bool is_point_to_point(CommOp op)
 {
-    return op == SEND || op == RECV || op == SHIFT;
+    return op == SEND || op == RECV || op == SHIFT || op == EXCHANGE;
 }
 
 /* --pretend: a transfer is ready when this rank's link is free, and begins when the last of its ranks is ready; the
  * ranks exchange these times. A ring of n ranks takes n - 1 hops one after the other for an all-gather or a
  * reduce-scatter. */
-static void pretend_begin(Request *q, Transfer t, int64_t bytes)
+static void pretend_begin(Request *q, Transfer t, int64_t bytes, double now)
 {
     static double link_free;
     const int size = t.comm->size, ring = t.op == ALL_REDUCE ? 2 * (size - 1) : size - 1;
     const int hops = is_point_to_point(t.op) ? 1 : ring;
-    const double now = clock_seconds();
+    const bool both = t.op == SHIFT || t.op == EXCHANGE;
 
     q->when[0] = q->begin = now;
-    if (t.op != RECV) {
+    if (t.in || !is_point_to_point(t.op)) {
         q->when[1] = hops * options.pretend_latency + bytes / options.pretend_bandwidth;
         q->when[0] = q->begin = link_free > now ? link_free : now;
         link_free = q->when[0] + q->when[1];
     }
     q->clock = mpi_start_host((Transfer){.comm = t.comm, .op = is_point_to_point(t.op) ? t.op : ALL_REDUCE,
-                                         .reduce = MAX, .out = t.op == SHIFT ? q->arrives : q->when, .in = q->when,
-                                         .count = 2, .dtype = F64, .peer = t.peer, .tag = t.tag + CLOCK_TAG});
+                                         .reduce = MAX, .out = both ? q->arrives : q->when, .in = q->when,
+                                         .count = both && !t.in ? 0 : 2, .out_count = both && !t.out ? 0 : 2,
+                                         .dtype = F64, .peer = t.peer, .from = t.from, .tag = t.tag + CLOCK_TAG});
 }
 
-/* Starts a transfer of the full tensor `full`. */
-static Request *start_transfer(Comm *comm, CommOp op, Tensor out, Tensor in, Tensor full, Reduce reduce, int peer, int tag)
+/* Starts a transfer of the full tensor `full`. t has what the tensors do not tell. */
+static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
 {
-    Transfer t = {.comm = comm, .op = op, .reduce = reduce, .out = out.data, .in = in.data,
-                  .count = tensor_count(full), .dtype = full.dtype, .peer = peer, .tag = tag};
-    const bool collective = op != SEND && op != RECV;
+    Comm *comm = t.comm;
+    const CommOp op = t.op;
+    const bool collective = op == SHIFT || !is_point_to_point(op);
+    const bool only_receives = op == RECV || (op == EXCHANGE && !in.data);
+    const double called = comm_clock();
     int64_t bytes = 0;
 
+    t.out = out.data, t.out_count = tensor_count(out), t.in = in.data;
+    t.count = tensor_count(full), t.dtype = only_receives ? out.dtype : full.dtype;
     t.number = comm->operations += collective;  /* point-to-point transfers differ between ranks */
-    if (op != RECV) {
-        bytes = elements_sent(comm, op, t.count, comm->rank == peer) * dtype_size(t.dtype);
-        comm->calls[op == SHIFT ? SEND : op]++;
-        comm->bytes[op == SHIFT ? SEND : op] += bytes;
+    if (!only_receives) {
+        const CommOp counted = is_point_to_point(op) ? SEND : op;
+        bytes = elements_sent(comm, op, t.count, comm->rank == t.peer) * dtype_size(t.dtype);
+        comm->calls[counted]++;
+        comm->bytes[counted] += bytes;
     }
     if (comm->size == 1) {                      /* the only shard is the full tensor */
         if (out.data != in.data && in.data)
@@ -182,7 +199,7 @@ static Request *start_transfer(Comm *comm, CommOp op, Tensor out, Tensor in, Ten
         return NULL;
     }
     Request *q = host_alloc(sizeof *q, "a request");
-    q->comm = comm, q->op = op, q->number = t.number, q->peer = peer, q->out = out, q->in = in;
+    q->comm = comm, q->op = op, q->number = t.number, q->peer = t.peer, q->out = out, q->in = in;
     if (options.check && collective)
         check_agreement(&t, full.name);
     if (options.check)
@@ -190,14 +207,14 @@ static Request *start_transfer(Comm *comm, CommOp op, Tensor out, Tensor in, Ten
     t.tag %= TAGS;
     q->span = trace_transfer_begin(comm_op_name[op], comm->name);
     if (options.pretend)
-        pretend_begin(q, t, bytes);
+        pretend_begin(q, t, bytes, called);
     q->handle = comm_transport->start(t);
     return q;
 }
 
 static void finish(Request *q)
 {
-    const double began = clock_seconds();
+    const double began = comm_clock();
 
     if (q->op == SEND || q->op == RECV)
         comm_deadline("waits for a %s %s rank %d of group %s", comm_op_name[q->op], q->op == SEND ? "to" : "from",
@@ -212,16 +229,20 @@ static void finish(Request *q)
     comm_wait_for(comm_transport->done, &q->handle);
     comm_deadline_met();
     const double end = fmax(q->when[0] + q->when[1], q->arrives[0] + q->arrives[1]);    /* --pretend; else 0 */
-    late += end ? fmax(0, clock_seconds() - fmax(began, end)) : 0;
-    while (clock_seconds() < end) {
+    while (comm_clock() < end) {
         comm_progress();
         sched_yield();
     }
     trace_transfer_end(q->span);
     if (options.pretend)
-        trace_transfer_was(q->span, is_point_to_point(q->op) ? q->begin : q->when[0], end);
+        trace_transfer_was(q->span, behind + (is_point_to_point(q->op) ? q->begin : q->when[0]), behind + end);
     if (options.check)
         check_end(q);
+    if (options.pretend) {
+        const double overrun = comm_clock() - fmax(began, end);
+        behind += overrun;
+        late += overrun;
+    }
     free(q);
 }
 
@@ -246,7 +267,7 @@ void comm_complete(Request *request)
 
 Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce)
 {
-    return start_transfer(comm, ALL_REDUCE, t, NONE, t, reduce, 0, 0);
+    return start_transfer((Transfer){.comm = comm, .op = ALL_REDUCE, .reduce = reduce}, t, NONE, t);
 }
 
 static bool overlap(Tensor a, Tensor b)
@@ -273,13 +294,13 @@ static void check_shard(const Comm *comm, const char *op, Tensor shard, Tensor f
 Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in)
 {
     check_shard(comm, "reduce_scatter", out, in);
-    return start_transfer(comm, REDUCE_SCATTER, out, in, in, SUM, 0, 0);
+    return start_transfer((Transfer){.comm = comm, .op = REDUCE_SCATTER}, out, in, in);
 }
 
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in)
 {
     check_shard(comm, "all_gather", in, out);
-    return start_transfer(comm, ALL_GATHER, out, in, out, SUM, 0, 0);
+    return start_transfer((Transfer){.comm = comm, .op = ALL_GATHER}, out, in, out);
 }
 
 Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in)
@@ -289,22 +310,28 @@ Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in)
              tensor_describe(out), tensor_describe(in), comm->size);
     if (overlap(out, in))
         fail("all_to_all: %s and %s overlap", out.name, in.name);
-    return start_transfer(comm, ALL_TO_ALL, out, in, in, SUM, 0, 0);
+    return start_transfer((Transfer){.comm = comm, .op = ALL_TO_ALL}, out, in, in);
 }
 
 Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
 {
     if (root < 0 || root >= comm->size)
         fail("broadcast of %s: rank %d is not in group %s, which has %d", t.name, root, comm->name, comm->size);
-    return start_transfer(comm, BROADCAST, t, NONE, t, SUM, root, 0);
+    return start_transfer((Transfer){.comm = comm, .op = BROADCAST, .peer = root}, t, NONE, t);
 }
 
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
 {
+    if (peer < 0 || peer >= comm->size || peer == comm->rank)
+        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name,
+             comm->size);
+}
+
+static void check_neighbor(const Comm *comm, const char *op, Tensor t, int peer)
+{
     const int n = comm->size, away = (peer - comm->rank + n) % n;
 
-    if (peer < 0 || peer >= n || away == 0)
-        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name, n);
+    check_peer(comm, op, t, peer);
     if (away != 1 && away != n - 1)
         fail("%s of %s: rank %d is no neighbor of rank %d in group %s, which has %d ranks in a ring", op, t.name, peer,
              comm->rank, comm->name, n);
@@ -312,19 +339,37 @@ static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
 
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)
 {
-    check_peer(comm, "send", t, to);
-    return start_transfer(comm, SEND, NONE, t, t, SUM, to, tag);
+    check_neighbor(comm, "send", t, to);
+    return start_transfer((Transfer){.comm = comm, .op = SEND, .peer = to, .tag = tag}, NONE, t, t);
 }
 
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag)
 {
-    check_peer(comm, "recv", t, from);
-    return start_transfer(comm, RECV, t, NONE, t, SUM, from, tag);
+    check_neighbor(comm, "recv", t, from);
+    return start_transfer((Transfer){.comm = comm, .op = RECV, .peer = from, .tag = tag}, t, NONE, t);
 }
 
 Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
 {
     if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
         fail("shift: %s, %s; but both must have the same dtype and count", tensor_describe(out), tensor_describe(in));
-    return start_transfer(comm, SHIFT, out, in, in, SUM, (comm->rank + 1) % comm->size, TAGS - 1);
+    const int n = comm->size;
+    return start_transfer((Transfer){.comm = comm, .op = SHIFT, .peer = (comm->rank + 1) % n,
+                                     .from = (comm->rank + n - 1) % n, .tag = TAGS - 1}, out, in, in);
+}
+
+Request *comm_start_exchange(Comm *comm, Tensor out, int from, Tensor in, int to)
+{
+    if (!tensor_count(out) && !tensor_count(in))
+        return NULL;
+    if (tensor_count(out))
+        check_peer(comm, "exchange", out, from);
+    else
+        out = NONE;
+    if (tensor_count(in))
+        check_peer(comm, "exchange", in, to);
+    else
+        in = NONE;
+    return start_transfer((Transfer){.comm = comm, .op = EXCHANGE, .peer = to, .from = from, .tag = TAGS - 2}, out, in,
+                          in);
 }

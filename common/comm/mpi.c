@@ -30,7 +30,7 @@ int64_t mpi_largest_count = INT32_MAX;
 #endif
 
 typedef struct {
-    MPI_Request request[2];     /* the second: a shift's receive */
+    MPI_Request request[2];     /* the second: a shift's or exchange's receive */
     Count *counts;              /* MPI reads them until the transfer is done */
     Offset *firsts;
     void *out, *in;             /* host copies of a GPU's tensors, or an in-place reduce_scatter's result */
@@ -109,7 +109,7 @@ void *mpi_start_host(Transfer t)
     Handle *h = host_alloc(sizeof *h, "a transfer");
 
     mpi_check_count(t.comm, t.op, t.dtype, t.count);
-    h->request[1] = MPI_REQUEST_NULL;
+    h->request[0] = h->request[1] = MPI_REQUEST_NULL;
     switch (t.op) {
     case ALL_REDUCE:
         MPI_Iallreduce_c(MPI_IN_PLACE, out, t.count, type, op_of(&t), mpi, h->request);
@@ -142,11 +142,14 @@ void *mpi_start_host(Transfer t)
             MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
         break;
     case SHIFT:
-        MPI_Irecv_c(out, t.count, type, (t.comm->rank + t.comm->size - 1) % t.comm->size, t.tag, mpi, h->request + 1);
-        MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
+    case EXCHANGE:
+        if (t.out_count)
+            MPI_Irecv_c(out, t.out_count, type, t.from, t.tag, mpi, h->request + 1);
+        if (t.count)
+            MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
         break;
     default:
-        MPI_Irecv_c(out, t.count, type, t.peer, t.tag, mpi, h->request);
+        MPI_Irecv_c(out, t.out_count, type, t.peer, t.tag, mpi, h->request);
     }
     return h;
 }
@@ -156,9 +159,9 @@ static void *start_by_mpi(Transfer t)
 {
     if (device_is_host())
         return mpi_start_host(t);
-    const int64_t size = dtype_size(t.dtype), full = t.count * size;
+    const int64_t size = dtype_size(t.dtype), full = t.count * size, received = t.out_count * size;
     const Range shard = range_split(t.count, t.comm->rank, t.comm->size);
-    char *out = host_alloc(full, "a transfer"), *in = host_alloc(full, "a transfer");
+    char *out = host_alloc(received, "a transfer"), *in = host_alloc(full, "a transfer");
     Transfer host = t;
 
     host.out = out, host.in = in;
@@ -166,11 +169,10 @@ static void *start_by_mpi(Transfer t)
         device_download(in, t.in, shard.count * size);
     else if (t.in)
         device_download(in, t.in, full);
-    else if (t.op != RECV)
+    else if (t.op == ALL_REDUCE || t.op == BROADCAST)
         device_download(out, t.out, full);
     Handle *h = mpi_start_host(host);
-    h->out = out, h->in = in, h->upload = t.out;
-    h->bytes = t.op == REDUCE_SCATTER ? shard.count * size : t.op == SEND ? 0 : full;
+    h->out = out, h->in = in, h->upload = t.out, h->bytes = received;
     return h;
 }
 

@@ -57,8 +57,8 @@ typedef struct Move {                   /* a transfer */
 
 /* A communicator with a stream, in which its transfers run one after the other. NCCL has no tags, and runs a
  * communicator's transfers in order: if a send were queued behind a receive, two ranks could wait for each other. So
- * each pair of ranks has a line per direction. A group's collectives and shifts have one line: all ranks start them in
- * the same order. */
+ * each pair of ranks has a line per direction. A group's collectives, shifts and exchanges have one line: all ranks
+ * start them in the same order, and both directions of a shift or exchange are one operation. */
 typedef struct Line {
     int size;                           /* 2 for a pair, whose sender is rank 0 */
     ncclComm_t nccl;
@@ -158,11 +158,13 @@ static void all_to_all(const Line *l, const Transfer *t, ncclDataType_t type)
     NCCL(ncclGroupEnd());
 }
 
-static void shift(const Line *l, const Transfer *t, ncclDataType_t type)
+static void exchange(const Line *l, const Transfer *t, ncclDataType_t type)
 {
     NCCL(ncclGroupStart());
-    NCCL(ncclSend(t->in, t->count, type, t->peer, l->nccl, l->stream));
-    NCCL(ncclRecv(t->out, t->count, type, (t->comm->rank + l->size - 1) % l->size, l->nccl, l->stream));
+    if (t->count)
+        NCCL(ncclSend(t->in, t->count, type, t->peer, l->nccl, l->stream));
+    if (t->out_count)
+        NCCL(ncclRecv(t->out, t->out_count, type, t->from, l->nccl, l->stream));
     NCCL(ncclGroupEnd());
 }
 
@@ -170,7 +172,7 @@ static void call_nccl(const Line *l, const Transfer *t)
 {
     const ncclDataType_t type = type_of(t);
 
-    if (t->count == 0)
+    if (t->count == 0 && t->out_count == 0)
         return;
     switch (t->op) {
     case ALL_REDUCE:
@@ -192,7 +194,8 @@ static void call_nccl(const Line *l, const Transfer *t)
         NCCL(ncclSend(t->in, t->count, type, 1, l->nccl, l->stream));
         break;
     case SHIFT:
-        shift(l, t, type);
+    case EXCHANGE:
+        exchange(l, t, type);
         break;
     default:
         NCCL(ncclRecv(t->out, t->count, type, 0, l->nccl, l->stream));
@@ -291,6 +294,8 @@ static void warm(Transfer t)
 {
     const int64_t bytes = t.count * dtype_size(t.dtype);
 
+    t.out_count = t.count;
+    t.from = (t.comm->rank + t.comm->size - 1) % t.comm->size;
     t.out = device_alloc(bytes);
     t.in = device_alloc(bytes);
     if (!t.out || !t.in)
@@ -380,7 +385,7 @@ static void connect(Comm *c)
     }
     if (c->used[SHIFT])
         warm((Transfer){.comm = c, .op = SHIFT, .count = 1, .dtype = F32, .peer = (c->rank + 1) % c->size});
-    if (c->used[ALL_TO_ALL])
+    if (c->used[ALL_TO_ALL] || c->used[EXCHANGE])           /* all pairs */
         warm((Transfer){.comm = c, .op = ALL_TO_ALL, .count = c->size, .dtype = F32});
     for (int odd = 0; odd < 2; odd++)           /* even pairs first, then odd ones: no ranks wait in a circle */
         for (int s = odd; s < pairs; s += 2)

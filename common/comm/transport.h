@@ -32,17 +32,17 @@ void comm_wait_for(bool (*done)(void *handle), void **handle);  /* until *handle
 /* ---- mpi.c and nccl.c: carry tensors ---- */
 
 /* One transfer of this rank, in a group of several ranks. out and in are those of comm.h's operation; ALL_REDUCE and
- * BROADCAST have only out. count: elements of the full tensor. peer: SEND's and SHIFT's receiver, RECV's sender,
- * BROADCAST's root. */
+ * BROADCAST have only out. count: elements of the full tensor; EXCHANGE: of in. peer: the receiver of a SEND, SHIFT or
+ * EXCHANGE, RECV's sender, BROADCAST's root. from: SHIFT's and EXCHANGE's sender. */
 typedef struct {
     Comm *comm;
-    CommOp op;                                  /* all ranks call the same, except SEND and RECV */
+    CommOp op;                                  /* all ranks call the same, except SEND, RECV and EXCHANGE */
     int64_t number;                             /* of the group's collectives */
     Reduce reduce;
     void *out, *in;
-    int64_t count;
+    int64_t count, out_count;                   /* out_count: elements of out */
     DType dtype;
-    int peer, tag;
+    int peer, from, tag;
     bool rendezvous;                            /* SEND: does not end before its RECV has started */
 } Transfer;
 
@@ -88,13 +88,13 @@ struct Request {
     /* --pretend */
     void *clock;                                /* MPI's handle, for the two below */
     double when[2];                             /* when the last of its ranks joined; seconds that it takes from then */
-    double arrives[2];                          /* the same of what a shift receives */
+    double arrives[2];                          /* the same of what a shift or exchange receives */
     double begin;                               /* when a send left, or a receive was started */
     /* --check: check.c */
     Tensor out, in, written, watched;
     void *out_copy, *in_copy;
     void *label;                                /* MPI's handle, for the two below */
-    int32_t sent[4], wanted[4];                 /* of a send or receive: the sender's label, the receiver's */
+    int32_t own[4], sent[4], wanted[4];         /* the label of what is sent; of what is received: its sender's, ours */
 };
 
 void check_agreement(const Transfer *t, const char *name);      /* before a collective: compares the ranks' calls */

@@ -218,7 +218,7 @@ static void start(Case *c)
         x[i] = value(c, rank, i + (gather ? first : 0));
     set(input, 0, tensor_count(input), x);
     free(x);
-    called = clock_seconds();
+    called = comm_clock();
     if (c->op == ALL_REDUCE)
         c->request = comm_start_all_reduce(comm, c->out, c->reduce);
     else if (c->op == BROADCAST)
@@ -620,7 +620,7 @@ static double measure(CommOp op, int times, double delay, double least)
     }
     for (int i = 0; i < times; i++)
         comm_wait(&c[i].request);
-    const double end = clock_seconds(), last = latest(begin), from = op == SHIFT ? begin : last;
+    const double end = comm_clock(), last = latest(begin), from = op == SHIFT ? begin : last;
     require(!options.pretend || end - from >= least, "with --pretend, %d times %s ends on rank %d after %.2f ms; its "
             "simulated time is %.2f ms", times, op_names[op], comm_rank(world), 1e3 * (end - from), 1e3 * least);
     for (int i = 0; i < times; i++)

@@ -415,6 +415,9 @@ static void transfers_over_nccl(void **state)
         skip();
     for (int n = covering() ? 3 : 2; n <= (covering() ? 3 : 4); n++)    /* more groups do not fit on a GPU together */
         run_well("mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
+    for (int n = 1; n <= 8; n++)
+        if (!covering() || n == 3 || n == 8)
+            run_well("mpiexec -n %d " BUILD "/simulated/00_collectives --verify", n);
     for (int i = 0; i < 4; i++) {
         Result r = run("timeout 30 env FAKE_NCCL_%s mpiexec -n 2 " BUILD "/simulated/03_data_parallel --preset tiny "
                        "--layers 1 --seq 8 --micro-batch 1 --steps 2 --timeout 2 --quiet", faults[i][0]);

@@ -2,7 +2,7 @@
 SIMULATOR := $(basename $(filter-out $(if $(NCCL),,%/fake_nccl.cc),$(wildcard tools/simulator/*.cc)))
 COMMON_simulated := $(COMMON_cuda)
 OWN_simulated := $(OWN_cuda)
-SIMULATED := $(patsubst %,$(BUILD)/simulated/%,$(STAGES) $(TESTS) parity ladder planted_kernels)
+SIMULATED := $(patsubst %,$(BUILD)/simulated/%,$(PROGRAMS) $(TESTS) parity ladder planted_kernels)
 SIMULATED_NVCC_FLAGS = $(filter-out -gencode%,$(NVCC_FLAGS)) -no-compress -gencode=arch=compute_80,code=compute_80
 
 simulated: $(if $(NO_NVCC),no-nvcc,$(BUILD)/simulated/$(PROGRAM))

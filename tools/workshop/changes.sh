@@ -14,7 +14,7 @@ base_of() {             # of a program, or of one of its files
     04_*) echo 03_data_parallel ;;
     08_*) echo 02_mixed_precision ;;
     09_*) echo 05_tensor_parallel ;;
-    01_*) echo "" ;;
+    00_* | 01_*) echo "" ;;
     *) echo 01_single_gpu ;;
     esac
 }
@@ -88,7 +88,7 @@ esac
 mode=${1:?usage: changes.sh --diff STAGE, --update, or --check}         # or --functions STAGE DIRECTORY, for these two
 stage=${2:?usage: changes.sh --diff STAGE}
 base=$(base_of "$stage")
-[ -n "$base" ] || { echo "$stage is the first program: it has no base"; exit 0; }
+[ -n "$base" ] || { echo "$stage has no base: no other program has its text before it"; exit 0; }
 work=$made
 
 # Splits the functions of a program's file into files in $work/PROGRAM.

@@ -15,7 +15,7 @@ fault() {
 headings() {
     number=$(basename "$(dirname "$file")" | cut -c 1-2)
     awk -v title="# $number: " '
-        BEGIN {count = split("The picture|The formula|Read these .* places in train[.]c.*|Run this|Costs|Pitfalls|" \
+        BEGIN {count = split("The picture|The formula|Read these .* places in [a-z]*[.]c.*|Run this|Costs|Pitfalls|" \
                              "Exercises", heading, "|")}
         NR == 1 && index($0, title) != 1 {print "expected the title \"" title "...\" in its first line"}
         /^```/ {fenced = !fenced}
@@ -72,7 +72,7 @@ quotes() {
     while read -r program text; do
         grep -qF -- "$text" "$program" || echo "$program has no \"$text\""
     done <"$dir/quoted"
-    grep -oE '\[[0-9]+\]\([0-9a-z_]+/train.c\)' "$file" | tr -d '[]' | tr '()' '  ' | while read -r lines program; do
+    grep -oE '\[[0-9]+\]\([0-9a-z_]+/[a-z]+[.]c\)' "$file" | tr -d '[]' | tr '()' '  ' | while read -r lines program; do
         [ "$(wc -l <"$program")" -eq "$lines" ] || echo "$program does not have $lines lines"
     done
 }

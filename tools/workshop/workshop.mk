@@ -11,7 +11,7 @@ $(BUILD)/cpu64/diagnose: private LIBS += $(WRAP)
 
 known-stage:
 	@test -n "$(PROGRAM)" || { echo "$(if $(MATCHES),STAGE=$(STAGE) is the beginning of several names; write the full" \
-		"name of one: $(MATCHES),no program $(STAGE); choose STAGE=$(firstword $(STAGES)) ... $(lastword $(STAGES)))"; \
+		"name of one: $(MATCHES),no program $(STAGE); choose STAGE=$(firstword $(PROGRAMS)) ... $(lastword $(PROGRAMS)))"; \
 		exit 2; }
 
 EXERCISE := build/exercise/$(NUMBER).$(N)
@@ -23,8 +23,10 @@ exercise: known-stage	## copy a program with some code removed, to restore: STAG
 EDITED := $(if $(N),$(EXERCISE),$(PROGRAM))
 REFERENCE := $(BUILD)/verify/reference
 quick = $(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 -DREAL64 $(1) $(patsubst %,$(BUILD)/cpu64/%,libown.a libcommon.a) $(LIBS)
-verify: known-stage deps-run	## compare a train.c that you changed with 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1; FULL=1: more cases
+edited: known-stage deps-run
 	@test -d $(EDITED) || { echo "there is no $(EDITED); make it: make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
+verify: $(if $(filter 00,$(NUMBER)),verify-collectives,verify-training)	## compare a train.c that you changed with 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1; FULL=1: more cases
+verify-training: edited
 	@test -x $(BUILD)/cpu64/verify || echo "building the programs in float64, once: about a minute on two cores"
 	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu 10_expert_parallel verify diagnose \
 		libown.a) >/dev/null
@@ -39,6 +41,14 @@ verify: known-stage deps-run	## compare a train.c that you changed with 01: STAG
 		esac ;; \
 	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" $(BUILD)/cpu64/verify $(PROGRAM) \
 		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS)
+
+# 00 compares its collectives with the library's, on 1 to 8 ranks.
+verify-collectives: edited
+	@$(MAKE) --no-print-directory $(BUILD)/cpu64/libown.a $(BUILD)/cpu64/libcommon.a >/dev/null
+	@mkdir -p $(BUILD)/verify
+	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))
+	@for n in $(if $(filter file,$(origin NP)),1 2 3 4 5 6 7 8,$(NP)); do \
+		mpiexec -n $$n $(BUILD)/verify/$(notdir $(EDITED)) --verify --check --timeout 5 $(ARGS) || exit; done
 
 reference:
 	@rm -rf $(REFERENCE) && mkdir -p $(REFERENCE)/of && ln -s $(ROOT)/common $(REFERENCE)/of
@@ -85,4 +95,4 @@ check-machine:	## check what this machine can run, and what to install for more
 	@$(found) OPTIMIZE='$(OPTIMIZE)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' \
 		tools/machine/check_machine.sh
 
-.PHONY: known-stage exercise verify reference verify-costs compare ladder sweep diff changes figures deps deps-run check-machine
+.PHONY: known-stage exercise edited verify verify-training verify-collectives reference verify-costs compare ladder sweep diff changes figures deps deps-run check-machine

@@ -269,7 +269,8 @@ def tree(title, docs, hidden=True):
     return f"```{{toctree}}\n:caption: {title}\n" + ":hidden:\n" * hidden + "\n".join([":maxdepth: 1", "", *docs]) + "\n```\n"
 
 def chapter_tree(chapter):
-    docs = [d for d in ("DIFF", "exercises") if f"{chapter}/{d}.md" in FILES] + ["train.c"]
+    docs = [d for d in ("DIFF", "exercises") if f"{chapter}/{d}.md" in FILES]
+    docs += ["train.c" if f"{chapter}/train.c" in FILES else "collectives.c"]
     docs += ["/tools/planner/index"] * (chapter == "09_combined") + ["ladder/index"] * (chapter == "08_fused_kernels")
     return "\n```{toctree}\n:hidden:\n\n" + "\n".join(docs) + "\n```\n"
 
@@ -292,8 +293,9 @@ for file in FILES:
         write(page_name, page_text)
 for file in CODE:
     code_page(file)
-for chapter_name in CHAPTERS[1:]:
-    diff_page(chapter_name)
+for chapter_name in CHAPTERS:
+    if f"{chapter_name}/DIFF.md" in FILES:
+        diff_page(chapter_name)
 play_pages()
 timelines()
 

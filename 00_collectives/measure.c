@@ -1,0 +1,309 @@
+/* What collectives cost: bytes and hops, the table of times, the fit of a hop's latency and bandwidth, --machine. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "collectives.h"
+
+enum { ROWS = 32 };
+
+/* Returns the seconds of one call on the slowest rank, in the fastest of ten rounds: what else this machine does only
+ * slows a round down. */
+static double seconds_of(void (*run)(Comm *, Tensor), Comm *c, Tensor t)
+{
+    const int calls = tensor_bytes(t) < 100000 ? 10 : 1;
+    double fastest = INFINITY, all[comm_size(c)];
+
+    for (int k = 0; k < 10; k++) {
+        comm_barrier(c);
+        const double begin = comm_clock();
+        for (int i = 0; i < calls; i++)
+            run(c, t);
+        device_wait();
+        const double mine = (comm_clock() - begin) / calls;
+        comm_gather_host(c, all, &mine, sizeof mine);
+        for (int r = 1; r < comm_size(c); r++)
+            all[0] = fmax(all[0], all[r]);
+        fastest = fmin(fastest, all[0]);
+    }
+    return fastest;
+}
+
+/* An algorithm on n ranks: the hops that follow one another, and the bytes that these send, over the tensor's. */
+typedef struct { double hops, volume; } Steps;
+static Steps steps_of(const Collective *a, int n)
+{
+    const int power = power_below(n), local = n / nodes;
+    const double rounds = ceil(log2(n)), part = (n - 1.0) / n;
+    const bool both = !strcmp(a->name, "all_reduce");
+
+    if (!strcmp(a->name, "barrier"))
+        return (Steps){rounds, 0};
+    if (!strcmp(a->name, "shift"))
+        return (Steps){1, 1};
+    if (a->algorithm == TREE)
+        return (Steps){both ? 2 * rounds : rounds, both ? 2 * rounds : rounds};
+    if (a->algorithm == DOUBLING)
+        return (Steps){log2(power) + 2 * (power < n), log2(power) + 2 * (power < n)};
+    if (a->algorithm == TWO_LEVEL)
+        return (Steps){2.0 * (local - 1 + nodes - 1), 2.0 * (local - 1) / local + 2.0 * (nodes - 1) / n};
+    if (a->result == AT_ROOT)                           /* gather: all send at once */
+        return (Steps){1, part};
+    return both ? (Steps){2 * (n - 1), 2 * part} : (Steps){n - 1, part};
+}
+
+/* The bytes that a rank sends. */
+int64_t bytes_predicted(const Collective *a, Comm *c, int64_t K)
+{
+    const int n = comm_size(c), r = comm_rank(c), v = (r - root + n) % n, power = power_below(n);
+    const int64_t own = comm_shard(c, K).count, next = range_split(K, (r + 1) % n, n).count;
+    const bool both = !strcmp(a->name, "all_reduce"), scatter = both || !strcmp(a->name, "reduce_scatter");
+    int64_t sent = 0;
+    int rounds = 0, children = 0;
+
+    for (int reach = 1; reach < n; reach *= 2, rounds++)
+        children += v < reach && v + reach < n;
+    if (!strcmp(a->name, "barrier"))
+        sent = rounds;
+    else if (!strcmp(a->name, "shift"))
+        sent = n > 1 ? K : 0;
+    else if (a->algorithm == RING)                      /* comm.h's formulas */
+        sent = (scatter ? K - own : 0) + (both || !scatter ? K - next : 0);
+    else if (a->algorithm == TREE)
+        sent = (a->reduces && v ? K : 0) + (a->result == ALL ? children * K : 0);
+    else if (a->algorithm == DOUBLING)
+        sent = r >= power ? K : K * __builtin_ctz(power) + (r + power < n ? K : 0);
+    else if (a->algorithm == TWO_LEVEL) {
+        const Collective ring = {"all_reduce", RING};
+        return bytes_predicted(&ring, node, K) + bytes_predicted(&ring, across, comm_shard(node, K).count);
+    } else if (a->algorithm == PAIRWISE || (a->result == SHARD && v == 0))
+        sent = K - own;
+    else if (a->result == AT_ROOT && v)
+        sent = own;
+    return sent * dtype_size(REAL);
+}
+
+/* nccl-tests: what a rank must send and receive at least, over the tensor's bytes. */
+static double bus_factor(const char *name, int n)
+{
+    return !strcmp(name, "all_reduce") ? 2.0 * (n - 1) / n
+         : strstr("reduce_scatter all_gather all_to_all gather scatter", name) && strcmp(name, "reduce")
+         ? (n - 1.0) / n : 1;
+}
+
+typedef struct { double alpha, beta, residual; } Fit;       /* seconds, bytes/s, mean relative error */
+
+/* Fits seconds = hops * alpha + bytes * volume / beta, by least squares of relative errors: otherwise the largest sizes
+ * alone would count. */
+static Fit fit_of(const double *bytes, const double *seconds, int rows, Steps s)
+{
+    double aa = 0, ab = 0, bb = 0, ay = 0, by = 0;
+    Fit f = {0};
+
+    for (int i = 0; i < rows; i++) {
+        const double a = s.hops / seconds[i], b = s.volume * bytes[i] / seconds[i];
+        aa += a * a, ab += a * b, bb += b * b, ay += a, by += b;
+    }
+    const double determinant = aa * bb - ab * ab;
+    f.alpha = determinant ? (ay * bb - by * ab) / determinant : ay / aa;
+    f.beta = determinant ? determinant / (by * aa - ay * ab) : INFINITY;
+    for (int i = 0; i < rows; i++)
+        f.residual += fabs((s.hops * f.alpha + s.volume * bytes[i] / f.beta) / seconds[i] - 1) / rows;
+    return f;
+}
+
+static void draw(const char *figure, const char *name, const double *bytes, double seconds[][ROWS],
+                 const char *const *labels, int columns, int rows)
+{
+    char *written = output_begin(figure);
+
+    if (comm_rank(world) == 0) {
+        FILE *f = popen("gnuplot", "w");
+        signal(SIGPIPE, SIG_IGN);                       /* gnuplot may be missing, or end early */
+        fprintf(f, "set terminal svg size 700,420 background '#ffffff'\nset output '%s'\nset logscale xy\n"
+                "set key left top\nset title '%s, %d ranks'\nset xlabel 'bytes'\nset ylabel 'microseconds'\nplot ",
+                written, name, comm_size(world));
+        for (int k = 0; k < columns; k++)
+            fprintf(f, "%s'-' with linespoints pt 7 ps 0.4 title '%s'", k ? ", " : "", labels[k]);
+        for (int k = 0; k < columns; k++) {
+            fprintf(f, "\n");
+            for (int i = 0; i < rows; i++)
+                fprintf(f, "%g %g\n", bytes[i], 1e6 * seconds[k][i]);
+            fprintf(f, "e");
+        }
+        fprintf(f, "\n");
+        if (pclose(f))
+            fail("--plot %s: gnuplot could not draw it; is it installed (make deps)?", figure);
+    }
+    output_end("plot", written, figure);
+}
+
+/* Returns the size from which on a is slower than b, by a power law between two sizes; NAN: there is none. */
+static double crossing(const double *bytes, const double *a, const double *b, int rows)
+{
+    double at = NAN;
+
+    for (int i = 1; i < rows; i++)
+        if (a[i - 1] <= b[i - 1] && a[i] > b[i]) {
+            const double before = log(b[i - 1] / a[i - 1]), after = log(a[i] / b[i]);
+            at = bytes[i - 1] * pow(bytes[i] / bytes[i - 1], before / (before + after));
+        }
+    return at;
+}
+
+void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64_t max, const char *plot)
+{
+    const int n = comm_size(world), all = 4;
+    const Collective *chosen[all + 1];
+    const char *labels[all + 1];
+    double seconds[all + 1][ROWS], bytes[ROWS];
+    int columns = 0, rows = 0;
+    Fit fit[all + 1];
+
+    for (const Collective *a = collectives; a < collectives + collective_count; a++)
+        if (!strcmp(a->name, name) && (algorithm < 0 || (int)a->algorithm == algorithm))
+            chosen[columns] = a, labels[columns++] = algorithm_name[a->algorithm];
+    if (!columns)
+        fail_usage("--algorithm %s: --op %s has no such algorithm; try --algorithm all", algorithm_name[algorithm],
+                   name);
+    const int ours = columns;
+    labels[columns] = "library", columns += chosen[0]->library != NULL;
+    print_rank_0("%s: microseconds; GB/s of the tensor (alg) and of each link (bus)\n%12s", name, "bytes");
+    for (int k = 0; k < columns; k++)
+        print_rank_0("%11s   alg   bus", labels[k]);
+    print_rank_0("\n");
+    for (double size = min; size <= max && rows < ROWS; size *= 2, rows++) {
+        int64_t count = size / dtype_size(REAL);
+        count = count < 1 ? 1 : strcmp(name, "all_to_all") ? count : (count + n - 1) / n * n;
+        bytes[rows] = count * dtype_size(REAL);
+        print_rank_0("%12.0f", bytes[rows]);
+        for (int k = 0; k < columns; k++) {
+            const Collective *a = chosen[k < ours ? k : 0];
+            const double s = seconds_of(k < ours ? a->ours : a->library, world, tensor_range(t, 0, count));
+            seconds[k][rows] = s;
+            print_rank_0("%11.1f %5.2f %5.2f", 1e6 * s, bytes[rows] / s / 1e9,
+                         bytes[rows] / s / 1e9 * bus_factor(name, n));
+        }
+        print_rank_0("\n");
+    }
+    for (int k = 0; k < ours && n > 1; k++) {
+        const Steps s = steps_of(chosen[k], n);
+        fit[k] = fit_of(bytes, seconds[k], rows, s);
+        print_rank_0("%-9s %g hops, %.3g of the bytes: alpha %.2f us, beta %.3f GB/s per hop; residual %.1f%%\n",
+                     labels[k], s.hops, s.volume, 1e6 * fit[k].alpha, fit[k].beta / 1e9, 100 * fit[k].residual);
+    }
+    for (int k = 1; k < ours && n > 1; k++) {
+        const Steps ring = steps_of(chosen[0], n), other = steps_of(chosen[k], n);
+        const double more = other.volume - ring.volume, saved = ring.hops - other.hops;
+        if (more <= 0 || saved <= 0)
+            continue;
+        const double at = crossing(bytes, seconds[k], seconds[0], rows);
+        print_rank_0("ring passes %s at %s; by the ring's alpha and beta at %s\n", labels[k], isnan(at) ? "no size here"
+                     : bytes_text(at), bytes_text(saved * fit[0].alpha * fit[0].beta / more));
+    }
+    if (plot)
+        draw(plot, name, bytes, seconds, labels, columns, rows);
+}
+
+/* ---- --machine ---- */
+
+/* Fits a hop in which all ranks of a group send to the next rank at the same time. */
+static Fit hop_fit(Comm *c, Tensor t, int64_t max)
+{
+    const Collective *shift = collectives;
+    double bytes[ROWS], seconds[ROWS];
+    int rows = 0;
+
+    while (strcmp(shift->name, "shift"))
+        shift++;
+    for (double size = 8; size <= max && rows < ROWS; size *= 4, rows++) {
+        bytes[rows] = size;
+        seconds[rows] = seconds_of(shift->ours, c, tensor_range(t, 0, size / dtype_size(REAL)));
+    }
+    return fit_of(bytes, seconds, rows, steps_of(shift, comm_size(c)));
+}
+
+static double matmul_flops(DType dtype)
+{
+    enum { SIDE = 512, CALLS = 8 };
+    Tensor m[3];
+    double best = 0;
+
+    for (int i = 0; i < 3; i++)
+        m[i] = tensor_create(MEM_WORKSPACE, dtype, "matrix", shape(SIDE, SIDE));
+    for (int k = 0; k < 4; k++) {
+        device_wait();
+        const double begin = clock_seconds();
+        for (int i = 0; i < CALLS; i++)
+            linear_forward(m[0], m[1], m[2], NONE);
+        device_wait();
+        best = fmax(best, CALLS * 2.0 * SIDE * SIDE * SIDE / (clock_seconds() - begin));
+    }
+    for (int i = 0; i < 3; i++)
+        tensor_free(&m[i], MEM_WORKSPACE);
+    return best;
+}
+
+static double memory_rate(int64_t bytes)
+{
+    Tensor to = tensor_create(MEM_WORKSPACE, REAL, "copy", shape(bytes / dtype_size(REAL)));
+    Tensor from = tensor_create(MEM_WORKSPACE, REAL, "copied", to.dims ? shape(to.shape[0]) : shape(1));
+    double best = 0;
+
+    for (int k = 0; k < 4; k++) {
+        device_wait();
+        const double begin = clock_seconds();
+        tensor_copy(to, from);
+        device_wait();
+        best = fmax(best, 2.0 * tensor_bytes(to) / (clock_seconds() - begin));
+    }
+    tensor_free(&to, MEM_WORKSPACE);
+    tensor_free(&from, MEM_WORKSPACE);
+    return best;
+}
+
+void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, int64_t max)
+{
+    static const struct { DType dtype; const char *name; } types[] = {{REAL, REAL == F64 ? "fp64" : "fp32"},
+                                                                      {BF16, "bf16"}, {F16, "fp16"}};
+    const int n = comm_size(world);
+    const char *before = "";
+    char *text;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+
+    fprintf(f, "{\"name\": \"%s\",\n \"gflops\": {", device_name());
+    for (int i = 0; i < 3; i++)
+        if (device_supports(types[i].dtype) == SUPPORT_NATIVE) {
+            comm_barrier(world);                        /* all ranks at once, as in a training step */
+            fprintf(f, "%s\"%s\": %.4g", before, types[i].name, matmul_flops(types[i].dtype) / 1e9);
+            before = ", ";
+        }
+    comm_barrier(world);
+    fprintf(f, "},\n \"memory_gb_per_s\": %.4g,\n \"links\": [", memory_rate(1 << 26) / 1e9);
+    before = "";
+    for (int ranks = 2; ranks <= n; ranks *= 2, links++) {
+        if (*links) {
+            const Fit fit = hop_fit(*links, t, max);
+            fprintf(f, "%s{\"ranks\": %d, \"alpha_us\": %.4g, \"beta_gb_per_s\": %.4g}", before, ranks, 1e6 * fit.alpha,
+                    fit.beta / 1e9);
+            before = ", ";
+        }
+        comm_barrier(world);
+    }
+    fprintf(f, "]");
+    if (between) {
+        const Fit fit = hop_fit(between, t, max);
+        fprintf(f, ",\n \"between_nodes\": {\"ranks\": %d, \"alpha_us\": %.4g, \"beta_gb_per_s\": %.4g}", nodes,
+                1e6 * fit.alpha, fit.beta / 1e9);
+    }
+    fprintf(f, "}\n");
+    fclose(f);
+    char *written = output_begin(path);
+    FILE *file = comm_rank(world) ? NULL : fopen(written, "w");
+    if (comm_rank(world) == 0 && (!file || fputs(text, file) < 0 || fclose(file)))
+        fail("--machine %s: cannot be written", path);
+    output_end("machine", written, path);
+    print_rank_0("%swrote %s\n", text, path);
+    free(text);
+}
