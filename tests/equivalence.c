@@ -117,7 +117,7 @@ static const Configuration cases[] = {
     {"09_combined", FP32 "--cp 4 --zero 0", 4, 1, 1, 2, "none", .seq = 32},
     {"09_combined", FP32, 1, 2, 3, 2, "full"},
 
-    /* every way to split n ranks; tokens dropped, or none; k = 1 and more; uneven capacities */
+    /* every way to split n ranks; tokens dropped, or none, per sequence or span; k = 1 and more; uneven capacities */
     {"10_expert_parallel", "--ep 1", 1, 2, 3, 2, "full", EXPERTS(4, 2, "--capacity 0.8")},
     {"10_expert_parallel", "--ep 2", 2, 2, 3, 1, "none", 2, EXPERTS(4, 2, "--capacity 0.8")},
     {"10_expert_parallel", "--ep 1", 2, 2, 1, 3, "full", 2, EXPERTS(4, 2, "--capacity 0.8")},
@@ -125,10 +125,10 @@ static const Configuration cases[] = {
     {"10_expert_parallel", "--ep 1", 3, 2, 1, 2, "selective", 3, EXPERTS(6, 3, "--capacity 0")},
     {"10_expert_parallel", "--ep 6", 6, 2, 1, 1, "none", 6, EXPERTS(6, 3, "--capacity 0")},
     {"10_expert_parallel", "--ep 2", 6, 2, 1, 1, "full", 6, EXPERTS(6, 3, "--capacity 0")},
-    {"10_expert_parallel", "--ep 4", 4, 1, 1, 2, "selective", 4, EXPERTS(8, 1, "--expert-width 40")},
-    {"10_expert_parallel", "--ep 2", 4, 1, 2, 1, "none", 4, EXPERTS(8, 1, "--expert-width 40")},
-    {"10_expert_parallel", "--ep 8", 8, 1, 1, 1, "full", 8, EXPERTS(8, 1, "--expert-width 40")},
-    {"10_expert_parallel", "--ep 4", 8, 1, 1, 1, "none", 8, EXPERTS(8, 1, "--expert-width 40")},
+    {"10_expert_parallel", "--ep 4", 4, 1, 1, 2, "selective", 4, EXPERTS(8, 1, "--expert-width 40 --span 4")},
+    {"10_expert_parallel", "--ep 2", 4, 1, 2, 1, "none", 4, EXPERTS(8, 1, "--expert-width 40 --span 4")},
+    {"10_expert_parallel", "--ep 8", 8, 1, 1, 1, "full", 8, EXPERTS(8, 1, "--expert-width 40 --span 4")},
+    {"10_expert_parallel", "--ep 4", 8, 1, 1, 1, "none", 8, EXPERTS(8, 1, "--expert-width 40 --span 4")},
 };
 
 /* All combinations, with 24 heads, which every number of ranks divides. */

@@ -137,6 +137,7 @@ static const struct {
     {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
     {4, EXPERTS, 1, "--experts 6 --ep 4", "--experts 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
+    {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
     {1, EXPERTS, 2, "--capacity -1", "--capacity: expected a number from 0 to 1e+06, got '-1'"},
     {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
     {1, EXPERTS, 1, "--load dense",
