@@ -1,6 +1,6 @@
 /* What the files of 09 share: groups, sizes and activations. train.c has the grid, the blocks and the step. It calls
  * ring.c, attention over the ranks of cp as in 07, and pipeline.c, the order of micro-batches over the ranks of pp as
- * in 06.
+ * in 06. activations.c has what a block saves.
  */
 #ifndef COMBINED_H
 #define COMBINED_H
@@ -41,6 +41,10 @@ typedef struct {                    /* of one micro-batch in flight */
     Request *receiving[2], *sending[2];     /* x, d_x */
 } Acts;
 
+/* ---- activations.c ---- */
+
+BlockActs block_acts_create(Category category, BlockActs first, bool shared);
+
 /* ---- ring.c ---- */
 
 int chunk_number(int rank, int i);
@@ -63,7 +67,6 @@ Acts *acts_of(Action action);
 Tensor recv_x_of(Action action);
 void start_receive(Action action);
 void start_send(Action action);
-BlockActs block_acts_create(Category category, BlockActs first, bool shared);
 void pipeline_create(Range layers);                             /* allocates acts and its buffers */
 
 #endif

@@ -2,7 +2,8 @@
  * experts (here E counts all, in train.c those of one rank), and each expert has C slots per sequence. A choice takes
  * the next free slot of its expert; if there is none it is dropped, and adds nothing to the token. Sequences do not
  * compete, so what is dropped does not depend on the micro-batch or the rank. Earlier tokens come first, so later ones
- * have no effect on them. Conventions are those of common/ops.h. */
+ * have no effect on them. A sequence may be a span of one (--span): then B counts spans, of T tokens each. Conventions
+ * are those of common/ops.h. */
 #ifndef EXPERTS_H
 #define EXPERTS_H
 

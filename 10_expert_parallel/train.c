@@ -2,7 +2,7 @@
  *
  * A router chooses k of e experts for each token. The ranks split the batch. Each rank of an ep group holds e/ep of the
  * experts: an all-to-all takes the tokens of all its ranks to the experts that they chose, another takes the outputs
- * back. An expert has C slots per sequence, filled or not, so memory and traffic do not depend on what the router
+ * back. An expert has C slots per span of tokens, filled or not, so memory and traffic do not depend on what the router
  * chooses. Each expert's gradients are summed over edp, the ranks that hold it; all others over dp, all ranks.
  */
 #include "../common/ultrascale.h"
@@ -14,14 +14,15 @@ static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* all ranks; each computes its own sequences of the batch */
 static Comm *ep, *edp;              /* ranks that hold all experts together; ranks that hold the same experts */
-static int ep_size = 1;
+static int ep_size = 1, span;
 static double capacity = 1.25, balance = 0.01;
 
 /* Local sizes, on this rank. Shapes in comments use these letters. */
 static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
 static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
 static int64_t E, K;                /* experts on this rank, each of width F; experts that a token takes */
-static int64_t C, P;                /* slots per expert and sequence; per local expert: ep_size*B*C of all ranks */
+static int64_t G, C, P;             /* tokens per span; slots per expert and span; per local expert: ep_size*(R/G)*C of
+                                     * all ranks */
 
 /* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
@@ -34,7 +35,7 @@ typedef struct {
     Routing routing;                /* of the local tokens, to all experts */
     Tensor in;                      /* (E, P, H)        slots of the local experts: rows of tokens of all ranks of ep */
     Tensor up, gelu;                /* (E, P, F) */
-    Tensor returned;                /* (E, P, H)        as (e, B*C, H): outputs of all experts for the local tokens */
+    Tensor returned;                /* (E, P, H)        as (e, R/G*C, H): outputs of all experts for the local tokens */
     Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
 } BlockActs;
 
@@ -52,7 +53,7 @@ static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor balance_loss;         /* (1)     the same */
 static Tensor totals;               /* (L, e, 2)  of the step: choices of each expert, and how many were dropped */
-static Tensor d_gates, d_logits;    /* (B, T, K), (B, T, e) */
+static Tensor d_gates, d_logits;    /* (R/G, G, K), (R/G, G, e) */
 static Tensor slots;                /* (E, P, H)  rows or outputs that leave; outputs' gradients that arrive */
 static double balance_of_step, dropped, busiest, idlest;       /* columns of --metrics */
 
@@ -132,8 +133,8 @@ static void backward(Acts *a, Batch batch, double scale)
 /* ---- The mixture of experts ---- */
 
 /* Starts to exchange the slots of local expert j. Slots lie in the order of experts, and expert j * ep_size + r is
- * local expert j of rank r. So from row j * P on there is a block of B*C rows for each rank. On the receiving rank the
- * blocks lie in the order of ranks. A second exchange returns each block to its place. */
+ * local expert j of rank r. So from row j * P on there is a block of R/G * C rows for each rank. On the receiving rank
+ * the blocks lie in the order of ranks. A second exchange returns each block to its place. */
 static Request *exchange(Tensor out, Tensor in, int64_t j)
 {
     return comm_start_all_to_all(ep, tensor_range(out, j, 1), tensor_range(in, j, 1));
@@ -262,20 +263,25 @@ static void sizes(void)
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = c->expert_width, V = c->vocab;
     E = equal_share(c->experts, ep_size, "--experts"), K = c->top_k;
-    /* the even share times --capacity, rounded up, but not for a rounding error; T slots have room for every token */
-    C = ceil(capacity * K * T / c->experts - 1e-9);
-    C = capacity == 0 || C > T ? T : C;
-    P = ep_size * B * C;
+    G = span ? span : T;
+    if (T % G)
+        fail("--span: expected a divisor of --seq %lld, got %d", (long long)T, span);
+    /* the even share times --capacity, rounded up, but not for a rounding error; G slots have room for every token */
+    C = ceil(capacity * K * G / c->experts - 1e-9);
+    C = capacity == 0 || C > G ? G : C;
+    P = ep_size * (R / G) * C;
 }
 
 static Routing routing_create(void)
 {
-    return (Routing){.probs = tensor_create(MEM_ACTIVATIONS, REAL, "router_probs", shape(B, T, options.config.experts)),
-                     .gates = tensor_create(MEM_ACTIVATIONS, REAL, "gates", shape(B, T, K)),
-                     .choice = tensor_create(MEM_ACTIVATIONS, I32, "choice", shape(B, T, K)),
-                     .slot = tensor_create(MEM_ACTIVATIONS, I32, "slot", shape(B, T, K)),
-                     .rows = tensor_create(MEM_ACTIVATIONS, I32, "rows", shape(options.config.experts, B, C)),
-                     .load = tensor_create(MEM_ACTIVATIONS, REAL, "load", shape(B, options.config.experts))};
+    const int64_t e = options.config.experts;
+
+    return (Routing){.probs = tensor_create(MEM_ACTIVATIONS, REAL, "router_probs", shape(R / G, G, e)),
+                     .gates = tensor_create(MEM_ACTIVATIONS, REAL, "gates", shape(R / G, G, K)),
+                     .choice = tensor_create(MEM_ACTIVATIONS, I32, "choice", shape(R / G, G, K)),
+                     .slot = tensor_create(MEM_ACTIVATIONS, I32, "slot", shape(R / G, G, K)),
+                     .rows = tensor_create(MEM_ACTIVATIONS, I32, "rows", shape(e, R / G, C)),
+                     .load = tensor_create(MEM_ACTIVATIONS, REAL, "load", shape(R / G, e))};
 }
 
 /* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
@@ -327,7 +333,7 @@ static void predict(void)
     const int64_t others = H * V + L * (4 * H * H + 8 * H + e * H) + 2 * H, experts = L * E * (2 * F * H + F + H);
     const double N = others + experts;                                      /* on this rank */
     const double block = stored * (R * (3 * H + 4 * A * D) + E * P * (2 * H + 2 * F)) + real_size * R * 4;
-    const double routing = real_size * (R * (e + K) + B * e) + 4 * (2 * R * K + E * P);
+    const double routing = real_size * (R * (e + K) + R / G * e) + 4 * (2 * R * K + E * P);
     const double scores = stored * B * A * T * T;                                               /* quadratic in T */
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
@@ -386,8 +392,8 @@ static Batch set_up(void)
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
     balance_loss = tensor_create(MEM_WORKSPACE, F64, "balance_loss", shape(1));
     totals = tensor_create(MEM_WORKSPACE, REAL, "totals", shape(L, options.config.experts, 2));
-    d_gates = tensor_create(MEM_WORKSPACE, REAL, "d_gates", shape(B, T, K));
-    d_logits = tensor_create(MEM_WORKSPACE, REAL, "d_logits", shape(B, T, options.config.experts));
+    d_gates = tensor_create(MEM_WORKSPACE, REAL, "d_gates", shape(R / G, G, K));
+    d_logits = tensor_create(MEM_WORKSPACE, REAL, "d_logits", shape(R / G, G, options.config.experts));
     slots = tensor_create(MEM_COMMUNICATION, dtype, "slots", shape(E, P, H));
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
@@ -404,8 +410,9 @@ int main(int argc, char **argv)
         {"top-k", OPTION_INT, &c->top_k, "experts that a token takes", "N", 1, 1 << 12},
         {"expert-width", OPTION_INT, &c->expert_width,
          "MLP width of an expert; 0: 4 x hidden / top-k, so that a token costs what it costs in 01", "N", 0, 1 << 22},
+        {"span", OPTION_INT, &span, "consecutive tokens that share an expert's slots; 0: a sequence", "N", 0, 1 << 30},
         {"capacity", OPTION_DOUBLE, &capacity,
-         "slots of an expert, as a multiple of its even share; 0: as many as there are tokens", "X", 0, 1e6},
+         "slots of an expert, as a multiple of its even share; 0: as many as a span has tokens", "X", 0, 1e6},
         {"balance", OPTION_DOUBLE, &balance, "weight of the load-balancing loss", "X", 0, 1e6},
         {"ep", OPTION_INT, &ep_size, "ranks that the experts are split over", "N", 1, 1 << 12},
         {0}});

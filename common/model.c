@@ -127,6 +127,7 @@ Layout layout_create(Config config, Placement at)
     add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.bias", "final_bias", H});
     l.units[config.layers + 1] = (Range){final, l.count - final};
     at.replica = at.expert_replica;
+    at.slice = 0, at.slices = 1;                /* an expert is whole */
     for (int layer = 0; config.experts && layer < config.layers; layer++) {
         const int64_t first = l.count;
         for (int i = 0; i < of_experts; i++) {

@@ -11,6 +11,7 @@
 enum { BEFORE = 2, MOST_STEPS = 20 };   /* the reference saves a checkpoint after BEFORE steps, and after the last */
 
 #define EXPERTS(e, k, more) .model = "--experts " #e " --top-k " #k " --balance 0.1 " more
+#define SPAN(tokens) "--capacity 0.8 --span " #tokens
 #define FP32 "--dtype fp32 "
 #define PIPELINE 0, 8, 16, 2            /* dp, seq, hidden, heads */
 
@@ -117,7 +118,7 @@ static const Configuration cases[] = {
     {"09_combined", FP32 "--cp 4 --zero 0", 4, 1, 1, 2, "none", .seq = 32},
     {"09_combined", FP32, 1, 2, 3, 2, "full"},
 
-    /* every way to split n ranks; tokens dropped, or none; k = 1 and more; uneven capacities */
+    /* every way to split n ranks; tokens dropped, or none, per sequence or span; k = 1 and more; uneven capacities */
     {"10_expert_parallel", "--ep 1", 1, 2, 3, 2, "full", EXPERTS(4, 2, "--capacity 0.8")},
     {"10_expert_parallel", "--ep 2", 2, 2, 3, 1, "none", 2, EXPERTS(4, 2, "--capacity 0.8")},
     {"10_expert_parallel", "--ep 1", 2, 2, 1, 3, "full", 2, EXPERTS(4, 2, "--capacity 0.8")},
@@ -125,10 +126,19 @@ static const Configuration cases[] = {
     {"10_expert_parallel", "--ep 1", 3, 2, 1, 2, "selective", 3, EXPERTS(6, 3, "--capacity 0")},
     {"10_expert_parallel", "--ep 6", 6, 2, 1, 1, "none", 6, EXPERTS(6, 3, "--capacity 0")},
     {"10_expert_parallel", "--ep 2", 6, 2, 1, 1, "full", 6, EXPERTS(6, 3, "--capacity 0")},
-    {"10_expert_parallel", "--ep 4", 4, 1, 1, 2, "selective", 4, EXPERTS(8, 1, "--expert-width 40")},
-    {"10_expert_parallel", "--ep 2", 4, 1, 2, 1, "none", 4, EXPERTS(8, 1, "--expert-width 40")},
-    {"10_expert_parallel", "--ep 8", 8, 1, 1, 1, "full", 8, EXPERTS(8, 1, "--expert-width 40")},
-    {"10_expert_parallel", "--ep 4", 8, 1, 1, 1, "none", 8, EXPERTS(8, 1, "--expert-width 40")},
+    {"10_expert_parallel", "--ep 4", 4, 1, 1, 2, "selective", 4, EXPERTS(8, 1, "--expert-width 40 --span 4")},
+    {"10_expert_parallel", "--ep 2", 4, 1, 2, 1, "none", 4, EXPERTS(8, 1, "--expert-width 40 --span 4")},
+    {"10_expert_parallel", "--ep 8", 8, 1, 1, 1, "full", 8, EXPERTS(8, 1, "--expert-width 40 --span 4")},
+    {"10_expert_parallel", "--ep 4", 8, 1, 1, 1, "none", 8, EXPERTS(8, 1, "--expert-width 40 --span 4")},
+
+    /* ep over each dimension but pp, and over several; below, equal to and above tp; both --zero */
+    {"11_five_dimensions", FP32 "--tp 2 --cp 2 --pp 2 --ep 4", 8, 3, 1, 4, "full", .seq = 24, EXPERTS(4, 2, SPAN(6))},
+    {"11_five_dimensions", FP32 "--tp 2 --ep 2", 4, 3, 1, 2, "none", .dp = 2, .seq = 24, EXPERTS(4, 2, SPAN(6))},
+    {"11_five_dimensions", FP32 "--cp 2 --ep 4 --zero 0", 4, 3, 1, 2, "none", .dp = 2, .seq = 24,
+     EXPERTS(4, 2, SPAN(6))},
+    {"11_five_dimensions", FP32 "--pp 3 --dp 2 --ep 2", 6, 3, 1, 3, "full", .dp = 2, EXPERTS(6, 3, "--capacity 0")},
+    {"11_five_dimensions", FP32 "--tp 3 --ep 6 --zero 0", 6, 3, 3, 1, "full", .dp = 2, EXPERTS(6, 3, "--capacity 0")},
+    {"11_five_dimensions", FP32, 1, 3, 3, 2, "none", EXPERTS(6, 3, "--capacity 0")},
 };
 
 /* All combinations, with 24 heads, which every number of ranks divides. */
@@ -193,8 +203,8 @@ static void reference(const Configuration *l, char name[128])
     for (int part = 0; part < 2 && !exists.status; part++)
         run_well(BUILD "/cpu64/%s %s --micro-batch 1 --accumulate %d --steps %d --dump-gradients "
                  "%s/%d.safetensors --metrics %s/m.csv --report %s/%d.json --save %s/%d %s %s%s",
-                 l->model ? l->program : "01_single_gpu", model_options(l), sequences, part ? last_step() : BEFORE,
-                 name, part, name, name, part, name, part, part ? "--load" : "",
+                 l->model ? "10_expert_parallel" : "01_single_gpu", model_options(l), sequences,
+                 part ? last_step() : BEFORE, name, part, name, name, part, name, part, part ? "--load" : "",
                  part ? name : "", part ? "/0" : "");
     result_free(exists);
 }

@@ -1,5 +1,5 @@
-/* Compares programs, in parallel configurations and on one rank, with 01 on the same global batch. A program of another
- * model is compared with itself on one rank. */
+/* Compares programs, in parallel configurations and on one rank, with 01 on the same global batch. A model
+ * with experts is compared with 10 on one rank. */
 #ifndef EQUIVALENCE_H
 #define EQUIVALENCE_H
 

@@ -81,6 +81,7 @@ static void playbook_columns(void **state)
 #define FUSED 1, "08_fused_kernels"
 #define COMBINED 4, "09_combined"
 #define EXPERTS "10_expert_parallel"
+#define FIVE 4, "11_five_dimensions"
 #define ONE_CHUNK "--chunks: expected 1 unless --schedule is interleaved, got "
 #define TIMES "--times: expected T_F,T_B,T_W,TRANSFER, time slots from 1 to 99 (TRANSFER from 0), got "
 #define FUSE "--fuse: expected all, none, or a list like a,b of attention"
@@ -137,11 +138,19 @@ static const struct {
     {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
     {4, EXPERTS, 1, "--experts 6 --ep 4", "--experts 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
+    {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
     {1, EXPERTS, 2, "--capacity -1", "--capacity: expected a number from 0 to 1e+06, got '-1'"},
     {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
     {1, EXPERTS, 1, "--load dense",
      "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
     {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
+    {FIVE, 1, "--pp 2 --ep 4",
+     "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
+    {FIVE, 1, "--tp 2 --seq 24 --micro-batch 1",
+     "--span: expected a divisor of 12, so that no sequence chunk (24 tokens) and no rank (12 rows) has a part of a "
+     "span, got 24"},
+    {FIVE, 1, "--cp 4 --seq 24 --span 2", "--span: expected a divisor of 3, "},
+    {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts, but this program has none"},
 };
 

@@ -8,11 +8,12 @@
 
 #define PROGRAM BUILD "/cpu64/10_expert_parallel"
 
-/* verify runs the reference's cases, in experts/: loss, balance loss, dropped choices and all gradients, with few
- * slots, with enough, and with one for each token. Models whose experts are copies of an MLP compute what 01 does. */
+/* verify runs the reference's cases, in experts/: loss, balance loss, dropped choices and all gradients, with few slots
+ * per sequence or span, with enough, and with one for each token. Models whose experts are copies of an MLP compute what
+ * 01 does. */
 static void the_reference_and_01_agree(void **state)
 {
-    expect(run(BUILD "/cpu64/verify 10_expert_parallel " PROGRAM), 0, "8 of 8 configurations are right");
+    expect(run(BUILD "/cpu64/verify 10_expert_parallel " PROGRAM), 0, "9 of 9 configurations are right");
 }
 
 static void configurations_agree(void **state)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Shows what a program changes in its base, function by function, without the comment at the top of train.c. Files of 09
-# beside train.c have functions of another program, with which each is compared.
+# and 11 beside train.c have functions of another program, with which each is compared.
 #   changes.sh --diff STAGE   the changes, colored on a terminal; FULL=1: with the full text of changed functions
 #   changes.sh --update       writes NN/DIFF.md: keeps its sentences, renews each function's heading and ```diff block
 #   changes.sh --check        fails if a DIFF.md is out of date, or has a function without a sentence
@@ -10,10 +10,12 @@ cd "$(dirname "$0")/../.."
 base_of() {             # of a program, or of one of its files
     case $1 in
     */ring.c) echo 07_context_parallel ;;
-    */pipeline.c) echo 06_pipeline_parallel ;;
+    */pipeline.c | */activations.c) echo 06_pipeline_parallel ;;
+    */mixture.c) echo 10_expert_parallel ;;
     04_*) echo 03_data_parallel ;;
     08_*) echo 02_mixed_precision ;;
     09_*) echo 05_tensor_parallel ;;
+    11_*) echo 09_combined ;;
     00_* | 01_*) echo "" ;;
     *) echo 01_single_gpu ;;
     esac
@@ -102,8 +104,12 @@ names() {
         /^\{$/ { sub(/\(.*/, "", name); sub(/.*[ *]/, "", name); print name }' "$1"
 }
 
-for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
-    [ -f "$file" ] || continue
+beside=""                                       # the files with functions of another program
+for name in ring pipeline activations mixture predict; do
+    file=$stage/$name.c
+    [ ! -f "$file" ] || [ -z "$(names "$file")" ] || beside="$beside $file"
+done
+for file in "$stage/train.c" $beside; do
     base=$(base_of "$file")
     rm -rf "${work:?}"/*
     functions "$file"
@@ -131,7 +137,7 @@ for file in "$stage/train.c" "$stage/ring.c" "$stage/pipeline.c"; do
     fi
     in_file=""
     [ "${file##*/}" = train.c ] || in_file=" in ${file##*/}"
-    moved=$(for other in "$stage"/ring.c "$stage"/pipeline.c; do [ ! -f "$other" ] || names "$other"; done)
+    moved=$(for other in $beside; do names "$other"; done)
     { echo "(top)"; names "$file"; ls "$work/${stage%%/*}"; [ "${file##*/}" != train.c ] || ls "$work/$base"; } |
         awk '!seen[$0]++' | while read -r name; do
         old=$work/$base/$name new=$work/$stage/$name

@@ -97,6 +97,12 @@ static const Case cases[] = {
     {"10_expert_parallel", "--ep 2", 4},
     {"10_expert_parallel", "--ep 2", 4, .kind = MIXTURE},
     {"10_expert_parallel", "--ep 3 --recompute full", 3, .kind = MIXTURE},
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 4 --span 3", 8},     /* upcycled */
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 2 --span 3", 8, .kind = MIXTURE},
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --ep 2 --span 12 --recompute full", 4, .kind = MIXTURE | FULL},
+    {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0", 6, .kind = MIXTURE},
+    {"11_five_dimensions", "--dtype fp32 --pp 2 --ep 2", 8, .kind = MIXTURE},
+    {"11_five_dimensions", "--dtype bf16 --tp 2 --ep 2 --span 12", 2, 0.04},
     {"", "", 1}, {"", "", 2}, {"", "", 4},              /* any other program: the user's own */
 };
 
@@ -156,7 +162,18 @@ static bool is(const char *program_name)
     return !strcmp(stage, program_name);
 }
 
-/* The size of one dimension of 09's grid, from the options of a case; 1 if not given. */
+/* 10 and 11: compared with 10 on one rank, or with 01 as upcycled models. */
+static bool has_experts(void)
+{
+    return is("10_expert_parallel") || is("11_five_dimensions");
+}
+
+static bool has_grid(void)
+{
+    return is("09_combined") || is("11_five_dimensions");
+}
+
+/* The size of one dimension of the grid of 09 and 11, from the options of a case; 1 if not given. */
 static int grid_size(const Case *c, const char *name)
 {
     const char *at = strstr(c->options, name);
@@ -165,13 +182,16 @@ static int grid_size(const Case *c, const char *name)
     return size < 1 ? 1 : size;
 }
 
-/* Whether a number of ranks fills the grid of this case. Only 09 has a grid with more than one dimension. */
+/* Whether a number of ranks fills the grid of this case, and its pipeline stages the ep groups. */
 static bool fits(const Case *c, int ranks)
 {
-    return ranks % (grid_size(c, "--tp") * grid_size(c, "--cp") * grid_size(c, "--pp")) == 0;
+    const int pp = grid_size(c, "--pp");
+
+    return ranks % (grid_size(c, "--tp") * grid_size(c, "--cp") * pp) == 0
+           && (!has_grid() || ranks / pp % grid_size(c, "--ep") == 0);
 }
 
-/* For 09: tp divides heads and rows, 2 * cp divides the tokens. With neither cp nor pp there are enough rows for
+/* For 09 and 11: tp divides heads and rows, 2 * cp divides the tokens. With neither cp nor pp there are enough rows for
  * more than one slice of the loss. */
 static Shape grid_shape(const Case *c)
 {
@@ -198,7 +218,7 @@ static Shape shape_for(const Case *c)
         .micro_batch = n == 2 || (own && n % 3 && n > 1) ? 3 : 2,
         .accumulate = pipeline ? 2 * n : is("08_fused_kernels") ? 3 : 7};
 
-    if (is("09_combined"))
+    if (has_grid())
         s = grid_shape(c);
     s.ranks = n;
     s.layers = option(c, "--layers", s.layers);

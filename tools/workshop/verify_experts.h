@@ -1,5 +1,5 @@
 /* make verify STAGE=10. 01 computes what an upcycled model computes, but there routers get no gradient, and no choice
- * is dropped. So the program is also compared with a reference in float64 (tests/programs/experts): its three cases.
+ * is dropped. So the program is also compared with a reference in float64 (tests/programs/experts): its four cases.
  * Include this once, in verify.c, behind what it calls. */
 #ifndef VERIFY_EXPERTS_H
 #define VERIFY_EXPERTS_H
@@ -10,7 +10,7 @@
 static const struct {
     int number, ranks;
     const char *options;
-} reference_runs[] = {{0, 1, "--ep 1"}, {0, 4, "--ep 2"}, {1, 2, "--ep 2 --recompute full"}, {2, 4, "--ep 4"}};
+} reference_runs[] = {{0, 1, "--ep 1"}, {0, 4, "--ep 2"}, {1, 2, "--ep 2 --recompute full"}, {2, 4, "--ep 4"}, {3, 4, "--ep 2"}};
 
 static void compare_column(const char *column, double right)
 {

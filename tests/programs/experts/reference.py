@@ -27,7 +27,8 @@ from safetensors.numpy import load_file, save_file
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = os.path.join(HERE, "..", "..", "..", "build", "cpu64", "10_expert_parallel")
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH, EXPERTS, WIDTH = 2, 12, 3, 17, 10, 4, 4, 10
-CASES = [(2, 0.6, 0.3), (1, 1.25, 0.1), (3, 0, 1.0)]        # --top-k, --capacity, --balance
+# --top-k, --capacity, --balance, --span
+CASES = [(2, 0.6, 0.3, SEQ), (1, 1.25, 0.1, SEQ), (3, 0, 1.0, SEQ), (2, 0.6, 0.3, 5)]
 
 
 def gelu(x):
@@ -73,7 +74,7 @@ def linear_backward(d_out, x):
 
 
 def choices_of(p, k, C):
-    """One sequence's choices in the order of tokens: (token, which of its k, expert, has it a slot)."""
+    """One span's choices in the order of tokens: (token, which of its k, expert, has it a slot)."""
     used, found = [0] * p.shape[1], []
     for t in range(len(p)):
         for i, expert in enumerate(sorted(range(p.shape[1]), key=lambda e: -p[t, e])[:k]):      # stable
@@ -84,8 +85,9 @@ def choices_of(p, k, C):
     return found, np.array(used)
 
 
-def experts_forward(P, name, x, k, capacity, balance):
-    """Returns the output, the balance loss, and what backward needs."""
+def experts_forward(P, name, x, k, capacity, balance, span):
+    """Returns the output, the balance loss, and what backward needs. Here B counts spans, of T tokens each."""
+    shape, x = x.shape, x.reshape(-1, span, x.shape[-1])
     B, T, H = x.shape
     probs = softmax(x @ P[name + "gate.weight"].T)
     E = probs.shape[-1]
@@ -106,15 +108,16 @@ def experts_forward(P, name, x, k, capacity, balance):
             out[b, t] += probs[b, t, e] / sum_of_chosen * y
             saved.append((b, t, e, sum_of_chosen, [f[2] for f in mine], g, slope, y))
         saved.append((b, used))
-    return out, loss, dropped / (B * T * k), (x, probs, k, balance, saved)
+    return out.reshape(shape), loss, dropped / (B * T * k), (x, probs, k, balance, saved)
 
 
 def experts_backward(P, G, name, d_out, state):
     x, probs, k, balance, saved = state
     B, T, E = probs.shape
+    shape, d_out = d_out.shape, d_out.reshape(x.shape)
     d_x, d_probs = np.zeros_like(x), np.zeros_like(probs)
     for one in saved:
-        if len(one) == 2:                                   # the balance loss of sequence b; loads are constants
+        if len(one) == 2:                                   # the balance loss of span b; loads are constants
             b, used = one
             d_probs[b] += balance * used * E / (k * T) / (B * T)
             continue
@@ -132,10 +135,10 @@ def experts_backward(P, G, name, d_out, state):
         d_x[b, t] += P[w + "dense_h_to_4h.weight"].T @ d_up
     d_logits = softmax_backward(d_probs, probs)
     G[name + "gate.weight"] = linear_backward(d_logits, x)[0]
-    return d_x + d_logits @ P[name + "gate.weight"]
+    return (d_x + d_logits @ P[name + "gate.weight"]).reshape(shape)
 
 
-def model(P, inputs, targets, k, capacity, balance):
+def model(P, inputs, targets, k, capacity, balance, span):
     """Returns loss, balance loss, the part of the choices that was dropped, and gradients of loss + balance loss."""
     G = {name: np.zeros_like(p) for name, p in P.items()}
     E, (B, T), D = P["gpt_neox.embed_in.weight"], inputs.shape, HIDDEN // HEADS
@@ -152,7 +155,7 @@ def model(P, inputs, targets, k, capacity, balance):
         heads = (probs @ v).transpose(0, 2, 1, 3).reshape(B, T, HIDDEN)
         mid = x + heads @ P[p + "attention.dense.weight"].T + P[p + "attention.dense.bias"]
         ln2, s2 = layernorm(mid, P[p + "post_attention_layernorm.weight"], P[p + "post_attention_layernorm.bias"])
-        out, of_layer, lost, experts = experts_forward(P, p + "mlp.", ln2, k, capacity, balance)
+        out, of_layer, lost, experts = experts_forward(P, p + "mlp.", ln2, k, capacity, balance, span)
         saved.append((ln1, s1, q, key, v, probs, heads, s2, experts))
         x, balance_loss, dropped = mid + out, balance_loss + of_layer, dropped + lost / LAYERS
     final, sf = layernorm(x, P["gpt_neox.final_layer_norm.weight"], P["gpt_neox.final_layer_norm.bias"])
@@ -212,7 +215,7 @@ def write_inputs(folder):
                    "use_parallel_residual": False, "tie_word_embeddings": True}, f, indent=1)
 
 
-def run_case(folder, k, capacity, balance):
+def run_case(folder, k, capacity, balance, span):
     """Runs 10 on a copy of the model with k experts per token; returns its gradients, with the batch."""
     with tempfile.TemporaryDirectory() as copy:
         os.symlink(os.path.join(folder, "model.safetensors"), os.path.join(copy, "model.safetensors"))
@@ -220,15 +223,15 @@ def run_case(folder, k, capacity, balance):
         config["num_experts_per_tok"] = k
         json.dump(config, open(os.path.join(copy, "config.json"), "w"))
         dump = os.path.join(copy, "dump.safetensors")
-        subprocess.run([PROGRAM, *options(k, capacity, balance).split(), "--data", os.path.join(folder, "tokens.bin"),
-                        "--load", copy, "--steps", "1", "--quiet", "--dump-gradients", dump], check=True)
+        subprocess.run([PROGRAM, *options(k, capacity, balance, span).split(),
+                        "--data", os.path.join(folder, "tokens.bin"), "--load", copy, "--steps", "1", "--quiet", "--dump-gradients", dump], check=True)
         return load_file(dump)
 
 
-def options(k, capacity, balance):
+def options(k, capacity, balance, span):
     return (f"--layers {LAYERS} --hidden {HIDDEN} --heads {HEADS} --vocab {VOCAB} --seq {SEQ} --micro-batch {BATCH} "
             f"--accumulate 1 --experts {EXPERTS} --expert-width {WIDTH} --top-k {k} --capacity {capacity} "
-            f"--balance {balance}")
+            f"--balance {balance}" + (f" --span {span}" if span < SEQ else ""))
 
 
 def differences():
