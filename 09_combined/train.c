@@ -416,6 +416,7 @@ static void predict(void)
     rank_memory(&local, bytes);
     for (int c = 0; c < MEM_CATEGORIES; c++)
         memory_predict(c, bytes[c]);
+    memory_predict(MEM_WORKSPACE, real_size * flash_parts(dtype, B, C, C, A, D));       /* d_q_parts */
 
     memory_estimate(MEM_PARAMETERS, stored * P, dtype == REAL ? "4 P, P: parameters on this rank"
                                                               : "2 P, P: parameters on this rank");

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../../08_fused_kernels/fused.h"
 #include "../../common/device.h"
 #include "../harness.h"
 
@@ -311,6 +312,31 @@ static void blocks_of_queries_are_large(void **state)
     assert_true(bytes[1] - bytes[0] == 2 * heads * (keys - of_cpu) * keys * 4);
 }
 
+/* FlashAttention's backward adds up dQ in float, once per group of thread blocks: here two tiles of keys, so two groups.
+ * predict() counts these bytes as workspace, to the byte, or the run would fail. On the CPU there are none. */
+static void dq_is_counted(void **state)
+{
+    const double groups = 2, rows_of_full_tiles = 384, head_size = 64;
+    double bytes[2];
+
+    (void)state;
+    if (!simulated())
+        skip();
+    for (int i = 0; i < 2; i++) {
+        run_well(BUILD "/%s/08_fused_kernels --layers 1 --hidden 64 --heads 1 --vocab 97 --seq 300 --micro-batch 1 "
+                 "--steps 1 --data %s --fuse attention --quiet --report r.json", i ? build : "cpu",
+                 token_file(20000, 97));
+        bytes[i] = json_number("r.json", "ranks.0.memory.workspace.measured");
+    }
+    assert_true(bytes[1] - bytes[0] == groups * rows_of_full_tiles * head_size * 4);
+    /* heads of 128: 16 groups of a 1.3b's 16 heads; 1 GB holds two groups of a 405b's 128 heads, and two of eight with
+     * 32k tokens; with 128k tokens one group needs more */
+    assert_int_equal(flash_parts(BF16, 1, 2048, 2048, 16, 128), 16LL * 16 * 2048 * 128);
+    assert_int_equal(flash_parts(BF16, 1, 8192, 8192, 128, 128), 1 << 28);
+    assert_int_equal(flash_parts(BF16, 1, 32768, 32768, 32, 128), 1 << 28);
+    assert_int_equal(flash_parts(BF16, 1, 131072, 131072, 32, 128), 1 << 29);
+}
+
 /* Training in smaller types. Tolerances are wider, because each build rounds in different places. */
 static void small_types_agree(void **state)
 {
@@ -510,6 +536,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(losses_agree),
         cmocka_unit_test(tf32_is_the_default),
         cmocka_unit_test(blocks_of_queries_are_large),
+        cmocka_unit_test(dq_is_counted),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(memory_is_reused),
