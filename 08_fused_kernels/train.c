@@ -55,7 +55,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_q_parts;            /* with --fuse attention, on a GPU: thread blocks' sums of d_q, as flash_parts says */
+static Tensor d_q_parts;            /* with --fuse attention, on a GPU: thread blocks' sums of d_q (flash_parts) */
 static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
