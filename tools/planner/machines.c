@@ -25,6 +25,9 @@ static const Hardware table[] = {
      "NVIDIA A100 80GB SXM: 312 TFLOP/s, 2,039 GB/s, NVLink 600 GB/s both ways; DGX A100: 8 x 200 Gb/s"},
     {"h100", 989.4e12, 79.6 * GiB, 3.35e12, 450e9, 400e9, 0,
      "NVIDIA H100 SXM: 989.4 TFLOP/s dense, 3.35 TB/s, NVLink 900 GB/s both ways; DGX H100, AWS p5: 3,200 Gb/s"},
+    {"h100-96gb", 835e12, 94 * GiB, 2.4e12, 450e9, 400e9, 0,
+     "torchtitan's benchmarks of 2024-12: H100 with 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W; its peak is not "
+     "published: that of H100 NVL's datasheet, 835 TFLOP/s"},
     {"h200", 989.4e12, 140.4 * GiB, 4.8e12, 450e9, 400e9, 0,
      "NVIDIA H200 SXM: as H100, 141 GB at 4.8 TB/s; DGX H200: 8 x 400 Gb/s"},
     {"b200", 2250e12, 179.0 * GiB, 8e12, 900e9, 400e9, 0,
@@ -86,7 +89,7 @@ static const Model published[] = {
     {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, .gated = true},
     {"llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, .gated = true},
     {"llama3-405b", 126, 16384, 128, 8, 53248, 128256, 8192, .gated = true},
-    {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 8192, 8, 2, 14336, true},
+    {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 8192, 8, 2, 14336, .gated = true},
 };
 enum { MODELS = sizeof published / sizeof *published };
 

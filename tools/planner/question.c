@@ -8,8 +8,9 @@
 #include "../../common/error.h"
 #include "../../common/print.h"
 #include "machines.h"
+#include "profiles.h"
 
-const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .dtype = "bf16",
+const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "", .dtype = "bf16",
                                    .gated = -1, .tied = -1, .capacity = 1.25};
 
 #define AT(member) offsetof(Question, member)
@@ -30,6 +31,7 @@ const QuestionOption question_options[] = {
     {"top-k", OPTION_NUMBER, AT(top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
     {"expert-width", OPTION_NUMBER, AT(expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
     {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of tokens (1.25)", 1},
+    {"for", OPTION_TEXT, AT(framework), 0, "NAME", NULL, 2},
     {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
     {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8)", 2},
     {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", NULL, 2},
@@ -41,7 +43,7 @@ const QuestionOption question_options[] = {
     {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
      "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron; the "
      "default)", 2},
-    {"published", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
+    {"playbook", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
      "nodes were slower than the formulas alone explain", 2},
     {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
@@ -50,7 +52,8 @@ const QuestionOption question_options[] = {
     {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, inside dp x cp", 3},
     {"zero", OPTION_RANGE, AT(limits[ZERO]), 0, "N", "ZeRO stage, 0 to 3", 3},
     {"micro-batch", OPTION_RANGE, AT(limits[MICRO_BATCH]), 0, "N", "sequences per micro-batch", 3},
-    {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|full", "whether blocks are recomputed", 3},
+    {"chunks", OPTION_RANGE, AT(limits[CHUNKS]), 0, "N", "chunks of layers per pipeline stage, interleaved", 3},
+    {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|selective|full", "whether blocks are recomputed", 3},
 };
 const int question_option_count = sizeof question_options / sizeof *question_options;
 
@@ -58,6 +61,9 @@ const char *question_doc(const QuestionOption *o)
 {
     if (o->doc)
         return o->doc;
+    if (!strcmp(o->name, "for"))
+        return format_text("whose kernels, overlap and memory are planned: one of %s (09 for a model that it can "
+                           "train, else megatron)", framework_names());
     return !strcmp(o->name, "model")
            ? format_text("one of %s (8b)", model_names())
            : format_text("one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, memory bandwidth and NVLink; "
@@ -85,10 +91,11 @@ static Range range_of(const QuestionOption *o, const char *text)
     Range r = {.given = true};
     char rest;
 
-    if (o->at == AT(limits[RECOMPUTE]) && (!strcmp(text, "none") || !strcmp(text, "full")))
-        r.least = r.most = *text == 'f' ? FULL_RECOMPUTATION : NO_RECOMPUTATION;
-    else if (o->at == AT(limits[RECOMPUTE]))
-        fail_usage("--recompute: expected none or full, got '%s'", text);
+    if (o->at == AT(limits[RECOMPUTE])) {
+        r.least = r.most = recompute_named(text, strlen(text));
+        if (r.least < 0)
+            fail_usage("--recompute: expected none, selective or full, got '%s'", text);
+    }
     else if (sscanf(text, "<=%d%c", &r.most, &rest) == 1)
         r.least = 0;
     else if (sscanf(text, ">=%d%c", &r.least, &rest) == 1)
@@ -173,7 +180,13 @@ Query question_query(const Question *given)
 
     if (!fp32 && strcmp(given->dtype, "bf16"))
         fail_usage("--dtype: expected bf16 or fp32, got '%s'", given->dtype);
-    if (bytes && (bytes < 16 || bytes % 2 || fp32 || (q.model.in_09 && bytes != 18)))
+    const Framework f = *given->framework ? framework_named(given->framework)
+                        : q.model.in_09 ? FOR_09 : given->published ? FOR_NANOTRON : FOR_MEGATRON;
+    if (f == FRAMEWORKS || (f == FOR_09 && !q.model.in_09))
+        fail_usage("--for: expected one of %s%s, got '%s'", framework_names(), f == FOR_09
+                   ? " but 09, which has no gated MLP, untied embedding, grouped queries or experts" : "",
+                   given->framework);
+    if (bytes && (bytes < 16 || bytes % 2 || fp32 || (f == FOR_09 && bytes != 18)))
         fail_usage("--state-bytes: expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs, got %d",
                    bytes);
     if (gpus > node && gpus % node && !given->pretend)
@@ -183,11 +196,12 @@ Query question_query(const Question *given)
         fail_usage("--batch %d: expected a multiple of the %d tokens of a sequence, such as %lld", given->batch, seq,
                    (given->batch / seq + 1LL) * seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
-    q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .published = given->published,
-                          .stored = fp32 ? 4 : 2, .gradients = q.model.in_09 || fp32 ? 4 : bytes ? bytes - 14 : 6,
-                          .loss_rows = given->pretend ? 256 : 2048};
     q.hardware = given->pretend ? hardware_simulated(given->pretend) : hardware_named(given->hardware);
-    q.constants = given->pretend ? exact_constants : published_constants;
+    q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
+                          .published = given->published, .stored = fp32 ? 4 : 2,
+                          .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
+                          .loss_rows = given->pretend ? 256 : 2048};
+    q.constants = given->pretend ? exact_constants : constants_for(f, &q.hardware, NULL);
     memcpy(q.limits, given->limits, sizeof q.limits);
     for (int d = 0; d < DIMENSIONS && (set = dimension_name[d]); d++)
         if (q.limits[d].given && (q.limits[d].most < q.limits[d].least || q.limits[d].most < (d < ZERO)))
