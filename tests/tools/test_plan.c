@@ -258,7 +258,7 @@ static void times_are_09s(void **state)
 }
 
 /* plan_answers.txt: the answers keep their grid, and their numbers within 10%. */
-static void fifty_questions_keep_their_answers(void **state)
+static void sixty_questions_keep_their_answers(void **state)
 {
     char line[512], question[128], grid[128], words[128];
     double then[3], now[3];
@@ -287,7 +287,7 @@ static void fifty_questions_keep_their_answers(void **state)
         expect(r, fields < 5, words);
     }
     fclose(in);
-    assert_int_equal(questions, 50);
+    assert_int_equal(questions, 60);
 }
 
 /* The README's bytes and FLOPs of five answers, by hand; those of 09's model leave out buffers of less than 3%. */
@@ -367,6 +367,28 @@ static void commands_have_the_grid(void **state)
     expect(run("env -u MAKEFLAGS make -C " SOURCE " plan GPU=64"), 2, "GPU: no variable of make plan; it has");
 }
 
+/* Names ignore case; a config.json has the sizes of the model named as it is; --tokens gives days and GPU-hours. */
+static void models_have_their_published_sizes(void **state)
+{
+    static const char *const config = "{\"hidden_size\": 7168, \"num_hidden_layers\": 61, \"num_attention_heads\": 128, "
+        "\"num_key_value_heads\": 128, \"intermediate_size\": 18432, \"vocab_size\": 129280, \"n_routed_experts\": 256, "
+        "\"num_experts_per_tok\": 8, \"moe_intermediate_size\": 2048, \"n_shared_experts\": 1, \"q_lora_rank\": 1536, "
+        "\"first_k_dense_replace\": 3, \"kv_lora_rank\": 512, \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, "
+        "\"v_head_dim\": 128, \"hidden_act\": \"silu\", \"tie_word_embeddings\": false}";
+    static const char *const names[] = {"DeepSeek-V3", NULL}, *const more = "--gpus 2048 --seq 4096 --batch 64M";
+
+    (void)state;
+    FILE *f = fopen(in_temporary("config.json"), "w");
+    fputs(config, f);
+    fclose(f);
+    for (int i = 0; i < 2; i++)
+        expect(run(PLAN "--model %s %s", names[i] ? names[i] : in_temporary("config.json"), more), 0,
+               "671.03 billion parameters|uses 37.55 billion parameters");
+    expect(run(PLAN "--model mixtral-8x7b"), 0, "46.70 billion parameters|uses 12.88 billion");
+    expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0, "70.55 billion|1e+12 tokens take|GPU-hours");
+    expect(run(PLAN "--model 70b --gpus 512 --batch 4M"), 0, "Llama 3's is --model llama3-70b");
+}
+
 static void large_plans_are_fast(void **state)
 {
     (void)state;
@@ -382,13 +404,20 @@ static void errors_name_valid_values(void **state)
     } cases[] = {
         {2, "--gpus 60", "expected up to 8, or a multiple of --per-node 8, such as 56 or 64"},
         {2, "--batch 5000", "expected a multiple of the 4096 tokens of a sequence, such as 8192"},
-        {1, "--gpus 37 --per-node 37", "possible are --gpus 36 or 34, or --batch 1060864 (259 sequences)"},
+        {1, "--gpus 37 --per-node 37", "possible are --gpus 36, or --batch 1060864 (259 sequences)"},
         {1, "--model 405b --gpus 8", "the fastest on --gpus 128 would be tp=8"},
         {2, "--hardware h300", "expected one of rtx4090|l40s|a100-40gb|a100|h100|h100-96gb|h200|b200, or five numbers"},
         {2, "--pretend 1,2", "expected GFLOPS,GB/S,MICROSECONDS"},
         {2, "--model 9b", "expected one of 1b|3b|8b|80b|llama3-8b|"},
         {2, "--tp <=x", "expected a number or a bound, like 4, \"<=4\""},
-        {1, "--tp 3", "no grid of 64 ranks is possible with the restrictions given"},
+        {1, "--tp 3", "restrictions given (tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks"},
+        {1, "--model llama3-8b --tp 16", "(tp 16: expected a divisor of the 8 key-value heads: 1, 2, 4 or 8)"},
+        {1, "--zero 3 --pp 2", "(zero 3 with pp 2: expected zero 0 or 1"},
+        {1, "--model llama3-8b --gpus 1", "with --state-bytes 16 129.0; with --seq 4096 139.5; the fastest on --gpus 2"},
+        {2, "--model /nowhere/config.json", "--model /nowhere/config.json: No such file or directory"},
+        {2, "--tokens 1X", "expected a number of tokens, such as 300B or 15T, got '1X'"},
+        {2, "--for pytorch", "expected one of 09|megatron|nanotron|torchtitan|fsdp-2023|megatron-2022, got 'pytorch'"},
+        {2, "--for 09", "but 09, which has no gated MLP"},
         {2, "--model 7b --explain zero=3", "zero 3: expected one of those that 09_combined has: 0, 1"},
         {2, "--model 7b --state-bytes 20", "expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs"},
         {1, "--model 70b --gpus 64 --pp 1 --tp 1", "without the restrictions given the fastest would be tp=2"},
@@ -439,10 +468,11 @@ int main(void)
         cmocka_unit_test(all_grids_add_up),
         cmocka_unit_test(memory_is_09s),
         cmocka_unit_test(times_are_09s),
-        cmocka_unit_test(fifty_questions_keep_their_answers),
+        cmocka_unit_test(sixty_questions_keep_their_answers),
         cmocka_unit_test(five_answers_by_hand),
         cmocka_unit_test(zero_3_hides_what_published_runs_hide),
         cmocka_unit_test(commands_have_the_grid),
+        cmocka_unit_test(models_have_their_published_sizes),
         cmocka_unit_test(large_plans_are_fast),
         cmocka_unit_test(errors_name_valid_values),
     };

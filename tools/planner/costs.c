@@ -359,7 +359,10 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double matrices = (1 + (again || !g->recompute ? again : matrices_again(c))) * matrix_flops(m, rows, FORWARD)
                             + matrix_flops(m, rows, BACKWARD);
     const double grouped = expert_share(m) * (k->experts ? k->efficiency / k->experts - 1 : 0);
-    const double passes = matrices * (1 + grouped) / rate
+    /* Experts with few tokens wait for their weights: read twice, their gradients in fp32 read and written. */
+    const double weights = 12 * expert_parameters(m) / (t * g->ep * h->bandwidth);
+    const double wait = m->experts ? fmax(0, weights - matrices * expert_share(m) * (1 + grouped) / rate) : 0;
+    const double passes = wait + matrices * (1 + grouped) / rate
                           + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
                             / attend;
     const double uses = c->framework == FOR_NANOTRON ? 4 : 6, forward = c->framework == FOR_NANOTRON ? 1 : 2;

@@ -8,6 +8,7 @@
 
 #include "../../common/error.h"
 #include "../../common/print.h"
+#include "machines.h"
 #include "profiles.h"
 
 static const double GiB = 1073741824;
@@ -43,6 +44,9 @@ void print_query(const Query *q)
         printf(", MLP %d", m->mlp);
     printf("%s, vocabulary %d%s%s)\n", m->gated ? " gated" : "", m->vocab, m->tied ? " tied" : "",
            format_text("; as %s runs it", frameworks[q->cluster.framework].command));
+    Model llama;
+    if (!strstr(m->name, ".json") && model_find(&llama, format_text("llama3-%s", m->name)))
+        printf("(%s of the %s; Llama 3's is --model %s)\n", m->name, m->in_09 ? "programs" : "playbook", llama.name);
     if (m->experts)
         printf("a token takes %d experts, and so uses %s parameters\n", m->top_k, count_text(active_parameters(m)));
     printf("%d GPU%s, %s, on %d node%s of %d; ", gpus, gpus > 1 ? "s" : "", q->hardware.name,
@@ -51,9 +55,17 @@ void print_query(const Query *q)
            number_text(q->sequences), q->sequences > 1 ? "s" : "", number_text(m->seq));
 }
 
+static bool same_kind(const Grid *a, const Grid *b)     /* as many ranks in each technique */
+{
+    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep;
+}
+
+/* Of each kind of grid the fastest. */
 void print_table(const Query *q, const Candidates *c)
 {
     enum { BEST = 10 };
+    const Candidate *shown[BEST];
+    int kinds = 0;
 
     printf("%s grids, of which %s fit", number_text(c->count), number_text(c->fitting));
     if (!isinf(q->hardware.memory))
@@ -64,9 +76,15 @@ void print_table(const Query *q, const Candidates *c)
     printf("  tp cp pp%s   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
            " context%s bubble   data  optim  fixed   total | tok/s/GPU   MFU\n", q->model.experts ? " ep" : "",
            q->model.experts ? " expert" : "");
-    for (int i = 0; i < c->fitting && i < BEST; i++) {
+    for (int i = 0; i < c->fitting && kinds < BEST; i++) {
         const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
+        int known = 0;
+        while (known < kinds && !same_kind(g, &shown[known]->grid))
+            known++;
+        if (known < kinds)
+            continue;
+        shown[kinds++] = x;
         const double *b = x->memory.bytes, *s = seconds(&x->time);
         printf("%4d %2d %2d", g->tp, g->cp, g->pp);
         if (q->model.experts)
@@ -158,6 +176,10 @@ void print_steps(const Query *q, const Candidates *c)
     const Grid *b = &best->grid;
     const int n = q->cluster.gpus;
 
+    if (q->tokens) {
+        const double hours = q->tokens / best->tokens / 3600;
+        printf("%.4g tokens take %.3g days and %s GPU-hours.\n\n", q->tokens, hours / n / 24, number_text(hours));
+    }
     print_fit(q, b);
     printf("2. Reach the batch. %d sequence%s = %d per micro-batch x ", q->sequences, q->sequences > 1 ? "s" : "",
            b->micro_batch);

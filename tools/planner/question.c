@@ -41,8 +41,9 @@ const QuestionOption question_options[] = {
      "whole sequences", 2},
     {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
     {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
-     "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron; the "
-     "default)", 2},
+     "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron)", 2},
+    {"tokens", OPTION_TEXT, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
+     "GPU-hours", 2},
     {"playbook", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
      "nodes were slower than the formulas alone explain", 2},
     {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
@@ -142,7 +143,7 @@ static Model model(const Question *q)
     Model m;
 
     if (!model_find(&m, q->model))
-        fail_usage("--model: expected one of %s, got '%s'; for another model, give its sizes: --layers, --hidden, ...",
+        fail_usage("--model: expected one of %s or a config.json, got '%s'; for another model, give its sizes: --layers, ...",
                    model_names(), q->model);
     const Model named = m;
     const int mlp = m.in_09 && q->hidden ? 4 * q->hidden : m.mlp;
@@ -156,13 +157,15 @@ static Model model(const Question *q)
     m.tied = q->tied >= 0 ? q->tied : m.tied;
     m.experts = q->experts ? q->experts : m.experts;
     m.top_k = m.experts ? q->top_k ? q->top_k : m.top_k ? m.top_k : 2 : 0;
-    m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.mlp : 0;
+    m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.expert_width ? m.expert_width : m.mlp : 0;
     m.capacity = q->capacity;
+    if (q->hidden || q->heads)
+        m.head_dim = m.value_dim = m.q_rank = 0;
     m.in_09 = !m.gated && m.tied && m.mlp == 4 * m.hidden && m.kv_heads == m.heads && !m.experts;
     if (m.layers != named.layers || m.hidden != named.hidden || m.mlp != named.mlp || m.experts != named.experts)
         snprintf(m.name, sizeof m.name, "own sizes");
     m.seq = q->seq ? q->seq : m.seq;
-    if (m.hidden % m.heads || m.heads % m.kv_heads)
+    if ((!m.head_dim && m.hidden % m.heads) || m.heads % m.kv_heads)
         fail_usage("--hidden %d, --heads %d, --kv-heads %d: expected each to be a multiple of the next", m.hidden,
                    m.heads, m.kv_heads);
     if (m.top_k > m.experts || (!m.experts && (q->top_k || q->expert_width)))
@@ -202,6 +205,13 @@ Query question_query(const Question *given)
                           .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
                           .loss_rows = given->pretend ? 256 : 2048};
     q.constants = given->pretend ? exact_constants : constants_for(f, &q.hardware, NULL);
+    if (given->tokens) {
+        char *end;
+        q.tokens = strtod(given->tokens, &end);
+        q.tokens *= *end == 'T' ? 1e12 : *end == 'B' ? 1e9 : *end == 'M' ? 1e6 : 1;
+        if (end == given->tokens || strlen(end) > (strchr("TBM", *end) != NULL) || !(q.tokens >= 1 && q.tokens < 1e18))
+            fail_usage("--tokens: expected a number of tokens, such as 300B or 15T, got '%s'", given->tokens);
+    }
     memcpy(q.limits, given->limits, sizeof q.limits);
     for (int d = 0; d < DIMENSIONS && (set = dimension_name[d]); d++)
         if (q.limits[d].given && (q.limits[d].most < q.limits[d].least || q.limits[d].most < (d < ZERO)))

@@ -209,34 +209,40 @@ static int better(const void *a, const void *b)
     return s != t ? (s > t) - (s < t) : (x->memory.total > y->memory.total) - (x->memory.total < y->memory.total);
 }
 
+/* Why the smallest sizes that the restrictions allow are no grid; "" if it is one. */
+static const char *wrong_with_limits(const Query *q)
+{
+    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .dp = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1};
+
+    for (int d = 0; d < DIMENSIONS; d++)
+        if (q->limits[d].given)
+            *size_of(&g, d) = fmax(q->limits[d].least, *size_of(&g, d));
+    if (!q->limits[DP].given)
+        g.dp = fmax(1, q->cluster.gpus / ((double)g.tp * g.cp * g.pp));
+    if (!q->limits[ACCUMULATE].given)
+        g.accumulate = fmax(1, q->sequences / ((double)g.dp * g.micro_batch));
+    const char *wrong = grid_error(q, &g);
+    return wrong ? format_text(" (%s)", wrong) : "";
+}
+
 /* No grid is possible: names numbers of GPUs and of sequences that have one. */
 static _Noreturn void fail_without_grid(const Query *q)
 {
-    char possible[256] = "";
-    int found = 0;
+    const int above = (q->sequences / q->cluster.gpus + 1) * q->cluster.gpus;
     Query free = *q;
 
     memset(free.limits, 0, sizeof free.limits);
-    if (each_grid(&free, ignore, NULL)) {
-        const Candidates c = candidates(&free);
-        fail("no grid of %d ranks is possible with the restrictions given (--tp, --zero, ...); of %d without them the "
-             "%s is %s", q->cluster.gpus, c.count, c.fitting ? "fastest" : "smallest", grid_text(&c.all[0].grid));
-    }
-    for (int more = 1; found < 2 && more <= q->cluster.gpus; more++)
-        for (int sign = -1; sign <= 1; sign += 2) {
-            Query other = *q;
-            other.cluster.gpus += sign * more;
-            if (other.cluster.gpus < 1 || (other.cluster.gpus > other.cluster.per_node
-                                           && other.cluster.gpus % other.cluster.per_node)
-                || !each_grid(&other, ignore, NULL))
-                continue;
-            const size_t at = strlen(possible);
-            snprintf(possible + at, sizeof possible - at, "%s%d", found++ ? " or " : "", other.cluster.gpus);
-        }
-    const int above = (q->sequences / q->cluster.gpus + 1) * q->cluster.gpus;
+    const Candidates c = candidates(&free);
+    if (c.count)
+        fail("no grid of %d ranks is possible with the restrictions given%s; of %d without them the %s is %s",
+             q->cluster.gpus, wrong_with_limits(q), c.count, c.fitting ? "fastest" : "smallest",
+             grid_text(&c.all[0].grid));
+    while (--free.cluster.gpus > 1 && ((free.cluster.gpus > free.cluster.per_node
+           && free.cluster.gpus % free.cluster.per_node) || !each_grid(&free, ignore, NULL)))
+        continue;
     fail("--gpus %d: no grid has as many ranks: tp must divide the %d heads, 2 x cp the %d tokens per sequence, dp "
-         "the %d sequences, and pp is at most the %d layers; possible are --gpus %s, or --batch %lld (%d sequences)",
-         q->cluster.gpus, q->model.kv_heads, q->model.seq, q->sequences, q->model.layers, possible,
+         "the %d sequences, and pp is at most the %d layers; possible are --gpus %d, or --batch %lld (%d sequences)",
+         q->cluster.gpus, q->model.kv_heads, q->model.seq, q->sequences, q->model.layers, free.cluster.gpus,
          (long long)above * q->model.seq, above);
 }
 
@@ -269,9 +275,16 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
     const char *odd = q->model.seq % 16 == 0 || q->model.seq < 64 ? ""
                       : format_text("; cp and tp cannot split sequences of %d tokens: try --seq %d", q->model.seq,
                                     (q->model.seq + 512) / 1024 * 1024);
-    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s%s",
+    more.cluster.gradients = 2;
+    Candidate bf16 = {0}, shorter = {0};
+    each_grid(&more, least_memory, &bf16);
+    const char *hint = bf16.memory.total < least->memory.total
+                       ? format_text("; with --state-bytes 16 %.1f", bf16.memory.total / GiB) : "";
+    more.cluster.gradients = q->cluster.gradients, more.model.seq /= 2;
+    each_grid(&more, least_memory, &shorter);
+    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d %.1f%s%s",
          memory_limit(&q->cluster) * q->hardware.memory / GiB, 100 * memory_limit(&q->cluster), q->hardware.memory / GiB,
-         least->memory.total / GiB, grid_text(&least->grid), possible, odd);
+         least->memory.total / GiB, grid_text(&least->grid), hint, more.model.seq, shorter.memory.total / GiB, possible, odd);
 }
 
 Candidates candidates(const Query *q)
