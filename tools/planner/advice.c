@@ -101,13 +101,13 @@ static void advise_rule(const Query *q, const Candidate *best)
 static void advise_trust(const Query *q)
 {
     const Traits *f = &frameworks[q->cluster.framework];
-    const char *gpu = q->hardware.name, *experts = q->model.experts ? " with experts" : "";
-    const int error = 100 * profiles[profile_for(q->cluster.framework, &q->hardware)].error;
+    const Profile *p = &profiles[profile_for(q->cluster.framework, &q->hardware)];
+    const char *gpu = q->hardware.name;
 
-    if (!isinf(q->hardware.memory) && (*experts || !strstr(f->measured, format_text("%.4s", gpu))))
-        printf("- No run of %s%s on %s was fitted to: the order of grids is reliable, absolute numbers\n"
-               "  within %d%% (where a source was left out of the fit, it was off by up to %d%%).\n", f->command, experts, gpu,
-               *experts ? 25 : 20, error);
+    if (!isinf(q->hardware.memory) && (q->model.experts || !strstr(f->measured, format_text("%.4s", gpu))))
+        printf("- No run of %s%s on %s was fitted to: the order of grids is reliable, absolute numbers within 25%%\n"
+               "  (of sources that the fit left out, the worst was off by %.0f%%).\n", f->command,
+               q->model.experts ? " with experts" : "", gpu, 100 * p->error);
 }
 
 void print_advice(const Query *q, const Candidates *c)

@@ -141,15 +141,6 @@ static void print_alone(const Query *q, const char *what, Grid g)
     printf("   %-34s %8.1f GiB  %s\n", what, m.total / GiB, fits(q, &m) ? "fits" : "doesn't fit");
 }
 
-/* Of the kinds that were measured: no published run has ZeRO-2 or 3, cp, recomputation or experts. */
-static const Candidate *fastest_measured(const Candidates *c)
-{
-    for (int i = 0; i < c->fitting; i++)
-        if (c->all[i].grid.zero <= 1 && c->all[i].grid.cp == 1 && !c->all[i].grid.recompute && c->all[i].grid.ep == 1)
-            return &c->all[i];
-    return NULL;
-}
-
 static void print_fit(const Query *q, const Grid *best)
 {
     const Grid one = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1};
@@ -172,7 +163,7 @@ static void print_fit(const Query *q, const Grid *best)
 
 void print_steps(const Query *q, const Candidates *c)
 {
-    const Candidate *best = &c->all[0], *measured = fastest_measured(c);
+    const Candidate *best = &c->all[0];
     const Grid *b = &best->grid;
     const int n = q->cluster.gpus;
 
@@ -212,11 +203,6 @@ void print_steps(const Query *q, const Candidates *c)
         print_other(best, &c->all[1]);
     else
         printf("none");
-    printf("\n   measured kinds:  (ZeRO-0 and 1, cp 1, no recomputation, no experts) ");
-    if (measured && measured != best)
-        print_other(best, measured);
-    else
-        printf(measured ? "the best grid is one" : "none fits");
     printf("\n");
 }
 
