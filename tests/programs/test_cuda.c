@@ -622,7 +622,7 @@ static void transfers_over_nccl(void **state)
     if (!simulated())
         skip();
     for (int n = covering() ? 3 : 2; n <= (covering() ? 3 : 4); n++)    /* more groups do not fit on a GPU together */
-        run_well("mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
+        run_well("env FAKE_NCCL_QUEUES=64 mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
     for (int i = 0; i < 4; i++) {
         Result r = run("timeout 30 env FAKE_NCCL_%s mpiexec -n 2 " BUILD "/simulated/03_data_parallel --preset tiny "
                        "--layers 1 --seq 8 --micro-batch 1 --steps 2 --timeout 2 --quiet", faults[i][0]);
