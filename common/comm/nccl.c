@@ -120,40 +120,28 @@ static ncclDataType_t type_of(const Transfer *t)
     return types[t->dtype];
 }
 
-/* NCCL's reduce-scatter and all-gather need equal shards. Uneven ones are a reduce to each rank, and a broadcast from
- * each rank, which ncclGroupStart and ncclGroupEnd make one operation. */
-static void reduce_scatter(const Line *l, const Transfer *t, ncclDataType_t type)
+/* NCCL's reduce-scatter and all-gather need equal shards. Uneven ones are a reduce to each rank, or a broadcast from each
+ * rank, which ncclGroupStart and ncclGroupEnd make one operation. */
+static void move_shards(const Line *l, const Transfer *t, ncclDataType_t type)
 {
-    const char *in = t->in;
+    const bool gather = t->op == ALL_GATHER;
 
+    if (t->count % l->size == 0 && gather) {
+        NCCL(ncclAllGather(t->in, t->out, t->count / l->size, type, l->nccl, l->stream));
+        return;
+    }
     if (t->count % l->size == 0) {
-        NCCL(ncclReduceScatter(in, t->out, t->count / l->size, type, ncclSum, l->nccl, l->stream));
+        NCCL(ncclReduceScatter(t->in, t->out, t->count / l->size, type, ncclSum, l->nccl, l->stream));
         return;
     }
     NCCL(ncclGroupStart());
     for (int r = 0; r < l->size; r++) {
         const Range part = range_split(t->count, r, l->size);
-        if (part.count)
-            NCCL(ncclReduce(in + part.first * dtype_size(t->dtype), t->out, part.count, type, ncclSum, r, l->nccl,
-                            l->stream));
-    }
-    NCCL(ncclGroupEnd());
-}
-
-static void all_gather(const Line *l, const Transfer *t, ncclDataType_t type)
-{
-    char *out = t->out;
-
-    if (t->count % l->size == 0) {
-        NCCL(ncclAllGather(t->in, out, t->count / l->size, type, l->nccl, l->stream));
-        return;
-    }
-    NCCL(ncclGroupStart());
-    for (int r = 0; r < l->size; r++) {
-        const Range part = range_split(t->count, r, l->size);
-        if (part.count)
-            NCCL(ncclBroadcast(t->in, out + part.first * dtype_size(t->dtype), part.count, type, r, l->nccl,
-                               l->stream));
+        const int64_t at = part.first * dtype_size(t->dtype);
+        if (part.count && gather)
+            NCCL(ncclBroadcast(t->in, (char *)t->out + at, part.count, type, r, l->nccl, l->stream));
+        else if (part.count)
+            NCCL(ncclReduce((char *)t->in + at, t->out, part.count, type, ncclSum, r, l->nccl, l->stream));
     }
     NCCL(ncclGroupEnd());
 }
@@ -191,10 +179,8 @@ static void call_nccl(const Line *l, const Transfer *t)
         NCCL(ncclAllReduce(t->out, t->out, t->count, type, t->reduce == SUM ? ncclSum : ncclMax, l->nccl, l->stream));
         break;
     case REDUCE_SCATTER:
-        reduce_scatter(l, t, type);
-        break;
     case ALL_GATHER:
-        all_gather(l, t, type);
+        move_shards(l, t, type);
         break;
     case ALL_TO_ALL:
         all_to_all(l, t, type);

@@ -544,7 +544,7 @@ static void transfers_over_nccl(void **state)
     if (!simulated())
         skip();
     for (int n = covering() ? 3 : 2; n <= (covering() ? 3 : 4); n++)    /* more groups do not fit on a GPU together */
-        run_well("mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
+        run_well("env FAKE_NCCL_QUEUES=64 mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
     for (int n = 1; n <= 8; n++)
         if (!covering() || n == 3 || n == 8)
             run_well("mpiexec -n %d " BUILD "/simulated/00_collectives --verify", n);

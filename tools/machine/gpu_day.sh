@@ -19,7 +19,7 @@ fi
 check() {
 	printf '\n== %s\n   should print: %s\n   $ %s\n' "$1" "$2" "$3" | tee -a "$report"
 	began=$(date +%s)
-	(eval "$3") >"$out/printed" 2>&1
+	(eval "$3") </dev/null >"$out/printed" 2>&1
 	status=$?
 	tail -n 60 "$out/printed" >>"$report"
 	echo "   status $status, $(($(date +%s) - began)) seconds" | tee -a "$report"

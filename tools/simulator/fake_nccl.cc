@@ -10,6 +10,7 @@
  *   FAKE_NCCL_FAIL=async:3       a communicator of rank 1 has an asynchronous error after its third operation
  *   FAKE_NCCL_LOSE=3             rank 1's third operation on more than 8 elements never ends
  *   FAKE_NCCL_ROOM=20            multiprocessors that blocks can take, instead of all of the GPU's
+ *   FAKE_NCCL_QUEUES=64          hardware queues, instead of CUDA_DEVICE_MAX_CONNECTIONS
  */
 #include <algorithm>
 #include <mpi.h>
@@ -90,7 +91,7 @@ static bool all_done(Requests &requests)
     int done = true;
 
     for (size_t i = 0; i < requests.size() && done; i++)
-        MPI_Test(&requests[i], &done, MPI_STATUS_IGNORE);
+        PMPI_Test(&requests[i], &done, MPI_STATUS_IGNORE);
     return done;
 }
 
@@ -143,6 +144,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
 {
     struct ncclComm *c = new ncclComm();
     const int name = *(int *)id.internal, creator = name / 4096, identity[2] = {rank, world_rank()};
+    const int queues = getenv("FAKE_NCCL_QUEUES") ? atoi(getenv("FAKE_NCCL_QUEUES")) : settings().queues;
     int joined[MOST][2], world[MOST];
     Requests hello, table;
 
@@ -150,9 +152,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     if (others_run(NULL))
         return ncclInvalidUsage;
     /* two streams of NCCL's and the caller's each; NCCL's own from 2.26 on, the device's, CUDA's default one */
-    if (3 * (comms.size() + 1) + 3 > (unsigned)settings().queues)
-        simulated_error("%zu communicators have more streams than the %d hardware queues", comms.size() + 1,
-                        settings().queues);
+    if (3 * (int)comms.size() + 6 > queues)
+        simulated_error("%zu communicators have more streams than the %d hardware queues", comms.size() + 1, queues);
     if (!settings().eager)
         simulated_error("kernels are loaded on first use, which waits for the GPU to be idle");
     if (config->blocking != 1 || config->maxCTAs < 1 || config->maxCTAs > 32 || config->cgaClusterSize != 1
@@ -195,6 +196,12 @@ static ncclResult_t connect_ranks(ncclComm_t c)
  * rank not. */
 NCCL_CALL(ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state),
           gpu_runs(); *state = c->failed ? ncclRemoteError : ncclSuccess)
+
+int MPI_Test(MPI_Request *request, int *done, MPI_Status *status)
+{
+    gpu_runs();
+    return PMPI_Test(request, done, status);
+}
 
 int MPI_Testall(int count, MPI_Request *requests, int *done, MPI_Status *statuses)
 {
