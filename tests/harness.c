@@ -26,6 +26,15 @@ bool full_tests(void)
     return which && !strcmp(which, "full");
 }
 
+const char *write_file(const char *name, const void *bytes, size_t count)
+{
+    const char *path = in_temporary("%s", name);
+    FILE *f = fopen(path, "wb");
+
+    assert_true(f && fwrite(bytes, 1, count, f) == count && fclose(f) == 0);
+    return path;
+}
+
 void expect(Result r, int status, const char *words)
 {
     char copy[1024], *rest = copy;

@@ -2,7 +2,7 @@
 
 # A test program is its .c file in a folder of tests/, the harness, and a backend; a benchmark needs no cmocka.
 TESTS := $(basename $(notdir $(wildcard tests/*/test_*.c)))
-HARNESS := tests/harness tests/equivalence tests/tensors tools/workshop/process
+HARNESS := tests/harness tests/tensors tools/workshop/process
 BENCHES := bench bench_variants bench_ranks bench_cuda
 tested := $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) parity))
 $(tested): private LIBS += -lcmocka

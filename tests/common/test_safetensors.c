@@ -14,7 +14,7 @@
 static const char *path;                /* the test's file */
 
 /* Writes a file: the header's length, the header, `data_bytes` zeros. */
-static void write_file(uint64_t length, const char *header, int64_t data_bytes)
+static void write_header(uint64_t length, const char *header, int64_t data_bytes)
 {
     FILE *f = fopen(path, "wb");
 
@@ -113,7 +113,7 @@ static void foreign_files_are_read(void **state)
     static const char *const names[] = {"fp8", "empty", "b", "unknown", "deep", NULL, "\u00fc"};
     double two[2] = {1, 1};
 
-    write_file(strlen(header), header, 44);
+    write_header(strlen(header), header, 44);
     Safetensors s = safetensors_open(path);
     assert_int_equal(s.count, 7);
     for (int i = 0; i < 7; i++)                 /* in the order of their bytes */
@@ -135,7 +135,7 @@ static void tied_tensors_have_two_names(void **state)
         "{\"__metadata__\":{\"format\":\"pt\",\"in\":\"out\",\"other\":\"none\",\"bias\":\"out\"},"
         TENSOR("bias", "F32", "[1]", "[0,4]") "," TENSOR("out", "F32", "[2]", "[4,12]") "}";
 
-    write_file(strlen(header), header, 12);
+    write_header(strlen(header), header, 12);
     Safetensors s = safetensors_open(path);
     const SafeTensor *in = safetensors_find(&s, "in"), *out = safetensors_find(&s, "out");
     assert_true(in && in != out && in->first_byte == out->first_byte && in->bytes == 8 && in->shape[0] == 2);
@@ -217,17 +217,17 @@ static void failures_are_said(void **state)
     struct stat status;
 
     for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
-        write_file(strlen(hostile[i].header), hostile[i].header, hostile[i].data_bytes);
+        write_header(strlen(hostile[i].header), hostile[i].header, hostile[i].data_bytes);
         assert_fails(open_it, path, hostile[i].words);
     }
-    write_file(strlen(fp8), fp8, 8);
+    write_header(strlen(fp8), fp8, 8);
     assert_fails(read_fp8, path, "a has type F8_E4M3; these programs read F64, F32, F16, BF16 and I64");
     memset(deep + 5, '[', sizeof deep - 6);
-    write_file(sizeof deep - 1, deep, 0);
+    write_header(sizeof deep - 1, deep, 0);
     assert_fails(open_it, path, "no JSON object");
-    write_file(100000001, "{}", 200000000);
+    write_header(100000001, "{}", 200000000);
     assert_fails(open_it, path, "a header of at most 100000000 bytes, within the file's 200000010, got 100000001");
-    write_file(UINT64_MAX, "{}", 0);
+    write_header(UINT64_MAX, "{}", 0);
     assert_fails(open_it, path, "within the file's 10, got 18446744073709551615");
     write_all();
     assert_fails(read_too_much, path, "b ends before element 7");

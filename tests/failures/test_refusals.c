@@ -143,14 +143,109 @@ static void lines_are_whole(void **state)
     assert_true(length > 200 && line[length - 1] == '\n');
 }
 
-/* ---- Data ---- */
+/* ---- What a program cannot split, or combine ---- */
 
-static void write_file(const char *name, const void *bytes, size_t count)
+#define TENSOR "05_tensor_parallel"
+#define PIPELINE "06_pipeline_parallel"
+#define CONTEXT "07_context_parallel"
+#define FUSED 1, "08_fused_kernels"
+#define COMBINED 4, "09_combined"
+#define EXPERTS "10_expert_parallel"
+#define FIVE 4, "11_five_dimensions"
+#define ONE_CHUNK "--chunks: expected 1 unless --schedule is interleaved, got "
+#define TIMES "--times: expected T_F,T_B,T_W,TRANSFER, time slots from 1 to 99 (TRANSFER from 0), got "
+#define FUSE "--fuse: expected all, none, or a list like a,b of attention"
+
+static const struct {
+    int ranks;
+    const char *program;
+    int status;
+    const char *options, *message;
+} refused[] = {
+    {1, "02_mixed_precision", 2, "--dtype fp16 --gradients bf16", "--gradients bf16 with --dtype fp16"},
+    {1, "02_mixed_precision", 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
+    {1, "08_fused_kernels", 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
+    {4, TENSOR, 1, "--heads 6", "--heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
+    {2, TENSOR, 1, "--seq 7 --micro-batch 1 --sequence-parallel",
+     "--micro-batch x --seq = 7 is not divisible by 2 ranks; use 1 or 7"},
+    {4, TENSOR, 1, "--heads 4 --vocab 3 --data three.bin", "--vocab 3: expected at least 4, one token per rank"},
+    {2, PIPELINE, 2, "--chunks 2", ONE_CHUNK "2"},
+    {2, PIPELINE, 2, "--schedule zb-v --chunks 3", ONE_CHUNK "3"},
+    {2, PIPELINE, 2, "--schedule gpipe",
+     "--schedule: expected one of afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v, got 'gpipe'"},
+    {2, PIPELINE, 2, "--schedule zero-bubble --recompute full",
+     "--recompute full: cannot be combined with --schedule zero-bubble"},
+    {2, PIPELINE, 2, "--schedule dualpipe-v --layers 4 --recompute full",
+     "--recompute full: cannot be combined with --schedule zero-bubble, zb-v or dualpipe-v"},
+    {2, PIPELINE, 2, "--times 1,0,1,1 --print-schedule", TIMES "'1,0,1,1'"},
+    {2, PIPELINE, 1, "--schedule zb-v --layers 3", "--layers: expected at least 4 for 2 ranks x 2 model chunks, got 3"},
+    {3, PIPELINE, 1, "--schedule interleaved --chunks 2 --accumulate 4 --layers 6",
+     "--accumulate: expected a multiple of the 3 ranks with --schedule interleaved, got 4; try 6"},
+    {3, PIPELINE, 1, "--layers 2", "--layers: expected at least 3 for 3 ranks x 1 model chunk, got 2"},
+    {4, CONTEXT, 1, "--seq 18 --attention ring",
+     "--seq: expected a multiple of 4 (4 ranks x 1 sequence chunk), got 18; try 20"},
+    {4, CONTEXT, 1, "--seq 20", "--seq: expected a multiple of 8 (4 ranks x 2 sequence chunks), got 20; try 24"},
+    {3, CONTEXT, 1, "--seq 2 --heads 2 --attention ulysses", "--seq: expected a multiple of 3 "},
+    {3, CONTEXT, 1, "--seq 24 --heads 4 --attention ulysses",
+     "--attention ulysses: --heads 4 is not divisible by 3 ranks; use 1, 2 or 4"},
+    {FUSED, 2, "--fuse attention,,gelu", FUSE},
+    {FUSED, 2, "--fuse all,nothing", FUSE},
+    {FUSED, 2, "--fuse none,attention", FUSE},
+    {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1 x --dp 0: 3 does not divide the 4 ranks; start a "
+                            "multiple of 3 ranks, or choose factors of 4"},
+    {COMBINED, 2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: 8 does not equal the 4 ranks; start 8 "
+                                   "ranks, or choose factors of 4"},
+    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536", "281474976710656 does not divide the 4 ranks"},
+    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "18446744073709551616 does not equal"},
+    {COMBINED, 1, "--tp 4 --heads 6", "--tp: --heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
+    {COMBINED, 1, "--tp 4 --heads 4 --seq 5 --micro-batch 1",
+     "--tp: --micro-batch x --seq / --cp = 5 is not divisible by 4 ranks; use 1 or 5"},
+    {COMBINED, 1, "--cp 4 --seq 20",
+     "--seq: expected a multiple of 8 (4 ranks of --cp x 2 sequence chunks), got 20; try 24"},
+    {COMBINED, 1, "--pp 4 --layers 3", "--layers: expected at least 4, one per pipeline stage (--pp), got 3"},
+    {COMBINED, 1, "--tp 4 --heads 4 --vocab 3 --data three.bin",
+     "--vocab: expected at least 4, one token per rank of --tp, got 3"},
+    {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
+    {4, EXPERTS, 1, "--experts 6 --ep 4", "--experts 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
+    {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
+    {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
+    {1, EXPERTS, 2, "--capacity -1", "--capacity: expected a number from 0 to 1e+06, got '-1'"},
+    {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
+    {1, EXPERTS, 1, "--load dense",
+     "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
+    {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
+    {FIVE, 1, "--pp 2 --ep 4",
+     "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
+    {FIVE, 1, "--tp 2 --seq 24 --micro-batch 1",
+     "--span: expected a divisor of 12, so that no sequence chunk (24 tokens) and no rank (12 rows) has a part of a "
+     "span, got 24"},
+    {FIVE, 1, "--cp 4 --seq 24 --span 2", "--span: expected a divisor of 3, "},
+    {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
+    {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts, but this program has none"},
+};
+
+/* Each rank that finds the mistake may print its line, and no rank prints anything else. */
+static void what_cannot_be_split(void **state)
 {
-    FILE *f = fopen(in_temporary("%s", name), "wb");
-
-    assert_true(f && fwrite(bytes, 1, count, f) == count && fclose(f) == 0);
+    run_well("cp %s three.bin", token_file(2000, 3));
+    run_well(BUILD "/cpu/01_single_gpu --data data.bin --hidden 48 --quiet --steps 0 --save dense");
+    run_well(BUILD "/cpu/" EXPERTS " --data data.bin --hidden 48 --quiet --steps 0 --save mixture");
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char launch[32] = "";
+        if (refused[i].ranks > 1)               /* mpiexec may change the status of a single rank that ends early */
+            snprintf(launch, sizeof launch, "mpiexec -n %d ", refused[i].ranks);
+        Result r = run("%s" BUILD "/cpu/%s --data data.bin --hidden 48 --quiet %s", launch, refused[i].program,
+                       refused[i].options);
+        bool good = *r.err;
+        for (char *line = strtok(r.err, "\n"); line && good; line = strtok(NULL, "\n"))
+            good = !strncmp(line, refused[i].program, strlen(refused[i].program)) && strstr(line, refused[i].message);
+        if (!good)
+            fail_msg("%s: \"%s\", not \"%s\"", r.command, r.err, refused[i].message);
+        expect(r, refused[i].status, "");
+    }
 }
+
+/* ---- Data ---- */
 
 /* `count` tokens of 0, but `token` at position `at`; behind llm.c's header, if its version is not 0. Version 7 is of
  * uint32 tokens: of these, pairs of ours. */
@@ -422,6 +517,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(command_lines),
+        cmocka_unit_test(what_cannot_be_split),
         cmocka_unit_test(lines_are_whole),
         cmocka_unit_test(data),
         cmocka_unit_test(checkpoints),

@@ -1,43 +1,7 @@
-/* 09 against 01 (equivalence.h), and in bf16 against 02. */
+/* 09 in bf16 against 02. */
 #include <stdio.h>
 
 #include "../harness.h"
-#include "../equivalence.h"
-
-static void configurations_agree(void **state)
-{
-    agrees_with_01("09_combined");
-}
-
-/* Every factorization of 1 to 8 ranks into four dimensions; the other options alternate. */
-static void all_grids_agree(void **state)
-{
-    int grids = 0;
-
-    if (!full_tests())
-        skip();
-    for (int n = 1; n <= 8; n++)
-        for (int t = 1; t <= n; t++)
-            for (int c = 1; c <= n / t; c++)
-                for (int p = 1; p <= n / t / c; p++) {
-                    char options[128];
-                    if (n % (t * c * p))
-                        continue;
-                    for (int k = 0; k < 2; k++) {
-                        snprintf(options, sizeof options, "--dtype fp32 --tp %d --cp %d --pp %d --zero %d", t, c, p,
-                                 (grids + k) % 2);
-                        /* heads and tokens for tp, layers for pp, an even number of tokens per rank of cp */
-                        compare_with_01(&(Configuration){"09_combined", options, n, p + 1, 1 + k, grids % 3 + 1 + k,
-                                                     (grids / 2 + k) % 2 ? "full" : "none", .dp = n / (t * c * p),
-                                                     .seq = 2 * c * t * (t < 4 ? 3 : 1), .heads = t, .hidden = 8 * t});
-                    }
-                    grids++;
-                }
-    print_message("%d grids\n", grids);
-    assert_int_equal(grids, 63);
-}
-
-/* ---- bf16 ---- */
 
 #define MODEL "--layers 4 --hidden 64 --heads 4 --vocab 97 --seq 64 --quiet --threads 1 "
 
@@ -75,9 +39,7 @@ static void bf16_is_as_near_as_02s(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(configurations_agree),
         cmocka_unit_test(bf16_is_as_near_as_02s),
-        cmocka_unit_test(all_grids_agree),
     };
 
     return cmocka_run_group_tests_name("combined", tests, NULL, NULL);

@@ -1,26 +1,393 @@
-/* 03, 04 and 05 against 01 (equivalence.h). Of all programs: the playbook column of the memory table, and the options that
- * they refuse. */
+/* All programs but 00 against 01: parallel configurations in float64, on the same global batch. A model with experts is
+ * compared with 10 on one rank. Also the playbook column of the memory table. */
+#include <cjson/cJSON.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../harness.h"
-#include "../equivalence.h"
 
-static void data_parallel_agrees(void **state)
+typedef struct {
+    const char *program, *options;
+    int ranks, layers, micro_batch, accumulate;
+    const char *recompute;
+    int dp;                             /* replicas that split the global batch; 0 stands for 1, in 03 and 04 for all */
+    int seq, hidden, heads, vocab;      /* 0 stands for 16, 48, 6 and 97: heads of size 8, a prime vocabulary */
+    bool exact;                         /* the same numbers bit for bit, not only within 1e-10 */
+    const char *model;                  /* options of a model that 01 does not have */
+} Configuration;
+
+enum { BEFORE = 2, MOST_STEPS = 20 };   /* the reference saves a checkpoint after BEFORE steps, and after the last */
+
+#define EXPERTS(e, k, more) .model = "--experts " #e " --top-k " #k " --balance 0.1 " more
+#define SPAN(tokens) "--capacity 0.8 --span " #tokens
+#define FP32 "--dtype fp32 "
+#define PIPELINE 0, 8, 16, 2            /* dp, seq, hidden, heads */
+
+/* What make test compares beside the products below. Cases share global batches, thus 01's results. */
+static const Configuration cases[] = {
+    /* sequences that are no multiple of 64, of one token; heads of two numbers */
+    {"01_single_gpu", "", 1, 3, 6, 1, "none", .seq = 70},
+    {"01_single_gpu", "", 1, 3, 3, 2, "none", .seq = 70},
+    {"01_single_gpu", "", 1, 3, 1, 6, "selective", .seq = 70, .exact = true},
+    {"01_single_gpu", "", 1, 3, 1, 6, "full", .seq = 70, .exact = true},
+    {"01_single_gpu", "", 1, 1, 2, 2, "selective", .seq = 5, .hidden = 2, .heads = 1},
+    {"01_single_gpu", "", 1, 3, 2, 2, "full", .seq = 1},
+
+    {"02_mixed_precision", "--dtype fp32", 1, 3, 1, 6, "none", .seq = 70, .exact = true},
+
+    {"03_data_parallel", "--sync bucket", 1, 3, 1, 3, "none", .exact = true},
+    {"04_zero", "--zero 1", 1, 3, 1, 3, "none", .exact = true},
+    {"04_zero", "--zero 2", 1, 3, 1, 3, "none", .exact = true},
+    {"04_zero", "--zero 3", 1, 3, 1, 3, "selective", .exact = true},
+
+    /* neither 7 rows nor a vocabulary of 101 is a multiple of the ranks; heads of size 8 */
+    {"05_tensor_parallel", "", 3, 2, 1, 1, "selective", .seq = 7},
+    {"05_tensor_parallel", "--sequence-parallel", 8, 2, 1, 2, "none", 0, 16, 64, 8, 101},
+
+    /* every schedule; m below, equal to and above p; layers that are no multiple of the ranks */
+    {"06_pipeline_parallel", "--schedule afab", 1, 3, 2, 3, "full", PIPELINE},
+    {"06_pipeline_parallel", "--schedule afab", 2, 3, 1, 6, "none", PIPELINE},
+    {"06_pipeline_parallel", "--schedule afab", 4, 5, 3, 2, "selective", PIPELINE},
+    {"06_pipeline_parallel", "--schedule 1f1b", 2, 3, 3, 2, "selective", PIPELINE},
+    {"06_pipeline_parallel", "--schedule 1f1b", 3, 5, 1, 6, "full", PIPELINE},
+    {"06_pipeline_parallel", "--schedule 1f1b", 4, 5, 6, 1, "none", PIPELINE},
+    {"06_pipeline_parallel", "--schedule 1f1b", 8, 9, 3, 2, "full", PIPELINE},
+    {"06_pipeline_parallel", "--schedule interleaved --chunks 3", 1, 3, 1, 6, "full", PIPELINE},
+    {"06_pipeline_parallel", "--schedule interleaved --chunks 3", 2, 9, 1, 6, "none", PIPELINE},
+    {"06_pipeline_parallel", "--schedule interleaved --chunks 2", 3, 9, 1, 6, "selective", PIPELINE},
+    {"06_pipeline_parallel", "--schedule interleaved --chunks 2", 4, 9, 1, 16, "full", PIPELINE},
+    {"06_pipeline_parallel", "--schedule zero-bubble", 1, 3, 1, 6, "selective", PIPELINE},
+    {"06_pipeline_parallel", "--schedule zero-bubble", 2, 3, 6, 1, "none", PIPELINE},
+    {"06_pipeline_parallel", "--schedule zero-bubble", 3, 5, 1, 6, "none", PIPELINE},
+    {"06_pipeline_parallel", "--schedule zero-bubble --pretend 1e6,1e6,0", 8, 9, 1, 16, "selective", PIPELINE},
+    {"06_pipeline_parallel", "--schedule zb-v", 1, 3, 1, 6, "none", PIPELINE},
+    {"06_pipeline_parallel", "--schedule zb-v", 2, 5, 1, 6, "selective", PIPELINE},
+    {"06_pipeline_parallel", "--schedule zb-v", 3, 7, 1, 6, "none", PIPELINE},
+    {"06_pipeline_parallel", "--schedule zb-v", 4, 9, 3, 2, "selective", PIPELINE},
+    {"06_pipeline_parallel", "--schedule dualpipe-v", 2, 5, 1, 6, "none", PIPELINE},
+    {"06_pipeline_parallel", "--schedule dualpipe-v", 3, 7, 3, 2, "selective", PIPELINE},
+    {"06_pipeline_parallel", "--schedule dualpipe-v", 4, 9, 1, 16, "none", PIPELINE},
+
+    {"08_fused_kernels", FP32 "--fuse none", 1, 3, 1, 4, "none", .seq = 70, .exact = true},
+    {"08_fused_kernels", FP32 "--fuse attention", 1, 3, 4, 1, "selective", .seq = 70},
+    {"08_fused_kernels", FP32 "--fuse layernorm", 1, 3, 2, 2, "full", .seq = 70},
+    {"08_fused_kernels", FP32 "--fuse gelu", 1, 3, 1, 4, "none", .seq = 70},
+    {"08_fused_kernels", FP32 "--fuse cross-entropy", 1, 3, 4, 1, "selective", .seq = 70},
+    {"08_fused_kernels", FP32 "--fuse adamw", 1, 3, 1, 4, "full", .seq = 70},
+    {"08_fused_kernels", FP32 "--fuse gelu,attention", 1, 3, 2, 2, "full", .seq = 70},
+    {"08_fused_kernels", FP32 "--fuse all", 1, 3, 2, 2, "none", .seq = 70},
+    {"08_fused_kernels", FP32 "--fuse all", 1, 3, 4, 1, "selective", .seq = 70},
+    {"08_fused_kernels", FP32 "--fuse all", 1, 3, 1, 4, "full", .seq = 70},
+
+    /* each pair of dimensions; both --zero; fewer micro-batches than pipeline stages, and more; rows that are no
+     * multiple of the ranks, or of the 256 rows in a slice of the loss */
+    {"09_combined", FP32 "--tp 2 --cp 2 --pp 2", 8, 3, 1, 2, "none", .seq = 24},
+    {"09_combined", FP32 "--tp 2 --cp 2", 8, 2, 3, 1, "full", .seq = 24, .dp = 2},
+    {"09_combined", FP32 "--pp 2 --dp 2 --zero 0", 4, 3, 1, 3, "none", .dp = 2},
+    {"09_combined", FP32 "--pp 3", 3, 5, 1, 2, "full"},
+    {"09_combined", FP32 "--tp 3", 3, 1, 4, 1, "none", .seq = 150},
+    {"09_combined", FP32 "--cp 4 --zero 0", 4, 1, 1, 2, "none", .seq = 32},
+    {"09_combined", FP32, 1, 2, 3, 2, "full"},
+
+    /* ep over each dimension but pp, and over several; below, equal to and above tp; both --zero */
+    {"11_five_dimensions", FP32 "--tp 2 --cp 2 --pp 2 --ep 4", 8, 3, 1, 4, "full", .seq = 24, EXPERTS(4, 2, SPAN(6))},
+    {"11_five_dimensions", FP32 "--tp 2 --ep 2", 4, 3, 1, 2, "none", .dp = 2, .seq = 24, EXPERTS(4, 2, SPAN(6))},
+    {"11_five_dimensions", FP32 "--cp 2 --ep 4 --zero 0", 4, 3, 1, 2, "none", .dp = 2, .seq = 24,
+     EXPERTS(4, 2, SPAN(6))},
+    {"11_five_dimensions", FP32 "--pp 3 --dp 2 --ep 2", 6, 3, 1, 3, "full", .dp = 2, EXPERTS(6, 3, "--capacity 0")},
+    {"11_five_dimensions", FP32 "--tp 3 --ep 6 --zero 0", 6, 3, 3, 1, "full", .dp = 2, EXPERTS(6, 3, "--capacity 0")},
+    {"11_five_dimensions", FP32, 1, 3, 3, 2, "none", EXPERTS(6, 3, "--capacity 0")},
+};
+
+/* Options, numbers of ranks and shapes, with 24 heads, which every number of ranks divides. make test-full compares all
+ * combinations, make test one for each option on each number of ranks. */
+static const struct {
+    const char *program, *options[4];
+    int ranks[6], layers[3], micro_batch[3], seq[3];
+    const char *model;
+} products[] = {
+    {"03_data_parallel", {"--sync naive", "--sync overlap", "--sync bucket --bucket-mb 0.05"}, {1, 2, 3, 4, 8},
+     {1, 2, 3}, {3}, {16}},
+    {"04_zero", {"--zero 1", "--zero 2", "--zero 3"}, {1, 2, 3, 4, 8}, {1, 2, 3}, {3}, {16}},
+    {"05_tensor_parallel", {"", "--sequence-parallel"}, {1, 2, 3, 4, 6, 8}, {3}, {3}, {16}},
+    /* sequence chunks of more than 64 tokens, and of odd length */
+    {"07_context_parallel", {"--attention zigzag", "--attention ring", "--attention allgather", "--attention ulysses"},
+     {1, 2, 3, 4, 8}, {2}, {1, 3}, {48, 144}},
+    /* every way to split n ranks; tokens dropped, or none, per sequence or span; k = 1 and more; uneven capacities */
+    {"10_expert_parallel", {"--ep 1"}, {1, 2, 3, 4, 6, 8}, {2}, {2}, {16}, EXPERTS(4, 2, "--capacity 0.8")},
+    {"10_expert_parallel", {"--ep 2"}, {2, 4, 6, 8}, {2}, {1, 2}, {16}, EXPERTS(8, 1, "--expert-width 40 --span 4")},
+    {"10_expert_parallel", {"--ep 4"}, {4, 8}, {2}, {1, 2}, {16}, EXPERTS(8, 1, "--capacity 1")},
+    {"10_expert_parallel", {"--ep 3"}, {3, 6}, {2}, {1, 2}, {16}, EXPERTS(6, 3, "--capacity 0")},
+    {"10_expert_parallel", {"--ep 6"}, {6}, {2}, {1, 2}, {16}, EXPERTS(6, 3, "--capacity 0")},
+    {"10_expert_parallel", {"--ep 8"}, {8}, {2}, {1, 2}, {16}, EXPERTS(8, 3, "--capacity 0.7")},
+};
+
+static double worst[4];                 /* differences of gradients, checkpoints, losses and norms */
+
+static int last_step(void)
 {
-    agrees_with_01("03_data_parallel");
+    return full_tests() ? MOST_STEPS : 4;
 }
 
-static void zero_agrees(void **state)
+static int or_default(int value, int standard)
 {
-    agrees_with_01("04_zero");
+    return value ? value : standard;
+}
+
+/* Returns the options of the model, the data and the schedule, which both programs get, in a static buffer. The
+ * validation data are 12 sequences: as many for each micro-batch that divides 12. */
+static const char *model_options(const Configuration *l)
+{
+    static char text[512];
+    const int vocab = or_default(l->vocab, 97), seq = or_default(l->seq, 16);
+
+    snprintf(text, sizeof text, "--layers %d --hidden %d --heads %d --vocab %d --seq %d --lr 1e-3 --warmup 3 "
+             "--eval-every 2 --threads 1 --quiet --data %s %s", l->layers, or_default(l->hidden, 48),
+             or_default(l->heads, 6), vocab, seq, token_file(120 * seq, vocab), l->model ? l->model : "");
+    return text;
+}
+
+/* Runs the reference on the same global batch, unless its results are stored: BEFORE steps, then from a checkpoint to
+ * the last. Each part leaves PART.safetensors, PART.json and a checkpoint PART, both one m.csv, in the directory of
+ * which it sets the name. */
+static void reference(const Configuration *l, char name[128])
+{
+    const bool replicas = l->program[1] == '3' || l->program[1] == '4';
+    const int sequences = l->micro_batch * l->accumulate * or_default(l->dp, replicas ? l->ranks : 1);
+
+    snprintf(name, 128, "%d_%d_%d_%d_%d_%d%s", l->layers, sequences, l->seq, l->hidden, l->heads, l->vocab,
+             l->model ? l->model : "");
+    for (char *c = name; *c; c++)
+        *c = *c == ' ' ? '_' : *c;
+    Result exists = run("mkdir %s", name);
+    for (int part = 0; part < 2 && !exists.status; part++)
+        run_well(BUILD "/cpu64/%s %s --micro-batch 1 --accumulate %d --steps %d --dump-gradients "
+                 "%s/%d.safetensors --metrics %s/m.csv --report %s/%d.json --save %s/%d %s %s%s",
+                 l->model ? "10_expert_parallel" : "01_single_gpu", model_options(l), sequences,
+                 part ? last_step() : BEFORE, name, part, name, name, part, name, part, part ? "--load" : "",
+                 part ? name : "", part ? "/0" : "");
+    result_free(exists);
+}
+
+static double number(const cJSON *object, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItem(object, name);
+
+    if (!cJSON_IsNumber(item))
+        fail_msg("the report has no number %s", name);
+    return item->valuedouble;
+}
+
+/* Compares memory and traffic of every rank with the prediction. Returns the last validation loss. */
+static double check_report(const char *file, int ranks, const char *command)
+{
+    char *text = read_file(file);
+    cJSON *json = cJSON_Parse(text);
+    const cJSON *all = cJSON_GetObjectItem(json, "ranks"), *rank, *entry, *losses;
+
+    assert_int_equal(cJSON_GetArraySize(all), ranks);
+    cJSON_ArrayForEach(rank, all) {
+        cJSON_ArrayForEach(entry, cJSON_GetObjectItem(rank, "memory"))
+            if (number(entry, "measured") != number(entry, "predicted"))
+                fail_msg("%s: rank %g has %.0f bytes of %s, predicted %.0f", command, number(rank, "rank"),
+                         number(entry, "measured"), entry->string, number(entry, "predicted"));
+        cJSON_ArrayForEach(entry, cJSON_GetObjectItem(rank, "comm"))
+            if (number(entry, "calls") != number(entry, "predicted_calls")
+                || number(entry, "bytes") != number(entry, "predicted"))
+                fail_msg("%s: rank %g calls %s %.0f times with %.0f bytes, predicted %.0f and %.0f", command,
+                         number(rank, "rank"), cJSON_GetStringValue(cJSON_GetObjectItem(entry, "op")),
+                         number(entry, "calls"), number(entry, "bytes"), number(entry, "predicted_calls"),
+                         number(entry, "predicted"));
+        assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(rank, "memory")), 8);
+        assert_true(ranks == 1 || cJSON_GetArraySize(cJSON_GetObjectItem(rank, "comm")));
+    }
+    losses = cJSON_GetObjectItem(json, "held_out");
+    const double loss = number(cJSON_GetArrayItem(losses, cJSON_GetArraySize(losses) - 1), "loss");
+    cJSON_Delete(json);
+    free(text);
+    return loss;
+}
+
+/* Compares row/NAME with the reference's NAME: gradients (of = 0), or tensors of a checkpoint. */
+static void compare_file(const Configuration *l, const char *command, const char *row, const char *base, int of)
+{
+    char tensor[128] = "";
+    const double d = compare_gradients(row, base, or_default(l->heads, 6), tensor);
+
+    if (!(d <= (l->exact ? 0 : 1e-10)))
+        fail_msg("%s: %s of %s differs by %g from the reference's", command, tensor, row, d);
+    worst[of] = fmax(worst[of], d);
+}
+
+static void compare_number(const Configuration *l, const char *command, const char *what, double is, double want,
+                           int of)
+{
+    const double d = is == want ? 0 : fabs(is - want) / want;
+
+    if (!(d <= (l->exact ? 0 : 1e-10)))
+        fail_msg("%s: the %s is %.17g, but %.17g in the reference", command, what, is, want);
+    worst[of] = fmax(worst[of], d);
+}
+
+/* Runs both, for 4 steps, under full_tests() for 20; the configuration with --check, every other call from a checkpoint
+ * of 01. Fails the test unless
+ * - gradients of the first step agree within 1e-10 per tensor (q, k and v separately);
+ * - losses, norms and the validation loss agree within 1e-10;
+ * - the checkpoint saved at the end equals that of 01, its tensors within 1e-10;
+ * - memory and traffic of every rank equal the prediction.
+ * 01's results are stored for the next call with the same global batch. */
+static void compare_with_01(const Configuration *l)
+{
+    static const char *const columns[] = {"loss", "grad_norm", "balance_loss", "dropped"};
+    static const char *const counts[] = {"step", "tokens", "optimizer_step"};
+    static int calls;
+    const int first = calls++ % 2 ? BEFORE : 0;         /* the step from which it resumes */
+    char base[128], command[2048];
+    const int steps = last_step();
+    double is[MOST_STEPS], want[MOST_STEPS];
+
+    reference(l, base);
+    run_well("rm -rf row row.safetensors row.csv row.json");
+    snprintf(command, sizeof command, "mpiexec -n %d " BUILD "/cpu64/%s %s %s --micro-batch %d --accumulate %d "
+             "--recompute %s --steps %d %s%s%s", l->ranks, l->program, model_options(l), l->options, l->micro_batch,
+             l->accumulate, l->recompute, steps, first ? "--load " : "", first ? base : "", first ? "/0" : "");
+    run_well("%s --check --dump-gradients row.safetensors --metrics row.csv --report row.json --save row", command);
+
+    compare_file(l, command, "row.safetensors", in_temporary("%s/%d.safetensors", base, first != 0), 0);
+    compare_file(l, command, "row/model.safetensors", in_temporary("%s/1/model.safetensors", base), 1);
+    compare_file(l, command, "row/optimizer.safetensors", in_temporary("%s/1/optimizer.safetensors", base), 1);
+    run_well("cmp row/config.json %s/1/config.json", base);
+    for (int k = 0; k < 3; k++)
+        assert_true(json_number("row/trainer.json", "%s", counts[k])
+                    == json_number(in_temporary("%s/1/trainer.json", base), "%s", counts[k]));
+    for (int k = 0; k < (l->model ? 4 : 2); k++) {
+        assert_int_equal(read_column("row.csv", columns[k], is, MOST_STEPS), steps - first);
+        assert_int_equal(read_column(in_temporary("%s/m.csv", base), columns[k], want, MOST_STEPS), steps);
+        for (int s = first; s < steps; s++)
+            compare_number(l, command, columns[k], is[s - first], want[s], k == 1 ? 3 : 2);
+    }
+    compare_number(l, command, "validation loss", check_report("row.json", l->ranks, command),
+                   check_report(in_temporary("%s/1.json", base), 1, "the reference"), 2);
+}
+
+static const char *const recomputed[] = {"none", "selective", "full"};
+
+static int length(const int *list, int most)
+{
+    int n = 0;
+
+    while (n < most && list[n])
+        n++;
+    return n;
+}
+
+/* Compares product i with one option on n ranks. `number` chooses the other values, if not all are compared. */
+static void compare_product(int i, const char *options, int n, int number)
+{
+    const int layers = length(products[i].layers, 3), sizes = length(products[i].micro_batch, 3);
+    const int lengths = length(products[i].seq, 3);
+
+    for (int all = 0; all < (full_tests() ? 6 * layers * sizes * lengths : 1); all++) {
+        const int k = full_tests() ? all % 6 : number % 6, j = full_tests() ? all / 6 : number / 2;
+        compare_with_01(&(Configuration){
+            products[i].program, options, n, products[i].layers[j % layers],
+            products[i].micro_batch[j / layers % sizes], 1 + k / 3, recomputed[k % 3],
+            .dp = products[i].model ? n : 0, .seq = products[i].seq[j / layers / sizes % lengths], .heads = 24,
+            .model = products[i].model});
+    }
+}
+
+/* Compares 06 in every schedule, with micro-batches below, equal to and above the ranks. */
+static void compare_schedules(void)
+{
+    static const struct {
+        const char *options;
+        int chunks;                             /* model chunks per rank */
+        bool multiple, full;                    /* m must be a multiple of p; --recompute full is allowed */
+    } schedules[] = {{"afab", 1, false, true}, {"1f1b", 1, false, true}, {"interleaved --chunks 1", 1, true, true},
+                     {"interleaved --chunks 2", 2, true, true}, {"interleaved --chunks 3", 3, true, true},
+                     {"zero-bubble", 1}, {"zb-v", 2}, {"dualpipe-v", 2}};
+    static const int ranks[] = {1, 2, 3, 4, 8}, micros[] = {1, 2, 3, 4, 5, 7, 8, 12, 16};
+
+    for (int i = 0; i < 5 * 9 * 3; i++)
+        for (int s = 0; s < 8; s++) {
+            const int p = ranks[i / 27], m = micros[i / 3 % 9], layers = p * schedules[s].chunks + (m % 2 && p > 1);
+            char options[64];
+            if ((schedules[s].multiple && m % p) || (!schedules[s].full && i % 3 == 2))
+                continue;
+            snprintf(options, sizeof options, "--schedule %s", schedules[s].options);
+            compare_with_01(&(Configuration){"06_pipeline_parallel", options, p, layers, 1 + (m % 3 == 0), m,
+                                             recomputed[i % 3], PIPELINE});
+        }
+}
+
+/* Compares a grid of 09, or of 11 with one of the largest three ep. The other options alternate with `number`. */
+static void compare_grid(bool experts, int n, int tp, int cp, int pp, int number)
+{
+    char options[128], model[128];
+    int ep = n / pp, end;
+
+    for (int smaller = number % 3; smaller && ep > 1; smaller--)
+        do
+            ep--;
+        while (n / pp % ep);
+    snprintf(model, sizeof model, "--experts %d --top-k %d --balance 0.1 --capacity 0.8 --span %d", 2 * ep,
+             1 + number / 2 % 2, 2 * (number % 3 + 1));
+    end = snprintf(options, sizeof options, "--dtype fp32 --tp %d --cp %d --pp %d --zero %d", tp, cp, pp, number % 2);
+    if (experts)
+        snprintf(options + end, sizeof options - end, " --ep %d", ep);
+    /* heads and tokens for tp, layers for pp, an even number of tokens per rank of cp */
+    compare_with_01(&(Configuration){
+        experts ? "11_five_dimensions" : "09_combined", options, n, pp + 1, 1 + number % 2, number / 3 % 3 + 1,
+        recomputed[number / 4 % 2 * 2], .dp = n / (tp * cp * pp), .seq = (experts ? 24 : 6) * cp * tp, .heads = tp,
+        .hidden = 8 * tp, .model = experts ? model : NULL});
+}
+
+/* Every way to split 1 to 8 ranks into tp, cp, pp and dp. */
+static void compare_grids(bool experts)
+{
+    int grids = 0;
+
+    for (int n = 1; n <= 8; n++)
+        for (int tp = 1; tp <= n; tp++)
+            for (int cp = 1; cp <= n / tp; cp++)
+                for (int pp = 1; pp <= n / tp / cp; pp++)
+                    if (n % (tp * cp * pp) == 0) {
+                        compare_grid(experts, n, tp, cp, pp, grids);
+                        compare_grid(experts, n, tp, cp, pp, ++grids);
+                    }
+    print_message("%d grids\n", grids);
+    assert_int_equal(grids, 63);
+}
+
+/* cmocka's state is the name of the program. */
+static void agrees_with_01(void **state)
+{
+    const char *program = *state;
+    int number = 0;
+
+    memset(worst, 0, sizeof worst);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (!strcmp(cases[i].program, program))
+            compare_with_01(&cases[i]);
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++)
+        for (int o = 0; o < 4 && products[i].options[o] && !strcmp(products[i].program, program); o++)
+            for (int r = 0; r < length(products[i].ranks, 6); r++)
+                compare_product(i, products[i].options[o], products[i].ranks[r], number++);
+    if (full_tests() && !strcmp(program, "06_pipeline_parallel"))
+        compare_schedules();
+    if (full_tests() && (!strcmp(program, "09_combined") || !strcmp(program, "11_five_dimensions")))
+        compare_grids(program[0] == '1');
+    print_message("worst difference: gradients %.1e, checkpoints %.1e, losses %.1e, norms %.1e\n", worst[0], worst[1],
+                  worst[2], worst[3]);
 }
 
 /* exp of a logit of several hundred is infinite, so each row's largest logit over all slices is subtracted first. One
  * of verify's cases has weights that make such logits. */
-static void tensor_parallel_agrees(void **state)
+static void large_logits_do_not_overflow(void **state)
 {
-    agrees_with_01("05_tensor_parallel");
     expect(run(BUILD "/cpu64/verify 05_tensor_parallel " BUILD "/cpu64/05_tensor_parallel 3"), 0,
            "3 ranks, large weights: right");
 }
@@ -72,119 +439,25 @@ static void playbook_columns(void **state)
     }
 }
 
-/* ---- Refused options ---- */
-
-#define MIXED 1, "02_mixed_precision"
-#define TENSOR "05_tensor_parallel"
-#define PIPELINE "06_pipeline_parallel"
-#define CONTEXT "07_context_parallel"
-#define FUSED 1, "08_fused_kernels"
-#define COMBINED 4, "09_combined"
-#define EXPERTS "10_expert_parallel"
-#define FIVE 4, "11_five_dimensions"
-#define ONE_CHUNK "--chunks: expected 1 unless --schedule is interleaved, got "
-#define TIMES "--times: expected T_F,T_B,T_W,TRANSFER, time slots from 1 to 99 (TRANSFER from 0), got "
-#define FUSE "--fuse: expected all, none, or a list like a,b of attention"
-
-static const struct {
-    int ranks;
-    const char *program;
-    int status;
-    const char *options, *message;
-} refused[] = {
-    {MIXED, 2, "--dtype fp16 --gradients bf16", "--gradients bf16 with --dtype fp16"},
-    {MIXED, 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
-    {1, "08_fused_kernels", 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
-    {4, TENSOR, 1, "--heads 6", "--heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
-    {2, TENSOR, 1, "--seq 7 --micro-batch 1 --sequence-parallel",
-     "--micro-batch x --seq = 7 is not divisible by 2 ranks; use 1 or 7"},
-    {4, TENSOR, 1, "--heads 4 --vocab 3 --data three.bin", "--vocab 3: expected at least 4, one token per rank"},
-    {2, PIPELINE, 2, "--chunks 2", ONE_CHUNK "2"},
-    {2, PIPELINE, 2, "--schedule zb-v --chunks 3", ONE_CHUNK "3"},
-    {2, PIPELINE, 2, "--schedule gpipe",
-     "--schedule: expected one of afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v, got 'gpipe'"},
-    {2, PIPELINE, 2, "--schedule zero-bubble --recompute full",
-     "--recompute full: cannot be combined with --schedule zero-bubble"},
-    {2, PIPELINE, 2, "--schedule dualpipe-v --layers 4 --recompute full",
-     "--recompute full: cannot be combined with --schedule zero-bubble, zb-v or dualpipe-v"},
-    {2, PIPELINE, 2, "--times 1,0,1,1 --print-schedule", TIMES "'1,0,1,1'"},
-    {2, PIPELINE, 1, "--schedule zb-v --layers 3", "--layers: expected at least 4 for 2 ranks x 2 model chunks, got 3"},
-    {3, PIPELINE, 1, "--schedule interleaved --chunks 2 --accumulate 4 --layers 6",
-     "--accumulate: expected a multiple of the 3 ranks with --schedule interleaved, got 4; try 6"},
-    {3, PIPELINE, 1, "--layers 2", "--layers: expected at least 3 for 3 ranks x 1 model chunk, got 2"},
-    {4, CONTEXT, 1, "--seq 18 --attention ring",
-     "--seq: expected a multiple of 4 (4 ranks x 1 sequence chunk), got 18; try 20"},
-    {4, CONTEXT, 1, "--seq 20", "--seq: expected a multiple of 8 (4 ranks x 2 sequence chunks), got 20; try 24"},
-    {3, CONTEXT, 1, "--seq 2 --heads 2 --attention ulysses", "--seq: expected a multiple of 3 "},
-    {3, CONTEXT, 1, "--seq 24 --heads 4 --attention ulysses",
-     "--attention ulysses: --heads 4 is not divisible by 3 ranks; use 1, 2 or 4"},
-    {FUSED, 2, "--fuse attention,,gelu", FUSE},
-    {FUSED, 2, "--fuse all,nothing", FUSE},
-    {FUSED, 2, "--fuse none,attention", FUSE},
-    {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1 x --dp 0: 3 does not divide the 4 ranks; start a "
-                            "multiple of 3 ranks, or choose factors of 4"},
-    {COMBINED, 2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: 8 does not equal the 4 ranks; start 8 "
-                                   "ranks, or choose factors of 4"},
-    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536", "281474976710656 does not divide the 4 ranks"},
-    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "18446744073709551616 does not equal"},
-    {COMBINED, 1, "--tp 4 --heads 6", "--tp: --heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
-    {COMBINED, 1, "--tp 4 --heads 4 --seq 5 --micro-batch 1",
-     "--tp: --micro-batch x --seq / --cp = 5 is not divisible by 4 ranks; use 1 or 5"},
-    {COMBINED, 1, "--cp 4 --seq 20",
-     "--seq: expected a multiple of 8 (4 ranks of --cp x 2 sequence chunks), got 20; try 24"},
-    {COMBINED, 1, "--pp 4 --layers 3", "--layers: expected at least 4, one per pipeline stage (--pp), got 3"},
-    {COMBINED, 1, "--tp 4 --heads 4 --vocab 3 --data three.bin",
-     "--vocab: expected at least 4, one token per rank of --tp, got 3"},
-    {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
-    {4, EXPERTS, 1, "--experts 6 --ep 4", "--experts 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
-    {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
-    {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
-    {1, EXPERTS, 2, "--capacity -1", "--capacity: expected a number from 0 to 1e+06, got '-1'"},
-    {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
-    {1, EXPERTS, 1, "--load dense",
-     "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
-    {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
-    {FIVE, 1, "--pp 2 --ep 4",
-     "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
-    {FIVE, 1, "--tp 2 --seq 24 --micro-batch 1",
-     "--span: expected a divisor of 12, so that no sequence chunk (24 tokens) and no rank (12 rows) has a part of a "
-     "span, got 24"},
-    {FIVE, 1, "--cp 4 --seq 24 --span 2", "--span: expected a divisor of 3, "},
-    {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
-    {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts, but this program has none"},
-};
-
-/* Each rank that finds the mistake may print its line, and no rank prints anything else. */
-static void what_cannot_be_split_is_refused(void **state)
-{
-    run_well("cp %s three.bin", token_file(20000, 3));
-    run_well(BUILD "/cpu64/01_single_gpu --data %s --hidden 48 --quiet --steps 0 --save dense", token_file(20000, 97));
-    run_well(BUILD "/cpu64/" EXPERTS " --data %s --hidden 48 --quiet --steps 0 --save mixture", token_file(20000, 97));
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        char launch[32] = "";
-        if (refused[i].ranks > 1)               /* mpiexec may change the status of a single rank that ends early */
-            snprintf(launch, sizeof launch, "mpiexec -n %d ", refused[i].ranks);
-        Result r = run("%s" BUILD "/cpu64/%s --data %s --hidden 48 --quiet %s", launch, refused[i].program,
-                       token_file(20000, 97), refused[i].options);
-        bool good = r.status == refused[i].status && *r.err;
-        for (char *line = strtok(r.err, "\n"); line && good; line = strtok(NULL, "\n"))
-            good = !strncmp(line, refused[i].program, strlen(refused[i].program)) && strstr(line, refused[i].message);
-        if (!good)
-            fail_msg("%s %s: status %d and \"%s\", not \"%s\"", refused[i].program, refused[i].options, r.status, r.err,
-                     refused[i].message);
-        result_free(r);
-    }
-}
+#define AGREES(program) {program, agrees_with_01, NULL, NULL, program}
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(data_parallel_agrees),
-        cmocka_unit_test(zero_agrees),
-        cmocka_unit_test(tensor_parallel_agrees),
+        AGREES("01_single_gpu"),
+        AGREES("02_mixed_precision"),
+        AGREES("03_data_parallel"),
+        AGREES("04_zero"),
+        AGREES("05_tensor_parallel"),
+        AGREES("06_pipeline_parallel"),
+        AGREES("07_context_parallel"),
+        AGREES("08_fused_kernels"),
+        AGREES("09_combined"),
+        AGREES("10_expert_parallel"),
+        AGREES("11_five_dimensions"),
+        cmocka_unit_test(large_logits_do_not_overflow),
         cmocka_unit_test(playbook_columns),
-        cmocka_unit_test(what_cannot_be_split_is_refused),
     };
 
-    return cmocka_run_group_tests_name("layouts", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("equivalence", tests, NULL, NULL);
 }

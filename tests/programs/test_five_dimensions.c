@@ -1,50 +1,11 @@
-/* 11 against 10 on one rank (equivalence.h), and with experts that are copies of an MLP against 09. */
+/* 11 with experts that are copies of an MLP against 09. */
 #include <math.h>
 #include <stdio.h>
 
 #include "../harness.h"
-#include "../equivalence.h"
 
 #define DATA token_file(2880, 97)
 #define MODEL "--layers 3 --hidden 48 --heads 6 --vocab 97 --seq 24 --lr 1e-3 --warmup 2 --threads 1 --quiet --data %s "
-
-static void configurations_agree(void **state)
-{
-    agrees_with_01("11_five_dimensions");
-}
-
-/* Every way to split 1 to 8 ranks into tp, cp, pp and dp, with one of the largest three ep; the other options
- * alternate. */
-static void all_grids_agree(void **state)
-{
-    int grids = 0;
-
-    if (!full_tests())
-        skip();
-    for (int n = 1; n <= 8; n++)
-        for (int t = 1; t <= n; t++)
-            for (int c = 1; c <= n / t; c++)
-                for (int p = 1; p <= n / t / c; p++) {
-                    char options[128], model[128];
-                    int ep = n / p;
-                    if (n % (t * c * p))
-                        continue;
-                    for (int smaller = grids % 3; smaller && ep > 1; smaller--)
-                        do
-                            ep--;
-                        while (n / p % ep);
-                    snprintf(options, sizeof options, "--dtype fp32 --tp %d --cp %d --pp %d --ep %d --zero %d", t, c, p,
-                             ep, grids % 2);
-                    snprintf(model, sizeof model, "--experts %d --top-k %d --balance 0.1 --capacity 0.8 --span %d",
-                             2 * ep, 1 + grids / 2 % 2, 2 * (grids % 3 + 1));
-                    compare_with_01(&(Configuration){
-                        "11_five_dimensions", options, n, p + 1, 1, grids / 3 % 3 + 1, grids / 4 % 2 ? "full" : "none",
-                        .dp = n / (t * c * p), .seq = 24 * c * t, .heads = t, .hidden = 8 * t, .model = model});
-                    grids++;
-                }
-    print_message("%d grids\n", grids);
-    assert_int_equal(grids, 63);
-}
 
 /* The losses and norms of a run's two steps behind those of `dense`. */
 static void two_steps(const char *command, double losses[2], double norms[2])
@@ -83,9 +44,7 @@ static void upcycled_models_are_dense(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(configurations_agree),
         cmocka_unit_test(upcycled_models_are_dense),
-        cmocka_unit_test(all_grids_agree),
     };
 
     return cmocka_run_group_tests_name("five_dimensions", tests, NULL, NULL);

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "../harness.h"
-#include "../equivalence.h"
 
 #define MIXED BUILD "/cpu/02_mixed_precision"
 #define SINGLE BUILD "/cpu/01_single_gpu"
@@ -29,12 +28,6 @@ static const struct {
     {"--dtype fp8 --gradients bf16", 0.25, {2, 4, 2, 8}},
 };
 enum { TYPES = sizeof types / sizeof *types };
-
-/* The same bits as 01 (equivalence.h). */
-static void fp32_is_the_base(void **state)
-{
-    agrees_with_01("02_mixed_precision");
-}
 
 /* Every --recompute gives the same bits, because recomputed activations are rounded in the same way. */
 static void gradients_and_memory_of_each_type(void **state)
@@ -192,7 +185,6 @@ static void what_stays_in_bf16_is_reported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp32_is_the_base),
         cmocka_unit_test(gradients_and_memory_of_each_type),
         cmocka_unit_test(training_in_each_type),
         cmocka_unit_test(an_overflow_skips_its_step),

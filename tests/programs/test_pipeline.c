@@ -1,4 +1,4 @@
-/* 06: its schedules as data, without running them; the program against 01 (equivalence.h); its bubble. */
+/* 06: its schedules as data, without running them; its bubble. */
 #define main program_main
 #include "../../06_pipeline_parallel/train.c"
 #undef main
@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "../harness.h"
-#include "../equivalence.h"
 
 enum { RANKS = 16, MICROS = 64, CHUNKS = 4, STAGES = RANKS * CHUNKS };
 
@@ -313,31 +312,9 @@ static void every_schedule_is_right(void **state)
         }
 }
 
-/* ---- The program against 01 ---- */
+/* ---- The printed schedule, and its bubble ---- */
 
 #define PROGRAM BUILD "/cpu64/06_pipeline_parallel"
-
-static void configurations_agree(void **state)
-{
-    static const int ranks[] = {1, 2, 3, 4, 8}, micros[] = {1, 2, 3, 4, 5, 7, 8, 12, 16};
-    static const char *const recompute[] = {"none", "selective", "full"};
-
-    agrees_with_01("06_pipeline_parallel");
-    for (int i = 0; full_tests() && i < 5 * 9 * 3; i++)
-        for (int kind = AFAB; kind <= DUALPIPE_V; kind++)
-            for (int v = 1; v <= (kind == INTERLEAVED ? 3 : 1); v++) {
-                const int p = ranks[i / 27], m = micros[i / 3 % 9], chunks = kind >= ZB_V ? 2 : v;
-                char text[64];
-                if ((kind == INTERLEAVED && m % p) || (kind >= ZERO_BUBBLE && i % 3 == RECOMPUTE_FULL))
-                    continue;
-                snprintf(text, sizeof text, "--schedule %s --chunks %d", kind_name[kind], v);
-                compare_with_01(&(Configuration){"06_pipeline_parallel", text, p, p * chunks + (m % 2 && p > 1),
-                                             1 + (m % 3 == 0), m, recompute[i % 3], .seq = 8, .hidden = 16,
-                                             .heads = 2});
-            }
-}
-
-/* ---- The printed schedule, and its bubble ---- */
 
 static void charts_are_printed(void **state)
 {
@@ -380,7 +357,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_schedule_is_right),
         cmocka_unit_test(times_are_simulated),
-        cmocka_unit_test(configurations_agree),
         cmocka_unit_test(charts_are_printed),
         cmocka_unit_test(bubbles_are_measured),
     };

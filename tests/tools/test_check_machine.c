@@ -11,11 +11,7 @@
 /* Puts a file into the temporary directory. */
 static void put(const char *name, const char *text)
 {
-    FILE *f = fopen(in_temporary("%s", name), "w");
-
-    if (!f || fputs(text, f) < 0 || fclose(f))
-        fail_msg("cannot write %s", name);
-    chmod(in_temporary("%s", name), 0755);
+    chmod(write_file(name, text, strlen(text)), 0755);
 }
 
 #define SH "#!/bin/sh\n"

@@ -20,30 +20,35 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXMLP
 
 
 class Experts(torch.nn.Module):
-    def __init__(self, config, experts, top_k, capacity):
+    def __init__(self, config, experts, top_k, capacity, span):
         super().__init__()
-        self.top_k, self.capacity = top_k, capacity
+        self.top_k, self.capacity, self.span = top_k, capacity, span
         self.gate = torch.nn.Linear(config.hidden_size, experts, bias=False)
         self.experts = torch.nn.ModuleList(GPTNeoXMLP(config) for _ in range(experts))
 
     def forward(self, x):                                       # (B, T, h)
-        e, T = len(self.experts), x.shape[1]
+        e, T = len(self.experts), self.span or x.shape[1]
         slots = min(T, math.ceil(self.capacity * self.top_k * T / e - 1e-9)) if self.capacity else T
-        gates, choice = self.gate(x).softmax(-1).topk(self.top_k)
+        probs = self.gate(x).softmax(-1).reshape(-1, T, e)      # (spans, T, e)
+        gates, choice = probs.topk(self.top_k)
         if self.top_k > 1:
             gates = gates / gates.sum(-1, keepdim=True)
-        chosen = torch.nn.functional.one_hot(choice, e)         # (B, T, k, e); a token takes an expert at most once
-        kept = chosen.sum(2).cumsum(1) <= slots                 # (B, T, e)
-        gates = (gates[..., None] * chosen).sum(2) * kept
+        chosen = torch.nn.functional.one_hot(choice, e)         # (spans, T, k, e); a token takes an expert at most once
+        kept = chosen.sum(2).cumsum(1) <= slots                 # (spans, T, e)
+        gates = ((gates[..., None] * chosen).sum(2) * kept).reshape(*x.shape[:2], e)
+        load = chosen.sum((1, 2)).to(x) / (self.top_k * T)      # each expert's part of a span's choices: a constant
+        self.balance_loss = (load * e * probs.mean(1)).sum(-1).mean()
+        self.dropped = 1 - (chosen.sum(2) * kept).sum().item() / chosen.sum().item()
         return sum(gates[..., i, None] * expert(x) for i, expert in enumerate(self.experts))
 
 
-def open_mixture(directory, capacity):
+def open_mixture(directory, capacity, span=0, top_k=None):
     with open(directory + "/config.json") as f:
         config = json.load(f)
     model = GPTNeoXForCausalLM(GPTNeoXConfig(**{**config, "model_type": "gpt_neox"}))
     for layer in model.gpt_neox.layers:
-        layer.mlp = Experts(model.config, config["num_local_experts"], config["num_experts_per_tok"], capacity)
+        layer.mlp = Experts(model.config, config["num_local_experts"], top_k or config["num_experts_per_tok"], capacity,
+                            span)
     tensors = load_file(directory + "/model.safetensors")
     missing, unexpected = model.to(tensors["gpt_neox.embed_in.weight"].dtype).load_state_dict(tensors, strict=False)
     assert not unexpected and set(missing) <= {"embed_out.weight", "lm_head.weight"}, (missing, unexpected)

@@ -247,4 +247,5 @@ def main():
         os.chdir(HERE)
 
 
-main()
+if __name__ == "__main__":
+    main()
