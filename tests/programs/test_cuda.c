@@ -94,6 +94,7 @@ static const struct {
     {"10_expert_parallel", "", 1},
     {"10_expert_parallel", "--top-k 1 --ep 2", 2, true},
     {"10_expert_parallel", "--ep 2 --recompute full", 4},
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --ep 4 --span 10 --layers 2", 4},
     {"03_data_parallel", "--sync overlap --accumulate 1", 8},
     {"04_zero", "--zero 3 --accumulate 1", 8},
     {"05_tensor_parallel", "--sequence-parallel --heads 24", 8},
@@ -101,6 +102,7 @@ static const struct {
     {"07_context_parallel", "--attention ring --seq 48", 8},
     {"09_combined", "--dtype fp32 --tp 2 --pp 2 --cp 2", 8},
     {"10_expert_parallel", "--ep 4 --accumulate 1", 8},
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --pp 2 --cp 2 --ep 4 --span 10", 8},
 };
 
 /* Runs case i in a build. Weights and global batch do not depend on the build or the ranks. Prints the output of a
