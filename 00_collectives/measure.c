@@ -189,13 +189,17 @@ void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64
     for (int k = 0; k < ours && n > 1; k++) {
         const Steps s = steps_of(chosen[k], n);
         fit[k] = fit_of(bytes, seconds[k], rows, s);
+        if (!(fit[k].alpha > 0 && fit[k].beta > 0)) {
+            print_rank_0("%-9s no fit: these sizes do not tell latency from bandwidth\n", labels[k]);
+            continue;
+        }
         print_rank_0("%-9s %g hops, %.3g of the bytes: alpha %.2f us, beta %.3f GB/s per hop; residual %.1f%%\n",
                      labels[k], s.hops, s.volume, 1e6 * fit[k].alpha, fit[k].beta / 1e9, 100 * fit[k].residual);
     }
     for (int k = 1; k < ours && n > 1; k++) {
         const Steps ring = steps_of(chosen[0], n), other = steps_of(chosen[k], n);
         const double more = other.volume - ring.volume, saved = ring.hops - other.hops;
-        if (more <= 0 || saved <= 0)
+        if (more <= 0 || saved <= 0 || !(fit[0].alpha > 0 && fit[0].beta > 0))
             continue;
         const double at = crossing(bytes, seconds[k], seconds[0], rows);
         print_rank_0("ring passes %s at %s; by the ring's alpha and beta at %s\n", labels[k], isnan(at) ? "no size here"

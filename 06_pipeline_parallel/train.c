@@ -359,8 +359,11 @@ static void predict(void)
         N += layers * (12 * H * H + 13 * H);
         micros += schedule.in_flight[c];
         live += schedule.in_flight[c] * layers;
-        for (int k = FORWARD; k <= BACKWARD; k++)
-            comm_predict(pp_dir[k], SEND, pipeline.m * (transfer_out(pipeline, (Action){k, 0, c}, r).peer >= 0), R * H);
+        for (int k = FORWARD; k <= BACKWARD; k++) {
+            const int to = transfer_out(pipeline, (Action){k, 0, c}, r).peer;           /* -1: none */
+            comm_sends_to(pp_dir[k], to);
+            comm_predict(pp_dir[k], SEND, to >= 0 ? pipeline.m : 0, R * H);
+        }
     }
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : live;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? live : 1;

@@ -49,12 +49,21 @@ void flash_attention_forward(Tensor out, Tensor lse, Tensor qkv)
             "=out B*T,A*D; =lse B,A,T REAL; qkv B,T,3*A*D", out, lse, qkv);
 }
 
-void flash_attention_backward(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
+static void require_parts(Tensor parts, DType dtype, int64_t B, int64_t T, int64_t K, int64_t A, int64_t D)
 {
-    OP_CALL(flash_attention_backward_kernel(d_qkv, delta, d_out, qkv, out, lse), "flash_attention_backward",
+    op_require(tensor_count(parts) == flash_parts(dtype, B, T, K, A, D), "P = flash_parts(...)");
+}
+
+void flash_attention_backward(Tensor d_qkv, Tensor delta, Tensor d_q_parts, Tensor d_out, Tensor qkv, Tensor out,
+                              Tensor lse)
+{
+    const int64_t B = qkv.shape[0], T = qkv.shape[1], A = lse.shape[1];
+
+    require_parts(d_q_parts, qkv.dtype, B, T, T, A, tensor_width(qkv) / 3 / A);
+    OP_CALL(flash_attention_backward_kernel(d_qkv, delta, d_q_parts, d_out, qkv, out, lse), "flash_attention_backward",
             2.5 * flash_flops(qkv),
-            "=d_qkv B,T,3*A*D; =delta B,A,T REAL; d_out B*T,A*D; qkv B,T,3*A*D; out B*T,A*D; lse B,A,T REAL", d_qkv,
-            delta, d_out, qkv, out, lse);
+            "=d_qkv B,T,3*A*D; =delta B,A,T REAL; =d_q_parts P REAL; d_out B*T,A*D; qkv B,T,3*A*D; out B*T,A*D; "
+            "lse B,A,T REAL", d_qkv, delta, d_q_parts, d_out, qkv, out, lse);
 }
 
 void flash_block_forward(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, bool causal)
@@ -64,14 +73,16 @@ void flash_block_forward(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, b
             "+out B,C,A,D REAL; +lse B,C,A,1 REAL; q B,C,A,D; k B,K,A,D; v B,K,A,D", out, lse, q, k, v);
 }
 
-void flash_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor lse,
-                          Tensor delta, bool causal)
+void flash_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_q_parts, Tensor d_out, Tensor q, Tensor k,
+                          Tensor v, Tensor lse, Tensor delta, bool causal)
 {
+    require_parts(d_q_parts, q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], q.shape[3]);
     op_require(!causal || k.shape[1] == q.shape[1], "K = C, because it is causal");
-    OP_CALL(flash_block_backward_kernel(d_q, d_k, d_v, d_out, q, k, v, lse, delta, causal),
+    OP_CALL(flash_block_backward_kernel(d_q, d_k, d_v, d_q_parts, d_out, q, k, v, lse, delta, causal),
             "flash_block_backward", 2.5 * chunk_flops(q, k, causal),
-            "+d_q B,C,A,D REAL; +d_k B,K,A,D REAL; +d_v B,K,A,D REAL; d_out B,C,A,D; q B,C,A,D; k B,K,A,D; v B,K,A,D; "
-            "lse B,C,A,1 REAL; delta B,C,A,1 REAL", d_q, d_k, d_v, d_out, q, k, v, lse, delta);
+            "+d_q B,C,A,D REAL; +d_k B,K,A,D REAL; +d_v B,K,A,D REAL; =d_q_parts P REAL; d_out B,C,A,D; q B,C,A,D; "
+            "k B,K,A,D; v B,K,A,D; lse B,C,A,1 REAL; delta B,C,A,1 REAL", d_q, d_k, d_v, d_q_parts, d_out, q, k, v,
+            lse, delta);
 }
 
 void residual_layernorm_forward(Tensor sum, Tensor out, Tensor stats, Tensor x, Tensor branch, Tensor branch_bias,

@@ -14,19 +14,21 @@ Fusions fusions_of(const char *list);           /* "all", "none", or words with 
 
 /* ---- FlashAttention (Dao et al. 2022, Dao 2023): attention_forward and _backward without probs, of which only tiles
  * ever exist. out (B, T, A*D), qkv (B, T, 3*A*D). lse (B, A, T) REAL: log sum exp of each query's scores, from which
- * backward computes the probabilities again. delta (B, A, T) REAL: workspace, rowsum(d_out * out). ---- */
+ * backward computes the probabilities again. delta (B, A, T) REAL: workspace, rowsum(d_out * out). d_q_parts
+ * (flash_parts(...)) REAL, at a multiple of 32 bytes: workspace, on a GPU: dQ's sums over some of the keys. ---- */
 void flash_attention_forward(Tensor out, Tensor lse, Tensor qkv);
-void flash_attention_backward(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor qkv, Tensor out, Tensor lse);
+void flash_attention_backward(Tensor d_qkv, Tensor delta, Tensor d_q_parts, Tensor d_out, Tensor qkv, Tensor out,
+                              Tensor lse);
 
 /* ---- FlashAttention of one sequence chunk of queries and one of keys, a step of a ring (09): q, out (B, C, A, D),
  * k, v (B, K, A, D), lse, delta (B, C, A, 1). Forward continues from the result over earlier chunks of keys, in out and
  * lse, both REAL; before the first chunk these are 0 and -INFINITY. causal: queries and keys are the same tokens, so
  * K = C; otherwise every query sees every key. Backward adds to d_q, d_k and d_v, REAL. It needs lse and delta
- * (attention_delta of 07/key_blocks.h) over all chunks of keys. ---- */
+ * (attention_delta of 07/key_blocks.h) over all chunks of keys. d_q_parts as above. ---- */
 void flash_block_forward(Tensor out /* in place */, Tensor lse /* in place */, Tensor q, Tensor k, Tensor v,
                          bool causal);
-void flash_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor d_out, Tensor q,
-                          Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal);
+void flash_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor d_q_parts,
+                          Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal);
 
 /* ---- residual_forward, then layernorm_forward of its output: sum = x + branch + branch_bias, out = LayerNorm(sum).
  * Backward adds LayerNorm's input gradient to d_sum, which then is the gradient of x and of branch. It adds the sum of
@@ -51,6 +53,8 @@ double *pinned_numbers(int count);
 void download_start(double *to, Tensor from);   /* (1) F64 */
 
 /* ---- what a backend provides, in fused_cpu.c or fused_cuda/; only fused.c calls the kernels ---- */
+/* The elements of d_q_parts, of B sequences of T queries and K keys; 0 on the CPU. */
+int64_t flash_parts(DType dtype, int64_t B, int64_t T, int64_t K, int64_t A, int64_t D);
 const char *linear_gelu_unfused(DType dtype);   /* why GELU is not fused for dtype on this device; NULL: it is */
 __typeof__(flash_attention_forward) flash_attention_forward_kernel;
 __typeof__(flash_attention_backward) flash_attention_backward_kernel;

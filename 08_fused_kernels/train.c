@@ -55,6 +55,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_q_parts;            /* with --fuse attention, on a GPU: thread blocks' sums of d_q (flash_parts) */
 static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
@@ -123,7 +124,7 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     mixed_linear_backward_input(d->attn_out, d_x, w->proj_weight);
     mixed_linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);
     if (fuse.attention)
-        flash_attention_backward(d->qkv, d->lse, d->attn_out, a->qkv, a->attn_out, a->lse);
+        flash_attention_backward(d->qkv, d->lse, d_q_parts, d->attn_out, a->qkv, a->attn_out, a->lse);
     else
         attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
     rope_backward(d->qkv, rope);
@@ -409,6 +410,7 @@ static void predict(void)
                                         + stored * (R * H + S * V) + real_size * R * (fuse.cross_entropy ? 2 : 3));
     /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
     memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, fuse.attention ? real_size * flash_parts(dtype, B, T, T, A, D) : 0);
     memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
     memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
 
@@ -445,6 +447,8 @@ static Batch set_up(void)
     d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
     d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
     loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    if (fuse.attention)
+        d_q_parts = tensor_create(MEM_WORKSPACE, REAL, "d_q_parts", shape(flash_parts(dtype, B, T, T, A, D)));
     if (fuse.adamw) {
         squares = tensor_create(MEM_WORKSPACE, F64, "squares", shape(1));
         clipping = tensor_create(MEM_WORKSPACE, F64, "clipping", shape(1));

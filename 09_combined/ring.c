@@ -7,6 +7,7 @@
 
 static Tensor split, d_split;       /* (3, B*T, A*D)  q, k, v, each contiguous; their gradients, accumulated in REAL */
 static Tensor merged;               /* (B*T, A*D)  attention's output, accumulated in REAL over the ring's steps */
+static Tensor d_q_parts;            /* on a GPU: thread blocks' sums of d_q, as flash_parts says */
 static Tensor kv_next;              /* (2, B*T, A*D)  K, V being received */
 static Tensor d_arrived, d_leaving; /* (2, B*T, A*D)  dK, dV: the previous ranks' sum; this rank's contribution added */
 
@@ -57,7 +58,7 @@ static void attend_kv_backward(BlockActs *a, BlockActs *d, int query_rank, Tenso
             const int query = chunk_number(query_rank, i), key = chunk_number(key_rank, j);
             if (key > query)
                 continue;
-            flash_block_backward(chunk(d_q, i), chunk(d_k, j), chunk(d_v, j), chunk(d->attn_out, i),
+            flash_block_backward(chunk(d_q, i), chunk(d_k, j), chunk(d_v, j), d_q_parts, chunk(d->attn_out, i),
                                  chunk(q, i), chunk(k, j), chunk(v, j), chunk(a->lse, i), chunk(d->lse, i),
                                  key == query);
         }
@@ -122,8 +123,8 @@ void context_attention_forward(BlockActs *a)
 void context_attention_backward(BlockActs *a, BlockActs *d)
 {
     if (cp_size == 1) {
-        flash_attention_backward(d->qkv, tensor_view(d->lse, shape(B, A, T)), d->attn_out, a->qkv, a->attn_out,
-                                 tensor_view(a->lse, shape(B, A, T)));
+        flash_attention_backward(d->qkv, tensor_view(d->lse, shape(B, A, T)), d_q_parts, d->attn_out, a->qkv,
+                                 a->attn_out, tensor_view(a->lse, shape(B, A, T)));
         return;
     }
     transpose_rows(tensor_view(split, shape(3, B * T * A, D)), tensor_view(a->qkv, shape(B * T * A, 3, D)));
@@ -137,6 +138,7 @@ void context_attention_backward(BlockActs *a, BlockActs *d)
 
 void ring_create(void)
 {
+    d_q_parts = tensor_create(MEM_WORKSPACE, REAL, "d_q_parts", shape(flash_parts(dtype, B, C, C, A, D)));
     if (cp_size == 1)
         return;
     split = tensor_create(MEM_WORKSPACE, dtype, "split", shape(3, B * T, A * D));

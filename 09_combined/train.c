@@ -416,6 +416,7 @@ static void predict(void)
     rank_memory(&local, bytes);
     for (int c = 0; c < MEM_CATEGORIES; c++)
         memory_predict(c, bytes[c]);
+    memory_predict(MEM_WORKSPACE, real_size * flash_parts(dtype, B, C, C, A, D));       /* d_q_parts */
 
     memory_estimate(MEM_PARAMETERS, stored * P, dtype == REAL ? "4 P, P: parameters on this rank"
                                                               : "2 P, P: parameters on this rank");
@@ -442,6 +443,8 @@ static void predict(void)
     }
     if (cp_size > 1)                            /* K, V each way; dK, dV one hop more, to their owner */
         comm_predict_as(cp, SHIFT, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
+    comm_sends_to(pp, last ? -1 : comm_rank(pp) + 1);                   /* x */
+    comm_sends_to(pp, comm_rank(pp) - 1);                               /* d_x */
     comm_predict_as(pp, SEND, dtype, m * (!first + !last), R * H);
     const struct { int64_t count, units; } units[] = {{H * V, first || last}, {block, layers}, {2 * H, last}};
     for (int i = 0; i < 3; i++) {

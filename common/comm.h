@@ -105,6 +105,7 @@ void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 
 void comm_uses(Comm *comm, CommOp op);          /* says that op is used between steps: no step has a call */
+void comm_sends_to(Comm *comm, int to);         /* names a neighbor that this rank sends to; -1: none */
 
 /* Connects the ranks of every group for the operations that comm_predict and comm_uses have named, so that no step has
  * to. Call it on all ranks, once all groups exist. NCCL takes GPU memory for it. */

@@ -64,6 +64,8 @@ void *device_stream(void);
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 
 int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours; 0 on the CPU */
+void device_leave_multiprocessors(int count);       /* to transfers, by a GPU's matmuls called from now on: their blocks
+                                                     * would wait for multiprocessors that a transfer occupies */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {

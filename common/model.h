@@ -31,7 +31,7 @@ typedef struct {
     int replica;                    /* number among the ranks with the same parameters. Replica 0 owns them: it counts
                                      * them in norms, and saves them. Replicated parameters belong to slice 0, the
                                      * embedding to where `embedding` is true. */
-    const bool *expert;             /* experts on this rank, by expert number; NULL: all */
+    const bool *expert;             /* experts on this rank, by expert number, each whole; NULL: all */
     int expert_replica;             /* as replica, among the ranks with the same experts */
 } Placement;
 extern const Placement FULL_MODEL;

@@ -55,7 +55,7 @@ test-cuda: deps		## compare operators and gradients on a GPU with the CPU
 	@$(BUILD)/cuda/test_cuda
 
 BENCH = bench$(if $(filter 02 03 04 08,$(NUMBER)),_variants)
-bench: known-stage deps	## measure speed: 01 beside sgemm; STAGE=02: number formats; 03: ranks; 08: fused operators
+bench: trains deps	## measure speed: 01 beside sgemm; STAGE=02: number formats; 03: ranks; 08: fused operators
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
 	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(NUMBER:04=03)
 

@@ -62,7 +62,17 @@ __global__ void flash_delta_rows(float *delta, const T *d_out, const T *out, int
     }
 }
 
-void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_out, Tensor qkv, Tensor out, Tensor lse)
+int64_t flash_parts(DType dtype, int64_t B, int64_t T, int64_t K, int64_t A, int64_t D)
+{
+    int64_t elements = 0;
+
+    check_size(D, "flash_attention_backward");
+    FOR_HEAD_SIZE(D, PAD, elements = Flash<PAD>::parts(dtype, (Sizes){B, T, K, A, D}));
+    return elements;
+}
+
+void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_q_parts, Tensor d_out, Tensor qkv,
+                                     Tensor out, Tensor lse)
 {
     Sizes s = sizes_of(qkv, lse, "flash_attention_backward");
     const int64_t rows = s.batch * s.tokens * s.heads;
@@ -75,14 +85,14 @@ void flash_attention_backward_kernel(Tensor d_qkv, Tensor delta, Tensor d_out, T
                 lanes *= 2;
             LAUNCH((flash_delta_rows<T, N>), row_blocks(rows * lanes, THREADS), dim3(WARP, WARPS), data<float>(delta),
                    data<T>(d_out), data<T>(out), rows, lanes, s)));
-    FOR_HEAD_SIZE(s.size, PAD, Flash<PAD>::attention_backward(d_qkv, d_out, qkv, lse, delta, s));
+    FOR_HEAD_SIZE(s.size, PAD, Flash<PAD>::attention_backward(d_qkv, d_q_parts, d_out, qkv, lse, delta, s));
 }
 
-void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
-                                 Tensor lse, Tensor delta, bool causal)
+void flash_block_backward_kernel(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_q_parts, Tensor d_out, Tensor q,
+                                 Tensor k, Tensor v, Tensor lse, Tensor delta, bool causal)
 {
     Sizes s = sizes_of_chunk(q, k, v, causal, "flash_block_backward");
 
     s.wide = s.wide && aligned(d_out) && aligned(d_q);
-    FOR_HEAD_SIZE(s.size, PAD, Flash<PAD>::block_backward(d_q, d_k, d_v, d_out, q, k, v, lse, delta, s));
+    FOR_HEAD_SIZE(s.size, PAD, Flash<PAD>::block_backward(d_q, d_k, d_v, d_q_parts, d_out, q, k, v, lse, delta, s));
 }

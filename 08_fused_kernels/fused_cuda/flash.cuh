@@ -359,9 +359,11 @@ static inline int buffers_for(int own, int other, int threads)
 template <int PAD> struct Flash {
     static void attention_forward(Tensor out, Tensor lse, Tensor qkv, Sizes s);
     static void block_forward(Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Sizes s);
-    static void attention_backward(Tensor d_qkv, Tensor d_out, Tensor qkv, Tensor lse, Tensor delta, Sizes s);
-    static void block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
-                               Tensor lse, Tensor delta, Sizes s);
+    static void attention_backward(Tensor d_qkv, Tensor parts, Tensor d_out, Tensor qkv, Tensor lse, Tensor delta,
+                                   Sizes s);
+    static void block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor parts, Tensor d_out, Tensor q, Tensor k,
+                               Tensor v, Tensor lse, Tensor delta, Sizes s);
+    static int64_t parts(DType dtype, Sizes s); /* elements of dQ's parts */
 };
 
 #endif

@@ -199,58 +199,85 @@ __global__ void flash_query_gradients(Heads<O> to, const float *parts, int64_t g
     }
 }
 
-/* Returns false, and does nothing, where shared memory is too small. */
-template <int PAD, bool LARGE, bool CHUNK, typename T, typename O>
-static bool backward_tiles(Heads<O> to, const T *d_out, Heads<T> in, Tensor lse, Tensor delta, Sizes s)
+/* Whether the blocks are large: for half precision, where shared memory has room. */
+template <typename T, int PAD> static bool is_large(Sizes s)
 {
-    enum { BLOCKS = 256 };                      /* enough for all multiprocessors */
+    typedef Backward<T, PAD, true> K;
+
+    return sizeof(T) == 2 && s.keys > Backward<T, PAD, false>::OWN
+        && buffers_for(K::OWN_BYTES, K::OTHER_BYTES, K::THREADS);
+}
+
+/* The elements of one group's dQ; and the number of groups: enough for all multiprocessors, but in at most 1 GB, unless
+ * a single group needs more. */
+template <typename K> static int64_t part_of(Sizes s)
+{
+    return s.batch * s.heads * ((s.tokens + K::OTHER - 1) / K::OTHER * K::OTHER) * K::QUERY_ROW;
+}
+
+template <typename K> static int64_t groups_of(Sizes s)
+{
+    enum { BLOCKS = 256, MOST = 1 << 28 };      /* MOST: elements */
+    const int64_t tiles = (s.keys + K::OWN - 1) / K::OWN, heads = s.batch * s.heads, room = MOST / part_of<K>(s);
+    const int64_t wanted = (BLOCKS + heads - 1) / heads;
+
+    return clamped(wanted < room ? wanted : room, 1, tiles);
+}
+
+template <int PAD> int64_t Flash<PAD>::parts(DType dtype, Sizes s)
+{
+    FOR_TYPE(dtype, T,
+        typedef Backward<T, PAD, false> Small;
+        typedef Backward<T, PAD, true> Large;
+        return is_large<T, PAD>(s) ? groups_of<Large>(s) * part_of<Large>(s) : groups_of<Small>(s) * part_of<Small>(s));
+    return 0;
+}
+
+template <int PAD, bool LARGE, bool CHUNK, typename T, typename O>
+static void backward_tiles(Heads<O> to, Tensor parts, const T *d_out, Heads<T> in, Tensor lse, Tensor delta, Sizes s)
+{
     typedef Backward<T, PAD, LARGE> K;
     const int buffers = buffers_for(K::OWN_BYTES, K::OTHER_BYTES, K::THREADS);
-    const int64_t tiles = (s.keys + K::OWN - 1) / K::OWN, heads = s.batch * s.heads;
-    const int64_t groups = clamped((BLOCKS + heads - 1) / heads, 1, tiles);
-    const int64_t part = heads * ((s.tokens + K::OTHER - 1) / K::OTHER * K::OTHER) * K::QUERY_ROW;
-    const int64_t bytes = groups * part * 4;
+    const int64_t groups = groups_of<K>(s), heads = s.batch * s.heads;
 
-    if (!buffers)
-        return false;
-    float *const parts = (float *)device_scratch(bytes);
     static_assert(sizeof(Queries<T, PAD, K::OTHER>) == K::OTHER_BYTES, "tiles lie at multiples of 16 bytes");
     LAUNCH_SHARED(K::OWN_BYTES + buffers * K::OTHER_BYTES, (flash_backward_tiles<T, O, PAD, LARGE, CHUNK>),
-                  heads * groups, K::THREADS, to, parts, d_out, in, data<float>(lse), data<float>(delta), groups,
-                  buffers, s);
+                  heads * groups, K::THREADS, to, data<float>(parts), d_out, in, data<float>(lse), data<float>(delta),
+                  groups, buffers, s);
     PACKED(s.wide, T, N,
-        LAUNCH((flash_query_gradients<K, CHUNK, N, O>), blocks(heads * s.tokens * s.size, N), THREADS, to, parts,
-               groups, part, !CHUNK || s.causal, s));
-    device_free(parts, bytes);
-    return true;
+        LAUNCH((flash_query_gradients<K, CHUNK, N, O>), blocks(heads * s.tokens * s.size, N), THREADS, to,
+               data<float>(parts), groups, part_of<K>(s), !CHUNK || s.causal, s));
 }
 
 template <int PAD, bool CHUNK, typename T, typename O>
-static void backward(Heads<O> to, const T *d_out, Heads<T> in, Tensor lse, Tensor delta, Sizes s)
+static void backward(Heads<O> to, Tensor parts, const T *d_out, Heads<T> in, Tensor lse, Tensor delta, Sizes s)
 {
     typedef Backward<T, PAD, false> Small;
 
     static_assert(Small::OWN_BYTES + Small::OTHER_BYTES <= 64 << 10, "fits on any GPU");
     if constexpr (sizeof(T) == 2)
-        if (s.keys > Small::OWN && backward_tiles<PAD, true, CHUNK>(to, d_out, in, lse, delta, s))
+        if (is_large<T, PAD>(s)) {
+            backward_tiles<PAD, true, CHUNK>(to, parts, d_out, in, lse, delta, s);
             return;
-    backward_tiles<PAD, false, CHUNK>(to, d_out, in, lse, delta, s);
+        }
+    backward_tiles<PAD, false, CHUNK>(to, parts, d_out, in, lse, delta, s);
 }
 
 template <int PAD>
-void Flash<PAD>::attention_backward(Tensor d_qkv, Tensor d_out, Tensor qkv, Tensor lse, Tensor delta, Sizes s)
+void Flash<PAD>::attention_backward(Tensor d_qkv, Tensor parts, Tensor d_out, Tensor qkv, Tensor lse, Tensor delta,
+                                    Sizes s)
 {
     FOR_TYPE(qkv.dtype, T,
-        backward<PAD, false>(heads_of<T>(d_qkv, s), data<T>(d_out), heads_of<T>(qkv, s), lse, delta, s));
+        backward<PAD, false>(heads_of<T>(d_qkv, s), parts, data<T>(d_out), heads_of<T>(qkv, s), lse, delta, s));
 }
 
 template <int PAD>
-void Flash<PAD>::block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_out, Tensor q, Tensor k, Tensor v,
-                                Tensor lse, Tensor delta, Sizes s)
+void Flash<PAD>::block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor parts, Tensor d_out, Tensor q, Tensor k,
+                                Tensor v, Tensor lse, Tensor delta, Sizes s)
 {
     FOR_TYPE(q.dtype, T,
-        backward<PAD, true>(heads_of_chunk<float>(d_q, d_k, d_v, s), data<T>(d_out), heads_of_chunk<T>(q, k, v, s),
-                            lse, delta, s));
+        backward<PAD, true>(heads_of_chunk<float>(d_q, d_k, d_v, s), parts, data<T>(d_out),
+                            heads_of_chunk<T>(q, k, v, s), lse, delta, s));
 }
 
 #endif

@@ -99,6 +99,12 @@ void comm_uses(Comm *comm, CommOp op)
     comm->used[op] = true;
 }
 
+void comm_sends_to(Comm *comm, int to)
+{
+    if (to >= 0)
+        comm->used[SEND] = comm->sends[to != (comm->rank + 1) % comm->size] = true;
+}
+
 void comm_connect(void)
 {
     for (Comm *c = world; c; c = c->next) {
@@ -107,9 +113,10 @@ void comm_connect(void)
         for (size_t i = 0; i < c->size * sizeof c->used; i++)   /* some predictions are made on one rank only */
             c->used[i % sizeof c->used] |= all[i];
         free(all);
-        if (c->size > 1 && comm_transport->connect)
-            comm_transport->connect(c);
     }
+    for (Comm *c = world; c && comm_transport->connect; c = c->next)
+        if (c->size > 1)
+            comm_transport->connect(c);
 }
 
 int comm_stats(CommStats *stats, int capacity)

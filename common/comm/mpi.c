@@ -161,18 +161,17 @@ static void *start_by_mpi(Transfer t)
         return mpi_start_host(t);
     const int64_t size = dtype_size(t.dtype), full = t.count * size, received = t.out_count * size;
     const Range shard = range_split(t.count, t.comm->rank, t.comm->size);
-    char *out = host_alloc(received, "a transfer"), *in = host_alloc(full, "a transfer");
+    const int64_t in_bytes = !t.in ? 0 : t.op == ALL_GATHER ? shard.count * size : full;
     Transfer host = t;
 
-    host.out = out, host.in = in;
-    if (t.op == ALL_GATHER)
-        device_download(in, t.in, shard.count * size);
-    else if (t.in)
-        device_download(in, t.in, full);
-    else if (t.op == ALL_REDUCE || t.op == BROADCAST)
-        device_download(out, t.out, full);
+    host.out = received ? host_alloc(received, "a transfer") : NULL;
+    host.in = in_bytes ? host_alloc(in_bytes, "a transfer") : NULL;
+    if (t.in)
+        device_download(host.in, t.in, in_bytes);
+    else if (t.op == ALL_REDUCE || (t.op == BROADCAST && t.peer == t.comm->rank))
+        device_download(host.out, t.out, full);
     Handle *h = mpi_start_host(host);
-    h->out = out, h->in = in, h->upload = t.out, h->bytes = received;
+    h->out = host.out, h->in = host.in, h->upload = t.out, h->bytes = received;
     return h;
 }
 

@@ -10,14 +10,16 @@
  *   create and use all communicators once, one after the other, in the same order (connect). From then on a call queues
  *   a kernel and returns. The communicators are blocking: non-blocking ones start a thread per call (src/group.cc of
  *   NCCL).
- * - The kernels of all communicators fit on the GPU together: config.maxCTAs limits each one's multiprocessors. Before
- *   2.26 NCCL does not document communicators that run at the same time as safe: there all keep to half of the GPU.
+ * - The kernels of all communicators fit on the GPU together, beside operators: config.maxCTAs limits each one's
+ *   blocks, and a block may take a multiprocessor. Before 2.26 NCCL does not document communicators that run at the same
+ *   time as safe: there all keep to half of the GPU.
  * - Streams that share a hardware queue wait for each other: a kernel that may start is stuck behind one that may not.
- *   CUDA has 8 queues by default, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). A rank in five groups, one of them with
- *   sends both ways, has eight communicators: four groups' and four pairs'. With two streams that NCCL adds to each,
- *   and the device's, these are 25 streams. One queue for all, which Megatron-LM asks for so that a transfer starts
- *   before matmuls called later, would be wrong here: a receive posted ahead would block the work that its sender waits
- *   for.
+ *   CUDA has 8 queues by default, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). NCCL adds two streams to each
+ *   communicator's; with one of its own from 2.26 on, the device's and CUDA's default one, nine communicators have 30.
+ *   So a pair of ranks has only the directions that it uses: a rank of 06's zb-v, which sends x and d_x to both
+ *   neighbors and receives them from both, has eight, and one for all ranks. One queue for all, which Megatron-LM asks
+ *   for so that a transfer starts before matmuls called later, would be wrong here: a receive posted ahead would block
+ *   the work that its sender waits for.
  * - A transfer starts before those matmuls because its stream has a higher priority. All transfers have the same
  *   priority, so that all ranks run them in the same order. */
 #include <cuda_runtime_api.h>
@@ -60,7 +62,7 @@ typedef struct Move {                   /* a transfer */
  * each pair of ranks has a line per direction. A group's collectives, shifts and exchanges have one line: all ranks
  * start them in the same order, and both directions of a shift or exchange are one operation. */
 typedef struct Line {
-    int size;                           /* 2 for a pair, whose sender is rank 0 */
+    int size, multiprocessors;          /* size: 2 for a pair, whose sender is rank 0 */
     ncclComm_t nccl;
     cudaStream_t stream;
     Move *first, *last;                 /* not over, or not waited for; in order */
@@ -73,13 +75,23 @@ typedef struct {                        /* a group's lines; to and from: [0] the
 
 static Line *lines;
 
+static void occupy(int multiprocessors)
+{
+    static int occupied;                /* by transfers that the device's stream does not wait for yet */
+
+    device_leave_multiprocessors(occupied += multiprocessors);
+}
+
 static Line *line_of(const Transfer *t)
 {
     const Comm *c = t->comm;
     const Group *g = c->nccl;
     const int side = t->peer != (c->rank + 1) % c->size;
+    Line *l = t->op != SEND && t->op != RECV ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
 
-    return t->op != SEND && t->op != RECV ? g->collectives : t->op == SEND ? g->to[side] : g->from[side];
+    if (!l)
+        fail("%s in group %s: predict() has not named it (comm_sends_to)", comm_op_name[t->op], c->name);
+    return l;
 }
 
 /* Reports NCCL's errors, also those of transfers in flight. */
@@ -108,40 +120,28 @@ static ncclDataType_t type_of(const Transfer *t)
     return types[t->dtype];
 }
 
-/* NCCL's reduce-scatter and all-gather need equal shards. Uneven ones are a reduce to each rank, and a broadcast from
- * each rank, which ncclGroupStart and ncclGroupEnd make one operation. */
-static void reduce_scatter(const Line *l, const Transfer *t, ncclDataType_t type)
+/* NCCL's reduce-scatter and all-gather need equal shards. Uneven ones are a reduce to each rank, or a broadcast from each
+ * rank, which ncclGroupStart and ncclGroupEnd make one operation. */
+static void move_shards(const Line *l, const Transfer *t, ncclDataType_t type)
 {
-    const char *in = t->in;
+    const bool gather = t->op == ALL_GATHER;
 
+    if (t->count % l->size == 0 && gather) {
+        NCCL(ncclAllGather(t->in, t->out, t->count / l->size, type, l->nccl, l->stream));
+        return;
+    }
     if (t->count % l->size == 0) {
-        NCCL(ncclReduceScatter(in, t->out, t->count / l->size, type, ncclSum, l->nccl, l->stream));
+        NCCL(ncclReduceScatter(t->in, t->out, t->count / l->size, type, ncclSum, l->nccl, l->stream));
         return;
     }
     NCCL(ncclGroupStart());
     for (int r = 0; r < l->size; r++) {
         const Range part = range_split(t->count, r, l->size);
-        if (part.count)
-            NCCL(ncclReduce(in + part.first * dtype_size(t->dtype), t->out, part.count, type, ncclSum, r, l->nccl,
-                            l->stream));
-    }
-    NCCL(ncclGroupEnd());
-}
-
-static void all_gather(const Line *l, const Transfer *t, ncclDataType_t type)
-{
-    char *out = t->out;
-
-    if (t->count % l->size == 0) {
-        NCCL(ncclAllGather(t->in, out, t->count / l->size, type, l->nccl, l->stream));
-        return;
-    }
-    NCCL(ncclGroupStart());
-    for (int r = 0; r < l->size; r++) {
-        const Range part = range_split(t->count, r, l->size);
-        if (part.count)
-            NCCL(ncclBroadcast(t->in, out + part.first * dtype_size(t->dtype), part.count, type, r, l->nccl,
-                               l->stream));
+        const int64_t at = part.first * dtype_size(t->dtype);
+        if (part.count && gather)
+            NCCL(ncclBroadcast(t->in, (char *)t->out + at, part.count, type, r, l->nccl, l->stream));
+        else if (part.count)
+            NCCL(ncclReduce((char *)t->in + at, t->out, part.count, type, ncclSum, r, l->nccl, l->stream));
     }
     NCCL(ncclGroupEnd());
 }
@@ -179,10 +179,8 @@ static void call_nccl(const Line *l, const Transfer *t)
         NCCL(ncclAllReduce(t->out, t->out, t->count, type, t->reduce == SUM ? ncclSum : ncclMax, l->nccl, l->stream));
         break;
     case REDUCE_SCATTER:
-        reduce_scatter(l, t, type);
-        break;
     case ALL_GATHER:
-        all_gather(l, t, type);
+        move_shards(l, t, type);
         break;
     case ALL_TO_ALL:
         all_to_all(l, t, type);
@@ -249,6 +247,7 @@ static void *start_by_nccl(Transfer t)
     Line *l = line_of(&t);
     Move *m = host_alloc(sizeof *m, "a transfer");
 
+    occupy(l->multiprocessors);
     m->t = t;
     CUDA(cudaEventCreateWithFlags(&m->ready, cudaEventDisableTiming));
     CUDA(cudaEventCreateWithFlags(&m->over, cudaEventDisableTiming));
@@ -268,6 +267,7 @@ static bool done(void *handle)
 {
     Move *m = handle;
 
+    occupy(-line_of(&m->t)->multiprocessors);
     progress();
     CUDA(cudaStreamWaitEvent(device_stream(), m->over, 0));
     m->waited = true;
@@ -307,32 +307,52 @@ static void warm(Transfer t)
     device_free(t.in, bytes);
 }
 
-/* Returns how many multiprocessors all communicators may take together. */
-static int available_multiprocessors(void)
+static bool has_collectives(const Comm *c)
 {
-    int version;
+    bool any = false;
 
-    NCCL(ncclGetVersion(&version));
-    return device_multiprocessors() / (version < NCCL_VERSION(2, 26, 0) ? 2 : 1);
+    for (int op = 0; op < COMM_OPS; op++)
+        any |= c->used[op] && op != SEND;
+    return any;
 }
 
-/* Creates a line with at most `most` multiprocessors. Waits inside NCCL for the line's other ranks. */
-static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, int most)
+/* Returns how many multiprocessors each communicator may take, the same on all ranks, so that those of all groups fit
+ * beside each other: at most 32, which should fill all links (not measured yet). A quarter of the GPU is left to
+ * operators, half where NCCL is older. */
+static int share_of_line(void)
 {
-    static int taken;
+    const int all = device_multiprocessors();
+    int version, planned = 0, share, of_rank[world->size];
+
+    NCCL(ncclGetVersion(&version));
+    const int available = all - all / (version < NCCL_VERSION(2, 26, 0) ? 2 : 4);
+    for (const Comm *c = world; c; c = c->next)
+        if (c->size > 1)
+            planned += has_collectives(c) + c->used[SEND] * (c->size > 2 ? 4 : 2);
+    share = available / planned;
+    if (share == 0)
+        fail("NCCL: the kernels of %d communicators wait for other ranks, so all must fit on the GPU together, but "
+             "they may take %d of its %d multiprocessors; use fewer groups", planned, available, all);
+    comm_gather_host(world, of_rank, &share, sizeof share);
+    for (int r = 0; r < world->size; r++)
+        share = of_rank[r] < share ? of_rank[r] : share;
+    return share < 32 ? share : 32;
+}
+
+/* Creates a line. Waits inside NCCL for its other ranks. */
+static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank)
+{
+    static int share;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     Line *l = host_alloc(sizeof *l, "a communicator");
     int lowest, highest;
 
-    taken += most;
-    if (taken > available_multiprocessors())
-        fail("group %s: with its communicators, all groups take %d multiprocessors, but may take %d of the GPU's %d: "
-             "their kernels wait for other ranks, so all must fit together; use fewer groups", c->name, taken,
-             available_multiprocessors(), device_multiprocessors());
+    share = share ? share : share_of_line();
     comm_deadline("waits for NCCL to connect the ranks of group %s", c->name);
-    l->size = size;
+    l->size = size, l->multiprocessors = share;
     config.blocking = 1;
-    config.maxCTAs = most;
+    config.maxCTAs = share;
+    config.cgaClusterSize = 1;          /* blocks start one by one, not in clusters for which too little may be free */
     NCCL(ncclCommInitRankConfig(&l->nccl, size, id, rank, &config));
     CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA(cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, highest));
@@ -340,47 +360,44 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank, in
     return lines = l;
 }
 
-/* Creates the lines between rank s and the next rank: one per direction. */
-static void connect_pair(Comm *c, int s, ncclUniqueId up, ncclUniqueId down, int most)
-{
-    const int next = (s + 1) % c->size, peer = c->rank == s ? next : s, side = peer != (c->rank + 1) % c->size;
-    Group *g = c->nccl;
-    Line **there = c->rank == s ? &g->to[side] : &g->from[side], **back = c->rank == s ? &g->from[side] : &g->to[side];
+/* The ids of a group's line, and of those on which a rank sends to its next rank and to its previous one. */
+typedef struct {
+    ncclUniqueId group, to[2];
+    bool sends[2];
+} Ids;
 
-    *there = connect_line(c, up, 2, c->rank != s, most);
-    warm((Transfer){.comm = c, .op = c->rank == s ? SEND : RECV, .count = 1, .dtype = F32, .peer = peer});
-    *back = connect_line(c, down, 2, c->rank == s, most);
-    warm((Transfer){.comm = c, .op = c->rank == s ? RECV : SEND, .count = 1, .dtype = F32, .peer = peer});
+/* Creates the line from rank `from` to its neighbor `to`, if it sends there and this rank is one of the two. */
+static void connect_pair(Comm *c, const Ids *all, int from, int to)
+{
+    const int side = to != (from + 1) % c->size, back = from != (to + 1) % c->size;
+    Group *g = c->nccl;
+    Line **line = c->rank == from ? &g->to[side] : &g->from[back];
+
+    if (!all[from].sends[side] || (c->rank != from && c->rank != to))
+        return;
+    *line = connect_line(c, all[from].to[side], 2, c->rank == to);
+    warm((Transfer){.comm = c, .op = c->rank == from ? SEND : RECV, .count = 1, .dtype = F32,
+                    .peer = c->rank == from ? to : from});
 }
 
-/* A collective's kernel takes an eighth of those available, at most 16 multiprocessors, which should fill the links (not
- * measured yet). A point-to-point kernel, which may spin for long before its sender starts, takes a quarter of that.
- * They are powers of two, because thread blocks start in clusters of up to 4. */
 static void connect(Comm *c)
 {
     const int pairs = !c->used[SEND] ? 0 : c->size == 2 ? 1 : c->size;
-    struct { ncclUniqueId group, up, down; } mine = {0}, *all = host_alloc(c->size * sizeof mine, "NCCL's ids");
+    Ids mine = {.sends = {c->sends[0], c->sends[1]}}, *all = host_alloc(c->size * sizeof mine, "NCCL's ids");
     const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
-    bool collectives = false;
-    int most = 16;
 
     if (pairs && blocking && atoi(blocking))
         fail("CUDA_LAUNCH_BLOCKING=%s: a receive posted ahead in group %s would wait for a send that its own rank must "
              "let happen first; unset the variable, or use --comm mpi", blocking, c->name);
-    while (most > 1 && 8 * most > available_multiprocessors())
-        most /= 2;
     c->nccl = host_alloc(sizeof(Group), "a group's communicators");
-    for (int op = 0; op < COMM_OPS; op++)
-        collectives |= c->used[op] && op != SEND;
-    if (collectives && c->rank == 0)
+    if (has_collectives(c) && c->rank == 0)
         NCCL(ncclGetUniqueId(&mine.group));
-    if (c->rank < pairs) {
-        NCCL(ncclGetUniqueId(&mine.up));
-        NCCL(ncclGetUniqueId(&mine.down));
-    }
+    for (int side = 0; side < 2; side++)
+        if (mine.sends[side])
+            NCCL(ncclGetUniqueId(&mine.to[side]));
     comm_gather_host(c, all, &mine, sizeof mine);
-    if (collectives) {
-        ((Group *)c->nccl)->collectives = connect_line(c, all[0].group, c->size, c->rank, most);
+    if (has_collectives(c)) {
+        ((Group *)c->nccl)->collectives = connect_line(c, all[0].group, c->size, c->rank);
         warm((Transfer){.comm = c, .op = ALL_REDUCE, .count = c->size, .dtype = F32});
     }
     if (c->used[SHIFT])
@@ -388,9 +405,10 @@ static void connect(Comm *c)
     if (c->used[ALL_TO_ALL] || c->used[EXCHANGE])           /* all pairs */
         warm((Transfer){.comm = c, .op = ALL_TO_ALL, .count = c->size, .dtype = F32});
     for (int odd = 0; odd < 2; odd++)           /* even pairs first, then odd ones: no ranks wait in a circle */
-        for (int s = odd; s < pairs; s += 2)
-            if (c->rank == s || c->rank == (s + 1) % c->size)
-                connect_pair(c, s, all[s].up, all[s].down, most > 4 ? most / 4 : 1);
+        for (int s = odd; s < pairs; s += 2) {
+            connect_pair(c, all, s, (s + 1) % c->size);
+            connect_pair(c, all, (s + 1) % c->size, s);
+        }
     comm_deadline_met();
     free(all);
 }
@@ -401,13 +419,16 @@ static void prepare(void)
 {
     /* A kernel that is loaded on first use may wait until the GPU is idle, and so for a transfer whose other rank waits
      * in the same way (CUDA programming guide, "Lazy Loading"). */
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    setenv("CUDA_MODULE_DATA_LOADING", "EAGER", 1);     /* of libraries that load their kernels themselves */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);     /* also where Megatron's scripts set 1 */
     /* Connect everything that a communicator's collectives may use when it is created, not when a size first needs
      * another algorithm. */
     setenv("NCCL_RUNTIME_CONNECT", "0", 1);
-    /* Do not order the kernels of different communicators: a receive posted ahead would have to start before the work
-     * that its sender waits for, and with drivers before 12.3 also to end before it. */
+    /* NCCL's guide calls communicators that run at the same time safe only from 2.26 on, with 1 here: it starts their
+     * kernels in the order of the calls. This needs 0: a receive posted ahead would have to start before the work that
+     * its sender waits for, and with drivers before 12.3 also to end before it. So no order makes this safe, but that
+     * the blocks of all communicators fit on the GPU together (share_of_line). */
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
     /* Sums that NVLink's switches compute differ from run to run (NVIDIA/nccl issue 1497). */
     setenv("NCCL_NVLS_ENABLE", "0", 0);

@@ -13,6 +13,7 @@ struct Comm {
     void *mpi, *nccl;                           /* the group in MPI and in NCCL */
     int64_t operations;                         /* collectives started so far */
     bool used[COMM_OPS];                        /* operations that comm_predict or comm_uses has named */
+    bool sends[2];                              /* comm_sends_to: to the next rank, to the previous one */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
     Comm *next;                                 /* the group created next */
 };
@@ -55,7 +56,7 @@ typedef struct {
      * is then freed. */
     bool (*done)(void *handle);
     void (*prepare)(void);                      /* before the device is taken */
-    void (*connect)(Comm *comm);                /* before a group's first transfer, for the operations in comm->used */
+    void (*connect)(Comm *comm);                /* before a group's first transfer; all groups have their `used` */
     void (*end)(void);                          /* before the program ends */
 } Transport;
 

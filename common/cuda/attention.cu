@@ -1,11 +1,12 @@
-/* Attention by batched matmuls over the heads of a sequence, with a softmax over the rows of scores between them.
+/* Attention by batched matmuls over the heads of all sequences, with a softmax over the rows of scores between them.
  *
  * Queries are processed in blocks of QUERIES. A block computes scores for the keys up to its last query; keys after
  * that are fully masked and are not computed. Scores are float. If probabilities are stored in fewer bits, a block's
- * scores lie in scratch memory, so that they are rounded once, as probabilities. */
+ * scores lie in scratch memory, so that they are rounded once, as probabilities: those of as many sequences at a time
+ * as MOST_SCRATCH bytes hold. */
 #include "attention.cuh"
 
-static const int64_t QUERIES = 512;
+static const int64_t QUERIES = 512, MOST_SCRATCH = 64 << 20;
 
 /* d_scores = probs * (d_probs - sum(d_probs * probs)) * scale, 0 where masked. d_scores may be d_probs. */
 template <typename T>
@@ -39,32 +40,41 @@ static Tensor heads_of(Tensor t, Tensor probs)
 /* A block's scores: in place if probabilities are stored as float, else in scratch memory. */
 static Matrix scores_of(Tensor probs, Matrix p, float *scratch)
 {
-    const int64_t T = probs.shape[2], ld = (T + 3) / 4 * 4;
+    const int64_t A = probs.shape[1], T = probs.shape[2], ld = (T + 3) / 4 * 4, head = (T < QUERIES ? T : QUERIES) * ld;
 
-    return probs.dtype == F32 ? p : (Matrix){scratch, F32, ld, (T < QUERIES ? T : QUERIES) * ld};
+    return probs.dtype == F32 ? p : (Matrix){scratch, F32, ld, head, A * head};
 }
 
+/* Of one sequence. */
 static int64_t scratch_bytes(Tensor probs)
 {
-    return probs.dtype == F32 ? 0 : probs.shape[1] * scores_of(probs, (Matrix){0}, NULL).stride * 4;
+    return probs.dtype == F32 ? 0 : scores_of(probs, (Matrix){0}, NULL).apart * 4;
+}
+
+static int64_t sequences_at_once(Tensor probs)
+{
+    const int64_t B = probs.shape[0], bytes = scratch_bytes(probs);
+
+    return bytes ? clamped(MOST_SCRATCH / bytes, 1, B) : B;
 }
 
 void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
 {
     const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(out) / A;
-    const int64_t bytes = scratch_bytes(probs);
+    const int64_t most = sequences_at_once(probs), bytes = most * scratch_bytes(probs);
     float *scratch = bytes ? (float *)device_scratch(bytes) : NULL;
 
-    for (int64_t b = 0; b < B; b++) {
+    for (int64_t b = 0; b < B; b += most) {
+        const int64_t sequences = B - b < most ? B - b : most, heads = sequences * A;
         const Matrix q = tokens_of(heads_of(qkv, probs), b, 0), k = from(q, 0, D), v = from(q, 0, 2 * D);
         for (int64_t first = 0; first < T; first += QUERIES) {
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
             const Matrix p = queries_of(probs, b, first), s = scores_of(probs, p, scratch);
-            matmul(false, true, n, keys, D, 1 / sqrtf(D), from(q, first, 0), k, 0, s, A);
+            matmul(false, true, n, keys, D, 1 / sqrtf(D), from(q, first, 0), k, 0, s, A, sequences);
             FOR_TYPE(probs.dtype, E,
-                LAUNCH(softmax_rows<E>, row_blocks(A * n), row_threads(keys, 4), p, s, nullptr, A, n, first, keys,
-                       true));
-            matmul(false, false, n, D, keys, 1, p, v, 0, tokens_of(heads_of(out, probs), b, first), A);
+                LAUNCH(softmax_rows<E>, row_blocks(heads * n), row_threads(keys, 4), p, s, nullptr, heads, n, first,
+                       keys, true));
+            matmul(false, false, n, D, keys, 1, p, v, 0, tokens_of(heads_of(out, probs), b, first), A, sequences);
         }
     }
     if (bytes)
@@ -76,10 +86,11 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
 void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
 {
     const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(d_out) / A;
-    const int64_t bytes = scratch_bytes(probs);
+    const int64_t most = sequences_at_once(probs), bytes = most * scratch_bytes(probs);
     float *scratch = bytes ? (float *)device_scratch(bytes) : NULL;
 
-    for (int64_t b = 0; b < B; b++) {
+    for (int64_t b = 0; b < B; b += most) {
+        const int64_t sequences = B - b < most ? B - b : most, heads = sequences * A;
         const Matrix q = tokens_of(heads_of(qkv, probs), b, 0), k = from(q, 0, D), v = from(q, 0, 2 * D);
         const Matrix d_q = tokens_of(heads_of(d_qkv, probs), b, 0), d_k = from(d_q, 0, D), d_v = from(d_q, 0, 2 * D);
         const Matrix d_o = tokens_of(heads_of(d_out, probs), b, 0);
@@ -87,18 +98,18 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
             const Matrix p = queries_of(probs, b, first), d_s = queries_of(d_probs, b, first);
             const Matrix d_p = scores_of(probs, d_s, scratch);
-            matmul(false, true, n, keys, D, 1, from(d_o, first, 0), v, 0, d_p, A);
+            matmul(false, true, n, keys, D, 1, from(d_o, first, 0), v, 0, d_p, A, sequences);
             FOR_TYPE(probs.dtype, E,
-                LAUNCH(softmax_backward_rows<E>, row_blocks(A * n), row_threads(keys, 4), d_s, d_p, p, A, n, first,
-                       keys, 1 / sqrtf(D)));
-            matmul(false, false, n, D, keys, 1, d_s, k, 0, from(d_q, first, 0), A);
+                LAUNCH(softmax_backward_rows<E>, row_blocks(heads * n), row_threads(keys, 4), d_s, d_p, p, heads, n,
+                       first, keys, 1 / sqrtf(D)));
+            matmul(false, false, n, D, keys, 1, d_s, k, 0, from(d_q, first, 0), A, sequences);
         }
         for (int64_t first = 0; first < T; first += QUERIES) {
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, queries = T - first;
             const Matrix p = from(queries_of(probs, b, first), 0, first);
             const Matrix d_s = from(queries_of(d_probs, b, first), 0, first);
-            matmul(true, false, n, D, queries, 1, d_s, from(q, first, 0), 0, from(d_k, first, 0), A);
-            matmul(true, false, n, D, queries, 1, p, from(d_o, first, 0), 0, from(d_v, first, 0), A);
+            matmul(true, false, n, D, queries, 1, d_s, from(q, first, 0), 0, from(d_k, first, 0), A, sequences);
+            matmul(true, false, n, D, queries, 1, p, from(d_o, first, 0), 0, from(d_v, first, 0), A, sequences);
         }
     }
     if (bytes)

@@ -4,13 +4,13 @@
 
 #include "kernel.cuh"
 
-/* ---- the matrices of all heads of one sequence ---- */
+/* ---- the matrices of all heads of a sequence, from sequence b on; a sequence is a group ---- */
 
 /* Tokens from `first` on, in (B, T, A, x): rows lie A*x elements apart, heads x. */
 static Matrix tokens_of(Tensor t, int64_t b, int64_t first)
 {
     const int64_t A = t.shape[2], x = t.shape[3];
-    const Matrix all = {t.data, t.dtype, A * x, x};
+    const Matrix all = {t.data, t.dtype, A * x, x, t.shape[1] * A * x};
 
     return from(all, b * t.shape[1] + first, 0);
 }
@@ -19,7 +19,7 @@ static Matrix tokens_of(Tensor t, int64_t b, int64_t first)
 static Matrix queries_of(Tensor t, int64_t b, int64_t first)
 {
     const int64_t A = t.shape[1], T = t.shape[2], keys = t.shape[3];
-    const Matrix all = {t.data, t.dtype, keys, T * keys};
+    const Matrix all = {t.data, t.dtype, keys, T * keys, A * T * keys};
 
     return from(all, b * A * T + first, 0);
 }

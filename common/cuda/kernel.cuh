@@ -15,6 +15,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <map>
 #include <stdint.h>
 #include <type_traits>
 
@@ -245,19 +246,22 @@ template <typename P, typename A> static P parameter(A a)
     return static_cast<P>(a);
 }
 
-/* shared: bytes of `extern __shared__` memory. More than 48 KB must be requested before the launch; 8 KB of
+/* shared: bytes of `extern __shared__` memory. More than 48 KB must be requested once before the launch; 8 KB of
  * them are left to the kernel's other shared memory. */
 template <typename... P, typename... A>
 static void launch(const char *call, const char *file, int line, int shared, void (*kernel)(P...), dim3 grid,
                    dim3 threads, A... a)
 {
+    static std::map<void (*)(P...), int> requested;
     cudaLaunchConfig_t config = {};
 
     config.gridDim = grid, config.blockDim = threads;
     config.dynamicSmemBytes = shared, config.stream = (cudaStream_t)device_stream();
-    if (shared > 40 << 10)
+    if (shared > 40 << 10 && shared > requested[kernel]) {
         cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                    call, file, line);
+        requested[kernel] = shared;
+    }
     cuda_check(cudaLaunchKernelEx(&config, kernel, parameter<P>(a)...), call, file, line);
 }
 
@@ -332,11 +336,11 @@ template <typename To, typename From, typename F> static void compute(Tensor to,
 
 /* ---- matmul.cu ---- */
 
-/* Matrices, one or several: rows lie ld elements apart, matrices `stride`. */
+/* Matrices, one or several, in one group or several: rows lie ld elements apart, matrices `stride`, groups `apart`. */
 typedef struct {
     void *data;
     DType dtype;
-    int64_t ld, stride;
+    int64_t ld, stride, apart;
     const float *scale;                         /* of fp8, on the device; otherwise NULL */
 } Matrix;
 
@@ -349,13 +353,13 @@ static inline Matrix from(Matrix m, int64_t row, int64_t column)
 
 static inline Matrix rows_of(Tensor t)
 {
-    return (Matrix){t.data, t.dtype, tensor_width(t), 0, t.scale};
+    return (Matrix){t.data, t.dtype, tensor_width(t), 0, 0, t.scale};
 }
 
-/* Computes, for `count` matrices, c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be stored
- * transposed. a and b have one type, c the same or float; sums are float. Or a and b are fp8, only b transposed. */
+/* Computes, for `count` matrices of each group, c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be
+ * stored transposed. a and b have one type, c the same or float; sums are float. Or a and b are fp8, only b transposed. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
-            float beta, Matrix c, int64_t count);
+            float beta, Matrix c, int64_t count, int64_t groups = 1);
 
 /* ---- layernorm.cu ---- */
 

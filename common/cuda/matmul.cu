@@ -90,12 +90,19 @@ static uint32_t alignment_of(const Matrix &m, int64_t count)
     return bytes;
 }
 
+static int left;
+
+void device_leave_multiprocessors(int count)
+{
+    left = count;
+}
+
 /* Everything that the library's choice may depend on; of addresses, their alignment. */
-typedef std::array<int64_t, 20> Kind;
+typedef std::array<int64_t, 21> Kind;
 
 static Kind kind_of(const Product &x)
 {
-    return {x.m, x.n, x.k, x.count, x.a_transposed, x.b_transposed, x.epilogue, compute_type(x.a.dtype),
+    return {x.m, x.n, x.k, x.count, x.a_transposed, x.b_transposed, x.epilogue, compute_type(x.a.dtype), left,
             x.a.dtype, x.a.ld, x.a.stride, alignment_of(x.a, x.count),
             x.b.dtype, x.b.ld, x.b.stride, alignment_of(x.b, x.count),
             x.c.dtype, x.c.ld, x.c.stride, alignment_of(x.c, x.count)};
@@ -138,6 +145,10 @@ static Plan plan_for(const Product &x)
     Plan p = {};
     const cublasOperation_t op_a = operation(x.a_transposed), op_b = operation(x.b_transposed);
     const uint64_t most = WORKSPACE;
+    /* Neither is measured yet. multiprocessors: 0 stands for all. fast: sums of activations times weights need few
+     * bits, those of gradients more. */
+    const int32_t multiprocessors = left ? device_multiprocessors() - left : 0;
+    const int8_t fast = x.a.dtype == E4M3 && x.b.dtype == E4M3;
     const uint32_t place_a = alignment_of(x.a, x.count), place_b = alignment_of(x.b, x.count);
     const uint32_t place_c = alignment_of(x.c, x.count);
     /* With an epilogue, sums are not split: the epilogue could get a sum that is rounded already
@@ -153,6 +164,9 @@ static Plan plan_for(const Product &x)
     SET(p, TRANSA, op_b);
     SET(p, TRANSB, op_a);
     SET(p, EPILOGUE, x.epilogue);
+    SET(p, SM_COUNT_TARGET, multiprocessors);
+    if (x.a.scale)
+        SET(p, FAST_ACCUM, fast);
     if (x.up)
         SET(p, EPILOGUE_AUX_LD, x.n);
     any.bias = x.bias ? (void *)16 : NULL;      /* (pull request 194497 there) */
@@ -200,13 +214,40 @@ static bool product(const Product &x)
 
 /* ---- functions for operators ---- */
 
+/* The addresses of all matrices of a, then of b, then of c. */
+__global__ void list_matrices(char **list, Matrix a, Matrix b, Matrix c, int64_t count, int64_t all, int size,
+                              int c_size)
+{
+    EACH_PACK(i, 1, 3 * all) {
+        const Matrix m = i < all ? a : i < 2 * all ? b : c;
+        list[i] = (char *)m.data + (i % all / count * m.apart + i % count * m.stride) * (i < 2 * all ? size : c_size);
+    }
+}
+
 /* cuBLAS supports all our dtypes but fp8. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
-            float beta, Matrix c, int64_t count)
+            float beta, Matrix c, int64_t count, int64_t groups)
 {
-    const Product x = {a_transposed, b_transposed, m, n, k, alpha, a, b, beta, c, count, CUBLASLT_EPILOGUE_DEFAULT};
     const cudaDataType_t type = cuda_type(a.dtype);
+    const int64_t all = groups * count, bytes = 3 * all * sizeof(void *);
 
+    /* No library takes two strides, so groups are a list of addresses. cuBLAS does not look at these, and assumes that
+     * they are aligned; where they are not, each group is a call. */
+    if (groups > 1 && alignment_of(a, all) == 16 && alignment_of(b, all) == 16 && alignment_of(c, all) == 16) {
+        void **const list = (void **)device_scratch(bytes);
+        LAUNCH(list_matrices, blocks(3 * all, 1), THREADS, (char **)list, a, b, c, count, all, dtype_size(a.dtype),
+               dtype_size(c.dtype));
+        CUBLAS(cublasGemmBatchedEx_64(cublas, operation(b_transposed), operation(a_transposed), n, m, k, &alpha,
+                                      list + all, type, b.ld, list, type, a.ld, &beta, list + 2 * all,
+                                      cuda_type(c.dtype), c.ld, all, compute_type(a.dtype), CUBLAS_GEMM_DEFAULT));
+        device_free(list, bytes);
+        return;
+    }
+    for (int64_t g = 1; g < groups; g++) {
+        matmul(a_transposed, b_transposed, m, n, k, alpha, a, b, beta, c, count);
+        a = from(a, 0, a.apart), b = from(b, 0, b.apart), c = from(c, 0, c.apart);
+    }
+    const Product x = {a_transposed, b_transposed, m, n, k, alpha, a, b, beta, c, count, CUBLASLT_EPILOGUE_DEFAULT};
     if (product(x))
         return;
     if (a.scale)

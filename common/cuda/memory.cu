@@ -72,8 +72,8 @@ int64_t device_memory_available(void)
     return free_now + of_pool(cudaMemPoolAttrReservedMemCurrent) - of_pool(cudaMemPoolAttrUsedMemCurrent);
 }
 
-/* Estimates, not measured yet: a few dozen cuBLAS kernels of some MB each; partial sums over rows, a block of
- * queries' scores in float, or FlashAttention's dQ in float. The matmuls' workspace is allocated already. */
+/* Estimates, not measured yet: a few dozen cuBLAS kernels of some MB each; partial sums over rows, or a block
+ * of queries' scores in float. The matmuls' workspace is allocated already. */
 int64_t device_memory_beside(void)
 {
     enum { KERNELS = 128 << 20, SCRATCH = 128 << 20 };

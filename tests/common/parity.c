@@ -282,7 +282,8 @@ static void flash_attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_
     out(o), out_of(dtype, lse);
     Tensor d_qkv = guarded(dtype, "d_qkv", shape(B, T, 3 * A * D));
     Tensor d_out = random_tensor(dtype, "d_out", shape(B, T, A * D));
-    flash_attention_backward(d_qkv, delta, d_out, qkv, o, lse);
+    Tensor parts = empty_moved(REAL, "parts", shape(flash_parts(dtype, B, T, T, A, D)), 0);
+    flash_attention_backward(d_qkv, delta, parts, d_out, qkv, o, lse);
     out(d_qkv), out_of(dtype, delta);
     guarded_release();
 }
@@ -374,7 +375,9 @@ static void flash_blocks(DType dtype, int64_t B, int64_t C, int64_t K, int64_t A
     for (int i = 0; i < 2; i++) {
         Tensor d_k = random_tensor(REAL, "d_k", shape(B, i ? C : K, A, D));
         Tensor d_v = random_tensor(REAL, "d_v", shape(B, i ? C : K, A, D));
-        flash_block_backward(d_q, d_k, d_v, d_out, q, key[i], value[i], lse, tensor_view(delta, shape(B, C, A, 1)), i);
+        Tensor parts = empty_moved(REAL, "parts", shape(flash_parts(dtype, B, C, i ? C : K, A, D)), 0);
+        flash_block_backward(d_q, d_k, d_v, parts, d_out, q, key[i], value[i], lse,
+                             tensor_view(delta, shape(B, C, A, 1)), i);
         out_of(dtype, d_k), out_of(dtype, d_v);
     }
     out_of(dtype, d_q);

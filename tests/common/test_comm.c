@@ -54,6 +54,8 @@ static void groups_create(void)
                 comm_size(groups[g]), place, size);
         for (int op = 0; op <= SHIFT; op++)
             comm_predict(groups[g], op, 0, 0);
+        for (int away = 1; size > 1 && away < size; away += size > 2 ? size - 2 : 1)        /* next, previous */
+            comm_sends_to(groups[g], (place + away) % size);
     }
     comm_connect();
 }
@@ -568,6 +570,9 @@ static void stall(void)
 
     for (int op = 0; op <= SHIFT; op++)
         comm_predict(mine, op, 0, 0), comm_predict(also, op, 0, 0);
+    for (int r = 0; r < comm_size(mine); r++)
+        if (r != comm_rank(mine))
+            comm_sends_to(mine, r), comm_sends_to(also, r);
     comm_connect();
     comm_all_reduce(mine, x, SUM);
     comm_barrier(world);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../../08_fused_kernels/fused.h"
 #include "../../common/device.h"
 #include "../harness.h"
 
@@ -241,6 +242,31 @@ static void blocks_of_queries_are_large(void **state)
     assert_true(bytes[1] - bytes[0] == 2 * heads * (keys - of_cpu) * keys * 4);
 }
 
+/* FlashAttention's backward adds up dQ in float, once per group of thread blocks: here two tiles of keys, so two
+ * groups. predict() counts these bytes as workspace, to the byte, or the run would fail. On the CPU there are none. */
+static void dq_is_counted(void **state)
+{
+    const double groups = 2, rows_of_full_tiles = 384, head_size = 64;
+    double bytes[2];
+
+    (void)state;
+    if (!simulated())
+        skip();
+    for (int i = 0; i < 2; i++) {
+        run_well(BUILD "/%s/08_fused_kernels --layers 1 --hidden 64 --heads 1 --vocab 97 --seq 300 --micro-batch 1 "
+                 "--steps 1 --data %s --fuse attention --quiet --report r.json", i ? build : "cpu",
+                 token_file(20000, 97));
+        bytes[i] = json_number("r.json", "ranks.0.memory.workspace.measured");
+    }
+    assert_true(bytes[1] - bytes[0] == groups * rows_of_full_tiles * head_size * 4);
+    /* heads of 128: 16 groups of a 1.3b's 16 heads; 1 GB holds two groups of a 405b's 128 heads, and two of eight with
+     * 32k tokens; with 128k tokens one group needs more */
+    assert_int_equal(flash_parts(BF16, 1, 2048, 2048, 16, 128), 16LL * 16 * 2048 * 128);
+    assert_int_equal(flash_parts(BF16, 1, 8192, 8192, 128, 128), 1 << 28);
+    assert_int_equal(flash_parts(BF16, 1, 32768, 32768, 32, 128), 1 << 28);
+    assert_int_equal(flash_parts(BF16, 1, 131072, 131072, 32, 128), 1 << 29);
+}
+
 /* Training in smaller types. Tolerances are wider, because each build rounds in different places. */
 static void small_types_agree(void **state)
 {
@@ -401,6 +427,110 @@ static void runs_repeat(void **state)
     run_well("cmp once.safetensors again.safetensors");
 }
 
+#define SMALL "--hidden 32 --heads 2 --seq 8 --vocab 97 --micro-batch 1 --steps 2 --quiet --data %s"
+
+/* What NCCL needs holds whatever the environment says; the fake ends the run where it does not: each stream has a
+ * hardware queue, also of ranks in the middle of a pipeline, and no kernel is loaded on first use. Where NCCL is not
+ * used, kernels are loaded on first use: 128 MB of 268 are for them. */
+static void settings_are_those_of_nccl(void **state)
+{
+    const char *data = token_file(20000, 97);
+
+    (void)state;
+    if (!simulated())
+        skip();
+    run_well("env CUDA_DEVICE_MAX_CONNECTIONS=1 CUDA_MODULE_LOADING=LAZY CUDA_MODULE_DATA_LOADING=LAZY mpiexec -n 2 "
+             BUILD "/simulated/03_data_parallel --layers 1 " SMALL, data);
+    run_well("mpiexec -n 3 " BUILD "/simulated/06_pipeline_parallel --layers 3 --accumulate 3 " SMALL, data);
+    run_well("mpiexec -n 3 " BUILD "/simulated/06_pipeline_parallel --schedule zb-v --layers 6 --accumulate 6 " SMALL,
+             data);
+    expect(run("env SIMULATED_GPUS=1 mpiexec -n 2 " BUILD "/simulated/03_data_parallel --layers 1 --hidden 32 --heads "
+               "2 --seq 8 --steps 1"), 0, "NCCL needs a GPU for each rank| and an estimated 268 MB for scratch and");
+}
+
+/* The arguments of matmuls, as cuBLASLt logs them: activations times weights in fp8 accumulate fast, gradients do not;
+ * while a transfer is in flight, matmuls leave it its multiprocessors, 32 of 132 with one group. */
+static void matmuls_are_told(void **state)
+{
+    static const char *const runs[][3] = {
+        {"", "02_mixed_precision --dtype fp8 --micro-batch 16 ", "E4M3 by E4M3 to BF16 FAST_ACCUM=1"},
+        {"", "02_mixed_precision --dtype fp8 --micro-batch 16 ", "E4M3 by E5M2 to F32 FAST_ACCUM=0"},
+        {"mpiexec -n 2 ", "03_data_parallel --sync overlap ", "SM_COUNT_TARGET=0\n"},
+        {"mpiexec -n 2 ", "03_data_parallel --sync overlap ", "SM_COUNT_TARGET=100\n"}};
+
+    (void)state;
+    if (!simulated())
+        skip();
+    for (int i = 0; i < 4; i++) {
+        Result r = run("env CUBLASLT_LOG_LEVEL=2 %s" BUILD "/simulated/%s --layers 2 --hidden 32 --heads 2 --seq 8 "
+                       "--vocab 97 --steps 1 --quiet --data %s", runs[i][0], runs[i][1], token_file(20000, 97));
+        if (r.status || !strstr(r.out, runs[i][2]))
+            fail_msg("no \"%s\" in\n%s%s", runs[i][2], r.out, r.err);
+        result_free(r);
+    }
+}
+
+/* Returns the calls of the host in a run of 01 or 08. */
+static double calls(const char *what, const char *program)
+{
+    Result r = run("env SIMULATED_COUNTS=calls " BUILD "/simulated/%s --layers 1 --hidden 32 --heads 2 --vocab 97 "
+                   "--quiet --data %s", program, token_file(20000, 97));
+    const char *line = strstr(r.out, what);
+    const double n = line ? atof(line + strlen(what)) : 0;
+
+    assert_int_equal(r.status, 0);
+    result_free(r);
+    return n;
+}
+
+/* Attention launches as many kernels for five sequences as for two, in one matmul over the heads of all of them. A
+ * kernel gets its shared memory once, not in every step. */
+static void the_host_calls_little(void **state)
+{
+    (void)state;
+    if (!simulated())
+        skip();
+    const double two = calls("launches ", "01_single_gpu --seq 8 --micro-batch 2 --steps 1");
+    assert_true(two > 0 && two == calls("launches ", "01_single_gpu --seq 8 --micro-batch 5 --steps 1"));
+    const double once = calls("cudaFuncSetAttribute ", "08_fused_kernels --seq 200 --steps 1");
+    assert_true(once > 0 && once == calls("cudaFuncSetAttribute ", "08_fused_kernels --seq 200 --steps 2"));
+}
+
+/* Kernels of NCCL that wait for other ranks occupy multiprocessors. All that a rank may start fit beside each other, so
+ * no order of launches stalls. Each has 11 blocks here. With room for one block less than a receive and a send have
+ * together, it stalls. */
+static void blocks_fit_together(void **state)
+{
+    static const char *const orders[] = {"shuffled", "reversed", "in-order"};
+    static const char *const runs[] = {
+        "4 " BUILD "/simulated/06_pipeline_parallel --schedule zb-v", "4 " BUILD "/simulated/06_pipeline_parallel",
+        "8 " BUILD "/simulated/09_combined --tp 2 --cp 2 --pp 2 --dtype fp32",
+        "4 " BUILD "/simulated/06_pipeline_parallel --schedule afab",
+        "4 " BUILD "/simulated/06_pipeline_parallel --schedule interleaved --chunks 2",
+        "4 " BUILD "/simulated/06_pipeline_parallel --schedule zero-bubble",
+        "4 " BUILD "/simulated/06_pipeline_parallel --schedule dualpipe-v"};
+
+    (void)state;
+    if (!simulated())
+        skip();
+    for (int i = 0; i < (covering() ? 1 : 7); i++)
+        for (int o = 0; o < (covering() ? 2 : 3); o++)
+            run_well("env SIMULATED_ORDER=%s mpiexec -n %s --layers 8 --accumulate 8 " SMALL, orders[o], runs[i],
+                     token_file(20000, 97));
+    expect(run("env FAKE_NCCL_ROOM=21 mpiexec -n %s --layers 8 --accumulate 8 --timeout 2 " SMALL, runs[0],
+               token_file(20000, 97)), 1, "(--timeout)");
+}
+
+/* The script of the first day on a GPU runs, on two simulated GPUs: it reports every check, and none fails. */
+static void gpu_day_runs(void **state)
+{
+    (void)state;
+    if (!simulated() || covering())
+        skip();
+    expect(run("cd " SOURCE " && tools/machine/gpu_day.sh simulated 2 %s", in_temporary("day/report.txt")), 0,
+           "== two equal runs|== 1 cold starts of zb-v|== all-reduce of nccl-tests|failed: none");
+}
+
 /* NCCL's transport, on simulated GPUs: all operations, types and groups; then NCCL's errors, and a transfer whose other
  * ranks never come. Each is one line, and ends all ranks. */
 static void transfers_over_nccl(void **state)
@@ -414,7 +544,7 @@ static void transfers_over_nccl(void **state)
     if (!simulated())
         skip();
     for (int n = covering() ? 3 : 2; n <= (covering() ? 3 : 4); n++)    /* more groups do not fit on a GPU together */
-        run_well("mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
+        run_well("env FAKE_NCCL_QUEUES=64 mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
     for (int n = 1; n <= 8; n++)
         if (!covering() || n == 3 || n == 8)
             run_well("mpiexec -n %d " BUILD "/simulated/00_collectives --verify", n);
@@ -435,6 +565,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(losses_agree),
         cmocka_unit_test(tf32_is_the_default),
         cmocka_unit_test(blocks_of_queries_are_large),
+        cmocka_unit_test(dq_is_counted),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
         cmocka_unit_test(memory_is_reused),
@@ -442,6 +573,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(older_gpus_are_left_out),
         cmocka_unit_test(ranks_may_see_one_gpu_each),
         cmocka_unit_test(runs_repeat),
+        cmocka_unit_test(settings_are_those_of_nccl),
+        cmocka_unit_test(matmuls_are_told),
+        cmocka_unit_test(the_host_calls_little),
+        cmocka_unit_test(blocks_fit_together),
+        cmocka_unit_test(gpu_day_runs),
         cmocka_unit_test(transfers_over_nccl),
     };
 

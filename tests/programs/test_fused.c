@@ -71,10 +71,11 @@ static void attention_is_the_chain(void **state)
             Tensor lse = zeroed(REAL, "lse", shape(B, A, T)), delta = zeroed(REAL, "delta", shape(B, A, T));
             Tensor d_qkv = drawn(t, "d_qkv", shape(B, T, 3 * A * D), 1);          /* overwritten */
             Tensor d_want = zeroed(t, "d_want", shape(B, T, 3 * A * D));
+            Tensor parts = zeroed(REAL, "parts", shape(flash_parts(t, B, T, T, A, D)));
             attention_forward(want, probs, qkv);
             attention_backward(d_want, d_probs, d_out, qkv, probs);
             flash_attention_forward(out, lse, qkv);
-            flash_attention_backward(d_qkv, delta, d_out, qkv, out, lse);
+            flash_attention_backward(d_qkv, delta, parts, d_out, qkv, out, lse);
             assert_same(out, want, tolerance_of(t));
             assert_same(d_qkv, d_want, tolerance_of(t));
             guarded_release();
@@ -148,7 +149,8 @@ static void attention_by_chunks_is_the_chain(void **state)
             attention_delta(tensor_view(delta, shape(B * C, A)), tensor_view(d_out, shape(B * C, A * D)),
                             tensor_view(rounded, shape(B * C, A * D)));
             for (int i = 0; i < 2; i++) {
-                flash_block_backward(d_q, d_key[i], d_value[i], d_out, q, key[i], value[i], lse, delta, i);
+                Tensor parts = zeroed(REAL, "parts", shape(flash_parts(t, B, C, i ? C : cases[c].K, A, D)));
+                flash_block_backward(d_q, d_key[i], d_value[i], parts, d_out, q, key[i], value[i], lse, delta, i);
                 attention_block_backward(d_want, d_want_key[i], d_want_value[i], scores[i], as_real(d_out), real_q,
                                          as_real(key[i]), as_real(value[i]), want_lse, delta, i);
                 assert_same(d_key[i], d_want_key[i], 2 * tolerance);

@@ -402,7 +402,7 @@ static char *exercise(const char *program, int n, char prints[1024])
 static const char *const programs[] = {"00_collectives", "01_single_gpu", "02_mixed_precision", "03_data_parallel",
                                        "04_zero", "05_tensor_parallel", "06_pipeline_parallel",
                                        "07_context_parallel", "08_fused_kernels", "09_combined",
-                                       "10_expert_parallel"};
+                                       "10_expert_parallel", "11_five_dimensions"};
 
 /* Makes each exercise in the temporary directory, since build/exercise may hold the user's work. */
 static void exercises_fail_until_they_are_done(void **state)
@@ -440,7 +440,7 @@ static void what_is_there_is_not_overwritten(void **state)
     expect(run("sh -c '" MAKE_SH "exercise STAGE=03 N=99'", sanitize()), 2,
            "03_data_parallel has no exercise 99; it has:\n  make exercise STAGE=03 N=1");
     expect(run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize()), 2,
-           "no program 99; choose STAGE=00_collectives ... 10_expert_parallel");
+           "no program 99; choose STAGE=00_collectives ... 11_five_dimensions");
     expect(run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize()), 2,
            "STAGE=0 is the beginning of several names; write the full name of one: 00_collectives");
     expect(run(BUILD "/cpu64/verify 03_data_parallel " BUILD "/cpu64/03_data_parallel 2 --hid 48"), 2,

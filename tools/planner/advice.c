@@ -2,9 +2,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../../common/print.h"
 #include "explain.h"
+#include "profiles.h"
 
 /* Tokens/s on all GPUs of the fastest grid that fits, and that grid in *best unless NULL; 0: none fits. */
 static double fastest(const Query *q, Candidate *best)
@@ -95,6 +97,19 @@ static void advise_rule(const Query *q, const Candidate *best)
                "  (%.1f%% slower): %s.\n", x.tokens, 100 * (best->tokens / x.tokens - 1), grid_text(&x.grid));
 }
 
+/* How far to trust the numbers: by the errors of sources whose runs the fit left out (profiles.c). */
+static void advise_trust(const Query *q)
+{
+    const Traits *f = &frameworks[q->cluster.framework];
+    const Profile *p = &profiles[profile_for(q->cluster.framework, &q->hardware)];
+    const char *gpu = q->hardware.name;
+
+    if (!isinf(q->hardware.memory) && (q->model.experts || !strstr(f->measured, format_text("%.4s", gpu))))
+        printf("- No run of %s%s on %s was fitted to: the order of grids is reliable, absolute numbers within 25%%\n"
+               "  (of sources that the fit left out, the worst was off by %.0f%%).\n", f->command,
+               q->model.experts ? " with experts" : "", gpu, 100 * p->error);
+}
+
 void print_advice(const Query *q, const Candidates *c)
 {
     const Candidate *best = &c->all[0];
@@ -108,6 +123,5 @@ void print_advice(const Query *q, const Candidates *c)
     if (best->mfu > q->constants.efficiency)
         printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute the "
                "causal half.\n", 100 * q->constants.efficiency);
-    if (q->model.experts)
-        printf("- No published run has experts: their memory, FLOPs and all-to-alls are formulas, without evidence.\n");
+    advise_trust(q);
 }

@@ -77,7 +77,13 @@ static void print_09(const Query *q, const Grid *g)
 static void print_megatron(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
+    const bool even = m->layers % g->pp == 0;
+    Stage stages[g->pp];
+    int first = 1;
 
+    grid_stages(m, g, &(Cluster){.framework = FOR_MEGATRON}, stages);
+    while (first < g->pp - 1 && stages[first].layers == stages[0].layers)
+        first++;
     begin("Megatron-LM:");
     if (g->zero <= 1 && g->tp * g->cp > 1)
         word("CUDA_DEVICE_MAX_CONNECTIONS=1");
@@ -96,7 +102,7 @@ static void print_megatron(const Query *q, const Grid *g)
     if (m->experts)
         word("--num-experts %d --moe-ffn-hidden-size %d --moe-router-topk %d", m->experts, m->expert_width, m->top_k);
     if (m->experts)
-        word("--moe-token-dispatcher-type alltoall --moe-expert-capacity-factor %g", m->capacity);
+        word("--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-expert-capacity-factor %g", m->capacity);
     word("--hidden-dropout 0 --attention-dropout 0");
     word("--mock-data --tokenizer-type NullTokenizer");
     word("--vocab-size %d %s--lr 3e-4 --train-iters 100", m->vocab, q->cluster.stored == 2 ? "--bf16 " : "");
@@ -104,19 +110,28 @@ static void print_megatron(const Query *q, const Grid *g)
     word("--tensor-model-parallel-size %d%s", g->tp, g->tp > 1 ? " --sequence-parallel" : "");
     word("--context-parallel-size %d", g->cp);
     word("--pipeline-model-parallel-size %d", g->pp);
+    if (g->chunks > 1)
+        word("--num-virtual-stages-per-pipeline-rank %d", g->chunks);
+    if (g->chunks > 1 && !even)
+        word("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split");
+    if (g->chunks == 1 && !even && first == g->pp - 1)
+        word("--decoder-last-pipeline-num-layers %d", stages[g->pp - 1].layers);
     if (m->experts)
         word("--expert-model-parallel-size %d", g->ep);
     if (g->zero == 1)
         word("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather");
     if (g->zero >= 2)
-        word("--use-megatron-fsdp --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion");
+        word("--use-megatron-fsdp --init-model-with-meta-device --ckpt-format fsdp_dtensor");
+    if (g->zero >= 2)
+        word("--no-gradient-accumulation-fusion");
     if (g->zero >= 2)
         word("--data-parallel-sharding-strategy %s", g->zero == 2 ? "optim_grads" : "optim_grads_params");
-    if (g->recompute)
+    if (g->recompute == FULL_RECOMPUTATION)
         word("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1");
-    if (m->layers % g->pp)
-        lacks(format_text("%d unequal pipeline stages by this option alone: add --decoder-last-pipeline-num-layers or "
-                          "--pipeline-model-parallel-layout", g->pp));
+    if (g->recompute == SELECTIVE_RECOMPUTATION)
+        word("--recompute-granularity selective --recompute-modules layernorm%s", m->experts ? " moe_act" : "");
+    if (g->chunks == 1 && !even && first < g->pp - 1)
+        lacks("these pipeline stages by an option: see --pipeline-model-parallel-layout");
     if (g->zero >= 2 && g->tp * g->cp > 1)
         lacks("one CUDA_DEVICE_MAX_CONNECTIONS for both: FSDP needs it unset, tp and cp prefer 1");
     printf("\n");
@@ -127,9 +142,10 @@ static void print_nanotron(const Query *q, const Grid *g)
     const Model *m = &q->model;
 
     begin("nanotron:");
+    word("CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
     word("run_train.py --config-file config.yaml");
-    printf(" with\n      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
+    printf(", of which this is a fragment:\n      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
            "        pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_linear_async_communication: true,\n"
            "        recompute_layer: %s}\n", g->dp, g->tp, g->pp, g->cp, g->ep, g->recompute ? "true" : "false");
     printf("      optimizer: {zero_stage: %d, accumulate_grad_in_fp32: true}\n", g->zero > 1 ? 1 : g->zero);
@@ -149,17 +165,21 @@ static void print_nanotron(const Query *q, const Grid *g)
     if (!m->gated)
         lacks("an MLP of two matrices: its models are gated");
     if (g->cp > 1 || m->experts)
-        lacks("context parallelism and experts in its Llama model; its Qwen2 model has them");
+        lacks(g->cp > 1 ? "context parallelism: NotImplementedError" : "experts in its Llama model; Qwen2 has them");
+    if (g->chunks > 1 || g->recompute == SELECTIVE_RECOMPUTATION)
+        lacks("interleaved pipelines and selective recomputation");
     printf("\n");
 }
 
 static void print_torchtitan(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
+    const double size = model_parameters(m);
+    const char *config = size < 2e10 ? "llama3_8b" : size < 2e11 ? "llama3_70b" : "llama3_405b";
 
     begin("torchtitan:");
     launcher(q);
-    word("-m torchtitan.train --module llama3 --config llama3_8b");
+    word("-m torchtitan.train --module llama3 --config %s", config);
     word("--training.max_context_length %d", m->seq);
     word("--training.num_tokens_per_microbatch_per_dp_rank %d", g->micro_batch * m->seq);
     word("--training.num_tokens_per_train_step %lld", (long long)q->sequences * m->seq);
@@ -167,7 +187,8 @@ static void print_torchtitan(const Query *q, const Grid *g)
     word("--parallelism.context_parallel_degree %d", g->cp);
     word("--parallelism.pipeline_parallel_degree %d", g->pp);
     if (g->pp > 1)
-        word("--parallelism.pipeline_parallel_schedule 1F1B --parallelism.num_pp_microbatches %d", g->accumulate);
+        word("--parallelism.pipeline_parallel_schedule %s --parallelism.num_pp_microbatches %d",
+             g->chunks > 1 ? "Interleaved1F1B" : "1F1B", g->accumulate);
     if (g->pp > 1)
         word("--training.disable_cuda_graphs");
     if (m->experts)
@@ -177,7 +198,7 @@ static void print_torchtitan(const Query *q, const Grid *g)
     if (g->zero)
         word("--parallelism.fsdp_reshard_after_forward %s", g->zero == 3 ? "always" : "never");
     word("activation_checkpoint:%s", size_text(RECOMPUTE, g->recompute));
-    lacks("options for the model's sizes: a Trainer.Config function sets them (llama3_8b stands for it)");
+    lacks(format_text("options for the model's sizes: a Trainer.Config function sets them (%s stands for it)", config));
     if (g->zero == 1)
         lacks("ZeRO-1: this is FSDP that keeps weights from forward to backward (ZeRO-2)");
     if (!g->zero && g->cp > 1)

@@ -7,27 +7,27 @@
 #include "../../common/tensor.h"
 #include "../../09_combined/formulas.h"
 
-const double memory_limit = 0.87;
-
 const char *const time_name[TIMES] = {"compute", "launches", "tensor", "context", "experts", "bubble", "data",
                                       "optimizer", "fixed"};
 
-const char *const constant_name[CONSTANTS] = {"efficiency", "launch", "hop", "sync", "step", "stall"};
+const char *const constant_name[CONSTANTS] = {"efficiency", "attention", "launch", "hop", "sync", "step", "links",
+                                              "stall", "experts"};
 const char *const constant_meaning[CONSTANTS] = {
-    "fraction of the peak, in matmuls and attention",
+    "fraction of the peak, in matmuls",
+    "fraction of the peak, in attention",
     "s per layer and micro-batch: the host starts the kernels, forward and backward",
     "s per collective of a layer and hop of its ring outside NVLink",
     "s per layer and replica, when gradients are summed over nodes",
     "s per step, for any computation",
-    "s per transfer between pipeline stages on 64 or more nodes, and per micro-batch where memory is full"};
-const Constants published_constants = {0.461, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 0.50};
-const Constants exact_constants = {.efficiency = 1};
+    "of NVLink's and the network's datasheet rates: the fraction that transfers reach",
+    "s per transfer between pipeline stages on 64 or more nodes, and per micro-batch where memory is full",
+    "fraction of the peak, in the matmuls of experts (0: as others)"};
 
 /* Constants that are not fitted: bytes of memory traffic. Per token and layer, forward and backward, PASSES times what
  * is saved for backward (34h + 6f): written, read in forward, read in backward, and as many bytes of gradients. Per
  * logit: bf16, fp32, softmax and gradient. Per parameter: AdamW without fusion moves about 20 floats; norm, clipping,
  * the bf16 copy and zeroing the gradient move 5 more. */
-static const double PASSES = 4, LOGIT_BYTES = 20, UPDATE_BYTES = 100;
+static const double LOGIT_BYTES = 20, UPDATE_BYTES = 100;
 static const double FLOAT = 4;                  /* bytes per gradient and optimizer state */
 static const double GAP = 1.0 / 8;              /* of the launch time, in which the GPU is idle in any case */
 static const double RING_STEP = 1.0 / 15;       /* of a layer's launch time: attention to another rank's keys */
@@ -39,23 +39,56 @@ static const int CONGESTED = 64;                /* nodes from which on all publi
 
 /* ---- The model ---- */
 
-/* Elements of a block's matrices, with this many of its experts. */
-static double block_matrices(const Model *m, double experts)
+static double query_width(const Model *m)               /* of all heads; a key has the same width */
 {
-    const double h = m->hidden, kv = h * m->kv_heads / m->heads, matrices = m->gated ? 3 : 2;
-    const double mlp = m->experts ? h * m->experts + experts * matrices * h * m->expert_width : matrices * h * m->mlp;
-
-    return 2 * h * h + 2 * h * kv + mlp;
+    return m->head_dim ? (double)m->heads * m->head_dim : m->hidden;
 }
 
-static double expert_parameters(const Model *m)         /* of one block */
+static double value_width(const Model *m)
 {
-    return m->experts * (m->gated ? 3.0 : 2.0) * m->hidden * m->expert_width;
+    return m->value_dim ? (double)m->heads * m->value_dim : query_width(m);
+}
+
+/* Elements of attention's matrices. Latent attention: q and k, v pass through a lower rank. */
+static double attention_matrices(const Model *m)
+{
+    const double h = m->hidden, q = query_width(m), v = value_width(m), rope = (double)m->heads * m->rope_dim;
+
+    return m->q_rank ? m->q_rank * (h + q) + m->kv_rank * (h + q - rope + v) + h * m->rope_dim + h * v
+                     : h * (q + v) * (1 + (double)m->kv_heads / m->heads);
+}
+
+static double mlp_elements(const Model *m, double width)
+{
+    return (m->gated ? 3.0 : 2.0) * m->hidden * width;
+}
+
+/* Elements of one block's matrices, with this many of its experts; then the mean over all blocks. */
+static double layer_matrices(const Model *m, bool dense, double experts)
+{
+    return attention_matrices(m) + (dense || !m->experts ? mlp_elements(m, m->mlp) : m->hidden * (double)m->experts
+                                    + mlp_elements(m, (experts + m->shared) * m->expert_width));
+}
+
+static double block_matrices(const Model *m, double experts)
+{
+    return (m->dense * layer_matrices(m, true, experts) + (m->layers - m->dense) * layer_matrices(m, false, experts))
+           / m->layers;
+}
+
+static double expert_parameters(const Model *m)         /* of one block that has experts */
+{
+    return mlp_elements(m, (double)m->experts * m->expert_width);
+}
+
+static double small_parameters(const Model *m)          /* of a block: norms, and biases if there are any */
+{
+    return (m->in_09 ? 13 : 2) * (double)m->hidden;
 }
 
 double block_parameters(const Model *m)
 {
-    return block_matrices(m, m->experts) + (m->in_09 ? 13 : 2) * (double)m->hidden;     /* biases and norms */
+    return block_matrices(m, m->experts) + small_parameters(m);
 }
 
 double model_parameters(const Model *m)
@@ -70,24 +103,32 @@ double active_parameters(const Model *m)
     return model_parameters(m) - m->layers * (block_matrices(m, m->experts) - block_matrices(m, m->top_k));
 }
 
+static double attention_width(const Model *m)
+{
+    return (query_width(m) + value_width(m)) / 2;
+}
+
 double model_flops(const Model *m)
 {
-    return 6 * active_parameters(m) + 12.0 * m->layers * m->hidden * m->seq;
+    return 6 * active_parameters(m) + 12.0 * m->layers * attention_width(m) * m->seq;
 }
 
-double block_flops(const Model *m, double tokens, Pass pass)
+/* Of a block's matmuls, the fraction of experts' FLOPs. */
+static double expert_share(const Model *m)
 {
-    const double attention = (double)m->hidden * m->seq;        /* x 2 x tokens FLOPs: QK and PV, the causal half */
-    const double matrices = block_matrices(m, m->capacity * m->top_k);          /* all slots, empty ones too */
+    const double slots = m->capacity * m->top_k;
 
-    return tokens * (pass == FORWARD ? 2 * (matrices + attention) : 4 * matrices + 5 * attention);
+    return m->experts ? 1 - block_matrices(m, 0) / block_matrices(m, slots) : 0;
 }
 
-/* The MLP width whose 6 bytes per token are saved for backward: f; in a mixture, per slot, an expert's width, its input
- * and its output. */
-static double saved_width(const Model *m)
+double matrix_flops(const Model *m, double tokens, Pass pass)
 {
-    return m->experts ? m->capacity * m->top_k * (m->expert_width + 2 / 3.0 * m->hidden) : m->mlp;
+    return (pass == FORWARD ? 2 : 4) * tokens * block_matrices(m, m->capacity * m->top_k);      /* empty slots too */
+}
+
+double attention_flops(const Model *m, double tokens, Pass pass)        /* QK and PV; backward: five such products */
+{
+    return (pass == FORWARD ? 2 : 5) * tokens * attention_width(m) * m->seq;
 }
 
 double head_flops(const Model *m, double tokens)
@@ -100,22 +141,20 @@ double grid_tokens(const Model *m, const Grid *g)
     return (double)g->micro_batch * g->accumulate * g->dp * m->seq;
 }
 
-void grid_stages(const Model *m, const Grid *g, Stage *stages)
+void grid_stages(const Model *m, const Grid *g, const Cluster *c, Stage *stages)
 {
     const int p = g->pp, L = m->layers;
-    const double block = block_parameters(m), embedding = (double)m->hidden * m->vocab;
-    const double cost = block_matrices(m, m->top_k), all = L * cost + embedding;
+    const double embedding = (double)m->hidden * m->vocab, cost = block_matrices(m, m->top_k), all = L * cost + embedding;
+    const double head = c->framework == FOR_09 ? m->vocab / (12.0 * m->hidden + 2.0 * m->seq)
+                        : L % p || c->framework == FOR_TORCHTITAN ? embedding / cost : 0;       /* in blocks */
     double so_far = 0;
-    int at = 0;
+    int at = 0, first = 0;
 
     memset(stages, 0, p * sizeof *stages);
     stages[0].embeddings = 1;
-    if (m->in_09) {
-        for (int i = 0; i < p; i++)
-            stages[i].layers = range_split_last(L, m->vocab / (12.0 * m->hidden + 2.0 * m->seq), i, p).count;
-        stages[p - 1].heads = 1;
-    }
-    for (int i = 0; i <= L && !m->in_09; i++) {          /* the head comes after the blocks */
+    for (int i = 0; i < p && c->framework != FOR_NANOTRON; i++)
+        stages[i].layers = range_split_last(L, head, i, p).count;
+    for (int i = 0; i <= L && c->framework == FOR_NANOTRON; i++) {      /* the head comes after the blocks */
         so_far += i < L ? cost : embedding;
         at += at < p - 1 && so_far > all * (at + 1) / p;
         if (i < L)
@@ -123,11 +162,16 @@ void grid_stages(const Model *m, const Grid *g, Stage *stages)
         else
             stages[at].heads = 1;
     }
-    for (int i = 0; i < p; i++) {
-        const int matrices = stages[i].embeddings + stages[i].heads;
-        stages[i].params = stages[i].layers * block + (p == 1 && m->tied ? 1 : matrices) * embedding
-                           + stages[i].heads * (m->in_09 ? 2.0 : 1.0) * m->hidden;
-        stages[i].experts = stages[i].layers * expert_parameters(m);
+    if (c->framework != FOR_NANOTRON)
+        stages[p - 1].heads = 1;
+    for (int i = 0; i < p; first += stages[i++].layers) {
+        Stage *s = &stages[i];
+        const int matrices = s->embeddings + s->heads;
+        s->dense = fmin(s->layers, fmax(0, m->dense - first));
+        s->experts = (s->layers - s->dense) * expert_parameters(m);
+        s->params = (p == 1 && m->tied ? 1 : matrices) * embedding + s->heads * (m->in_09 ? 2.0 : 1.0) * m->hidden
+                    + s->layers * small_parameters(m) + s->dense * layer_matrices(m, true, 0)
+                    + (s->layers - s->dense) * layer_matrices(m, false, m->experts);
     }
 }
 
@@ -138,19 +182,48 @@ static double local_tokens(const Model *m, const Grid *g)       /* per micro-bat
     return (double)g->micro_batch * m->seq / g->cp;
 }
 
-/* nanotron's. Per parameter: 2 bytes of weights, 6 of gradients (4 in fp32, 2 in bf16 not yet added), 12 of master
- * weights and moments. A block saves 34h + 6f bytes per token for backward. The published runs with pp = 1 fit only if
- * the gathered inputs of the two column-parallel matmuls are saved too (4h, not divided by t), others only if not.
- * Experts are on 1/ep of the ranks, and have 1/ep of the replicas. */
-static Memory published_memory(const Model *m, const Grid *g, const Cluster *c, const Stage *s)
+/* Bytes that a block saves for backward, per token. nanotron: 34h + 6f. The others fuse norms, activations and
+ * attention: in bf16 the inputs of two norms and of the matmuls behind them; q, k, v and attention's output; of the MLP
+ * gate, up and down's input; a slot of an expert also has an input and an output of its own. Recomputed selectively:
+ * without the outputs of norms and activations. Recomputed: the block's input. */
+static double saved_bytes(const Model *m, const Cluster *c, int recompute)
 {
-    const double h = m->hidden, t = g->tp, tokens = local_tokens(m, g), in_flight = fmin(g->pp, g->accumulate);
-    const double block = (34 * h + 6 * saved_width(m)) / t + (c->published && g->pp == 1 && g->tp > 1 ? 4 * h : 0);
-    const double saved = g->recompute ? in_flight * s->layers * 2 * h / t + block : in_flight * s->layers * block;
+    const double h = m->hidden, slots = m->experts ? m->capacity * m->top_k : 0, inner = recompute ? 2 : 3;
+    const double width = m->experts ? (slots + m->shared) * m->expert_width : m->mlp;
+    const double kv = m->q_rank ? query_width(m) : query_width(m) * m->kv_heads / m->heads;
+
+    if (recompute == FULL_RECOMPUTATION)
+        return 2 * h;
+    if (c->framework == FOR_NANOTRON)
+        return 34 * h + 6 * width + 4 * slots * h;
+    const double scores = c->framework == FOR_MEGATRON_2022 && !recompute ? 2 * h + 5.0 * m->heads * m->seq : 0;
+    return scores + (recompute ? 4 : 8) * h + 2 * (query_width(m) + 2 * kv + value_width(m)) + 4 * slots * h
+           + 2 * width * (m->gated ? inner : inner - 1);
+}
+
+/* Micro-batches whose activations pipeline stage i keeps. nanotron's formula takes the first stage's for all. */
+static double in_flight(const Grid *g, const Cluster *c, int i)
+{
+    const double p = g->pp, v = g->chunks, left = c->framework == FOR_NANOTRON ? p : p - i;
+
+    return fmin(g->accumulate, v > 1 ? (p * (v - 1) + 2 * left - 1) / v : left);
+}
+
+/* Per parameter: 2 bytes of weights, 12 of master weights and moments, and gradients: in nanotron 6 (4 in fp32, 2 in
+ * bf16 not yet added). The published runs with pp = 1 fit only if the gathered inputs of the two column-parallel
+ * matmuls are saved too (4h, not divided by t), others only if not. Experts are on 1/ep of the ranks, and have 1/ep of
+ * the replicas. torchtitan computes the loss in eight chunks. */
+static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c, const Stage *s, int i)
+{
+    const double h = m->hidden, t = g->tp, tokens = local_tokens(m, g), kept = in_flight(g, c, i) * s->layers;
+    const double gathers = c->published && g->pp == 1 && g->tp > 1 ? 4 * h : 0;
+    const double saved = kept * (saved_bytes(m, c, g->recompute) / t + (g->recompute ? 0 : gathers))
+                         + (g->recompute == FULL_RECOMPUTATION ? saved_bytes(m, c, NO_RECOMPUTATION) / t + gathers : 0);
     const double width = c->stored / 2.0;               /* of activations, over that of bf16 */
+    const double logits = s->heads * 6.0 * m->vocab / t / (c->framework == FOR_TORCHTITAN ? 8 : 1);
     const double gathered = block_parameters(m) - expert_parameters(m) * (1 - 1.0 / g->ep);
     Memory memory = {.bytes = {
-        [MEM_ACTIVATIONS] = width * tokens * (saved + s->heads * 6.0 * m->vocab / t),
+        [MEM_ACTIVATIONS] = width * tokens * (saved + logits),
         [MEM_WORKSPACE] = 0.4 * (1 << 30) + (g->zero == 3 ? 8 * gathered / t : 0)}};
 
     for (int experts = 0; experts <= 1; experts++) {
@@ -175,19 +248,20 @@ static RankShape rank_shape(const Model *m, const Grid *g, const Cluster *c, con
         .S = g->micro_batch * T < c->loss_rows ? g->micro_batch * T : c->loss_rows, .layers = s->layers,
         .first = stage == 0, .last = stage == g->pp - 1, .in_flight = left < g->accumulate ? left : g->accumulate,
         .tp = g->tp, .cp = g->cp, .replica = g->dp * g->cp - 1, .replicas = g->dp * g->cp, .zero = g->zero >= 1,
-        .recompute = g->recompute, .stored = c->stored, .real = FLOAT, .master = c->stored < FLOAT};
+        .recompute = g->recompute > 0, .stored = c->stored, .real = FLOAT, .master = c->stored < FLOAT};
 }
 
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
 {
+    const bool ours = c->framework == FOR_09;
     Stage stages[g->pp];
     Memory most = {0};
 
-    grid_stages(m, g, stages);
+    grid_stages(m, g, c, stages);
     for (int i = 0; i < g->pp; i++) {
-        Memory one = m->in_09 ? (Memory){0} : published_memory(m, g, c, &stages[i]);
+        Memory one = ours ? (Memory){0} : memory_by_formula(m, g, c, &stages[i], i);
         const RankShape shape = rank_shape(m, g, c, &stages[i], i);
-        if (m->in_09)
+        if (ours)
             rank_memory(&shape, one.bytes);
         one.stage = i;
         for (int k = 0; k < MEM_CATEGORIES; k++)
@@ -198,23 +272,24 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
     return most;
 }
 
-const char *memory_formula(const Model *m, const Grid *g, int category)
+const char *memory_formula(const Model *m, const Grid *g, const Cluster *c, int category)
 {
     static const char *const words[MEM_CATEGORIES] = {
         "2 (fp32: 4) x parameters of the pipeline stage / tp", "4 (fp32: 0) x the same",
-        "6 in nanotron, or as given, x the same", "8 x the same",
-        "micro-batches in flight x blocks x tokens x (34h + 6f) / tp, and 6 x tokens x v / tp", "none",
+        "6 in nanotron, 4 in Megatron-LM, 2 in others, or as given, x the same", "8 x the same", NULL, "none",
         "0.4 GiB per process; with ZeRO-3 also 8 x parameters of a block / tp"};
     const bool is_sharded = (category == MEM_PARAMETERS && g->zero == 3) || (category == MEM_GRADIENTS && g->zero >= 2)
                             || ((category == MEM_MASTER || category == MEM_OPTIMIZER) && g->zero >= 1);
 
-    if (m->in_09)
+    if (c->framework == FOR_09)
         return "09_combined/formulas.c";
+    if (category == MEM_ACTIVATIONS)
+        return format_text("micro-batches in flight (%.4g) x blocks x tokens x %.0f / tp%s, and 6 x tokens x v / tp%s",
+                           in_flight(g, c, 0), saved_bytes(m, c, g->recompute),
+                           g->recompute == FULL_RECOMPUTATION ? ", one full block" : "",
+                           c->framework == FOR_TORCHTITAN ? " / 8 chunks" : "");
     if (m->experts && category != MEM_WORKSPACE)
-        return category == MEM_ACTIVATIONS ? "as without experts, with f the width of all slots, and 4h per slot"
-                                           : "as without experts; those on 1 / ep of the ranks and of the replicas";
-    if (category == MEM_ACTIVATIONS && g->recompute)
-        return "micro-batches in flight x blocks x tokens x 2h / tp, one full block, and 6 x tokens x v / tp";
+        return "as without experts; those on 1 / ep of the ranks and of the replicas";
     return is_sharded ? format_text("%s / replicas", words[category]) : words[category];
 }
 
@@ -229,10 +304,10 @@ static bool congested(const Cluster *c)
  * and V arrive one step ahead. Gradients follow one step behind, and nothing hides their last hop. */
 static double ring_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
-    const double rows = local_tokens(m, g), elements = 2 * rows * m->hidden * m->kv_heads / m->heads / g->tp;
+    const double rows = local_tokens(m, g), elements = 2 * rows * query_width(m) * m->kv_heads / m->heads / g->tp;
     const double link = g->tp * g->cp <= c->per_node ? h->nvlink : h->network / c->per_node;
     const double kv = elements * c->stored / link + h->latency, d_kv = elements * FLOAT / link + h->latency;
-    const double attention = (pass == FORWARD ? 2 : 5) * rows * m->hidden * m->seq / rate / g->cp;
+    const double attention = attention_flops(m, rows, pass) / rate / g->cp;
 
     if (g->cp == 1)
         return 0;
@@ -240,37 +315,34 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
                            : (g->cp - 1) * fmax(0, kv + d_kv - attention) + d_kv;
 }
 
-/* Seconds per block in which all-to-alls are not hidden behind experts (10's README): the first dispatch and the last
- * return; in backward weight gradients hide the return. If links are slower than experts, all but those behind an
- * expert. */
-static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
+/* Seconds per block and pass of two all-to-alls of the slots. Only 10 hides them behind experts, no framework planned. */
+static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h)
 {
-    const double E = (double)m->experts / g->ep, slots = m->capacity * m->top_k * local_tokens(m, g);
+    const double slots = m->capacity * m->top_k * local_tokens(m, g), E = (double)m->experts / g->ep;
     const int per_group = c->per_node / g->tp, inside = per_group < 1 ? 1 : per_group < g->ep ? per_group : g->ep;
     const double leaving = (g->ep - (g->ep > inside ? inside : 1.0)) / g->ep;     /* the node; the rank */
     const double link = g->ep > inside ? h->network / c->per_node : h->nvlink;
-    const double transfer = slots / E * m->hidden * c->stored / g->tp * leaving / link + h->latency;
-    const double expert = (pass == FORWARD ? 2 : 4) * slots / m->experts * g->ep * (m->gated ? 3.0 : 2.0) * m->hidden
-                          * m->expert_width / rate;
 
-    if (g->ep == 1)
-        return 0;
-    return pass == FORWARD ? fmax(2 * transfer, 2 * E * transfer - (E - 1) * expert)
-                           : fmax(transfer, 2 * E * transfer - (E - 0.5) * expert);
+    return g->ep == 1 ? 0 : 2 * (slots * m->hidden * c->stored / g->tp * leaving / link + E * h->latency);
 }
 
 /* Seconds per block of tensor parallelism's transfers that are not hidden. In 09 two reduce-scatters are hidden behind
- * matmuls of weight gradients. */
-static double tensor_time(const Model *m, const Grid *g, double transfer, double rate, Pass pass)
+ * matmuls of weight gradients; in Megatron-LM also the inputs' two all-gathers behind matmuls of input gradients. */
+static double tensor_time(const Model *m, const Grid *g, const Cluster *c, double transfer, double rate, Pass pass)
 {
     const double column = 2 * local_tokens(m, g) * m->hidden / rate;     /* a matmul's seconds per output column */
+    const int hidden = c->framework == FOR_09 ? 1 : c->framework == FOR_MEGATRON ? 2 : 0;       /* behind each */
 
     if (pass == FORWARD)
         return FORWARD_COLLECTIVES * transfer;
-    if (!m->in_09)
-        return BACKWARD_COLLECTIVES * transfer;
-    return (BACKWARD_COLLECTIVES - 2) * transfer + fmax(0, transfer - column * m->mlp)
-           + fmax(0, transfer - column * 3 * m->hidden);
+    return (BACKWARD_COLLECTIVES - 2 * hidden) * transfer + hidden * (fmax(0, transfer - column * m->mlp)
+           + fmax(0, transfer - column * 3 * m->hidden));
+}
+
+/* Of a forward pass's matmuls, recomputed selectively: torchtitan repeats every second one. */
+static double matrices_again(const Cluster *c)
+{
+    return c->framework == FOR_TORCHTITAN ? 0.5 : 0;
 }
 
 /* Fills in a pipeline stage's seconds per micro-batch. Blocks compute at `efficiency` of the peak, and move their
@@ -278,12 +350,23 @@ static double tensor_time(const Model *m, const Grid *g, double transfer, double
  * parallelism over nodes the host cannot run ahead: in the published runs both times add up. */
 static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *s)
 {
-    const double t = g->tp, rows = local_tokens(m, g), rate = k->efficiency * h->peak * t, again = g->recompute ? 1 : 0;
+    const double t = g->tp, rows = local_tokens(m, g), rate = k->efficiency * h->peak * t;
+    const double full = c->framework == FOR_MEGATRON_2022 ? 2 : 1;
+    const double attend = k->attention / full * h->peak * t, again = g->recompute == FULL_RECOMPUTATION;
     const bool scattered = c->published && ((g->pp > 1 && c->gpus > c->per_node) || congested(c));
     const int hops = scattered ? g->tp - 1 : (g->tp - 1) / c->per_node;
     const double collectives = (1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES;
-    const double passes = (1 + again) * block_flops(m, rows, FORWARD) + block_flops(m, rows, BACKWARD);
-    const double moved = PASSES * (1 + again / 4) * rows * (34.0 * m->hidden + 6 * saved_width(m))
+    const double matrices = (1 + (again || !g->recompute ? again : matrices_again(c))) * matrix_flops(m, rows, FORWARD)
+                            + matrix_flops(m, rows, BACKWARD);
+    const double grouped = expert_share(m) * (k->experts ? k->efficiency / k->experts - 1 : 0);
+    /* Experts with few tokens wait for their weights: read twice, their gradients in fp32 read and written. */
+    const double weights = 12 * expert_parameters(m) / (t * g->ep * h->bandwidth);
+    const double wait = m->experts ? fmax(0, weights - matrices * expert_share(m) * (1 + grouped) / rate) : 0;
+    const double passes = wait + matrices * (1 + grouped) / rate
+                          + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
+                            / attend;
+    const double uses = c->framework == FOR_NANOTRON ? 4 : 6, forward = c->framework == FOR_NANOTRON ? 1 : 2;
+    const double moved = (uses + (g->recompute ? forward : 0)) * rows * saved_bytes(m, c, NO_RECOMPUTATION)
                          / (t * h->bandwidth);
     const double head = head_flops(m, rows) / rate + LOGIT_BYTES * rows * m->vocab / (t * h->bandwidth);
     const double launch = k->launch * (1 + again / 3) * (1 + RING_STEP * (g->cp - 1));
@@ -291,14 +374,13 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
                             + (t - 1) * h->latency;
     const double loss = 2 * ceil(rows / c->loss_rows) * 2 * (t - 1) * h->latency;       /* all-reduce max and sums */
 
-    s->kernels = s->layers * (passes / rate + moved + GAP * launch) + s->heads * head;
-    s->tensor = s->layers * ((1 + again) * tensor_time(m, g, transfer, rate, FORWARD)
-                             + tensor_time(m, g, transfer, rate, BACKWARD))
+    s->kernels = s->layers * (passes + moved + GAP * launch) + s->heads * head;
+    s->tensor = s->layers * ((1 + again) * tensor_time(m, g, c, transfer, rate, FORWARD)
+                             + tensor_time(m, g, c, transfer, rate, BACKWARD))
                 + (s->embeddings + s->heads) * 2 * transfer + s->heads * loss;
-    s->context = s->layers * ((1 + again) * ring_time(m, g, c, h, rate, FORWARD)
-                              + ring_time(m, g, c, h, rate, BACKWARD));
-    s->exchange = s->layers * ((1 + again) * exchange_time(m, g, c, h, rate, FORWARD)
-                               + exchange_time(m, g, c, h, rate, BACKWARD));
+    s->context = s->layers * ((1 + again) * ring_time(m, g, c, h, attend, FORWARD)
+                              + ring_time(m, g, c, h, attend, BACKWARD));
+    s->exchange = (s->layers - s->dense) * (2 + again) * exchange_time(m, g, c, h);
     s->launches = s->layers * (launch + collectives * hops * k->hop);
     const double device = s->kernels + s->tensor + s->context + s->exchange;
     s->seconds = hops && !scattered ? device + s->launches : fmax(device, s->launches);
@@ -315,31 +397,39 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
                         const Stage *s)
 {
     const double n = (double)g->dp * g->cp, backward = s->seconds * 2 / 3, embedding = (double)m->hidden * m->vocab;
-    const int stride = g->tp * g->cp * (m->in_09 ? g->pp : 1);          /* in 09 pipeline stages are neighbors */
+    const bool ours = c->framework == FOR_09, overlaps = ours || c->framework == FOR_MEGATRON;
+    const int stride = g->tp * g->cp * (ours ? g->pp : 1);              /* in 09 pipeline stages are neighbors */
     const bool leaves = (double)stride * g->dp > c->per_node;           /* the node */
     const double stages_beside = fmax(1, fmin(g->pp, (double)c->per_node / (g->tp * g->cp)));
-    const double rate = leaves ? h->network / (m->in_09 ? stages_beside : 1) : h->nvlink * fmin(c->per_node, g->tp);
+    const double adapters = c->framework == FOR_MEGATRON_2022 && g->zero == 3 ? 1.0 / c->per_node : 1;   /* one a ring */
+    const double rate = leaves ? h->network * adapters / (ours ? stages_beside : 1)
+                               : h->nvlink * fmin(c->per_node, g->tp);
     const double wait = (n - 1) * h->latency, units = s->layers + s->embeddings + 2 * s->heads - (g->pp == 1);
-    const double sync = leaves ? k->sync * s->layers * n : 0, per_byte = (n - 1) / n / rate;
+    const double steps = g->zero || c->framework == FOR_NANOTRON ? n : log2(n);      /* rings; all-reduces: trees */
+    const double sync = leaves ? k->sync * s->layers * steps : 0, per_byte = (n - 1) / n / rate;
     const double experts = s->experts * fmin(1, (double)c->per_node / g->tp / g->ep) * (1 - g->ep / n) / rate;
-    const double per_stage = (s->params - s->experts) * per_byte + experts, real = c->gradients == 2 ? 2 : FLOAT;
+    const double per_stage = (s->params - s->experts) * per_byte + experts;
+    const bool sharded = c->framework == FOR_TORCHTITAN || c->framework == FOR_FSDP_2023;   /* FSDP */
+    const double real = c->gradients == 2 && !sharded ? 2 : FLOAT;
     const double reduce_scatter = real * per_stage + units * wait, all_gather = c->stored * per_stage + units * wait;
-    /* 09 overlaps as far as links allow; nothing hides the transfer of the last unit */
+    /* In an interleaved pipeline a chunk's transfers are behind other chunks of p micro-batches. */
+    const double window = fmax(1, g->pp * (g->chunks - 1.0) / g->chunks);
+    /* These overlap as far as links allow; nothing hides the transfer of the last unit */
     const double last = FLOAT * (s->embeddings ? embedding : block_parameters(m)) * per_byte + wait;
-    const double hidden = leaves || g->tp == 1 ? backward : 0;              /* and behind a forward half as much */
+    const double hidden = leaves || g->tp == 1 ? window * backward : 0;              /* and behind a forward half as much */
     const double first = c->stored / FLOAT * last;
-    const double replicated = m->in_09 && g->tp > 1 ? (s->layers + s->heads) * 2 * (g->tp - 1) * h->latency : 0;
+    const double replicated = ours && g->tp > 1 ? (s->layers + s->heads) * 2 * (g->tp - 1) * h->latency : 0;
 
     if (n == 1)
         return replicated;
     switch (g->zero) {
     case 0:
-        return (m->in_09 ? fmax(2 * last, 2 * reduce_scatter + sync - hidden)
-                        : fmax(0, 2 * reduce_scatter + sync - backward))
+        return (ours ? fmax(2 * last, 2 * reduce_scatter + sync - hidden)
+                     : fmax(0, 2 * reduce_scatter + sync - backward))
                + replicated;
-    case 1:                             /* nanotron overlaps nothing */
-        return (m->in_09 ? fmax(last, reduce_scatter + sync - hidden) + fmax(first, all_gather - hidden / 2)
-                        : reduce_scatter + sync + all_gather)
+    case 1:                             /* nanotron and DeepSpeed overlap nothing */
+        return (overlaps ? fmax(last, reduce_scatter + sync - hidden) + fmax(first, all_gather - hidden / 2)
+                         : reduce_scatter + sync + all_gather)
                + replicated;
     case 2:                             /* a reduce-scatter per micro-batch, behind its backward */
         return g->accumulate * exposed(reduce_scatter + sync, backward) + all_gather;
@@ -359,25 +449,34 @@ static double tied_time(const Model *m, const Grid *g, const Cluster *c, const H
 
 /* Seconds per step of 1F1B. The first micro-batch passes through all pipeline stages and back; then one ends per
  * period: the slowest stage's time; or, if longer, a round trip from stage i to the end and back, divided by the
- * p - i micro-batches that stage i has in flight. */
+ * p - i micro-batches that stage i has in flight. Interleaved in v chunks, filling and draining take 1/v of the stages'
+ * time, but v times as many transfers are hidden only as far as ZeRO-3's. */
 static double pipeline_time(const Grid *g, const Stage *stages, double transfer)
 {
-    double sum = 0, period = 0;
+    double sum = 0, period = 0, slowest = 0;
 
     for (int i = g->pp - 1; i >= 0; i--) {
         sum += stages[i].seconds;
-        period = fmax(period, fmax(stages[i].seconds, (sum + 2 * (g->pp - 1 - i) * transfer) / (g->pp - i)));
+        slowest = fmax(slowest, stages[i].seconds);
+        period = fmax(period, (sum + 2 * (g->pp - 1 - i) * transfer) / (g->pp - i));
     }
-    return sum + 2 * (g->pp - 1) * transfer + (g->accumulate - 1) * period;
+    const double filling = (sum - slowest) / g->chunks + 2 * (g->pp - 1) * transfer;
+
+    if (g->chunks > 1)
+        period = slowest + EXPOSED * 2 * g->chunks * transfer;
+    return slowest + filling + (g->accumulate - 1) * fmax(slowest, period);
 }
 
-Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *given)
+Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *datasheet, const Constants *k,
+               Stage *given)
 {
+    Hardware reached = *datasheet, *h = &reached;
+    reached.nvlink *= k->links, reached.network *= k->links;
     Stage own[g->pp], *stages = given ? given : own;
     /* In 09 neighbors in a pipeline are tp x cp ranks apart, in nanotron tp x cp x dp. */
-    const bool in_node = (m->in_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
+    const bool in_node = (c->framework == FOR_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
     const double replicas = g->zero ? (double)g->dp * g->cp : 1;
-    const double full = c->published && grid_memory(m, g, c).total > memory_limit * h->memory;
+    const double full = c->published && grid_memory(m, g, c).total > memory_limit(c) * h->memory;
     const double stored = c->stored;
     const double transfer = local_tokens(m, g) * m->hidden * stored / g->tp
                                 / (in_node ? h->nvlink : h->network / c->per_node)
@@ -385,7 +484,7 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     double busy = 0, most = 0;
     Time time = {.fixed = k->step};
 
-    grid_stages(m, g, stages);
+    grid_stages(m, g, c, stages);
     for (int i = 0; i < g->pp; i++) {
         Stage *s = &stages[i];
         stage_time(m, g, c, h, k, s);

@@ -14,6 +14,9 @@ typedef struct {
     char name[32];
     int layers, hidden, heads, kv_heads, mlp, vocab, seq;
     int experts, top_k, expert_width;   /* MLPs in each block, of which a token takes top_k; 0: one, of width mlp */
+    int shared, dense;              /* of mixtures: experts that all tokens take; first blocks with one MLP only */
+    int head_dim, value_dim;        /* of queries and keys; of values. 0: hidden / heads; as head_dim */
+    int q_rank, kv_rank, rope_dim;  /* multi-head latent attention (DeepSeek): q_rank > 0 */
     bool gated;                     /* an MLP of three matrices (Llama), not two */
     bool tied;                      /* embedding and output projection are one matrix */
     bool in_09;                     /* 09_combined can train it (biases, LayerNorm, MLP of 4h): planned as 09 runs it */
@@ -31,7 +34,11 @@ typedef struct {
     const char *source;
 } Hardware;
 
-enum { NO_RECOMPUTATION, FULL_RECOMPUTATION };
+enum { NO_RECOMPUTATION, SELECTIVE_RECOMPUTATION, FULL_RECOMPUTATION };
+
+/* Whose way of running a step is planned: memory, kernels, what overlaps. In the order of the commands. */
+typedef enum { FOR_09, FOR_MEGATRON, FOR_NANOTRON, FOR_TORCHTITAN, FOR_FSDP_2023, FOR_MEGATRON_2022,
+               FRAMEWORKS } Framework;
 
 /* A parallel configuration: the grid of ranks, and how a step is split into micro-batches. */
 typedef struct {
@@ -40,29 +47,32 @@ typedef struct {
     int micro_batch, accumulate;    /* sequences per micro-batch; micro-batches per step and rank of dp */
     int zero;                       /* ZeRO stage, 0 to 3 */
     int recompute;
+    int chunks;                     /* of layers per pipeline stage; more than 1: an interleaved schedule */
 } Grid;
 
 typedef struct {
     int gpus, per_node;             /* in total; per node */
+    Framework framework;
     bool published;                 /* times and rank order of the playbook's runs; costs.c names the differences */
     int stored;                     /* bytes per activation or weight: 2 in bf16, 4 in fp32 */
     int gradients;                  /* bytes per gradient: 6 in nanotron; 09 and models as it runs them: 4 */
     int loss_rows;                  /* rows whose logits exist at once: 2048 on a GPU, 256 on a CPU */
 } Cluster;
 
-/* What only measurements can give: fitted to the playbook's published runs (runs.c), or exact for --pretend. */
+/* What only measurements can give: fitted to published runs (profiles.c, runs.c), or exact for --pretend. */
 typedef struct {
-    double efficiency;              /* of matmuls and attention: fraction of the peak */
+    double efficiency;              /* of matmuls: fraction of the peak */
+    double attention;               /* of attention, whose kernels are slower */
     double launch;                  /* seconds per layer and micro-batch: the host starts its kernels, both ways */
     double hop;                     /* seconds per collective and hop of its ring outside NVLink */
     double sync;                    /* seconds per layer and replica over which its gradients are summed */
     double step;                    /* seconds per step, for any computation */
+    double links;                   /* of NVLink's and the network's datasheet rates: the fraction that transfers reach */
     double stall;                   /* seconds per stalled transfer between pipeline stages (published runs only) */
+    double experts;                 /* of grouped matmuls; 0: as others */
 } Constants;
 enum { CONSTANTS = sizeof(Constants) / sizeof(double) };
 extern const char *const constant_name[CONSTANTS], *const constant_meaning[CONSTANTS];
-extern const Constants published_constants;     /* as fitted by plan --runs playbook_runs.csv --fit */
-extern const Constants exact_constants;         /* for --pretend: simulated hardware reaches its numbers exactly */
 
 typedef struct {
     double bytes[MEM_CATEGORIES], total;
@@ -77,7 +87,7 @@ extern const char *const time_name[TIMES];
 
 /* One pipeline stage: its layers, and seconds per micro-batch, forward and backward. */
 typedef struct {
-    int layers, embeddings, heads;  /* blocks; 1 if it has the embedding, the output projection, else 0 */
+    int layers, dense, embeddings, heads;   /* blocks; of these, with one MLP in a model of experts; 1 if it has the embedding, the output projection, else 0 */
     double params, experts;         /* elements, on all its t x ep ranks together; of these, of experts */
     double kernels, tensor, context, exchange, launches, seconds;
 } Stage;
@@ -87,25 +97,27 @@ double active_parameters(const Model *m);               /* that a token uses: of
 double block_parameters(const Model *m);                /* of a full block */
 double model_flops(const Model *m);                     /* per token: 6 N + 12 L h s, N active: what MFU counts */
 typedef enum { FORWARD, BACKWARD } Pass;
-double block_flops(const Model *m, double tokens, Pass pass);   /* of all t ranks; attention: the causal half only */
+double matrix_flops(const Model *m, double tokens, Pass pass);  /* of a block, of all t ranks */
+double attention_flops(const Model *m, double tokens, Pass pass);       /* likewise; the causal half only */
 double head_flops(const Model *m, double tokens);
 
-/* Fills in stages[pp]: blocks and parameters. 09 gives each pipeline stage L/p blocks. nanotron (build_model) adds
- * blocks to stage i until the cost so far, of blocks and then the head, passes (i+1)/p of the total. */
-void grid_stages(const Model *m, const Grid *g, Stage *stages);
+/* Fills in stages[pp]: blocks and parameters. nanotron (build_model) adds blocks to stage i until the cost so far, of
+ * blocks and then the head, passes (i+1)/p of the total. The others give each pipeline stage L/p blocks; where p does
+ * not divide L, the last ones, with the head, get fewer. */
+void grid_stages(const Model *m, const Grid *g, const Cluster *c, Stage *stages);
 
-/* Memory of the rank that needs most. A model in 09: what 09's predict() gives, to the byte. Other models: what runs of
- * nanotron took, within a few percent. */
+/* Memory of the rank that needs most. For 09: what its predict() gives, to the byte. nanotron: what its runs took,
+ * within a few percent. Others: by formula. */
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 
-const char *memory_formula(const Model *m, const Grid *g, int category);        /* in words */
+const char *memory_formula(const Model *m, const Grid *g, const Cluster *c, int category);        /* in words */
 
 /* Seconds of a step. Also fills in stages[pp], unless NULL. */
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 
-/* The fraction of a GPU's memory that a grid may use. Most published runs above it took 2.5 to 10 times as long as
- * predicted, as if PyTorch's allocator returned memory and asked for it again in every step. */
-extern const double memory_limit;
+/* The fraction of a GPU's memory that a grid may use. Most of nanotron's published runs above 0.87 took 2.5 to 10 times
+ * as long as predicted, as if PyTorch's allocator returned memory and asked for it again in every step. */
+double memory_limit(const Cluster *c);
 
 double grid_tokens(const Model *m, const Grid *g);      /* per step */
 

@@ -8,6 +8,8 @@
 
 #include "../../common/error.h"
 #include "../../common/print.h"
+#include "machines.h"
+#include "profiles.h"
 
 static const double GiB = 1073741824;
 
@@ -41,7 +43,10 @@ void print_query(const Query *q)
     else
         printf(", MLP %d", m->mlp);
     printf("%s, vocabulary %d%s%s)\n", m->gated ? " gated" : "", m->vocab, m->tied ? " tied" : "",
-           m->in_09 ? "; as 09_combined runs it" : "");
+           format_text("; as %s runs it", frameworks[q->cluster.framework].command));
+    Model llama;
+    if (!strstr(m->name, ".json") && model_find(&llama, format_text("llama3-%s", m->name)))
+        printf("(%s of the %s; Llama 3's is --model %s)\n", m->name, m->in_09 ? "programs" : "playbook", llama.name);
     if (m->experts)
         printf("a token takes %d experts, and so uses %s parameters\n", m->top_k, count_text(active_parameters(m)));
     printf("%d GPU%s, %s, on %d node%s of %d; ", gpus, gpus > 1 ? "s" : "", q->hardware.name,
@@ -50,22 +55,36 @@ void print_query(const Query *q)
            number_text(q->sequences), q->sequences > 1 ? "s" : "", number_text(m->seq));
 }
 
+static bool same_kind(const Grid *a, const Grid *b)     /* as many ranks in each technique */
+{
+    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep;
+}
+
+/* Of each kind of grid the fastest. */
 void print_table(const Query *q, const Candidates *c)
 {
     enum { BEST = 10 };
+    const Candidate *shown[BEST];
+    int kinds = 0;
 
     printf("%s grids, of which %s fit", number_text(c->count), number_text(c->fitting));
     if (!isinf(q->hardware.memory))
-        printf(" in %.1f GiB per GPU (%.0f%% of its memory: runs that used more were slow)",
-               memory_limit * q->hardware.memory / GiB, 100 * memory_limit);
+        printf(" in %.1f GiB per GPU (%.0f%% of its memory)",
+               memory_limit(&q->cluster) * q->hardware.memory / GiB, 100 * memory_limit(&q->cluster));
     printf("\n\n");
     printf("%*s| seconds per step\n", q->model.experts ? 84 : 81, "GiB per GPU of the fullest rank          ");
     printf("  tp cp pp%s   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
            " context%s bubble   data  optim  fixed   total | tok/s/GPU   MFU\n", q->model.experts ? " ep" : "",
            q->model.experts ? " expert" : "");
-    for (int i = 0; i < c->fitting && i < BEST; i++) {
+    for (int i = 0; i < c->fitting && kinds < BEST; i++) {
         const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
+        int known = 0;
+        while (known < kinds && !same_kind(g, &shown[known]->grid))
+            known++;
+        if (known < kinds)
+            continue;
+        shown[kinds++] = x;
         const double *b = x->memory.bytes, *s = seconds(&x->time);
         printf("%4d %2d %2d", g->tp, g->cp, g->pp);
         if (q->model.experts)
@@ -122,19 +141,10 @@ static void print_alone(const Query *q, const char *what, Grid g)
     printf("   %-34s %8.1f GiB  %s\n", what, m.total / GiB, fits(q, &m) ? "fits" : "doesn't fit");
 }
 
-/* Of the kinds that were measured: no published run has ZeRO-2 or 3, cp, recomputation or experts. */
-static const Candidate *fastest_measured(const Candidates *c)
-{
-    for (int i = 0; i < c->fitting; i++)
-        if (c->all[i].grid.zero <= 1 && c->all[i].grid.cp == 1 && !c->all[i].grid.recompute && c->all[i].grid.ep == 1)
-            return &c->all[i];
-    return NULL;
-}
-
 static void print_fit(const Query *q, const Grid *best)
 {
     const Grid one = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1};
-    const int n = q->cluster.gpus, stages = q->model.in_09 ? 1 : 3;
+    const int n = q->cluster.gpus, stages = frameworks[q->cluster.framework].stages & 1 << 3 ? 3 : 1;
     Grid g = one;
 
     printf("1. Fit in memory. With one sequence per micro-batch, a GPU needs\n");
@@ -153,10 +163,14 @@ static void print_fit(const Query *q, const Grid *best)
 
 void print_steps(const Query *q, const Candidates *c)
 {
-    const Candidate *best = &c->all[0], *measured = fastest_measured(c);
+    const Candidate *best = &c->all[0];
     const Grid *b = &best->grid;
     const int n = q->cluster.gpus;
 
+    if (q->tokens) {
+        const double hours = q->tokens / best->tokens / 3600;
+        printf("%.4g tokens take %.3g days and %s GPU-hours.\n\n", q->tokens, hours / n / 24, number_text(hours));
+    }
     print_fit(q, b);
     printf("2. Reach the batch. %d sequence%s = %d per micro-batch x ", q->sequences, q->sequences > 1 ? "s" : "",
            b->micro_batch);
@@ -189,11 +203,6 @@ void print_steps(const Query *q, const Candidates *c)
         print_other(best, &c->all[1]);
     else
         printf("none");
-    printf("\n   measured kinds:  (ZeRO-0 and 1, cp 1, no recomputation, no experts) ");
-    if (measured && measured != best)
-        print_other(best, measured);
-    else
-        printf(measured ? "the best grid is one" : "none fits");
     printf("\n");
 }
 
@@ -207,9 +216,9 @@ static void print_memory(const Query *q, const Grid *g)
            q->model.experts ? q->model.expert_width : q->model.mlp, q->model.vocab);
     for (int k = 0; k < MEM_CATEGORIES; k++)
         printf("  %-14s %20s bytes  %s\n", memory_name[k], number_text(llround(m.bytes[k])),
-               memory_formula(&q->model, g, k));
+               memory_formula(&q->model, g, &q->cluster, k));
     printf("  %-14s %20s bytes, %.1f GiB; %.1f fit\n", "total", number_text(llround(m.total)), m.total / GiB,
-           memory_limit * q->hardware.memory / GiB);
+           memory_limit(&q->cluster) * q->hardware.memory / GiB);
 }
 
 void print_formulas(const Query *q, const Grid *g)
@@ -225,25 +234,30 @@ void print_formulas(const Query *q, const Grid *g)
     printf("\n%s\n\n", grid_text(g));
     print_memory(q, g);
     printf("\na micro-batch: %d x %d / cp = %.0f tokens per rank\n", g->micro_batch, m->seq, rows);
-    const double block = block_flops(m, rows, FORWARD) + block_flops(m, rows, BACKWARD);
-    printf("  block: tokens x (6 x matrix elements + 7 h s) = %.4g FLOPs / (tp %d x %.3f x %.4g FLOP/s) = %s\n",
-           block, g->tp, k->efficiency, h->peak, seconds_text(block / (g->tp * k->efficiency * h->peak)));
+    const double matrices = matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);
+    const double attention = attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD);
+    printf("  block: 6 x tokens x matrix elements = %.4g FLOPs / (tp %d x %.3f x %.4g FLOP/s) = %s\n"
+           "    and 7 x tokens x h s = %.4g / (tp x %.3f x the same) = %s\n", matrices, g->tp, k->efficiency, h->peak,
+           seconds_text(matrices / (g->tp * k->efficiency * h->peak)), attention, k->attention,
+           seconds_text(attention / (g->tp * k->attention * h->peak)));
     printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows),
            seconds_text(head_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
     printf("  a step, all ranks: %.4g FLOPs, without recomputation\n",
-           (double)g->accumulate * g->dp * g->cp * (m->layers * block + head_flops(m, rows)));
+           (double)g->accumulate * g->dp * g->cp * (m->layers * (matrices + attention) + head_flops(m, rows)));
     printf("  stage blocks head    kernels     tensor    context    experts   launches    seconds\n");
     for (int i = 0; i < g->pp; i++)
         printf("  %5d %6d %4d %10s %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
                seconds_text(stages[i].kernels), seconds_text(stages[i].tensor), seconds_text(stages[i].context),
                seconds_text(stages[i].exchange), seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
-    printf("  kernels: FLOPs of blocks and head; per block 4 x tokens x (34h + 6f) / tp bytes of memory traffic and "
-           "1/8 of its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
-           "  context: transfers of K and V that attention doesn't hide; experts: all-to-alls that experts don't hide\n"
+    printf("  kernels: FLOPs of blocks and head; per block what backward needs, %s times through memory, and 1/8 of its "
+           "launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
+           "  context: transfers of K and V that attention doesn't hide; experts: all-to-alls\n"
            "  launches: %s per block (%s with "
            "recomputation); %s per transfer and hop outside NVLink\n"
            "  seconds: the longer of kernels + tensor + context + experts and launches\n",
-           m->in_09 ? "two hidden behind matmuls" : "none hidden", seconds_text(k->launch),
+           q->cluster.framework == FOR_NANOTRON ? "four" : "six",
+           q->cluster.framework == FOR_09 ? "two hidden behind matmuls"
+           : q->cluster.framework == FOR_MEGATRON ? "four hidden behind matmuls" : "none hidden", seconds_text(k->launch),
            seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
     printf("\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
            "stages / micro-batches in flight)\n", g->accumulate - 1);
@@ -258,7 +272,8 @@ void print_formulas(const Query *q, const Grid *g)
            q->cluster.gradients == 2 ? 2 : 4, q->cluster.stored,
            g->zero == 0 ? "what the last backward doesn't hide"
            : g->zero > 1 ? "what forward and backward don't hide, at least 15%"
-           : m->in_09 ? "what the last backward and the next forward don't hide" : "not hidden", seconds_text(k->sync));
+           : q->cluster.framework == FOR_09 || q->cluster.framework == FOR_MEGATRON
+           ? "what the last backward and the next forward don't hide" : "not hidden", seconds_text(k->sync));
     printf("  optimizer  %10s  100 bytes of memory traffic per parameter that this rank updates\n",
            seconds_text(t.optimizer));
     printf("  fixed      %10s\n", seconds_text(t.fixed));
@@ -272,7 +287,7 @@ void write_csv(const Candidates *c, const char *file)
 
     if (!f)
         fail("--csv %s: %s", file, strerror(errno));
-    fprintf(f, "tp,cp,pp,ep,dp,micro_batch,accumulate,zero,recompute,fits");
+    fprintf(f, "tp,cp,pp,ep,dp,micro_batch,accumulate,chunks,zero,recompute,fits");
     for (int k = 0; k < MEM_CATEGORIES; k++)
         fprintf(f, ",%s_bytes", memory_name[k]);
     fprintf(f, ",total_bytes");

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Draws a plan: memory of the ten fastest grids, and tokens/s per GPU of the fastest grid on 1 to 1024 GPUs.
+# Draws a plan: memory of the ten fastest kinds of grid, and tokens/s per GPU of the fastest grid on 1 to 1024 GPUs.
 #   figure.sh FILE.svg PLAN --model NAME --gpus N ...
 set -eu
 svg=$1 plan=$2
@@ -9,11 +9,11 @@ trap 'rm -rf "$work"' EXIT
 $plan "$@" --csv "$work/all" >"$work/text"
 # per grid: its name, GiB by category, tokens/s per GPU
 awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i }
-    NR > 1 && NR <= 11 && $at["fits"] {
-    name = ""; count = split("tp cp pp ep dp", size, " ")
+    NR > 1 && kinds < 10 && $at["fits"] && !seen[$at["tp"], $at["cp"], $at["pp"], $at["ep"]]++ {
+    kinds++; name = ""; count = split("tp cp pp ep dp", size, " ")
     for (i = 1; i <= count; i++) if ($at[size[i]] > 1) name = name size[i] " " $at[size[i]] ", "
     printf "\"%s%s x %s, ZeRO-%s%s\"", name, $at["micro_batch"], $at["accumulate"], $at["zero"],
-        $at["recompute"] == "full" ? ", recomputed" : ""
+        $at["recompute"] == "none" ? "" : ", recomputed"
     for (i = at["parameters_bytes"]; i <= at["workspace_bytes"]; i++) printf " %.3f", $i / 2 ^ 30
     printf " %d\n", $at["tokens_per_second_per_gpu"] }' "$work/all" >"$work/memory"
 : >"$work/scaling"

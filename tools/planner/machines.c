@@ -2,12 +2,15 @@
 #include "machines.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../../common/error.h"
 #include "../../common/options.h"
+#include "../../common/print.h"
 
 #define GiB 1073741824.0
 
@@ -25,6 +28,9 @@ static const Hardware table[] = {
      "NVIDIA A100 80GB SXM: 312 TFLOP/s, 2,039 GB/s, NVLink 600 GB/s both ways; DGX A100: 8 x 200 Gb/s"},
     {"h100", 989.4e12, 79.6 * GiB, 3.35e12, 450e9, 400e9, 0,
      "NVIDIA H100 SXM: 989.4 TFLOP/s dense, 3.35 TB/s, NVLink 900 GB/s both ways; DGX H100, AWS p5: 3,200 Gb/s"},
+    {"h100-96gb", 835e12, 94 * GiB, 2.4e12, 450e9, 400e9, 0,
+     "torchtitan's benchmarks of 2024-12: H100 with 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W; its peak is not "
+     "published: that of H100 NVL's datasheet, 835 TFLOP/s"},
     {"h200", 989.4e12, 140.4 * GiB, 4.8e12, 450e9, 400e9, 0,
      "NVIDIA H200 SXM: as H100, 141 GB at 4.8 TB/s; DGX H200: 8 x 400 Gb/s"},
     {"b200", 2250e12, 179.0 * GiB, 8e12, 900e9, 400e9, 0,
@@ -76,8 +82,8 @@ Hardware hardware_simulated(const char *text)
 }
 
 /* The models of the published runs: Llama's architecture; 1B and 3B tie the embedding. The number of heads is not
- * published, but 32 tensor-parallel ranks divided it in each model. Then Llama 3 (Dubey et al. 2024, table 3) and
- * Mixtral (Jiang et al. 2024, table 1). */
+ * published, but 32 tensor-parallel ranks divided it in each model. Then Llama 3 (Dubey et al. 2024, table 3),
+ * Mixtral (Jiang et al. 2024, table 1) and DeepSeek-V3 (its technical report, 4.2). */
 static const Model published[] = {
     {"1b", 16, 2048, 32, 32, 8192, 131072, 4096, .gated = true, .tied = true},
     {"3b", 28, 3072, 32, 32, 8192, 131072, 4096, .gated = true, .tied = true},
@@ -86,7 +92,9 @@ static const Model published[] = {
     {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, .gated = true},
     {"llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, .gated = true},
     {"llama3-405b", 126, 16384, 128, 8, 53248, 128256, 8192, .gated = true},
-    {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 8192, 8, 2, 14336, true},
+    {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 8192, 8, 2, 14336, .gated = true},
+    {"deepseek-v3", 61, 7168, 128, 128, 18432, 129280, 4096, 256, 8, 2048, .shared = 1, .dense = 3, .head_dim = 192,
+     .value_dim = 128, .q_rank = 1536, .kv_rank = 512, .rope_dim = 64, .gated = true},
 };
 enum { MODELS = sizeof published / sizeof *published };
 
@@ -102,9 +110,57 @@ const char *model_names(void)
     return names;
 }
 
+/* A number in a config.json, true as 1; null and no such member: `otherwise`. */
+static double member(const char *json, const char *name, double otherwise)
+{
+    const char *at = strstr(json, format_text("\"%s\"", name));
+    char *end;
+
+    if (!at || !(at = strchr(at, ':')))
+        return otherwise;
+    at += 1 + strspn(at + 1, " \t\n");
+    const double x = strtod(at, &end);
+    return end > at ? x : *at == 't' ? 1 : *at == 'f' ? 0 : otherwise;
+}
+
+/* The sizes in a config.json of Hugging Face's transformers. Names of experts differ between architectures. */
+static void model_read(Model *m, const char *file)
+{
+    static char json[1 << 16];
+    FILE *f = fopen(file, "r");
+
+    if (!f)
+        fail_usage("--model %s: %s", file, strerror(errno));
+    json[fread(json, 1, sizeof json - 1, f)] = 0;
+    fclose(f);
+    const double heads = member(json, "num_attention_heads", 0), nope = member(json, "qk_nope_head_dim", 0);
+    const double experts = fmax(fmax(member(json, "num_local_experts", 0), member(json, "num_experts", 0)),
+                                member(json, "n_routed_experts", 0));
+    *m = (Model){.name = "config.json", .layers = member(json, "num_hidden_layers", 0),
+        .hidden = member(json, "hidden_size", 0), .heads = heads,
+        .kv_heads = member(json, "num_key_value_heads", heads), .mlp = member(json, "intermediate_size", 0),
+        .vocab = member(json, "vocab_size", 0), .seq = fmin(8192, member(json, "max_position_embeddings", 4096)),
+        .experts = experts, .top_k = member(json, "num_experts_per_tok", 2), .shared = member(json, "n_shared_experts", 0),
+        .dense = member(json, "first_k_dense_replace", 0), .head_dim = member(json, "head_dim", 0),
+        .gated = !strstr(json, "\"gelu\"") && !strstr(json, "\"relu\""), .tied = member(json, "tie_word_embeddings", 0)};
+    m->expert_width = member(json, "moe_intermediate_size", m->mlp);
+    if (nope && (m->q_rank = member(json, "q_lora_rank", 0))) {         /* multi-head latent attention */
+        m->kv_rank = member(json, "kv_lora_rank", 0), m->rope_dim = member(json, "qk_rope_head_dim", 0);
+        m->head_dim = nope + m->rope_dim, m->value_dim = member(json, "v_head_dim", nope);
+    }
+    if (m->layers < 1 || m->hidden < 1 || m->heads < 1 || m->kv_heads < 1 || m->mlp < 1 || m->vocab < 1 || m->seq < 1)
+        fail_usage("--model %s: expected num_hidden_layers, hidden_size, num_attention_heads, intermediate_size and "
+                   "vocab_size, as in a config.json of Hugging Face", file);
+}
+
 bool model_find(Model *m, const char *name)
 {
     char lower[32] = "";
+
+    if (strstr(name, ".json")) {
+        model_read(m, name);
+        return true;
+    }
 
     for (size_t i = 0; i < sizeof lower - 1 && name[i]; i++)
         lower[i] = tolower(name[i]);

@@ -25,8 +25,10 @@ static const struct argp_option more[] = {
     {.doc = "Output:", .group = 4},
     {"explain", 256 + EXPLAIN, "GRID", 0, "every formula with its numbers, for GRID: like tp=2,pp=4; or best", 4},
     {"csv", 256 + CSV, "FILE", 0, "write all grids with their bytes and seconds", 4},
-    {.doc = "Instead of a plan, a comparison with published runs (like playbook_runs.csv):", .group = 5},
-    {"runs", 256 + RUNS, "FILE", 0, "print errors of the predictions, and how good the planner's choices are", 5},
+    {.doc = "Instead of a plan, a comparison with published runs:", .group = 5},
+    {"runs", 256 + RUNS, "FILE", 0, "print errors of the predictions, and how good the planner's choices are; with the "
+     "columns of playbook_runs.csv or of published_runs.csv", 5},
+    {"published", 0, NULL, OPTION_ALIAS, NULL, 5},
     {"predictions", 256 + PREDICTIONS, "FILE", 0, "write the runs with their predictions", 5},
     {"fit", 256 + FIT, NULL, 0, "fit the constants to these runs first", 5},
     {"cross-validate", 256 + CROSS, NULL, 0, "predict each group of runs with constants fitted to the others", 5},
@@ -82,29 +84,30 @@ static void plan(void)
 static void runs(void)
 {
     Runs r = runs_read(runs_file);
-    const Hardware h = hardware_named("h100");
-    double value[CONSTANTS];
-    Constants k = published_constants;
+    Constants k[PROFILES], others[PROFILES];
 
     if (fit && cross_validate)
         fail_usage("--fit and --cross-validate: expected one of them; --cross-validate fits once per group");
     if (cross_validate && r.groups < 2)
-        fail_usage("--cross-validate: expected runs of at least two groups (model, nodes), got one");
+        fail_usage("--cross-validate: expected runs of at least two groups (model, nodes; source), got one");
+    for (int p = 0; p < PROFILES; p++)
+        k[p] = profiles[p].constants;
     if (fit)
-        k = runs_fit(&r, &h, -1);
-    runs_predict(&r, &h, &k, -1);
+        runs_fit(&r, k, -1);
+    runs_predict(&r, k, -1);
     for (int g = 0; cross_validate && g < r.groups; g++) {
-        const Constants others = runs_fit(&r, &h, g);
-        runs_predict(&r, &h, &others, g);
+        runs_fit(&r, others, g);
+        runs_predict(&r, others, g);
     }
     if (predictions)
         runs_write(&r, predictions);
     runs_print(&r);
     printf(cross_validate ? "\n(each group predicted with constants fitted to the others)\n"
                                 : "\nconstants%s:\n", fit ? ", fitted to these runs" : "");
-    memcpy(value, &k, sizeof value);
-    for (int c = 0; c < CONSTANTS && !cross_validate; c++)
-        printf("  %-11s %8.3g %s\n", constant_name[c], value[c], constant_meaning[c]);
+    for (int p = 0; p < PROFILES && !cross_validate; p++)
+        for (int c = 0; c < CONSTANTS && (p == NANOTRON) == r.playbook; c++)
+            printf("  %-8s %-11s %8.3g %s\n", profiles[p].name, constant_name[c], (&k[p].efficiency)[c],
+                   constant_meaning[c]);
 }
 
 int main(int argc, char **argv)

@@ -8,8 +8,9 @@
 #include "../../common/error.h"
 #include "../../common/print.h"
 #include "machines.h"
+#include "profiles.h"
 
-const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .dtype = "bf16",
+const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "", .dtype = "bf16",
                                    .gated = -1, .tied = -1, .capacity = 1.25};
 
 #define AT(member) offsetof(Question, member)
@@ -30,6 +31,7 @@ const QuestionOption question_options[] = {
     {"top-k", OPTION_NUMBER, AT(top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
     {"expert-width", OPTION_NUMBER, AT(expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
     {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of tokens (1.25)", 1},
+    {"for", OPTION_TEXT, AT(framework), 0, "NAME", NULL, 2},
     {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
     {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8)", 2},
     {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", NULL, 2},
@@ -39,9 +41,10 @@ const QuestionOption question_options[] = {
      "whole sequences", 2},
     {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
     {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
-     "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron; the "
-     "default)", 2},
-    {"published", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
+     "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron)", 2},
+    {"tokens", OPTION_TEXT, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
+     "GPU-hours", 2},
+    {"playbook", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
      "nodes were slower than the formulas alone explain", 2},
     {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
@@ -50,7 +53,8 @@ const QuestionOption question_options[] = {
     {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, inside dp x cp", 3},
     {"zero", OPTION_RANGE, AT(limits[ZERO]), 0, "N", "ZeRO stage, 0 to 3", 3},
     {"micro-batch", OPTION_RANGE, AT(limits[MICRO_BATCH]), 0, "N", "sequences per micro-batch", 3},
-    {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|full", "whether blocks are recomputed", 3},
+    {"chunks", OPTION_RANGE, AT(limits[CHUNKS]), 0, "N", "chunks of layers per pipeline stage, interleaved", 3},
+    {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|selective|full", "whether blocks are recomputed", 3},
 };
 const int question_option_count = sizeof question_options / sizeof *question_options;
 
@@ -58,6 +62,9 @@ const char *question_doc(const QuestionOption *o)
 {
     if (o->doc)
         return o->doc;
+    if (!strcmp(o->name, "for"))
+        return format_text("whose kernels, overlap and memory are planned: one of %s (09 for a model that it can "
+                           "train, else megatron)", framework_names());
     return !strcmp(o->name, "model")
            ? format_text("one of %s (8b)", model_names())
            : format_text("one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, memory bandwidth and NVLink; "
@@ -85,10 +92,11 @@ static Range range_of(const QuestionOption *o, const char *text)
     Range r = {.given = true};
     char rest;
 
-    if (o->at == AT(limits[RECOMPUTE]) && (!strcmp(text, "none") || !strcmp(text, "full")))
-        r.least = r.most = *text == 'f' ? FULL_RECOMPUTATION : NO_RECOMPUTATION;
-    else if (o->at == AT(limits[RECOMPUTE]))
-        fail_usage("--recompute: expected none or full, got '%s'", text);
+    if (o->at == AT(limits[RECOMPUTE])) {
+        r.least = r.most = recompute_named(text, strlen(text));
+        if (r.least < 0)
+            fail_usage("--recompute: expected none, selective or full, got '%s'", text);
+    }
     else if (sscanf(text, "<=%d%c", &r.most, &rest) == 1)
         r.least = 0;
     else if (sscanf(text, ">=%d%c", &r.least, &rest) == 1)
@@ -135,7 +143,7 @@ static Model model(const Question *q)
     Model m;
 
     if (!model_find(&m, q->model))
-        fail_usage("--model: expected one of %s, got '%s'; for another model, give its sizes: --layers, --hidden, ...",
+        fail_usage("--model: expected one of %s or a config.json, got '%s'; for another model, give its sizes: --layers, ...",
                    model_names(), q->model);
     const Model named = m;
     const int mlp = m.in_09 && q->hidden ? 4 * q->hidden : m.mlp;
@@ -149,13 +157,15 @@ static Model model(const Question *q)
     m.tied = q->tied >= 0 ? q->tied : m.tied;
     m.experts = q->experts ? q->experts : m.experts;
     m.top_k = m.experts ? q->top_k ? q->top_k : m.top_k ? m.top_k : 2 : 0;
-    m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.mlp : 0;
+    m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.expert_width ? m.expert_width : m.mlp : 0;
     m.capacity = q->capacity;
+    if (q->hidden || q->heads)
+        m.head_dim = m.value_dim = m.q_rank = 0;
     m.in_09 = !m.gated && m.tied && m.mlp == 4 * m.hidden && m.kv_heads == m.heads && !m.experts;
     if (m.layers != named.layers || m.hidden != named.hidden || m.mlp != named.mlp || m.experts != named.experts)
         snprintf(m.name, sizeof m.name, "own sizes");
     m.seq = q->seq ? q->seq : m.seq;
-    if (m.hidden % m.heads || m.heads % m.kv_heads)
+    if ((!m.head_dim && m.hidden % m.heads) || m.heads % m.kv_heads)
         fail_usage("--hidden %d, --heads %d, --kv-heads %d: expected each to be a multiple of the next", m.hidden,
                    m.heads, m.kv_heads);
     if (m.top_k > m.experts || (!m.experts && (q->top_k || q->expert_width)))
@@ -173,7 +183,13 @@ Query question_query(const Question *given)
 
     if (!fp32 && strcmp(given->dtype, "bf16"))
         fail_usage("--dtype: expected bf16 or fp32, got '%s'", given->dtype);
-    if (bytes && (bytes < 16 || bytes % 2 || fp32 || (q.model.in_09 && bytes != 18)))
+    const Framework f = *given->framework ? framework_named(given->framework)
+                        : q.model.in_09 ? FOR_09 : given->published ? FOR_NANOTRON : FOR_MEGATRON;
+    if (f == FRAMEWORKS || (f == FOR_09 && !q.model.in_09))
+        fail_usage("--for: expected one of %s%s, got '%s'", framework_names(), f == FOR_09
+                   ? " but 09, which has no gated MLP, untied embedding, grouped queries or experts" : "",
+                   given->framework);
+    if (bytes && (bytes < 16 || bytes % 2 || fp32 || (f == FOR_09 && bytes != 18)))
         fail_usage("--state-bytes: expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs, got %d",
                    bytes);
     if (gpus > node && gpus % node && !given->pretend)
@@ -183,11 +199,19 @@ Query question_query(const Question *given)
         fail_usage("--batch %d: expected a multiple of the %d tokens of a sequence, such as %lld", given->batch, seq,
                    (given->batch / seq + 1LL) * seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
-    q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .published = given->published,
-                          .stored = fp32 ? 4 : 2, .gradients = q.model.in_09 || fp32 ? 4 : bytes ? bytes - 14 : 6,
-                          .loss_rows = given->pretend ? 256 : 2048};
     q.hardware = given->pretend ? hardware_simulated(given->pretend) : hardware_named(given->hardware);
-    q.constants = given->pretend ? exact_constants : published_constants;
+    q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
+                          .published = given->published, .stored = fp32 ? 4 : 2,
+                          .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
+                          .loss_rows = given->pretend ? 256 : 2048};
+    q.constants = given->pretend ? exact_constants : constants_for(f, &q.hardware, NULL);
+    if (given->tokens) {
+        char *end;
+        q.tokens = strtod(given->tokens, &end);
+        q.tokens *= *end == 'T' ? 1e12 : *end == 'B' ? 1e9 : *end == 'M' ? 1e6 : 1;
+        if (end == given->tokens || strlen(end) > (strchr("TBM", *end) != NULL) || !(q.tokens >= 1 && q.tokens < 1e18))
+            fail_usage("--tokens: expected a number of tokens, such as 300B or 15T, got '%s'", given->tokens);
+    }
     memcpy(q.limits, given->limits, sizeof q.limits);
     for (int d = 0; d < DIMENSIONS && (set = dimension_name[d]); d++)
         if (q.limits[d].given && (q.limits[d].most < q.limits[d].least || q.limits[d].most < (d < ZERO)))

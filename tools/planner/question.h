@@ -19,7 +19,7 @@ typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, o
     double capacity;
     int gpus, per_node, batch, state_bytes;
     bool about;                     /* --batch 4M: rounded down to whole sequences */
-    const char *model, *hardware, *pretend, *dtype;
+    const char *model, *hardware, *framework, *pretend, *dtype, *tokens;
     bool published;
     Range limits[DIMENSIONS];
 } Question;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "../../common/error.h"
+#include "../../common/print.h"
 #include "machines.h"
 
 static const double GiB = 1073741824;
@@ -14,57 +15,131 @@ static const double GiB = 1073741824;
 /* ---- The file ---- */
 
 enum { MAX_STAGES = 4096 };
-enum { MODEL, NODES, MICRO_BATCH, ACCUMULATE, DP, PP, TP, ZERO, TOKENS, MEMORY, COLUMNS };
-static const char *const column_name[COLUMNS] = {
-    "model", "nodes", "micro_batch", "accumulate", "dp", "pp", "tp", "zero", "tokens_per_second_per_gpu", "memory"};
+typedef struct {
+    const char *file, *header, *line;
+    int row;
+} Row;
 
-/* The i-th field of a line, until the next comma. */
+/* The i-th field of a line, until the next comma; without the quotes around it. */
 static const char *field(const char *line, int i, int *length)
 {
-    for (; i > 0 && *line; line++)
-        i -= *line == ',';
-    *length = strcspn(line, ",");
+    for (bool quoted = false; i > 0 && *line; line++) {
+        quoted ^= *line == '"';
+        i -= *line == ',' && !quoted;
+    }
+    const bool quoted = *line == '"';
+    *length = quoted ? strcspn(++line, "\"") : strcspn(line, ",");
     return line;
 }
 
-static double number(const char *file, int row, const char *line, int at, int column, double least)
+static int column_named(const char *header, const char *name)   /* -1: none */
 {
     int length;
-    const char *text = field(line, at, &length);
+    const char *text;
+
+    for (int i = 0; *(text = field(header, i, &length)); i++)
+        if (length == (int)strlen(name) && !strncmp(text, name, length))
+            return i;
+    return -1;
+}
+
+static const char *text_of(const Row *r, const char *name)      /* "": no such column; valid for the next seven calls */
+{
+    const int at = column_named(r->header, name);
+    int length = 0;
+    const char *text = at < 0 ? "" : field(r->line, at, &length);
+
+    return format_text("%.*s", length, text);
+}
+
+static double number(const Row *r, const char *name, double least, double otherwise)    /* if empty; NAN: required */
+{
+    const char *text = text_of(r, name);
     char *end;
     const double x = strtod(text, &end);
+    const bool whole = !strstr(name, "per_gpu") && strcmp(name, "memory");
 
-    if (!length || end != text + length || !(x >= least) || !isfinite(x) || (column < TOKENS && x != floor(x)))
-        fail("%s, line %d: %s: expected %s of at least %g, got '%.*s'", file, row, column_name[column],
-             column < TOKENS ? "an integer" : "a number", least, length, text);
+    if (!*text && !isnan(otherwise))
+        return otherwise;
+    if (end == text || *end || !(x >= least) || !isfinite(x) || (whole && x != floor(x)))
+        fail("%s, line %d: %s: expected %s of at least %g, got '%s'", r->file, r->row, name,
+             whole ? "an integer" : "a number", least, text);
     return x;
 }
 
-static Run run_of(const char *file, int row, const char *line, const int *at)
+static Run playbook_run(const Row *row)
 {
-    Run r = {.line = strdup(line)};
-    int length;
-    const char *text = field(line, at[MODEL], &length);
-    char name[32];
+    Run r = {.profile = NANOTRON, .weight = 1};
+    const char *name = text_of(row, "model");
+    Grid *g = &r.grid;
 
-    snprintf(name, sizeof name, "%.*s", length, text);
-    if (!model_find(&r.model, name))
-        fail("%s, line %d: model: expected one of %s, got '%s'", file, row, model_names(), name);
-    r.cluster = (Cluster){.gpus = 8 * number(file, row, line, at[NODES], NODES, 1), .per_node = 8, .published = true,
-                          .stored = 2, .gradients = 6, .loss_rows = 2048};
-    r.grid = (Grid){.micro_batch = number(file, row, line, at[MICRO_BATCH], MICRO_BATCH, 1),
-                    .accumulate = number(file, row, line, at[ACCUMULATE], ACCUMULATE, 1),
-                    .dp = number(file, row, line, at[DP], DP, 1), .pp = number(file, row, line, at[PP], PP, 1),
-                    .tp = number(file, row, line, at[TP], TP, 1), .cp = 1, .ep = 1,
-                    .zero = number(file, row, line, at[ZERO], ZERO, 0)};
-    if ((double)r.grid.dp * r.grid.pp * r.grid.tp != r.cluster.gpus)
-        fail("%s, line %d: dp %d x pp %d x tp %d: expected %d ranks, 8 per node, got %.0f", file, row, r.grid.dp,
-             r.grid.pp, r.grid.tp, r.cluster.gpus, (double)r.grid.dp * r.grid.pp * r.grid.tp);
-    if (r.grid.zero > 3 || r.grid.pp > MAX_STAGES)
-        fail("%s, line %d: zero %d, pp %d: expected zero from 0 to 3, pp from 1 to %d", file, row, r.grid.zero,
-             r.grid.pp, MAX_STAGES);
-    r.measured = number(file, row, line, at[TOKENS], TOKENS, 0);
-    r.memory = GiB * number(file, row, line, at[MEMORY], MEMORY, 0);
+    if (!model_find(&r.query.model, name))
+        fail("%s, line %d: model: expected one of %s, got '%s'", row->file, row->row, model_names(), name);
+    const int gpus = 8 * number(row, "nodes", 1, NAN);
+    r.query.cluster = (Cluster){.gpus = gpus, .per_node = 8, .framework = FOR_NANOTRON, .published = true, .stored = 2,
+                                .gradients = 6, .loss_rows = 2048};
+    r.query.hardware = hardware_named("h100");
+    *g = (Grid){.micro_batch = number(row, "micro_batch", 1, NAN), .accumulate = number(row, "accumulate", 1, NAN),
+                .dp = number(row, "dp", 1, NAN), .pp = number(row, "pp", 1, NAN), .tp = number(row, "tp", 1, NAN),
+                .cp = 1, .ep = 1, .chunks = 1, .zero = number(row, "zero", 0, NAN)};
+    if ((double)g->dp * g->pp * g->tp != gpus)
+        fail("%s, line %d: dp %d x pp %d x tp %d: expected %d ranks, 8 per node, got %.0f", row->file, row->row, g->dp,
+             g->pp, g->tp, gpus, (double)g->dp * g->pp * g->tp);
+    if (g->zero > 3 || g->pp > MAX_STAGES)
+        fail("%s, line %d: zero %d, pp %d: expected zero from 0 to 3, pp from 1 to %d", row->file, row->row, g->zero,
+             g->pp, MAX_STAGES);
+    r.measured = number(row, "tokens_per_second_per_gpu", 0, NAN);
+    r.memory = GiB * number(row, "memory", 0, NAN);
+    r.name = strdup(format_text("%-5s %5d", r.query.model.name, gpus / 8));
+    return r;
+}
+
+/* Of published runs: what a source used; all others: Megatron-LM. DeepSpeed's did not interleave. */
+static const struct {
+    const char *source;
+    Framework framework;
+    bool deepspeed;
+} known[] = {
+    {"llm-foundry", FOR_FSDP_2023, false}, {"fsdp", FOR_TORCHTITAN, false}, {"torchtitan", FOR_TORCHTITAN, false},
+    {"nanotron", FOR_NANOTRON, false}, {"Narayanan", FOR_MEGATRON_2022, false},
+    {"Korthikanti", FOR_MEGATRON_2022, false}, {"DeepSpeed", FOR_MEGATRON_2022, true},
+    {"vTrain", FOR_MEGATRON_2022, true}, {"BLOOM", FOR_MEGATRON_2022, true}, {"NeoX", FOR_MEGATRON_2022, true},
+    {"", FOR_MEGATRON, false},
+};
+
+static Run published_run(const Row *row)
+{
+    Run r = {.name = strdup(text_of(row, "source"))};
+    const int hidden = number(row, "hidden", 1, NAN), heads = number(row, "heads", 1, NAN);
+    const int mlp = number(row, "mlp", 1, NAN), experts = number(row, "experts", 0, 0);
+    const int gpus = number(row, "gpus", 1, NAN);
+    const char *layout = text_of(row, "layout"), *gpu = text_of(row, "gpu");
+    const char *counted = text_of(row, "in_statistics"), *network = strchr(gpu, ',');
+    double gigabits;
+
+    r.query.model = (Model){.layers = number(row, "layers", 1, NAN), .hidden = hidden, .heads = heads,
+        .kv_heads = number(row, "kv_heads", 1, heads), .mlp = mlp, .vocab = number(row, "vocab", 1, 32000),
+        .seq = number(row, "seq", 1, NAN), .experts = experts, .top_k = number(row, "top_k", 0, experts ? 2 : 0),
+        .expert_width = number(row, "expert_width", 0, experts ? mlp : 0), .gated = mlp != 4 * hidden || experts,
+        .capacity = 1};
+    snprintf(r.query.model.name, sizeof r.query.model.name, "%s", text_of(row, "model"));
+    r.query.hardware = hardware_named(strstr(gpu, "HBM2e") ? "h100-96gb"
+                                      : format_text("%.*s", (int)strcspn(gpu, ", "), gpu));
+    if (network && sscanf(network, ", %lf Gb/s per node", &gigabits) == 1)
+        r.query.hardware.network = gigabits / 8 * 1e9;
+    int of = 0;
+
+    while (!strcasestr(r.name, known[of].source))
+        of++;
+    const Framework f = known[of].framework;
+    r.query.cluster = (Cluster){.gpus = gpus, .per_node = 8, .framework = f, .stored = 2,
+                                .gradients = frameworks[f].gradients, .loss_rows = 2048};
+    r.query.sequences = number(row, "sequences_per_step", 1, NAN);
+    r.profile = profile_for(f, &r.query.hardware);
+    r.measured = number(row, "published_tokens_per_second_per_gpu", 0, 0);
+    r.weight = r.measured && strcmp(counted, "no");
+    r.wrong = grid_read(&r.query, layout, &r.grid);
+    r.chunks = known[of].deepspeed || strstr(layout, "chunks=") ? r.grid.chunks : r.query.model.layers;
     return r;
 }
 
@@ -72,48 +147,58 @@ Runs runs_read(const char *file)
 {
     FILE *f = fopen(file, "r");
     Runs r = {0};
+    Row row = {.file = file};
     char *line = NULL;
     size_t size = 0;
-    int row = 0, at[COLUMNS];
 
     if (!f)
-        fail("--runs %s: %s", file, strerror(errno));
+        fail("%s: %s", file, strerror(errno));
     while (getline(&line, &size, f) >= 0) {
-        row++;
+        row.row++, row.line = line;
         line[strcspn(line, "\r\n")] = 0;
         if (!line[0] || line[0] == '#')
             continue;
         if (!r.header) {
-            r.header = strdup(line);
-            for (int c = 0; c < COLUMNS; c++) {
-                int length;
-                const char *text;
-                for (at[c] = 0; *(text = field(line, at[c], &length)); at[c]++)
-                    if (length == (int)strlen(column_name[c]) && !strncmp(text, column_name[c], length))
-                        break;
-                if (!*text)
-                    fail("%s, line %d: expected a column %s, got '%s'", file, row, column_name[c], line);
-            }
+            static const char *const needed[2][10] = {
+                {"source", "layers", "hidden", "mlp", "heads", "gpu", "gpus", "layout", "sequences_per_step", "seq"},
+                {"model", "nodes", "micro_batch", "accumulate", "dp", "pp", "tp", "zero", "tokens_per_second_per_gpu",
+                 "memory"}};
+            row.header = r.header = strdup(line);
+            r.playbook = column_named(line, "layout") < 0;
+            for (int i = 0; i < 10; i++)
+                if (column_named(line, needed[r.playbook][i]) < 0)
+                    fail("%s, line %d: expected a column %s, got '%s'", file, row.row, needed[r.playbook][i], line);
             continue;
         }
         r.all = realloc(r.all, (r.count + 1) * sizeof *r.all);
         if (!r.all)
             fail("no memory for %d runs", r.count + 1);
-        r.all[r.count] = run_of(file, row, line, at);
-        r.all[r.count].group = r.groups;
-        for (int i = 0; i < r.count; i++)
-            if (!strcmp(r.all[i].model.name, r.all[r.count].model.name)
-                && r.all[i].cluster.gpus == r.all[r.count].cluster.gpus)
-                r.all[r.count].group = r.all[i].group;
-        r.groups += r.all[r.count].group == r.groups;
+        Run *one = &r.all[r.count];
+        *one = r.playbook ? playbook_run(&row) : published_run(&row);
+        one->line = strdup(line);
+        one->group = r.groups, one->set = r.sets;
+        for (const Run *x = r.all; x < one; x++) {
+            const bool same = !strcmp(x->name, one->name);
+            one->group = same ? x->group : one->group;
+            if (same && x->query.cluster.gpus == one->query.cluster.gpus
+                && !strcmp(x->query.model.name, one->query.model.name))
+                one->set = x->set;
+        }
+        r.groups += one->group == r.groups, r.sets += one->set == r.sets;
         r.count++;
     }
     if (ferror(f))
-        fail("--runs %s: %s", file, strerror(errno));
+        fail("%s: %s", file, strerror(errno));
     fclose(f);
     free(line);
     if (!r.count)
-        fail("--runs %s: expected a line of column names, then a line per run; got none", file);
+        fail("%s: expected a line of column names, then a line per run; got none", file);
+    for (int i = 0; i < r.count && !r.playbook; i++) {          /* each source counts as much */
+        int rows = 0;
+        for (int k = 0; k < r.count; k++)
+            rows += r.all[k].group == r.all[i].group;
+        r.all[i].weight /= rows;
+    }
     return r;
 }
 
@@ -124,27 +209,40 @@ void runs_write(const Runs *r, const char *file)
     if (!f)
         fail("--predictions %s: %s", file, strerror(errno));
     fprintf(f, "%s,predicted_tokens_per_second_per_gpu,predicted_memory\n", r->header);
-    for (int i = 0; i < r->count; i++)
-        fprintf(f, "%s,%.6g,%.4g\n", r->all[i].line, r->all[i].predicted, r->all[i].predicted_memory / GiB);
+    for (const Run *x = r->all; x < r->all + r->count; x++)
+        if (x->wrong)
+            fprintf(f, "%s,,\n", x->line);
+        else
+            fprintf(f, "%s,%.6g,%.4g\n", x->line, x->predicted, x->predicted_memory / GiB);
     if (ferror(f) | fclose(f))
         fail("--predictions %s: %s", file, strerror(errno));
 }
 
 /* ---- Predictions, and the fit of the constants ---- */
 
-static double predicted(const Run *r, const Hardware *h, const Constants *k)
+/* How many chunks an interleaved pipeline had is rarely published: the fastest. */
+static Candidate predicted(const Run *r, const Constants k[PROFILES])
 {
-    return grid_tokens(&r->model, &r->grid) / grid_time(&r->model, &r->grid, &r->cluster, h, k, NULL).total
-           / r->cluster.gpus;
+    Query q = r->query;
+    Grid g = r->grid;
+    q.constants = constants_for(q.cluster.framework, &q.hardware, k);
+    Candidate best = candidate_of(&q, &g);
+
+    for (g.chunks++; g.chunks <= r->chunks; g.chunks++)
+        if (!grid_error(&q, &g)) {
+            const Candidate c = candidate_of(&q, &g);
+            best = c.tokens > best.tokens ? c : best;
+        }
+    return best;
 }
 
-void runs_predict(Runs *r, const Hardware *h, const Constants *k, int group)
+void runs_predict(Runs *r, const Constants k[PROFILES], int group)
 {
-    for (int i = 0; i < r->count; i++) {
-        Run *one = &r->all[i];
-        if (group < 0 || one->group == group)
-            one->predicted = predicted(one, h, k);
-        one->predicted_memory = grid_memory(&one->model, &one->grid, &one->cluster).total;
+    for (Run *x = r->all; x < r->all + r->count; x++) {
+        if (x->wrong || (group >= 0 && x->group != group))
+            continue;
+        const Candidate c = predicted(x, k);
+        x->predicted = c.tokens, x->predicted_memory = c.memory.total;
     }
 }
 
@@ -154,29 +252,42 @@ typedef struct {                        /* a corner of the simplex: logarithms o
     double x[CONSTANTS], loss;
 } Point;
 
-static Constants constants_of(const Point *p)
+static int fitted(const Profile *p, int where[CONSTANTS])        /* indexes of the constants that a fit changes */
 {
-    double value[CONSTANTS];
-    Constants k;
+    const double *start = &p->start.efficiency;
+    int n = 0;
 
     for (int c = 0; c < CONSTANTS; c++)
-        value[c] = exp(p->x[c]);
-    memcpy(&k, value, sizeof k);
-    return k;
+        if (start[c])
+            where[n++] = c;
+    return n;
 }
 
-static void compute_loss(Point *p, const Runs *r, const Hardware *h, int without)
+/* The constants `base`, of this profile those of a point. */
+static void constants_of(Constants k[PROFILES], const Point *p, int profile, const Constants base[PROFILES])
 {
-    const Constants k = constants_of(p);
-    double sum = 0;
-    int counted = 0;
+    int where[CONSTANTS];
+    const int n = fitted(&profiles[profile], where);
 
-    for (int i = 0; i < r->count; i++)
-        if (r->all[i].group != without) {
-            sum += fmin(MAX_LOSS, fabs(log(predicted(&r->all[i], h, &k) / r->all[i].measured)));
-            counted++;
+    memmove(k, base, PROFILES * sizeof *k);
+    for (int c = 0; c < n; c++)
+        (&k[profile].efficiency)[where[c]] = exp(p->x[c]);
+    if (profile == NANOTRON)                            /* its runs have sequences of one length */
+        k[NANOTRON].attention = k[NANOTRON].efficiency;
+}
+
+static void compute_loss(Point *p, const Runs *r, int profile, const Constants base[PROFILES], int without)
+{
+    Constants k[PROFILES];
+    double sum = 0, counted = 0;
+
+    constants_of(k, p, profile, base);
+    for (const Run *x = r->all; x < r->all + r->count; x++)
+        if (x->profile == profile && x->group != without && !x->wrong && x->weight) {
+            sum += x->weight * fmin(MAX_LOSS, fabs(log(predicted(x, k).tokens / x->measured)));
+            counted += x->weight;
         }
-    p->loss = sum / counted;
+    p->loss = counted ? sum / counted : NAN;
 }
 
 static int by_loss(const void *a, const void *b)
@@ -186,63 +297,79 @@ static int by_loss(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The worst point (points[CONSTANTS]) reflected at the center of the others, `factor` times as far from it. */
-static Point reflect(const Point *points, double factor, const Runs *r, const Hardware *h, int without)
+/* The worst of n + 1 points reflected at the center of the others, `factor` times as far from it. */
+static Point reflect(const Point *points, int n, double factor, const Runs *r, int profile,
+                     const Constants base[PROFILES], int without)
 {
     Point p;
 
-    for (int c = 0; c < CONSTANTS; c++) {
+    for (int c = 0; c < n; c++) {
         double center = 0;
-        for (int i = 0; i < CONSTANTS; i++)
-            center += points[i].x[c] / CONSTANTS;
-        p.x[c] = center + factor * (center - points[CONSTANTS].x[c]);
+        for (int i = 0; i < n; i++)
+            center += points[i].x[c] / n;
+        p.x[c] = center + factor * (center - points[n].x[c]);
     }
-    compute_loss(&p, r, h, without);
+    compute_loss(&p, r, profile, base, without);
     return p;
 }
 
-Constants runs_fit(const Runs *r, const Hardware *h, int without)
+static void fit(const Runs *r, int profile, Constants base[PROFILES], int without)
 {
-    const Constants start = {0.5, 5e-3, 3e-4, 5e-5, 0.1, 1};
     enum { ROUNDS = 200, RESTARTS = 2 };
-    Point points[CONSTANTS + 1], *const best = &points[0], *const worst = &points[CONSTANTS];
-    double value[CONSTANTS];
+    int where[CONSTANTS];
+    const int n = fitted(&profiles[profile], where);
+    Point points[CONSTANTS + 1], *const best = &points[0], *const worst = &points[n];
 
-    memcpy(value, &start, sizeof value);
-    for (int c = 0; c < CONSTANTS; c++)
-        best->x[c] = log(value[c]);
-    for (int restart = 0; restart < RESTARTS; restart++) {
-        for (int i = 0; i <= CONSTANTS; i++) {          /* a simplex: the best, and one step from it along each axis */
+    for (int c = 0; c < n; c++)
+        best->x[c] = log((&profiles[profile].start.efficiency)[where[c]]);
+    compute_loss(best, r, profile, base, without);
+    for (int restart = 0; restart < RESTARTS && !isnan(best->loss) && n; restart++) {
+        for (int i = 0; i <= n; i++) {          /* a simplex: the best, and one step from it along each axis */
             points[i] = *best;
             if (i)
                 points[i].x[i - 1] += restart ? -0.15 : 0.3;
-            compute_loss(&points[i], r, h, without);
+            compute_loss(&points[i], r, profile, base, without);
         }
         for (int round = 0; round < ROUNDS; round++) {
-            qsort(points, CONSTANTS + 1, sizeof *points, by_loss);
-            Point p = reflect(points, 1, r, h, without);
+            qsort(points, n + 1, sizeof *points, by_loss);
+            Point p = reflect(points, n, 1, r, profile, base, without);
             if (p.loss < best->loss) {
-                const Point expanded = reflect(points, 2, r, h, without);
+                const Point expanded = reflect(points, n, 2, r, profile, base, without);
                 *worst = expanded.loss < p.loss ? expanded : p;
                 continue;
             }
-            if (p.loss < points[CONSTANTS - 1].loss) {
+            if (p.loss < points[n - 1].loss) {
                 *worst = p;
                 continue;
             }
             const double bound = fmin(p.loss, worst->loss);
-            p = reflect(points, p.loss < worst->loss ? 0.5 : -0.5, r, h, without);      /* contract */
+            p = reflect(points, n, p.loss < worst->loss ? 0.5 : -0.5, r, profile, base, without);     /* contract */
             if (p.loss < bound) {
                 *worst = p;
                 continue;
             }
-            for (int i = 1; i <= CONSTANTS; i++) {      /* shrink: all halfway to the best */
-                for (int c = 0; c < CONSTANTS; c++)
+            for (int i = 1; i <= n; i++) {      /* shrink: all halfway to the best */
+                for (int c = 0; c < n; c++)
                     points[i].x[c] = (points[i].x[c] + best->x[c]) / 2;
-                compute_loss(&points[i], r, h, without);
+                compute_loss(&points[i], r, profile, base, without);
             }
         }
-        qsort(points, CONSTANTS + 1, sizeof *points, by_loss);
+        qsort(points, n + 1, sizeof *points, by_loss);
     }
-    return constants_of(best);
+    if (!isnan(best->loss))
+        constants_of(base, best, profile, base);
+}
+
+/* Kernels written for Ampere, on Hopper: as fast per multiprocessor and clock, as a fraction of a higher peak. */
+static const double HOPPER_ATTENTION = 312 * 132 * 1.755 / (108 * 1.41 * 989.4);
+
+void runs_fit(const Runs *r, Constants k[PROFILES], int without)
+{
+    for (int p = 0; p < PROFILES; p++)
+        k[p] = profiles[p].constants;
+    for (int p = 0; p < PROFILES; p++) {
+        if (p == HOPPER)
+            k[p].attention = k[AMPERE].attention * HOPPER_ATTENTION;
+        fit(r, p, k, without);
+    }
 }

@@ -1,42 +1,47 @@
-/* The playbook's published runs, against the formulas' predictions. */
+/* Published runs, against the formulas' predictions. */
 #ifndef RUNS_H
 #define RUNS_H
 
-#include "costs.h"
+#include "profiles.h"
+#include "search.h"
 
 typedef struct {
-    Model model;
-    Cluster cluster;
+    Query query;                    /* one grid's */
     Grid grid;
-    int group;                      /* of the runs of one model on as many nodes, from which a planner chooses */
-    double measured, memory;        /* tokens/s per GPU; bytes on the rank that needed most */
+    int chunks;                     /* at most as many, where interleaved */
+    int profile;                    /* of its constants */
+    int group;                      /* what cross-validation leaves out at once: the source; a model on so many nodes */
+    int set;                        /* runs from which a planner chooses: of one group, model and number of GPUs */
+    double weight;                  /* in a fit; 0: none, and not counted either */
+    double measured, memory;        /* tokens/s per GPU; bytes on the rank that needed most, or 0: not published */
     double predicted, predicted_memory;
-    char *line;                     /* as in the file */
+    char *name, *line, *wrong;      /* of the group; as in the file; why it is not predicted, or NULL */
 } Run;
 
 typedef struct {
     Run *all;
-    int count, groups;
+    int count, groups, sets;
+    bool playbook;                  /* columns as in playbook_runs.csv; else as in published_runs.csv */
     char *header;
 } Runs;
 
-/* Reads a file in the format of playbook_runs.csv; columns by name, in any order. Fails with the file's name and the
- * line's number. */
+/* Reads a file whose columns have the names of playbook_runs.csv or, with a column `layout`, of published_runs.csv.
+ * They may be in any order; others are ignored. Fails with the file's name and the line's number. */
 Runs runs_read(const char *file);
 
 /* Fills in predicted_memory of all runs, and predicted, with these constants, of the runs of `group`; -1: of all. */
-void runs_predict(Runs *r, const Hardware *h, const Constants *k, int group);
+void runs_predict(Runs *r, const Constants k[PROFILES], int group);
 
 /* Fits the constants: the least mean of |log(predicted / measured)|, at most 1/4 per run, as some failed and were ten
  * times slower. By the simplex of Nelder and Mead (1965), in logarithms, from round guesses. Leaves out the group
- * `without`; -1: none. */
-Constants runs_fit(const Runs *r, const Hardware *h, int without);
+ * `without`; -1: none. A profile that no run has keeps its constants. */
+void runs_fit(const Runs *r, Constants k[PROFILES], int without);
 
 /* Writes the runs with two more columns, predicted_tokens_per_second_per_gpu and predicted_memory (GiB). */
 void runs_write(const Runs *r, const char *file);
 
-/* Prints, per group and in total: median errors, rank correlation, and the regret of the planner and of three rules
- * without formulas. Regret: how much slower the chosen grid ran than the fastest of its group. */
+/* Prints, per group and in total: median errors, rank correlation, and the regret of the planner and, of the playbook's
+ * runs, of three rules without formulas. Regret: how much slower the chosen grid ran than the fastest of its set. */
 void runs_print(const Runs *r);
 
 #endif

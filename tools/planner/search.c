@@ -7,22 +7,23 @@
 
 #include "../../common/error.h"
 #include "../../common/print.h"
+#include "profiles.h"
 
 static const double GiB = 1073741824;
 enum { MAX_SEQUENCES = 128 };       /* per micro-batch */
 
 bool fits(const Query *q, const Memory *m)
 {
-    return m->total <= memory_limit * q->hardware.memory;
+    return m->total <= memory_limit(&q->cluster) * q->hardware.memory;
 }
 
-const char *const dimension_name[DIMENSIONS] = {"tp", "cp", "pp", "ep", "dp", "micro-batch", "accumulate", "zero",
-                                                "recompute"};
+const char *const dimension_name[DIMENSIONS] = {"tp", "cp", "pp", "ep", "dp", "micro-batch", "accumulate", "chunks",
+                                                "zero", "recompute"};
 
 static int *size_of(Grid *g, Dimension d)
 {
-    int *const sizes[DIMENSIONS] = {&g->tp, &g->cp, &g->pp, &g->ep, &g->dp, &g->micro_batch, &g->accumulate, &g->zero,
-                                    &g->recompute};
+    int *const sizes[DIMENSIONS] = {&g->tp, &g->cp, &g->pp, &g->ep, &g->dp, &g->micro_batch, &g->accumulate, &g->chunks,
+                                    &g->zero, &g->recompute};
 
     return sizes[d];
 }
@@ -34,9 +35,19 @@ int grid_size(const Grid *g, Dimension d)
     return *size_of(&copy, d);
 }
 
+static const char *const recompute_name[] = {"none", "selective", "full"};
+
+int recompute_named(const char *text, int length)
+{
+    for (int i = NO_RECOMPUTATION; i <= FULL_RECOMPUTATION; i++)
+        if (length == (int)strlen(recompute_name[i]) && !strncmp(text, recompute_name[i], length))
+            return i;
+    return -1;
+}
+
 const char *size_text(Dimension d, int size)
 {
-    return d == RECOMPUTE ? size ? "full" : "none" : format_text("%d", size);
+    return d == RECOMPUTE ? recompute_name[size] : format_text("%d", size);
 }
 
 const char *grid_text(const Grid *g)
@@ -46,7 +57,7 @@ const char *grid_text(const Grid *g)
     char *t = text[next++ % 8];
 
     for (int d = 0, at = 0; d < DIMENSIONS; d++)
-        if (d != EP || g->ep > 1)
+        if ((d != EP && d != CHUNKS) || grid_size(g, d) > 1)
             at += snprintf(t + at, sizeof text[0] - at, "%s%s=%s", at ? "," : "", dimension_name[d],
                            size_text(d, grid_size(g, d)));
     return t;
@@ -56,6 +67,7 @@ const char *grid_error(const Query *q, const Grid *g)
 {
     static char text[512];
     const Model *m = &q->model;
+    const Traits *f = &frameworks[q->cluster.framework];
     const double ranks = (double)g->dp * g->cp * g->pp * g->tp;
 
     text[0] = 0;
@@ -79,12 +91,19 @@ const char *grid_error(const Query *q, const Grid *g)
     else if (m->experts ? m->experts % g->ep || (int64_t)g->dp * g->cp % g->ep : g->ep > 1)
         snprintf(text, sizeof text, "ep %d: expected a divisor of the %d experts and of dp x cp, %d", g->ep, m->experts,
                  g->dp * g->cp);
-    else if (g->zero > 1 && m->in_09)
-        snprintf(text, sizeof text, "zero %d: expected zero 0 or 1, which 09_combined has; 04 has ZeRO-2 and 3 without "
-                 "tp, and models that 09 cannot run (--gated, --untied) are planned with all stages", g->zero);
-    else if (g->zero > 1 && g->pp > 1)
+    else if (!(f->stages >> g->zero & 1))
+        snprintf(text, sizeof text, "zero %d: expected one of those that %s has: %s", g->zero, f->command,
+                 f->stages == 3 ? "0, 1" : f->stages == 13 ? "0, 2, 3" : "0, 1, 2, 3");
+    else if (g->zero > 1 && g->pp > 1 && q->cluster.framework != FOR_TORCHTITAN)
         snprintf(text, sizeof text, "zero %d with pp %d: expected zero 0 or 1, as in a pipeline ZeRO-2 and 3 would "
                  "reduce-scatter or all-gather in every micro-batch", g->zero, g->pp);
+    else if (g->recompute == SELECTIVE_RECOMPUTATION && !f->interleaves)
+        snprintf(text, sizeof text, "recompute selective: expected none or full, which %s has", f->command);
+    else if (g->chunks > 1 && (!f->interleaves || g->pp == 1 || g->accumulate % g->pp
+                               || (m->layers + (m->layers % g->pp ? 2 : 0)) % (g->pp * g->chunks)))
+        snprintf(text, sizeof text, "chunks %d: expected 1, or in a pipeline of %s such that pp x chunks divides the "
+                 "%d layers (if pp does not, with embedding and head %d), and pp the micro-batches", g->chunks,
+                 f->command, m->layers, m->layers + 2);
     return text[0] ? text : NULL;
 }
 
@@ -107,7 +126,30 @@ static bool allowed(const Query *q, const Grid *g)
 }
 
 /* Calls found(q, g, of) for every possible grid; returns their number. */
-static int each_grid(const Query *q, void (*found)(const Query *q, const Grid *g, void *of), void *of)
+typedef void Found(const Query *q, const Grid *g, void *of);
+
+/* Those with the ranks and micro-batches of `g`. */
+static int each_variant(const Query *q, Grid g, Found *found, void *of)
+{
+    const Traits *f = &frameworks[q->cluster.framework];
+    const int ranks = g.dp * g.cp, chunks = f->interleaves && g.pp > 1 ? (q->model.layers + 2) / g.pp : 1;
+    int count = 0;
+
+    for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++) {
+        if (ranks % g.ep || q->model.experts % g.ep)
+            continue;
+        for (g.zero = 0; g.zero <= (ranks > 1 ? 3 : 0); g.zero++)
+            for (g.chunks = 1; g.chunks <= chunks; g.chunks++)
+                for (g.recompute = NO_RECOMPUTATION; g.recompute <= FULL_RECOMPUTATION; g.recompute++)
+                    if (allowed(q, &g) && !grid_error(q, &g)) {
+                        found(q, &g, of);
+                        count++;
+                    }
+    }
+    return count;
+}
+
+static int each_grid(const Query *q, Found *found, void *of)
 {
     const Model *m = &q->model;
     const int n = q->cluster.gpus, sequences = q->sequences;
@@ -117,18 +159,11 @@ static int each_grid(const Query *q, void (*found)(const Query *q, const Grid *g
         for (int cp = 1; n % tp == 0 && cp <= n / tp; cp++)
             for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= m->layers; pp++)
                 for (int b = 1; n / tp / cp % pp == 0 && b <= MAX_SEQUENCES; b++) {
-                    Grid g = {.tp = tp, .cp = cp, .pp = pp, .dp = n / tp / cp / pp, .ep = 1, .micro_batch = b};
+                    Grid g = {.tp = tp, .cp = cp, .pp = pp, .dp = n / tp / cp / pp, .ep = 1, .micro_batch = b,
+                              .chunks = 1};
                     g.accumulate = (int64_t)g.dp * b <= sequences ? sequences / g.dp / b : 1;
-                    const int states = g.dp * g.cp == 1 ? 0 : pp == 1 && !m->in_09 ? 3 : 1;
-                    if (grid_error(q, &g))
-                        continue;
-                    for (g.ep = 1; g.ep <= fmin(fmax(1, m->experts), g.dp * g.cp); g.ep++)
-                        for (g.zero = m->experts % g.ep || g.dp * g.cp % g.ep ? 4 : 0; g.zero <= states; g.zero++)
-                            for (g.recompute = NO_RECOMPUTATION; g.recompute <= FULL_RECOMPUTATION; g.recompute++)
-                                if (allowed(q, &g)) {
-                                    found(q, &g, of);
-                                    count++;
-                                }
+                    if (!grid_error(q, &g))
+                        count += each_variant(q, g, found, of);
                 }
     return count;
 }
@@ -174,34 +209,40 @@ static int better(const void *a, const void *b)
     return s != t ? (s > t) - (s < t) : (x->memory.total > y->memory.total) - (x->memory.total < y->memory.total);
 }
 
+/* Why the smallest sizes that the restrictions allow are no grid; "" if it is one. */
+static const char *wrong_with_limits(const Query *q)
+{
+    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .dp = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1};
+
+    for (int d = 0; d < DIMENSIONS; d++)
+        if (q->limits[d].given)
+            *size_of(&g, d) = fmax(q->limits[d].least, *size_of(&g, d));
+    if (!q->limits[DP].given)
+        g.dp = fmax(1, q->cluster.gpus / ((double)g.tp * g.cp * g.pp));
+    if (!q->limits[ACCUMULATE].given)
+        g.accumulate = fmax(1, q->sequences / ((double)g.dp * g.micro_batch));
+    const char *wrong = grid_error(q, &g);
+    return wrong ? format_text(" (%s)", wrong) : "";
+}
+
 /* No grid is possible: names numbers of GPUs and of sequences that have one. */
 static _Noreturn void fail_without_grid(const Query *q)
 {
-    char possible[256] = "";
-    int found = 0;
+    const int above = (q->sequences / q->cluster.gpus + 1) * q->cluster.gpus;
     Query free = *q;
 
     memset(free.limits, 0, sizeof free.limits);
-    if (each_grid(&free, ignore, NULL)) {
-        const Candidates c = candidates(&free);
-        fail("no grid of %d ranks is possible with the restrictions given (--tp, --zero, ...); of %d without them the "
-             "%s is %s", q->cluster.gpus, c.count, c.fitting ? "fastest" : "smallest", grid_text(&c.all[0].grid));
-    }
-    for (int more = 1; found < 2 && more <= q->cluster.gpus; more++)
-        for (int sign = -1; sign <= 1; sign += 2) {
-            Query other = *q;
-            other.cluster.gpus += sign * more;
-            if (other.cluster.gpus < 1 || (other.cluster.gpus > other.cluster.per_node
-                                           && other.cluster.gpus % other.cluster.per_node)
-                || !each_grid(&other, ignore, NULL))
-                continue;
-            const size_t at = strlen(possible);
-            snprintf(possible + at, sizeof possible - at, "%s%d", found++ ? " or " : "", other.cluster.gpus);
-        }
-    const int above = (q->sequences / q->cluster.gpus + 1) * q->cluster.gpus;
+    const Candidates c = candidates(&free);
+    if (c.count)
+        fail("no grid of %d ranks is possible with the restrictions given%s; of %d without them the %s is %s",
+             q->cluster.gpus, wrong_with_limits(q), c.count, c.fitting ? "fastest" : "smallest",
+             grid_text(&c.all[0].grid));
+    while (--free.cluster.gpus > 1 && ((free.cluster.gpus > free.cluster.per_node
+           && free.cluster.gpus % free.cluster.per_node) || !each_grid(&free, ignore, NULL)))
+        continue;
     fail("--gpus %d: no grid has as many ranks: tp must divide the %d heads, 2 x cp the %d tokens per sequence, dp "
-         "the %d sequences, and pp is at most the %d layers; possible are --gpus %s, or --batch %lld (%d sequences)",
-         q->cluster.gpus, q->model.kv_heads, q->model.seq, q->sequences, q->model.layers, possible,
+         "the %d sequences, and pp is at most the %d layers; possible are --gpus %d, or --batch %lld (%d sequences)",
+         q->cluster.gpus, q->model.kv_heads, q->model.seq, q->sequences, q->model.layers, free.cluster.gpus,
          (long long)above * q->model.seq, above);
 }
 
@@ -234,9 +275,16 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
     const char *odd = q->model.seq % 16 == 0 || q->model.seq < 64 ? ""
                       : format_text("; cp and tp cannot split sequences of %d tokens: try --seq %d", q->model.seq,
                                     (q->model.seq + 512) / 1024 * 1024);
-    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s%s",
-         memory_limit * q->hardware.memory / GiB, 100 * memory_limit, q->hardware.memory / GiB,
-         least->memory.total / GiB, grid_text(&least->grid), possible, odd);
+    more.cluster.gradients = 2;
+    Candidate bf16 = {0}, shorter = {0};
+    each_grid(&more, least_memory, &bf16);
+    const char *hint = bf16.memory.total < least->memory.total
+                       ? format_text("; with --state-bytes 16 %.1f", bf16.memory.total / GiB) : "";
+    more.cluster.gradients = q->cluster.gradients, more.model.seq /= 2;
+    each_grid(&more, least_memory, &shorter);
+    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d %.1f%s%s",
+         memory_limit(&q->cluster) * q->hardware.memory / GiB, 100 * memory_limit(&q->cluster), q->hardware.memory / GiB,
+         least->memory.total / GiB, grid_text(&least->grid), hint, more.model.seq, shorter.memory.total / GiB, possible, odd);
 }
 
 Candidates candidates(const Query *q)
@@ -244,7 +292,7 @@ Candidates candidates(const Query *q)
     Candidates c = {0};
 
     each_grid(q, add_candidate, &c);
-    limit = memory_limit * q->hardware.memory;
+    limit = memory_limit(&q->cluster) * q->hardware.memory;
     if (c.count)
         qsort(c.all, c.count, sizeof *c.all, better);
     while (c.fitting < c.count && fits(q, &c.all[c.fitting].memory))
@@ -279,9 +327,9 @@ const Candidate *fastest_other(const Candidates *c, Dimension d)
     return NULL;
 }
 
-Grid grid_parse(const Query *q, const char *text)
+char *grid_read(const Query *q, const char *text, Grid *of)
 {
-    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .micro_batch = 1};
+    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .micro_batch = 1, .chunks = 1};
 
     for (const char *at = text; *at; at += strcspn(at, ","), at += *at == ',') {
         int d = 0, end = 0, value = 0;
@@ -290,21 +338,31 @@ Grid grid_parse(const Query *q, const char *text)
             const int n = strlen(dimension_name[d]);
             if (strncmp(at, dimension_name[d], n) || at[n] != '=')
                 continue;
-            if (d == RECOMPUTE ? length == 14 && (!strncmp(at + 10, "none", 4) || !strncmp(at + 10, "full", 4))
+            value = d == RECOMPUTE ? recompute_named(at + n + 1, length - n - 1) : -1;
+            if (d == RECOMPUTE ? value >= 0
                 : sscanf(at + n + 1, "%d%n", &value, &end) == 1 && n + 1 + end == length && value >= (d < ZERO)
                 && (d != ZERO || value <= 3))
                 break;
         }
         if (d == DIMENSIONS)
-            fail_usage("--explain %s: expected a list like tp=2,cp=1,pp=4,dp=8,micro-batch=1,accumulate=4,zero=1,"
-                       "recompute=none (zero from 0 to 3, recompute none or full), got '%.*s'", text, length, at);
-        *size_of(&g, d) = d == RECOMPUTE ? at[10] == 'f' : value;
+            return strdup(format_text("expected a list like tp=2,cp=1,pp=4,dp=8,micro-batch=1,accumulate=4,zero=1,"
+                       "recompute=none (zero from 0 to 3, recompute none, selective or full), got '%.*s'", length, at));
+        *size_of(&g, d) = value;
     }
     if (!g.dp)
         g.dp = fmax(1, q->cluster.gpus / ((double)g.tp * g.cp * g.pp));
     if (!g.accumulate)
         g.accumulate = fmax(1, q->sequences / ((double)g.dp * g.micro_batch));
+    *of = g;
     const char *wrong = grid_error(q, &g);
+    return wrong ? strdup(wrong) : NULL;
+}
+
+Grid grid_parse(const Query *q, const char *text)
+{
+    Grid g;
+    const char *wrong = grid_read(q, text, &g);
+
     if (wrong)
         fail_usage("--explain %s: %s", text, wrong);
     return g;

@@ -17,10 +17,11 @@ typedef struct {
 } Candidates;
 
 /* The sizes of a grid, by name; those up to PP and then EP, ZERO, RECOMPUTE are techniques. */
-typedef enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, ZERO, RECOMPUTE, DIMENSIONS } Dimension;
+typedef enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, ZERO, RECOMPUTE, DIMENSIONS } Dimension;
 extern const char *const dimension_name[DIMENSIONS];
 int grid_size(const Grid *g, Dimension d);
-const char *size_text(Dimension d, int size);       /* "2"; of RECOMPUTE "none" or "full" */
+const char *size_text(Dimension d, int size);       /* "2"; of RECOMPUTE "none", "selective" or "full" */
+int recompute_named(const char *text, int length);  /* -1: none */
 
 typedef struct {
     bool given;                     /* else all sizes are allowed */
@@ -33,6 +34,7 @@ typedef struct {                    /* the input of a plan */
     Hardware hardware;
     Constants constants;
     int sequences;                  /* per step, on all ranks together */
+    double tokens;                  /* of the whole training; 0: not given */
     Range limits[DIMENSIONS];
 } Query;
 
@@ -52,6 +54,9 @@ Candidates search(const Query *q);
 const Candidate *fastest_other(const Candidates *c, Dimension d);
 
 const char *grid_text(const Grid *g);           /* "tp=2,pp=4,dp=8,..."; valid for the next seven calls */
+
+/* Reads such a text. Sizes not named are 1; dp and accumulate follow from GPUs and batch. NULL, or what is wrong. */
+char *grid_read(const Query *q, const char *text, Grid *g);
 
 /* Reads such a text. Sizes not named are 1; dp and accumulate follow from GPUs and batch. Fails if impossible. */
 Grid grid_parse(const Query *q, const char *text);

@@ -16,6 +16,7 @@ struct Counts {
 };
 
 static std::map<std::string, Counts> counts;
+static std::map<std::string, uint64_t> calls;   /* of the host */
 static Counts *now;
 static std::unordered_set<uint64_t> touched;    /* sectors of this launch */
 
@@ -34,6 +35,11 @@ void count_launch(const Kernel &k)
     now = &counts[plain_name(k)];
     now->launches++;
     touched.clear();
+}
+
+void count_call(const char *name)
+{
+    calls[name]++;
 }
 
 void count_instruction(const Instruction &i)
@@ -126,6 +132,12 @@ static double bounds(const Counts &c, const Gpu &g, bool print)
 static struct AtEnd {
     ~AtEnd()
     {
+        const char *const what = getenv("SIMULATED_COUNTS");
+        if (what && !strcmp(what, "calls")) {
+            for (const auto &c : calls)
+                printf("calls: %s %llu\n", c.first.c_str(), (unsigned long long)c.second);
+            return;
+        }
         if (counting && !counts.empty())
             printf("\nper launch, in thousands: PTX instructions of warps; wavefronts; sectors of 32 bytes\n"
                    "on each GPU, microseconds if nothing but this took time: bounds, nothing is measured\n");

@@ -5,10 +5,13 @@
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <map>
+#include <set>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "numbers.h"
+#include "ptx.h"
 #include "runtime.h"
 
 static bool is_half(cudaDataType_t type)
@@ -132,6 +135,7 @@ static cublasStatus_t queue(cudaStream_t stream, const Matmul &m, const void *c,
 {
     const float scale = *(const float *)alpha, old = *(const float *)beta;
 
+    count_call("launches");
     enqueue(stream, m.name, [=] { m.run(c, scale, old); });
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -157,6 +161,40 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
     if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_a < x.a.rows || ld_b < x.b.rows || ld_c < m)
         return CUBLAS_STATUS_INVALID_VALUE;
     return x.types_fit() ? queue(cublas_stream, x, c, alpha, beta) : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* Lists of addresses, which the GPU reads. cuBLAS may assume that the matrices lie at multiples of 16 bytes. */
+cublasStatus_t cublasGemmBatchedEx_64(cublasHandle_t, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
+                                      int64_t n, int64_t k, const void *alpha, const void *const a[],
+                                      cudaDataType_t type_a, int64_t ld_a, const void *const b[], cudaDataType_t type_b,
+                                      int64_t ld_b, const void *beta, void *const c[], cudaDataType_t type_c,
+                                      int64_t ld_c, int64_t count, cublasComputeType_t compute, cublasGemmAlgo_t)
+{
+    const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T;
+    const float scale = *(const float *)alpha, old = *(const float *)beta;
+    const Matmul all = {"cublasGemmBatchedEx", {NULL, type_a, ta ? k : m, ta ? m : k, ld_a, 0, ta},
+                        {NULL, type_b, tb ? n : k, tb ? k : n, ld_b, 0, tb}, {NULL, type_c, m, n, ld_c, 0, false},
+                        compute, 1, CUBLASLT_EPILOGUE_DEFAULT, {}, {}, {}};
+
+    if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_a < all.a.rows || ld_b < all.b.rows || ld_c < m)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!all.types_fit())
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    count_call("launches");
+    enqueue(cublas_stream, all.name, [=] {
+        const auto list = [=](const void *from) {
+            return (void *const *)global_memory.access_all((uint64_t)from, count * sizeof(void *), READS);
+        };
+        void *const *of_a = list(a), *const *of_b = list(b), *const *of_c = list(c);
+        for (int64_t i = 0; i < count; i++) {
+            Matmul x = all;
+            x.a.data = of_a[i], x.b.data = of_b[i], x.d.data = of_c[i];
+            if (((uintptr_t)of_a[i] | (uintptr_t)of_b[i] | (uintptr_t)of_c[i]) % 16)
+                simulated_error("cublasGemmBatchedEx: matrix %lld is not at a multiple of 16 bytes", (long long)i);
+            x.run(of_c[i], scale, old);
+        }
+    });
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
@@ -284,6 +322,22 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
+/* CUBLASLT_LOG_LEVEL=2: each kind of matmul, once. */
+static void log_matmul(const Matmul &m, const Description &d)
+{
+    static const std::map<cudaDataType_t, const char *> names = {
+        {CUDA_R_32F, "F32"}, {CUDA_R_16BF, "BF16"}, {CUDA_R_16F, "F16"}, {CUDA_R_8F_E4M3, "E4M3"},
+        {CUDA_R_8F_E5M2, "E5M2"}};
+    static std::set<std::string> logged;
+    const char *level = getenv("CUBLASLT_LOG_LEVEL");
+    const std::string kind = std::string(names.at(m.a.type)) + " by " + names.at(m.b.type) + " to "
+        + names.at(m.d.type) + " FAST_ACCUM=" + std::to_string(d.at(CUBLASLT_MATMUL_DESC_FAST_ACCUM))
+        + " SM_COUNT_TARGET=" + std::to_string(d.at(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET));
+
+    if (level && atoi(level) >= 2 && logged.insert(kind).second)
+        printf("cublasLtMatmul: %s\n", kind.c_str());
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t layout_a, const void *b, cublasLtMatrixLayout_t layout_b,
                               const void *beta, const void *c, cublasLtMatrixLayout_t, void *d,
@@ -292,6 +346,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
 {
     const Matmul m = described(description, a, layout_a, b, layout_b, d, layout_d);
 
+    log_matmul(m, *(const Description *)description);
     return supported(m) ? queue(stream, m, c, alpha, beta) : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 

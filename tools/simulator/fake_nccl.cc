@@ -1,11 +1,16 @@
 /* A fake NCCL for the simulated GPU, over MPI. It behaves as badly as the real one may. Work runs late. Making a
  * communicator, and its first use, wait for its other ranks. Either is an error while a kernel may be waiting for other
- * ranks; NCCL could hang there.
+ * ranks; NCCL could hang there. So is a stream more than hardware queues, and a kernel that is loaded on first use.
+ *
+ * Each block of a kernel takes a multiprocessor from its start until the kernel ends, and a kernel starts only when all
+ * of its blocks have one: so kernels that wait for other ranks can keep out those that these ranks wait for.
  *
  * Environment variables:
  *   FAKE_NCCL_FAIL=ncclSend:3    the third such call of rank 1 returns an error
  *   FAKE_NCCL_FAIL=async:3       a communicator of rank 1 has an asynchronous error after its third operation
  *   FAKE_NCCL_LOSE=3             rank 1's third operation on more than 8 elements never ends
+ *   FAKE_NCCL_ROOM=20            multiprocessors that blocks can take, instead of all of the GPU's
+ *   FAKE_NCCL_QUEUES=64          hardware queues, instead of CUDA_DEVICE_MAX_CONNECTIONS
  */
 #include <algorithm>
 #include <mpi.h>
@@ -70,10 +75,12 @@ struct ncclComm {
     int world[MOST];                            /* each rank's number in MPI_COMM_WORLD */
     bool failed, used;
     int running;                                /* operations that are queued, or wait for other ranks */
+    int blocks;                                 /* of a kernel */
 };
 
 static std::set<ncclComm_t> comms;
 static int depth;                               /* of ncclGroupStart */
+static int resident;                            /* blocks of all kernels that have started */
 
 enum { HELLO, TABLE, CONNECT, DATA, TAGS, FIRST_TAG = 1 << 22 };
 
@@ -84,7 +91,7 @@ static bool all_done(Requests &requests)
     int done = true;
 
     for (size_t i = 0; i < requests.size() && done; i++)
-        MPI_Test(&requests[i], &done, MPI_STATUS_IGNORE);
+        PMPI_Test(&requests[i], &done, MPI_STATUS_IGNORE);
     return done;
 }
 
@@ -137,14 +144,22 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
 {
     struct ncclComm *c = new ncclComm();
     const int name = *(int *)id.internal, creator = name / 4096, identity[2] = {rank, world_rank()};
+    const int queues = getenv("FAKE_NCCL_QUEUES") ? atoi(getenv("FAKE_NCCL_QUEUES")) : settings().queues;
     int joined[MOST][2], world[MOST];
     Requests hello, table;
 
     MAY_FAIL();
-    if (config->blocking != 1 || config->maxCTAs < 1 || config->maxCTAs > 16 || size > MOST || rank < 0 || rank >= size)
-        return ncclInvalidArgument;
     if (others_run(NULL))
         return ncclInvalidUsage;
+    /* two streams of NCCL's and the caller's each; NCCL's own from 2.26 on, the device's, CUDA's default one */
+    if (3 * (int)comms.size() + 6 > queues)
+        simulated_error("%zu communicators have more streams than the %d hardware queues", comms.size() + 1, queues);
+    if (!settings().eager)
+        simulated_error("kernels are loaded on first use, which waits for the GPU to be idle");
+    if (config->blocking != 1 || config->maxCTAs < 1 || config->maxCTAs > 32 || config->cgaClusterSize != 1
+        || size > MOST || rank < 0 || rank >= size)
+        return ncclInvalidArgument;
+    c->blocks = config->maxCTAs;
     c->name = name, c->size = size, c->rank = rank, c->tag = FIRST_TAG + TAGS * name;
     send(hello, identity, sizeof identity, creator, c->tag + HELLO);
     for (int r = 0; r < size && identity[1] == creator; r++)
@@ -181,6 +196,12 @@ static ncclResult_t connect_ranks(ncclComm_t c)
  * rank not. */
 NCCL_CALL(ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state),
           gpu_runs(); *state = c->failed ? ncclRemoteError : ncclSuccess)
+
+int MPI_Test(MPI_Request *request, int *done, MPI_Status *status)
+{
+    gpu_runs();
+    return PMPI_Test(request, done, status);
+}
 
 int MPI_Testall(int count, MPI_Request *requests, int *done, MPI_Status *statuses)
 {
@@ -230,10 +251,15 @@ struct Job {
     Requests requests;
 };
 
-static void begin_job(Job &j)
+/* Returns false if too few multiprocessors are free. */
+static bool begin_job(Job &j)
 {
     ncclComm_t c = j.comm;
+    const char *room = getenv("FAKE_NCCL_ROOM");
 
+    if (resident + c->blocks > (room ? atoi(room) : multiprocessors()))
+        return false;
+    resident += c->blocks;
     stream_work(j.stream, "NCCL");
     j.received.resize(j.calls.size() * c->size);
     for (size_t i = 0; i < j.calls.size(); i++) {
@@ -250,16 +276,14 @@ static void begin_job(Job &j)
             }
         }
     }
-    j.begun = true;
+    return j.begun = true;
 }
 
 static bool run_job(Job &j)
 {
     ncclComm_t c = j.comm;
 
-    if (!j.begun && !j.lost)
-        begin_job(j);
-    if (j.lost || !all_done(j.requests))
+    if (j.lost || (!j.begun && !begin_job(j)) || !all_done(j.requests))
         return false;
     stream_work(j.stream, "NCCL");
     for (size_t i = 0; i < j.calls.size(); i++) {
@@ -276,6 +300,7 @@ static bool run_job(Job &j)
             memcpy(global_memory.access_all((uint64_t)k.out, first->size(), WRITES), first->data(), first->size());
     }
     c->running--;
+    resident -= c->blocks;
     return true;
 }
 

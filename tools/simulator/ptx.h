@@ -150,6 +150,7 @@ extern const bool counting;
 enum Kind : uint8_t { OTHER, FLOAT, EXPONENT, MATRIX, LOAD_MATRICES, COPY };
 Kind kind_of(const std::string &name);  /* of an instruction */
 void count_launch(const Kernel &k);
+void count_call(const char *name);      /* of the host */
 void count_instruction(const Instruction &i);
 /* An access of `bytes` bytes per lane, at the addresses in a register. */
 void count_access(const uint64_t addresses[LANES], uint32_t lanes, unsigned bytes, bool shared);

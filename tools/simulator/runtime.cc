@@ -17,6 +17,24 @@ static int number(const char *variable, int otherwise)
     return text ? atoi(text) : otherwise;
 }
 
+static bool is_eager(const char *variable)
+{
+    return getenv(variable) && !strcmp(getenv(variable), "EAGER");
+}
+
+const Settings &settings(void)
+{
+    static const Settings first = {number("CUDA_DEVICE_MAX_CONNECTIONS", 8),
+                                   is_eager("CUDA_MODULE_LOADING") && is_eager("CUDA_MODULE_DATA_LOADING")};
+
+    return first;
+}
+
+int multiprocessors(void)
+{
+    return number("SIMULATED_MULTIPROCESSORS", 132);
+}
+
 /* Those of the machine's GPUs that this process sees: all, or a list as in CUDA_VISIBLE_DEVICES, "0,3". */
 static std::vector<int> visible(void)
 {
@@ -37,6 +55,7 @@ extern "C" {
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
+    settings();
     *count = (int)visible().size();
     return *count ? cudaSuccess : error(cudaErrorNoDevice);
 }
@@ -65,7 +84,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     p->uuid.bytes[0] = visible()[device];
     p->totalGlobalMem = global_limit();
     p->major = capability(device) / 10, p->minor = capability(device) % 10;
-    p->multiProcessorCount = number("SIMULATED_MULTIPROCESSORS", 132);
+    p->multiProcessorCount = multiprocessors();
     p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = shared_bytes();
     p->warpSize = LANES, p->maxThreadsPerBlock = 1024;
     return cudaSuccess;
@@ -239,6 +258,7 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribu
 {
     Kernel *k = kernel_of(function);
 
+    count_call("cudaFuncSetAttribute");
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value + k->static_shared > shared_bytes())
         return error(cudaErrorInvalidValue);
     k->most_dynamic_shared = value;
@@ -257,6 +277,7 @@ cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void
         return error(cudaErrorInvalidConfiguration);
     if (shared > k->most_dynamic_shared)
         return error(cudaErrorInvalidValue);
+    count_call("launches");
     for (size_t p = 0; p < k->parameters.size(); p++)
         memcpy(&parameters[k->parameters[p].offset], arguments[p], k->parameters[p].bytes);
     enqueue(stream, k->name.c_str(), [=] { run_grid(k, grid, threads, shared, parameters.data()); });

@@ -32,6 +32,14 @@ void stream_work(cudaStream_t stream, const char *name);
 
 void gpu_runs(void);                    /* some work, or none */
 
+/* Environment variables that CUDA reads at a process's first call only. */
+struct Settings {
+    int queues;                         /* CUDA_DEVICE_MAX_CONNECTIONS */
+    bool eager;                         /* CUDA_MODULE_LOADING and CUDA_MODULE_DATA_LOADING */
+};
+const Settings &settings(void);
+int multiprocessors(void);
+
 /* Returns an error that stays until cudaGetLastError clears it. */
 cudaError_t error(cudaError_t e);
 

@@ -14,6 +14,9 @@ known-stage:
 		"name of one: $(MATCHES),no program $(STAGE); choose STAGE=$(firstword $(PROGRAMS)) ... $(lastword $(PROGRAMS)))"; \
 		exit 2; }
 
+trains: known-stage
+	@test "$(NUMBER)" != 00 || { echo "$(PROGRAM) trains nothing; make run STAGE=00 NP=4 measures it"; exit 2; }
+
 EXERCISE := build/exercise/$(NUMBER).$(N)
 exercise: known-stage	## copy a program with some code removed, to restore: STAGE=05 N=1; without N: list them
 	@$(if $(N),mkdir -p build/exercise;) tools/workshop/exercise.sh $(PROGRAM) $(if $(N),"$(N)" "$(EXERCISE)")
@@ -70,7 +73,7 @@ ladder: deps-run	## run the matmul kernels from naive to the library, on a GPU i
 	@$(MAKE) --no-print-directory $(BUILD)/$(BACKEND)/ladder
 	@$(BUILD)/$(BACKEND)/ladder $(ARGS)
 
-sweep: known-stage deps	## measure how a program scales: STAGE=05 NP="1 2 4 8" ARGS="--sequence-parallel"
+sweep: trains deps	## measure how a program scales: STAGE=05 NP="1 2 4 8" ARGS="--sequence-parallel"
 	@$(MAKE) -s --no-print-directory $(BACKEND) $(BUILD)/cpu/sweep
 	@$(BUILD)/cpu/sweep $(BACKEND) $(PROGRAM) "$(if $(filter file,$(origin NP)),1 2 4 8,$(NP))" $(ARGS)
 
@@ -95,4 +98,4 @@ check-machine:	## check what this machine can run, and what to install for more
 	@$(found) OPTIMIZE='$(OPTIMIZE)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' \
 		tools/machine/check_machine.sh
 
-.PHONY: known-stage exercise edited verify verify-training verify-collectives reference verify-costs compare ladder sweep diff changes figures deps deps-run check-machine
+.PHONY: known-stage trains exercise edited verify verify-training verify-collectives reference verify-costs compare ladder sweep diff changes figures deps deps-run check-machine

@@ -1,0 +1,73 @@
+#include "profiles.h"
+
+#include <string.h>
+
+/* Attention's rates, without the masked half. Ampere and Hopper: FlashAttention-2's, of 312 and 989 TFLOP/s (Dao 2023,
+ * figures 5 to 7, and its repository for Hopper), forward and backward together; cuDNN's on Hopper in Megatron-LM, by
+ * FlashAttention-3's figures (Shah et al. 2024). Megatron-LM of 2022 computes scores as batched matmuls, all of them.
+ * Memory: nanotron's runs took many times as long from 87% on; the published runs of others used up to 95%. */
+const Traits frameworks[FRAMEWORKS] = {
+    [FOR_09] = {"09", "09_combined", 4, 0.87, 1 << 0 | 1 << 1, {0.55, 0.32}, false, ""},
+    [FOR_MEGATRON] = {"megatron", "Megatron-LM", 4, 0.95, 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3, {0.55, 0.5}, true, "h100"},
+    [FOR_NANOTRON] = {"nanotron", "nanotron", 6, 0.87, 1 << 0 | 1 << 1, {0}, false, "h100"},
+    [FOR_TORCHTITAN] = {"torchtitan", "torchtitan", 2, 0.95, 1 << 0 | 1 << 2 | 1 << 3, {0.55, 0.32}, true, "a100 h100"},
+    [FOR_FSDP_2023] = {"fsdp-2023", "FSDP of 2023", 2, 0.95, 1 << 0 | 1 << 2 | 1 << 3, {0}, true, "a100 h100"},
+    [FOR_MEGATRON_2022] = {"megatron-2022", "Megatron-LM of 2022", 2, 0.95, 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3,
+                           {0.6, 0.6}, true, "a100"},
+};
+
+/* Not fitted in the last three: launch, hop and step are nanotron's; sync is that of the series of runs in
+ * fsdp_runs.csv; of their datasheets' rates, links reach what NCCL's tests print for large messages. */
+const Profile profiles[PROFILES] = {
+    [NANOTRON] = {"nanotron", {0.461, 0.461, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 1, 0.50},
+                  {0.5, 0, 5e-3, 3e-4, 5e-5, 0.1, 0, 1}, 0.09, "playbook_runs.csv"},
+    [UNFUSED] = {"unfused", {0.6, 0.6, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5}, 0.15, "Megatron-LM to 2022, on A100"},
+    [AMPERE] = {"ampere", {0.71, 0.34, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0.3}, 0.07, "llm-foundry, fms-fsdp, A100"},
+    [HOPPER] = {"hopper", {0.59, 0.16, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0}, 0.09, "likewise and Megatron-LM, H100"},
+};
+const Constants exact_constants = {.efficiency = 1, .attention = 1, .links = 1};
+
+/* Of Blackwell's peak, grouped matmuls of experts reach 0.35 to 0.4, forward and backward (torchao's pull request 3174);
+ * on Hopper as much as others do: Megatron-LM reaches 468 TFLOP/s with Mixtral 8x7B. */
+static const double BLACKWELL = 1.5e15, GROUPED = 0.38;
+
+const char *framework_names(void)
+{
+    static char names[80];
+
+    if (!names[0])
+        for (int i = 0; i < FRAMEWORKS; i++)
+            strcat(strcat(names, i ? "|" : ""), frameworks[i].name);
+    return names;
+}
+
+Framework framework_named(const char *name)
+{
+    Framework f = 0;
+
+    while (f < FRAMEWORKS && strcasecmp(name, frameworks[f].name))
+        f++;
+    return f;
+}
+
+int profile_for(Framework f, const Hardware *h)
+{
+    return f == FOR_NANOTRON ? NANOTRON : f == FOR_MEGATRON_2022 ? UNFUSED : h->peak < 5e14 ? AMPERE : HOPPER;
+}
+
+Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES])
+{
+    const int profile = profile_for(f, h);
+    Constants k = of ? of[profile] : profiles[profile].constants;
+    const double attention = frameworks[f].attention[profile == HOPPER];
+
+    k.attention = attention ? attention : k.attention;
+    if (h->peak > BLACKWELL)
+        k.experts = GROUPED;
+    return k;
+}
+
+double memory_limit(const Cluster *c)
+{
+    return frameworks[c->framework].memory_limit;
+}
