@@ -3,7 +3,7 @@
 # A test program is its .c file in a folder of tests/, the harness, and a backend; a benchmark needs no cmocka.
 TESTS := $(basename $(notdir $(wildcard tests/*/test_*.c)))
 HARNESS := tests/harness tests/tensors tools/workshop/process
-BENCHES := bench bench_variants bench_ranks bench_cuda
+BENCHES := bench bench_variants bench_cuda
 tested := $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) parity))
 $(tested): private LIBS += -lcmocka
 $(tested): $$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
@@ -54,10 +54,10 @@ test-cuda: deps		## compare operators and gradients on a GPU with the CPU
 		$(if $(NO_NVCC),,$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity)
 	@$(BUILD)/cuda/test_cuda
 
-BENCH = $(if $(filter 01,$(NUMBER)),bench,$(if $(filter 02 08,$(NUMBER)),bench_variants,bench_ranks))
+BENCH = bench$(if $(filter 02 03 04 08,$(NUMBER)),_variants)
 bench: trains deps	## measure speed: 01 beside sgemm; STAGE=02: number formats; 03: ranks; 08: fused operators
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
-	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(filter 02 08,$(NUMBER))
+	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(NUMBER:04=03)
 
 bench-cuda: deps	## measure speed on a GPU: tokens/s, MFU, operators, memory bandwidth
 	@$(MAKE) --no-print-directory cuda $(if $(NO_NVCC),,$(BUILD)/cuda/bench_cuda)
