@@ -111,8 +111,8 @@ static void comes_near_other_programs(void **state)
 /* In every row of --csv, ranks, sequences, bytes and seconds add up; rows are in the documented order. */
 static void all_grids_add_up(void **state)
 {
-    enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, ZERO, RECOMPUTE, FITS, BYTES, TOTAL = BYTES + 7, SECONDS,
-           STEP = SECONDS + 9, TOKENS, MFU, COLUMNS };
+    enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, ZERO, RECOMPUTE, FITS, BYTES, TOTAL = BYTES + 7,
+           SECONDS, STEP = SECONDS + 9, TOKENS, MFU, COLUMNS };
     static const char *const models[] = {"8b", "mixtral-8x7b"};
     char line[1024];
 
@@ -370,8 +370,9 @@ static void commands_have_the_grid(void **state)
 /* Names ignore case; a config.json has the sizes of the model named as it is; --tokens gives days and GPU-hours. */
 static void models_have_their_published_sizes(void **state)
 {
-    static const char *const config = "{\"hidden_size\": 7168, \"num_hidden_layers\": 61, \"num_attention_heads\": 128, "
-        "\"num_key_value_heads\": 128, \"intermediate_size\": 18432, \"vocab_size\": 129280, \"n_routed_experts\": 256, "
+    static const char *const config = "{\"hidden_size\": 7168, \"num_hidden_layers\": 61, "
+        "\"num_attention_heads\": 128, \"num_key_value_heads\": 128, \"intermediate_size\": 18432, "
+        "\"vocab_size\": 129280, \"n_routed_experts\": 256, "
         "\"num_experts_per_tok\": 8, \"moe_intermediate_size\": 2048, \"n_shared_experts\": 1, \"q_lora_rank\": 1536, "
         "\"first_k_dense_replace\": 3, \"kv_lora_rank\": 512, \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, "
         "\"v_head_dim\": 128, \"hidden_act\": \"silu\", \"tie_word_embeddings\": false}";
@@ -385,7 +386,8 @@ static void models_have_their_published_sizes(void **state)
         expect(run(PLAN "--model %s %s", names[i] ? names[i] : in_temporary("config.json"), more), 0,
                "671.03 billion parameters|uses 37.55 billion parameters");
     expect(run(PLAN "--model mixtral-8x7b"), 0, "46.70 billion parameters|uses 12.88 billion");
-    expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0, "70.55 billion|1e+12 tokens take|GPU-hours");
+    expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0, 
+           "70.55 billion|1e+12 tokens take|GPU-hours");
     expect(run(PLAN "--model 70b --gpus 512 --batch 4M"), 0, "Llama 3's is --model llama3-70b");
 }
 

@@ -140,9 +140,11 @@ static void model_read(Model *m, const char *file)
         .hidden = member(json, "hidden_size", 0), .heads = heads,
         .kv_heads = member(json, "num_key_value_heads", heads), .mlp = member(json, "intermediate_size", 0),
         .vocab = member(json, "vocab_size", 0), .seq = fmin(8192, member(json, "max_position_embeddings", 4096)),
-        .experts = experts, .top_k = member(json, "num_experts_per_tok", 2), .shared = member(json, "n_shared_experts", 0),
+        .experts = experts, .top_k = member(json, "num_experts_per_tok", 2),
+        .shared = member(json, "n_shared_experts", 0),
         .dense = member(json, "first_k_dense_replace", 0), .head_dim = member(json, "head_dim", 0),
-        .gated = !strstr(json, "\"gelu\"") && !strstr(json, "\"relu\""), .tied = member(json, "tie_word_embeddings", 0)};
+        .gated = !strstr(json, "\"gelu\"") && !strstr(json, "\"relu\""),
+        .tied = member(json, "tie_word_embeddings", 0)};
     m->expert_width = member(json, "moe_intermediate_size", m->mlp);
     if (nope && (m->q_rank = member(json, "q_lora_rank", 0))) {         /* multi-head latent attention */
         m->kv_rank = member(json, "kv_lora_rank", 0), m->rope_dim = member(json, "qk_rope_head_dim", 0);

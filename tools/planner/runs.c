@@ -248,116 +248,46 @@ void runs_predict(Runs *r, const Constants k[PROFILES], int group)
 
 static const double MAX_LOSS = 0.25;    /* per run */
 
-typedef struct {                        /* a corner of the simplex: logarithms of the constants, and their loss */
-    double x[CONSTANTS], loss;
-} Point;
-
-static int fitted(const Profile *p, int where[CONSTANTS])        /* indexes of the constants that a fit changes */
+/* The mean loss of a profile's runs, but for those of the group `without`; NAN: it has none. */
+static double loss(const Runs *r, int profile, const Constants k[PROFILES], int without)
 {
-    const double *start = &p->start.efficiency;
-    int n = 0;
-
-    for (int c = 0; c < CONSTANTS; c++)
-        if (start[c])
-            where[n++] = c;
-    return n;
-}
-
-/* The constants `base`, of this profile those of a point. */
-static void constants_of(Constants k[PROFILES], const Point *p, int profile, const Constants base[PROFILES])
-{
-    int where[CONSTANTS];
-    const int n = fitted(&profiles[profile], where);
-
-    memmove(k, base, PROFILES * sizeof *k);
-    for (int c = 0; c < n; c++)
-        (&k[profile].efficiency)[where[c]] = exp(p->x[c]);
-    if (profile == NANOTRON)                            /* its runs have sequences of one length */
-        k[NANOTRON].attention = k[NANOTRON].efficiency;
-}
-
-static void compute_loss(Point *p, const Runs *r, int profile, const Constants base[PROFILES], int without)
-{
-    Constants k[PROFILES];
     double sum = 0, counted = 0;
 
-    constants_of(k, p, profile, base);
     for (const Run *x = r->all; x < r->all + r->count; x++)
         if (x->profile == profile && x->group != without && !x->wrong && x->weight) {
             sum += x->weight * fmin(MAX_LOSS, fabs(log(predicted(x, k).tokens / x->measured)));
             counted += x->weight;
         }
-    p->loss = counted ? sum / counted : NAN;
+    return counted ? sum / counted : NAN;
 }
 
-static int by_loss(const void *a, const void *b)
+/* Multiplies one constant after the other by a factor, or divides it, while that helps; then with smaller factors. */
+static void fit(const Runs *r, int profile, Constants k[PROFILES], int without)
 {
-    const double x = ((const Point *)a)->loss, y = ((const Point *)b)->loss;
+    const double *start = &profiles[profile].start.efficiency;
+    double *const x = &k[profile].efficiency, least;
 
-    return (x > y) - (x < y);
-}
-
-/* The worst of n + 1 points reflected at the center of the others, `factor` times as far from it. */
-static Point reflect(const Point *points, int n, double factor, const Runs *r, int profile,
-                     const Constants base[PROFILES], int without)
-{
-    Point p;
-
-    for (int c = 0; c < n; c++) {
-        double center = 0;
-        for (int i = 0; i < n; i++)
-            center += points[i].x[c] / n;
-        p.x[c] = center + factor * (center - points[n].x[c]);
-    }
-    compute_loss(&p, r, profile, base, without);
-    return p;
-}
-
-static void fit(const Runs *r, int profile, Constants base[PROFILES], int without)
-{
-    enum { ROUNDS = 200, RESTARTS = 2 };
-    int where[CONSTANTS];
-    const int n = fitted(&profiles[profile], where);
-    Point points[CONSTANTS + 1], *const best = &points[0], *const worst = &points[n];
-
-    for (int c = 0; c < n; c++)
-        best->x[c] = log((&profiles[profile].start.efficiency)[where[c]]);
-    compute_loss(best, r, profile, base, without);
-    for (int restart = 0; restart < RESTARTS && !isnan(best->loss) && n; restart++) {
-        for (int i = 0; i <= n; i++) {          /* a simplex: the best, and one step from it along each axis */
-            points[i] = *best;
-            if (i)
-                points[i].x[i - 1] += restart ? -0.15 : 0.3;
-            compute_loss(&points[i], r, profile, base, without);
+    if (isnan(loss(r, profile, k, without)))
+        return;
+    for (int c = 0; c < CONSTANTS; c++)
+        x[c] = start[c] ? start[c] : x[c];
+    least = loss(r, profile, k, without);
+    for (double step = 0.3; step > 0.002; step /= 2)
+        for (int tried = 0, c = 0; tried < 2 * CONSTANTS; tried++, c = (c + 1) % CONSTANTS) {
+            const double before = x[c];
+            if (!start[c])
+                continue;
+            x[c] *= exp(tried < CONSTANTS ? step : -step);
+            if (profile == NANOTRON)                    /* its runs have sequences of one length */
+                k[NANOTRON].attention = k[NANOTRON].efficiency;
+            const double now = loss(r, profile, k, without);
+            if (now < least)
+                least = now, tried = -1, c = CONSTANTS - 1;
+            else
+                x[c] = before;
         }
-        for (int round = 0; round < ROUNDS; round++) {
-            qsort(points, n + 1, sizeof *points, by_loss);
-            Point p = reflect(points, n, 1, r, profile, base, without);
-            if (p.loss < best->loss) {
-                const Point expanded = reflect(points, n, 2, r, profile, base, without);
-                *worst = expanded.loss < p.loss ? expanded : p;
-                continue;
-            }
-            if (p.loss < points[n - 1].loss) {
-                *worst = p;
-                continue;
-            }
-            const double bound = fmin(p.loss, worst->loss);
-            p = reflect(points, n, p.loss < worst->loss ? 0.5 : -0.5, r, profile, base, without);     /* contract */
-            if (p.loss < bound) {
-                *worst = p;
-                continue;
-            }
-            for (int i = 1; i <= n; i++) {      /* shrink: all halfway to the best */
-                for (int c = 0; c < n; c++)
-                    points[i].x[c] = (points[i].x[c] + best->x[c]) / 2;
-                compute_loss(&points[i], r, profile, base, without);
-            }
-        }
-        qsort(points, n + 1, sizeof *points, by_loss);
-    }
-    if (!isnan(best->loss))
-        constants_of(base, best, profile, base);
+    if (profile == NANOTRON)
+        k[NANOTRON].attention = k[NANOTRON].efficiency;
 }
 
 /* Kernels written for Ampere, on Hopper: as fast per multiprocessor and clock, as a fraction of a higher peak. */
