@@ -31,6 +31,8 @@ static const Hardware table[] = {
     {"h100-96gb", 835e12, 94 * GiB, 2.4e12, 450e9, 400e9, 0,
      "torchtitan's benchmarks of 2024-12: H100 with 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W; its peak is not "
      "published: that of H100 NVL's datasheet, 835 TFLOP/s"},
+    {"h800", 989.4e12, 79.6 * GiB, 3.35e12, 200e9, 400e9, 0,
+     "NVIDIA H800 SXM: as H100, NVLink 400 GB/s both ways"},
     {"h200", 989.4e12, 140.4 * GiB, 4.8e12, 450e9, 400e9, 0,
      "NVIDIA H200 SXM: as H100, 141 GB at 4.8 TB/s; DGX H200: 8 x 400 Gb/s"},
     {"b200", 2250e12, 179.0 * GiB, 8e12, 900e9, 400e9, 0,
@@ -48,6 +50,15 @@ const char *hardware_names(void)
     return names;
 }
 
+bool hardware_known(const char *name)
+{
+    int i = 0;
+
+    while (i < KINDS && strcasecmp(name, table[i].name))
+        i++;
+    return i < KINDS;
+}
+
 Hardware hardware_named(const char *text)
 {
     Hardware h = {.name = text, .source = "as given"};
@@ -55,7 +66,7 @@ Hardware hardware_named(const char *text)
     char rest;
 
     for (int i = 0; i < KINDS; i++)
-        if (!strcmp(text, table[i].name))
+        if (!strcasecmp(text, table[i].name))
             return table[i];
     if (sscanf(text, "%lf,%lf,%lf,%lf,%lf%c", &tflops, &memory, &bandwidth, &nvlink, &network, &rest) != 5
         || !(tflops > 0 && memory > 0 && bandwidth > 0 && nvlink > 0 && network > 0) || !isfinite(tflops + memory)

@@ -111,7 +111,8 @@ static Run published_run(const Row *row)
 {
     Run r = {.name = strdup(text_of(row, "source"))};
     const int hidden = number(row, "hidden", 1, NAN), heads = number(row, "heads", 1, NAN);
-    const int mlp = number(row, "mlp", 1, NAN), experts = number(row, "experts", 0, 0);
+    const int experts = number(row, "experts", 0, 0), width = number(row, "expert_width", 0, 0);
+    const int mlp = number(row, "mlp", 1, width ? width : NAN);
     const int gpus = number(row, "gpus", 1, NAN);
     const char *layout = text_of(row, "layout"), *gpu = text_of(row, "gpu");
     const char *counted = text_of(row, "in_statistics"), *network = strchr(gpu, ',');
@@ -120,11 +121,15 @@ static Run published_run(const Row *row)
     r.query.model = (Model){.layers = number(row, "layers", 1, NAN), .hidden = hidden, .heads = heads,
         .kv_heads = number(row, "kv_heads", 1, heads), .mlp = mlp, .vocab = number(row, "vocab", 1, 32000),
         .seq = number(row, "seq", 1, NAN), .experts = experts, .top_k = number(row, "top_k", 0, experts ? 2 : 0),
-        .expert_width = number(row, "expert_width", 0, experts ? mlp : 0), .gated = mlp != 4 * hidden || experts,
+        .expert_width = experts && !width ? mlp : width, .gated = mlp != 4 * hidden || experts,
         .capacity = 1};
     snprintf(r.query.model.name, sizeof r.query.model.name, "%s", text_of(row, "model"));
-    r.query.hardware = hardware_named(strstr(gpu, "HBM2e") ? "h100-96gb"
-                                      : format_text("%.*s", (int)strcspn(gpu, ", "), gpu));
+    const char *name = strstr(gpu, "HBM2e") ? "h100-96gb" : format_text("%.*s", (int)strcspn(gpu, ", "), gpu);
+    if (!hardware_known(name)) {
+        r.wrong = strdup(format_text("gpu: expected one of %s, got '%s'", hardware_names(), gpu));
+        return r;
+    }
+    r.query.hardware = hardware_named(name);
     if (network && sscanf(network, ", %lf Gb/s per node", &gigabits) == 1)
         r.query.hardware.network = gigabits / 8 * 1e9;
     int of = 0;
@@ -139,6 +144,11 @@ static Run published_run(const Row *row)
     r.measured = number(row, "published_tokens_per_second_per_gpu", 0, 0);
     r.weight = r.measured && strcmp(counted, "no");
     r.wrong = grid_read(&r.query, layout, &r.grid);
+    if (r.wrong && r.grid.zero == 1 && !(frameworks[f].stages & 1 << 1)) {      /* of FSDP: what comes nearest */
+        r.grid.zero = 2;
+        const char *wrong = grid_error(&r.query, &r.grid);
+        r.wrong = wrong ? strdup(wrong) : NULL;
+    }
     r.chunks = known[of].deepspeed || strstr(layout, "chunks=") ? r.grid.chunks : r.query.model.layers;
     return r;
 }
