@@ -145,7 +145,8 @@ static void print_nanotron(const Query *q, const Grid *g)
     word("CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
     word("run_train.py --config-file config.yaml");
-    printf(", of which this is a fragment:\n      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
+    printf(", of which this is a fragment:\n"
+           "      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
            "        pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_linear_async_communication: true,\n"
            "        recompute_layer: %s}\n", g->dp, g->tp, g->pp, g->cp, g->ep, g->recompute ? "true" : "false");
     printf("      optimizer: {zero_stage: %d, accumulate_grad_in_fp32: true}\n", g->zero > 1 ? 1 : g->zero);

@@ -144,7 +144,8 @@ double grid_tokens(const Model *m, const Grid *g)
 void grid_stages(const Model *m, const Grid *g, const Cluster *c, Stage *stages)
 {
     const int p = g->pp, L = m->layers;
-    const double embedding = (double)m->hidden * m->vocab, cost = block_matrices(m, m->top_k), all = L * cost + embedding;
+    const double embedding = (double)m->hidden * m->vocab, cost = block_matrices(m, m->top_k);
+    const double all = L * cost + embedding;
     const double head = c->framework == FOR_09 ? m->vocab / (12.0 * m->hidden + 2.0 * m->seq)
                         : L % p || c->framework == FOR_TORCHTITAN ? embedding / cost : 0;       /* in blocks */
     double so_far = 0;
@@ -315,7 +316,7 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
                            : (g->cp - 1) * fmax(0, kv + d_kv - attention) + d_kv;
 }
 
-/* Seconds per block and pass of two all-to-alls of the slots. Only 10 hides them behind experts, no framework planned. */
+/* Seconds per block and pass of two all-to-alls of the slots. Only 10 hides them, no framework planned. */
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h)
 {
     const double slots = m->capacity * m->top_k * local_tokens(m, g), E = (double)m->experts / g->ep;
@@ -401,7 +402,8 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const int stride = g->tp * g->cp * (ours ? g->pp : 1);              /* in 09 pipeline stages are neighbors */
     const bool leaves = (double)stride * g->dp > c->per_node;           /* the node */
     const double stages_beside = fmax(1, fmin(g->pp, (double)c->per_node / (g->tp * g->cp)));
-    const double adapters = c->framework == FOR_MEGATRON_2022 && g->zero == 3 ? 1.0 / c->per_node : 1;   /* one a ring */
+    /* A node's adapters of which transfers use one: ZeRO-3 of 2021 had one ring over all ranks. */
+    const double adapters = c->framework == FOR_MEGATRON_2022 && g->zero == 3 ? 1.0 / c->per_node : 1;
     const double rate = leaves ? h->network * adapters / (ours ? stages_beside : 1)
                                : h->nvlink * fmin(c->per_node, g->tp);
     const double wait = (n - 1) * h->latency, units = s->layers + s->embeddings + 2 * s->heads - (g->pp == 1);
@@ -416,7 +418,7 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double window = fmax(1, g->pp * (g->chunks - 1.0) / g->chunks);
     /* These overlap as far as links allow; nothing hides the transfer of the last unit */
     const double last = FLOAT * (s->embeddings ? embedding : block_parameters(m)) * per_byte + wait;
-    const double hidden = leaves || g->tp == 1 ? window * backward : 0;              /* and behind a forward half as much */
+    const double hidden = leaves || g->tp == 1 ? window * backward : 0;      /* behind a forward: half */
     const double first = c->stored / FLOAT * last;
     const double replicated = ours && g->tp > 1 ? (s->layers + s->heads) * 2 * (g->tp - 1) * h->latency : 0;
 

@@ -67,7 +67,7 @@ typedef struct {
     double hop;                     /* seconds per collective and hop of its ring outside NVLink */
     double sync;                    /* seconds per layer and replica over which its gradients are summed */
     double step;                    /* seconds per step, for any computation */
-    double links;                   /* of NVLink's and the network's datasheet rates: the fraction that transfers reach */
+    double links;                   /* fraction of NVLink's and the network's datasheet rates that transfers reach */
     double stall;                   /* seconds per stalled transfer between pipeline stages (published runs only) */
     double experts;                 /* of grouped matmuls; 0: as others */
 } Constants;
@@ -87,7 +87,8 @@ extern const char *const time_name[TIMES];
 
 /* One pipeline stage: its layers, and seconds per micro-batch, forward and backward. */
 typedef struct {
-    int layers, dense, embeddings, heads;   /* blocks; of these, with one MLP in a model of experts; 1 if it has the embedding, the output projection, else 0 */
+    int layers, dense;              /* blocks; of these, with one MLP in a model of experts */
+    int embeddings, heads;          /* 1 if it has the embedding, the output projection, else 0 */
     double params, experts;         /* elements, on all its t x ep ranks together; of these, of experts */
     double kernels, tensor, context, exchange, launches, seconds;
 } Stage;

@@ -249,16 +249,16 @@ void print_formulas(const Query *q, const Grid *g)
         printf("  %5d %6d %4d %10s %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
                seconds_text(stages[i].kernels), seconds_text(stages[i].tensor), seconds_text(stages[i].context),
                seconds_text(stages[i].exchange), seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
-    printf("  kernels: FLOPs of blocks and head; per block what backward needs, %s times through memory, and 1/8 of its "
-           "launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
+    printf("  kernels: FLOPs of blocks and head; per block what backward needs, %s times through memory, and 1/8 of "
+           "its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
            "  context: transfers of K and V that attention doesn't hide; experts: all-to-alls\n"
            "  launches: %s per block (%s with "
            "recomputation); %s per transfer and hop outside NVLink\n"
            "  seconds: the longer of kernels + tensor + context + experts and launches\n",
            q->cluster.framework == FOR_NANOTRON ? "four" : "six",
            q->cluster.framework == FOR_09 ? "two hidden behind matmuls"
-           : q->cluster.framework == FOR_MEGATRON ? "four hidden behind matmuls" : "none hidden", seconds_text(k->launch),
-           seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
+           : q->cluster.framework == FOR_MEGATRON ? "four hidden behind matmuls" : "none hidden",
+           seconds_text(k->launch), seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
     printf("\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
            "stages / micro-batches in flight)\n", g->accumulate - 1);
     printf("  compute    %10s  accumulate x the mean of the stages' kernels\n", seconds_text(t.compute));

@@ -31,6 +31,8 @@ static const Hardware table[] = {
     {"h100-96gb", 835e12, 94 * GiB, 2.4e12, 450e9, 400e9, 0,
      "torchtitan's benchmarks of 2024-12: H100 with 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W; its peak is not "
      "published: that of H100 NVL's datasheet, 835 TFLOP/s"},
+    {"h800", 989.4e12, 79.6 * GiB, 3.35e12, 200e9, 400e9, 0,
+     "NVIDIA H800 SXM: as H100, NVLink 400 GB/s both ways"},
     {"h200", 989.4e12, 140.4 * GiB, 4.8e12, 450e9, 400e9, 0,
      "NVIDIA H200 SXM: as H100, 141 GB at 4.8 TB/s; DGX H200: 8 x 400 Gb/s"},
     {"b200", 2250e12, 179.0 * GiB, 8e12, 900e9, 400e9, 0,
@@ -48,6 +50,15 @@ const char *hardware_names(void)
     return names;
 }
 
+bool hardware_known(const char *name)
+{
+    int i = 0;
+
+    while (i < KINDS && strcasecmp(name, table[i].name))
+        i++;
+    return i < KINDS;
+}
+
 Hardware hardware_named(const char *text)
 {
     Hardware h = {.name = text, .source = "as given"};
@@ -55,7 +66,7 @@ Hardware hardware_named(const char *text)
     char rest;
 
     for (int i = 0; i < KINDS; i++)
-        if (!strcmp(text, table[i].name))
+        if (!strcasecmp(text, table[i].name))
             return table[i];
     if (sscanf(text, "%lf,%lf,%lf,%lf,%lf%c", &tflops, &memory, &bandwidth, &nvlink, &network, &rest) != 5
         || !(tflops > 0 && memory > 0 && bandwidth > 0 && nvlink > 0 && network > 0) || !isfinite(tflops + memory)
@@ -140,9 +151,11 @@ static void model_read(Model *m, const char *file)
         .hidden = member(json, "hidden_size", 0), .heads = heads,
         .kv_heads = member(json, "num_key_value_heads", heads), .mlp = member(json, "intermediate_size", 0),
         .vocab = member(json, "vocab_size", 0), .seq = fmin(8192, member(json, "max_position_embeddings", 4096)),
-        .experts = experts, .top_k = member(json, "num_experts_per_tok", 2), .shared = member(json, "n_shared_experts", 0),
+        .experts = experts, .top_k = member(json, "num_experts_per_tok", 2),
+        .shared = member(json, "n_shared_experts", 0),
         .dense = member(json, "first_k_dense_replace", 0), .head_dim = member(json, "head_dim", 0),
-        .gated = !strstr(json, "\"gelu\"") && !strstr(json, "\"relu\""), .tied = member(json, "tie_word_embeddings", 0)};
+        .gated = !strstr(json, "\"gelu\"") && !strstr(json, "\"relu\""),
+        .tied = member(json, "tie_word_embeddings", 0)};
     m->expert_width = member(json, "moe_intermediate_size", m->mlp);
     if (nope && (m->q_rank = member(json, "q_lora_rank", 0))) {         /* multi-head latent attention */
         m->kv_rank = member(json, "kv_lora_rank", 0), m->rope_dim = member(json, "qk_rope_head_dim", 0);

@@ -5,6 +5,7 @@
 #include "costs.h"
 
 const char *hardware_names(void);               /* "a100|h100|..." */
+bool hardware_known(const char *name);                  /* is in the table */
 Hardware hardware_named(const char *text);      /* a name, or five numbers as in --help; fails if neither */
 Hardware hardware_simulated(const char *text);  /* simulated hardware, as for the programs' --pretend */
 

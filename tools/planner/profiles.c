@@ -21,14 +21,17 @@ const Traits frameworks[FRAMEWORKS] = {
 const Profile profiles[PROFILES] = {
     [NANOTRON] = {"nanotron", {0.461, 0.461, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 1, 0.50},
                   {0.5, 0, 5e-3, 3e-4, 5e-5, 0.1, 0, 1}, 0.09, "playbook_runs.csv"},
-    [UNFUSED] = {"unfused", {0.6, 0.6, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5}, 0.15, "Megatron-LM to 2022, on A100"},
-    [AMPERE] = {"ampere", {0.71, 0.34, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0.3}, 0.07, "llm-foundry, fms-fsdp, A100"},
-    [HOPPER] = {"hopper", {0.59, 0.16, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0}, 0.09, "likewise and Megatron-LM, H100"},
+    [UNFUSED] = {"unfused", {0.6, 0.6, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5}, 0.15,
+                 "Megatron-LM to 2022, on A100"},
+    [AMPERE] = {"ampere", {0.71, 0.34, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0.3}, 0.07,
+                "llm-foundry, fms-fsdp, A100"},
+    [HOPPER] = {"hopper", {0.59, 0.16, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0}, 0.09,
+                "likewise and Megatron-LM, H100"},
 };
 const Constants exact_constants = {.efficiency = 1, .attention = 1, .links = 1};
 
-/* Of Blackwell's peak, grouped matmuls of experts reach 0.35 to 0.4, forward and backward (torchao's pull request 3174);
- * on Hopper as much as others do: Megatron-LM reaches 468 TFLOP/s with Mixtral 8x7B. */
+/* Of Blackwell's peak, grouped matmuls of experts reach 0.35 to 0.4, forward and backward (torchao's pull request
+ * 3174); on Hopper as much as others do: Megatron-LM reaches 468 TFLOP/s with Mixtral 8x7B. */
 static const double BLACKWELL = 1.5e15, GROUPED = 0.38;
 
 const char *framework_names(void)

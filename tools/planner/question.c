@@ -10,8 +10,8 @@
 #include "machines.h"
 #include "profiles.h"
 
-const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "", .dtype = "bf16",
-                                   .gated = -1, .tied = -1, .capacity = 1.25};
+const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "",
+                                   .dtype = "bf16", .gated = -1, .tied = -1, .capacity = 1.25};
 
 #define AT(member) offsetof(Question, member)
 const QuestionOption question_options[] = {
@@ -137,14 +137,14 @@ void question_set(Question *q, const char *name, const char *text)
     }
 }
 
-/* The named model with the sizes given. A model that 09 cannot train is planned as nanotron trains it. */
+/* The named model with the sizes given. */
 static Model model(const Question *q)
 {
     Model m;
 
     if (!model_find(&m, q->model))
-        fail_usage("--model: expected one of %s or a config.json, got '%s'; for another model, give its sizes: --layers, ...",
-                   model_names(), q->model);
+        fail_usage("--model: expected one of %s or a config.json, got '%s'; for another model, give its sizes: "
+                   "--layers, ...", model_names(), q->model);
     const Model named = m;
     const int mlp = m.in_09 && q->hidden ? 4 * q->hidden : m.mlp;
     m.kv_heads = q->kv_heads ? q->kv_heads : q->heads ? q->heads : m.kv_heads;

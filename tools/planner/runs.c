@@ -111,7 +111,8 @@ static Run published_run(const Row *row)
 {
     Run r = {.name = strdup(text_of(row, "source"))};
     const int hidden = number(row, "hidden", 1, NAN), heads = number(row, "heads", 1, NAN);
-    const int mlp = number(row, "mlp", 1, NAN), experts = number(row, "experts", 0, 0);
+    const int experts = number(row, "experts", 0, 0), width = number(row, "expert_width", 0, 0);
+    const int mlp = number(row, "mlp", 1, width ? width : NAN);
     const int gpus = number(row, "gpus", 1, NAN);
     const char *layout = text_of(row, "layout"), *gpu = text_of(row, "gpu");
     const char *counted = text_of(row, "in_statistics"), *network = strchr(gpu, ',');
@@ -120,11 +121,15 @@ static Run published_run(const Row *row)
     r.query.model = (Model){.layers = number(row, "layers", 1, NAN), .hidden = hidden, .heads = heads,
         .kv_heads = number(row, "kv_heads", 1, heads), .mlp = mlp, .vocab = number(row, "vocab", 1, 32000),
         .seq = number(row, "seq", 1, NAN), .experts = experts, .top_k = number(row, "top_k", 0, experts ? 2 : 0),
-        .expert_width = number(row, "expert_width", 0, experts ? mlp : 0), .gated = mlp != 4 * hidden || experts,
+        .expert_width = experts && !width ? mlp : width, .gated = mlp != 4 * hidden || experts,
         .capacity = 1};
     snprintf(r.query.model.name, sizeof r.query.model.name, "%s", text_of(row, "model"));
-    r.query.hardware = hardware_named(strstr(gpu, "HBM2e") ? "h100-96gb"
-                                      : format_text("%.*s", (int)strcspn(gpu, ", "), gpu));
+    const char *name = strstr(gpu, "HBM2e") ? "h100-96gb" : format_text("%.*s", (int)strcspn(gpu, ", "), gpu);
+    if (!hardware_known(name)) {
+        r.wrong = strdup(format_text("gpu: expected one of %s, got '%s'", hardware_names(), gpu));
+        return r;
+    }
+    r.query.hardware = hardware_named(name);
     if (network && sscanf(network, ", %lf Gb/s per node", &gigabits) == 1)
         r.query.hardware.network = gigabits / 8 * 1e9;
     int of = 0;
@@ -139,6 +144,11 @@ static Run published_run(const Row *row)
     r.measured = number(row, "published_tokens_per_second_per_gpu", 0, 0);
     r.weight = r.measured && strcmp(counted, "no");
     r.wrong = grid_read(&r.query, layout, &r.grid);
+    if (r.wrong && r.grid.zero == 1 && !(frameworks[f].stages & 1 << 1)) {      /* of FSDP: what comes nearest */
+        r.grid.zero = 2;
+        const char *wrong = grid_error(&r.query, &r.grid);
+        r.wrong = wrong ? strdup(wrong) : NULL;
+    }
     r.chunks = known[of].deepspeed || strstr(layout, "chunks=") ? r.grid.chunks : r.query.model.layers;
     return r;
 }
@@ -248,116 +258,46 @@ void runs_predict(Runs *r, const Constants k[PROFILES], int group)
 
 static const double MAX_LOSS = 0.25;    /* per run */
 
-typedef struct {                        /* a corner of the simplex: logarithms of the constants, and their loss */
-    double x[CONSTANTS], loss;
-} Point;
-
-static int fitted(const Profile *p, int where[CONSTANTS])        /* indexes of the constants that a fit changes */
+/* The mean loss of a profile's runs, but for those of the group `without`; NAN: it has none. */
+static double loss(const Runs *r, int profile, const Constants k[PROFILES], int without)
 {
-    const double *start = &p->start.efficiency;
-    int n = 0;
-
-    for (int c = 0; c < CONSTANTS; c++)
-        if (start[c])
-            where[n++] = c;
-    return n;
-}
-
-/* The constants `base`, of this profile those of a point. */
-static void constants_of(Constants k[PROFILES], const Point *p, int profile, const Constants base[PROFILES])
-{
-    int where[CONSTANTS];
-    const int n = fitted(&profiles[profile], where);
-
-    memmove(k, base, PROFILES * sizeof *k);
-    for (int c = 0; c < n; c++)
-        (&k[profile].efficiency)[where[c]] = exp(p->x[c]);
-    if (profile == NANOTRON)                            /* its runs have sequences of one length */
-        k[NANOTRON].attention = k[NANOTRON].efficiency;
-}
-
-static void compute_loss(Point *p, const Runs *r, int profile, const Constants base[PROFILES], int without)
-{
-    Constants k[PROFILES];
     double sum = 0, counted = 0;
 
-    constants_of(k, p, profile, base);
     for (const Run *x = r->all; x < r->all + r->count; x++)
         if (x->profile == profile && x->group != without && !x->wrong && x->weight) {
             sum += x->weight * fmin(MAX_LOSS, fabs(log(predicted(x, k).tokens / x->measured)));
             counted += x->weight;
         }
-    p->loss = counted ? sum / counted : NAN;
+    return counted ? sum / counted : NAN;
 }
 
-static int by_loss(const void *a, const void *b)
+/* Multiplies one constant after the other by a factor, or divides it, while that helps; then with smaller factors. */
+static void fit(const Runs *r, int profile, Constants k[PROFILES], int without)
 {
-    const double x = ((const Point *)a)->loss, y = ((const Point *)b)->loss;
+    const double *start = &profiles[profile].start.efficiency;
+    double *const x = &k[profile].efficiency, least;
 
-    return (x > y) - (x < y);
-}
-
-/* The worst of n + 1 points reflected at the center of the others, `factor` times as far from it. */
-static Point reflect(const Point *points, int n, double factor, const Runs *r, int profile,
-                     const Constants base[PROFILES], int without)
-{
-    Point p;
-
-    for (int c = 0; c < n; c++) {
-        double center = 0;
-        for (int i = 0; i < n; i++)
-            center += points[i].x[c] / n;
-        p.x[c] = center + factor * (center - points[n].x[c]);
-    }
-    compute_loss(&p, r, profile, base, without);
-    return p;
-}
-
-static void fit(const Runs *r, int profile, Constants base[PROFILES], int without)
-{
-    enum { ROUNDS = 200, RESTARTS = 2 };
-    int where[CONSTANTS];
-    const int n = fitted(&profiles[profile], where);
-    Point points[CONSTANTS + 1], *const best = &points[0], *const worst = &points[n];
-
-    for (int c = 0; c < n; c++)
-        best->x[c] = log((&profiles[profile].start.efficiency)[where[c]]);
-    compute_loss(best, r, profile, base, without);
-    for (int restart = 0; restart < RESTARTS && !isnan(best->loss) && n; restart++) {
-        for (int i = 0; i <= n; i++) {          /* a simplex: the best, and one step from it along each axis */
-            points[i] = *best;
-            if (i)
-                points[i].x[i - 1] += restart ? -0.15 : 0.3;
-            compute_loss(&points[i], r, profile, base, without);
+    if (isnan(loss(r, profile, k, without)))
+        return;
+    for (int c = 0; c < CONSTANTS; c++)
+        x[c] = start[c] ? start[c] : x[c];
+    least = loss(r, profile, k, without);
+    for (double step = 0.3; step > 0.002; step /= 2)
+        for (int tried = 0, c = 0; tried < 2 * CONSTANTS; tried++, c = (c + 1) % CONSTANTS) {
+            const double before = x[c];
+            if (!start[c])
+                continue;
+            x[c] *= exp(tried < CONSTANTS ? step : -step);
+            if (profile == NANOTRON)                    /* its runs have sequences of one length */
+                k[NANOTRON].attention = k[NANOTRON].efficiency;
+            const double now = loss(r, profile, k, without);
+            if (now < least)
+                least = now, tried = -1, c = CONSTANTS - 1;
+            else
+                x[c] = before;
         }
-        for (int round = 0; round < ROUNDS; round++) {
-            qsort(points, n + 1, sizeof *points, by_loss);
-            Point p = reflect(points, n, 1, r, profile, base, without);
-            if (p.loss < best->loss) {
-                const Point expanded = reflect(points, n, 2, r, profile, base, without);
-                *worst = expanded.loss < p.loss ? expanded : p;
-                continue;
-            }
-            if (p.loss < points[n - 1].loss) {
-                *worst = p;
-                continue;
-            }
-            const double bound = fmin(p.loss, worst->loss);
-            p = reflect(points, n, p.loss < worst->loss ? 0.5 : -0.5, r, profile, base, without);     /* contract */
-            if (p.loss < bound) {
-                *worst = p;
-                continue;
-            }
-            for (int i = 1; i <= n; i++) {      /* shrink: all halfway to the best */
-                for (int c = 0; c < n; c++)
-                    points[i].x[c] = (points[i].x[c] + best->x[c]) / 2;
-                compute_loss(&points[i], r, profile, base, without);
-            }
-        }
-        qsort(points, n + 1, sizeof *points, by_loss);
-    }
-    if (!isnan(best->loss))
-        constants_of(base, best, profile, base);
+    if (profile == NANOTRON)
+        k[NANOTRON].attention = k[NANOTRON].efficiency;
 }
 
 /* Kernels written for Ampere, on Hopper: as fast per multiprocessor and clock, as a fraction of a higher peak. */

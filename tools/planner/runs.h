@@ -33,8 +33,8 @@ Runs runs_read(const char *file);
 void runs_predict(Runs *r, const Constants k[PROFILES], int group);
 
 /* Fits the constants: the least mean of |log(predicted / measured)|, at most 1/4 per run, as some failed and were ten
- * times slower. By the simplex of Nelder and Mead (1965), in logarithms, from round guesses. Leaves out the group
- * `without`; -1: none. A profile that no run has keeps its constants. */
+ * times slower. From round guesses, one constant at a time, in logarithms. Leaves out the group `without`;
+ * -1: none. A profile that no run has keeps its constants. */
 void runs_fit(const Runs *r, Constants k[PROFILES], int without);
 
 /* Writes the runs with two more columns, predicted_tokens_per_second_per_gpu and predicted_memory (GiB). */

@@ -180,9 +180,12 @@ static void print_published(const Runs *r)
             printf("%-40s %4d %13.1f%% %+7.1f%%\n", of->name, n, 100 * median_error(r, g, SIZE, any_run),
                    100 * median_error(r, g, SIGNED, any_run));
     }
-    printf("\n%-45s %13.1f%% %+7.1f%%\n", "all that count", 100 * median_error(r, -1, SIZE, any_run),
-           100 * median_error(r, -1, SIGNED, any_run));
-    printf("%-45s %13.1f%%\n\n", "of these, mixtures of experts", 100 * median_error(r, -1, SIZE, mixture));
+    const double all = 100 * median_error(r, -1, SIZE, any_run), mixtures = 100 * median_error(r, -1, SIZE, mixture);
+    if (isfinite(all))
+        printf("\n%-45s %13.1f%% %+7.1f%%\n", "all that count", all, 100 * median_error(r, -1, SIGNED, any_run));
+    if (isfinite(mixtures))
+        printf("%-45s %13.1f%%\n", "of these, mixtures of experts", mixtures);
+    printf("\n");
     for (const Run *x = r->all; x < r->all + r->count; x++)
         if (x->wrong)
             printf("not predicted: %s, %s: %s\n", x->name, x->query.model.name, x->wrong);

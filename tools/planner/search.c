@@ -282,9 +282,11 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
                        ? format_text("; with --state-bytes 16 %.1f", bf16.memory.total / GiB) : "";
     more.cluster.gradients = q->cluster.gradients, more.model.seq /= 2;
     each_grid(&more, least_memory, &shorter);
-    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d %.1f%s%s",
-         memory_limit(&q->cluster) * q->hardware.memory / GiB, 100 * memory_limit(&q->cluster), q->hardware.memory / GiB,
-         least->memory.total / GiB, grid_text(&least->grid), hint, more.model.seq, shorter.memory.total / GiB, possible, odd);
+    const double part = memory_limit(&q->cluster), all = q->hardware.memory / GiB;
+    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d "
+         "%.1f%s%s",
+         part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid), hint, more.model.seq,
+         shorter.memory.total / GiB, possible, odd);
 }
 
 Candidates candidates(const Query *q)
