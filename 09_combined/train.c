@@ -18,8 +18,7 @@ int cp_size = 1, pp_size = 1;
 static Comm *tp;
 Comm *cp, *pp;
 static Comm *replicas;              /* dp x cp: the ranks with the same parameters, which see other tokens */
-static Comm *embedding_group;       /* the first and the last pipeline stage, which both hold the tied embedding; NULL
-                                     * on other pipeline stages, and if there is only one */
+static Comm *embedding_group;       /* both ends of a pipeline, which hold the tied embedding; NULL on other stages */
 static int zero = 1;                /* 1: each replica updates its shard of the parameters (ZeRO-1), 0: all of them */
 
 static enum { DTYPE_BF16, DTYPE_FP32 } dtype_option = DTYPE_BF16;
