@@ -17,8 +17,7 @@ static int dp_size, dp_rank;        /* dp_size 0: all ranks that the other three
 int tp_size = 1, cp_size = 1, pp_size = 1;
 Comm *tp, *cp, *pp;
 Comm *replicas;                     /* dp x cp: the ranks with the same parameters, which see other tokens */
-Comm *embedding_group;              /* the first and the last pipeline stage, which both hold the tied embedding; NULL
-                                     * on other pipeline stages, and if there is only one */
+Comm *embedding_group;              /* both ends of a pipeline, which hold the tied embedding; NULL on other stages */
 Comm *ep, *edp;                     /* of a pipeline stage: ranks that hold all experts together, or the same experts */
 static int ep_size = 1, span;
 double capacity = 1.25, balance = 0.01;
