@@ -28,6 +28,17 @@ static Tensor random_tensor(DType dtype, const char *name, Shape s)
     return random_like(guarded(dtype, name, s));
 }
 
+/* At an address that is a multiple of 256 bytes, which some kernels need. */
+static Tensor aligned(DType dtype, const char *name, Shape s)
+{
+    const int shifted = guarded_shift;
+
+    guarded_shift = 0;
+    const Tensor t = guarded(dtype, name, s);
+    guarded_shift = shifted;
+    return t;
+}
+
 static void *on_host(int64_t bytes)
 {
     return host_alloc(bytes, label);
@@ -282,7 +293,7 @@ static void flash_attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_
     out(o), out_of(dtype, lse);
     Tensor d_qkv = guarded(dtype, "d_qkv", shape(B, T, 3 * A * D));
     Tensor d_out = random_tensor(dtype, "d_out", shape(B, T, A * D));
-    Tensor parts = empty_moved(REAL, "parts", shape(flash_parts(dtype, B, T, T, A, D)), 0);
+    Tensor parts = aligned(REAL, "parts", shape(flash_parts(dtype, B, T, T, A, D)));
     flash_attention_backward(d_qkv, delta, parts, d_out, qkv, o, lse);
     out(d_qkv), out_of(dtype, delta);
     guarded_release();
@@ -375,7 +386,7 @@ static void flash_blocks(DType dtype, int64_t B, int64_t C, int64_t K, int64_t A
     for (int i = 0; i < 2; i++) {
         Tensor d_k = random_tensor(REAL, "d_k", shape(B, i ? C : K, A, D));
         Tensor d_v = random_tensor(REAL, "d_v", shape(B, i ? C : K, A, D));
-        Tensor parts = empty_moved(REAL, "parts", shape(flash_parts(dtype, B, C, i ? C : K, A, D)), 0);
+        Tensor parts = aligned(REAL, "parts", shape(flash_parts(dtype, B, C, i ? C : K, A, D)));
         flash_block_backward(d_q, d_k, d_v, parts, d_out, q, key[i], value[i], lse,
                              tensor_view(delta, shape(B, C, A, 1)), i);
         out_of(dtype, d_k), out_of(dtype, d_v);
@@ -407,10 +418,8 @@ static void sliced(DType dtype, int64_t R, int64_t W)
     guarded_release();
 }
 
-static Tensor fp8(DType dtype, const char *name, Shape s, float *scale)
+static Tensor with_scale(Tensor t, float *scale)
 {
-    Tensor t = guarded(dtype, name, s);
-
     t.scale = scale;
     return t;
 }
@@ -422,9 +431,9 @@ static void fp8_operators(DType dtype, DType format, int64_t R, int64_t K, int64
 
     begin(format == E4M3 ? "quantize E4M3" : "quantize E5M2", dtype, R, K, M, 0);
     Tensor x = random_tensor(dtype, "x", shape(R, K));
-    Tensor q = fp8(format, "out", shape(R, K), scale), t = fp8(format, "transposed", shape(K, R), scale);
+    Tensor q = with_scale(guarded(format, "out", shape(R, K)), scale), t = with_scale(guarded(format, "transposed", shape(K, R)), scale);
     quantize(q, t, x);
-    Tensor alone = fp8(format, "alone", shape(K, R), scale + 1);
+    Tensor alone = with_scale(guarded(format, "alone", shape(K, R)), scale + 1);
     quantize(NONE, alone, x);
     out(q), out(t), out(alone);
     write_tensor(tensor_range(scales, 0, 2), 1e-6, false);
@@ -436,12 +445,9 @@ static void fp8_operators(DType dtype, DType format, int64_t R, int64_t K, int64
     out(q), out(t), out(scales);
     quantize(q, t, x);
     if (R % 16 == 0 && K % 16 == 0 && M % 16 == 0) {
-        const int shifted = guarded_shift;
-        guarded_shift = 0;              /* fp8 matmuls need addresses that are multiples of 16 bytes */
-        Tensor a = fp8(format, "a", shape(R, K), scale), b = fp8(E4M3, "b", shape(M, K), scale + 2);
-        Tensor o = guarded(dtype, "product", shape(R, M));
-        Tensor sum = random_tensor(dtype == F16 ? REAL : dtype, "sum", shape(R, M));
-        guarded_shift = shifted;
+        Tensor a = with_scale(aligned(format, "a", shape(R, K)), scale);
+        Tensor b = with_scale(aligned(E4M3, "b", shape(M, K)), scale + 2), o = aligned(dtype, "product", shape(R, M));
+        Tensor sum = random_like(aligned(dtype == F16 ? REAL : dtype, "sum", shape(R, M)));
         quantize(a, NONE, x);
         quantize(b, NONE, random_tensor(dtype, "weight", shape(M, K)));
         linear_fp8(o, a, b, random_tensor(dtype, "bias", shape(M)));
