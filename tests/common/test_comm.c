@@ -13,6 +13,7 @@
 #include "../../common/comm/transport.h"
 #include "../../common/ultrascale.h"
 #include "../harness.h"
+#include "../tensors.h"
 
 /* ---- A rank: groups, buffers, numbers ---- */
 
@@ -21,7 +22,7 @@
 
 static const char *carrier;             /* the library that carries tensors, as comm_choose names it */
 
-enum { GROUPS = 6, GUARD = 3, TYPES = 5 };
+enum { GROUPS = 6, TYPES = 5 };
 static const char *const group_names[GROUPS] = {"world", "half", "parity", "alone", "even", "in half"};
 static Comm *groups[GROUPS];            /* NULL if this rank is in no group of that kind */
 
@@ -106,27 +107,6 @@ static void set(Tensor t, int64_t first, int64_t count, const double *x)
     free(host);
 }
 
-/* Creates a tensor between two guards of -77, which must not change. */
-static Tensor guarded(Tensor *all, DType dtype, const char *name, int64_t count)
-{
-    *all = tensor_create(MEM_WORKSPACE, dtype, name, shape(count + 2 * GUARD));
-    for (int i = 0; i < 2 * GUARD; i++)
-        set(*all, i < GUARD ? i : count + i, 1, &(double){-77});
-    return tensor_range(*all, GUARD, count);
-}
-
-static void guarded_free(Tensor *all)
-{
-    const int64_t count = tensor_count(*all);
-    double *x = numbers_of(*all);
-
-    for (int i = 0; i < GUARD && count; i++)
-        require(x[i] == -77 && x[count - 1 - i] == -77, "%s: an element outside of it was written", all->name);
-    free(x);
-    if (count)
-        tensor_free(all, MEM_WORKSPACE);
-}
-
 static uint32_t mixed(uint32_t salt, int rank, int64_t i)
 {
     uint32_t x = salt * 2654435761u + rank * 40503u * 65537u + (uint32_t)i * 2246822519u;
@@ -155,7 +135,7 @@ typedef struct {
     int root;                           /* BROADCAST: the root; SEND: the distance in ranks to the receiver */
     bool in_place, blocking;
     uint32_t salt;
-    Tensor in, out, all_in, all_out;
+    Tensor in, out;
     Request *request, *receipt;
 } Case;
 
@@ -207,9 +187,9 @@ static void start(Case *c)
         return;
     count_call(c);
     if (!scatter || !c->in_place)
-        c->out = guarded(&c->all_out, c->dtype, "out", scatter ? count : c->count);
+        c->out = guarded(c->dtype, "out", shape(scatter ? count : c->count));
     if (two && (!gather || !c->in_place))
-        c->in = guarded(&c->all_in, c->dtype, "in", gather ? count : c->count);
+        c->in = guarded(c->dtype, "in", shape(gather ? count : c->count));
     if (c->in_place && scatter)
         c->out = tensor_range(c->in, first, count);
     if (c->in_place && gather)
@@ -275,8 +255,6 @@ static void finish(Case *c)
     }
     free(x);
     free(y);
-    guarded_free(&c->all_in);
-    guarded_free(&c->all_out);
 }
 
 /* Makes a case for one group; returns whether this rank is in the group, and the transport has the operation. Every
@@ -317,7 +295,7 @@ static void single_cases(void)
                         if ((way % 2 == 0 || op == REDUCE_SCATTER || op == ALL_GATHER)
                             && ((g == 0 && k < 6) || (type + way) % 8 == (k + op) % 8 || full_tests())
                             && make(&c, g, op, types[type], counts[k], way % 2, way / 2))
-                            start(&c), finish(&c);
+                            start(&c), finish(&c), guarded_release();
 }
 
 /* Several operations in flight at once, in all groups. Each rank waits for them in a different order. */
@@ -336,6 +314,7 @@ static void started_cases(int rounds, int64_t largest)
             finish(&in_flight[at]);
             in_flight[at] = in_flight[i];
         }
+        guarded_release();
     }
 }
 
@@ -409,6 +388,7 @@ static void transfer_order(int group, int64_t count)
     }
     for (int k = TRANSFERS - 1; k >= 0 && groups[group]; k--)
         finish(&c[(7 * k + comm_rank(world)) % TRANSFERS]);
+    guarded_release();
 }
 
 static void all_cases(void)
@@ -630,6 +610,7 @@ static double measure(CommOp op, int times, double delay, double least)
             "simulated time is %.2f ms", times, op_names[op], comm_rank(world), 1e3 * (end - from), 1e3 * least);
     for (int i = 0; i < times; i++)
         finish(&c[i]);
+    guarded_release();
     return latest(end) - last;
 }
 

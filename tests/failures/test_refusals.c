@@ -127,7 +127,6 @@ static void lines_are_whole(void **state)
     char name[201] = "", line[4096];
     int ends[2];
 
-    (void)state;
     memset(name, 'x', 200);
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);      /* each read gets one write */
     const pid_t child = fork();

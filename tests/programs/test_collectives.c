@@ -8,7 +8,6 @@
 
 static void collectives_equal_the_library(void **state)
 {
-    (void)state;
     for (int n = 1; n <= 8; n++)
         for (int checked = 0; checked < 2; checked++)
             if (full_tests() || checked == n % 2)
@@ -35,7 +34,6 @@ static void mistakes_are_found(void **state)
          "all_reduce, two-level, of 840 elements on 4 ranks"},
     };
 
-    (void)state;
     for (size_t i = 0; i < (full_tests() ? sizeof table / sizeof *table : 4); i++) {
         char *directory = strdup(in_temporary("edited%zu", i));
         run_well("sh -c 'mkdir %s && cp " SOURCE "/00_collectives/*.[ch] %s && ln -sfn " SOURCE "/common %s/..'",
@@ -67,7 +65,6 @@ static void fit_is_what_was_pretended(void **state)
 {
     double alpha = 0, beta = 0;
 
-    (void)state;
     for (int trial = 0; trial < 5; trial++) {
         Result r = run("mpiexec -n 4 " BUILD "/cpu/00_collectives --op shift --max 1048576 --pretend 1,1,50");
         assert_int_equal(r.status, 0);
@@ -84,7 +81,6 @@ static void ring_passes_tree_where_the_formula_says(void **state)
 {
     double at = 0;
 
-    (void)state;
     for (int trial = 0; trial < 3; trial++) {
         Result r = run("mpiexec -n 4 " BUILD "/cpu/00_collectives --min 2048 --max 524288 --pretend 1,1,50");
         assert_int_equal(r.status, 0);
@@ -98,7 +94,6 @@ static void ring_passes_tree_where_the_formula_says(void **state)
 
 static void machine_is_written(void **state)
 {
-    (void)state;
     run_well("mpiexec -n 4 " BUILD "/cpu/00_collectives --machine m.json --node 2 --max 99999 --pretend 1,1,50");
     assert_true(json_number("m.json", "links.0.ranks") == 2 && json_number("m.json", "links.1.ranks") == 4);
     const double alpha = json_number("m.json", "links.1.alpha_us"), flops = json_number("m.json", "gflops.fp32");
@@ -110,7 +105,6 @@ static void machine_is_written(void **state)
 
 static void wrong_options_are_refused(void **state)
 {
-    (void)state;
     expect(run(BUILD "/cpu/00_collectives --op shift --algorithm tree"), 2, "--op shift has no such algorithm");
     expect(run(BUILD "/cpu/00_collectives --min 100 --max 50"), 2, "--max: expected at least --min 100, got 50");
     expect(run("mpiexec -n 3 " BUILD "/cpu/00_collectives --node 2"), FAILS, "--node");

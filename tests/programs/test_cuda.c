@@ -251,7 +251,6 @@ static void dq_is_counted(void **state)
     const double groups = 2, rows_of_full_tiles = 384, head_size = 64;
     double bytes[2];
 
-    (void)state;
     if (!simulated())
         skip();
     for (int i = 0; i < 2; i++) {
@@ -438,7 +437,6 @@ static void settings_are_those_of_nccl(void **state)
 {
     const char *data = token_file(20000, 97);
 
-    (void)state;
     if (!simulated())
         skip();
     run_well("env CUDA_DEVICE_MAX_CONNECTIONS=1 CUDA_MODULE_LOADING=LAZY CUDA_MODULE_DATA_LOADING=LAZY mpiexec -n 2 "
@@ -460,7 +458,6 @@ static void matmuls_are_told(void **state)
         {"mpiexec -n 2 ", "03_data_parallel --sync overlap ", "SM_COUNT_TARGET=0\n"},
         {"mpiexec -n 2 ", "03_data_parallel --sync overlap ", "SM_COUNT_TARGET=100\n"}};
 
-    (void)state;
     if (!simulated())
         skip();
     for (int i = 0; i < 4; i++) {
@@ -489,7 +486,6 @@ static double calls(const char *what, const char *program)
  * kernel gets its shared memory once, not in every step. */
 static void the_host_calls_little(void **state)
 {
-    (void)state;
     if (!simulated())
         skip();
     const double two = calls("launches ", "01_single_gpu --seq 8 --micro-batch 2 --steps 1");
@@ -512,7 +508,6 @@ static void blocks_fit_together(void **state)
         "4 " BUILD "/simulated/06_pipeline_parallel --schedule zero-bubble",
         "4 " BUILD "/simulated/06_pipeline_parallel --schedule dualpipe-v"};
 
-    (void)state;
     if (!simulated())
         skip();
     for (int i = 0; i < (covering() ? 1 : 7); i++)
@@ -526,7 +521,6 @@ static void blocks_fit_together(void **state)
 /* The script of the first day on a GPU runs, on two simulated GPUs: it reports every check, and none fails. */
 static void gpu_day_runs(void **state)
 {
-    (void)state;
     if (!simulated() || covering())
         skip();
     expect(run("cd " SOURCE " && tools/machine/gpu_day.sh simulated 2 %s", in_temporary("day/report.txt")), 0,
