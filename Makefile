@@ -96,10 +96,9 @@ run: known-stage deps-run	## train for a minute, on a GPU if there is one: STAGE
 	@case "$(NP)" in '' | 0* | *[!0-9]*) \
 		echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) \
-		$(if $(filter 00,$(NUMBER)),,$(OF_RUN)) $(ARGS)
-OF_RUN = $(if $(SIMULATE),--preset tiny --steps 20,--steps 300 --eval-every 100 \
-	$(if $(filter 01 02 03 04 08,$(NUMBER)),--sample 300))
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(OF_RUN) $(ARGS)
+OF_RUN = $(if $(filter 00,$(NUMBER)),,$(if $(SIMULATE),--preset tiny --steps 20,--steps 300 --eval-every 100 \
+	$(if $(filter 01 02 03 04 08,$(NUMBER)),--sample 300)))
 include tests/tests.mk $(filter-out %/machine.mk,$(wildcard tools/*/*.mk tools/*/*/*.mk))
 
 help:

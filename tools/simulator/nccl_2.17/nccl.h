@@ -19,7 +19,7 @@ typedef enum {
     ncclBfloat16,
 #endif
 } ncclDataType_t;
-typedef struct { int blocking, maxCTAs; } ncclConfig_t;
+typedef struct { int blocking, cgaClusterSize, minCTAs, maxCTAs; } ncclConfig_t;
 typedef struct { char internal[128]; } ncclUniqueId;
 typedef struct ncclComm *ncclComm_t;
 
