@@ -138,7 +138,8 @@ static void rows_and_widths(DType dtype, DType gradient, int64_t R, int64_t W)
     const int64_t V = 23;
 
     begin("embedding", dtype, R, W, V, gradient);
-    Tensor ids = ids_below("ids", R, V), w = random_tensor(dtype, "weight", shape(V, W)), o = guarded(dtype, "out", shape(R, W));
+    Tensor ids = ids_below("ids", R, V), w = random_tensor(dtype, "weight", shape(V, W));
+    Tensor o = guarded(dtype, "out", shape(R, W));
     embedding_forward(o, ids, w);
     out(o);
     Tensor d_w = random_tensor(gradient, "d_weight", shape(V, W));
@@ -275,7 +276,8 @@ static void attention(DType dtype, int64_t B, int64_t T, int64_t A, int64_t D)
     attention_forward(o, probs, qkv);
     out(o);
     write_tensor(probs, dtype == REAL ? 1e-5 : 1e-2, true);
-    Tensor d_qkv = guarded(dtype, "d_qkv", shape(B, T, 3 * A * D)), d_probs = guarded(dtype, "d_probs", shape(B, A, T, T));
+    Tensor d_qkv = guarded(dtype, "d_qkv", shape(B, T, 3 * A * D));
+    Tensor d_probs = guarded(dtype, "d_probs", shape(B, A, T, T));
     attention_backward(d_qkv, d_probs, random_tensor(dtype, "d_out", shape(B, T, A * D)), qkv, probs);
     rope_backward(d_qkv, rope);
     out(d_qkv);
@@ -431,7 +433,8 @@ static void fp8_operators(DType dtype, DType format, int64_t R, int64_t K, int64
 
     begin(format == E4M3 ? "quantize E4M3" : "quantize E5M2", dtype, R, K, M, 0);
     Tensor x = random_tensor(dtype, "x", shape(R, K));
-    Tensor q = with_scale(guarded(format, "out", shape(R, K)), scale), t = with_scale(guarded(format, "transposed", shape(K, R)), scale);
+    Tensor q = with_scale(guarded(format, "out", shape(R, K)), scale);
+    Tensor t = with_scale(guarded(format, "transposed", shape(K, R)), scale);
     quantize(q, t, x);
     Tensor alone = with_scale(guarded(format, "alone", shape(K, R)), scale + 1);
     quantize(NONE, alone, x);
