@@ -251,7 +251,7 @@ static double matmul_flops(DType dtype)
 static double memory_rate(int64_t bytes)
 {
     Tensor to = tensor_create(MEM_WORKSPACE, REAL, "copy", shape(bytes / dtype_size(REAL)));
-    Tensor from = tensor_create(MEM_WORKSPACE, REAL, "copied", to.dims ? shape(to.shape[0]) : shape(1));
+    Tensor from = tensor_create(MEM_WORKSPACE, REAL, "copied", shape(bytes / dtype_size(REAL)));
     double best = 0;
 
     for (int k = 0; k < 4; k++) {
