@@ -144,7 +144,7 @@ static void all_grids_add_up(void **state)
                 seconds += x[k];
             }
             assert_true(x[TP] * x[CP] * x[PP] * x[DP] == 64 && x[DP] * x[MICRO_BATCH] * x[ACCUMULATE] == 256);
-            assert_true(i ? (int)(x[DP] * x[CP]) % (int)x[EP] == 0 : x[EP] == 1);
+            assert_true(i ? (int)(x[DP] * x[CP] * x[TP]) % (int)x[EP] == 0 : x[EP] == 1);
             assert_true(fabs(bytes - x[TOTAL]) <= 8 && fabs(seconds / x[STEP] - 1) < 1e-4);
             assert_true(fabs(x[TOKENS] * 64 * x[STEP] / 1048576 - 1) < 1e-4);
             assert_true(x[FITS] <= fits_before && (x[FITS] == fits_before ? x[x[FITS] ? STEP : TOTAL] >= before : 1));
@@ -170,29 +170,37 @@ static const char *as_options(const char *grid)
     return text;
 }
 
-/* The memory of the fullest rank equals that of 09, to the byte. */
-static void memory_is_09s(void **state)
+#define MIXTURE "--experts 8 --top-k 2 --expert-width 96"
+
+/* The memory of the fullest rank equals that of 09, or of 11 for a mixture, to the byte. */
+static void memory_is_the_programs(void **state)
 {
     static const struct {
         int ranks, batch;
         const char *grid, *dtype;
+        int span;                       /* of 11; 0: 09 */
     } cases[] = {
         {4, 6, "tp=2,pp=2,micro-batch=2,accumulate=3,zero=1,recompute=none", "bf16"},
         {6, 4, "pp=3,cp=2,micro-batch=1,accumulate=4,zero=1,recompute=full", "fp32"},
         {8, 2, "tp=2,cp=2,pp=2,micro-batch=2,accumulate=1,zero=0,recompute=none", "bf16"},
         {3, 27, "dp=3,micro-batch=9,accumulate=1,zero=1,recompute=none", "fp32"},
         {8, 12, "tp=2,pp=2,dp=2,micro-batch=3,accumulate=2,zero=1,recompute=full", "bf16"},
+        {8, 4, "tp=2,cp=2,pp=2,ep=4,micro-batch=1,accumulate=4,zero=1,recompute=none", "bf16", 8},
+        {8, 8, "tp=4,dp=2,ep=2,micro-batch=2,accumulate=2,zero=1,recompute=full", "fp32", 16},
     };
     static const char *const shape = "--layers 5 --hidden 48 --heads 4 --vocab 257 --seq 32";
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *report = in_temporary("report");
-        run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype %s --steps 1 --threads 1 --quiet --report %s",
-                 cases[i].ranks, shape, as_options(cases[i].grid), cases[i].dtype, report);
-        Result r = run(PLAN "--model %s %s --gpus %d --pretend 1,1,1 --dtype %s --batch %d --explain %s",
-                       i % 2 ? "8b --not-gated --tied --mlp 192" : "tiny", shape, cases[i].ranks, cases[i].dtype,
-                       32 * cases[i].batch, cases[i].grid);
+        char program[128] = "09_combined";
+        if (cases[i].span)
+            snprintf(program, sizeof program, "11_five_dimensions " MIXTURE " --span %d", cases[i].span);
+        run_well("mpiexec -n %d " BUILD "/cpu/%s %s%s --dtype %s --steps 1 --threads 1 --quiet --report %s",
+                 cases[i].ranks, program, shape, as_options(cases[i].grid), cases[i].dtype, report);
+        Result r = run(PLAN "--model %s %s %s --gpus %d --pretend 1,1,1 --dtype %s --batch %d --explain %s",
+                       i % 2 ? "8b --not-gated --tied --mlp 192" : "tiny", cases[i].span ? MIXTURE " --for 09" : "", shape,
+                       cases[i].ranks, cases[i].dtype, 32 * cases[i].batch, cases[i].grid);
         if (r.status)
             fail_msg("%s", r.err);
         int fullest = 0;
@@ -214,9 +222,9 @@ static void memory_is_09s(void **state)
     }
 }
 
-/* The planned time of a step against that of 09 under --pretend: 2 to 10 seconds, mostly simulated. Other work on the
+/* The planned time of a step against that of 09, or of 11 with ep, under --pretend: 2 to 10 seconds, mostly simulated. Other work on the
  * machine makes a step longer, never shorter. */
-static void times_are_09s(void **state)
+static void times_are_the_programs(void **state)
 {
     static const struct {
         int ranks;
@@ -233,6 +241,9 @@ static void times_are_09s(void **state)
         {8, "pp=4,dp=2,micro-batch=2,accumulate=4,zero=1,recompute=full", false},
         {8, "tp=2,cp=2,dp=2,micro-batch=4,accumulate=2,zero=1", false},
         {8, "dp=8,micro-batch=2,accumulate=1,zero=1", false},
+        {4, "tp=2,dp=2,ep=4,micro-batch=4,accumulate=2,zero=1", false},
+        {8, "dp=8,ep=4,micro-batch=2,accumulate=1,zero=1", false},
+        {8, "tp=2,cp=2,pp=2,ep=4,micro-batch=4,accumulate=4,zero=1", true},
     };
     static const char *const shape = "--layers 4 --hidden 64 --heads 8 --vocab 256 --seq 64";
     const char *pretend = full_tests() ? "0.03,0.0075,13000" : "0.4,0.1,1000";
@@ -242,8 +253,9 @@ static void times_are_09s(void **state)
         double seconds[2], unit = 1;
         if (!cases[i].always && !full_tests())
             continue;
-        Result r = run(PLAN "--model tiny %s --gpus %d --dtype fp32 --pretend %s --batch 1024 --explain %s", shape,
-                       cases[i].ranks, pretend, cases[i].grid);
+        const bool mixture = strstr(cases[i].grid, "ep=");
+        Result r = run(PLAN "--model tiny %s %s --gpus %d --dtype fp32 --pretend %s --batch 1024 --explain %s", shape,
+                       mixture ? MIXTURE : "", cases[i].ranks, pretend, cases[i].grid);
         if (r.status)
             fail_msg("%s", r.err);
         const char *step = strstr(r.out, "\na step: "), *end = strstr(strstr(step, "\n  total "), "s  ");
@@ -252,8 +264,9 @@ static void times_are_09s(void **state)
         double least = INFINITY;
         for (int attempt = 0; attempt < (full_tests() ? 3 : 1) && !(least <= planned * unit * 1.1); attempt++) {
             remove(in_temporary("metrics"));
-            run_well("mpiexec -n %d " BUILD "/cpu/09_combined %s%s --dtype fp32 --steps 2 --threads 1 --quiet "
-                     "--pretend %s --metrics %s", cases[i].ranks, shape, as_options(cases[i].grid), pretend,
+            run_well("mpiexec -n %d " BUILD "/cpu/%s %s%s --dtype fp32 --steps 2 --threads 1 --quiet --pretend %s "
+                     "--metrics %s", cases[i].ranks, mixture ? "11_five_dimensions --span 16 " MIXTURE : "09_combined",
+                     shape, as_options(cases[i].grid), pretend,
                      in_temporary("metrics"));
             assert_int_equal(read_column("metrics", "seconds", seconds, 2), 2);
             least = fmin(least, fmin(seconds[0], seconds[1]));
@@ -476,8 +489,8 @@ int main(void)
         cmocka_unit_test(comes_near_the_published_runs),
         cmocka_unit_test(comes_near_other_programs),
         cmocka_unit_test(all_grids_add_up),
-        cmocka_unit_test(memory_is_09s),
-        cmocka_unit_test(times_are_09s),
+        cmocka_unit_test(memory_is_the_programs),
+        cmocka_unit_test(times_are_the_programs),
         cmocka_unit_test(sixty_questions_keep_their_answers),
         cmocka_unit_test(five_answers_by_hand),
         cmocka_unit_test(zero_3_hides_what_published_runs_hide),

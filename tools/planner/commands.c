@@ -55,19 +55,23 @@ static void print_09(const Query *q, const Grid *g)
     const Model *m = &q->model;
 
     if (!m->in_09) {
-        printf("   09_combined: lacks this model. Its MLP has two matrices of width 4h, its embedding is tied, each\n"
-               "     head has its own keys and values%s\n", m->experts ? ". 10_expert_parallel has experts, and of the "
-               "dimensions dp and ep" : "");
+        printf("   09_combined, 11_five_dimensions: lack this model. Their MLPs have two matrices (in 09 of width 4h), the\n"
+               "     embedding is tied, each head has its own keys and values\n");
         return;
     }
-    begin("09_combined:");
+    const char *program = m->experts ? "11_five_dimensions" : "09_combined";
+    begin(format_text("%s:", program));
     word("mpiexec -n %d", q->cluster.gpus);
     if (q->cluster.gpus > q->cluster.per_node)
         word("-ppn %d -hosts $HOSTS", q->cluster.per_node);
-    word("build/cuda/09_combined --layers %d", m->layers);
+    word("build/cuda/%s --layers %d", program, m->layers);
     word("--hidden %d --heads %d", m->hidden, m->heads);
     word("--vocab %d --seq %d", m->vocab, m->seq);
-    word("--tp %d --cp %d --pp %d", g->tp, g->cp, g->pp);
+    if (m->experts)
+        word("--experts %d --top-k %d --expert-width %d", m->experts, m->top_k, m->expert_width);
+    if (m->experts)
+        word("--capacity %g --span %lld", m->capacity, (long long)grid_span(m, g));
+    word("--tp %d --cp %d --pp %d%s", g->tp, g->cp, g->pp, m->experts ? format_text(" --ep %d", g->ep) : "");
     word("--micro-batch %d --accumulate %d", g->micro_batch, g->accumulate);
     word("--zero %d --recompute %s --dtype %s", g->zero, size_text(RECOMPUTE, g->recompute),
          q->cluster.stored == 2 ? "bf16" : "fp32");
@@ -117,7 +121,7 @@ static void print_megatron(const Query *q, const Grid *g)
     if (g->chunks == 1 && !even && first == g->pp - 1)
         word("--decoder-last-pipeline-num-layers %d", stages[g->pp - 1].layers);
     if (m->experts)
-        word("--expert-model-parallel-size %d", g->ep);
+        word("--expert-model-parallel-size %d --expert-tensor-parallel-size 1", g->ep);
     if (g->zero == 1)
         word("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather");
     if (g->zero >= 2)

@@ -5,7 +5,7 @@
 
 #include "../../common/print.h"
 #include "../../common/tensor.h"
-#include "../../09_combined/formulas.h"
+#include "../../11_five_dimensions/formulas.h"
 
 const char *const time_name[TIMES] = {"compute", "launches", "tensor", "context", "experts", "bubble", "data",
                                       "optimizer", "fixed"};
@@ -31,7 +31,8 @@ static const double LOGIT_BYTES = 20, UPDATE_BYTES = 100;
 static const double FLOAT = 4;                  /* bytes per gradient and optimizer state */
 static const double GAP = 1.0 / 8;              /* of the launch time, in which the GPU is idle in any case */
 static const double RING_STEP = 1.0 / 15;       /* of a layer's launch time: attention to another rank's keys */
-static const int FORWARD_COLLECTIVES = 4, BACKWARD_COLLECTIVES = 6;     /* all-gathers: 2, 4; reduce-scatters: 2, 2 */
+/* Of attention or the MLP, with tensor parallelism; all-gathers: 1, 2; reduce-scatters: 1, 1. */
+static const int FORWARD_COLLECTIVES = 2, BACKWARD_COLLECTIVES = 3;
 /* Of ZeRO-2's and 3's transfers at least this fraction is exposed: fitted to published runs of FSDP on 16 to 512 GPUs
  * (fsdp_runs.csv), which lose 0 to 9% although by their bytes nearly all transfers would hide. */
 static const double EXPOSED = 0.15;
@@ -83,7 +84,25 @@ static double expert_parameters(const Model *m)         /* of one block that has
 
 static double small_parameters(const Model *m)          /* of a block: norms, and biases if there are any */
 {
-    return (m->in_09 ? 13 : 2) * (double)m->hidden;
+    const double h = m->hidden, biases = m->experts ? 4 * h + m->experts * (m->expert_width + h) : 9 * h;
+
+    return m->in_09 ? 4 * h + biases : 2 * h;
+}
+
+static bool folds_experts(const Cluster *c)
+{
+    return c->framework == FOR_09 || c->framework == FOR_MEGATRON;
+}
+
+/* Ranks over which an expert's matrices are split: 1 where experts are whole and ep folds over tp, cp and dp. */
+static int expert_tp(const Grid *g, const Cluster *c)
+{
+    return folds_experts(c) ? 1 : g->tp;
+}
+
+int expert_ranks(const Grid *g, const Cluster *c)
+{
+    return g->dp * g->cp * g->tp / expert_tp(g, c);
 }
 
 double block_parameters(const Model *m)
@@ -183,6 +202,16 @@ static double local_tokens(const Model *m, const Grid *g)       /* per micro-bat
     return (double)g->micro_batch * m->seq / g->cp;
 }
 
+int64_t grid_span(const Model *m, const Grid *g)
+{
+    const int64_t chunk = m->seq / (g->cp > 1 ? 2 * g->cp : 1), rows = local_tokens(m, g) / g->tp;
+    int64_t G = chunk;
+
+    while (chunk % G || rows % G)
+        G--;
+    return G;
+}
+
 /* Bytes that a block saves for backward, per token. nanotron: 34h + 6f. The others fuse norms, activations and
  * attention: in bf16 the inputs of two norms and of the matmuls behind them; q, k, v and attention's output; of the MLP
  * gate, up and down's input; a slot of an expert also has an input and an output of its own. Recomputed selectively:
@@ -212,8 +241,8 @@ static double in_flight(const Grid *g, const Cluster *c, int i)
 
 /* Per parameter: 2 bytes of weights, 12 of master weights and moments, and gradients: in nanotron 6 (4 in fp32, 2 in
  * bf16 not yet added). The published runs with pp = 1 fit only if the gathered inputs of the two column-parallel
- * matmuls are saved too (4h, not divided by t), others only if not. Experts are on 1/ep of the ranks, and have 1/ep of
- * the replicas. torchtitan computes the loss in eight chunks. */
+ * matmuls are saved too (4h, not divided by t), others only if not. Of the ranks that see other tokens 1/ep have the
+ * same experts. torchtitan computes the loss in eight chunks. */
 static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c, const Stage *s, int i)
 {
     const double h = m->hidden, t = g->tp, tokens = local_tokens(m, g), kept = in_flight(g, c, i) * s->layers;
@@ -223,13 +252,15 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
     const double width = c->stored / 2.0;               /* of activations, over that of bf16 */
     const double logits = s->heads * 6.0 * m->vocab / t / (c->framework == FOR_TORCHTITAN ? 8 : 1);
     const double gathered = block_parameters(m) - expert_parameters(m) * (1 - 1.0 / g->ep);
+    const double whole = expert_tp(g, c);
     Memory memory = {.bytes = {
         [MEM_ACTIVATIONS] = width * tokens * (saved + logits),
         [MEM_WORKSPACE] = 0.4 * (1 << 30) + (g->zero == 3 ? 8 * gathered / t : 0)}};
 
     for (int experts = 0; experts <= 1; experts++) {
-        const double params = experts ? s->experts / t / g->ep : (s->params - s->experts) / t;
-        const double replicas = (double)g->dp * g->cp / (experts ? g->ep : 1), states = g->zero >= 1 ? replicas : 1;
+        const double params = experts ? s->experts / whole / g->ep : (s->params - s->experts) / t;
+        const double replicas = experts ? (double)expert_ranks(g, c) / g->ep : (double)g->dp * g->cp;
+        const double states = g->zero >= 1 ? replicas : 1;
         memory.bytes[MEM_PARAMETERS] += c->stored * params / (g->zero == 3 ? replicas : 1);
         memory.bytes[MEM_MASTER] += (c->stored < FLOAT) * 4 * params / states;
         memory.bytes[MEM_GRADIENTS] += c->gradients * params / (g->zero >= 2 ? replicas : 1);
@@ -252,6 +283,19 @@ static RankShape rank_shape(const Model *m, const Grid *g, const Cluster *c, con
         .recompute = g->recompute > 0, .stored = c->stored, .real = FLOAT, .master = c->stored < FLOAT};
 }
 
+/* With the longest span that can be on one rank, as 11 chooses it. */
+static MixtureShape mixture_shape(const Model *m, const Grid *g, const RankShape *rank)
+{
+    const int n = g->dp * g->cp * g->tp / g->ep;
+    const int64_t G = grid_span(m, g), Q = fmin(G, ceil(m->capacity * m->top_k * G / m->experts - 1e-9));
+    MixtureShape shape = {.rank = *rank, .e = m->experts, .E = m->experts / g->ep, .K = m->top_k, .G = G, .Q = Q,
+                          .P = g->ep * (rank->R / G) * Q, .all_layers = m->layers, .expert_replica = n - 1,
+                          .expert_replicas = n};
+
+    shape.rank.F = m->expert_width;
+    return shape;
+}
+
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
 {
     const bool ours = c->framework == FOR_09;
@@ -262,7 +306,10 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
     for (int i = 0; i < g->pp; i++) {
         Memory one = ours ? (Memory){0} : memory_by_formula(m, g, c, &stages[i], i);
         const RankShape shape = rank_shape(m, g, c, &stages[i], i);
-        if (ours)
+        const MixtureShape mixture = m->experts ? mixture_shape(m, g, &shape) : (MixtureShape){0};
+        if (ours && m->experts)
+            mixture_memory(&mixture, one.bytes);
+        else if (ours)
             rank_memory(&shape, one.bytes);
         one.stage = i;
         for (int k = 0; k < MEM_CATEGORIES; k++)
@@ -283,14 +330,15 @@ const char *memory_formula(const Model *m, const Grid *g, const Cluster *c, int 
                             || ((category == MEM_MASTER || category == MEM_OPTIMIZER) && g->zero >= 1);
 
     if (c->framework == FOR_09)
-        return "09_combined/formulas.c";
+        return m->experts ? "11_five_dimensions/formulas.c" : "09_combined/formulas.c";
     if (category == MEM_ACTIVATIONS)
         return format_text("micro-batches in flight (%.4g) x blocks x tokens x %.0f / tp%s, and 6 x tokens x v / tp%s",
                            in_flight(g, c, 0), saved_bytes(m, c, g->recompute),
                            g->recompute == FULL_RECOMPUTATION ? ", one full block" : "",
                            c->framework == FOR_TORCHTITAN ? " / 8 chunks" : "");
     if (m->experts && category != MEM_WORKSPACE)
-        return "as without experts; those on 1 / ep of the ranks and of the replicas";
+        return folds_experts(c) ? "as without experts; those whole, on 1 / ep of the ranks of a pipeline stage"
+                                : "as without experts; those on 1 / ep of the ranks and of the replicas";
     return is_sharded ? format_text("%s / replicas", words[category]) : words[category];
 }
 
@@ -316,28 +364,36 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
                            : (g->cp - 1) * fmax(0, kv + d_kv - attention) + d_kv;
 }
 
-/* Seconds per block and pass of two all-to-alls of the slots. Only 10 hides them, no framework planned. */
-static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h)
+/* Seconds per block and pass of the all-to-alls of the slots, there and back, that are not hidden. 11 hides those of one
+ * local expert behind the matmuls of another, but for the first and last in forward and the first in backward; no
+ * framework planned hides any. `rate`: of a GPU's matmuls. */
+static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
-    const double slots = m->capacity * m->top_k * local_tokens(m, g), E = (double)m->experts / g->ep;
-    const int per_group = c->per_node / g->tp, inside = per_group < 1 ? 1 : per_group < g->ep ? per_group : g->ep;
+    const double slots = m->capacity * m->top_k * local_tokens(m, g) / g->tp, E = (double)m->experts / g->ep;
+    const int per_group = c->per_node / expert_tp(g, c), inside = per_group < 1 ? 1 : fmin(per_group, g->ep);
     const double leaving = (g->ep - (g->ep > inside ? inside : 1.0)) / g->ep;     /* the node; the rank */
     const double link = g->ep > inside ? h->network / c->per_node : h->nvlink;
+    const double one = slots / E * m->hidden * c->stored * leaving / link + h->latency;
+    const double matmuls = (pass == FORWARD ? 2 : 4) * slots / E * mlp_elements(m, m->expert_width) / rate;
 
-    return g->ep == 1 ? 0 : 2 * (slots * m->hidden * c->stored / g->tp * leaving / link + E * h->latency);
+    if (g->ep == 1)
+        return 0;
+    return c->framework == FOR_09 ? fmax((pass == FORWARD ? 2 : 1) * one, 2 * E * one - (E - 1) * matmuls) : 2 * E * one;
 }
 
-/* Seconds per block of tensor parallelism's transfers that are not hidden. In 09 two reduce-scatters are hidden behind
- * matmuls of weight gradients; in Megatron-LM also the inputs' two all-gathers behind matmuls of input gradients. */
-static double tensor_time(const Model *m, const Grid *g, const Cluster *c, double transfer, double rate, Pass pass)
+/* Seconds per block of tensor parallelism's transfers that are not hidden, in attention and, unless its experts are
+ * whole, the MLP. Of each 09 hides a reduce-scatter behind the matmul of weight gradients, Megatron-LM also the input's
+ * all-gather behind the matmul of input gradients. */
+static double tensor_time(const Model *m, const Grid *g, const Cluster *c, double transfer, double rate, Pass pass,
+                          bool mlp)
 {
     const double column = 2 * local_tokens(m, g) * m->hidden / rate;     /* a matmul's seconds per output column */
-    const int hidden = c->framework == FOR_09 ? 1 : c->framework == FOR_MEGATRON ? 2 : 0;       /* behind each */
+    const int hidden = c->framework == FOR_09 ? 1 : c->framework == FOR_MEGATRON ? 2 : 0;
 
     if (pass == FORWARD)
-        return FORWARD_COLLECTIVES * transfer;
-    return (BACKWARD_COLLECTIVES - 2 * hidden) * transfer + hidden * (fmax(0, transfer - column * m->mlp)
-           + fmax(0, transfer - column * 3 * m->hidden));
+        return (1 + mlp) * FORWARD_COLLECTIVES * transfer;
+    return (1 + mlp) * (BACKWARD_COLLECTIVES - hidden) * transfer
+           + hidden * (mlp * fmax(0, transfer - column * m->mlp) + fmax(0, transfer - column * 3 * m->hidden));
 }
 
 /* Of a forward pass's matmuls, recomputed selectively: torchtitan repeats every second one. */
@@ -356,12 +412,12 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double attend = k->attention / full * h->peak * t, again = g->recompute == FULL_RECOMPUTATION;
     const bool scattered = c->published && ((g->pp > 1 && c->gpus > c->per_node) || congested(c));
     const int hops = scattered ? g->tp - 1 : (g->tp - 1) / c->per_node;
-    const double collectives = (1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES;
+    const double collectives = 2 * ((1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES);
     const double matrices = (1 + (again || !g->recompute ? again : matrices_again(c))) * matrix_flops(m, rows, FORWARD)
                             + matrix_flops(m, rows, BACKWARD);
     const double grouped = expert_share(m) * (k->experts ? k->efficiency / k->experts - 1 : 0);
     /* Experts with few tokens wait for their weights: read twice, their gradients in fp32 read and written. */
-    const double weights = 12 * expert_parameters(m) / (t * g->ep * h->bandwidth);
+    const double weights = 12 * expert_parameters(m) / (expert_tp(g, c) * g->ep * h->bandwidth);
     const double wait = m->experts ? fmax(0, weights - matrices * expert_share(m) * (1 + grouped) / rate) : 0;
     const double passes = wait + matrices * (1 + grouped) / rate
                           + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
@@ -376,12 +432,16 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double loss = 2 * ceil(rows / c->loss_rows) * 2 * (t - 1) * h->latency;       /* all-reduce max and sums */
 
     s->kernels = s->layers * (passes + moved + GAP * launch) + s->heads * head;
-    s->tensor = s->layers * ((1 + again) * tensor_time(m, g, c, transfer, rate, FORWARD)
-                             + tensor_time(m, g, c, transfer, rate, BACKWARD))
-                + (s->embeddings + s->heads) * 2 * transfer + s->heads * loss;
+    s->tensor = (s->embeddings + s->heads) * 2 * transfer + s->heads * loss;
+    for (int l = 0; l < s->layers; l++) {
+        const bool mlp = l < s->dense || !m->experts || !folds_experts(c);
+        s->tensor += (1 + again) * tensor_time(m, g, c, transfer, rate, FORWARD, mlp)
+                     + tensor_time(m, g, c, transfer, rate, BACKWARD, mlp);
+    }
     s->context = s->layers * ((1 + again) * ring_time(m, g, c, h, attend, FORWARD)
                               + ring_time(m, g, c, h, attend, BACKWARD));
-    s->exchange = (s->layers - s->dense) * (2 + again) * exchange_time(m, g, c, h);
+    s->exchange = (s->layers - s->dense) * ((1 + again) * exchange_time(m, g, c, h, rate / t, FORWARD)
+                                            + exchange_time(m, g, c, h, rate / t, BACKWARD));
     s->launches = s->layers * (launch + collectives * hops * k->hop);
     const double device = s->kernels + s->tensor + s->context + s->exchange;
     s->seconds = hops && !scattered ? device + s->launches : fmax(device, s->launches);
@@ -409,7 +469,8 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double wait = (n - 1) * h->latency, units = s->layers + s->embeddings + 2 * s->heads - (g->pp == 1);
     const double steps = g->zero || c->framework == FOR_NANOTRON ? n : log2(n);      /* rings; all-reduces: trees */
     const double sync = leaves ? k->sync * s->layers * steps : 0, per_byte = (n - 1) / n / rate;
-    const double experts = s->experts * fmin(1, (double)c->per_node / g->tp / g->ep) * (1 - g->ep / n) / rate;
+    const double experts = s->experts * fmin(1, (double)c->per_node / expert_tp(g, c) / g->ep)
+                           * (1 - (double)g->ep / expert_ranks(g, c)) / rate;
     const double per_stage = (s->params - s->experts) * per_byte + experts;
     const bool sharded = c->framework == FOR_TORCHTITAN || c->framework == FOR_FSDP_2023;   /* FSDP */
     const double real = c->gradients == 2 && !sharded ? 2 : FLOAT;
@@ -499,7 +560,7 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
         time.launches += mean * fmax(0, s->seconds - (s->kernels + s->tensor + s->context + s->exchange));
         busy += mean * s->seconds;
         time.data = fmax(time.data, data_time(m, g, c, h, k, s));
-        most = fmax(most, s->params - s->experts * (1 - (g->zero ? 1 : 1.0 / g->ep)));
+        most = fmax(most, s->params - s->experts * (1 - (g->zero ? 1 : (double)g->tp / expert_tp(g, c) / g->ep)));
     }
     const double pipeline = pipeline_time(g, stages, transfer);
     time.bubble = pipeline - busy;

@@ -19,7 +19,7 @@ typedef struct {
     int q_rank, kv_rank, rope_dim;  /* multi-head latent attention (DeepSeek): q_rank > 0 */
     bool gated;                     /* an MLP of three matrices (Llama), not two */
     bool tied;                      /* embedding and output projection are one matrix */
-    bool in_09;                     /* 09_combined can train it (biases, LayerNorm, MLP of 4h): planned as 09 runs it */
+    bool in_09;                     /* 09 can train it (biases, LayerNorm, MLP of 4h), or 11, a mixture */
     double capacity;                /* of mixtures: slots per expert, over an even share of the tokens */
 } Model;
 
@@ -43,7 +43,7 @@ typedef enum { FOR_09, FOR_MEGATRON, FOR_NANOTRON, FOR_TORCHTITAN, FOR_FSDP_2023
 /* A parallel configuration: the grid of ranks, and how a step is split into micro-batches. */
 typedef struct {
     int dp, cp, pp, tp;
-    int ep;                         /* ranks of dp x cp that split the experts; 1: no mixture */
+    int ep;                         /* ranks that split the experts, of expert_ranks(); 1: no mixture */
     int micro_batch, accumulate;    /* sequences per micro-batch; micro-batches per step and rank of dp */
     int zero;                       /* ZeRO stage, 0 to 3 */
     int recompute;
@@ -121,5 +121,10 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
 double memory_limit(const Cluster *c);
 
 double grid_tokens(const Model *m, const Grid *g);      /* per step */
+
+/* Ranks among which all experts of a block are shared out: dp x cp; where experts are whole and ep folds over tp too
+ * (Megatron's etp 1; 11), tp x cp x dp. */
+int expert_ranks(const Grid *g, const Cluster *c);
+int64_t grid_span(const Model *m, const Grid *g);       /* of 11: the longest that can be on one rank, in tokens */
 
 #endif

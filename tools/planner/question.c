@@ -50,7 +50,7 @@ const QuestionOption question_options[] = {
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
     {"cp", OPTION_RANGE, AT(limits[CP]), 0, "N", "context parallelism", 3},
     {"dp", OPTION_RANGE, AT(limits[DP]), 0, "N", "data parallelism", 3},
-    {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, inside dp x cp", 3},
+    {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, over tp x cp x dp (nanotron, torchtitan: cp x dp)", 3},
     {"zero", OPTION_RANGE, AT(limits[ZERO]), 0, "N", "ZeRO stage, 0 to 3", 3},
     {"micro-batch", OPTION_RANGE, AT(limits[MICRO_BATCH]), 0, "N", "sequences per micro-batch", 3},
     {"chunks", OPTION_RANGE, AT(limits[CHUNKS]), 0, "N", "chunks of layers per pipeline stage, interleaved", 3},
@@ -161,7 +161,8 @@ static Model model(const Question *q)
     m.capacity = q->capacity;
     if (q->hidden || q->heads)
         m.head_dim = m.value_dim = m.q_rank = 0;
-    m.in_09 = !m.gated && m.tied && m.mlp == 4 * m.hidden && m.kv_heads == m.heads && !m.experts;
+    m.in_09 = !m.gated && m.tied && (m.experts || m.mlp == 4 * m.hidden) && m.kv_heads == m.heads && !m.shared
+              && !m.dense && (!m.head_dim || m.head_dim * m.heads == m.hidden);
     if (m.layers != named.layers || m.hidden != named.hidden || m.mlp != named.mlp || m.experts != named.experts)
         snprintf(m.name, sizeof m.name, "own sizes");
     m.seq = q->seq ? q->seq : m.seq;
@@ -187,7 +188,7 @@ Query question_query(const Question *given)
                         : q.model.in_09 ? FOR_09 : given->published ? FOR_NANOTRON : FOR_MEGATRON;
     if (f == FRAMEWORKS || (f == FOR_09 && !q.model.in_09))
         fail_usage("--for: expected one of %s%s, got '%s'", framework_names(), f == FOR_09
-                   ? " but 09, which has no gated MLP, untied embedding, grouped queries or experts" : "",
+                   ? " but 09, which has no gated MLP, untied embedding or grouped queries" : "",
                    given->framework);
     if (bytes && (bytes < 16 || bytes % 2 || fp32 || (f == FOR_09 && bytes != 18)))
         fail_usage("--state-bytes: expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs, got %d",

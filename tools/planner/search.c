@@ -88,9 +88,9 @@ const char *grid_error(const Query *q, const Grid *g)
     else if ((int64_t)g->micro_batch * m->seq / g->cp % g->tp)
         snprintf(text, sizeof text, "micro-batch %d x %d tokens: expected a multiple of tp %d", g->micro_batch,
                  m->seq / g->cp, g->tp);
-    else if (m->experts ? m->experts % g->ep || (int64_t)g->dp * g->cp % g->ep : g->ep > 1)
-        snprintf(text, sizeof text, "ep %d: expected a divisor of the %d experts and of dp x cp, %d", g->ep, m->experts,
-                 g->dp * g->cp);
+    else if (m->experts ? m->experts % g->ep || expert_ranks(g, &q->cluster) % g->ep : g->ep > 1)
+        snprintf(text, sizeof text, "ep %d: expected a divisor of the %d experts and of the %d ranks with other tokens",
+                 g->ep, m->experts, expert_ranks(g, &q->cluster));
     else if (!(f->stages >> g->zero & 1))
         snprintf(text, sizeof text, "zero %d: expected one of those that %s has: %s", g->zero, f->command,
                  f->stages == 3 ? "0, 1" : f->stages == 13 ? "0, 2, 3" : "0, 1, 2, 3");
@@ -132,13 +132,13 @@ typedef void Found(const Query *q, const Grid *g, void *of);
 static int each_variant(const Query *q, Grid g, Found *found, void *of)
 {
     const Traits *f = &frameworks[q->cluster.framework];
-    const int ranks = g.dp * g.cp, chunks = f->interleaves && g.pp > 1 ? (q->model.layers + 2) / g.pp : 1;
+    const int ranks = expert_ranks(&g, &q->cluster), chunks = f->interleaves && g.pp > 1 ? (q->model.layers + 2) / g.pp : 1;
     int count = 0;
 
     for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++) {
         if (ranks % g.ep || q->model.experts % g.ep)
             continue;
-        for (g.zero = 0; g.zero <= (ranks > 1 ? 3 : 0); g.zero++)
+        for (g.zero = 0; g.zero <= (g.dp * g.cp > 1 ? 3 : 0); g.zero++)
             for (g.chunks = 1; g.chunks <= chunks; g.chunks++)
                 for (g.recompute = NO_RECOMPUTATION; g.recompute <= FULL_RECOMPUTATION; g.recompute++)
                     if (allowed(q, &g) && !grid_error(q, &g)) {
