@@ -345,7 +345,7 @@ static void compare_grid(bool experts, int n, int tp, int cp, int pp, int number
         .hidden = 8 * tp, .model = experts ? model : NULL});
 }
 
-/* Every way to split 1 to 8 ranks into tp, cp, pp and dp. */
+/* Every way to split 1 to 8 ranks into tp, cp, pp and dp, and two ways to split 32: no program is bound to eight. */
 static void compare_grids(bool experts)
 {
     int grids = 0;
@@ -358,6 +358,8 @@ static void compare_grids(bool experts)
                         compare_grid(experts, n, tp, cp, pp, grids);
                         compare_grid(experts, n, tp, cp, pp, ++grids);
                     }
+    compare_grid(experts, 32, 2, 2, 2, 0);
+    compare_grid(experts, 32, 4, 2, 1, 1);
     print_message("%d grids\n", grids);
     assert_int_equal(grids, 63);
 }
