@@ -229,19 +229,21 @@ static Fit hop_fit(Comm *c, Tensor t, int64_t max)
 
 static double matmul_flops(DType dtype)
 {
-    enum { SIDE = 512, CALLS = 8 };
+    enum { CALLS = 8 };
+    /* On a GPU a small one would measure launches; simulated, any size has the same rate. */
+    const int64_t side = options.pretend ? 64 : device_is_host() ? 512 : 4096;
     Tensor m[3];
     double best = 0;
 
     for (int i = 0; i < 3; i++)
-        m[i] = tensor_create(MEM_WORKSPACE, dtype, "matrix", shape(SIDE, SIDE));
+        m[i] = tensor_create(MEM_WORKSPACE, dtype, "matrix", shape(side, side));
     for (int k = 0; k < 4; k++) {
         device_wait();
         const double begin = clock_seconds();
         for (int i = 0; i < CALLS; i++)
             linear_forward(m[0], m[1], m[2], NONE);
         device_wait();
-        best = fmax(best, CALLS * 2.0 * SIDE * SIDE * SIDE / (clock_seconds() - begin));
+        best = fmax(best, CALLS * 2.0 * side * side * side / (clock_seconds() - begin));
     }
     for (int i = 0; i < 3; i++)
         tensor_free(&m[i], MEM_WORKSPACE);
@@ -276,7 +278,8 @@ void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, in
     size_t size;
     FILE *f = open_memstream(&text, &size);
 
-    fprintf(f, "{\"name\": \"%s\",\n \"gflops\": {", device_name());
+    fprintf(f, "{\"name\": \"%s\",\n \"gpu\": %s,\n \"gflops\": {", device_name(),
+            device_is_host() ? "false" : "true");
     for (int i = 0; i < 3; i++)
         if (device_supports(types[i].dtype) == SUPPORT_NATIVE) {
             comm_barrier(world);                        /* all ranks at once, as in a training step */
@@ -284,7 +287,13 @@ void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, in
             before = ", ";
         }
     comm_barrier(world);
-    fprintf(f, "},\n \"memory_gb_per_s\": %.4g,\n \"links\": [", memory_rate(1 << 26) / 1e9);
+    fprintf(f, "},\n ");
+    if (!options.pretend)                               /* simulated memory is never waited for */
+        fprintf(f, "\"memory_gb_per_s\": %.4g,\n ", memory_rate(device_is_host() ? 1 << 26 : 1 << 29) / 1e9);
+    if (!options.pretend && device_memory_available() > 0)
+        fprintf(f, "\"memory_gb\": %.4g,\n ",
+                device_memory_available() / 1e9 / (device_is_host() ? comm_local.size : 1));
+    fprintf(f, "\"links\": [");
     before = "";
     for (int ranks = 2; ranks <= n; ranks *= 2, links++) {
         if (*links) {

@@ -296,6 +296,15 @@ static MixtureShape mixture_shape(const Model *m, const Grid *g, const RankShape
     return shape;
 }
 
+/* On a GPU, dQ's sums over groups of 128 keys, in fp32: at most 1 GiB (08's flash_parts, which knows the GPU, may choose
+ * fewer groups). */
+static double query_parts(const RankShape *r, const Cluster *c)
+{
+    const int64_t chunk = r->cp > 1 ? r->T / 2 : r->T, part = r->B * chunk * r->A * r->D;
+
+    return c->loss_rows == CPU_LOSS_ROWS ? 0 : FLOAT * fmax(part, fmin(part * ((chunk + 127) / 128), 1 << 28));
+}
+
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
 {
     const bool ours = c->framework == FOR_09;
@@ -311,6 +320,7 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
             mixture_memory(&mixture, one.bytes);
         else if (ours)
             rank_memory(&shape, one.bytes);
+        one.bytes[MEM_WORKSPACE] += ours ? query_parts(&shape, c) : 0;
         one.stage = i;
         for (int k = 0; k < MEM_CATEGORIES; k++)
             one.total += one.bytes[k];

@@ -32,6 +32,7 @@ typedef struct {
     double network;                 /* bytes/s that a node sends to others */
     double latency;                 /* seconds per transfer between two GPUs, beside those in Constants */
     const char *source;
+    bool measured, gpu;             /* by 00_collectives: rates that are reached; whether it is a GPU */
 } Hardware;
 
 enum { NO_RECOMPUTATION, SELECTIVE_RECOMPUTATION, FULL_RECOMPUTATION };
@@ -56,8 +57,9 @@ typedef struct {
     bool published;                 /* times and rank order of the playbook's runs; costs.c names the differences */
     int stored;                     /* bytes per activation or weight: 2 in bf16, 4 in fp32 */
     int gradients;                  /* bytes per gradient: 6 in nanotron; 09 and models as it runs them: 4 */
-    int loss_rows;                  /* rows whose logits exist at once: 2048 on a GPU, 256 on a CPU */
+    int loss_rows;                  /* rows whose logits exist at once, of 09 and 11 */
 } Cluster;
+enum { CPU_LOSS_ROWS = 256, GPU_LOSS_ROWS = 8192 };
 
 /* What only measurements can give: fitted to published runs (profiles.c, runs.c), or exact for --pretend. */
 typedef struct {

@@ -59,7 +59,52 @@ bool hardware_known(const char *name)
     return i < KINDS;
 }
 
-Hardware hardware_named(const char *text)
+static const char *json_of(const char *option, const char *file)
+{
+    static char json[1 << 16];
+    FILE *f = fopen(file, "r");
+
+    if (!f)
+        fail_usage("--%s %s: %s", option, file, strerror(errno));
+    json[fread(json, 1, sizeof json - 1, f)] = 0;
+    fclose(f);
+    return json;
+}
+
+/* The first number of this name, true as 1; null and no such member: `otherwise`. */
+static double member(const char *json, const char *name, double otherwise)
+{
+    const char *at = strstr(json, format_text("\"%s\"", name));
+    char *end;
+
+    if (!at || !(at = strchr(at, ':')))
+        return otherwise;
+    at += 1 + strspn(at + 1, " \t\n");
+    const double x = strtod(at, &end);
+    return end > at ? x : *at == 't' ? 1 : *at == 'f' ? 0 : otherwise;
+}
+
+/* What 00_collectives --machine FILE has measured. Links: the hop of the most ranks, all at once. */
+static Hardware hardware_read(const char *file, const char *dtype, int per_node)
+{
+    const char *json = json_of("hardware", file), *links = strstr(json, "\"links\""), *between, *last, *next;
+    Hardware h = {.name = file, .peak = 1e9 * member(json, dtype, 0), .memory = 1e9 * member(json, "memory_gb", INFINITY),
+                  .bandwidth = 1e9 * member(json, "memory_gb_per_s", INFINITY), .measured = true,
+                  .gpu = member(json, "gpu", 0), .source = "measured by 00_collectives"};
+
+    if (!links)
+        fail_usage("--hardware %s: expected what 00_collectives --machine writes", file);
+    if (!h.peak)
+        fail_usage("--hardware %s: it has no rate of %s; try --dtype fp32", file, dtype);
+    between = strstr(links, "\"between_nodes\"");
+    for (last = links; (next = strstr(last + 1, "\"ranks\"")) && (!between || next < between); last = next)
+        continue;
+    h.nvlink = 1e9 * member(last, "beta_gb_per_s", INFINITY), h.latency = 1e-6 * member(last, "alpha_us", 0);
+    h.network = between ? 1e9 * per_node * member(between, "beta_gb_per_s", INFINITY) : h.nvlink;
+    return h;
+}
+
+Hardware hardware_named(const char *text, const char *dtype, int per_node)
 {
     Hardware h = {.name = text, .source = "as given"};
     double tflops, memory, bandwidth, nvlink, network;
@@ -68,12 +113,14 @@ Hardware hardware_named(const char *text)
     for (int i = 0; i < KINDS; i++)
         if (!strcasecmp(text, table[i].name))
             return table[i];
+    if (strstr(text, ".json"))
+        return hardware_read(text, dtype, per_node);
     if (sscanf(text, "%lf,%lf,%lf,%lf,%lf%c", &tflops, &memory, &bandwidth, &nvlink, &network, &rest) != 5
         || !(tflops > 0 && memory > 0 && bandwidth > 0 && nvlink > 0 && network > 0) || !isfinite(tflops + memory)
         || !isfinite(bandwidth + nvlink + network))
         fail_usage("--hardware: expected one of %s, or five numbers TFLOPS,GIB,GB/S,GB/S,GB/S (per GPU peak, memory, "
-                   "memory bandwidth, NVLink; network per node), such as 989,79.6,3350,450,400; got '%s'",
-                   hardware_names(), text);
+                   "memory bandwidth, NVLink; network per node), such as 989,79.6,3350,450,400, or what 00_collectives "
+                   "--machine wrote, FILE.json; got '%s'", hardware_names(), text);
     h.peak = 1e12 * tflops, h.memory = GiB * memory, h.bandwidth = 1e9 * bandwidth;
     h.nvlink = 1e9 * nvlink, h.network = 1e9 * network;
     return h;
@@ -121,29 +168,10 @@ const char *model_names(void)
     return names;
 }
 
-/* A number in a config.json, true as 1; null and no such member: `otherwise`. */
-static double member(const char *json, const char *name, double otherwise)
-{
-    const char *at = strstr(json, format_text("\"%s\"", name));
-    char *end;
-
-    if (!at || !(at = strchr(at, ':')))
-        return otherwise;
-    at += 1 + strspn(at + 1, " \t\n");
-    const double x = strtod(at, &end);
-    return end > at ? x : *at == 't' ? 1 : *at == 'f' ? 0 : otherwise;
-}
-
 /* The sizes in a config.json of Hugging Face's transformers. Names of experts differ between architectures. */
 static void model_read(Model *m, const char *file)
 {
-    static char json[1 << 16];
-    FILE *f = fopen(file, "r");
-
-    if (!f)
-        fail_usage("--model %s: %s", file, strerror(errno));
-    json[fread(json, 1, sizeof json - 1, f)] = 0;
-    fclose(f);
+    const char *json = json_of("model", file);
     const double heads = member(json, "num_attention_heads", 0), nope = member(json, "qk_nope_head_dim", 0);
     const double experts = fmax(fmax(member(json, "num_local_experts", 0), member(json, "num_experts", 0)),
                                 member(json, "n_routed_experts", 0));

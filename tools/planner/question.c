@@ -68,7 +68,7 @@ const char *question_doc(const QuestionOption *o)
     return !strcmp(o->name, "model")
            ? format_text("one of %s (8b)", model_names())
            : format_text("one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, memory bandwidth and NVLink; "
-                         "network per node (h100)", hardware_names());
+                         "network per node; or FILE.json, measured by 00_collectives --machine (h100)", hardware_names());
 }
 
 /* Reads "4096", "8K" or "1.5M". */
@@ -200,12 +200,14 @@ Query question_query(const Question *given)
         fail_usage("--batch %d: expected a multiple of the %d tokens of a sequence, such as %lld", given->batch, seq,
                    (given->batch / seq + 1LL) * seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
-    q.hardware = given->pretend ? hardware_simulated(given->pretend) : hardware_named(given->hardware);
+    q.hardware = given->pretend ? hardware_simulated(given->pretend)
+                                : hardware_named(given->hardware, given->dtype, node);
+    const bool cpu = given->pretend || (q.hardware.measured && !q.hardware.gpu);
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
                           .published = given->published, .stored = fp32 ? 4 : 2,
                           .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
-                          .loss_rows = given->pretend ? 256 : 2048};
-    q.constants = given->pretend ? exact_constants : constants_for(f, &q.hardware, NULL);
+                          .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS};
+    q.constants = given->pretend || q.hardware.measured ? exact_constants : constants_for(f, &q.hardware, NULL);
     if (given->tokens) {
         char *end;
         q.tokens = strtod(given->tokens, &end);

@@ -77,8 +77,8 @@ static Run playbook_run(const Row *row)
         fail("%s, line %d: model: expected one of %s, got '%s'", row->file, row->row, model_names(), name);
     const int gpus = 8 * number(row, "nodes", 1, NAN);
     r.query.cluster = (Cluster){.gpus = gpus, .per_node = 8, .framework = FOR_NANOTRON, .published = true, .stored = 2,
-                                .gradients = 6, .loss_rows = 2048};
-    r.query.hardware = hardware_named("h100");
+                                .gradients = 6, .loss_rows = GPU_LOSS_ROWS};
+    r.query.hardware = hardware_named("h100", "bf16", 8);
     *g = (Grid){.micro_batch = number(row, "micro_batch", 1, NAN), .accumulate = number(row, "accumulate", 1, NAN),
                 .dp = number(row, "dp", 1, NAN), .pp = number(row, "pp", 1, NAN), .tp = number(row, "tp", 1, NAN),
                 .cp = 1, .ep = 1, .chunks = 1, .zero = number(row, "zero", 0, NAN)};
@@ -129,7 +129,7 @@ static Run published_run(const Row *row)
         r.wrong = strdup(format_text("gpu: expected one of %s, got '%s'", hardware_names(), gpu));
         return r;
     }
-    r.query.hardware = hardware_named(name);
+    r.query.hardware = hardware_named(name, "bf16", 8);
     if (network && sscanf(network, ", %lf Gb/s per node", &gigabits) == 1)
         r.query.hardware.network = gigabits / 8 * 1e9;
     int of = 0;
@@ -138,7 +138,7 @@ static Run published_run(const Row *row)
         of++;
     const Framework f = known[of].framework;
     r.query.cluster = (Cluster){.gpus = gpus, .per_node = 8, .framework = f, .stored = 2,
-                                .gradients = frameworks[f].gradients, .loss_rows = 2048};
+                                .gradients = frameworks[f].gradients, .loss_rows = GPU_LOSS_ROWS};
     r.query.sequences = number(row, "sequences_per_step", 1, NAN);
     r.profile = profile_for(f, &r.query.hardware);
     r.measured = number(row, "published_tokens_per_second_per_gpu", 0, 0);
