@@ -67,6 +67,8 @@ static const struct {
     {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load continues it", "FILE"}},
     {FILES, {"report", OPTION_TEXT, &options.report, "memory, traffic and time, as JSON, at the end", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
+    {FILES, {"timeline", OPTION_MAYBE, &options.timeline, "draw a step of all ranks in the terminal: the last one, or "
+             "this one; or draw the last one to a file", "STEP|FILE.svg"}},
     {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
              "the first step's gradients and batch, as safetensors", "FILE"}},
     {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "library that carries tensors between ranks", "auto|mpi|nccl"}},
@@ -144,6 +146,9 @@ static void parse_option(const ProgramOption *o, const char *text)
         if (!*text)
             fail_usage("--%s: expected %s, got an empty string", o->name, o->argument);
         *(const char **)o->value = text;
+        break;
+    case OPTION_MAYBE:
+        *(const char **)o->value = text ? text : "";
         break;
     case OPTION_CHOICE: {
         const int at = place_of(text, o->argument);
@@ -224,10 +229,13 @@ static error_t parse(int key, char *text, struct argp_state *state)
         fail_unprinted();
         comm_exit(0);
     }
+    const ProgramOption *o = key >= FIRST_KEY && key < FIRST_KEY + known_count ? known[key - FIRST_KEY] : NULL;
+    if (o && o->kind == OPTION_MAYBE && !text && state->next < state->argc && *state->argv[state->next] != '-')
+        text = state->argv[state->next++];      /* "--timeline 3" as well as "--timeline=3" */
     if (key == KEY_PRESET)
         set_preset(text);
-    else if (key >= FIRST_KEY && key < FIRST_KEY + known_count)
-        parse_option(known[key - FIRST_KEY], text);
+    else if (o)
+        parse_option(o, text);
     else if (key == ARGP_KEY_ARG)
         fail_usage("\"%s\" is not an option: options begin with --; see --help", state->argv[state->next - 1]);
     else
@@ -286,7 +294,8 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
                 continue;
             const ProgramOption *o = group == PROGRAM ? &more[i] : &table[i].option;
             known[known_count] = o;
-            list[n++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument, 0, help_of(o), group};
+            list[n++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument,
+                                             o->kind == OPTION_MAYBE ? OPTION_ARG_OPTIONAL : 0, help_of(o), group};
         }
     }
     list[n++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};

@@ -4,11 +4,13 @@
 
 #include "options.h"
 
-typedef enum { OPTION_FLAG, OPTION_INT, OPTION_DOUBLE, OPTION_SEED, OPTION_TEXT, OPTION_CHOICE } OptionKind;
+typedef enum { OPTION_FLAG, OPTION_INT, OPTION_DOUBLE, OPTION_SEED, OPTION_TEXT, OPTION_CHOICE,
+               OPTION_MAYBE } OptionKind;
 typedef struct {
     const char *name;                       /* without the dashes */
     OptionKind kind;
-    void *value;                            /* to a bool, int, double, uint64_t, const char *, or int (an enum, from 0) */
+    void *value;                            /* to a bool, int, double, uint64_t, const char *, int (an enum, from 0), or
+                                             * const char *: "" if the option is given without a text */
     const char *help;
     const char *argument;                   /* what --help calls it; for a CHOICE the words: "ring|zigzag" */
     double min, max;                        /* of a number, inclusive */

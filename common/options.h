@@ -27,6 +27,7 @@ typedef struct {
     const char *save, *load;                /* directories; NULL: none */
     int save_every;                         /* steps; 0: at the end only */
     const char *metrics, *report, *trace, *dump_gradients;     /* files; NULL: none */
+    const char *timeline;                   /* "", a step, or FILE.svg; NULL: none */
     CommChoice comm;
     Tf32Choice tf32;                        /* on a GPU: whether F32 matmuls round their inputs to TF32 */
     int threads;                            /* per rank; 0: the machine's cores per rank */

@@ -19,6 +19,7 @@
 #include "prediction.h"
 #include "print.h"
 #include "report.h"
+#include "timeline.h"
 #include "trace.h"
 
 static const char *program_name;
@@ -29,7 +30,7 @@ static DType matmul_dtype = REAL;
 
 static const AdamW *run_optimizer;
 static TrainState state;                /* saved as trainer.json */
-static int first_step, saved_step = -1;
+static int first_step, saved_step = -1, timeline_step;
 static double run_began, step_began;
 static volatile sig_atomic_t stopped_by;
 static int stopping;                    /* a signal that reached some rank, agreed on by all; 0: none */
@@ -163,7 +164,7 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     if (options.report)
         ops_time();
     open_files();
-    if (options.trace)
+    if (options.trace || options.timeline)
         trace_open(comm_rank(world), trace_start());
     print_summary(carrier, tf32);
 }
@@ -201,6 +202,7 @@ int run_load(AdamW *optimizer)
     metrics_open(&state);
     run_optimizer = optimizer;
     first_step = state.step;
+    timeline_step = timeline_open(first_step);
     global_batch = global_batch ? global_batch : of_rank;
     const long long ranks = global_batch / of_rank;
     print_rank_0("batch   %d sequence%s x %d micro-batch%s%s = %s sequence%s of %d = %s tokens per step\n",
@@ -237,6 +239,8 @@ bool run_continues(int step)
     if (step < options.steps && !stopping) {
         comm_stats_reset();
         report_step_begins();
+        if (step + 1 == timeline_step)
+            trace_step_begins();
         step_began = clock_seconds();
         return true;
     }
@@ -246,6 +250,7 @@ bool run_continues(int step)
     differs |= memory_check();
     memory_print();
     traffic_print();
+    timeline_draw();
     return false;
 }
 
@@ -308,6 +313,7 @@ void run_step(int step, StepResult result)
     result.norm = fabs(result.norm);
     state.step = step;
     state.tokens += tokens;
+    trace_step_ends();
     report_step_ends(seconds, step == first_step + 1, step >= options.steps);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
         fail("the loss is %g and the gradient norm is %g at step %d%s; %s%s%s", result.loss, result.norm, step,

@@ -13,6 +13,7 @@
 typedef struct {
     const char *name;
     const char *group;          /* a transfer's; NULL: not a transfer */
+    const char *phase;          /* an operator's: the program's span that it is in; NULL: in none */
     DeviceEvent begin, end;
     int row;                    /* the trace's row, below the rank's name */
 } Span;
@@ -24,27 +25,59 @@ typedef struct {                /* tracked bytes at a moment */
     int64_t used[MEM_CATEGORIES];
 } Sample;
 
-static bool recording;
+static bool recording, tracing; /* spans; for --trace also memory */
 static int process;
 static double start;
 static LIST(Span) spans;
+static int64_t step_first = -1, step_end;       /* the spans of the step that trace_spans returns; -1: none */
 static LIST(Sample) samples;
 static int open_spans[16], depth;
-
-void trace_open(int rank, double moment)
-{
-    recording = true;
-    process = rank;
-    start = moment;
-}
 
 static void begin_span(const char *name, int row)
 {
     device_range_begin(name);
     if (!recording)
         return;
+    const char *phase = depth ? spans.at[open_spans[(depth - 1) % 16]].name : NULL;
     open_spans[depth++ % 16] = spans.count;
-    APPEND(spans, (Span){.name = name, .begin = device_event(), .row = row});
+    APPEND(spans, (Span){.name = name, .phase = phase, .begin = device_event(), .row = row});
+}
+
+void trace_open(int rank, double moment)
+{
+    recording = tracing = options.trace;
+    process = rank;
+    start = moment;
+}
+
+void trace_step_begins(void)
+{
+    recording = true;
+    step_first = spans.count;
+    begin_span("step", PROGRAM);
+}
+
+void trace_step_ends(void)
+{
+    if (step_first < 0 || step_end)
+        return;
+    trace_end();
+    step_end = spans.count;
+    recording = tracing;
+}
+
+int64_t trace_spans(TraceSpan **of)
+{
+    const int64_t count = step_end ? step_end - step_first : 0;
+
+    *of = host_alloc(count * sizeof **of, "the spans of a step");
+    for (int64_t i = 0; i < count; i++) {
+        Span *s = &spans.at[step_first + i];
+        s->begin.seconds = device_event_seconds(&s->begin), s->end.seconds = device_event_seconds(&s->end);
+        (*of)[i] = (TraceSpan){s->name, s->group, s->row == OPERATORS ? s->phase ? s->phase : "" : NULL,
+                               s->begin.seconds - start, s->end.seconds - start};
+    }
+    return count;
 }
 
 void trace_begin(const char *name)
@@ -99,7 +132,7 @@ void trace_transfer_was(int span, double begin, double end)
 
 void trace_memory(void)
 {
-    if (!recording)
+    if (!tracing)
         return;
     Sample s = {.when = device_event()};
     for (int c = 0; c < MEM_CATEGORIES; c++)
@@ -109,13 +142,13 @@ void trace_memory(void)
 
 void trace_allocation(Tensor t, Category category)
 {
-    if (recording)
+    if (tracing)
         live_allocation(t, category);
 }
 
 void trace_operand(Tensor t, TraceAccess access)
 {
-    if (recording && t.data)
+    if (tracing && t.data)
         live_operand(t, access, spans.count);
 }
 

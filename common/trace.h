@@ -14,12 +14,25 @@
 
 #include "live.h"
 
-/* Starts recording. Until then the calls below record nothing, and only name ranges for a GPU's profiler. start: time 0
- * of the trace, on clock_seconds's clock, which the ranks of one machine share. */
+/* Starts recording for --trace. Until then, but for the step of --timeline, the calls below record nothing, and only name
+ * ranges for a GPU's profiler. start: time 0 of the trace, on clock_seconds's clock, which the ranks of one machine
+ * share. */
 void trace_open(int rank, double start);
 
 /* Appends this rank's events to the file. Ranks take turns; the last one completes it. */
 void trace_write(const char *path, bool first, bool last);
+
+/* For --timeline: the step between these two calls is recorded. trace_spans returns its spans, with times in seconds
+ * since time 0: the first is the whole step. The caller frees them. 0: no step was recorded. */
+typedef struct {
+    const char *name;
+    const char *group;              /* of a transfer, else NULL */
+    const char *phase;              /* of an operator: "forward"; "": in none; else NULL */
+    double begin, end;
+} TraceSpan;
+void trace_step_begins(void);
+void trace_step_ends(void);
+int64_t trace_spans(TraceSpan **spans);
 
 void trace_begin(const char *name);             /* begins a span: "forward"; spans nest */
 void trace_end(void);                           /* ends the innermost open span, also an operator's */

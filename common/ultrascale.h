@@ -41,6 +41,7 @@
 #include "command_line.h"   /* options: parsing, --help */
 #include "prediction.h"     /* predicted memory and traffic, compared with the machine and the measurements */
 #include "report.h"         /* memory, traffic and time, as JSON; a CSV row per step */
+#include "timeline.h"       /* a step of all ranks, drawn */
 #include "run.h"            /* a run's start, steps and end */
 #include "text.h"           /* validation loss, samples */
 

@@ -39,7 +39,10 @@ double comm_sum(Comm *comm, double x)
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     const double begin = clock_seconds();
+    const int span = comm->size > 1 ? trace_transfer_begin("sum", comm->name) : 0;
     comm_gather_host(comm, all, (double[2]){x, comm_clock()}, sizeof *all);
+    if (comm->size > 1)
+        trace_transfer_end(span);
     waited += comm->size > 1 ? clock_seconds() - begin : 0;
     for (int r = 0; r < comm->size; r++) {
         sum += all[r][0];
@@ -241,8 +244,9 @@ static void finish(Request *q)
         sched_yield();
     }
     trace_transfer_end(q->span);
+    const double begin = is_point_to_point(q->op) ? q->begin : q->when[0];      /* a receive may begin after its arrival */
     if (options.pretend)
-        trace_transfer_was(q->span, behind + (is_point_to_point(q->op) ? q->begin : q->when[0]), behind + end);
+        trace_transfer_was(q->span, behind + begin, behind + fmax(begin, end));
     if (options.check)
         check_end(q);
     if (options.pretend) {

@@ -258,10 +258,70 @@ static void ranks_share_a_trace(void **state)
     free(text);
 }
 
+/* The number after a text in the line of rank `rank` that has it. */
+static double said(const char *out, int rank, const char *text)
+{
+    char line[16];
+
+    snprintf(line, sizeof line, "\nrank %-4dcomp", rank);
+    const char *at = strstr(out, line);
+    if (!at || !(at = strstr(at, text)))
+        fail_msg("no %s of rank %d in:\n%s", text, rank, out);
+    return atof(at + strlen(text));
+}
+
+/* The timeline's letters and shares are those of the trace's spans of that step. */
+static void the_timeline_shows_the_trace(void **state)
+{
+    Result r = run("mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 2 --hidden 32 --heads 2 --vocab 97 --seq 16 "
+                   "--micro-batch 2 --steps 3 --quiet --pretend 0.5,0.001,1000 --threads 1 --data %s --trace line.json "
+                   "--timeline 2 --sync naive", tokens());
+    assert_int_equal(r.status, 0);
+    char *text = read_file("line.json");
+    cJSON *trace = cJSON_Parse(text), *event;
+    for (int rank = 0; rank < 2; rank++) {
+        double begin = 0, step = 0, computes[2] = {0}, flies = 0, letters[128] = {0};
+        int cells = 0;
+        cJSON_ArrayForEach(event, trace) {
+            const double *ts = &cJSON_GetObjectItem(event, "ts")->valuedouble, dur = cJSON_GetNumberValue(
+                cJSON_GetObjectItem(event, "dur")), row = cJSON_GetNumberValue(cJSON_GetObjectItem(event, "tid"));
+            const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(event, "name"));
+            if (cJSON_GetNumberValue(cJSON_GetObjectItem(event, "pid")) != rank || isnan(dur))
+                continue;
+            if (!strcmp(name, "step"))
+                begin = *ts, step = dur;
+            if (!step || *ts >= begin + step)
+                continue;
+            flies += row >= 2 ? dur : 0;
+            if (row == 1)
+                computes[strstr(name, "backward") != NULL] += dur;
+        }
+        const char *lane = strstr(r.out, rank ? "rank 1  compute" : "rank 0  compute") + 18;
+        for (; lane[cells] != '\n'; cells++)
+            letters[(int)lane[cells]]++;
+        assert_int_equal(cells, 82);
+        assert_true(fabs(letters['.'] / cells - 1 + (computes[0] + computes[1]) / step) < 0.04);
+        assert_true(fabs(letters['B'] / cells - computes[1] / step) < 0.04);
+        assert_true(fabs(said(r.out, rank, "computes ") - 100 * (computes[0] + computes[1]) / step) <= 0.51);
+        assert_true(said(r.out, rank, "computes ") + said(r.out, rank, "waits ") == 100);
+        assert_true(fabs(said(r.out, rank, "all_reduce dp ") - said(r.out, rank, "waits ")) < 6);
+        assert_true(fabs(said(r.out, rank, " of ") / (flies / 1e3) - 1) < 0.01);
+    }
+    cJSON_Delete(trace);
+    free(text);
+    result_free(r);
+    expect(run("mpiexec -n 17 " BUILD "/cpu/03_data_parallel --preset tiny --steps 1 --threads 1 --quiet --data %s "
+               "--timeline line.svg", tokens()), 0, "rank 15  computes|of all 17 ranks");
+    r = run("grep -c 'rank 1[0-9]*<' line.svg");
+    assert_int_equal(atoi(r.out), 7);                       /* 1, 10 to 15 */
+    result_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_share_a_trace),
+        cmocka_unit_test(the_timeline_shows_the_trace),
         cmocka_unit_test(metrics_are_consistent),
         cmocka_unit_test(runs_repeat_bit_for_bit),
         cmocka_unit_test(saving_during_training),

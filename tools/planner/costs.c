@@ -296,8 +296,8 @@ static MixtureShape mixture_shape(const Model *m, const Grid *g, const RankShape
     return shape;
 }
 
-/* On a GPU, dQ's sums over groups of 128 keys, in fp32: at most 1 GiB (08's flash_parts, which knows the GPU, may choose
- * fewer groups). */
+/* On a GPU, dQ's sums over groups of 128 keys, in fp32: at most 1 GiB (08's flash_parts, which knows the GPU, may
+ * choose fewer groups). */
 static double query_parts(const RankShape *r, const Cluster *c)
 {
     const int64_t chunk = r->cp > 1 ? r->T / 2 : r->T, part = r->B * chunk * r->A * r->D;
@@ -374,8 +374,8 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
                            : (g->cp - 1) * fmax(0, kv + d_kv - attention) + d_kv;
 }
 
-/* Seconds per block and pass of the all-to-alls of the slots, there and back, that are not hidden. 11 hides those of one
- * local expert behind the matmuls of another, but for the first and last in forward and the first in backward; no
+/* Seconds per block and pass of the all-to-alls of the slots, there and back, that are not hidden. 11 hides those of
+ * one local expert behind the matmuls of another, but for the first and last in forward and the first in backward; no
  * framework planned hides any. `rate`: of a GPU's matmuls. */
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
@@ -386,9 +386,9 @@ static double exchange_time(const Model *m, const Grid *g, const Cluster *c, con
     const double one = slots / E * m->hidden * c->stored * leaving / link + h->latency;
     const double matmuls = (pass == FORWARD ? 2 : 4) * slots / E * mlp_elements(m, m->expert_width) / rate;
 
-    if (g->ep == 1)
-        return 0;
-    return c->framework == FOR_09 ? fmax((pass == FORWARD ? 2 : 1) * one, 2 * E * one - (E - 1) * matmuls) : 2 * E * one;
+    if (g->ep == 1 || c->framework != FOR_09)
+        return g->ep == 1 ? 0 : 2 * E * one;
+    return fmax((pass == FORWARD ? 2 : 1) * one, 2 * E * one - (E - 1) * matmuls);
 }
 
 /* Seconds per block of tensor parallelism's transfers that are not hidden, in attention and, unless its experts are
@@ -489,7 +489,8 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double window = fmax(1, g->pp * (g->chunks - 1.0) / g->chunks);
     /* These overlap as far as links allow; nothing hides the transfer of the last unit */
     const double last = FLOAT * (s->embeddings ? embedding : block_parameters(m)) * per_byte + wait;
-    const double hidden = leaves || g->tp == 1 ? window * backward : 0;      /* behind a forward: half */
+    /* On the link that tp or ep uses all the time nothing is hidden. Behind a forward: half. */
+    const double hidden = leaves || (g->tp == 1 && g->ep == 1) ? window * backward : 0;
     const double first = c->stored / FLOAT * last;
     const double replicated = ours && g->tp > 1 ? (s->layers + s->heads) * 2 * (g->tp - 1) * h->latency : 0;
 

@@ -88,8 +88,9 @@ static double member(const char *json, const char *name, double otherwise)
 static Hardware hardware_read(const char *file, const char *dtype, int per_node)
 {
     const char *json = json_of("hardware", file), *links = strstr(json, "\"links\""), *between, *last, *next;
-    Hardware h = {.name = file, .peak = 1e9 * member(json, dtype, 0), .memory = 1e9 * member(json, "memory_gb", INFINITY),
-                  .bandwidth = 1e9 * member(json, "memory_gb_per_s", INFINITY), .measured = true,
+    Hardware h = {.name = file, .peak = 1e9 * member(json, dtype, 0), .measured = true,
+                  .memory = 1e9 * member(json, "memory_gb", INFINITY),
+                  .bandwidth = 1e9 * member(json, "memory_gb_per_s", INFINITY),
                   .gpu = member(json, "gpu", 0), .source = "measured by 00_collectives"};
 
     if (!links)
