@@ -12,13 +12,13 @@ else ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
 
-# STAGE is the name of a program, or its beginning.
+# STAGE is the name of a program, its beginning, or its number: 4 is 04.
 STAGE ?= 01
 NP ?= 1
 STAGES := $(patsubst %/train.c,%,$(sort $(wildcard [0-9][0-9]_*/train.c)))
 # 00 trains nothing.
 PROGRAMS := 00_collectives $(STAGES)
-MATCHES := $(or $(filter $(STAGE),$(PROGRAMS)),$(filter $(STAGE)%,$(PROGRAMS)))
+MATCHES := $(or $(filter $(STAGE) 0$(STAGE)_%,$(PROGRAMS)),$(filter $(STAGE)%,$(PROGRAMS)))
 PROGRAM := $(if $(word 2,$(MATCHES)),,$(MATCHES))
 NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
 
@@ -96,9 +96,12 @@ run: known-stage deps-run	## train for a minute, on a GPU if there is one: STAGE
 	@case "$(NP)" in '' | 0* | *[!0-9]*) \
 		echo 'NP: expected a number of ranks from 1 on, got "$(NP)"'; exit 2 ;; esac
 	@$(MAKE) --no-print-directory $(BACKEND)
-	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(OF_RUN) $(ARGS)
-OF_RUN = $(if $(filter 00,$(NUMBER)),,$(if $(SIMULATE),--preset tiny --steps 20,--steps 300 --eval-every 100 \
-	$(if $(filter 01 02 03 04 08,$(NUMBER)),--sample 300)))
+	$(if $(filter-out 1,$(NP)),mpiexec -n $(NP)) $(BUILD)/$(BACKEND)/$(PROGRAM) $(strip $(OF_RUN) $(ARGS))
+	@echo 'next: $(PROGRAM)/README.md; "make exercise STAGE=$(NUMBER)" lists parts of the program to write yourself'
+unless_given = $(if $(filter --$(1) --$(1)=%,$(ARGS)),,--$(1) $(2))
+OF_RUN = $(if $(filter 00,$(NUMBER)),,$(if $(SIMULATE),$(call unless_given,preset,tiny) $(call unless_given,steps,20),\
+	$(call unless_given,steps,300) $(call unless_given,eval-every,100) \
+	$(if $(filter 01 02 03 04 08,$(NUMBER)),$(call unless_given,sample,300))))
 include tests/tests.mk $(filter-out %/machine.mk,$(wildcard tools/*/*.mk tools/*/*/*.mk))
 
 help:

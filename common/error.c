@@ -26,6 +26,12 @@ const char *error_name(void)
     return program_name;
 }
 
+/* On a terminal, what takes the place of a line that has no end yet. */
+static const char *erase(void)
+{
+    return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) ? "\r\033[K" : "";
+}
+
 static _Noreturn void fail_list(int status, const char *format, va_list list)
 {
     char line[2048];
@@ -36,7 +42,7 @@ static _Noreturn void fail_list(int status, const char *format, va_list list)
         signal(SIGTERM, SIG_DFL);               /* Open MPI does it by this signal */
         usleep(800000 + 200000 * (rank < 8 ? rank : 8));
     }
-    fprintf(stderr, rank ? "%s: %s (rank %d)\n" : "%s: %s\n", program_name, line, rank);
+    fprintf(stderr, rank ? "%s%s: %s (rank %d)\n" : "%s%s: %s\n", erase(), program_name, line, rank);
     if (end)
         end(status);
     exit(status);
@@ -59,7 +65,7 @@ void warn(const char *format, ...)
     vsnprintf(line, sizeof line, format, list);
     va_end(list);
     if (!rank)
-        fprintf(stderr, "%s: %s\n", program_name, line);
+        fprintf(stderr, "%s%s: %s\n", erase(), program_name, line);
 }
 
 void fail_unprinted(void)

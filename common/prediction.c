@@ -65,12 +65,13 @@ void memory_print(void)
         const MemoryStats e = memory_entry(c);
         if (!e.peak && !e.predicted)
             continue;
-        print_rank_0("%-14s %16lld %16.0f", memory_name[c], (long long)e.peak, e.predicted);
+        print_rank_0("%-14s %16s %16s", memory_name[c], number_text(e.peak), number_text(e.predicted));
         if (e.formula)
-            print_rank_0(" %16.0f  %s", e.playbook, e.formula);
+            print_rank_0(" %16s  %s", number_text(e.playbook), e.formula);
         print_rank_0("%s\n", e.peak == e.predicted ? "" : "  DIFFERS");
     }
-    print_rank_0("%-14s %16lld %16.0f\n", "total", (long long)memory_total().peak, memory_total().predicted);
+    print_rank_0("%-14s %16s %16s\n", "total", number_text(memory_total().peak),
+                 number_text(memory_total().predicted));
     if (memory_entry(MEM_ACTIVATIONS).formula)
         print_rank_0(
             "(the playbook counts only the blocks' activations, with 2 bytes per number and with dropout masks; these "
@@ -78,8 +79,8 @@ void memory_print(void)
     if (REAL == F64)
         print_rank_0("(with 8 bytes per number in place of the playbook's 4: this program computes in float64)\n");
     if (device_memory_reserved())
-        print_rank_0("%-14s %16lld  taken from the GPU, including operators' scratch and the pool's free memory\n",
-                     "reserved", (long long)device_memory_reserved());
+        print_rank_0("%-14s %16s  taken from the GPU, including operators' scratch and the pool's free memory\n",
+                     "reserved", number_text(device_memory_reserved()));
 }
 
 static CommStats sent[64];              /* in the last step that was checked */
@@ -128,6 +129,6 @@ void traffic_print(void)
         print_rank_0("\n%-15s %-8s %7s %16s %7s %16s\n", "sent per step", "group", "calls", "bytes", "calls",
                      "predicted");
     for (const CommStats *a = sent; a < sent + sent_count; a++)
-        print_rank_0("%-15s %-8s %7lld %16lld %7lld %16lld\n", a->op, a->group, (long long)a->calls,
-                     (long long)a->bytes, (long long)a->predicted_calls, (long long)a->predicted_bytes);
+        print_rank_0("%-15s %-8s %7lld %16s %7lld %16s\n", a->op, a->group, (long long)a->calls, number_text(a->bytes),
+                     (long long)a->predicted_calls, number_text(a->predicted_bytes));
 }

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static bool enabled = true;
 
@@ -12,12 +13,33 @@ void print_enable(bool yes)
     enabled = yes;
 }
 
+bool print_to_terminal(void)
+{
+    return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO);
+}
+
+static bool open_line;              /* a status that something else must not continue */
+
+void print_status(bool stays, const char *line)
+{
+    const bool terminal = print_to_terminal();
+
+    if (!enabled)
+        return;
+    printf("%s%s%s", terminal ? "\r\033[K" : "", line, stays || !terminal ? "\n" : "");
+    open_line = !stays && terminal;
+    fflush(stdout);
+}
+
 void print_rank_0(const char *format, ...)
 {
     va_list list;
 
-    if (!enabled)
+    if (!enabled || !*format)
         return;
+    if (open_line)
+        putchar('\n');
+    open_line = false;
     va_start(list, format);
     vprintf(format, list);
     va_end(list);

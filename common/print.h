@@ -10,6 +10,11 @@
 void print_rank_0(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void print_enable(bool yes);
 
+/* Likewise, but on a terminal in place of the last such line, unless that one stays. */
+void print_status(bool stays, const char *line);
+bool print_to_terminal(void);                   /* Open MPI makes ranks' standard output a terminal even where its own
+                                                 * goes to a file, so both of a rank's outputs must be one */
+
 /* Formats a text for one message or call: 32 texts later, of this and the functions below, it is overwritten. What lasts
  * longer is a new_text (error.h). */
 const char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -35,6 +35,7 @@ static double run_began, step_began;
 static volatile sig_atomic_t stopped_by;
 static int stopping;                    /* a signal that reached some rank, agreed on by all; 0: none */
 static bool interrupted;                /* after training */
+static char waits[200];                 /* what limits the last step, in words */
 static bool differs;                    /* memory or traffic differed from the prediction */
 
 /* ---- The start ---- */
@@ -250,6 +251,7 @@ bool run_continues(int step)
     differs |= memory_check();
     memory_print();
     traffic_print();
+    print_rank_0("%s", waits);
     timeline_draw();
     return false;
 }
@@ -260,22 +262,48 @@ void run_dump_gradients(const AdamW *optimizer)
         checkpoint_dump_gradients(options.dump_gradients, optimizer, state.step, global_batch);
 }
 
-/* On a terminal, prints at most four lines per second; to a file, every step. */
+/* What limits a run on several ranks: how long they wait in the last step, and the one that waits longest, for what. */
+static void measure_waits(double seconds)
+{
+    const int n = comm_size(world);
+    struct { double all, longest; char what[48]; } mine = {comm_waited() / seconds}, each[n];
+    const char *what;
+    double mean = 0;
+    int most = 0;
+
+    mine.longest = comm_longest_wait(&what) / seconds;
+    snprintf(mine.what, sizeof mine.what, "%s", what);
+    comm_gather_host(world, each, &mine, sizeof mine);
+    for (int r = 0; r < n; r++) {
+        mean += each[r].all / n;
+        most = each[r].all > each[most].all ? r : most;
+    }
+    if (n > 1)
+        snprintf(waits, sizeof waits, mean < 0.05 ? "ranks wait %1$.0f%% of a step: the devices limit it, not the links\n"
+                 : "ranks wait %1$.0f%% of a step; rank %2$d longest, %3$.0f%%: %4$.0f%% for %5$s; --timeline shows when\n",
+                 100 * mean, most, 100 * each[most].all, 100 * each[most].longest, each[most].what);
+}
+
+/* On a terminal one line that changes, at most ten times a second; every tenth step stays. To a file, every step. */
 static void print_step(int step, StepResult r, double tokens_per_second, double mfu)
 {
     static double printed;
     const double now = clock_seconds();
-    /* Open MPI makes its ranks' standard output a terminal even where its own goes to a file. */
-    const bool terminal = isatty(STDOUT_FILENO) && isatty(STDERR_FILENO), last = step >= options.steps || stopping;
+    const bool terminal = print_to_terminal(), stays = step % 10 == 0 || step >= options.steps || stopping;
     const char *dim = terminal ? "\033[2m" : "", *bold = terminal ? "\033[1m" : "", *plain = terminal ? "\033[0m" : "";
+    const int filled = 10.0 * (step - first_step) / (options.steps - first_step);
+    char bar[16] = "";
 
-    if (terminal && now - printed < 0.25 && !last)
+    if (terminal && now - printed < 0.1 && !stays)
         return;
     printed = now;
-    print_rank_0("step %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak %s  %s left%s\n", step,
-                 options.steps, bold, r.loss, plain, r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,
-                 bytes_text(memory_total().peak),
-                 duration_text((now - run_began) / (step - first_step) * (options.steps - step)), plain);
+    for (int i = 0; i < 10 && terminal; i++)
+        strcat(bar, i == 9 ? (i < filled ? "# " : ". ") : i < filled ? "#" : ".");
+    print_status(stays, format_text("%sstep %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak %s  "
+                                    "%s left%s", bar, step, options.steps, bold, r.loss, plain,
+                                    r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,
+                                    bytes_text(memory_total().peak), duration_text((now - run_began)
+                                    / (step - first_step) * (options.steps - step)), plain));
 }
 
 /* --check: loss and norm are of the global batch, so every rank must have the same bits; rank 0 writes its own. */
@@ -314,6 +342,9 @@ void run_step(int step, StepResult result)
     state.step = step;
     state.tokens += tokens;
     trace_step_ends();
+    stopping = first_signal();
+    if (step >= options.steps || stopping)
+        measure_waits(seconds);
     report_step_ends(seconds, step == first_step + 1, step >= options.steps);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
         fail("the loss is %g and the gradient norm is %g at step %d%s; %s%s%s", result.loss, result.norm, step,
@@ -329,7 +360,6 @@ void run_step(int step, StepResult result)
         check_same(step, result);
         adamw_check_replicas(run_optimizer);
     }
-    stopping = first_signal();
     print_step(step, result, tokens / seconds, mfu);
     if (options.save_every && step % options.save_every == 0)
         save();

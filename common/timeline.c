@@ -191,7 +191,7 @@ static Picture picture_of(bool svg)
 
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) || !window.ws_col)
         window.ws_col = columns && atoi(columns) > 0 ? atoi(columns) : 100;
-    comm_gather_host(world, all, (double[5]){boxes[0].begin, boxes[0].end, lanes, window.ws_col, isatty(STDOUT_FILENO)},
+    comm_gather_host(world, all, (double[5]){boxes[0].begin, boxes[0].end, lanes, window.ws_col, print_to_terminal()},
                      sizeof *all);
     for (int r = 0; r < comm_size(world); r++) {
         p.begin = fmin(p.begin, all[r][0]), p.end = fmax(p.end, all[r][1]);

@@ -20,6 +20,20 @@ double comm_waited(void)
     return waited;
 }
 
+double comm_longest_wait(const char **for_what)
+{
+    double longest = 0;
+
+    *for_what = "nothing";
+    for (const Comm *c = world; c; c = c->next)
+        for (int op = 0; op < COMM_OPS; op++)
+            if (c->waited[op] > longest) {
+                longest = c->waited[op];
+                *for_what = format_text(op == NUMBER ? "sums of loss and norm" : "%s of %s", comm_op_name[op], c->name);
+            }
+    return longest;
+}
+
 double comm_pretend_overrun(void)
 {
     return late;
@@ -43,7 +57,8 @@ double comm_sum(Comm *comm, double x)
     comm_gather_host(comm, all, (double[2]){x, comm_clock()}, sizeof *all);
     if (comm->size > 1)
         trace_transfer_end(span);
-    waited += comm->size > 1 ? clock_seconds() - begin : 0;
+    const double seconds = comm->size > 1 ? clock_seconds() - begin : 0;
+    waited += seconds, comm->waited[NUMBER] += seconds;
     for (int r = 0; r < comm->size; r++) {
         sum += all[r][0];
         last = fmax(last, all[r][1]);
@@ -149,6 +164,7 @@ void comm_stats_reset(void)
     for (Comm *c = world; c; c = c->next) {
         memset(c->calls, 0, sizeof c->calls);
         memset(c->bytes, 0, sizeof c->bytes);
+        memset(c->waited, 0, sizeof c->waited);
     }
     if (options.check)
         check_waited_for();
@@ -265,8 +281,9 @@ void comm_wait(Request **request)
         return;
     *request = NULL;
     const double begin = clock_seconds();
+    double *of_op = &q->comm->waited[q->op];
     finish(q);
-    waited += clock_seconds() - begin;
+    waited += clock_seconds() - begin, *of_op += clock_seconds() - begin;
 }
 
 void comm_complete(Request *request)

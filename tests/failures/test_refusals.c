@@ -109,7 +109,7 @@ static void command_lines(void **state)
         {2, "--pretend 0,1,1", "--pretend|'0,1,1'"},
         {2, "--save-every 1", "--save-every|--save"},
         {2, "--timeline 4", "--timeline: expected a step from 1 to 3, a file named *.svg, or nothing, got '4'"},
-        {1, "--timeline afile/x.svg", "--timeline afile/x.svg"},
+        {1, "--timeline afile/x.svg", "--timeline: cannot create afile/x.svg: Not a directory"},
         {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
         {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|is activations|--recompute full"},
         {1, "--preset 405b --recompute full --seq 1 --data long", "category is optimizer with|--layers|--hidden"},
