@@ -37,7 +37,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what attention, then the MLP adds to the stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -49,7 +49,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, at whatever place, and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
@@ -78,7 +78,7 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 }
 
 /* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
- * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * return that of its input x; attention and MLP each add their gradients to it. w: parameters, g: their gradients,
  * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
@@ -207,7 +207,7 @@ static StepResult train_step(int64_t step, Batch batch)
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     for (int m = 0; m < options.accumulate; m++) {
-        batch_load(batch, step, m * B, 0);      /* B of the step's sequences, from number m * B on; all their tokens */
+        batch_load(batch, step, m * B, 0);      /* sequences m*B to m*B + B - 1 of this step */
         trace_begin("forward");
         forward(&acts, batch, scale);
         trace_end();
@@ -269,7 +269,7 @@ static void dtypes(void)
                      (long long)R, (long long)H);
 }
 
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+/* shared: activations that are not saved for backward are in the buffers of `first`, which every block overwrites. */
 static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
     BlockActs a = first;

@@ -31,7 +31,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what is added to the residual stream; not saved */
+    Tensor branch;                  /* (R, H)           what attention, then the MLP adds to the stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -43,7 +43,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream (so of mid and branch) and of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, at whatever place, and of final */
 static Tensor rope;                 /* (R, D)  cos and sin of the position of each row's token in its sequence */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor split, d_split;       /* (3, R, A*D)  q, k, v, each contiguous; their gradients */
@@ -75,7 +75,7 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 }
 
 /* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
- * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * return that of its input x; attention and MLP each add their gradients to it. w: parameters, g: their gradients,
  * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
@@ -355,7 +355,7 @@ static void sizes(void)
     Q = C < attention_block_queries() ? C : attention_block_queries();
 }
 
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+/* shared: activations that are not saved for backward are in the buffers of `first`, which every block overwrites. */
 static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
     BlockActs a = first;

@@ -1,7 +1,7 @@
 /* What a block saves for its backward, and the gradients of that: the tensors of BlockActs. */
 #include "combined.h"
 
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+/* shared: activations that are not saved for backward are in the buffers of `first`, which every block overwrites. */
 BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
     BlockActs a = first;

@@ -103,7 +103,7 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 }
 
 /* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
- * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * return that of its input x; attention and MLP each add their gradients to it. w: parameters, g: their gradients,
  * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {

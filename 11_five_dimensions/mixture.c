@@ -122,7 +122,7 @@ static Routing routing_create(void)
                      .load = tensor_create(MEM_ACTIVATIONS, REAL, "load", shape(R / G, e))};
 }
 
-/* shared: activations that are not saved for backward live in the buffers of `first`, which all blocks share. */
+/* shared: activations that are not saved for backward are in the buffers of `first`, which every block overwrites. */
 BlockActs block_acts_create(Category category, BlockActs first, bool shared)
 {
     BlockActs a = first;

@@ -93,7 +93,7 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 }
 
 /* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
- * return that of its input x; attention and MLP each add their contribution. w: parameters, g: their gradients,
+ * return that of its input x; attention and MLP each add their gradients to it. w: parameters, g: their gradients,
  * a: activations, d: their gradients. */
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x,
                            double scale)
@@ -386,7 +386,8 @@ static void sizes(void)
         continue;
     if (G % (span ? span : c->seq))             /* on one rank, it needs no counts of another */
         fail("--span: expected a divisor of %lld, so that no sequence chunk (%lld tokens) and no rank (%lld rows) has "
-             "a part of a span, got %d", (long long)G, (long long)C, (long long)R, span ? span : c->seq);
+             "a part of a span, got %d%s", (long long)G, (long long)C, (long long)R, span ? span : c->seq,
+             span ? "" : ", a sequence");
     G = span ? span : c->seq;
     Q = ceil(capacity * K * G / c->experts - 1e-9);                     /* C in 10 */
     Q = capacity == 0 || Q > G ? G : Q;
