@@ -138,7 +138,12 @@ static double explain_gap(Cause causes[CAUSES], double begin, double end)
     return exposed;
 }
 
-/* "computes 71%, waits 29% (all_reduce dp 20%, recv pp 9%); hides 0.8 of 1.1 ms of transfers". Returns the seconds that
+static const char *ms_text(double seconds)      /* without the unit */
+{
+    return seconds >= 1 ? number_text(1e3 * seconds + 0.5) : format_text("%.3g", 1e3 * seconds);
+}
+
+/* "computes 71%, waits 29% (all_reduce dp 20%, recv pp 9%), hides 0.8 of 1.1 ms", of transfers. Returns the seconds that
  * the rank computes. */
 static double write_shares(FILE *f)
 {
@@ -158,7 +163,7 @@ static double write_shares(FILE *f)
     }
     exposed += explain_gap(causes, at, boxes[0].end);
     fprintf(f, "computes %.0f%%, waits %.0f%%", 100 * computed / all, 100 - 100 * computed / all);
-    for (int shown = 0, most = 0; shown < 3; shown++, causes[most].seconds = 0, most = 0) {
+    for (int shown = 0, most = 0; shown < 2; shown++, causes[most].seconds = 0, most = 0) {
         for (int i = 1; i < CAUSES; i++)
             most = causes[i].seconds > causes[most].seconds ? i : most;
         if (causes[most].seconds < 0.01 * all)
@@ -168,7 +173,7 @@ static double write_shares(FILE *f)
     }
     fprintf(f, "%s", *before == ',' ? ")" : "");
     if (transfers > 0)
-        fprintf(f, ", hides %.3g of %.3g ms in flight", 1e3 * (transfers - exposed), 1e3 * transfers);
+        fprintf(f, ", hides %s of %s ms", ms_text(transfers - exposed), ms_text(transfers));
     return computed;
 }
 
@@ -180,26 +185,32 @@ typedef struct {
     int cells;                              /* across: characters, or pixels of an SVG */
     double begin, end;                      /* of the step, on all ranks */
     int lanes_above, all_lanes;             /* of the ranks before this one; of all that are drawn */
+    bool has[KINDS];                        /* on any rank */
 } Picture;
 
 static Picture picture_of(bool svg)
 {
     struct winsize window = {0};
     const char *columns = getenv("COLUMNS");
-    double (*all)[5] = host_alloc(comm_size(world) * sizeof *all, "--timeline");
+    struct { double begin, end; int lanes, columns; bool terminal, has[KINDS]; } mine = {boxes[0].begin, boxes[0].end,
+        lanes, 0, print_to_terminal()}, *all = host_alloc(comm_size(world) * sizeof mine, "--timeline");
     Picture p = {.begin = INFINITY};
 
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) || !window.ws_col)
         window.ws_col = columns && atoi(columns) > 0 ? atoi(columns) : 100;
-    comm_gather_host(world, all, (double[5]){boxes[0].begin, boxes[0].end, lanes, window.ws_col, print_to_terminal()},
-                     sizeof *all);
+    mine.columns = window.ws_col;
+    for (const Box *b = boxes; b < boxes + count; b++)
+        mine.has[b->kind] = true;
+    comm_gather_host(world, all, &mine, sizeof mine);
     for (int r = 0; r < comm_size(world); r++) {
-        p.begin = fmin(p.begin, all[r][0]), p.end = fmax(p.end, all[r][1]);
-        p.lanes_above += r < comm_rank(world) ? all[r][2] : 0;
-        p.all_lanes += r < SHOWN ? all[r][2] : 0;
+        p.begin = fmin(p.begin, all[r].begin), p.end = fmax(p.end, all[r].end);
+        p.lanes_above += r < comm_rank(world) ? all[r].lanes : 0;
+        p.all_lanes += r < SHOWN ? all[r].lanes : 0;
+        for (int k = 0; k < KINDS; k++)
+            p.has[k] |= all[r].has[k];
     }
-    p.style = svg ? SVG : all[0][4] && !getenv("NO_COLOR") ? COLORS : LETTERS;      /* rank 0 prints */
-    p.cells = svg ? 800 : fmax(20, all[0][3] - LABEL);
+    p.style = svg ? SVG : all[0].terminal && !getenv("NO_COLOR") ? COLORS : LETTERS;        /* rank 0 prints */
+    p.cells = svg ? 800 : fmax(20, all[0].columns - LABEL);
     free(all);
     return p;
 }
@@ -257,7 +268,7 @@ static void gather_and_print(FILE *to, const char *before, const char *mine)
     char *texts = host_alloc((int64_t)length * n, "--timeline"), *padded = host_alloc(length, "--timeline");
     comm_gather_host(world, texts, strcpy(padded, mine), length);
     for (int r = 0; to && r < n && r < SHOWN; r++)
-        fprintf(to, "%s%s%s", before ? format_text("%s %-4d", before, r) : "", texts + (int64_t)r * length,
+        fprintf(to, "%s%s%s", before ? format_text("%s %-3d", before, r) : "", texts + (int64_t)r * length,
                 before ? "\n" : "");
     free(texts), free(padded);
 }
@@ -269,13 +280,18 @@ static void draw_head(FILE *f, const Picture *p)
         fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 930 %d\" font-family=\"sans-serif\" "
                 "font-size=\"10\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n<text x=\"4\" y=\"15\">",
                 LANE_HEIGHT * (p->all_lanes + 3));
-    fprintf(f, "step %d, %.4g ms%s", step_drawn, 1e3 * (p->end - p->begin), p->style == SVG ? "</text>" : "");
-    for (int k = 0, x = 120; k < KINDS; x += 5 * strlen(kinds[k++].meaning) + 36)
-        if (p->style == SVG)
+    fprintf(f, "step %d, %s ms%s", step_drawn, ms_text(p->end - p->begin), p->style == SVG ? "</text>" : "");
+    for (int k = 0, x = 120; k < KINDS; k++) {
+        if (p->has[k] && p->style == SVG)
             fprintf(f, "\n<rect x=\"%d\" y=\"6\" width=\"10\" height=\"10\" fill=\"#%06x\"/><text x=\"%d\" y=\"15\">%s"
                     "</text>", x, kinds[k].color, x + 14, kinds[k].meaning);
-        else
-            fprintf(f, "%s%c %s", k ? "  " : ":  ", kinds[k].letter, kinds[k].meaning);
+        else if (p->has[k] && p->style == COLORS)
+            fprintf(f, "  \033[38;2;%d;%d;%dm\u2588\033[0m %s", kinds[k].color >> 16, kinds[k].color >> 8 & 255,
+                    kinds[k].color & 255, kinds[k].meaning);
+        else if (p->has[k])
+            fprintf(f, "  %c %s", kinds[k].letter, kinds[k].meaning);
+        x += p->has[k] ? 5 * strlen(kinds[k].meaning) + 36 : 0;
+    }
     fprintf(f, "\n");
 }
 
@@ -308,8 +324,8 @@ void timeline_draw(void)
         fail("--timeline %s could not be written", options.timeline);
     output_end("timeline", written, options.timeline);
     if (draws && p.style != SVG)
-        printf("%-*s0%*.4g%*.4g\n", LABEL, "ms", p.cells / 2, 5e2 * (p.end - p.begin), p.cells - p.cells / 2 - 1,
-               1e3 * (p.end - p.begin));
+        printf("%-*s0%*s%*s\n", LABEL, "ms", p.cells / 2, ms_text((p.end - p.begin) / 2), p.cells - p.cells / 2 - 1,
+               ms_text(p.end - p.begin));
 
     f = open_memstream(&text, &size);
     const double busy = comm_sum(world, write_shares(f)), all = comm_sum(world, boxes[0].end - boxes[0].begin);

@@ -266,9 +266,9 @@ static void ranks_share_a_trace(void **state)
 /* The number after a text in the line of rank `rank` that has it. */
 static double said(const char *out, int rank, const char *text)
 {
-    char line[16];
+    char line[24];
 
-    snprintf(line, sizeof line, "\nrank %-4dcomp", rank);
+    snprintf(line, sizeof line, "\nrank %-3dcomputes", rank);
     const char *at = strstr(out, line);
     if (!at || !(at = strstr(at, text)))
         fail_msg("no %s of rank %d in:\n%s", text, rank, out);
@@ -316,7 +316,7 @@ static void the_timeline_shows_the_trace(void **state)
     free(text);
     result_free(r);
     expect(run("mpiexec -n 17 " BUILD "/cpu/03_data_parallel --preset tiny --steps 1 --threads 1 --quiet --data %s "
-               "--timeline line.svg", tokens()), 0, "rank 15  computes|of all 17 ranks");
+               "--timeline line.svg", tokens()), 0, "rank 15 computes|of all 17 ranks");
     r = run("grep -c 'rank 1[0-9]*<' line.svg");
     assert_int_equal(atoi(r.out), 7);                       /* 1, 10 to 15 */
     result_free(r);
