@@ -395,6 +395,59 @@ static void commands_have_the_grid(void **state)
     expect(run("env -u MAKEFLAGS make -C " SOURCE " plan GPU=64"), 2, "GPU: no variable of make plan; it has");
 }
 
+/* Every option that is printed for another program is one that it has (printed_options.tsv), and all of these are printed
+ * for some question. */
+static void options_are_those_of_the_sources(void **state)
+{
+    static const char *const questions[] = {
+        "--model llama3-70b --gpus 64 --tp 2 --cp 2", "--gpus 64 --zero 3", "--gpus 64 --zero 2",
+        "--gpus 64 --zero 1 --recompute full --model llama3-8b", "--model mixtral-8x7b --gpus 64 --recompute selective",
+        "--model llama3-70b --gpus 128 --pp 4 --chunks '>=2'", "--model llama3-8b --layers 34 --gpus 32 --pp 4 --chunks '>=2'",
+        "--model llama3-70b --gpus 64 --pp 16 --layers 79 --chunks 1", "--gpus 8 --model 1b --for torchtitan --pp 2 --zero 0"};
+    struct { char framework[16], option[64]; bool printed; } known[128];
+    char line[256];
+    int count = 0;
+
+    (void)state;
+    FILE *in = fopen(SOURCE "/tests/tools/printed_options.tsv", "r");
+    assert_non_null(in);
+    while (fgets(line, sizeof line, in))
+        if (*line != '#') {
+            assert_int_equal(sscanf(line, "%15s %63s", known[count].framework, known[count].option), 2);
+            known[count++].printed = false;
+        }
+    fclose(in);
+    for (size_t i = 0; i < sizeof questions / sizeof *questions; i++) {
+        Result r = run(PLAN "%s", questions[i]);
+        if (r.status)
+            fail_msg("%s: %s", questions[i], r.err);
+        char *at = strstr(r.out, "4. Run it."), framework[16] = "";
+        for (char *word = strtok(at, " \n{},"); word; word = strtok(NULL, " \n{},")) {
+            const size_t n = strlen(word);
+            if (!strcmp(word, "Megatron-LM:") || !strcmp(word, "nanotron:") || !strcmp(word, "torchtitan:"))
+                sprintf(framework, "%.*s", (int)n - 1, word);
+            if (!strcmp(word, "lacks"))                 /* words, up to the next command */
+                *framework = 0;
+            const bool yaml = !strcmp(framework, "nanotron") && word[n - 1] == ':';
+            if (!*framework || strstr("fragment: parallelism: optimizer: tokens: model: model_config: nanotron:", word)
+                || !(yaml || !strncmp(word, "--", 2)) || strstr("--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint "
+                                                                "--config-file --module --config", word))
+                continue;
+            int k = 0;
+            while (k < count && (strcmp(known[k].framework, framework)
+                                 || strncmp(known[k].option, word, n - yaml) || known[k].option[n - yaml]))
+                k++;
+            if (k == count)
+                fail_msg("%s: %s has no %s", questions[i], framework, word);
+            known[k].printed = true;
+        }
+        result_free(r);
+    }
+    for (int k = 0; k < count; k++)
+        if (!known[k].printed)
+            fail_msg("no question prints %s's %s", known[k].framework, known[k].option);
+}
+
 /* Names ignore case; a config.json has the sizes of the model named as it is; --tokens gives days and GPU-hours. */
 static void models_have_their_published_sizes(void **state)
 {
@@ -502,6 +555,7 @@ int main(void)
         cmocka_unit_test(five_answers_by_hand),
         cmocka_unit_test(zero_3_hides_what_published_runs_hide),
         cmocka_unit_test(commands_have_the_grid),
+        cmocka_unit_test(options_are_those_of_the_sources),
         cmocka_unit_test(models_have_their_published_sizes),
         cmocka_unit_test(large_plans_are_fast),
         cmocka_unit_test(errors_name_valid_values),

@@ -91,7 +91,7 @@ static double small_parameters(const Model *m)          /* of a block: norms, an
 
 static bool folds_experts(const Cluster *c)
 {
-    return c->framework == FOR_09 || c->framework == FOR_MEGATRON;
+    return c->framework == FOR_09 || c->framework == FOR_MEGATRON || c->framework == FOR_TORCHTITAN;
 }
 
 /* Ranks over which an expert's matrices are split: 1 where experts are whole and ep folds over tp, cp and dp. */

@@ -50,7 +50,7 @@ const QuestionOption question_options[] = {
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
     {"cp", OPTION_RANGE, AT(limits[CP]), 0, "N", "context parallelism", 3},
     {"dp", OPTION_RANGE, AT(limits[DP]), 0, "N", "data parallelism", 3},
-    {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, over tp x cp x dp (nanotron, torchtitan: cp x dp)", 3},
+    {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, over tp x cp x dp (nanotron: cp x dp)", 3},
     {"zero", OPTION_RANGE, AT(limits[ZERO]), 0, "N", "ZeRO stage, 0 to 3", 3},
     {"micro-batch", OPTION_RANGE, AT(limits[MICRO_BATCH]), 0, "N", "sequences per micro-batch", 3},
     {"chunks", OPTION_RANGE, AT(limits[CHUNKS]), 0, "N", "chunks of layers per pipeline stage, interleaved", 3},
