@@ -199,8 +199,8 @@ static void memory_is_the_programs(void **state)
         run_well("mpiexec -n %d " BUILD "/cpu/%s %s%s --dtype %s --steps 1 --threads 1 --quiet --report %s",
                  cases[i].ranks, program, shape, as_options(cases[i].grid), cases[i].dtype, report);
         Result r = run(PLAN "--model %s %s %s --gpus %d --pretend 1,1,1 --dtype %s --batch %d --explain %s",
-                       i % 2 ? "8b --not-gated --tied --mlp 192" : "tiny", cases[i].span ? MIXTURE " --for 09" : "", shape,
-                       cases[i].ranks, cases[i].dtype, 32 * cases[i].batch, cases[i].grid);
+                       i % 2 ? "8b --not-gated --tied --mlp 192" : "tiny", cases[i].span ? MIXTURE " --for 09" : "",
+                       shape, cases[i].ranks, cases[i].dtype, 32 * cases[i].batch, cases[i].grid);
         if (r.status)
             fail_msg("%s", r.err);
         int fullest = 0;
@@ -222,8 +222,8 @@ static void memory_is_the_programs(void **state)
     }
 }
 
-/* The planned time of a step against that of 09, or of 11 with ep, under --pretend: 2 to 10 seconds, mostly simulated. Other work on the
- * machine makes a step longer, never shorter. */
+/* The planned time of a step against that of 09, or of 11 with ep, under --pretend: 2 to 10 seconds, mostly simulated.
+ * Other work on the machine makes a step longer, never shorter. */
 static void times_are_the_programs(void **state)
 {
     static const struct {
@@ -395,15 +395,17 @@ static void commands_have_the_grid(void **state)
     expect(run("env -u MAKEFLAGS make -C " SOURCE " plan GPU=64"), 2, "GPU: no variable of make plan; it has");
 }
 
-/* Every option that is printed for another program is one that it has (printed_options.tsv), and all of these are printed
- * for some question. */
+/* Every option that is printed for another program is one that it has (printed_options.tsv), and all of these are
+ * printed for some question. */
 static void options_are_those_of_the_sources(void **state)
 {
     static const char *const questions[] = {
         "--model llama3-70b --gpus 64 --tp 2 --cp 2", "--gpus 64 --zero 3", "--gpus 64 --zero 2",
         "--gpus 64 --zero 1 --recompute full --model llama3-8b", "--model mixtral-8x7b --gpus 64 --recompute selective",
-        "--model llama3-70b --gpus 128 --pp 4 --chunks '>=2'", "--model llama3-8b --layers 34 --gpus 32 --pp 4 --chunks '>=2'",
-        "--model llama3-70b --gpus 64 --pp 16 --layers 79 --chunks 1", "--gpus 8 --model 1b --for torchtitan --pp 2 --zero 0"};
+        "--model llama3-70b --gpus 128 --pp 4 --chunks '>=2'",
+        "--model llama3-8b --layers 34 --gpus 32 --pp 4 --chunks '>=2'",
+        "--model llama3-70b --gpus 64 --pp 16 --layers 79 --chunks 1",
+        "--gpus 8 --model 1b --for torchtitan --pp 2 --zero 0"};
     struct { char framework[16], option[64]; bool printed; } known[128];
     char line[256];
     int count = 0;
@@ -430,8 +432,8 @@ static void options_are_those_of_the_sources(void **state)
                 *framework = 0;
             const bool yaml = !strcmp(framework, "nanotron") && word[n - 1] == ':';
             if (!*framework || strstr("fragment: parallelism: optimizer: tokens: model: model_config: nanotron:", word)
-                || !(yaml || !strncmp(word, "--", 2)) || strstr("--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint "
-                                                                "--config-file --module --config", word))
+                || !(yaml || !strncmp(word, "--", 2))
+                || strstr("--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --config-file --module --config", word))
                 continue;
             int k = 0;
             while (k < count && (strcmp(known[k].framework, framework)

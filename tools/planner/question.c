@@ -68,7 +68,8 @@ const char *question_doc(const QuestionOption *o)
     return !strcmp(o->name, "model")
            ? format_text("one of %s (8b)", model_names())
            : format_text("one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, memory bandwidth and NVLink; "
-                         "network per node; or FILE.json, measured by 00_collectives --machine (h100)", hardware_names());
+                         "network per node; or FILE.json, measured by 00_collectives --machine (h100)",
+                         hardware_names());
 }
 
 /* Reads "4096", "8K" or "1.5M". */
