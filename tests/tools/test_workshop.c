@@ -291,7 +291,7 @@ static void mistakes_are_named(void **state)
     }
 }
 
-/* Programs that are right but cost more than the project's: verify says what. */
+/* Programs that are right, but cost more than the project's or less: verify says what. */
 static void waste_is_named(void **state)
 {
     static const struct { const char *program, *from, *to, *prints; } table[] = {
@@ -299,12 +299,15 @@ static void waste_is_named(void **state)
          "tensor_range(gradients.buffer, r.first, r.count), SUM);\n        comm_wait(&reducing[started]);",
          "3 ranks, --sync overlap --recompute full: right, but wasteful|0 of 72 (all_reduce in group dp; the project's "
          "program: 60 of 72)"},
+        {"02_mixed_precision", "gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;",
+         "gradients_dtype = dtype == BF16 ? BF16 : REAL;", "--dtype bf16: right, but suspicious|    gradients: |is "
+         "something left out, or stored in fewer bits?"},
         {"07_context_parallel", "        attend_kv(a, r, current, (r - step + n) % n);\n        comm_wait(&arriving);",
          "        comm_wait(&arriving);\n        attend_kv(a, r, current, (r - step + n) % n);", "shift in group cp"},
     };
 
     (void)state;
-    for (int i = 0; i < (full_tests() ? 2 : 1); i++) {
+    for (int i = 0; i < (full_tests() ? 3 : 2); i++) {
         const char *directory = copy_of(table[i].program);
         replace(directory, table[i].from, table[i].to);
         expect(run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), table[i].program, directory), 0,

@@ -1,5 +1,5 @@
 /* Explains what is wrong with the gradients of a program. Computes those of 01 for the same step and global batch, in
- * float64, and compares. Where they differ, looks for an explanation that matches to eight digits (a right program
+ * float64, and compares. Where they differ, looks for an explanation that matches to eight digits (a correct program
  * matches to ten, but a mistake adds rounding of its own):
  *
  *   1. well-known mistakes: 01 computes again with the mistake made on purpose, and all tensors must match;

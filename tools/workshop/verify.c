@@ -105,7 +105,7 @@ static int faults;              /* found in the current configuration */
 static int wrong;               /* configurations already found wrong; later ones print only their first lines */
 static struct { char groups[256]; bool wrong; } seen[32];       /* all configurations so far */
 static int seen_count;
-static int wasteful;            /* configurations that are right, but cost more than the project's program */
+static int wasteful;            /* configurations that are right, but whose costs differ from the project's program's */
 
 static void fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void fault(const char *format, ...)
@@ -719,14 +719,14 @@ static bool verify(const Case *c)
         if (is_set("RECORD"))
             record_costs(c, costs);
         else if (!*given_options)
-            wasteful += costs_more(waste, sizeof waste, c, costs);
+            wasteful += costs_differ(waste, sizeof waste, c, costs);
     }
     if (!faults && other_losses)
         printf("right except for what EXPECT names: %smemory, traffic\n    %s\n%s",
                other_gradients ? "" : "gradients, ",
                about, waste);
     else if (!faults)
-        printf("right%s: %smemory, traffic%s%s%s\n    %s\n%s", *waste ? ", but wasteful" : "",
+        printf("right%s: %smemory, traffic%s%s%s\n    %s\n%s", !*waste ? "" : strstr(waste, "left out") ? ", but suspicious" : ", but wasteful",
                upcycled ? "loss, gradients (the experts' together: the MLP's), "
                : far ? "gradients, norm, loss, " : "gradients, norms, losses, checkpoint, ",
                *farthest ? " (" : "", farthest, *farthest ? ")" : "", about, waste);
@@ -853,6 +853,6 @@ int main(int argc, char **argv)
     }
     conclude();
     printf("%d of %d configurations are %s", wrong ? wrong : count, count, wrong ? "wrong" : "right");
-    printf(wasteful ? "; %d cost more than those of the project's program\n" : "\n", wasteful);
+    printf(wasteful ? "; costs of %d differ from those of the project's program\n" : "\n", wasteful);
     return wrong > 0;
 }

@@ -29,12 +29,12 @@ typedef struct {
  * rounding to 16 bits hides much. */
 static const Case cases[] = {
     {"01_single_gpu", "", 1},
-    {"01_single_gpu", "--recompute selective", 1},
-    {"01_single_gpu", "--recompute full", 1},
+    {"01_single_gpu", "--recompute selective --clip 100", 1},       /* clips nothing */
+    {"01_single_gpu", "--recompute full --layers 1", 1},
     {"01_single_gpu", "", 1, .kind = FAR},
     {"02_mixed_precision", "--dtype fp32", 1},
     {"02_mixed_precision", "--dtype bf16", 1, 0.04},
-    {"02_mixed_precision", "--dtype bf16 --gradients bf16 --recompute full", 1, 0.04},
+    {"02_mixed_precision", "--dtype bf16 --gradients bf16 --master none --recompute full", 1, 0.04},
     {"02_mixed_precision", "--dtype fp16", 1, 0.01},
     {"02_mixed_precision", "--dtype fp16", 1, .kind = OVERFLOWS},
     {"02_mixed_precision", "--dtype fp8", 1, 0.25},
@@ -46,10 +46,10 @@ static const Case cases[] = {
     {"03_data_parallel", "--sync overlap --accumulate 1", 3},
     {"03_data_parallel", "--sync naive --accumulate 1", 3, .kind = FULL},
     {"04_zero", "--zero 1", 2},
-    {"04_zero", "--zero 2 --recompute selective", 3},
-    {"04_zero", "--zero 3", 4},
+    {"04_zero", "--zero 2 --recompute selective --layers 1", 3},
+    {"04_zero", "--zero 3 --heads 5 --hidden 50", 4},               /* shards of unequal sizes */
     {"04_zero", "--zero 3 --accumulate 1 --recompute full", 2},
-    {"04_zero", "--zero 1 --accumulate 1", 3, .kind = FULL},
+    {"04_zero", "--zero 1 --accumulate 1 --heads 5 --hidden 50", 3, .kind = FULL},
     {"04_zero", "--zero 2 --accumulate 1", 4, .kind = FULL},
     {"05_tensor_parallel", "", 2},
     {"05_tensor_parallel", "--recompute full", 4},
@@ -58,7 +58,7 @@ static const Case cases[] = {
     {"05_tensor_parallel", "", 3, .kind = FAR},
     {"05_tensor_parallel", "--sequence-parallel --recompute full", 4, .kind = FULL},
     {"06_pipeline_parallel", "--schedule afab --recompute full", 2},
-    {"06_pipeline_parallel", "--schedule 1f1b", 3},
+    {"06_pipeline_parallel", "--schedule 1f1b --layers 3 --accumulate 2", 3},       /* fewer micro-batches than ranks */
     {"06_pipeline_parallel", "--schedule interleaved --chunks 2", 3},
     {"06_pipeline_parallel", "--schedule zero-bubble --recompute selective", 4},
     {"06_pipeline_parallel", "--schedule zb-v", 3},
@@ -66,33 +66,34 @@ static const Case cases[] = {
     {"06_pipeline_parallel", "--schedule 1f1b", 2, .kind = FAR | FULL},
     {"07_context_parallel", "--attention ring", 3},
     {"07_context_parallel", "--attention zigzag --recompute full", 4},
-    {"07_context_parallel", "--attention allgather", 2},
-    {"07_context_parallel", "--attention ulysses", 3},
+    {"07_context_parallel", "--attention allgather --recompute full", 2},
+    {"07_context_parallel", "--attention ulysses --recompute full", 3},
     {"07_context_parallel", "--attention ring", 2, .kind = FAR},
     {"07_context_parallel", "--attention zigzag", 3, .kind = FAR},
     {"07_context_parallel", "--attention allgather --recompute selective", 3, .kind = FULL},
-    {"08_fused_kernels", "--dtype fp32 --fuse none", 1},
+    {"08_fused_kernels", "--dtype fp32 --fuse none --recompute selective", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse attention", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu --recompute full", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy,adamw", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse all", 1},
-    {"08_fused_kernels", "--dtype fp16 --fuse all", 1, 0.01},
+    {"08_fused_kernels", "--dtype fp8 --fuse all --seq 304", 1, 0.25},              /* rows: a multiple of 16 */
     {"08_fused_kernels", "--dtype fp16 --fuse all --layers 3 --seq 24 --accumulate 7", 1, .kind = OVERFLOWS},
     {"08_fused_kernels", "--dtype fp32 --fuse all", 1, .kind = FAR},
     {"08_fused_kernels", "--dtype fp32 --fuse none", 1, .kind = FAR},
     {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu,cross-entropy,adamw", 1, .kind = FULL},
-    {"08_fused_kernels", "--dtype bf16 --fuse layernorm,gelu,cross-entropy,adamw", 1, 0.04},
+    {"08_fused_kernels", "--dtype bf16 --master none --fuse layernorm,gelu,cross-entropy,adamw", 1, 0.04},
     {"09_combined", "--dtype fp32 --tp 2 --cp 2 --pp 2", 8},
-    {"09_combined", "--dtype fp32 --cp 2", 6},                  /* groups of unequal sizes: a factor has one name */
+    /* groups of unequal sizes, so that a factor has one name; shards of unequal sizes */
+    {"09_combined", "--dtype fp32 --cp 2 --heads 5 --hidden 50", 6},
     {"09_combined", "--dtype fp32 --cp 2", 8, .kind = FULL},
     {"09_combined", "--dtype fp32 --tp 2 --cp 2 --zero 0", 4},
-    {"09_combined", "--dtype fp32 --cp 2 --pp 3 --recompute full", 6},
+    {"09_combined", "--dtype fp32 --cp 2 --pp 3 --layers 3 --accumulate 2 --recompute full", 6},
     {"09_combined", "--dtype fp32 --tp 4 --pp 2", 8, .kind = FULL},
     {"09_combined", "--dtype fp32 --tp 2", 4, .kind = FULL},
     {"09_combined", "--dtype fp32 --pp 2", 2, .kind = FULL},
     {"09_combined", "--dtype fp32 --tp 2 --cp 2 --pp 2", 8, .kind = FAR | FULL},
-    {"09_combined", "--dtype bf16 --tp 2 --recompute full", 2, 0.04},
-    {"09_combined", "--dtype bf16 --tp 2 --cp 2 --layers 4 --micro-batch 3", 4, 0.04, FULL},
+    {"09_combined", "--dtype bf16 --tp 2 --recompute full", 2, 0.04, FULL},
+    {"09_combined", "--dtype bf16 --tp 2 --cp 2 --layers 4 --micro-batch 3 --accumulate 2", 4, 0.04},
     {"10_expert_parallel", "", 1},                      /* of an upcycled model; more in verify_experts.h */
     {"10_expert_parallel", "--ep 2", 4},
     {"10_expert_parallel", "--ep 2", 4, .kind = MIXTURE},
@@ -205,7 +206,7 @@ static Shape grid_shape(const Case *c)
 }
 
 /* A small shape, divisible by the ranks where it must be. Ranks, layers, micro-batch size and accumulation differ where
- * possible, so that a wrong factor has one name. 08 gets more than one tile of attention and more than one slice of
+ * possible, so that a wrong factor has one name; rows differ from widths, so that a buffer of the wrong shape shows. 08 gets more than one tile of attention and more than one slice of
  * rows; the user's own program gets sizes that its ranks can split in any way. */
 static Shape shape_for(const Case *c)
 {
@@ -214,7 +215,7 @@ static Shape shape_for(const Case *c)
     Shape s = {
         .layers = pipeline ? 2 * n + 1 : n == 2 || n == 3 ? 4 : is("08_fused_kernels") ? 2 : 3,
         .heads = 12 % n ? n : 12,
-        .seq = is("08_fused_kernels") ? 300 : (24 + 2 * n - 1) / (2 * n) * 2 * n,
+        .seq = is("08_fused_kernels") ? 300 : ((n <= 2 ? 26 : 24) + 2 * n - 1) / (2 * n) * 2 * n,
         .micro_batch = n == 2 || (own && n % 3 && n > 1) ? 3 : 2,
         .accumulate = pipeline ? 2 * n : is("08_fused_kernels") ? 3 : 7};
 
@@ -228,7 +229,8 @@ static Shape shape_for(const Case *c)
     s.accumulate = option(c, "--accumulate", s.accumulate);
     snprintf(s.model, sizeof s.model, "--layers %d --hidden %d --heads %d --vocab 97 --seq %d --lr 1e-3 "
              "--min-lr 1e-4 --warmup 5 --lr-decay-steps 8 --clip %g --threads 1 --quiet --data %s", s.layers,
-             option(c, "--hidden", (n == 1 ? 4 : 6) * s.heads), s.heads, s.seq, CLIP, token_file(20000, 97));
+             option(c, "--hidden", (n == 1 ? 4 : 6) * s.heads), s.heads, s.seq,
+             strstr(c->options, "--clip") ? option(c, "--clip", 0) : CLIP, token_file(20000, 97));
     snprintf(s.schedule, sizeof s.schedule, "--micro-batch %d --accumulate %d", s.micro_batch, s.accumulate);
     return s;
 }

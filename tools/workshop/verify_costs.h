@@ -1,5 +1,5 @@
-/* What a run costs beside the project's own program: a right program may still send twice the bytes, keep a buffer too
- * many, recompute what it has, or wait for transfers that could overlap. verify_costs.tsv has the project's numbers for
+/* What a run costs beside the project's own program: a correct program may still send twice the bytes, keep a buffer too
+ * many, recompute what it has, or wait for transfers that could overlap. One that costs less is as suspicious. verify_costs.tsv has the project's numbers for
  * the cases of verify_cases.h; `make verify-costs` renews it. Include this once, in verify.c. */
 #ifndef VERIFY_COSTS_H
 #define VERIFY_COSTS_H
@@ -7,14 +7,17 @@
 #include <cjson/cJSON.h>
 #include <math.h>
 
+#include "../../common/memory.h"
 #include "verify_cases.h"
 
 #define COSTS_FILE SOURCE "/tools/workshop/verify_costs.tsv"
 
 enum { KINDS = 16, MOST_RANKS = 64 };
 
+/* Over all ranks: bytes sent in the last step, FLOPs of the run, peak bytes of each category of memory. */
+enum { SENT, FLOPS, MEMORY, NUMBERS = MEMORY + MEM_CATEGORIES };
 typedef struct {
-    double sent, peak, flops;           /* bytes of the last step, bytes, FLOPs of the run; over all ranks */
+    double numbers[NUMBERS];
     struct { char name[32], group[32]; int behind, all; } transfers[KINDS];
     int kinds;
 } Costs;
@@ -71,11 +74,14 @@ static Costs costs_of(const cJSON *report, const char *trace)
     const cJSON *rank, *entry;
 
     cJSON_ArrayForEach(rank, cJSON_GetObjectItem(report, "ranks")) {
-        c.peak += number(cJSON_GetObjectItem(cJSON_GetObjectItem(rank, "memory"), "total"), "measured");
+        for (int k = 0; k < MEM_CATEGORIES; k++) {
+            entry = cJSON_GetObjectItem(cJSON_GetObjectItem(rank, "memory"), memory_name[k]);
+            c.numbers[MEMORY + k] += entry ? number(entry, "measured") : 0;
+        }
         cJSON_ArrayForEach(entry, cJSON_GetObjectItem(rank, "comm"))
-            c.sent += number(entry, "bytes");
+            c.numbers[SENT] += number(entry, "bytes");
         cJSON_ArrayForEach(entry, cJSON_GetObjectItem(rank, "operators"))
-            c.flops += number(entry, "flops");
+            c.numbers[FLOPS] += number(entry, "flops");
     }
     count_transfers(&c, trace);
     return c;
@@ -85,8 +91,9 @@ static void record_costs(const Case *c, Costs mine)
 {
     FILE *f = fopen(COSTS_FILE, "a");
 
-    fprintf(f, "%s\t%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t", c->stage, c->options, c->ranks, c->kind & MIXTURE, mine.sent,
-            mine.peak, mine.flops);
+    fprintf(f, "%s\t%s\t%d\t%d\t", c->stage, c->options, c->ranks, c->kind & MIXTURE);
+    for (int i = 0; i < NUMBERS; i++)
+        fprintf(f, "%.0f\t", mine.numbers[i]);
     for (int k = 0; k < mine.kinds; k++)
         fprintf(f, "%s%s %s %d/%d", k ? ", " : "", mine.transfers[k].name, mine.transfers[k].group,
                 mine.transfers[k].behind, mine.transfers[k].all);
@@ -94,33 +101,30 @@ static void record_costs(const Case *c, Costs mine)
     fclose(f);
 }
 
-/* Adds to the text what the run costs more than the project's program. Returns whether it does; false too for a case
- * that has no row. */
-static bool costs_more(char *text, size_t size, const Case *c, Costs mine)
+/* Adds to the text what the run costs more than the project's program, or less. Returns whether it does; false too for
+ * a case that has no row. */
+static bool costs_differ(char *text, size_t size, const Case *c, Costs mine)
 {
     char row[1024], key[512];
-    double of[3] = {0};
-    int used = 0;
+    char *at = "";
     FILE *f = fopen(COSTS_FILE, "r");
     bool found = false;
 
     snprintf(key, sizeof key, "%s\t%s\t%d\t%d\t", c->stage, c->options, c->ranks, c->kind & MIXTURE);
     while (f && !found && fgets(row, sizeof row, f))
-        found = starts_with(row, key) && sscanf(row + strlen(key), "%lf %lf %lf%n", of, of + 1, of + 2, &used) == 3;
+        found = starts_with(row, key);
     if (f)
         fclose(f);
     text[0] = 0;
-    const double ours[] = {mine.sent, mine.peak, mine.flops};
-    const char *const words[] = {"the ranks send %.3g times the bytes", "its memory's peak is %.3g times that",
-                                 "it computes %.3g times the FLOPs"};
-    for (int i = 0; i < 3 && found; i++)
-        if (ours[i] > of[i] * (1 + 1e-9)) {
-            snprintf(text + strlen(text), size - strlen(text), "    ");
-            snprintf(text + strlen(text), size - strlen(text), words[i], ours[i] / of[i]);
-            snprintf(text + strlen(text), size - strlen(text), " of the project's program (%.0f for %.0f)\n", ours[i],
-                     of[i]);
-        }
-    const char *at = found ? row + strlen(key) + used : "";
+    if (found)
+        at = row + strlen(key);
+    for (int i = 0; i < NUMBERS && found; i++) {
+        const double mine_i = mine.numbers[i], ours = strtod(at, &at);
+        if (fabs(mine_i - ours) > 1e-9 * ours)
+            snprintf(text + strlen(text), size - strlen(text), "    %s: %.0f, but %.0f in the project's program%s\n",
+                     i == SENT ? "bytes sent per step" : i == FLOPS ? "FLOPs" : memory_name[i - MEMORY], mine_i, ours,
+                     mine_i > ours ? "" : ": is something left out, or stored in fewer bits?");
+    }
     char name[32], group[32];
     bool first = true;
     for (int behind, all, length; sscanf(at, " %31s %31s %d/%d%n", name, group, &behind, &all, &length) == 4;
