@@ -49,3 +49,13 @@ void attention_delta(Tensor delta, Tensor d_out, Tensor out)
     OP_CALL(attention_delta_kernel(delta, d_out, out), "attention_delta", 0,
             "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out);
 }
+
+void transpose_rows(Tensor out, Tensor in)
+{
+    OP_CALL(transpose_rows_kernel(out, in), "transpose_rows", 0, "=out Y,X,W; in X,Y,W", out, in);
+}
+
+void tensor_fill(Tensor t, double value)
+{
+    OP_CALL(tensor_fill_kernel(t, value), "fill", 0, "=t N REAL", t);
+}

@@ -16,6 +16,8 @@ void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d
 void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse);
 /* delta (R, A) REAL = sum over D of d_out * out, both (R, A*D), of any type. */
 void attention_delta(Tensor delta, Tensor d_out, Tensor out);
+void transpose_rows(Tensor out, Tensor in);     /* in (X, Y, W), out (Y, X, W): transposes rows of width W */
+void tensor_fill(Tensor t, double value);       /* REAL only */
 int64_t attention_block_queries(void);          /* Q: the most queries that the backend takes at a time */
 int64_t attention_pairs(void);                  /* query-key pairs that attention_block_forward has computed so far */
 
@@ -23,4 +25,5 @@ int64_t attention_pairs(void);                  /* query-key pairs that attentio
 __typeof__(attention_block_forward) attention_block_forward_kernel;
 __typeof__(attention_block_backward) attention_block_backward_kernel;
 __typeof__(attention_merge) attention_merge_kernel; __typeof__(attention_delta) attention_delta_kernel;
+__typeof__(transpose_rows) transpose_rows_kernel; __typeof__(tensor_fill) tensor_fill_kernel;
 #endif

@@ -1,5 +1,6 @@
 /* Attention by blocks of keys on the CPU. */
 #include <math.h>
+#include <string.h>
 
 #include "../common/cpu/kernel.h"
 #include "key_blocks.h"
@@ -107,4 +108,22 @@ void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
             dot += d_o[j] * o[j];
         to[i] = dot;
     }
+}
+
+void transpose_rows_kernel(Tensor out, Tensor in)
+{
+    const int64_t X = in.shape[0], Y = in.shape[1], W = in.shape[2];
+
+#pragma omp parallel for collapse(2)
+    for (int64_t y = 0; y < Y; y++)
+        for (int64_t x = 0; x < X; x++)
+            memcpy(element(out, (y * X + x) * W), element(in, (x * Y + y) * W), W * dtype_size(in.dtype));
+}
+
+void tensor_fill_kernel(Tensor t, double value)
+{
+    real *x = t.data;
+
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        x[i] = value;
 }

@@ -116,3 +116,38 @@ void attention_delta_kernel(Tensor delta, Tensor d_out, Tensor out)
         LAUNCH((attention_delta_rows<T, N>), row_blocks(rows, WARPS), dim3(WARP, WARPS), delta, d_out, out, rows,
                width)));
 }
+
+/* A warp copies a row, so that short rows keep all of a block's threads busy. */
+template <typename T, int N>
+__global__ void transpose_rows_all(T *out, const T *in, int64_t X, int64_t Y, int64_t W)
+{
+    EACH_WARP_ROW(i, X * Y) {
+        const int64_t y = i / X, x = i % X;
+        EACH_COLUMN(j, N, W) {
+            float v[N];
+            load(v, in + (x * Y + y) * W + j, N);
+            store(out + i * W + j, v, N);
+        }
+    }
+}
+
+void transpose_rows_kernel(Tensor out, Tensor in)
+{
+    const int64_t X = in.shape[0], Y = in.shape[1], W = in.shape[2];
+
+    FOR_TYPE(in.dtype, T, PACKED(rows_aligned(out, in), T, N,
+        LAUNCH(transpose_rows_all<T, N>, row_blocks(X * Y, WARPS), dim3(WARP, WARPS), out, in, X, Y, W)));
+}
+
+struct Fill {
+    float value;
+    __device__ float operator()(float, float) const
+    {
+        return value;
+    }
+};
+
+void tensor_fill_kernel(Tensor t, double value)
+{
+    compute<float, float>(t, t, t, Fill{(float)value});
+}

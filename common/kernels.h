@@ -6,8 +6,7 @@
 #include "ops.h"
 
 __typeof__(tensor_convert) tensor_convert_kernel; __typeof__(tensor_scale) tensor_scale_kernel;
-__typeof__(tensor_add) tensor_add_kernel; __typeof__(tensor_fill) tensor_fill_kernel;
-__typeof__(transpose_rows) transpose_rows_kernel;
+__typeof__(tensor_add) tensor_add_kernel;
 __typeof__(embedding_forward) embedding_forward_kernel; __typeof__(embedding_backward) embedding_backward_kernel;
 __typeof__(layernorm_forward) layernorm_forward_kernel; __typeof__(layernorm_backward) layernorm_backward_kernel;
 __typeof__(linear_forward) linear_forward_kernel; __typeof__(linear_backward_input) linear_backward_input_kernel;

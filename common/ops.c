@@ -47,19 +47,9 @@ void tensor_scale(Tensor t, double factor)
     OP_CALL(tensor_scale_kernel(t, factor), "scale", 0, "+t N", t);
 }
 
-void tensor_fill(Tensor t, double value)
-{
-    OP_CALL(tensor_fill_kernel(t, value), "fill", 0, "=t N REAL", t);
-}
-
 void tensor_add(Tensor to, Tensor from)
 {
     OP_CALL(tensor_add_kernel(to, from), "add", 0, "+to N REAL; from N", to, from);
-}
-
-void transpose_rows(Tensor out, Tensor in)
-{
-    OP_CALL(transpose_rows_kernel(out, in), "transpose_rows", 0, "=out Y,X,W; in X,Y,W", out, in);
 }
 
 /* ---- embedding, LayerNorm, linear ---- */

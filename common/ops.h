@@ -21,13 +21,11 @@
 
 /* ---- plain memory ---- */
 void tensor_zero(Tensor t);
-void tensor_fill(Tensor t, double value);               /* REAL only */
 void tensor_copy(Tensor to, Tensor from);               /* same count and type */
 double tensor_item(Tensor t);                           /* returns the only element, F64 or REAL; waits */
 void tensor_convert(Tensor to, Tensor from);            /* same count; each REAL, BF16 or F16; rounds to nearest */
 void tensor_scale(Tensor t, double factor);             /* in place */
 void tensor_add(Tensor to /* += */, Tensor from);       /* same count; to REAL */
-void transpose_rows(Tensor out, Tensor in);             /* in (X, Y, W), out (Y, X, W): transposes rows of width W */
 
 /* ---- embedding: weight (V, H), ids (R) I32, out (R, H) ---- */
 void embedding_forward(Tensor out, Tensor ids, Tensor weight);          /* id -1: a row of zeros */

@@ -332,22 +332,7 @@ void tensor_scale_kernel(Tensor t, double factor)
     EACH_ELEMENT(t, t, NONE, a[i] * f);
 }
 
-void tensor_fill_kernel(Tensor t, double number)
-{
-    EACH_ELEMENT(t, t, NONE, number);
-}
-
 void tensor_add_kernel(Tensor to, Tensor from)
 {
     EACH_ELEMENT(to, to, from, a[i] + b[i]);
-}
-
-void transpose_rows_kernel(Tensor out, Tensor in)
-{
-    const int64_t X = in.shape[0], Y = in.shape[1], W = in.shape[2];
-
-#pragma omp parallel for collapse(2)
-    for (int64_t y = 0; y < Y; y++)
-        for (int64_t x = 0; x < X; x++)
-            memcpy(element(out, (y * X + x) * W), element(in, (x * Y + y) * W), W * dtype_size(in.dtype));
 }
