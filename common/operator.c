@@ -52,11 +52,6 @@ static void read_point(void)
 
 /* ---- What an operator takes ---- */
 
-static bool is_stored(DType dtype)
-{
-    return dtype == REAL || dtype == BF16 || dtype == F16;
-}
-
 /* Whether the product `size`, such as "3*A*D", is n. Binds its letter if one is unknown. With several it cannot tell:
  * then it returns `unsure`. */
 static bool matches(const char *size, size_t length, int64_t n, int64_t *letters, bool unsure)
@@ -96,31 +91,21 @@ static bool shape_fits(Tensor t, const char *shape, size_t length, int64_t *lett
     return true;
 }
 
-static bool is_word(const char *word, size_t length, const char *wanted)
-{
-    return strlen(wanted) == length && !strncmp(word, wanted, length);
-}
-
 /* Whether the dtype is what the word of a rule stands for. No word: the dtype of the activations before. */
 static bool dtype_fits(DType dtype, const char *word, size_t length, int *activations)
 {
-    if (is_word(word, length, "G"))
-        return dtype == REAL || dtype == BF16;
-    if (is_word(word, length, "REAL"))
-        return dtype == REAL;
-    if (is_word(word, length, "F64"))
-        return dtype == F64;
-    if (is_word(word, length, "I32"))
-        return dtype == I32;
-    if (is_word(word, length, "FP8"))
-        return dtype == E4M3 || dtype == E5M2;
-    if (is_word(word, length, "STORED"))
-        return is_stored(dtype);
-    if (is_word(word, length, "ANY"))
-        return true;
-    if (*activations < 0)
+    enum { STORED = 1 << REAL | 1 << BF16 | 1 << F16 };
+    static const struct { const char *word; unsigned dtypes; } kinds[] = {
+        {"", STORED}, {"G", 1 << REAL | 1 << BF16}, {"REAL", 1 << REAL}, {"F64", 1 << F64}, {"I32", 1 << I32},
+        {"FP8", 1 << E4M3 | 1 << E5M2}, {"STORED", STORED}, {"ANY", ~0u}};
+    size_t k = 0;
+
+    while (strlen(kinds[k].word) != length || strncmp(kinds[k].word, word, length))
+        if (++k == sizeof kinds / sizeof *kinds)
+            return false;
+    if (length == 0 && *activations < 0)
         *activations = dtype;
-    return length == 0 && is_stored(dtype) && (int)dtype == *activations;
+    return kinds[k].dtypes >> dtype & 1 && (length > 0 || (int)dtype == *activations);
 }
 
 static const char *unmet;               /* op_require's rule that the operands break */
