@@ -1,7 +1,6 @@
 /* 06_pipeline_parallel: 01 with its layers split over the ranks.
  *
- * forward and backward compute one micro-batch in one model chunk, the layers of one pipeline stage. A schedule
- * (schedule.h) is a list of such calls. execute() goes through the list, receiving before each call and sending after.
+ * A schedule (schedule.h) lists forwards and backwards of a micro-batch in a model chunk. execute() goes through it.
  */
 #include "../common/ultrascale.h"
 #include "simulation.h"
@@ -124,7 +123,7 @@ static void forward(Acts *a, Batch batch, double scale)
     cross_entropy_forward(loss, a->lse, a->logits, batch.targets, scale);
 }
 
-/* Adds this micro-batch's gradients to the step's; without `weights`, all but the linear layers' weight gradients. */
+/* Adds this micro-batch's gradients to the step's. */
 static void backward(Acts *a, Batch batch, double scale, bool weights)
 {
     const Params *w = &params, *g = &gradients;
@@ -223,7 +222,6 @@ static void execute(int64_t step, double scale)
     for (int i = 0; i < schedule.count; i++) {
         const Action action = schedule.list[i];
         Acts *a = acts_of(action);
-
         if (i + 1 < schedule.count)
             start_receive(schedule.list[i + 1]);
         if (action.kind == FORWARD) {
@@ -381,7 +379,7 @@ static void predict(void)
         comm_predict(embedding_group, ALL_REDUCE, 1, H * V);
     comm_uses(pp, BROADCAST);                   /* between steps: loss_of broadcasts the loss */
 
-    memory_estimate(MEM_PARAMETERS, stored * N, "4 N, N: local");
+    memory_estimate(MEM_PARAMETERS, stored * N, "4 N");
     memory_estimate(MEM_GRADIENTS, stored * N, "4 N");
     memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
     estimate_activations(options.recompute, live * R, ", L: in flight");

@@ -1,15 +1,10 @@
 /* 08_fused_kernels: the computation of 02 with fewer trips to memory.
  *
- * The schedule is that of 02. Chains of operators become one operator, one pass over memory (fused.h): attention
- * without the matrix of probabilities; residual and LayerNorm; a linear and GELU; the loss and its gradient, slice by
- * slice; AdamW and the weights' rounded copy. (Playbook: "Diving into the GPUs - fusing, threading, mixing".)
+ * Chains of operators become one operator, one pass over memory (fused.h). (Playbook: "Diving into the GPUs".)
  */
 #include "../common/ultrascale.h"
 #include "../02_mixed_precision/fp8.h"
 #include "fused.h"
-
-static const char *fuse_option = "all";
-static Fusions fuse;                /* the chains that run as one operator */
 
 /* --dtype sets the type of weights, activations and activation gradients, --gradients that of weight gradients, and
  * --master whether AdamW updates a master copy of the weights in REAL. */
@@ -18,6 +13,8 @@ static enum { GRADIENTS_FP32, GRADIENTS_BF16 } gradients_option = GRADIENTS_FP32
 static enum { MASTER_FP32, MASTER_NONE } master_option = MASTER_FP32;
 static DType dtype, gradients_dtype;
 static bool has_master, fp8;
+static const char *fuse_option = "all";
+static Fusions fuse;                /* the chains that run as one operator */
 
 static double loss_scale = 65536;   /* F16: factor on the loss, so that small gradients do not underflow to 0 */
 static double clean_steps;          /* steps without overflow since the loss scale last changed */
