@@ -397,13 +397,17 @@ static void tokens_are_printed(void **state)
     static const struct {
         int vocab, token;
         const char *printed;
-    } cases[] = {{256, 'x', "\n>x\n"}, {256, '\n', "\n>\n\n"}, {256, '\t', "\n>\t\n"}, {256, 27, "\n>?\n"},
-                 {256, 127, "\n>?\n"}, {256, 200, "\n>\310\n"}, {257, 65, "\n65 \n"}};
+    } cases[] = {{256, 'x', ">x\n"}, {256, '\n', ">\n\n"}, {256, '\t', ">\t\n"}, {256, 27, ">\uFFFD\n"},
+                 {256, 127, ">\uFFFD\n"}, {256, 200, ">\n"}, {256, 'y', ">\uFFFDy\n"}, {256, 0x9b, ">\uFFFD\n"},
+                 {256, 0xc3, ">\n"}, {256, 0xa9, ">\u00e9\n"}, {257, 65, "65 \n"}};     /* \303, then \251: one letter */
+    const char *heading = "\nsample after the prompt \">\":\n";
 
     options.prompt = ">", options.sample = 1;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         options.config.vocab = cases[i].vocab;
-        assert_string_equal(printed_samples(certain, cases[i].token, 0), cases[i].printed);
+        const char *printed = printed_samples(certain, cases[i].token, 0);
+        assert_memory_equal(printed, heading, strlen(heading));
+        assert_string_equal(printed + strlen(heading), cases[i].printed);
     }
 }
 
