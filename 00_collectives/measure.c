@@ -230,8 +230,8 @@ static Fit hop_fit(Comm *c, Tensor t, int64_t max)
 static double matmul_flops(DType dtype)
 {
     enum { CALLS = 8 };
-    /* On a GPU a small one would measure launches; simulated, any size has the same rate. */
-    const int64_t side = options.pretend ? 64 : device_is_host() ? 512 : 4096;
+    /* On a GPU a small one would measure launches. Simulated, any size has the same rate: one of 20 ms. */
+    const int64_t side = options.pretend ? cbrt(0.01 * options.pretend_flops) : device_is_host() ? 512 : 4096;
     Tensor m[3];
     double best = 0;
 
