@@ -30,6 +30,19 @@ const Profile profiles[PROFILES] = {
 };
 const Constants exact_constants = {.efficiency = 1, .attention = 1, .links = 1};
 
+/* Of the rate of a measured matmul. A CPU: fitted to ten layouts of 09 on two cores (tests/bench). A GPU: attention's
+ * rate relative to that of matmuls in its profile. */
+Constants measured_constants(Framework f, const Hardware *h)
+{
+    Constants k = constants_for(f, h, NULL);
+
+    if (!h->gpu)
+        return (Constants){.efficiency = 0.9, .attention = 0.25, .links = 1};
+    k.attention /= k.efficiency;
+    k.efficiency = k.links = 1;
+    return k;
+}
+
 /* Of Blackwell's peak, grouped matmuls of experts reach 0.35 to 0.4, forward and backward (torchao's pull request
  * 3174); on Hopper as much as others do: Megatron-LM reaches 468 TFLOP/s with Mixtral 8x7B. */
 static const double BLACKWELL = 1.5e15, GROUPED = 0.38;

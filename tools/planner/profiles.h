@@ -31,5 +31,6 @@ int profile_for(Framework f, const Hardware *h);        /* its index */
 /* Its constants: of these profiles (NULL: of the table), with the attention of the framework. */
 Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES]);
 extern const Constants exact_constants;                 /* for --pretend: simulated hardware reaches its numbers */
+Constants measured_constants(Framework f, const Hardware *h);   /* of a machine that 00_collectives measured */
 
 #endif

@@ -208,7 +208,8 @@ Query question_query(const Question *given)
                           .published = given->published, .stored = fp32 ? 4 : 2,
                           .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
                           .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS};
-    q.constants = given->pretend || q.hardware.measured ? exact_constants : constants_for(f, &q.hardware, NULL);
+    q.constants = given->pretend || isinf(q.hardware.bandwidth) ? exact_constants       /* simulated, or measured so */
+                  : q.hardware.measured ? measured_constants(f, &q.hardware) : constants_for(f, &q.hardware, NULL);
     if (given->tokens) {
         char *end;
         q.tokens = strtod(given->tokens, &end);
