@@ -143,8 +143,8 @@ static const char *ms_text(double seconds)      /* without the unit */
     return seconds >= 1 ? number_text(1e3 * seconds + 0.5) : format_text("%.3g", 1e3 * seconds);
 }
 
-/* "computes 71%, waits 29% (all_reduce dp 20%, recv pp 9%), hides 0.8 of 1.1 ms", of transfers. Returns the seconds that
- * the rank computes. */
+/* "computes 71%, waits 29% (all_reduce dp 20%, recv pp 9%), hides 0.8 of 1.1 ms", of transfers. Returns the seconds
+ * that the rank computes. */
 static double write_shares(FILE *f)
 {
     const double all = boxes[0].end - boxes[0].begin;
@@ -188,12 +188,20 @@ typedef struct {
     bool has[KINDS];                        /* on any rank */
 } Picture;
 
+/* mpiexec's ranks have no terminal, so CLICOLOR_FORCE=1 (bixense.com/clicolors) also stands for one. */
+static bool takes_color(void)
+{
+    const char *forced = getenv("CLICOLOR_FORCE");
+
+    return !getenv("NO_COLOR") && (print_to_terminal() || (forced && atoi(forced)));
+}
+
 static Picture picture_of(bool svg)
 {
     struct winsize window = {0};
     const char *columns = getenv("COLUMNS");
-    struct { double begin, end; int lanes, columns; bool terminal, has[KINDS]; } mine = {boxes[0].begin, boxes[0].end,
-        lanes, 0, print_to_terminal()}, *all = host_alloc(comm_size(world) * sizeof mine, "--timeline");
+    struct { double begin, end; int lanes, columns; bool color, has[KINDS]; } mine = {boxes[0].begin, boxes[0].end,
+        lanes, 0, takes_color()}, *all = host_alloc(comm_size(world) * sizeof mine, "--timeline");
     Picture p = {.begin = INFINITY};
 
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) || !window.ws_col)
@@ -209,7 +217,7 @@ static Picture picture_of(bool svg)
         for (int k = 0; k < KINDS; k++)
             p.has[k] |= all[r].has[k];
     }
-    p.style = svg ? SVG : all[0].terminal && !getenv("NO_COLOR") ? COLORS : LETTERS;        /* rank 0 prints */
+    p.style = svg ? SVG : all[0].color ? COLORS : LETTERS;          /* rank 0 prints */
     p.cells = svg ? 800 : fmax(20, all[0].columns - LABEL);
     free(all);
     return p;
@@ -232,6 +240,18 @@ static Kind kind_at(int lane, double from, double seconds)
     return most;
 }
 
+/* A terminal's color for what comes, and a cell. Waiting is faint on dark and on light terminals. */
+static const char *ink(Kind k)
+{
+    return k == WAITING ? "\033[0;2m" : format_text("\033[0;38;2;%d;%d;%dm", kinds[k].color >> 16,
+                                                    kinds[k].color >> 8 & 255, kinds[k].color & 255);
+}
+
+static const char *block(Kind kind)
+{
+    return kind == WAITING ? "\u2591" : "\u2588";
+}
+
 /* One lane: its cells, in runs of one kind. */
 static void draw_lane(FILE *f, const Picture *p, int lane)
 {
@@ -248,10 +268,9 @@ static void draw_lane(FILE *f, const Picture *p, int lane)
             fprintf(f, "<rect x=\"%d\" y=\"%.0f\" width=\"%d\" height=\"%d\" fill=\"#%06x\"/>\n", 120 + i, y, n,
                     LANE_HEIGHT - 2, kinds[kind].color);
         if (p->style == COLORS && kind < KINDS)
-            fprintf(f, "\033[38;2;%d;%d;%dm", kinds[kind].color >> 16, kinds[kind].color >> 8 & 255,
-                    kinds[kind].color & 255);
+            fputs(ink(kind), f);
         for (int c = 0; c < n && p->style != SVG; c++)
-            fputs(kind == KINDS ? " " : p->style == COLORS ? "\u2588" : (char[]){kinds[kind].letter, 0}, f);
+            fputs(kind == KINDS ? " " : p->style == LETTERS ? (char[]){kinds[kind].letter, 0} : block(kind), f);
     }
     fprintf(f, p->style == SVG ? "" : p->style == COLORS ? "\033[0m\n" : "\n");
 }
@@ -286,8 +305,7 @@ static void draw_head(FILE *f, const Picture *p)
             fprintf(f, "\n<rect x=\"%d\" y=\"6\" width=\"10\" height=\"10\" fill=\"#%06x\"/><text x=\"%d\" y=\"15\">%s"
                     "</text>", x, kinds[k].color, x + 14, kinds[k].meaning);
         else if (p->has[k] && p->style == COLORS)
-            fprintf(f, "  \033[38;2;%d;%d;%dm\u2588\033[0m %s", kinds[k].color >> 16, kinds[k].color >> 8 & 255,
-                    kinds[k].color & 255, kinds[k].meaning);
+            fprintf(f, "  %s%s\033[0m %s", ink(k), block(k), kinds[k].meaning);
         else if (p->has[k])
             fprintf(f, "  %c %s", kinds[k].letter, kinds[k].meaning);
         x += p->has[k] ? 5 * strlen(kinds[k].meaning) + 36 : 0;
