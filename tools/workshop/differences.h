@@ -287,7 +287,8 @@ static void name_sequences(char *text, size_t size, const double *w)
         return;
     }
     list_weights(list, sizeof list, each, count < 64 ? count : 64);
-    snprintf(text, size, "%ss contribute to the global batch with different weights instead of 1 each: %s", what, list);
+    snprintf(text, size, "%s%s contribute to the global batch with different weights instead of 1 each: %s", what,
+             by_micro && !by_rank ? "es" : "s", list);
 }
 
 /* Describes how a rectangle of a piece differs from the right one; false: no explanation found. */
