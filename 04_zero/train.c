@@ -27,7 +27,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention, then the MLP adds to the stream; not saved */
+    Tensor branch;                  /* (R, H)           what attention, then the MLP, adds to the stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -39,7 +39,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, at whatever place, and of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, wherever backward is, and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 

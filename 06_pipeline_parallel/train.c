@@ -1,6 +1,7 @@
 /* 06_pipeline_parallel: 01 with its layers split over the ranks.
  *
- * A schedule (schedule.h) lists forwards and backwards of a micro-batch in a model chunk. execute() goes through it.
+ * forward and backward compute one micro-batch in one model chunk, the layers of one pipeline stage. A schedule
+ * (schedule.h) is a list of such calls. execute() goes through the list, receiving before each call and sending after.
  */
 #include "../common/ultrascale.h"
 #include "simulation.h"
@@ -29,7 +30,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention, then the MLP adds to the stream; not saved */
+    Tensor branch;                  /* (R, H)           what attention, then the MLP, adds to the stream; not saved */
 } BlockActs;
 
 typedef struct {

@@ -1,6 +1,6 @@
 /* 08_fused_kernels: the computation of 02 with fewer trips to memory.
  *
- * Chains of operators become one operator, one pass over memory (fused.h). (Playbook: "Diving into the GPUs".)
+ * Chains of operators become one operator (fused.h): attention; residual, LayerNorm; linear, GELU; loss; AdamW.
  */
 #include "../common/ultrascale.h"
 #include "../02_mixed_precision/fp8.h"
@@ -40,7 +40,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention, then the MLP adds to the stream; not saved */
+    Tensor branch;                  /* (R, H)           what attention, then the MLP, adds to the stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -53,7 +53,7 @@ typedef struct {
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
 static Tensor d_q_parts;            /* with --fuse attention, on a GPU: thread blocks' sums of d_q (flash_parts) */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, at whatever place, and of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, wherever backward is, and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor squares, clipping;    /* (1)     with --fuse adamw: sum of the gradients' squares, gradient scale */

@@ -29,7 +29,7 @@ typedef struct {
     Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
     Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
     Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention, then the MLP adds to the stream; not saved */
+    Tensor branch;                  /* (R, H)           what attention, then the MLP, adds to the stream; not saved */
 } BlockActs;
 
 typedef struct {                    /* of one micro-batch in flight */

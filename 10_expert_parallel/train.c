@@ -36,7 +36,7 @@ typedef struct {
     Tensor in;                      /* (E, P, H)        slots of the local experts: rows of tokens of all ranks of ep */
     Tensor up, gelu;                /* (E, P, F) */
     Tensor returned;                /* (E, P, H)        as (e, R/G*C, H): outputs of all experts for the local tokens */
-    Tensor branch;                  /* (R, H)           what attention, then the MLP adds to the stream; not saved */
+    Tensor branch;                  /* (R, H)           what attention, then the MLP, adds to the stream; not saved */
 } BlockActs;
 
 typedef struct {
@@ -48,7 +48,7 @@ typedef struct {
 
 static Acts acts;
 static BlockActs d_block;           /* gradients of the current block's activations */
-static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, at whatever place, and of final */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, wherever backward is, and of final */
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor balance_loss;         /* (1)     the same */

@@ -1,6 +1,7 @@
 #include "trace.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,7 +76,8 @@ int64_t trace_spans(TraceSpan **of)
         Span *s = &spans.at[step_first + i];
         s->begin.seconds = device_event_seconds(&s->begin), s->end.seconds = device_event_seconds(&s->end);
         (*of)[i] = (TraceSpan){s->name, s->group, s->row == OPERATORS ? s->phase ? s->phase : "" : NULL,
-                               s->begin.seconds - start, s->end.seconds - start};
+                               s->begin.seconds - start,
+                               fmax(s->begin.seconds, s->end.seconds) - start};     /* if it is still in flight */
     }
     return count;
 }
@@ -104,7 +106,7 @@ int trace_transfer_begin(const char *name, const char *group)
     int row = 0;
 
     if (!recording)
-        return 0;
+        return -1;
     while (row < TRANSFER_ROWS - 1 && row_taken[row])
         row++;
     row_taken[row] = true;
@@ -114,7 +116,7 @@ int trace_transfer_begin(const char *name, const char *group)
 
 void trace_transfer_end(int span)
 {
-    if (!recording)
+    if (span < 0)
         return;
     spans.at[span].end = device_event();
     row_taken[spans.at[span].row - TRANSFERS] = false;
@@ -122,7 +124,7 @@ void trace_transfer_end(int span)
 
 void trace_transfer_was(int span, double begin, double end)
 {
-    if (!recording)
+    if (span < 0)
         return;
     device_event_seconds(&spans.at[span].begin);        /* frees the GPU's events; their times are replaced */
     device_event_seconds(&spans.at[span].end);

@@ -14,9 +14,9 @@
 
 #include "live.h"
 
-/* Starts recording for --trace. Until then, but for the step of --timeline, the calls below record nothing, and only name
- * ranges for a GPU's profiler. start: time 0 of the trace, on clock_seconds's clock, which the ranks of one machine
- * share. */
+/* Starts recording for --trace. Until then, but for the step of --timeline, the calls below record nothing, and only
+ * name ranges for a GPU's profiler. start: time 0 of the trace, on clock_seconds's clock, which the ranks of one
+ * machine share. */
 void trace_open(int rank, double start);
 
 /* Appends this rank's events to the file. Ranks take turns; the last one completes it. */
@@ -42,7 +42,8 @@ void trace_operand(Tensor t, TraceAccess access);
 void trace_operator(const char *name);
 
 /* For comm/groups.c: a transfer's span, from its start to the end of its wait. Several may be in flight. */
-int trace_transfer_begin(const char *name, const char *group);  /* returns the span, for the two calls below */
+int trace_transfer_begin(const char *name, const char *group);  /* returns the span, for the calls below; -1: none,
+                                                                 * because nothing is recorded */
 void trace_transfer_end(int span);
 void trace_transfer_was(int span, double begin, double end);    /* --pretend: sets its simulated times, in seconds */
 

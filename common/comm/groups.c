@@ -20,6 +20,12 @@ double comm_waited(void)
     return waited;
 }
 
+static void count_wait(Comm *comm, CommOp op, double seconds)
+{
+    waited += seconds;
+    comm->waited[op] += seconds;
+}
+
 double comm_longest_wait(const char **for_what)
 {
     double longest = 0;
@@ -53,12 +59,10 @@ double comm_sum(Comm *comm, double x)
     if (options.check && comm->size > 1)
         check_agreement(&(Transfer){.comm = comm, .op = NUMBER, .count = 1, .dtype = F64}, "a number");
     const double begin = clock_seconds();
-    const int span = comm->size > 1 ? trace_transfer_begin("sum", comm->name) : 0;
+    const int span = comm->size > 1 ? trace_transfer_begin("sum", comm->name) : -1;
     comm_gather_host(comm, all, (double[2]){x, comm_clock()}, sizeof *all);
-    if (comm->size > 1)
-        trace_transfer_end(span);
-    const double seconds = comm->size > 1 ? clock_seconds() - begin : 0;
-    waited += seconds, comm->waited[NUMBER] += seconds;
+    trace_transfer_end(span);
+    count_wait(comm, NUMBER, comm->size > 1 ? clock_seconds() - begin : 0);
     for (int r = 0; r < comm->size; r++) {
         sum += all[r][0];
         last = fmax(last, all[r][1]);
@@ -260,7 +264,7 @@ static void finish(Request *q)
         sched_yield();
     }
     trace_transfer_end(q->span);
-    const double begin = is_point_to_point(q->op) ? q->begin : q->when[0];      /* a receive may begin after its arrival */
+    const double begin = is_point_to_point(q->op) ? q->begin : q->when[0];      /* a receive's may be after its end */
     if (options.pretend)
         trace_transfer_was(q->span, behind + begin, behind + fmax(begin, end));
     if (options.check)
@@ -281,9 +285,10 @@ void comm_wait(Request **request)
         return;
     *request = NULL;
     const double begin = clock_seconds();
-    double *of_op = &q->comm->waited[q->op];
-    finish(q);
-    waited += clock_seconds() - begin, *of_op += clock_seconds() - begin;
+    Comm *comm = q->comm;
+    const CommOp op = q->op;
+    finish(q);                                  /* frees q */
+    count_wait(comm, op, clock_seconds() - begin);
 }
 
 void comm_complete(Request *request)

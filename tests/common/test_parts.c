@@ -411,6 +411,26 @@ static void tokens_are_printed(void **state)
     }
 }
 
+/* A transfer that began before the recorded step leaves its spans alone; one in flight at its end has an end. */
+static void transfers_cross_a_recorded_step(void **state)
+{
+    TraceSpan *spans;
+
+    trace_open(0, clock_seconds());
+    const int before = trace_transfer_begin("all_gather", "dp");
+    trace_step_begins();
+    trace_transfer_end(before);
+    const int after = trace_transfer_begin("send", "pp");
+    trace_step_ends();
+    assert_int_equal(trace_spans(&spans), 2);
+    assert_string_equal(spans[0].name, "step");
+    assert_string_equal(spans[1].name, "send");
+    for (int i = 0; i < 2; i++)
+        assert_true(spans[i].end >= spans[i].begin);
+    trace_transfer_end(after);
+    free(spans);
+}
+
 static void samples_have_their_odds(void **state)
 {
     enum { COUNT = 4000 };
@@ -545,6 +565,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(files_of_all_kinds),
         cmocka_unit_test(evaluations_have_their_size),
         cmocka_unit_test(tokens_are_printed),
+        cmocka_unit_test(transfers_cross_a_recorded_step),
         cmocka_unit_test(samples_have_their_odds),
         cmocka_unit_test(numbers_in_words),
         cmocka_unit_test(includes_point_down),
