@@ -67,7 +67,7 @@ quotes() {
     awk '/^```/ {on = /diff/; next}
         on && !/^[+]/ {print "01_single_gpu/train.c " substr($0, 2)}
         on && !/^[-]/ {print "05_tensor_parallel/train.c " substr($0, 2)}' "$file" >"$dir/quoted"
-    [ "$(wc -l <"$file")" -le 110 ] || echo "has more than 110 lines"
+    [ "$(wc -l <"$file")" -le 100 ] || echo "has more than 100 lines"
     [ -s "$dir/quoted" ] || echo 'has no ```diff block'
     while read -r program text; do
         grep -qF -- "$text" "$program" || echo "$program has no \"$text\""
