@@ -63,11 +63,11 @@ figures() {
     done
 }
 
-# The front page's ```diff block has lines of 01 and of 05, and its table each program's lines of code.
+# The front page's ```diff block has lines of 01 and of 03, and its table each program's lines of code.
 quotes() {
     awk '/^```/ {on = /diff/; next}
         on && !/^[+]/ {print "01_single_gpu/train.c " substr($0, 2)}
-        on && !/^[-]/ {print "05_tensor_parallel/train.c " substr($0, 2)}' "$file" >"$dir/quoted"
+        on && !/^[-]/ {print "03_data_parallel/train.c " substr($0, 2)}' "$file" >"$dir/quoted"
     [ "$(wc -l <"$file")" -le 100 ] || echo "has more than 100 lines"
     [ -s "$dir/quoted" ] || echo 'has no ```diff block'
     while read -r program text; do
