@@ -11,12 +11,13 @@ fault() {
     echo "$file: $*" | tee -a "$dir/faults"
 }
 
-# The shape of a program's README. Sections of other names stand between Costs and Pitfalls.
+# The shape of a program's README. Sections of other names stand between Costs and Pitfalls. It may end with "In short"
+# and what libraries call it, "In PyTorch ...".
 headings() {
     number=$(basename "$(dirname "$file")" | cut -c 1-2)
     awk -v title="# $number: " '
         BEGIN {count = split("The picture|The formula|Read these .* places in [a-z]*[.]c.*|Run this|Costs|Pitfalls|" \
-                             "Exercises", heading, "|")}
+                             "Exercises|In short|In [A-Z].*", heading, "|")}
         NR == 1 && index($0, title) != 1 {print "expected the title \"" title "...\" in its first line"}
         /^```/ {fenced = !fenced}
         !found {intro = intro " " $0}
@@ -24,7 +25,7 @@ headings() {
         found < count && $0 ~ "^## " heading[found + 1] "$" {found++; next}
         found != 5 {print "found \"" $0 "\", expected " (found < count ? heading[found + 1] : "no other section")}
         END {
-            if (found < count) print "has no \"## " heading[found + 1] "\" in its place"
+            if (found < 7) print "has no \"## " heading[found + 1] "\" in its place"
             if (intro !~ /Playbook: \[[*]/) print "expected \"Playbook: \" with a link before its first section"
         }' "$file"
 }
