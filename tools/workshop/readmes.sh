@@ -11,7 +11,7 @@ fault() {
     echo "$file: $*" | tee -a "$dir/faults"
 }
 
-# The shape of a program's README. Sections of other names stand between Costs and Pitfalls. It may end with "In short"
+# The shape of a program's README. Sections of other names stand between Costs and Pitfalls. It ends with "In short"
 # and what libraries call it, "In PyTorch ...".
 headings() {
     number=$(basename "$(dirname "$file")" | cut -c 1-2)
@@ -25,7 +25,7 @@ headings() {
         found < count && $0 ~ "^## " heading[found + 1] "$" {found++; next}
         found != 5 {print "found \"" $0 "\", expected " (found < count ? heading[found + 1] : "no other section")}
         END {
-            if (found < 7) print "has no \"## " heading[found + 1] "\" in its place"
+            if (found < count) print "has no \"## " heading[found + 1] "\" in its place"
             if (intro !~ /Playbook: \[[*]/) print "expected \"Playbook: \" with a link before its first section"
         }' "$file"
 }
