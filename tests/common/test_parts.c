@@ -343,22 +343,6 @@ static void odds(Batch batch)
     asked++;
 }
 
-/* Validation takes full micro-batches: 64 sequences, rounded up to full micro-batches, or as many as the text has. */
-static void evaluations_have_their_size(void **state)
-{
-    static const struct {
-        int tokens, micro_batch, pieces;
-    } cases[] = {{1010, 100, 1}, {1010, 4, 3}, {10010, 1, 64}, {10010, 4, 16}, {10010, 3, 22}, {10010, 65, 1},
-                 {10010, 64, 1}, {10010, 63, 2}};
-    uint16_t tokens[10010] = {0};
-
-    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
-        open_data(write_file("pieces.bin", tokens, cases[i].tokens * sizeof *tokens), 2, 7);
-        options.micro_batch = cases[i].micro_batch;
-        assert_int_equal(evaluation_batches(), cases[i].pieces);
-    }
-}
-
 /* Samples with stdout in a file. Returns what was printed, valid until the next call. */
 static const char *printed_samples(LossFunction loss_of, int64_t token, double temperature)
 {
@@ -383,32 +367,6 @@ static const char *printed_samples(LossFunction loss_of, int64_t token, double t
     close(out);
     guarded_release();
     return printed;
-}
-
-static void certain(Batch batch)
-{
-    for (int64_t i = 0; i < tensor_count(final); i++)
-        data(final)[i] = 1000;
-}
-
-/* With a vocabulary of bytes, tokens are printed as bytes, control characters as '?'. Other tokens are numbers. */
-static void tokens_are_printed(void **state)
-{
-    static const struct {
-        int vocab, token;
-        const char *printed;
-    } cases[] = {{256, 'x', ">x\n"}, {256, '\n', ">\n\n"}, {256, '\t', ">\t\n"}, {256, 27, ">\uFFFD\n"},
-                 {256, 127, ">\uFFFD\n"}, {256, 200, ">\n"}, {256, 'y', ">\uFFFDy\n"}, {256, 0x9b, ">\uFFFD\n"},
-                 {256, 0xc3, ">\n"}, {256, 0xa9, ">\u00e9\n"}, {257, 65, "65 \n"}};     /* \303, then \251: one letter */
-    const char *heading = "\nsample after the prompt \">\":\n";
-
-    options.prompt = ">", options.sample = 1;
-    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
-        options.config.vocab = cases[i].vocab;
-        const char *printed = printed_samples(certain, cases[i].token, 0);
-        assert_memory_equal(printed, heading, strlen(heading));
-        assert_string_equal(printed + strlen(heading), cases[i].printed);
-    }
 }
 
 /* A transfer that began before the recorded step leaves its spans alone; one in flight at its end has an end. */
@@ -559,8 +517,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_are_a_function),
         cmocka_unit_test(validation_tokens_stay_apart),
         cmocka_unit_test(files_of_all_kinds),
-        cmocka_unit_test(evaluations_have_their_size),
-        cmocka_unit_test(tokens_are_printed),
         cmocka_unit_test(transfers_cross_a_recorded_step),
         cmocka_unit_test(samples_have_their_odds),
         cmocka_unit_test(numbers_in_words),
