@@ -82,37 +82,23 @@ static void command_lines(void **state)
     static const Case cases[] = {
         {2, "--layers 0", "--layers: expected an integer from 1 to 10000, got '0'"},
         {2, "--layers 12x", "got '12x'"},
-        {2, "--layers ''", "got ''"},
-        {2, "--layers -1", "got '-1'"},
         {2, "--layers 99999999999999999999", "got '99999999999999999999'"},
-        {2, "--vocab 1", "--vocab: expected an integer from 2 to |, got '1'"},
         {2, "--lr 1001", "--lr: expected a number from 0 to 1000, got '1001'"},
-        {2, "--lr nan", "--lr: expected a number from 0 to 1000, got 'nan'"},
-        {2, "--lr 1e-999", "got '1e-999'"},
-        {2, "--clip inf", "--clip: expected a number|got 'inf'"},
-        {2, "--seed -1", "--seed: expected an integer from 0 to 2^64 - 1, got '-1'"},
         {2, "--seed 18446744073709551616", "2^64 - 1, got '18446744073709551616'"},
         {2, "--hidden 50 --heads 4", "--hidden: expected a multiple of --heads 4, got 50"},
-        {2, "--hidden 12 --heads 4", "--hidden 12|--heads 4|even head size|got 3"},
         {2, "--seq 16777216 --micro-batch 128", "--micro-batch 128|--seq 16777216|2.15e+09"},
         {2, "--nonsense", "--nonsense"},
-        {2, "-x", "'x'"},
-        {2, "--m 3", "--m|ambiguous|--micro-batch|--metrics"},
         {2, "--steps", "--steps|requires an argument"},
-        {2, "--quiet=3", "--quiet"},
         {2, "stray", "\"stray\""},
         {2, "--preset 10M", "--preset: expected one of tiny|405b, got '10M'"},
-        {2, "--comm tcp", "--comm: expected one of auto|mpi|nccl, got 'tcp'"},
         {1, "--comm nccl", "--comm nccl: this build"},
         {2, "--tf32 on", "--tf32 on|sm_80"},
         {2, "--pretend 1,2", "--pretend: expected|got '1,2'"},
-        {2, "--pretend 0,1,1", "--pretend|'0,1,1'"},
         {2, "--save-every 1", "--save-every|--save"},
         {2, "--timeline 4", "--timeline: expected a step from 1 to 3, a file named *.svg, or nothing, got '4'"},
         {1, "--timeline afile/x.svg", "--timeline: cannot create afile/x.svg: Not a directory"},
         {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
         {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|is activations|--recompute full"},
-        {1, "--preset 405b --recompute full --seq 1 --data long", "category is optimizer with|--layers|--hidden"},
         {0}};
 
     run_well("sh -c 'yes | head -c 100000 >long'");
@@ -165,63 +151,37 @@ static const struct {
 } refused[] = {
     {1, "02_mixed_precision", 2, "--dtype fp16 --gradients bf16", "--gradients bf16 with --dtype fp16"},
     {1, "02_mixed_precision", 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
-    {1, "08_fused_kernels", 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
     {4, TENSOR, 1, "--heads 6", "--heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
     {2, TENSOR, 1, "--seq 7 --micro-batch 1 --sequence-parallel",
      "--micro-batch x --seq = 7 is not divisible by 2 ranks; use 1 or 7"},
     {4, TENSOR, 1, "--heads 4 --vocab 3 --data three.bin", "--vocab 3: expected at least 4, one token per rank"},
     {2, PIPELINE, 2, "--chunks 2", ONE_CHUNK "2"},
-    {2, PIPELINE, 2, "--schedule zb-v --chunks 3", ONE_CHUNK "3"},
-    {2, PIPELINE, 2, "--schedule gpipe",
-     "--schedule: expected one of afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v, got 'gpipe'"},
     {2, PIPELINE, 2, "--schedule zero-bubble --recompute full",
      "--recompute full: cannot be combined with --schedule zero-bubble"},
-    {2, PIPELINE, 2, "--schedule dualpipe-v --layers 4 --recompute full",
-     "--recompute full: cannot be combined with --schedule zero-bubble, zb-v or dualpipe-v"},
     {2, PIPELINE, 2, "--times 1,0,1,1 --print-schedule", TIMES "'1,0,1,1'"},
     {2, PIPELINE, 1, "--schedule zb-v --layers 3", "--layers: expected at least 4 for 2 ranks x 2 model chunks, got 3"},
     {3, PIPELINE, 1, "--schedule interleaved --chunks 2 --accumulate 4 --layers 6",
      "--accumulate: expected a multiple of the 3 ranks with --schedule interleaved, got 4; try 6"},
-    {3, PIPELINE, 1, "--layers 2", "--layers: expected at least 3 for 3 ranks x 1 model chunk, got 2"},
-    {4, CONTEXT, 1, "--seq 18 --attention ring",
-     "--seq: expected a multiple of 4 (4 ranks x 1 sequence chunk), got 18; try 20"},
     {4, CONTEXT, 1, "--seq 20", "--seq: expected a multiple of 8 (4 ranks x 2 sequence chunks), got 20; try 24"},
-    {3, CONTEXT, 1, "--seq 2 --heads 2 --attention ulysses", "--seq: expected a multiple of 3 "},
     {3, CONTEXT, 1, "--seq 24 --heads 4 --attention ulysses",
      "--attention ulysses: --heads 4 is not divisible by 3 ranks; use 1, 2 or 4"},
     {FUSED, 2, "--fuse attention,,gelu", FUSE},
-    {FUSED, 2, "--fuse all,nothing", FUSE},
-    {FUSED, 2, "--fuse none,attention", FUSE},
     {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1 x --dp 0: 3 does not divide the 4 ranks; start a "
                             "multiple of 3 ranks, or choose factors of 4"},
     {COMBINED, 2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: 8 does not equal the 4 ranks; start 8 "
                                    "ranks, or choose factors of 4"},
-    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536", "281474976710656 does not divide the 4 ranks"},
     {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "18446744073709551616 does not equal"},
-    {COMBINED, 1, "--tp 4 --heads 6", "--tp: --heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
-    {COMBINED, 1, "--tp 4 --heads 4 --seq 5 --micro-batch 1",
-     "--tp: --micro-batch x --seq / --cp = 5 is not divisible by 4 ranks; use 1 or 5"},
-    {COMBINED, 1, "--cp 4 --seq 20",
-     "--seq: expected a multiple of 8 (4 ranks of --cp x 2 sequence chunks), got 20; try 24"},
     {COMBINED, 1, "--pp 4 --layers 3", "--layers: expected at least 4, one per pipeline stage (--pp), got 3"},
-    {COMBINED, 1, "--tp 4 --heads 4 --vocab 3 --data three.bin",
-     "--vocab: expected at least 4, one token per rank of --tp, got 3"},
     {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
-    {4, EXPERTS, 1, "--experts 6 --ep 4", "--experts 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
-    {1, EXPERTS, 2, "--capacity -1", "--capacity: expected a number from 0 to 1e+06, got '-1'"},
     {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
     {1, EXPERTS, 1, "--load dense",
      "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
     {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
-    {FIVE, 1, "--pp 2 --ep 4",
-     "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
     {FIVE, 1, "--tp 2 --seq 24 --micro-batch 1",
      "--span: expected a divisor of 12, so that no sequence chunk (24 tokens) and no rank (12 rows) has a part of a "
      "span, got 24"},
-    {FIVE, 1, "--cp 4 --seq 24 --span 2", "--span: expected a divisor of 3, "},
-    {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts, but this program has none"},
 };
 
@@ -267,26 +227,18 @@ static void data(void **state)
 {
     static const Case cases[] = {
         {1, "--data missing --metrics old.csv --report new", "--data missing|No such file"},
-        {1, "--data adir", "--data adir|directory"},
-        {1, "--data /dev/zero", "--data /dev/zero|regular"},
         {1, "--data fifo", "--data fifo|regular"},
         {1, "--data empty", "--data empty|is empty"},
         {1, "--data 89.bin", "--data 89.bin|89 tokens|--seq 8|90"},
         {1, "--data at.bin", "--data at.bin|token 97, at position 1234,|--vocab 97"},
         {1, "--data odd.bin", "--data odd.bin|2001 bytes|uint16"},
         {1, "--data version", "--data version|version 2|version 1"},
-        {1, "--data counted", "--data counted|1001 tokens|has 1000"},
         {1, "--data cut", "--data cut|1000 bytes|1024"},
-        {1, "--data llama", "--data llama, as uint32 tokens|token 65536, at position 500"},
-        {1, "--data questions.bin", "--data questions.bin|magic number 20240522|20240520 or 20240801"},
         {1, "--data data.bin --vocab 128256", "--data data.bin, as uint32 tokens: token |--vocab 128256"},
         {1, "--data int64.bin", "--data int64.bin|every second|uint16 tokens|is 0"},
-        {1, "--data int64.bin --vocab 128256", "--data int64.bin|every second|uint32 tokens|is 0"},
         {1, "--data array.npy --vocab 256", "--data array.npy|array of numpy|tofile"},
-        {1, "--data array.bin", "--data array.bin|array of numpy"},
         {1, "--data text.gz", "--data text.gz|gzip"},
         {1, "--data utf16 --vocab 256", "--data utf16|UTF-16"},
-        {1, "--data tokens.ds", "--data tokens.ds|byte 1 is 0|*.bin"},
         {1, "--data koi8 --vocab 256", "--data koi8|1899 of 2000 bytes are not UTF-8"},
         {0}};
     char koi8[2000], latin[2000];
@@ -294,7 +246,6 @@ static void data(void **state)
 
     write_file("empty", "", 0);
     write_tokens("llama", 7, 1000, 2000, 1001, 1);
-    write_file("questions.bin", (int32_t[500]){20240522, 1, 1}, 2000);
     for (int i = 0; i < 2000; i++) {
         koi8[i] = i % 20 ? 0xc1 + i % 26 : ' ';
         latin[i] = i % 20 ? 'a' + i % 26 : 0xe9;                        /* a letter of ISO 8859-1 here and there */
@@ -303,15 +254,14 @@ static void data(void **state)
     write_file("koi8", koi8, sizeof koi8);
     write_file("latin", latin, sizeof latin);
     write_file("int64.bin", wide, sizeof wide);
-    run_well("sh -c 'cp data.bin tokens.ds; { printf \"\\223NUMPY\\1\"; cat data.bin; echo; } >array.npy; cp array.npy "
-             "array.bin; gzip -c data.bin >text.gz; { printf \"\\377\\376\"; cat data.bin; } >utf16'");
+    run_well("sh -c '{ printf \"\\223NUMPY\\1\"; cat data.bin; echo; } >array.npy; gzip -c data.bin >text.gz; "
+             "{ printf \"\\377\\376\"; cat data.bin; } >utf16'");
     write_tokens("89.bin", 0, 0, 89, 89, 0);
     write_tokens("90.bin", 0, 0, 90, 90, 0);
     write_tokens("at.bin", 0, 0, 2000, 1234, 97);
     write_tokens("odd.bin", 0, 0, 2000, 2000, 0);
     run_well("truncate -s 2001 odd.bin");
     write_tokens("version", 2, 1000, 1000, 1000, 0);
-    write_tokens("counted", 1, 1001, 1000, 1000, 0);
     write_tokens("cut", 1, 1000, 1000, 1000, 0);
     write_tokens("right", 1, 1000, 1000, 1000, 0);
     run_well("truncate -s 1000 cut");
@@ -353,27 +303,16 @@ static void checkpoints(void **state)
         const char *file, *from, *to, *words;
     } edits[] = {
         {trainer, "\"step\":\t2", "\"step\":\t-1", "step|-1"},
-        {trainer, "\"step\":\t2", "\"stop\":\t2", "step|nothing"},
-        {trainer, "\"optimizer_step\":\t2", "\"optimizer_step\":\t1e300", "optimizer_step|1e+300"},
         {trainer, "\"seed\":\t\"7\"", "\"seed\":\t\"7x\"", "seed|7x"},
         {trainer, "{", "[", "not a JSON object"},
-        {config, "\"hidden_size\":\t16", "\"hidden_size\":\t\"16\"", "hidden_size"},
         {config, "\"hidden_size\":\t16", "\"hidden_size\":\t32", "--hidden 32|but|--hidden 16"},
         {config, "\"gpt_neox\"", "\"llama\"", "\"model_type\" is \"llama\"|\"gpt_neox\""},
         {config, "\"gelu_pytorch_tanh\"", "\"gelu\"", "\"hidden_act\" is \"gelu\"|\"gelu_pytorch_tanh\""},
-        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|default is \"gelu\"|\"gelu_pytorch_tanh\""},
-        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|compute 1"},
         {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing|default is 0.25"},
-        {config, "\"rotary_emb_base\":\t10000", "\"rope_theta\": 500000", "\"rope_theta\" is 500000|10000"},
         {config, "\"rotary_emb_base\"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}, \"rotary_emb_base\"",
          "rope_type\" is \"yarn\"|\"default\""},
-        {config, "\"layer_norm_eps\":\t1e-05", "\"layer_norm_eps\":\t1e-12", "\"layer_norm_eps\" is 1e-12"},
-        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "compute false"},
-        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|default is false|compute true"},
         {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|compute 64"},
-        {config, "}", "", "not a JSON object"},
         {config, "{", "{\"hidden_act\": \"gelu\", ", "config.json|\"hidden_act\" is there twice"},
-        {trainer, "{", "{\"step\": 1, ", "trainer.json|\"step\" is there twice"},
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
 
@@ -456,9 +395,7 @@ static void outputs(void **state)
         {1, "--save afile", "--save afile|file"},
         {1, "--save adir/", "--save adir|other files"},
         {1, "--save good --report missing/x", "--report: cannot create missing/x"},
-        {1, "--save /proc/x", "--save /proc/x"},
         {1, "--save blocked", "--save blocked: cannot create blocked.tmp: Not a directory"},
-        {1, "--save circle", "--save circle|is a file"},
         {1, "--save good --layers 10000 --hidden 65536", "--save good: expected room|PB, but its disk has"},
         {0}};
     static const struct {
@@ -478,7 +415,7 @@ static void outputs(void **state)
         fails(1, "afile|expected|another name", ONE " --%s afile", options[i]);         /* a user's file */
         fails(1, "/dev/full", ONE " --%s /dev/full", options[i]);
     }
-    run_well("sh -c 'echo >blocked.tmp; ln -s circle2 circle; ln -s circle circle2'");
+    run_well("sh -c 'echo >blocked.tmp'");
     all_fail(cases);
     fails(1, "--save new: a checkpoint has a file of 404 MB, which cannot be created there: File too large",
           "sh -c 'ulimit -f 200000; exec " ONE " --hidden 2048 --save new'");

@@ -386,12 +386,14 @@ static void agrees_with_01(void **state)
                   worst[2], worst[3]);
 }
 
-/* exp of a logit of several hundred is infinite, so each row's largest logit over all slices is subtracted first. One
- * of verify's cases has weights that make such logits. */
+/* exp of a logit or score of several hundred is infinite, so each row's largest over all slices, or blocks of keys, is
+ * subtracted first. One of verify's cases has weights that make such logits and scores. */
 static void large_logits_do_not_overflow(void **state)
 {
     expect(run(BUILD "/cpu64/verify 05_tensor_parallel " BUILD "/cpu64/05_tensor_parallel 3"), 0,
            "3 ranks, large weights: right");
+    expect(run(BUILD "/cpu64/verify 07_context_parallel " BUILD "/cpu64/07_context_parallel 2"), 0,
+           "2 ranks, large weights: right");
 }
 
 /* The column "playbook" of each program's memory against the formulas: L = 4, s = 32, b = 2, h = 64, a = 4. */
