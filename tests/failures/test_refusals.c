@@ -179,9 +179,12 @@ static const struct {
     {1, EXPERTS, 1, "--load dense",
      "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
     {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
+    {FIVE, 1, "--pp 2 --ep 4",
+     "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
     {FIVE, 1, "--tp 2 --seq 24 --micro-batch 1",
      "--span: expected a divisor of 12, so that no sequence chunk (24 tokens) and no rank (12 rows) has a part of a "
      "span, got 24"},
+    {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts, but this program has none"},
 };
 
@@ -227,18 +230,26 @@ static void data(void **state)
 {
     static const Case cases[] = {
         {1, "--data missing --metrics old.csv --report new", "--data missing|No such file"},
+        {1, "--data adir", "--data adir|directory"},
+        {1, "--data /dev/zero", "--data /dev/zero|regular"},
         {1, "--data fifo", "--data fifo|regular"},
         {1, "--data empty", "--data empty|is empty"},
         {1, "--data 89.bin", "--data 89.bin|89 tokens|--seq 8|90"},
         {1, "--data at.bin", "--data at.bin|token 97, at position 1234,|--vocab 97"},
         {1, "--data odd.bin", "--data odd.bin|2001 bytes|uint16"},
         {1, "--data version", "--data version|version 2|version 1"},
+        {1, "--data counted", "--data counted|1001 tokens|has 1000"},
         {1, "--data cut", "--data cut|1000 bytes|1024"},
+        {1, "--data llama", "--data llama, as uint32 tokens|token 65536, at position 500"},
+        {1, "--data questions.bin", "--data questions.bin|magic number 20240522|20240520 or 20240801"},
         {1, "--data data.bin --vocab 128256", "--data data.bin, as uint32 tokens: token |--vocab 128256"},
         {1, "--data int64.bin", "--data int64.bin|every second|uint16 tokens|is 0"},
+        {1, "--data int64.bin --vocab 128256", "--data int64.bin|every second|uint32 tokens|is 0"},
         {1, "--data array.npy --vocab 256", "--data array.npy|array of numpy|tofile"},
+        {1, "--data array.bin", "--data array.bin|array of numpy"},
         {1, "--data text.gz", "--data text.gz|gzip"},
         {1, "--data utf16 --vocab 256", "--data utf16|UTF-16"},
+        {1, "--data tokens.ds", "--data tokens.ds|byte 1 is 0|*.bin"},
         {1, "--data koi8 --vocab 256", "--data koi8|1899 of 2000 bytes are not UTF-8"},
         {0}};
     char koi8[2000], latin[2000];
@@ -246,6 +257,7 @@ static void data(void **state)
 
     write_file("empty", "", 0);
     write_tokens("llama", 7, 1000, 2000, 1001, 1);
+    write_file("questions.bin", (int32_t[500]){20240522, 1, 1}, 2000);
     for (int i = 0; i < 2000; i++) {
         koi8[i] = i % 20 ? 0xc1 + i % 26 : ' ';
         latin[i] = i % 20 ? 'a' + i % 26 : 0xe9;                        /* a letter of ISO 8859-1 here and there */
@@ -254,14 +266,15 @@ static void data(void **state)
     write_file("koi8", koi8, sizeof koi8);
     write_file("latin", latin, sizeof latin);
     write_file("int64.bin", wide, sizeof wide);
-    run_well("sh -c '{ printf \"\\223NUMPY\\1\"; cat data.bin; echo; } >array.npy; gzip -c data.bin >text.gz; "
-             "{ printf \"\\377\\376\"; cat data.bin; } >utf16'");
+    run_well("sh -c 'cp data.bin tokens.ds; { printf \"\\223NUMPY\\1\"; cat data.bin; echo; } >array.npy; cp array.npy "
+             "array.bin; gzip -c data.bin >text.gz; { printf \"\\377\\376\"; cat data.bin; } >utf16'");
     write_tokens("89.bin", 0, 0, 89, 89, 0);
     write_tokens("90.bin", 0, 0, 90, 90, 0);
     write_tokens("at.bin", 0, 0, 2000, 1234, 97);
     write_tokens("odd.bin", 0, 0, 2000, 2000, 0);
     run_well("truncate -s 2001 odd.bin");
     write_tokens("version", 2, 1000, 1000, 1000, 0);
+    write_tokens("counted", 1, 1001, 1000, 1000, 0);
     write_tokens("cut", 1, 1000, 1000, 1000, 0);
     write_tokens("right", 1, 1000, 1000, 1000, 0);
     run_well("truncate -s 1000 cut");
@@ -303,16 +316,27 @@ static void checkpoints(void **state)
         const char *file, *from, *to, *words;
     } edits[] = {
         {trainer, "\"step\":\t2", "\"step\":\t-1", "step|-1"},
+        {trainer, "\"step\":\t2", "\"stop\":\t2", "step|nothing"},
+        {trainer, "\"optimizer_step\":\t2", "\"optimizer_step\":\t1e300", "optimizer_step|1e+300"},
         {trainer, "\"seed\":\t\"7\"", "\"seed\":\t\"7x\"", "seed|7x"},
         {trainer, "{", "[", "not a JSON object"},
+        {config, "\"hidden_size\":\t16", "\"hidden_size\":\t\"16\"", "hidden_size"},
         {config, "\"hidden_size\":\t16", "\"hidden_size\":\t32", "--hidden 32|but|--hidden 16"},
         {config, "\"gpt_neox\"", "\"llama\"", "\"model_type\" is \"llama\"|\"gpt_neox\""},
         {config, "\"gelu_pytorch_tanh\"", "\"gelu\"", "\"hidden_act\" is \"gelu\"|\"gelu_pytorch_tanh\""},
+        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|default is \"gelu\"|\"gelu_pytorch_tanh\""},
+        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|compute 1"},
         {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing|default is 0.25"},
+        {config, "\"rotary_emb_base\":\t10000", "\"rope_theta\": 500000", "\"rope_theta\" is 500000|10000"},
         {config, "\"rotary_emb_base\"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}, \"rotary_emb_base\"",
          "rope_type\" is \"yarn\"|\"default\""},
+        {config, "\"layer_norm_eps\":\t1e-05", "\"layer_norm_eps\":\t1e-12", "\"layer_norm_eps\" is 1e-12"},
+        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "compute false"},
+        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|default is false|compute true"},
         {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|compute 64"},
+        {config, "}", "", "not a JSON object"},
         {config, "{", "{\"hidden_act\": \"gelu\", ", "config.json|\"hidden_act\" is there twice"},
+        {trainer, "{", "{\"step\": 1, ", "trainer.json|\"step\" is there twice"},
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
 
@@ -395,7 +419,9 @@ static void outputs(void **state)
         {1, "--save afile", "--save afile|file"},
         {1, "--save adir/", "--save adir|other files"},
         {1, "--save good --report missing/x", "--report: cannot create missing/x"},
+        {1, "--save /proc/x", "--save /proc/x"},
         {1, "--save blocked", "--save blocked: cannot create blocked.tmp: Not a directory"},
+        {1, "--save circle", "--save circle|is a file"},
         {1, "--save good --layers 10000 --hidden 65536", "--save good: expected room|PB, but its disk has"},
         {0}};
     static const struct {
@@ -415,7 +441,7 @@ static void outputs(void **state)
         fails(1, "afile|expected|another name", ONE " --%s afile", options[i]);         /* a user's file */
         fails(1, "/dev/full", ONE " --%s /dev/full", options[i]);
     }
-    run_well("sh -c 'echo >blocked.tmp'");
+    run_well("sh -c 'echo >blocked.tmp; ln -s circle2 circle; ln -s circle circle2'");
     all_fail(cases);
     fails(1, "--save new: a checkpoint has a file of 404 MB, which cannot be created there: File too large",
           "sh -c 'ulimit -f 200000; exec " ONE " --hidden 2048 --save new'");
