@@ -24,7 +24,6 @@ TEST_NAMES := $(sort book $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
 CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS))),$(TEST_PROGRAMS))
 STARTS_sweep := $(BUILD)/cpu/sweep
 STARTS_experts := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
-STARTS_equivalence := $(STARTS_experts)
 STARTS_mixed_precision := $(STARTS_experts)
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_experts)
 STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(PROGRAMS) parity ladder test_comm) $(BUILD)/cpu/parity

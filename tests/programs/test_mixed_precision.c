@@ -85,8 +85,6 @@ static void training_in_each_type(void **state)
     const double fp32 = loss_after_300("--dtype fp32");
     static const struct { const char *options; double least, most; } cases[] = {
         {"--dtype bf16", -0.01, 0.01},
-        {"--dtype bf16 --gradients bf16", -0.01, 0.01},
-        {"--dtype fp16", -0.01, 0.01},
         {"--dtype fp8", -0.03, 0.03},
         {"--dtype bf16 --master none", 0.015, 1},
         {"--dtype fp16 --loss-scale 0.0009765625 --loss-scale-growth 0", 0.05, 1},
