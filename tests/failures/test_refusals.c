@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "../../common/safetensors.h"
@@ -107,27 +105,6 @@ static void command_lines(void **state)
     fails(2, "--hidden: expected|got 50", "mpiexec -n 3 " ONE " --hidden 50 --heads 4");
     fails(1, "standard output", "sh -c 'exec " BUILD "/cpu/" NAME " --help >/dev/full'");
     run_well(ONE " --quie --accum 1 --seed +7 --lr 0x1p-10");           /* unusual, but valid */
-}
-
-/* A line is one write, however long: a launcher mixes what several ranks write in parts, as glibc from 2.37 on would. */
-static void lines_are_whole(void **state)
-{
-    char name[201] = "", line[4096];
-    int ends[2];
-
-    memset(name, 'x', 200);
-    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);      /* each read gets one write */
-    const pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        execl(BUILD "/cpu/" NAME, NAME, "--data", name, NULL);
-        _exit(127);
-    }
-    close(ends[1]);
-    const ssize_t length = read(ends[0], line, sizeof line);
-    close(ends[0]);
-    waitpid(child, NULL, 0);
-    assert_true(length > 200 && line[length - 1] == '\n');
 }
 
 /* ---- What a program cannot split, or combine ---- */
@@ -482,7 +459,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(command_lines),
         cmocka_unit_test(what_cannot_be_split),
-        cmocka_unit_test(lines_are_whole),
         cmocka_unit_test(data),
         cmocka_unit_test(checkpoints),
         cmocka_unit_test(nan_stops_the_run),
