@@ -469,9 +469,9 @@ static void pairs_are_what_the_mask_leaves(void **state)
         for (int i = 0; i < (full_tests() ? 5 : m < 2 ? 2 : 1); i++) {
             const int n = all_ranks[i], C = S / n;
             double all = 0;
-            run_well("mpiexec -n %d " BUILD "/cpu64/07_context_parallel --attention %s --layers %d --hidden 48 --heads %d "
-                     "--vocab 97 --seq %d --micro-batch %d --accumulate %d --steps 1 --quiet --data %s --report r.json",
-                     n, methods[m], LAYERS, HEADS, S, MICRO_BATCH, ACCUMULATE, token_file(20000, 97));
+            run_well("mpiexec -n %d " BUILD "/cpu64/07_context_parallel --attention %s --layers %d --heads %d "
+                     "--hidden 48 --vocab 97 --seq %d --micro-batch %d --accumulate %d --steps 1 --quiet --data %s "
+                     "--report r.json", n, methods[m], LAYERS, HEADS, S, MICRO_BATCH, ACCUMULATE, token_file(20000, 97));
             for (int r = 0; r < n; r++) {
                 const double is = json_number("r.json", "ranks.%d.attention_pairs", r)
                                   / (LAYERS * MICRO_BATCH * ACCUMULATE * HEADS);
