@@ -1,5 +1,5 @@
-/* Speed on a GPU: tokens/s and MFU of presets from 10M parameters up, with each operator's time, FLOP/s and bandwidth in
- * a step. A preset that needs more than the GPU's memory prints an error. */
+/* Speed on a GPU: tokens/s and MFU of presets from 10M parameters up, with each operator's time and bandwidth in a
+ * step. A preset that needs more than the GPU's memory prints an error. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -468,7 +468,7 @@ static const struct {
      {{3, 1, 2, 2}, {2, 17, 3, 8}, {2, 129, 2, 32}, {1, 65, 3, 48}, {1, 300, 2, 64}, {1, 200, 1, 80}, {1, 131, 2, 96},
       {1, 321, 1, 128}, {2, 70, 1, 126}, {1, 97, 2, 34}}},
     /* many heads: a block computes several tiles of keys */
-    {"flash_attention", flash_attention, IN_BF16_ONCE, {{3, 513, 43, 8}}},
+    {"flash_attention", flash_attention, IN_BF16_ONCE, {{3, 300, 43, 8}}},
     {"residual_layernorm", residual_layernorm, BOTH_GRADIENTS, ROWS},
     /* for backward, then forward: the widest row that one block handles, and the first that is sliced or goes alone */
     {"residual_layernorm", residual_layernorm, BOTH_GRADIENTS, {{5, 5120}, {5, 5122}, {3, 12288}, {3, 12296}}},

@@ -269,12 +269,10 @@ static void ranks_may_see_one_gpu_each(void **state)
     } runs[] = {
         {"01", "", 0, "comm    NCCL\n| available\n"},
         {"5555", "", 1, "NCCL needs a GPU for each rank| for 4 ranks together, "},
-        {"330", "", 1, "NCCL needs a GPU for each rank| for 2 ranks together, "},
         {"033", "", 1, "NCCL needs a GPU for each rank| for 2 ranks together, "},
         {"00", "--comm mpi", 1, " for 2 ranks together, "},
         {"01", "--comm mpi", 0, "comm    MPI, through the host's memory\n"},
         {"0232", "--comm nccl", 1, "expected a GPU for each rank, but rank 1 shares its GPU with 1 other rank; try"},
-        {"0222", "--comm nccl", 1, "expected a GPU for each rank, but rank 1 shares its GPU with 2 other ranks; try"},
     };
 
     if (!simulated())
@@ -401,7 +399,7 @@ static void gpu_day_runs(void **state)
     if (!simulated() || covering())
         skip();
     expect(run("cd " SOURCE " && tools/machine/gpu_day.sh simulated 2 %s", in_temporary("day/report.txt")), 0,
-           "== memory of 32 tokens|== 1 cold starts of zb-v|== all-reduce of nccl-tests|failed: none");
+           "== two equal runs|== 1 cold starts of zb-v|== all-reduce of nccl-tests|failed: none");
 }
 
 /* NCCL's transport, on simulated GPUs: all operations, types and groups; then NCCL's errors, and a transfer whose other
@@ -419,7 +417,7 @@ static void transfers_over_nccl(void **state)
     for (int n = covering() ? 3 : 2; n <= (covering() ? 3 : 4); n++)    /* more groups do not fit on a GPU together */
         run_well("env FAKE_NCCL_QUEUES=64 mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
     for (int n = 1; n <= 8; n++)
-        if (!covering() || n == 3 || n == 8)
+        if (!covering() || n == 3)
             run_well("mpiexec -n %d " BUILD "/simulated/00_collectives --verify", n);
     for (int i = 0; i < 4; i++) {
         Result r = run("timeout 30 env FAKE_NCCL_%s mpiexec -n 2 " BUILD "/simulated/03_data_parallel --preset tiny "

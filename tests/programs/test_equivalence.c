@@ -102,7 +102,7 @@ static const Configuration cases[] = {
 };
 
 /* Options, numbers of ranks and shapes, with 24 heads, which every number of ranks divides. make test-full compares all
- * combinations, make test one for each option on each number of ranks. */
+ * combinations, make test one for two of three pairs of an option and a number of ranks. */
 static const struct {
     const char *program, *options[4];
     int ranks[6], layers[3], micro_batch[3], seq[3];
@@ -377,7 +377,8 @@ static void agrees_with_01(void **state)
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         for (int o = 0; o < 4 && products[i].options[o] && !strcmp(products[i].program, program); o++)
             for (int r = 0; r < length(products[i].ranks, 6); r++)
-                compare_product(i, products[i].options[o], products[i].ranks[r], number++);
+                if (full_tests() || (o + r) % 3 != 2)
+                    compare_product(i, products[i].options[o], products[i].ranks[r], number++);
     if (full_tests() && !strcmp(program, "06_pipeline_parallel"))
         compare_schedules();
     if (full_tests() && (!strcmp(program, "09_combined") || !strcmp(program, "11_five_dimensions")))
@@ -471,7 +472,8 @@ static void pairs_are_what_the_mask_leaves(void **state)
             double all = 0;
             run_well("mpiexec -n %d " BUILD "/cpu64/07_context_parallel --attention %s --layers %d --heads %d "
                      "--hidden 48 --vocab 97 --seq %d --micro-batch %d --accumulate %d --steps 1 --quiet --data %s "
-                     "--report r.json", n, methods[m], LAYERS, HEADS, S, MICRO_BATCH, ACCUMULATE, token_file(20000, 97));
+                     "--report r.json", n, methods[m], LAYERS, HEADS, S, MICRO_BATCH, ACCUMULATE,
+                     token_file(20000, 97));
             for (int r = 0; r < n; r++) {
                 const double is = json_number("r.json", "ranks.%d.attention_pairs", r)
                                   / (LAYERS * MICRO_BATCH * ACCUMULATE * HEADS);

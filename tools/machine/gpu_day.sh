@@ -36,6 +36,9 @@ for dtype in fp32 bf16 fp16 fp8; do
             "CUBLASLT_LOG_LEVEL=2 $build/$program $size --dtype $dtype --steps 3"
     done
 done
+check "two equal runs" "nothing from cmp" \
+    "for i in 1 2; do $build/01_single_gpu $size --steps 2 --quiet --dump-gradients $out/\$i.safetensors || exit 1; done
+        cmp $out/1.safetensors $out/2.safetensors"
 check "speed of the operators" "a bandwidth near the datasheet's" "make bench-cuda"
 check "speed beside PyTorch" "01 not slower than PyTorch without compile" "make bench-torch"
 check "launches and gaps of three steps" "few gaps between kernels; no cudaMalloc in steps" \
@@ -53,15 +56,34 @@ check "eight ranks on one GPU" "comm MPI, as NCCL needs a GPU for each rank; mem
 if [ "$gpus" -lt 2 ]; then
     echo "one GPU: what needs several is left out" | tee -a "$report"
 else
+    while read -r program options; do
+        check "$program over NCCL and MPI" "equal losses; NCCL's is faster" \
+            "for comm in nccl mpi; do mpiexec -n $gpus $build/$program $size $options --steps 2 --check --comm \$comm \
+                --quiet --metrics $out/\$comm.csv || exit 1; done
+            cut -d, -f1-4 $out/nccl.csv $out/mpi.csv"
+    done <<END
+        03_data_parallel --sync overlap
+        04_zero --zero 3
+        05_tensor_parallel --heads $gpus
+        06_pipeline_parallel --layers $gpus
+        07_context_parallel --attention ring
+        09_combined --dtype fp32 --pp 2 --layers 2
+        10_expert_parallel --ep 2
+END
     for schedule in afab 1f1b "interleaved --chunks 2" zero-bubble zb-v dualpipe-v; do
         check "$starts cold starts of $schedule" "no rank that waits (--timeout)" \
             "for i in \$(seq $starts); do mpiexec -n $gpus $build/06_pipeline_parallel $size --layers $((2 * gpus)) \
                 --accumulate $((2 * gpus)) --schedule $schedule --steps 2 --quiet --timeout 60 || exit 1; done"
     done
+    check "a GPU per rank, by CUDA_VISIBLE_DEVICES" "comm NCCL" \
+        "mpiexec -n 1 env CUDA_VISIBLE_DEVICES=0 SIMULATED_VISIBLE_DEVICES=0 $build/03_data_parallel $size --steps 1 : \
+            -n 1 env CUDA_VISIBLE_DEVICES=1 SIMULATED_VISIBLE_DEVICES=1 $build/03_data_parallel $size --steps 1"
     for sync in naive overlap; do
         check "03 --sync $sync" "overlap: more tokens/s than naive" \
             "mpiexec -n $gpus $build/03_data_parallel $size --sync $sync --steps 5"
     done
+    check "09, whose all-reduce overlaps" "tokens/s, to compare with 03" \
+        "mpiexec -n $gpus $build/09_combined $size --steps 5"
     check "all-reduce of nccl-tests" "busbw, to compare with the report of 03's all_reduce" \
         "if command -v all_reduce_perf; then all_reduce_perf -b 8M -e 256M -f 2 -g $gpus
             else echo all_reduce_perf is not installed; fi"
