@@ -7,7 +7,8 @@
 # script.
 set -u
 backend=$1 gpus=$2 report=$3
-build=build/$backend out=$(dirname "$report") make=make
+build=build/$backend out=$(dirname "$report")
+make="make -j$(nproc)"                  # without -j it has one job: the make that started this script shares none
 mkdir -p "$out"
 : >"$report"
 
