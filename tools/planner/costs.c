@@ -212,22 +212,32 @@ int64_t grid_span(const Model *m, const Grid *g)
     return G;
 }
 
+/* Elements of latent attention's matrices that expand the lower rank to all heads; recomputed selectively. */
+static double up_projections(const Model *m)
+{
+    const double q = query_width(m);
+
+    return m->q_rank ? m->q_rank * q + m->kv_rank * (q - (double)m->heads * m->rope_dim + value_width(m)) : 0;
+}
+
 /* Bytes that a block saves for backward, per token. nanotron: 34h + 6f. The others fuse norms, activations and
  * attention: in bf16 the inputs of two norms and of the matmuls behind them; q, k, v and attention's output; of the MLP
- * gate, up and down's input; a slot of an expert also has an input and an output of its own. Recomputed selectively:
- * without the outputs of norms and activations. Recomputed: the block's input. */
+ * gate, up and down's input; a slot of an expert also has an input of its own (they weigh the slots before its last
+ * matmul). Recomputed selectively: without the outputs of norms and activations, and of latent attention without q, k
+ * and v, only their lower rank. Recomputed: the block's input. */
 static double saved_bytes(const Model *m, const Cluster *c, int recompute)
 {
     const double h = m->hidden, slots = m->experts ? m->capacity * m->top_k : 0, inner = recompute ? 2 : 3;
     const double width = m->experts ? (slots + m->shared) * m->expert_width : m->mlp;
-    const double kv = m->q_rank ? query_width(m) : query_width(m) * m->kv_heads / m->heads;
+    const double q = query_width(m), v = value_width(m), keys = m->q_rank ? 1 : (double)m->kv_heads / m->heads;
+    const double qkv = m->q_rank && recompute ? m->q_rank + m->kv_rank + m->rope_dim : q + keys * (q + v);
 
     if (recompute == FULL_RECOMPUTATION)
         return 2 * h;
     if (c->framework == FOR_NANOTRON)
         return 34 * h + 6 * width + 4 * slots * h;
     const double scores = c->framework == FOR_MEGATRON_2022 && !recompute ? 2 * h + 5.0 * m->heads * m->seq : 0;
-    return scores + (recompute ? 4 : 8) * h + 2 * (query_width(m) + 2 * kv + value_width(m)) + 4 * slots * h
+    return scores + (recompute ? 4 : 8) * h + 2 * (qkv + v) + 2 * slots * h
            + 2 * width * (m->gated ? inner : inner - 1);
 }
 
@@ -374,16 +384,18 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
                            : (g->cp - 1) * fmax(0, kv + d_kv - attention) + d_kv;
 }
 
-/* Seconds per block and pass of the all-to-alls of the slots, there and back, that are not hidden. 11 hides those of
- * one local expert behind the matmuls of another, but for the first and last in forward and the first in backward; no
- * framework planned hides any. `rate`: of a GPU's matmuls. */
+/* Seconds per block and pass of the all-to-alls of the slots, there and back. 11 hides those of one local expert behind
+ * the matmuls of another, but for the first and last in forward and the first in backward. Megatron-LM's (DeepEP) send a
+ * token to a node once, however many of its experts are there; NVLink distributes it meanwhile. `rate`: of a GPU's
+ * matmuls. */
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
     const double slots = m->capacity * m->top_k * local_tokens(m, g) / g->tp, E = (double)m->experts / g->ep;
     const int per_group = c->per_node / expert_tp(g, c), inside = per_group < 1 ? 1 : fmin(per_group, g->ep);
     const double leaving = (g->ep - (g->ep > inside ? inside : 1.0)) / g->ep;     /* the node; the rank */
-    const double link = g->ep > inside ? h->network / c->per_node : h->nvlink;
-    const double one = slots / E * m->hidden * c->stored * leaving / link + h->latency;
+    const double link = g->ep > inside ? h->network / c->per_node : h->nvlink, nodes = (double)g->ep / inside;
+    const double once = c->framework == FOR_MEGATRON ? nodes * (1 - pow(1 - 1 / nodes, m->top_k)) / m->top_k : 1;
+    const double one = slots / E * m->hidden * c->stored * leaving * (nodes > 1 ? once : 1) / link + h->latency;
     const double matmuls = (pass == FORWARD ? 2 : 4) * slots / E * mlp_elements(m, m->expert_width) / rate;
 
     if (g->ep == 1 || c->framework != FOR_09)
@@ -407,9 +419,20 @@ static double tensor_time(const Model *m, const Grid *g, const Cluster *c, doubl
 }
 
 /* Of a forward pass's matmuls, recomputed selectively: torchtitan repeats every second one. */
-static double matrices_again(const Cluster *c)
+static double matrices_again(const Model *m, const Cluster *c)
 {
-    return c->framework == FOR_TORCHTITAN ? 0.5 : 0;
+    return c->framework == FOR_TORCHTITAN ? 0.5 : up_projections(m) / block_matrices(m, m->capacity * m->top_k);
+}
+
+static double exposed(double transfers, double compute)
+{
+    return fmax(transfers - compute, EXPOSED * transfers);
+}
+
+bool hides_exchange(const Grid *g, const Cluster *c)
+{
+    return c->framework == FOR_MEGATRON && g->ep > c->per_node && (g->pp == 1 || g->chunks > 1)
+           && g->recompute != FULL_RECOMPUTATION;
 }
 
 /* Fills in a pipeline stage's seconds per micro-batch. Blocks compute at `efficiency` of the peak, and move their
@@ -423,7 +446,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const bool scattered = c->published && ((g->pp > 1 && c->gpus > c->per_node) || congested(c));
     const int hops = scattered ? g->tp - 1 : (g->tp - 1) / c->per_node;
     const double collectives = 2 * ((1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES);
-    const double matrices = (1 + (again || !g->recompute ? again : matrices_again(c))) * matrix_flops(m, rows, FORWARD)
+    const double matrices = (1 + (again || !g->recompute ? again : matrices_again(m, c))) * matrix_flops(m, rows, FORWARD)
                             + matrix_flops(m, rows, BACKWARD);
     const double grouped = expert_share(m) * (k->experts ? k->efficiency / k->experts - 1 : 0);
     /* Experts with few tokens wait for their weights: read twice, their gradients in fp32 read and written. */
@@ -433,8 +456,9 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
                           + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
                             / attend;
     const double uses = c->framework == FOR_NANOTRON ? 4 : 6, forward = c->framework == FOR_NANOTRON ? 1 : 2;
-    const double moved = (uses + (g->recompute ? forward : 0)) * rows * saved_bytes(m, c, NO_RECOMPUTATION)
-                         / (t * h->bandwidth);
+    const double outputs = m->experts ? 2 * m->capacity * m->top_k * m->hidden : 0;     /* of experts; not saved */
+    const double moved = (uses + (g->recompute ? forward : 0)) * rows
+                         * (saved_bytes(m, c, NO_RECOMPUTATION) + outputs) / (t * h->bandwidth);
     const double head = head_flops(m, rows) / rate + LOGIT_BYTES * rows * m->vocab / (t * h->bandwidth);
     const double launch = k->launch * (1 + again / 3) * (1 + RING_STEP * (g->cp - 1));
     const double transfer = rows * m->hidden * c->stored * (t - 1) / t / (t <= c->per_node ? h->nvlink : h->network)
@@ -452,14 +476,11 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
                               + ring_time(m, g, c, h, attend, BACKWARD));
     s->exchange = (s->layers - s->dense) * ((1 + again) * exchange_time(m, g, c, h, rate / t, FORWARD)
                                             + exchange_time(m, g, c, h, rate / t, BACKWARD));
+    if (hides_exchange(g, c))
+        s->exchange = exposed(s->exchange, s->kernels);
     s->launches = s->layers * (launch + collectives * hops * k->hop);
     const double device = s->kernels + s->tensor + s->context + s->exchange;
     s->seconds = hops && !scattered ? device + s->launches : fmax(device, s->launches);
-}
-
-static double exposed(double transfers, double compute)     /* of ZeRO-2 and 3 */
-{
-    return fmax(transfers - compute, EXPOSED * transfers);
 }
 
 /* Seconds per step, not hidden, of reducing a pipeline stage's gradients and gathering its weights. A node's ranks use

@@ -122,6 +122,10 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
  * as long as predicted, as if PyTorch's allocator returned memory and asked for it again in every step. */
 double memory_limit(const Cluster *c);
 
+/* Megatron-LM's all-to-alls of a micro-batch run behind another's matmuls, forward behind backward: over nodes, as its
+ * MoE guide advises, with interleaved pipeline stages or none, without full recomputation. */
+bool hides_exchange(const Grid *g, const Cluster *c);
+
 double grid_tokens(const Model *m, const Grid *g);      /* per step */
 
 /* Ranks among which all experts of a block are shared out: dp x cp; where experts are whole and ep folds over tp too

@@ -11,7 +11,7 @@
 #include "profiles.h"
 
 const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "",
-                                   .dtype = "bf16", .gated = -1, .tied = -1, .capacity = 1.25};
+                                   .dtype = "bf16", .gated = -1, .tied = -1,};
 
 #define AT(member) offsetof(Question, member)
 const QuestionOption question_options[] = {
@@ -30,7 +30,7 @@ const QuestionOption question_options[] = {
     {"experts", OPTION_NUMBER, AT(experts), 1 << 16, "N", "a mixture: MLPs in each block", 1},
     {"top-k", OPTION_NUMBER, AT(top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
     {"expert-width", OPTION_NUMBER, AT(expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
-    {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of tokens (1.25)", 1},
+    {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of tokens (1.25 in 11, else 1: no token is dropped)", 1},
     {"for", OPTION_TEXT, AT(framework), 0, "NAME", NULL, 2},
     {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
     {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8)", 2},
@@ -159,11 +159,11 @@ static Model model(const Question *q)
     m.experts = q->experts ? q->experts : m.experts;
     m.top_k = m.experts ? q->top_k ? q->top_k : m.top_k ? m.top_k : 2 : 0;
     m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.expert_width ? m.expert_width : m.mlp : 0;
-    m.capacity = q->capacity;
     if (q->hidden || q->heads)
         m.head_dim = m.value_dim = m.q_rank = 0;
     m.in_09 = !m.gated && m.tied && (m.experts || m.mlp == 4 * m.hidden) && m.kv_heads == m.heads && !m.shared
               && !m.dense && (!m.head_dim || m.head_dim * m.heads == m.hidden);
+    m.capacity = q->capacity ? q->capacity : m.in_09 ? 1.25 : 1;
     if (m.layers != named.layers || m.hidden != named.hidden || m.mlp != named.mlp || m.experts != named.experts)
         snprintf(m.name, sizeof m.name, "own sizes");
     m.seq = q->seq ? q->seq : m.seq;

@@ -63,6 +63,16 @@ const char *grid_text(const Grid *g)
     return t;
 }
 
+/* How many chunks have a layer less than the others. Megatron-LM's recipe of DeepSeek-V3 has 61 layers in 64 places:
+ * the first and the last chunk have the embedding, the head and the prediction of a second token instead. */
+enum { MOST_UNEVEN = 3 };
+static int uneven(const Model *m, const Grid *g)
+{
+    const int chunks = g->pp * g->chunks;
+
+    return (chunks - m->layers % chunks) % chunks;
+}
+
 const char *grid_error(const Query *q, const Grid *g)
 {
     static char text[512];
@@ -100,10 +110,10 @@ const char *grid_error(const Query *q, const Grid *g)
     else if (g->recompute == SELECTIVE_RECOMPUTATION && !f->interleaves)
         snprintf(text, sizeof text, "recompute selective: expected none or full, which %s has", f->command);
     else if (g->chunks > 1 && (!f->interleaves || g->pp == 1 || g->accumulate % g->pp
-                               || (m->layers + (m->layers % g->pp ? 2 : 0)) % (g->pp * g->chunks)))
+                               || uneven(m, g) > (m->layers % g->pp ? MOST_UNEVEN : 0)))
         snprintf(text, sizeof text, "chunks %d: expected 1, or in a pipeline of %s such that pp x chunks divides the "
-                 "%d layers (if pp does not, with embedding and head %d), and pp the micro-batches", g->chunks,
-                 f->command, m->layers, m->layers + 2);
+                 "%d layers (if pp does not, up to %d more), and pp the micro-batches", g->chunks, f->command,
+                 m->layers, MOST_UNEVEN);
     return text[0] ? text : NULL;
 }
 
@@ -132,7 +142,8 @@ typedef void Found(const Query *q, const Grid *g, void *of);
 static int each_variant(const Query *q, Grid g, Found *found, void *of)
 {
     const Traits *f = &frameworks[q->cluster.framework];
-    const int ranks = expert_ranks(&g, &q->cluster), chunks = f->interleaves && g.pp > 1 ? (q->model.layers + 2) / g.pp : 1;
+    const int ranks = expert_ranks(&g, &q->cluster), most = (q->model.layers + MOST_UNEVEN) / g.pp;
+    const int chunks = f->interleaves && g.pp > 1 ? most : 1;
     int count = 0;
 
     for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++) {
