@@ -89,7 +89,7 @@ static void print_megatron(const Query *q, const Grid *g)
     while (first < g->pp - 1 && stages[first].layers == stages[0].layers)
         first++;
     begin("Megatron-LM:");
-    if (g->zero <= 1 && g->tp * g->cp > 1)
+    if (g->zero <= 1 && g->tp * g->cp > 1 && !hides_exchange(g, &q->cluster))
         word("CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
     word("pretrain_gpt.py --num-layers %d", m->layers);
@@ -106,7 +106,23 @@ static void print_megatron(const Query *q, const Grid *g)
     if (m->experts)
         word("--num-experts %d --moe-ffn-hidden-size %d --moe-router-topk %d", m->experts, m->expert_width, m->top_k);
     if (m->experts)
-        word("--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-expert-capacity-factor %g", m->capacity);
+        word("--moe-grouped-gemm --moe-token-dispatcher-type %s",
+             g->ep > q->cluster.per_node ? "flex --moe-flex-dispatcher-backend deepep" : "alltoall");
+    if (m->experts && m->capacity > 1)
+        word("--moe-expert-capacity-factor %g", m->capacity);
+    if (m->shared)
+        word("--moe-shared-expert-intermediate-size %d", m->shared * m->expert_width);
+    if (m->dense)
+        word("--moe-layer-freq \"[0]*%d+[1]*%d\"", m->dense, m->layers - m->dense);
+    if (m->q_rank)
+        word("--multi-latent-attention --q-lora-rank %d --kv-lora-rank %d", m->q_rank, m->kv_rank);
+    if (m->q_rank)
+        word("--qk-head-dim %d --qk-pos-emb-head-dim %d --v-head-dim %d", m->head_dim - m->rope_dim, m->rope_dim,
+             m->value_dim);
+    else if (m->head_dim)
+        word("--kv-channels %d", m->head_dim);
+    if (hides_exchange(g, &q->cluster))
+        word("--overlap-moe-expert-parallel-comm --delay-wgrad-compute");
     word("--hidden-dropout 0 --attention-dropout 0");
     word("--mock-data --tokenizer-type NullTokenizer");
     word("--vocab-size %d %s--lr 3e-4 --train-iters 100", m->vocab, q->cluster.stored == 2 ? "--bf16 " : "");
@@ -116,7 +132,7 @@ static void print_megatron(const Query *q, const Grid *g)
     word("--pipeline-model-parallel-size %d", g->pp);
     if (g->chunks > 1)
         word("--num-virtual-stages-per-pipeline-rank %d", g->chunks);
-    if (g->chunks > 1 && !even)
+    if (g->chunks > 1 && !even && (m->layers + 2) % (g->pp * g->chunks) == 0)
         word("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split");
     if (g->chunks == 1 && !even && first == g->pp - 1)
         word("--decoder-last-pipeline-num-layers %d", stages[g->pp - 1].layers);
@@ -130,11 +146,14 @@ static void print_megatron(const Query *q, const Grid *g)
         word("--no-gradient-accumulation-fusion");
     if (g->zero >= 2)
         word("--data-parallel-sharding-strategy %s", g->zero == 2 ? "optim_grads" : "optim_grads_params");
+    if (g->replicate > 1)
+        word("--num-distributed-optimizer-instances %d", g->replicate);
     if (g->recompute == FULL_RECOMPUTATION)
         word("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1");
     if (g->recompute == SELECTIVE_RECOMPUTATION)
-        word("--recompute-granularity selective --recompute-modules layernorm%s", m->experts ? " moe_act" : "");
-    if (g->chunks == 1 && !even && first < g->pp - 1)
+        word("--recompute-granularity selective --recompute-modules layernorm%s%s",
+             m->experts ? " moe_act" : "", m->q_rank ? " mla_up_proj" : "");
+    if (!even && (g->chunks > 1 ? (m->layers + 2) % (g->pp * g->chunks) : first < g->pp - 1))
         lacks("these pipeline stages by an option: see --pipeline-model-parallel-layout");
     if (g->zero >= 2 && g->tp * g->cp > 1)
         lacks("one CUDA_DEVICE_MAX_CONNECTIONS for both: FSDP needs it unset, tp and cp prefer 1");
@@ -198,8 +217,8 @@ static void print_torchtitan(const Query *q, const Grid *g)
         word("--training.disable_cuda_graphs");
     if (m->experts)
         word("--parallelism.expert_parallel_degree %d", g->ep);
-    word("--parallelism.data_parallel_replicate_degree %d", g->zero ? 1 : g->dp);
-    word("--parallelism.data_parallel_shard_degree %d", g->zero ? g->dp : 1);
+    word("--parallelism.data_parallel_replicate_degree %d", g->zero ? g->replicate : g->dp);
+    word("--parallelism.data_parallel_shard_degree %d", g->zero ? g->dp / g->replicate : 1);
     if (g->zero)
         word("--parallelism.fsdp_reshard_after_forward %s", g->zero == 3 ? "always" : "never");
     word("activation_checkpoint:%s", size_text(RECOMPUTE, g->recompute));

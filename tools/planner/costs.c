@@ -249,6 +249,11 @@ static double in_flight(const Grid *g, const Cluster *c, int i)
     return fmin(g->accumulate, v > 1 ? (p * (v - 1) + 2 * left - 1) / v : left);
 }
 
+static double shards(const Grid *g)                     /* ranks over which ZeRO shards */
+{
+    return (double)g->dp * g->cp / g->replicate;
+}
+
 /* Per parameter: 2 bytes of weights, 12 of master weights and moments, and gradients: in nanotron 6 (4 in fp32, 2 in
  * bf16 not yet added). The published runs with pp = 1 fit only if the gathered inputs of the two column-parallel
  * matmuls are saved too (4h, not divided by t), others only if not. Of the ranks that see other tokens 1/ep have the
@@ -269,7 +274,7 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
 
     for (int experts = 0; experts <= 1; experts++) {
         const double params = experts ? s->experts / whole / g->ep : (s->params - s->experts) / t;
-        const double replicas = experts ? (double)expert_ranks(g, c) / g->ep : (double)g->dp * g->cp;
+        const double replicas = experts ? (double)expert_ranks(g, c) / g->ep : shards(g);
         const double states = g->zero >= 1 ? replicas : 1;
         memory.bytes[MEM_PARAMETERS] += c->stored * params / (g->zero == 3 ? replicas : 1);
         memory.bytes[MEM_MASTER] += (c->stored < FLOAT) * 4 * params / states;
@@ -488,10 +493,11 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
 static double data_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k,
                         const Stage *s)
 {
-    const double n = (double)g->dp * g->cp, backward = s->seconds * 2 / 3, embedding = (double)m->hidden * m->vocab;
+    const double n = shards(g), copies = g->replicate, backward = s->seconds * 2 / 3, embedding = (double)m->hidden * m->vocab;
     const bool ours = c->framework == FOR_09, overlaps = ours || c->framework == FOR_MEGATRON;
     const int stride = g->tp * g->cp * (ours ? g->pp : 1);              /* in 09 pipeline stages are neighbors */
-    const bool leaves = (double)stride * g->dp > c->per_node;           /* the node */
+    const double group = stride * g->dp / copies;
+    const bool leaves = group > c->per_node;                            /* the node */
     const double stages_beside = fmax(1, fmin(g->pp, (double)c->per_node / (g->tp * g->cp)));
     /* A node's adapters of which transfers use one: ZeRO-3 of 2021 had one ring over all ranks. */
     const double adapters = c->framework == FOR_MEGATRON_2022 && g->zero == 3 ? 1.0 / c->per_node : 1;
@@ -505,7 +511,10 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double per_stage = (s->params - s->experts) * per_byte + experts;
     const bool sharded = c->framework == FOR_TORCHTITAN || c->framework == FOR_FSDP_2023;   /* FSDP */
     const double real = c->gradients == 2 && !sharded ? 2 : FLOAT;
-    const double reduce_scatter = real * per_stage + units * wait, all_gather = c->stored * per_stage + units * wait;
+    /* HSDP: copies all-reduce their shards of the gradients. */
+    const double across = (copies > 1) * (2 * real * (s->params - s->experts) * fmin(1, c->per_node / group)
+                                          * (copies - 1) / copies / h->network + k->sync * s->layers * log2(copies));
+    const double reduce_scatter = real * per_stage + units * wait + across, all_gather = c->stored * per_stage + units * wait;
     /* In an interleaved pipeline a chunk's transfers are behind other chunks of p micro-batches. */
     const double window = fmax(1, g->pp * (g->chunks - 1.0) / g->chunks);
     /* These overlap as far as links allow; nothing hides the transfer of the last unit */
@@ -536,7 +545,7 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
 /* Seconds per step in which both ends of the pipeline add their gradients of the tied embedding. */
 static double tied_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h)
 {
-    const double local = (double)m->hidden * m->vocab / g->tp / (g->zero ? (double)g->dp * g->cp : 1);
+    const double local = (double)m->hidden * m->vocab / g->tp / (g->zero ? shards(g) : 1);
     const double link = c->gpus <= c->per_node ? h->nvlink : h->network / c->per_node;
 
     return m->tied && g->pp > 1 ? FLOAT * local / link + 2 * h->latency : 0;
@@ -570,7 +579,7 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     Stage own[g->pp], *stages = given ? given : own;
     /* In 09 neighbors in a pipeline are tp x cp ranks apart, in nanotron tp x cp x dp. */
     const bool in_node = (c->framework == FOR_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
-    const double replicas = g->zero ? (double)g->dp * g->cp : 1;
+    const double replicas = g->zero ? shards(g) : 1;
     const double full = c->published && grid_memory(m, g, c).total > memory_limit(c) * h->memory;
     const double stored = c->stored;
     const double transfer = local_tokens(m, g) * m->hidden * stored / g->tp

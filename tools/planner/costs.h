@@ -46,6 +46,7 @@ typedef struct {
     int dp, cp, pp, tp;
     int ep;                         /* ranks that split the experts, of expert_ranks(); 1: no mixture */
     int micro_batch, accumulate;    /* sequences per micro-batch; micro-batches per step and rank of dp */
+    int replicate;                  /* copies of what ZeRO shards (HSDP): dp x cp / replicate ranks have one; or 1 */
     int zero;                       /* ZeRO stage, 0 to 3 */
     int recompute;
     int chunks;                     /* of layers per pipeline stage; more than 1: an interleaved schedule */

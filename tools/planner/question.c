@@ -20,6 +20,7 @@ const QuestionOption question_options[] = {
     {"hidden", OPTION_NUMBER, AT(hidden), 1 << 20, "N", "width of the residual stream", 1},
     {"heads", OPTION_NUMBER, AT(heads), 1 << 16, "N", "attention heads", 1},
     {"kv-heads", OPTION_NUMBER, AT(kv_heads), 1 << 16, "N", "heads of keys and values (grouped-query attention)", 1},
+    {"head-dim", OPTION_NUMBER, AT(head_dim), 1 << 16, "N", "width of a head (hidden / heads)", 1},
     {"mlp", OPTION_NUMBER, AT(mlp), 1 << 22, "N", "width of the MLP", 1},
     {"gated", OPTION_FLAG, AT(gated), 1, NULL, "an MLP of three matrices: gate, up, down", 1},
     {"not-gated", OPTION_FLAG, AT(gated), 0, NULL, "an MLP of two matrices: up, down", 1},
@@ -53,6 +54,7 @@ const QuestionOption question_options[] = {
     {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, over tp x cp x dp (nanotron: cp x dp)", 3},
     {"zero", OPTION_RANGE, AT(limits[ZERO]), 0, "N", "ZeRO stage, 0 to 3", 3},
     {"micro-batch", OPTION_RANGE, AT(limits[MICRO_BATCH]), 0, "N", "sequences per micro-batch", 3},
+    {"replicate", OPTION_RANGE, AT(limits[REPLICATE]), 0, "N", "copies of what ZeRO-2 and 3 shard (HSDP)", 3},
     {"chunks", OPTION_RANGE, AT(limits[CHUNKS]), 0, "N", "chunks of layers per pipeline stage, interleaved", 3},
     {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|selective|full", "whether blocks are recomputed", 3},
 };
@@ -161,6 +163,7 @@ static Model model(const Question *q)
     m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.expert_width ? m.expert_width : m.mlp : 0;
     if (q->hidden || q->heads)
         m.head_dim = m.value_dim = m.q_rank = 0;
+    m.head_dim = q->head_dim ? q->head_dim : m.head_dim;
     m.in_09 = !m.gated && m.tied && (m.experts || m.mlp == 4 * m.hidden) && m.kv_heads == m.heads && !m.shared
               && !m.dense && (!m.head_dim || m.head_dim * m.heads == m.hidden);
     m.capacity = q->capacity ? q->capacity : m.in_09 ? 1.25 : 1;

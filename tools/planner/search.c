@@ -18,12 +18,12 @@ bool fits(const Query *q, const Memory *m)
 }
 
 const char *const dimension_name[DIMENSIONS] = {"tp", "cp", "pp", "ep", "dp", "micro-batch", "accumulate", "chunks",
-                                                "zero", "recompute"};
+                                                "replicate", "zero", "recompute"};
 
 static int *size_of(Grid *g, Dimension d)
 {
     int *const sizes[DIMENSIONS] = {&g->tp, &g->cp, &g->pp, &g->ep, &g->dp, &g->micro_batch, &g->accumulate, &g->chunks,
-                                    &g->zero, &g->recompute};
+                                    &g->replicate, &g->zero, &g->recompute};
 
     return sizes[d];
 }
@@ -57,7 +57,7 @@ const char *grid_text(const Grid *g)
     char *t = text[next++ % 8];
 
     for (int d = 0, at = 0; d < DIMENSIONS; d++)
-        if ((d != EP && d != CHUNKS) || grid_size(g, d) > 1)
+        if ((d != EP && d != CHUNKS && d != REPLICATE) || grid_size(g, d) > 1)
             at += snprintf(t + at, sizeof text[0] - at, "%s%s=%s", at ? "," : "", dimension_name[d],
                            size_text(d, grid_size(g, d)));
     return t;
@@ -107,6 +107,9 @@ const char *grid_error(const Query *q, const Grid *g)
     else if (g->zero > 1 && g->pp > 1 && q->cluster.framework != FOR_TORCHTITAN)
         snprintf(text, sizeof text, "zero %d with pp %d: expected zero 0 or 1, as in a pipeline ZeRO-2 and 3 would "
                  "reduce-scatter or all-gather in every micro-batch", g->zero, g->pp);
+    else if (g->replicate > 1 && (g->zero < 2 || m->experts || g->dp % g->replicate || g->replicate == g->dp * g->cp))
+        snprintf(text, sizeof text, "replicate %d: expected 1, or with zero 2 or 3 a divisor of dp %d that leaves ranks "
+                 "to shard over, without experts", g->replicate, g->dp);
     else if (g->recompute == SELECTIVE_RECOMPUTATION && !f->interleaves)
         snprintf(text, sizeof text, "recompute selective: expected none or full, which %s has", f->command);
     else if (g->chunks > 1 && (!f->interleaves || g->pp == 1 || g->accumulate % g->pp
@@ -144,6 +147,9 @@ static int each_variant(const Query *q, Grid g, Found *found, void *of)
     const Traits *f = &frameworks[q->cluster.framework];
     const int ranks = expert_ranks(&g, &q->cluster), most = (q->model.layers + MOST_UNEVEN) / g.pp;
     const int chunks = f->interleaves && g.pp > 1 ? most : 1;
+    /* Copies of sharded states: one, or one per node; where a number is asked for, any. */
+    const bool any = q->limits[REPLICATE].given;
+    const int nodes = fmax(1, g.tp * g.cp * g.dp / q->cluster.per_node), step = any ? 1 : fmax(1, nodes - 1);
     int count = 0;
 
     for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++) {
@@ -152,10 +158,11 @@ static int each_variant(const Query *q, Grid g, Found *found, void *of)
         for (g.zero = 0; g.zero <= (g.dp * g.cp > 1 ? 3 : 0); g.zero++)
             for (g.chunks = 1; g.chunks <= chunks; g.chunks++)
                 for (g.recompute = NO_RECOMPUTATION; g.recompute <= FULL_RECOMPUTATION; g.recompute++)
-                    if (allowed(q, &g) && !grid_error(q, &g)) {
-                        found(q, &g, of);
-                        count++;
-                    }
+                    for (g.replicate = 1; g.replicate <= (any ? g.dp : nodes); g.replicate += step)
+                        if (allowed(q, &g) && !grid_error(q, &g)) {
+                            found(q, &g, of);
+                            count++;
+                        }
     }
     return count;
 }
@@ -171,7 +178,7 @@ static int each_grid(const Query *q, Found *found, void *of)
             for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= m->layers; pp++)
                 for (int b = 1; n / tp / cp % pp == 0 && b <= MAX_SEQUENCES; b++) {
                     Grid g = {.tp = tp, .cp = cp, .pp = pp, .dp = n / tp / cp / pp, .ep = 1, .micro_batch = b,
-                              .chunks = 1};
+                              .chunks = 1, .replicate = 1};
                     g.accumulate = (int64_t)g.dp * b <= sequences ? sequences / g.dp / b : 1;
                     if (!grid_error(q, &g))
                         count += each_variant(q, g, found, of);
@@ -223,7 +230,8 @@ static int better(const void *a, const void *b)
 /* Why the smallest sizes that the restrictions allow are no grid; "" if it is one. */
 static const char *wrong_with_limits(const Query *q)
 {
-    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .dp = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1};
+    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .dp = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1,
+              .replicate = 1};
 
     for (int d = 0; d < DIMENSIONS; d++)
         if (q->limits[d].given)
@@ -342,7 +350,7 @@ const Candidate *fastest_other(const Candidates *c, Dimension d)
 
 char *grid_read(const Query *q, const char *text, Grid *of)
 {
-    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .micro_batch = 1, .chunks = 1};
+    Grid g = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .micro_batch = 1, .chunks = 1, .replicate = 1};
 
     for (const char *at = text; *at; at += strcspn(at, ","), at += *at == ',') {
         int d = 0, end = 0, value = 0;
