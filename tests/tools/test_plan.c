@@ -507,7 +507,7 @@ static void errors_name_valid_values(void **state)
         {2, "--model 7b --state-bytes 20", "expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs"},
         {1, "--model 70b --gpus 64 --pp 1 --tp 1", "without the restrictions given the fastest would be tp=2"},
         {2, "--top-k 2", "expected --experts of at least top-k, got 0"},
-        {1, "--gpus 8 --seq 131071", "try --seq 131072"},
+        {1, "--gpus 8 --seq 131071", "with --seq 131072 37"},
         {2, "--gpus 0", "expected an integer from 1 to 1048576, got '0'"},
         {2, "--dtype fp16", "expected bf16 or fp32, got 'fp16'"},
         {2, "--heads 33", "expected each to be a multiple of the next"},

@@ -72,18 +72,6 @@ static void advise_batch(const Query *q, double tokens)
     }
 }
 
-static void advise_sequence(const Query *q, double tokens)
-{
-    Query other = *q;
-
-    other.model.seq = (q->model.seq + 512) / 1024 * 1024;
-    if (q->model.seq % 16 == 0 || q->model.seq < 512)
-        return;
-    const double faster = fastest(&other, NULL) / tokens;
-    printf("- Sequences of %d tokens are no multiple of 16, which excludes most cp and tp: --seq %d\n"
-           "  has %.0f%% of the tokens/s.\n", q->model.seq, other.model.seq, 100 * faster);
-}
-
 /* What the playbook advises on many GPUs: tp 8, a pipeline, and ZeRO (in a pipeline ZeRO-1; see the README). */
 static void advise_rule(const Query *q, const Candidate *best)
 {
@@ -118,7 +106,6 @@ void print_advice(const Query *q, const Candidates *c)
     advise_links(q, best);
     advise_fewer(q, tokens);
     advise_batch(q, tokens);
-    advise_sequence(q, tokens);
     advise_rule(q, best);
     if (best->mfu > q->constants.efficiency)
         printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute the "

@@ -96,7 +96,7 @@ static Range range_of(const QuestionOption *o, const char *text)
     char rest;
 
     if (o->at == AT(limits[RECOMPUTE])) {
-        r.least = r.most = recompute_named(text, strlen(text));
+        r.least = r.most = recompute_named(text);
         if (r.least < 0)
             fail_usage("--recompute: expected none, selective or full, got '%s'", text);
     }

@@ -61,6 +61,8 @@ static double number(const Row *r, const char *name, double least, double otherw
 
     if (!*text && !isnan(otherwise))
         return otherwise;
+    if (column_named(r->header, name) < 0)
+        fail("%s, line %d: expected a column %s in '%s'", r->file, r->row, name, r->header);
     if (end == text || *end || !(x >= least) || !isfinite(x) || (whole && x != floor(x)))
         fail("%s, line %d: %s: expected %s of at least %g, got '%s'", r->file, r->row, name,
              whole ? "an integer" : "a number", least, text);
@@ -143,12 +145,12 @@ static Run published_run(const Row *row)
     r.profile = profile_for(f, &r.query.hardware);
     r.measured = number(row, "published_tokens_per_second_per_gpu", 0, 0);
     r.weight = r.measured && strcmp(counted, "no");
-    r.wrong = grid_read(&r.query, layout, &r.grid);
-    if (r.wrong && r.grid.zero == 1 && !(frameworks[f].stages & 1 << 1)) {      /* of FSDP: what comes nearest */
+    const char *wrong = grid_read(&r.query, layout, &r.grid);
+    if (wrong && r.grid.zero == 1 && !(frameworks[f].stages & 1 << 1)) {        /* of FSDP: what comes nearest */
         r.grid.zero = 2;
-        const char *wrong = grid_error(&r.query, &r.grid);
-        r.wrong = wrong ? strdup(wrong) : NULL;
+        wrong = grid_error(&r.query, &r.grid);
     }
+    r.wrong = wrong ? strdup(wrong) : NULL;
     r.chunks = known[of].deepspeed || strstr(layout, "chunks=") ? r.grid.chunks : r.query.model.layers;
     return r;
 }
@@ -169,15 +171,8 @@ Runs runs_read(const char *file)
         if (!line[0] || line[0] == '#')
             continue;
         if (!r.header) {
-            static const char *const needed[2][10] = {
-                {"source", "layers", "hidden", "mlp", "heads", "gpu", "gpus", "layout", "sequences_per_step", "seq"},
-                {"model", "nodes", "micro_batch", "accumulate", "dp", "pp", "tp", "zero", "tokens_per_second_per_gpu",
-                 "memory"}};
             row.header = r.header = strdup(line);
             r.playbook = column_named(line, "layout") < 0;
-            for (int i = 0; i < 10; i++)
-                if (column_named(line, needed[r.playbook][i]) < 0)
-                    fail("%s, line %d: expected a column %s, got '%s'", file, row.row, needed[r.playbook][i], line);
             continue;
         }
         r.all = realloc(r.all, (r.count + 1) * sizeof *r.all);
