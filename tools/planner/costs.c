@@ -12,17 +12,6 @@ const char *const time_name[TIMES] = {"compute", "launches", "tensor", "context"
 
 const char *const constant_name[CONSTANTS] = {"efficiency", "attention", "launch", "hop", "sync", "step", "links",
                                               "stall", "experts"};
-const char *const constant_meaning[CONSTANTS] = {
-    "fraction of the peak, in matmuls",
-    "fraction of the peak, in attention",
-    "s per layer and micro-batch: the host starts the kernels, forward and backward",
-    "s per collective of a layer and hop of its ring outside NVLink",
-    "s per layer and replica, when gradients are summed over nodes",
-    "s per step, for any computation",
-    "of NVLink's and the network's datasheet rates: the fraction that transfers reach",
-    "s per transfer between pipeline stages on 64 or more nodes, and per micro-batch where memory is full",
-    "fraction of the peak, in the matmuls of experts (0: as others)"};
-
 /* Constants that are not fitted: bytes of memory traffic. Per token and layer, forward and backward, PASSES times what
  * is saved for backward (34h + 6f): written, read in forward, read in backward, and as many bytes of gradients. Per
  * logit: bf16, fp32, softmax and gradient. Per parameter: AdamW without fusion moves about 20 floats; norm, clipping,
@@ -345,26 +334,12 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
     return most;
 }
 
-const char *memory_formula(const Model *m, const Grid *g, const Cluster *c, int category)
+const char *activations_formula(const Model *m, const Grid *g, const Cluster *c)
 {
-    static const char *const words[MEM_CATEGORIES] = {
-        "2 (fp32: 4) x parameters of the pipeline stage / tp", "4 (fp32: 0) x the same",
-        "6 in nanotron, 4 in Megatron-LM, 2 in others, or as given, x the same", "8 x the same", NULL, "none",
-        "0.4 GiB per process; with ZeRO-3 also 8 x parameters of a block / tp"};
-    const bool is_sharded = (category == MEM_PARAMETERS && g->zero == 3) || (category == MEM_GRADIENTS && g->zero >= 2)
-                            || ((category == MEM_MASTER || category == MEM_OPTIMIZER) && g->zero >= 1);
-
-    if (c->framework == FOR_09)
-        return m->experts ? "11_five_dimensions/formulas.c" : "09_combined/formulas.c";
-    if (category == MEM_ACTIVATIONS)
-        return format_text("micro-batches in flight (%.4g) x blocks x tokens x %.0f / tp%s, and 6 x tokens x v / tp%s",
-                           in_flight(g, c, 0), saved_bytes(m, c, g->recompute),
-                           g->recompute == FULL_RECOMPUTATION ? ", one full block" : "",
-                           c->framework == FOR_TORCHTITAN ? " / 8 chunks" : "");
-    if (m->experts && category != MEM_WORKSPACE)
-        return folds_experts(c) ? "as without experts; those whole, on 1 / ep of the ranks of a pipeline stage"
-                                : "as without experts; those on 1 / ep of the ranks and of the replicas";
-    return is_sharded ? format_text("%s / replicas", words[category]) : words[category];
+    return format_text("micro-batches in flight (%.4g) x blocks x tokens x %.0f / tp%s, and 6 x tokens x v / tp%s",
+                       in_flight(g, c, 0), saved_bytes(m, c, g->recompute),
+                       g->recompute == FULL_RECOMPUTATION ? ", one full block" : "",
+                       c->framework == FOR_TORCHTITAN ? " / 8 chunks" : "");
 }
 
 /* ---- Time ---- */

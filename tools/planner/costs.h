@@ -75,7 +75,7 @@ typedef struct {
     double experts;                 /* of grouped matmuls; 0: as others */
 } Constants;
 enum { CONSTANTS = sizeof(Constants) / sizeof(double) };
-extern const char *const constant_name[CONSTANTS], *const constant_meaning[CONSTANTS];
+extern const char *const constant_name[CONSTANTS];
 
 typedef struct {
     double bytes[MEM_CATEGORIES], total;
@@ -114,7 +114,7 @@ void grid_stages(const Model *m, const Grid *g, const Cluster *c, Stage *stages)
  * within a few percent. Others: by formula. */
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 
-const char *memory_formula(const Model *m, const Grid *g, const Cluster *c, int category);        /* in words */
+const char *activations_formula(const Model *m, const Grid *g, const Cluster *c);
 
 /* Seconds of a step. Also fills in stages[pp], unless NULL. */
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);

@@ -211,25 +211,38 @@ void print_steps(const Query *q, const Candidates *c)
 
 static void print_memory(const Query *q, const Grid *g)
 {
+    static const char *const words[MEM_CATEGORIES] = {
+        "2 (fp32: 4) x parameters of the pipeline stage / tp; ZeRO-3: / shards", "4 (fp32: 0) x the same; ZeRO-1: / shards",
+        "6 in nanotron, 4 in Megatron-LM, 2 in others, or as given, x the same; ZeRO-2: / shards",
+        "8 x the same; ZeRO-1: / shards", NULL, "none", "0.4 GiB; with ZeRO-3 also 8 x parameters of a block / tp"};
     const Memory m = grid_memory(&q->model, g, &q->cluster);
+    const char *ours = q->model.experts ? "11_five_dimensions/formulas.c" : "09_combined/formulas.c";
 
     printf("memory of the fullest rank, on pipeline stage %d; h %d, f %d, v %d\n", m.stage, q->model.hidden,
            q->model.experts ? q->model.expert_width : q->model.mlp, q->model.vocab);
     for (int k = 0; k < MEM_CATEGORIES; k++)
         printf("  %-14s %20s bytes  %s\n", memory_name[k], number_text(llround(m.bytes[k])),
-               memory_formula(&q->model, g, &q->cluster, k));
+               q->cluster.framework == FOR_09 ? ours
+               : k == MEM_ACTIVATIONS ? activations_formula(&q->model, g, &q->cluster) : words[k]);
     printf("  %-14s %20s bytes, %.1f GiB; %.1f fit\n", "total", number_text(llround(m.total)), m.total / GiB,
            memory_limit(&q->cluster) * q->hardware.memory / GiB);
 }
 
 void print_formulas(const Query *q, const Grid *g)
 {
+    static const char *const words[TIMES] = {
+        "accumulate x the mean of the stages' kernels: FLOPs; 4 to 8 times what backward needs, through memory",
+        "what the host's launches take longer than the device's work",
+        "transfers of tokens x h, 10 per block (14 if recomputed), that matmuls don't hide",
+        "transfers of K and V that attention doesn't hide", "all-to-alls that matmuls don't hide",
+        "the rest of the pipeline: fill, drain, unequal stages", "gradients and weights, what compute doesn't hide",
+        "100 bytes of memory traffic per parameter that this rank updates", "any step"};
     const Model *m = &q->model;
     const Constants *k = &q->constants;
-    const Hardware *h = &q->hardware;
-    const double rows = (double)g->micro_batch * m->seq / g->cp;
+    const double rows = (double)g->micro_batch * m->seq / g->cp, rate = g->tp * k->efficiency * q->hardware.peak;
+    const double attend = g->tp * k->attention * q->hardware.peak;
     Stage stages[g->pp];
-    const Time t = grid_time(m, g, &q->cluster, h, k, stages);
+    const Time t = grid_time(m, g, &q->cluster, &q->hardware, k, stages);
     const Candidate c = candidate_of(q, g);
 
     printf("\n%s\n\n", grid_text(g));
@@ -238,11 +251,11 @@ void print_formulas(const Query *q, const Grid *g)
     const double matrices = matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);
     const double attention = attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD);
     printf("  block: 6 x tokens x matrix elements = %.4g FLOPs / (tp %d x %.3f x %.4g FLOP/s) = %s\n"
-           "    and 7 x tokens x h s = %.4g / (tp x %.3f x the same) = %s\n", matrices, g->tp, k->efficiency, h->peak,
-           seconds_text(matrices / (g->tp * k->efficiency * h->peak)), attention, k->attention,
-           seconds_text(attention / (g->tp * k->attention * h->peak)));
-    printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows),
-           seconds_text(head_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
+           "    and 7 x tokens x h s = %.4g / (tp x %.3f x the same) = %s\n", matrices, g->tp, k->efficiency,
+           q->hardware.peak, seconds_text(matrices / rate), attention, k->attention, seconds_text(attention / attend));
+    printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows), seconds_text(head_flops(m, rows) / rate));
+    printf("  launches: %s per block (recomputed %s), and %s per transfer and hop outside NVLink\n", seconds_text(k->launch),
+           seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
     printf("  a step, all ranks: %.4g FLOPs, without recomputation\n",
            (double)g->accumulate * g->dp * g->cp * (m->layers * (matrices + attention) + head_flops(m, rows)));
     printf("  stage blocks head    kernels     tensor    context    experts   launches    seconds\n");
@@ -250,34 +263,11 @@ void print_formulas(const Query *q, const Grid *g)
         printf("  %5d %6d %4d %10s %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
                seconds_text(stages[i].kernels), seconds_text(stages[i].tensor), seconds_text(stages[i].context),
                seconds_text(stages[i].exchange), seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
-    printf("  kernels: FLOPs of blocks and head; per block what backward needs, %s times through memory, and 1/8 of "
-           "its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
-           "  context: transfers of K and V that attention doesn't hide; experts: all-to-alls\n"
-           "  launches: %s per block (%s with "
-           "recomputation); %s per transfer and hop outside NVLink\n"
-           "  seconds: the longer of kernels + tensor + context + experts and launches\n",
-           q->cluster.framework == FOR_NANOTRON ? "four" : "six",
-           q->cluster.framework == FOR_09 ? "two hidden behind matmuls"
-           : q->cluster.framework == FOR_MEGATRON ? "four hidden behind matmuls" : "none hidden",
-           seconds_text(k->launch), seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
-    printf("\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
+    printf("  seconds: the longer of launches and kernels + tensor + context + experts\n"
+           "\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
            "stages / micro-batches in flight)\n", g->accumulate - 1);
-    printf("  compute    %10s  accumulate x the mean of the stages' kernels\n", seconds_text(t.compute));
-    printf("  launches   %10s  what launches take longer than the device's work\n", seconds_text(t.launches));
-    printf("  tensor     %10s\n  context    %10s\n  experts    %10s\n", seconds_text(t.tensor),
-           seconds_text(t.context), seconds_text(t.experts));
-    printf("  bubble     %10s  the rest of the pipeline: fill, drain, unequal pipeline stages; (p - 1) / m = %.3f\n",
-           seconds_text(t.bubble), (g->pp - 1.0) / g->accumulate);
-    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients (%d bytes) and weights (%d), "
-           "%s; %s per layer and replica over nodes\n", seconds_text(t.data), g->zero, g->dp * g->cp,
-           q->cluster.gradients == 2 ? 2 : 4, q->cluster.stored,
-           g->zero == 0 ? "what the last backward doesn't hide"
-           : g->zero > 1 ? "what forward and backward don't hide, at least 15%"
-           : q->cluster.framework == FOR_09 || q->cluster.framework == FOR_MEGATRON
-           ? "what the last backward and the next forward don't hide" : "not hidden", seconds_text(k->sync));
-    printf("  optimizer  %10s  100 bytes of memory traffic per parameter that this rank updates\n",
-           seconds_text(t.optimizer));
-    printf("  fixed      %10s\n", seconds_text(t.fixed));
+    for (int i = 0; i < TIMES; i++)
+        printf("  %-10s %10s  %s\n", time_name[i], seconds_text(seconds(&t)[i]), words[i]);
     printf("  total      %10s  %.0f tokens/s per GPU, MFU %.1f%% (6N + 12 L h s FLOPs per token)\n",
            seconds_text(t.total), c.tokens, 100 * c.mfu);
 }

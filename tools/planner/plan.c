@@ -102,12 +102,17 @@ static void runs(void)
     if (predictions)
         runs_write(&r, predictions);
     runs_print(&r);
-    printf(cross_validate ? "\n(each group predicted with constants fitted to the others)\n"
-                                : "\nconstants%s:\n", fit ? ", fitted to these runs" : "");
-    for (int p = 0; p < PROFILES && !cross_validate; p++)
-        for (int c = 0; c < CONSTANTS && (p == NANOTRON) == r.playbook; c++)
-            printf("  %-8s %-11s %8.3g %s\n", profiles[p].name, constant_name[c], (&k[p].efficiency)[c],
-                   constant_meaning[c]);
+    if (cross_validate) {
+        printf("\n(each group predicted with constants fitted to the others)\n");
+        return;
+    }
+    printf("\nconstants%s:", fit ? ", fitted to these runs" : "");
+    for (int p = 0; p < PROFILES; p++) {
+        printf("\n  %-8s", profiles[p].name);
+        for (int c = 0; c < CONSTANTS; c++)
+            printf(" %s %.3g", constant_name[c], (&k[p].efficiency)[c]);
+    }
+    printf("\n");
 }
 
 int main(int argc, char **argv)
