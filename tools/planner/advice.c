@@ -8,14 +8,11 @@
 #include "explain.h"
 #include "profiles.h"
 
-/* Tokens/s on all GPUs of the fastest grid that fits, and that grid in *best unless NULL; 0: none fits. */
-static double fastest(const Query *q, Candidate *best)
+static double fastest(const Query *q)                  /* tokens/s on all GPUs; 0: no grid fits */
 {
     const Candidates c = candidates(q);
     const double tokens = c.fitting ? c.all[0].tokens * q->cluster.gpus : 0;
 
-    if (tokens && best)
-        *best = c.all[0];
     free(c.all);
     return tokens;
 }
@@ -29,7 +26,7 @@ static void advise_fewer(const Query *q, double tokens)
 
     for (int n = gpus / 2; n >= 1; n /= 2) {
         fewer.cluster.gpus = n -= n > q->cluster.per_node ? n % q->cluster.per_node : 0;
-        const double before = fastest(&fewer, NULL);
+        const double before = fastest(&fewer);
         if (before < 0.8 * enough)
             break;
         enough = before, gpus = n;
@@ -53,38 +50,6 @@ static void advise_links(const Query *q, const Candidate *best)
         printf("- Not practical: %.0f%% of the step is communication that nothing hides.\n", 100 * share);
 }
 
-/* Other numbers of sequences, nearly as many, which dp over all GPUs divides. */
-static void advise_batch(const Query *q, double tokens)
-{
-    const int n = q->cluster.gpus, below = q->sequences / n * n;
-    Query other = *q;
-
-    for (int i = 0; i <= 1 && below && below < q->sequences; i++) {
-        other.sequences = below + i * n;
-        Candidate best;
-        const double faster = fastest(&other, &best) / tokens;
-        if (faster > 1.02 && q->sequences % best.grid.dp && fabs(other.sequences / (double)q->sequences - 1) < 0.1) {
-            printf("- dp %d does not divide %d sequences: with --batch %lld (%d) it is %.1f%% faster:\n  %s.\n",
-                   best.grid.dp, q->sequences, (long long)other.sequences * q->model.seq, other.sequences,
-                   100 * (faster - 1), grid_text(&best.grid));
-            return;
-        }
-    }
-}
-
-/* What the playbook advises on many GPUs: tp 8, a pipeline, and ZeRO (in a pipeline ZeRO-1; see the README). */
-static void advise_rule(const Query *q, const Candidate *best)
-{
-    Query rule = *q;
-    Candidate x;
-
-    rule.limits[TP] = (Range){true, 8, 8};
-    rule.limits[PP] = (Range){true, 2, 1 << 20};
-    if (q->cluster.gpus >= 512 && (best->grid.tp != 8 || best->grid.pp == 1) && fastest(&rule, &x))
-        printf("- The playbook's rule for so many GPUs, tp 8 and a pipeline, gives %.0f tokens/s per GPU\n"
-               "  (%.1f%% slower): %s.\n", x.tokens, 100 * (best->tokens / x.tokens - 1), grid_text(&x.grid));
-}
-
 /* How far to trust the numbers: by the errors of sources whose runs the fit left out (profiles.c). */
 static void advise_trust(const Query *q)
 {
@@ -101,12 +66,9 @@ static void advise_trust(const Query *q)
 void print_advice(const Query *q, const Candidates *c)
 {
     const Candidate *best = &c->all[0];
-    const double tokens = best->tokens * q->cluster.gpus;
 
     advise_links(q, best);
-    advise_fewer(q, tokens);
-    advise_batch(q, tokens);
-    advise_rule(q, best);
+    advise_fewer(q, best->tokens * q->cluster.gpus);
     if (best->mfu > q->constants.efficiency)
         printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute the "
                "causal half.\n", 100 * q->constants.efficiency);

@@ -45,8 +45,6 @@ const QuestionOption question_options[] = {
      "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron)", 2},
     {"tokens", OPTION_TEXT, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
      "GPU-hours", 2},
-    {"playbook", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
-     "nodes were slower than the formulas alone explain", 2},
     {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
     {"cp", OPTION_RANGE, AT(limits[CP]), 0, "N", "context parallelism", 3},
@@ -133,10 +131,7 @@ void question_set(Question *q, const char *name, const char *text)
             fail_usage("--%s: expected a number above 0, up to 1000, got '%s'", name, text);
         break;
     case OPTION_FLAG:
-        if (o->at == AT(published))
-            q->published = true;
-        else
-            *(int *)value = o->most;
+        *(int *)value = o->most;
     }
 }
 
@@ -189,7 +184,7 @@ Query question_query(const Question *given)
     if (!fp32 && strcmp(given->dtype, "bf16"))
         fail_usage("--dtype: expected bf16 or fp32, got '%s'", given->dtype);
     const Framework f = *given->framework ? framework_named(given->framework)
-                        : q.model.in_09 ? FOR_09 : given->published ? FOR_NANOTRON : FOR_MEGATRON;
+                        : q.model.in_09 ? FOR_09 : FOR_MEGATRON;
     if (f == FRAMEWORKS || (f == FOR_09 && !q.model.in_09))
         fail_usage("--for: expected one of %s%s, got '%s'", framework_names(), f == FOR_09
                    ? " but 09, which has no gated MLP, untied embedding or grouped queries" : "",
@@ -208,7 +203,7 @@ Query question_query(const Question *given)
                                 : hardware_named(given->hardware, given->dtype, node);
     const bool cpu = given->pretend || (q.hardware.measured && !q.hardware.gpu);
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
-                          .published = given->published, .stored = fp32 ? 4 : 2,
+                          .stored = fp32 ? 4 : 2,
                           .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
                           .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS};
     q.constants = given->pretend || isinf(q.hardware.bandwidth) ? exact_constants       /* simulated, or measured so */

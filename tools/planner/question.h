@@ -20,7 +20,6 @@ typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, o
     int gpus, per_node, batch, state_bytes;
     bool about;                     /* --batch 4M: rounded down to whole sequences */
     const char *model, *hardware, *framework, *pretend, *dtype, *tokens;
-    bool published;
     Range limits[DIMENSIONS];
 } Question;
 extern const Question default_question;

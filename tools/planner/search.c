@@ -133,11 +133,11 @@ static bool allowed(const Query *q, const Grid *g)
     return true;
 }
 
-/* Calls found(q, g, of) for every possible grid; returns their number. */
+/* Calls found(q, g, of) for every possible grid. */
 typedef void Found(const Query *q, const Grid *g, void *of);
 
 /* Those with the ranks and micro-batches of `g`. */
-static int each_variant(const Query *q, Grid g, Found *found, void *of)
+static void each_variant(const Query *q, Grid g, Found *found, void *of)
 {
     const Traits *f = &frameworks[q->cluster.framework];
     const int ranks = expert_ranks(&g, &q->cluster), most = (q->model.layers + MOST_UNEVEN) / g.pp;
@@ -145,7 +145,6 @@ static int each_variant(const Query *q, Grid g, Found *found, void *of)
     /* Copies of sharded states: one, or one per node; where a number is asked for, any. */
     const bool any = q->limits[REPLICATE].given;
     const int nodes = fmax(1, g.tp * g.cp * g.dp / q->cluster.per_node), step = any ? 1 : fmax(1, nodes - 1);
-    int count = 0;
 
     for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++) {
         if (ranks % g.ep || q->model.experts % g.ep)
@@ -154,19 +153,15 @@ static int each_variant(const Query *q, Grid g, Found *found, void *of)
             for (g.chunks = 1; g.chunks <= chunks; g.chunks++)
                 for (g.recompute = NO_RECOMPUTATION; g.recompute <= FULL_RECOMPUTATION; g.recompute++)
                     for (g.replicate = 1; g.replicate <= (any ? g.dp : nodes); g.replicate += step)
-                        if (allowed(q, &g) && !grid_error(q, &g)) {
+                        if (allowed(q, &g) && !grid_error(q, &g))
                             found(q, &g, of);
-                            count++;
-                        }
     }
-    return count;
 }
 
-static int each_grid(const Query *q, Found *found, void *of)
+static void each_grid(const Query *q, Found *found, void *of)
 {
     const Model *m = &q->model;
     const int n = q->cluster.gpus, sequences = q->sequences;
-    int count = 0;
 
     for (int tp = 1; tp <= n && tp <= m->kv_heads; tp++)
         for (int cp = 1; n % tp == 0 && cp <= n / tp; cp++)
@@ -176,9 +171,8 @@ static int each_grid(const Query *q, Found *found, void *of)
                               .chunks = 1, .replicate = 1};
                     g.accumulate = (int64_t)g.dp * b <= sequences ? sequences / g.dp / b : 1;
                     if (!grid_error(q, &g))
-                        count += each_variant(q, g, found, of);
+                        each_variant(q, g, found, of);
                 }
-    return count;
 }
 
 static void add_candidate(const Query *q, const Grid *g, void *of)
@@ -199,11 +193,6 @@ static void least_memory(const Query *q, const Grid *g, void *of)
 
     if (!least->memory.total || m.total < least->memory.total)
         *least = (Candidate){.grid = *g, .memory = m};
-}
-
-static void ignore(const Query *q, const Grid *g, void *of)
-{
-    (void)q, (void)g, (void)of;
 }
 
 static double limit;                /* bytes that fit, for better() */
@@ -233,11 +222,9 @@ static void fill_grid(const Query *q, Grid *g)
 
 static const Grid smallest = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .micro_batch = 1, .chunks = 1, .replicate = 1};
 
-/* No grid is possible: says why the smallest sizes that the restrictions allow are none; or numbers of GPUs and of
- * sequences that have one. */
+/* No grid is possible: says why the smallest sizes that the restrictions allow are none. */
 static _Noreturn void fail_without_grid(const Query *q)
 {
-    const int above = (q->sequences / q->cluster.gpus + 1) * q->cluster.gpus;
     Query free = *q;
     Grid g = smallest;
 
@@ -252,13 +239,9 @@ static _Noreturn void fail_without_grid(const Query *q)
         fail("no grid of %d ranks is possible with the restrictions given%s; of %d without them the %s is %s",
              q->cluster.gpus, wrong ? format_text(" (%s)", wrong) : "", c.count, c.fitting ? "fastest" : "smallest",
              grid_text(&c.all[0].grid));
-    while (--free.cluster.gpus > 1 && ((free.cluster.gpus > free.cluster.per_node
-           && free.cluster.gpus % free.cluster.per_node) || !each_grid(&free, ignore, NULL)))
-        continue;
     fail("--gpus %d: no grid has as many ranks: tp must divide the %d heads, 2 x cp the %d tokens per sequence, dp "
-         "the %d sequences, and pp is at most the %d layers; possible are --gpus %d, or --batch %lld (%d sequences)",
-         q->cluster.gpus, q->model.kv_heads, q->model.seq, q->sequences, q->model.layers, free.cluster.gpus,
-         (long long)above * q->model.seq, above);
+         "the %d sequences, and pp is at most the %d layers; try another --gpus or --batch", q->cluster.gpus,
+         q->model.kv_heads, q->model.seq, q->sequences, q->model.layers);
 }
 
 static double least_bytes(const Query *q)
