@@ -31,7 +31,6 @@ typedef struct {
     double nvlink;                  /* bytes/s that a GPU sends inside its node */
     double network;                 /* bytes/s that a node sends to others */
     double latency;                 /* seconds per transfer between two GPUs, beside those in Constants */
-    const char *source;
     bool measured, gpu;             /* by 00_collectives: rates that are reached; whether it is a GPU */
 } Hardware;
 

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "../../common/print.h"
+
 /* Attention's rates, without the masked half. Ampere and Hopper: FlashAttention-2's, of 312 and 989 TFLOP/s (Dao 2023,
  * figures 5 to 7, and its repository for Hopper), forward and backward together; cuDNN's on Hopper in Megatron-LM, by
  * FlashAttention-3's figures (Shah et al. 2024). Megatron-LM of 2022 computes scores as batched matmuls, all of them.
@@ -49,11 +51,10 @@ static const double BLACKWELL = 1.5e15, GROUPED = 0.38;
 
 const char *framework_names(void)
 {
-    static char names[80];
+    const char *names = frameworks[0].name;
 
-    if (!names[0])
-        for (int i = 0; i < FRAMEWORKS; i++)
-            strcat(strcat(names, i ? "|" : ""), frameworks[i].name);
+    for (int i = 1; i < FRAMEWORKS; i++)
+        names = format_text("%s|%s", names, frameworks[i].name);
     return names;
 }
 

@@ -80,7 +80,7 @@ static Run playbook_run(const Row *row)
     const int gpus = 8 * number(row, "nodes", 1, NAN);
     r.query.cluster = (Cluster){.gpus = gpus, .per_node = 8, .framework = FOR_NANOTRON, .published = true, .stored = 2,
                                 .gradients = 6, .loss_rows = GPU_LOSS_ROWS};
-    r.query.hardware = hardware_named("h100", "bf16", 8);
+    r.query.hardware = *hardware_find("h100");
     *g = (Grid){.micro_batch = number(row, "micro_batch", 1, NAN), .accumulate = number(row, "accumulate", 1, NAN),
                 .dp = number(row, "dp", 1, NAN), .pp = number(row, "pp", 1, NAN), .tp = number(row, "tp", 1, NAN),
                 .cp = 1, .ep = 1, .chunks = 1, .replicate = 1, .zero = number(row, "zero", 0, NAN)};
@@ -127,11 +127,12 @@ static Run published_run(const Row *row)
         .capacity = 1};
     snprintf(r.query.model.name, sizeof r.query.model.name, "%s", text_of(row, "model"));
     const char *name = strstr(gpu, "HBM2e") ? "h100-96gb" : format_text("%.*s", (int)strcspn(gpu, ", "), gpu);
-    if (!hardware_known(name)) {
+    const Hardware *hardware = hardware_find(name);
+    if (!hardware) {
         r.wrong = strdup(format_text("gpu: expected one of %s, got '%s'", hardware_names(), gpu));
         return r;
     }
-    r.query.hardware = hardware_named(name, "bf16", 8);
+    r.query.hardware = *hardware;
     if (network && sscanf(network, ", %lf Gb/s per node", &gigabits) == 1)
         r.query.hardware.network = gigabits / 8 * 1e9;
     int of = 0;
