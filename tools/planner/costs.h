@@ -84,7 +84,7 @@ typedef struct {
 typedef struct {                    /* seconds per step of one rank, by cause; they add up to total */
     double compute, launches, tensor, context, experts, bubble, data, optimizer, fixed, total;
 } Time;
-enum { TIME_EXPERTS = 4, TIMES = 9 };
+enum { TIMES = 9 };
 extern const char *const time_name[TIMES];
 
 /* One pipeline stage: its layers, and seconds per micro-batch, forward and backward. */

@@ -55,48 +55,36 @@ void print_query(const Query *q)
            number_text(q->sequences), q->sequences > 1 ? "s" : "", number_text(m->seq));
 }
 
-static bool same_kind(const Grid *a, const Grid *b)     /* as many ranks in each technique */
+static int kind_of(const Grid *g)                       /* which techniques it has */
 {
-    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep;
+    return (g->tp > 1) | (g->cp > 1) << 1 | (g->pp > 1) << 2 | (g->ep > 1) << 3;
 }
 
 /* Of each kind of grid the fastest. */
 void print_table(const Query *q, const Candidates *c)
 {
-    enum { BEST = 10 };
-    const Candidate *shown[BEST];
-    int kinds = 0;
+    bool shown[16] = {false};
 
     printf("%s grids, of which %s fit", number_text(c->count), number_text(c->fitting));
     if (!isinf(q->hardware.memory))
         printf(" in %.1f GiB per GPU (%.0f%% of its memory)",
                memory_limit(&q->cluster) * q->hardware.memory / GiB, 100 * memory_limit(&q->cluster));
     printf("\n\n");
-    printf("%*s| seconds per step\n", q->model.experts ? 84 : 81, "GiB per GPU of the fullest rank          ");
-    printf("  tp cp pp%s   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
-           " context%s bubble   data  optim  fixed   total | tok/s/GPU   MFU\n", q->model.experts ? " ep" : "",
-           q->model.experts ? " expert" : "");
-    for (int i = 0; i < c->fitting && kinds < BEST; i++) {
+    printf("                                 GiB of the fullest rank | seconds per step\n"
+           "  tp cp pp  ep   dp micro  acc zero recomp states act  sum | compute launch tensor context expert bubble   data"
+           "  optim  fixed   total | tok/s/GPU   MFU\n");
+    for (int i = 0; i < c->fitting; i++) {
         const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
-        int known = 0;
-        while (known < kinds && !same_kind(g, &shown[known]->grid))
-            known++;
-        if (known < kinds)
+        if (shown[kind_of(g)])
             continue;
-        shown[kinds++] = x;
-        const double *b = x->memory.bytes, *s = seconds(&x->time);
-        printf("%4d %2d %2d", g->tp, g->cp, g->pp);
-        if (q->model.experts)
-            printf(" %2d", g->ep);
-        printf(" %4d %5d %3d %4d %-6s", g->dp, g->micro_batch, g->accumulate, g->zero,
-               size_text(RECOMPUTE, g->recompute));
-        printf(" %6.1f %6.1f %5.1f %5.1f %5.1f %5.1f %4.1f |", b[MEM_PARAMETERS] / GiB, b[MEM_MASTER] / GiB,
-               b[MEM_GRADIENTS] / GiB, b[MEM_OPTIMIZER] / GiB, b[MEM_ACTIVATIONS] / GiB,
-               (b[MEM_COMMUNICATION] + b[MEM_WORKSPACE]) / GiB, x->memory.total / GiB);
+        shown[kind_of(g)] = true;
+        printf("%4d %2d %2d %3d %4d %5d %4d %4d %-6.6s %6.1f %5.1f %4.1f |", g->tp, g->cp, g->pp, g->ep, g->dp,
+               g->micro_batch, g->accumulate, g->zero, size_text(RECOMPUTE, g->recompute),
+               (x->memory.total - x->memory.bytes[MEM_ACTIVATIONS]) / GiB, x->memory.bytes[MEM_ACTIVATIONS] / GiB,
+               x->memory.total / GiB);
         for (int k = 0; k < TIMES; k++)
-            if (k != TIME_EXPERTS || q->model.experts)
-                printf(" %6.3f", s[k]);
+            printf(" %6.3f", seconds(&x->time)[k]);
         printf(" %7.3f | %9.0f %4.1f%%\n", x->time.total, x->tokens, 100 * x->mfu);
     }
     printf("\n");
@@ -143,21 +131,16 @@ static void print_alone(const Query *q, const char *what, Grid g)
 
 static void print_fit(const Query *q, const Grid *best)
 {
-    const Grid one = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1,
+    Grid g = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1,
                       .replicate = 1};
     const int n = q->cluster.gpus, stages = frameworks[q->cluster.framework].stages & 1 << 3 ? 3 : 1;
-    Grid g = one;
 
     printf("1. Fit in memory. With one sequence per micro-batch, a GPU needs\n");
     print_alone(q, "alone:", g);
-    g.recompute = FULL_RECOMPUTATION;
-    print_alone(q, "alone, with recomputation:", g);
-    if (n == 1)
-        return;
-    for (g = one, g.dp = n, g.zero = 1; g.zero <= stages; g.zero++)
+    for (g.dp = n, g.zero = 1; g.zero <= (n > 1 ? stages : 0); g.zero++)
         print_alone(q, format_text("ZeRO-%d over %d replicas:", g.zero, n), g);
-    g.zero = stages, g.recompute = FULL_RECOMPUTATION;
-    print_alone(q, format_text("ZeRO-%d, with recomputation:", stages), g);
+    g.zero = n > 1 ? stages : 0, g.recompute = FULL_RECOMPUTATION;
+    print_alone(q, "also recomputed:", g);
     g = *best, g.micro_batch = 1;
     print_alone(q, "the best grid (below):", g);
 }
@@ -182,13 +165,10 @@ void print_steps(const Query *q, const Candidates *c)
     printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b));
     for (Dimension d = 0; d < DIMENSIONS; d++) {
         const Candidate *x = fastest_other(c, d);
-        if (d == DP || d == ACCUMULATE || (d == EP && !q->model.experts))
+        if (d == DP || d == ACCUMULATE || !x)
             continue;
         printf("   %-11s %-4s ", dimension_name[d], size_text(d, grid_size(b, d)));
-        if (x)
-            print_other(best, x);
-        else
-            printf("no other value fits or is possible");
+        print_other(best, x);
         Grid g = *b;
         int *const ranks = d == TP ? &g.tp : d == CP ? &g.cp : d == PP ? &g.pp : NULL;
         if (ranks && *ranks % 2 == 0) {                 /* half as many ranks, twice the replicas */

@@ -16,21 +16,21 @@ const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .ha
 #define AT(member) offsetof(Question, member)
 const QuestionOption question_options[] = {
     {"model", OPTION_TEXT, AT(model), 0, "NAME", NULL, 1},
-    {"layers", OPTION_NUMBER, AT(layers), 10000, "N", "transformer blocks", 1},
-    {"hidden", OPTION_NUMBER, AT(hidden), 1 << 20, "N", "width of the residual stream", 1},
-    {"heads", OPTION_NUMBER, AT(heads), 1 << 16, "N", "attention heads", 1},
-    {"kv-heads", OPTION_NUMBER, AT(kv_heads), 1 << 16, "N", "heads of keys and values (grouped-query attention)", 1},
-    {"head-dim", OPTION_NUMBER, AT(head_dim), 1 << 16, "N", "width of a head (hidden / heads)", 1},
-    {"mlp", OPTION_NUMBER, AT(mlp), 1 << 22, "N", "width of the MLP", 1},
+    {"layers", OPTION_NUMBER, AT(sizes.layers), 10000, "N", "transformer blocks", 1},
+    {"hidden", OPTION_NUMBER, AT(sizes.hidden), 1 << 20, "N", "width of the residual stream", 1},
+    {"heads", OPTION_NUMBER, AT(sizes.heads), 1 << 16, "N", "attention heads", 1},
+    {"kv-heads", OPTION_NUMBER, AT(sizes.kv_heads), 1 << 16, "N", "heads of keys and values (grouped-query attention)", 1},
+    {"head-dim", OPTION_NUMBER, AT(sizes.head_dim), 1 << 16, "N", "width of a head (hidden / heads)", 1},
+    {"mlp", OPTION_NUMBER, AT(sizes.mlp), 1 << 22, "N", "width of the MLP", 1},
     {"gated", OPTION_FLAG, AT(gated), 1, NULL, "an MLP of three matrices: gate, up, down", 1},
     {"not-gated", OPTION_FLAG, AT(gated), 0, NULL, "an MLP of two matrices: up, down", 1},
-    {"vocab", OPTION_NUMBER, AT(vocab), 1 << 24, "N", "tokens in the vocabulary", 1},
+    {"vocab", OPTION_NUMBER, AT(sizes.vocab), 1 << 24, "N", "tokens in the vocabulary", 1},
     {"tied", OPTION_FLAG, AT(tied), 1, NULL, "one matrix for embedding and output projection", 1},
     {"untied", OPTION_FLAG, AT(tied), 0, NULL, "a matrix each", 1},
-    {"seq", OPTION_NUMBER, AT(seq), 1 << 24, "N", "tokens per sequence, such as 8192 or 128K", 1},
-    {"experts", OPTION_NUMBER, AT(experts), 1 << 16, "N", "a mixture: MLPs in each block", 1},
-    {"top-k", OPTION_NUMBER, AT(top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
-    {"expert-width", OPTION_NUMBER, AT(expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
+    {"seq", OPTION_NUMBER, AT(sizes.seq), 1 << 24, "N", "tokens per sequence, such as 8192 or 128K", 1},
+    {"experts", OPTION_NUMBER, AT(sizes.experts), 1 << 16, "N", "a mixture: MLPs in each block", 1},
+    {"top-k", OPTION_NUMBER, AT(sizes.top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
+    {"expert-width", OPTION_NUMBER, AT(sizes.expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
     {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of tokens (1.25 in 11, else 1: no token is dropped)", 1},
     {"for", OPTION_TEXT, AT(framework), 0, "NAME", NULL, 2},
     {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
@@ -143,34 +143,32 @@ static Model model(const Question *q)
     if (!model_find(&m, q->model))
         fail_usage("--model: expected one of %s or a config.json, got '%s'; for another model, give its sizes: "
                    "--layers, ...", model_names(), q->model);
-    const Model named = m;
-    const int mlp = m.in_09 && q->hidden ? 4 * q->hidden : m.mlp;
-    m.kv_heads = q->kv_heads ? q->kv_heads : q->heads ? q->heads : m.kv_heads;
-    m.layers = q->layers ? q->layers : m.layers;
-    m.hidden = q->hidden ? q->hidden : m.hidden;
-    m.heads = q->heads ? q->heads : m.heads;
-    m.mlp = q->mlp ? q->mlp : mlp;
-    m.vocab = q->vocab ? q->vocab : m.vocab;
+    const Model named = m, *given = &q->sizes;
+    for (const QuestionOption *o = question_options; o->group == 1; o++) {
+        const size_t at = o->at - AT(sizes);
+        const int *size = (const int *)((const char *)given + at);
+        if (o->kind == OPTION_NUMBER && *size)
+            *(int *)((char *)&m + at) = *size;
+    }
+    m.kv_heads = given->heads && !given->kv_heads ? m.heads : m.kv_heads;
+    m.mlp = named.in_09 && given->hidden && !given->mlp ? 4 * m.hidden : m.mlp;
     m.gated = q->gated >= 0 ? q->gated : m.gated;
     m.tied = q->tied >= 0 ? q->tied : m.tied;
-    m.experts = q->experts ? q->experts : m.experts;
-    m.top_k = m.experts ? q->top_k ? q->top_k : m.top_k ? m.top_k : 2 : 0;
-    m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.expert_width ? m.expert_width : m.mlp : 0;
-    if (q->hidden || q->heads)
-        m.head_dim = m.value_dim = m.q_rank = 0;
-    m.head_dim = q->head_dim ? q->head_dim : m.head_dim;
+    m.top_k = m.experts ? m.top_k ? m.top_k : 2 : 0;
+    m.expert_width = m.experts ? m.expert_width ? m.expert_width : m.mlp : 0;
+    if (given->hidden || given->heads)
+        m.head_dim = given->head_dim, m.value_dim = m.q_rank = 0;
     m.in_09 = !m.gated && m.tied && (m.experts || m.mlp == 4 * m.hidden) && m.kv_heads == m.heads && !m.shared
               && !m.dense && (!m.head_dim || m.head_dim * m.heads == m.hidden);
     m.capacity = q->capacity ? q->capacity : m.in_09 ? 1.25 : 1;
     if (m.layers != named.layers || m.hidden != named.hidden || m.mlp != named.mlp || m.experts != named.experts)
         snprintf(m.name, sizeof m.name, "own sizes");
-    m.seq = q->seq ? q->seq : m.seq;
     if ((!m.head_dim && m.hidden % m.heads) || m.heads % m.kv_heads)
         fail_usage("--hidden %d, --heads %d, --kv-heads %d: expected each to be a multiple of the next", m.hidden,
                    m.heads, m.kv_heads);
-    if (m.top_k > m.experts || (!m.experts && (q->top_k || q->expert_width)))
-        fail_usage("--top-k %d, --expert-width %d: expected --experts of at least top-k, got %d", q->top_k,
-                   q->expert_width, m.experts);
+    if (m.top_k > m.experts || (!m.experts && (given->top_k || given->expert_width)))
+        fail_usage("--top-k %d, --expert-width %d: expected --experts of at least top-k, got %d", given->top_k,
+                   given->expert_width, m.experts);
     return m;
 }
 

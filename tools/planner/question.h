@@ -15,7 +15,8 @@
 #include "search.h"
 
 typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, or by default */
-    int layers, hidden, heads, kv_heads, head_dim, mlp, vocab, seq, gated, tied, experts, top_k, expert_width;
+    Model sizes;                    /* of these, options set the numbers */
+    int gated, tied;
     double capacity;
     int gpus, per_node, batch, state_bytes;
     bool about;                     /* --batch 4M: rounded down to whole sequences */
