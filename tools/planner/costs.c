@@ -411,7 +411,7 @@ static double exposed(double transfers, double compute)
 
 bool hides_exchange(const Grid *g, const Cluster *c)
 {
-    return c->framework == FOR_MEGATRON && g->ep > c->per_node && (g->pp == 1 || g->chunks > 1)
+    return c->hides_exchange && g->ep > 1 && (g->pp == 1 || g->chunks > 1)
            && g->recompute != FULL_RECOMPUTATION;
 }
 

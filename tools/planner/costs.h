@@ -57,6 +57,7 @@ typedef struct {
     bool published;                 /* times and rank order of the playbook's runs; costs.c names the differences */
     int stored;                     /* bytes per activation or weight: 2 in bf16, 4 in fp32 */
     int gradients;                  /* bytes per gradient: 6 in nanotron; 09 and models as it runs them: 4 */
+    bool hides_exchange;            /* Megatron-LM's --overlap-moe-expert-parallel-comm; published runs lack it */
     int loss_rows;                  /* rows whose logits exist at once, of 09 and 11 */
 } Cluster;
 enum { CPU_LOSS_ROWS = 256, GPU_LOSS_ROWS = 8192 };
@@ -122,8 +123,8 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
  * as long as predicted, as if PyTorch's allocator returned memory and asked for it again in every step. */
 double memory_limit(const Cluster *c);
 
-/* Megatron-LM's all-to-alls of a micro-batch run behind another's matmuls, forward behind backward: over nodes, as its
- * MoE guide advises, with interleaved pipeline stages or none, without full recomputation. */
+/* Megatron-LM's all-to-alls of a micro-batch run behind another's matmuls, forward behind backward: with interleaved
+ * pipeline stages or none, without full recomputation. */
 bool hides_exchange(const Grid *g, const Cluster *c);
 
 double grid_tokens(const Model *m, const Grid *g);      /* per step */

@@ -201,7 +201,7 @@ Query question_query(const Question *given)
                                 : hardware_named(given->hardware, given->dtype, node);
     const bool cpu = given->pretend || (q.hardware.measured && !q.hardware.gpu);
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
-                          .stored = fp32 ? 4 : 2,
+                          .hides_exchange = f == FOR_MEGATRON, .stored = fp32 ? 4 : 2,
                           .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
                           .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS};
     q.constants = given->pretend || isinf(q.hardware.bandwidth) ? exact_constants       /* simulated, or measured so */
