@@ -94,39 +94,43 @@ static Hardware hardware_read(const char *file, const char *dtype, int per_node)
     return h;
 }
 
+/* Reads n numbers between commas, all of them above 0 but the last, which may be 0. */
+static bool numbers(const char *text, int n, double *x)
+{
+    char *end;
+
+    for (int i = 0; i < n; i++, text = end + 1) {
+        x[i] = strtod(text, &end);
+        if (end == text || *end != (i < n - 1 ? ',' : 0) || !isfinite(x[i]) || x[i] < 0 || (!x[i] && i < n - 1))
+            return false;
+    }
+    return true;
+}
+
 Hardware hardware_named(const char *text, const char *dtype, int per_node)
 {
     const Hardware *known = hardware_find(text);
-    Hardware h = {.name = text};
-    double tflops, memory, bandwidth, nvlink, network;
-    char rest;
+    double x[5];
 
     if (known)
         return *known;
     if (strstr(text, ".json"))
         return hardware_read(text, dtype, per_node);
-    if (sscanf(text, "%lf,%lf,%lf,%lf,%lf%c", &tflops, &memory, &bandwidth, &nvlink, &network, &rest) != 5
-        || !(tflops > 0 && memory > 0 && bandwidth > 0 && nvlink > 0 && network > 0) || !isfinite(tflops + memory)
-        || !isfinite(bandwidth + nvlink + network))
+    if (!numbers(text, 5, x) || !x[4])
         fail_usage("--hardware: expected one of %s, or five numbers TFLOPS,GIB,GB/S,GB/S,GB/S (per GPU peak, memory, "
                    "memory bandwidth, NVLink; network per node), such as 989,79.6,3350,450,400, or what 00_collectives "
                    "--machine wrote, FILE.json; got '%s'", hardware_names(), text);
-    h.peak = 1e12 * tflops, h.memory = GiB * memory, h.bandwidth = 1e9 * bandwidth;
-    h.nvlink = 1e9 * nvlink, h.network = 1e9 * network;
-    return h;
+    return (Hardware){text, 1e12 * x[0], GiB * x[1], 1e9 * x[2], 1e9 * x[3], 1e9 * x[4]};
 }
 
 Hardware hardware_simulated(const char *text)
 {
-    double gflops, gigabytes, microseconds;
-    char rest;
+    double x[3];
 
-    if (sscanf(text, "%lf,%lf,%lf%c", &gflops, &gigabytes, &microseconds, &rest) != 3 || !(gflops > 0)
-        || !(gigabytes > 0) || !(microseconds >= 0) || !isfinite(gflops + gigabytes + microseconds))
+    if (!numbers(text, 3, x))
         fail_usage("--pretend: expected GFLOPS,GB/S,MICROSECONDS as for the programs, such as 10,0.7,100; got '%s'",
                    text);
-    return (Hardware){.name = "--pretend", .peak = 1e9 * gflops, .memory = INFINITY, .bandwidth = INFINITY,
-                      .nvlink = 1e9 * gigabytes, .network = 1e9 * gigabytes, .latency = 1e-6 * microseconds};
+    return (Hardware){"--pretend", 1e9 * x[0], INFINITY, INFINITY, 1e9 * x[1], 1e9 * x[1], 1e-6 * x[2]};
 }
 
 /* The models of the published runs: Llama's architecture; 1B and 3B tie the embedding. The number of heads is not

@@ -15,7 +15,7 @@ const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .ha
 
 #define AT(member) offsetof(Question, member)
 const QuestionOption question_options[] = {
-    {"model", OPTION_TEXT, AT(model), 0, "NAME", NULL, 1},
+    {"model", OPTION_TEXT, AT(model), 0, "NAME", " (8b), or a config.json of Hugging Face", 1, model_names},
     {"layers", OPTION_NUMBER, AT(sizes.layers), 10000, "N", "transformer blocks", 1},
     {"hidden", OPTION_NUMBER, AT(sizes.hidden), 1 << 20, "N", "width of the residual stream", 1},
     {"heads", OPTION_NUMBER, AT(sizes.heads), 1 << 16, "N", "attention heads", 1},
@@ -31,11 +31,15 @@ const QuestionOption question_options[] = {
     {"experts", OPTION_NUMBER, AT(sizes.experts), 1 << 16, "N", "a mixture: MLPs in each block", 1},
     {"top-k", OPTION_NUMBER, AT(sizes.top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
     {"expert-width", OPTION_NUMBER, AT(sizes.expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
-    {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of tokens (1.25 in 11, else 1: no token is dropped)", 1},
-    {"for", OPTION_TEXT, AT(framework), 0, "NAME", NULL, 2},
+    {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of the tokens (1.25 in 11, "
+     "else 1)", 1},
+    {"for", OPTION_TEXT, AT(framework), 0, "NAME", ": whose kernels, overlap and memory (09, or 11, for a model that "
+     "it can train, else megatron)", 2, framework_names},
     {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
     {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8)", 2},
-    {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", NULL, 2},
+    {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", ", or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, its "
+     "bandwidth and NVLink, and network per node; or FILE.json, measured by 00_collectives --machine (h100)", 2,
+     hardware_names},
     {"pretend", OPTION_TEXT, AT(pretend), 0, "SPEEDS", "simulated hardware: GFLOPS,GB/S,MICROSECONDS, as for the "
      "programs' --pretend", 2},
     {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M); with K or M rounded down to "
@@ -60,16 +64,7 @@ const int question_option_count = sizeof question_options / sizeof *question_opt
 
 const char *question_doc(const QuestionOption *o)
 {
-    if (o->doc)
-        return o->doc;
-    if (!strcmp(o->name, "for"))
-        return format_text("whose kernels, overlap and memory are planned: one of %s (09 for a model that it can "
-                           "train, else megatron)", framework_names());
-    return !strcmp(o->name, "model")
-           ? format_text("one of %s (8b)", model_names())
-           : format_text("one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, memory bandwidth and NVLink; "
-                         "network per node; or FILE.json, measured by 00_collectives --machine (h100)",
-                         hardware_names());
+    return o->names ? format_text("one of %s%s", o->names(), o->doc) : o->doc;
 }
 
 /* Reads "4096", "8K" or "1.5M". */

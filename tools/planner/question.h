@@ -30,8 +30,9 @@ typedef struct {
     enum { OPTION_NUMBER, OPTION_FACTOR, OPTION_TEXT, OPTION_RANGE, OPTION_FLAG } kind;
     size_t at;                      /* of its member in Question */
     int most;                       /* NUMBER: the largest; FLAG: the value that it sets */
-    const char *argument, *doc;     /* doc NULL: models, hardware; see question_doc */
+    const char *argument, *doc;
     int group;                      /* 1: the model, 2: hardware and batch, 3: restrictions */
+    const char *(*names)(void);     /* the texts possible; question_doc puts them before doc */
 } QuestionOption;
 extern const QuestionOption question_options[];
 extern const int question_option_count;

@@ -1,6 +1,7 @@
 #include "search.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,19 +21,19 @@ bool fits(const Query *q, const Memory *m)
 const char *const dimension_name[DIMENSIONS] = {"tp", "cp", "pp", "ep", "dp", "micro-batch", "accumulate", "chunks",
                                                 "replicate", "zero", "recompute"};
 
+static const size_t offset[DIMENSIONS] = {
+    offsetof(Grid, tp), offsetof(Grid, cp), offsetof(Grid, pp), offsetof(Grid, ep), offsetof(Grid, dp),
+    offsetof(Grid, micro_batch), offsetof(Grid, accumulate), offsetof(Grid, chunks), offsetof(Grid, replicate),
+    offsetof(Grid, zero), offsetof(Grid, recompute)};
+
 static int *size_of(Grid *g, Dimension d)
 {
-    int *const sizes[DIMENSIONS] = {&g->tp, &g->cp, &g->pp, &g->ep, &g->dp, &g->micro_batch, &g->accumulate, &g->chunks,
-                                    &g->replicate, &g->zero, &g->recompute};
-
-    return sizes[d];
+    return (int *)((char *)g + offset[d]);
 }
 
 int grid_size(const Grid *g, Dimension d)
 {
-    Grid copy = *g;
-
-    return *size_of(&copy, d);
+    return *size_of((Grid *)g, d);
 }
 
 static const char *const recompute_name[] = {"none", "selective", "full"};
