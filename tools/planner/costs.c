@@ -447,15 +447,13 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
 
     s->kernels = s->layers * (passes + moved + GAP * launch) + s->heads * head;
     s->tensor = (s->embeddings + s->heads) * 2 * transfer + s->heads * loss;
-    for (int l = 0; l < s->layers; l++) {
-        const bool mlp = l < s->dense || !m->experts || !folds_experts(c);
-        s->tensor += (1 + again) * tensor_time(m, g, c, transfer, rate, FORWARD, mlp)
-                     + tensor_time(m, g, c, transfer, rate, BACKWARD, mlp);
+    for (Pass pass = FORWARD; pass <= BACKWARD; pass++) {
+        const double times = pass == FORWARD ? 1 + again : 1;
+        for (int l = 0; l < s->layers; l++)
+            s->tensor += times * tensor_time(m, g, c, transfer, rate, pass, l < s->dense || !m->experts || !folds_experts(c));
+        s->context += times * s->layers * ring_time(m, g, c, h, attend, pass);
+        s->exchange += times * (s->layers - s->dense) * exchange_time(m, g, c, h, rate / t, pass);
     }
-    s->context = s->layers * ((1 + again) * ring_time(m, g, c, h, attend, FORWARD)
-                              + ring_time(m, g, c, h, attend, BACKWARD));
-    s->exchange = (s->layers - s->dense) * ((1 + again) * exchange_time(m, g, c, h, rate / t, FORWARD)
-                                            + exchange_time(m, g, c, h, rate / t, BACKWARD));
     if (hides_exchange(g, c))
         s->exchange = exposed(s->exchange, s->kernels);
     s->launches = s->layers * (launch + collectives * hops * k->hop);

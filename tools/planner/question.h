@@ -22,6 +22,8 @@ typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, o
     bool about;                     /* --batch 4M: rounded down to whole sequences */
     const char *model, *hardware, *framework, *pretend, *dtype, *tokens;
     Range limits[DIMENSIONS];
+    const char *explain, *csv, *runs, *predictions;             /* of plan.c only */
+    int fit, cross_validate;
 } Question;
 extern const Question default_question;
 
@@ -31,7 +33,7 @@ typedef struct {
     size_t at;                      /* of its member in Question */
     int most;                       /* NUMBER: the largest; FLAG: the value that it sets */
     const char *argument, *doc;
-    int group;                      /* 1: the model, 2: hardware and batch, 3: restrictions */
+    int group;                      /* 1: the model, 2: hardware and batch, 3: restrictions; then plan.c's */
     const char *(*names)(void);     /* the texts possible; question_doc puts them before doc */
 } QuestionOption;
 extern const QuestionOption question_options[];
