@@ -520,10 +520,10 @@ static void errors_name_valid_values(void **state)
         {2, "8b", "\"8b\" is not an option"},
     };
     static const char *const bad_runs[][2] = {
-        {"model,nodes\n1B,1\n", "line 1: expected a column micro_batch"},
+        {"model,nodes\n1B,1\n", "line 2: column micro_batch: expected an integer of at least 1, got ''"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n", "got none"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
-         "line 2: tokens_per_second_per_gpu: expected a number of at least 0, got 'x'"},
+         "line 2: column tokens_per_second_per_gpu: expected a number of at least 0, got 'x'"},
         {"# c\nmodel,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n"
          "1B,1,1,1,4,1,1,0,9,3\n",
          "line 3: dp 4 x pp 1 x tp 1: expected 8 ranks, 8 per node, got 4"},
