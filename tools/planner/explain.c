@@ -9,7 +9,6 @@
 #include "../../common/error.h"
 #include "../../common/print.h"
 #include "machines.h"
-#include "profiles.h"
 
 static const double GiB = 1073741824;
 
@@ -212,19 +211,6 @@ static void advise_fewer(const Query *q, double tokens)
                gpus, number_text(enough), q->cluster.gpus, number_text(tokens));
 }
 
-/* The share of the step that the same grid would save if links took no time. */
-static void advise_links(const Query *q, const Candidate *best)
-{
-    Hardware instant = q->hardware;
-    Constants k = q->constants;
-
-    instant.nvlink = instant.network = INFINITY, instant.latency = 0, k.hop = k.sync = 0;
-    const Time time = grid_time(&q->model, &best->grid, &q->cluster, &instant, &k, NULL);
-    const double share = 1 - time.total / best->time.total;
-    if (share > 0.5)
-        printf("- Not practical: %.0f%% of the step is communication that nothing hides.\n", 100 * share);
-}
-
 /* How far to trust the numbers: by the errors of sources whose runs the fit left out (profiles.c). */
 static void advise_trust(const Query *q)
 {
@@ -242,7 +228,6 @@ void print_advice(const Query *q, const Candidates *c)
 {
     const Candidate *best = &c->all[0];
 
-    advise_links(q, best);
     advise_fewer(q, best->tokens * q->cluster.gpus);
     if (best->mfu > q->constants.efficiency)
         printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute the "

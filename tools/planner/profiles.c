@@ -1,4 +1,4 @@
-#include "profiles.h"
+#include "costs.h"
 
 #include <string.h>
 

@@ -8,7 +8,6 @@
 #include "../../common/error.h"
 #include "../../common/print.h"
 #include "machines.h"
-#include "profiles.h"
 
 const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "",
                                    .dtype = "bf16", .gated = -1, .tied = -1,};
@@ -42,8 +41,8 @@ const QuestionOption question_options[] = {
      hardware_names},
     {"pretend", OPTION_TEXT, AT(pretend), 0, "SPEEDS", "simulated hardware: GFLOPS,GB/S,MICROSECONDS, as for the "
      "programs' --pretend", 2},
-    {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M); with K or M rounded down to "
-     "whole sequences", 2},
+    {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M), rounded down to whole "
+     "sequences", 2},
     {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
     {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
      "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron)", 2},
@@ -77,7 +76,7 @@ const char *question_doc(const QuestionOption *o)
 }
 
 /* Reads "4096", "8K" or "1.5M". */
-static int number_of(Question *q, const QuestionOption *o, const char *text)
+static int number_of(const QuestionOption *o, const char *text)
 {
     char *end;
     const double x = strtod(text, &end);
@@ -87,8 +86,6 @@ static int number_of(Question *q, const QuestionOption *o, const char *text)
     if (end == text || strlen(end) > (scale > 1) || !(n >= 1 && n <= o->most) || n != floor(n)
         || strspn(text, "0123456789.KkM") != strlen(text))
         fail_usage("--%s: expected an integer from 1 to %d, got '%s'", o->name, o->most, text);
-    if (o->at == AT(batch))
-        q->about = scale > 1;
     return n;
 }
 
@@ -126,7 +123,7 @@ void question_set(Question *q, const char *name, const char *text)
         fail_usage("--%s: expected a value, got ''", name);
     char *end;
     switch (o->kind) {
-    case OPTION_NUMBER: *(int *)value = number_of(q, o, text); break;
+    case OPTION_NUMBER: *(int *)value = number_of(o, text); break;
     case OPTION_TEXT: *(const char **)value = text; break;
     case OPTION_RANGE: *(Range *)value = range_of(o, text); break;
     case OPTION_FACTOR:
@@ -197,9 +194,8 @@ Query question_query(const Question *given)
     if (gpus > node && gpus % node && !given->pretend)
         fail_usage("--gpus %d: expected up to %d, or a multiple of --per-node %d, such as %d or %d", gpus, node, node,
                    gpus / node * node, (gpus / node + 1) * node);
-    if (given->batch % seq && (!given->about || given->batch < seq))
-        fail_usage("--batch %d: expected a multiple of the %d tokens of a sequence, such as %lld", given->batch, seq,
-                   (given->batch / seq + 1LL) * seq);
+    if (given->batch && given->batch < seq)
+        fail_usage("--batch %d: expected at least the %d tokens of a sequence", given->batch, seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
     q.hardware = given->pretend ? hardware_simulated(given->pretend)
                                 : hardware_named(given->hardware, given->dtype, node);

@@ -19,7 +19,6 @@ typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, o
     int gated, tied;
     double capacity;
     int gpus, per_node, batch, state_bytes;
-    bool about;                     /* --batch 4M: rounded down to whole sequences */
     const char *model, *hardware, *framework, *pretend, *dtype, *tokens;
     Range limits[DIMENSIONS];
     const char *explain, *csv, *runs, *predictions;             /* of plan.c only */

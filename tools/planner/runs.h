@@ -2,7 +2,6 @@
 #ifndef RUNS_H
 #define RUNS_H
 
-#include "profiles.h"
 #include "search.h"
 
 typedef struct {

@@ -8,7 +8,6 @@
 
 #include "../../common/error.h"
 #include "../../common/print.h"
-#include "profiles.h"
 
 static const double GiB = 1073741824;
 enum { MAX_SEQUENCES = 128 };       /* per micro-batch */
