@@ -30,7 +30,7 @@ const QuestionOption question_options[] = {
     {"experts", OPTION_NUMBER, AT(sizes.experts), 1 << 16, "N", "a mixture: MLPs in each block", 1},
     {"top-k", OPTION_NUMBER, AT(sizes.top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
     {"expert-width", OPTION_NUMBER, AT(sizes.expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
-    {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of the tokens (1.25 in 11, "
+    {"capacity", OPTION_FACTOR, AT(capacity), 1, "X", "slots per expert, over an even share of the tokens (1.25 in 11, "
      "else 1)", 1},
     {"for", OPTION_TEXT, AT(framework), 0, "NAME", ": whose kernels, overlap and memory (09, or 11, for a model that "
      "it can train, else megatron)", 2, framework_names},
@@ -46,7 +46,7 @@ const QuestionOption question_options[] = {
     {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
     {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
      "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron)", 2},
-    {"tokens", OPTION_TEXT, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
+    {"tokens", OPTION_FACTOR, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
      "GPU-hours", 2},
     {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
@@ -89,6 +89,18 @@ static int number_of(const QuestionOption *o, const char *text)
     return n;
 }
 
+/* Reads "1.25", "300B" or "15T". */
+static double factor_of(const QuestionOption *o, const char *text)
+{
+    char *end;
+    const double x = strtod(text, &end) * (*end == 'T' ? 1e12 : *end == 'B' ? 1e9 : *end == 'M' ? 1e6 : 1);
+
+    if (end == text || strlen(end) > (strchr("TBM", *end) != NULL) || !(x > 0 && x < 1e18))
+        fail_usage("--%s: expected a number above 0, such as %s, got '%s'", o->name, o->most ? "1.25" : "300B or 15T",
+                   text);
+    return x;
+}
+
 static Range range_of(const QuestionOption *o, const char *text)
 {
     Range r = {.given = true};
@@ -121,18 +133,12 @@ void question_set(Question *q, const char *name, const char *text)
     void *value = (char *)q + o->at;
     if (o->kind != OPTION_FLAG && !*text)
         fail_usage("--%s: expected a value, got ''", name);
-    char *end;
     switch (o->kind) {
     case OPTION_NUMBER: *(int *)value = number_of(o, text); break;
     case OPTION_TEXT: *(const char **)value = text; break;
     case OPTION_RANGE: *(Range *)value = range_of(o, text); break;
-    case OPTION_FACTOR:
-        *(double *)value = strtod(text, &end);
-        if (*end || !(*(double *)value > 0 && *(double *)value <= 1000))
-            fail_usage("--%s: expected a number above 0, up to 1000, got '%s'", name, text);
-        break;
-    case OPTION_FLAG:
-        *(int *)value = o->most;
+    case OPTION_FACTOR: *(double *)value = factor_of(o, text); break;
+    case OPTION_FLAG: *(int *)value = o->most; break;
     }
 }
 
@@ -175,10 +181,9 @@ static Model model(const Question *q)
 
 Query question_query(const Question *given)
 {
-    Query q = {.model = model(given)};
+    Query q = {.model = model(given), .tokens = given->tokens};
     const int seq = q.model.seq, gpus = given->gpus, node = given->per_node, bytes = given->state_bytes;
     const bool fp32 = !strcmp(given->dtype, "fp32");
-    const char *set;
 
     if (!fp32 && strcmp(given->dtype, "bf16"))
         fail_usage("--dtype: expected bf16 or fp32, got '%s'", given->dtype);
@@ -206,17 +211,10 @@ Query question_query(const Question *given)
                           .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS};
     q.constants = given->pretend || isinf(q.hardware.bandwidth) ? exact_constants       /* simulated, or measured so */
                   : q.hardware.measured ? measured_constants(f, &q.hardware) : constants_for(f, &q.hardware, NULL);
-    if (given->tokens) {
-        char *end;
-        q.tokens = strtod(given->tokens, &end);
-        q.tokens *= *end == 'T' ? 1e12 : *end == 'B' ? 1e9 : *end == 'M' ? 1e6 : 1;
-        if (end == given->tokens || strlen(end) > (strchr("TBM", *end) != NULL) || !(q.tokens >= 1 && q.tokens < 1e18))
-            fail_usage("--tokens: expected a number of tokens, such as 300B or 15T, got '%s'", given->tokens);
-    }
     memcpy(q.limits, given->limits, sizeof q.limits);
-    for (int d = 0; d < DIMENSIONS && (set = dimension_name[d]); d++)
+    for (int d = 0; d < DIMENSIONS; d++)
         if (q.limits[d].given && (q.limits[d].most < q.limits[d].least || q.limits[d].most < (d < ZERO)))
-            fail_usage("--%s: expected a bound that some value meets, got %d to %d", set, q.limits[d].least,
-                       q.limits[d].most);
+            fail_usage("--%s: expected a bound that some value meets, got %d to %d", dimension_name[d],
+                       q.limits[d].least, q.limits[d].most);
     return q;
 }

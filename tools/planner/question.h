@@ -17,9 +17,9 @@
 typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, or by default */
     Model sizes;                    /* of these, options set the numbers */
     int gated, tied;
-    double capacity;
+    double capacity, tokens;
     int gpus, per_node, batch, state_bytes;
-    const char *model, *hardware, *framework, *pretend, *dtype, *tokens;
+    const char *model, *hardware, *framework, *pretend, *dtype;
     Range limits[DIMENSIONS];
     const char *explain, *csv, *runs, *predictions;             /* of plan.c only */
     int fit, cross_validate;

@@ -133,11 +133,17 @@ static bool allowed(const Query *q, const Grid *g)
     return true;
 }
 
-/* Calls found(q, g, of) for every possible grid. */
-typedef void Found(const Query *q, const Grid *g, void *of);
+static void add_candidate(const Query *q, const Grid *g, Candidates *c)
+{
+    if ((c->count & (c->count + 1)) == 0)               /* 0, 1, 3, 7, ...: the array is full */
+        c->all = realloc(c->all, (2 * (size_t)c->count + 1) * sizeof *c->all);
+    if (!c->all)
+        fail("no memory for %d grids", c->count);
+    c->all[c->count++] = candidate_of(q, g);
+}
 
-/* Those with the ranks and micro-batches of `g`. */
-static void each_variant(const Query *q, Grid g, Found *found, void *of)
+/* Every possible grid with the ranks and micro-batches of `g`. */
+static void add_variants(const Query *q, Grid g, Candidates *c)
 {
     const Traits *f = &frameworks[q->cluster.framework];
     const int ranks = expert_ranks(&g, &q->cluster), most = (q->model.layers + MOST_UNEVEN) / g.pp;
@@ -146,53 +152,13 @@ static void each_variant(const Query *q, Grid g, Found *found, void *of)
     const bool any = q->limits[REPLICATE].given;
     const int nodes = fmax(1, g.tp * g.cp * g.dp / q->cluster.per_node), step = any ? 1 : fmax(1, nodes - 1);
 
-    for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++) {
-        if (ranks % g.ep || q->model.experts % g.ep)
-            continue;
-        for (g.zero = 0; g.zero <= (g.dp * g.cp > 1 ? 3 : 0); g.zero++)
+    for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++)
+        for (g.zero = 0; g.zero <= (g.dp * g.cp > 1 ? 3 : 0) && ranks % g.ep == 0; g.zero++)
             for (g.chunks = 1; g.chunks <= chunks; g.chunks++)
                 for (g.recompute = NO_RECOMPUTATION; g.recompute <= FULL_RECOMPUTATION; g.recompute++)
                     for (g.replicate = 1; g.replicate <= (any ? g.dp : nodes); g.replicate += step)
                         if (allowed(q, &g) && !grid_error(q, &g))
-                            found(q, &g, of);
-    }
-}
-
-static void each_grid(const Query *q, Found *found, void *of)
-{
-    const Model *m = &q->model;
-    const int n = q->cluster.gpus, sequences = q->sequences;
-
-    for (int tp = 1; tp <= n && tp <= m->kv_heads; tp++)
-        for (int cp = 1; n % tp == 0 && cp <= n / tp; cp++)
-            for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= m->layers; pp++)
-                for (int b = 1; n / tp / cp % pp == 0 && b <= MAX_SEQUENCES; b++) {
-                    Grid g = {.tp = tp, .cp = cp, .pp = pp, .dp = n / tp / cp / pp, .ep = 1, .micro_batch = b,
-                              .chunks = 1, .replicate = 1};
-                    g.accumulate = (int64_t)g.dp * b <= sequences ? sequences / g.dp / b : 1;
-                    if (!grid_error(q, &g))
-                        each_variant(q, g, found, of);
-                }
-}
-
-static void add_candidate(const Query *q, const Grid *g, void *of)
-{
-    Candidates *c = of;
-
-    if ((c->count & (c->count + 1)) == 0)               /* 0, 1, 3, 7, ...: the array is full */
-        c->all = realloc(c->all, (2 * (size_t)c->count + 1) * sizeof *c->all);
-    if (!c->all)
-        fail("no memory for %d grids", c->count);
-    c->all[c->count++] = candidate_of(q, g);
-}
-
-static void least_memory(const Query *q, const Grid *g, void *of)
-{
-    Candidate *least = of;
-    const Memory m = grid_memory(&q->model, g, &q->cluster);
-
-    if (!least->memory.total || m.total < least->memory.total)
-        *least = (Candidate){.grid = *g, .memory = m};
+                            add_candidate(q, &g, c);
 }
 
 static double limit;                /* bytes that fit, for better() */
@@ -246,10 +212,13 @@ static _Noreturn void fail_without_grid(const Query *q)
 
 static double least_bytes(const Query *q)
 {
-    Candidate least = {0};
+    const Candidates c = candidates(q);
+    double least = INFINITY;
 
-    each_grid(q, least_memory, &least);
-    return least.memory.total;
+    for (int i = 0; i < c.count; i++)
+        least = fmin(least, c.all[i].memory.total);
+    free(c.all);
+    return least;
 }
 
 /* No grid fits: names the one that needs least, and what would need less. */
@@ -280,9 +249,18 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
 
 Candidates candidates(const Query *q)
 {
+    const int n = q->cluster.gpus;
     Candidates c = {0};
 
-    each_grid(q, add_candidate, &c);
+    for (int tp = 1; tp <= n && tp <= q->model.kv_heads; tp++)
+        for (int cp = 1; n % tp == 0 && cp <= n / tp; cp++)
+            for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= q->model.layers; pp++)
+                for (int b = 1; n / tp / cp % pp == 0 && b <= MAX_SEQUENCES; b++) {
+                    Grid g = {.tp = tp, .cp = cp, .pp = pp, .ep = 1, .micro_batch = b, .chunks = 1, .replicate = 1};
+                    fill_grid(q, &g);
+                    if (!grid_error(q, &g))
+                        add_variants(q, g, &c);
+                }
     limit = memory_limit(&q->cluster) * q->hardware.memory;
     if (c.count)
         qsort(c.all, c.count, sizeof *c.all, better);
