@@ -91,18 +91,7 @@ void print_table(const Query *q, const Candidates *c)
 
 /* ---- The reasons: the playbook's three steps ---- */
 
-/* What differs between two grids: "tp=4, dp=8". */
-static const char *changed_text(const Grid *from, const Grid *to)
-{
-    const char *text = "";
-
-    for (int d = 0; d < DIMENSIONS; d++)
-        if (grid_size(from, d) != grid_size(to, d))
-            text = format_text("%s%s%s=%s", text, *text ? ", " : "", dimension_name[d], size_text(d, grid_size(to, d)));
-    return text;
-}
-
-/* "with tp=2, dp=4 it is 4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
+/* "with tp=2,dp=4 it is 4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
 static void print_other(const Candidate *best, const Candidate *x)
 {
     int worst = 0, gain = 0;
@@ -113,7 +102,7 @@ static void print_other(const Candidate *best, const Candidate *x)
         worst = d[k] > d[worst] ? k : worst;
         gain = d[k] < d[gain] ? k : gain;
     }
-    printf("with %s it is %.1f%% slower", changed_text(&best->grid, &x->grid),
+    printf("with %s it is %.1f%% slower", grid_text(&x->grid, &best->grid),
            100 * (x->time.total / best->time.total - 1));
     if (d[worst] > 0)
         printf(": %s + %s", time_name[worst], seconds_text(d[worst]));
@@ -131,7 +120,7 @@ static void print_alone(const Query *q, const char *what, Grid g)
 static void print_fit(const Query *q, const Grid *best)
 {
     Grid g = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1,
-                      .replicate = 1};
+              .replicate = 1};
     const int n = q->cluster.gpus, stages = frameworks[q->cluster.framework].stages & 1 << 3 ? 3 : 1;
 
     printf("1. Fit in memory. With one sequence per micro-batch, a GPU needs\n");
@@ -152,58 +141,41 @@ void print_steps(const Query *q, const Candidates *c)
 
     if (q->tokens) {
         const double hours = q->tokens / best->tokens / 3600;
-        printf("%.4g tokens take %.3g days and %s GPU-hours.\n\n", q->tokens, hours / n / 24, number_text(hours));
+        printf("%.4g billion tokens take %.3g days and %s GPU-hours.\n\n", q->tokens / 1e9, hours / n / 24, number_text(hours));
     }
     print_fit(q, b);
-    printf("2. Reach the batch. %d sequence%s = %d per micro-batch x ", q->sequences, q->sequences > 1 ? "s" : "",
-           b->micro_batch);
-    printf("%d micro-batch%s x %d replica%s", b->accumulate, b->accumulate > 1 ? "es" : "", b->dp,
-           b->dp > 1 ? "s" : "");
+    printf("2. Reach the batch. %d sequences = micro-batch %d x accumulate %d x dp %d", q->sequences, b->micro_batch,
+           b->accumulate, b->dp);
     printf(q->sequences < n ? "; fewer than GPUs: at least %d ranks must split each sequence's work\n" : "\n",
            (n + q->sequences - 1) / q->sequences);
-    printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b));
+    printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b, NULL));
     for (Dimension d = 0; d < DIMENSIONS; d++) {
         const Candidate *x = fastest_other(c, d);
         if (d == DP || d == ACCUMULATE || !x)
             continue;
         printf("   %-11s %-4s ", dimension_name[d], size_text(d, grid_size(b, d)));
         print_other(best, x);
-        Grid g = *b;
-        int *const ranks = d == TP ? &g.tp : d == CP ? &g.cp : d == PP ? &g.pp : NULL;
-        if (ranks && *ranks % 2 == 0) {                 /* half as many ranks, twice the replicas */
-            *ranks /= 2, g.dp *= 2, g.micro_batch = 1, g.accumulate = q->sequences / g.dp;
-            const Memory m = grid_memory(&q->model, &g, &q->cluster);
-            if (!grid_error(q, &g) && !fits(q, &m))
-                printf("; with %s=%d, even micro-batch=1 needs %.1f GiB", dimension_name[d], *ranks, m.total / GiB);
-        }
         printf("\n");
     }
 }
 
 /* ---- What is odd about a question or its answer ---- */
 
-static double fastest(const Query *q)                  /* tokens/s on all GPUs; 0: no grid fits */
-{
-    const Candidates c = candidates(q);
-    const double tokens = c.fitting ? c.all[0].tokens * q->cluster.gpus : 0;
-
-    free(c.all);
-    return tokens;
-}
-
 /* Halves the GPUs, in whole nodes, while twice as many bring less than a quarter. */
 static void advise_fewer(const Query *q, double tokens)
 {
     Query fewer = *q;
-    double enough = tokens;
+    double enough = tokens, before;
     int gpus = q->cluster.gpus;
 
-    for (int n = gpus / 2; n >= 1; n /= 2) {
+    for (int n = gpus / 2; n >= 1; n /= 2, enough = before) {
         fewer.cluster.gpus = n -= n > q->cluster.per_node ? n % q->cluster.per_node : 0;
-        const double before = fastest(&fewer);
+        const Candidates c = candidates(&fewer);
+        before = c.fitting ? c.all[0].tokens * n : 0;
+        free(c.all);
         if (before < 0.8 * enough)
             break;
-        enough = before, gpus = n;
+        gpus = n;
     }
     if (gpus < q->cluster.gpus)
         printf("- More GPUs than are useful: with this batch %d reach %s tokens/s in all, %d only %s.\n"
@@ -273,7 +245,7 @@ void print_formulas(const Query *q, const Grid *g)
     const Time t = grid_time(m, g, &q->cluster, &q->hardware, k, stages);
     const Candidate c = candidate_of(q, g);
 
-    printf("\n%s\n\n", grid_text(g));
+    printf("\n%s\n\n", grid_text(g, NULL));
     print_memory(q, g);
     printf("\na micro-batch: %d x %d / cp = %.0f tokens per rank\n", g->micro_batch, m->seq, rows);
     const double matrices = matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);

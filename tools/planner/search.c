@@ -51,12 +51,12 @@ const char *size_text(Dimension d, int size)
     return d == RECOMPUTE ? recompute_name[size] : format_text("%d", size);
 }
 
-const char *grid_text(const Grid *g)
+const char *grid_text(const Grid *g, const Grid *but)
 {
     const char *text = "";
 
     for (int d = 0; d < DIMENSIONS; d++)
-        if ((d != EP && d != CHUNKS && d != REPLICATE) || grid_size(g, d) > 1)
+        if (but ? grid_size(g, d) != grid_size(but, d) : (d != EP && d != CHUNKS && d != REPLICATE) || grid_size(g, d) > 1)
             text = format_text("%s%s%s=%s", text, *text ? "," : "", dimension_name[d], size_text(d, grid_size(g, d)));
     return text;
 }
@@ -204,7 +204,7 @@ static _Noreturn void fail_without_grid(const Query *q)
     if (c.count)
         fail("no grid of %d ranks is possible with the restrictions given%s; of %d without them the %s is %s",
              q->cluster.gpus, wrong ? format_text(" (%s)", wrong) : "", c.count, c.fitting ? "fastest" : "smallest",
-             grid_text(&c.all[0].grid));
+             grid_text(&c.all[0].grid, NULL));
     fail("--gpus %d: no grid has as many ranks: tp must divide the %d heads, 2 x cp the %d tokens per sequence, dp "
          "the %d sequences, and pp is at most the %d layers; try another --gpus or --batch", q->cluster.gpus,
          q->model.kv_heads, q->model.seq, q->sequences, q->model.layers);
@@ -241,9 +241,9 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
     const char *where = other.cluster.gpus == q->cluster.gpus ? "without the restrictions given"
                         : format_text("on --gpus %d", other.cluster.gpus);
     fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d %.1f; %s",
-         part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid),
+         part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid, NULL),
          fewer < least->memory.total ? format_text("; with --state-bytes 16 %.1f", fewer / GiB) : "", shorter.model.seq,
-         less / GiB, c.fitting ? format_text("the fastest %s would be %s", where, grid_text(&c.all[0].grid))
+         less / GiB, c.fitting ? format_text("the fastest %s would be %s", where, grid_text(&c.all[0].grid, NULL))
          : "nor does one fit on 256 times as many GPUs");
 }
 

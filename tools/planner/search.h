@@ -53,7 +53,8 @@ Candidates search(const Query *q);
 /* The fastest candidate that fits and differs from the best in `d`, in no other technique; NULL: none. */
 const Candidate *fastest_other(const Candidates *c, Dimension d);
 
-const char *grid_text(const Grid *g);           /* "tp=2,pp=4,dp=8,..." (a format_text) */
+/* "tp=2,pp=4,dp=8,..." (a format_text): the sizes that differ from those of `but`; NULL: all that say something. */
+const char *grid_text(const Grid *g, const Grid *but);
 
 /* Reads such a text. Sizes not named are 1; dp and accumulate follow from GPUs and batch. NULL, or what is wrong. */
 const char *grid_read(const Query *q, const char *text, Grid *g);
