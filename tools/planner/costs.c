@@ -334,20 +334,7 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
     return most;
 }
 
-const char *activations_formula(const Model *m, const Grid *g, const Cluster *c)
-{
-    return format_text("micro-batches in flight (%.4g) x blocks x tokens x %.0f / tp%s, and 6 x tokens x v / tp%s",
-                       in_flight(g, c, 0), saved_bytes(m, c, g->recompute),
-                       g->recompute == FULL_RECOMPUTATION ? ", one full block" : "",
-                       c->framework == FOR_TORCHTITAN ? " / 8 chunks" : "");
-}
-
 /* ---- Time ---- */
-
-static bool congested(const Cluster *c)
-{
-    return c->published && c->gpus >= CONGESTED * c->per_node;
-}
 
 /* Seconds per block in which the ring of K and V, and in backward of their gradients, is not hidden behind attention. K
  * and V arrive one step ahead. Gradients follow one step behind, and nothing hides their last hop. */
@@ -423,7 +410,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double t = g->tp, rows = local_tokens(m, g), rate = k->efficiency * h->peak * t;
     const double full = c->framework == FOR_MEGATRON_2022 ? 2 : 1;
     const double attend = k->attention / full * h->peak * t, again = g->recompute == FULL_RECOMPUTATION;
-    const bool scattered = c->published && ((g->pp > 1 && c->gpus > c->per_node) || congested(c));
+    const bool scattered = c->published && c->gpus >= c->per_node * (g->pp > 1 ? 2 : CONGESTED);
     const int hops = scattered ? g->tp - 1 : (g->tp - 1) / c->per_node;
     const double collectives = 2 * ((1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES);
     const double matrices = (1 + (again || !g->recompute ? again : matrices_again(m, c))) * matrix_flops(m, rows, FORWARD)
@@ -557,7 +544,7 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     const double stored = c->stored;
     const double transfer = local_tokens(m, g) * m->hidden * stored / g->tp
                                 / (in_node ? h->nvlink : h->network / c->per_node)
-                            + h->latency + (congested(c) ? k->stall : 0);
+                            + h->latency + (c->published && c->gpus >= CONGESTED * c->per_node ? k->stall : 0);
     double busy = 0, most = 0;
     Time time = {.fixed = k->step};
 

@@ -114,8 +114,6 @@ void grid_stages(const Model *m, const Grid *g, const Cluster *c, Stage *stages)
  * within a few percent. Others: by formula. */
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 
-const char *activations_formula(const Model *m, const Grid *g, const Cluster *c);
-
 /* Seconds of a step. Also fills in stages[pp], unless NULL. */
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 

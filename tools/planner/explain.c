@@ -214,7 +214,8 @@ static void print_memory(const Query *q, const Grid *g)
     static const char *const words[MEM_CATEGORIES] = {
         "2 (fp32: 4) x parameters of the pipeline stage / tp; ZeRO-3: / shards", "4 (fp32: 0) x the same; ZeRO-1: / shards",
         "6 in nanotron, 4 in Megatron-LM, 2 in others, or as given, x the same; ZeRO-2: / shards",
-        "8 x the same; ZeRO-1: / shards", NULL, "none", "0.4 GiB; with ZeRO-3 also 8 x parameters of a block / tp"};
+        "8 x the same; ZeRO-1: / shards", "micro-batches in flight x blocks x tokens x what backward needs / tp; logits",
+        "none", "0.4 GiB; with ZeRO-3 also 8 x parameters of a block / tp"};
     const Memory m = grid_memory(&q->model, g, &q->cluster);
     const char *ours = q->model.experts ? "11_five_dimensions/formulas.c" : "09_combined/formulas.c";
 
@@ -222,8 +223,7 @@ static void print_memory(const Query *q, const Grid *g)
            q->model.experts ? q->model.expert_width : q->model.mlp, q->model.vocab);
     for (int k = 0; k < MEM_CATEGORIES; k++)
         printf("  %-14s %20s bytes  %s\n", memory_name[k], number_text(llround(m.bytes[k])),
-               q->cluster.framework == FOR_09 ? ours
-               : k == MEM_ACTIVATIONS ? activations_formula(&q->model, g, &q->cluster) : words[k]);
+               q->cluster.framework == FOR_09 ? ours : words[k]);
     printf("  %-14s %20s bytes, %.1f GiB; %.1f fit\n", "total", number_text(llround(m.total)), m.total / GiB,
            memory_limit(&q->cluster) * q->hardware.memory / GiB);
 }

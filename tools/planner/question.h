@@ -1,12 +1,5 @@
-/* A question to the planner, as names and texts: what a command line or a form of a web page gives. Each front end sets
- * options, makes a query of them and prints the plan:
- *
- *     Question q = default_question;
- *     question_set(&q, "model", "8b");
- *     const Query query = question_query(&q);
- *     const Candidates c = search(&query);
- *     print_steps(&query, &c);                see explain.h
- */
+/* A question to the planner, as names and texts: what a command line (plan.c) or a form of a web page (the book's) gives.
+ * A front end sets options, makes a query of them, searches (search.h) and prints (explain.h). */
 #ifndef QUESTION_H
 #define QUESTION_H
 

@@ -201,13 +201,10 @@ static _Noreturn void fail_without_grid(const Query *q)
             *size_of(&g, d) = fmax(q->limits[d].least, grid_size(&g, d));
     fill_grid(q, &g);
     const char *wrong = grid_error(q, &g);
-    if (c.count)
-        fail("no grid of %d ranks is possible with the restrictions given%s; of %d without them the %s is %s",
-             q->cluster.gpus, wrong ? format_text(" (%s)", wrong) : "", c.count, c.fitting ? "fastest" : "smallest",
-             grid_text(&c.all[0].grid, NULL));
-    fail("--gpus %d: no grid has as many ranks: tp must divide the %d heads, 2 x cp the %d tokens per sequence, dp "
-         "the %d sequences, and pp is at most the %d layers; try another --gpus or --batch", q->cluster.gpus,
-         q->model.kv_heads, q->model.seq, q->sequences, q->model.layers);
+    fail("no grid of %d ranks is possible%s%s; %s", q->cluster.gpus, c.count ? " with the restrictions given" : "",
+         wrong ? format_text(" (%s)", wrong) : "", c.count
+         ? format_text("of %d without them the %s is %s", c.count, c.fitting ? "fastest" : "smallest",
+                       grid_text(&c.all[0].grid, NULL)) : "try another --gpus or --batch");
 }
 
 static double least_bytes(const Query *q)
