@@ -352,8 +352,8 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
 }
 
 /* Seconds per block and pass of the all-to-alls of the slots, there and back. 11 hides those of one local expert behind
- * the matmuls of another, but for the first and last in forward and the first in backward. Megatron-LM's (DeepEP) send a
- * token to a node once, however many of its experts are there; NVLink distributes it meanwhile. `rate`: of a GPU's
+ * the matmuls of another, but for the first and last in forward and the first in backward. Megatron-LM's (DeepEP) send
+ * a token to a node once, however many of its experts are there; NVLink distributes it meanwhile. `rate`: of a GPU's
  * matmuls. */
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
@@ -385,9 +385,11 @@ static double tensor_time(const Model *m, const Grid *g, const Cluster *c, doubl
            + hidden * (mlp * fmax(0, transfer - column * m->mlp) + fmax(0, transfer - column * 3 * m->hidden));
 }
 
-/* Of a forward pass's matmuls, recomputed selectively: torchtitan repeats every second one. */
-static double matrices_again(const Model *m, const Cluster *c)
+/* Of a forward pass's matmuls, how many backward repeats: selectively, torchtitan every second one. */
+static double repeated(const Model *m, const Grid *g, const Cluster *c)
 {
+    if (g->recompute != SELECTIVE_RECOMPUTATION)
+        return g->recompute == FULL_RECOMPUTATION;
     return c->framework == FOR_TORCHTITAN ? 0.5 : up_projections(m) / block_matrices(m, m->capacity * m->top_k);
 }
 
@@ -413,8 +415,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const bool scattered = c->published && c->gpus >= c->per_node * (g->pp > 1 ? 2 : CONGESTED);
     const int hops = scattered ? g->tp - 1 : (g->tp - 1) / c->per_node;
     const double collectives = 2 * ((1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES);
-    const double matrices = (1 + (again || !g->recompute ? again : matrices_again(m, c))) * matrix_flops(m, rows, FORWARD)
-                            + matrix_flops(m, rows, BACKWARD);
+    const double matrices = (1 + repeated(m, g, c)) * matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);
     const double grouped = expert_share(m) * (k->experts ? k->efficiency / k->experts - 1 : 0);
     /* Experts with few tokens wait for their weights: read twice, their gradients in fp32 read and written. */
     const double weights = 12 * expert_parameters(m) / (expert_tp(g, c) * g->ep * h->bandwidth);
@@ -436,8 +437,9 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     s->tensor = (s->embeddings + s->heads) * 2 * transfer + s->heads * loss;
     for (Pass pass = FORWARD; pass <= BACKWARD; pass++) {
         const double times = pass == FORWARD ? 1 + again : 1;
-        for (int l = 0; l < s->layers; l++)
-            s->tensor += times * tensor_time(m, g, c, transfer, rate, pass, l < s->dense || !m->experts || !folds_experts(c));
+        const int mlps = m->experts && folds_experts(c) ? s->dense : s->layers;         /* that tp splits */
+        s->tensor += times * (mlps * tensor_time(m, g, c, transfer, rate, pass, true)
+                              + (s->layers - mlps) * tensor_time(m, g, c, transfer, rate, pass, false));
         s->context += times * s->layers * ring_time(m, g, c, h, attend, pass);
         s->exchange += times * (s->layers - s->dense) * exchange_time(m, g, c, h, rate / t, pass);
     }
@@ -453,7 +455,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
 static double data_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k,
                         const Stage *s)
 {
-    const double n = shards(g), copies = g->replicate, backward = s->seconds * 2 / 3, embedding = (double)m->hidden * m->vocab;
+    const double n = shards(g), copies = g->replicate, backward = s->seconds * 2 / 3;
     const bool ours = c->framework == FOR_09, overlaps = ours || c->framework == FOR_MEGATRON;
     const int stride = g->tp * g->cp * (ours ? g->pp : 1);              /* in 09 pipeline stages are neighbors */
     const double group = stride * g->dp / copies;
@@ -474,11 +476,13 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     /* HSDP: copies all-reduce their shards of the gradients. */
     const double across = (copies > 1) * (2 * real * (s->params - s->experts) * fmin(1, c->per_node / group)
                                           * (copies - 1) / copies / h->network + k->sync * s->layers * log2(copies));
-    const double reduce_scatter = real * per_stage + units * wait + across, all_gather = c->stored * per_stage + units * wait;
+    const double reduce_scatter = real * per_stage + units * wait + across;
+    const double all_gather = c->stored * per_stage + units * wait;
     /* In an interleaved pipeline a chunk's transfers are behind other chunks of p micro-batches. */
     const double window = fmax(1, g->pp * (g->chunks - 1.0) / g->chunks);
     /* These overlap as far as links allow; nothing hides the transfer of the last unit */
-    const double last = FLOAT * (s->embeddings ? embedding : block_parameters(m)) * per_byte + wait;
+    const double last = FLOAT * (s->embeddings ? (double)m->hidden * m->vocab : block_parameters(m)) * per_byte
+                        + wait;
     /* On the link that tp or ep uses all the time nothing is hidden. Behind a forward: half. */
     const double hidden = leaves || (g->tp == 1 && g->ep == 1) ? window * backward : 0;
     const double first = c->stored / FLOAT * last;
@@ -539,10 +543,8 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     Stage own[g->pp], *stages = given ? given : own;
     /* In 09 neighbors in a pipeline are tp x cp ranks apart, in nanotron tp x cp x dp. */
     const bool in_node = (c->framework == FOR_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
-    const double replicas = g->zero ? shards(g) : 1;
     const double full = c->published && grid_memory(m, g, c).total > memory_limit(c) * h->memory;
-    const double stored = c->stored;
-    const double transfer = local_tokens(m, g) * m->hidden * stored / g->tp
+    const double transfer = local_tokens(m, g) * m->hidden * c->stored / g->tp
                                 / (in_node ? h->nvlink : h->network / c->per_node)
                             + h->latency + (c->published && c->gpus >= CONGESTED * c->per_node ? k->stall : 0);
     double busy = 0, most = 0;
@@ -566,7 +568,7 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     const double pipeline = pipeline_time(g, stages, transfer);
     time.bubble = pipeline - busy;
     time.data += tied_time(m, g, c, h);
-    time.optimizer = UPDATE_BYTES * most / (g->tp * replicas * h->bandwidth);
+    time.optimizer = UPDATE_BYTES * most / (g->tp * (g->zero ? shards(g) : 1) * h->bandwidth);
     time.total = pipeline + time.data + time.optimizer + time.fixed;
     return time;
 }

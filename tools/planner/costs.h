@@ -117,10 +117,7 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 /* Seconds of a step. Also fills in stages[pp], unless NULL. */
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 
-/* The fraction of a GPU's memory that a grid may use. Most of nanotron's published runs above 0.87 took 2.5 to 10 times
- * as long as predicted, as if PyTorch's allocator returned memory and asked for it again in every step. */
-double memory_limit(const Cluster *c);
-
+double memory_limit(const Cluster *c);                  /* the fraction of a GPU's memory that a grid may use */
 /* Megatron-LM's all-to-alls of a micro-batch run behind another's matmuls, forward behind backward: with interleaved
  * pipeline stages or none, without full recomputation. */
 bool hides_exchange(const Grid *g, const Cluster *c);

@@ -70,8 +70,8 @@ void print_table(const Query *q, const Candidates *c)
                memory_limit(&q->cluster) * q->hardware.memory / GiB, 100 * memory_limit(&q->cluster));
     printf("\n\n");
     printf("                                 GiB of the fullest rank | seconds per step\n"
-           "  tp cp pp  ep   dp micro  acc zero recomp states act  sum | compute launch tensor context expert bubble   data"
-           "  optim  fixed   total | tok/s/GPU   MFU\n");
+           "  tp cp pp  ep   dp micro  acc zero recomp states act  sum | compute launch tensor context expert bubble"
+           "   data  optim  fixed   total | tok/s/GPU   MFU\n");
     for (int i = 0; i < c->fitting; i++) {
         const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
@@ -141,7 +141,8 @@ void print_steps(const Query *q, const Candidates *c)
 
     if (q->tokens) {
         const double hours = q->tokens / best->tokens / 3600;
-        printf("%.4g billion tokens take %.3g days and %s GPU-hours.\n\n", q->tokens / 1e9, hours / n / 24, number_text(hours));
+        printf("%.4g billion tokens take %.3g days and %s GPU-hours.\n\n", q->tokens / 1e9, hours / n / 24,
+               number_text(hours));
     }
     print_fit(q, b);
     printf("2. Reach the batch. %d sequences = micro-batch %d x accumulate %d x dp %d", q->sequences, b->micro_batch,
@@ -212,9 +213,11 @@ void print_advice(const Query *q, const Candidates *c)
 static void print_memory(const Query *q, const Grid *g)
 {
     static const char *const words[MEM_CATEGORIES] = {
-        "2 (fp32: 4) x parameters of the pipeline stage / tp; ZeRO-3: / shards", "4 (fp32: 0) x the same; ZeRO-1: / shards",
+        "2 (fp32: 4) x parameters of the pipeline stage / tp; ZeRO-3: / shards",
+        "4 (fp32: 0) x the same; ZeRO-1: / shards",
         "6 in nanotron, 4 in Megatron-LM, 2 in others, or as given, x the same; ZeRO-2: / shards",
-        "8 x the same; ZeRO-1: / shards", "micro-batches in flight x blocks x tokens x what backward needs / tp; logits",
+        "8 x the same; ZeRO-1: / shards",
+        "micro-batches in flight x blocks x tokens x what backward needs / tp; logits",
         "none", "0.4 GiB; with ZeRO-3 also 8 x parameters of a block / tp"};
     const Memory m = grid_memory(&q->model, g, &q->cluster);
     const char *ours = q->model.experts ? "11_five_dimensions/formulas.c" : "09_combined/formulas.c";
@@ -253,10 +256,11 @@ void print_formulas(const Query *q, const Grid *g)
     printf("  block: 6 x tokens x matrix elements = %.4g FLOPs / (tp %d x %.3f x %.4g FLOP/s) = %s\n"
            "    and 7 x tokens x h s = %.4g / (tp x %.3f x the same) = %s\n", matrices, g->tp, k->efficiency,
            q->hardware.peak, seconds_text(matrices / rate), attention, k->attention, seconds_text(attention / attend));
-    printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows), seconds_text(head_flops(m, rows) / rate));
-    printf("  launches: %s per block (recomputed %s), and %s per transfer and hop outside NVLink\n", seconds_text(k->launch),
-           seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
-    printf("  a step, all ranks: %.4g FLOPs, without recomputation\n",
+    printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n"
+           "  launches: %s per block (recomputed %s), and %s per transfer and hop outside NVLink\n"
+           "  a step, all ranks: %.4g FLOPs, without recomputation\n", head_flops(m, rows),
+           seconds_text(head_flops(m, rows) / rate), seconds_text(k->launch), seconds_text(k->launch * 4 / 3),
+           seconds_text(k->hop),
            (double)g->accumulate * g->dp * g->cp * (m->layers * (matrices + attention) + head_flops(m, rows)));
     printf("  stage blocks head    kernels     tensor    context    experts   launches    seconds\n");
     for (int i = 0; i < g->pp; i++)

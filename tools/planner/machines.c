@@ -14,8 +14,8 @@
 
 #define GiB 1073741824.0
 
-/* From NVIDIA's datasheets: dense bf16 FLOP/s; bytes that a program can allocate, and their bytes/s; bytes/s to a GPU of
- * the node, one way (NVLink, or PCIe 4.0 x16), and of the node's adapters. */
+/* From NVIDIA's datasheets: dense bf16 FLOP/s; bytes that a program can allocate, and their bytes/s; bytes/s to a GPU
+ * of the node, one way (NVLink, or PCIe 4.0 x16), and of the node's adapters. */
 static const Hardware table[] = {
     {"rtx4090", 165.2e12, 23.6 * GiB, 1.008e12, 32e9, 12.5e9},          /* Ada whitepaper; network assumed: 100 Gb/s */
     {"l40s", 362.05e12, 44.4 * GiB, 864e9, 32e9, 50e9},                 /* network assumed: 2 x 200 Gb/s */

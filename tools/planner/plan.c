@@ -62,8 +62,6 @@ static void runs(void)
 
     if (question.fit && question.cross_validate)
         fail_usage("--fit and --cross-validate: expected one of them; --cross-validate fits once per group");
-    if (question.cross_validate && r.groups < 2)
-        fail_usage("--cross-validate: expected runs of at least two groups (model, nodes; source), got one");
     for (int p = 0; p < PROFILES; p++)
         k[p] = profiles[p].constants;
     if (question.fit)

@@ -18,7 +18,7 @@ const QuestionOption question_options[] = {
     {"layers", OPTION_NUMBER, AT(sizes.layers), 10000, "N", "transformer blocks", 1},
     {"hidden", OPTION_NUMBER, AT(sizes.hidden), 1 << 20, "N", "width of the residual stream", 1},
     {"heads", OPTION_NUMBER, AT(sizes.heads), 1 << 16, "N", "attention heads", 1},
-    {"kv-heads", OPTION_NUMBER, AT(sizes.kv_heads), 1 << 16, "N", "heads of keys and values (grouped-query attention)", 1},
+    {"kv-heads", OPTION_NUMBER, AT(sizes.kv_heads), 1 << 16, "N", "heads of keys and values (grouped queries)", 1},
     {"head-dim", OPTION_NUMBER, AT(sizes.head_dim), 1 << 16, "N", "width of a head (hidden / heads)", 1},
     {"mlp", OPTION_NUMBER, AT(sizes.mlp), 1 << 22, "N", "width of the MLP", 1},
     {"gated", OPTION_FLAG, AT(gated), 1, NULL, "an MLP of three matrices: gate, up, down", 1},
@@ -58,15 +58,15 @@ const QuestionOption question_options[] = {
     {"replicate", OPTION_RANGE, AT(limits[REPLICATE]), 0, "N", "copies of what ZeRO-2 and 3 shard (HSDP)", 3},
     {"chunks", OPTION_RANGE, AT(limits[CHUNKS]), 0, "N", "chunks of layers per pipeline stage, interleaved", 3},
     {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|selective|full", "whether blocks are recomputed", 3},
-    {"explain", OPTION_TEXT, AT(explain), 0, "GRID", "every formula with its numbers, for GRID: like tp=2,pp=4; or best", 4},
+    {"explain", OPTION_TEXT, AT(explain), 0, "GRID", "every formula with its numbers, for a grid like tp=2,pp=4, or best", 4},
     {"csv", OPTION_TEXT, AT(csv), 0, "FILE", "write all grids with their bytes and seconds", 4},
-    {"runs", OPTION_TEXT, AT(runs), 0, "FILE", "print errors of the predictions, and how good the planner's choices are; "
-     "with the columns of playbook_runs.csv or of published_runs.csv", 5},
+    {"runs", OPTION_TEXT, AT(runs), 0, "FILE", "print errors of predictions, and how good the choices are; with "
+     "the columns of playbook_runs.csv or of published_runs.csv", 5},
     {"published", OPTION_TEXT, AT(runs), 0, "FILE", "likewise", 5},
     {"predictions", OPTION_TEXT, AT(predictions), 0, "FILE", "write the runs with their predictions", 5},
     {"fit", OPTION_FLAG, AT(fit), 1, NULL, "fit the constants to these runs first", 5},
-    {"cross-validate", OPTION_FLAG, AT(cross_validate), 1, NULL, "predict each group of runs with constants fitted to the "
-     "others", 5},
+    {"cross-validate", OPTION_FLAG, AT(cross_validate), 1, NULL, "predict each group of runs with constants fitted to "
+     "the others", 5},
 };
 const int question_option_count = sizeof question_options / sizeof *question_options;
 

@@ -1,5 +1,5 @@
-/* A question to the planner, as names and texts: what a command line (plan.c) or a form of a web page (the book's) gives.
- * A front end sets options, makes a query of them, searches (search.h) and prints (explain.h). */
+/* A question to the planner, as names and texts: what a command line (plan.c) or a form of a web page (the book's)
+ * gives. A front end sets options, makes a query of them, searches (search.h) and prints (explain.h). */
 #ifndef QUESTION_H
 #define QUESTION_H
 

@@ -274,16 +274,12 @@ static void fit(const Runs *r, int profile, Constants k[PROFILES], int without)
             if (!start[c])
                 continue;
             x[c] *= exp(tried < CONSTANTS ? step : -step);
-            if (profile == NANOTRON)                    /* its runs have sequences of one length */
-                k[NANOTRON].attention = k[NANOTRON].efficiency;
             const double now = loss(r, profile, k, without);
             if (now < least)
                 least = now, tried = -1, c = CONSTANTS - 1;
             else
                 x[c] = before;
         }
-    if (profile == NANOTRON)
-        k[NANOTRON].attention = k[NANOTRON].efficiency;
 }
 
 /* Kernels written for Ampere, on Hopper: as fast per multiprocessor and clock, as a fraction of a higher peak. */

@@ -36,6 +36,6 @@ void runs_predict(Runs *r, const Constants k[PROFILES], int group);
 void runs_fit(const Runs *r, Constants k[PROFILES], int without);
 
 void runs_write(const Runs *r, const char *file);       /* with predicted tokens/s per GPU and GiB */
-void runs_print(const Runs *r);                         /* errors, rank correlation and regret, per group and in total */
+void runs_print(const Runs *r);                         /* errors, rank correlation and regret, per group and of all */
 
 #endif

@@ -56,7 +56,8 @@ const char *grid_text(const Grid *g, const Grid *but)
     const char *text = "";
 
     for (int d = 0; d < DIMENSIONS; d++)
-        if (but ? grid_size(g, d) != grid_size(but, d) : (d != EP && d != CHUNKS && d != REPLICATE) || grid_size(g, d) > 1)
+        if (but ? grid_size(g, d) != grid_size(but, d)
+            : (d != EP && d != CHUNKS && d != REPLICATE) || grid_size(g, d) > 1)
             text = format_text("%s%s%s=%s", text, *text ? "," : "", dimension_name[d], size_text(d, grid_size(g, d)));
     return text;
 }
@@ -103,8 +104,8 @@ const char *grid_error(const Query *q, const Grid *g)
         return format_text("zero %d with pp %d: expected zero 0 or 1, as in a pipeline ZeRO-2 and 3 would "
                            "reduce-scatter or all-gather in every micro-batch", g->zero, g->pp);
     if (g->replicate > 1 && (g->zero < 2 || m->experts || g->dp % g->replicate || g->replicate == g->dp * g->cp))
-        return format_text("replicate %d: expected 1, or with zero 2 or 3 a divisor of dp %d that leaves ranks to shard "
-                           "over, without experts", g->replicate, g->dp);
+        return format_text("replicate %d: expected 1, or with zero 2 or 3 a divisor of dp %d that leaves ranks to "
+                           "shard over, without experts", g->replicate, g->dp);
     if (g->recompute == SELECTIVE_RECOMPUTATION && !f->interleaves)
         return format_text("recompute selective: expected none or full, which %s has", f->command);
     if (g->chunks > 1 && (!f->interleaves || g->pp == 1 || g->accumulate % g->pp
@@ -226,7 +227,8 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
     Query bf16 = *q, shorter = *q, other = *q;
 
     bf16.cluster.gradients = 2;
-    shorter.model.seq = seq % 16 && seq > 512 ? (seq + 512) / 1024 * 1024 : seq / 2;    /* cp and tp can't split odd ones */
+    /* cp and tp cannot split an odd length. */
+    shorter.model.seq = seq % 16 && seq > 512 ? (seq + 512) / 1024 * 1024 : seq / 2;
     memset(other.limits, 0, sizeof other.limits);
     const double fewer = least_bytes(&bf16), less = least_bytes(&shorter);
     for (int times = 2; times <= 256 && !(least_bytes(&other) <= part * q->hardware.memory); times *= 2) {
@@ -237,8 +239,8 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
     const Candidates c = candidates(&other);
     const char *where = other.cluster.gpus == q->cluster.gpus ? "without the restrictions given"
                         : format_text("on --gpus %d", other.cluster.gpus);
-    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d %.1f; %s",
-         part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid, NULL),
+    fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d "
+         "%.1f; %s", part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid, NULL),
          fewer < least->memory.total ? format_text("; with --state-bytes 16 %.1f", fewer / GiB) : "", shorter.model.seq,
          less / GiB, c.fitting ? format_text("the fastest %s would be %s", where, grid_text(&c.all[0].grid, NULL))
          : "nor does one fit on 256 times as many GPUs");
