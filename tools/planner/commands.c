@@ -30,11 +30,6 @@ static void word(bool needed, const char *format, ...)
     printf(wraps ? " \\\n      %s" : " %s", text);
 }
 
-static void begin(const char *name)
-{
-    column = printf("   %s", name);
-}
-
 static void lacks(bool it, const char *what)
 {
     if (it)
@@ -60,7 +55,7 @@ static void print_09(const Query *q, const Grid *g)
         return;
     }
     const char *program = m->experts ? "11_five_dimensions" : "09_combined";
-    begin(format_text("%s:", program));
+    column = printf("   %s:", program);
     word(true, "mpiexec -n %d", q->cluster.gpus);
     word(q->cluster.gpus > q->cluster.per_node, "-ppn %d -hosts $HOSTS", q->cluster.per_node);
     word(true, "build/cuda/%s --layers %d", program, m->layers);
@@ -87,7 +82,7 @@ static void print_megatron(const Query *q, const Grid *g)
         first++;
     const bool accounts = g->chunks > 1 && !even && (m->layers + 2) % (g->pp * g->chunks) == 0;
     const bool last = g->chunks == 1 && !even && first == g->pp - 1;
-    begin("Megatron-LM:");
+    column = printf("   Megatron-LM:");
     word(g->zero <= 1 && g->tp * g->cp > 1 && !hides_exchange(g, &q->cluster), "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
     word(true, "pretrain_gpt.py --num-layers %d", m->layers);
@@ -141,7 +136,7 @@ static void print_nanotron(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
 
-    begin("nanotron:");
+    column = printf("   nanotron:");
     word(true, "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
     word(true, "run_train.py --config-file config.yaml");
@@ -176,7 +171,7 @@ static void print_torchtitan(const Query *q, const Grid *g)
     const double size = model_parameters(m);
     const char *config = size < 2e10 ? "llama3_8b" : size < 2e11 ? "llama3_70b" : "llama3_405b";
 
-    begin("torchtitan:");
+    column = printf("   torchtitan:");
     launcher(q);
     word(true, "-m torchtitan.train --module llama3 --config %s", config);
     word(true, "--training.max_context_length %d", m->seq);

@@ -94,7 +94,7 @@ int expert_ranks(const Grid *g, const Cluster *c)
     return g->dp * g->cp * g->tp / expert_tp(g, c);
 }
 
-double block_parameters(const Model *m)
+static double block_parameters(const Model *m)          /* of a full block */
 {
     return block_matrices(m, m->experts) + small_parameters(m);
 }

@@ -98,7 +98,6 @@ typedef struct {
 
 double model_parameters(const Model *m);
 double active_parameters(const Model *m);               /* that a token uses: of the experts, top_k */
-double block_parameters(const Model *m);                /* of a full block */
 double model_flops(const Model *m);                     /* per token: 6 N + 12 L h s, N active: what MFU counts */
 typedef enum { FORWARD, BACKWARD } Pass;
 double matrix_flops(const Model *m, double tokens, Pass pass);  /* of a block, of all t ranks */
@@ -150,7 +149,6 @@ typedef struct {
     const char *name;
     Constants constants, start;     /* start: where a fit begins; 0: not fitted */
     double error;                   /* median, of runs of a source that the fit leaves out: the worst source */
-    const char *source;
 } Profile;
 enum { NANOTRON, UNFUSED, AMPERE, HOPPER, PROFILES };
 extern const Profile profiles[PROFILES];

@@ -48,10 +48,9 @@ void print_query(const Query *q)
         printf("(%s of the %s; Llama 3's is --model %s)\n", m->name, m->in_09 ? "programs" : "playbook", llama.name);
     if (m->experts)
         printf("a token takes %d experts, and so uses %s parameters\n", m->top_k, count_text(active_parameters(m)));
-    printf("%d GPU%s, %s, on %d node%s of %d; ", gpus, gpus > 1 ? "s" : "", q->hardware.name,
-           gpus > per_node ? gpus / per_node : 1, gpus > per_node ? "s" : "", gpus < per_node ? gpus : per_node);
-    printf("%s tokens per step: %s sequence%s of %s\n", number_text((int64_t)q->sequences * m->seq),
-           number_text(q->sequences), q->sequences > 1 ? "s" : "", number_text(m->seq));
+    printf("GPUs: %d x %s in nodes of %d; tokens per step: %s = %s x %s\n", gpus, q->hardware.name,
+           gpus < per_node ? gpus : per_node, number_text((int64_t)q->sequences * m->seq), number_text(q->sequences),
+           number_text(m->seq));
 }
 
 static int kind_of(const Grid *g)                       /* which techniques it has */

@@ -22,7 +22,6 @@ awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; split("tp cp pp ep", si
         printf "\"%s\\n{/*0.8 %sdp %s, ZeRO-%s%s}\" %.0f\n", kind, grid, $at["dp"], $at["zero"], recompute,
             $at["tokens_per_second_per_gpu"] }' "$work/all" >"$work/kinds"
 # "8b on 64 h100", from the first lines of the plan
-title=$(awk 'NR == 1 { sub(/:.*/, ""); model = $0 }
-    / GPUs?, / { sub(",", "", $3); print model " on " $1 " " $3; exit }' "$work/text")
+title=$(awk 'NR == 1 { sub(/:.*/, ""); model = $0 } /^GPUs: / { print model " on " $2 " " $4; exit }' "$work/text")
 gnuplot -e "work='$work'; svg='$svg'; title='$title'" "$(dirname "$0")/plan.gnuplot"
 echo "drew $svg"

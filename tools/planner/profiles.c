@@ -4,8 +4,8 @@
 
 #include "../../common/print.h"
 
-/* Attention's rates, without the masked half, for heads of 128 and 4,096 tokens. FlashAttention-2's, forward and backward:
- * 173 of 312 TFLOP/s on A100 and 294 of 989 on H100 (Dao-AILab/flash-attention 0251105, assets/flash2_*_benchmark.png).
+/* Attention's rates, without the masked half, for heads of 128 and 4,096 tokens. FlashAttention-2's, both passes: 173
+ * of 312 TFLOP/s on A100 and 294 of 989 on H100 (Dao-AILab/flash-attention 0251105, assets/flash2_*_benchmark.png).
  * cuDNN's, which Megatron-LM takes on H100: 518 forward and 499 backward (Shah et al. 2024, figures 5 and 6).
  * Megatron-LM of 2022 computes scores as batched matmuls, all of them. Memory: most of nanotron's runs above 87% took
  * 2.5 to 10 times as long as predicted; the published runs of others used up to 95%. */
@@ -24,13 +24,10 @@ const Traits frameworks[FRAMEWORKS] = {
  * network/README.md). */
 const Profile profiles[PROFILES] = {
     [NANOTRON] = {"nanotron", {0.461, 0, 4.51e-3, 2.82e-4, 5.1e-5, 0.069, 1, 0.50},
-                  {0.5, 0, 5e-3, 3e-4, 5e-5, 0.1, 0, 1}, 0.09, "playbook_runs.csv"},
-    [UNFUSED] = {"unfused", {0.6, 0.6, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5}, 0.15,
-                 "Megatron-LM to 2022, on A100"},
-    [AMPERE] = {"ampere", {0.71, 0.34, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0.3}, 0.07,
-                "llm-foundry, fms-fsdp, A100"},
-    [HOPPER] = {"hopper", {0.59, 0.16, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0}, 0.09,
-                "likewise and Megatron-LM, H100"},
+                  {0.5, 0, 5e-3, 3e-4, 5e-5, 0.1, 0, 1}, 0.09},        /* playbook_runs.csv */
+    [UNFUSED] = {"unfused", {0.6, 0.6, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5}, 0.15},      /* Megatron-LM, A100 */
+    [AMPERE] = {"ampere", {0.71, 0.34, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0.3}, 0.07},      /* FSDP, A100 */
+    [HOPPER] = {"hopper", {0.59, 0.16, 4.51e-3, 2.82e-4, 3e-5, 0.069, 0.8}, {0.5, 0}, 0.08},        /* both, H100 */
 };
 const Constants exact_constants = {.efficiency = 1, .attention = 1, .links = 1};
 

@@ -58,7 +58,7 @@ const QuestionOption question_options[] = {
     {"replicate", OPTION_RANGE, AT(limits[REPLICATE]), 0, "N", "copies of what ZeRO-2 and 3 shard (HSDP)", 3},
     {"chunks", OPTION_RANGE, AT(limits[CHUNKS]), 0, "N", "chunks of layers per pipeline stage, interleaved", 3},
     {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|selective|full", "whether blocks are recomputed", 3},
-    {"explain", OPTION_TEXT, AT(explain), 0, "GRID", "every formula with its numbers, for a grid like tp=2,pp=4, or best", 4},
+    {"explain", OPTION_TEXT, AT(explain), 0, "GRID", "every formula with its numbers, for tp=2,pp=4 or so, or best", 4},
     {"csv", OPTION_TEXT, AT(csv), 0, "FILE", "write all grids with their bytes and seconds", 4},
     {"runs", OPTION_TEXT, AT(runs), 0, "FILE", "print errors of predictions, and how good the choices are; with "
      "the columns of playbook_runs.csv or of published_runs.csv", 5},
@@ -212,9 +212,5 @@ Query question_query(const Question *given)
     q.constants = given->pretend || isinf(q.hardware.bandwidth) ? exact_constants       /* simulated, or measured so */
                   : q.hardware.measured ? measured_constants(f, &q.hardware) : constants_for(f, &q.hardware, NULL);
     memcpy(q.limits, given->limits, sizeof q.limits);
-    for (int d = 0; d < DIMENSIONS; d++)
-        if (q.limits[d].given && (q.limits[d].most < q.limits[d].least || q.limits[d].most < (d < ZERO)))
-            fail_usage("--%s: expected a bound that some value meets, got %d to %d", dimension_name[d],
-                       q.limits[d].least, q.limits[d].most);
     return q;
 }
