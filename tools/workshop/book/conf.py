@@ -377,7 +377,8 @@ Begin with [01](01_single_gpu/index.md), then take the chapter that you need: ea
 [timelines](play/timelines.md).
 """ + tree("Chapters", [f"{c}/index" for c in CHAPTERS]) + tree("To play with", [f"play/{p}" for p in [*PLAY, "timelines"]])
           + tree("Reference", ["The project <project>", "NOTATION", "common/index", "tools/index", "tools/workshop/index",
-                               "tools/simulator/index", "tests/bench/index", "tests/index", "CONTRIBUTING"]))
+                               "tools/workshop/instructors", "tools/simulator/index", "tests/bench/index", "tests/index",
+                               "CONTRIBUTING"]))
 
 # ---- all pages ----
 def tree(title, docs, hidden=True):
