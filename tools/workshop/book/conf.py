@@ -48,6 +48,8 @@ def doc_of(path):
         return path
     if path not in FILES or not path.endswith(".md"):
         return None
+    if path.startswith("tools/workshop/book/pages/"):
+        return Path(path).stem if Path(path).stem == "index" else f"play/{Path(path).stem}"
     return {"README": "project"}.get(Path(path).stem, Path(path).stem) if "/" not in path else \
         re.sub("README$", "index", path[:-3])
 
@@ -193,87 +195,50 @@ def native(*arguments):
 
 COMPILED = (BOOK / "book.js").exists()
 OPTIONS = {line.split("\t")[0]: line.split("\t")[1:] for line in native("options").splitlines()}   # of the planner
+FORMS = {       # fields: name=first value:what it may be, a|b, from..to, or a power of two up to 2^n
+    "schedules": "kind=1f1b:afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v ranks=4:1..16 micro-batches=8:1..64 "
+                 "chunks=2:2..8 times=1,1,1,0",
+    "memory": "model=8b hardware=h100 tp=4:2^6 cp=1:2^6 pp=2:2^6 dp=8:2^10 ep=1:2^6 micro-batch=1:2^6 zero=1:0|1|2|3 "
+              "recompute=none seq=",
+    "planner": "model=8b gpus=64 hardware=h100 batch=1M seq="}
+LABELS = {"ranks": "ranks p", "micro-batches": "micro-batches m", "chunks": "model chunks v_c",
+          "times": "T_F, T_B, T_W, transfer"}
 
-def field(name, label, value="", kind="text", low=1, high=64, choices=(), help_text=""):
-    """An input of a form; the slider of a "power" has the exponents of 2."""
-    if choices:
+def field(name, value="", may=""):
+    """An input of a form; an option of the planner has its choices and its meaning. Sliders of powers have exponents."""
+    _, kind, argument, meaning = OPTIONS.get(name, ("", "", "", ""))
+    listed = re.search(r"one of ([\w.|-]+)", meaning)
+    may = may or (listed[1] if listed else argument)
+    if "|" in may:
+        choices = [""] * (not value) + may.split("|")
         options = "".join(f"<option{' selected' if c == value else ''}>{c}</option>" for c in choices)
         control = f'<select name="{name}">{options}</select>'
-    elif kind in ("range", "power"):
-        value, data = (int(value).bit_length() - 1, " data-power") if kind == "power" else (value, "")
-        control = f'<input name="{name}" type="range" min="{low}" max="{high}" value="{value}"{data}>'
+    elif "2^" in may:
+        control = f'<input name="{name}" type="range" max="{may[2:]}" value="{int(value).bit_length() - 1}" data-power>'
+    elif ".." in may:
+        low, high = may.split("..")
+        control = f'<input name="{name}" type="range" min="{low}" max="{high}" value="{value}">'
     else:
-        control = f'<input name="{name}" type="{kind}" value="{value}">'
-    below = f"<small>{html.escape(help_text)}</small>" if help_text else ""
-    return f"<label><span>{label} <output></output></span>{control}{below}</label>"
-
-def option_field(name, value=""):
-    """A field for an option of the planner, with its meaning below."""
-    _, kind, argument, meaning = OPTIONS[name]
-    listed = re.search(r"one of ([\w.|-]+)(, or \S.*)?", meaning)
-    choices = listed[1].split("|") if listed else argument.split("|") if "|" in argument else ()
-    return field(name, name, value or "1" * (kind == "4"), "checkbox" if kind == "4" else "text",
-                 choices=["", *choices] if choices else (), help_text=re.sub(r"^one of .*|:? one of \S+", "", meaning))
-
-def schedules_fields(v):
-    kinds = ["afab", "1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"]
-    return field("kind", "schedule", v["kind"], choices=kinds) \
-        + field("ranks", "ranks p", v["ranks"], "range", 1, 16) \
-        + field("micro-batches", "micro-batches m", v["micro-batches"], "range", 1, 64) \
-        + field("chunks", "model chunks v_c", 2, "range", 2, 8) + field("times", "T_F, T_B, T_W, transfer", v["times"])
-
-def memory_fields(v):
-    hardware = re.match(r"one of ([\w.|-]+)", OPTIONS["hardware"][3])[1].split("|")
-    return field("model", "model", v["model"], choices=re.match(r"one of ([\w.|-]+)", OPTIONS["model"][3])[1].split("|")) \
-        + field("hardware", "GPU", v["hardware"], choices=hardware) \
-        + "".join(field(d, d, v[d], "power", 0, 10 if d == "dp" else 6) for d in ("tp", "cp", "pp", "dp", "ep", "micro-batch")) \
-        + field("zero", "ZeRO stage", v["zero"], choices=["0", "1", "2", "3"]) \
-        + field("recompute", "recompute", v["recompute"], choices=["none", "selective", "full"]) \
-        + field("seq", "sequence (2048, 128K)", v["seq"])
-
-def planner_fields(v):
-    first = ["model", "gpus", "hardware", "batch", "seq"]
-    rest = "".join(option_field(name) for name in OPTIONS if name not in first)
-    return "".join(option_field(name, v[name]) for name in first) \
-        + f"<details><summary>{len(OPTIONS) - len(first)} more options</summary><div>{rest}</div></details>"
-
-# Title, introduction, the form's fields, their first values, and what the C program is asked for them.
-PLAY = {
-    "schedules": ("Pipeline schedules", "[Chapter 06](../06_pipeline_parallel/index.md)'s schedules, drawn by its own "
-                  "schedule.c and simulation.c.", schedules_fields,
-                  {"kind": "1f1b", "ranks": "4", "micro-batches": "8", "times": "1,1,1,0"}),
-    "memory": ("Memory and time of a step", "What one rank stores, and where a step's time goes, for a grid of ranks: by "
-               "the formulas of [09](../09_combined/index.md), or for models that it cannot train by the playbook's. "
-               "[The planner](planner.md) tries all grids.", memory_fields,
-               {"model": "8b", "hardware": "h100", "tp": "4", "cp": "1", "pp": "2", "dp": "8", "ep": "1", "micro-batch": "1",
-                "zero": "1", "recompute": "none", "seq": ""}),
-    "planner": ("The planner", "Which grid of ranks is fastest for your model? [The planner](../tools/planner/index.md) "
-                "computes memory and time of every grid. An empty field means the default.", planner_fields,
-                {"model": "8b", "gpus": "64", "hardware": "h100", "batch": "1M", "seq": ""})}
-QUESTIONS = {}                                  # of each, where a chapter asks it
-
-def asked(name, v):
-    """The arguments of book.c for these values, as book.js makes them."""
-    if name != "memory":
-        return ["schedule" if name == "schedules" else "plan", *(f"{k}={x}" for k, x in v.items() if x)]
-    grid = ",".join(f"{k}={v[k]}" for k in ("tp", "cp", "pp", "dp", "ep", "micro-batch", "zero", "recompute"))
-    gpus = int(v["tp"]) * int(v["cp"]) * int(v["pp"]) * int(v["dp"])
-    return ["plan", *(f"{k}={v[k]}" for k in ("model", "hardware", "seq") if v[k]), f"gpus={gpus}", f"explain={grid}"]
+        control = f'<input name="{name}" type="{"checkbox" if kind == "4" else "text"}" value="{value or "1" * (kind == "4")}">'
+    below = html.escape(re.sub(r"^one of .*|:? one of \S+", "", meaning))
+    return f"<label><span>{LABELS.get(name, name)} <output></output></span>{control}<small>{below}</small></label>"
 
 def wide_on(doc):
     return " wide" * doc.startswith("play/")
 
-def play_html(name, doc, given, question=""):
-    """The form, chart and answer on page `doc`, with values that are given there instead of the first ones."""
-    _, _, fields, values = PLAY[name]
-    values = {**values, **given}
-    note = "" if COMPILED else "<p>Built without Emscripten: this is the recorded result, for the first values.</p>"
-    form = f'<form autocomplete="off">{fields(values)}</form><p class="error" role="alert"></p>' if COMPILED else ""
-    script = f'<script src="{relative(doc, "compute.js")}"></script>' if COMPILED else ""
-    return raw(f'<div class="play{wide_on(doc)}" data-play="{name}">' + f'<p class="question">{question}</p>' * bool(question)
-               + f'{note}{form}<p class="headline"></p><div class="chart" tabindex="0" aria-live="polite"></div><details '
-               f'class="answer"><summary>What the program prints</summary><pre tabindex="0">'
-               f'{html.escape(native(*asked(name, values)))}</pre></details></div>{script}')
+def play_html(name, doc, given, question):
+    """A form and its chart on page `doc`, with the values that are given there instead of the first ones."""
+    if not COMPILED:
+        return "*Here is something to play with, if the book is made with Emscripten: `make book INSTALL=1`.*\n"
+    fields = [re.match("([^=]*)=([^:]*):?(.*)", f).groups() for f in FORMS[name].split()]
+    form = "".join(field(f, given.get(f, value), may) for f, value, may in fields)
+    rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name]] if name == "planner" else []
+    if rest:
+        form += f"<details><summary>{len(rest)} more options</summary><div>{''.join(map(field, rest))}</div></details>"
+    return raw(f'<div class="play{wide_on(doc)}" data-play="{name}"><p class="question">{question}</p><form '
+               f'autocomplete="off">{form}</form><p class="error" role="alert"></p><p class="headline"></p><div class="chart" '
+               'tabindex="0" aria-live="polite"></div><details class="answer"><summary>What the program prints</summary><pre '
+               f'tabindex="0"></pre></details></div><script src="{relative(doc, "compute.js")}"></script>')
 
 TRACES = {      # at most two seconds each, on simulated hardware
     "03": ("03_data_parallel", 4, "--layers 6 --hidden 64 --heads 4 --seq 32 --accumulate 1 --sync overlap "
@@ -282,11 +247,10 @@ TRACES = {      # at most two seconds each, on simulated hardware
     "09": ("09_combined", 8, "--tp 2 --cp 2 --pp 2 --layers 4 --hidden 64 --heads 8 --seq 64 --accumulate 4 "
            "--dtype fp32 --pretend 0.5,0.025,20")}
 
-def trace_html(number, doc, question=""):
+def trace_html(number, doc, question):
     """A timeline to zoom: one step of a program, traced while the book is made."""
     program, ranks, options = TRACES[number]
-    return raw((f'<p class="question">{question}</p>' if question else "")
-               + f'<p>One step of <code>{program} {options}</code> on {ranks} ranks. <a id="download-{number}" '
+    return raw(f'<p class="question">{question}</p><p>One step of <code>{program} {options}</code> on {ranks} ranks. <a id="download-{number}" '
                f'download="{program}.json">Download the trace</a> for <a href="https://ui.perfetto.dev">Perfetto</a>.</p>'
                f'<div class="timeline{wide_on(doc)}" id="trace-{number}"></div>'
                f'<script src="{relative(doc, f"traces/{number}.js")}" defer></script>')
@@ -295,90 +259,48 @@ def record(program, ranks, options):
     subprocess.run(f"mpiexec -n {ranks} build/cpu/{program} --micro-batch 1 --threads 1 --quiet {options}", shell=True,
                    cwd=ROOT, check=True, capture_output=True)
 
-def played(text, doc):
-    """A chapter's text with what its comments ask for in their place."""
-    def put(match):
-        name, given, question = match[1], dict(x.split("=", 1) for x in match[2].split()), " ".join(match[3].split())
-        if name == "timelines":
-            return trace_html(given["program"], doc, question)
-        QUESTIONS.setdefault(name, question)
-        return play_html(name, doc, given, question)
-    return re.sub(r"<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.S)
-
-def play_pages():
-    for name, (title, text, _, _) in PLAY.items():
-        write(f"play/{name}", f"---\nhide-toc: true\n---\n# {title}\n\n{text}\n\n"
-              + play_html(name, f"play/{name}", {}, QUESTIONS.get(name, "")))
+def traces():
     for number, (program, ranks, options) in TRACES.items():
         trace = EXTRA / "traces" / f"{number}.json"
         record(program, ranks, f"--steps 1 {options} --trace {trace}")
         trace.with_suffix(".js").write_text(f"trace({json.dumps(number)}, {trace.read_text()});\n")
         trace.unlink()
-    write("play/timelines", "---\nhide-toc: true\n---\n# Timelines\n\nPoint at a box, or tap it, for its name and time. "
-          "The buttons, the keys + and -, or the wheel with Ctrl zoom; dragging and the arrow keys move.\n\n"
-          + "".join(f"## {TRACES[n][0]}\n\n" + trace_html(n, "play/timelines") for n in TRACES))
 
-# ---- the front page ----
-# One model and one batch of eight sequences on every line, with what fits best in a short sentence.
-STEPS = [
-    ("One device", "01_single_gpu", 1, "--accumulate 8", "One device computes the eight sequences one after the other."),
-    ("Data parallel", "03_data_parallel", 4, "--accumulate 2 --sync overlap", "Each rank has two of the sequences and a whole model. The "
-     "gradients are summed while the last backward still runs."),
-    ("ZeRO-3", "04_zero", 4, "--accumulate 2 --zero 3", "Each rank stores a quarter of everything. It gathers each "
-     "block's weights just before it needs them."),
-    ("Tensor parallel", "05_tensor_parallel", 4, "--accumulate 8", "Each rank has a quarter of each matrix, so all work on "
-     "one sequence at once. They wait for each other four times in each block."),
-    ("Pipeline, 1F1B", "06_pipeline_parallel", 4, "--accumulate 8", "Each rank has a quarter of the layers. Ranks wait while "
-     "the pipeline fills and drains: the bubble."),
-    ("Pipeline, ZB-V", "06_pipeline_parallel", 4, "--accumulate 8 --schedule zb-v", "The same with two chunks of layers on "
-     "each rank. Weight gradients, which nobody waits for, fill the bubble."),
-    ("Context parallel", "07_context_parallel", 4, "--accumulate 8", "Each rank has a quarter of each sequence. Keys and "
-     "values go round in a ring while attention computes."),
-    ("Combined", "09_combined", 4, "--tp 2 --pp 2 --accumulate 8 --dtype fp32", "Two pipeline stages, and in each of them "
-     "two ranks that share every matrix.")]
-
-def front_page():
+# ---- the front page: one step of one model and one batch, under each technique ----
+def steps_html(steps):
     names, figures, alone = "", "", 0
-    (EXTRA / "steps").mkdir(parents=True)
-    for i, (title, program, ranks, options, text) in enumerate(STEPS):
+    for i, (program, ranks, options, title, text) in enumerate(steps):
         picture, report = EXTRA / f"steps/{i}.svg", BOOK / "report.json"
         record(program, ranks, f"--steps 2 --layers 8 --hidden 64 --heads 4 --seq 64 --pretend 0.4,0.02,20 {options} "
                                f"--timeline={picture} --report {report}")
         first = json.loads(report.read_text())["ranks"][0]
         seconds, memory = first["time"]["seconds"], first["memory"]["total"]["measured"] / 1e6
         alone = alone or seconds
-        numbers = f"{seconds:.2f} s" + f", {alone / seconds:.1f} times as fast" * (ranks > 1) + f"; {memory:.1f} MB a rank"
+        numbers = f"{seconds:.2f} s" + f", {alone / seconds:.1f} times as fast" * (ranks != "1") + f"; {memory:.1f} MB a rank"
         names += f'<button type="button">{title}</button>'
         figures += f'<figure><figcaption><strong><a href="{program}/index.html">{title}</a>: {numbers}.</strong> {text}' \
             f'</figcaption><div class="curtained"><img src="steps/{i}.svg" alt="{title}: {numbers}"><div class="curtain" ' \
             f'style="animation-duration: {2 * seconds:.2f}s"></div></div></figure>'
+    return raw(f'<div class="steps"><div class="names">{names}</div>{figures}</div>')
+
+def path_table():
     rows = re.findall(r"^\| \[(\d\d_\w+)\].*?\| (.*?) \|.*\| (\d+) \|$", (ROOT / "README.md").read_text(), re.M)
     if [r[0] for r in rows] != CHAPTERS:
         raise SystemExit("README.md: its table of programs does not name each chapter, with what it adds and minutes")
-    title_of = {c: (ROOT / c / "README.md").read_text().split("\n")[0][2:] for c in CHAPTERS}
-    path = "\n".join(f"| [{title_of[c]}]({c}/index.md) | {adds} | {minutes} |" for c, adds, minutes in rows)
-    write("index", f"""# ultrascale.c
+    titles = [(ROOT / c / "README.md").read_text().split("\n")[0][2:] for c in CHAPTERS]
+    return "| chapter | what it adds | minutes |\n|---|---|--:|\n" + "".join(
+        f"| [{title}]({c}/index.md) | {adds} | {minutes} |\n" for title, (c, adds, minutes) in zip(titles, rows))
 
-How do you train a model that fits on no GPU, on hundreds of them? Twelve small programs in C show it, one per technique.
-Here each of them runs one training step: the same model and the same eight sequences, on four ranks. The pictures were
-recorded when this book was made, on simulated hardware, and play at half speed.
+def played(text, doc):
+    """A page's text with what its comments ask for in their place."""
+    def put(match):
+        name, given, question = match[1], dict(x.split("=", 1) for x in match[2].split()), " ".join(match[3].split())
+        return trace_html(given["program"], doc, question) if name == "timelines" else play_html(name, doc, given, question)
 
-{raw(f'<div class="steps"><div class="names">{names}</div>{figures}</div>')}
-## The path
-
-Begin with [01](01_single_gpu/index.md), then take the chapter that you need: each changes only a part of an earlier program.
-
-| chapter | what it adds | minutes |
-|---|---|--:|
-{path}
-
-[The project](project.md) says how to run the programs, and [the notation](NOTATION.md) what the letters mean. To play with:
-[pipeline schedules](play/schedules.md), [memory and time of a step](play/memory.md), [the planner](play/planner.md),
-[timelines](play/timelines.md).
-""" + tree("Chapters", [f"{c}/index" for c in CHAPTERS]) + tree("To play with", [f"play/{p}" for p in [*PLAY, "timelines"]])
-          + tree("Reference", ["The project <project>", "NOTATION", "common/index", "tools/index", "tools/workshop/index",
-                               "tools/workshop/instructors", "tools/simulator/index", "tests/bench/index", "tests/index",
-                               "CONTRIBUTING"]))
+    step = r"<!-- step: (\w+) (\d) (.*?): (.*?): (.*?) -->\n"
+    text = re.sub(f"(?:{step})+", lambda m: steps_html(re.findall(step, m[0], re.S)), text, flags=re.S)
+    text = text.replace("<!-- path -->", path_table()) if "<!-- path -->" in text else text
+    return re.sub(r"<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.S)
 
 # ---- all pages ----
 def tree(title, docs, hidden=True):
@@ -394,13 +316,22 @@ for directory in (SOURCE, EXTRA):
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
 (EXTRA / "traces").mkdir()
+(EXTRA / "steps").mkdir()
 if COMPILED:
     shutil.copy(BOOK / "book.js", EXTRA / "compute.js")
 for file in FILES:
     if file.endswith(".md") and not file.endswith("DIFF.md"):
         page_name = doc_of(file)
         page_text = played(linked((ROOT / file).read_text(), file, page_name), page_name)
-        if page_name.endswith("/index") and page_name.count("/") == 1 and page_name.split("/")[0] in CHAPTERS:
+        if page_name == "index":
+            page_text += tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
+                + tree("To play with", [f"play/{p}" for p in (*FORMS, "timelines")]) \
+                + tree("Reference", ["The project <project>", "NOTATION", "common/index", "tools/index", "tools/workshop/index",
+                                     "tools/workshop/instructors", "tools/simulator/index", "tests/bench/index",
+                                     "tests/index", "CONTRIBUTING"])
+        elif page_name.startswith("play/"):
+            page_text = "---\nhide-toc: true\n---\n" + page_text
+        elif page_name.endswith("/index") and page_name.count("/") == 1 and page_name.split("/")[0] in CHAPTERS:
             page_text += chapter_tree(page_name.split("/")[0])
         elif page_name.startswith("tests/") and page_name not in ("tests/index", "tests/bench/index"):
             page_text = "---\norphan: true\n---\n" + page_text
@@ -410,8 +341,7 @@ for file in CODE:
 for chapter_name in CHAPTERS:
     if f"{chapter_name}/DIFF.md" in FILES:
         diff_page(chapter_name)
-play_pages()
-front_page()
+traces()
 
 def bundle_theme(app, error):
     """Debian's Furo imports a module and a style by paths of a web server, which a page opened from a file cannot load."""

@@ -221,10 +221,12 @@ def test_charts(b):
         open_page(b, HTML / "play/timelines.html")
         count = f"return document.querySelectorAll('#trace-{number} rect').length"
         expect(b.execute_script(count) > 100, f"timelines: {number} has few spans")
-        names = b.execute_script(f"return document.querySelector('#trace-{number} svg').textContent")
+        names = b.execute_script(f"return document.querySelector('#trace-{number} .rows').textContent")
         expect(f"rank {rank}" in names and names.count(" ms") == 5, f"timelines: {number} lacks a rank or an axis")
-        expect(b.execute_script(f"return document.querySelector('#trace-{number} svg').dispatchEvent(new WheelEvent('wheel', "
-                                "{deltaY: 9, cancelable: true}))"), f"timelines: {number} keeps the page from scrolling")
+        wide = f"return document.querySelector('#trace-{number} .scrolls svg').clientWidth"
+        before = b.execute_script(wide)
+        b.execute_script(f"document.querySelector('#trace-{number} button').click()")
+        expect(b.execute_script(wide) == 2 * before, f"timelines: {number} does not zoom")
 
 def test_front(b):
     """The step draws itself under one technique, then the next one does; a chosen one stays."""

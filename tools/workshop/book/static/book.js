@@ -5,7 +5,7 @@
 const COLORS = {
     forward: "#0072b2", backward: "#e69f00", weights: "#009e73", idle: "transparent", communication: "#d55e00",
     parameters: "#0072b2", master: "#56b4e9", gradients: "#e69f00", optimizer: "#cc79a7", activations: "#009e73",
-    workspace: "#bbbbbb", other: "#bbbbbb", compute: "#0072b2", launches: "#56b4e9", tensor: "#d55e00", context: "#cc79a7",
+    workspace: "#bbbbbb", other: "#bbbbbb", compute: "#0072b2", launches: "#56b4e9", tensor: "#d55e00", context: "#009e73",
     experts: "#f0e442", bubble: "#999999", data: "#e69f00", fixed: "#666666",
 };
 
@@ -143,15 +143,13 @@ function play(node) {
     const name = node.dataset.play, form = node.querySelector("form"), answer = node.querySelector(".answer pre");
     const show = ({text, wrong}) => {               /* of a wrong question only the message: the last chart stays */
         node.classList.toggle("wrong", !!wrong);
-        if (form) node.querySelector(".error").textContent = wrong ? text : "";
+        node.querySelector(".error").textContent = wrong ? text : "";
         if (wrong) return;
         const [headline, ...chart] = {schedules: drawSchedule, memory: drawMemory, planner: drawPlan}[name](text);
         answer.textContent = text;
         node.querySelector(".headline").textContent = headline;
         node.querySelector(".chart").replaceChildren(...chart);
     };
-    show({text: answer.textContent});
-    if (!form) return;
     let last = 0;
     const update = async () => {
         const mine = ++last;
@@ -187,75 +185,53 @@ addEventListener("DOMContentLoaded", () => {
     document.querySelectorAll(".steps").forEach(playSteps);
 });
 
-/* ---- timelines ---- */
+/* ---- timelines: zooming makes the picture wider, and the browser scrolls it ---- */
 
 function trace(number, events) {
-    const spans = events.filter((e) => e.ph === "X"), node = document.getElementById(`trace-${number}`);
-    const left = 130, high = 15, lane = (e) => e.tid > 1 ? e.cat : ["step", "operators"][e.tid];
-    const rows = [...new Set(spans.map((e) => `${e.pid}/${Math.min(e.tid, 2)}/${lane(e)}`))].sort();
-    const first = Math.min(...spans.map((e) => e.ts)), last = Math.max(...spans.map((e) => e.ts + e.dur));
-    const svg = element("svg", {height: (rows.length + 1.5) * high, tabindex: 0, role: "img",
-                                "aria-label": `one step in ${rows.length} rows; + and - zoom, arrows move`});
-    const under = element("p", {class: "under"}, "Point at a box, or tap it: here stand its name and its time.");
-    let from = first, to = last, width;
+    const spans = events.filter((e) => e.ph === "X"), node = document.getElementById(`trace-${number}`), high = 15;
+    const rowOf = (e) => `${e.pid}/${Math.min(e.tid, 2)}/${e.tid > 1 ? e.cat : ["step", "operators"][e.tid]}`;
+    const rows = [...new Set(spans.map(rowOf))].sort(), height = (rows.length + 1.5) * high;
+    const first = Math.min(...spans.map((e) => e.ts)), whole = Math.max(...spans.map((e) => e.ts + e.dur)) - first;
+    const names = element("svg", {width: 130, height}), scrolls = element("div", {class: "scrolls", tabindex: 0});
+    const svg = element("svg", {height, role: "img", "aria-label": `one step in ${rows.length} rows`});
+    const under = element("p", {}, "Point at a box, or tap it: here stand its name and its time.");
+    let zoom = 1;
 
+    rows.forEach((row, i) => {
+        const [rank, kind, name] = row.split("/");
+        names.append(element("text", {x: 0, y: i * high + 11}, kind === "0" ? `rank ${rank}` : ""),
+                     element("text", {x: 50, y: i * high + 11}, name));
+    });
     const color = (e) => e.tid > 1 ? "communication" : /backward_weight/.test(e.name) ? "weights"
         : /backward/.test(e.name) ? "backward" : /forward/.test(e.name) ? "forward" : "other";
     const draw = () => {
-        svg.replaceChildren();
-        width = Math.max(700, node.clientWidth) - left, svg.setAttribute("width", width + left);
-        const place = (time) => left + width * Math.min(1, Math.max(0, (time - from) / (to - from)));
-        rows.forEach((row, i) => {
-            const [rank, kind, name] = row.split("/");
-            svg.append(element("text", {x: 0, y: i * high + 11}, kind === "0" ? `rank ${rank}` : ""),
-                       element("text", {x: 50, y: i * high + 11}, name));
-        });
-        for (const e of spans) {
-            if (e.ts + e.dur < from || e.ts > to) continue;
-            const y = rows.indexOf(`${e.pid}/${Math.min(e.tid, 2)}/${lane(e)}`) * high, x = place(e.ts);
-            const box = element("rect", {x, y, width: Math.max(0.3, place(e.ts + e.dur) - x), height: high - 2,
-                                         fill: COLORS[color(e)]});
+        const width = zoom * Math.max(500, node.clientWidth - 130), ticks = 4 * zoom;
+        svg.setAttribute("width", width);
+        svg.replaceChildren(...spans.map((e) => {
+            const box = element("rect", {x: width * (e.ts - first) / whole, y: rows.indexOf(rowOf(e)) * high, height: high - 2,
+                                         width: Math.max(0.3, width * e.dur / whole), fill: COLORS[color(e)]});
             box.addEventListener("pointerenter", () => {
                 under.textContent = `rank ${e.pid}: ${e.name}${e.tid > 1 ? ` (${e.cat})` : ""}, `
                     + `from ${((e.ts - first) / 1e3).toFixed(2)} ms for ${(e.dur / 1e3).toFixed(2)} ms`;
             });
-            svg.append(box);
-        }
-        for (let i = 0; i <= 4; i++) {
-            const time = from + (to - from) * i / 4;
-            svg.append(element("text", {x: place(time), y: (rows.length + 1) * high, class: "tick", "text-anchor":
-                                        ["start", "middle", "middle", "middle", "end"][i]},
-                               `${((time - first) / 1e3).toFixed(to - from < 1e4 ? 2 : 0)} ms`));
-        }
+            return box;
+        }), ...Array.from({length: ticks + 1}, (_, i) => element(
+            "text", {x: width * i / ticks, y: height - 6, "text-anchor": i === 0 ? "start" : i === ticks ? "end" : "middle"},
+            `${(whole * i / ticks / 1e3).toFixed(zoom > 8 ? 2 : 0)} ms`)));
     };
-    const view = (middle, span) => {
-        span = Math.min(last - first, Math.max((last - first) / 1e4, span));
-        from = Math.min(last - span, Math.max(first, middle - span / 2)), to = from + span;
-        draw();
-    };
-    const move = (by, factor) => view((from + to) / 2 + by * (to - from), (to - from) * factor);
-    svg.addEventListener("wheel", (event) => {          /* without Ctrl the page scrolls */
-        if (!event.ctrlKey) return;
-        event.preventDefault();
-        const at = from + (to - from) * (event.offsetX - left) / width, by = event.deltaY > 0 ? 1.25 : 0.8;
-        view(at + ((from + to) / 2 - at) * by, (to - from) * by);
-    }, {passive: false});
-    svg.addEventListener("keydown", (event) => {
-        const by = {"+": [0, 0.5], "-": [0, 2], ArrowLeft: [-0.2, 1], ArrowRight: [0.2, 1]}[event.key];
-        if (by) event.preventDefault(), move(...by);
-    });
-    svg.addEventListener("pointermove", (event) => {
-        if (event.buttons) move(-event.movementX / width, 1);
-    });
-    const button = (name, label, ...by) => {
+    const button = (name, label, by) => {
         const made = element("button", {type: "button", "aria-label": label}, name);
-        made.addEventListener("click", () => move(...by));
+        made.addEventListener("click", () => {
+            const middle = (scrolls.scrollLeft + scrolls.clientWidth / 2) / zoom;
+            zoom = Math.min(256, Math.max(1, zoom * by)), draw();
+            scrolls.scrollLeft = middle * zoom - scrolls.clientWidth / 2;
+        });
         return made;
     };
     document.getElementById(`download-${number}`).href = URL.createObjectURL(new Blob([JSON.stringify(events)]));
-    node.append(element("p", {}, button("+", "zoom in", 0, 0.5), button("\u2212", "zoom out", 0, 2),
-                        button("\u2190", "back in time", -0.4, 1), button("\u2192", "on in time", 0.4, 1)),
-                element("div", {class: "scrolls"}, svg), under,
+    scrolls.append(svg);
+    node.append(element("p", {}, button("+", "zoom in", 2), button("\u2212", "zoom out", 0.5)),
+                element("div", {class: "rows"}, names, scrolls), under,
                 legend({forward: "", backward: "", weights: "' gradients", communication: "", other: ""}));
     draw();
     addEventListener("resize", draw);
