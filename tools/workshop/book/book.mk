@@ -1,5 +1,5 @@
 # The book: a static site of all chapters, programs, diffs, and pages that compute. It needs Sphinx, MyST and Furo; with
-# Emscripten its pages compute in the browser, without it they show recorded results.
+# Emscripten its pages compute in the browser, without it they only say what is missing.
 BOOK := $(BUILD)/book
 BOOK_C := $(wildcard tools/workshop/book/*.c) $(addprefix 06_pipeline_parallel/,schedule.c simulation.c) 09_combined/formulas.c 11_five_dimensions/formulas.c \
 	$(filter-out %/plan.c %/runs.c %/score.c,$(wildcard tools/planner/*.c)) \
@@ -18,7 +18,7 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphi
 	@$(if $(INSTALL),tools/machine/deps.sh --install $(BOOK_PACKAGES))
 	@command -v sphinx-build >/dev/null || { echo "make book needs Sphinx, MyST and Furo: make book INSTALL=1, or" \
 		"apt-get install $(BOOK_PACKAGES)"; exit 1; }
-	@command -v emcc >/dev/null || echo "there is no Emscripten, so pages show recorded results: make book INSTALL=1"
+	@command -v emcc >/dev/null || echo "there is no Emscripten, so pages compute nothing: make book INSTALL=1"
 	@$(MAKE) --no-print-directory cpu $(BOOK)/native $$(command -v emcc >/dev/null && echo $(BOOK)/book.js)
 	@rm -rf $(BOOK)/source $(BOOK)/html && mkdir -p $(BOOK)/source
 	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tools/workshop/book $(BOOK)/source $(BOOK)/html

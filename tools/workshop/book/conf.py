@@ -283,14 +283,6 @@ def steps_html(steps):
             f'style="animation-duration: {2 * seconds:.2f}s"></div></div></figure>'
     return raw(f'<div class="steps"><div class="names">{names}</div>{figures}</div>')
 
-def path_table():
-    rows = re.findall(r"^\| \[(\d\d_\w+)\].*?\| (.*?) \|.*\| (\d+) \|$", (ROOT / "README.md").read_text(), re.M)
-    if [r[0] for r in rows] != CHAPTERS:
-        raise SystemExit("README.md: its table of programs does not name each chapter, with what it adds and minutes")
-    titles = [(ROOT / c / "README.md").read_text().split("\n")[0][2:] for c in CHAPTERS]
-    return "| chapter | what it adds | minutes |\n|---|---|--:|\n" + "".join(
-        f"| [{title}]({c}/index.md) | {adds} | {minutes} |\n" for title, (c, adds, minutes) in zip(titles, rows))
-
 def played(text, doc):
     """A page's text with what its comments ask for in their place."""
     def put(match):
@@ -299,7 +291,8 @@ def played(text, doc):
 
     step = r"<!-- step: (\w+) (\d) (.*?): (.*?): (.*?) -->\n"
     text = re.sub(f"(?:{step})+", lambda m: steps_html(re.findall(step, m[0], re.S)), text, flags=re.S)
-    text = text.replace("<!-- path -->", path_table()) if "<!-- path -->" in text else text
+    programs = re.search(r"^\| program .*?(?=\n\n)", (ROOT / "README.md").read_text(), re.M | re.S)[0]
+    text = re.sub("<!-- programs -->", lambda _: linked(programs, "README.md", doc), text)
     return re.sub(r"<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.S)
 
 # ---- all pages ----
