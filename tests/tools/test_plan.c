@@ -494,7 +494,6 @@ static void errors_name_valid_values(void **state)
     };
     static const char *const bad_runs[][2] = {
         {"model,nodes\n1B,1\n", ": expected an integer of at least 1, got ''"},
-        {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n", "got none"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
          "line 2: column tokens_per_second_per_gpu: expected a number of at least 0, got 'x'"},
         {"# c\nmodel,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n"
