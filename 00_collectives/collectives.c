@@ -145,7 +145,7 @@ int power_below(int n)                           /* the largest power of two tha
  *     1111    2222  4444          round 2: 0 <-> 2, 1 <-> 3
  *     1111    2222  4444
  *     1111    2222  4444
- * If n is no power of two, the ranks beyond one give theirs to a partner first, and get the result last. Addition
+ * If n is no power of two, ranks from `power` on first give their tensor to a partner, and get the result last. Addition
  * commutes, so both ranks of a pair, and thus all ranks, get the same bits. */
 static void doubling_all_reduce(Comm *c, Tensor t)
 {
