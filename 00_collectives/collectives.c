@@ -145,8 +145,8 @@ int power_below(int n)                           /* the largest power of two tha
  *     1111    2222  4444          round 2: 0 <-> 2, 1 <-> 3
  *     1111    2222  4444
  *     1111    2222  4444
- * If n is no power of two, ranks from `power` on first give their tensor to a partner, and get the result last. Addition
- * commutes, so both ranks of a pair, and thus all ranks, get the same bits. */
+ * If n is no power of two, ranks from `power` on give their tensor to a partner first, and get the result at the end.
+ * Addition commutes, so both ranks of a pair, and thus all ranks, get the same bits. */
 static void doubling_all_reduce(Comm *c, Tensor t)
 {
     const int n = comm_size(c), r = comm_rank(c), power = power_below(n);
