@@ -435,8 +435,8 @@ int main(int argc, char **argv)
     const Tensor t = tensor_create(MEM_WORKSPACE, REAL, "t", shape(most));
     inbox = tensor_create(MEM_COMMUNICATION, REAL, "inbox", shape(most));
     print_rank_0("00_collectives%s: %d rank%s over %s; %s per rank\n", options.pretend
-                 ? " on simulated hardware (--pretend): times are not this machine's" : "", n, n > 1 ? "s" : "", carrier,
-                 device_name());
+                 ? " on simulated hardware (--pretend): times are not this machine's" : "", n, n > 1 ? "s" : "",
+                 carrier, device_name());
     if (check_all)
         verify(world, t, tensor_create(MEM_WORKSPACE, REAL, "theirs", shape(most)));
     else if (machine)
