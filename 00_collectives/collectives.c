@@ -145,8 +145,8 @@ int power_below(int n)                           /* the largest power of two tha
  *     1111    2222  4444          round 2: 0 <-> 2, 1 <-> 3
  *     1111    2222  4444
  *     1111    2222  4444
- * If n is no power of two, the ranks beyond one give theirs to a partner first, and get the result last. Addition
- * commutes, so both ranks of a pair, and thus all ranks, get the same bits. */
+ * If n is no power of two, ranks from `power` on give their tensor to a partner first, and get the result at the end.
+ * Addition commutes, so both ranks of a pair, and thus all ranks, get the same bits. */
 static void doubling_all_reduce(Comm *c, Tensor t)
 {
     const int n = comm_size(c), r = comm_rank(c), power = power_below(n);
@@ -435,8 +435,8 @@ int main(int argc, char **argv)
     const Tensor t = tensor_create(MEM_WORKSPACE, REAL, "t", shape(most));
     inbox = tensor_create(MEM_COMMUNICATION, REAL, "inbox", shape(most));
     print_rank_0("00_collectives%s: %d rank%s over %s; %s per rank\n", options.pretend
-                 ? " on simulated hardware (--pretend): times are not this machine's" : "", n, n > 1 ? "s" : "", carrier,
-                 device_name());
+                 ? " on simulated hardware (--pretend): times are not this machine's" : "", n, n > 1 ? "s" : "",
+                 carrier, device_name());
     if (check_all)
         verify(world, t, tensor_create(MEM_WORKSPACE, REAL, "theirs", shape(most)));
     else if (machine)
