@@ -94,7 +94,7 @@ static double bus_factor(const char *name, int n)
 typedef struct { double alpha, beta, residual; } Fit;       /* seconds, bytes/s, mean relative error */
 
 /* Fits seconds = hops * alpha + bytes * volume / beta, by least squares of relative errors: otherwise the largest sizes
- * alone would count. */
+ * alone would count. One size of bytes cannot tell the two apart: then alpha is NaN. */
 static Fit fit_of(const double *bytes, const double *seconds, int rows, Steps s)
 {
     double aa = 0, ab = 0, bb = 0, ay = 0, by = 0;
@@ -105,7 +105,7 @@ static Fit fit_of(const double *bytes, const double *seconds, int rows, Steps s)
         aa += a * a, ab += a * b, bb += b * b, ay += a, by += b;
     }
     const double determinant = aa * bb - ab * ab;
-    f.alpha = determinant ? (ay * bb - by * ab) / determinant : ay / aa;
+    f.alpha = rows < 2 && s.volume > 0 ? NAN : determinant ? (ay * bb - by * ab) / determinant : ay / aa;
     f.beta = determinant ? determinant / (by * aa - ay * ab) : INFINITY;
     for (int i = 0; i < rows; i++)
         f.residual += fabs((s.hops * f.alpha + s.volume * bytes[i] / f.beta) / seconds[i] - 1) / rows;
@@ -166,6 +166,8 @@ void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64
     if (!columns)
         fail_usage("--algorithm %s: --op %s has no such algorithm; try --algorithm all", algorithm_name[algorithm],
                    name);
+    if (!strcmp(name, "barrier"))               /* sends no bytes, so one row shows all */
+        max = min;
     const int ours = columns;
     labels[columns] = "library", columns += chosen[0]->library != NULL;
     print_rank_0("%s: microseconds; GB/s of the tensor (alg) and of each link (bus)\n%12s", name, "bytes");
