@@ -64,7 +64,7 @@ static const struct {
              1e9}},
     {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program with this model; or a "
             "GPT-NeoX model from Hugging Face's save_pretrained", "DIR"}},
-    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load continues it", "FILE"}},
+    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load appends to it", "FILE"}},
     {FILES, {"report", OPTION_TEXT, &options.report, "memory, traffic and time, as JSON, at the end", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
     {FILES, {"timeline", OPTION_MAYBE, &options.timeline, "draw a step of all ranks in the terminal: the last one, or "

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "comm.h"
 #include "device.h"
@@ -133,10 +132,9 @@ static cJSON *rank_json(void)
     return rank;
 }
 
-void report_write(const char *path, double peak_flops, bool first, bool last)
+void report_write(FILE *f, double peak_flops, bool first, bool last)
 {
     cJSON *rank = rank_json(), *common = cJSON_CreateObject();
-    FILE *f = fopen(path, "a");
 
     cJSON_AddStringToObject(common, "stage", error_name());
     cJSON_AddNumberToObject(common, "parameters", model_parameters(options.config));
@@ -146,9 +144,9 @@ void report_write(const char *path, double peak_flops, bool first, bool last)
         cJSON_AddStringToObject(common, "pretend", options.pretend);
     cJSON_AddItemToObject(common, "held_out", held_out ? held_out : cJSON_CreateArray());
     char *text = cJSON_Print(rank), *rest = cJSON_Print(common);
-    if (!f || !text || !rest || fprintf(f, "%s%s", first ? "{\"ranks\": [" : ", ", text) < 0
-        || (last && fprintf(f, "],%s\n", rest + 1) < 0) || fclose(f))           /* + 1: without its brace */
-        fail("--report %s could not be written: %s", options.report, strerror(errno));
+    fprintf(f, "%s%s", first ? "{\"ranks\": [" : ", ", text);
+    if (last)
+        fprintf(f, "],%s\n", rest + 1);                 /* without its brace */
     free(text);
     free(rest);
     cJSON_Delete(rank);
@@ -159,48 +157,19 @@ void report_write(const char *path, double peak_flops, bool first, bool last)
 
 static FILE *metrics;
 
-/* Returns how many bytes of the file to keep with --load: those of the rows up to the checkpoint's step, since this run
- * makes later ones again. An incomplete last row, of a run that was killed, goes too. */
-static off_t bytes_to_keep(const char *header, int64_t step)
-{
-    FILE *f = fopen(options.metrics, "r");
-    char *line = NULL;
-    size_t capacity = 0;
-    off_t keep = 0;
-
-    for (ssize_t length; f && (length = getline(&line, &capacity, f)) > 0; keep += length) {
-        const bool whole = line[length - 1] == '\n';
-        if (whole && !keep && strcmp(line, header))
-            fail("--metrics %s: expected the columns %.*s, got %.*s; use another file", options.metrics,
-                 (int)strlen(header) - 1, header, (int)strcspn(line, "\n"), line);
-        if (!whole || (keep && atoll(line) > step))
-            break;
-    }
-    free(line);
-    if (f)
-        fclose(f);
-    return keep;
-}
-
 void metrics_open(const TrainState *state)
 {
-    char *header, *at = "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes";
-    size_t size;
-
     if (!options.metrics || comm_rank(world))
         return;
-    FILE *columns = open_memstream(&header, &size);
-    fputs(at, columns);
-    for (int i = 0; i < state->kept_count; i++)
-        fprintf(columns, ",%s", state->kept[i].name);
-    fputc('\n', columns);
-    fclose(columns);
-    const off_t keep = options.load ? bytes_to_keep(header, state->step) : 0;
-    metrics = fopen(options.metrics, keep ? "a" : "w");
-    if (!metrics || (keep && ftruncate(fileno(metrics), keep)) || (!keep && fputs(header, metrics) < 0)
-        || fflush(metrics))
+    metrics = fopen(options.metrics, options.load ? "a" : "w");
+    if (!metrics)
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
-    free(header);
+    if (fseek(metrics, 0, SEEK_END) == 0 && ftell(metrics) > 0)
+        return;                                 /* --load continues a file */
+    fputs("step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes", metrics);
+    for (int i = 0; i < state->kept_count; i++)
+        fprintf(metrics, ",%s", state->kept[i].name);
+    fputc('\n', metrics);
 }
 
 void metrics_row(const TrainState *state, double loss, double norm, double lr, double seconds, double tokens_per_second,

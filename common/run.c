@@ -125,9 +125,6 @@ static void print_summary(const char *carrier, bool tf32)
     print_rank_0("device  %s%s, %s of matmul%s%s%s\n", device_name(), several ? " per rank" : "", peak_text(),
                  several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
                  options.pretend ? " (simulated)" : "");
-    if (comm_local.unused && !options.threads)
-        print_rank_0("cores   Open MPI binds ranks, so %d cores of this machine are unused; mpiexec --bind-to none frees "
-                     "them\n", comm_local.unused);
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_kind(), number_text(data_tokens()),
@@ -147,8 +144,6 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     signal(SIGUSR1, on_signal);                 /* Open MPI's mpiexec sends it on, and Slurm's --signal=USR1@60 */
-    if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))         /* not under nohup */
-        signal(SIGHUP, on_signal);              /* the terminal was closed */
     signal(SIGXFSZ, SIG_IGN);                   /* then a write fails, as it does on a full disk */
     const char *carrier = comm_choose();
     device_init(comm_local.rank, comm_local.size, options.threads ? options.threads : comm_local.cores);
@@ -199,7 +194,7 @@ int run_load(AdamW *optimizer)
     for (int i = 0; i < optimizer->count && (!options.load || state.upcycled); i++)
         params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     if (options.load)
-        checkpoint_load(optimizer, &state);
+        checkpoint_load(options.load, optimizer, &state);
     metrics_open(&state);
     run_optimizer = optimizer;
     first_step = state.step;
@@ -382,21 +377,22 @@ bool run_interrupted(void)
 
 _Noreturn void run_end(void)
 {
-    char *report = output_begin(options.report), *trace = output_begin(options.trace);
-
     for (int r = 0; r < comm_size(world); r++) {                /* ranks take turns to append */
-        const bool last = r == comm_size(world) - 1, mine = r == comm_rank(world);
-        if (mine && report)
-            report_write(report, peak_flops(), r == 0, last);
-        if (mine && trace)
-            trace_write(trace, r == 0, last);
+        const bool first = r == 0, last = r == comm_size(world) - 1, mine = r == comm_rank(world);
+        FILE *report = mine && options.report ? output_open("report", options.report, first) : NULL;
+        FILE *trace = mine && options.trace ? output_open("trace", options.trace, first) : NULL;
+        if (report) {
+            report_write(report, peak_flops(), first, last);
+            output_close("report", options.report, report);
+        }
+        if (trace) {
+            trace_write(trace, first, last);
+            output_close("trace", options.trace, trace);
+        }
         comm_barrier(world);
     }
-    output_end("report", report, options.report);
-    output_end("trace", trace, options.trace);
     metrics_close();
-    if (stopping != SIGHUP)                     /* after a SIGHUP the terminal may be gone */
-        fail_unprinted();
+    fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
     comm_exit(stopping ? 128 + stopping : wrong);
 }

@@ -327,10 +327,8 @@ void timeline_draw(void)
     }
     drop_empty_lanes();
     const Picture p = picture_of(strstr(options.timeline, ".svg"));
-    char *written = p.style == SVG ? output_begin(options.timeline) : NULL;
-    FILE *to = !draws ? NULL : written ? fopen(written, "w") : stdout, *f = open_memstream(&text, &size);
-    if (draws && !to)
-        fail("--timeline %s cannot be written", options.timeline);
+    FILE *to = !draws ? NULL : p.style == SVG ? output_open("timeline", options.timeline, true) : stdout;
+    FILE *f = open_memstream(&text, &size);
     for (int lane = 0; lane < lanes; lane++)
         draw_lane(f, &p, lane);
     fclose(f);
@@ -338,12 +336,13 @@ void timeline_draw(void)
         draw_head(to, &p);
     gather_and_print(to, NULL, text);
     free(text);
-    if (draws && p.style == SVG && (fprintf(to, "</svg>\n") < 0 || fclose(to)))
-        fail("--timeline %s could not be written", options.timeline);
-    output_end("timeline", written, options.timeline);
-    if (draws && p.style != SVG)
+    if (draws && p.style == SVG) {
+        fprintf(to, "</svg>\n");
+        output_close("timeline", options.timeline, to);
+    } else if (draws) {
         printf("%-*s0%*s%*s\n", LABEL, "ms", p.cells / 2, ms_text((p.end - p.begin) / 2), p.cells - p.cells / 2 - 1,
                ms_text(p.end - p.begin));
+    }
 
     f = open_memstream(&text, &size);
     const double busy = comm_sum(world, write_shares(f)), all = comm_sum(world, boxes[0].end - boxes[0].begin);

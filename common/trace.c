@@ -1,8 +1,6 @@
 #include "trace.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -169,12 +167,8 @@ static void write_counter(FILE *f, const char *name, double when, const int64_t 
     fprintf(f, "}}");
 }
 
-void trace_write(const char *path, bool first, bool last)
+void trace_write(FILE *f, bool first, bool last)
 {
-    FILE *f = fopen(path, "a");
-
-    if (!f)
-        fail("--trace %s cannot be written: %s", options.trace, strerror(errno));
     fprintf(f, "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
             first ? "[" : ",", process, process);
     for (int64_t i = 0; i < spans.count; i++) {
@@ -199,6 +193,4 @@ void trace_write(const char *path, bool first, bool last)
     }
     if (last)
         fprintf(f, "\n]\n");
-    if (ferror(f) | fclose(f))
-        fail("--trace %s could not be written: %s", options.trace, strerror(errno));
 }

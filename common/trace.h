@@ -11,6 +11,7 @@
 #define TRACE_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
 #include "live.h"
 
@@ -19,8 +20,8 @@
  * machine share. */
 void trace_open(int rank, double start);
 
-/* Appends this rank's events to the file. Ranks take turns; the last one completes it. */
-void trace_write(const char *path, bool first, bool last);
+/* Writes this rank's events to the file. Ranks take turns; the last one completes it. */
+void trace_write(FILE *f, bool first, bool last);
 
 /* For --timeline: the step between these two calls is recorded. trace_spans returns its spans, with times in seconds
  * since time 0: the first is the whole step. The caller frees them. 0: no step was recorded. */

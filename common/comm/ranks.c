@@ -79,20 +79,16 @@ void comm_deadline_met(void)
 /* ---- Start and end ---- */
 
 /* Counts the cores per rank: those that this machine's ranks may use, divided by the ranks; or, if a launcher has bound
- * each rank to fewer, those. 0: more cores than a cpu_set_t holds. Open MPI binds two ranks to one core each: then the
- * other cores that it may use itself are unused. */
+ * each rank to fewer, those. 0: more cores than a cpu_set_t holds. */
 static void count_cores(MPI_Comm local)
 {
-    cpu_set_t mine, together, launcher;
+    cpu_set_t mine, together;
 
     CPU_ZERO(&mine);
-    CPU_ZERO(&launcher);
     sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
-    const int all = CPU_COUNT(&together), cores = all / comm_local.size, bound = CPU_COUNT(&mine);
+    const int cores = CPU_COUNT(&together) / comm_local.size, bound = CPU_COUNT(&mine);
     comm_local.cores = bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
-    if (getenv("OMPI_COMM_WORLD_SIZE") && !sched_getaffinity(getppid(), sizeof launcher, &launcher))
-        comm_local.unused = CPU_COUNT(&launcher) > all ? CPU_COUNT(&launcher) - all : 0;
 }
 
 /* A launcher that belongs to another MPI than the program starts ranks that do not see each other. */

@@ -214,7 +214,7 @@ static const struct {
     {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
     {1, EXPERTS, 1, "--load dense",
      "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
-    {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
+    {1, EXPERTS, 1, "--load mixture --experts 6", "\"num_local_experts\" is 8, but this run's model has 6 by --experts"},
     {FIVE, 1, "--pp 2 --ep 4",
      "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
     {FIVE, 1, "--tp 2 --seq 24 --micro-batch 1",
@@ -222,7 +222,7 @@ static const struct {
      "span, got 24"},
     {FIVE, 1, "--cp 4 --seq 24 --span 2", "--span: expected a divisor of 3, "},
     {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
-    {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts, but this program has none"},
+    {1, "01_single_gpu", 1, "--load mixture", "\"model_type\" is \"gpt_neox_moe\", but this run's model has \"gpt_neox\""},
 };
 
 /* Each rank that finds the mistake may print its line, and no rank prints anything else. */
@@ -358,22 +358,20 @@ static void checkpoints(void **state)
         {trainer, "\"seed\":\t\"7\"", "\"seed\":\t\"7x\"", "seed|7x"},
         {trainer, "{", "[", "not a JSON object"},
         {config, "\"hidden_size\":\t16", "\"hidden_size\":\t\"16\"", "hidden_size"},
-        {config, "\"hidden_size\":\t16", "\"hidden_size\":\t32", "--hidden 32|but|--hidden 16"},
+        {config, "\"hidden_size\":\t16", "\"hidden_size\":\t32", "\"hidden_size\" is 32|has 16 by --hidden"},
         {config, "\"gpt_neox\"", "\"llama\"", "\"model_type\" is \"llama\"|\"gpt_neox\""},
         {config, "\"gelu_pytorch_tanh\"", "\"gelu\"", "\"hidden_act\" is \"gelu\"|\"gelu_pytorch_tanh\""},
-        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|default is \"gelu\"|\"gelu_pytorch_tanh\""},
-        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|compute 1"},
-        {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing|default is 0.25"},
+        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|\"gelu_pytorch_tanh\""},
+        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|has 1"},
+        {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing"},
         {config, "\"rotary_emb_base\":\t10000", "\"rope_theta\": 500000", "\"rope_theta\" is 500000|10000"},
         {config, "\"rotary_emb_base\"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}, \"rotary_emb_base\"",
-         "rope_type\" is \"yarn\"|\"default\""},
+         "\"rope_parameters\" is {|\"yarn\"|\"default\""},
         {config, "\"layer_norm_eps\":\t1e-05", "\"layer_norm_eps\":\t1e-12", "\"layer_norm_eps\" is 1e-12"},
-        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "compute false"},
-        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|default is false|compute true"},
-        {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|compute 64"},
+        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "has false"},
+        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|has true"},
+        {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|has 64"},
         {config, "}", "", "not a JSON object"},
-        {config, "{", "{\"hidden_act\": \"gelu\", ", "config.json|\"hidden_act\" is there twice"},
-        {trainer, "{", "{\"step\": 1, ", "trainer.json|\"step\" is there twice"},
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
 
@@ -381,8 +379,6 @@ static void checkpoints(void **state)
         spoil(edits[i].file, edits[i].from, edits[i].to);
         fails(1, edits[i].words, LOAD);
     }
-    spoil(config, "\"gelu_pytorch_tanh\"", "\"gelu_new\"");             /* the same model in other words */
-    run_well(ONE " --load bad");
     spoil(config, "\"rotary_pct\":\t1", "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4, "
           "\"partial_rotary_factor\": 1.0}");
     run_well(ONE " --load bad");
@@ -458,7 +454,7 @@ static void outputs(void **state)
         {1, "--save good --report missing/x", "--report: cannot create missing/x"},
         {1, "--save /proc/x", "--save /proc/x"},
         {1, "--save blocked", "--save blocked: cannot create blocked.tmp: Not a directory"},
-        {1, "--save circle", "--save circle|is a file"},
+        {1, "--save circle", "--save circle|is a file or link"},
         {1, "--save good --layers 10000 --hidden 65536", "--save good: expected room|PB, but its disk has"},
         {0}};
     static const struct {
@@ -492,14 +488,14 @@ static void outputs(void **state)
     run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
     run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
     for (size_t i = 0; i < sizeof full / sizeof *full; i++) {           /* MPI's start needs a large file */
-        run_well("sh -c 'md5sum kept/* kept.json kept.trace >sums'");
+        run_well("sh -c 'md5sum kept/* >sums'");
         /* from when it catches SIGTERM, number 15 of the mask */
         Result r = run("sh -c '" ONE " --steps 1000000 %s & p=$!; until grep -q \"^SigCgt:.*[4-7c-f]...$\" "
                        "/proc/$p/status; do sleep .01; done; sleep .1; prlimit --pid $p --fsize=%d; kill $p; wait $p'",
                        full[i].options, full[i].limit);
         expect(r, 1, full[i].words);
         run_well("md5sum -c --quiet sums");
-        run_well("sh -c 'rm -rf kept.tmp kept.json.tmp kept.trace.tmp'");
+        run_well("sh -c 'rm -rf kept.tmp'");
     }
     for (int i = 0; i < 3; i++) {               /* a stream is written as it is */
         static const char *const begins[] = {"step,tokens,loss,", "{\"ranks\": [", "[\n{\"name\":"};
