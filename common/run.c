@@ -133,7 +133,6 @@ static void print_summary(const char *carrier, bool tf32)
 
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    device_prepare(argv);
     program_name = program;
     arguments = argc, argument = argv;
     error_set_program(program);

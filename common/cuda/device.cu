@@ -13,7 +13,6 @@
 
 static cudaDeviceProp gpu;
 static char name[320];
-static int threads;
 static cudaStream_t stream;
 static cudaEvent_t waited_for;
 static bool tf32;
@@ -121,27 +120,16 @@ double clock_seconds(void)
 
 /* ---- The start ---- */
 
-static const int built[] = {__CUDA_ARCH_LIST__};        /* nvcc's macro, in ascending order: 750, 800 */
-
-/* Returns a rank's GPU among those that this program can use: the PTX for the lowest architecture of the build runs on
- * all later GPUs, and nothing in it on earlier ones, such as an old display card. */
+/* Returns a rank's GPU. */
 static int device_of(int local_rank)
 {
-    int count, all = 0, found[64], major, minor;
+    int count;
     const cudaError_t error = cudaGetDeviceCount(&count);       /* without a driver, count stays unset */
 
     if (error != cudaSuccess || count == 0)
         fail("this program is built for NVIDIA GPUs, but CUDA finds none: %s; build/cpu/ has the programs for the CPU",
              error != cudaSuccess ? cudaGetErrorString(error) : "there are 0 devices");
-    for (int d = 0; d < count && all < 64; d++)
-        if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d) == cudaSuccess
-            && cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d) == cudaSuccess
-            && 100 * major + 10 * minor >= built[0])
-            found[all++] = d;
-    if (all == 0)
-        fail("this program is built for GPUs from sm_%d on, but those here are older; try \"make cuda ARCH=sm_XX\", "
-             "from sm_75 on; build/cpu/ has the programs for the CPU", built[0] / 10);
-    return found[local_rank % all];
+    return local_rank % count;
 }
 
 DeviceId device_id(int local_rank)
@@ -154,11 +142,6 @@ DeviceId device_id(int local_rank)
     return id;
 }
 
-void device_prepare(char **argv)
-{
-    (void)argv;
-}
-
 void device_init(int local_rank, int local_ranks, int wanted)
 {
     const int device = device_of(local_rank);
@@ -168,9 +151,8 @@ void device_init(int local_rank, int local_ranks, int wanted)
     CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaEventCreateWithFlags(&waited_for, cudaEventDisableTiming));
-    threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
-    threads = threads < 1 ? 1 : threads;
-    omp_set_num_threads(threads);               /* for loops on the host: initial weights */
+    const int threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
+    omp_set_num_threads(threads < 1 ? 1 : threads);             /* for loops on the host: initial weights */
     snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor);
     memory_begin(device);
     events_begin();
@@ -180,11 +162,6 @@ void device_init(int local_rank, int local_ranks, int wanted)
 const char *device_name(void)
 {
     return name;
-}
-
-int device_threads(void)
-{
-    return threads;
 }
 
 bool device_is_host(void)

@@ -465,8 +465,6 @@ static void memory_is_tracked(void **state)
     assert_int_equal(memory_total().peak, total + 100);         /* the peak of the sum, not the sum of peaks (190) */
     memory_track(MEM_MASTER, 15);
     assert_int_equal(memory_total().peak, total + 105);
-    assert_non_null(strstr(memory_in_use(), "master 15 B, communication 90 B"));
-    assert_null(strstr(memory_in_use(), "gradients"));
 
     Tensor t = tensor_create(MEM_GRADIENTS, I32, "t", shape(3, 5));
     assert_int_equal(memory_entry(MEM_GRADIENTS).used, 60);

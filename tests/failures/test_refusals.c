@@ -111,7 +111,7 @@ static void command_lines(void **state)
         {2, "--timeline 4", "--timeline: expected a step from 1 to 3, a file named *.svg, or nothing, got '4'"},
         {1, "--timeline afile/x.svg", "--timeline: cannot create afile/x.svg: Not a directory"},
         {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
-        {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|is activations|--recompute full"},
+        {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|--recompute full"},
         {1, "--preset 405b --recompute full --seq 1 --data long", "category is optimizer with|--layers|--hidden"},
         {0}};
 
@@ -267,34 +267,27 @@ static void data(void **state)
 {
     static const Case cases[] = {
         {1, "--data missing --metrics old.csv --report new", "--data missing|No such file"},
-        {1, "--data adir", "--data adir|directory"},
-        {1, "--data /dev/zero", "--data /dev/zero|regular"},
+        {1, "--data adir", "--data adir|regular"},
         {1, "--data fifo", "--data fifo|regular"},
-        {1, "--data empty", "--data empty|is empty"},
+        {1, "--data empty", "--data empty|at least 90 tokens|got 0"},
         {1, "--data 89.bin", "--data 89.bin|89 tokens|--seq 8|90"},
         {1, "--data at.bin", "--data at.bin|token 97, at position 1234,|--vocab 97"},
         {1, "--data odd.bin", "--data odd.bin|2001 bytes|uint16"},
-        {1, "--data version", "--data version|version 2|version 1"},
-        {1, "--data counted", "--data counted|1001 tokens|has 1000"},
-        {1, "--data cut", "--data cut|1000 bytes|1024"},
+        {1, "--data counted", "--data counted|uint16 tokens after a header of 1024 bytes, which gives 1001|3024 bytes"},
+        {1, "--data cut", "--data cut|header of 1024 bytes|has 1000 bytes"},
         {1, "--data llama", "--data llama, as uint32 tokens|token 65536, at position 500"},
-        {1, "--data questions.bin", "--data questions.bin|magic number 20240522|20240520 or 20240801"},
         {1, "--data data.bin --vocab 128256", "--data data.bin, as uint32 tokens: token |--vocab 128256"},
-        {1, "--data int64.bin", "--data int64.bin|every second|uint16 tokens|is 0"},
-        {1, "--data int64.bin --vocab 128256", "--data int64.bin|every second|uint32 tokens|is 0"},
-        {1, "--data array.npy --vocab 256", "--data array.npy|array of numpy|tofile"},
-        {1, "--data array.bin", "--data array.bin|array of numpy"},
-        {1, "--data text.gz", "--data text.gz|gzip"},
-        {1, "--data utf16 --vocab 256", "--data utf16|UTF-16"},
-        {1, "--data tokens.ds", "--data tokens.ds|byte 1 is 0|*.bin"},
-        {1, "--data koi8 --vocab 256", "--data koi8|1899 of 2000 bytes are not UTF-8"},
+        {1, "--data int64.bin", "--data int64.bin: this is neither UTF-8 text nor a token file|*.bin"},
+        {1, "--data int64.bin --vocab 128256", "--data int64.bin: this is neither"},
+        {1, "--data text.gz --vocab 256", "--data text.gz: this is neither"},
+        {1, "--data tokens.ds", "--data tokens.ds: this is neither"},
+        {1, "--data koi8 --vocab 256", "--data koi8: this is neither"},
         {0}};
     char koi8[2000], latin[2000];
     int64_t wide[2000];
 
     write_file("empty", "", 0);
     write_tokens("llama", 7, 1000, 2000, 1001, 1);
-    write_file("questions.bin", (int32_t[500]){20240522, 1, 1}, 2000);
     for (int i = 0; i < 2000; i++) {
         koi8[i] = i % 20 ? 0xc1 + i % 26 : ' ';
         latin[i] = i % 20 ? 'a' + i % 26 : 0xe9;                        /* a letter of ISO 8859-1 here and there */
@@ -303,14 +296,12 @@ static void data(void **state)
     write_file("koi8", koi8, sizeof koi8);
     write_file("latin", latin, sizeof latin);
     write_file("int64.bin", wide, sizeof wide);
-    run_well("sh -c 'cp data.bin tokens.ds; { printf \"\\223NUMPY\\1\"; cat data.bin; echo; } >array.npy; cp array.npy "
-             "array.bin; gzip -c data.bin >text.gz; { printf \"\\377\\376\"; cat data.bin; } >utf16'");
+    run_well("sh -c 'cp data.bin tokens.ds; gzip -c data.bin >text.gz'");
     write_tokens("89.bin", 0, 0, 89, 89, 0);
     write_tokens("90.bin", 0, 0, 90, 90, 0);
     write_tokens("at.bin", 0, 0, 2000, 1234, 97);
     write_tokens("odd.bin", 0, 0, 2000, 2000, 0);
     run_well("truncate -s 2001 odd.bin");
-    write_tokens("version", 2, 1000, 1000, 1000, 0);
     write_tokens("counted", 1, 1001, 1000, 1000, 0);
     write_tokens("cut", 1, 1000, 1000, 1000, 0);
     write_tokens("right", 1, 1000, 1000, 1000, 0);
