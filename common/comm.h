@@ -118,7 +118,6 @@ void comm_stats_reset(void);                    /* starts a new step */
 /* Seconds of the current step in which this host only waited, for transfers and for numbers of other ranks. Transfers
  * that overlap with computation are not included. */
 double comm_waited(void);
-double comm_longest_wait(const char **for_what);        /* the part for one operation of one group: "recv of pp" */
 double comm_pretend_overrun(void);              /* --pretend: of these, what transfers took beyond their simulated time */
 
 /* clock_seconds, without what transfers took beyond their simulated time, and what ranks then waited in comm_sum. So

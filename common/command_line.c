@@ -86,7 +86,7 @@ static const struct {
     {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print only errors and the sample"}},
 };
 enum { OPTIONS = sizeof table / sizeof *table, MORE = 16 };
-enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP, KEY_USAGE };
+enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP };
 
 bool options_train = true;
 
@@ -219,13 +219,14 @@ static void check_together(void)
 
 static const char *program_name;
 static struct argp parser;
+static struct argp_option list[OPTIONS + MORE + MACHINE + 4];   /* and titles, --preset, --help, --usage */
+static int listed;
 
 static error_t parse(int key, char *text, struct argp_state *state)
 {
-    if (key == KEY_HELP || key == KEY_USAGE) {
+    if (key == KEY_HELP) {
         if (comm_rank(world) == 0)
-            argp_help(&parser, stdout, key == KEY_HELP ? ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC
-                                                       : ARGP_HELP_USAGE, (char *)program_name);
+            argp_help(&parser, stdout, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC, (char *)program_name);
         fail_unprinted();
         comm_exit(0);
     }
@@ -272,34 +273,36 @@ static char *help_of(const ProgramOption *o)
     return standard ? new_text("%s (%s)", o->help, standard) : new_text("%s", o->help);
 }
 
+/* Appends an option to argp's list. */
+static void append(const ProgramOption *o, int group)
+{
+    known[known_count] = o;
+    list[listed++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument,
+                                          o->kind == OPTION_MAYBE ? OPTION_ARG_OPTIONAL : 0, help_of(o), group};
+}
+
 void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    static const char *titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
-    static struct argp_option list[OPTIONS + MORE + MACHINE + 4];    /* titles; --preset, --help, --usage; zeros */
-    int n = 0;
+    static const char *const titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
 
     program_name = program;
-    known_count = 0;
-    for (int group = MODEL; group <= MACHINE; group++) {
-        if (group == PROGRAM ? !(more && more->name) : group != MACHINE && !options_train)
-            continue;
-        list[n++] = (struct argp_option){.doc = titles[group], .group = group};
-        if (group == MODEL)
-            list[n++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0, "a known model's sizes and a "
-                                             "small batch; later options override it", group};
-        for (int i = 0; i < OPTIONS + MORE; i++) {
-            if (group == PROGRAM && !more[i].name)
-                break;
-            if (group != PROGRAM && (i >= OPTIONS || table[i].group != group))
-                continue;
-            const ProgramOption *o = group == PROGRAM ? &more[i] : &table[i].option;
-            known[known_count] = o;
-            list[n++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument,
-                                             o->kind == OPTION_MAYBE ? OPTION_ARG_OPTIONAL : 0, help_of(o), group};
-        }
-    }
-    list[n++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
-    list[n++] = (struct argp_option){"usage", KEY_USAGE, NULL, 0, "a short usage message", -1};
+    listed = known_count = 0;
+    for (int group = options_train ? MODEL : MACHINE; group <= MACHINE; group++)
+        if (group != PROGRAM)
+            list[listed++] = (struct argp_option){.doc = titles[group], .group = group};
+    for (int i = 0; i < OPTIONS; i++)
+        if (options_train || table[i].group == MACHINE)
+            append(&table[i].option, table[i].group);
+    if (more && more->name)
+        list[listed++] = (struct argp_option){.doc = titles[PROGRAM], .group = PROGRAM};
+    for (; more && more->name; more++)
+        append(more, PROGRAM);
+    if (options_train)
+        list[listed++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0, "a known model's sizes and a small "
+                                              "batch; later options override it", MODEL};
+    list[listed++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
+    list[listed++] = (struct argp_option){"usage", .flags = OPTION_ALIAS};          /* argp's hint names it too */
+    list[listed] = (struct argp_option){0};
 
     parser = (struct argp){.options = list, .parser = parse, .doc = summary};
     argv[0] = (char *)program;                  /* argp's own messages begin with it */

@@ -1,7 +1,7 @@
 #include "report.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +14,11 @@
 #include "operator.h"
 #include "options.h"
 #include "prediction.h"
+#include "print.h"
 
 static double operators_before;         /* operators' seconds when the step began */
 static struct { int steps; double seconds, operators, waiting, late; } timed;   /* all steps but the first */
-static cJSON *held_out;                 /* validation losses, by step */
+static char *held_out;                  /* validation losses, by step, as JSON */
 static struct { const char *name; double value; } reported[8];
 static int reported_count;
 
@@ -66,91 +67,56 @@ void report_number(const char *name, double value)
 
 void report_validation(int64_t step, double loss)
 {
-    cJSON *entry = cJSON_CreateObject();
+    char *before = held_out;
 
-    held_out = held_out ? held_out : cJSON_CreateArray();
-    cJSON_AddNumberToObject(entry, "step", step);
-    cJSON_AddNumberToObject(entry, "loss", loss);
-    cJSON_AddItemToArray(held_out, entry);
+    held_out = new_text("%s%s{\"step\": %lld, \"loss\": %s}", before ? before : "", before ? ", " : "", (long long)step,
+                        isfinite(loss) ? format_text("%.17g", loss) : "null");
+    free(before);
 }
 
-static void add_bytes(cJSON *memory, const char *name, MemoryStats e)
+static void write_memory(FILE *f, const char *name, MemoryStats e)
 {
-    cJSON *entry = cJSON_AddObjectToObject(memory, name);
-
-    cJSON_AddNumberToObject(entry, "measured", e.peak);
-    cJSON_AddNumberToObject(entry, "predicted", e.predicted);
-    if (e.formula)
-        cJSON_AddNumberToObject(entry, "playbook", e.playbook);
-}
-
-static cJSON *rank_json(void)
-{
-    cJSON *rank = cJSON_CreateObject(), *groups, *memory, *comm, *time, *operators;
-    const OpStats *stats;
-    const CommStats *sent;
-    const int stats_count = ops_stats(&stats), sent_count = traffic_of_step(&sent);
-
-    cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
-    groups = cJSON_AddObjectToObject(rank, "groups");
-    for (const Comm *c = world; c; c = comm_next(c))
-        cJSON_AddNumberToObject(groups, comm_name(c), comm_size(c));
-    memory = cJSON_AddObjectToObject(rank, "memory");
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        add_bytes(memory, memory_name[c], memory_entry(c));
-    add_bytes(memory, "total", memory_total());
-    comm = cJSON_AddArrayToObject(rank, "comm");
-    for (int i = 0; i < sent_count; i++) {
-        cJSON *c = cJSON_CreateObject();
-        cJSON_AddStringToObject(c, "op", sent[i].op);
-        cJSON_AddStringToObject(c, "group", sent[i].group);
-        cJSON_AddNumberToObject(c, "calls", sent[i].calls);
-        cJSON_AddNumberToObject(c, "predicted_calls", sent[i].predicted_calls);
-        cJSON_AddNumberToObject(c, "bytes", sent[i].bytes);
-        cJSON_AddNumberToObject(c, "predicted", sent[i].predicted_bytes);
-        cJSON_AddItemToArray(comm, c);
-    }
-    for (int i = 0; i < reported_count; i++)
-        cJSON_AddNumberToObject(rank, reported[i].name, reported[i].value);
-    time = cJSON_AddObjectToObject(rank, "time");
-    cJSON_AddNumberToObject(time, "steps", timed.steps);
-    cJSON_AddNumberToObject(time, "seconds", timed.seconds);
-    cJSON_AddNumberToObject(time, "operators", timed.operators);
-    cJSON_AddNumberToObject(time, "waiting", timed.waiting);
-    if (options.pretend)
-        cJSON_AddNumberToObject(time, "late", timed.late);
-    operators = cJSON_AddArrayToObject(rank, "operators");
-    for (int i = 0; i < stats_count; i++) {
-        cJSON *o = cJSON_CreateObject();
-        cJSON_AddStringToObject(o, "op", stats[i].name);
-        cJSON_AddNumberToObject(o, "calls", stats[i].calls);
-        cJSON_AddNumberToObject(o, "seconds", stats[i].seconds);
-        cJSON_AddNumberToObject(o, "flops", stats[i].flops);
-        cJSON_AddNumberToObject(o, "bytes", stats[i].bytes);
-        cJSON_AddItemToArray(operators, o);
-    }
-    return rank;
+    fprintf(f, "\"%s\": {\"measured\": %lld, \"predicted\": %.0f", name, (long long)e.peak, e.predicted);
+    fprintf(f, e.formula ? ", \"playbook\": %.17g}" : "}", e.playbook);
 }
 
 void report_write(FILE *f, double peak_flops, bool first, bool last)
 {
-    cJSON *rank = rank_json(), *common = cJSON_CreateObject();
+    const OpStats *ops;
+    const CommStats *sent;
+    const int op_count = ops_stats(&ops), sent_count = traffic_of_step(&sent);
 
-    cJSON_AddStringToObject(common, "stage", error_name());
-    cJSON_AddNumberToObject(common, "parameters", model_parameters(options.config));
-    cJSON_AddNumberToObject(common, "flops_per_token", model_flops_per_token(options.config));
-    cJSON_AddNumberToObject(common, "peak_flops", peak_flops);
-    if (options.pretend)                /* marks all times as simulated */
-        cJSON_AddStringToObject(common, "pretend", options.pretend);
-    cJSON_AddItemToObject(common, "held_out", held_out ? held_out : cJSON_CreateArray());
-    char *text = cJSON_Print(rank), *rest = cJSON_Print(common);
-    fprintf(f, "%s%s", first ? "{\"ranks\": [" : ", ", text);
-    if (last)
-        fprintf(f, "],%s\n", rest + 1);                 /* without its brace */
-    free(text);
-    free(rest);
-    cJSON_Delete(rank);
-    cJSON_Delete(common);
+    fprintf(f, "%s{\"rank\": %d", first ? "{\"ranks\": [" : ", ", comm_rank(world));
+    for (const Comm *c = world; c; c = comm_next(c))
+        fprintf(f, "%s\"%s\": %d", c == world ? ", \"groups\": {" : ", ", comm_name(c), comm_size(c));
+    fprintf(f, "}, \"memory\": {");
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        write_memory(f, memory_name[c], memory_entry(c));
+        fprintf(f, ", ");
+    }
+    write_memory(f, "total", memory_total());
+    fprintf(f, "}, \"comm\": [");
+    for (int i = 0; i < sent_count; i++)
+        fprintf(f, "%s{\"op\": \"%s\", \"group\": \"%s\", \"calls\": %lld, \"predicted_calls\": %lld, \"bytes\": %lld, "
+                "\"predicted\": %lld}", i ? ", " : "", sent[i].op, sent[i].group, (long long)sent[i].calls,
+                (long long)sent[i].predicted_calls, (long long)sent[i].bytes, (long long)sent[i].predicted_bytes);
+    fprintf(f, "], \"time\": {\"steps\": %d, \"seconds\": %.17g, \"operators\": %.17g, \"waiting\": %.17g", timed.steps,
+            timed.seconds, timed.operators, timed.waiting);
+    fprintf(f, options.pretend ? ", \"late\": %.17g}" : "}", timed.late);
+    for (int i = 0; i < reported_count; i++)
+        fprintf(f, ", \"%s\": %.17g", reported[i].name, reported[i].value);
+    fprintf(f, ",\n\"operators\": [");
+    for (int i = 0; i < op_count; i++)
+        fprintf(f, "%s{\"op\": \"%s\", \"calls\": %lld, \"seconds\": %.17g, \"flops\": %.17g, \"bytes\": %.17g}",
+                i ? ",\n" : "", ops[i].name, (long long)ops[i].calls, ops[i].seconds, ops[i].flops, ops[i].bytes);
+    fprintf(f, "]}\n");
+    if (!last)
+        return;
+    fprintf(f, "], \"stage\": \"%s\", \"parameters\": %lld, \"flops_per_token\": %.17g, \"peak_flops\": %.17g",
+            error_name(), (long long)model_parameters(options.config), model_flops_per_token(options.config), peak_flops);
+    if (options.pretend)                        /* marks all times as simulated */
+        fprintf(f, ", \"pretend\": \"%s\"", options.pretend);
+    fprintf(f, ", \"held_out\": [%s]}\n", held_out ? held_out : "");
 }
 
 /* ---- --metrics ---- */

@@ -256,26 +256,22 @@ void run_dump_gradients(const AdamW *optimizer)
         checkpoint_dump_gradients(options.dump_gradients, optimizer, state.step, global_batch);
 }
 
-/* What limits a run on several ranks: how long they wait in the last step, and the one that waits longest, for what. */
+/* What limits a run on several ranks: how long they wait in the last step, and the one that waits longest. */
 static void measure_waits(double seconds)
 {
     const int n = comm_size(world);
-    struct { double all, longest; char what[48]; } mine = {comm_waited() / seconds}, each[n];
-    const char *what;
-    double mean = 0;
+    double mine = 100 * comm_waited() / seconds, each[n], mean = 0;
     int most = 0;
 
-    mine.longest = comm_longest_wait(&what) / seconds;
-    snprintf(mine.what, sizeof mine.what, "%s", what);
     comm_gather_host(world, each, &mine, sizeof mine);
     for (int r = 0; r < n; r++) {
-        mean += each[r].all / n;
-        most = each[r].all > each[most].all ? r : most;
+        mean += each[r] / n;
+        most = each[r] > each[most] ? r : most;
     }
     if (n > 1)
-        snprintf(waits, sizeof waits, mean < 0.05 ? "ranks wait %1$.0f%% of a step: the devices limit it, not the links\n"
-                 : "ranks wait %1$.0f%% of a step; rank %2$d longest, %3$.0f%%: %4$.0f%% for %5$s; --timeline shows when\n",
-                 100 * mean, most, 100 * each[most].all, 100 * each[most].longest, each[most].what);
+        snprintf(waits, sizeof waits, mean < 5 ? "ranks wait %.0f%% of a step: the devices limit it, not the links\n"
+                 : "ranks wait %.0f%% of a step; rank %d longest, %.0f%%; --timeline shows when, and for what\n", mean,
+                 most, each[most]);
 }
 
 /* On a terminal one line that changes, at most ten times a second; every tenth step stays. To a file, every step. */
@@ -317,12 +313,12 @@ static void check_same(int step, StepResult mine)
 /* Signals reach ranks in different steps; all stop by the signal of the lowest rank that has one. */
 static int first_signal(void)
 {
-    int all[comm_size(world)], mine = stopped_by, r = 0;
+    int all[comm_size(world)], mine = stopped_by, signal = 0;
 
     comm_gather_host(world, all, &mine, sizeof mine);
-    while (r < comm_size(world) - 1 && !all[r])
-        r++;
-    return all[r];
+    for (int r = 0; r < comm_size(world); r++)
+        signal = signal ? signal : all[r];
+    return signal;
 }
 
 void run_step(int step, StepResult result)

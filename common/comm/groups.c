@@ -7,7 +7,6 @@
 #include "../device.h"
 #include "../error.h"
 #include "../options.h"
-#include "../print.h"
 #include "../trace.h"
 #include "transport.h"
 
@@ -18,26 +17,6 @@ static double waited, late;             /* seconds; late: by which real transfer
 double comm_waited(void)
 {
     return waited;
-}
-
-static void count_wait(Comm *comm, CommOp op, double seconds)
-{
-    waited += seconds;
-    comm->waited[op] += seconds;
-}
-
-double comm_longest_wait(const char **for_what)
-{
-    double longest = 0;
-
-    *for_what = "nothing";
-    for (const Comm *c = world; c; c = c->next)
-        for (int op = 0; op < COMM_OPS; op++)
-            if (c->waited[op] > longest) {
-                longest = c->waited[op];
-                *for_what = format_text(op == NUMBER ? "sums of loss and norm" : "%s of %s", comm_op_name[op], c->name);
-            }
-    return longest;
 }
 
 double comm_pretend_overrun(void)
@@ -62,7 +41,7 @@ double comm_sum(Comm *comm, double x)
     const int span = comm->size > 1 ? trace_transfer_begin("sum", comm->name) : -1;
     comm_gather_host(comm, all, (double[2]){x, comm_clock()}, sizeof *all);
     trace_transfer_end(span);
-    count_wait(comm, NUMBER, comm->size > 1 ? clock_seconds() - begin : 0);
+    waited += comm->size > 1 ? clock_seconds() - begin : 0;
     for (int r = 0; r < comm->size; r++) {
         sum += all[r][0];
         last = fmax(last, all[r][1]);
@@ -168,7 +147,6 @@ void comm_stats_reset(void)
     for (Comm *c = world; c; c = c->next) {
         memset(c->calls, 0, sizeof c->calls);
         memset(c->bytes, 0, sizeof c->bytes);
-        memset(c->waited, 0, sizeof c->waited);
     }
     if (options.check)
         check_waited_for();
@@ -285,10 +263,8 @@ void comm_wait(Request **request)
         return;
     *request = NULL;
     const double begin = clock_seconds();
-    Comm *comm = q->comm;
-    const CommOp op = q->op;
-    finish(q);                                  /* frees q */
-    count_wait(comm, op, clock_seconds() - begin);
+    finish(q);
+    waited += clock_seconds() - begin;
 }
 
 void comm_complete(Request *request)

@@ -15,7 +15,6 @@ struct Comm {
     bool used[COMM_OPS];                        /* operations that comm_predict or comm_uses has named */
     bool sends[2];                              /* comm_sends_to: to the next rank, to the previous one */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
-    double waited[COMM_OPS];                    /* seconds of the current step */
     Comm *next;                                 /* the group created next */
 };
 

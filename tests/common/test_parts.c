@@ -397,9 +397,8 @@ static void tokens_are_printed(void **state)
     static const struct {
         int vocab, token;
         const char *printed;
-    } cases[] = {{256, 'x', ">x\n"}, {256, '\n', ">\n\n"}, {256, '\t', ">\t\n"}, {256, 27, ">\uFFFD\n"},
-                 {256, 127, ">\uFFFD\n"}, {256, 200, ">\n"}, {256, 'y', ">\uFFFDy\n"}, {256, 0x9b, ">\uFFFD\n"},
-                 {256, 0xc3, ">\n"}, {256, 0xa9, ">\u00e9\n"}, {257, 65, "65 \n"}};     /* \303, then \251: one letter */
+    } cases[] = {{256, 'x', ">x\n"}, {256, '\n', ">\n\n"}, {256, '\t', ">\t\n"}, {256, 27, ">?\n"},
+                 {256, 127, ">?\n"}, {256, 0xc3, ">\xc3\n"}, {257, 65, "65 \n"}};
     const char *heading = "\nsample after the prompt \">\":\n";
 
     options.prompt = ">", options.sample = 1;
