@@ -137,9 +137,9 @@ const char *comm_choose(void);
 _Noreturn void comm_exit(int status);           /* every rank calls it, with the same status */
 void comm_check_same(const char *what, uint64_t hash);          /* fails if the ranks' hashes differ */
 
-/* Returns "rank 0 = alpha:4711, rank 1 = alpha:4712" (host:pid), one line per machine, to find the rank of a process
- * that a launcher names. The caller frees it. */
-char *comm_rank_table(void);
+/* Returns "ranks   rank 0 = alpha:4711, rank 1 = alpha:4712" (host:pid), one line per machine, to find the rank of a
+ * process that a launcher names; a format_text of print.h. */
+const char *comm_rank_table(void);
 
 void comm_progress(void);                       /* MPI moves data only inside its calls: every operator ends with it */
 

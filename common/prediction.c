@@ -1,8 +1,6 @@
 #include "prediction.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "comm.h"
 #include "device.h"

@@ -1,6 +1,5 @@
 #include "run.h"
 
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -117,11 +116,8 @@ static void print_summary(const char *carrier, bool tf32)
     if (c->experts)
         print_rank_0("experts %d per block, of width %d; a token takes %d, and so uses %s parameters\n", c->experts,
                      c->expert_width, c->top_k, number_text(model_active_parameters(*c)));
-    if (several) {
-        char *table = comm_rank_table();
-        print_rank_0("ranks   %s\n", table);
-        free(table);
-    }
+    if (several)
+        print_rank_0("%s\n", comm_rank_table());
     print_rank_0("device  %s%s, %s of matmul%s%s%s\n", device_name(), several ? " per rank" : "", peak_text(),
                  several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
                  options.pretend ? " (simulated)" : "");

@@ -207,7 +207,7 @@ static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
         return NULL;
     }
     Request *q = host_alloc(sizeof *q, "a request");
-    q->comm = comm, q->op = op, q->number = t.number, q->peer = t.peer, q->out = out, q->in = in;
+    *q = (Request){.comm = comm, .op = op, .number = t.number, .peer = t.peer, .out = out, .in = in};
     if (options.check && collective)
         check_agreement(&t, full.name);
     if (options.check)
@@ -329,32 +329,25 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
     return start_transfer((Transfer){.comm = comm, .op = BROADCAST, .peer = root}, t, NONE, t);
 }
 
-static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
-{
-    if (peer < 0 || peer >= comm->size || peer == comm->rank)
-        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name,
-             comm->size);
-}
-
-static void check_neighbor(const Comm *comm, const char *op, Tensor t, int peer)
+/* Fails unless the peer is another rank of the group; or, if it must be a neighbor, one beside this rank in the ring. */
+static void check_peer(const Comm *comm, const char *op, Tensor t, int peer, bool neighbor)
 {
     const int n = comm->size, away = (peer - comm->rank + n) % n;
 
-    check_peer(comm, op, t, peer);
-    if (away != 1 && away != n - 1)
-        fail("%s of %s: rank %d is no neighbor of rank %d in group %s, which has %d ranks in a ring", op, t.name, peer,
-             comm->rank, comm->name, n);
+    if (peer < 0 || peer >= n || peer == comm->rank || (neighbor && away != 1 && away != n - 1))
+        fail("%s of %s: rank %d is no %s of rank %d in group %s, which has %d in a ring", op, t.name, peer,
+             neighbor ? "neighbor" : "peer", comm->rank, comm->name, n);
 }
 
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)
 {
-    check_neighbor(comm, "send", t, to);
+    check_peer(comm, "send", t, to, true);
     return start_transfer((Transfer){.comm = comm, .op = SEND, .peer = to, .tag = tag}, NONE, t, t);
 }
 
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag)
 {
-    check_neighbor(comm, "recv", t, from);
+    check_peer(comm, "recv", t, from, true);
     return start_transfer((Transfer){.comm = comm, .op = RECV, .peer = from, .tag = tag}, t, NONE, t);
 }
 
@@ -369,16 +362,13 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
 
 Request *comm_start_exchange(Comm *comm, Tensor out, int from, Tensor in, int to)
 {
-    if (!tensor_count(out) && !tensor_count(in))
+    out = tensor_count(out) ? out : NONE, in = tensor_count(in) ? in : NONE;
+    if (!out.data && !in.data)
         return NULL;
-    if (tensor_count(out))
-        check_peer(comm, "exchange", out, from);
-    else
-        out = NONE;
-    if (tensor_count(in))
-        check_peer(comm, "exchange", in, to);
-    else
-        in = NONE;
+    if (out.data)
+        check_peer(comm, "exchange", out, from, false);
+    if (in.data)
+        check_peer(comm, "exchange", in, to, false);
     return start_transfer((Transfer){.comm = comm, .op = EXCHANGE, .peer = to, .from = from, .tag = TAGS - 2}, out, in,
                           in);
 }

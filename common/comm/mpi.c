@@ -3,7 +3,6 @@
 #include <limits.h>
 #include <mpi.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "transport.h"
 #include "../device.h"

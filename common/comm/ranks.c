@@ -12,6 +12,7 @@
 #include "transport.h"
 #include "../error.h"
 #include "../options.h"
+#include "../print.h"
 
 static MPI_Comm mpi_world = MPI_COMM_WORLD;
 static Comm world_group = {.name = "world", .mpi = &mpi_world};
@@ -241,19 +242,15 @@ void comm_check_same(const char *what, uint64_t hash)
             fail("%s: rank %d has another than rank 0; all ranks must have the same", what, r);
 }
 
-char *comm_rank_table(void)
+const char *comm_rank_table(void)
 {
     struct Process { char host[64]; int pid; } mine = {.pid = getpid()}, all[world->size];
-    char *table, *before = "";
-    size_t size;
-    FILE *out = open_memstream(&table, &size);
+    const char *table = "ranks   ";
 
     gethostname(mine.host, sizeof mine.host - 1);
     comm_gather_host(world, all, &mine, sizeof mine);
-    for (int r = 0; r < world->size; r++) {
-        fprintf(out, "%srank %d = %s:%d", before, r, all[r].host, all[r].pid);
-        before = r + 1 < world->size && strcmp(all[r].host, all[r + 1].host) ? "\n" : ", ";
-    }
-    fclose(out);
+    for (int r = 0; r < world->size; r++)
+        table = format_text("%s%srank %d = %s:%d", table, r == 0 ? "" : strcmp(all[r].host, all[r - 1].host) ? "\n" : ", ",
+                            r, all[r].host, all[r].pid);
     return table;
 }

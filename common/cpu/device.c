@@ -1,6 +1,6 @@
 /* The CPU as the device. Work is done when a call returns, so streams and events are trivial. What remains: memory,
  * threads, and the rate of this machine's matmul. */
-#include "device_cpu.h"
+#include "../device.h"
 
 #include <cblas.h>
 #include <omp.h>
@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "../error.h"
 
@@ -123,19 +121,6 @@ void device_free(void *data, int64_t bytes)
     free(bytes < 2 * HUGE_PAGE ? data : (char *)data - (intptr_t)data % HUGE_PAGE);
 }
 
-real *scratch(int number, int64_t count)
-{
-    static _Thread_local struct { real *data; int64_t count; } buffer[5];
-
-    if (buffer[number].count < count) {
-        free(buffer[number].data);
-        buffer[number].count = count;
-        if (posix_memalign((void **)&buffer[number].data, 64, count * sizeof(real)))
-            fail("not enough memory on the host for scratch: needs %lld numbers", (long long)count);
-    }
-    return buffer[number].data;
-}
-
 void device_zero(void *data, int64_t bytes)
 {
 #pragma omp parallel if (bytes >= HUGE_PAGE)
@@ -192,12 +177,4 @@ void device_range_begin(const char *text)
 
 void device_range_end(void)
 {
-}
-
-double clock_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
 }

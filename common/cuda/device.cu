@@ -5,9 +5,7 @@
 #include <omp.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "device_cuda.h"
 
@@ -108,14 +106,6 @@ void device_range_begin(const char *text)
 void device_range_end(void)
 {
     nvtxRangePop();
-}
-
-double clock_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
 /* ---- The start ---- */

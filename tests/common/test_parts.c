@@ -424,10 +424,8 @@ static void transfers_cross_a_recorded_step(void **state)
     assert_int_equal(trace_spans(&spans), 2);
     assert_string_equal(spans[0].name, "step");
     assert_string_equal(spans[1].name, "send");
-    for (int i = 0; i < 2; i++)
-        assert_true(spans[i].end >= spans[i].begin);
+    assert_true(trace_seconds(&spans[0].end) >= trace_seconds(&spans[0].begin));
     trace_transfer_end(after);
-    free(spans);
 }
 
 static void samples_have_their_odds(void **state)
