@@ -134,7 +134,8 @@ void comm_begin(int *argc, char ***argv);
  * Returns the choice in words: "MPI, through the host's memory: NCCL needs a GPU for each rank". */
 const char *comm_choose(void);
 
-_Noreturn void comm_exit(int status);           /* every rank calls it, with the same status */
+_Noreturn void comm_exit(int status);           /* every rank calls it, with the same status; fails if something printed
+                                                 * could not be written */
 void comm_check_same(const char *what, uint64_t hash);          /* fails if the ranks' hashes differ */
 
 /* Returns "ranks   rank 0 = alpha:4711, rank 1 = alpha:4712" (host:pid), one line per machine, to find the rank of a

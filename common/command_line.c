@@ -188,21 +188,18 @@ static void check_together(void)
     if (c->hidden / c->heads % 2)
         fail_usage("--hidden %d / --heads %d: expected an even head size, since rotary positions rotate pairs, got %d",
                    c->hidden, c->heads, c->hidden / c->heads);
-    const double rows = B * T, largest = fmax(fmax(rows * V, L * B * A * T * T), L * rows * 16 * H);
-    const double limit = 1e15;              /* elements: far below overflow, far above any machine */
-    if (rows > INT32_MAX || largest > limit)
-        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d gives %.3g rows and "
-                   "tensors of %.3g elements; the limits are %.3g and %.3g", options.micro_batch, c->seq, c->layers,
-                   c->hidden, c->heads, c->vocab, rows, largest, (double)INT32_MAX, limit);
     if (c->experts && c->top_k > c->experts)
         fail_usage("--top-k: expected at most --experts %d, got %d", c->experts, c->top_k);
     if (c->experts && !c->expert_width)
         c->expert_width = (4 * c->hidden + c->top_k - 1) / c->top_k;
-    if (c->experts * rows > INT32_MAX || c->experts * L * rows * (H + c->expert_width) > limit)
-        fail_usage("--experts %d x --micro-batch %d x --seq %d with --layers %d --hidden %d --expert-width %d gives "
-                   "%.3g slots and tensors of %.3g elements; the limits are %.3g and %.3g", c->experts,
-                   options.micro_batch, c->seq, c->layers, c->hidden, c->expert_width, c->experts * rows,
-                   c->experts * L * rows * (H + c->expert_width), (double)INT32_MAX, limit);
+    const double rows = B * T * fmax(1, c->experts), width = c->experts ? H + c->expert_width : 16 * H;
+    const double largest = fmax(fmax(B * T * V, L * B * A * T * T), L * fmax(rows * width, B * T * 16 * H));
+    const double limit = 1e15;              /* elements: far below overflow, far above any machine */
+    if (rows > INT32_MAX || largest > limit)
+        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d%s gives %.3g rows and "
+                   "tensors of %.3g elements; the limits are %.3g and %.3g", options.micro_batch, c->seq, c->layers,
+                   c->hidden, c->heads, c->vocab, c->experts ? format_text(" --experts %d --expert-width %d", c->experts,
+                   c->expert_width) : "", rows, largest, (double)INT32_MAX, limit);
     if (options.decay_steps && options.decay_steps <= options.warmup)
         fail_usage("--lr-decay-steps: expected more than --warmup %d, got %d", options.warmup, options.decay_steps);
     if (options.min_lr > options.lr && options.decay_steps)
@@ -227,7 +224,6 @@ static error_t parse(int key, char *text, struct argp_state *state)
     if (key == KEY_HELP) {
         if (comm_rank(world) == 0)
             argp_help(&parser, stdout, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC, (char *)program_name);
-        fail_unprinted();
         comm_exit(0);
     }
     const ProgramOption *o = key >= FIRST_KEY && key < FIRST_KEY + known_count ? known[key - FIRST_KEY] : NULL;

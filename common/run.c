@@ -31,9 +31,9 @@ static const AdamW *run_optimizer;
 static TrainState state;                /* saved as trainer.json */
 static int first_step, saved_step = -1, timeline_step;
 static double run_began, step_began;
+static const int signals[] = {SIGINT, SIGTERM, SIGUSR1};        /* Open MPI's mpiexec and Slurm send on SIGUSR1 */
 static volatile sig_atomic_t stopped_by;
 static int stopping;                    /* a signal that reached some rank, agreed on by all; 0: none */
-static bool interrupted;                /* after training */
 static char waits[200];                 /* what limits the last step, in words */
 static bool differs;                    /* memory or traffic differed from the prediction */
 
@@ -136,9 +136,8 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     comm_check_same("the command line", arguments_hash(argc, argv));    /* so that all ranks find the same mistakes */
     options_parse(program, summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
-    signal(SIGUSR1, on_signal);                 /* Open MPI's mpiexec sends it on, and Slurm's --signal=USR1@60 */
+    for (int i = 0; i < 3; i++)
+        signal(signals[i], on_signal);
     signal(SIGXFSZ, SIG_IGN);                   /* then a write fails, as it does on a full disk */
     const char *carrier = comm_choose();
     device_init(comm_local.rank, comm_local.size, options.threads ? options.threads : comm_local.cores);
@@ -196,11 +195,9 @@ int run_load(AdamW *optimizer)
     timeline_step = timeline_open(first_step);
     global_batch = global_batch ? global_batch : of_rank;
     const long long ranks = global_batch / of_rank;
-    print_rank_0("batch   %d sequence%s x %d micro-batch%s%s = %s sequence%s of %d = %s tokens per step\n",
-                 options.micro_batch, options.micro_batch == 1 ? "" : "s", options.accumulate,
-                 options.accumulate == 1 ? "" : "es", ranks > 1 ? format_text(" x dp %lld", ranks) : "",
-                 number_text(global_batch), global_batch == 1 ? "" : "s",
-                 options.config.seq, number_text(global_batch * options.config.seq));
+    print_rank_0("batch   %d sequence(s) x %d micro-batch(es)%s = %s sequence(s) of %d = %s tokens per step\n",
+                 options.micro_batch, options.accumulate, ranks > 1 ? format_text(" x dp %lld", ranks) : "",
+                 number_text(global_batch), options.config.seq, number_text(global_batch * options.config.seq));
     if (options.load)
         print_rank_0("%s %s at step %d%s%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
                      options.load, first_step,
@@ -238,6 +235,8 @@ bool run_continues(int step)
     if (stopping)
         print_rank_0("stopped by signal %d after step %d\n", stopping, step);
     save();
+    for (int i = 0; i < 3; i++)
+        signal(signals[i], SIG_DFL);            /* nothing is left to save */
     differs |= memory_check();
     memory_print();
     traffic_print();
@@ -357,13 +356,6 @@ void run_report_validation(double loss)
     print_rank_0("step %lld: validation loss %.4f nats per token\n", (long long)state.step, loss);
 }
 
-bool run_interrupted(void)
-{
-    if (stopped_by && !stopping)                /* not the signal that ended training */
-        stopping = stopped_by, interrupted = true;
-    return interrupted;
-}
-
 /* ---- The end ---- */
 
 _Noreturn void run_end(void)
@@ -383,15 +375,8 @@ _Noreturn void run_end(void)
         comm_barrier(world);
     }
     metrics_close();
-    fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
     comm_exit(stopping ? 128 + stopping : wrong);
-}
-
-_Noreturn void run_end_early(void)
-{
-    fail_unprinted();
-    comm_exit(0);
 }
 
 void run_on_one_rank(void)

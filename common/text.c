@@ -83,7 +83,7 @@ void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor lo
     if (comm_rank(world) == 0)
         printf("\nsample after the prompt \"%s\":\n%s", !strcmp(options.prompt, "\n") ? "\\n" : options.prompt,
                options.config.vocab > 256 ? "" : options.prompt);
-    for (int64_t n = prompt; n < total && !run_interrupted(); n++) {
+    for (int64_t n = prompt; n < total; n++) {
         /* the last T tokens, or all; what follows them in the window has no effect, since attention is causal */
         const int64_t first = n > T ? n - T : 0;
         memcpy(window, tokens + first, (n - first) * sizeof *window);
