@@ -190,7 +190,7 @@ static const struct {
     bool standard;
 } config_keys[] = {
     {"num_hidden_layers", "--layers"}, {"hidden_size", "--hidden"}, {"num_attention_heads", "--heads"},
-    {"vocab_size", "--vocab"}, {"model_type"}, {"intermediate_size", "--expert-width"}, {"hidden_act"},
+    {"vocab_size", "--vocab"}, {"model_type"}, {"intermediate_size"}, {"hidden_act"},
     {"num_local_experts", "--experts", true}, {"num_experts_per_tok", "--top-k", true}, {"use_parallel_residual"},
     {"tie_word_embeddings"}, {"attention_bias", NULL, true}, {"layer_norm_eps", NULL, true}, {"rotary_pct"},
     {"rotary_emb_base", NULL, true}, {"rope_theta", NULL, true}, {"rope_scaling", NULL, true},
@@ -317,7 +317,7 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
              seed ? cJSON_PrintUnformatted(seed) : "nothing");
     const cJSON *data = cJSON_GetObjectItemCaseSensitive(trainer, "data");
     if (cJSON_IsString(data) && strcmp(data->valuestring, format_text("%llu", (unsigned long long)data_hash())))
-        warn("--data %s: these are not the tokens with which %s was trained", options.data, directory);
+        print_rank_0("--data %s: these are not the tokens with which %s was trained\n", options.data, directory);
 }
 
 void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state)

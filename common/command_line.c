@@ -107,17 +107,6 @@ static int place_of(const char *word, const char *words)        /* word's index 
     }
 }
 
-static double number_of(const ProgramOption *o, const char *text)
-{
-    char *end;
-
-    errno = 0;
-    const double x = strtod(text, &end);
-    if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
-        fail_usage("--%s: expected a number from %g to %g, got '%s'", o->name, o->min, o->max, text);
-    return x;
-}
-
 static void parse_option(const ProgramOption *o, const char *text)
 {
     char *end;
@@ -139,9 +128,13 @@ static void parse_option(const ProgramOption *o, const char *text)
         if (end == text || *end || errno || strchr(text, '-'))
             fail_usage("--%s: expected an integer from 0 to 2^64 - 1, got '%s'", o->name, text);
         break;
-    case OPTION_DOUBLE:
-        *(double *)o->value = number_of(o, text);
+    case OPTION_DOUBLE: {
+        const double x = strtod(text, &end);
+        if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
+            fail_usage("--%s: expected a number from %g to %g, got '%s'", o->name, o->min, o->max, text);
+        *(double *)o->value = x;
         break;
+    }
     case OPTION_TEXT:
         if (!*text)
             fail_usage("--%s: expected %s, got an empty string", o->name, o->argument);
@@ -240,33 +233,25 @@ static error_t parse(int key, char *text, struct argp_state *state)
     return 0;
 }
 
-/* The default as the user would type it; NULL: none. */
-static const char *default_of(const ProgramOption *o)
+/* "learning rate (0.001)": with the default as the user would type it. */
+static char *help_of(const ProgramOption *o)
 {
     const char *word = o->argument;
 
     switch (o->kind) {
     case OPTION_INT:
-        return format_text("%d", *(int *)o->value);
+        return new_text("%s (%d)", o->help, *(int *)o->value);
     case OPTION_SEED:
-        return format_text("%llu", (unsigned long long)*(uint64_t *)o->value);
+        return new_text("%s (%llu)", o->help, (unsigned long long)*(uint64_t *)o->value);
     case OPTION_DOUBLE:
-        return format_text("%g", *(double *)o->value);
+        return new_text("%s (%g)", o->help, *(double *)o->value);
     case OPTION_CHOICE:
         for (int i = *(int *)o->value; i > 0; i--)
             word += strcspn(word, "|") + 1;
-        return format_text("%.*s", (int)strcspn(word, "|"), word);
+        return new_text("%s (%.*s)", o->help, (int)strcspn(word, "|"), word);
     default:
-        return NULL;
+        return new_text("%s", o->help);
     }
-}
-
-/* "learning rate (0.001)" */
-static char *help_of(const ProgramOption *o)
-{
-    const char *standard = default_of(o);
-
-    return standard ? new_text("%s (%s)", o->help, standard) : new_text("%s", o->help);
 }
 
 /* Appends an option to argp's list. */

@@ -16,28 +16,10 @@
 #include "prediction.h"
 #include "print.h"
 
-static double operators_before;         /* operators' seconds when the step began */
-static struct { int steps; double seconds, operators, waiting, late; } timed;   /* all steps but the first */
+static struct { int steps; double seconds, waiting, late; } timed;              /* all steps but the first */
 static char *held_out;                  /* validation losses, by step, as JSON */
 static struct { const char *name; double value; } reported[8];
 static int reported_count;
-
-static double operators_seconds(void)
-{
-    const OpStats *stats;
-    const int count = ops_stats(&stats);
-    double sum = 0;
-
-    for (int i = 0; i < count; i++)
-        sum += stats[i].seconds;
-    return sum;
-}
-
-void report_step_begins(void)
-{
-    ops_stats_enable(true);
-    operators_before = operators_seconds();
-}
 
 void report_step_ends(double seconds, bool first, bool last)
 {
@@ -51,9 +33,7 @@ void report_step_ends(double seconds, bool first, bool last)
     }
     timed.steps++;
     timed.seconds += seconds;
-    timed.operators += operators_seconds() - operators_before;
-    /* a GPU's stream waits for NCCL's transfers by itself: there all time without an operator counts */
-    timed.waiting += device_is_host() ? comm_waited() : seconds - (operators_seconds() - operators_before);
+    timed.waiting += comm_waited();
     timed.late += comm_pretend_overrun();
 }
 
@@ -80,11 +60,23 @@ static void write_memory(FILE *f, const char *name, MemoryStats e)
     fprintf(f, e.formula ? ", \"playbook\": %.17g}" : "}", e.playbook);
 }
 
+static double operators_seconds(void)
+{
+    const OpStats *stats;
+    const int count = ops_stats(&stats);
+    double sum = 0;
+
+    for (int i = 0; i < count; i++)
+        sum += stats[i].seconds;
+    return sum;
+}
+
 void report_write(FILE *f, double peak_flops, bool first, bool last)
 {
     const OpStats *ops;
     const CommStats *sent;
     const int op_count = ops_stats(&ops), sent_count = traffic_of_step(&sent);
+    const double operators = timed.steps ? operators_seconds() : 0;
 
     fprintf(f, "%s{\"rank\": %d", first ? "{\"ranks\": [" : ", ", comm_rank(world));
     for (const Comm *c = world; c; c = comm_next(c))
@@ -100,8 +92,9 @@ void report_write(FILE *f, double peak_flops, bool first, bool last)
         fprintf(f, "%s{\"op\": \"%s\", \"group\": \"%s\", \"calls\": %lld, \"predicted_calls\": %lld, \"bytes\": %lld, "
                 "\"predicted\": %lld}", i ? ", " : "", sent[i].op, sent[i].group, (long long)sent[i].calls,
                 (long long)sent[i].predicted_calls, (long long)sent[i].bytes, (long long)sent[i].predicted_bytes);
+    /* a GPU's stream waits for NCCL's transfers by itself: there all time without an operator counts as waiting */
     fprintf(f, "], \"time\": {\"steps\": %d, \"seconds\": %.17g, \"operators\": %.17g, \"waiting\": %.17g", timed.steps,
-            timed.seconds, timed.operators, timed.waiting);
+            timed.seconds, operators, device_is_host() ? timed.waiting : timed.seconds - operators);
     fprintf(f, options.pretend ? ", \"late\": %.17g}" : "}", timed.late);
     for (int i = 0; i < reported_count; i++)
         fprintf(f, ", \"%s\": %.17g", reported[i].name, reported[i].value);

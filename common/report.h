@@ -10,8 +10,7 @@
 
 #include "checkpoint.h"
 
-/* Measure where a step's time goes. The first step is left out: it also starts threads, and loads libraries. */
-void report_step_begins(void);
+/* Measures where a step's time goes. The first step is left out: it also starts threads, and loads libraries. */
 void report_step_ends(double seconds, bool first, bool last);
 
 void report_number(const char *name, double value);             /* adds a number of this rank; keeps `name` */

@@ -226,7 +226,7 @@ bool run_continues(int step)
         adamw_check_replicas(run_optimizer);
     if (step < options.steps && !stopping) {
         comm_stats_reset();
-        report_step_begins();
+        ops_stats_enable(true);
         if (step + 1 == timeline_step)
             trace_step_begins();
         step_began = clock_seconds();

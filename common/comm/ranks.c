@@ -96,17 +96,12 @@ static void count_cores(MPI_Comm local)
 static void check_launcher(void)
 {
     static const char *const counts[] = {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"};
-    static const char *const launchers[] = {"MPICH's or Intel MPI's mpiexec", "Open MPI's mpiexec", "srun"};
-    char library[MPI_MAX_LIBRARY_VERSION_STRING];
-    int length;
 
-    MPI_Get_library_version(library, &length);
     for (int i = 0; i < 3 && world->size == 1; i++)
         if (getenv(counts[i]) && atoi(getenv(counts[i])) > 1)
-            fail("%s started %s ranks, but each is alone, because it cannot start this program's MPI (%.*s); %s",
-                 launchers[i], getenv(counts[i]), (int)strcspn(library, ",\n"), library, i == 2
-                 ? "try srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
-                 : "take mpicc and mpiexec of one installation (make check-machine)");
+            fail("%s is %s, but this rank is alone, because the launcher cannot start this program's MPI; take mpicc and "
+                 "mpiexec of one installation (make check-machine), or srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI",
+                 counts[i], getenv(counts[i]));
 }
 
 /* A rank that exits without comm_exit ends the others: they would wait for it, and mpiexec could report success. */
