@@ -189,10 +189,10 @@ static void check_together(void)
     const double largest = fmax(fmax(B * T * V, L * B * A * T * T), L * fmax(rows * width, B * T * 16 * H));
     const double limit = 1e15;              /* elements: far below overflow, far above any machine */
     if (rows > INT32_MAX || largest > limit)
-        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d%s gives %.3g rows and "
-                   "tensors of %.3g elements; the limits are %.3g and %.3g", options.micro_batch, c->seq, c->layers,
-                   c->hidden, c->heads, c->vocab, c->experts ? format_text(" --experts %d --expert-width %d", c->experts,
-                   c->expert_width) : "", rows, largest, (double)INT32_MAX, limit);
+        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d%s gives %.3g rows "
+                   "and tensors of %.3g elements; the limits are %.3g and %.3g", options.micro_batch, c->seq, c->layers,
+                   c->hidden, c->heads, c->vocab, c->experts ? format_text(" --experts %d --expert-width %d",
+                   c->experts, c->expert_width) : "", rows, largest, (double)INT32_MAX, limit);
     if (options.decay_steps && options.decay_steps <= options.warmup)
         fail_usage("--lr-decay-steps: expected more than --warmup %d, got %d", options.warmup, options.decay_steps);
     if (options.min_lr > options.lr && options.decay_steps)
@@ -264,7 +264,7 @@ static void append(const ProgramOption *o, int group)
 
 void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    static const char *const titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
+    static const char *titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
 
     program_name = program;
     listed = known_count = 0;
@@ -279,8 +279,8 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
     for (; more && more->name; more++)
         append(more, PROGRAM);
     if (options_train)
-        list[listed++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0, "a known model's sizes and a small "
-                                              "batch; later options override it", MODEL};
+        list[listed++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0, "a known model's sizes and a "
+                                              "small batch; later options override it", MODEL};
     list[listed++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
     list[listed++] = (struct argp_option){"usage", .flags = OPTION_ALIAS};          /* argp's hint names it too */
     list[listed] = (struct argp_option){0};

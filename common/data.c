@@ -73,8 +73,8 @@ static void check_all(int64_t tokens, bool raw)
         }
     }
     if (width == 1 ? zero || wrong > tokens / 3 : raw && any[0] && !any[1])
-        fail("--data %s: this is neither UTF-8 text nor a token file; accepted are text in UTF-8, llm.c's files of tokens, "
-             "and, named *.bin, uint16 tokens (uint32 if --vocab exceeds 65536)", options.data);
+        fail("--data %s: this is neither UTF-8 text nor a token file; accepted are text in UTF-8, llm.c's files of "
+             "tokens, and, named *.bin, uint16 tokens (uint32 if --vocab exceeds 65536)", options.data);
     hash = sum;
 }
 

@@ -32,6 +32,6 @@ void memory_predict(Category category, double bytes);
 void memory_estimate(Category category, double bytes, const char *formula);
 
 /* What to try if memory is too small. */
-#define MEMORY_HINT "try --recompute full, a smaller --micro-batch (with more --accumulate) or --seq, or a smaller model"
+#define MEMORY_HINT "try --recompute full, a smaller --micro-batch (with more --accumulate), --seq or model"
 
 #endif

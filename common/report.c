@@ -60,24 +60,15 @@ static void write_memory(FILE *f, const char *name, MemoryStats e)
     fprintf(f, e.formula ? ", \"playbook\": %.17g}" : "}", e.playbook);
 }
 
-static double operators_seconds(void)
-{
-    const OpStats *stats;
-    const int count = ops_stats(&stats);
-    double sum = 0;
-
-    for (int i = 0; i < count; i++)
-        sum += stats[i].seconds;
-    return sum;
-}
-
 void report_write(FILE *f, double peak_flops, bool first, bool last)
 {
     const OpStats *ops;
     const CommStats *sent;
     const int op_count = ops_stats(&ops), sent_count = traffic_of_step(&sent);
-    const double operators = timed.steps ? operators_seconds() : 0;
+    double operators = 0;
 
+    for (int i = 0; i < op_count && timed.steps; i++)
+        operators += ops[i].seconds;
     fprintf(f, "%s{\"rank\": %d", first ? "{\"ranks\": [" : ", ", comm_rank(world));
     for (const Comm *c = world; c; c = comm_next(c))
         fprintf(f, "%s\"%s\": %d", c == world ? ", \"groups\": {" : ", ", comm_name(c), comm_size(c));
@@ -106,7 +97,8 @@ void report_write(FILE *f, double peak_flops, bool first, bool last)
     if (!last)
         return;
     fprintf(f, "], \"stage\": \"%s\", \"parameters\": %lld, \"flops_per_token\": %.17g, \"peak_flops\": %.17g",
-            error_name(), (long long)model_parameters(options.config), model_flops_per_token(options.config), peak_flops);
+            error_name(), (long long)model_parameters(options.config), model_flops_per_token(options.config),
+            peak_flops);
     if (options.pretend)                        /* marks all times as simulated */
         fprintf(f, ", \"pretend\": \"%s\"", options.pretend);
     fprintf(f, ", \"held_out\": [%s]}\n", held_out ? held_out : "");

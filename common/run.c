@@ -73,9 +73,7 @@ static double peak_flops(void)
 
 static const char *peak_text(void)
 {
-    const bool estimated = !options.pretend_flops && device_peak_is_estimated();
-
-    return format_text("%s%.0f GFLOP/s", estimated ? "an estimated " : "", peak_flops() / 1e9);
+    return format_text("%.0f GFLOP/s", peak_flops() / 1e9);
 }
 
 /* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a

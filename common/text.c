@@ -58,7 +58,7 @@ static int draw(const real *logits, int64_t count, double temperature, double u)
 /* Prints a token: a byte as text, one of a larger vocabulary as a number. */
 static void print_token(int token)
 {
-    const bool control = token == 127 || (token < 32 && token != '\n' && token != '\t');     /* would confuse a terminal */
+    const bool control = token == 127 || (token < 32 && token != '\n' && token != '\t');     /* for a terminal */
 
     if (options.config.vocab > 256)
         printf("%d ", token);

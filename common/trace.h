@@ -24,7 +24,7 @@ void trace_open(int rank, double start);
 /* Writes this rank's events to the file. Ranks take turns; the last one completes it. */
 void trace_write(FILE *f, bool first, bool last);
 
-enum { TRACE_PROGRAM, TRACE_OPERATOR, TRACE_TRANSFER };       /* rows; transfers that overlap have one each, from here on */
+enum { TRACE_PROGRAM, TRACE_OPERATOR, TRACE_TRANSFER };       /* rows; from here on one per transfer in flight */
 typedef struct {
     const char *name;
     const char *group;              /* a transfer's; NULL: not a transfer */
@@ -33,8 +33,8 @@ typedef struct {
     int row;                        /* the trace's row, below the rank's name */
 } TraceSpan;
 
-/* For --timeline: the step between these two calls is recorded. trace_spans returns its spans, of which the first is the
- * whole step. 0: no step was recorded. */
+/* For --timeline: the step between these two calls is recorded. trace_spans returns its spans, of which the first is
+ * the whole step. 0: no step was recorded. */
 void trace_step_begins(void);
 void trace_step_ends(void);
 int64_t trace_spans(TraceSpan **spans);

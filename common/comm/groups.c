@@ -329,7 +329,7 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
     return start_transfer((Transfer){.comm = comm, .op = BROADCAST, .peer = root}, t, NONE, t);
 }
 
-/* Fails unless the peer is another rank of the group; or, if it must be a neighbor, one beside this rank in the ring. */
+/* Fails unless the peer is another rank of the group; if it must be a neighbor, one beside this rank in the ring. */
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer, bool neighbor)
 {
     const int n = comm->size, away = (peer - comm->rank + n) % n;

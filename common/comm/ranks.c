@@ -99,9 +99,9 @@ static void check_launcher(void)
 
     for (int i = 0; i < 3 && world->size == 1; i++)
         if (getenv(counts[i]) && atoi(getenv(counts[i])) > 1)
-            fail("%s is %s, but this rank is alone, because the launcher cannot start this program's MPI; take mpicc and "
-                 "mpiexec of one installation (make check-machine), or srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI",
-                 counts[i], getenv(counts[i]));
+            fail("%s is %s, but this rank is alone, because the launcher cannot start this program's MPI; take mpicc "
+                 "and mpiexec of one installation (make check-machine), or srun --mpi=pmi2 for MPICH, --mpi=pmix for "
+                 "Open MPI", counts[i], getenv(counts[i]));
 }
 
 /* A rank that exits without comm_exit ends the others: they would wait for it, and mpiexec could report success. */
@@ -245,7 +245,7 @@ const char *comm_rank_table(void)
     gethostname(mine.host, sizeof mine.host - 1);
     comm_gather_host(world, all, &mine, sizeof mine);
     for (int r = 0; r < world->size; r++)
-        table = format_text("%s%srank %d = %s:%d", table, r == 0 ? "" : strcmp(all[r].host, all[r - 1].host) ? "\n" : ", ",
-                            r, all[r].host, all[r].pid);
+        table = format_text("%s%srank %d = %s:%d", table, r == 0 ? "" : strcmp(all[r].host, all[r - 1].host) ? "\n"
+                            : ", ", r, all[r].host, all[r].pid);
     return table;
 }

@@ -90,11 +90,6 @@ double device_peak_flops(DType dtype)
     return rate;
 }
 
-bool device_peak_is_estimated(void)
-{
-    return false;
-}
-
 /* Large tensors get pages of 2 MB: AdamW streams through four tensors at once, and with small pages address translation
  * takes half of the time. Each tensor starts 1 KB deeper into its page than the previous one: tensors that start at the
  * same offset compete for the same cache lines. */

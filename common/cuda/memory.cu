@@ -59,7 +59,8 @@ void *device_scratch(int64_t bytes)
     void *data = allocate(bytes);
 
     if (!data)
-        fail("not enough memory for an operator's scratch: needs %s, the GPU has less; " MEMORY_HINT, bytes_text(bytes));
+        fail("not enough memory for an operator's scratch: needs %s, the GPU has less; " MEMORY_HINT,
+             bytes_text(bytes));
     return data;
 }
 

@@ -388,7 +388,8 @@ static void ranks_that_cannot_start_end_all(void **state)
     /* a launcher of another MPI: each rank is alone */
     fails(1, "03_data_parallel", "_SIZE is 2, but this rank is alone|of one installation", "env %s=2 " P03,
           open_mpi ? "PMI_SIZE" : "OMPI_COMM_WORLD_SIZE");
-    fails(1, "03_data_parallel", "SLURM_STEP_NUM_TASKS is 2, but this rank is alone|--mpi=", "env SLURM_STEP_NUM_TASKS=2 " P03);
+    fails(1, "03_data_parallel", "SLURM_STEP_NUM_TASKS is 2, but this rank is alone|--mpi=",
+          "env SLURM_STEP_NUM_TASKS=2 " P03);
     Result r = run("timeout 15 mpiexec -n 3 " P04 " --help");
     assert_int_equal(r.status, 0);
     const char *first = strstr(r.out, "sequences per micro-batch");

@@ -82,7 +82,7 @@ static const struct {
     {8, "09_combined", "--micro-batch 1 --accumulate 3 --dtype fp32 --cp 2 --pp 2"},
 };
 
-/* Loads a model from a file of F16. Hugging Face's loss and gradients are in float64, with rotation angles in double. */
+/* Loads a model from a file of F16. Hugging Face's loss and gradients are in float64, with angles in double. */
 static void models_of_save_pretrained_load(void **state)
 {
     double expected, loss;
