@@ -233,7 +233,7 @@ bool run_continues(int step)
     if (stopping)
         print_rank_0("stopped by signal %d after step %d\n", stopping, step);
     save();
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3 && !stopping; i++)
         signal(signals[i], SIG_DFL);            /* nothing is left to save */
     differs |= memory_check();
     memory_print();
