@@ -115,27 +115,24 @@ static Fit fit_of(const double *bytes, const double *seconds, int rows, Steps s)
 static void draw(const char *figure, const char *name, const double *bytes, double seconds[][ROWS],
                  const char *const *labels, int columns, int rows)
 {
-    char *written = output_begin(figure);
-
-    if (comm_rank(world) == 0) {
-        FILE *f = popen("gnuplot", "w");
-        signal(SIGPIPE, SIG_IGN);                       /* gnuplot may be missing, or end early */
-        fprintf(f, "set terminal svg size 700,420 background '#ffffff'\nset output '%s'\nset logscale xy\n"
-                "set key left top\nset title '%s, %d ranks'\nset xlabel 'bytes'\nset ylabel 'microseconds'\nplot ",
-                written, name, comm_size(world));
-        for (int k = 0; k < columns; k++)
-            fprintf(f, "%s'-' with linespoints pt 7 ps 0.4 title '%s'", k ? ", " : "", labels[k]);
-        for (int k = 0; k < columns; k++) {
-            fprintf(f, "\n");
-            for (int i = 0; i < rows; i++)
-                fprintf(f, "%g %g\n", bytes[i], 1e6 * seconds[k][i]);
-            fprintf(f, "e");
-        }
+    if (comm_rank(world))
+        return;
+    FILE *f = popen("gnuplot", "w");
+    signal(SIGPIPE, SIG_IGN);                           /* gnuplot may be missing, or end early */
+    fprintf(f, "set terminal svg size 700,420 background '#ffffff'\nset output '%s'\nset logscale xy\n"
+            "set key left top\nset title '%s, %d ranks'\nset xlabel 'bytes'\nset ylabel 'microseconds'\nplot ",
+            figure, name, comm_size(world));
+    for (int k = 0; k < columns; k++)
+        fprintf(f, "%s'-' with linespoints pt 7 ps 0.4 title '%s'", k ? ", " : "", labels[k]);
+    for (int k = 0; k < columns; k++) {
         fprintf(f, "\n");
-        if (pclose(f))
-            fail("--plot %s: gnuplot could not draw it; is it installed (make deps)?", figure);
+        for (int i = 0; i < rows; i++)
+            fprintf(f, "%g %g\n", bytes[i], 1e6 * seconds[k][i]);
+        fprintf(f, "e");
     }
-    output_end("plot", written, figure);
+    fprintf(f, "\n");
+    if (pclose(f))
+        fail("--plot %s: gnuplot could not draw it; is it installed (make deps)?", figure);
 }
 
 /* Returns the size from which on a is slower than b, by a power law between two sizes; NAN: there is none. */
@@ -314,11 +311,11 @@ void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, in
     }
     fprintf(f, "}\n");
     fclose(f);
-    char *written = output_begin(path);
-    FILE *file = comm_rank(world) ? NULL : fopen(written, "w");
-    if (comm_rank(world) == 0 && (!file || fputs(text, file) < 0 || fclose(file)))
-        fail("--machine %s: cannot be written", path);
-    output_end("machine", written, path);
+    if (comm_rank(world) == 0) {
+        FILE *file = output_open("machine", path, true);
+        fputs(text, file);
+        output_close("machine", path, file);
+    }
     print_rank_0("%swrote %s\n", text, path);
     free(text);
 }

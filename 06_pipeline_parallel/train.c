@@ -397,7 +397,7 @@ static Batch set_up(void)
     pipeline_check(&pipeline);
     simulation = simulate(pipeline, times_of(times), r == 0 ? stderr : NULL);
     if (print_schedule)
-        simulation_print(&simulation), run_end_early();
+        simulation_print(&simulation), comm_exit(0);
     schedule = simulation.ranks[r];
     const int last = rank_of(pipeline, pipeline.p * pipeline.v_c - 1);
     embedding_group = comm_split(world, last > 0 && (r == 0 || r == last) ? 0 : -1, "embedding");

@@ -16,8 +16,8 @@ Tensor tensor_create(Category category, DType dtype, const char *name, Shape sha
     }
     t.data = device_alloc(bytes);
     if (!t.data)
-        fail("not enough memory for %s %s: needs %s, the device has less; %s; try %s", memory_name[category], name,
-             bytes_text(bytes), memory_in_use(), memory_remedy(category));
+        fail("not enough memory for %s %s: needs %s beside %s in use, the device has less; " MEMORY_HINT,
+             memory_name[category], name, bytes_text(bytes), bytes_text(memory_total().used));
     memory_track(category, bytes);
     trace_memory();
     trace_allocation(t, category);

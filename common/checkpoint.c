@@ -62,28 +62,9 @@ static void write_shards(const Safetensors *file, int first, const AdamW *optimi
     }
 }
 
-typedef struct {
-    int count;
-    Safetensors *file;
-    cJSON *index;               /* {"weight_map": {NAME: FILE, ...}}; NULL: one file has all tensors */
-} Files;
-
-/* Returns the file in which a tensor should be: the one that the index names. NULL: none. */
-static const Safetensors *file_of(const Files *from, const char *name)
-{
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(from->index, "weight_map");
-    const cJSON *entry = cJSON_GetObjectItemCaseSensitive(map, name);
-
-    for (int i = 0; i < from->count; i++)
-        if (!map || (entry && !strcmp(strrchr(from->file[i].path, '/') + 1, entry->valuestring)))
-            return &from->file[i];
-    return NULL;
-}
-
 /* Finds the parameter's tensor, named prefix + its name. upcycled: an expert has that of the MLP, "mlp.experts.5.x" is
  * "mlp.x"; a router has none: NULL. */
-static const SafeTensor *find(const Files *from, const char *prefix, const ParamInfo *p, bool upcycled,
-                              const Safetensors **in)
+static const SafeTensor *find(const Safetensors *file, const char *prefix, const ParamInfo *p, bool upcycled)
 {
     const char *expert = upcycled ? strstr(p->name, "experts.") : NULL;
     char name[96];
@@ -92,30 +73,27 @@ static const SafeTensor *find(const Files *from, const char *prefix, const Param
         return NULL;
     snprintf(name, sizeof name, "%s%.*s%s", prefix, expert ? (int)(expert - p->name) : 0, p->name,
              expert ? strchr(expert + strlen("experts."), '.') + 1 : p->name);
-    *in = file_of(from, name);
-    const SafeTensor *t = *in ? safetensors_find(*in, name) : NULL;
+    const SafeTensor *t = safetensors_find(file, name);
     if (!t)
-        fail("%s: expected a tensor %s, which is not %s", *in ? (*in)->path : from->file[0].path, name,
-             *in ? "there" : "in the index's \"weight_map\"");
+        fail("%s: expected a tensor %s, which is not there", file->path, name);
     if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols)
         || !safetensors_is_float(t))
         fail("%s: %s has %d dimensions, the first %lld, of %s; expected (%lld, %lld) of F64, F32, F16 or BF16",
-             (*in)->path, name, t->dims, (long long)t->shape[0], t->dtype, (long long)p->rows, (long long)p->cols);
+             file->path, name, t->dims, (long long)t->shape[0], t->dtype, (long long)p->rows, (long long)p->cols);
     return t;
 }
 
 /* Reads one of the four tensors of each of this rank's shards. */
-static void read_shards(const Files *from, const char *prefix, const AdamW *optimizer, Which which, bool upcycled)
+static void read_shards(const Safetensors *file, const char *prefix, const AdamW *optimizer, Which which, bool upcycled)
 {
     for (int i = 0; i < optimizer->count; i++) {
         const ParamShard *shard = &optimizer->shards[i];
         const Tensor t = which_of(shard, which);
         real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
         if (upcycled)
-            tensor_to_host(host, t);                    /* what is not in the files stays */
+            tensor_to_host(host, t);                    /* what is not in the file stays */
         for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
-            const Safetensors *file;
-            const SafeTensor *tensor = find(from, prefix, s.param, upcycled, &file);
+            const SafeTensor *tensor = find(file, prefix, s.param, upcycled);
             real *x = host + s.in_range;
             if (!tensor)
                 continue;
@@ -167,7 +145,6 @@ static cJSON *json_read(const char *path)
     cJSON *json = getdelim(&text, &capacity, 0, f) > 0 ? cJSON_Parse(text) : NULL;
     if (!cJSON_IsObject(json))
         fail("%s: not a JSON object", path);
-    safetensors_check_names(path, json);
     free(text);
     fclose(f);
     return json;
@@ -195,47 +172,6 @@ static cJSON *config_json(Config c)
     return json;
 }
 
-/* The values, as JSON, that a key of config.json may have. Hugging Face has renamed some keys, and moved some into
- * "rope_parameters". Every name that is present is checked; if none is, GPTNeoXConfig uses `standard`. Other keys do not
- * change what the model computes: dropout affects only training, which has none here, and positions have no limit. */
-static const struct {
-    const char *key[2], *ours, *standard;
-} config_keys[] = {
-    {{"model_type"}, "\"gpt_neox\"|\"gpt_neox_moe\"", "\"gpt_neox\""},
-    {{"hidden_act"}, "\"gelu_pytorch_tanh\"|\"gelu_new\"|\"gelu_fast\"", "\"gelu\""},         /* GELU's tanh form */
-    {{"use_parallel_residual"}, "false", "true"},
-    {{"tie_word_embeddings"}, "true", "false"},
-    {{"attention_bias"}, "true", "true"},
-    {{"layer_norm_eps"}, "1e-05", "1e-05"},
-    {{"rotary_pct", "partial_rotary_factor"}, "1", "0.25"},
-    {{"rotary_emb_base", "rope_theta"}, "10000", "10000"},
-    {{"rope_type"}, "\"default\"", "\"default\""},
-    {{"rope_scaling"}, "null", "null"},
-};
-
-/* Fails unless each name's value is `ours`, or one of its words in quotes. */
-static void check_key(const cJSON *config, const char *path, const char *const key[2], const char *ours,
-                      const char *standard)
-{
-    const cJSON *of_rope = cJSON_GetObjectItemCaseSensitive(config, "rope_parameters");
-    bool there = false;
-
-    for (int name = 0; name < 2 && key[name]; name++)
-        for (int nested = 0; nested < 2; nested++) {
-            const cJSON *value = cJSON_GetObjectItemCaseSensitive(nested ? of_rope : config, key[name]);
-            if (!value || cJSON_IsNull(value))  /* null means missing */
-                continue;
-            char *is = cJSON_PrintUnformatted(value);
-            there = true;
-            if (strcmp(ours, is) && !(is[0] == '"' && strstr(ours, is)))
-                fail("%s: \"%s\" is %s, but these programs compute %s", path, key[name], is, ours);
-            free(is);
-        }
-    if (!there && strcmp(ours, standard))
-        fail("%s: \"%s\" is missing (Hugging Face's default is %s); these programs compute %s", path, key[0], standard,
-             ours);
-}
-
 static int64_t json_integer(const cJSON *json, const char *path, const char *name)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
@@ -247,34 +183,49 @@ static int64_t json_integer(const cJSON *json, const char *path, const char *nam
     return item->valuedouble;
 }
 
-/* Returns whether the model has no experts, but the run has. */
+/* The keys of config.json that change what the model computes, and the options that set a run's. A key that is missing,
+ * or null, has GPTNeoXConfig's default; `standard`: that is ours. */
+static const struct {
+    const char *key, *option;
+    bool standard;
+} config_keys[] = {
+    {"num_hidden_layers", "--layers"}, {"hidden_size", "--hidden"}, {"num_attention_heads", "--heads"},
+    {"vocab_size", "--vocab"}, {"model_type"}, {"intermediate_size"}, {"hidden_act"},
+    {"num_local_experts", "--experts", true}, {"num_experts_per_tok", "--top-k", true}, {"use_parallel_residual"},
+    {"tie_word_embeddings"}, {"attention_bias", NULL, true}, {"layer_norm_eps", NULL, true}, {"rotary_pct"},
+    {"rotary_emb_base", NULL, true}, {"rope_theta", NULL, true}, {"rope_scaling", NULL, true},
+    {"rope_parameters", NULL, true},
+};
+
+/* Fails unless config.json describes the run's model. Returns whether that has experts, but the checkpoint has none. */
 static bool config_check(const char *path, Config c)
 {
-    cJSON *config = json_read(path);
-    const bool mixture = cJSON_HasObjectItem(config, "num_local_experts");
-    const int64_t experts = mixture ? json_integer(config, path, "num_local_experts") : 0;
-    const int64_t top_k = mixture ? json_integer(config, path, "num_experts_per_tok") : 0;
+    cJSON *theirs = json_read(path);
+    const bool upcycled = c.experts && !cJSON_HasObjectItem(theirs, "num_local_experts");
 
-    for (size_t i = 0; i < sizeof config_keys / sizeof *config_keys; i++)
-        check_key(config, path, config_keys[i].key, config_keys[i].ours, config_keys[i].standard);
-    const int64_t layers = json_integer(config, path, "num_hidden_layers");
-    const int64_t hidden = json_integer(config, path, "hidden_size");
-    const int64_t heads = json_integer(config, path, "num_attention_heads");
-    const int64_t vocab = json_integer(config, path, "vocab_size");
-    if (layers != c.layers || hidden != c.hidden || heads != c.heads || vocab != c.vocab)
-        fail("%s: the model has --layers %lld --hidden %lld --heads %lld --vocab %lld, but this run --layers %d --hidden "
-             "%d --heads %d --vocab %d", path, (long long)layers, (long long)hidden, (long long)heads, (long long)vocab,
-             c.layers, c.hidden, c.heads, c.vocab);
-    if (mixture && (experts != c.experts || top_k != c.top_k))
-        fail("%s: a token takes %lld of %lld experts%s", path, (long long)top_k, (long long)experts, c.experts
-             ? format_text(", but in this run %d of %d", c.top_k, c.experts) : ", but this program has none");
-    if (!mixture && c.experts && c.expert_width != 4 * c.hidden)
+    if (upcycled && c.expert_width != 4 * c.hidden)
         fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
              path, 4 * c.hidden, c.expert_width);
-    check_key(config, path, (const char *[2]){"intermediate_size"},
-              format_text("%d", c.experts ? c.expert_width : 4 * c.hidden), "24576");
-    cJSON_Delete(config);
-    return !mixture && c.experts;
+    c.experts = upcycled ? 0 : c.experts;
+    cJSON *ours = config_json(c);
+    cJSON_AddNumberToObject(ours, "rope_theta", 10000);
+    cJSON_AddItemToObject(ours, "rope_parameters", cJSON_Parse(         /* transformers 5 has rotary_pct in it */
+        "{\"partial_rotary_factor\": 1, \"rope_theta\": 10000, \"rope_type\": \"default\"}"));
+    if (cJSON_HasObjectItem(theirs, "rope_parameters"))
+        cJSON_AddNumberToObject(theirs, "rotary_pct", 1);
+    for (size_t i = 0; i < sizeof config_keys / sizeof *config_keys; i++) {
+        const char *key = config_keys[i].key, *option = config_keys[i].option;
+        const cJSON *is = cJSON_GetObjectItemCaseSensitive(theirs, key);
+        const cJSON *needed = cJSON_GetObjectItemCaseSensitive(ours, key);
+        const bool missing = !is || cJSON_IsNull(is);
+        if (missing ? !config_keys[i].standard : !cJSON_Compare(is, needed, true))
+            fail("%s: \"%s\" is %s, but this run's model has %s%s%s", path, key,
+                 missing ? "missing" : cJSON_PrintUnformatted(is), needed ? cJSON_PrintUnformatted(needed) : "none",
+                 option ? " by " : "", option ? option : "");
+    }
+    cJSON_Delete(theirs);
+    cJSON_Delete(ours);
+    return upcycled;
 }
 
 static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
@@ -336,33 +287,25 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 
 /* ---- Loading ---- */
 
-/* Where the checkpoint is: DIR; or DIR.old, if a program was killed while it replaced DIR. */
-static char *place_of(const char *directory)
-{
-    char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
-
-    if (access(place, F_OK) == 0)
-        return place;
-    if (access(old, F_OK))
-        fail("--load %s: there is no such checkpoint", directory);
-    print_rank_0("%s is missing, but %s is there: a program was stopped while it saved; loading that one\n", place, old);
-    return old;
-}
+static cJSON *trainer;                          /* of the checkpoint that was opened */
 
 void checkpoint_open(const char *directory, Config config, TrainState *s)
 {
-    const char *place = s->place = place_of(directory), *path = new_text("%s/%s", place, files[TRAINER]);
-    const char *moments = path_of(place, OPTIMIZER);
-    char *end = "?";
+    const char *path = path_of(directory, TRAINER), *moments = path_of(directory, OPTIMIZER);
+    char *old = directory_beside(directory, ".old"), *end = "?";
 
-    s->upcycled = config_check(path_of(place, CONFIG), config);
+    if (access(directory, F_OK))
+        fail(access(old, F_OK) ? "--load %s: there is no such checkpoint"
+             : "--load %1$s is missing, but %2$s holds the save before: mv %2$s %1$s", directory, old);
+    free(old);
+    s->upcycled = config_check(path_of(directory, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
         fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",
              s->weights_only ? path : moments, files[TRAINER], files[OPTIMIZER]);
     if (s->weights_only)
         return;
-    cJSON *trainer = json_read(path);
+    trainer = json_read(path);
     const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
     s->step = json_integer(trainer, path, "step");
     s->tokens = json_integer(trainer, path, "tokens");
@@ -374,73 +317,29 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
              seed ? cJSON_PrintUnformatted(seed) : "nothing");
     const cJSON *data = cJSON_GetObjectItemCaseSensitive(trainer, "data");
     if (cJSON_IsString(data) && strcmp(data->valuestring, format_text("%llu", (unsigned long long)data_hash())))
-        warn("--data %s: these are not the tokens with which %s was trained", options.data, place);
-    cJSON_Delete(trainer);
+        print_rank_0("--data %s: these are not the tokens with which %s was trained\n", options.data, directory);
 }
 
-/* Opens model.safetensors; or, if there is none, the files that its index names. */
-static Files open_model(const char *place)
+void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state)
 {
-    const char *whole = path_of(place, MODEL), *index = format_text("%s.index.json", whole);
-    const bool in_shards = access(whole, F_OK) && access(index, F_OK) == 0;
-    Files f = {.index = in_shards ? json_read(index) : NULL};
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(f.index, "weight_map"), *entry;
-
-    f.file = host_alloc((cJSON_GetArraySize(map) + 1) * sizeof *f.file, "a model");
-    if (!in_shards)
-        f.file[f.count++] = safetensors_open(whole);
-    else if (!cJSON_IsObject(map) || !map->child)
-        fail("%s: \"weight_map\" must be an object that names a file for each tensor", index);
-    else
-        safetensors_check_names(index, map);
-    cJSON_ArrayForEach(entry, map) {
-        if (!cJSON_IsString(entry) || strchr(entry->valuestring, '/'))
-            fail("%s: %s: expected the name of a file in the same directory, got %s", index, entry->string,
-                 cJSON_PrintUnformatted(entry));
-        char *path = new_text("%s/%s", place, entry->valuestring);
-        if (!file_of(&f, entry->string))
-            f.file[f.count++] = safetensors_open(path);
-        free(path);
-    }
-    return f;
-}
-
-static void close_files(Files *f)
-{
-    for (int i = 0; i < f->count; i++)
-        safetensors_close(&f->file[i]);
-    free(f->file);
-    cJSON_Delete(f->index);
-}
-
-/* The program's own numbers, as far as the checkpoint's program has the same. */
-static void read_saved_values(const char *path, const TrainState *state)
-{
-    cJSON *trainer = json_read(path);
-
-    for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {
-        const cJSON *x = cJSON_GetObjectItemCaseSensitive(trainer, k->name);
-        if (x && (!cJSON_IsNumber(x) || !(x->valuedouble >= 0) || !isfinite(x->valuedouble)))
-            fail("%s: \"%s\": expected a number of at least 0, got %s", path, k->name, cJSON_PrintUnformatted(x));
-        if (x)
-            *k->value = x->valuedouble;
-    }
-    cJSON_Delete(trainer);
-}
-
-void checkpoint_load(AdamW *optimizer, const TrainState *state)
-{
-    Files model = open_model(state->place);
+    Safetensors model = safetensors_open(path_of(directory, MODEL));
 
     read_shards(&model, "", optimizer, PARAMS, state->upcycled);
-    close_files(&model);
-    if (!state->weights_only) {
-        Safetensors moments = safetensors_open(path_of(state->place, OPTIMIZER));
-        read_shards(&(Files){1, &moments, NULL}, "m.", optimizer, MOMENT_M, state->upcycled);
-        read_shards(&(Files){1, &moments, NULL}, "v.", optimizer, MOMENT_V, state->upcycled);
-        safetensors_close(&moments);
-        optimizer->step = state->optimizer_step;
-        read_saved_values(path_of(state->place, TRAINER), state);
+    safetensors_close(&model);
+    if (state->weights_only)
+        return;
+    Safetensors moments = safetensors_open(path_of(directory, OPTIMIZER));
+    read_shards(&moments, "m.", optimizer, MOMENT_M, state->upcycled);
+    read_shards(&moments, "v.", optimizer, MOMENT_V, state->upcycled);
+    safetensors_close(&moments);
+    optimizer->step = state->optimizer_step;
+    for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {
+        const cJSON *x = cJSON_GetObjectItemCaseSensitive(trainer, k->name);    /* if its program has the same number */
+        if (x && (!cJSON_IsNumber(x) || !(x->valuedouble >= 0) || !isfinite(x->valuedouble)))
+            fail("%s/%s: \"%s\": expected a number of at least 0, got %s", directory, files[TRAINER], k->name,
+                 cJSON_PrintUnformatted(x));
+        if (x)
+            *k->value = x->valuedouble;
     }
 }
 
@@ -457,8 +356,7 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
         tensors[i] = (SafeTensor){.dtype = "I64", .dims = 2, .shape = {sequences, seq}};
         strcpy(tensors[i].name, i ? "batch.targets" : "batch.inputs");
     }
-    char *written = output_begin(path);
-    Safetensors file = create_shared(written, tensors, count + 2);
+    Safetensors file = create_shared(path, tensors, count + 2);
     write_shards(&file, 2, optimizer, GRADIENTS);
     if (comm_rank(world) == 0) {
         int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");
@@ -470,7 +368,5 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
         free(tokens);
     }
     safetensors_close(&file);
-    comm_barrier(world);
-    output_end("dump-gradients", written, path);
     free(tensors);
 }

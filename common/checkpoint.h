@@ -34,7 +34,6 @@ typedef struct {
     int64_t step, tokens;           /* since the start of training */
     int64_t optimizer_step;         /* AdamW's update count */
     uint64_t seed;
-    const char *place;              /* where the checkpoint of --load is: DIR, or DIR.old */
     bool weights_only;              /* the checkpoint has no trainer.json */
     bool upcycled;                  /* the checkpoint has no experts, but the run has */
     SavedValue kept[SAVED_VALUES];
@@ -45,12 +44,12 @@ typedef struct {
 void checkpoint_claim(const char *directory, Config config);
 
 /* Writes DIR.tmp, and renames it to DIR when all of it is on the disk. A killed program leaves DIR, or DIR.old and no
- * DIR: then checkpoint_open takes that. */
+ * DIR: then checkpoint_open says so. */
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv);
 
 /* Reads trainer.json into *state. Fails if config.json describes another model; warns if options.data is other data. */
 void checkpoint_open(const char *directory, Config config, TrainState *state);
-void checkpoint_load(AdamW *optimizer, const TrainState *state);         /* the one that was opened */
+void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state);         /* as it was opened */
 
 /* Writes the full model's gradients to one file, with the global batch as batch.inputs and batch.targets, both
  * (sequences, seq) I64. */

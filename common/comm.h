@@ -27,10 +27,10 @@ typedef enum {
 extern Comm *world;                             /* all ranks */
 
 /* This rank among those of its machine. cores: for this rank, those that the machine's ranks may use divided by the
- * ranks, but at most those that it is bound to; 0: unknown. unused: cores that the launcher has bound no rank to.
- * sharing: ranks that compute on this rank's device, itself included; set by comm_choose. */
+ * ranks, but at most those that it is bound to; 0: unknown. sharing: ranks that compute on this rank's device, itself
+ * included; set by comm_choose. */
 extern struct CommLocal {
-    int rank, size, cores, unused, sharing;
+    int rank, size, cores, sharing;
 } comm_local;
 
 /* ---- groups ---- */
@@ -118,7 +118,6 @@ void comm_stats_reset(void);                    /* starts a new step */
 /* Seconds of the current step in which this host only waited, for transfers and for numbers of other ranks. Transfers
  * that overlap with computation are not included. */
 double comm_waited(void);
-double comm_longest_wait(const char **for_what);        /* the part for one operation of one group: "recv of pp" */
 double comm_pretend_overrun(void);              /* --pretend: of these, what transfers took beyond their simulated time */
 
 /* clock_seconds, without what transfers took beyond their simulated time, and what ranks then waited in comm_sum. So
@@ -135,12 +134,13 @@ void comm_begin(int *argc, char ***argv);
  * Returns the choice in words: "MPI, through the host's memory: NCCL needs a GPU for each rank". */
 const char *comm_choose(void);
 
-_Noreturn void comm_exit(int status);           /* every rank calls it, with the same status */
+_Noreturn void comm_exit(int status);           /* every rank calls it, with the same status; fails if something printed
+                                                 * could not be written */
 void comm_check_same(const char *what, uint64_t hash);          /* fails if the ranks' hashes differ */
 
-/* Returns "rank 0 = alpha:4711, rank 1 = alpha:4712" (host:pid), one line per machine, to find the rank of a process
- * that a launcher names. The caller frees it. */
-char *comm_rank_table(void);
+/* Returns "ranks   rank 0 = alpha:4711, rank 1 = alpha:4712" (host:pid), one line per machine, to find the rank of a
+ * process that a launcher names; a format_text of print.h. */
+const char *comm_rank_table(void);
 
 void comm_progress(void);                       /* MPI moves data only inside its calls: every operator ends with it */
 

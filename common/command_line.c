@@ -64,7 +64,7 @@ static const struct {
              1e9}},
     {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program with this model; or a "
             "GPT-NeoX model from Hugging Face's save_pretrained", "DIR"}},
-    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load continues it", "FILE"}},
+    {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load appends to it", "FILE"}},
     {FILES, {"report", OPTION_TEXT, &options.report, "memory, traffic and time, as JSON, at the end", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
     {FILES, {"timeline", OPTION_MAYBE, &options.timeline, "draw a step of all ranks in the terminal: the last one, or "
@@ -86,7 +86,7 @@ static const struct {
     {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print only errors and the sample"}},
 };
 enum { OPTIONS = sizeof table / sizeof *table, MORE = 16 };
-enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP, KEY_USAGE };
+enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP };
 
 bool options_train = true;
 
@@ -105,17 +105,6 @@ static int place_of(const char *word, const char *words)        /* word's index 
             return -1;
         words += n + 1;
     }
-}
-
-static double number_of(const ProgramOption *o, const char *text)
-{
-    char *end;
-
-    errno = 0;
-    const double x = strtod(text, &end);
-    if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
-        fail_usage("--%s: expected a number from %g to %g, got '%s'", o->name, o->min, o->max, text);
-    return x;
 }
 
 static void parse_option(const ProgramOption *o, const char *text)
@@ -139,9 +128,13 @@ static void parse_option(const ProgramOption *o, const char *text)
         if (end == text || *end || errno || strchr(text, '-'))
             fail_usage("--%s: expected an integer from 0 to 2^64 - 1, got '%s'", o->name, text);
         break;
-    case OPTION_DOUBLE:
-        *(double *)o->value = number_of(o, text);
+    case OPTION_DOUBLE: {
+        const double x = strtod(text, &end);
+        if (end == text || *end || errno || !isfinite(x) || x < o->min || x > o->max)
+            fail_usage("--%s: expected a number from %g to %g, got '%s'", o->name, o->min, o->max, text);
+        *(double *)o->value = x;
         break;
+    }
     case OPTION_TEXT:
         if (!*text)
             fail_usage("--%s: expected %s, got an empty string", o->name, o->argument);
@@ -188,21 +181,18 @@ static void check_together(void)
     if (c->hidden / c->heads % 2)
         fail_usage("--hidden %d / --heads %d: expected an even head size, since rotary positions rotate pairs, got %d",
                    c->hidden, c->heads, c->hidden / c->heads);
-    const double rows = B * T, largest = fmax(fmax(rows * V, L * B * A * T * T), L * rows * 16 * H);
-    const double limit = 1e15;              /* elements: far below overflow, far above any machine */
-    if (rows > INT32_MAX || largest > limit)
-        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d gives %.3g rows and "
-                   "tensors of %.3g elements; the limits are %.3g and %.3g", options.micro_batch, c->seq, c->layers,
-                   c->hidden, c->heads, c->vocab, rows, largest, (double)INT32_MAX, limit);
     if (c->experts && c->top_k > c->experts)
         fail_usage("--top-k: expected at most --experts %d, got %d", c->experts, c->top_k);
     if (c->experts && !c->expert_width)
         c->expert_width = (4 * c->hidden + c->top_k - 1) / c->top_k;
-    if (c->experts * rows > INT32_MAX || c->experts * L * rows * (H + c->expert_width) > limit)
-        fail_usage("--experts %d x --micro-batch %d x --seq %d with --layers %d --hidden %d --expert-width %d gives "
-                   "%.3g slots and tensors of %.3g elements; the limits are %.3g and %.3g", c->experts,
-                   options.micro_batch, c->seq, c->layers, c->hidden, c->expert_width, c->experts * rows,
-                   c->experts * L * rows * (H + c->expert_width), (double)INT32_MAX, limit);
+    const double rows = B * T * fmax(1, c->experts), width = c->experts ? H + c->expert_width : 16 * H;
+    const double largest = fmax(fmax(B * T * V, L * B * A * T * T), L * fmax(rows * width, B * T * 16 * H));
+    const double limit = 1e15;              /* elements: far below overflow, far above any machine */
+    if (rows > INT32_MAX || largest > limit)
+        fail_usage("--micro-batch %d x --seq %d with --layers %d --hidden %d --heads %d --vocab %d%s gives %.3g rows "
+                   "and tensors of %.3g elements; the limits are %.3g and %.3g", options.micro_batch, c->seq, c->layers,
+                   c->hidden, c->heads, c->vocab, c->experts ? format_text(" --experts %d --expert-width %d",
+                   c->experts, c->expert_width) : "", rows, largest, (double)INT32_MAX, limit);
     if (options.decay_steps && options.decay_steps <= options.warmup)
         fail_usage("--lr-decay-steps: expected more than --warmup %d, got %d", options.warmup, options.decay_steps);
     if (options.min_lr > options.lr && options.decay_steps)
@@ -219,14 +209,14 @@ static void check_together(void)
 
 static const char *program_name;
 static struct argp parser;
+static struct argp_option list[OPTIONS + MORE + MACHINE + 4];   /* and titles, --preset, --help, --usage */
+static int listed;
 
 static error_t parse(int key, char *text, struct argp_state *state)
 {
-    if (key == KEY_HELP || key == KEY_USAGE) {
+    if (key == KEY_HELP) {
         if (comm_rank(world) == 0)
-            argp_help(&parser, stdout, key == KEY_HELP ? ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC
-                                                       : ARGP_HELP_USAGE, (char *)program_name);
-        fail_unprinted();
+            argp_help(&parser, stdout, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC, (char *)program_name);
         comm_exit(0);
     }
     const ProgramOption *o = key >= FIRST_KEY && key < FIRST_KEY + known_count ? known[key - FIRST_KEY] : NULL;
@@ -243,63 +233,57 @@ static error_t parse(int key, char *text, struct argp_state *state)
     return 0;
 }
 
-/* The default as the user would type it; NULL: none. */
-static const char *default_of(const ProgramOption *o)
+/* "learning rate (0.001)": with the default as the user would type it. */
+static char *help_of(const ProgramOption *o)
 {
     const char *word = o->argument;
 
     switch (o->kind) {
     case OPTION_INT:
-        return format_text("%d", *(int *)o->value);
+        return new_text("%s (%d)", o->help, *(int *)o->value);
     case OPTION_SEED:
-        return format_text("%llu", (unsigned long long)*(uint64_t *)o->value);
+        return new_text("%s (%llu)", o->help, (unsigned long long)*(uint64_t *)o->value);
     case OPTION_DOUBLE:
-        return format_text("%g", *(double *)o->value);
+        return new_text("%s (%g)", o->help, *(double *)o->value);
     case OPTION_CHOICE:
         for (int i = *(int *)o->value; i > 0; i--)
             word += strcspn(word, "|") + 1;
-        return format_text("%.*s", (int)strcspn(word, "|"), word);
+        return new_text("%s (%.*s)", o->help, (int)strcspn(word, "|"), word);
     default:
-        return NULL;
+        return new_text("%s", o->help);
     }
 }
 
-/* "learning rate (0.001)" */
-static char *help_of(const ProgramOption *o)
+/* Appends an option to argp's list. */
+static void append(const ProgramOption *o, int group)
 {
-    const char *standard = default_of(o);
-
-    return standard ? new_text("%s (%s)", o->help, standard) : new_text("%s", o->help);
+    known[known_count] = o;
+    list[listed++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument,
+                                          o->kind == OPTION_MAYBE ? OPTION_ARG_OPTIONAL : 0, help_of(o), group};
 }
 
 void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
     static const char *titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
-    static struct argp_option list[OPTIONS + MORE + MACHINE + 4];    /* titles; --preset, --help, --usage; zeros */
-    int n = 0;
 
     program_name = program;
-    known_count = 0;
-    for (int group = MODEL; group <= MACHINE; group++) {
-        if (group == PROGRAM ? !(more && more->name) : group != MACHINE && !options_train)
-            continue;
-        list[n++] = (struct argp_option){.doc = titles[group], .group = group};
-        if (group == MODEL)
-            list[n++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0, "a known model's sizes and a "
-                                             "small batch; later options override it", group};
-        for (int i = 0; i < OPTIONS + MORE; i++) {
-            if (group == PROGRAM && !more[i].name)
-                break;
-            if (group != PROGRAM && (i >= OPTIONS || table[i].group != group))
-                continue;
-            const ProgramOption *o = group == PROGRAM ? &more[i] : &table[i].option;
-            known[known_count] = o;
-            list[n++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument,
-                                             o->kind == OPTION_MAYBE ? OPTION_ARG_OPTIONAL : 0, help_of(o), group};
-        }
-    }
-    list[n++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
-    list[n++] = (struct argp_option){"usage", KEY_USAGE, NULL, 0, "a short usage message", -1};
+    listed = known_count = 0;
+    for (int group = options_train ? MODEL : MACHINE; group <= MACHINE; group++)
+        if (group != PROGRAM)
+            list[listed++] = (struct argp_option){.doc = titles[group], .group = group};
+    for (int i = 0; i < OPTIONS; i++)
+        if (options_train || table[i].group == MACHINE)
+            append(&table[i].option, table[i].group);
+    if (more && more->name)
+        list[listed++] = (struct argp_option){.doc = titles[PROGRAM], .group = PROGRAM};
+    for (; more && more->name; more++)
+        append(more, PROGRAM);
+    if (options_train)
+        list[listed++] = (struct argp_option){"preset", KEY_PRESET, preset_names(), 0, "a known model's sizes and a "
+                                              "small batch; later options override it", MODEL};
+    list[listed++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
+    list[listed++] = (struct argp_option){"usage", .flags = OPTION_ALIAS};          /* argp's hint names it too */
+    list[listed] = (struct argp_option){0};
 
     parser = (struct argp){.options = list, .parser = parse, .doc = summary};
     argv[0] = (char *)program;                  /* argp's own messages begin with it */

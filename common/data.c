@@ -11,6 +11,7 @@
 #include "device.h"
 #include "error.h"
 #include "options.h"
+#include "print.h"
 #include "random.h"
 
 /* llm.c's headers of token files: 256 int32, the first ones magic, version and number of tokens. */
@@ -18,18 +19,7 @@ typedef struct {
     int magic, version, width;
 } Header;
 static const Header headers[] = {{20240520, 1, 2}, {20240801, 7, 4}};          /* GPT-2's, and Llama 3's */
-enum { HEADER_BYTES = 256 * 4, FIRST_MAGIC = 20240301, LAST_MAGIC = 20241231 };        /* of all of llm.c's files */
-
-/* What other files begin with. */
-static const struct {
-    const char *bytes, *what;
-} others[] = {
-    {"\x93NUMPY", "an array of numpy; x.astype('uint16').tofile('x.bin') writes its tokens"},
-    {"\x1f\x8b", "compressed by gzip; unpack it"}, {"\x28\xb5\x2f\xfd", "compressed by zstd; unpack it"},
-    {"\xfd" "7zXZ", "compressed by xz; unpack it"}, {"PK\3\4", "a zip archive, as .npz and .pt files are; unpack it"},
-    {"PAR1", "a Parquet file; extract its text"}, {"MMIDIDX", "Megatron-LM's index; its tokens are in the .bin"},
-    {"\xff\xfe", "text in UTF-16; convert it to UTF-8"}, {"\xfe\xff", "text in UTF-16; convert it to UTF-8"},
-};
+enum { HEADER_BYTES = 256 * 4 };
 
 static int file, width, first_byte; /* descriptor; bytes per token; where tokens begin */
 static int64_t training, held_out;
@@ -51,36 +41,10 @@ static void read_tokens(int64_t first, int64_t count, int32_t *to)
             const uint32_t id = b[0] | (width > 1 ? b[1] << 8 : 0)
                                 | (width > 2 ? b[2] << 16 | (uint32_t)b[3] << 24 : 0);
             if (id >= (uint32_t)options.config.vocab)
-                fail("--data %s, as %s: token %u, at position %lld, is not below --vocab %d%s", options.data,
-                     data_kind(), id, (long long)(first + done + i), options.config.vocab,
-                     hash ? "; it was at the start, so the file was overwritten during the run" : "");
+                fail("--data %s, as %s: token %u, at position %lld, is not below --vocab %d", options.data, data_kind(),
+                     id, (long long)(first + done + i), options.config.vocab);
             to[done + i] = id;
         }
-    }
-}
-
-/* Returns llm.c's header at the beginning of a file; NULL: it has none. */
-static const Header *header_of(const int32_t *begin)
-{
-    for (const Header *h = headers; h < headers + 2; h++)
-        if (begin[0] == h->magic && begin[1] != h->version)
-            fail("--data %s: expected version %d of the token header, got version %d", options.data, h->version,
-                 begin[1]);
-        else if (begin[0] == h->magic)
-            return h;
-    if (begin[0] >= FIRST_MAGIC && begin[0] <= LAST_MAGIC)
-        fail("--data %s: llm.c's magic number %d is of no file of tokens; they have %d or %d", options.data, begin[0],
-             headers[0].magic, headers[1].magic);
-    return NULL;
-}
-
-/* Tokens may begin with the few bytes of a short name in `others`, but not with those of a long one. */
-static void refuse_others(const void *begin, bool is_bin)
-{
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        const size_t length = strlen(others[i].bytes);
-        if (length >= (is_bin ? 4 : 0) && !memcmp(begin, others[i].bytes, length))
-            fail("--data %s: expected text or tokens, but this is %s", options.data, others[i].what);
     }
 }
 
@@ -93,6 +57,7 @@ static void check_all(int64_t tokens, bool raw)
     int64_t wrong = 0;                  /* bytes where UTF-8 expects the first byte of a letter, or a later one */
     int later = 0;                      /* bytes that are still to come in a letter */
     uint64_t sum = 14695981039346656037u;                       /* FNV-1a */
+    bool zero = false;
 
     for (int64_t first = 0, n; first < tokens; first += n) {
         n = tokens - first < PIECE ? tokens - first : PIECE;
@@ -102,21 +67,14 @@ static void check_all(int64_t tokens, bool raw)
             const bool is_later = (id & 0xc0) == 0x80;
             sum = (sum ^ id) * 1099511628211u;
             any[i % 2] |= id;
-            if (width > 1)
-                continue;
-            if (id == 0)
-                fail("--data %s: expected text, but byte %lld is 0; name a file of tokens *.bin", options.data,
-                     (long long)(first + i));
+            zero |= id == 0;
             wrong += is_later != (later > 0);
             later = is_later ? later - (later > 0) : (id >= 0xc0) + (id >= 0xe0) + (id >= 0xf0);
         }
     }
-    if (width == 1 && wrong > tokens / 3)
-        fail("--data %s: expected text, but %lld of %lld bytes are not UTF-8; convert it to UTF-8, or name a file of "
-             "tokens *.bin", options.data, (long long)wrong, (long long)tokens);
-    if (raw && width > 1 && any[0] && !any[1])
-        fail("--data %s: every second one of its %s is 0, as if they were wider; write uint16, or uint32 with llm.c's "
-             "header", options.data, data_kind());
+    if (width == 1 ? zero || wrong > tokens / 3 : raw && any[0] && !any[1])
+        fail("--data %s: this is neither UTF-8 text nor a token file; accepted are text in UTF-8, llm.c's files of "
+             "tokens, and, named *.bin, uint16 tokens (uint32 if --vocab exceeds 65536)", options.data);
     hash = sum;
 }
 
@@ -124,32 +82,26 @@ void data_open(void)
 {
     const char *path = options.data, *dot = strrchr(path, '.');
     const int seq = options.config.seq;
+    const Header *header = NULL;
+    int32_t begin[3] = {0};
     struct stat s;
 
     file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);       /* without waiting for a pipe's writer; refused below */
     if (file < 0 || fstat(file, &s))
         fail("--data %s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode))
-        fail("--data %s: expected a file of text or tokens, but this is %s", path,
-             S_ISDIR(s.st_mode) ? "a directory" : "not a regular file");
-    if (s.st_size == 0)
-        fail("--data %s: the file is empty", path);
-
-    int32_t begin[3] = {0};
+        fail("--data %s: expected a regular file of text or tokens, but this is none", path);
     if (pread(file, begin, sizeof begin, 0) < 0)
         fail("--data %s: %s", path, strerror(errno));
-    const bool is_bin = dot && !strcmp(dot, ".bin");
-    const Header *header = header_of(begin);
+    for (const Header *h = headers; h < headers + 2; h++)
+        header = begin[0] == h->magic && begin[1] == h->version ? h : header;
     first_byte = header ? HEADER_BYTES : 0;
-    width = header ? header->width : !is_bin ? 1 : options.config.vocab > 65536 ? 4 : 2;
-    if (!header)
-        refuse_others(begin, is_bin);
-    const int64_t tokens = (s.st_size - first_byte) / width;
-    if ((s.st_size - first_byte) % width || s.st_size < first_byte)
-        fail("--data %s: %lld bytes are not a whole number of %s after a header of %d bytes", path,
-             (long long)s.st_size, data_kind(), first_byte);
-    if (header && begin[2] != tokens)
-        fail("--data %s: the header gives %d tokens, but the file has %lld", path, begin[2], (long long)tokens);
+    width = header ? header->width : !dot || strcmp(dot, ".bin") ? 1 : options.config.vocab > 65536 ? 4 : 2;
+    const int64_t bytes = s.st_size - first_byte, tokens = bytes / width;
+    if (bytes < 0 || bytes % width || (header && begin[2] != tokens))
+        fail("--data %s: expected a whole number of %s%s, but the file has %lld bytes", path, data_kind(), header
+             ? format_text(" after a header of %d bytes, which gives %d", HEADER_BYTES, begin[2]) : "",
+             (long long)s.st_size);
     held_out = tokens / 10;
     training = tokens - held_out;
     if (held_out <= seq)

@@ -19,7 +19,7 @@ typedef struct {
 } Batch;
 
 /* Opens options.data and reads it once to check it. Fails if it is too short for --seq, if a token is not below
- * --vocab, or if it is neither text nor tokens. */
+ * --vocab, or if it is neither text in UTF-8 nor a file of tokens. */
 void data_open(void);
 int64_t data_tokens(void);          /* training tokens */
 int64_t data_validation_tokens(void);        /* validation tokens */

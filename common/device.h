@@ -8,14 +8,11 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "tensor.h"
 
 /* ---- start, and what the device is ---- */
-
-/* Sets environment variables that libraries read before main, and may exec the program again. Call it first of all,
- * before MPI. */
-void device_prepare(char **argv);
 
 /* The device that a rank takes, before it does: a GPU's UUID; zeros on the CPU. Ends the program if it can use none. */
 typedef struct {
@@ -26,17 +23,14 @@ DeviceId device_id(int local_rank);
 /* Takes the device for this process, number local_rank of local_ranks on this machine. threads: CPU threads; 0: the
  * machine's cores per local rank. */
 void device_init(int local_rank, int local_ranks, int threads);
-const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor" */
-int device_threads(void);
+const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor"; says if a peak is estimated */
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: unknown */
 int64_t device_memory_beside(void);         /* estimated bytes that operators will take from a GPU untracked: scratch,
                                              * and kernels that are not loaded yet; 0: the CPU */
-int64_t device_memory_reserved(void);       /* bytes taken from a GPU: in use, scratch, free in the pool; 0: the CPU */
 
 /* The peak arithmetic rate, in FLOP/s, for MFU. On a GPU that of matmuls of the dtype, from the datasheet, or estimated;
  * on the CPU the rate of its own REAL matmul, measured once. 0: the device does not support the dtype. */
 double device_peak_flops(DType dtype);
-bool device_peak_is_estimated(void);
 
 /* Lets F32 matmuls round their inputs to TF32, a float with 10 bits of mantissa, and use the tensor cores. Returns
  * false if the device has no TF32. */
@@ -57,13 +51,12 @@ void device_wait(void);
 void device_while_waiting(void (*look)(double seconds));    /* sets what the host calls repeatedly while it waits for
                                                              * the device; seconds: how long it has waited */
 
-/* The stream, for a library that orders its work with ours: a GPU's cudaStream_t; NULL on the CPU. */
-void *device_stream(void);
+void *device_stream(void);                  /* for a library that orders its work with ours: a GPU's cudaStream_t */
 
 /* ---- for transfers between ranks, from the host's memory or the device's ---- */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 
-int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours; 0 on the CPU */
+int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours */
 void device_leave_multiprocessors(int count);       /* to transfers, by a GPU's matmuls called from now on: their blocks
                                                      * would wait for multiprocessors that a transfer occupies */
 
@@ -80,6 +73,12 @@ void device_range_begin(const char *name);
 void device_range_end(void);
 
 /* Seconds of a monotonic clock. */
-double clock_seconds(void);
+static inline double clock_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
 
 #endif

@@ -56,18 +56,6 @@ void fail(const char *format, ...)
     fail_list(1, format, list);
 }
 
-void warn(const char *format, ...)
-{
-    char line[2048];
-    va_list list;
-
-    va_start(list, format);
-    vsnprintf(line, sizeof line, format, list);
-    va_end(list);
-    if (!rank)
-        fprintf(stderr, "%s%s: %s\n", erase(), program_name, line);
-}
-
 void fail_unprinted(void)
 {
     if (fflush(stdout) || ferror(stdout))

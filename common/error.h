@@ -9,9 +9,6 @@
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 void fail_usage(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
-/* Prints such a line on rank 0, also under --quiet, and goes on. */
-void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
 /* Fails if something printed could not be written. Call it before the program ends. */
 void fail_unprinted(void);
 

@@ -31,7 +31,7 @@ void memory_predict(Category category, double bytes);
 /* Adds to the bytes that the playbook's formula gives for a category. */
 void memory_estimate(Category category, double bytes, const char *formula);
 
-const char *memory_in_use(void);                /* "3.1 GB in use, parameters 0.5 GB, ..." */
-const char *memory_remedy(Category category);   /* the options that make a category smaller */
+/* What to try if memory is too small. */
+#define MEMORY_HINT "try --recompute full, a smaller --micro-batch (with more --accumulate), --seq or model"
 
 #endif

@@ -1,8 +1,6 @@
 #include "prediction.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "comm.h"
 #include "device.h"
@@ -31,15 +29,11 @@ void memory_check_fits(void)
     const int ranks = comm_local.sharing;   /* that share a memory */
     const double average = comm_sum(world, mine) / comm_size(world);
     const double needed = ranks == 1 ? mine : ranks * average;
-    int largest = 0;
 
     print_rank_0("memory needed:");
-    for (int c = 0; c < MEM_CATEGORIES; c++) {
-        const double bytes = memory_entry(c).predicted;
-        largest = bytes > memory_entry(largest).predicted ? c : largest;
-        if (bytes)
-            print_rank_0("%s %s %s", c ? "," : "", memory_name[c], bytes_text(bytes));
-    }
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        if (memory_entry(c).predicted)
+            print_rank_0("%s %s %s", c ? "," : "", memory_name[c], bytes_text(memory_entry(c).predicted));
     print_rank_0("; total %s", bytes_text(memory_total().predicted));
     if (beside)
         print_rank_0(", and an estimated %s for scratch and kernels", bytes_text(beside));
@@ -48,14 +42,9 @@ void memory_check_fits(void)
     if (available >= 0)
         print_rank_0(", %s available", bytes_text(available));
     print_rank_0("\n");
-    if (available >= 0 && needed > available) {
-        char shared[64] = "";
-        if (ranks > 1)
-            snprintf(shared, sizeof shared, " for %d ranks together", ranks);
-        fail("not enough memory: needs %s%s, %s available; the largest category is %s with %s: try %s",
-             bytes_text(needed), shared, bytes_text(available), memory_name[largest],
-             bytes_text(memory_entry(largest).predicted), memory_remedy(largest));
-    }
+    if (available >= 0 && needed > available)
+        fail("not enough memory: needs %s%s, %s available; " MEMORY_HINT, bytes_text(needed),
+             ranks > 1 ? format_text(" for %d ranks together", ranks) : "", bytes_text(available));
 }
 
 void memory_print(void)
@@ -78,9 +67,6 @@ void memory_print(void)
             "blocks have no dropout)\n");
     if (REAL == F64)
         print_rank_0("(with 8 bytes per number in place of the playbook's 4: this program computes in float64)\n");
-    if (device_memory_reserved())
-        print_rank_0("%-14s %16s  taken from the GPU, including operators' scratch and the pool's free memory\n",
-                     "reserved", number_text(device_memory_reserved()));
 }
 
 static CommStats sent[64];              /* in the last step that was checked */

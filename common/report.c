@@ -1,11 +1,10 @@
 #include "report.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "comm.h"
 #include "device.h"
@@ -15,29 +14,12 @@
 #include "operator.h"
 #include "options.h"
 #include "prediction.h"
+#include "print.h"
 
-static double operators_before;         /* operators' seconds when the step began */
-static struct { int steps; double seconds, operators, waiting, late; } timed;   /* all steps but the first */
-static cJSON *held_out;                 /* validation losses, by step */
+static struct { int steps; double seconds, waiting, late; } timed;              /* all steps but the first */
+static char *held_out;                  /* validation losses, by step, as JSON */
 static struct { const char *name; double value; } reported[8];
 static int reported_count;
-
-static double operators_seconds(void)
-{
-    const OpStats *stats;
-    const int count = ops_stats(&stats);
-    double sum = 0;
-
-    for (int i = 0; i < count; i++)
-        sum += stats[i].seconds;
-    return sum;
-}
-
-void report_step_begins(void)
-{
-    ops_stats_enable(true);
-    operators_before = operators_seconds();
-}
 
 void report_step_ends(double seconds, bool first, bool last)
 {
@@ -51,9 +33,7 @@ void report_step_ends(double seconds, bool first, bool last)
     }
     timed.steps++;
     timed.seconds += seconds;
-    timed.operators += operators_seconds() - operators_before;
-    /* a GPU's stream waits for NCCL's transfers by itself: there all time without an operator counts */
-    timed.waiting += device_is_host() ? comm_waited() : seconds - (operators_seconds() - operators_before);
+    timed.waiting += comm_waited();
     timed.late += comm_pretend_overrun();
 }
 
@@ -67,140 +47,80 @@ void report_number(const char *name, double value)
 
 void report_validation(int64_t step, double loss)
 {
-    cJSON *entry = cJSON_CreateObject();
+    char *before = held_out;
 
-    held_out = held_out ? held_out : cJSON_CreateArray();
-    cJSON_AddNumberToObject(entry, "step", step);
-    cJSON_AddNumberToObject(entry, "loss", loss);
-    cJSON_AddItemToArray(held_out, entry);
+    held_out = new_text("%s%s{\"step\": %lld, \"loss\": %s}", before ? before : "", before ? ", " : "", (long long)step,
+                        isfinite(loss) ? format_text("%.17g", loss) : "null");
+    free(before);
 }
 
-static void add_bytes(cJSON *memory, const char *name, MemoryStats e)
+static void write_memory(FILE *f, const char *name, MemoryStats e)
 {
-    cJSON *entry = cJSON_AddObjectToObject(memory, name);
-
-    cJSON_AddNumberToObject(entry, "measured", e.peak);
-    cJSON_AddNumberToObject(entry, "predicted", e.predicted);
-    if (e.formula)
-        cJSON_AddNumberToObject(entry, "playbook", e.playbook);
+    fprintf(f, "\"%s\": {\"measured\": %lld, \"predicted\": %.0f", name, (long long)e.peak, e.predicted);
+    fprintf(f, e.formula ? ", \"playbook\": %.17g}" : "}", e.playbook);
 }
 
-static cJSON *rank_json(void)
+void report_write(FILE *f, double peak_flops, bool first, bool last)
 {
-    cJSON *rank = cJSON_CreateObject(), *groups, *memory, *comm, *time, *operators;
-    const OpStats *stats;
+    const OpStats *ops;
     const CommStats *sent;
-    const int stats_count = ops_stats(&stats), sent_count = traffic_of_step(&sent);
+    const int op_count = ops_stats(&ops), sent_count = traffic_of_step(&sent);
+    double operators = 0;
 
-    cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
-    groups = cJSON_AddObjectToObject(rank, "groups");
+    for (int i = 0; i < op_count && timed.steps; i++)
+        operators += ops[i].seconds;
+    fprintf(f, "%s{\"rank\": %d", first ? "{\"ranks\": [" : ", ", comm_rank(world));
     for (const Comm *c = world; c; c = comm_next(c))
-        cJSON_AddNumberToObject(groups, comm_name(c), comm_size(c));
-    memory = cJSON_AddObjectToObject(rank, "memory");
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        add_bytes(memory, memory_name[c], memory_entry(c));
-    add_bytes(memory, "total", memory_total());
-    comm = cJSON_AddArrayToObject(rank, "comm");
-    for (int i = 0; i < sent_count; i++) {
-        cJSON *c = cJSON_CreateObject();
-        cJSON_AddStringToObject(c, "op", sent[i].op);
-        cJSON_AddStringToObject(c, "group", sent[i].group);
-        cJSON_AddNumberToObject(c, "calls", sent[i].calls);
-        cJSON_AddNumberToObject(c, "predicted_calls", sent[i].predicted_calls);
-        cJSON_AddNumberToObject(c, "bytes", sent[i].bytes);
-        cJSON_AddNumberToObject(c, "predicted", sent[i].predicted_bytes);
-        cJSON_AddItemToArray(comm, c);
+        fprintf(f, "%s\"%s\": %d", c == world ? ", \"groups\": {" : ", ", comm_name(c), comm_size(c));
+    fprintf(f, "}, \"memory\": {");
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        write_memory(f, memory_name[c], memory_entry(c));
+        fprintf(f, ", ");
     }
+    write_memory(f, "total", memory_total());
+    fprintf(f, "}, \"comm\": [");
+    for (int i = 0; i < sent_count; i++)
+        fprintf(f, "%s{\"op\": \"%s\", \"group\": \"%s\", \"calls\": %lld, \"predicted_calls\": %lld, \"bytes\": %lld, "
+                "\"predicted\": %lld}", i ? ", " : "", sent[i].op, sent[i].group, (long long)sent[i].calls,
+                (long long)sent[i].predicted_calls, (long long)sent[i].bytes, (long long)sent[i].predicted_bytes);
+    /* a GPU's stream waits for NCCL's transfers by itself: there all time without an operator counts as waiting */
+    fprintf(f, "], \"time\": {\"steps\": %d, \"seconds\": %.17g, \"operators\": %.17g, \"waiting\": %.17g", timed.steps,
+            timed.seconds, operators, device_is_host() ? timed.waiting : timed.seconds - operators);
+    fprintf(f, options.pretend ? ", \"late\": %.17g}" : "}", timed.late);
     for (int i = 0; i < reported_count; i++)
-        cJSON_AddNumberToObject(rank, reported[i].name, reported[i].value);
-    time = cJSON_AddObjectToObject(rank, "time");
-    cJSON_AddNumberToObject(time, "steps", timed.steps);
-    cJSON_AddNumberToObject(time, "seconds", timed.seconds);
-    cJSON_AddNumberToObject(time, "operators", timed.operators);
-    cJSON_AddNumberToObject(time, "waiting", timed.waiting);
-    if (options.pretend)
-        cJSON_AddNumberToObject(time, "late", timed.late);
-    operators = cJSON_AddArrayToObject(rank, "operators");
-    for (int i = 0; i < stats_count; i++) {
-        cJSON *o = cJSON_CreateObject();
-        cJSON_AddStringToObject(o, "op", stats[i].name);
-        cJSON_AddNumberToObject(o, "calls", stats[i].calls);
-        cJSON_AddNumberToObject(o, "seconds", stats[i].seconds);
-        cJSON_AddNumberToObject(o, "flops", stats[i].flops);
-        cJSON_AddNumberToObject(o, "bytes", stats[i].bytes);
-        cJSON_AddItemToArray(operators, o);
-    }
-    return rank;
-}
-
-void report_write(const char *path, double peak_flops, bool first, bool last)
-{
-    cJSON *rank = rank_json(), *common = cJSON_CreateObject();
-    FILE *f = fopen(path, "a");
-
-    cJSON_AddStringToObject(common, "stage", error_name());
-    cJSON_AddNumberToObject(common, "parameters", model_parameters(options.config));
-    cJSON_AddNumberToObject(common, "flops_per_token", model_flops_per_token(options.config));
-    cJSON_AddNumberToObject(common, "peak_flops", peak_flops);
-    if (options.pretend)                /* marks all times as simulated */
-        cJSON_AddStringToObject(common, "pretend", options.pretend);
-    cJSON_AddItemToObject(common, "held_out", held_out ? held_out : cJSON_CreateArray());
-    char *text = cJSON_Print(rank), *rest = cJSON_Print(common);
-    if (!f || !text || !rest || fprintf(f, "%s%s", first ? "{\"ranks\": [" : ", ", text) < 0
-        || (last && fprintf(f, "],%s\n", rest + 1) < 0) || fclose(f))           /* + 1: without its brace */
-        fail("--report %s could not be written: %s", options.report, strerror(errno));
-    free(text);
-    free(rest);
-    cJSON_Delete(rank);
-    cJSON_Delete(common);
+        fprintf(f, ", \"%s\": %.17g", reported[i].name, reported[i].value);
+    fprintf(f, ",\n\"operators\": [");
+    for (int i = 0; i < op_count; i++)
+        fprintf(f, "%s{\"op\": \"%s\", \"calls\": %lld, \"seconds\": %.17g, \"flops\": %.17g, \"bytes\": %.17g}",
+                i ? ",\n" : "", ops[i].name, (long long)ops[i].calls, ops[i].seconds, ops[i].flops, ops[i].bytes);
+    fprintf(f, "]}\n");
+    if (!last)
+        return;
+    fprintf(f, "], \"stage\": \"%s\", \"parameters\": %lld, \"flops_per_token\": %.17g, \"peak_flops\": %.17g",
+            error_name(), (long long)model_parameters(options.config), model_flops_per_token(options.config),
+            peak_flops);
+    if (options.pretend)                        /* marks all times as simulated */
+        fprintf(f, ", \"pretend\": \"%s\"", options.pretend);
+    fprintf(f, ", \"held_out\": [%s]}\n", held_out ? held_out : "");
 }
 
 /* ---- --metrics ---- */
 
 static FILE *metrics;
 
-/* Returns how many bytes of the file to keep with --load: those of the rows up to the checkpoint's step, since this run
- * makes later ones again. An incomplete last row, of a run that was killed, goes too. */
-static off_t bytes_to_keep(const char *header, int64_t step)
-{
-    FILE *f = fopen(options.metrics, "r");
-    char *line = NULL;
-    size_t capacity = 0;
-    off_t keep = 0;
-
-    for (ssize_t length; f && (length = getline(&line, &capacity, f)) > 0; keep += length) {
-        const bool whole = line[length - 1] == '\n';
-        if (whole && !keep && strcmp(line, header))
-            fail("--metrics %s: expected the columns %.*s, got %.*s; use another file", options.metrics,
-                 (int)strlen(header) - 1, header, (int)strcspn(line, "\n"), line);
-        if (!whole || (keep && atoll(line) > step))
-            break;
-    }
-    free(line);
-    if (f)
-        fclose(f);
-    return keep;
-}
-
 void metrics_open(const TrainState *state)
 {
-    char *header, *at = "step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes";
-    size_t size;
-
     if (!options.metrics || comm_rank(world))
         return;
-    FILE *columns = open_memstream(&header, &size);
-    fputs(at, columns);
-    for (int i = 0; i < state->kept_count; i++)
-        fprintf(columns, ",%s", state->kept[i].name);
-    fputc('\n', columns);
-    fclose(columns);
-    const off_t keep = options.load ? bytes_to_keep(header, state->step) : 0;
-    metrics = fopen(options.metrics, keep ? "a" : "w");
-    if (!metrics || (keep && ftruncate(fileno(metrics), keep)) || (!keep && fputs(header, metrics) < 0)
-        || fflush(metrics))
+    metrics = fopen(options.metrics, options.load ? "a" : "w");
+    if (!metrics)
         fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
-    free(header);
+    if (fseek(metrics, 0, SEEK_END) == 0 && ftell(metrics) > 0)
+        return;                                 /* --load continues a file */
+    fputs("step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes", metrics);
+    for (int i = 0; i < state->kept_count; i++)
+        fprintf(metrics, ",%s", state->kept[i].name);
+    fputc('\n', metrics);
 }
 
 void metrics_row(const TrainState *state, double loss, double norm, double lr, double seconds, double tokens_per_second,

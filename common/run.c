@@ -1,6 +1,5 @@
 #include "run.h"
 
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -32,9 +31,9 @@ static const AdamW *run_optimizer;
 static TrainState state;                /* saved as trainer.json */
 static int first_step, saved_step = -1, timeline_step;
 static double run_began, step_began;
+static const int signals[] = {SIGINT, SIGTERM, SIGUSR1};        /* Open MPI's mpiexec and Slurm send on SIGUSR1 */
 static volatile sig_atomic_t stopped_by;
 static int stopping;                    /* a signal that reached some rank, agreed on by all; 0: none */
-static bool interrupted;                /* after training */
 static char waits[200];                 /* what limits the last step, in words */
 static bool differs;                    /* memory or traffic differed from the prediction */
 
@@ -74,9 +73,7 @@ static double peak_flops(void)
 
 static const char *peak_text(void)
 {
-    const bool estimated = !options.pretend_flops && device_peak_is_estimated();
-
-    return format_text("%s%.0f GFLOP/s", estimated ? "an estimated " : "", peak_flops() / 1e9);
+    return format_text("%.0f GFLOP/s", peak_flops() / 1e9);
 }
 
 /* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a
@@ -117,17 +114,11 @@ static void print_summary(const char *carrier, bool tf32)
     if (c->experts)
         print_rank_0("experts %d per block, of width %d; a token takes %d, and so uses %s parameters\n", c->experts,
                      c->expert_width, c->top_k, number_text(model_active_parameters(*c)));
-    if (several) {
-        char *table = comm_rank_table();
-        print_rank_0("ranks   %s\n", table);
-        free(table);
-    }
+    if (several)
+        print_rank_0("%s\n", comm_rank_table());
     print_rank_0("device  %s%s, %s of matmul%s%s%s\n", device_name(), several ? " per rank" : "", peak_text(),
                  several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
                  options.pretend ? " (simulated)" : "");
-    if (comm_local.unused && !options.threads)
-        print_rank_0("cores   Open MPI binds ranks, so %d cores of this machine are unused; mpiexec --bind-to none frees "
-                     "them\n", comm_local.unused);
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_kind(), number_text(data_tokens()),
@@ -136,7 +127,6 @@ static void print_summary(const char *carrier, bool tf32)
 
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    device_prepare(argv);
     program_name = program;
     arguments = argc, argument = argv;
     error_set_program(program);
@@ -144,11 +134,8 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     comm_check_same("the command line", arguments_hash(argc, argv));    /* so that all ranks find the same mistakes */
     options_parse(program, summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
-    signal(SIGUSR1, on_signal);                 /* Open MPI's mpiexec sends it on, and Slurm's --signal=USR1@60 */
-    if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO) || isatty(STDERR_FILENO))         /* not under nohup */
-        signal(SIGHUP, on_signal);              /* the terminal was closed */
+    for (int i = 0; i < 3; i++)
+        signal(signals[i], on_signal);
     signal(SIGXFSZ, SIG_IGN);                   /* then a write fails, as it does on a full disk */
     const char *carrier = comm_choose();
     device_init(comm_local.rank, comm_local.size, options.threads ? options.threads : comm_local.cores);
@@ -199,18 +186,16 @@ int run_load(AdamW *optimizer)
     for (int i = 0; i < optimizer->count && (!options.load || state.upcycled); i++)
         params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     if (options.load)
-        checkpoint_load(optimizer, &state);
+        checkpoint_load(options.load, optimizer, &state);
     metrics_open(&state);
     run_optimizer = optimizer;
     first_step = state.step;
     timeline_step = timeline_open(first_step);
     global_batch = global_batch ? global_batch : of_rank;
     const long long ranks = global_batch / of_rank;
-    print_rank_0("batch   %d sequence%s x %d micro-batch%s%s = %s sequence%s of %d = %s tokens per step\n",
-                 options.micro_batch, options.micro_batch == 1 ? "" : "s", options.accumulate,
-                 options.accumulate == 1 ? "" : "es", ranks > 1 ? format_text(" x dp %lld", ranks) : "",
-                 number_text(global_batch), global_batch == 1 ? "" : "s",
-                 options.config.seq, number_text(global_batch * options.config.seq));
+    print_rank_0("batch   %d sequence(s) x %d micro-batch(es)%s = %s sequence(s) of %d = %s tokens per step\n",
+                 options.micro_batch, options.accumulate, ranks > 1 ? format_text(" x dp %lld", ranks) : "",
+                 number_text(global_batch), options.config.seq, number_text(global_batch * options.config.seq));
     if (options.load)
         print_rank_0("%s %s at step %d%s%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
                      options.load, first_step,
@@ -239,7 +224,7 @@ bool run_continues(int step)
         adamw_check_replicas(run_optimizer);
     if (step < options.steps && !stopping) {
         comm_stats_reset();
-        report_step_begins();
+        ops_stats_enable(true);
         if (step + 1 == timeline_step)
             trace_step_begins();
         step_began = clock_seconds();
@@ -248,6 +233,8 @@ bool run_continues(int step)
     if (stopping)
         print_rank_0("stopped by signal %d after step %d\n", stopping, step);
     save();
+    for (int i = 0; i < 3 && !stopping; i++)
+        signal(signals[i], SIG_DFL);            /* nothing is left to save */
     differs |= memory_check();
     memory_print();
     traffic_print();
@@ -262,26 +249,22 @@ void run_dump_gradients(const AdamW *optimizer)
         checkpoint_dump_gradients(options.dump_gradients, optimizer, state.step, global_batch);
 }
 
-/* What limits a run on several ranks: how long they wait in the last step, and the one that waits longest, for what. */
+/* What limits a run on several ranks: how long they wait in the last step, and the one that waits longest. */
 static void measure_waits(double seconds)
 {
     const int n = comm_size(world);
-    struct { double all, longest; char what[48]; } mine = {comm_waited() / seconds}, each[n];
-    const char *what;
-    double mean = 0;
+    double mine = 100 * comm_waited() / seconds, each[n], mean = 0;
     int most = 0;
 
-    mine.longest = comm_longest_wait(&what) / seconds;
-    snprintf(mine.what, sizeof mine.what, "%s", what);
     comm_gather_host(world, each, &mine, sizeof mine);
     for (int r = 0; r < n; r++) {
-        mean += each[r].all / n;
-        most = each[r].all > each[most].all ? r : most;
+        mean += each[r] / n;
+        most = each[r] > each[most] ? r : most;
     }
     if (n > 1)
-        snprintf(waits, sizeof waits, mean < 0.05 ? "ranks wait %1$.0f%% of a step: the devices limit it, not the links\n"
-                 : "ranks wait %1$.0f%% of a step; rank %2$d longest, %3$.0f%%: %4$.0f%% for %5$s; --timeline shows when\n",
-                 100 * mean, most, 100 * each[most].all, 100 * each[most].longest, each[most].what);
+        snprintf(waits, sizeof waits, mean < 5 ? "ranks wait %.0f%% of a step: the devices limit it, not the links\n"
+                 : "ranks wait %.0f%% of a step; rank %d longest, %.0f%%; --timeline shows when, and for what\n", mean,
+                 most, each[most]);
 }
 
 /* On a terminal one line that changes, at most ten times a second; every tenth step stays. To a file, every step. */
@@ -323,12 +306,12 @@ static void check_same(int step, StepResult mine)
 /* Signals reach ranks in different steps; all stop by the signal of the lowest rank that has one. */
 static int first_signal(void)
 {
-    int all[comm_size(world)], mine = stopped_by, r = 0;
+    int all[comm_size(world)], mine = stopped_by, signal = 0;
 
     comm_gather_host(world, all, &mine, sizeof mine);
-    while (r < comm_size(world) - 1 && !all[r])
-        r++;
-    return all[r];
+    for (int r = 0; r < comm_size(world); r++)
+        signal = signal ? signal : all[r];
+    return signal;
 }
 
 void run_step(int step, StepResult result)
@@ -371,40 +354,27 @@ void run_report_validation(double loss)
     print_rank_0("step %lld: validation loss %.4f nats per token\n", (long long)state.step, loss);
 }
 
-bool run_interrupted(void)
-{
-    if (stopped_by && !stopping)                /* not the signal that ended training */
-        stopping = stopped_by, interrupted = true;
-    return interrupted;
-}
-
 /* ---- The end ---- */
 
 _Noreturn void run_end(void)
 {
-    char *report = output_begin(options.report), *trace = output_begin(options.trace);
-
     for (int r = 0; r < comm_size(world); r++) {                /* ranks take turns to append */
-        const bool last = r == comm_size(world) - 1, mine = r == comm_rank(world);
-        if (mine && report)
-            report_write(report, peak_flops(), r == 0, last);
-        if (mine && trace)
-            trace_write(trace, r == 0, last);
+        const bool first = r == 0, last = r == comm_size(world) - 1, mine = r == comm_rank(world);
+        FILE *report = mine && options.report ? output_open("report", options.report, first) : NULL;
+        FILE *trace = mine && options.trace ? output_open("trace", options.trace, first) : NULL;
+        if (report) {
+            report_write(report, peak_flops(), first, last);
+            output_close("report", options.report, report);
+        }
+        if (trace) {
+            trace_write(trace, first, last);
+            output_close("trace", options.trace, trace);
+        }
         comm_barrier(world);
     }
-    output_end("report", report, options.report);
-    output_end("trace", trace, options.trace);
     metrics_close();
-    if (stopping != SIGHUP)                     /* after a SIGHUP the terminal may be gone */
-        fail_unprinted();
     const bool wrong = comm_sum(world, differs) > 0;
     comm_exit(stopping ? 128 + stopping : wrong);
-}
-
-_Noreturn void run_end_early(void)
-{
-    fail_unprinted();
-    comm_exit(0);
 }
 
 void run_on_one_rank(void)

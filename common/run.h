@@ -48,14 +48,8 @@ void run_report_validation(double loss);
 /* Fails if there is more than one rank: for programs that use one. */
 void run_on_one_rank(void);
 
-/* After training, on one rank: returns whether a signal asks the program to end. */
-bool run_interrupted(void);
-
 /* Writes --report and --trace, and ends the program with status 0; 1 if memory or traffic differed from the prediction;
  * 128 + N if signal N stopped it. */
 _Noreturn void run_end(void);
-
-/* Ends the program before training, when it has printed what was asked for; leaves no files. Call it on all ranks. */
-_Noreturn void run_end_early(void);
 
 #endif

@@ -70,49 +70,6 @@ static SafeTensor tensor_of(const Safetensors *s, const cJSON *entry, int64_t da
     return t;
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-void safetensors_check_names(const char *path, const cJSON *object)
-{
-    const char **names = host_alloc(cJSON_GetArraySize(object) * sizeof *names, path);
-    const cJSON *entry;
-    int count = 0;
-
-    cJSON_ArrayForEach(entry, object)
-        names[count++] = entry->string;
-    qsort(names, count, sizeof *names, by_name);
-    for (int i = 1; i < count; i++)
-        if (!strcmp(names[i - 1], names[i]))
-            fail("%s: expected each name once, but \"%s\" is there twice", path, names[i]);
-    free(names);
-}
-
-static int by_place(const void *a, const void *b)
-{
-    const SafeTensor *x = a, *y = b;
-
-    return x->first_byte != y->first_byte ? x->first_byte < y->first_byte ? -1 : 1
-           : (x->bytes > y->bytes) - (x->bytes < y->bytes);
-}
-
-/* Sorts the tensors by place. Checks that each begins where the one before ends, and the last ends with the file. */
-static void check_places(const Safetensors *s, int64_t data, int64_t file_bytes)
-{
-    int64_t end = data;
-
-    qsort(s->tensors, s->count, sizeof *s->tensors, by_place);
-    for (const SafeTensor *t = s->tensors; t < s->tensors + s->count; end += t->bytes, t++)
-        if (t->first_byte != end)
-            fail("%s: %s begins at byte %lld, but should at %lld, where the tensor before ends", s->path, t->name,
-                 (long long)t->first_byte, (long long)end);
-    if (end != file_bytes)
-        fail("%s: the file has %lld bytes, but the last tensor ends at byte %lld", s->path, (long long)file_bytes,
-             (long long)end);
-}
-
 Safetensors safetensors_open(const char *path)
 {
     Safetensors s = {.path = new_text("%s", path), .file = open(path, O_RDONLY | O_NONBLOCK)};
@@ -133,20 +90,10 @@ Safetensors safetensors_open(const char *path)
     cJSON *header = cJSON_ParseWithLength(text, length);
     if (!cJSON_IsObject(header))
         fail("%s: the header is no JSON object", path);
-    safetensors_check_names(path, header);
-    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(header, "__metadata__");
-    s.tensors = host_alloc((cJSON_GetArraySize(header) + cJSON_GetArraySize(metadata)) * sizeof *s.tensors, path);
+    s.tensors = host_alloc(cJSON_GetArraySize(header) * sizeof *s.tensors, path);
     cJSON_ArrayForEach(entry, header)
-        if (entry != metadata)
+        if (strcmp(entry->string, "__metadata__"))
             s.tensors[s.count++] = tensor_of(&s, entry, LENGTH_BYTES + length, status.st_size);
-    check_places(&s, LENGTH_BYTES + length, status.st_size);
-    cJSON_ArrayForEach(entry, metadata) {       /* second names of tensors */
-        const SafeTensor *t = entry->string && cJSON_IsString(entry) ? safetensors_find(&s, entry->valuestring) : NULL;
-        if (t && !safetensors_find(&s, entry->string)) {
-            s.tensors[s.count] = *t;
-            snprintf(s.tensors[s.count++].name, sizeof t->name, "%s", entry->string);
-        }
-    }
     cJSON_Delete(header);
     free(text);
     return s;
@@ -239,13 +186,6 @@ void safetensors_write(const Safetensors *s, const SafeTensor *t, int64_t first,
 
 void safetensors_close(Safetensors *s)
 {
-    const SafeTensor *last = s->count ? &s->tensors[s->count - 1] : NULL;
-
-    /* what nobody has written reads as zeros, also at the end */
-    if (s->written && last && lseek(s->file, 0, SEEK_END) < last->first_byte + last->bytes
-        && ftruncate(s->file, last->first_byte + last->bytes))
-        fail("%s cannot be extended to %lld bytes: %s", s->path, (long long)(last->first_byte + last->bytes),
-             strerror(errno));
     if (s->written && fsync(s->file) && errno != EROFS && errno != EINVAL)      /* EINVAL: a pipe */
         fail("%s cannot be written to the disk: %s", s->path, strerror(errno));
     close(s->file);

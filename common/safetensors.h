@@ -25,16 +25,10 @@ typedef struct {
     SafeTensor *tensors;
 } Safetensors;
 
-/* Opens a file. Checks that no name is there twice, that each tensor has the bytes of its dtype and shape, and that
- * tensors take all bytes after the header, each byte once. Where safetensors.torch.save_model wrote one of two tied
- * tensors, the other name, which is in the metadata, is a tensor of the same bytes. */
+/* Opens a file. Checks that each tensor has the bytes of its dtype and shape, after the header and within the file. */
 Safetensors safetensors_open(const char *path);
 const SafeTensor *safetensors_find(const Safetensors *s, const char *name);     /* NULL: not there */
 bool safetensors_is_float(const SafeTensor *t);         /* F64, F32, F16 or BF16 */
-
-/* Fails if a name of a JSON object (cJSON's) is there twice: readers differ in the one that they take. */
-struct cJSON;
-void safetensors_check_names(const char *path, const struct cJSON *object);
 
 /* Reads `count` elements from element `first` on. F64, F32, F16 and BF16 are converted to doubles (double_out) or
  * floats; I64 is copied as int64_t; other types cannot be read. */

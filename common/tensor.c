@@ -1,6 +1,5 @@
 #include "tensor.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "error.h"

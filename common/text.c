@@ -55,34 +55,15 @@ static int draw(const real *logits, int64_t count, double temperature, double u)
     return best;                                        /* by rounding, a little of u may remain */
 }
 
-/* Prints a text byte by byte: whole characters of UTF-8, and what is none, or a control character, as U+FFFD. */
-static void print_byte(int byte)
-{
-    static char character[5];
-    static int length, missing;             /* bytes of a character that has begun; bytes that it lacks */
-    const bool continues = byte >> 6 == 2 && missing;
-
-    if (length && !continues)
-        printf("\uFFFD");
-    if (continues)
-        missing--;
-    else
-        length = 0, missing = byte >= 0xf0 ? 3 : byte >= 0xe0 ? 2 : byte >= 0xc2;
-    character[length++] = byte;
-    if (!continues && (byte > 0xf4 || (byte >= 0x80 && byte < 0xc2) || byte == 127
-                       || (byte < 32 && byte != '\n' && byte != '\t')))
-        printf("\uFFFD"), length = missing = 0;
-    else if (!missing)
-        printf("%.*s", length, character), length = 0;
-}
-
 /* Prints a token: a byte as text, one of a larger vocabulary as a number. */
 static void print_token(int token)
 {
+    const bool control = token == 127 || (token < 32 && token != '\n' && token != '\t');     /* for a terminal */
+
     if (options.config.vocab > 256)
         printf("%d ", token);
     else
-        print_byte(token);
+        putchar(control ? '?' : token);
     fflush(stdout);
 }
 
@@ -102,7 +83,7 @@ void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor lo
     if (comm_rank(world) == 0)
         printf("\nsample after the prompt \"%s\":\n%s", !strcmp(options.prompt, "\n") ? "\\n" : options.prompt,
                options.config.vocab > 256 ? "" : options.prompt);
-    for (int64_t n = prompt; n < total && !run_interrupted(); n++) {
+    for (int64_t n = prompt; n < total; n++) {
         /* the last T tokens, or all; what follows them in the window has no effect, since attention is causal */
         const int64_t first = n > T ? n - T : 0;
         memcpy(window, tokens + first, (n - first) * sizeof *window);

@@ -57,50 +57,43 @@ int timeline_open(int first_step)
 
 static Kind kind_of(const TraceSpan *s)
 {
+    const char *phase = s->phase ? s->phase : "";
     const size_t n = strlen(s->name);
 
-    if (s->group)
-        return TRANSFER;
-    if (strncmp(s->phase, "backward", 8))
-        return !strcmp(s->phase, "forward") ? FORWARD : !strcmp(s->phase, "optimizer") ? OPTIMIZER : OTHER;
+    if (strncmp(phase, "backward", 8))
+        return !strcmp(phase, "forward") ? FORWARD : !strcmp(phase, "optimizer") ? OPTIMIZER : OTHER;
     if (options.recompute != RECOMPUTE_NONE && n > 8 && !strcmp(s->name + n - 8, "_forward"))
         return RECOMPUTED;
-    return strstr(s->phase, "weight") ? WEIGHTS : BACKWARD;     /* where a schedule separates them */
+    return strstr(phase, "weight") ? WEIGHTS : BACKWARD;        /* where a schedule separates them */
 }
 
+static void add_box(TraceSpan *s, int lane, Kind kind)
+{
+    const double begin = trace_seconds(&s->begin);
+
+    boxes[count++] = (Box){begin, fmax(begin, trace_seconds(&s->end)), lane, kind, s->name};    /* if still in flight */
+}
+
+/* The step, operators, and a lane for each group that transferred something; the world's is the last. */
 static void take_boxes(void)
 {
     TraceSpan *spans;
     const int64_t all = trace_spans(&spans);
+    const Comm *c = world;
 
     boxes = host_alloc((all + 1) * sizeof *boxes, "--timeline");
-    for (const Comm *c = comm_next(world); c && lanes < LANES - 1; c = comm_next(c))
-        lane_name[lanes++] = comm_name(c);
-    lane_name[lanes++] = comm_name(world);
-    for (const TraceSpan *s = spans; s < spans + all; s++) {
-        int lane = s->group ? lanes - 1 : 0;
-        while (lane && strcmp(lane_name[lane], s->group))
-            lane--;
-        if (s == spans || s->phase || s->group)             /* the step, operators, transfers; not the phases */
-            boxes[count++] = (Box){s->begin, s->end, lane, s == spans ? WAITING : kind_of(s), s->name};
-    }
-    free(spans);
-}
-
-/* Drops the lanes of groups that transferred nothing. */
-static void drop_empty_lanes(void)
-{
-    int to = 1;
-
-    for (int lane = 1; lane < lanes; lane++) {
-        bool used = false;
-        for (Box *b = boxes + 1; b < boxes + count; b++)
-            if (b->kind == TRANSFER && b->lane == lane)
-                b->lane = to, used = true;
-        lane_name[to] = lane_name[lane];
-        to += used;
-    }
-    lanes = to;
+    for (TraceSpan *s = spans; s < spans + all; s++)
+        if (s == spans || s->row == TRACE_OPERATOR)
+            add_box(s, 0, s == spans ? WAITING : kind_of(s));
+    do {
+        const int64_t before = count;
+        c = comm_next(c) ? comm_next(c) : world;
+        for (TraceSpan *s = spans; s < spans + all; s++)
+            if (s->group && !strcmp(s->group, comm_name(c)))
+                add_box(s, lanes, TRANSFER);
+        if (count > before)
+            lane_name[lanes++] = comm_name(c);
+    } while (c != world && lanes < LANES);
 }
 
 static double overlap(const Box *b, double begin, double end)
@@ -325,12 +318,9 @@ void timeline_draw(void)
         print_rank_0(step_drawn ? "timeline: the run ended before step %d\n" : "", step_drawn);
         return;
     }
-    drop_empty_lanes();
     const Picture p = picture_of(strstr(options.timeline, ".svg"));
-    char *written = p.style == SVG ? output_begin(options.timeline) : NULL;
-    FILE *to = !draws ? NULL : written ? fopen(written, "w") : stdout, *f = open_memstream(&text, &size);
-    if (draws && !to)
-        fail("--timeline %s cannot be written", options.timeline);
+    FILE *to = !draws ? NULL : p.style == SVG ? output_open("timeline", options.timeline, true) : stdout;
+    FILE *f = open_memstream(&text, &size);
     for (int lane = 0; lane < lanes; lane++)
         draw_lane(f, &p, lane);
     fclose(f);
@@ -338,12 +328,13 @@ void timeline_draw(void)
         draw_head(to, &p);
     gather_and_print(to, NULL, text);
     free(text);
-    if (draws && p.style == SVG && (fprintf(to, "</svg>\n") < 0 || fclose(to)))
-        fail("--timeline %s could not be written", options.timeline);
-    output_end("timeline", written, options.timeline);
-    if (draws && p.style != SVG)
+    if (draws && p.style == SVG) {
+        fprintf(to, "</svg>\n");
+        output_close("timeline", options.timeline, to);
+    } else if (draws) {
         printf("%-*s0%*s%*s\n", LABEL, "ms", p.cells / 2, ms_text((p.end - p.begin) / 2), p.cells - p.cells / 2 - 1,
                ms_text(p.end - p.begin));
+    }
 
     f = open_memstream(&text, &size);
     const double busy = comm_sum(world, write_shares(f)), all = comm_sum(world, boxes[0].end - boxes[0].begin);

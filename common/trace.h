@@ -11,7 +11,9 @@
 #define TRACE_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
+#include "device.h"
 #include "live.h"
 
 /* Starts recording for --trace. Until then, but for the step of --timeline, the calls below record nothing, and only
@@ -19,20 +21,24 @@
  * machine share. */
 void trace_open(int rank, double start);
 
-/* Appends this rank's events to the file. Ranks take turns; the last one completes it. */
-void trace_write(const char *path, bool first, bool last);
+/* Writes this rank's events to the file. Ranks take turns; the last one completes it. */
+void trace_write(FILE *f, bool first, bool last);
 
-/* For --timeline: the step between these two calls is recorded. trace_spans returns its spans, with times in seconds
- * since time 0: the first is the whole step. The caller frees them. 0: no step was recorded. */
+enum { TRACE_PROGRAM, TRACE_OPERATOR, TRACE_TRANSFER };       /* rows; from here on one per transfer in flight */
 typedef struct {
     const char *name;
-    const char *group;              /* of a transfer, else NULL */
-    const char *phase;              /* of an operator: "forward"; "": in none; else NULL */
-    double begin, end;
+    const char *group;              /* a transfer's; NULL: not a transfer */
+    const char *phase;              /* an operator's: the program's span that it is in; NULL: in none */
+    DeviceEvent begin, end;
+    int row;                        /* the trace's row, below the rank's name */
 } TraceSpan;
+
+/* For --timeline: the step between these two calls is recorded. trace_spans returns its spans, of which the first is
+ * the whole step. 0: no step was recorded. */
 void trace_step_begins(void);
 void trace_step_ends(void);
 int64_t trace_spans(TraceSpan **spans);
+double trace_seconds(DeviceEvent *event);       /* since time 0 */
 
 void trace_begin(const char *name);             /* begins a span: "forward"; spans nest */
 void trace_end(void);                           /* ends the innermost open span, also an operator's */

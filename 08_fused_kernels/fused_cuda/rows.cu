@@ -26,18 +26,18 @@ __global__ void residual_layernorm_forward_rows(T *sum, T *out, float *stats, co
                 v[k] += a[k] + b[k];
                 total += v[k];
             }
-            move_own<true>(v, row, j, width);
+            store(row + j, v, N);
             store(sum + i * width + j, v, N);
         }
         const float mean = block_sum(total) / width;
         EACH_COLUMN(j, N, width) {
-            move_own<false>(v, row, j, width);
+            load(v, row + j, N);
             for (int k = 0; k < N; k++)
                 squares += (v[k] - mean) * (v[k] - mean);
         }
         const float inverse = 1 / sqrtf(block_sum(squares) / width + 1e-5f);
         EACH_COLUMN(j, N, width) {
-            move_own<false>(v, row, j, width);
+            load(v, row + j, N);
             load(a, weight + j, N);
             load(b, bias + j, N);
             for (int k = 0; k < N; k++)

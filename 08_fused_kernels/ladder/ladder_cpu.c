@@ -307,9 +307,8 @@ int main(int argc, char **argv)
 
     ladder_options(&l, true, "Multiplies matrices in seven ways, each with one more idea, and prints what each gained.",
                    argc, argv);
-    device_prepare(argv);
     device_init(0, 1, l.threads);
-    l.threads = device_threads();
+    l.threads = omp_get_max_threads();
     float *a = ladder_matrix(l.m, l.k), *b = ladder_matrix(l.k, l.n), *c = ladder_matrix(l.m, l.n);
     float *want = ladder_matrix(l.m, l.n), *spare = ladder_matrix(l.m, l.n);
     ladder_fill(a, (int64_t)l.m * l.k, 1);

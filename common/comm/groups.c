@@ -7,7 +7,6 @@
 #include "../device.h"
 #include "../error.h"
 #include "../options.h"
-#include "../print.h"
 #include "../trace.h"
 #include "transport.h"
 
@@ -18,26 +17,6 @@ static double waited, late;             /* seconds; late: by which real transfer
 double comm_waited(void)
 {
     return waited;
-}
-
-static void count_wait(Comm *comm, CommOp op, double seconds)
-{
-    waited += seconds;
-    comm->waited[op] += seconds;
-}
-
-double comm_longest_wait(const char **for_what)
-{
-    double longest = 0;
-
-    *for_what = "nothing";
-    for (const Comm *c = world; c; c = c->next)
-        for (int op = 0; op < COMM_OPS; op++)
-            if (c->waited[op] > longest) {
-                longest = c->waited[op];
-                *for_what = format_text(op == NUMBER ? "sums of loss and norm" : "%s of %s", comm_op_name[op], c->name);
-            }
-    return longest;
 }
 
 double comm_pretend_overrun(void)
@@ -62,7 +41,7 @@ double comm_sum(Comm *comm, double x)
     const int span = comm->size > 1 ? trace_transfer_begin("sum", comm->name) : -1;
     comm_gather_host(comm, all, (double[2]){x, comm_clock()}, sizeof *all);
     trace_transfer_end(span);
-    count_wait(comm, NUMBER, comm->size > 1 ? clock_seconds() - begin : 0);
+    waited += comm->size > 1 ? clock_seconds() - begin : 0;
     for (int r = 0; r < comm->size; r++) {
         sum += all[r][0];
         last = fmax(last, all[r][1]);
@@ -168,7 +147,6 @@ void comm_stats_reset(void)
     for (Comm *c = world; c; c = c->next) {
         memset(c->calls, 0, sizeof c->calls);
         memset(c->bytes, 0, sizeof c->bytes);
-        memset(c->waited, 0, sizeof c->waited);
     }
     if (options.check)
         check_waited_for();
@@ -229,7 +207,7 @@ static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
         return NULL;
     }
     Request *q = host_alloc(sizeof *q, "a request");
-    q->comm = comm, q->op = op, q->number = t.number, q->peer = t.peer, q->out = out, q->in = in;
+    *q = (Request){.comm = comm, .op = op, .number = t.number, .peer = t.peer, .out = out, .in = in};
     if (options.check && collective)
         check_agreement(&t, full.name);
     if (options.check)
@@ -285,10 +263,8 @@ void comm_wait(Request **request)
         return;
     *request = NULL;
     const double begin = clock_seconds();
-    Comm *comm = q->comm;
-    const CommOp op = q->op;
-    finish(q);                                  /* frees q */
-    count_wait(comm, op, clock_seconds() - begin);
+    finish(q);
+    waited += clock_seconds() - begin;
 }
 
 void comm_complete(Request *request)
@@ -353,32 +329,25 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
     return start_transfer((Transfer){.comm = comm, .op = BROADCAST, .peer = root}, t, NONE, t);
 }
 
-static void check_peer(const Comm *comm, const char *op, Tensor t, int peer)
-{
-    if (peer < 0 || peer >= comm->size || peer == comm->rank)
-        fail("%s of %s: rank %d is not another rank of group %s, which has %d", op, t.name, peer, comm->name,
-             comm->size);
-}
-
-static void check_neighbor(const Comm *comm, const char *op, Tensor t, int peer)
+/* Fails unless the peer is another rank of the group; if it must be a neighbor, one beside this rank in the ring. */
+static void check_peer(const Comm *comm, const char *op, Tensor t, int peer, bool neighbor)
 {
     const int n = comm->size, away = (peer - comm->rank + n) % n;
 
-    check_peer(comm, op, t, peer);
-    if (away != 1 && away != n - 1)
-        fail("%s of %s: rank %d is no neighbor of rank %d in group %s, which has %d ranks in a ring", op, t.name, peer,
-             comm->rank, comm->name, n);
+    if (peer < 0 || peer >= n || peer == comm->rank || (neighbor && away != 1 && away != n - 1))
+        fail("%s of %s: rank %d is no %s of rank %d in group %s, which has %d in a ring", op, t.name, peer,
+             neighbor ? "neighbor" : "peer", comm->rank, comm->name, n);
 }
 
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag)
 {
-    check_neighbor(comm, "send", t, to);
+    check_peer(comm, "send", t, to, true);
     return start_transfer((Transfer){.comm = comm, .op = SEND, .peer = to, .tag = tag}, NONE, t, t);
 }
 
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag)
 {
-    check_neighbor(comm, "recv", t, from);
+    check_peer(comm, "recv", t, from, true);
     return start_transfer((Transfer){.comm = comm, .op = RECV, .peer = from, .tag = tag}, t, NONE, t);
 }
 
@@ -393,16 +362,13 @@ Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
 
 Request *comm_start_exchange(Comm *comm, Tensor out, int from, Tensor in, int to)
 {
-    if (!tensor_count(out) && !tensor_count(in))
+    out = tensor_count(out) ? out : NONE, in = tensor_count(in) ? in : NONE;
+    if (!out.data && !in.data)
         return NULL;
-    if (tensor_count(out))
-        check_peer(comm, "exchange", out, from);
-    else
-        out = NONE;
-    if (tensor_count(in))
-        check_peer(comm, "exchange", in, to);
-    else
-        in = NONE;
+    if (out.data)
+        check_peer(comm, "exchange", out, from, false);
+    if (in.data)
+        check_peer(comm, "exchange", in, to, false);
     return start_transfer((Transfer){.comm = comm, .op = EXCHANGE, .peer = to, .from = from, .tag = TAGS - 2}, out, in,
                           in);
 }

@@ -1,38 +1,17 @@
 /* Tensors over MPI. On a GPU a transfer is a download, MPI's transfer and an upload, without overlap: so several ranks
  * can share a GPU. */
+#include <limits.h>
 #include <mpi.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "transport.h"
 #include "../device.h"
 #include "../error.h"
 #include "../formats.h"
 
-/* Functions with _c, whose counts have 64 bits, are MPI-4's: MPICH has them from 4.0 on, Open MPI from 6.0 on. With an
- * older library the same functions count in ints, and mpi_check_count refuses a larger tensor. */
-#if MPI_VERSION >= 4
-typedef MPI_Count Count;
-typedef MPI_Aint Offset;
-int64_t mpi_largest_count = INT64_MAX;
-#else
-typedef int Count, Offset;
-int64_t mpi_largest_count = INT32_MAX;
-#define MPI_Op_create_c MPI_Op_create
-#define MPI_Iallgatherv_c MPI_Iallgatherv
-#define MPI_Iallreduce_c MPI_Iallreduce
-#define MPI_Ialltoall_c MPI_Ialltoall
-#define MPI_Ibcast_c MPI_Ibcast
-#define MPI_Irecv_c MPI_Irecv
-#define MPI_Ireduce_scatter_c MPI_Ireduce_scatter
-#define MPI_Isend_c MPI_Isend
-#define MPI_Issend_c MPI_Issend
-#endif
-
 typedef struct {
     MPI_Request request[2];     /* the second: a shift's or exchange's receive */
-    Count *counts;              /* MPI reads them until the transfer is done */
-    Offset *firsts;
+    int *counts, *firsts;       /* MPI reads them until the transfer is done */
     void *out, *in;             /* host copies of a GPU's tensors, or an in-place reduce_scatter's result */
     void *upload;               /* where `out` goes at the end */
     int64_t bytes;
@@ -44,10 +23,10 @@ static MPI_Comm mpi_of(const Comm *comm)
 }
 
 /* Adds BF16 numbers, which MPI has no sum for. Each sum is rounded, as NCCL's are. */
-static void add_bf16(void *from, void *to, Count *count, MPI_Datatype *type)
+static void add_bf16(void *from, void *to, int *count, MPI_Datatype *type)
 {
     (void)type;
-    for (Count i = 0; i < *count; i++)
+    for (int i = 0; i < *count; i++)
         ((uint16_t *)to)[i] = bf16_of(float_of_bf16(((uint16_t *)to)[i]) + float_of_bf16(((uint16_t *)from)[i]));
 }
 
@@ -58,7 +37,7 @@ static MPI_Op op_of(const Transfer *t)
     if (t->dtype != BF16)
         return t->reduce == SUM ? MPI_SUM : MPI_MAX;
     if (bf16 == MPI_OP_NULL)
-        MPI_Op_create_c(add_bf16, true, &bf16);
+        MPI_Op_create(add_bf16, true, &bf16);
     return bf16;
 }
 
@@ -89,15 +68,9 @@ static void split(Handle *h, const Comm *comm, int64_t count)
 
 void mpi_check_count(const Comm *comm, CommOp op, DType dtype, int64_t count)
 {
-    char library[MPI_MAX_LIBRARY_VERSION_STRING];
-    int length;
-
-    if (count <= mpi_largest_count)
-        return;
-    MPI_Get_library_version(library, &length);
-    fail("%s of %lld %s in group %s: %.*s counts to %lld only; build with MPICH from 4.0 on, which counts further",
-         comm_op_name[op], (long long)count, dtype_name(dtype), comm->name, (int)strcspn(library, ",\n"), library,
-         (long long)mpi_largest_count);
+    if (count > INT_MAX)
+        fail("%s of %lld %s in group %s: MPI counts to %d only; try --comm nccl, or a smaller model or batch",
+             comm_op_name[op], (long long)count, dtype_name(dtype), comm->name, INT_MAX);
 }
 
 void *mpi_start_host(Transfer t)
@@ -112,7 +85,7 @@ void *mpi_start_host(Transfer t)
     h->request[0] = h->request[1] = MPI_REQUEST_NULL;
     switch (t.op) {
     case ALL_REDUCE:
-        MPI_Iallreduce_c(MPI_IN_PLACE, out, t.count, type, op_of(&t), mpi, h->request);
+        MPI_Iallreduce(MPI_IN_PLACE, out, t.count, type, op_of(&t), mpi, h->request);
         break;
     case REDUCE_SCATTER:
         split(h, t.comm, t.count);
@@ -122,34 +95,34 @@ void *mpi_start_host(Transfer t)
             h->upload = out, h->bytes = h->counts[t.comm->rank] * size;
             out = h->out = host_alloc(h->bytes, "a shard");
         }
-        MPI_Ireduce_scatter_c(in, out, h->counts, type, op_of(&t), mpi, h->request);
+        MPI_Ireduce_scatter(in, out, h->counts, type, op_of(&t), mpi, h->request);
         break;
     case ALL_GATHER:
         split(h, t.comm, t.count);
         in = in >= out && in < out + t.count * size ? MPI_IN_PLACE : in;
-        MPI_Iallgatherv_c(in, h->counts[t.comm->rank], type, out, h->counts, h->firsts, type, mpi, h->request);
+        MPI_Iallgatherv(in, h->counts[t.comm->rank], type, out, h->counts, h->firsts, type, mpi, h->request);
         break;
     case ALL_TO_ALL:
-        MPI_Ialltoall_c(in, t.count / t.comm->size, type, out, t.count / t.comm->size, type, mpi, h->request);
+        MPI_Ialltoall(in, t.count / t.comm->size, type, out, t.count / t.comm->size, type, mpi, h->request);
         break;
     case BROADCAST:
-        MPI_Ibcast_c(out, t.count, type, t.peer, mpi, h->request);
+        MPI_Ibcast(out, t.count, type, t.peer, mpi, h->request);
         break;
     case SEND:
         if (t.rendezvous)
-            MPI_Issend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
+            MPI_Issend(in, t.count, type, t.peer, t.tag, mpi, h->request);
         else
-            MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
+            MPI_Isend(in, t.count, type, t.peer, t.tag, mpi, h->request);
         break;
     case SHIFT:
     case EXCHANGE:
         if (t.out_count)
-            MPI_Irecv_c(out, t.out_count, type, t.from, t.tag, mpi, h->request + 1);
+            MPI_Irecv(out, t.out_count, type, t.from, t.tag, mpi, h->request + 1);
         if (t.count)
-            MPI_Isend_c(in, t.count, type, t.peer, t.tag, mpi, h->request);
+            MPI_Isend(in, t.count, type, t.peer, t.tag, mpi, h->request);
         break;
     default:
-        MPI_Irecv_c(out, t.out_count, type, t.peer, t.tag, mpi, h->request);
+        MPI_Irecv(out, t.out_count, type, t.peer, t.tag, mpi, h->request);
     }
     return h;
 }

@@ -12,6 +12,7 @@
 #include "transport.h"
 #include "../error.h"
 #include "../options.h"
+#include "../print.h"
 
 static MPI_Comm mpi_world = MPI_COMM_WORLD;
 static Comm world_group = {.name = "world", .mpi = &mpi_world};
@@ -79,37 +80,28 @@ void comm_deadline_met(void)
 /* ---- Start and end ---- */
 
 /* Counts the cores per rank: those that this machine's ranks may use, divided by the ranks; or, if a launcher has bound
- * each rank to fewer, those. 0: more cores than a cpu_set_t holds. Open MPI binds two ranks to one core each: then the
- * other cores that it may use itself are unused. */
+ * each rank to fewer, those. 0: more cores than a cpu_set_t holds. */
 static void count_cores(MPI_Comm local)
 {
-    cpu_set_t mine, together, launcher;
+    cpu_set_t mine, together;
 
     CPU_ZERO(&mine);
-    CPU_ZERO(&launcher);
     sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
-    const int all = CPU_COUNT(&together), cores = all / comm_local.size, bound = CPU_COUNT(&mine);
+    const int cores = CPU_COUNT(&together) / comm_local.size, bound = CPU_COUNT(&mine);
     comm_local.cores = bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
-    if (getenv("OMPI_COMM_WORLD_SIZE") && !sched_getaffinity(getppid(), sizeof launcher, &launcher))
-        comm_local.unused = CPU_COUNT(&launcher) > all ? CPU_COUNT(&launcher) - all : 0;
 }
 
 /* A launcher that belongs to another MPI than the program starts ranks that do not see each other. */
 static void check_launcher(void)
 {
     static const char *const counts[] = {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"};
-    static const char *const launchers[] = {"MPICH's or Intel MPI's mpiexec", "Open MPI's mpiexec", "srun"};
-    char library[MPI_MAX_LIBRARY_VERSION_STRING];
-    int length;
 
-    MPI_Get_library_version(library, &length);
     for (int i = 0; i < 3 && world->size == 1; i++)
         if (getenv(counts[i]) && atoi(getenv(counts[i])) > 1)
-            fail("%s started %s ranks, but each is alone, because it cannot start this program's MPI (%.*s); %s",
-                 launchers[i], getenv(counts[i]), (int)strcspn(library, ",\n"), library, i == 2
-                 ? "try srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
-                 : "take mpicc and mpiexec of one installation (make check-machine)");
+            fail("%s is %s, but this rank is alone, because the launcher cannot start this program's MPI; take mpicc "
+                 "and mpiexec of one installation (make check-machine), or srun --mpi=pmi2 for MPICH, --mpi=pmix for "
+                 "Open MPI", counts[i], getenv(counts[i]));
 }
 
 /* A rank that exits without comm_exit ends the others: they would wait for it, and mpiexec could report success. */
@@ -245,19 +237,15 @@ void comm_check_same(const char *what, uint64_t hash)
             fail("%s: rank %d has another than rank 0; all ranks must have the same", what, r);
 }
 
-char *comm_rank_table(void)
+const char *comm_rank_table(void)
 {
     struct Process { char host[64]; int pid; } mine = {.pid = getpid()}, all[world->size];
-    char *table, *before = "";
-    size_t size;
-    FILE *out = open_memstream(&table, &size);
+    const char *table = "ranks   ";
 
     gethostname(mine.host, sizeof mine.host - 1);
     comm_gather_host(world, all, &mine, sizeof mine);
-    for (int r = 0; r < world->size; r++) {
-        fprintf(out, "%srank %d = %s:%d", before, r, all[r].host, all[r].pid);
-        before = r + 1 < world->size && strcmp(all[r].host, all[r + 1].host) ? "\n" : ", ";
-    }
-    fclose(out);
+    for (int r = 0; r < world->size; r++)
+        table = format_text("%s%srank %d = %s:%d", table, r == 0 ? "" : strcmp(all[r].host, all[r - 1].host) ? "\n"
+                            : ", ", r, all[r].host, all[r].pid);
     return table;
 }

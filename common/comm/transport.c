@@ -80,6 +80,7 @@ const char *comm_choose(void)
 
 _Noreturn void comm_exit(int status)
 {
+    fail_unprinted();
     if (comm_transport->end)
         comm_transport->end();
     ranks_end();

@@ -15,7 +15,6 @@ struct Comm {
     bool used[COMM_OPS];                        /* operations that comm_predict or comm_uses has named */
     bool sends[2];                              /* comm_sends_to: to the next rank, to the previous one */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
-    double waited[COMM_OPS];                    /* seconds of the current step */
     Comm *next;                                 /* the group created next */
 };
 
@@ -65,8 +64,7 @@ extern const Transport transport_mpi;           /* a GPU's tensors through the h
 void *mpi_start_host(Transfer t);               /* buffers in host memory; returns a handle of transport_mpi */
 bool mpi_done(void *handle);
 
-extern int64_t mpi_largest_count;               /* elements that this MPI can count */
-void mpi_check_count(const Comm *comm, CommOp op, DType dtype, int64_t count);  /* fails if there are more */
+void mpi_check_count(const Comm *comm, CommOp op, DType dtype, int64_t count);  /* fails if MPI cannot count so far */
 
 extern const Transport *const transport_nccl;   /* tensors from GPU to GPU; NULL: not in this build */
 

@@ -1,6 +1,6 @@
 /* The CPU as the device. Work is done when a call returns, so streams and events are trivial. What remains: memory,
  * threads, and the rate of this machine's matmul. */
-#include "device_cpu.h"
+#include "../device.h"
 
 #include <cblas.h>
 #include <omp.h>
@@ -8,16 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "../error.h"
 
 static char name[160];
-static int threads;
 
-/* Returns what follows `key` at the start of a line of a file in /proc or /sys, until the next call; empty: no such
- * line. */
+/* Returns what follows `key` at the start of a line of a file in /proc, until the next call; empty: no such line. */
 static const char *value_after(const char *path, const char *key)
 {
     static char line[4096];                 /* enough for a CPU's list of flags */
@@ -33,21 +29,10 @@ static const char *value_after(const char *path, const char *key)
     return value + strspn(value, " \t:");
 }
 
-/* GNU's OpenMP lets a waiting thread spin 300,000 turns, some milliseconds. If other programs want the core, it keeps
- * the thread that it waits for from running. With two busy programs on two cores a step (--preset small --accumulate 1)
- * took 1,016 ms, and 260 ms with 3,000 turns; alone it takes 28 ms with either. The library reads the variable before
- * main, so the program starts again. */
-void device_prepare(char **argv)
-{
-    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && setenv("GOMP_SPINCOUNT", "3000", 1) == 0)
-        execv("/proc/self/exe", argv);      /* if that fails, the program continues as it is */
-}
-
 void device_init(int local_rank, int local_ranks, int wanted)
 {
     (void)local_rank;                       /* ranks on one machine share its cores evenly */
-    threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
-    threads = threads < 1 ? 1 : threads;
+    const int shared = omp_get_num_procs() / local_ranks, threads = wanted > 0 ? wanted : shared > 0 ? shared : 1;
     omp_set_dynamic(0);
     omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
     const char *model = value_after("/proc/cpuinfo", "model name");
@@ -59,40 +44,14 @@ const char *device_name(void)
     return name;
 }
 
-int device_threads(void)
-{
-    return threads;
-}
-
-/* Returns the number after `key`; -1: none. */
-static int64_t number_after(const char *path, const char *key)
-{
-    const char *value = value_after(path, key);
-
-    return *value >= '0' && *value <= '9' ? atoll(value) : -1;
-}
-
-/* The machine's memory, and the limit of this process's control group (a container's, a job's) if it has one. Cached
- * files do not count as used, since the system frees them when memory is needed. */
 int64_t device_memory_available(void)
 {
-    static const char *const files[] = {"memory.max", "memory.current", "memory.stat"};
-    const int64_t machine = number_after("/proc/meminfo", "MemAvailable:") * 1024;
-    char path[3][4200];
+    const char *value = value_after("/proc/meminfo", "MemAvailable:");
 
-    for (int i = 0; i < 3; i++)
-        snprintf(path[i], sizeof path[i], "/sys/fs/cgroup%s/%s", value_after("/proc/self/cgroup", "0::"), files[i]);
-    const int64_t limit = number_after(path[0], ""), used = number_after(path[1], "");
-    const int64_t cached = number_after(path[2], "inactive_file ") + number_after(path[2], "active_file ");
-    return limit < 0 || limit - used + cached > machine ? machine : limit - used + cached;     /* "max": no limit */
+    return *value ? atoll(value) * 1024 : -1;
 }
 
 int64_t device_memory_beside(void)
-{
-    return 0;
-}
-
-int64_t device_memory_reserved(void)
 {
     return 0;
 }
@@ -131,11 +90,6 @@ double device_peak_flops(DType dtype)
     return rate;
 }
 
-bool device_peak_is_estimated(void)
-{
-    return false;
-}
-
 /* Large tensors get pages of 2 MB: AdamW streams through four tensors at once, and with small pages address translation
  * takes half of the time. Each tensor starts 1 KB deeper into its page than the previous one: tensors that start at the
  * same offset compete for the same cache lines. */
@@ -160,19 +114,6 @@ void *device_alloc(int64_t bytes)
 void device_free(void *data, int64_t bytes)
 {
     free(bytes < 2 * HUGE_PAGE ? data : (char *)data - (intptr_t)data % HUGE_PAGE);
-}
-
-real *scratch(int number, int64_t count)
-{
-    static _Thread_local struct { real *data; int64_t count; } buffer[5];
-
-    if (buffer[number].count < count) {
-        free(buffer[number].data);
-        buffer[number].count = count;
-        if (posix_memalign((void **)&buffer[number].data, 64, count * sizeof(real)))
-            fail("not enough memory on the host for scratch: needs %lld numbers", (long long)count);
-    }
-    return buffer[number].data;
 }
 
 void device_zero(void *data, int64_t bytes)
@@ -203,16 +144,6 @@ void device_wait(void)
 {
 }
 
-void device_while_waiting(void (*look)(double seconds))
-{
-    (void)look;                             /* nothing is waited for */
-}
-
-void *device_stream(void)
-{
-    return NULL;
-}
-
 bool device_is_host(void)
 {
     return true;
@@ -222,11 +153,6 @@ DeviceId device_id(int local_rank)
 {
     (void)local_rank;
     return (DeviceId){0};
-}
-
-int device_multiprocessors(void)
-{
-    return 0;
 }
 
 DeviceEvent device_event(void)
@@ -246,12 +172,4 @@ void device_range_begin(const char *text)
 
 void device_range_end(void)
 {
-}
-
-double clock_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
 }

@@ -12,8 +12,11 @@
 
 #include "../formats.h"
 #include "../kernels.h"
-#include "device_cpu.h"
 #include "vector_math.h"
+
+/* ops.c: returns scratch memory for `count` reals, per thread and number (0 to 4). Its contents last until the next
+ * call with that number. It is not tracked, like BLAS's own buffers and a GPU's scratch (device_cuda.h). */
+real *scratch(int number, int64_t count);
 
 static inline real *row(Tensor t, int64_t i)
 {

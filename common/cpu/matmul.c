@@ -1,7 +1,6 @@
 /* Linear layers on the CPU, by OpenBLAS. ops.c describes the order of sums. */
 #include "kernel.h"
 
-#include <omp.h>
 #include <string.h>
 
 void column_sums_kernel(Tensor sum, Tensor t)

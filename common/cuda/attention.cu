@@ -1,9 +1,8 @@
 /* Attention by batched matmuls over the heads of all sequences, with a softmax over the rows of scores between them.
  *
  * Queries are processed in blocks of QUERIES. A block computes scores for the keys up to its last query; keys after
- * that are fully masked and are not computed. Scores are float. If probabilities are stored in fewer bits, a block's
- * scores lie in scratch memory, so that they are rounded once, as probabilities: those of as many sequences at a time
- * as MOST_SCRATCH bytes hold. */
+ * that are fully masked and are not computed. A block's scores are float, in scratch memory, so that they are rounded
+ * once, as probabilities: those of as many sequences at a time as MOST_SCRATCH bytes hold. */
 #include "attention.cuh"
 
 static const int64_t QUERIES = 512, MOST_SCRATCH = 64 << 20;
@@ -37,39 +36,32 @@ static Tensor heads_of(Tensor t, Tensor probs)
     return (Tensor){t.data, t.name, t.dtype, 4, {B, T, A, tensor_count(t) / (B * T * A)}};
 }
 
-/* A block's scores: in place if probabilities are stored as float, else in scratch memory. */
-static Matrix scores_of(Tensor probs, Matrix p, float *scratch)
+/* A block's scores, in scratch memory. */
+static Matrix scores_of(Tensor probs, float *scratch)
 {
     const int64_t A = probs.shape[1], T = probs.shape[2], ld = (T + 3) / 4 * 4, head = (T < QUERIES ? T : QUERIES) * ld;
 
-    return probs.dtype == F32 ? p : (Matrix){scratch, F32, ld, head, A * head};
+    return (Matrix){scratch, F32, ld, head, A * head};
 }
 
-/* Of one sequence. */
-static int64_t scratch_bytes(Tensor probs)
-{
-    return probs.dtype == F32 ? 0 : scores_of(probs, (Matrix){0}, NULL).apart * 4;
-}
-
+/* Returns how many sequences are processed at a time. */
 static int64_t sequences_at_once(Tensor probs)
 {
-    const int64_t B = probs.shape[0], bytes = scratch_bytes(probs);
-
-    return bytes ? clamped(MOST_SCRATCH / bytes, 1, B) : B;
+    return clamped(MOST_SCRATCH / (scores_of(probs, NULL).apart * 4), 1, probs.shape[0]);
 }
 
 void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
 {
     const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(out) / A;
-    const int64_t most = sequences_at_once(probs), bytes = most * scratch_bytes(probs);
-    float *scratch = bytes ? (float *)device_scratch(bytes) : NULL;
+    const int64_t most = sequences_at_once(probs), bytes = most * scores_of(probs, NULL).apart * 4;
+    float *scratch = (float *)device_scratch(bytes);
 
     for (int64_t b = 0; b < B; b += most) {
         const int64_t sequences = B - b < most ? B - b : most, heads = sequences * A;
         const Matrix q = tokens_of(heads_of(qkv, probs), b, 0), k = from(q, 0, D), v = from(q, 0, 2 * D);
         for (int64_t first = 0; first < T; first += QUERIES) {
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
-            const Matrix p = queries_of(probs, b, first), s = scores_of(probs, p, scratch);
+            const Matrix p = queries_of(probs, b, first), s = scores_of(probs, scratch);
             matmul(false, true, n, keys, D, 1 / sqrtf(D), from(q, first, 0), k, 0, s, A, sequences);
             FOR_TYPE(probs.dtype, E,
                 LAUNCH(softmax_rows<E>, row_blocks(heads * n), row_threads(keys, 4), p, s, nullptr, heads, n, first,
@@ -77,8 +69,7 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
             matmul(false, false, n, D, keys, 1, p, v, 0, tokens_of(heads_of(out, probs), b, first), A, sequences);
         }
     }
-    if (bytes)
-        device_free(scratch, bytes);
+    device_free(scratch, bytes);
 }
 
 /* Per block of queries: dP = dO V^T, dS = P * (dP - rowsum(dP * P)) / sqrt(D), dQ = dS K. Then per block of keys: dK =
@@ -86,8 +77,8 @@ void attention_forward_kernel(Tensor out, Tensor probs, Tensor qkv)
 void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tensor qkv, Tensor probs)
 {
     const int64_t B = probs.shape[0], A = probs.shape[1], T = probs.shape[2], D = tensor_width(d_out) / A;
-    const int64_t most = sequences_at_once(probs), bytes = most * scratch_bytes(probs);
-    float *scratch = bytes ? (float *)device_scratch(bytes) : NULL;
+    const int64_t most = sequences_at_once(probs), bytes = most * scores_of(probs, NULL).apart * 4;
+    float *scratch = (float *)device_scratch(bytes);
 
     for (int64_t b = 0; b < B; b += most) {
         const int64_t sequences = B - b < most ? B - b : most, heads = sequences * A;
@@ -97,7 +88,7 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
         for (int64_t first = 0; first < T; first += QUERIES) {
             const int64_t n = T - first < QUERIES ? T - first : QUERIES, keys = first + n;
             const Matrix p = queries_of(probs, b, first), d_s = queries_of(d_probs, b, first);
-            const Matrix d_p = scores_of(probs, d_s, scratch);
+            const Matrix d_p = scores_of(probs, scratch);
             matmul(false, true, n, keys, D, 1, from(d_o, first, 0), v, 0, d_p, A, sequences);
             FOR_TYPE(probs.dtype, E,
                 LAUNCH(softmax_backward_rows<E>, row_blocks(heads * n), row_threads(keys, 4), d_s, d_p, p, heads, n,
@@ -112,6 +103,5 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
             matmul(true, false, n, D, queries, 1, p, from(d_o, first, 0), 0, from(d_v, first, 0), A, sequences);
         }
     }
-    if (bytes)
-        device_free(scratch, bytes);
+    device_free(scratch, bytes);
 }

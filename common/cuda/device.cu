@@ -5,15 +5,12 @@
 #include <omp.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "device_cuda.h"
 
 static cudaDeviceProp gpu;
 static char name[320];
-static int threads;
 static cudaStream_t stream;
 static cudaEvent_t waited_for;
 static bool tf32;
@@ -111,37 +108,62 @@ void device_range_end(void)
     nvtxRangePop();
 }
 
-double clock_seconds(void)
-{
-    struct timespec t;
+/* ---- The GPU's speed ---- */
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
+/* TFLOP/s in float, and of tensor cores in half precision, from NVIDIA's datasheets: without sparsity, accumulating in
+ * float. Both the name and the number of multiprocessors must match, since names alone are ambiguous. */
+typedef struct {
+    const char *name;
+    int multiprocessors;
+    double f32, half;
+} Peak;
+static const Peak peaks[] = {
+    {"T4", 40, 8.1, 65},        {"A100", 108, 19.5, 312},        {"A10G", 80, 35, 70},       {"L4", 58, 30.3, 121},
+    {"L40S", 142, 91.6, 362},   {"RTX 4090", 128, 82.6, 165.2},  {"H100 PCIe", 114, 51.2, 756},
+    {"H100", 132, 66.9, 989.4}, {"RTX 5090", 170, 104.8, 209.5}, {"H200", 132, 66.9, 989.4}, {"B200", 148, 75, 2250},
+};
+
+/* Of any other GPU: its multiprocessors' FLOPs per clock by its generation, at its highest clock. */
+static Peak estimated_peak(void)
+{
+    const int sm = device_capability(), f32 = sm <= 80 ? 128 : 256;
+    const int half = sm == 80 ? 2048 : gpu.major == 9 ? 4096 : gpu.major == 10 ? 8192
+                     : strstr(gpu.name, "GeForce") ? 512 : 1024;
+    const double clocks = 1e-9 * kilohertz * gpu.multiProcessorCount;
+
+    return (Peak){NULL, 0, f32 * clocks, half * clocks};
+}
+
+static Peak peak(void)
+{
+    for (const Peak &p : peaks)
+        if (strstr(gpu.name, p.name) && gpu.multiProcessorCount == p.multiprocessors)
+            return p;
+    return estimated_peak();
+}
+
+/* TF32 has half of half precision's rate, fp8 twice of it. */
+double device_peak_flops(DType dtype)
+{
+    const bool fp8 = dtype == E4M3 || dtype == E5M2;
+
+    if (device_supports(dtype) == SUPPORT_NONE)
+        return 0;
+    return 1e12 * (fp8 ? 2 * peak().half : dtype != F32 ? peak().half : tf32 ? peak().half / 2 : peak().f32);
 }
 
 /* ---- The start ---- */
 
-static const int built[] = {__CUDA_ARCH_LIST__};        /* nvcc's macro, in ascending order: 750, 800 */
-
-/* Returns a rank's GPU among those that this program can use: the PTX for the lowest architecture of the build runs on
- * all later GPUs, and nothing in it on earlier ones, such as an old display card. */
+/* Returns a rank's GPU. */
 static int device_of(int local_rank)
 {
-    int count, all = 0, found[64], major, minor;
+    int count;
     const cudaError_t error = cudaGetDeviceCount(&count);       /* without a driver, count stays unset */
 
     if (error != cudaSuccess || count == 0)
         fail("this program is built for NVIDIA GPUs, but CUDA finds none: %s; build/cpu/ has the programs for the CPU",
              error != cudaSuccess ? cudaGetErrorString(error) : "there are 0 devices");
-    for (int d = 0; d < count && all < 64; d++)
-        if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d) == cudaSuccess
-            && cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d) == cudaSuccess
-            && 100 * major + 10 * minor >= built[0])
-            found[all++] = d;
-    if (all == 0)
-        fail("this program is built for GPUs from sm_%d on, but those here are older; try \"make cuda ARCH=sm_XX\", "
-             "from sm_75 on; build/cpu/ has the programs for the CPU", built[0] / 10);
-    return found[local_rank % all];
+    return local_rank % count;
 }
 
 DeviceId device_id(int local_rank)
@@ -154,11 +176,6 @@ DeviceId device_id(int local_rank)
     return id;
 }
 
-void device_prepare(char **argv)
-{
-    (void)argv;
-}
-
 void device_init(int local_rank, int local_ranks, int wanted)
 {
     const int device = device_of(local_rank);
@@ -168,10 +185,10 @@ void device_init(int local_rank, int local_ranks, int wanted)
     CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaEventCreateWithFlags(&waited_for, cudaEventDisableTiming));
-    threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
-    threads = threads < 1 ? 1 : threads;
-    omp_set_num_threads(threads);               /* for loops on the host: initial weights */
-    snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor);
+    const int threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
+    omp_set_num_threads(threads < 1 ? 1 : threads);             /* for loops on the host: initial weights */
+    snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d%s", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor,
+             peak().name ? "" : ", its peak estimated");
     memory_begin(device);
     events_begin();
     matmul_begin();
@@ -180,11 +197,6 @@ void device_init(int local_rank, int local_ranks, int wanted)
 const char *device_name(void)
 {
     return name;
-}
-
-int device_threads(void)
-{
-    return threads;
 }
 
 bool device_is_host(void)
@@ -220,51 +232,4 @@ bool device_use_tf32(void)
 bool device_uses_tf32(void)
 {
     return tf32;
-}
-
-/* TFLOP/s in float, and of tensor cores in half precision, from NVIDIA's datasheets: without sparsity, accumulating in
- * float. Both the name and the number of multiprocessors must match, since names alone are ambiguous. */
-typedef struct {
-    const char *name;
-    int multiprocessors;
-    double f32, half;
-} Peak;
-static const Peak peaks[] = {
-    {"T4", 40, 8.1, 65},        {"A100", 108, 19.5, 312},        {"A10G", 80, 35, 70},       {"L4", 58, 30.3, 121},
-    {"L40S", 142, 91.6, 362},   {"RTX 4090", 128, 82.6, 165.2},  {"H100 PCIe", 114, 51.2, 756},
-    {"H100", 132, 66.9, 989.4}, {"RTX 5090", 170, 104.8, 209.5}, {"H200", 132, 66.9, 989.4}, {"B200", 148, 75, 2250},
-};
-
-/* Of any other GPU: its multiprocessors' FLOPs per clock by its generation, at its highest clock. */
-static Peak estimated_peak(void)
-{
-    const int sm = device_capability(), f32 = sm <= 80 ? 128 : 256;
-    const int half = sm == 80 ? 2048 : gpu.major == 9 ? 4096 : gpu.major == 10 ? 8192
-                     : strstr(gpu.name, "GeForce") ? 512 : 1024;
-    const double clocks = 1e-9 * kilohertz * gpu.multiProcessorCount;
-
-    return (Peak){NULL, 0, f32 * clocks, half * clocks};
-}
-
-static Peak peak(void)
-{
-    for (const Peak &p : peaks)
-        if (strstr(gpu.name, p.name) && gpu.multiProcessorCount == p.multiprocessors)
-            return p;
-    return estimated_peak();
-}
-
-bool device_peak_is_estimated(void)
-{
-    return !peak().name;
-}
-
-/* TF32 has half of half precision's rate, fp8 twice of it. */
-double device_peak_flops(DType dtype)
-{
-    const bool fp8 = dtype == E4M3 || dtype == E5M2;
-
-    if (device_supports(dtype) == SUPPORT_NONE)
-        return 0;
-    return 1e12 * (fp8 ? 2 * peak().half : dtype != F32 ? peak().half : tf32 ? peak().half / 2 : peak().f32);
 }

@@ -17,8 +17,8 @@ extern "C" {                                /* the headers of C */
 #define CUDA(call) cuda_check(call, #call, __FILE__, __LINE__)
 void cuda_check(cudaError_t error, const char *call, const char *file, int line);
 
-/* Allocates an operator's scratch memory: not zeroed, and not tracked (device_memory_reserved includes it). Free it
- * with device_free as soon as its last reader is queued, since its next user is queued after that. */
+/* Allocates an operator's scratch memory: not zeroed, and not tracked. Free it with device_free as soon as its last
+ * reader is queued, since its next user is queued after that. */
 void *device_scratch(int64_t bytes);
 
 /* Waits until the GPU has reached the event; meanwhile calls device_while_waiting's function. */

@@ -82,21 +82,6 @@ template <int N, typename T> __device__ inline void store(T *to, const float (&f
     store_ragged(to, from, 0, left);
 }
 
-/* Stores or loads N floats of a row in shared memory, from column j on, which only this thread reads. Of eight, the first
- * four lie in the row's first half, so that neighbors' lie side by side and never meet in a bank. */
-template <bool STORE, int N> __device__ inline void move_own(float (&x)[N], float *row, int64_t j, int64_t width)
-{
-    constexpr int M = N < 4 ? N : 4;
-
-    for (int k = 0; k < N; k += M) {
-        float *const at = N == 8 ? row + k / 4 * (width / 2) + j / 2 : row + j, (&piece)[M] = (float (&)[M])x[k];
-        if (STORE)
-            store(at, piece, M);
-        else
-            load(piece, at, M);
-    }
-}
-
 /* ---- loops: packs of a flat tensor over the grid; rows over blocks, and a row's packs over a block's threads. Packs
  * fill the row, whose width is then a multiple of N; or they are ragged, and start at the last multiple of 16 bytes at
  * or before the row's start ---- */

@@ -135,7 +135,7 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
 
     EACH_COLUMN(j, N, columns)                  /* no other thread reads these */
         for (int which = 0; which < SUMS; which++)
-            move_own<true>(s, sums + which * slice, j, slice);
+            store(sums + which * slice + j, s, N);
     for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; i++) {
         const T *in = x + i * width, *d_o = d_out + i * width;
         const float mean = stats[2 * i], rstd = stats[2 * i + 1];
@@ -162,16 +162,16 @@ __global__ void layernorm_backward_rows(T *d_x, float *partial, const T *d_out, 
             }
             store(d_x + i * width + begin + j, d, N);
             for (int which = 0; which < SUMS; which++) {
-                move_own<false>(s, sums + which * slice, j, slice);
+                load(s, sums + which * slice + j, N);
                 for (int k = 0; k < N; k++)
                     s[k] += which == 0 ? g[k] * v[k] : which == 1 ? g[k] : d[k];
-                move_own<true>(s, sums + which * slice, j, slice);
+                store(sums + which * slice + j, s, N);
             }
         }
     }
     EACH_COLUMN(j, N, columns)
         for (int which = 0; which < SUMS; which++) {
-            move_own<false>(s, sums + which * slice, j, slice);
+            load(s, sums + which * slice + j, N);
             store(partial + (SUMS * part + which) * width + begin + j, s, N);
         }
 }

@@ -5,7 +5,6 @@
 #include <array>
 #include <cublas_v2.h>
 #include <map>
-#include <math.h>
 #include <stdio.h>
 
 #include "cublas.cuh"

@@ -59,8 +59,8 @@ void *device_scratch(int64_t bytes)
     void *data = allocate(bytes);
 
     if (!data)
-        fail("not enough memory for an operator's scratch: needs %s, the GPU has less; %s; try %s", bytes_text(bytes),
-             memory_in_use(), memory_remedy(MEM_WORKSPACE));
+        fail("not enough memory for an operator's scratch: needs %s, the GPU has less; " MEMORY_HINT,
+             bytes_text(bytes));
     return data;
 }
 
@@ -80,11 +80,6 @@ int64_t device_memory_beside(void)
     const char *loading = getenv("CUDA_MODULE_LOADING");
 
     return SCRATCH + (loading && !strcmp(loading, "EAGER") ? 0 : KERNELS);
-}
-
-int64_t device_memory_reserved(void)
-{
-    return of_pool(cudaMemPoolAttrReservedMemCurrent);
 }
 
 void device_zero(void *data, int64_t bytes)

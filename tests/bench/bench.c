@@ -78,7 +78,6 @@ static Speed measure(int shape, int threads)
 int main(int argc, char **argv)
 {
     (void)argc;
-    device_prepare(argv);
     const int cores = omp_get_num_procs();
 
     printf("%-32s %8s %14s %14s %8s %16s\n", "shape", "threads", "sgemm GFLOP/s", "step", "ratio", "(least, most)");

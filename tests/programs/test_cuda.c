@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../../08_fused_kernels/fused.h"
 #include "../../common/device.h"
 #include "../harness.h"
 
@@ -228,6 +229,66 @@ static void small_types_agree(void **state)
     }
 }
 
+/* If the device has TF32, matmuls of float use it, except with --dump-gradients; --tf32 overrides both. */
+static void tf32_is_the_default(void **state)
+{
+    static const struct {
+        const char *options, *line;
+        bool rounded;
+    } runs[] = {
+        {"--tf32 off", "of matmul, in float\n", false},
+        {"", "of matmul, in TF32\n", true},
+        {"--tf32 on", "of matmul, in TF32\n", true},
+        {"--dump-gradients exact.safetensors", "of matmul, in float\n", false},
+        {"--tf32 on --dump-gradients rounded.safetensors", "of matmul, in TF32\n", true},
+    };
+    double loss, exact = 0;
+    char worst[128];
+
+    Result r = run(BUILD "/%s/01_single_gpu --preset tiny --steps 0 --tf32 on", build);
+    const bool without = r.status == 2 && strstr(r.err, "only GPUs from sm_80 on have TF32");
+    result_free(r);
+    if (without)
+        skip();
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        unlink(in_temporary("m.csv"));
+        expect(run(BUILD "/%s/01_single_gpu --preset tiny --layers 1 --seq 16 --steps 1 --metrics m.csv %s", build,
+                   runs[i].options), 0, runs[i].line);
+        assert_int_equal(read_column("m.csv", "loss", &loss, 1), 1);
+        exact = i ? exact : loss;
+        assert_true((loss != exact) == runs[i].rounded);
+        assert_true(fabs(loss / exact - 1) < 1e-3);
+    }
+    const double d = compare_gradients("rounded.safetensors", "exact.safetensors", 2,
+                                       worst);
+    printf("in TF32 gradients differ by %.1e at most (%s)\n", d, worst);
+    assert_true(d > 1e-5 && d < 1e-1);
+}
+
+/* FlashAttention's backward adds up dQ in float, once per group of thread blocks: here two tiles of keys, so two
+ * groups. predict() counts these bytes as workspace, to the byte, or the run would fail. On the CPU there are none. */
+static void dq_is_counted(void **state)
+{
+    const double groups = 2, rows_of_full_tiles = 384, head_size = 64;
+    double bytes[2];
+
+    if (!simulated())
+        skip();
+    for (int i = 0; i < 2; i++) {
+        run_well(BUILD "/%s/08_fused_kernels --layers 1 --hidden 64 --heads 1 --vocab 97 --seq 300 --micro-batch 1 "
+                 "--steps 1 --data %s --fuse attention --quiet --report r.json", i ? build : "cpu",
+                 token_file(20000, 97));
+        bytes[i] = json_number("r.json", "ranks.0.memory.workspace.measured");
+    }
+    assert_true(bytes[1] - bytes[0] == groups * rows_of_full_tiles * head_size * 4);
+    /* heads of 128: 16 groups of a 1.3b's 16 heads; 1 GB holds two groups of a 405b's 128 heads, and two of eight with
+     * 32k tokens; with 128k tokens one group needs more */
+    assert_int_equal(flash_parts(BF16, 1, 2048, 2048, 16, 128), 16LL * 16 * 2048 * 128);
+    assert_int_equal(flash_parts(BF16, 1, 8192, 8192, 128, 128), 1 << 28);
+    assert_int_equal(flash_parts(BF16, 1, 32768, 32768, 32, 128), 1 << 28);
+    assert_int_equal(flash_parts(BF16, 1, 131072, 131072, 32, 128), 1 << 29);
+}
+
 /* The matmul ladder compares each rung with the last one, and fails if they differ. */
 static void ladder_is_right(void **state)
 {
@@ -235,6 +296,41 @@ static void ladder_is_right(void **state)
 
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         run_well(BUILD "/%s/ladder --size %s --seconds 0 --copy 1", build, sizes[i]);
+}
+
+/* "test_cuda memory": allocates most of the device's memory, frees it, and allocates it again in other sizes, while
+ * queued work still uses it. Returns the exit status. */
+static int memory_in_other_sizes(void)
+{
+    enum { PIECES = 3 };
+    double sum = 0;
+
+    device_init(0, 1, 1);
+    const int64_t bytes = device_memory_available() / 10 * 6 / PIECES * PIECES;
+    char *all = device_alloc(bytes), *piece[PIECES], last[PIECES];
+    if (!all)
+        return 1;
+    device_free(all, bytes);
+    for (int i = 0; i < PIECES; i++) {
+        piece[i] = device_alloc(bytes / PIECES + i);
+        if (!piece[i])
+            return 1;
+        device_upload(piece[i] + bytes / PIECES - 1 + i, &(char){1 + i}, 1);
+    }
+    for (int i = 0; i < PIECES; i++) {
+        device_download(&last[i], piece[i] + bytes / PIECES - 1 + i, 1);
+        sum += last[i];
+        device_free(piece[i], bytes / PIECES + i);
+    }
+    return sum != 6;
+}
+
+/* Memory that was freed is there for other sizes, also while queued work still uses it. */
+static void memory_is_reused(void **state)
+{
+    if (!strcmp(build, "cpu"))
+        skip();
+    run_well("%s" BUILD "/%s/test_cuda memory", simulated() ? "env SIMULATED_MEMORY=60000000 " : "", build);
 }
 
 /* The check before training includes memory that operators take untracked. Without it, the run would end during its
@@ -245,17 +341,6 @@ static void memory_check_includes_scratch(void **state)
         skip();
     expect(run("env SIMULATED_MEMORY=100000000 " BUILD "/simulated/01_single_gpu --layers 1 --hidden 32 --heads 2 "
                "--seq 16"), 1, ", and an estimated 268 MB for scratch and kernels, | available;");
-}
-
-/* A display card that the build has no code for is left out. */
-static void older_gpus_are_left_out(void **state)
-{
-    const char *shape = BUILD "/simulated/01_single_gpu --layers 1 --hidden 32 --heads 2 --seq 16 --steps 1";
-
-    if (strcmp(build, "simulated"))
-        skip();
-    expect(run("env 'SIMULATED_SM=61 90' %s", shape), 0, "sm_90");
-    expect(run("env SIMULATED_SM=70 %s", shape), 1, "built for GPUs from sm_80 on, but those here are older");
 }
 
 /* A launcher may show each rank a single GPU: its own (srun --gpus-per-task=1), or one that others see as well. Only
@@ -434,10 +519,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(operators_agree),
         cmocka_unit_test(gradients_agree),
         cmocka_unit_test(losses_agree),
+        cmocka_unit_test(tf32_is_the_default),
+        cmocka_unit_test(dq_is_counted),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
+        cmocka_unit_test(memory_is_reused),
         cmocka_unit_test(memory_check_includes_scratch),
-        cmocka_unit_test(older_gpus_are_left_out),
         cmocka_unit_test(ranks_may_see_one_gpu_each),
         cmocka_unit_test(runs_repeat),
         cmocka_unit_test(settings_are_those_of_nccl),
@@ -448,6 +535,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(transfers_over_nccl),
     };
 
+    if (argc > 1 && !strcmp(argv[1], "memory"))
+        return memory_in_other_sizes();
     build = argc > 1 ? argv[1] : strstr(argv[0], "simulated/") ? "simulated" : "cuda";
     setvbuf(stdout, NULL, _IOLBF, 0);           /* results appear at once, also in a pipe */
     if (!strcmp(build, "cuda") && system("nvidia-smi -L >/dev/null 2>&1")) {

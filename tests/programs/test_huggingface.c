@@ -62,7 +62,7 @@ static void the_saved_checkpoint_is_the_fixtures(void **state)
 
 /* ---- A model that save_pretrained wrote, in every program ---- */
 
-#define THEIRS FIXTURE "/save_pretrained"
+#define THEIRS FIXTURE "/save_pretrained/F16"
 #define THEIR_STEP FIXTURE "/expected_save_pretrained.safetensors"
 #define THEIR_SHAPE "--layers 3 --hidden 20 --heads 5 --vocab 97 --seq 16 --data " FIXTURE "/tokens.bin"
 #define ONE BUILD "/cpu64/01_single_gpu " THEIR_SHAPE " --seed 3 --micro-batch 3 --accumulate 2"
@@ -82,50 +82,24 @@ static const struct {
     {8, "09_combined", "--micro-batch 1 --accumulate 3 --dtype fp32 --cp 2 --pp 2"},
 };
 
-/* Loads a model from one file of F16, and from several of BF16. Hugging Face's loss and gradients are in float64, with
- * rotation angles in double. */
+/* Loads a model from a file of F16. Hugging Face's loss and gradients are in float64, with angles in double. */
 static void models_of_save_pretrained_load(void **state)
 {
-    static const char *const directories[] = {"F16", "shards"};
     double expected, loss;
     char worst[128] = "";
 
     read_expected("their_loss", &expected, 1);
-    for (size_t i = 0; i < sizeof configurations / sizeof *configurations; i++)
-        for (size_t d = 0; d < 2; d++) {
-            if (!full_tests() && i && d != i % 2)
-                continue;
-            run_well("mpiexec -n %d " BUILD "/cpu64/%s " THEIR_SHAPE " --quiet --seed 3 %s --load " THEIRS "/%s "
-                     "--steps 1 --dump-gradients g.safetensors --metrics m.csv", configurations[i].ranks,
-                     configurations[i].program, configurations[i].options, directories[d]);
-            const double error = compare_gradients("g.safetensors", THEIR_STEP, 5, worst);
-            assert_int_equal(read_column("m.csv", "loss", &loss, 1), 1);
-            if (!(error <= 1e-6) || !(fabs(loss - expected) <= 1e-10 * expected))
-                fail_msg("%s in %s on %d ranks: %s differs by %g of its largest, the loss is %.17g, and Hugging Face's "
-                         "%.17g", directories[d], configurations[i].program, configurations[i].ranks, worst, error,
-                         loss, expected);
-            run_well("rm m.csv");
-        }
-}
-
-/* The model in a directory has Hugging Face's gradients. */
-static void assert_their_gradients(const char *directory)
-{
-    char worst[128] = "";
-
-    run_well(ONE " --load %s --steps 1 --dump-gradients g.safetensors --quiet", directory);
-    const double error = compare_gradients("g.safetensors", THEIR_STEP, 5, worst);
-    if (!(error <= 1e-6))
-        fail_msg("%s: %s differs by %g of its largest", directory, worst, error);
-}
-
-/* A model's files may have stale copies of tensors: the one that the index names counts, not the first. */
-static void the_index_names_the_file(void **state)
-{
-    run_well(ONE " --seed 9 --steps 0 --save stale --quiet");
-    run_well("sh -c 'cp -r " THEIRS "/shards overlay; cp stale/model.safetensors overlay/stale.safetensors'");
-    run_well("sed -i 's/\"weight_map\": {/&\"x\": \"stale.safetensors\",/' overlay/model.safetensors.index.json");
-    assert_their_gradients("overlay");
+    for (size_t i = 0; i < sizeof configurations / sizeof *configurations; i++) {
+        run_well("mpiexec -n %d " BUILD "/cpu64/%s " THEIR_SHAPE " --quiet --seed 3 %s --load " THEIRS
+                 " --steps 1 --dump-gradients g.safetensors --metrics m.csv", configurations[i].ranks,
+                 configurations[i].program, configurations[i].options);
+        const double error = compare_gradients("g.safetensors", THEIR_STEP, 5, worst);
+        assert_int_equal(read_column("m.csv", "loss", &loss, 1), 1);
+        if (!(error <= 1e-6) || !(fabs(loss - expected) <= 1e-10 * expected))
+            fail_msg("%s on %d ranks: %s differs by %g of its largest, the loss is %.17g, and Hugging Face's %.17g",
+                     configurations[i].program, configurations[i].ranks, worst, error, loss, expected);
+        run_well("rm m.csv");
+    }
 }
 
 /* Replaces a text in a model's header by another. */
@@ -148,16 +122,6 @@ static void edit_header(const char *file, const char *from, const char *to)
     assert_true(fflush(f) == 0 && ftruncate(fileno(f), ftell(f)) == 0 && fclose(f) == 0);
 }
 
-/* safetensors.torch.save_model writes the tied embedding by its other name. */
-static void tied_embeddings_are_found(void **state)
-{
-    run_well("cp -r " THEIRS "/F16 tied");
-    edit_header("tied/model.safetensors", "gpt_neox.embed_in.weight", "embed_out.weight");
-    expect(run(ONE " --load tied --steps 1"), 1, "expected a tensor gpt_neox.embed_in.weight, which is not there");
-    edit_header("tied/model.safetensors", "\"format\"", "\"gpt_neox.embed_in.weight\":\"embed_out.weight\",\"format\"");
-    assert_their_gradients("tied");
-}
-
 /* Such a model starts at step 0, with the run's seed and zero moments. A run that continues at once has the losses of a
  * run that resumes from 01's checkpoint of it. */
 static void it_is_a_model_at_step_0(void **state)
@@ -165,9 +129,9 @@ static void it_is_a_model_at_step_0(void **state)
     enum { STEPS_AFTER = 4 };
     double at_once[STEPS_AFTER], later[STEPS_AFTER];
 
-    expect(run(ONE " --load " THEIRS "/shards --steps %d --metrics at_once.csv", STEPS_AFTER), 0,
-           "starting from the weights of " THEIRS "/shards at step 0");
-    run_well(ONE " --load " THEIRS "/F16 --steps 0 --save begun");
+    expect(run(ONE " --load " THEIRS " --steps %d --metrics at_once.csv", STEPS_AFTER), 0,
+           "starting from the weights of " THEIRS " at step 0");
+    run_well(ONE " --load " THEIRS " --steps 0 --save begun");
     assert_true(json_number("begun/trainer.json", "step") == 0);
     assert_true(json_number("begun/trainer.json", "optimizer_step") == 0);
     run_well("mpiexec -n 2 " BUILD "/cpu64/06_pipeline_parallel " THEIR_SHAPE " --seed 4 --micro-batch 1 "
@@ -195,30 +159,20 @@ static void refuses(const char *model, const char *command, const char *words)
 
 static void incomplete_models_are_refused(void **state)
 {
-    const char *shards = THEIRS "/shards";
-
-    refuses(shards, "rm bad/model-00003-of-00004.safetensors", "bad/model-00003-of-00004.safetensors: No such file");
-    refuses(shards, "sed -i s,model-00003,model-00002, bad/model.safetensors.index.json", "expected a tensor gpt_neox.");
-    refuses(shards, "sed -i /embed_in/d bad/model.safetensors.index.json", "embed_in.weight, which is not in the index");
-    refuses(shards, "sed -i s/final_layer_norm.bias/final_layer_norm.weight/ bad/model.safetensors.index.json",
-            "bad/model.safetensors.index.json: expected each name once, but \"gpt_neox.final_layer_norm.weight\"");
-    refuses(shards, "sed -i s,model-00003,../bad/model-00003, bad/model.safetensors.index.json",
-            "expected the name of a file in the same directory, got \"../bad/model-00003");
-    refuses(shards, "sed -i s/weight_map/map/ bad/model.safetensors.index.json", "\"weight_map\" must be");
-    refuses(shards, "rm bad/model.safetensors.index.json", "bad/model.safetensors: No such file");
-    run_well(ONE " --load " THEIRS "/F16 --steps 1 --save ours");
+    refuses(THEIRS, "rm bad/model.safetensors", "bad/model.safetensors: No such file");
+    run_well(ONE " --load " THEIRS " --steps 1 --save ours");
     refuses("ours", "rm bad/optimizer.safetensors", "bad/optimizer.safetensors: No such file");
     refuses("ours", "rm bad/trainer.json", "bad/trainer.json: No such file");
 
-    run_well("cp -r " THEIRS "/F16 fp8");
+    run_well("cp -r " THEIRS " fp8");
     edit_header("fp8/model.safetensors", "\"F16\",\"shape\":[97,20]", "\"F8_E4M3\",\"shape\":[97,40]");
     refuses("fp8", "true", "embed_in.weight has 2 dimensions|F8_E4M3|expected (97, 20) of F64, F32, F16 or BF16");
 
     run_well("rm ours/trainer.json ours/optimizer.safetensors");            /* the weights alone are a model */
     run_well(ONE " --load ours --steps 1");
-    run_well("cp -r %s before", shards);                /* --save does not replace a model from elsewhere */
+    run_well("cp -r " THEIRS " before");                /* --save does not replace a model from elsewhere */
     expect(run(ONE " --load before --save before --steps 1"), 1, "");
-    run_well("diff -r %s before", shards);
+    run_well("diff -r " THEIRS " before");
 }
 
 int main(void)
@@ -227,8 +181,6 @@ int main(void)
         cmocka_unit_test(losses_and_gradients_agree),
         cmocka_unit_test(the_saved_checkpoint_is_the_fixtures),
         cmocka_unit_test(models_of_save_pretrained_load),
-        cmocka_unit_test(the_index_names_the_file),
-        cmocka_unit_test(tied_embeddings_are_found),
         cmocka_unit_test(it_is_a_model_at_step_0),
         cmocka_unit_test(incomplete_models_are_refused),
     };
