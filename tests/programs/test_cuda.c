@@ -484,7 +484,7 @@ static void gpu_day_runs(void **state)
     if (!simulated() || covering())
         skip();
     expect(run("cd " SOURCE " && tools/machine/gpu_day.sh simulated 2 %s", in_temporary("day/report.txt")), 0,
-           "== two equal runs|minute 0, should print|start 1 is well|== all-reduce of nccl-tests|failed: none");
+           "== two equal runs|minute 0, should print|== 1 cold starts of zb-v|all-reduce of nccl-tests|failed: none");
 }
 
 /* NCCL's transport, on simulated GPUs: all operations, types and groups; then NCCL's errors, and a transfer whose other
