@@ -10,6 +10,8 @@
 
 #include "../../common/memory.h"
 
+#define GiB 1073741824.0
+
 typedef struct {
     char name[32];
     int layers, hidden, heads, kv_heads, mlp, vocab, seq;
