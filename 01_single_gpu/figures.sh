@@ -31,8 +31,8 @@ for mode in none selective full; do
         $program --layers 4 --hidden 256 --heads 8 --seq $seq --micro-batch 1 --accumulate 1 --steps 1 --quiet \
             --recompute $mode --report "$work/report"
         awk -v seq=$seq '/"activations"/ { on = 1 }
-            on && /measured|predicted|playbook/ { gsub(/[",]/, ""); value[$1] = $2 / 1e6 }
-            on && /}/ { print seq, value["measured:"], value["predicted:"], value["playbook:"]; exit }' \
+            on && /measured|predicted/ { gsub(/[",]/, ""); value[$1] = $2 / 1e6 }
+            on && /}/ { print seq, value["measured:"], value["predicted:"]; exit }' \
             "$work/report" >>"$work/sequence_$mode"
     done
 done

@@ -1,6 +1,6 @@
 # Sourced by tools/workshop/figures.sh, in the root of the project; "$work" is a directory for what it makes.
-# One step on four ranks with each schedule: the actions of each rank over time under --pretend, and its micro-batches
-# in flight as simulated. The vocabulary is small, so that the output projection takes little time.
+# One step on four ranks with each schedule: the actions of each rank over time under --pretend. The vocabulary is
+# small, so that the output projection takes little time. "naive", which does other work, is measured and not drawn.
 program=build/cpu/06_pipeline_parallel
 yes | tr 'y\n' '\001\002' | head -c 4000 >"$work/tokens"
 : >"$work/boxes"
@@ -31,12 +31,6 @@ for options in "naive afab 1 1" "afab afab 8 1" "1f1b 1f1b 8 1" "interleaved int
                                                   rank = $2; micros = $3; chunks = "" }
         /^ *chunk/ { chunks = $2 }
         END { actions(rank, micros, chunks) }' >"$work/actions"
-    # per rank: time, and the micro-batches in flight from then on, counted over all its layers
-    awk -v v=$4 '
-        $1 != rank { if (NR > 1) print ""; rank = $1; now = 0; print 0, 0 }
-        $2 == 1 { print $5 / v, now / v; now++; print $5 / v, now / v }
-        $2 == 2 || $2 == 4 { print $6 / v, now / v; now--; print $6 / v, now / v }' "$work/actions" \
-        >"$work/flight_$1"
     mpiexec -n 4 $program $model --pretend 0.005,10,1 --trace "$work/trace" --report "$work/report"
     awk -v panel=$panel -v name=$1 -F'[:,]' '
         /"bubble"/ { sum += $2 }
@@ -47,6 +41,7 @@ for options in "naive afab 1 1" "afab afab 8 1" "1f1b 1f1b 8 1" "interleaved int
         on && /"measured"/ { bytes = bytes " " $2 + 0; on = 0 }
         END { print panel, name, sum / 4, simulated, each, "inside" inside, "bytes" bytes }' "$work/report" \
         >>"$work/panels"
+    [ $1 != naive ] || continue
     # the second step: begin, end, row, kind (1 to 3: forward, backward, weight gradients), model chunk, micro-batch
     tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v p=4 '
         FNR == NR { n = total[$1]++; of[$1, n] = $2 == 4 ? 3 : $2 == 1 ? 1 : 2; micros[$1, n] = $3
@@ -68,6 +63,5 @@ for options in "naive afab 1 1" "afab afab 8 1" "1f1b 1f1b 8 1" "interleaved int
     panel=$((panel + 1))
 done
 gnuplot -e "work='$work'" 06_pipeline_parallel/timeline.gnuplot
-gnuplot -e "work='$work'" 06_pipeline_parallel/in_flight.gnuplot
 cat "$work/panels"
-echo "drew 06_pipeline_parallel/timeline.svg and 06_pipeline_parallel/in_flight.svg"
+echo "drew 06_pipeline_parallel/timeline.svg"

@@ -1,6 +1,6 @@
 # One step of 2 x 2 x 2 ranks; below it rank 0's last backward and optimizer step, with the transfers in flight. steps:
 # begin and end in seconds, rank, kind (1 to 3: forward, backward, optimizer), micro-batch. zoom: begin, end, row (0:
-# operators, else a group), kind of operator (1 to 3: matmul, attention, other).
+# operators, else a group), kind of operator (1 to 3: matmul, attention, other). Where no operator runs, it waits.
 set terminal svg size 960,640 font "sans-serif,12" background "white"
 set output "09_combined/timeline.svg"
 set multiplot
@@ -52,11 +52,13 @@ set bmargin at screen 0.085
 set xrange [first:last*1.001] noextend
 set yrange [4.6:-0.7]
 set xlabel "seconds (simulated hardware)" offset 0,0.3 tc rgb "#333333"
-set label 1 "rank 0 from its last backward on: compute (gray: matmul, dark: attention), and transfers by group" \
+set label 1 "rank 0 from its last backward on (dark: attention); red: it waits, so a transfer is exposed" \
     at graph 0, screen 0.382 left tc rgb "#333333"
 do for [i = 1:5] {
     set label 20 + i lanes[i] at graph -0.01, first i - 1 right font ",10" tc rgb "#333333"
 }
-plot work."/zoom" using (($1+$2)/2):(place($3)):1:2:(place($3)-0.38):(place($3)+0.38): \
+set object 40 rectangle from graph 0, first -0.5 to graph 1, first 4.5 behind fc rgb 0xf9c9b0 fs solid noborder
+plot work."/zoom" using ($3 == 0 ? ($1+$2)/2 : NaN):(2):1:2:(-0.52):(4.52) with boxxyerror lc rgb "white", \
+     work."/zoom" using (($1+$2)/2):(place($3)):1:2:(place($3)-0.38):(place($3)+0.38): \
          ($3 == 0 ? operator_color($4) : transfer_color) with boxxyerror lc rgb variable
 unset multiplot

@@ -348,7 +348,7 @@ static void predict(void)
                                   + 2 * 8 + 2 * 4 * B * T);
     memory_predict(MEM_COMMUNICATION, stored * E * P * H);               /* slots */
 
-    memory_estimate(MEM_PARAMETERS, stored * N, "4 N");
+    memory_estimate(MEM_PARAMETERS, stored * N, "4 N, N: parameters on this rank");
     memory_estimate(MEM_GRADIENTS, stored * N, "4 N");
     memory_estimate(MEM_OPTIMIZER, real_size * 2 * N, "8 N");
 

@@ -11,12 +11,13 @@ fault() {
     echo "$file: $*" | tee -a "$dir/faults"
 }
 
-# The shape of a program's README. Sections of other names stand between Costs and Pitfalls.
+# The shape of a program's README. Sections of other names stand between Costs and Pitfalls. It ends with "In short"
+# and what libraries call it, "In PyTorch ...".
 headings() {
     number=$(basename "$(dirname "$file")" | cut -c 1-2)
     awk -v title="# $number: " '
         BEGIN {count = split("The picture|The formula|Read these .* places in [a-z]*[.]c.*|Run this|Costs|Pitfalls|" \
-                             "Exercises", heading, "|")}
+                             "Exercises|In short|In [A-Z].*", heading, "|")}
         NR == 1 && index($0, title) != 1 {print "expected the title \"" title "...\" in its first line"}
         /^```/ {fenced = !fenced}
         !found {intro = intro " " $0}
@@ -62,12 +63,12 @@ figures() {
     done
 }
 
-# The front page's ```diff block has lines of 01 and of 05, and its table each program's lines of code.
+# The front page's ```diff block has lines of 01 and of 03, and its table each program's lines of code.
 quotes() {
     awk '/^```/ {on = /diff/; next}
         on && !/^[+]/ {print "01_single_gpu/train.c " substr($0, 2)}
-        on && !/^[-]/ {print "05_tensor_parallel/train.c " substr($0, 2)}' "$file" >"$dir/quoted"
-    [ "$(wc -l <"$file")" -le 110 ] || echo "has more than 110 lines"
+        on && !/^[-]/ {print "03_data_parallel/train.c " substr($0, 2)}' "$file" >"$dir/quoted"
+    [ "$(wc -l <"$file")" -le 100 ] || echo "has more than 100 lines"
     [ -s "$dir/quoted" ] || echo 'has no ```diff block'
     while read -r program text; do
         grep -qF -- "$text" "$program" || echo "$program has no \"$text\""
@@ -123,7 +124,7 @@ commands() {
     for i in $(ls "$dir" | sed -n 's/\.sh$//p' | sort -n); do
         command=$(cat "$dir/$i.sh")
         case $command in
-        *"needs a GPU"* | "make verify "*" N="* | "make test"* | "make figures"* | "make bench"* | "make fuzz"* | \
+        *"needs a GPU"* | "make verify "*" N="* | "make test"* | "make figures"* | "make bench"* | \
             "make cuda"*) echo "$file: skipped: $command" >&2 ;;
         *) run "$command" ;;
         esac

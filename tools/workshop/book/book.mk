@@ -1,12 +1,11 @@
 # The book: a static site of all chapters, programs, diffs, and pages that compute. It needs Sphinx, MyST and Furo; with
-# Emscripten its pages compute in the browser, without it they show recorded results.
+# Emscripten its pages compute in the browser, without it they only say what is missing.
 BOOK := $(BUILD)/book
 BOOK_C := $(wildcard tools/workshop/book/*.c) $(addprefix 06_pipeline_parallel/,schedule.c simulation.c) 09_combined/formulas.c 11_five_dimensions/formulas.c \
 	$(filter-out %/plan.c %/runs.c,$(wildcard tools/planner/*.c)) \
 	$(addprefix common/,error.c memory.c options.c print.c tensor.c)
 BOOK_FLAGS := -DDEFAULT_DATA='""' -std=gnu11 -D_GNU_SOURCE -O2 -ffunction-sections -fdata-sections $(WARNINGS)
 BOOK_PACKAGES := python3-sphinx python3-myst-parser furo emscripten node-acorn
-EMCC := $(shell command -v emcc)
 
 $(BOOK)/native: $(BOOK_C) $(wildcard 06_pipeline_parallel/*.h 09_combined/*.h tools/planner/*.h common/*.h)
 	@mkdir -p $(BOOK); echo "  CC  $@"; $(CC) $(BOOK_FLAGS) -Wl,--gc-sections $(BOOK_C) -lm -o $@
@@ -19,7 +18,8 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphi
 	@$(if $(INSTALL),tools/machine/deps.sh --install $(BOOK_PACKAGES))
 	@command -v sphinx-build >/dev/null || { echo "make book needs Sphinx, MyST and Furo: make book INSTALL=1, or" \
 		"apt-get install $(BOOK_PACKAGES)"; exit 1; }
-	@$(MAKE) --no-print-directory cpu $(BOOK)/native $(if $(EMCC),$(BOOK)/book.js)
+	@command -v emcc >/dev/null || echo "there is no Emscripten, so pages compute nothing: make book INSTALL=1"
+	@$(MAKE) --no-print-directory cpu $(BOOK)/native $$(command -v emcc >/dev/null && echo $(BOOK)/book.js)
 	@rm -rf $(BOOK)/source $(BOOK)/html && mkdir -p $(BOOK)/source
 	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tools/workshop/book $(BOOK)/source $(BOOK)/html
 	@echo "the book is in $(BOOK)/html/index.html"

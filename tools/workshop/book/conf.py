@@ -38,7 +38,6 @@ FILES = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=
 CHAPTERS = sorted({f.split("/")[0] for f in FILES if re.match(r"\d\d_", f)})
 CODE = [f for f in FILES if re.match(r"(\d\d_\w+|common|tools/planner)/.*\.(c|h|cu|cuh)$", f)]
 BASES = {"04": "03_data_parallel", "08": "02_mixed_precision", "09": "05_tensor_parallel"}
-PLAY = ["schedules", "memory", "planner", "timelines"]
 
 def doc_of(path):
     """The page of a file or directory of the project, without its ending; None: it has none."""
@@ -49,7 +48,9 @@ def doc_of(path):
         return path
     if path not in FILES or not path.endswith(".md"):
         return None
-    return {"README": "index"}.get(Path(path).stem, Path(path).stem) if "/" not in path else \
+    if path.startswith("tools/workshop/book/pages/"):
+        return Path(path).stem if Path(path).stem == "index" else f"play/{Path(path).stem}"
+    return {"README": "project"}.get(Path(path).stem, Path(path).stem) if "/" not in path else \
         re.sub("README$", "index", path[:-3])
 
 def relative(doc, target):
@@ -83,6 +84,8 @@ def linked(text, path, doc):
             shutil.copy(ROOT / os.path.dirname(path) / target, to)
             return match[0]
         to = link_to(path, doc, target)
+        if words == "home":
+            to = relative(doc, "index") + ".md"
         return f"[{words}]({to})" if ".md" in to else f'<a href="{html.escape(to)}">{words}</a>'
 
     parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
@@ -120,8 +123,8 @@ def code_page(path):
     lines = colored((ROOT / path).read_text().rstrip("\n"), path, path)
     while lines and not lines[-1]:
         lines.pop()
-    body = "\n".join(f'<span class="line" id="L{i}"><a class="number" href="#L{i}">{i}</a>{line}'
-                     f'</span>' for i, line in enumerate(lines, 1))
+    body = "".join(f'<span class="line" id="L{i}"><a class="number" href="#L{i}">{i}</a>{line}'
+                   f'</span>' for i, line in enumerate(lines, 1))
     chapter = path.split("/")[0]
     up = f"[{chapter}]({relative(path, chapter + '/index')}.md)"
     write(path, f"---\norphan: true\nhide-toc: true\n---\n# {path.split('/', 1)[1]}\n\n{up}\n\n"
@@ -186,83 +189,111 @@ def diff_page(chapter):
     text = re.sub(r"^## (.*?)\n(.*?)```diff\n.*?^```$", side_by_side, text, flags=re.M | re.S)
     write(doc, "---\nhide-toc: true\n---\n" + text)
 
-# ---- pages that compute, and timelines ----
+# ---- what the reader can play with: on a page of its own, and in a chapter where a comment <!-- play: --> asks for it ----
 def native(*arguments):
     return subprocess.run([BOOK / "native", *arguments], capture_output=True, text=True, check=True).stdout
 
-def play_pages():
-    options = [line.split("\t") for line in native("options").splitlines()]
-    compiled = (BOOK / "book.js").exists()
-    if compiled:
-        shutil.copy(BOOK / "book.js", EXTRA / "compute.js")
-    script = '<script src="../compute.js"></script>\n' if compiled else ""
-    note = "" if compiled else "Built without Emscripten: these are recorded results, for the values shown.\n\n"
-    groups = {"1": "The model", "2": "Hardware and batch", "3": "Restrictions of the grid"}
-    models = re.match(r"one of ([\w.|-]+)", options[0][4])[1].split("|")
+COMPILED = (BOOK / "book.js").exists()
+OPTIONS = {line.split("\t")[0]: line.split("\t")[1:] for line in native("options").splitlines()}   # of the planner
+FORMS = {       # fields: name=first value:what it may be, a|b, from..to, or a power of two up to 2^n
+    "schedules": "kind=1f1b:afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v ranks=4:1..16 micro-batches=8:1..64 "
+                 "chunks=2:2..8 times=1,1,1,0",
+    "memory": "model=8b hardware=h100 tp=4:2^6 cp=1:2^6 pp=2:2^6 dp=8:2^10 ep=1:2^6 micro-batch=1:2^6 zero=1:0|1|2|3 "
+              "recompute=none seq=",
+    "planner": "model=8b gpus=64 hardware=h100 batch=1M seq="}
+LABELS = {"ranks": "ranks p", "micro-batches": "micro-batches m", "chunks": "model chunks v_c",
+          "times": "T_F, T_B, T_W, transfer"}
 
-    def field(name, label, value="", kind="text", help_text="", choices=()):
-        if choices:
-            control = "".join(f"<option{' selected' if c == value else ''}>{c}</option>" for c in choices)
-            control = f'<select name="{name}">{control}</select>'
-        else:
-            more = ' min="1" max="64"' if kind in ("range", "number") else ""
-            control = f'<input name="{name}" type="{kind}" value="{value}"{more}>'
-        return f'<label title="{html.escape(help_text)}"><span>{label}</span>{control}</label>'
+def field(name, value="", may=""):
+    """An input of a form; an option of the planner has its choices and its meaning. Sliders of powers have exponents."""
+    _, kind, argument, meaning = OPTIONS.get(name, ("", "", "", ""))
+    listed = re.search(r"one of ([\w.|-]+)", meaning)
+    may = may or (listed[1] if listed else argument)
+    if "|" in may:
+        choices = [""] * (not value) + may.split("|")
+        options = "".join(f"<option{' selected' if c == value else ''}>{c}</option>" for c in choices)
+        control = f'<select name="{name}">{options}</select>'
+    elif "2^" in may:
+        control = f'<input name="{name}" type="range" max="{may[2:]}" value="{int(value).bit_length() - 1}" data-power>'
+    elif ".." in may:
+        low, high = may.split("..")
+        control = f'<input name="{name}" type="range" min="{low}" max="{high}" value="{value}">'
+    else:
+        control = f'<input name="{name}" type="{"checkbox" if kind == "4" else "text"}" value="{value or "1" * (kind == "4")}">'
+    below = html.escape(re.sub(r"^one of .*|:? one of \S+", "", meaning))
+    return f"<label><span>{LABELS.get(name, name)} <output></output></span>{control}<small>{below}</small></label>"
 
-    def planner_field(name, kind, argument, meaning):
-        choices = models if name == "model" else ["", *argument.split("|")] if "|" in argument else ()
-        value = {"model": "8b", "gpus": "64"}.get(name, "1" if kind == "4" else "")
-        return field(name, name, value, "checkbox" if kind == "4" else "text", meaning, choices)
+def wide_on(doc):
+    return " wide" * doc.startswith("play/")
 
-    def page(name, title, text, fields, *default):
-        form = f'<form class="play" id="{name}" autocomplete="off">{fields}</form>' if compiled else ""
-        shown = html.escape(native(*default))
-        write(f"play/{name}", f"---\nhide-toc: true\n---\n# {title}\n\n{text}\n\n{note}" + raw(
-            f'{form}<div class="chart" aria-live="polite"></div><pre class="answer" tabindex="0">{shown}</pre>\n{script}'
-            f'<script>document.addEventListener("DOMContentLoaded", () => playPage("{name}"))</script>'))
-
-    kinds = ["afab", "1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"]
-    page("schedules", "Pipeline schedules", "[Chapter 06](../06_pipeline_parallel/index.md)'s schedules, drawn by its "
-         "own schedule.c and simulation.c. Change a number, and see the bubble and what is in flight.",
-         field("kind", "schedule", "1f1b", choices=kinds) + field("ranks", "ranks", 4, "range")
-         + field("micro-batches", "micro-batches", 8, "range") + field("chunks", "model chunks", 1, "range")
-         + field("times", "T_F, T_B, T_W, transfer", "1,1,1,0"), "schedule", "ranks=4")
-    grid = {"tp": 2, "cp": 1, "pp": 2, "dp": 4, "ep": 1}
-    explain = "tp=2,cp=1,pp=2,dp=4,ep=1,micro-batch=1,zero=1,recompute=none"
-    page("memory", "Memory and time of a step", "What one rank stores, and what a step's time goes to, for a grid of "
-         "ranks: [09](../09_combined/index.md)'s formulas, by which its program is checked to the byte, and for other "
-         "models the playbook's. [The planner](planner.md) tries all grids.",
-         field("model", "model", "1.3b", choices=models)
-         + "".join(field(d, d, n, "range") for d, n in grid.items()) + field("micro-batch", "micro-batch", 1, "range")
-         + field("zero", "ZeRO stage", "1", choices=["0", "1", "2", "3"])
-         + field("recompute", "recompute", "none", choices=["none", "full"]) + field("seq", "sequence", ""),
-         "plan", "model=1.3b", "gpus=16", f"explain={explain}")
-    page("planner", "The planner", "Which grid of ranks for your model? [The planner](../tools/planner/index.md) "
-         "computes memory and time of every grid. An empty field means the default; point at a name for its meaning.",
-         "".join(f"<fieldset><legend>{title}</legend>" + "".join(planner_field(o[0], *o[2:]) for o in options if o[1] == g)
-                 + "</fieldset>" for g, title in groups.items()), "plan", "model=8b", "gpus=64")
+def play_html(name, doc, given, question):
+    """A form and its chart on page `doc`, with the values that are given there instead of the first ones."""
+    if not COMPILED:
+        return "*Here is something to play with, if the book is made with Emscripten: `make book INSTALL=1`.*\n"
+    fields = [re.match("([^=]*)=([^:]*):?(.*)", f).groups() for f in FORMS[name].split()]
+    form = "".join(field(f, given.get(f, value), may) for f, value, may in fields)
+    rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name]] if name == "planner" else []
+    if rest:
+        form += f"<details><summary>{len(rest)} more options</summary><div>{''.join(map(field, rest))}</div></details>"
+    return raw(f'<div class="play{wide_on(doc)}" data-play="{name}"><p class="question">{question}</p><form '
+               f'autocomplete="off">{form}</form><p class="error" role="alert"></p><p class="headline"></p><div class="chart" '
+               'tabindex="0" aria-live="polite"></div><details class="answer"><summary>What the program prints</summary><pre '
+               f'tabindex="0"></pre></details></div><script src="{relative(doc, "compute.js")}"></script>')
 
 TRACES = {      # at most two seconds each, on simulated hardware
-    "03": ("03_data_parallel", 4, "--layers 6 --hidden 64 --heads 4 --seq 32 --accumulate 1 --pretend 2,0.025,20"),
+    "03": ("03_data_parallel", 4, "--layers 6 --hidden 64 --heads 4 --seq 32 --accumulate 1 --sync overlap "
+           "--pretend 0.5,0.01,20"),
     "06": ("06_pipeline_parallel", 4, "--layers 8 --hidden 64 --heads 4 --seq 32 --accumulate 8 --pretend 0.5,0.5,20"),
     "09": ("09_combined", 8, "--tp 2 --cp 2 --pp 2 --layers 4 --hidden 64 --heads 8 --seq 64 --accumulate 4 "
            "--dtype fp32 --pretend 0.5,0.025,20")}
 
-def timelines():
-    body = ""
-    (EXTRA / "traces").mkdir(parents=True)
+def trace_html(number, doc, question):
+    """A timeline to zoom: one step of a program, traced while the book is made."""
+    program, ranks, options = TRACES[number]
+    return raw(f'<p class="question">{question}</p><p>One step of <code>{program} {options}</code> on {ranks} ranks. <a id="download-{number}" '
+               f'download="{program}.json">Download the trace</a> for <a href="https://ui.perfetto.dev">Perfetto</a>.</p>'
+               f'<div class="timeline{wide_on(doc)}" id="trace-{number}"></div>'
+               f'<script src="{relative(doc, f"traces/{number}.js")}" defer></script>')
+
+def record(program, ranks, options):
+    subprocess.run(f"mpiexec -n {ranks} build/cpu/{program} --micro-batch 1 --threads 1 --quiet {options}", shell=True,
+                   cwd=ROOT, check=True, capture_output=True)
+
+def traces():
     for number, (program, ranks, options) in TRACES.items():
         trace = EXTRA / "traces" / f"{number}.json"
-        command = f"mpiexec -n {ranks} build/cpu/{program} --steps 1 --micro-batch 1 --threads 1 --quiet {options}"
-        subprocess.run(f"{command} --trace {trace}", shell=True, cwd=ROOT, check=True, capture_output=True)
-        (EXTRA / "traces" / f"{number}.js").write_text(f"trace({json.dumps(number)}, {trace.read_text()});\n")
+        record(program, ranks, f"--steps 1 {options} --trace {trace}")
+        trace.with_suffix(".js").write_text(f"trace({json.dumps(number)}, {trace.read_text()});\n")
         trace.unlink()
-        body += f"## {program}\n\nOne step of `{program} {options}` on {ranks} ranks. " + \
-            f'<a id="download-{number}" download="{program}.json">Download the trace</a> for ' \
-            "[Perfetto](https://ui.perfetto.dev).\n\n" + raw(
-                f'<div class="timeline" id="trace-{number}"></div><script src="../traces/{number}.js" defer></script>')
-    write("play/timelines", "---\nhide-toc: true\n---\n# Timelines\n\nScroll or use + and - to zoom, drag or use the "
-          f"arrow keys to move, and point at a span for its name and time.\n\n{body}")
+
+# ---- the front page: one step of one model and one batch, under each technique ----
+def steps_html(steps):
+    names, figures, alone = "", "", 0
+    for i, (program, ranks, options, title, text) in enumerate(steps):
+        picture, report = EXTRA / f"steps/{i}.svg", BOOK / "report.json"
+        record(program, ranks, f"--steps 2 --layers 8 --hidden 64 --heads 4 --seq 64 --pretend 0.4,0.02,20 {options} "
+                               f"--timeline={picture} --report {report}")
+        first = json.loads(report.read_text())["ranks"][0]
+        seconds, memory = first["time"]["seconds"], first["memory"]["total"]["measured"] / 1e6
+        alone = alone or seconds
+        numbers = f"{seconds:.2f} s" + f", {alone / seconds:.1f} times as fast" * (ranks != "1") + f"; {memory:.1f} MB a rank"
+        names += f'<button type="button">{title}</button>'
+        figures += f'<figure><figcaption><strong><a href="{program}/index.html">{title}</a>: {numbers}.</strong> {text}' \
+            f'</figcaption><div class="curtained"><img src="steps/{i}.svg" alt="{title}: {numbers}"><div class="curtain" ' \
+            f'style="animation-duration: {2 * seconds:.2f}s"></div></div></figure>'
+    return raw(f'<div class="steps"><div class="names">{names}</div>{figures}</div>')
+
+def played(text, doc):
+    """A page's text with what its comments ask for in their place."""
+    def put(match):
+        name, given, question = match[1], dict(x.split("=", 1) for x in match[2].split()), " ".join(match[3].split())
+        return trace_html(given["program"], doc, question) if name == "timelines" else play_html(name, doc, given, question)
+
+    step = r"<!-- step: (\w+) (\d) (.*?): (.*?): (.*?) -->\n"
+    text = re.sub(f"(?:{step})+", lambda m: steps_html(re.findall(step, m[0], re.S)), text, flags=re.S)
+    programs = re.search(r"^\| program .*?(?=\n\n)", (ROOT / "README.md").read_text(), re.M | re.S)[0]
+    text = re.sub("<!-- programs -->", lambda _: linked(programs, "README.md", doc), text)
+    return re.sub(r"<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.S)
 
 # ---- all pages ----
 def tree(title, docs, hidden=True):
@@ -277,15 +308,22 @@ def chapter_tree(chapter):
 for directory in (SOURCE, EXTRA):
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+(EXTRA / "traces").mkdir()
+(EXTRA / "steps").mkdir()
+if COMPILED:
+    shutil.copy(BOOK / "book.js", EXTRA / "compute.js")
 for file in FILES:
     if file.endswith(".md") and not file.endswith("DIFF.md"):
         page_name = doc_of(file)
-        page_text = linked((ROOT / file).read_text(), file, page_name)
+        page_text = played(linked((ROOT / file).read_text(), file, page_name), page_name)
         if page_name == "index":
-            page_text += "\n" + tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
-                + tree("To play with", [f"play/{p}" for p in PLAY]) \
-                + tree("Reference", ["NOTATION", "common/index", "tools/index", "tools/workshop/index",
-                                     "tools/simulator/index", "tests/bench/index", "tests/index", "CONTRIBUTING"])
+            page_text += tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
+                + tree("To play with", [f"play/{p}" for p in (*FORMS, "timelines")]) \
+                + tree("Reference", ["The project <project>", "NOTATION", "common/index", "tools/index", "tools/workshop/index",
+                                     "tools/workshop/instructors", "tools/simulator/index", "tests/bench/index",
+                                     "tests/index", "CONTRIBUTING"])
+        elif page_name.startswith("play/"):
+            page_text = "---\nhide-toc: true\n---\n" + page_text
         elif page_name.endswith("/index") and page_name.count("/") == 1 and page_name.split("/")[0] in CHAPTERS:
             page_text += chapter_tree(page_name.split("/")[0])
         elif page_name.startswith("tests/") and page_name not in ("tests/index", "tests/bench/index"):
@@ -296,8 +334,7 @@ for file in CODE:
 for chapter_name in CHAPTERS:
     if f"{chapter_name}/DIFF.md" in FILES:
         diff_page(chapter_name)
-play_pages()
-timelines()
+traces()
 
 def bundle_theme(app, error):
     """Debian's Furo imports a module and a style by paths of a web server, which a page opened from a file cannot load."""
@@ -308,7 +345,10 @@ def bundle_theme(app, error):
     module = (static / "scripts/gumshoe-patched.js").read_text()
     script.write_text(re.sub("export default Gumshoe;?", "", module) + re.sub("^import .*", "", script.read_text()))
     normalize = Path("/usr/share/javascript/normalize.css/normalize.css").read_text()
-    style.write_text(re.sub("@import url.*?;", lambda _: normalize, style.read_text(), 1))
+    text = re.sub("@import url.*?;", lambda _: normalize, style.read_text(), 1)
+    dark = re.search(r'body\[data-theme="dark"\] \{(.*?)\}', text, re.S)[1]        # compiled without its second use
+    style.write_text(text + "@media not print { @media (prefers-color-scheme: dark) { body:not([data-theme=light]) {"
+                     + dark + "}}}")
 
 def setup(app):
     app.connect("build-finished", bundle_theme)

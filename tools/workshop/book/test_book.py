@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Opens every page of the book in headless Chromium: errors, links, headings, contrast, width 390; what the pages compute
-is compared with the programs. Skipped, with a reason, where Selenium or Chromium is missing."""
+"""Opens every page of the book in headless Chromium: errors, links, headings, contrast, three widths; what the pages
+compute is compared with the programs. Skipped, with a reason, where Selenium or Chromium is missing."""
 import html
 import os
 import re
@@ -41,7 +41,8 @@ def resize(b, width, height=900):
     b.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                       {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
 
-# What is wrong with a page: headings that skip a level, images without text, a page wider than the window.
+# What is wrong with a page: headings that skip a level, images without text, a page wider than the window, words of a
+# table that are broken, program lines that are cut or spaced.
 LAYOUT = """
 const wrong = [];
 let level = 0;
@@ -51,6 +52,26 @@ for (const h of document.querySelectorAll("article h1, article h2, article h3, a
 }
 if (document.querySelectorAll("h1").length !== 1) wrong.push(document.querySelectorAll("h1").length + " h1");
 for (const i of document.images) if (!i.alt) wrong.push("no alt: " + i.src);
+const range = document.createRange();
+for (const cell of document.querySelectorAll("article :is(td, th)")) {
+    const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode())
+        for (const word of walk.currentNode.data.matchAll(/[\\w.,]+/g)) {
+            range.setStart(walk.currentNode, word.index), range.setEnd(walk.currentNode, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map((r) => Math.round(r.top))).size > 1) wrong.push("broken in a table: " + word[0]);
+        }
+}
+const lines = document.querySelectorAll(".line");
+if (lines.length > 1) {
+    const apart = lines[1].offsetTop - lines[0].offsetTop, size = parseFloat(getComputedStyle(lines[0]).fontSize);
+    if (apart > 1.6 * size) wrong.push("lines are " + apart + " pixels apart, of letters of " + size);
+    const pre = lines[0].parentElement;
+    if (innerWidth >= 1280 && pre.scrollWidth > pre.clientWidth + 1) wrong.push("lines are cut");
+}
+for (const row of document.querySelectorAll(".sides > div")) {
+    const shown = [...row.children].filter((c) => c.getClientRects().length);
+    if (shown.length !== 1 && innerWidth < 500 && shown[0].offsetLeft !== shown[1].offsetLeft) { wrong.push("two columns"); break; }
+}
 for (const i of document.querySelectorAll("form input, form select"))
     if (!i.closest("label") && !i.getAttribute("aria-label") && !i.placeholder && i.type !== "hidden") wrong.push("no label: " + i.name);
 if (document.documentElement.scrollWidth > innerWidth) {
@@ -84,25 +105,26 @@ def open_page(b, page, theme=None):
         b.execute_script(f'document.body.dataset.theme = "{theme}"')
 
 def test_pages(b):
-    resize(b, 390)
     for page in PAGES:
         name = page.relative_to(HTML)
         open_page(b, page)
         for line in b.get_log("browser"):
             expect(line["level"] != "SEVERE", f"{name}: {line['message']}")
-        for wrong in [] if name.name in ("genindex.html", "search.html") else b.execute_script(LAYOUT):
-            expect(False, f"{name}, 390 wide: {wrong}")
-    resize(b, 1280)
-    for page in PAGES:
-        open_page(b, page)
-        expect(b.execute_script("return document.documentElement.scrollWidth <= innerWidth"),
-               f"{page.relative_to(HTML)}, 1280 wide: scrolls sideways")
+        for width in () if name.name in ("genindex.html", "search.html") else (390, 1280, 1600):
+            resize(b, width)
+            for wrong in b.execute_script(LAYOUT):
+                expect(False, f"{name}, {width} wide: {wrong}")
     for name in ("index", "06_pipeline_parallel/index", "09_combined/DIFF", "08_fused_kernels/fused_cuda/flash_forward.cuh",
                  "play/schedules", "play/memory", "play/planner", "play/timelines"):
-        for theme in ("light", "dark"):
+        behind = {}
+        for theme, system in (("light", "dark"), ("dark", "light"), ("auto", "light"), ("auto", "dark")):
+            b.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]})
             open_page(b, HTML / f"{name}.html", theme)
+            behind[theme, system] = b.execute_script("return getComputedStyle(document.body).backgroundColor")
             for low in b.execute_script(CONTRAST):
-                expect(False, f"{name}, {theme}: contrast {low}")
+                expect(False, f"{name}, {theme} on a {system} system: contrast {low}")
+        expect(behind["auto", "dark"] == behind["dark", "light"] != behind["auto", "light"] == behind["light", "dark"],
+               f"{name}: its background does not follow theme and system: {behind}")
 
 def test_links():
     ids, links = {}, []
@@ -122,20 +144,24 @@ def test_links():
             expect(anchor in ids[there], f"{page.relative_to(HTML)}: no anchor {link}")
 
 def answer(b, page, values):
-    """What a page prints for these values of its form."""
+    """What a page prints for these values of its form: its error, or the program's output."""
     open_page(b, HTML / f"play/{page}.html")
+    return change(b, values)
+
+def change(b, values):
     deadline = time.time() + 60
-    script = "return +document.querySelector('pre.answer').dataset.runs || 0"
+    script = "return +document.querySelector('.play').dataset.runs || 0"
     while not b.execute_script(script) and time.time() < deadline:
         time.sleep(0.05)
     before = b.execute_script(script)
-    b.execute_script("""const form = document.querySelector("form.play");
+    b.execute_script("""const form = document.querySelector(".play form");
         for (const [k, v] of Object.entries(arguments[0])) { const i = form.elements[k];
-            if (i.type === "checkbox") i.checked = !!v; else i.value = v; }
+            if (i.type === "checkbox") i.checked = !!v; else i.value = "power" in i.dataset ? Math.log2(v) : v; }
         form.dispatchEvent(new Event("input"));""", values)
     while b.execute_script(script) == before and time.time() < deadline:
         time.sleep(0.05)
-    return b.execute_script("return document.querySelector('pre.answer').textContent")
+    return b.execute_script("""return document.querySelector(".play .error").textContent
+        || document.querySelector(".answer pre").textContent""")
 
 def program(*command):
     r = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -164,11 +190,59 @@ def test_computed(b):
     shown = answer(b, "memory", {"model": "1.3b", "tp": 2, "pp": 2, "dp": 4, "zero": "1"})
     native = program("build/cpu/plan", "--model", "1.3b", "--gpus", "16", "--explain", "tp=2,pp=2,dp=4,micro-batch=1,zero=1")
     expect(shown.strip() == native.strip(), f"memory: {shown[:300]} is not {native[:300]}")
-    expect(b.execute_script("return document.querySelectorAll('.chart rect').length") > 12, "memory: no bars")
-    for number in ("03", "06", "09"):
+
+def test_charts(b):
+    """Headlines, what stays when a question is wrong, sizes, and that each chapter has what its comments ask for."""
+    resize(b, 1280)
+    chart = "return document.querySelector('.chart').innerHTML"
+    headline = "return document.querySelector('.headline').textContent"
+    answer(b, "schedules", {"kind": "interleaved", "ranks": 8, "micro-batches": 40})
+    expect("bubble is 8.8%" in b.execute_script(headline), f"schedules, 8 x 40: {b.execute_script(headline)}")
+    expect(b.execute_script("return document.querySelector('.scrolls rect').getBoundingClientRect().width") >= 14,
+           "schedules, 8 x 40: too small to read")
+    change(b, {"kind": "zb-v"})
+    expect(b.execute_script("return document.querySelector('[name=chunks]').getClientRects().length") == 0, "schedules: zb-v has a "
+           "number of chunks")
+    answer(b, "memory", {"tp": 8})
+    before = b.execute_script(chart)
+    wrong = change(b, {"tp": 64, "pp": 64})
+    expect(before == b.execute_script(chart) and len(wrong) > 10, f"memory: a wrong grid changes the chart: {wrong}")
+    expect("GiB" in before and b.execute_script("return document.querySelectorAll('.chart rect').length") > 12, "memory: no bars")
+    answer(b, "planner", {})
+    expect(b.execute_script("return [...document.querySelectorAll('.play label')].filter((l) => !l.closest('details')).length") == 5
+           and b.execute_script("return document.querySelectorAll('.chart svg').length") >= 5, "planner: not five fields and a chart")
+    for readme in ROOT.glob("[0-9][0-9]_*/README.md"):
+        asked = re.findall("<!-- play: .*?: (.*?) -->", readme.read_text(), re.S)
+        open_page(b, HTML / readme.parent.name / "index.html")
+        shown = b.execute_script("""return [...document.querySelectorAll(".question")].map((q) => [q.textContent,
+            (q.closest(".play") || document.querySelector(".timeline")).querySelectorAll("rect").length])""")
+        expect([" ".join(q.split()) for q in asked] == [q for q, rects in shown if rects > 8], f"{readme}: asks {asked}, has {shown}")
+    for number, rank in (("03", 3), ("06", 3), ("09", 7)):
         open_page(b, HTML / "play/timelines.html")
         count = f"return document.querySelectorAll('#trace-{number} rect').length"
         expect(b.execute_script(count) > 100, f"timelines: {number} has few spans")
+        names = b.execute_script(f"return document.querySelector('#trace-{number} .rows').textContent")
+        expect(f"rank {rank}" in names and names.count(" ms") == 5, f"timelines: {number} lacks a rank or an axis")
+        wide = f"return document.querySelector('#trace-{number} .scrolls svg').clientWidth"
+        before = b.execute_script(wide)
+        b.execute_script(f"document.querySelector('#trace-{number} button').click()")
+        expect(b.execute_script(wide) == 2 * before, f"timelines: {number} does not zoom")
+
+def test_front(b):
+    """The step draws itself under one technique, then the next one does; a chosen one stays."""
+    open_page(b, HTML / "index.html")
+    shown = "return [...document.querySelectorAll('.steps figure')].findIndex((f) => f.getClientRects().length)"
+    count = b.execute_script("return document.querySelectorAll('.steps figure img').length")
+    expect(count >= 7 and b.execute_script(shown) == 0, "front page: the first technique is not shown")
+    end = "document.querySelectorAll('.curtain')[arguments[0]].dispatchEvent(new Event('animationend', {bubbles: true}))"
+    b.execute_script(end, 0)
+    time.sleep(2)
+    expect(b.execute_script(shown) == 1, "front page: the second technique does not follow")
+    b.execute_script("document.querySelectorAll('.names button')[3].click()")
+    expect(b.execute_script(shown) == 3 and b.execute_script("return document.getAnimations().length") == 1,
+           "front page: a chosen technique is not drawn")
+    links = b.execute_script("return [...document.querySelectorAll('td:first-child a')].map((a) => a.textContent)")
+    expect(len(links) == len(list(ROOT.glob("[0-9][0-9]_*/README.md"))), f"front page: the path is {links}")
 
 def test_diffs(b):
     for diff in sorted(ROOT.glob("[0-9][0-9]_*/DIFF.md")):
@@ -182,7 +256,7 @@ def test_diffs(b):
 
 chromium = browser()
 test_links()
-for test in (test_diffs, test_computed, test_pages):
+for test in (test_diffs, test_computed, test_charts, test_front, test_pages):
     test(chromium)
 chromium.quit()
 print(f"test_book: {len(PAGES)} pages, {len(faults)} faults")

@@ -1,10 +1,11 @@
-/* The book's pages to play with: forms that run the project's C (compute.js), charts of what it prints, and timelines. */
+/* What the book lets its reader play with: forms that run the project's C (compute.js), charts of what it prints, steps
+ * that draw themselves, and timelines. */
 "use strict";
 
 const COLORS = {
     forward: "#0072b2", backward: "#e69f00", weights: "#009e73", idle: "transparent", communication: "#d55e00",
     parameters: "#0072b2", master: "#56b4e9", gradients: "#e69f00", optimizer: "#cc79a7", activations: "#009e73",
-    workspace: "#bbbbbb", other: "#bbbbbb", compute: "#0072b2", launches: "#56b4e9", tensor: "#d55e00", context: "#cc79a7",
+    workspace: "#bbbbbb", other: "#bbbbbb", compute: "#0072b2", launches: "#56b4e9", tensor: "#d55e00", context: "#009e73",
     experts: "#f0e442", bubble: "#999999", data: "#e69f00", fixed: "#666666",
 };
 
@@ -24,51 +25,64 @@ async function run(args) {
     } catch (exit) {
         if (exit.name !== "ExitStatus") throw exit;
     }
-    return err.length ? {text: err.join("\n").replace(/^book: /, ""), wrong: true} : {text: out.join("\n") + "\n"};
+    return err.length ? {text: err.join("\n").replace(/^\r?(\x1b\[K)?book: /, ""), wrong: true} : {text: out.join("\n") + "\n"};
 }
 
 /* ---- what a form asks for ---- */
 
+function valueOf(input) {
+    if (input.type === "checkbox") return input.checked ? "1" : "";
+    return "power" in input.dataset ? String(2 ** input.value) : input.value.trim();
+}
+
 function values(form) {
-    const pairs = {};
-    for (const input of form.elements)
-        if (input.name && (input.type === "checkbox" ? input.checked : input.value.trim() !== ""))
-            pairs[input.name] = input.value.trim();
-    return pairs;
+    const named = [...form.elements].filter((input) => input.name && !input.disabled && valueOf(input));
+    return Object.fromEntries(named.map((input) => [input.name, valueOf(input)]));
+}
+
+/* Only interleaved lets the user choose v_c, and needs a multiple of p micro-batches. */
+function followSchedule({kind, ranks, chunks, "micro-batches": micros}) {
+    const interleaved = kind.value === "interleaved";
+    chunks.disabled = chunks.closest("label").hidden = !interleaved;
+    micros.min = interleaved ? ranks.value : 1;
+    micros.step = micros.min;
 }
 
 function question(name, v) {
     if (name !== "memory")
         return [name === "schedules" ? "schedule" : "plan", ...Object.entries(v).map(([k, x]) => `${k}=${x}`)];
     const grid = ["tp", "cp", "pp", "dp", "ep", "micro-batch", "zero", "recompute"].map((k) => `${k}=${v[k]}`).join();
-    const sizes = ["model", "seq"].filter((k) => v[k]).map((k) => `${k}=${v[k]}`);
+    const sizes = ["model", "hardware", "seq"].filter((k) => v[k]).map((k) => `${k}=${v[k]}`);
     return ["plan", ...sizes, `gpus=${v.tp * v.cp * v.pp * v.dp}`, `explain=${grid}`];
 }
 
-/* ---- charts ---- */
+/* ---- charts: each returns a headline and what stands below it ---- */
 
 function drawSchedule(text) {
-    const rows = [...text.matchAll(/^rank (\d+) +(\S+)\n(?: +chunk +(\S+))?/gm)];
-    if (!rows.length) return "";
-    const slots = rows[0][2].length, high = 28;
-    const svg = element("svg", {viewBox: `0 0 ${slots * 16 + 60} ${rows.length * high}`, role: "img",
-                                "aria-label": `the schedule of ${rows.length} ranks over ${slots} time slots`});
+    const rows = [...text.matchAll(/^rank (\d+) +(\S+)\n(?: +chunk +(\S+))?/gm)], slots = rows[0][2].length, high = 26;
+    const size = (width) => ({width, height: rows.length * high});
+    const names = element("svg", size(52)), svg = element("svg", {...size(slots * 16), role: "img", "aria-label":
+                                                          `the schedule of ${rows.length} ranks over ${slots} time slots`});
     rows.forEach(([, rank, micros, chunks], y) => {
-        svg.append(element("text", {x: 0, y: y * high + 18}, `rank ${rank}`));
+        names.append(element("text", {x: 0, y: y * high + 17}, `rank ${rank}`));
         [...micros].forEach((c, slot) => {
             if (c === ".") return;
             const kind = c < "A" ? "forward" : c < "a" ? "weights" : "backward";
             const micro = kind === "forward" ? c : c.toLowerCase().charCodeAt(0) - 97, chunk = chunks ? chunks[slot] : 0;
             const g = element("g", {}, element("title", {}, `rank ${rank}, slot ${slot}: ${kind} of micro-batch ${micro}`
                                                              + (chunks ? `, model chunk ${chunk}` : "")));
-            g.append(element("rect", {x: 60 + slot * 16, y: y * high + 2, width: 15, height: high - 4,
-                                      fill: COLORS[kind], opacity: chunk % 2 ? 0.6 : 1}),
-                     element("text", {x: 64 + slot * 16, y: y * high + 18, class: kind === "backward" ? "dark" : "light"},
-                             micro));
+            g.append(element("rect", {x: slot * 16, y: y * high + 2, width: 15, height: high - 4, fill: COLORS[kind],
+                                      opacity: chunk % 2 ? 0.6 : 1}),
+                     element("text", {x: slot * 16 + 7.5, y: y * high + 17, "text-anchor": "middle",
+                                      class: kind === "backward" || chunk % 2 ? "dark" : "light"}, micro));
             svg.append(g);
         });
     });
-    return [svg, legend({forward: "", backward: " or input gradients", weights: "' gradients"})];
+    const flight = /^(.*) in flight at most, per rank: (.*)$/m.exec(text);
+    return [`The bubble is ${(100 * /^bubble ([\d.]+)/m.exec(text)[1]).toFixed(1)}% of the busy time; in flight on each rank: `
+            + `at most ${flight[2].trim().replace(/ /g, ", ")} ${flight[1]}`,
+            element("div", {class: "rows"}, names, element("div", {class: "scrolls", tabindex: 0}, svg)),
+            legend({forward: "", backward: " or input gradients", weights: "' gradients"})];
 }
 
 function legend(items) {
@@ -79,107 +93,146 @@ function legend(items) {
 }
 
 /* A bar of parts [name, number, text], as wide as `whole`. */
-function bar(title, parts, whole, wholeText) {
-    const svg = element("svg", {viewBox: "0 0 800 44", role: "img", "aria-label": `${title}: `
+function bar(title, parts, whole, high) {
+    const svg = element("svg", {viewBox: `0 0 800 ${high}`, role: "img", "aria-label": `${title}: `
                                 + parts.map(([name, , text]) => `${name} ${text}`).join(", ")});
     let x = 0;
-    svg.append(element("rect", {x: 0, y: 2, width: 800, height: 40, class: "frame"}));
+    svg.append(element("rect", {x: 0, y: 1, width: 800, height: high - 2, class: "frame"}));
     for (const [name, number, text] of parts) {
         const width = 800 * number / whole;
-        svg.append(element("rect", {x, y: 2, width, height: 40, fill: COLORS[name] || COLORS.workspace},
+        svg.append(element("rect", {x, y: 1, width, height: high - 2, fill: COLORS[name] || COLORS.workspace},
                            element("title", {}, `${name}: ${text}`)));
         x += width;
     }
-    const names = {};
-    for (const [name, number, text] of parts) if (number) names[name] = ` ${text}`;
-    return [element("h2", {}, title), svg, element("p", {}, wholeText), legend(names)];
+    return [element("p", {class: "bar"}, title), svg];
 }
+
+const legendOf = (parts) => legend(Object.fromEntries(parts.filter((p) => p[1]).map(([name, , text]) => [name, ` ${text}`])));
 
 function drawMemory(text) {
-    const bytes = [...text.matchAll(/^ +(\w+) +([\d,]+) bytes/gm)].map((m) => [m[1], +m[2].replace(/,/g, ""), m[2]]);
-    const fit = /GiB; ([\d.]+) fit/.exec(text), unit = {us: 1e-6, ms: 1e-3, s: 1};
+    const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
+    const bytes = [...text.matchAll(/^ +(\w+) +([\d,]+) bytes/gm)].map((m) => [m[1], +m[2].replace(/,/g, "")]);
+    const room = /GiB; ([\d.]+) fit/.exec(text)[1] * 2 ** 30, unit = {us: 1e-6, ms: 1e-3, s: 1};
     const step = text.slice(text.indexOf("\na step:"));
     const times = [...step.matchAll(/^  (\w+) +([\d.]+) (us|ms|s)\b/gm)].map((m) => [m[1], m[2] * unit[m[3]], `${m[2]} ${m[3]}`]);
-    if (!bytes.length || !fit) return "";
-    const parts = bytes.filter(([name]) => name !== "total"), sum = parts.reduce((all, p) => all + p[1], 0);
-    const room = fit[1] * 2 ** 30, total = times.find(([name]) => name === "total");
-    return [...bar("Memory of the fullest rank", parts, Math.max(sum, room),
-                   `${(sum / 2 ** 30).toFixed(1)} GiB of ${fit[1]} that fit${sum > room ? ": too much" : ""}`),
-            ...bar("Time of a step", times.filter(([name]) => name !== "total"), total[1], `${total[2]} in all`)];
+    const parts = bytes.filter(([name]) => name !== "total").map(([name, n]) => [name, n, gib(n)]);
+    const sum = parts.reduce((all, p) => all + p[1], 0), total = times.find(([name]) => name === "total");
+    const spent = times.filter(([name]) => name !== "total");
+    return [`${gib(sum)} of ${gib(room)} ${sum > room ? "are needed: too much" : "are used"}; a step takes ${total[2]}, `
+            + /MFU [\d.]+%/.exec(text)[0],
+            ...bar("memory of the fullest rank", parts, Math.max(sum, room), 44), legendOf(parts),
+            ...bar("time of a step", spent, total[1], 44), legendOf(spent)];
 }
 
-function playPage(name) {
-    const form = document.querySelector("form.play"), answer = document.querySelector("pre.answer");
-    const chart = document.querySelector(".chart");
-    const show = ({text, wrong}) => {
+/* The planner's table: the grid and its memory | seconds | tokens per second and GPU. */
+function drawPlan(text) {
+    const cells = (line) => line.split("|").map((part) => part.trim().split(/\s+/));
+    const table = text.slice(text.search(/^ +tp +cp/m)).split("\n\n")[0].split("\n").map(cells), [names, ...rows] = table;
+    const first = names[0].indexOf("param"), colors = {launch: "launches", optim: "optimizer"};
+    const partsOf = (row) => row[1].slice(0, -1).map((x, i) => [colors[names[1][i]] || names[1][i], +x, `${x} s`]);
+    const full = {micro: "micro-batch", acc: "accumulate", zero: "ZeRO", recomp: "recompute"};
+    const grids = rows.map((row) => row[0].slice(0, first).map((x, i) => [full[names[0][i]] || names[0][i], x])
+        .filter(([name, x]) => name === "ZeRO" || x !== "1" && x !== "none").map((pair) => pair.join(" ")).join(", "));
+    const most = Math.max(...rows.map((row) => row[1].at(-1)));
+    return [`Fastest: ${grids[0]}: ${rows[0][1].at(-1)} s a step, ${rows[0][0].at(-1)} GiB`,
+            ...rows.flatMap((row, i) => bar(`${grids[i]}: ${row[1].at(-1)} s, ${row[0].at(-1)} GiB`, partsOf(row), most, 20)),
+            legend(Object.fromEntries(partsOf(rows[0]).map(([name]) => [name, ""])))];
+}
+
+function play(node) {
+    const name = node.dataset.play, form = node.querySelector("form"), answer = node.querySelector(".answer pre");
+    const show = ({text, wrong}) => {               /* of a wrong question only the message: the last chart stays */
+        node.classList.toggle("wrong", !!wrong);
+        node.querySelector(".error").textContent = wrong ? text : "";
+        if (wrong) return;
+        const [headline, ...chart] = {schedules: drawSchedule, memory: drawMemory, planner: drawPlan}[name](text);
         answer.textContent = text;
-        answer.classList.toggle("wrong", !!wrong);
-        chart.replaceChildren(...[wrong ? "" : name === "schedules" ? drawSchedule(text) : name === "memory"
-                                  ? drawMemory(text) : ""].flat());
+        node.querySelector(".headline").textContent = headline;
+        node.querySelector(".chart").replaceChildren(...chart);
     };
-    if (!form) return show({text: answer.textContent});
     let last = 0;
     const update = async () => {
         const mine = ++last;
-        for (const input of form.querySelectorAll("input[type=range]")) input.previousSibling.dataset.value = input.value;
+        if (name === "schedules") followSchedule(form.elements);
+        for (const input of form.querySelectorAll("input[type=range]"))
+            input.closest("label").querySelector("output").textContent = valueOf(input);
         const result = await run(question(name, values(form)));
-        if (mine === last) show(result), answer.dataset.runs = (+answer.dataset.runs || 0) + 1;
+        if (mine === last) show(result), node.dataset.runs = (+node.dataset.runs || 0) + 1;
     };
     form.addEventListener("input", update);
     form.addEventListener("submit", (event) => event.preventDefault());
-    return update();
+    update();
 }
 
-/* ---- timelines ---- */
+/* ---- the front page: one technique after the other, or the one that was chosen ---- */
+
+function playSteps(node) {
+    const figures = [...node.querySelectorAll("figure")], buttons = [...node.querySelectorAll("button")];
+    const show = (at) => {
+        figures.forEach((figure, i) => figure.hidden = i !== at);
+        buttons.forEach((button, i) => button.setAttribute("aria-pressed", i === at));
+    };
+    let goesOn = true;
+    buttons.forEach((button, i) => button.addEventListener("click", () => { goesOn = false, show(-1), show(i); }));
+    figures.forEach((figure, i) => figure.addEventListener("animationend", () => {
+        if (goesOn && i + 1 < figures.length) setTimeout(() => goesOn && show(i + 1), 1500);
+    }));
+    show(0);
+}
+
+addEventListener("DOMContentLoaded", () => {
+    document.querySelectorAll(".play").forEach(play);
+    document.querySelectorAll(".steps").forEach(playSteps);
+});
+
+/* ---- timelines: zooming makes the picture wider, and the browser scrolls it ---- */
 
 function trace(number, events) {
-    const spans = events.filter((e) => e.ph === "X"), node = document.getElementById(`trace-${number}`);
-    const rows = [...new Set(spans.map((e) => `${e.pid}/${e.tid}`))].sort((a, b) => {
-        const [p, r] = a.split("/"), [q, s] = b.split("/");
-        return p - q || r - s;
-    });
-    const first = Math.min(...spans.map((e) => e.ts)), last = Math.max(...spans.map((e) => e.ts + e.dur));
-    const high = 14, svg = element("svg", {viewBox: `0 0 1000 ${rows.length * high}`, tabindex: 0, role: "img",
-                                           "aria-label": `spans of ${rows.length} rows; + and - zoom, arrows move`});
-    const under = element("p", {class: "under"}, "Point at a span.");
-    let from = first, to = last;
+    const spans = events.filter((e) => e.ph === "X"), node = document.getElementById(`trace-${number}`), high = 15;
+    const rowOf = (e) => `${e.pid}/${Math.min(e.tid, 2)}/${e.tid > 1 ? e.cat : ["step", "operators"][e.tid]}`;
+    const rows = [...new Set(spans.map(rowOf))].sort(), height = (rows.length + 1.5) * high;
+    const first = Math.min(...spans.map((e) => e.ts)), whole = Math.max(...spans.map((e) => e.ts + e.dur)) - first;
+    const names = element("svg", {width: 130, height}), scrolls = element("div", {class: "scrolls", tabindex: 0});
+    const svg = element("svg", {height, role: "img", "aria-label": `one step in ${rows.length} rows`});
+    const under = element("p", {}, "Point at a box, or tap it: here stand its name and its time.");
+    let zoom = 1;
 
+    rows.forEach((row, i) => {
+        const [rank, kind, name] = row.split("/");
+        names.append(element("text", {x: 0, y: i * high + 11}, kind === "0" ? `rank ${rank}` : ""),
+                     element("text", {x: 50, y: i * high + 11}, name));
+    });
     const color = (e) => e.tid > 1 ? "communication" : /backward_weight/.test(e.name) ? "weights"
         : /backward/.test(e.name) ? "backward" : /forward/.test(e.name) ? "forward" : "other";
     const draw = () => {
-        svg.replaceChildren();
-        for (const e of spans) {
-            if (e.ts + e.dur < from || e.ts > to) continue;
-            const x = 1000 * (e.ts - from) / (to - from), y = rows.indexOf(`${e.pid}/${e.tid}`) * high;
-            const box = element("rect", {x, y, width: Math.max(0.3, 1000 * e.dur / (to - from)), height: high - 2,
-                                         fill: COLORS[color(e)]});
+        const width = zoom * Math.max(500, node.clientWidth - 130), ticks = 4 * zoom;
+        svg.setAttribute("width", width);
+        svg.replaceChildren(...spans.map((e) => {
+            const box = element("rect", {x: width * (e.ts - first) / whole, y: rows.indexOf(rowOf(e)) * high, height: high - 2,
+                                         width: Math.max(0.3, width * e.dur / whole), fill: COLORS[color(e)]});
             box.addEventListener("pointerenter", () => {
-                under.textContent = `rank ${e.pid}: ${e.name}${e.args && e.args.group ? ` (${e.args.group})` : ""}, `
+                under.textContent = `rank ${e.pid}: ${e.name}${e.tid > 1 ? ` (${e.cat})` : ""}, `
                     + `from ${((e.ts - first) / 1e3).toFixed(2)} ms for ${(e.dur / 1e3).toFixed(2)} ms`;
             });
-            svg.append(box);
-        }
+            return box;
+        }), ...Array.from({length: ticks + 1}, (_, i) => element(
+            "text", {x: width * i / ticks, y: height - 6, "text-anchor": i === 0 ? "start" : i === ticks ? "end" : "middle"},
+            `${(whole * i / ticks / 1e3).toFixed(zoom > 8 ? 2 : 0)} ms`)));
     };
-    const view = (middle, width) => {
-        width = Math.min(last - first, Math.max((last - first) / 1e4, width));
-        from = Math.min(last - width, Math.max(first, middle - width / 2)), to = from + width;
-        draw();
+    const button = (name, label, by) => {
+        const made = element("button", {type: "button", "aria-label": label}, name);
+        made.addEventListener("click", () => {
+            const middle = (scrolls.scrollLeft + scrolls.clientWidth / 2) / zoom;
+            zoom = Math.min(256, Math.max(1, zoom * by)), draw();
+            scrolls.scrollLeft = middle * zoom - scrolls.clientWidth / 2;
+        });
+        return made;
     };
-    svg.addEventListener("wheel", (event) => {
-        event.preventDefault();
-        const at = from + (to - from) * event.offsetX / svg.clientWidth, by = event.deltaY > 0 ? 1.25 : 0.8;
-        view(at + ((from + to) / 2 - at) * by, (to - from) * by);
-    }, {passive: false});
-    svg.addEventListener("keydown", (event) => {
-        const by = {"+": [0, 0.5], "-": [0, 2], ArrowLeft: [-0.2, 1], ArrowRight: [0.2, 1]}[event.key];
-        if (!by) return;
-        event.preventDefault();
-        view((from + to) / 2 + by[0] * (to - from), (to - from) * by[1]);
-    });
-    svg.addEventListener("pointermove", (event) => {
-        if (event.buttons) view((from + to) / 2 - event.movementX * (to - from) / svg.clientWidth, to - from);
-    });
     document.getElementById(`download-${number}`).href = URL.createObjectURL(new Blob([JSON.stringify(events)]));
-    node.append(svg, under, legend({forward: "", backward: "", weights: "' gradients", communication: "", other: ""}));
+    scrolls.append(svg);
+    node.append(element("p", {}, button("+", "zoom in", 2), button("\u2212", "zoom out", 0.5)),
+                element("div", {class: "rows"}, names, scrolls), under,
+                legend({forward: "", backward: "", weights: "' gradients", communication: "", other: ""}));
     draw();
+    addEventListener("resize", draw);
 }
