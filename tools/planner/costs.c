@@ -304,9 +304,9 @@ static MixtureShape mixture_shape(const Model *m, const Grid *g, const RankShape
  * choose fewer groups). */
 static double query_parts(const RankShape *r, const Cluster *c)
 {
-    const int64_t chunk = r->cp > 1 ? r->T / 2 : r->T, part = r->B * chunk * r->A * r->D;
+    const int64_t chunk = r->cp > 1 ? r->T / 2 : r->T, groups = (chunk + 127) / 128, part = r->B * chunk * r->A * r->D;
 
-    return c->loss_rows == CPU_LOSS_ROWS ? 0 : FLOAT * fmax(part, fmin(part * ((chunk + 127) / 128), 1 << 28));
+    return c->loss_rows == CPU_LOSS_ROWS ? 0 : FLOAT * fmax(part, fmin(part * groups, 1 << 28));
 }
 
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)

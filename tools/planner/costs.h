@@ -10,6 +10,8 @@
 
 #include "../../common/memory.h"
 
+#define GiB 1073741824.0
+
 typedef struct {
     char name[32];
     int layers, hidden, heads, kv_heads, mlp, vocab, seq;
@@ -117,6 +119,7 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 
 double memory_limit(const Cluster *c);                  /* the fraction of a GPU's memory that a grid may use */
+
 /* Megatron-LM's all-to-alls of a micro-batch run behind another's matmuls, forward behind backward: with interleaved
  * pipeline stages or none, without full recomputation. */
 bool hides_exchange(const Grid *g, const Cluster *c);

@@ -10,8 +10,6 @@
 #include "../../common/print.h"
 #include "machines.h"
 
-static const double GiB = 1073741824;
-
 static const double *seconds(const Time *t)             /* in time_name's order */
 {
     return &t->compute;

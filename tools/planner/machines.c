@@ -12,8 +12,6 @@
 #include "../../common/options.h"
 #include "../../common/print.h"
 
-#define GiB 1073741824.0
-
 /* From NVIDIA's datasheets: dense bf16 FLOP/s; bytes that a program can allocate, and their bytes/s; bytes/s to a GPU
  * of the node, one way (NVLink, or PCIe 4.0 x16), and of the node's adapters. */
 static const Hardware table[] = {

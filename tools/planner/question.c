@@ -118,6 +118,8 @@ static Range range_of(const QuestionOption *o, const char *text)
     else if (sscanf(text, "%d%c", &r.least, &rest) == 1)
         r.most = r.least;
     else if (sscanf(text, "%d..%d%c", &r.least, &r.most, &rest) != 2)
+        r.most = -1;
+    if (r.most < r.least || (r.most < 1 && o->at < AT(limits[ZERO])))
         fail_usage("--%s: expected a number or a bound, like 4, \"<=4\", \">=2\" or 2..8, got '%s'", o->name, text);
     return r;
 }

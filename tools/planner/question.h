@@ -23,7 +23,7 @@ typedef struct {
     const char *name;
     enum { OPTION_NUMBER, OPTION_FACTOR, OPTION_TEXT, OPTION_RANGE, OPTION_FLAG } kind;
     size_t at;                      /* of its member in Question */
-    int most;                       /* NUMBER: the largest; FLAG: the value that it sets */
+    int most;                       /* NUMBER: the largest; FLAG: the value that it sets; FACTOR: 1: no tokens */
     const char *argument, *doc;
     int group;                      /* 1: the model, 2: hardware and batch, 3: restrictions; then plan.c's */
     const char *(*names)(void);     /* the texts possible; question_doc puts them before doc */

@@ -10,8 +10,6 @@
 #include "../../common/print.h"
 #include "machines.h"
 
-static const double GiB = 1073741824;
-
 /* ---- The file ---- */
 
 enum { COLUMNS = 64 };
@@ -268,12 +266,12 @@ static void fit(const Runs *r, int profile, Constants k[PROFILES], int without)
     for (int c = 0; c < CONSTANTS; c++)
         x[c] = start[c] ? start[c] : x[c];
     least = loss(r, profile, k, without);
-    for (double step = 0.3; step > 0.002; step /= 2)
+    for (int halved = 0; halved < 8; halved++)
         for (int tried = 0, c = 0; tried < 2 * CONSTANTS; tried++, c = (c + 1) % CONSTANTS) {
             const double before = x[c];
             if (!start[c])
                 continue;
-            x[c] *= exp(tried < CONSTANTS ? step : -step);
+            x[c] *= exp((tried < CONSTANTS ? 0.3 : -0.3) / (1 << halved));
             const double now = loss(r, profile, k, without);
             if (now < least)
                 least = now, tried = -1, c = CONSTANTS - 1;
@@ -331,15 +329,15 @@ enum { MANY = 8 };                  /* runs of a set whose ranks say something *
 /* By how much the run of a set that is predicted to be fastest is slower than the fastest. */
 static double regret(const Runs *r, int set)
 {
-    const Run *chosen = NULL;
-    double fastest = 0;
+    double fastest = 0, predicted = 0, chosen = 0;
 
     for (const Run *x = r->all; x < r->all + r->count; x++)
         if (x->set == set && !x->wrong) {
-            chosen = !chosen || x->predicted > chosen->predicted ? x : chosen;
+            chosen = x->predicted > predicted ? x->measured : chosen;
+            predicted = fmax(predicted, x->predicted);
             fastest = fmax(fastest, x->measured);
         }
-    return 1 - chosen->measured / fastest;
+    return 1 - chosen / fastest;
 }
 
 /* Which runs: those of a group that count; or of all that count a kind. */

@@ -9,7 +9,6 @@
 #include "../../common/error.h"
 #include "../../common/print.h"
 
-static const double GiB = 1073741824;
 enum { MAX_SEQUENCES = 128 };       /* per micro-batch */
 
 bool fits(const Query *q, const Memory *m)
@@ -94,7 +93,9 @@ const char *grid_error(const Query *q, const Grid *g)
     if ((int64_t)g->micro_batch * m->seq / g->cp % g->tp)
         return format_text("micro-batch %d x %d tokens: expected a multiple of tp %d", g->micro_batch, m->seq / g->cp,
                            g->tp);
-    if (m->experts ? m->experts % g->ep || expert_ranks(g, &q->cluster) % g->ep : g->ep > 1)
+    if (!m->experts && g->ep > 1)
+        return format_text("ep %d: expected 1, as the model has no experts", g->ep);
+    if (m->experts && (m->experts % g->ep || expert_ranks(g, &q->cluster) % g->ep))
         return format_text("ep %d: expected a divisor of the %d experts and of the %d ranks with other tokens", g->ep,
                            m->experts, expert_ranks(g, &q->cluster));
     if (!(f->stages >> g->zero & 1))
