@@ -94,8 +94,8 @@ static cJSON *rank_json(void)
 
     cJSON_AddNumberToObject(rank, "rank", comm_rank(world));
     groups = cJSON_AddObjectToObject(rank, "groups");
-    for (const Comm *c = world; c; c = comm_next(c))
-        cJSON_AddNumberToObject(groups, comm_name(c), comm_size(c));
+    for (const Comm *c = comm_next(world); c; c = comm_next(c))
+        cJSON_AddItemToObject(groups, comm_name(c), cJSON_CreateIntArray(comm_members(c), comm_size(c)));
     memory = cJSON_AddObjectToObject(rank, "memory");
     for (int c = 0; c < MEM_CATEGORIES; c++)
         add_bytes(memory, memory_name[c], memory_entry(c));

@@ -391,7 +391,7 @@ static void agrees_with_01(void **state)
 static void large_logits_do_not_overflow(void **state)
 {
     expect(run(BUILD "/cpu64/verify 05_tensor_parallel " BUILD "/cpu64/05_tensor_parallel 3"), 0,
-           "3 ranks, large weights: right");
+           "3 ranks, large weights: correct");
 }
 
 /* The column "playbook" of each program's memory against the formulas: L = 4, s = 32, b = 2, h = 64, a = 4. */

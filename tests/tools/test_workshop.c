@@ -224,7 +224,7 @@ static const Planted planted[] = {
      "    if (step % 2)\n        tensor_zero(gradients.buffer);\n", 1, "--recompute none",
      "something of the previous step was not set to zero"},
     {"02_mixed_precision", "    if (!overflow)\n        adamw_step", "    adamw_step", 0, "",
-     "--dtype fp16: right|--dtype fp16, overflow: WRONG|(step 2 overflows: is it skipped?)"},
+     "--dtype fp16: correct|--dtype fp16, overflow: WRONG|(steps 4 and 7 overflow: are they skipped?)"},
     {"02_mixed_precision", "    if (!overflow && has_master)\n        tensor_convert(params.buffer, master);",
      "    if (!overflow && has_master) {\n        tensor_convert(params.buffer, master);\n"
      "        tensor_convert(master, params.buffer);\n    }", 1, "--dtype bf16",
@@ -242,7 +242,7 @@ static const Planted planted[] = {
      "all_gather in group dp is called 15 times per step, but predict() gives 18"},
     /* far tails: only large weights show that the maximum is not the ranks' largest */
     {"05_tensor_parallel", "comm_all_reduce(tp, max, MAX);", "comm_all_reduce(tp, max, SUM);", 0, "",
-     "3 ranks, --sequence-parallel: right|3 ranks, large weights: WRONG", true},
+     "3 ranks, --sequence-parallel: correct|3 ranks, large weights: WRONG", true},
     /* ids, targets, keys, rows and norms of others */
     {"05_tensor_parallel", "batch.targets, layout.first_id, V)", "batch.targets, comm_rank(tp) * V, V)", 2,
      "--recompute none",
@@ -297,10 +297,10 @@ static void waste_is_named(void **state)
     static const struct { const char *program, *from, *to, *prints; } table[] = {
         {"03_data_parallel", "tensor_range(gradients.buffer, r.first, r.count), SUM);",
          "tensor_range(gradients.buffer, r.first, r.count), SUM);\n        comm_wait(&reducing[started]);",
-         "3 ranks, --sync overlap --recompute full: right, but wasteful|0 of 72 (all_reduce in group dp; the project's "
+         "3 ranks, --sync overlap --recompute full: correct, but wasteful|0 of 72 (all_reduce in group dp; the project's "
          "program: 60 of 72)"},
         {"02_mixed_precision", "gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;",
-         "gradients_dtype = dtype == BF16 ? BF16 : REAL;", "--dtype bf16: right, but suspicious|    gradients: |is "
+         "gradients_dtype = dtype == BF16 ? BF16 : REAL;", "--dtype bf16: correct, but suspicious|    gradients: |is "
          "something left out, or stored in fewer bits?"},
         {"07_context_parallel", "        attend_kv(a, r, current, (r - step + n) % n);\n        comm_wait(&arriving);",
          "        comm_wait(&arriving);\n        attend_kv(a, r, current, (r - step + n) % n);", "shift in group cp"},
@@ -472,7 +472,7 @@ static void a_program_of_ones_own_is_compared(void **state)
            "STAGE=99 is the beginning of several names; write the full name of one: 99_mine 99_mine2");
     run_well("rm -r %s2", directory);
     if (full_tests()) {
-        expect(run_in_copy("make -s verify STAGE=99"), 0, "3 of 3 configurations are right");
+        expect(run_in_copy("make -s verify STAGE=99"), 0, "3 of 3 configurations are correct");
         replace(directory, "(B * T * options.accumulate * comm_size(dp))", "(B * T * options.accumulate)");
         expect(run_in_copy("make -s verify STAGE=99 NP=4 ARGS='--sync naive'"), 2,
                "the loss and every gradient are 4 times too large (= the number of ranks");

@@ -351,7 +351,7 @@ double matrix_difference(const double *a, const double *b, int64_t rows, int64_t
             square += b[j] * b[j];
         }
     }
-    return error == 0 ? 0 : by_norm ? sqrt(error_square / square) : error / largest;
+    return error == 0 || square == 0 ? error > 0 : by_norm ? sqrt(error_square / square) : error / largest;
 }
 
 /* batches: compares batch.inputs and batch.targets, too. */

@@ -85,7 +85,7 @@ static bool verify_reference(int number, int ranks, const char *more)
     if (r.status && !faults)
         fault("the run ended with status %d:\n%.2000s", r.status, r.err);
     if (!faults)
-        printf("right: loss, balance loss, dropped choices, gradients, norm, memory, traffic\n    %s\n", about);
+        printf("correct: loss, balance loss, dropped choices, gradients, norm, memory, traffic\n    %s\n", about);
     cJSON_Delete(report);
     result_free(r);
     return faults == 0;
