@@ -145,13 +145,13 @@ static bool has_holes(char *where, size_t size)
 typedef enum { NOT_THIS, BEGINS, EXPLAINS } Verdict;
 static Verdict judge(const Mistake *m, double candidate_loss, bool loss_wrong, const Piece *first)
 {
-    if (isfinite(candidate_loss) && !by_norm && (in_forward(m) != loss_wrong
+    if (isfinite(candidate_loss) && !by_norm && ((m->kind <= FROM_ZERO) != loss_wrong
         || (loss_wrong && fabs(compute(m, batch, NULL) / candidate_loss - 1) > 1e-9)))
         return NOT_THIS;
     double *made = malloc(layout.count * sizeof *made);
     const double made_loss = compute(m, batch, made);
     bool same = !isfinite(candidate_loss) || fabs(made_loss / candidate_loss - 1) <= 1e-9;
-    const bool begins = same && m->partial_sums && alike(found, made, first, full_box(first));
+    const bool begins = same && m->kind == PARTIAL_SUMS && alike(found, made, first, full_box(first));
 
     for (int k = 0; k < piece_count && same; k++)
         same = alike(found, made, &pieces[k], full_box(&pieces[k]));
@@ -173,7 +173,7 @@ static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool
                 Mistake m = mistakes[i];
                 m.zigzag = zigzag;
                 ranks = *n;
-                const bool worth_it = possible(&m) && (!by_norm || m.empty);
+                const bool worth_it = possible(&m, all) && (!by_norm || m.kind == EMPTY);
                 const Verdict v = worth_it ? judge(&m, candidate_loss, loss_wrong, first) : NOT_THIS;
                 if (v <= best)
                     continue;

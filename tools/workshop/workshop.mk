@@ -6,7 +6,7 @@ $(foreach b,cpu cpu64,$(patsubst %,$(BUILD)/$(b)/%,$(TOOLS))): \
 		$$(call objects,tools/workshop/$$(@F) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
 # diagnose wraps operators of 01 (mistakes.h).
 WRAP := $(foreach o,$(foreach f,residual embedding cross_entropy,$(f)_forward $(f)_backward) layernorm_backward \
-	linear_backward_input linear_backward_weight,-Wl,--wrap=$(o))
+	linear_backward_input linear_backward_weight tensor_zero,-Wl,--wrap=$(o))
 $(BUILD)/cpu64/diagnose: private LIBS += $(WRAP)
 
 known-stage:
