@@ -60,14 +60,11 @@ static void print_pieces(void)
             continue;
         }
         char names[NAMES * 64] = "", words[720];
-        int same = 0, listed = 0, block = -1;
+        int same = 0, listed = 0;
         bool several = false;                           /* in several blocks: then the block number is left out */
         memcpy(words, text[i], sizeof words);
         for (int k = i; k < piece_count; k++)
-            if (!strcmp(text[k], words) && block_of(pieces[k].name) >= 0) {
-                several |= block >= 0 && block_of(pieces[k].name) != block;
-                block = block_of(pieces[k].name);
-            }
+            several |= !strcmp(text[k], words) && block_of(pieces[k].name) != block_of(pieces[i].name);
         for (int k = i; k < piece_count; k++) {
             char f[64];
             if (strcmp(text[k], words))
@@ -102,13 +99,9 @@ static double common_factor(void)
     for (int64_t i = 0; i < layout.count; i++)
         product += found[i] * right[i], square += right[i] * right[i];
     const double scale = product / square;
-    double *scaled = malloc(layout.count * sizeof *scaled);
-    for (int64_t i = 0; i < layout.count; i++)
-        scaled[i] = scale * right[i];
     bool same = scale != 0 && isfinite(scale);
     for (int k = 0; k < piece_count && same; k++)
-        same = distance(found, scaled, &pieces[k], full_box(&pieces[k])) <= match_tolerance();
-    free(scaled);
+        same = fits(&pieces[k], full_box(&pieces[k]), scale, false);
     return same ? scale : 0;
 }
 
@@ -167,7 +160,7 @@ static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool
     const int all = ranks;
 
     text[0] = 0;
-    for (const int *n = sizes_of_groups(); *n && best != EXPLAINS; n++)
+    for (const int *n = group_sizes; *n && best != EXPLAINS; n++)
         for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && best != EXPLAINS; i++)
             for (int zigzag = 0; zigzag <= mistakes[i].by_token && best != EXPLAINS; zigzag++) {
                 Mistake m = mistakes[i];
@@ -234,7 +227,7 @@ static bool check_norm(double norm)
         total += right[i] * right[i];
     if (fabs(norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
         return true;
-    for (const int *n = sizes_of_groups(); *n && !what; n++)
+    for (const int *n = group_sizes; *n && !what; n++)
         what = name_norm(norm, total, *n);
     if (!what)
         name_factor(factor, sizeof factor, norm / sqrt(total), false);

@@ -271,13 +271,6 @@ void __wrap_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, T
             memset(numbers(d_logits) + row * V, 0, V * sizeof(double));
 }
 
-static void set_rope(void)
-{
-    rope_table(rope, 0);
-    for (int64_t t = 0; t < T && makes(FROM_ZERO, 0); t++)
-        rope_table(tensor_range(rope, t, 1), t % chunk_tokens());
-}
-
 /* Ids after a second call of ids_in_slice on each rank. */
 static void take_twice(Tensor ids)
 {
@@ -359,7 +352,9 @@ static double compute(const Mistake *m, Batch batch, double *to)
     if (makes(EMPTY, 0))
         tensor_zero(params.buffer);
     skip_blocks(&params, false);
-    set_rope();
+    rope_table(rope, 0);
+    for (int64_t t = 0; t < T && makes(FROM_ZERO, 0); t++)
+        rope_table(tensor_range(rope, t, 1), t % chunk_tokens());
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     const double scale = 1.0 / (B * T * options.accumulate);

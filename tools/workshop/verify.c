@@ -17,6 +17,7 @@
  */
 #include <cjson/cJSON.h>
 #include <err.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -60,17 +61,16 @@ static void enlarge(const char *directory, const char *words, double factor)
 
     snprintf(path, sizeof path, "%s/model.safetensors", directory);
     Safetensors s = safetensors_open(path);
-    FILE *f = fopen(path, "r+");
+    const int f = open(path, O_RDWR);
     for (int i = 0; i < s.count; i++)
         for (int64_t at = 0; at < s.tensors[i].bytes && strstr(s.tensors[i].name, words); at += sizeof x) {
-            fseek(f, s.tensors[i].first_byte + at, SEEK_SET);
-            if (fread(&x, sizeof x, 1, f) != 1)
+            if (pread(f, &x, sizeof x, s.tensors[i].first_byte + at) != sizeof x)
                 fail("%s cannot be read", path);
             x *= factor;
-            fseek(f, s.tensors[i].first_byte + at, SEEK_SET);
-            fwrite(&x, sizeof x, 1, f);
+            if (pwrite(f, &x, sizeof x, s.tensors[i].first_byte + at) != sizeof x)
+                fail("%s cannot be written", path);
         }
-    fclose(f);
+    close(f);
     safetensors_close(&s);
 }
 
@@ -127,8 +127,8 @@ static void fault(const char *format, ...)
 /* What a message of the program may mean, appended to it; "" if the message is clear by itself. */
 static const char *hint(const char *line)
 {
-    if ((strstr(line, "nan") || strstr(line, "inf and")) && !strstr(line, "under --check"))
-        return " (under --check a buffer in flight holds NaN until comm_wait: it may be read too early)";
+    if ((strstr(line, "nan") || strstr(line, "inf and")) && !strstr(line, "under --check"))         /* one rank */
+        return " (a number on its way from the device is NaN until the host has waited for it: is it read too early?)";
     if (strstr(line, "has drifted before"))
         return " (no update was made yet: after a load parameters must be all-gathered)";
     if (strstr(line, "has drifted"))
@@ -232,91 +232,33 @@ static void read_groups(cJSON *report)
         }
 }
 
-/* "3, 2, 1": one value of the report, rank by rank. */
-static const char *of_ranks(cJSON *report, const char *name)
-{
-    static char text[512];
-    cJSON *rank;
-
-    text[0] = 0;
-    cJSON_ArrayForEach(rank, ranks_of(report))
-        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.0f", *text ? ", " : "", number(rank, name));
-    return text;
-}
-
 static void describe(const Shape *s, cJSON *report)
 {
-    cJSON *first = cJSON_GetArrayItem(ranks_of(report), 0);
+    cJSON *first = cJSON_GetArrayItem(ranks_of(report), 0), *rank;
 
     snprintf(about, sizeof about, "micro_batch %d, accumulate %d, T %d, layers %d", s->micro_batch, s->accumulate,
              s->seq, s->layers);
     for (const char *g = groups; *g; g += strcspn(g, ",") + 1)
         snprintf(about + strlen(about), sizeof about - strlen(about), "%s %.*s %d", g == groups ? "; groups" : ",",
                  (int)strcspn(g, "="), g, atoi(g + strcspn(g, "=") + 1));
-    if (cJSON_HasObjectItem(first, "in_flight"))
-        snprintf(about + strlen(about), sizeof about - strlen(about), "; micro-batches in flight %s",
-                 of_ranks(report, "in_flight"));
+    cJSON_ArrayForEach(rank, ranks_of(report))
+        if (cJSON_HasObjectItem(first, "in_flight"))
+            snprintf(about + strlen(about), sizeof about - strlen(about), "%s%.0f", rank == first
+                     ? "; micro-batches in flight " : ", ", number(rank, "in_flight"));
     if (cJSON_HasObjectItem(first, "bubble_simulated"))
         snprintf(about + strlen(about), sizeof about - strlen(about), "; bubble %.3f simulated, %.3f by its formula",
                  number(first, "bubble_simulated"), number(first, "bubble_formula"));
 }
 
-/* Compares memory with predict(), category by category; reports the first difference. */
-static void compare_memory(cJSON *report)
+/* 06: any schedule that can be executed gives correct gradients. A good one also has the bubble of the formula, and no
+ * more micro-batches in flight than the project's (compare_costs). One of another name has no formula: see describe. */
+static void compare_schedule(cJSON *report)
 {
-    cJSON *rank, *entry;
-    bool said = false;
+    const cJSON *first = cJSON_GetArrayItem(ranks_of(report), 0);
 
-    cJSON_ArrayForEach(rank, ranks_of(report))
-        cJSON_ArrayForEach(entry, cJSON_GetObjectItem(rank, "memory"))
-            if (!said && number(entry, "measured") != number(entry, "predicted")) {
-                fault("rank %.0f: %s take %.0f bytes, but predict() gives %.0f", number(rank, "rank"), entry->string,
-                      number(entry, "measured"), number(entry, "predicted"));
-                said = true;
-            }
-}
-
-/* The largest number of micro-batches that a rank needs in flight; of a model chunk, a part of the rank's layers, for
- * interleaved and the V schedules (*chunks of them). 0: unknown for this schedule. */
-static int needed_in_flight(const Case *c, const Shape *s, int rank, int *chunks)
-{
-    const bool grid = has_grid();
-    const char *options = c->options, *chunk_option = strstr(options, "--chunks ");
-    const int p = grid ? grid_size(c, "--pp") : s->ranks, m = s->accumulate;
-    const int r = grid ? rank / (grid_size(c, "--tp") * grid_size(c, "--cp")) % p : rank;       /* its pipeline stage */
-    const int v = chunk_option ? atoi(chunk_option + strlen("--chunks ")) : 2;
-
-    *chunks = strstr(options, "zb-v") || strstr(options, "dualpipe-v") ? 2 : strstr(options, "interleaved") ? v : 1;
-    const int needed = grid || strstr(options, "--schedule 1f1b") ? p - r
-                       : strstr(options, "zero-bubble")           ? p
-                       : strstr(options, "interleaved")           ? 2 * (p - r - 1) + (v - 1) * p + 1
-                       : strstr(options, "zb-v")                  ? 2 * p
-                       : strstr(options, "dualpipe-v")            ? 2 * p + 1
-                                                                  : 0;
-    return needed < *chunks * m ? needed : *chunks * m;
-}
-
-/* 06: any schedule that can be executed gives the right gradients. A good one also has the bubble of the formula, and
- * no more micro-batches in flight than necessary. Schedules of other names have no formula here: see describe. */
-static void compare_schedule(cJSON *report, const Case *c, const Shape *s)
-{
-    cJSON *rank;
-    bool waits = false, keeps = false;
-    int chunks;
-
-    cJSON_ArrayForEach(rank, ranks_of(report)) {
-        const double simulated = number(rank, "bubble_simulated"), formula = number(rank, "bubble_formula");
-        const int needed = needed_in_flight(c, s, number(rank, "rank"), &chunks);
-        if (simulated > formula + 1e-9 && !waits)
-            add_waste("    rank %.0f: the bubble of this schedule is %.3f, but the formula gives %.3f: a rank waits where "
-                      "it could compute\n", number(rank, "rank"), simulated, formula);
-        waits |= simulated > formula + 1e-9;
-        if (needed && number(rank, "in_flight") > needed && !keeps) {
-            add_waste("    rank %.0f has %.0f micro-batches%s in flight, but %d are enough: backward passes come too late\n",
-                      number(rank, "rank"), number(rank, "in_flight"), chunks > 1 ? " of a model chunk" : "", needed);
-            keeps = true;
-        }
-    }
+    if (number(first, "bubble_simulated") > number(first, "bubble_formula") + 1e-9)
+        add_waste("    the bubble of this schedule is %.3f, but the formula gives %.3f: a rank waits where it could "
+                  "compute\n", number(first, "bubble_simulated"), number(first, "bubble_formula"));
 }
 
 /* ---- Gradients ---- */
@@ -330,15 +272,6 @@ static int dumped_sequences(const char *file)
     const int count = safetensors_find(&s, "batch.inputs")->shape[0];
     safetensors_close(&s);
     return count;
-}
-
-static void print_indented(const char *text)
-{
-    char *copy = strdup(text);
-
-    for (char *line = strtok(copy, "\n"); line; line = strtok(NULL, "\n"))
-        fault("%s", line);
-    free(copy);
 }
 
 static bool ranks_disagree;     /* about the loss: that of rank 0 is no evidence */
@@ -368,10 +301,10 @@ static bool explain_gradients(const Case *c, const Shape *s, int sequences)
                    sequences / (s->micro_batch * s->accumulate), *groups ? groups : "none", known,
                    c->tolerance ? c->tolerance : EXACT, c->tolerance ? "--by-norm" : "");
     const bool right = r.status == 0;
-    if (!right)
-        print_indented(r.out);
     if (!right && (r.status != 2 || !*r.out))                   /* diagnose itself has failed */
         fault("diagnose ended with status %d: %.1000s", r.status, r.err);
+    for (char *line = right ? NULL : strtok(r.out, "\n"); line; line = strtok(NULL, "\n"))
+        fault("%s", line);
     result_free(r);
     return right;
 }
@@ -387,8 +320,8 @@ static bool evaluates(const Case *c)
 /* Whether a case samples at its end: in exact types, since rounding may choose other tokens. */
 static bool samples(const Case *c)
 {
-    return !*given_options && !c->tolerance && !(c->kind & FAR) && !own && (is("01_single_gpu") || is("02_mixed_precision")
-           || is("03_data_parallel") || is("04_zero") || is("08_fused_kernels"));
+    return !*given_options && !c->tolerance && !(c->kind & FAR) && !own && !has_grid() && !has_experts()
+           && !is("05_tensor_parallel") && !is("06_pipeline_parallel") && !is("07_context_parallel");
 }
 
 static char *sample_of(char *text)              /* what the run printed for --sample, copied */
@@ -430,8 +363,8 @@ static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
 
     const int trained = s->micro_batch * s->accumulate * data_ranks(c);
     if (!own && sequences != trained) {
-        fault("the dump is of a global batch of %d sequences, but micro_batch %d x accumulate %d x %d data-parallel ranks = "
-              "%d are trained: run_set_global_batch was given too %s", sequences, s->micro_batch, s->accumulate,
+        fault("the dump is of a global batch of %d sequences, but micro_batch %d x accumulate %d x %d data-parallel "
+              "ranks = %d are trained: run_set_global_batch was given too %s", sequences, s->micro_batch, s->accumulate,
               data_ranks(c), trained, sequences < trained ? "few" : "many");
         return false;
     }
@@ -453,32 +386,31 @@ static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
     return false;
 }
 
-/* Whether the losses are those of the reference with these options. */
-static bool losses_of(const Case *c, const Shape *s, int sequences, const double *mine, int rows, const char *more)
+/* Whether the losses are those of the reference with these options, not the right ones. In 16- and 8-bit types they are
+ * near each other: then it is enough that they are much nearer to those. */
+static bool losses_of(const Case *c, const Shape *s, int sequences, const double *mine, const double *right, int rows,
+                      const char *more)
 {
-    double b[STEPS];
+    double b[STEPS], apart[2] = {0};
 
     run_reference(c, s, sequences, more);
     read_column("01.csv", "loss", b, STEPS);
     for (int i = 0; i < rows; i++)
-        if (!near(mine[i], b[i], 1e-9))
-            return false;
-    return rows > 1;
+        apart[0] += pow(mine[i] - b[i], 2), apart[1] += pow(right[i] - b[i], 2);
+    return sqrt(apart[0]) < (c->tolerance ? 0.2 : 1e-6) * sqrt(apart[1]);
 }
 
-static bool update_counts_differ(void)
+/* A number of the state that a run saved; NAN: it saved none. */
+static double saved_number(const char *directory, const char *name)
 {
-    cJSON *mine = read_json("saved/trainer.json"), *right = read_json("01.saved/trainer.json");
-    const bool differ = mine && number(mine, "optimizer_step") != number(right, "optimizer_step");
+    const char *file = in_temporary("%s/trainer.json", directory);
 
-    cJSON_Delete(mine);
-    cJSON_Delete(right);
-    return differ;
+    return access(file, F_OK) ? NAN : json_number(file, "%s", name);
 }
 
 /* Why losses differ from step `i` on, although the first gradients are right. */
-static const char *cause_of_losses(const Case *c, const Shape *s, int sequences, const double *mine, int rows, int i,
-                                   bool norm)
+static const char *cause_of_losses(const Case *c, const Shape *s, int sequences, const double *mine,
+                                   const double *right, int rows, int i, bool norm)
 {
     static const char *const known[][2] = {
         {"--lr 0 --min-lr 0", "the losses are as if no step had changed the weights that forward reads: stale copies "
@@ -489,30 +421,17 @@ static const char *cause_of_losses(const Case *c, const Shape *s, int sequences,
 
     if (i == 0)
         return "yet the gradients are right";
-    if (update_counts_differ())
-        return "AdamW counts other updates than the reference (trainer.json has optimizer_step): its bias correction is that "
-               "of another step";
-    for (int k = 0; k < 3; k++)
-        if (losses_of(c, s, sequences, mine, c->tolerance ? 0 : rows, known[k][0]))
+    if (fabs(saved_number("saved", "optimizer_step") - saved_number("01.saved", "optimizer_step")) > 0)
+        return "AdamW counts other updates than the reference (optimizer_step in trainer.json): its bias correction is "
+               "that of another step";
+    for (int k = 0; k < (c->tolerance ? 1 : 3); k++)
+        if (losses_of(c, s, sequences, mine, right, rows, known[k][0]))
             return known[k][1];
     if (norm)
         return "its loss is right, so its parameters are; its gradients are not: something of the previous step was "
                "not set to zero, or was not waited for";
     return "the previous step was right up to the update: AdamW got a wrong scale (clip_scale(norm)), or this step "
            "computes with parameters from before the update: stale copies";
-}
-
-/* In 16- and 8-bit types losses are too near each other to compare: whether they stay where no update leaves them. */
-static bool as_without_updates(const Case *c, const Shape *s, int sequences, const double *mine, const double *right,
-                               int rows)
-{
-    double never[STEPS], apart[2] = {0};
-
-    run_reference(c, s, sequences, "--lr 0 --min-lr 0");
-    read_column("01.csv", "loss", never, STEPS);
-    for (int i = 0; i < rows; i++)
-        apart[0] += pow(mine[i] - never[i], 2), apart[1] += pow(right[i] - never[i], 2);
-    return sqrt(apart[0]) < 0.2 * sqrt(apart[1]);
 }
 
 /* Compares losses, norms and learning rates of all steps, once the gradients of the first are known to be right. */
@@ -538,10 +457,7 @@ static void compare_losses(const Case *c, const Shape *s, int sequences)
             why = near(a[0][i], b[0][j], 1e-7) ? "; it is that of a later step"
                   : near(a[0][j], b[0][i], 1e-7) ? "; it is that of an earlier step" : why;
         if (k > 0)
-            why = c->tolerance && i && as_without_updates(c, s, sequences, a[1], b[1], rows)
-                  ? "the losses are as if no step had changed the weights that forward reads: stale copies (after the "
-                    "update a tensor_convert is missing, or its two arguments are swapped)"
-                  : cause_of_losses(c, s, sequences, a[1], rows, i, k == 2);
+            why = cause_of_losses(c, s, sequences, a[1], b[1], rows, i, k == 2);
         fault("step %d: the %s is %.10g, but the reference's is %.10g%s%s", i + 1, words[k], a[k][i], b[k][i],
               k ? "; " : "", why);
     }
@@ -561,9 +477,9 @@ static void compare_validation(const Case *c)
         fault("--eval-every %d: the run reported no validation loss (text_evaluate, run_report_validation)", EVALUATED);
     else if (mine && !near(number(a, "loss"), number(b, "loss"), c->tolerance ? 1e-3 : 1e-9))
         fault("the validation loss after step %d is %.10g, but the reference's is %.10g: %s", EVALUATED - TRAINED,
-              number(a, "loss"), number(b, "loss"), number(a, "loss") == 0 ? "rank 0 reports a loss that it does not have"
-              : fabs(number(a, "loss") / number(b, "loss") - 1) < 0.1 ? "evaluation has other sequences, or weights from "
-              "before the update (not all-gathered since)" : "its scale, or the sum over the ranks, is wrong");
+              number(a, "loss"), number(b, "loss"), number(a, "loss") == 0 ? "rank 0 does not have the loss that it reports"
+              : near(number(a, "loss"), number(b, "loss"), 0.1) ? "evaluation has other sequences, or weights from before "
+              "the update (not all-gathered since)" : "its scale, or the sum over the ranks, is wrong");
     cJSON_Delete(mine);
     cJSON_Delete(right);
 }
@@ -612,13 +528,11 @@ static void compare_checkpoint(const Case *c, const Shape *s)
             fault("after the last step, %s of the saved %s differs from the reference's by %.2g of its largest element",
                   name, i ? "moments" : "parameters", d);
     }
-    cJSON *mine = read_json("saved/trainer.json"), *right = read_json("01.saved/trainer.json");
-    for (int i = 0; i < 3 && !faults; i++)
-        if (number(mine, numbers[i]) != number(right, numbers[i]))
-            fault("trainer.json of the checkpoint has %s %.0f, but the reference's %.0f", numbers[i],
-                  number(mine, numbers[i]), number(right, numbers[i]));
-    cJSON_Delete(mine);
-    cJSON_Delete(right);
+    for (int i = 0; i < 3 && !faults; i++) {
+        const double mine = saved_number("saved", numbers[i]), right = saved_number("01.saved", numbers[i]);
+        if (mine != right)
+            fault("trainer.json of the checkpoint has %s %.0f, but the reference's %.0f", numbers[i], mine, right);
+    }
 }
 
 /* ---- One configuration ---- */
@@ -650,8 +564,8 @@ static void compare_overflow(const char *command, const Shape *s)
     static const double expected[ALL] = {1.4e6, 2.8e6, 2.8e6, 1.4e6, 1.4e6, 2.8e6, 1.4e6, 1.4e6};
     static const char *const columns[] = {"loss", "lr", "loss_scale"};
     static const struct { const char *load; int steps; const char *writes; } runs[] = {
-        {"", OVERFLOW - 1, "--save before"}, {"before", OVERFLOW, "--save skipped"}, {"skipped", ALL - LATER, "--save later"},
-        {"later", ALL, "--metrics resumed.csv"}, {"", ALL, "--metrics m.csv"}};
+        {"", OVERFLOW - 1, "--save before"}, {"before", OVERFLOW, "--save skipped"}, {"", ALL, "--metrics m.csv"},
+        {"skipped", ALL - LATER, "--save later"}, {"later", ALL, "--metrics resumed.csv"}};
     double norm[ALL], all[3][ALL], resumed[3][LATER];
     char name[128];
 
@@ -674,14 +588,12 @@ static void compare_overflow(const char *command, const Shape *s)
     for (int i = 0; i < 2 && !faults; i++)
         if (compare_tensors(saved_file("skipped", i ? "optimizer" : "model"),
                             saved_file("before", i ? "optimizer" : "model"), s->heads, false, name) > 0)
-            fault("the gradients of step %d have Inf or NaN, but the step was not skipped: %s of the checkpoint changed",
-                  OVERFLOW, name);
-    cJSON *before = read_json("before/trainer.json"), *skipped = read_json("skipped/trainer.json");
-    if (!faults && number(before, "optimizer_step") != number(skipped, "optimizer_step"))
-        fault("the update of step %d was skipped, but AdamW counts %.0f updates instead of %.0f: its bias correction is "
-              "that of another step", OVERFLOW, number(skipped, "optimizer_step"), number(before, "optimizer_step"));
-    cJSON_Delete(before);
-    cJSON_Delete(skipped);
+            fault("the gradients of step %d have Inf or NaN, but the step was not skipped: %s of the checkpoint "
+                  "changed", OVERFLOW, name);
+    const double before = saved_number("before", "optimizer_step"), after = saved_number("skipped", "optimizer_step");
+    if (!faults && before != after)
+        fault("the update of step %d was skipped, but AdamW counts %.0f updates instead of %.0f: its bias correction "
+              "is that of another step", OVERFLOW, after, before);
     for (int i = 0; i < ALL && !faults; i++)
         if (all[2][i] != expected[i])
             fault("after step %d, which %s, the loss scale is %.10g, expected %.10g: it halves at every overflow, and "
@@ -690,9 +602,9 @@ static void compare_overflow(const char *command, const Shape *s)
     for (int i = 0; i < 3 * LATER && !faults; i++) {
         const int k = i % 3, step = ALL - LATER + i / 3;
         if (!near(resumed[k][i / 3], all[k][step], 1e-9))
-            fault("step %d: the %s is %.10g, but %.10g in a run that was resumed after steps 3, 4 and 5: the skipped step "
-                  "changed weights, or the checkpoint lacks a number, such as the clean steps so far "
-                  "(run_register_state)", step + 1, k == 2 ? "loss scale" : columns[k], all[k][step], resumed[k][i / 3]);
+            fault("step %d: the %s is %.10g, but %.10g in a run that was resumed after steps 3, 4 and 5: the skipped "
+                  "step changed weights, or the checkpoint lacks a number, such as the clean steps so far "
+                  "(run_register_state)", step + 1, columns[k], all[k][step], resumed[k][i / 3]);
     }
 }
 
@@ -738,8 +650,7 @@ static bool verify(const Case *c)
         print_messages(r.err, &s, false);
     if (r.status == 2)                          /* refused its options: nothing to compare */
         printf("    (the command was: %s)\n", command);
-    compare_memory(report);
-    compare_schedule(report, c, &s);
+    compare_schedule(report);
     const char *left_out = !sequences ? "gradients (run_dump_gradients)"
                          : access(in_temporary("m.csv"), F_OK) ? "metrics"
                          : !report ? "report" : NULL;
@@ -760,8 +671,8 @@ static bool verify(const Case *c)
         compare_checkpoint(c, &s);
         char *mine = sample_of(r.out);
         if (samples(c) && !faults && strcmp(mine, sample))
-            fault("losses and checkpoint are right, but --sample prints other tokens than the reference (text_sample reads "
-                  "the output of the last LayerNorm, computed with the present weights)");
+            fault("losses and checkpoint are right, but --sample prints other tokens than the reference (text_sample "
+                  "reads the output of the last LayerNorm, computed with the present weights)");
         free(mine);
     }
     if (r.status)
@@ -784,7 +695,8 @@ static bool verify(const Case *c)
                other_gradients ? "" : "gradients, ",
                about, waste);
     else if (!faults)
-        printf("correct%s: %smemory, traffic%s%s%s\n    %s\n%s", !*waste ? "" : strstr(waste, "left out") ? ", but suspicious" : ", but wasteful",
+        printf("correct%s: %smemory, traffic%s%s%s\n    %s\n%s",
+               !*waste ? "" : strstr(waste, "left out") ? ", but suspicious" : ", but wasteful",
                upcycled ? "loss, gradients (the experts' together: the MLP's), "
                : far ? "gradients, norm, loss, " : "gradients, norms, losses, checkpoint, ",
                *farthest ? " (" : "", farthest, *farthest ? ")" : "", about, waste);
@@ -922,7 +834,9 @@ int main(int argc, char **argv)
         count++;
     }
     conclude();
+    if (wasteful && !wrong && is_set("EXERCISE"))
+        printf("the exercise is done when the costs are those of the project's program, too\n");
     printf("%d of %d configurations are %s", wrong ? wrong : count, count, wrong ? "wrong" : "correct");
     printf(wasteful ? "; costs of %d differ from those of the project's program\n" : "\n", wasteful);
-    return wrong > 0;
+    return wrong > 0 || (wasteful && is_set("EXERCISE"));
 }

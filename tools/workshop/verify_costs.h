@@ -16,9 +16,10 @@
 enum { KINDS = 16 };
 
 /* Over all ranks: bytes sent in the last step; FLOPs of the steps; calls of linear and attention operators, those of
- * evaluations too; peak bytes of each category of memory. Of each kind of transfer: during how many an operator of the
- * same rank begins (behind); during how many none does, while an earlier one of the group is in flight (queued); all. */
-enum { SENT, FLOPS, CALLS, MEMORY, NUMBERS = MEMORY + MEM_CATEGORIES };
+ * evaluations too; a pipeline's micro-batches in flight; peak bytes of each category of memory. Of each kind of
+ * transfer: during how many an operator of the same rank begins (behind); during how many none does, while an earlier
+ * one of the group is in flight (queued); all. */
+enum { SENT, FLOPS, CALLS, IN_FLIGHT, MEMORY, NUMBERS = MEMORY + MEM_CATEGORIES };
 enum { BEHIND, QUEUED, ALL, COUNTS };
 typedef struct {
     char name[32], group[32];
@@ -89,10 +90,10 @@ static void count_spans(Costs *c, const char *trace)
     }
     for (s = spans; s < spans + count; s++) {
         bool behind = false, queued = false;
-        for (const struct Span *other = s + 1; *s->group && other < spans + count && other->rank == s->rank && other->ts < s->end; other++)
-            behind |= !*other->group && other->ts > s->ts;
         if (!*s->group)
             continue;
+        for (const struct Span *o = s + 1; o < spans + count && o->rank == s->rank && o->ts < s->end; o++)
+            behind |= !*o->group && o->ts > s->ts;
         for (const Transfers *t = c->transfers; t < c->transfers + c->kinds; t++)
             queued |= !strcmp(t->group, s->group) && t->rank == s->rank && t->until > s->end && !behind;
         Transfers *kind = kind_of(c, s->name, s->group);
@@ -113,6 +114,7 @@ static Costs costs_of(const cJSON *report, const char *trace)
             entry = cJSON_GetObjectItem(cJSON_GetObjectItem(rank, "memory"), memory_name[k]);
             c.numbers[MEMORY + k] += entry ? number(entry, "measured") : 0;
         }
+        c.numbers[IN_FLIGHT] += cJSON_HasObjectItem(rank, "in_flight") ? number(rank, "in_flight") : 0;
         cJSON_ArrayForEach(entry, cJSON_GetObjectItem(rank, "groups")) {
             char ranks[256];
             int length = snprintf(ranks, sizeof ranks, ",%.31s", entry->string);
@@ -151,7 +153,8 @@ static void record_costs(const Case *c, const Costs *mine)
 static void compare_costs(const Case *c, const Costs *mine)
 {
     static const char *const names[] = {"bytes sent per step", "FLOPs of the steps", "calls of linear and attention "
-                                        "operators, those of evaluations included"};
+                                        "operators, those of evaluations included", "micro-batches in flight, of all "
+                                        "ranks"};
     static const char *const words[] = {"    transfers that overlap with computation, which an operator between start "
                                         "and wait does: ", "    transfers that wait behind an earlier one of their "
                                         "group: "};
@@ -170,8 +173,9 @@ static void compare_costs(const Case *c, const Costs *mine)
     for (int i = 0; i < NUMBERS; i++) {
         const double mine_i = mine->numbers[i], ours = strtod(at, &at);
         if (fabs(mine_i - ours) > 1e-9 * ours)
-            add_waste("    %s: %.0f, but %.0f in the project's program%s\n", i < MEMORY ? names[i] : memory_name[i - MEMORY],
-                      mine_i, ours, mine_i > ours ? "" : ": is something left out, or stored in fewer bits?");
+            add_waste("    %s: %.0f, but %.0f in the project's program%s\n",
+                      i < MEMORY ? names[i] : memory_name[i - MEMORY], mine_i, ours,
+                      mine_i > ours ? "" : ": is something left out, or stored in fewer bits?");
     }
     at++;
     char *transfers = at + strcspn(at, "\t");
@@ -180,7 +184,8 @@ static void compare_costs(const Case *c, const Costs *mine)
         snprintf(name, sizeof name, ",%.*s ", (int)strcspn(group, " "), group);
         snprintf(ranks, sizeof ranks, ",%s,", group);
         if (strstr(mine->groups, name) && !strstr(mine->groups, ranks)) {
-            add_waste("    no group is %s, as in the project's program: neighbors share a machine and its links\n", group);
+            add_waste("    no group is %s, as in the project's program: neighbors share a machine and its links\n",
+                      group);
             break;
         }
     }
@@ -188,7 +193,8 @@ static void compare_costs(const Case *c, const Costs *mine)
         bool first = true;
         Transfers t;
         int *n = t.count, length;
-        for (char *next = transfers; sscanf(next, " %31s %31s %d/%d/%d%n", t.name, t.group, n, n + 1, n + 2, &length) == 5;
+        for (char *next = transfers;
+             sscanf(next, " %31s %31s %d/%d/%d%n", t.name, t.group, n, n + 1, n + 2, &length) == 5;
              next += length + (next[length] == ','))
             for (const Transfers *m = mine->transfers; m < mine->transfers + mine->kinds; m++) {
                 const int64_t more = (int64_t)m->count[k] * n[ALL] - (int64_t)n[k] * m->count[ALL];
