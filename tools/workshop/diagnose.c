@@ -324,9 +324,7 @@ int main(int argc, char **argv)
         if (loss_wrong)
             print_loss(candidate_loss, right_loss);
         const bool norm_right = !isfinite(candidate_norm) || check_norm(candidate_norm);
-        if (loss_wrong || !norm_right)
-            comm_exit(2);
-        comm_exit(0);
+        comm_exit(loss_wrong || !norm_right ? 2 : 0);
     }
     const double scale = common_factor();
     const bool holes = !scale && has_holes(where, sizeof where);

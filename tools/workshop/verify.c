@@ -106,6 +106,7 @@ static int faults;              /* found in the current configuration */
 static int wrong;               /* configurations already found wrong; later ones print only their first lines */
 static struct { char groups[256]; bool wrong; } seen[32];       /* all configurations so far */
 static int seen_count;
+static int count;               /* of configurations so far */
 static int wasteful;            /* configurations that are right, but whose costs differ from the project's program's */
 
 static void fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -614,7 +615,7 @@ static bool verify(const Case *c)
     const bool far = c->kind & FAR, mixture = c->kind & MIXTURE, upcycled = has_experts() && !mixture;
     char ranks[32] = "", command[2048], more[128] = "";
 
-    faults = 0, *farthest = 0, *waste = 0;
+    faults = 0, *farthest = 0, *waste = 0, count++;
     printf("  %d rank%s%s%s%s: ", c->ranks, c->ranks > 1 ? "s" : "", *c->options ? ", " : "", c->options,
            far ? ", large weights" : mixture ? ", a mixture" : c->kind & OVERFLOWS ? ", overflow" : "");
     fflush(stdout);
@@ -758,7 +759,6 @@ enum { OF_ALL = 5, CHOSEN = 17, NAMES = sizeof names / sizeof *names };
 int main(int argc, char **argv)
 {
     char options[1024] = "";
-    int count = 0;
 
     reference = is_set("REFERENCE") ? getenv("REFERENCE") : reference;
     if (argc < 3)
@@ -816,12 +816,9 @@ int main(int argc, char **argv)
         if (*options && c.tolerance) {
             const Case exact = {c.stage, in_fp32(options), c.ranks, .kind = c.kind};
             wrong += !verify(&exact);
-            count++;
         }
-        if (!c.tolerance || !(c.kind & MIXTURE)) {              /* in 16 bits a mixture chooses other experts */
+        if (!c.tolerance || !(c.kind & MIXTURE))                /* in 16 bits a mixture chooses other experts */
             wrong += !verify(&c);
-            count++;
-        }
         if (*options && !is("10_expert_parallel") && (!has_experts() || c.kind & MIXTURE))
             break;
     }
@@ -831,7 +828,6 @@ int main(int argc, char **argv)
             continue;
         const char *more = *options ? options : ranks ? "" : reference_runs[i].options;
         wrong += !verify_reference(reference_runs[i].number, n, more);
-        count++;
     }
     conclude();
     if (wasteful && !wrong && is_set("EXERCISE"))

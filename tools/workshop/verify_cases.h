@@ -177,8 +177,7 @@ static bool has_grid(void)
 /* The size of one dimension of the grid of 09 and 11, from the options of a case; 1 if not given. */
 static int grid_size(const Case *c, const char *name)
 {
-    const char *at = strstr(c->options, name);
-    const int size = at ? atoi(at + strlen(name) + 1) : 1;
+    const int size = option(c, name, 1);
 
     return size < 1 ? 1 : size;
 }

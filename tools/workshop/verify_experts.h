@@ -26,7 +26,7 @@ static bool verify_reference(int number, int ranks, const char *more)
                    right + 2) != 4)
             fail("there is no case %d in %s", number, FIXTURE "/expected.csv");
     fclose(f);
-    faults = 0;
+    faults = 0, count++;
     printf("  %d rank%s, %s: the reference's case of%s: ", ranks, ranks > 1 ? "s" : "", more,
            strstr(options, " --top-k"));
     fflush(stdout);
