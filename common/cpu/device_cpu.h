@@ -7,8 +7,4 @@
  * that number. It is not tracked, like BLAS's own buffers and a GPU's scratch (device_cuda.h). */
 real *scratch(int number, int64_t count);
 
-/* Copies a number to the host, as a GPU does: *to is NaN until the host has waited, for the device or for an event that
- * was recorded later. */
-void number_to_host(double *to, double number);
-
 #endif
