@@ -525,5 +525,5 @@ double *pinned_numbers(int count)
 
 void download_start(double *to, Tensor from)
 {
-    *to = *(double *)from.data;
+    number_to_host(to, *(double *)from.data);
 }

@@ -41,6 +41,7 @@ Comm *comm_split(Comm *comm, int color, const char *name);
 int comm_rank(const Comm *comm);
 int comm_size(const Comm *comm);
 const char *comm_name(const Comm *comm);
+const int *comm_members(const Comm *comm);      /* their ranks in world; not of world itself */
 const Comm *comm_next(const Comm *comm);        /* the group that this rank joined next, from world on; NULL: none */
 Range comm_shard(const Comm *comm, int64_t count);      /* this rank's shard of `count` elements, by range_split */
 

@@ -47,6 +47,8 @@ void device_zero(void *data, int64_t bytes);
 void device_copy(void *to, const void *from, int64_t bytes);        /* both on the device; must not overlap */
 void device_upload(void *to, const void *from, int64_t bytes);      /* from the host */
 void device_download(void *to, const void *from, int64_t bytes);    /* to the host; waits */
+void number_to_host(double *to, double number);         /* the CPU's; as on a GPU, *to is NaN until the host has waited
+                                                         * for the device, or for an event recorded later */
 void device_wait(void);
 void device_while_waiting(void (*look)(double seconds));    /* sets what the host calls repeatedly while it waits for
                                                              * the device; seconds: how long it has waited */

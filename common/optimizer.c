@@ -111,7 +111,7 @@ static uint64_t hash_of(uint64_t hash, Tensor t)
     return hash;
 }
 
-void adamw_check_replicas(const AdamW *o)
+void adamw_check_replicas(const AdamW *o, const char *when)
 {
     /* a shard may end within a parameter; full_params adds each parameter once more */
     const int64_t capacity = 2 * o->layout->parameters + o->count;
@@ -135,8 +135,8 @@ void adamw_check_replicas(const AdamW *o)
         for (const LocalElements *other = all; other < all + capacity * ranks; other++)
             if (e->count && e->parameter == other->parameter && e->first == other->first && e->count == other->count
                 && e->dtype == other->dtype && e->hash != other->hash)
-                fail("%s has drifted: ranks %d and %d hold the same elements of it, but different numbers",
-                     o->layout->table[e->parameter].label, comm_rank(world), (int)((other - all) / capacity));
+                fail("%s has drifted %s: ranks %d and %d hold the same elements of it, but different numbers",
+                     o->layout->table[e->parameter].label, when, comm_rank(world), (int)((other - all) / capacity));
     free(mine);
     free(all);
 }

@@ -37,8 +37,8 @@ double gradient_square_sum(const AdamW *optimizer);
 void gradient_square_sum_into(Tensor sum, const AdamW *optimizer);
 
 /* --check: compares over the ranks, bit for bit, the elements that several ranks update or have gathered. Fails with
- * the first parameter that differs. */
-void adamw_check_replicas(const AdamW *optimizer);
+ * the first parameter that differs, and `when`. */
+void adamw_check_replicas(const AdamW *optimizer, const char *when);
 
 /* The factor for gradients of this norm: min(1, clip / (norm + 1e-6)); 1 if --clip is 0. */
 double clip_scale(double norm);

@@ -69,9 +69,13 @@ void report_write(FILE *f, double peak_flops, bool first, bool last)
 
     for (int i = 0; i < op_count && timed.steps; i++)
         operators += ops[i].seconds;
-    fprintf(f, "%s{\"rank\": %d", first ? "{\"ranks\": [" : ", ", comm_rank(world));
-    for (const Comm *c = world; c; c = comm_next(c))
-        fprintf(f, "%s\"%s\": %d", c == world ? ", \"groups\": {" : ", ", comm_name(c), comm_size(c));
+    fprintf(f, "%s{\"rank\": %d, \"groups\": {", first ? "{\"ranks\": [" : ", ", comm_rank(world));
+    for (const Comm *c = comm_next(world); c; c = comm_next(c)) {
+        fprintf(f, "%s\"%s\": [", c == comm_next(world) ? "" : ", ", comm_name(c));
+        for (int i = 0; i < comm_size(c); i++)
+            fprintf(f, i ? ", %d" : "%d", comm_members(c)[i]);
+        fprintf(f, "]");
+    }
     fprintf(f, "}, \"memory\": {");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         write_memory(f, memory_name[c], memory_entry(c));

@@ -221,7 +221,7 @@ static void save(void)
 bool run_continues(int step)
 {
     if (options.check && step == first_step)
-        adamw_check_replicas(run_optimizer);
+        adamw_check_replicas(run_optimizer, "before the first step");
     if (step < options.steps && !stopping) {
         comm_stats_reset();
         ops_stats_enable(true);
@@ -289,8 +289,9 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
                                     / (step - first_step) * (options.steps - step)), plain));
 }
 
-/* --check: loss and norm are of the global batch, so every rank must have the same bits; rank 0 writes its own. */
-static void check_same(int step, StepResult mine)
+/* --check: loss and norm are of the global batch, so every rank must have the same bits; rank 0 writes its own. of:
+ * "validation ", or "". */
+static void check_same(int step, StepResult mine, const char *of)
 {
     double (*all)[2] = host_alloc(comm_size(world) * sizeof *all, "--check");
 
@@ -298,8 +299,8 @@ static void check_same(int step, StepResult mine)
     for (int r = 1; r < comm_size(world); r++)
         for (int k = 0; k < 2; k++)
             if (memcmp((const char *)&all[r][k], (const char *)&all[0][k], sizeof(double)))     /* NaN equals NaN */
-                fail("step %d: the %s is %.10g on rank 0, but %.10g on rank %d: add the ranks' partial sums (comm_sum)",
-                     step, k ? "gradient norm" : "loss", all[0][k], all[r][k], r);
+                fail("step %d: the %s%s is %.10g on rank 0, but %.10g on rank %d: add the ranks' partial sums (comm_sum)",
+                     step, of, k ? "gradient norm" : "loss", all[0][k], all[r][k], r);
     free(all);
 }
 
@@ -331,17 +332,16 @@ void run_step(int step, StepResult result)
     report_step_ends(seconds, step == first_step + 1, step >= options.steps);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
         fail("the loss is %g and the gradient norm is %g at step %d%s; %s%s%s", result.loss, result.norm, step,
-             options.save ? "; the last checkpoint is unchanged" : "", matmul_dtype != F16 ? "" :
+             options.save ? "; the last checkpoint is unchanged" : "", !options.check || comm_size(world) == 1 ? ""
+             : "under --check NaN may also mean that a buffer was read before comm_wait; otherwise ", matmul_dtype != F16 ? "" :
              format_text("%s ends at %g, which some models exceed: try bf16; ", dtype_name(F16), format_largest(F16)),
              step == first_step + 1 ? "the weights had no update yet, so another --lr does not help"
-             : options.clip ? "try a smaller --lr or a smaller --clip" : "try a smaller --lr or --clip 1",
-             !options.check || comm_size(world) == 1 ? ""
-             : "; under --check NaN may also mean that a buffer was read before comm_wait");
+             : options.clip ? "try a smaller --lr or a smaller --clip" : "try a smaller --lr or --clip 1");
     metrics_row(&state, result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu);
     differs = differs || traffic_check(step);
     if (options.check) {
-        check_same(step, result);
-        adamw_check_replicas(run_optimizer);
+        check_same(step, result, "");
+        adamw_check_replicas(run_optimizer, "after a step");
     }
     print_step(step, result, tokens / seconds, mfu);
     if (options.save_every && step % options.save_every == 0)
@@ -350,6 +350,8 @@ void run_step(int step, StepResult result)
 
 void run_report_validation(double loss)
 {
+    if (options.check)
+        check_same(state.step, (StepResult){.loss = loss}, "validation ");
     report_validation(state.step, loss);
     print_rank_0("step %lld: validation loss %.4f nats per token\n", (long long)state.step, loss);
 }

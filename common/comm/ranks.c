@@ -157,6 +157,8 @@ Comm *comm_split(Comm *comm, int color, const char *name)
     *c = (Comm){.name = name, .mpi = mpi};
     MPI_Comm_rank(*mpi, &c->rank);
     MPI_Comm_size(*mpi, &c->size);
+    c->members = host_alloc(c->size * sizeof *c->members, "a group of ranks");
+    comm_gather_host(c, c->members, &world->rank, sizeof *c->members);
     while (last->next)
         last = last->next;
     return last->next = c;
@@ -175,6 +177,11 @@ int comm_size(const Comm *comm)
 const char *comm_name(const Comm *comm)
 {
     return comm->name;
+}
+
+const int *comm_members(const Comm *comm)
+{
+    return comm->members;
 }
 
 const Comm *comm_next(const Comm *comm)

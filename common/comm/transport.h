@@ -9,7 +9,7 @@ extern const char *const comm_op_name[COMM_OPS];
 
 struct Comm {
     const char *name;
-    int rank, size;
+    int rank, size, *members;                   /* members: their ranks in world; NULL: world itself */
     void *mpi, *nccl;                           /* the group in MPI and in NCCL */
     int64_t operations;                         /* collectives started so far */
     bool used[COMM_OPS];                        /* operations that comm_predict or comm_uses has named */

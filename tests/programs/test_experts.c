@@ -12,7 +12,7 @@
  * 01 does. */
 static void the_reference_and_01_agree(void **state)
 {
-    expect(run(BUILD "/cpu64/verify 10_expert_parallel " PROGRAM), 0, "9 of 9 configurations are right");
+    expect(run(BUILD "/cpu64/verify 10_expert_parallel " PROGRAM), 0, "9 of 9 configurations are correct");
 }
 
 #define DATA token_file(2000, 97)

@@ -106,7 +106,7 @@ static void an_overflow_skips_its_step(void **state)
     double scale[60], norm[60];
 
     expect(run(BUILD "/cpu64/verify 02_mixed_precision " BUILD "/cpu64/02_mixed_precision"), 0,
-           "--dtype fp16, overflow: right");
+           "--dtype fp16, overflow: correct");
     /* resumed with --loss-scale-growth 3 after 4 clean steps: the scale doubles at once */
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 4 --loss-scale 8 --save clean");
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 5 --loss-scale-growth 3 --load clean --save clean");

@@ -60,14 +60,11 @@ static void print_pieces(void)
             continue;
         }
         char names[NAMES * 64] = "", words[720];
-        int same = 0, listed = 0, block = -1;
+        int same = 0, listed = 0;
         bool several = false;                           /* in several blocks: then the block number is left out */
         memcpy(words, text[i], sizeof words);
         for (int k = i; k < piece_count; k++)
-            if (!strcmp(text[k], words) && block_of(pieces[k].name) >= 0) {
-                several |= block >= 0 && block_of(pieces[k].name) != block;
-                block = block_of(pieces[k].name);
-            }
+            several |= !strcmp(text[k], words) && block_of(pieces[k].name) != block_of(pieces[i].name);
         for (int k = i; k < piece_count; k++) {
             char f[64];
             if (strcmp(text[k], words))
@@ -102,13 +99,9 @@ static double common_factor(void)
     for (int64_t i = 0; i < layout.count; i++)
         product += found[i] * right[i], square += right[i] * right[i];
     const double scale = product / square;
-    double *scaled = malloc(layout.count * sizeof *scaled);
-    for (int64_t i = 0; i < layout.count; i++)
-        scaled[i] = scale * right[i];
     bool same = scale != 0 && isfinite(scale);
     for (int k = 0; k < piece_count && same; k++)
-        same = distance(found, scaled, &pieces[k], full_box(&pieces[k])) <= match_tolerance();
-    free(scaled);
+        same = fits(&pieces[k], full_box(&pieces[k]), scale, false);
     return same ? scale : 0;
 }
 
@@ -145,13 +138,13 @@ static bool has_holes(char *where, size_t size)
 typedef enum { NOT_THIS, BEGINS, EXPLAINS } Verdict;
 static Verdict judge(const Mistake *m, double candidate_loss, bool loss_wrong, const Piece *first)
 {
-    if (isfinite(candidate_loss) && !by_norm && (in_forward(m) != loss_wrong
+    if (isfinite(candidate_loss) && !by_norm && ((m->kind <= FROM_ZERO) != loss_wrong
         || (loss_wrong && fabs(compute(m, batch, NULL) / candidate_loss - 1) > 1e-9)))
         return NOT_THIS;
     double *made = malloc(layout.count * sizeof *made);
     const double made_loss = compute(m, batch, made);
     bool same = !isfinite(candidate_loss) || fabs(made_loss / candidate_loss - 1) <= 1e-9;
-    const bool begins = same && m->partial_sums && alike(found, made, first, full_box(first));
+    const bool begins = same && m->kind == PARTIAL_SUMS && alike(found, made, first, full_box(first));
 
     for (int k = 0; k < piece_count && same; k++)
         same = alike(found, made, &pieces[k], full_box(&pieces[k]));
@@ -167,13 +160,13 @@ static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool
     const int all = ranks;
 
     text[0] = 0;
-    for (const int *n = sizes_of_groups(); *n && best != EXPLAINS; n++)
+    for (const int *n = group_sizes; *n && best != EXPLAINS; n++)
         for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && best != EXPLAINS; i++)
             for (int zigzag = 0; zigzag <= mistakes[i].by_token && best != EXPLAINS; zigzag++) {
                 Mistake m = mistakes[i];
                 m.zigzag = zigzag;
                 ranks = *n;
-                const bool worth_it = possible(&m) && (!by_norm || m.empty);
+                const bool worth_it = possible(&m, all) && (!by_norm || m.kind == EMPTY);
                 const Verdict v = worth_it ? judge(&m, candidate_loss, loss_wrong, first) : NOT_THIS;
                 if (v <= best)
                     continue;
@@ -234,7 +227,7 @@ static bool check_norm(double norm)
         total += right[i] * right[i];
     if (fabs(norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
         return true;
-    for (const int *n = sizes_of_groups(); *n && !what; n++)
+    for (const int *n = group_sizes; *n && !what; n++)
         what = name_norm(norm, total, *n);
     if (!what)
         name_factor(factor, sizeof factor, norm / sqrt(total), false);
@@ -331,9 +324,7 @@ int main(int argc, char **argv)
         if (loss_wrong)
             print_loss(candidate_loss, right_loss);
         const bool norm_right = !isfinite(candidate_norm) || check_norm(candidate_norm);
-        if (loss_wrong || !norm_right)
-            comm_exit(2);
-        comm_exit(0);
+        comm_exit(loss_wrong || !norm_right ? 2 : 0);
     }
     const double scale = common_factor();
     const bool holes = !scale && has_holes(where, sizeof where);

@@ -102,36 +102,25 @@ static struct {
     int size;
 } group[8];
 static int groups;
+static int group_sizes[10];     /* of those in which a mistake may have been made: all ranks first, each once, then 0 */
 
 static void read_groups(const char *list)
 {
+    group_sizes[0] = ranks;
     for (int length; groups < 8 && sscanf(list, "%31[^=]=%d%n", group[groups].name, &group[groups].size, &length) == 2;
          list += length + (list[length] == ',')) {
-        bool known = group[groups].size < 2 || group[groups].size == ranks;
-        for (int i = 0; i < groups; i++)
-            known |= !strcmp(group[i].name, group[groups].name) && group[i].size == group[groups].size;
+        const int size = group[groups].size;
+        bool known = size < 2 || size == ranks;
+        int i = 0;
+        for (int k = 0; k < groups; k++)
+            known |= !strcmp(group[k].name, group[groups].name) && group[k].size == size;
         if (!strcmp(group[groups].name, "cp") && !known)
-            cp_ranks = group[groups].size;
+            cp_ranks = size;
+        while (group_sizes[i] && group_sizes[i] != size && !known)
+            i++;
+        group_sizes[i] = known ? group_sizes[i] : size;
         groups += !known;
     }
-}
-
-/* The sizes of the groups in which a mistake may have been made, all ranks first, each size once; 0 ends the list. */
-static const int *sizes_of_groups(void)
-{
-    static int size[10];
-    int count = 1;
-
-    size[0] = ranks;
-    for (int i = 0; i < groups; i++) {
-        bool known = false;
-        for (int k = 0; k < count; k++)
-            known |= size[k] == group[i].size;
-        if (!known)
-            size[count++] = group[i].size;
-    }
-    size[count] = 0;
-    return size;
 }
 
 /* Adds " (= NAME", or ", or NAME", if the factor is this number. */
@@ -291,6 +280,19 @@ static void name_sequences(char *text, size_t size, const double *w)
              by_micro && !by_rank ? "es" : "s", list);
 }
 
+/* Whether the right gradient, or its transpose, times scale is what was found. */
+static bool fits(const Piece *p, Box box, double scale, bool transposed)
+{
+    double rest = 0, square = 0;
+
+    for (int64_t i = box.row; i < box.row + box.rows; i++)
+        for (int64_t j = box.col; j < box.col + box.cols; j++) {
+            const double x = at(found, p, i, j), y = transposed ? at(right, p, j, i) : at(right, p, i, j);
+            rest += pow(x - scale * y, 2), square += x * x;
+        }
+    return rest <= pow(match_tolerance(), 2) * square;
+}
+
 /* Describes how a rectangle of a piece differs from the right one; false: no explanation found. */
 static bool explain_box(char *text, size_t size, const Piece *p, Box box)
 {
@@ -312,23 +314,13 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
         return true;
     }
     scale /= square;
-    double rest = 0;
-    for (int64_t i = box.row; i < box.row + box.rows; i++)
-        for (int64_t j = box.col; j < box.col + box.cols; j++)
-            rest += pow(at(found, p, i, j) - scale * at(right, p, i, j), 2);
-    if (rest <= pow(match_tolerance(), 2) * total && box.rows * box.cols > 1) {
+    if (box.rows * box.cols > 1 && fits(p, box, scale, false)) {
         name_factor(text, size, scale, false);
         return true;
     }
-    if (p->rows == p->cols && box.rows == p->rows && box.cols == p->cols) {
-        rest = 0;
-        for (int64_t i = 0; i < p->rows; i++)
-            for (int64_t j = 0; j < p->cols; j++)
-                rest += pow(at(found, p, i, j) - at(right, p, j, i), 2);
-        if (rest <= pow(match_tolerance(), 2) * total) {
-            snprintf(text, size, "transposed");
-            return true;
-        }
+    if (p->rows == p->cols && box.rows == p->rows && box.cols == p->cols && fits(p, box, 1, true)) {
+        snprintf(text, size, "transposed");
+        return true;
     }
     if (by_norm || sequences > 64)
         return false;
@@ -345,7 +337,7 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
 static void name_range(char *text, size_t size, const char *what, int64_t first, int64_t count, int64_t of)
 {
     snprintf(text, size, "%s %lld to %lld", what, (long long)first, (long long)(first + count - 1));
-    for (const int *n = sizes_of_groups(); *n; n++)
+    for (const int *n = group_sizes; *n; n++)
         for (int r = 0; r < *n && *n > 1; r++) {
             const Range shard = range_split(of, r, *n);
             if (shard.first == first && shard.count == count)

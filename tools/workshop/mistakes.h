@@ -10,6 +10,7 @@
 #include "single_gpu.h"
 
 /* The linker replaces 01's calls of these operators by calls of __wrap_...; __real_... are the operators (--wrap). */
+__typeof__(tensor_zero) __wrap_tensor_zero, __real_tensor_zero;
 __typeof__(residual_forward) __wrap_residual_forward, __real_residual_forward;
 __typeof__(residual_backward) __wrap_residual_backward, __real_residual_backward;
 __typeof__(layernorm_backward) __wrap_layernorm_backward, __real_layernorm_backward;
@@ -20,68 +21,85 @@ __typeof__(embedding_backward) __wrap_embedding_backward, __real_embedding_backw
 __typeof__(cross_entropy_forward) __wrap_cross_entropy_forward, __real_cross_entropy_forward;
 __typeof__(cross_entropy_backward) __wrap_cross_entropy_backward, __real_cross_entropy_backward;
 
-typedef enum { PROJ_BIAS = 1, DOWN_BIAS = 2 } Biases;
-typedef enum { NO_STAGE, FIRST_STAGE, MIDDLE_STAGES, ALL_BUT_LAST, LAST_STAGE } Stages;
-typedef enum { INPUTS = 1, TARGETS = 2 } Ids;
-typedef enum { D_LN1 = 1, D_LN2 = 2, D_FINAL = 4 } PartialSums;
+/* What is wrong. Some kinds say more in `what`: which tensors, ids or stages. */
+typedef enum {
+    NO_MISTAKE,
+    /* in forward, up to FROM_ZERO: */
+    SKIPPED,                    /* pipeline stages whose blocks compute nothing */
+    EMPTY,                      /* all parameters are 0 */
+    OWN_SEQUENCES,              /* each rank loads its tokens from different sequences */
+    TWICE,                      /* ids_in_slice is called twice on these */
+    FIRST_ID,                   /* of these a rank's slice of the vocabulary begins at rank x its size */
+    BIASES, BIASES_AGAIN,       /* added once per rank; and once more after the all-reduce */
+    FROM_ZERO,                  /* each rank counts its tokens' positions from 0 */
+    /* in backward: */
+    OWN_TOKENS,                 /* all gradients: only the first rank's tokens */
+    OWN_ROWS,                   /* gradients of LayerNorms and biases: only the first rank's rows of a micro-batch */
+    PARTIAL_SUMS,               /* only those of the first rank; gradients after them differ from those of real ranks */
+    ONE_USE,                    /* of the embedding: the other adds no gradient */
+    OF_ANOTHER_BLOCK,           /* these activations are read in all blocks */
+    D_X_KEPT,                   /* d_x is not set to zero before the last LayerNorm's backward */
+    D_X_TOO_EARLY               /* proj_bias gets d_x as it is before LayerNorm's backward adds to it */
+} Kind;
+
+/* Bits of `what`, by kind. */
+enum { FIRST_STAGE = 1, MIDDLE_STAGES = 2, ALL_BUT_LAST = 4, LAST_STAGE = 8 };
+enum { INPUTS = 1, TARGETS = 2 };
+enum { PROJ_BIAS = 1, DOWN_BIAS = 2 };
+enum { D_LN1 = 1, D_LN2 = 2, D_FINAL = 4 };
+enum { LOOKUP = 1, HEAD = 2 };
+enum { PROBS_OF_FIRST = 1, PROBS_OF_LAST = 2, ALL_OF_LAST = 4 };
 
 typedef struct {
     const char *text;           /* completes "matches a run in which" */
-    Biases biases;              /* added once per rank */
-    bool once_more;             /* and once more after the all-reduce */
-    bool from_zero;             /* each rank counts its tokens' positions from 0 */
-    bool by_token;              /* the tokens of a sequence are split over the ranks: tried in order and zig-zag */
-    bool zigzag;
-    bool own_rows;              /* gradients of LayerNorms and biases: only the first rank's rows of a micro-batch */
-    bool own_tokens;            /* all gradients: only the first rank's tokens */
-    bool own_sequences;         /* each rank loads its tokens from different sequences */
-    Ids twice;                  /* ids_in_slice is called twice on these */
-    bool no_lookup, no_head;    /* one of the two uses of the embedding adds no gradient */
-    PartialSums partial_sums;   /* only those of the first rank; gradients after them differ from those of real ranks */
-    bool empty;                 /* all parameters are 0 */
-    Stages skipped;             /* pipeline stages whose blocks compute nothing */
-    Ids first_id;               /* of these a rank's slice of the vocabulary begins at rank x its size */
+    Kind kind;
+    int what;
+    bool by_token, zigzag;      /* the tokens of a sequence are split over the ranks: tried in order and zig-zag */
 } Mistake;
 
 /* In the order in which they are tried. */
 static const Mistake mistakes[] = {
-    {"the blocks before the last pipeline stage were skipped: it did not get their output", .skipped = ALL_BUT_LAST},
-    {"the blocks of the first pipeline stage were skipped", .skipped = FIRST_STAGE},
-    {"the blocks of the pipeline stages between the first and the last were skipped", .skipped = MIDDLE_STAGES},
-    {"the blocks of the last pipeline stage were skipped", .skipped = LAST_STAGE},
+    {"the blocks before the last pipeline stage were skipped: it did not get their output", SKIPPED, ALL_BUT_LAST},
+    {"the blocks of the first pipeline stage were skipped", SKIPPED, FIRST_STAGE},
+    {"the blocks of the pipeline stages between the first and the last were skipped", SKIPPED, MIDDLE_STAGES},
+    {"the blocks of the last pipeline stage were skipped", SKIPPED, LAST_STAGE},
     {"all parameters were 0: the loaded weights did not reach the copy that forward reads (a tensor_convert is "
-     "missing, or its two arguments are swapped)", .empty = true},
+     "missing, or its two arguments are swapped)", EMPTY},
     {"the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp: the ranks of a cp "
-     "group had chunks of different sequences", .own_sequences = true, .by_token = true},
-    {"ids_in_slice was called twice on the targets: targets outside the first vocabulary slice were lost",
-     .twice = TARGETS},
-    {"ids_in_slice was called twice on the inputs: inputs outside the first vocabulary slice were lost",
-     .twice = INPUTS},
+     "group had chunks of different sequences", OWN_SEQUENCES, .by_token = true},
+    {"ids_in_slice was called twice on the targets: targets outside the first vocabulary slice were lost", TWICE,
+     TARGETS},
+    {"ids_in_slice was called twice on the inputs: inputs outside the first vocabulary slice were lost", TWICE, INPUTS},
     {"the first id of a slice of the vocabulary was the rank times the slice's size, which is wrong where slices are "
-     "unequal (layout.first_id)", .first_id = INPUTS | TARGETS},
+     "unequal (layout.first_id)", FIRST_ID, INPUTS | TARGETS},
     {"the first id of a slice of the vocabulary was, for the targets, the rank times the slice's size, which is wrong "
-     "where slices are unequal (layout.first_id)", .first_id = TARGETS},
+     "where slices are unequal (layout.first_id)", FIRST_ID, TARGETS},
     {"the first id of a slice of the vocabulary was, for the inputs, the rank times the slice's size, which is wrong "
-     "where slices are unequal (layout.first_id)", .first_id = INPUTS},
-    {"gradients were not all-reduced over cp: only the tokens of its first rank contributed",
-     .own_tokens = true, .by_token = true},
-    {"proj_bias and down_bias were added on every rank instead of once after the all-reduce",
-     .biases = PROJ_BIAS | DOWN_BIAS},
-    {"proj_bias was added on every rank instead of once after the all-reduce", .biases = PROJ_BIAS},
-    {"down_bias was added on every rank instead of once after the all-reduce", .biases = DOWN_BIAS},
-    {"proj_bias was added on every rank, and once more after the all-reduce", .biases = PROJ_BIAS, .once_more = true},
-    {"down_bias was added on every rank, and once more after the all-reduce", .biases = DOWN_BIAS, .once_more = true},
-    {"every rank counted positions (`first` of rope_table) from 0 instead of from its first token",
-     .from_zero = true, .by_token = true},
-    {"the gradients of LayerNorm parameters, proj_bias and down_bias came from the first rank's rows only",
-     .own_rows = true},
-    {"the tied embedding had only the output projection's gradient, not the lookup's", .no_lookup = true},
-    {"the tied embedding had only the lookup's gradient, not the output projection's", .no_head = true},
-    {"the ranks' partial sums of d_final were not all-reduced", .partial_sums = D_FINAL},
-    {"the ranks' partial sums of d_ln2 were not all-reduced before layernorm_backward read them",
-     .partial_sums = D_LN2},
-    {"the ranks' partial sums of d_ln1 were not all-reduced before layernorm_backward read them",
-     .partial_sums = D_LN1},
+     "where slices are unequal (layout.first_id)", FIRST_ID, INPUTS},
+    {"gradients were not all-reduced over cp: only the tokens of its first rank contributed", OWN_TOKENS,
+     .by_token = true},
+    {"proj_bias and down_bias were added on every rank instead of once after the all-reduce", BIASES,
+     PROJ_BIAS | DOWN_BIAS},
+    {"proj_bias was added on every rank instead of once after the all-reduce", BIASES, PROJ_BIAS},
+    {"down_bias was added on every rank instead of once after the all-reduce", BIASES, DOWN_BIAS},
+    {"proj_bias was added on every rank, and once more after the all-reduce", BIASES_AGAIN, PROJ_BIAS},
+    {"down_bias was added on every rank, and once more after the all-reduce", BIASES_AGAIN, DOWN_BIAS},
+    {"every rank counted positions (`first` of rope_table) from 0 instead of from its first token", FROM_ZERO,
+     .by_token = true},
+    {"the gradients of LayerNorm parameters, proj_bias and down_bias came from the first rank's rows only", OWN_ROWS},
+    {"the tied embedding had only the output projection's gradient, not the lookup's", ONE_USE, HEAD},
+    {"the tied embedding had only the lookup's gradient, not the output projection's", ONE_USE, LOOKUP},
+    {"the ranks' partial sums of d_final were not all-reduced", PARTIAL_SUMS, D_FINAL},
+    {"the ranks' partial sums of d_ln2 were not all-reduced before layernorm_backward read them", PARTIAL_SUMS, D_LN2},
+    {"the ranks' partial sums of d_ln1 were not all-reduced before layernorm_backward read them", PARTIAL_SUMS, D_LN1},
+    {"backward read the attention probabilities of the last block in every block: they were not recomputed",
+     OF_ANOTHER_BLOCK, PROBS_OF_LAST},
+    {"backward read the attention probabilities of the first block in every block", OF_ANOTHER_BLOCK, PROBS_OF_FIRST},
+    {"backward read the activations of the last block in every block: they were not recomputed (--recompute full)",
+     OF_ANOTHER_BLOCK, ALL_OF_LAST},
+    {"d_x was not set to zero: each micro-batch began with that of the one before", D_X_KEPT},
+    {"proj_bias got the gradient of the residual stream as it was before LayerNorm's backward added to it",
+     D_X_TOO_EARLY},
 };
 
 static Mistake mistake;                         /* the current one */
@@ -90,19 +108,31 @@ static int cp_ranks = 1;                        /* ranks over which each sequenc
 static int64_t only_sequence = -1;              /* the only one that adds a gradient; -1: all do */
 static int64_t micro_batch;                     /* the current one */
 
+static bool makes(Kind kind, int what)          /* what: a bit, or 0 */
+{
+    return mistake.kind == kind && (!what || mistake.what & what);
+}
+
 static double *numbers(Tensor t)
 {
     return t.data;
 }
 
+void __wrap_tensor_zero(Tensor t)
+{
+    if (!makes(D_X_KEPT, 0) || t.data != d_x.data || micro_batch % (options.accumulate / data_ranks) == 0)
+        __real_tensor_zero(t);
+}
+
 void __wrap_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
-    const bool times = mistake.biases & (strstr(bias.name, "proj") ? PROJ_BIAS : DOWN_BIAS);
+    const int what = strstr(bias.name, "proj") ? PROJ_BIAS : DOWN_BIAS;
+    const int more = makes(BIASES, what) ? ranks - 1 : makes(BIASES_AGAIN, what) ? ranks : 0;
     const int64_t width = tensor_width(out);
 
     __real_residual_forward(out, x, branch, bias);
-    for (int64_t i = 0; i < tensor_count(out) && times; i++)
-        numbers(out)[i] += (ranks - 1 + mistake.once_more) * numbers(bias)[i % width];
+    for (int64_t i = 0; i < tensor_count(out) && more; i++)
+        numbers(out)[i] += more * numbers(bias)[i % width];
 }
 
 /* How tokens are split over the ranks. */
@@ -126,168 +156,119 @@ static bool row_counts(int64_t row)
 {
     const int64_t b = row / T, t = row % T, c = T / (cp_ranks > 1 ? 2 * cp_ranks : 1);
 
-    if (mistake.own_tokens)
+    if (makes(OWN_TOKENS, 0))
         return rank_of(t) == 0;
     return (t / c / cp_ranks * B + b) * c + t % c < R / cp_ranks / ranks;
 }
 
-/* d_out itself, or, if only these rows count, a copy with zeros in the others. Free it with uncount(). */
-static Tensor count(Tensor d_out, bool only)
+/* A copy of d_out, until the next call: zeros in later columns, and with `rows` in rows that do not count. */
+static Tensor masked(Tensor d_out, bool rows, int64_t columns)
 {
+    static Tensor buffer;
     const int64_t width = tensor_width(d_out);
 
-    if (!only)
-        return d_out;
-    Tensor copy = tensor_create(MEM_WORKSPACE, REAL, "counting", shape(R, width));
+    if (!buffer.data)
+        buffer = tensor_create(MEM_WORKSPACE, REAL, "masked", shape(R * (F + 3 * A * D + V)));
+    Tensor copy = tensor_view(tensor_range(buffer, 0, R * width), shape(R, width));
     for (int64_t i = 0; i < R * width; i++)
-        numbers(copy)[i] = row_counts(i / width) ? numbers(d_out)[i] : 0;
+        numbers(copy)[i] = i % width < columns && (!rows || row_counts(i / width)) ? numbers(d_out)[i] : 0;
     return copy;
 }
 
-static void uncount(Tensor copy, bool only)
+/* d_out, or if this mistake is made only the rows that count. */
+static Tensor counted(Tensor d_out, Kind kind)
 {
-    if (only)
-        tensor_free(&copy, MEM_WORKSPACE);
+    return makes(kind, 0) ? masked(d_out, true, tensor_width(d_out)) : d_out;
 }
 
 void __wrap_residual_backward(Tensor d_bias, Tensor d_out)
 {
-    const bool only = mistake.own_rows || mistake.own_tokens;
-    Tensor rows = count(d_out, only);
-
-    __real_residual_backward(d_bias, rows);
-    uncount(rows, only);
+    __real_residual_backward(d_bias, counted(counted(d_out, OWN_ROWS), OWN_TOKENS));
 }
 
 void __wrap_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
-                                      Tensor weight)
+                               Tensor weight)
 {
-    static Tensor nothing[2], scratch;
-    const bool only = mistake.own_rows || mistake.own_tokens;
+    const bool only = makes(OWN_ROWS, 0) || makes(OWN_TOKENS, 0);
 
-    if (!only) {
-        __real_layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
-        return;
+    __real_layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
+    for (int64_t i = 0; i < R * H && only; i++) {       /* takes back what rows that do not count have added */
+        const double *mean = numbers(stats) + i / H * 2, d = row_counts(i / H) ? 0 : numbers(d_out)[i];
+        numbers(d_bias)[i % H] -= d;
+        numbers(d_weight)[i % H] -= d * (numbers(x)[i] - mean[0]) * mean[1];
     }
-    for (int i = 0; i < 2 && !nothing[i].data; i++)
-        nothing[i] = tensor_create(MEM_WORKSPACE, REAL, "nothing", shape(H));
-    if (!scratch.data)
-        scratch = tensor_create(MEM_WORKSPACE, REAL, "scratch", shape(R, H));
-    __real_layernorm_backward(d_x, nothing[0], nothing[1], d_out, x, stats, weight);
-    Tensor rows = count(d_out, only);
-    __real_layernorm_backward(scratch, d_weight, d_bias, rows, x, stats, weight);
-    uncount(rows, only);
 }
 
 void __wrap_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
 {
-    const PartialSums sum = strstr(weight.name, "qkv") ? D_LN1 : strstr(weight.name, "up") ? D_LN2
-                         : strstr(weight.name, "embedding") ? D_FINAL : 0;
+    const int sum = strstr(weight.name, "qkv") ? D_LN1 : strstr(weight.name, "up") ? D_LN2
+                    : strstr(weight.name, "embedding") ? D_FINAL : 0;
+    /* Only the first rank's columns, full heads of qkv; in a copy: the weight gradient reads d_out later. */
+    const int64_t unit = sum == D_LN1 ? 3 * D : 1, all = tensor_width(d_out) / unit;
+    const bool partial = sum && makes(PARTIAL_SUMS, sum);
 
-    if (!(mistake.partial_sums & sum)) {
-        __real_linear_backward_input(d_x, d_out, weight);
-        return;
-    }
-    /* Only the first rank's columns (full heads of qkv), in a copy: the weight gradient reads d_out later. */
-    const int64_t unit = sum == D_LN1 ? 3 * D : 1, width = tensor_width(d_out);
-    const int64_t columns = unit * range_split(width / unit, 0, ranks).count;
-    Tensor copy = tensor_create(MEM_WORKSPACE, REAL, "first rank's", shape(R, width));
-    for (int64_t i = 0; i < R * width; i++)
-        numbers(copy)[i] = i % width < columns ? numbers(d_out)[i] : 0;
-    __real_linear_backward_input(d_x, copy, weight);
-    tensor_free(&copy, MEM_WORKSPACE);
+    __real_linear_backward_input(d_x, partial ? masked(d_out, false, unit * range_split(all, 0, ranks).count) : d_out,
+                                 weight);
 }
 
 void __wrap_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
-    if (mistake.no_head && d_weight.data == gradients.embedding.data)
-        return;
-    Tensor rows = count(d_out, mistake.own_tokens);
-    __real_linear_backward_weight(d_weight, d_bias, rows, x);
-    uncount(rows, mistake.own_tokens);
+    if (!makes(ONE_USE, LOOKUP) || d_weight.data != gradients.embedding.data)
+        __real_linear_backward_weight(d_weight, d_bias, counted(d_out, OWN_TOKENS), x);
 }
 
-/* The row of the vocabulary that rank r takes for an id, with the wrong first id of its slice; -1: none. */
-static int32_t row_taken(int32_t id, int r)
+/* With the wrong first id of its slice, a rank takes another row of the vocabulary for an id than the right one. A row
+ * of the batch stands for the right one with the sign -1, then for those that ranks take instead of it with 1. */
+typedef struct {
+    int64_t next, row, id;
+    int sign;
+} Taken;
+
+static bool next_taken(Taken *t, Tensor ids, int which)
 {
-    const Range slice = range_split(V, r, ranks);
-    const int64_t local = id - r * slice.count;
-
-    return local >= 0 && local < slice.count ? slice.first + local : -1;
-}
-
-/* Ids as rank r takes them, in a tensor to free. */
-static Tensor ids_taken(Tensor ids, int r)
-{
-    Tensor taken = tensor_create(MEM_WORKSPACE, I32, "taken", shape(R));
-
-    for (int64_t i = 0; i < R; i++)
-        ((int32_t *)taken.data)[i] = row_taken(((int32_t *)ids.data)[i], r);
-    return taken;
+    while (makes(FIRST_ID, which) && t->next < R * (ranks + 1)) {
+        const int64_t row = t->next / (ranks + 1), r = t->next % (ranks + 1) - 1, id = ((int32_t *)ids.data)[row];
+        const Range slice = range_split(V, r < 0 ? 0 : r, ranks);
+        const int64_t local = id - r * slice.count;
+        *t = (Taken){t->next + 1, row, r < 0 ? id : slice.first + local, r < 0 ? -1 : 1};
+        if (r < 0 || (local >= 0 && local < slice.count))
+            return true;
+    }
+    return false;
 }
 
 void __wrap_embedding_forward(Tensor out, Tensor ids, Tensor weight)
 {
-    if (!(mistake.first_id & INPUTS)) {
-        __real_embedding_forward(out, ids, weight);
-        return;
-    }
-    Tensor part = tensor_create(MEM_WORKSPACE, REAL, "part", shape(R, H));
-    tensor_zero(out);
-    for (int r = 0; r < ranks; r++) {
-        Tensor taken = ids_taken(ids, r);
-        __real_embedding_forward(part, taken, weight);
-        tensor_add(out, part);
-        tensor_free(&taken, MEM_WORKSPACE);
-    }
-    tensor_free(&part, MEM_WORKSPACE);
+    __real_embedding_forward(out, ids, weight);
+    for (Taken t = {0}; next_taken(&t, ids, INPUTS); )
+        for (int64_t k = 0; k < H; k++)
+            numbers(out)[t.row * H + k] += t.sign * numbers(weight)[t.id * H + k];
 }
 
 void __wrap_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
-    if (mistake.no_lookup)
-        return;
-    Tensor rows = count(d_out, mistake.own_tokens);
-    for (int r = 0; r < ranks && mistake.first_id & INPUTS; r++) {
-        Tensor taken = ids_taken(ids, r);
-        __real_embedding_backward(d_weight, rows, taken);
-        tensor_free(&taken, MEM_WORKSPACE);
-    }
-    if (!(mistake.first_id & INPUTS))
-        __real_embedding_backward(d_weight, rows, ids);
-    uncount(rows, mistake.own_tokens);
+    if (!makes(ONE_USE, HEAD))
+        __real_embedding_backward(d_weight, counted(d_out, OWN_TOKENS), ids);
+    for (Taken t = {0}; next_taken(&t, ids, INPUTS); )
+        for (int64_t k = 0; k < H; k++)
+            numbers(d_weight)[t.id * H + k] += t.sign * numbers(d_out)[t.row * H + k];
 }
 
 void __wrap_cross_entropy_forward(Tensor sum, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
     __real_cross_entropy_forward(sum, lse, logits, targets, scale);
-    for (int64_t row = 0; row < R && mistake.first_id & TARGETS; row++)         /* the logits of other targets */
-        for (int r = -1; r < ranks; r++) {
-            const int32_t id = ((int32_t *)targets.data)[row], taken = r < 0 ? id : row_taken(id, r);
-            if (taken >= 0)
-                numbers(sum)[0] += (r < 0 ? scale : -scale) * numbers(logits)[row * V + taken];
-        }
+    for (Taken t = {0}; next_taken(&t, targets, TARGETS); )
+        numbers(sum)[0] -= t.sign * scale * numbers(logits)[t.row * V + t.id];
 }
 
 void __wrap_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
     __real_cross_entropy_backward(d_logits, logits, lse, targets, scale);
-    for (int64_t row = 0; row < R && mistake.first_id & TARGETS; row++)
-        for (int r = -1; r < ranks; r++) {
-            const int32_t id = ((int32_t *)targets.data)[row], taken = r < 0 ? id : row_taken(id, r);
-            if (taken >= 0)
-                numbers(d_logits)[row * V + taken] += r < 0 ? scale : -scale;
-        }
+    for (Taken t = {0}; next_taken(&t, targets, TARGETS); )
+        numbers(d_logits)[t.row * V + t.id] -= t.sign * scale;
     for (int64_t row = 0; row < R; row++)
         if (only_sequence >= 0 && micro_batch * B + row / T != only_sequence)
             memset(numbers(d_logits) + row * V, 0, V * sizeof(double));
-}
-
-static void set_rope(void)
-{
-    rope_table(rope, 0);
-    for (int64_t t = 0; t < T && mistake.from_zero; t++)
-        rope_table(tensor_range(rope, t, 1), t % chunk_tokens());
 }
 
 /* Ids after a second call of ids_in_slice on each rank. */
@@ -311,11 +292,11 @@ static void load(Batch to)
     const int64_t accumulate = options.accumulate / data_ranks, dp = micro_batch / accumulate;
 
     batch_load(to, first_step, micro_batch * B, 0);
-    if (mistake.twice & INPUTS)
+    if (makes(TWICE, INPUTS))
         take_twice(to.inputs);
-    if (mistake.twice & TARGETS)
+    if (makes(TWICE, TARGETS))
         take_twice(to.targets);
-    if (!mistake.own_sequences)
+    if (!makes(OWN_SEQUENCES, 0))
         return;
     Batch other = batch_create();
     for (int r = 0; r < ranks; r++) {
@@ -330,31 +311,35 @@ static void load(Batch to)
     tensor_free(&other.targets, MEM_WORKSPACE);
 }
 
-/* Whether block l belongs to a stage that is skipped. */
-static bool is_skipped(int64_t l)
-{
-    const Range first = range_split(L, 0, ranks), last = range_split(L, ranks - 1, ranks);
-    const bool in_first = l < first.count, in_last = l >= last.first;
-
-    return mistake.skipped == FIRST_STAGE     ? in_first
-           : mistake.skipped == MIDDLE_STAGES ? !in_first && !in_last
-           : mistake.skipped == ALL_BUT_LAST  ? !in_last
-           : mistake.skipped == LAST_STAGE    ? in_last
-                                              : false;
-}
-
 /* A block whose branches add 0 is skipped; its gradients are 0, too. */
 static void skip_blocks(const Params *p, bool gradients_of)
 {
+    const Range first = range_split(L, 0, ranks), last = range_split(L, ranks - 1, ranks);
+
     for (int64_t l = 0; l < L; l++) {
         const BlockParams *b = &p->blocks[l];
-        if (!is_skipped(l))
+        const int stage = l >= last.first ? LAST_STAGE : l >= first.count ? MIDDLE_STAGES : FIRST_STAGE;
+        if (!makes(SKIPPED, stage == LAST_STAGE ? stage : stage | ALL_BUT_LAST))
             continue;
         if (gradients_of)
             tensor_zero(p->units[l + 1]);
         tensor_zero(b->proj_weight), tensor_zero(b->proj_bias);
         tensor_zero(b->down_weight), tensor_zero(b->down_bias);
     }
+}
+
+/* Backward with the activations that the mistake names. */
+static void backward_of_others(Batch batch, double scale)
+{
+    BlockActs own[L];
+
+    memcpy(own, acts.blocks, sizeof own);
+    for (int64_t l = 0; l < L && makes(OF_ANOTHER_BLOCK, ALL_OF_LAST); l++)
+        acts.blocks[l] = own[L - 1];
+    for (int64_t l = 0; l < L && makes(OF_ANOTHER_BLOCK, PROBS_OF_FIRST | PROBS_OF_LAST); l++)
+        acts.blocks[l].probs = own[mistake.what == PROBS_OF_LAST ? L - 1 : 0].probs;
+    backward(&acts, batch, scale);
+    memcpy(acts.blocks, own, sizeof own);
 }
 
 /* Computes one step with the mistake. Writes the gradients to `to`, unless it is NULL, and returns the loss. */
@@ -364,10 +349,12 @@ static double compute(const Mistake *m, Batch batch, double *to)
 
     mistake = *m;
     memcpy(weights, params.buffer.data, layout.count * sizeof *weights);
-    if (m->empty)
+    if (makes(EMPTY, 0))
         tensor_zero(params.buffer);
     skip_blocks(&params, false);
-    set_rope();
+    rope_table(rope, 0);
+    for (int64_t t = 0; t < T && makes(FROM_ZERO, 0); t++)
+        rope_table(tensor_range(rope, t, 1), t % chunk_tokens());
     tensor_zero(loss);
     tensor_zero(gradients.buffer);
     const double scale = 1.0 / (B * T * options.accumulate);
@@ -375,9 +362,11 @@ static double compute(const Mistake *m, Batch batch, double *to)
         load(batch);
         forward(&acts, batch, scale);
         if (to)
-            backward(&acts, batch, scale);
+            backward_of_others(batch, scale);
     }
     skip_blocks(&gradients, true);
+    for (int64_t l = 0; l < L && makes(D_X_TOO_EARLY, 0); l++)          /* the same d_x as that of down_bias */
+        tensor_copy(gradients.blocks[l].proj_bias, gradients.blocks[l].down_bias);
     memcpy(params.buffer.data, weights, layout.count * sizeof *weights);
     free(weights);
     if (to)
@@ -385,24 +374,21 @@ static double compute(const Mistake *m, Batch batch, double *to)
     return tensor_item(loss);
 }
 
-/* Whether the mistake changes the results of forward. */
-static bool in_forward(const Mistake *m)
+/* Whether the mistake makes a difference for this shape and number of ranks. One that can be made on one rank is the
+ * same on any number: it is tried with `all`. */
+static bool possible(const Mistake *m, int all)
 {
-    return m->biases || m->from_zero || m->empty || m->own_sequences || m->twice || m->skipped || m->first_id;
-}
+    const bool on_one_rank = m->kind == EMPTY || m->kind >= ONE_USE;
 
-/* Whether the mistake makes a difference for this shape and number of ranks. */
-static bool possible(const Mistake *m)
-{
-    if ((m->by_token || m->skipped || m->biases || m->twice || m->own_rows || m->partial_sums) && ranks == 1)
+    if (on_one_rank ? ranks != all : ranks == 1)
         return false;
     if (m->by_token && T % (m->zigzag ? 2 * ranks : ranks))
         return false;
-    if (m->first_id && V % ranks == 0)
+    if (m->kind == FIRST_ID && V % ranks == 0)
         return false;
-    if (m->skipped && (L < ranks || (m->skipped == MIDDLE_STAGES && ranks < 3)))
+    if (m->kind == SKIPPED && (L < ranks || (m->what == MIDDLE_STAGES && ranks < 3)))
         return false;
-    return !(m->own_rows && R % (cp_ranks * ranks));
+    return m->kind != OWN_ROWS || R % (cp_ranks * ranks) == 0;
 }
 
 #endif

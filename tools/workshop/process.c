@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <math.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -111,32 +110,17 @@ const char *token_file(int64_t count, int vocab)
 
 /* ---- Programs ---- */
 
-/* Reads two pipes to their ends. */
-static void read_both(int out, int err, Result *r)
+/* Returns all of a file, from its start, and closes it. */
+static char *text_of(FILE *f)
 {
-    struct pollfd p[2] = {{out, POLLIN, 0}, {err, POLLIN, 0}};
-    char **text[2] = {&r->out, &r->err};
-    size_t length[2] = {0};
+    char *text = NULL;
+    size_t size = 0;
 
-    for (int i = 0; i < 2; i++)
-        *text[i] = calloc(1, 1);
-    while (p[0].fd >= 0 || p[1].fd >= 0) {
-        poll(p, 2, -1);
-        for (int i = 0; i < 2; i++) {
-            char buffer[65536];
-            if (p[i].fd < 0 || !p[i].revents)
-                continue;
-            const ssize_t n = read(p[i].fd, buffer, sizeof buffer);
-            if (n <= 0) {
-                close(p[i].fd);
-                p[i].fd = -1;
-                continue;
-            }
-            *text[i] = realloc(*text[i], length[i] + n + 1);
-            memcpy(*text[i] + length[i], buffer, n);
-            (*text[i])[length[i] += n] = 0;
-        }
-    }
+    rewind(f);
+    if (getdelim(&text, &size, 0, f) < 0)               /* it is empty */
+        text = strcpy(realloc(text, 1), "");
+    fclose(f);
+    return text;
 }
 
 /* Removes what Open MPI's launcher prints beside the lines of a program that fails: pages between two lines of dashes,
@@ -180,7 +164,7 @@ static void forget_mpi(void)
 static Result run_list(const char *format, va_list list)
 {
     char command[8192], *words[256];
-    int count = 0, out[2], err[2], status;
+    int count = 0, status;
     Result r = {0};
 
     if (vsnprintf(command, sizeof command, format, list) >= (int)sizeof command)
@@ -195,14 +179,14 @@ static Result run_list(const char *format, va_list list)
         at += strspn(at, " ");
     }
     words[count] = NULL;
-    if (pipe(out) || pipe(err))
-        fail("no pipes");
+    FILE *out = tmpfile(), *err = tmpfile();
+    if (!out || !err)
+        fail("no temporary files: %s", strerror(errno));
     const char *in = temporary();               /* before the fork: child and parent share it */
     const double begin = clock_seconds();
     const pid_t child = fork();
     if (child == 0) {
-        dup2(out[1], 1), dup2(err[1], 2);
-        close(out[0]), close(err[0]), close(out[1]), close(err[1]);
+        dup2(fileno(out), 1), dup2(fileno(err), 2);
         dup2(open("/dev/null", O_RDONLY), 0);
         if (chdir(in))
             _exit(127);
@@ -211,11 +195,10 @@ static Result run_list(const char *format, va_list list)
         execvp(words[0], words);
         _exit(127);
     }
-    close(out[1]), close(err[1]);
-    read_both(out[0], err[0], &r);
-    remove_pages(r.err);
     waitpid(child, &status, 0);
     r.seconds = clock_seconds() - begin;
+    r.out = text_of(out), r.err = text_of(err);
+    remove_pages(r.err);
     r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return r;
 }
@@ -279,15 +262,10 @@ int read_column(const char *file, const char *column, double *values, int most)
 char *read_file(const char *file)
 {
     FILE *f = fopen(place_of(file), "rb");
-    char *text = NULL;
-    size_t size = 0;
 
     if (!f)
         fail("%s does not exist", file);
-    if (getdelim(&text, &size, 0, f) < 0)
-        fail("%s is empty", file);
-    fclose(f);
-    return text;
+    return text_of(f);
 }
 
 /* Returns the item at a path like "a.0.b", or NULL. */
@@ -352,7 +330,7 @@ double matrix_difference(const double *a, const double *b, int64_t rows, int64_t
             square += b[j] * b[j];
         }
     }
-    return error == 0 ? 0 : by_norm ? sqrt(error_square / square) : error / largest;
+    return error == 0 || square == 0 ? error > 0 : by_norm ? sqrt(error_square / square) : error / largest;
 }
 
 /* batches: compares batch.inputs and batch.targets, too. */

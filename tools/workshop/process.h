@@ -44,8 +44,9 @@ double compare_tensors(const char *a, const char *b, int heads, bool by_norm, ch
 double compare_gradients(const char *a, const char *b, int heads, char *worst);
 double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
 
-/* Returns max |a - b| / max |b| of two matrices, or with by_norm |a - b| / |b|; Inf if either has a NaN or Inf. If
- * `head` (rows per head of q, k or v) is not 0, compares only one of these: of_three = 0, 1 or 2. */
+/* Returns max |a - b| / max |b| of two matrices, or with by_norm |a - b| / |b|; 1 if b is zero and a is not; Inf if
+ * either has a NaN or Inf. If `head` (rows per head of q, k or v) is not 0, compares only one of these: of_three = 0, 1
+ * or 2. */
 double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
                          bool by_norm);
 

@@ -58,7 +58,7 @@ static const Case cases[] = {
     {"05_tensor_parallel", "", 3, .kind = FAR},
     {"05_tensor_parallel", "--sequence-parallel --recompute full", 4, .kind = FULL},
     {"06_pipeline_parallel", "--schedule afab --recompute full", 2},
-    {"06_pipeline_parallel", "--schedule 1f1b --layers 3 --accumulate 2", 3},       /* fewer micro-batches than ranks */
+    {"06_pipeline_parallel", "--schedule 1f1b --layers 4 --accumulate 2", 4},       /* fewer micro-batches than ranks */
     {"06_pipeline_parallel", "--schedule interleaved --chunks 2", 3},
     {"06_pipeline_parallel", "--schedule zero-bubble --recompute selective", 4},
     {"06_pipeline_parallel", "--schedule zb-v", 3},
@@ -77,7 +77,7 @@ static const Case cases[] = {
     {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy,adamw", 1},
     {"08_fused_kernels", "--dtype fp32 --fuse all", 1},
     {"08_fused_kernels", "--dtype fp8 --fuse all --seq 304", 1, 0.25},              /* rows: a multiple of 16 */
-    {"08_fused_kernels", "--dtype fp16 --fuse all --layers 3 --seq 24 --accumulate 7", 1, .kind = OVERFLOWS},
+    {"08_fused_kernels", "--dtype fp16 --fuse all --layers 3 --seq 26 --accumulate 7", 1, .kind = OVERFLOWS},
     {"08_fused_kernels", "--dtype fp32 --fuse all", 1, .kind = FAR},
     {"08_fused_kernels", "--dtype fp32 --fuse none", 1, .kind = FAR},
     {"08_fused_kernels", "--dtype fp32 --fuse layernorm,gelu,cross-entropy,adamw", 1, .kind = FULL},
@@ -177,10 +177,16 @@ static bool has_grid(void)
 /* The size of one dimension of the grid of 09 and 11, from the options of a case; 1 if not given. */
 static int grid_size(const Case *c, const char *name)
 {
-    const char *at = strstr(c->options, name);
-    const int size = at ? atoi(at + strlen(name) + 1) : 1;
+    const int size = option(c, name, 1);
 
     return size < 1 ? 1 : size;
+}
+
+/* Ranks, or groups of ranks, that have sequences of their own. */
+static int data_ranks(const Case *c)
+{
+    return has_grid() ? c->ranks / (grid_size(c, "--tp") * grid_size(c, "--cp") * grid_size(c, "--pp"))
+           : is("03_data_parallel") || is("04_zero") || is("10_expert_parallel") ? c->ranks : 1;
 }
 
 /* Whether a number of ranks fills the grid of this case, and its pipeline stages the ep groups. */
@@ -206,8 +212,9 @@ static Shape grid_shape(const Case *c)
 }
 
 /* A small shape, divisible by the ranks where it must be. Ranks, layers, micro-batch size and accumulation differ where
- * possible, so that a wrong factor has one name; rows differ from widths, so that a buffer of the wrong shape shows. 08 gets more than one tile of attention and more than one slice of
- * rows; the user's own program gets sizes that its ranks can split in any way. */
+ * possible, so that a wrong factor has one name; rows differ from widths, so that a buffer of the wrong shape shows. 08
+ * gets more than one tile of attention and more than one slice of rows; the user's own program gets sizes that its ranks
+ * can split in any way. */
 static Shape shape_for(const Case *c)
 {
     const int n = c->ranks;

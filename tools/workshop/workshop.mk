@@ -6,7 +6,7 @@ $(foreach b,cpu cpu64,$(patsubst %,$(BUILD)/$(b)/%,$(TOOLS))): \
 		$$(call objects,tools/workshop/$$(@F) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
 # diagnose wraps operators of 01 (mistakes.h).
 WRAP := $(foreach o,$(foreach f,residual embedding cross_entropy,$(f)_forward $(f)_backward) layernorm_backward \
-	linear_backward_input linear_backward_weight,-Wl,--wrap=$(o))
+	linear_backward_input linear_backward_weight tensor_zero,-Wl,--wrap=$(o))
 $(BUILD)/cpu64/diagnose: private LIBS += $(WRAP)
 
 known-stage:
@@ -42,7 +42,7 @@ verify-training: edited
 	*) of=$(BUILD)/cpu64; case $(EDITED) in 01_*|10_*) echo "make verify compares $(EDITED) with the last" \
 		"commit's, but this directory is no git repository: start from git clone, or from make exercise"; exit 2; \
 		esac ;; \
-	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" $(BUILD)/cpu64/verify $(PROGRAM) \
+	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" EXERCISE=$(N) $(BUILD)/cpu64/verify $(PROGRAM) \
 		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS); $(note_attempt)
 note_attempt = status=$$?; $(if $(N),tools/workshop/exercise.sh --tried $(NUMBER).$(N) $$status;) exit $$status
 
