@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../common/cpu/kernel.h"
+#include "../common/device.h"
 #include "../common/error.h"
 #include "fused.h"
 

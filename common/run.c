@@ -299,8 +299,8 @@ static void check_same(int step, StepResult mine, const char *of)
     for (int r = 1; r < comm_size(world); r++)
         for (int k = 0; k < 2; k++)
             if (memcmp((const char *)&all[r][k], (const char *)&all[0][k], sizeof(double)))     /* NaN equals NaN */
-                fail("step %d: the %s%s is %.10g on rank 0, but %.10g on rank %d: add the ranks' partial sums (comm_sum)",
-                     step, of, k ? "gradient norm" : "loss", all[0][k], all[r][k], r);
+                fail("step %d: the %s%s is %.10g on rank 0, but %.10g on rank %d: add the ranks' partial sums "
+                     "(comm_sum)", step, of, k ? "gradient norm" : "loss", all[0][k], all[r][k], r);
     free(all);
 }
 
@@ -333,8 +333,9 @@ void run_step(int step, StepResult result)
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
         fail("the loss is %g and the gradient norm is %g at step %d%s; %s%s%s", result.loss, result.norm, step,
              options.save ? "; the last checkpoint is unchanged" : "", !options.check || comm_size(world) == 1 ? ""
-             : "under --check NaN may also mean that a buffer was read before comm_wait; otherwise ", matmul_dtype != F16 ? "" :
-             format_text("%s ends at %g, which some models exceed: try bf16; ", dtype_name(F16), format_largest(F16)),
+             : "under --check NaN may also mean that a buffer was read before comm_wait; otherwise ",
+             matmul_dtype != F16 ? "" : format_text("%s ends at %g, which some models exceed: try bf16; ",
+                                                    dtype_name(F16), format_largest(F16)),
              step == first_step + 1 ? "the weights had no update yet, so another --lr does not help"
              : options.clip ? "try a smaller --lr or a smaller --clip" : "try a smaller --lr or --clip 1");
     metrics_row(&state, result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu);
