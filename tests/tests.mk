@@ -3,7 +3,7 @@
 # A test program is its .c file in a folder of tests/, the harness, and a backend; a benchmark needs no cmocka.
 TESTS := $(basename $(notdir $(wildcard tests/*/test_*.c)))
 HARNESS := tests/harness tests/tensors tools/workshop/process
-BENCHES := bench bench_variants bench_cuda
+BENCHES := bench bench_cuda
 tested := $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) parity))
 $(tested): private LIBS += -lcmocka
 $(tested): $$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
@@ -24,7 +24,6 @@ TEST_NAMES := $(sort book $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
 CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS))),$(TEST_PROGRAMS))
 STARTS_sweep := $(BUILD)/cpu/sweep
 STARTS_experts := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
-STARTS_equivalence := $(STARTS_experts)
 STARTS_mixed_precision := $(STARTS_experts)
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_experts)
 STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(PROGRAMS) parity ladder test_comm) $(BUILD)/cpu/parity
@@ -54,12 +53,11 @@ test-cuda: deps		## compare operators and gradients on a GPU with the CPU
 		$(if $(NO_NVCC),,$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity)
 	@$(BUILD)/cuda/test_cuda
 
-BENCH = bench$(if $(filter 02 03 04 08,$(NUMBER)),_variants)
-bench: trains deps	## measure speed: 01 beside sgemm; STAGE=02: number formats; 03: ranks; 08: fused operators
-	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/$(BENCH)
-	@$(CURDIR)/$(BUILD)/cpu/$(BENCH) $(NUMBER:04=03)
+bench: deps		## measure the speed of 01 beside this machine's sgemm
+	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench
+	@$(CURDIR)/$(BUILD)/cpu/bench
 
-bench-cuda: deps	## measure speed on a GPU: tokens/s, MFU, operators, memory bandwidth
+bench-cuda: deps	## measure speed on a GPU: tokens/s, MFU, and the time and bandwidth of operators
 	@$(MAKE) --no-print-directory cuda $(if $(NO_NVCC),,$(BUILD)/cuda/bench_cuda)
 	@$(BUILD)/cuda/bench_cuda
 
@@ -71,19 +69,10 @@ bench-torch: deps	## measure the same model in PyTorch, in turns with 01, on a G
 	@$(MAKE) --no-print-directory $(BACKEND)
 	@$(PYTHON) tests/bench/bench_torch.py $(BACKEND)
 
-fuzz:			## feed hostile files to the checkpoint reader for FUZZ_SECONDS=60 seconds
-	@mkdir -p $(BUILD)/fuzz/corpus
-	clang -std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-		tests/common/fuzz_safetensors.c common/safetensors.c common/error.c -lcjson -lm \
-		-o $(BUILD)/fuzz/fuzz_safetensors
-	cd $(BUILD)/fuzz && ASAN_OPTIONS=detect_leaks=0 ./fuzz_safetensors -fork=1 -close_fd_mask=2 \
-		-max_total_time=$(or $(FUZZ_SECONDS),60) -max_len=1024 -use_value_profile=1 -timeout=10 \
-		corpus $(CURDIR)/tests/common/fuzz_seeds
-
 lint:			## run clang-tidy on the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
 format:			## run clang-format on the lines changed since the last commit
 	git clang-format --extensions c,h,cu,cuh,cc -- common [0-9][0-9]_* tools tests
 
-.PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch fuzz lint format
+.PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch lint format

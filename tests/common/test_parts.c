@@ -32,24 +32,6 @@ static void philox_is_the_published_one(void **state)
     }
 }
 
-/* ---- The layout ---- */
-
-static Config random_config(void)
-{
-    const int heads = 1 + random_below(5);
-
-    return (Config){
-        .layers = 1 + random_below(4), .heads = heads, .hidden = heads * 2 * (1 + random_below(4)),
-        .vocab = 2 + random_below(60), .seq = 8};
-}
-
-static Layout random_slice(Config c)
-{
-    const int slices = 1 + random_below(4);
-
-    return layout_create(c, (Placement){random_below(slices), slices, .embedding = true, .head = random_below(2)});
-}
-
 /* ---- Initial weights ---- */
 
 static void weights_have_their_standard_deviation(void **state)
@@ -139,12 +121,14 @@ static ParamShard random_shard(const Layout *l)
 static void adamw_is_adamw(void **state)
 {
     enum { SHARDS = 5 };
+    static const Config configs[] = {{1, 2, 1, 2, 8}, {4, 24, 3, 53, 8}};
     const double scale = 0.3, lr = 0.01;
 
     options.weight_decay = 0.25;
-    for (int trial = 0; trial < 30; trial++) {
-        const Config c = random_config();
-        const Layout l = trial % 2 ? random_slice(c) : layout_create(c, FULL_MODEL);
+    for (int trial = 0; trial < 12; trial++) {          /* the full model, or the last of one to three slices */
+        const int slices = trial % 2 ? trial / 2 % 3 + 1 : 0;
+        const Layout l = layout_create(configs[trial / 6], slices ? (Placement){slices - 1, slices, .embedding = true}
+                                                                  : FULL_MODEL);
         ParamShard full = random_shard(&l), same = random_shard(&l), shards[SHARDS];
         AdamW one = {&l, &full, 1, 0}, many = {&l, shards, SHARDS, 0};
         double *w = malloc(l.count * sizeof *w), *m = calloc(l.count, sizeof *m), *v = calloc(l.count, sizeof *v);
@@ -343,22 +327,6 @@ static void odds(Batch batch)
     asked++;
 }
 
-/* Validation takes full micro-batches: 64 sequences, rounded up to full micro-batches, or as many as the text has. */
-static void evaluations_have_their_size(void **state)
-{
-    static const struct {
-        int tokens, micro_batch, pieces;
-    } cases[] = {{1010, 100, 1}, {1010, 4, 3}, {10010, 1, 64}, {10010, 4, 16}, {10010, 3, 22}, {10010, 65, 1},
-                 {10010, 64, 1}, {10010, 63, 2}};
-    uint16_t tokens[10010] = {0};
-
-    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
-        open_data(write_file("pieces.bin", tokens, cases[i].tokens * sizeof *tokens), 2, 7);
-        options.micro_batch = cases[i].micro_batch;
-        assert_int_equal(evaluation_batches(), cases[i].pieces);
-    }
-}
-
 /* Samples with stdout in a file. Returns what was printed, valid until the next call. */
 static const char *printed_samples(LossFunction loss_of, int64_t token, double temperature)
 {
@@ -383,32 +351,6 @@ static const char *printed_samples(LossFunction loss_of, int64_t token, double t
     close(out);
     guarded_release();
     return printed;
-}
-
-static void certain(Batch batch)
-{
-    for (int64_t i = 0; i < tensor_count(final); i++)
-        data(final)[i] = 1000;
-}
-
-/* With a vocabulary of bytes, tokens are printed as bytes, control characters as '?'. Other tokens are numbers. */
-static void tokens_are_printed(void **state)
-{
-    static const struct {
-        int vocab, token;
-        const char *printed;
-    } cases[] = {{256, 'x', ">x\n"}, {256, '\n', ">\n\n"}, {256, '\t', ">\t\n"}, {256, 27, ">\uFFFD\n"},
-                 {256, 127, ">\uFFFD\n"}, {256, 200, ">\n"}, {256, 'y', ">\uFFFDy\n"}, {256, 0x9b, ">\uFFFD\n"},
-                 {256, 0xc3, ">\n"}, {256, 0xa9, ">\u00e9\n"}, {257, 65, "65 \n"}};     /* \303, then \251: one letter */
-    const char *heading = "\nsample after the prompt \">\":\n";
-
-    options.prompt = ">", options.sample = 1;
-    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
-        options.config.vocab = cases[i].vocab;
-        const char *printed = printed_samples(certain, cases[i].token, 0);
-        assert_memory_equal(printed, heading, strlen(heading));
-        assert_string_equal(printed + strlen(heading), cases[i].printed);
-    }
 }
 
 /* A transfer that began before the recorded step leaves its spans alone; one in flight at its end has an end. */
@@ -493,15 +435,12 @@ static void numbers_in_words(void **state)
     static const struct {
         double bytes;
         const char *text;
-    } expected[] = {{0, "0 B"}, {1, "1 B"}, {999, "999 B"}, {1000, "1.0 kB"}, {1049, "1.0 kB"}, {99949, "99.9 kB"},
-                    {99951, "100 kB"}, {999499, "999 kB"}, {999501, "1.0 MB"}, {17.3e6, "17.3 MB"}, {3.1e9, "3.1 GB"},
-                    {141e9, "141 GB"}, {2.5e12, "2.5 TB"}, {7e15, "7.0 PB"}, {1e18, "1.0 EB"}, {5e21, "5000 EB"},
-                    {-1500, "-1.5 kB"}};
+    } expected[] = {{0, "0 B"}, {999, "999 B"}, {1000, "1.0 kB"}, {99951, "100 kB"}, {999501, "1.0 MB"},
+                    {2.5e12, "2.5 TB"}, {5e21, "5000 EB"}, {-1500, "-1.5 kB"}};
     static const struct {
         int64_t number;
         const char *text;
-    } numbers[] = {{0, "0"}, {999, "999"}, {1000, "1,000"}, {-999, "-999"}, {-123456, "-123,456"},
-                   {INT64_MAX, "9,223,372,036,854,775,807"}, {INT64_MIN, "-9,223,372,036,854,775,808"}};
+    } numbers[] = {{0, "0"}, {1000, "1,000"}, {-123456, "-123,456"}, {INT64_MIN, "-9,223,372,036,854,775,808"}};
     const char *texts[8];
 
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
@@ -538,16 +477,12 @@ static void presets_have_their_size(void **state)
     options = before;
 }
 
-/* Each module of common/ includes only modules below it, and each file of comm/ calls only files below it. layers.sh
- * finds an include and a call that point up. */
+/* Each module of common/ includes only modules below it. layers.sh finds an include that points up. */
 static void includes_point_down(void **state)
 {
     run_well(SOURCE "/tests/layers.sh");
     run_well("sh -c 'cp -r " SOURCE "/common . && echo \"#include \\\"run.h\\\"\" >>common/tensor.h'");
     expect(run(SOURCE "/tests/layers.sh ."), 1, "common/tensor.h includes common/run.h, but run stands above tensor");
-    run_well("sh -c 'rm -r common && cp -r " SOURCE "/common . && "
-             "echo \"void up(void) { comm_barrier(world); }\" >>common/comm/mpi.c'");
-    expect(run(SOURCE "/tests/layers.sh ."), 1, "uses comm_barrier, but groups stands above mpi in comm/");
 }
 
 int main(int argc, char **argv)
@@ -563,8 +498,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_are_a_function),
         cmocka_unit_test(validation_tokens_stay_apart),
         cmocka_unit_test(files_of_all_kinds),
-        cmocka_unit_test(evaluations_have_their_size),
-        cmocka_unit_test(tokens_are_printed),
         cmocka_unit_test(transfers_cross_a_recorded_step),
         cmocka_unit_test(samples_have_their_odds),
         cmocka_unit_test(numbers_in_words),

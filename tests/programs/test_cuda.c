@@ -12,7 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../08_fused_kernels/fused.h"
 #include "../../common/device.h"
 #include "../harness.h"
 
@@ -57,7 +56,6 @@ static const struct {
     bool covering;
 } cases[] = {
     {"01_single_gpu", "", 1},
-    {"01_single_gpu", "--recompute selective", 1},
     {"01_single_gpu", "--recompute full", 1},
     {"01_single_gpu", "--layers 1 --seq 8 --accumulate 20 --trace trace.json --report report.json", 1, true},
     {"02_mixed_precision", "--dtype fp32", 1},
@@ -75,25 +73,15 @@ static const struct {
     {"08_fused_kernels", "--dtype fp32 --fuse cross-entropy --layers 1 --hidden 24 --seq 65 --micro-batch 130", 1},
     {"09_combined", "--dtype fp32", 1},
     {"03_data_parallel", "--sync overlap", 2},
-    {"04_zero", "--zero 2", 2},
     {"04_zero", "--zero 3", 2},
     {"05_tensor_parallel", "--sequence-parallel", 2, true},
-    {"06_pipeline_parallel", "--schedule 1f1b", 2},
     {"06_pipeline_parallel", "--schedule zero-bubble", 2},
     {"06_pipeline_parallel", "--schedule zb-v --layers 5 --accumulate 5 --micro-batch 1", 2},
-    {"07_context_parallel", "--attention ring", 2},
     {"07_context_parallel", "--attention ulysses", 2},
-    {"03_data_parallel", "--sync overlap", 4},
-    {"04_zero", "--zero 3", 4},
-    {"05_tensor_parallel", "--sequence-parallel", 4},
-    {"06_pipeline_parallel", "--schedule 1f1b --layers 4", 4},
-    {"07_context_parallel", "--attention ring", 4},
     {"09_combined", "--dtype fp32 --tp 2 --cp 2 --layers 2", 4},
     {"09_combined", "--dtype fp32 --pp 2 --cp 2 --recompute full", 4},
-    {"09_combined", "--dtype fp32 --tp 2 --pp 2 --zero 0", 4},
     {"10_expert_parallel", "", 1},
     {"10_expert_parallel", "--top-k 1 --ep 2", 2, true},
-    {"10_expert_parallel", "--ep 2 --recompute full", 4},
     {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --ep 4 --span 10 --layers 2", 4},
     {"03_data_parallel", "--sync overlap --accumulate 1", 8},
     {"04_zero", "--zero 3 --accumulate 1", 8},
@@ -193,81 +181,6 @@ static void losses_agree(void **state)
     }
 }
 
-/* If the device has TF32, matmuls of float use it, except with --dump-gradients; --tf32 overrides both. */
-static void tf32_is_the_default(void **state)
-{
-    static const struct {
-        const char *options, *line;
-        bool rounded;
-    } runs[] = {
-        {"--tf32 off", "of matmul, in float\n", false},
-        {"", "of matmul, in TF32\n", true},
-        {"--tf32 on", "of matmul, in TF32\n", true},
-        {"--dump-gradients exact.safetensors", "of matmul, in float\n", false},
-        {"--tf32 on --dump-gradients rounded.safetensors", "of matmul, in TF32\n", true},
-    };
-    double loss, exact = 0;
-    char worst[128];
-
-    Result r = run(BUILD "/%s/01_single_gpu --preset tiny --steps 0 --tf32 on", build);
-    const bool without = r.status == 2 && strstr(r.err, "only GPUs from sm_80 on have TF32");
-    result_free(r);
-    if (without)
-        skip();
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        unlink(in_temporary("m.csv"));
-        expect(run(BUILD "/%s/01_single_gpu --preset tiny --layers 1 --seq 16 --steps 1 --metrics m.csv %s", build,
-                   runs[i].options), 0, runs[i].line);
-        assert_int_equal(read_column("m.csv", "loss", &loss, 1), 1);
-        exact = i ? exact : loss;
-        assert_true((loss != exact) == runs[i].rounded);
-        assert_true(fabs(loss / exact - 1) < 1e-3);
-    }
-    const double d = compare_gradients("rounded.safetensors", "exact.safetensors", 2,
-                                       worst);
-    printf("in TF32 gradients differ by %.1e at most (%s)\n", d, worst);
-    assert_true(d > 1e-5 && d < 1e-1);
-}
-
-/* 07's tiles have more queries on a GPU, where the host launches six kernels per tile. The size of the scores'
- * workspace shows how many. */
-static void blocks_of_queries_are_large(void **state)
-{
-    const double heads = 2, keys = 130, of_cpu = 64;
-    double bytes[2];
-
-    for (int i = 0; i < 2; i++) {
-        run_well(BUILD "/%s/07_context_parallel --preset tiny --layers 1 --seq %d --micro-batch 1 --steps 1 --quiet "
-                 "--report r.json", i ? build : "cpu", (int)keys);
-        bytes[i] = json_number("r.json", "ranks.0.memory.workspace.measured");
-    }
-    assert_true(bytes[1] - bytes[0] == 2 * heads * (keys - of_cpu) * keys * 4);
-}
-
-/* FlashAttention's backward adds up dQ in float, once per group of thread blocks: here two tiles of keys, so two
- * groups. predict() counts these bytes as workspace, to the byte, or the run would fail. On the CPU there are none. */
-static void dq_is_counted(void **state)
-{
-    const double groups = 2, rows_of_full_tiles = 384, head_size = 64;
-    double bytes[2];
-
-    if (!simulated())
-        skip();
-    for (int i = 0; i < 2; i++) {
-        run_well(BUILD "/%s/08_fused_kernels --layers 1 --hidden 64 --heads 1 --vocab 97 --seq 300 --micro-batch 1 "
-                 "--steps 1 --data %s --fuse attention --quiet --report r.json", i ? build : "cpu",
-                 token_file(20000, 97));
-        bytes[i] = json_number("r.json", "ranks.0.memory.workspace.measured");
-    }
-    assert_true(bytes[1] - bytes[0] == groups * rows_of_full_tiles * head_size * 4);
-    /* heads of 128: 16 groups of a 1.3b's 16 heads; 1 GB holds two groups of a 405b's 128 heads, and two of eight with
-     * 32k tokens; with 128k tokens one group needs more */
-    assert_int_equal(flash_parts(BF16, 1, 2048, 2048, 16, 128), 16LL * 16 * 2048 * 128);
-    assert_int_equal(flash_parts(BF16, 1, 8192, 8192, 128, 128), 1 << 28);
-    assert_int_equal(flash_parts(BF16, 1, 32768, 32768, 32, 128), 1 << 28);
-    assert_int_equal(flash_parts(BF16, 1, 131072, 131072, 32, 128), 1 << 29);
-}
-
 /* Training in smaller types. Tolerances are wider, because each build rounds in different places. */
 static void small_types_agree(void **state)
 {
@@ -324,42 +237,6 @@ static void ladder_is_right(void **state)
         run_well(BUILD "/%s/ladder --size %s --seconds 0 --copy 1", build, sizes[i]);
 }
 
-/* "test_cuda memory": allocates most of the device's memory, frees it, and allocates it again in other sizes, while
- * queued work still uses it. Returns the exit status. */
-static int memory_in_other_sizes(void)
-{
-    enum { PIECES = 3 };
-    double sum = 0;
-
-    device_init(0, 1, 1);
-    const int64_t bytes = device_memory_available() / 10 * 6 / PIECES * PIECES;
-    char *all = device_alloc(bytes), *piece[PIECES], last[PIECES];
-    if (!all)
-        return 1;
-    device_free(all, bytes);
-    for (int i = 0; i < PIECES; i++) {
-        piece[i] = device_alloc(bytes / PIECES + i);
-        if (!piece[i])
-            return 1;
-        device_upload(piece[i] + bytes / PIECES - 1 + i, &(char){1 + i}, 1);
-    }
-    for (int i = 0; i < PIECES; i++) {
-        device_download(&last[i], piece[i] + bytes / PIECES - 1 + i, 1);
-        sum += last[i];
-        device_free(piece[i], bytes / PIECES + i);
-    }
-    printf("%.0f of %lld bytes\n", sum, (long long)device_memory_reserved());
-    return sum != 6;
-}
-
-/* Memory that was freed is there for other sizes, also while queued work still uses it. */
-static void memory_is_reused(void **state)
-{
-    if (!strcmp(build, "cpu"))
-        skip();
-    run_well("%s" BUILD "/%s/test_cuda memory", simulated() ? "env SIMULATED_MEMORY=60000000 " : "", build);
-}
-
 /* The check before training includes memory that operators take untracked. Without it, the run would end during its
  * first step. */
 static void memory_check_includes_scratch(void **state)
@@ -392,12 +269,10 @@ static void ranks_may_see_one_gpu_each(void **state)
     } runs[] = {
         {"01", "", 0, "comm    NCCL\n| available\n"},
         {"5555", "", 1, "NCCL needs a GPU for each rank| for 4 ranks together, "},
-        {"330", "", 1, "NCCL needs a GPU for each rank| for 2 ranks together, "},
         {"033", "", 1, "NCCL needs a GPU for each rank| for 2 ranks together, "},
         {"00", "--comm mpi", 1, " for 2 ranks together, "},
         {"01", "--comm mpi", 0, "comm    MPI, through the host's memory\n"},
         {"0232", "--comm nccl", 1, "expected a GPU for each rank, but rank 1 shares its GPU with 1 other rank; try"},
-        {"0222", "--comm nccl", 1, "expected a GPU for each rank, but rank 1 shares its GPU with 2 other ranks; try"},
     };
 
     if (!simulated())
@@ -524,7 +399,7 @@ static void gpu_day_runs(void **state)
     if (!simulated() || covering())
         skip();
     expect(run("cd " SOURCE " && tools/machine/gpu_day.sh simulated 2 %s", in_temporary("day/report.txt")), 0,
-           "== two equal runs|== 1 cold starts of zb-v|== all-reduce of nccl-tests|failed: none");
+           "== two equal runs|minute 0, should print|start 1 is well|== all-reduce of nccl-tests|failed: none");
 }
 
 /* NCCL's transport, on simulated GPUs: all operations, types and groups; then NCCL's errors, and a transfer whose other
@@ -542,7 +417,7 @@ static void transfers_over_nccl(void **state)
     for (int n = covering() ? 3 : 2; n <= (covering() ? 3 : 4); n++)    /* more groups do not fit on a GPU together */
         run_well("env FAKE_NCCL_QUEUES=64 mpiexec -n %d " BUILD "/simulated/test_comm worker all", n);
     for (int n = 1; n <= 8; n++)
-        if (!covering() || n == 3 || n == 8)
+        if (!covering() || n == 3)
             run_well("mpiexec -n %d " BUILD "/simulated/00_collectives --verify", n);
     for (int i = 0; i < 4; i++) {
         Result r = run("timeout 30 env FAKE_NCCL_%s mpiexec -n 2 " BUILD "/simulated/03_data_parallel --preset tiny "
@@ -559,12 +434,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(operators_agree),
         cmocka_unit_test(gradients_agree),
         cmocka_unit_test(losses_agree),
-        cmocka_unit_test(tf32_is_the_default),
-        cmocka_unit_test(blocks_of_queries_are_large),
-        cmocka_unit_test(dq_is_counted),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
-        cmocka_unit_test(memory_is_reused),
         cmocka_unit_test(memory_check_includes_scratch),
         cmocka_unit_test(older_gpus_are_left_out),
         cmocka_unit_test(ranks_may_see_one_gpu_each),
@@ -577,8 +448,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(transfers_over_nccl),
     };
 
-    if (argc > 1 && !strcmp(argv[1], "memory"))
-        return memory_in_other_sizes();
     build = argc > 1 ? argv[1] : strstr(argv[0], "simulated/") ? "simulated" : "cuda";
     setvbuf(stdout, NULL, _IOLBF, 0);           /* results appear at once, also in a pipe */
     if (!strcmp(build, "cuda") && system("nvidia-smi -L >/dev/null 2>&1")) {

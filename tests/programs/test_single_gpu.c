@@ -117,29 +117,6 @@ static void links_to_checkpoints_stay(void **state)
     assert_true(json_number("disk/model/trainer.json", "step") == 3);
 }
 
-/* Every training option changes the trained weights, and the defaults are those in --help. */
-static void each_option_counts(void **state)
-{
-    static const char *const others[] = {"--lr 2e-3", "--weight-decay 0", "--clip 0.01", "--warmup 3", "--seed 2"};
-    const char *run_of = CPU " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 2 --accumulate 1 "
-                         "--threads 1 --quiet";
-
-    run_well("%s --data %s --steps 4 --save standard", run_of, tokens());
-    run_well("%s --data %s --steps 4 --lr 1e-3 --weight-decay 0.1 --clip 1 --warmup 20 --seed 1 --save explicit",
-             run_of, tokens());
-    run_well("cmp standard/model.safetensors explicit/model.safetensors");
-    for (int i = 0; i < 5; i++) {
-        run_well("%s --data %s --steps 4 --save other %s", run_of, tokens(), others[i]);
-        expect(run("cmp standard/model.safetensors other/model.safetensors"), 1, "differ");
-    }
-    for (int i = 0; i < 2; i++)
-        run_well("%s --data %s --steps 12 --warmup 2 --lr-decay-steps 10 --save %s", run_of, tokens(),
-                 i ? "explicit --min-lr 1e-4" : "standard");
-    run_well("cmp standard/model.safetensors explicit/model.safetensors");
-    run_well("%s --data %s --steps 12 --warmup 2 --lr-decay-steps 10 --min-lr 1e-5 --save other", run_of, tokens());
-    expect(run("cmp standard/model.safetensors other/model.safetensors"), 1, "differ");
-}
-
 /* A sample has its prompt, then 12 bytes, and depends on the seed. 04 draws the same bytes from sharded parameters. */
 static void samples_are_texts(void **state)
 {
@@ -334,7 +311,6 @@ int main(void)
         cmocka_unit_test(an_old_checkpoint_is_found),
         cmocka_unit_test(files_of_others_are_moved_aside),
         cmocka_unit_test(links_to_checkpoints_stay),
-        cmocka_unit_test(each_option_counts),
         cmocka_unit_test(samples_are_texts),
         cmocka_unit_test(signals_save),
     };

@@ -46,36 +46,6 @@ static void read_best(const char *out, double best[3])
     assert_int_equal(sscanf(strchr(bar + 1, '|'), "| %lf %lf%%", &best[0], &best[1]), 2);
 }
 
-static void check_scores(const char *out)
-{
-    const char *planner = strstr(out, "  planner "), *rules;
-    double regret, good, best_rule = INFINITY;
-
-    assert_non_null(planner);
-    assert_int_equal(sscanf(planner, "  planner %lf%% %*d (%lf%%)", &regret, &good), 2);
-    rules = strchr(planner, '\n') + 1;
-    for (int i = 0; i < 3; i++, rules = strchr(rules, '\n') + 1)
-        best_rule = fmin(best_rule, atof(rules + 64));
-    assert_true(number_after(out, "median error of tokens/s  ") <= 11);
-    assert_true(number_after(out, "where pp = 1 and tp <= 8 ") <= 5);
-    assert_true(number_after(out, "median error of memory  ") <= 8);
-    assert_true(number_after(out, "(Spearman)") >= 0.78);
-    assert_true(good >= 80);
-    assert_true(regret <= 8 && best_rule < 100 && regret <= best_rule / 2);
-}
-
-/* Errors with the constants in costs.c; in make test-full cross-validated, too: with constants fitted to other runs. */
-static void comes_near_the_published_runs(void **state)
-{
-    (void)state;
-    for (int full = 0; full <= full_tests(); full++) {
-        Result r = run(PLAN "--runs " RUNS "%s", full ? " --cross-validate" : "");
-        assert_int_equal(r.status, 0);
-        check_scores(r.out);
-        result_free(r);
-    }
-}
-
 /* The error of a line of the table of sources: "Megatron-LM README, ...   4   6.1%". */
 static double error_of(const char *line)
 {
@@ -86,12 +56,38 @@ static double error_of(const char *line)
     return atof(percent);
 }
 
+/* Of all runs: median error of tokens/s and of memory in percent, mean rank correlation, and regret in percent. */
+static void read_scores(const char *out, double score[4])
+{
+    char memory[16];
+    const char *line = strstr(out, "all that count");
+
+    assert_non_null(line);
+    assert_int_equal(sscanf(line, "all that count %*d %lf%% %*f%% %15s %lf %lf%%", &score[0], memory, &score[2],
+                            &score[3]), 4);
+    score[1] = atof(memory);
+}
+
+/* Errors with the constants in profiles.c; in make test-full cross-validated, too: fitted to other runs. */
+static void comes_near_the_published_runs(void **state)
+{
+    for (int full = 0; full <= full_tests(); full++) {
+        Result r = run(PLAN "--runs " RUNS "%s", full ? " --cross-validate" : "");
+        assert_int_equal(r.status, 0);
+        double score[4];
+        read_scores(r.out, score);
+        assert_true(score[0] <= 9.2 && score[1] <= 8 && score[2] >= 0.86 && score[3] <= 6.6);
+        assert_true(error_of(strstr(r.out, "pp = 1 and tp <= 8  ")) <= 4.5);
+        result_free(r);
+    }
+}
+
 /* Runs of other programs: each source with constants fitted to the others. */
 static void comes_near_other_programs(void **state)
 {
+    double score[4];
     int sources = 0;
 
-    (void)state;
     Result r = run(PLAN "--published " OTHERS " --cross-validate --predictions %s", in_temporary("predicted.csv"));
     assert_int_equal(r.status, 0);
     const char *line = strchr(r.out, '\n') + 1;
@@ -99,10 +95,9 @@ static void comes_near_other_programs(void **state)
         if (!(error_of(line) <= (strstr(line, "B200") && strstr(line, "B200") < strchr(line, '%') ? 30 : 20)))
             fail_msg("%.80s", line);
     assert_int_equal(sources, 12);
-    assert_true(error_of(strstr(r.out, "all that count")) <= 12);
     assert_true(error_of(strstr(r.out, "mixtures of experts")) <= 30);
-    assert_true(number_after(r.out, "mean of 4 sets: Spearman ") >= 0.82);
-    assert_true(error_of(strstr(r.out, "mean of 4 sets")) <= 0.6);
+    read_scores(r.out, score);
+    assert_true(score[0] <= 12 && score[2] >= 0.82 && score[3] <= 0.6);
     result_free(r);
     FILE *f = fopen(in_temporary("odd.csv"), "w");              /* what cannot be predicted is named, the rest is */
     fputs("gpu,seq,sequences_per_step,layout,gpus,heads,mlp,hidden,layers,source,comment\n"
@@ -111,7 +106,7 @@ static void comes_near_other_programs(void **state)
     fclose(f);
     expect(run(PLAN "--published %s --predictions %s", in_temporary("odd.csv"), in_temporary("given")), 0,
            "not predicted: Google|expected one of rtx4090|got 'tpu'|not predicted: NeoX|expected 8 ranks");
-    expect(run("cat %s", in_temporary("given")), 0, ",x,,|,z,,|torchtitan,y,80|predicted_tokens_per_second_per_gpu");
+    expect(run("cat %s", in_temporary("given")), 0, ",x,,|,z,,|torchtitan,y,79|predicted_tokens_per_second_per_gpu");
     run_well("sh -c 'cut -c 1-20 " OTHERS " >%s && cut -c 1-20 %s | cmp - %s'", in_temporary("given"),
              in_temporary("predicted.csv"), in_temporary("given"));
 }
@@ -119,12 +114,11 @@ static void comes_near_other_programs(void **state)
 /* In every row of --csv, ranks, sequences, bytes and seconds add up; rows are in the documented order. */
 static void all_grids_add_up(void **state)
 {
-    enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, ZERO, RECOMPUTE, FITS, BYTES, TOTAL = BYTES + 7,
-           SECONDS, STEP = SECONDS + 9, TOKENS, MFU, COLUMNS };
+    enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, REPLICATE, ZERO, RECOMPUTE, FITS, BYTES,
+           TOTAL = BYTES + 7, SECONDS, STEP = SECONDS + 9, TOKENS, MFU, COLUMNS };
     static const char *const models[] = {"8b", "mixtral-8x7b"};
     char line[1024];
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         double before = 0;
         int rows = 0, fits_before = 1, fitting = 0;
@@ -190,7 +184,6 @@ static void memory_is_the_programs(void **state)
     };
     static const char *const shape = "--layers 5 --hidden 48 --heads 4 --vocab 257 --seq 32";
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *report = in_temporary("report");
         char program[128] = "09_combined";
@@ -249,7 +242,6 @@ static void times_are_the_programs(void **state)
     const char *pretend = full_tests() ? "0.03,0.0075,13000" : "0.4,0.1,1000";
     char hardware[300];
 
-    (void)state;
     snprintf(hardware, sizeof hardware, "--pretend %s", pretend);
     if (full_tests()) {                 /* what 00 measures of the simulated machine stands for it */
         snprintf(hardware, sizeof hardware, "--hardware %s", in_temporary("machine.json"));
@@ -292,7 +284,6 @@ static void sixty_questions_keep_their_answers(void **state)
     double then[3], now[3];
     int questions = 0;
 
-    (void)state;
     FILE *in = fopen(SOURCE "/tests/tools/plan_answers.txt", "r");
     assert_non_null(in);
     for (; fgets(line, sizeof line, in); questions += *line == '-') {
@@ -329,10 +320,9 @@ static void five_answers_by_hand(void **state)
         {"--model 8b --gpus 64", 7.833e10, 5.629e16},
         {"--model 7b --gpus 64 --hardware a100", 5.842e10, 4.53e16},
         {"--model llama3-8b --gpus 128 --seq 128K --batch 4M", 6.530e10, 6.933e17},
-        {"--model mixtral-8x7b --gpus 64 --batch 4M", 7.398e10, 4.233e17}
+        {"--model mixtral-8x7b --gpus 64 --batch 4M", 8.029e10, 3.524e17}
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Result r = run(PLAN "%s --explain best", cases[i].question);
         const double bytes = count_after(r.out, "\n  total "), flops = number_after(r.out, "a step, all ranks:");
@@ -350,7 +340,6 @@ static void zero_3_hides_what_published_runs_hide(void **state)
     int seq, gpus, b, rows = 0;
     double measured, first[2] = {0};
 
-    (void)state;
     FILE *in = fopen(SOURCE "/tools/planner/fsdp_runs.csv", "r");
     assert_non_null(in);
     while (fgets(line, sizeof line, in)) {
@@ -381,7 +370,6 @@ static void commands_have_the_grid(void **state)
 {
     char command[1024] = "";
 
-    (void)state;
     Result r = run(PLAN "--model tiny --gpus 4 --batch 512 --hardware 1,1,1,0.1,1 --pp 2 --dp 2");
     char *at = strstr(r.out, "mpiexec");
     assert_non_null(at);
@@ -405,12 +393,12 @@ static void options_are_those_of_the_sources(void **state)
         "--model llama3-70b --gpus 128 --pp 4 --chunks '>=2'",
         "--model llama3-8b --layers 34 --gpus 32 --pp 4 --chunks '>=2'",
         "--model llama3-70b --gpus 64 --pp 16 --layers 79 --chunks 1",
-        "--gpus 8 --model 1b --for torchtitan --pp 2 --zero 0"};
+        "--gpus 8 --model 1b --for torchtitan --pp 2 --zero 0", "--model mixtral-8x7b --capacity 1.25 --ep 8",
+        "--model deepseek-v3 --gpus 2048 --batch 64M --hardware h800", "--zero 3 --replicate 8 --head-dim 64"};
     struct { char framework[16], option[64]; bool printed; } known[128];
     char line[256];
     int count = 0;
 
-    (void)state;
     FILE *in = fopen(SOURCE "/tests/tools/printed_options.tsv", "r");
     assert_non_null(in);
     while (fgets(line, sizeof line, in))
@@ -461,7 +449,6 @@ static void models_have_their_published_sizes(void **state)
         "\"v_head_dim\": 128, \"hidden_act\": \"silu\", \"tie_word_embeddings\": false}";
     static const char *const names[] = {"DeepSeek-V3", NULL}, *const more = "--gpus 2048 --seq 4096 --batch 64M";
 
-    (void)state;
     FILE *f = fopen(in_temporary("config.json"), "w");
     fputs(config, f);
     fclose(f);
@@ -470,13 +457,12 @@ static void models_have_their_published_sizes(void **state)
                "671.03 billion parameters|uses 37.55 billion parameters");
     expect(run(PLAN "--model mixtral-8x7b"), 0, "46.70 billion parameters|uses 12.88 billion");
     expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0, 
-           "70.55 billion|1e+12 tokens take|GPU-hours");
+           "70.55 billion|1000 billion tokens take|GPU-hours");
     expect(run(PLAN "--model 70b --gpus 512 --batch 4M"), 0, "Llama 3's is --model llama3-70b");
 }
 
 static void large_plans_are_fast(void **state)
 {
-    (void)state;
     expect(run("sh -c 'ulimit -t 2; exec " PLAN "--model 70b --gpus 512 --batch 4194304'"), 0,        /* CPU seconds */
            "1. Fit in memory|2. Reach the batch. 1024 sequences|3. Raise throughput");
 }
@@ -488,48 +474,33 @@ static void errors_name_valid_values(void **state)
         const char *options, *message;
     } cases[] = {
         {2, "--gpus 60", "expected up to 8, or a multiple of --per-node 8, such as 56 or 64"},
-        {2, "--batch 5000", "expected a multiple of the 4096 tokens of a sequence, such as 8192"},
-        {1, "--gpus 37 --per-node 37", "possible are --gpus 36, or --batch 1060864 (259 sequences)"},
+        {2, "--batch 1000", "expected at least the 4096 tokens of a sequence"},
+        {1, "--gpus 37 --per-node 37", "dp 37 x micro-batch 1 x accumulate 6: expected the batch of 256 sequences"},
         {1, "--model 405b --gpus 8", "the fastest on --gpus 128 would be tp=8"},
         {2, "--hardware h300", "expected one of rtx4090|l40s|a100-40gb|a100|h100|h100-96gb|h800|h200|b200, or five"},
-        {2, "--pretend 1,2", "expected GFLOPS,GB/S,MICROSECONDS"},
         {2, "--model 9b", "expected one of 1b|3b|8b|80b|llama3-8b|"},
-        {2, "--tp <=x", "expected a number or a bound, like 4, \"<=4\""},
         {1, "--tp 3", "restrictions given (tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks"},
-        {1, "--model llama3-8b --tp 16", "(tp 16: expected a divisor of the 8 key-value heads: 1, 2, 4 or 8)"},
-        {1, "--zero 3 --pp 2", "(zero 3 with pp 2: expected zero 0 or 1"},
         {1, "--model llama3-8b --gpus 1", "with --state-bytes 16 129.0; with --seq 4096 139.5; the fastest on"},
         {2, "--model /nowhere/config.json", "--model /nowhere/config.json: No such file or directory"},
-        {2, "--tokens 1X", "expected a number of tokens, such as 300B or 15T, got '1X'"},
+        {1, "--replicate 3", "(replicate 3: expected 1, or with zero 2 or 3 a divisor of dp 64"},
         {2, "--for pytorch", "expected one of 09|megatron|nanotron|torchtitan|fsdp-2023|megatron-2022, got 'pytorch'"},
-        {2, "--for 09", "but 09, which has no gated MLP"},
-        {2, "--model 7b --explain zero=3", "zero 3: expected one of those that 09_combined has: 0, 1"},
-        {2, "--model 7b --state-bytes 20", "expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs"},
-        {1, "--model 70b --gpus 64 --pp 1 --tp 1", "without the restrictions given the fastest would be tp=2"},
-        {2, "--top-k 2", "expected --experts of at least top-k, got 0"},
-        {1, "--gpus 8 --seq 131071", "try --seq 131072"},
-        {2, "--gpus 0", "expected an integer from 1 to 1048576, got '0'"},
-        {2, "--dtype fp16", "expected bf16 or fp32, got 'fp16'"},
+        {1, "--model 70b --gpus 64 --pp 1 --tp 1", "the fastest without the restrictions given would be tp=2"},
+        {1, "--gpus 8 --seq 131071", "with --seq 131072 37"},
         {2, "--heads 33", "expected each to be a multiple of the next"},
         {2, "--explain tp=3", "tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks, one per GPU, got 63"},
-        {2, "--explain tp=64", "tp 64: expected a divisor of the 32 heads: 1, 2, 4, 8, 16 or 32"},
-        {2, "--explain pp=2,zero=3", "expected zero 0 or 1"},
         {2, "--fit", "expected --runs FILE with them"},
-        {2, "--runs " RUNS " --fit --cross-validate", "expected one of them"},
         {1, "--csv /nowhere/x", "--csv /nowhere/x: No such file or directory"},
         {2, "8b", "\"8b\" is not an option"},
     };
     static const char *const bad_runs[][2] = {
-        {"model,nodes\n1B,1\n", "line 1: expected a column micro_batch"},
-        {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n", "got none"},
+        {"model,nodes\n1B,1\n", ": expected an integer of at least 1, got ''"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
-         "line 2: tokens_per_second_per_gpu: expected a number of at least 0, got 'x'"},
+         "line 2: column tokens_per_second_per_gpu: expected a number of at least 0, got 'x'"},
         {"# c\nmodel,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n"
          "1B,1,1,1,4,1,1,0,9,3\n",
          "line 3: dp 4 x pp 1 x tp 1: expected 8 ranks, 8 per node, got 4"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Result r = run(PLAN "%s", cases[i].options);
         if (r.status != cases[i].status || strncmp(r.err, "plan: ", 6) || !strstr(r.err, cases[i].message)

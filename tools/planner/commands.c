@@ -13,31 +13,27 @@
 #include "../../common/print.h"
 #include "explain.h"
 
-/* Prints a word of a command, on the next line where this one would exceed 90 columns; "": nothing. */
+/* Prints a word of a command, if it is needed, on the next line where this one would exceed 90 columns. */
 static int column;
-static void word(const char *format, ...)
+static void word(bool needed, const char *format, ...)
 {
     char text[160];
     va_list list;
 
+    if (!needed)
+        return;
     va_start(list, format);
     const int length = vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    if (!length)
-        return;
     const bool wraps = column + 1 + length > 90;
     column = (wraps ? 6 : column + 1) + length;
     printf(wraps ? " \\\n      %s" : " %s", text);
 }
 
-static void begin(const char *name)
+static void lacks(bool it, const char *what)
 {
-    column = printf("   %s", name);
-}
-
-static void lacks(const char *what)
-{
-    printf("\n     lacks %s", what);
+    if (it)
+        printf("\n     lacks %s", what);
 }
 
 /* "torchrun --nnodes 8 --nproc-per-node 8": on each node, with the address of the first. */
@@ -45,9 +41,8 @@ static void launcher(const Query *q)
 {
     const int gpus = q->cluster.gpus, node = q->cluster.per_node;
 
-    word("torchrun --nnodes %d --nproc-per-node %d", gpus > node ? gpus / node : 1, gpus > node ? node : gpus);
-    if (gpus > node)
-        word("--rdzv-backend c10d --rdzv-endpoint $HOST:29500");
+    word(true, "torchrun --nnodes %d --nproc-per-node %d", gpus > node ? gpus / node : 1, gpus > node ? node : gpus);
+    word(gpus > node, "--rdzv-backend c10d --rdzv-endpoint $HOST:29500");
 }
 
 static void print_09(const Query *q, const Grid *g)
@@ -55,25 +50,22 @@ static void print_09(const Query *q, const Grid *g)
     const Model *m = &q->model;
 
     if (!m->in_09) {
-        printf("   09_combined, 11_five_dimensions: lack this model. Their MLPs have two matrices (in 09 of width 4h), the\n"
-               "     embedding is tied, each head has its own keys and values\n");
+        printf("   09_combined, 11_five_dimensions: lack this model. Their MLPs have two matrices (in 09 of width\n"
+               "     4h), the embedding is tied, and each head has its own keys and values\n");
         return;
     }
     const char *program = m->experts ? "11_five_dimensions" : "09_combined";
-    begin(format_text("%s:", program));
-    word("mpiexec -n %d", q->cluster.gpus);
-    if (q->cluster.gpus > q->cluster.per_node)
-        word("-ppn %d -hosts $HOSTS", q->cluster.per_node);
-    word("build/cuda/%s --layers %d", program, m->layers);
-    word("--hidden %d --heads %d", m->hidden, m->heads);
-    word("--vocab %d --seq %d", m->vocab, m->seq);
-    if (m->experts)
-        word("--experts %d --top-k %d --expert-width %d", m->experts, m->top_k, m->expert_width);
-    if (m->experts)
-        word("--capacity %g --span %lld", m->capacity, (long long)grid_span(m, g));
-    word("--tp %d --cp %d --pp %d%s", g->tp, g->cp, g->pp, m->experts ? format_text(" --ep %d", g->ep) : "");
-    word("--micro-batch %d --accumulate %d", g->micro_batch, g->accumulate);
-    word("--zero %d --recompute %s --dtype %s", g->zero, size_text(RECOMPUTE, g->recompute),
+    column = printf("   %s:", program);
+    word(true, "mpiexec -n %d", q->cluster.gpus);
+    word(q->cluster.gpus > q->cluster.per_node, "-ppn %d -hosts $HOSTS", q->cluster.per_node);
+    word(true, "build/cuda/%s --layers %d", program, m->layers);
+    word(true, "--hidden %d --heads %d", m->hidden, m->heads);
+    word(true, "--vocab %d --seq %d", m->vocab, m->seq);
+    word(m->experts, "--experts %d --top-k %d --expert-width %d", m->experts, m->top_k, m->expert_width);
+    word(m->experts, "--capacity %g --span %lld", m->capacity, (long long)grid_span(m, g));
+    word(true, "--tp %d --cp %d --pp %d%s", g->tp, g->cp, g->pp, m->experts ? format_text(" --ep %d", g->ep) : "");
+    word(true, "--micro-batch %d --accumulate %d", g->micro_batch, g->accumulate);
+    word(true, "--zero %d --recompute %s --dtype %s", g->zero, size_text(RECOMPUTE, g->recompute),
          q->cluster.stored == 2 ? "bf16" : "fp32");
     printf("\n");
 }
@@ -88,56 +80,55 @@ static void print_megatron(const Query *q, const Grid *g)
     grid_stages(m, g, &(Cluster){.framework = FOR_MEGATRON}, stages);
     while (first < g->pp - 1 && stages[first].layers == stages[0].layers)
         first++;
-    begin("Megatron-LM:");
-    if (g->zero <= 1 && g->tp * g->cp > 1)
-        word("CUDA_DEVICE_MAX_CONNECTIONS=1");
+    const bool accounts = g->chunks > 1 && !even && (m->layers + 2) % (g->pp * g->chunks) == 0;
+    const bool last = g->chunks == 1 && !even && first == g->pp - 1;
+    column = printf("   Megatron-LM:");
+    word(g->zero <= 1 && g->tp * g->cp > 1 && !hides_exchange(g, &q->cluster), "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
-    word("pretrain_gpt.py --num-layers %d", m->layers);
-    word("--hidden-size %d --ffn-hidden-size %d", m->hidden, m->mlp);
-    word("--num-attention-heads %d", m->heads);
-    if (m->kv_heads < m->heads)
-        word("--group-query-attention --num-query-groups %d", m->kv_heads);
-    word("--seq-length %d --max-position-embeddings %d", m->seq, m->seq);
-    word("--position-embedding-type rope");
-    if (!m->in_09)
-        word("--normalization RMSNorm --disable-bias-linear");
-    word(m->gated ? "--swiglu" : "");
-    word(m->tied ? "" : "--untie-embeddings-and-output-weights");
-    if (m->experts)
-        word("--num-experts %d --moe-ffn-hidden-size %d --moe-router-topk %d", m->experts, m->expert_width, m->top_k);
-    if (m->experts)
-        word("--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-expert-capacity-factor %g", m->capacity);
-    word("--hidden-dropout 0 --attention-dropout 0");
-    word("--mock-data --tokenizer-type NullTokenizer");
-    word("--vocab-size %d %s--lr 3e-4 --train-iters 100", m->vocab, q->cluster.stored == 2 ? "--bf16 " : "");
-    word("--micro-batch-size %d --global-batch-size %d", g->micro_batch, q->sequences);
-    word("--tensor-model-parallel-size %d%s", g->tp, g->tp > 1 ? " --sequence-parallel" : "");
-    word("--context-parallel-size %d", g->cp);
-    word("--pipeline-model-parallel-size %d", g->pp);
-    if (g->chunks > 1)
-        word("--num-virtual-stages-per-pipeline-rank %d", g->chunks);
-    if (g->chunks > 1 && !even)
-        word("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split");
-    if (g->chunks == 1 && !even && first == g->pp - 1)
-        word("--decoder-last-pipeline-num-layers %d", stages[g->pp - 1].layers);
-    if (m->experts)
-        word("--expert-model-parallel-size %d --expert-tensor-parallel-size 1", g->ep);
-    if (g->zero == 1)
-        word("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather");
-    if (g->zero >= 2)
-        word("--use-megatron-fsdp --init-model-with-meta-device --ckpt-format fsdp_dtensor");
-    if (g->zero >= 2)
-        word("--no-gradient-accumulation-fusion");
-    if (g->zero >= 2)
-        word("--data-parallel-sharding-strategy %s", g->zero == 2 ? "optim_grads" : "optim_grads_params");
-    if (g->recompute == FULL_RECOMPUTATION)
-        word("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1");
-    if (g->recompute == SELECTIVE_RECOMPUTATION)
-        word("--recompute-granularity selective --recompute-modules layernorm%s", m->experts ? " moe_act" : "");
-    if (g->chunks == 1 && !even && first < g->pp - 1)
-        lacks("these pipeline stages by an option: see --pipeline-model-parallel-layout");
-    if (g->zero >= 2 && g->tp * g->cp > 1)
-        lacks("one CUDA_DEVICE_MAX_CONNECTIONS for both: FSDP needs it unset, tp and cp prefer 1");
+    word(true, "pretrain_gpt.py --num-layers %d", m->layers);
+    word(true, "--hidden-size %d --ffn-hidden-size %d", m->hidden, m->mlp);
+    word(true, "--num-attention-heads %d", m->heads);
+    word(m->kv_heads < m->heads, "--group-query-attention --num-query-groups %d", m->kv_heads);
+    word(true, "--seq-length %d --max-position-embeddings %d", m->seq, m->seq);
+    word(true, "--position-embedding-type rope");
+    word(!m->in_09, "--normalization RMSNorm --disable-bias-linear");
+    word(m->gated, "--swiglu");
+    word(!m->tied, "--untie-embeddings-and-output-weights");
+    word(m->experts, "--num-experts %d --moe-ffn-hidden-size %d", m->experts, m->expert_width);
+    word(m->experts, "--moe-router-topk %d --moe-grouped-gemm", m->top_k);
+    word(m->experts, "--moe-token-dispatcher-type %s",
+         g->ep > q->cluster.per_node ? "flex --moe-flex-dispatcher-backend deepep" : "alltoall");
+    word(m->experts && m->capacity > 1, "--moe-expert-capacity-factor %g", m->capacity);
+    word(m->shared, "--moe-shared-expert-intermediate-size %d", m->shared * m->expert_width);
+    word(m->dense, "--moe-layer-freq \"[0]*%d+[1]*%d\"", m->dense, m->layers - m->dense);
+    word(m->q_rank, "--multi-latent-attention --q-lora-rank %d --kv-lora-rank %d", m->q_rank, m->kv_rank);
+    word(m->q_rank, "--qk-head-dim %d --qk-pos-emb-head-dim %d", m->head_dim - m->rope_dim, m->rope_dim);
+    word(m->q_rank, "--v-head-dim %d", m->value_dim);
+    word(m->head_dim && !m->q_rank, "--kv-channels %d", m->head_dim);
+    word(hides_exchange(g, &q->cluster), "--overlap-moe-expert-parallel-comm --delay-wgrad-compute");
+    word(true, "--hidden-dropout 0 --attention-dropout 0");
+    word(true, "--mock-data --tokenizer-type NullTokenizer");
+    word(true, "--vocab-size %d %s--lr 3e-4 --train-iters 100", m->vocab, q->cluster.stored == 2 ? "--bf16 " : "");
+    word(true, "--micro-batch-size %d --global-batch-size %d", g->micro_batch, q->sequences);
+    word(true, "--tensor-model-parallel-size %d%s", g->tp, g->tp > 1 ? " --sequence-parallel" : "");
+    word(true, "--context-parallel-size %d", g->cp);
+    word(true, "--pipeline-model-parallel-size %d", g->pp);
+    word(g->chunks > 1, "--num-virtual-stages-per-pipeline-rank %d", g->chunks);
+    word(accounts, "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split");
+    word(last, "--decoder-last-pipeline-num-layers %d", stages[g->pp - 1].layers);
+    word(m->experts, "--expert-model-parallel-size %d --expert-tensor-parallel-size 1", g->ep);
+    word(g->zero == 1, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather");
+    word(g->zero >= 2, "--use-megatron-fsdp --init-model-with-meta-device --ckpt-format fsdp_dtensor");
+    word(g->zero >= 2, "--no-gradient-accumulation-fusion");
+    word(g->zero >= 2, "--data-parallel-sharding-strategy %s", g->zero == 2 ? "optim_grads" : "optim_grads_params");
+    word(g->replicate > 1, "--num-distributed-optimizer-instances %d", g->replicate);
+    word(g->recompute, "--recompute-granularity %s", size_text(RECOMPUTE, g->recompute));
+    word(g->recompute == FULL_RECOMPUTATION, "--recompute-method uniform --recompute-num-layers 1");
+    word(g->recompute == SELECTIVE_RECOMPUTATION, "--recompute-modules layernorm%s%s", m->experts ? " moe_act" : "",
+         m->q_rank ? " mla_up_proj" : "");
+    lacks(!even && !accounts && !last, "these pipeline stages by an option: see --pipeline-model-parallel-layout");
+    lacks(g->zero >= 2 && g->tp * g->cp > 1, "one CUDA_DEVICE_MAX_CONNECTIONS for both: FSDP needs it unset, tp and cp "
+          "prefer 1");
     printf("\n");
 }
 
@@ -145,10 +136,10 @@ static void print_nanotron(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
 
-    begin("nanotron:");
-    word("CUDA_DEVICE_MAX_CONNECTIONS=1");
+    column = printf("   nanotron:");
+    word(true, "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
-    word("run_train.py --config-file config.yaml");
+    word(true, "run_train.py --config-file config.yaml");
     printf(", of which this is a fragment:\n"
            "      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
            "        pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_linear_async_communication: true,\n"
@@ -165,14 +156,12 @@ static void print_nanotron(const Query *q, const Grid *g)
         printf(",\n        moe_config: {num_experts: %d, top_k: %d, moe_intermediate_size: %d}", m->experts, m->top_k,
                m->expert_width);
     printf("}}");
-    if (g->zero > 1)
-        lacks(format_text("ZeRO-%d: zero_stage is 0 or 1; plan with --zero \"<=1\"", g->zero));
-    if (!m->gated)
-        lacks("an MLP of two matrices: its models are gated");
-    if (g->cp > 1 || m->experts)
-        lacks(g->cp > 1 ? "context parallelism: NotImplementedError" : "experts in its Llama model; Qwen2 has them");
-    if (g->chunks > 1 || g->recompute == SELECTIVE_RECOMPUTATION)
-        lacks("interleaved pipelines and selective recomputation");
+    lacks(g->zero > 1, format_text("ZeRO-%d: zero_stage is 0 or 1; plan with --zero \"<=1\"", g->zero));
+    lacks(!m->gated, "an MLP of two matrices: its models are gated");
+    lacks(g->cp > 1, "context parallelism: NotImplementedError");
+    lacks(m->experts, "experts in its Llama model; Qwen2 has them");
+    lacks(g->chunks > 1, "interleaved pipelines");
+    lacks(g->recompute == SELECTIVE_RECOMPUTATION, "selective recomputation");
     printf("\n");
 }
 
@@ -182,34 +171,28 @@ static void print_torchtitan(const Query *q, const Grid *g)
     const double size = model_parameters(m);
     const char *config = size < 2e10 ? "llama3_8b" : size < 2e11 ? "llama3_70b" : "llama3_405b";
 
-    begin("torchtitan:");
+    column = printf("   torchtitan:");
     launcher(q);
-    word("-m torchtitan.train --module llama3 --config %s", config);
-    word("--training.max_context_length %d", m->seq);
-    word("--training.num_tokens_per_microbatch_per_dp_rank %d", g->micro_batch * m->seq);
-    word("--training.num_tokens_per_train_step %lld", (long long)q->sequences * m->seq);
-    word("--parallelism.tensor_parallel_degree %d", g->tp);
-    word("--parallelism.context_parallel_degree %d", g->cp);
-    word("--parallelism.pipeline_parallel_degree %d", g->pp);
-    if (g->pp > 1)
-        word("--parallelism.pipeline_parallel_schedule %s --parallelism.num_pp_microbatches %d",
-             g->chunks > 1 ? "Interleaved1F1B" : "1F1B", g->accumulate);
-    if (g->pp > 1)
-        word("--training.disable_cuda_graphs");
-    if (m->experts)
-        word("--parallelism.expert_parallel_degree %d", g->ep);
-    word("--parallelism.data_parallel_replicate_degree %d", g->zero ? 1 : g->dp);
-    word("--parallelism.data_parallel_shard_degree %d", g->zero ? g->dp : 1);
-    if (g->zero)
-        word("--parallelism.fsdp_reshard_after_forward %s", g->zero == 3 ? "always" : "never");
-    word("activation_checkpoint:%s", size_text(RECOMPUTE, g->recompute));
-    lacks(format_text("options for the model's sizes: a Trainer.Config function sets them (%s stands for it)", config));
-    if (g->zero == 1)
-        lacks("ZeRO-1: this is FSDP that keeps weights from forward to backward (ZeRO-2)");
-    if (!g->zero && g->cp > 1)
-        lacks("ZeRO-0 with cp: FSDP shards over cp");
-    if (m->experts || !m->gated)
-        lacks(m->experts ? "experts in llama3: see qwen3 and deepseek_v3" : "an MLP of two matrices in llama3");
+    word(true, "-m torchtitan.train --module llama3 --config %s", config);
+    word(true, "--training.max_context_length %d", m->seq);
+    word(true, "--training.num_tokens_per_microbatch_per_dp_rank %d", g->micro_batch * m->seq);
+    word(true, "--training.num_tokens_per_train_step %lld", (long long)q->sequences * m->seq);
+    word(true, "--parallelism.tensor_parallel_degree %d", g->tp);
+    word(true, "--parallelism.context_parallel_degree %d", g->cp);
+    word(true, "--parallelism.pipeline_parallel_degree %d", g->pp);
+    word(g->pp > 1, "--parallelism.pipeline_parallel_schedule %s --parallelism.num_pp_microbatches %d",
+         g->chunks > 1 ? "Interleaved1F1B" : "1F1B", g->accumulate);
+    word(g->pp > 1, "--training.disable_cuda_graphs");
+    word(m->experts, "--parallelism.expert_parallel_degree %d", g->ep);
+    word(true, "--parallelism.data_parallel_replicate_degree %d", g->zero ? g->replicate : g->dp);
+    word(true, "--parallelism.data_parallel_shard_degree %d", g->zero ? g->dp / g->replicate : 1);
+    word(g->zero, "--parallelism.fsdp_reshard_after_forward %s", g->zero == 3 ? "always" : "never");
+    word(true, "activation_checkpoint:%s", size_text(RECOMPUTE, g->recompute));
+    lacks(true, format_text("options for the model's sizes: a Trainer.Config function has them (%s is one)", config));
+    lacks(g->zero == 1, "ZeRO-1: this is FSDP that keeps weights from forward to backward (ZeRO-2)");
+    lacks(!g->zero && g->cp > 1, "ZeRO-0 with cp: FSDP shards over cp");
+    lacks(m->experts, "experts in llama3: see qwen3 and deepseek_v3");
+    lacks(!m->gated, "an MLP of two matrices in llama3");
     printf("\n");
 }
 

@@ -12,17 +12,6 @@ const char *const time_name[TIMES] = {"compute", "launches", "tensor", "context"
 
 const char *const constant_name[CONSTANTS] = {"efficiency", "attention", "launch", "hop", "sync", "step", "links",
                                               "stall", "experts"};
-const char *const constant_meaning[CONSTANTS] = {
-    "fraction of the peak, in matmuls",
-    "fraction of the peak, in attention",
-    "s per layer and micro-batch: the host starts the kernels, forward and backward",
-    "s per collective of a layer and hop of its ring outside NVLink",
-    "s per layer and replica, when gradients are summed over nodes",
-    "s per step, for any computation",
-    "of NVLink's and the network's datasheet rates: the fraction that transfers reach",
-    "s per transfer between pipeline stages on 64 or more nodes, and per micro-batch where memory is full",
-    "fraction of the peak, in the matmuls of experts (0: as others)"};
-
 /* Constants that are not fitted: bytes of memory traffic. Per token and layer, forward and backward, PASSES times what
  * is saved for backward (34h + 6f): written, read in forward, read in backward, and as many bytes of gradients. Per
  * logit: bf16, fp32, softmax and gradient. Per parameter: AdamW without fusion moves about 20 floats; norm, clipping,
@@ -105,7 +94,7 @@ int expert_ranks(const Grid *g, const Cluster *c)
     return g->dp * g->cp * g->tp / expert_tp(g, c);
 }
 
-double block_parameters(const Model *m)
+static double block_parameters(const Model *m)          /* of a full block */
 {
     return block_matrices(m, m->experts) + small_parameters(m);
 }
@@ -212,22 +201,32 @@ int64_t grid_span(const Model *m, const Grid *g)
     return G;
 }
 
+/* Elements of latent attention's matrices that expand the lower rank to all heads; recomputed selectively. */
+static double up_projections(const Model *m)
+{
+    const double q = query_width(m);
+
+    return m->q_rank ? m->q_rank * q + m->kv_rank * (q - (double)m->heads * m->rope_dim + value_width(m)) : 0;
+}
+
 /* Bytes that a block saves for backward, per token. nanotron: 34h + 6f. The others fuse norms, activations and
  * attention: in bf16 the inputs of two norms and of the matmuls behind them; q, k, v and attention's output; of the MLP
- * gate, up and down's input; a slot of an expert also has an input and an output of its own. Recomputed selectively:
- * without the outputs of norms and activations. Recomputed: the block's input. */
+ * gate, up and down's input; a slot of an expert also has an input of its own (they weigh the slots before its last
+ * matmul). Recomputed selectively: without the outputs of norms and activations, and of latent attention without q, k
+ * and v, only their lower rank. Recomputed: the block's input. */
 static double saved_bytes(const Model *m, const Cluster *c, int recompute)
 {
     const double h = m->hidden, slots = m->experts ? m->capacity * m->top_k : 0, inner = recompute ? 2 : 3;
     const double width = m->experts ? (slots + m->shared) * m->expert_width : m->mlp;
-    const double kv = m->q_rank ? query_width(m) : query_width(m) * m->kv_heads / m->heads;
+    const double q = query_width(m), v = value_width(m), keys = m->q_rank ? 1 : (double)m->kv_heads / m->heads;
+    const double qkv = m->q_rank && recompute ? m->q_rank + m->kv_rank + m->rope_dim : q + keys * (q + v);
 
     if (recompute == FULL_RECOMPUTATION)
         return 2 * h;
     if (c->framework == FOR_NANOTRON)
         return 34 * h + 6 * width + 4 * slots * h;
     const double scores = c->framework == FOR_MEGATRON_2022 && !recompute ? 2 * h + 5.0 * m->heads * m->seq : 0;
-    return scores + (recompute ? 4 : 8) * h + 2 * (query_width(m) + 2 * kv + value_width(m)) + 4 * slots * h
+    return scores + (recompute ? 4 : 8) * h + 2 * (qkv + v) + 2 * slots * h
            + 2 * width * (m->gated ? inner : inner - 1);
 }
 
@@ -237,6 +236,11 @@ static double in_flight(const Grid *g, const Cluster *c, int i)
     const double p = g->pp, v = g->chunks, left = c->framework == FOR_NANOTRON ? p : p - i;
 
     return fmin(g->accumulate, v > 1 ? (p * (v - 1) + 2 * left - 1) / v : left);
+}
+
+static double shards(const Grid *g)                     /* ranks over which ZeRO shards */
+{
+    return (double)g->dp * g->cp / g->replicate;
 }
 
 /* Per parameter: 2 bytes of weights, 12 of master weights and moments, and gradients: in nanotron 6 (4 in fp32, 2 in
@@ -259,7 +263,7 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
 
     for (int experts = 0; experts <= 1; experts++) {
         const double params = experts ? s->experts / whole / g->ep : (s->params - s->experts) / t;
-        const double replicas = experts ? (double)expert_ranks(g, c) / g->ep : (double)g->dp * g->cp;
+        const double replicas = experts ? (double)expert_ranks(g, c) / g->ep : shards(g);
         const double states = g->zero >= 1 ? replicas : 1;
         memory.bytes[MEM_PARAMETERS] += c->stored * params / (g->zero == 3 ? replicas : 1);
         memory.bytes[MEM_MASTER] += (c->stored < FLOAT) * 4 * params / states;
@@ -330,34 +334,7 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
     return most;
 }
 
-const char *memory_formula(const Model *m, const Grid *g, const Cluster *c, int category)
-{
-    static const char *const words[MEM_CATEGORIES] = {
-        "2 (fp32: 4) x parameters of the pipeline stage / tp", "4 (fp32: 0) x the same",
-        "6 in nanotron, 4 in Megatron-LM, 2 in others, or as given, x the same", "8 x the same", NULL, "none",
-        "0.4 GiB per process; with ZeRO-3 also 8 x parameters of a block / tp"};
-    const bool is_sharded = (category == MEM_PARAMETERS && g->zero == 3) || (category == MEM_GRADIENTS && g->zero >= 2)
-                            || ((category == MEM_MASTER || category == MEM_OPTIMIZER) && g->zero >= 1);
-
-    if (c->framework == FOR_09)
-        return m->experts ? "11_five_dimensions/formulas.c" : "09_combined/formulas.c";
-    if (category == MEM_ACTIVATIONS)
-        return format_text("micro-batches in flight (%.4g) x blocks x tokens x %.0f / tp%s, and 6 x tokens x v / tp%s",
-                           in_flight(g, c, 0), saved_bytes(m, c, g->recompute),
-                           g->recompute == FULL_RECOMPUTATION ? ", one full block" : "",
-                           c->framework == FOR_TORCHTITAN ? " / 8 chunks" : "");
-    if (m->experts && category != MEM_WORKSPACE)
-        return folds_experts(c) ? "as without experts; those whole, on 1 / ep of the ranks of a pipeline stage"
-                                : "as without experts; those on 1 / ep of the ranks and of the replicas";
-    return is_sharded ? format_text("%s / replicas", words[category]) : words[category];
-}
-
 /* ---- Time ---- */
-
-static bool congested(const Cluster *c)
-{
-    return c->published && c->gpus >= CONGESTED * c->per_node;
-}
 
 /* Seconds per block in which the ring of K and V, and in backward of their gradients, is not hidden behind attention. K
  * and V arrive one step ahead. Gradients follow one step behind, and nothing hides their last hop. */
@@ -374,16 +351,18 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
                            : (g->cp - 1) * fmax(0, kv + d_kv - attention) + d_kv;
 }
 
-/* Seconds per block and pass of the all-to-alls of the slots, there and back, that are not hidden. 11 hides those of
- * one local expert behind the matmuls of another, but for the first and last in forward and the first in backward; no
- * framework planned hides any. `rate`: of a GPU's matmuls. */
+/* Seconds per block and pass of the all-to-alls of the slots, there and back. 11 hides those of one local expert behind
+ * the matmuls of another, but for the first and last in forward and the first in backward. Megatron-LM's (DeepEP) send
+ * a token to a node once, however many of its experts are there; NVLink distributes it meanwhile. `rate`: of a GPU's
+ * matmuls. */
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
     const double slots = m->capacity * m->top_k * local_tokens(m, g) / g->tp, E = (double)m->experts / g->ep;
     const int per_group = c->per_node / expert_tp(g, c), inside = per_group < 1 ? 1 : fmin(per_group, g->ep);
     const double leaving = (g->ep - (g->ep > inside ? inside : 1.0)) / g->ep;     /* the node; the rank */
-    const double link = g->ep > inside ? h->network / c->per_node : h->nvlink;
-    const double one = slots / E * m->hidden * c->stored * leaving / link + h->latency;
+    const double link = g->ep > inside ? h->network / c->per_node : h->nvlink, nodes = (double)g->ep / inside;
+    const double once = c->framework == FOR_MEGATRON ? nodes * (1 - pow(1 - 1 / nodes, m->top_k)) / m->top_k : 1;
+    const double one = slots / E * m->hidden * c->stored * leaving * (nodes > 1 ? once : 1) / link + h->latency;
     const double matmuls = (pass == FORWARD ? 2 : 4) * slots / E * mlp_elements(m, m->expert_width) / rate;
 
     if (g->ep == 1 || c->framework != FOR_09)
@@ -406,10 +385,23 @@ static double tensor_time(const Model *m, const Grid *g, const Cluster *c, doubl
            + hidden * (mlp * fmax(0, transfer - column * m->mlp) + fmax(0, transfer - column * 3 * m->hidden));
 }
 
-/* Of a forward pass's matmuls, recomputed selectively: torchtitan repeats every second one. */
-static double matrices_again(const Cluster *c)
+/* Of a forward pass's matmuls, how many backward repeats: selectively, torchtitan every second one. */
+static double repeated(const Model *m, const Grid *g, const Cluster *c)
 {
-    return c->framework == FOR_TORCHTITAN ? 0.5 : 0;
+    if (g->recompute != SELECTIVE_RECOMPUTATION)
+        return g->recompute == FULL_RECOMPUTATION;
+    return c->framework == FOR_TORCHTITAN ? 0.5 : up_projections(m) / block_matrices(m, m->capacity * m->top_k);
+}
+
+static double exposed(double transfers, double compute)
+{
+    return fmax(transfers - compute, EXPOSED * transfers);
+}
+
+bool hides_exchange(const Grid *g, const Cluster *c)
+{
+    return c->hides_exchange && g->ep > 1 && (g->pp == 1 || g->chunks > 1)
+           && g->recompute != FULL_RECOMPUTATION;
 }
 
 /* Fills in a pipeline stage's seconds per micro-batch. Blocks compute at `efficiency` of the peak, and move their
@@ -420,11 +412,10 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double t = g->tp, rows = local_tokens(m, g), rate = k->efficiency * h->peak * t;
     const double full = c->framework == FOR_MEGATRON_2022 ? 2 : 1;
     const double attend = k->attention / full * h->peak * t, again = g->recompute == FULL_RECOMPUTATION;
-    const bool scattered = c->published && ((g->pp > 1 && c->gpus > c->per_node) || congested(c));
+    const bool scattered = c->published && c->gpus >= c->per_node * (g->pp > 1 ? 2 : CONGESTED);
     const int hops = scattered ? g->tp - 1 : (g->tp - 1) / c->per_node;
     const double collectives = 2 * ((1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES);
-    const double matrices = (1 + (again || !g->recompute ? again : matrices_again(c))) * matrix_flops(m, rows, FORWARD)
-                            + matrix_flops(m, rows, BACKWARD);
+    const double matrices = (1 + repeated(m, g, c)) * matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);
     const double grouped = expert_share(m) * (k->experts ? k->efficiency / k->experts - 1 : 0);
     /* Experts with few tokens wait for their weights: read twice, their gradients in fp32 read and written. */
     const double weights = 12 * expert_parameters(m) / (expert_tp(g, c) * g->ep * h->bandwidth);
@@ -433,8 +424,9 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
                           + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
                             / attend;
     const double uses = c->framework == FOR_NANOTRON ? 4 : 6, forward = c->framework == FOR_NANOTRON ? 1 : 2;
-    const double moved = (uses + (g->recompute ? forward : 0)) * rows * saved_bytes(m, c, NO_RECOMPUTATION)
-                         / (t * h->bandwidth);
+    const double outputs = m->experts ? 2 * m->capacity * m->top_k * m->hidden : 0;     /* of experts; not saved */
+    const double moved = (uses + (g->recompute ? forward : 0)) * rows
+                         * (saved_bytes(m, c, NO_RECOMPUTATION) + outputs) / (t * h->bandwidth);
     const double head = head_flops(m, rows) / rate + LOGIT_BYTES * rows * m->vocab / (t * h->bandwidth);
     const double launch = k->launch * (1 + again / 3) * (1 + RING_STEP * (g->cp - 1));
     const double transfer = rows * m->hidden * c->stored * (t - 1) / t / (t <= c->per_node ? h->nvlink : h->network)
@@ -443,23 +435,19 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
 
     s->kernels = s->layers * (passes + moved + GAP * launch) + s->heads * head;
     s->tensor = (s->embeddings + s->heads) * 2 * transfer + s->heads * loss;
-    for (int l = 0; l < s->layers; l++) {
-        const bool mlp = l < s->dense || !m->experts || !folds_experts(c);
-        s->tensor += (1 + again) * tensor_time(m, g, c, transfer, rate, FORWARD, mlp)
-                     + tensor_time(m, g, c, transfer, rate, BACKWARD, mlp);
+    for (Pass pass = FORWARD; pass <= BACKWARD; pass++) {
+        const double times = pass == FORWARD ? 1 + again : 1;
+        const int mlps = m->experts && folds_experts(c) ? s->dense : s->layers;         /* that tp splits */
+        s->tensor += times * (mlps * tensor_time(m, g, c, transfer, rate, pass, true)
+                              + (s->layers - mlps) * tensor_time(m, g, c, transfer, rate, pass, false));
+        s->context += times * s->layers * ring_time(m, g, c, h, attend, pass);
+        s->exchange += times * (s->layers - s->dense) * exchange_time(m, g, c, h, rate / t, pass);
     }
-    s->context = s->layers * ((1 + again) * ring_time(m, g, c, h, attend, FORWARD)
-                              + ring_time(m, g, c, h, attend, BACKWARD));
-    s->exchange = (s->layers - s->dense) * ((1 + again) * exchange_time(m, g, c, h, rate / t, FORWARD)
-                                            + exchange_time(m, g, c, h, rate / t, BACKWARD));
+    if (hides_exchange(g, c))
+        s->exchange = exposed(s->exchange, s->kernels);
     s->launches = s->layers * (launch + collectives * hops * k->hop);
     const double device = s->kernels + s->tensor + s->context + s->exchange;
     s->seconds = hops && !scattered ? device + s->launches : fmax(device, s->launches);
-}
-
-static double exposed(double transfers, double compute)     /* of ZeRO-2 and 3 */
-{
-    return fmax(transfers - compute, EXPOSED * transfers);
 }
 
 /* Seconds per step, not hidden, of reducing a pipeline stage's gradients and gathering its weights. A node's ranks use
@@ -467,10 +455,11 @@ static double exposed(double transfers, double compute)     /* of ZeRO-2 and 3 *
 static double data_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k,
                         const Stage *s)
 {
-    const double n = (double)g->dp * g->cp, backward = s->seconds * 2 / 3, embedding = (double)m->hidden * m->vocab;
+    const double n = shards(g), copies = g->replicate, backward = s->seconds * 2 / 3;
     const bool ours = c->framework == FOR_09, overlaps = ours || c->framework == FOR_MEGATRON;
     const int stride = g->tp * g->cp * (ours ? g->pp : 1);              /* in 09 pipeline stages are neighbors */
-    const bool leaves = (double)stride * g->dp > c->per_node;           /* the node */
+    const double group = stride * g->dp / copies;
+    const bool leaves = group > c->per_node;                            /* the node */
     const double stages_beside = fmax(1, fmin(g->pp, (double)c->per_node / (g->tp * g->cp)));
     /* A node's adapters of which transfers use one: ZeRO-3 of 2021 had one ring over all ranks. */
     const double adapters = c->framework == FOR_MEGATRON_2022 && g->zero == 3 ? 1.0 / c->per_node : 1;
@@ -484,11 +473,16 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double per_stage = (s->params - s->experts) * per_byte + experts;
     const bool sharded = c->framework == FOR_TORCHTITAN || c->framework == FOR_FSDP_2023;   /* FSDP */
     const double real = c->gradients == 2 && !sharded ? 2 : FLOAT;
-    const double reduce_scatter = real * per_stage + units * wait, all_gather = c->stored * per_stage + units * wait;
+    /* HSDP: copies all-reduce their shards of the gradients. */
+    const double across = (copies > 1) * (2 * real * (s->params - s->experts) * fmin(1, c->per_node / group)
+                                          * (copies - 1) / copies / h->network + k->sync * s->layers * log2(copies));
+    const double reduce_scatter = real * per_stage + units * wait + across;
+    const double all_gather = c->stored * per_stage + units * wait;
     /* In an interleaved pipeline a chunk's transfers are behind other chunks of p micro-batches. */
     const double window = fmax(1, g->pp * (g->chunks - 1.0) / g->chunks);
     /* These overlap as far as links allow; nothing hides the transfer of the last unit */
-    const double last = FLOAT * (s->embeddings ? embedding : block_parameters(m)) * per_byte + wait;
+    const double last = FLOAT * (s->embeddings ? (double)m->hidden * m->vocab : block_parameters(m)) * per_byte
+                        + wait;
     /* On the link that tp or ep uses all the time nothing is hidden. Behind a forward: half. */
     const double hidden = leaves || (g->tp == 1 && g->ep == 1) ? window * backward : 0;
     const double first = c->stored / FLOAT * last;
@@ -515,7 +509,7 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
 /* Seconds per step in which both ends of the pipeline add their gradients of the tied embedding. */
 static double tied_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h)
 {
-    const double local = (double)m->hidden * m->vocab / g->tp / (g->zero ? (double)g->dp * g->cp : 1);
+    const double local = (double)m->hidden * m->vocab / g->tp / (g->zero ? shards(g) : 1);
     const double link = c->gpus <= c->per_node ? h->nvlink : h->network / c->per_node;
 
     return m->tied && g->pp > 1 ? FLOAT * local / link + 2 * h->latency : 0;
@@ -549,12 +543,10 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     Stage own[g->pp], *stages = given ? given : own;
     /* In 09 neighbors in a pipeline are tp x cp ranks apart, in nanotron tp x cp x dp. */
     const bool in_node = (c->framework == FOR_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
-    const double replicas = g->zero ? (double)g->dp * g->cp : 1;
     const double full = c->published && grid_memory(m, g, c).total > memory_limit(c) * h->memory;
-    const double stored = c->stored;
-    const double transfer = local_tokens(m, g) * m->hidden * stored / g->tp
+    const double transfer = local_tokens(m, g) * m->hidden * c->stored / g->tp
                                 / (in_node ? h->nvlink : h->network / c->per_node)
-                            + h->latency + (congested(c) ? k->stall : 0);
+                            + h->latency + (c->published && c->gpus >= CONGESTED * c->per_node ? k->stall : 0);
     double busy = 0, most = 0;
     Time time = {.fixed = k->step};
 
@@ -576,7 +568,7 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     const double pipeline = pipeline_time(g, stages, transfer);
     time.bubble = pipeline - busy;
     time.data += tied_time(m, g, c, h);
-    time.optimizer = UPDATE_BYTES * most / (g->tp * replicas * h->bandwidth);
+    time.optimizer = UPDATE_BYTES * most / (g->tp * (g->zero ? shards(g) : 1) * h->bandwidth);
     time.total = pipeline + time.data + time.optimizer + time.fixed;
     return time;
 }

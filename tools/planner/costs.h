@@ -31,7 +31,6 @@ typedef struct {
     double nvlink;                  /* bytes/s that a GPU sends inside its node */
     double network;                 /* bytes/s that a node sends to others */
     double latency;                 /* seconds per transfer between two GPUs, beside those in Constants */
-    const char *source;
     bool measured, gpu;             /* by 00_collectives: rates that are reached; whether it is a GPU */
 } Hardware;
 
@@ -46,6 +45,7 @@ typedef struct {
     int dp, cp, pp, tp;
     int ep;                         /* ranks that split the experts, of expert_ranks(); 1: no mixture */
     int micro_batch, accumulate;    /* sequences per micro-batch; micro-batches per step and rank of dp */
+    int replicate;                  /* copies of what ZeRO shards (HSDP): dp x cp / replicate ranks have one; or 1 */
     int zero;                       /* ZeRO stage, 0 to 3 */
     int recompute;
     int chunks;                     /* of layers per pipeline stage; more than 1: an interleaved schedule */
@@ -57,6 +57,7 @@ typedef struct {
     bool published;                 /* times and rank order of the playbook's runs; costs.c names the differences */
     int stored;                     /* bytes per activation or weight: 2 in bf16, 4 in fp32 */
     int gradients;                  /* bytes per gradient: 6 in nanotron; 09 and models as it runs them: 4 */
+    bool hides_exchange;            /* Megatron-LM's --overlap-moe-expert-parallel-comm; published runs lack it */
     int loss_rows;                  /* rows whose logits exist at once, of 09 and 11 */
 } Cluster;
 enum { CPU_LOSS_ROWS = 256, GPU_LOSS_ROWS = 8192 };
@@ -74,7 +75,7 @@ typedef struct {
     double experts;                 /* of grouped matmuls; 0: as others */
 } Constants;
 enum { CONSTANTS = sizeof(Constants) / sizeof(double) };
-extern const char *const constant_name[CONSTANTS], *const constant_meaning[CONSTANTS];
+extern const char *const constant_name[CONSTANTS];
 
 typedef struct {
     double bytes[MEM_CATEGORIES], total;
@@ -84,7 +85,7 @@ typedef struct {
 typedef struct {                    /* seconds per step of one rank, by cause; they add up to total */
     double compute, launches, tensor, context, experts, bubble, data, optimizer, fixed, total;
 } Time;
-enum { TIME_EXPERTS = 4, TIMES = 9 };
+enum { TIMES = 9 };
 extern const char *const time_name[TIMES];
 
 /* One pipeline stage: its layers, and seconds per micro-batch, forward and backward. */
@@ -97,7 +98,6 @@ typedef struct {
 
 double model_parameters(const Model *m);
 double active_parameters(const Model *m);               /* that a token uses: of the experts, top_k */
-double block_parameters(const Model *m);                /* of a full block */
 double model_flops(const Model *m);                     /* per token: 6 N + 12 L h s, N active: what MFU counts */
 typedef enum { FORWARD, BACKWARD } Pass;
 double matrix_flops(const Model *m, double tokens, Pass pass);  /* of a block, of all t ranks */
@@ -113,14 +113,13 @@ void grid_stages(const Model *m, const Grid *g, const Cluster *c, Stage *stages)
  * within a few percent. Others: by formula. */
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 
-const char *memory_formula(const Model *m, const Grid *g, const Cluster *c, int category);        /* in words */
-
 /* Seconds of a step. Also fills in stages[pp], unless NULL. */
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 
-/* The fraction of a GPU's memory that a grid may use. Most of nanotron's published runs above 0.87 took 2.5 to 10 times
- * as long as predicted, as if PyTorch's allocator returned memory and asked for it again in every step. */
-double memory_limit(const Cluster *c);
+double memory_limit(const Cluster *c);                  /* the fraction of a GPU's memory that a grid may use */
+/* Megatron-LM's all-to-alls of a micro-batch run behind another's matmuls, forward behind backward: with interleaved
+ * pipeline stages or none, without full recomputation. */
+bool hides_exchange(const Grid *g, const Cluster *c);
 
 double grid_tokens(const Model *m, const Grid *g);      /* per step */
 
@@ -128,5 +127,35 @@ double grid_tokens(const Model *m, const Grid *g);      /* per step */
  * (Megatron's etp 1; 11), tp x cp x dp. */
 int expert_ranks(const Grid *g, const Cluster *c);
 int64_t grid_span(const Model *m, const Grid *g);       /* of 11: the longest that can be on one rank, in tokens */
+
+/* ---- Profiles: what a framework does, and what its kernels reach on a generation of GPUs (profiles.c) ---- */
+
+typedef struct {
+    const char *name;               /* of --for */
+    const char *command;            /* whose command is printed; also in messages */
+    int gradients;                  /* bytes per parameter */
+    double memory_limit;            /* fraction of a GPU's memory that a grid may use */
+    int stages;                     /* of ZeRO that it has: bit z for ZeRO-z */
+    double attention[2];            /* of Ampere and Hopper: fraction of the peak, by a publication; 0: as fitted */
+    bool interleaves;               /* pipeline stages in chunks */
+    const char *measured;           /* GPUs on which the constants reproduce runs of it */
+} Traits;
+extern const Traits frameworks[FRAMEWORKS];
+const char *framework_names(void);                      /* "09|megatron|..." */
+Framework framework_named(const char *name);            /* FRAMEWORKS: none */
+
+/* Constants of a kind of GPU, fitted to published runs; at most six. */
+typedef struct {
+    const char *name;
+    Constants constants, start;     /* start: where a fit begins; 0: not fitted */
+    double error;                   /* median, of runs of a source that the fit leaves out: the worst source */
+} Profile;
+enum { NANOTRON, UNFUSED, AMPERE, HOPPER, PROFILES };
+extern const Profile profiles[PROFILES];
+int profile_for(Framework f, const Hardware *h);        /* its index */
+/* Its constants: of these profiles (NULL: of the table), with the attention of the framework. */
+Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES]);
+extern const Constants exact_constants;                 /* for --pretend: simulated hardware reaches its numbers */
+Constants measured_constants(Framework f, const Hardware *h);   /* of a machine that 00_collectives measured */
 
 #endif

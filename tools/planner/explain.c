@@ -9,7 +9,6 @@
 #include "../../common/error.h"
 #include "../../common/print.h"
 #include "machines.h"
-#include "profiles.h"
 
 static const double GiB = 1073741824;
 
@@ -49,54 +48,41 @@ void print_query(const Query *q)
         printf("(%s of the %s; Llama 3's is --model %s)\n", m->name, m->in_09 ? "programs" : "playbook", llama.name);
     if (m->experts)
         printf("a token takes %d experts, and so uses %s parameters\n", m->top_k, count_text(active_parameters(m)));
-    printf("%d GPU%s, %s, on %d node%s of %d; ", gpus, gpus > 1 ? "s" : "", q->hardware.name,
-           gpus > per_node ? gpus / per_node : 1, gpus > per_node ? "s" : "", gpus < per_node ? gpus : per_node);
-    printf("%s tokens per step: %s sequence%s of %s\n", number_text((int64_t)q->sequences * m->seq),
-           number_text(q->sequences), q->sequences > 1 ? "s" : "", number_text(m->seq));
+    printf("GPUs: %d x %s in nodes of %d; tokens per step: %s = %s x %s\n", gpus, q->hardware.name,
+           gpus < per_node ? gpus : per_node, number_text((int64_t)q->sequences * m->seq), number_text(q->sequences),
+           number_text(m->seq));
 }
 
-static bool same_kind(const Grid *a, const Grid *b)     /* as many ranks in each technique */
+static int kind_of(const Grid *g)                       /* which techniques it has */
 {
-    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep;
+    return (g->tp > 1) | (g->cp > 1) << 1 | (g->pp > 1) << 2 | (g->ep > 1) << 3;
 }
 
 /* Of each kind of grid the fastest. */
 void print_table(const Query *q, const Candidates *c)
 {
-    enum { BEST = 10 };
-    const Candidate *shown[BEST];
-    int kinds = 0;
+    bool shown[16] = {false};
 
     printf("%s grids, of which %s fit", number_text(c->count), number_text(c->fitting));
     if (!isinf(q->hardware.memory))
         printf(" in %.1f GiB per GPU (%.0f%% of its memory)",
                memory_limit(&q->cluster) * q->hardware.memory / GiB, 100 * memory_limit(&q->cluster));
     printf("\n\n");
-    printf("%*s| seconds per step\n", q->model.experts ? 84 : 81, "GiB per GPU of the fullest rank          ");
-    printf("  tp cp pp%s   dp micro acc zero recomp  param master  grad optim   act other  sum | compute launch tensor"
-           " context%s bubble   data  optim  fixed   total | tok/s/GPU   MFU\n", q->model.experts ? " ep" : "",
-           q->model.experts ? " expert" : "");
-    for (int i = 0; i < c->fitting && kinds < BEST; i++) {
+    printf("                                 GiB of the fullest rank | seconds per step\n"
+           "  tp cp pp  ep   dp micro  acc zero recomp states act  sum | compute launch tensor context expert bubble"
+           "   data  optim  fixed   total | tok/s/GPU   MFU\n");
+    for (int i = 0; i < c->fitting; i++) {
         const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
-        int known = 0;
-        while (known < kinds && !same_kind(g, &shown[known]->grid))
-            known++;
-        if (known < kinds)
+        if (shown[kind_of(g)])
             continue;
-        shown[kinds++] = x;
-        const double *b = x->memory.bytes, *s = seconds(&x->time);
-        printf("%4d %2d %2d", g->tp, g->cp, g->pp);
-        if (q->model.experts)
-            printf(" %2d", g->ep);
-        printf(" %4d %5d %3d %4d %-6s", g->dp, g->micro_batch, g->accumulate, g->zero,
-               size_text(RECOMPUTE, g->recompute));
-        printf(" %6.1f %6.1f %5.1f %5.1f %5.1f %5.1f %4.1f |", b[MEM_PARAMETERS] / GiB, b[MEM_MASTER] / GiB,
-               b[MEM_GRADIENTS] / GiB, b[MEM_OPTIMIZER] / GiB, b[MEM_ACTIVATIONS] / GiB,
-               (b[MEM_COMMUNICATION] + b[MEM_WORKSPACE]) / GiB, x->memory.total / GiB);
+        shown[kind_of(g)] = true;
+        printf("%4d %2d %2d %3d %4d %5d %4d %4d %-6.6s %6.1f %5.1f %4.1f |", g->tp, g->cp, g->pp, g->ep, g->dp,
+               g->micro_batch, g->accumulate, g->zero, size_text(RECOMPUTE, g->recompute),
+               (x->memory.total - x->memory.bytes[MEM_ACTIVATIONS]) / GiB, x->memory.bytes[MEM_ACTIVATIONS] / GiB,
+               x->memory.total / GiB);
         for (int k = 0; k < TIMES; k++)
-            if (k != TIME_EXPERTS || q->model.experts)
-                printf(" %6.3f", s[k]);
+            printf(" %6.3f", seconds(&x->time)[k]);
         printf(" %7.3f | %9.0f %4.1f%%\n", x->time.total, x->tokens, 100 * x->mfu);
     }
     printf("\n");
@@ -104,18 +90,7 @@ void print_table(const Query *q, const Candidates *c)
 
 /* ---- The reasons: the playbook's three steps ---- */
 
-/* What differs between two grids: "tp=4, dp=8". */
-static const char *changed_text(const Grid *from, const Grid *to)
-{
-    const char *text = "";
-
-    for (int d = 0; d < DIMENSIONS; d++)
-        if (grid_size(from, d) != grid_size(to, d))
-            text = format_text("%s%s%s=%s", text, *text ? ", " : "", dimension_name[d], size_text(d, grid_size(to, d)));
-    return text;
-}
-
-/* "with tp=2, dp=4 it is 4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
+/* "with tp=2,dp=4 it is 4.1% slower: bubble + 0.12 s, data - 0.03 s": the largest loss and the largest gain. */
 static void print_other(const Candidate *best, const Candidate *x)
 {
     int worst = 0, gain = 0;
@@ -126,7 +101,7 @@ static void print_other(const Candidate *best, const Candidate *x)
         worst = d[k] > d[worst] ? k : worst;
         gain = d[k] < d[gain] ? k : gain;
     }
-    printf("with %s it is %.1f%% slower", changed_text(&best->grid, &x->grid),
+    printf("with %s it is %.1f%% slower", grid_text(&x->grid, &best->grid),
            100 * (x->time.total / best->time.total - 1));
     if (d[worst] > 0)
         printf(": %s + %s", time_name[worst], seconds_text(d[worst]));
@@ -143,20 +118,16 @@ static void print_alone(const Query *q, const char *what, Grid g)
 
 static void print_fit(const Query *q, const Grid *best)
 {
-    const Grid one = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1};
+    Grid g = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1,
+              .replicate = 1};
     const int n = q->cluster.gpus, stages = frameworks[q->cluster.framework].stages & 1 << 3 ? 3 : 1;
-    Grid g = one;
 
     printf("1. Fit in memory. With one sequence per micro-batch, a GPU needs\n");
     print_alone(q, "alone:", g);
-    g.recompute = FULL_RECOMPUTATION;
-    print_alone(q, "alone, with recomputation:", g);
-    if (n == 1)
-        return;
-    for (g = one, g.dp = n, g.zero = 1; g.zero <= stages; g.zero++)
+    for (g.dp = n, g.zero = 1; g.zero <= (n > 1 ? stages : 0); g.zero++)
         print_alone(q, format_text("ZeRO-%d over %d replicas:", g.zero, n), g);
-    g.zero = stages, g.recompute = FULL_RECOMPUTATION;
-    print_alone(q, format_text("ZeRO-%d, with recomputation:", stages), g);
+    g.zero = n > 1 ? stages : 0, g.recompute = FULL_RECOMPUTATION;
+    print_alone(q, "also recomputed:", g);
     g = *best, g.micro_batch = 1;
     print_alone(q, "the best grid (below):", g);
 }
@@ -169,114 +140,137 @@ void print_steps(const Query *q, const Candidates *c)
 
     if (q->tokens) {
         const double hours = q->tokens / best->tokens / 3600;
-        printf("%.4g tokens take %.3g days and %s GPU-hours.\n\n", q->tokens, hours / n / 24, number_text(hours));
+        printf("%.4g billion tokens take %.3g days and %s GPU-hours.\n\n", q->tokens / 1e9, hours / n / 24,
+               number_text(hours));
     }
     print_fit(q, b);
-    printf("2. Reach the batch. %d sequence%s = %d per micro-batch x ", q->sequences, q->sequences > 1 ? "s" : "",
-           b->micro_batch);
-    printf("%d micro-batch%s x %d replica%s", b->accumulate, b->accumulate > 1 ? "es" : "", b->dp,
-           b->dp > 1 ? "s" : "");
+    printf("2. Reach the batch. %d sequences = micro-batch %d x accumulate %d x dp %d", q->sequences, b->micro_batch,
+           b->accumulate, b->dp);
     printf(q->sequences < n ? "; fewer than GPUs: at least %d ranks must split each sequence's work\n" : "\n",
            (n + q->sequences - 1) / q->sequences);
-    printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b));
+    printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b, NULL));
     for (Dimension d = 0; d < DIMENSIONS; d++) {
         const Candidate *x = fastest_other(c, d);
-        if (d == DP || d == ACCUMULATE || (d == EP && !q->model.experts))
+        if (d == DP || d == ACCUMULATE || !x)
             continue;
         printf("   %-11s %-4s ", dimension_name[d], size_text(d, grid_size(b, d)));
-        if (x)
-            print_other(best, x);
-        else
-            printf("no other value fits or is possible");
-        Grid g = *b;
-        int *const ranks = d == TP ? &g.tp : d == CP ? &g.cp : d == PP ? &g.pp : NULL;
-        if (ranks && *ranks % 2 == 0) {                 /* half as many ranks, twice the replicas */
-            *ranks /= 2, g.dp *= 2, g.micro_batch = 1, g.accumulate = q->sequences / g.dp;
-            const Memory m = grid_memory(&q->model, &g, &q->cluster);
-            if (!grid_error(q, &g) && !fits(q, &m))
-                printf("; with %s=%d, even micro-batch=1 needs %.1f GiB", dimension_name[d], *ranks, m.total / GiB);
-        }
+        print_other(best, x);
         printf("\n");
     }
-    printf("   second best:     ");
-    if (c->fitting > 1)
-        print_other(best, &c->all[1]);
-    else
-        printf("none");
-    printf("\n");
+}
+
+/* ---- What is odd about a question or its answer ---- */
+
+/* Halves the GPUs, in whole nodes, while twice as many bring less than a quarter. */
+static void advise_fewer(const Query *q, double tokens)
+{
+    Query fewer = *q;
+    double enough = tokens, before;
+    int gpus = q->cluster.gpus;
+
+    for (int n = gpus / 2; n >= 1; n /= 2, enough = before) {
+        fewer.cluster.gpus = n -= n > q->cluster.per_node ? n % q->cluster.per_node : 0;
+        const Candidates c = candidates(&fewer);
+        before = c.fitting ? c.all[0].tokens * n : 0;
+        free(c.all);
+        if (before < 0.8 * enough)
+            break;
+        gpus = n;
+    }
+    if (gpus < q->cluster.gpus)
+        printf("- More GPUs than are useful: with this batch %d reach %s tokens/s in all, %d only %s.\n"
+               "  A larger --batch would use more of them.\n",
+               gpus, number_text(enough), q->cluster.gpus, number_text(tokens));
+}
+
+/* How far to trust the numbers: by the errors of sources whose runs the fit left out (profiles.c). */
+static void advise_trust(const Query *q)
+{
+    const Traits *f = &frameworks[q->cluster.framework];
+    const Profile *p = &profiles[profile_for(q->cluster.framework, &q->hardware)];
+    const char *gpu = q->hardware.name;
+
+    if (!isinf(q->hardware.memory) && (q->model.experts || !strstr(f->measured, format_text("%.4s", gpu))))
+        printf("- No run of %s%s on %s was fitted to: the order of grids is reliable, absolute numbers within 25%%\n"
+               "  (of sources that the fit left out, the worst was off by %.0f%%).\n", f->command,
+               q->model.experts ? " with experts" : "", gpu, 100 * p->error);
+}
+
+void print_advice(const Query *q, const Candidates *c)
+{
+    const Candidate *best = &c->all[0];
+
+    advise_fewer(q, best->tokens * q->cluster.gpus);
+    if (best->mfu > q->constants.efficiency)
+        printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute the "
+               "causal half.\n", 100 * q->constants.efficiency);
+    advise_trust(q);
 }
 
 /* ---- Every formula ---- */
 
 static void print_memory(const Query *q, const Grid *g)
 {
+    static const char *const words[MEM_CATEGORIES] = {
+        "2 (fp32: 4) x parameters of the pipeline stage / tp; ZeRO-3: / shards",
+        "4 (fp32: 0) x the same; ZeRO-1: / shards",
+        "6 in nanotron, 4 in Megatron-LM, 2 in others, or as given, x the same; ZeRO-2: / shards",
+        "8 x the same; ZeRO-1: / shards",
+        "micro-batches in flight x blocks x tokens x what backward needs / tp; logits",
+        "none", "0.4 GiB; with ZeRO-3 also 8 x parameters of a block / tp"};
     const Memory m = grid_memory(&q->model, g, &q->cluster);
+    const char *ours = q->model.experts ? "11_five_dimensions/formulas.c" : "09_combined/formulas.c";
 
     printf("memory of the fullest rank, on pipeline stage %d; h %d, f %d, v %d\n", m.stage, q->model.hidden,
            q->model.experts ? q->model.expert_width : q->model.mlp, q->model.vocab);
     for (int k = 0; k < MEM_CATEGORIES; k++)
         printf("  %-14s %20s bytes  %s\n", memory_name[k], number_text(llround(m.bytes[k])),
-               memory_formula(&q->model, g, &q->cluster, k));
+               q->cluster.framework == FOR_09 ? ours : words[k]);
     printf("  %-14s %20s bytes, %.1f GiB; %.1f fit\n", "total", number_text(llround(m.total)), m.total / GiB,
            memory_limit(&q->cluster) * q->hardware.memory / GiB);
 }
 
 void print_formulas(const Query *q, const Grid *g)
 {
+    static const char *const words[TIMES] = {
+        "accumulate x the mean of the stages' kernels: FLOPs; 4 to 8 times what backward needs, through memory",
+        "what the host's launches take longer than the device's work",
+        "transfers of tokens x h, 10 per block (14 if recomputed), that matmuls don't hide",
+        "transfers of K and V that attention doesn't hide", "all-to-alls that matmuls don't hide",
+        "the rest of the pipeline: fill, drain, unequal stages", "gradients and weights, what compute doesn't hide",
+        "100 bytes of memory traffic per parameter that this rank updates", "any step"};
     const Model *m = &q->model;
     const Constants *k = &q->constants;
-    const Hardware *h = &q->hardware;
-    const double rows = (double)g->micro_batch * m->seq / g->cp;
+    const double rows = (double)g->micro_batch * m->seq / g->cp, rate = g->tp * k->efficiency * q->hardware.peak;
+    const double attend = g->tp * k->attention * q->hardware.peak;
     Stage stages[g->pp];
-    const Time t = grid_time(m, g, &q->cluster, h, k, stages);
+    const Time t = grid_time(m, g, &q->cluster, &q->hardware, k, stages);
     const Candidate c = candidate_of(q, g);
 
-    printf("\n%s\n\n", grid_text(g));
+    printf("\n%s\n\n", grid_text(g, NULL));
     print_memory(q, g);
     printf("\na micro-batch: %d x %d / cp = %.0f tokens per rank\n", g->micro_batch, m->seq, rows);
     const double matrices = matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);
     const double attention = attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD);
     printf("  block: 6 x tokens x matrix elements = %.4g FLOPs / (tp %d x %.3f x %.4g FLOP/s) = %s\n"
-           "    and 7 x tokens x h s = %.4g / (tp x %.3f x the same) = %s\n", matrices, g->tp, k->efficiency, h->peak,
-           seconds_text(matrices / (g->tp * k->efficiency * h->peak)), attention, k->attention,
-           seconds_text(attention / (g->tp * k->attention * h->peak)));
-    printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n", head_flops(m, rows),
-           seconds_text(head_flops(m, rows) / (g->tp * k->efficiency * h->peak)));
-    printf("  a step, all ranks: %.4g FLOPs, without recomputation\n",
+           "    and 7 x tokens x h s = %.4g / (tp x %.3f x the same) = %s\n", matrices, g->tp, k->efficiency,
+           q->hardware.peak, seconds_text(matrices / rate), attention, k->attention, seconds_text(attention / attend));
+    printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n"
+           "  launches: %s per block (recomputed %s), and %s per transfer and hop outside NVLink\n"
+           "  a step, all ranks: %.4g FLOPs, without recomputation\n", head_flops(m, rows),
+           seconds_text(head_flops(m, rows) / rate), seconds_text(k->launch), seconds_text(k->launch * 4 / 3),
+           seconds_text(k->hop),
            (double)g->accumulate * g->dp * g->cp * (m->layers * (matrices + attention) + head_flops(m, rows)));
     printf("  stage blocks head    kernels     tensor    context    experts   launches    seconds\n");
     for (int i = 0; i < g->pp; i++)
         printf("  %5d %6d %4d %10s %10s %10s %10s %10s %10s\n", i, stages[i].layers, stages[i].heads,
                seconds_text(stages[i].kernels), seconds_text(stages[i].tensor), seconds_text(stages[i].context),
                seconds_text(stages[i].exchange), seconds_text(stages[i].launches), seconds_text(stages[i].seconds));
-    printf("  kernels: FLOPs of blocks and head; per block what backward needs, %s times through memory, and 1/8 of "
-           "its launches\n  tensor: 10 transfers of tokens x h per block (14 with recomputation), %s\n"
-           "  context: transfers of K and V that attention doesn't hide; experts: all-to-alls\n"
-           "  launches: %s per block (%s with "
-           "recomputation); %s per transfer and hop outside NVLink\n"
-           "  seconds: the longer of kernels + tensor + context + experts and launches\n",
-           q->cluster.framework == FOR_NANOTRON ? "four" : "six",
-           q->cluster.framework == FOR_09 ? "two hidden behind matmuls"
-           : q->cluster.framework == FOR_MEGATRON ? "four hidden behind matmuls" : "none hidden",
-           seconds_text(k->launch), seconds_text(k->launch * 4 / 3), seconds_text(k->hop));
-    printf("\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
+    printf("  seconds: the longer of launches and kernels + tensor + context + experts\n"
+           "\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
            "stages / micro-batches in flight)\n", g->accumulate - 1);
-    printf("  compute    %10s  accumulate x the mean of the stages' kernels\n", seconds_text(t.compute));
-    printf("  launches   %10s  what launches take longer than the device's work\n", seconds_text(t.launches));
-    printf("  tensor     %10s\n  context    %10s\n  experts    %10s\n", seconds_text(t.tensor),
-           seconds_text(t.context), seconds_text(t.experts));
-    printf("  bubble     %10s  the rest of the pipeline: fill, drain, unequal pipeline stages; (p - 1) / m = %.3f\n",
-           seconds_text(t.bubble), (g->pp - 1.0) / g->accumulate);
-    printf("  data       %10s  ZeRO-%d over dp x cp = %d replicas: the stage's gradients (%d bytes) and weights (%d), "
-           "%s; %s per layer and replica over nodes\n", seconds_text(t.data), g->zero, g->dp * g->cp,
-           q->cluster.gradients == 2 ? 2 : 4, q->cluster.stored,
-           g->zero == 0 ? "what the last backward doesn't hide"
-           : g->zero > 1 ? "what forward and backward don't hide, at least 15%"
-           : q->cluster.framework == FOR_09 || q->cluster.framework == FOR_MEGATRON
-           ? "what the last backward and the next forward don't hide" : "not hidden", seconds_text(k->sync));
-    printf("  optimizer  %10s  100 bytes of memory traffic per parameter that this rank updates\n",
-           seconds_text(t.optimizer));
-    printf("  fixed      %10s\n", seconds_text(t.fixed));
+    for (int i = 0; i < TIMES; i++)
+        printf("  %-10s %10s  %s\n", time_name[i], seconds_text(seconds(&t)[i]), words[i]);
     printf("  total      %10s  %.0f tokens/s per GPU, MFU %.1f%% (6N + 12 L h s FLOPs per token)\n",
            seconds_text(t.total), c.tokens, 100 * c.mfu);
 }
@@ -287,7 +281,7 @@ void write_csv(const Candidates *c, const char *file)
 
     if (!f)
         fail("--csv %s: %s", file, strerror(errno));
-    fprintf(f, "tp,cp,pp,ep,dp,micro_batch,accumulate,chunks,zero,recompute,fits");
+    fprintf(f, "tp,cp,pp,ep,dp,micro_batch,accumulate,chunks,replicate,zero,recompute,fits");
     for (int k = 0; k < MEM_CATEGORIES; k++)
         fprintf(f, ",%s_bytes", memory_name[k]);
     fprintf(f, ",total_bytes");

@@ -14,49 +14,38 @@
 
 #define GiB 1073741824.0
 
-/* From datasheets. Memory: what a program can allocate. Network: the eight adapters of a node. */
+/* From NVIDIA's datasheets: dense bf16 FLOP/s; bytes that a program can allocate, and their bytes/s; bytes/s to a GPU
+ * of the node, one way (NVLink, or PCIe 4.0 x16), and of the node's adapters. */
 static const Hardware table[] = {
-    {"rtx4090", 165.2e12, 23.6 * GiB, 1.008e12, 32e9, 12.5e9, 0,
-     "NVIDIA Ada whitepaper, GeForce RTX 4090: 165.2 TFLOP/s dense (bf16, summed in fp32), 24 GB at 1,008 GB/s, PCIe "
-     "4.0 x16: 64 GB/s both ways; network assumed: 100 Gb/s per node"},
-    {"l40s", 362.05e12, 44.4 * GiB, 864e9, 32e9, 50e9, 0,
-     "NVIDIA L40S datasheet: 362.05 TFLOP/s dense, 48 GB at 864 GB/s, PCIe Gen4 x16: 64 GB/s both ways; network "
-     "assumed: 2 x 200 Gb/s per node"},
-    {"a100-40gb", 312e12, 39.4 * GiB, 1.555e12, 300e9, 200e9, 0,
-     "NVIDIA A100 40GB SXM: 312 TFLOP/s, 1,555 GB/s, NVLink 600 GB/s both ways; DGX A100: 8 x 200 Gb/s"},
-    {"a100", 312e12, 79.2 * GiB, 2.039e12, 300e9, 200e9, 0,
-     "NVIDIA A100 80GB SXM: 312 TFLOP/s, 2,039 GB/s, NVLink 600 GB/s both ways; DGX A100: 8 x 200 Gb/s"},
-    {"h100", 989.4e12, 79.6 * GiB, 3.35e12, 450e9, 400e9, 0,
-     "NVIDIA H100 SXM: 989.4 TFLOP/s dense, 3.35 TB/s, NVLink 900 GB/s both ways; DGX H100, AWS p5: 3,200 Gb/s"},
-    {"h100-96gb", 835e12, 94 * GiB, 2.4e12, 450e9, 400e9, 0,
-     "torchtitan's benchmarks of 2024-12: H100 with 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W; its peak is not "
-     "published: that of H100 NVL's datasheet, 835 TFLOP/s"},
-    {"h800", 989.4e12, 79.6 * GiB, 3.35e12, 200e9, 400e9, 0,
-     "NVIDIA H800 SXM: as H100, NVLink 400 GB/s both ways"},
-    {"h200", 989.4e12, 140.4 * GiB, 4.8e12, 450e9, 400e9, 0,
-     "NVIDIA H200 SXM: as H100, 141 GB at 4.8 TB/s; DGX H200: 8 x 400 Gb/s"},
-    {"b200", 2250e12, 179.0 * GiB, 8e12, 900e9, 400e9, 0,
-     "NVIDIA DGX B200: 18 PFLOP/s dense bf16, 1,440 GB at 64 TB/s, NVLink 1.8 TB/s both ways; 8 x 400 Gb/s"},
+    {"rtx4090", 165.2e12, 23.6 * GiB, 1.008e12, 32e9, 12.5e9},          /* Ada whitepaper; network assumed: 100 Gb/s */
+    {"l40s", 362.05e12, 44.4 * GiB, 864e9, 32e9, 50e9},                 /* network assumed: 2 x 200 Gb/s */
+    {"a100-40gb", 312e12, 39.4 * GiB, 1.555e12, 300e9, 200e9},          /* SXM; DGX A100: 8 x 200 Gb/s */
+    {"a100", 312e12, 79.2 * GiB, 2.039e12, 300e9, 200e9},               /* 80GB SXM; likewise */
+    {"h100", 989.4e12, 79.6 * GiB, 3.35e12, 450e9, 400e9},              /* SXM; DGX H100, AWS p5: 3,200 Gb/s */
+    {"h100-96gb", 835e12, 94 * GiB, 2.4e12, 450e9, 400e9},      /* torchtitan's of 2024-12: HBM2e, limited to 500 W; its
+                                                                 * peak isn't published: that of H100 NVL */
+    {"h800", 989.4e12, 79.6 * GiB, 3.35e12, 200e9, 400e9},              /* SXM */
+    {"h200", 989.4e12, 140.4 * GiB, 4.8e12, 450e9, 400e9},              /* SXM; DGX H200: 8 x 400 Gb/s */
+    {"b200", 2250e12, 179.0 * GiB, 8e12, 900e9, 400e9},                 /* an eighth of a DGX B200; 8 x 400 Gb/s */
 };
 enum { KINDS = sizeof table / sizeof *table };
 
 const char *hardware_names(void)
 {
-    static char names[160];
+    const char *names = table[0].name;
 
-    if (!names[0])
-        for (int i = 0; i < KINDS; i++)
-            strcat(strcat(names, i ? "|" : ""), table[i].name);
+    for (int i = 1; i < KINDS; i++)
+        names = format_text("%s|%s", names, table[i].name);
     return names;
 }
 
-bool hardware_known(const char *name)
+const Hardware *hardware_find(const char *name)
 {
     int i = 0;
 
     while (i < KINDS && strcasecmp(name, table[i].name))
         i++;
-    return i < KINDS;
+    return i < KINDS ? &table[i] : NULL;
 }
 
 static const char *json_of(const char *option, const char *file)
@@ -91,7 +80,7 @@ static Hardware hardware_read(const char *file, const char *dtype, int per_node)
     Hardware h = {.name = file, .peak = 1e9 * member(json, dtype, 0), .measured = true,
                   .memory = 1e9 * member(json, "memory_gb", INFINITY),
                   .bandwidth = 1e9 * member(json, "memory_gb_per_s", INFINITY),
-                  .gpu = member(json, "gpu", 0), .source = "measured by 00_collectives"};
+                  .gpu = member(json, "gpu", 0)};
 
     if (!links)
         fail_usage("--hardware %s: expected what 00_collectives --machine writes", file);
@@ -105,39 +94,43 @@ static Hardware hardware_read(const char *file, const char *dtype, int per_node)
     return h;
 }
 
+/* Reads n numbers between commas, all of them above 0 but the last, which may be 0. */
+static bool numbers(const char *text, int n, double *x)
+{
+    char *end;
+
+    for (int i = 0; i < n; i++, text = end + 1) {
+        x[i] = strtod(text, &end);
+        if (end == text || *end != (i < n - 1 ? ',' : 0) || !isfinite(x[i]) || x[i] < 0 || (!x[i] && i < n - 1))
+            return false;
+    }
+    return true;
+}
+
 Hardware hardware_named(const char *text, const char *dtype, int per_node)
 {
-    Hardware h = {.name = text, .source = "as given"};
-    double tflops, memory, bandwidth, nvlink, network;
-    char rest;
+    const Hardware *known = hardware_find(text);
+    double x[5];
 
-    for (int i = 0; i < KINDS; i++)
-        if (!strcasecmp(text, table[i].name))
-            return table[i];
+    if (known)
+        return *known;
     if (strstr(text, ".json"))
         return hardware_read(text, dtype, per_node);
-    if (sscanf(text, "%lf,%lf,%lf,%lf,%lf%c", &tflops, &memory, &bandwidth, &nvlink, &network, &rest) != 5
-        || !(tflops > 0 && memory > 0 && bandwidth > 0 && nvlink > 0 && network > 0) || !isfinite(tflops + memory)
-        || !isfinite(bandwidth + nvlink + network))
+    if (!numbers(text, 5, x) || !x[4])
         fail_usage("--hardware: expected one of %s, or five numbers TFLOPS,GIB,GB/S,GB/S,GB/S (per GPU peak, memory, "
                    "memory bandwidth, NVLink; network per node), such as 989,79.6,3350,450,400, or what 00_collectives "
                    "--machine wrote, FILE.json; got '%s'", hardware_names(), text);
-    h.peak = 1e12 * tflops, h.memory = GiB * memory, h.bandwidth = 1e9 * bandwidth;
-    h.nvlink = 1e9 * nvlink, h.network = 1e9 * network;
-    return h;
+    return (Hardware){text, 1e12 * x[0], GiB * x[1], 1e9 * x[2], 1e9 * x[3], 1e9 * x[4]};
 }
 
 Hardware hardware_simulated(const char *text)
 {
-    double gflops, gigabytes, microseconds;
-    char rest;
+    double x[3];
 
-    if (sscanf(text, "%lf,%lf,%lf%c", &gflops, &gigabytes, &microseconds, &rest) != 3 || !(gflops > 0)
-        || !(gigabytes > 0) || !(microseconds >= 0) || !isfinite(gflops + gigabytes + microseconds))
+    if (!numbers(text, 3, x))
         fail_usage("--pretend: expected GFLOPS,GB/S,MICROSECONDS as for the programs, such as 10,0.7,100; got '%s'",
                    text);
-    return (Hardware){.name = "--pretend", .peak = 1e9 * gflops, .memory = INFINITY, .bandwidth = INFINITY,
-                      .nvlink = 1e9 * gigabytes, .network = 1e9 * gigabytes, .latency = 1e-6 * microseconds};
+    return (Hardware){"--pretend", 1e9 * x[0], INFINITY, INFINITY, 1e9 * x[1], 1e9 * x[1], 1e-6 * x[2]};
 }
 
 /* The models of the published runs: Llama's architecture; 1B and 3B tie the embedding. The number of heads is not
@@ -159,13 +152,10 @@ enum { MODELS = sizeof published / sizeof *published };
 
 const char *model_names(void)
 {
-    static char names[512];
+    const char *names = preset_names();
 
-    if (!names[0]) {
-        for (int i = 0; i < MODELS; i++)
-            strcat(strcat(names, published[i].name), "|");
-        strcat(names, preset_names());
-    }
+    for (int i = MODELS - 1; i >= 0; i--)
+        names = format_text("%s|%s", published[i].name, names);
     return names;
 }
 
@@ -203,20 +193,19 @@ bool model_find(Model *m, const char *name)
         model_read(m, name);
         return true;
     }
-
-    for (size_t i = 0; i < sizeof lower - 1 && name[i]; i++)
-        lower[i] = tolower(name[i]);
-    const Preset *p = preset_named(lower);
     for (int i = 0; i < MODELS; i++)
         if (!strcasecmp(name, published[i].name)) {
             *m = published[i];
             return true;
         }
+    for (size_t i = 0; i < sizeof lower - 1 && name[i]; i++)
+        lower[i] = tolower(name[i]);
+    const Preset *p = preset_named(lower);
     if (!p)
         return false;
     *m = (Model){.layers = p->config.layers, .hidden = p->config.hidden, .heads = p->config.heads,
                  .kv_heads = p->config.heads, .mlp = 4 * p->config.hidden, .vocab = p->config.vocab,
                  .seq = p->config.seq, .tied = true, .in_09 = true};
-    snprintf(m->name, sizeof m->name, "%s", lower);
+    strcpy(m->name, lower);
     return true;
 }

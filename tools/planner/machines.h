@@ -5,7 +5,7 @@
 #include "costs.h"
 
 const char *hardware_names(void);               /* "a100|h100|..." */
-bool hardware_known(const char *name);                  /* is in the table */
+const Hardware *hardware_find(const char *name);        /* in the table; NULL: it is not */
 /* A name, five numbers as in --help, or a file that 00_collectives --machine wrote, of which it takes the matmuls' rate
  * in dtype. Fails if it is none. */
 Hardware hardware_named(const char *text, const char *dtype, int per_node);

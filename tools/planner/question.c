@@ -8,44 +8,46 @@
 #include "../../common/error.h"
 #include "../../common/print.h"
 #include "machines.h"
-#include "profiles.h"
 
 const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "",
-                                   .dtype = "bf16", .gated = -1, .tied = -1, .capacity = 1.25};
+                                   .dtype = "bf16", .gated = -1, .tied = -1,};
 
 #define AT(member) offsetof(Question, member)
 const QuestionOption question_options[] = {
-    {"model", OPTION_TEXT, AT(model), 0, "NAME", NULL, 1},
-    {"layers", OPTION_NUMBER, AT(layers), 10000, "N", "transformer blocks", 1},
-    {"hidden", OPTION_NUMBER, AT(hidden), 1 << 20, "N", "width of the residual stream", 1},
-    {"heads", OPTION_NUMBER, AT(heads), 1 << 16, "N", "attention heads", 1},
-    {"kv-heads", OPTION_NUMBER, AT(kv_heads), 1 << 16, "N", "heads of keys and values (grouped-query attention)", 1},
-    {"mlp", OPTION_NUMBER, AT(mlp), 1 << 22, "N", "width of the MLP", 1},
+    {"model", OPTION_TEXT, AT(model), 0, "NAME", " (8b), or a config.json of Hugging Face", 1, model_names},
+    {"layers", OPTION_NUMBER, AT(sizes.layers), 10000, "N", "transformer blocks", 1},
+    {"hidden", OPTION_NUMBER, AT(sizes.hidden), 1 << 20, "N", "width of the residual stream", 1},
+    {"heads", OPTION_NUMBER, AT(sizes.heads), 1 << 16, "N", "attention heads", 1},
+    {"kv-heads", OPTION_NUMBER, AT(sizes.kv_heads), 1 << 16, "N", "heads of keys and values (grouped queries)", 1},
+    {"head-dim", OPTION_NUMBER, AT(sizes.head_dim), 1 << 16, "N", "width of a head (hidden / heads)", 1},
+    {"mlp", OPTION_NUMBER, AT(sizes.mlp), 1 << 22, "N", "width of the MLP", 1},
     {"gated", OPTION_FLAG, AT(gated), 1, NULL, "an MLP of three matrices: gate, up, down", 1},
     {"not-gated", OPTION_FLAG, AT(gated), 0, NULL, "an MLP of two matrices: up, down", 1},
-    {"vocab", OPTION_NUMBER, AT(vocab), 1 << 24, "N", "tokens in the vocabulary", 1},
+    {"vocab", OPTION_NUMBER, AT(sizes.vocab), 1 << 24, "N", "tokens in the vocabulary", 1},
     {"tied", OPTION_FLAG, AT(tied), 1, NULL, "one matrix for embedding and output projection", 1},
     {"untied", OPTION_FLAG, AT(tied), 0, NULL, "a matrix each", 1},
-    {"seq", OPTION_NUMBER, AT(seq), 1 << 24, "N", "tokens per sequence, such as 8192 or 128K", 1},
-    {"experts", OPTION_NUMBER, AT(experts), 1 << 16, "N", "a mixture: MLPs in each block", 1},
-    {"top-k", OPTION_NUMBER, AT(top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
-    {"expert-width", OPTION_NUMBER, AT(expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
-    {"capacity", OPTION_FACTOR, AT(capacity), 0, "X", "slots per expert, over an even share of tokens (1.25)", 1},
-    {"for", OPTION_TEXT, AT(framework), 0, "NAME", NULL, 2},
+    {"seq", OPTION_NUMBER, AT(sizes.seq), 1 << 24, "N", "tokens per sequence, such as 8192 or 128K", 1},
+    {"experts", OPTION_NUMBER, AT(sizes.experts), 1 << 16, "N", "a mixture: MLPs in each block", 1},
+    {"top-k", OPTION_NUMBER, AT(sizes.top_k), 1 << 16, "N", "experts that a token takes (2)", 1},
+    {"expert-width", OPTION_NUMBER, AT(sizes.expert_width), 1 << 22, "N", "width of an expert (the MLP's)", 1},
+    {"capacity", OPTION_FACTOR, AT(capacity), 1, "X", "slots per expert, over an even share of the tokens (1.25 in 11, "
+     "else 1)", 1},
+    {"for", OPTION_TEXT, AT(framework), 0, "NAME", ": whose kernels, overlap and memory (09, or 11, for a model that "
+     "it can train, else megatron)", 2, framework_names},
     {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
     {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8)", 2},
-    {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", NULL, 2},
+    {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", ", or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, its "
+     "bandwidth and NVLink, and network per node; or FILE.json, measured by 00_collectives --machine (h100)", 2,
+     hardware_names},
     {"pretend", OPTION_TEXT, AT(pretend), 0, "SPEEDS", "simulated hardware: GFLOPS,GB/S,MICROSECONDS, as for the "
      "programs' --pretend", 2},
-    {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M); with K or M rounded down to "
-     "whole sequences", 2},
+    {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M), rounded down to whole "
+     "sequences", 2},
     {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
     {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
      "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron)", 2},
-    {"tokens", OPTION_TEXT, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
+    {"tokens", OPTION_FACTOR, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
      "GPU-hours", 2},
-    {"playbook", OPTION_FLAG, AT(published), 1, NULL, "times as in the playbook's runs, whose pipelines over several "
-     "nodes were slower than the formulas alone explain", 2},
     {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
     {"cp", OPTION_RANGE, AT(limits[CP]), 0, "N", "context parallelism", 3},
@@ -53,27 +55,28 @@ const QuestionOption question_options[] = {
     {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, over tp x cp x dp (nanotron: cp x dp)", 3},
     {"zero", OPTION_RANGE, AT(limits[ZERO]), 0, "N", "ZeRO stage, 0 to 3", 3},
     {"micro-batch", OPTION_RANGE, AT(limits[MICRO_BATCH]), 0, "N", "sequences per micro-batch", 3},
+    {"replicate", OPTION_RANGE, AT(limits[REPLICATE]), 0, "N", "copies of what ZeRO-2 and 3 shard (HSDP)", 3},
     {"chunks", OPTION_RANGE, AT(limits[CHUNKS]), 0, "N", "chunks of layers per pipeline stage, interleaved", 3},
     {"recompute", OPTION_RANGE, AT(limits[RECOMPUTE]), 0, "none|selective|full", "whether blocks are recomputed", 3},
+    {"explain", OPTION_TEXT, AT(explain), 0, "GRID", "every formula with its numbers, for tp=2,pp=4 or so, or best", 4},
+    {"csv", OPTION_TEXT, AT(csv), 0, "FILE", "write all grids with their bytes and seconds", 4},
+    {"runs", OPTION_TEXT, AT(runs), 0, "FILE", "print errors of predictions, and how good the choices are; with "
+     "the columns of playbook_runs.csv or of published_runs.csv", 5},
+    {"published", OPTION_TEXT, AT(runs), 0, "FILE", "likewise", 5},
+    {"predictions", OPTION_TEXT, AT(predictions), 0, "FILE", "write the runs with their predictions", 5},
+    {"fit", OPTION_FLAG, AT(fit), 1, NULL, "fit the constants to these runs first", 5},
+    {"cross-validate", OPTION_FLAG, AT(cross_validate), 1, NULL, "predict each group of runs with constants fitted to "
+     "the others", 5},
 };
 const int question_option_count = sizeof question_options / sizeof *question_options;
 
 const char *question_doc(const QuestionOption *o)
 {
-    if (o->doc)
-        return o->doc;
-    if (!strcmp(o->name, "for"))
-        return format_text("whose kernels, overlap and memory are planned: one of %s (09 for a model that it can "
-                           "train, else megatron)", framework_names());
-    return !strcmp(o->name, "model")
-           ? format_text("one of %s (8b)", model_names())
-           : format_text("one of %s, or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, memory bandwidth and NVLink; "
-                         "network per node; or FILE.json, measured by 00_collectives --machine (h100)",
-                         hardware_names());
+    return o->names ? format_text("one of %s%s", o->names(), o->doc) : o->doc;
 }
 
 /* Reads "4096", "8K" or "1.5M". */
-static int number_of(Question *q, const QuestionOption *o, const char *text)
+static int number_of(const QuestionOption *o, const char *text)
 {
     char *end;
     const double x = strtod(text, &end);
@@ -83,9 +86,19 @@ static int number_of(Question *q, const QuestionOption *o, const char *text)
     if (end == text || strlen(end) > (scale > 1) || !(n >= 1 && n <= o->most) || n != floor(n)
         || strspn(text, "0123456789.KkM") != strlen(text))
         fail_usage("--%s: expected an integer from 1 to %d, got '%s'", o->name, o->most, text);
-    if (o->at == AT(batch))
-        q->about = scale > 1;
     return n;
+}
+
+/* Reads "1.25", "300B" or "15T". */
+static double factor_of(const QuestionOption *o, const char *text)
+{
+    char *end;
+    const double x = strtod(text, &end) * (*end == 'T' ? 1e12 : *end == 'B' ? 1e9 : *end == 'M' ? 1e6 : 1);
+
+    if (end == text || strlen(end) > (strchr("TBM", *end) != NULL) || !(x > 0 && x < 1e18))
+        fail_usage("--%s: expected a number above 0, such as %s, got '%s'", o->name, o->most ? "1.25" : "300B or 15T",
+                   text);
+    return x;
 }
 
 static Range range_of(const QuestionOption *o, const char *text)
@@ -94,7 +107,7 @@ static Range range_of(const QuestionOption *o, const char *text)
     char rest;
 
     if (o->at == AT(limits[RECOMPUTE])) {
-        r.least = r.most = recompute_named(text, strlen(text));
+        r.least = r.most = recompute_named(text);
         if (r.least < 0)
             fail_usage("--recompute: expected none, selective or full, got '%s'", text);
     }
@@ -120,21 +133,12 @@ void question_set(Question *q, const char *name, const char *text)
     void *value = (char *)q + o->at;
     if (o->kind != OPTION_FLAG && !*text)
         fail_usage("--%s: expected a value, got ''", name);
-    char *end;
     switch (o->kind) {
-    case OPTION_NUMBER: *(int *)value = number_of(q, o, text); break;
+    case OPTION_NUMBER: *(int *)value = number_of(o, text); break;
     case OPTION_TEXT: *(const char **)value = text; break;
     case OPTION_RANGE: *(Range *)value = range_of(o, text); break;
-    case OPTION_FACTOR:
-        *(double *)value = strtod(text, &end);
-        if (*end || !(*(double *)value > 0 && *(double *)value <= 1000))
-            fail_usage("--%s: expected a number above 0, up to 1000, got '%s'", name, text);
-        break;
-    case OPTION_FLAG:
-        if (o->at == AT(published))
-            q->published = true;
-        else
-            *(int *)value = o->most;
+    case OPTION_FACTOR: *(double *)value = factor_of(o, text); break;
+    case OPTION_FLAG: *(int *)value = o->most; break;
     }
 }
 
@@ -146,47 +150,45 @@ static Model model(const Question *q)
     if (!model_find(&m, q->model))
         fail_usage("--model: expected one of %s or a config.json, got '%s'; for another model, give its sizes: "
                    "--layers, ...", model_names(), q->model);
-    const Model named = m;
-    const int mlp = m.in_09 && q->hidden ? 4 * q->hidden : m.mlp;
-    m.kv_heads = q->kv_heads ? q->kv_heads : q->heads ? q->heads : m.kv_heads;
-    m.layers = q->layers ? q->layers : m.layers;
-    m.hidden = q->hidden ? q->hidden : m.hidden;
-    m.heads = q->heads ? q->heads : m.heads;
-    m.mlp = q->mlp ? q->mlp : mlp;
-    m.vocab = q->vocab ? q->vocab : m.vocab;
+    const Model named = m, *given = &q->sizes;
+    for (const QuestionOption *o = question_options; o->group == 1; o++) {
+        const size_t at = o->at - AT(sizes);
+        const int *size = (const int *)((const char *)given + at);
+        if (o->kind == OPTION_NUMBER && *size)
+            *(int *)((char *)&m + at) = *size;
+    }
+    m.kv_heads = given->heads && !given->kv_heads ? m.heads : m.kv_heads;
+    m.mlp = named.in_09 && given->hidden && !given->mlp ? 4 * m.hidden : m.mlp;
     m.gated = q->gated >= 0 ? q->gated : m.gated;
     m.tied = q->tied >= 0 ? q->tied : m.tied;
-    m.experts = q->experts ? q->experts : m.experts;
-    m.top_k = m.experts ? q->top_k ? q->top_k : m.top_k ? m.top_k : 2 : 0;
-    m.expert_width = m.experts ? q->expert_width ? q->expert_width : m.expert_width ? m.expert_width : m.mlp : 0;
-    m.capacity = q->capacity;
-    if (q->hidden || q->heads)
-        m.head_dim = m.value_dim = m.q_rank = 0;
+    m.top_k = m.experts ? m.top_k ? m.top_k : 2 : 0;
+    m.expert_width = m.experts ? m.expert_width ? m.expert_width : m.mlp : 0;
+    if (given->hidden || given->heads)
+        m.head_dim = given->head_dim, m.value_dim = m.q_rank = 0;
     m.in_09 = !m.gated && m.tied && (m.experts || m.mlp == 4 * m.hidden) && m.kv_heads == m.heads && !m.shared
               && !m.dense && (!m.head_dim || m.head_dim * m.heads == m.hidden);
+    m.capacity = q->capacity ? q->capacity : m.in_09 ? 1.25 : 1;
     if (m.layers != named.layers || m.hidden != named.hidden || m.mlp != named.mlp || m.experts != named.experts)
         snprintf(m.name, sizeof m.name, "own sizes");
-    m.seq = q->seq ? q->seq : m.seq;
     if ((!m.head_dim && m.hidden % m.heads) || m.heads % m.kv_heads)
         fail_usage("--hidden %d, --heads %d, --kv-heads %d: expected each to be a multiple of the next", m.hidden,
                    m.heads, m.kv_heads);
-    if (m.top_k > m.experts || (!m.experts && (q->top_k || q->expert_width)))
-        fail_usage("--top-k %d, --expert-width %d: expected --experts of at least top-k, got %d", q->top_k,
-                   q->expert_width, m.experts);
+    if (m.top_k > m.experts || (!m.experts && (given->top_k || given->expert_width)))
+        fail_usage("--top-k %d, --expert-width %d: expected --experts of at least top-k, got %d", given->top_k,
+                   given->expert_width, m.experts);
     return m;
 }
 
 Query question_query(const Question *given)
 {
-    Query q = {.model = model(given)};
+    Query q = {.model = model(given), .tokens = given->tokens};
     const int seq = q.model.seq, gpus = given->gpus, node = given->per_node, bytes = given->state_bytes;
     const bool fp32 = !strcmp(given->dtype, "fp32");
-    const char *set;
 
     if (!fp32 && strcmp(given->dtype, "bf16"))
         fail_usage("--dtype: expected bf16 or fp32, got '%s'", given->dtype);
     const Framework f = *given->framework ? framework_named(given->framework)
-                        : q.model.in_09 ? FOR_09 : given->published ? FOR_NANOTRON : FOR_MEGATRON;
+                        : q.model.in_09 ? FOR_09 : FOR_MEGATRON;
     if (f == FRAMEWORKS || (f == FOR_09 && !q.model.in_09))
         fail_usage("--for: expected one of %s%s, got '%s'", framework_names(), f == FOR_09
                    ? " but 09, which has no gated MLP, untied embedding or grouped queries" : "",
@@ -197,30 +199,18 @@ Query question_query(const Question *given)
     if (gpus > node && gpus % node && !given->pretend)
         fail_usage("--gpus %d: expected up to %d, or a multiple of --per-node %d, such as %d or %d", gpus, node, node,
                    gpus / node * node, (gpus / node + 1) * node);
-    if (given->batch % seq && (!given->about || given->batch < seq))
-        fail_usage("--batch %d: expected a multiple of the %d tokens of a sequence, such as %lld", given->batch, seq,
-                   (given->batch / seq + 1LL) * seq);
+    if (given->batch && given->batch < seq)
+        fail_usage("--batch %d: expected at least the %d tokens of a sequence", given->batch, seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
     q.hardware = given->pretend ? hardware_simulated(given->pretend)
                                 : hardware_named(given->hardware, given->dtype, node);
     const bool cpu = given->pretend || (q.hardware.measured && !q.hardware.gpu);
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
-                          .published = given->published, .stored = fp32 ? 4 : 2,
+                          .hides_exchange = f == FOR_MEGATRON, .stored = fp32 ? 4 : 2,
                           .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
                           .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS};
     q.constants = given->pretend || isinf(q.hardware.bandwidth) ? exact_constants       /* simulated, or measured so */
                   : q.hardware.measured ? measured_constants(f, &q.hardware) : constants_for(f, &q.hardware, NULL);
-    if (given->tokens) {
-        char *end;
-        q.tokens = strtod(given->tokens, &end);
-        q.tokens *= *end == 'T' ? 1e12 : *end == 'B' ? 1e9 : *end == 'M' ? 1e6 : 1;
-        if (end == given->tokens || strlen(end) > (strchr("TBM", *end) != NULL) || !(q.tokens >= 1 && q.tokens < 1e18))
-            fail_usage("--tokens: expected a number of tokens, such as 300B or 15T, got '%s'", given->tokens);
-    }
     memcpy(q.limits, given->limits, sizeof q.limits);
-    for (int d = 0; d < DIMENSIONS && (set = dimension_name[d]); d++)
-        if (q.limits[d].given && (q.limits[d].most < q.limits[d].least || q.limits[d].most < (d < ZERO)))
-            fail_usage("--%s: expected a bound that some value meets, got %d to %d", set, q.limits[d].least,
-                       q.limits[d].most);
     return q;
 }

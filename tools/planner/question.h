@@ -1,12 +1,5 @@
-/* A question to the planner, as names and texts: what a command line or a form of a web page gives. Each front end sets
- * options, makes a query of them and prints the plan:
- *
- *     Question q = default_question;
- *     question_set(&q, "model", "8b");
- *     const Query query = question_query(&q);
- *     const Candidates c = search(&query);
- *     print_steps(&query, &c);                see explain.h
- */
+/* A question to the planner, as names and texts: what a command line (plan.c) or a form of a web page (the book's)
+ * gives. A front end sets options, makes a query of them, searches (search.h) and prints (explain.h). */
 #ifndef QUESTION_H
 #define QUESTION_H
 
@@ -15,13 +8,14 @@
 #include "search.h"
 
 typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, or by default */
-    int layers, hidden, heads, kv_heads, mlp, vocab, seq, gated, tied, experts, top_k, expert_width;
-    double capacity;
+    Model sizes;                    /* of these, options set the numbers */
+    int gated, tied;
+    double capacity, tokens;
     int gpus, per_node, batch, state_bytes;
-    bool about;                     /* --batch 4M: rounded down to whole sequences */
-    const char *model, *hardware, *framework, *pretend, *dtype, *tokens;
-    bool published;
+    const char *model, *hardware, *framework, *pretend, *dtype;
     Range limits[DIMENSIONS];
+    const char *explain, *csv, *runs, *predictions;             /* of plan.c only */
+    int fit, cross_validate;
 } Question;
 extern const Question default_question;
 
@@ -30,8 +24,9 @@ typedef struct {
     enum { OPTION_NUMBER, OPTION_FACTOR, OPTION_TEXT, OPTION_RANGE, OPTION_FLAG } kind;
     size_t at;                      /* of its member in Question */
     int most;                       /* NUMBER: the largest; FLAG: the value that it sets */
-    const char *argument, *doc;     /* doc NULL: models, hardware; see question_doc */
-    int group;                      /* 1: the model, 2: hardware and batch, 3: restrictions */
+    const char *argument, *doc;
+    int group;                      /* 1: the model, 2: hardware and batch, 3: restrictions; then plan.c's */
+    const char *(*names)(void);     /* the texts possible; question_doc puts them before doc */
 } QuestionOption;
 extern const QuestionOption question_options[];
 extern const int question_option_count;

@@ -14,42 +14,35 @@ static const double GiB = 1073741824;
 
 /* ---- The file ---- */
 
-enum { MAX_STAGES = 4096 };
+enum { COLUMNS = 64 };
 typedef struct {
-    const char *file, *header, *line;
+    const char *file;
+    char *name[COLUMNS + 1], *value[COLUMNS + 1];       /* NULL after the last */
     int row;
 } Row;
 
-/* The i-th field of a line, until the next comma; without the quotes around it. */
-static const char *field(const char *line, int i, int *length)
+/* Splits a line at commas that are not between quotes, and takes the quotes away. */
+static void split(char *line, char *part[COLUMNS + 1])
 {
-    for (bool quoted = false; i > 0 && *line; line++) {
-        quoted ^= *line == '"';
-        i -= *line == ',' && !quoted;
+    int n = 0;
+
+    for (bool more = true; more && n < COLUMNS; n++) {
+        const bool quoted = *line == '"';
+        part[n] = line += quoted;
+        line += strcspn(line, quoted ? "\"" : ",");
+        more = line[quoted && *line] == ',';
+        *line = 0;
+        line += 1 + quoted;
     }
-    const bool quoted = *line == '"';
-    *length = quoted ? strcspn(++line, "\"") : strcspn(line, ",");
-    return line;
+    part[n] = NULL;
 }
 
-static int column_named(const char *header, const char *name)   /* -1: none */
+static const char *text_of(const Row *r, const char *name)      /* "": no such column */
 {
-    int length;
-    const char *text;
-
-    for (int i = 0; *(text = field(header, i, &length)); i++)
-        if (length == (int)strlen(name) && !strncmp(text, name, length))
-            return i;
-    return -1;
-}
-
-static const char *text_of(const Row *r, const char *name)      /* "": no such column; valid for the next seven calls */
-{
-    const int at = column_named(r->header, name);
-    int length = 0;
-    const char *text = at < 0 ? "" : field(r->line, at, &length);
-
-    return format_text("%.*s", length, text);
+    for (int i = 0; r->name[i] && r->value[i]; i++)
+        if (!strcmp(r->name[i], name))
+            return r->value[i];
+    return "";
 }
 
 static double number(const Row *r, const char *name, double least, double otherwise)    /* if empty; NAN: required */
@@ -62,7 +55,7 @@ static double number(const Row *r, const char *name, double least, double otherw
     if (!*text && !isnan(otherwise))
         return otherwise;
     if (end == text || *end || !(x >= least) || !isfinite(x) || (whole && x != floor(x)))
-        fail("%s, line %d: %s: expected %s of at least %g, got '%s'", r->file, r->row, name,
+        fail("%s, line %d: column %s: expected %s of at least %g, got '%s'", r->file, r->row, name,
              whole ? "an integer" : "a number", least, text);
     return x;
 }
@@ -78,16 +71,13 @@ static Run playbook_run(const Row *row)
     const int gpus = 8 * number(row, "nodes", 1, NAN);
     r.query.cluster = (Cluster){.gpus = gpus, .per_node = 8, .framework = FOR_NANOTRON, .published = true, .stored = 2,
                                 .gradients = 6, .loss_rows = GPU_LOSS_ROWS};
-    r.query.hardware = hardware_named("h100", "bf16", 8);
+    r.query.hardware = *hardware_find("h100");
     *g = (Grid){.micro_batch = number(row, "micro_batch", 1, NAN), .accumulate = number(row, "accumulate", 1, NAN),
                 .dp = number(row, "dp", 1, NAN), .pp = number(row, "pp", 1, NAN), .tp = number(row, "tp", 1, NAN),
-                .cp = 1, .ep = 1, .chunks = 1, .zero = number(row, "zero", 0, NAN)};
+                .cp = 1, .ep = 1, .chunks = 1, .replicate = 1, .zero = number(row, "zero", 0, NAN)};
     if ((double)g->dp * g->pp * g->tp != gpus)
         fail("%s, line %d: dp %d x pp %d x tp %d: expected %d ranks, 8 per node, got %.0f", row->file, row->row, g->dp,
              g->pp, g->tp, gpus, (double)g->dp * g->pp * g->tp);
-    if (g->zero > 3 || g->pp > MAX_STAGES)
-        fail("%s, line %d: zero %d, pp %d: expected zero from 0 to 3, pp from 1 to %d", row->file, row->row, g->zero,
-             g->pp, MAX_STAGES);
     r.measured = number(row, "tokens_per_second_per_gpu", 0, NAN);
     r.memory = GiB * number(row, "memory", 0, NAN);
     r.name = strdup(format_text("%-5s %5d", r.query.model.name, gpus / 8));
@@ -125,11 +115,12 @@ static Run published_run(const Row *row)
         .capacity = 1};
     snprintf(r.query.model.name, sizeof r.query.model.name, "%s", text_of(row, "model"));
     const char *name = strstr(gpu, "HBM2e") ? "h100-96gb" : format_text("%.*s", (int)strcspn(gpu, ", "), gpu);
-    if (!hardware_known(name)) {
+    const Hardware *hardware = hardware_find(name);
+    if (!hardware) {
         r.wrong = strdup(format_text("gpu: expected one of %s, got '%s'", hardware_names(), gpu));
         return r;
     }
-    r.query.hardware = hardware_named(name, "bf16", 8);
+    r.query.hardware = *hardware;
     if (network && sscanf(network, ", %lf Gb/s per node", &gigabits) == 1)
         r.query.hardware.network = gigabits / 8 * 1e9;
     int of = 0;
@@ -143,12 +134,12 @@ static Run published_run(const Row *row)
     r.profile = profile_for(f, &r.query.hardware);
     r.measured = number(row, "published_tokens_per_second_per_gpu", 0, 0);
     r.weight = r.measured && strcmp(counted, "no");
-    r.wrong = grid_read(&r.query, layout, &r.grid);
-    if (r.wrong && r.grid.zero == 1 && !(frameworks[f].stages & 1 << 1)) {      /* of FSDP: what comes nearest */
+    const char *wrong = grid_read(&r.query, layout, &r.grid);
+    if (wrong && r.grid.zero == 1 && !(frameworks[f].stages & 1 << 1)) {        /* of FSDP: what comes nearest */
         r.grid.zero = 2;
-        const char *wrong = grid_error(&r.query, &r.grid);
-        r.wrong = wrong ? strdup(wrong) : NULL;
+        wrong = grid_error(&r.query, &r.grid);
     }
+    r.wrong = wrong ? strdup(wrong) : NULL;
     r.chunks = known[of].deepspeed || strstr(layout, "chunks=") ? r.grid.chunks : r.query.model.layers;
     return r;
 }
@@ -164,29 +155,24 @@ Runs runs_read(const char *file)
     if (!f)
         fail("%s: %s", file, strerror(errno));
     while (getline(&line, &size, f) >= 0) {
-        row.row++, row.line = line;
+        row.row++;
         line[strcspn(line, "\r\n")] = 0;
         if (!line[0] || line[0] == '#')
             continue;
         if (!r.header) {
-            static const char *const needed[2][10] = {
-                {"source", "layers", "hidden", "mlp", "heads", "gpu", "gpus", "layout", "sequences_per_step", "seq"},
-                {"model", "nodes", "micro_batch", "accumulate", "dp", "pp", "tp", "zero", "tokens_per_second_per_gpu",
-                 "memory"}};
-            row.header = r.header = strdup(line);
-            r.playbook = column_named(line, "layout") < 0;
-            for (int i = 0; i < 10; i++)
-                if (column_named(line, needed[r.playbook][i]) < 0)
-                    fail("%s, line %d: expected a column %s, got '%s'", file, row.row, needed[r.playbook][i], line);
+            r.header = strdup(line);
+            split(strdup(line), row.name);
+            r.playbook = !strstr(line, "layout");
             continue;
         }
         r.all = realloc(r.all, (r.count + 1) * sizeof *r.all);
         if (!r.all)
             fail("no memory for %d runs", r.count + 1);
         Run *one = &r.all[r.count];
+        char *text = strdup(line);
+        split(line, row.value);
         *one = r.playbook ? playbook_run(&row) : published_run(&row);
-        one->line = strdup(line);
-        one->group = r.groups, one->set = r.sets;
+        one->line = text, one->group = r.groups, one->set = r.sets;
         for (const Run *x = r.all; x < one; x++) {
             const bool same = !strcmp(x->name, one->name);
             one->group = same ? x->group : one->group;
@@ -288,16 +274,12 @@ static void fit(const Runs *r, int profile, Constants k[PROFILES], int without)
             if (!start[c])
                 continue;
             x[c] *= exp(tried < CONSTANTS ? step : -step);
-            if (profile == NANOTRON)                    /* its runs have sequences of one length */
-                k[NANOTRON].attention = k[NANOTRON].efficiency;
             const double now = loss(r, profile, k, without);
             if (now < least)
                 least = now, tried = -1, c = CONSTANTS - 1;
             else
                 x[c] = before;
         }
-    if (profile == NANOTRON)
-        k[NANOTRON].attention = k[NANOTRON].efficiency;
 }
 
 /* Kernels written for Ampere, on Hopper: as fast per multiprocessor and clock, as a fraction of a higher peak. */
@@ -312,4 +294,129 @@ void runs_fit(const Runs *r, Constants k[PROFILES], int without)
             k[p].attention = k[AMPERE].attention * HOPPER_ATTENTION;
         fit(r, p, k, without);
     }
+}
+
+/* ---- How good the predictions and the choices among these runs are ---- */
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The rank of each of n numbers: how many are smaller. Equal numbers have their mean rank. */
+static void ranks(double *rank, const double *x, int n)
+{
+    for (int i = 0; i < n; i++) {
+        rank[i] = -n / 2.0;
+        for (int k = 0; k < n; k++)
+            rank[i] += x[k] < x[i] ? 1 : x[k] == x[i] ? 0.5 : 0;
+    }
+}
+
+static double spearman(const double *x, const double *y, int n)
+{
+    double a[n], b[n], xx = 0, yy = 0, xy = 0;
+
+    ranks(a, x, n);
+    ranks(b, y, n);
+    for (int i = 0; i < n; i++)
+        xx += a[i] * a[i], yy += b[i] * b[i], xy += a[i] * b[i];
+    return xx && yy ? xy / sqrt(xx * yy) : 1;
+}
+
+enum { MANY = 8 };                  /* runs of a set whose ranks say something */
+
+/* By how much the run of a set that is predicted to be fastest is slower than the fastest. */
+static double regret(const Runs *r, int set)
+{
+    const Run *chosen = NULL;
+    double fastest = 0;
+
+    for (const Run *x = r->all; x < r->all + r->count; x++)
+        if (x->set == set && !x->wrong) {
+            chosen = !chosen || x->predicted > chosen->predicted ? x : chosen;
+            fastest = fmax(fastest, x->measured);
+        }
+    return 1 - chosen->measured / fastest;
+}
+
+/* Which runs: those of a group that count; or of all that count a kind. */
+enum { ALL = -1, EASY = -2, MIXTURES = -3 };
+static bool in(const Run *x, int group)
+{
+    return !x->wrong && x->weight
+           && (group == x->group || group == ALL || (group == MIXTURES && x->query.model.experts)
+               || (group == EASY && x->grid.pp == 1 && x->grid.tp <= 8));
+}
+
+/* The median of n errors; NAN: none. */
+typedef enum { SIZE, SIGNED, MEMORY } Error;
+static double median_error(const Runs *r, int group, Error which, int *n)
+{
+    double error[r->count];
+
+    *n = 0;
+    for (const Run *x = r->all; x < r->all + r->count; x++) {
+        const double e = which == MEMORY ? x->predicted_memory / x->memory - 1 : x->predicted / x->measured - 1;
+        if (in(x, group) && isfinite(e))
+            error[(*n)++] = which == SIGNED ? e : fabs(e);
+    }
+    qsort(error, *n, sizeof *error, ascending);
+    return *n ? 100 * (error[(*n - 1) / 2] + error[*n / 2]) / 2 : NAN;
+}
+
+/* The rank correlation within a set; NAN: it has too few runs. */
+static double correlation(const Runs *r, int set, int *group)
+{
+    double measured[r->count], predicted[r->count];
+    int n = 0;
+
+    for (const Run *x = r->all; x < r->all + r->count; x++)
+        if (x->set == set && in(x, ALL)) {
+            *group = x->group;
+            measured[n] = x->measured, predicted[n++] = x->predicted;
+        }
+    return n < MANY ? NAN : spearman(measured, predicted, n);
+}
+
+/* Errors of the runs of a group; and of its sets mean rank correlation and regret. */
+static void print_errors(const Runs *r, int group, const char *name)
+{
+    double sum = 0, lost = 0;
+    int n, of = 0, sets = 0;
+    const double error = median_error(r, group, SIZE, &n), bias = median_error(r, group, SIGNED, &n);
+    const int runs = n;
+
+    if (!runs)
+        return;
+    const double memory = median_error(r, group, MEMORY, &n);
+    printf("%-40s %4d %13.1f%% %+7.1f%%", name, runs, error, bias);
+    printf(n ? " %7.1f%%" : "        -", memory);
+    for (int s = 0; s < r->sets; s++) {
+        const double c = correlation(r, s, &of);
+        if (!isnan(c) && (group == of || group == ALL))
+            sum += c, lost += 100 * regret(r, s), sets++;
+    }
+    printf(sets ? " %9.2f %7.1f%% (%d)\n" : "         -        -\n", sum / sets, lost / sets, sets);
+}
+
+void runs_print(const Runs *r)
+{
+    printf("%-40s runs   median error   signed   memory  Spearman   regret (sets)\n",
+           r->playbook ? "model, nodes" : "source");
+    for (int g = 0; g < r->groups; g++) {
+        const Run *x = r->all;
+        while (x->group != g)
+            x++;
+        print_errors(r, g, x->name);
+    }
+    printf("\n");
+    print_errors(r, ALL, "all that count");
+    print_errors(r, MIXTURES, "mixtures of experts");
+    print_errors(r, EASY, "pp = 1 and tp <= 8");
+    for (const Run *x = r->all; x < r->all + r->count; x++)
+        if (x->wrong)
+            printf("not predicted: %s, %s: %s\n", x->name, x->query.model.name, x->wrong);
 }

@@ -2,7 +2,6 @@
 #ifndef RUNS_H
 #define RUNS_H
 
-#include "profiles.h"
 #include "search.h"
 
 typedef struct {
@@ -32,16 +31,11 @@ Runs runs_read(const char *file);
 /* Fills in predicted_memory of all runs, and predicted, with these constants, of the runs of `group`; -1: of all. */
 void runs_predict(Runs *r, const Constants k[PROFILES], int group);
 
-/* Fits the constants: the least mean of |log(predicted / measured)|, at most 1/4 per run, as some failed and were ten
- * times slower. From round guesses, one constant at a time, in logarithms. Leaves out the group `without`;
- * -1: none. A profile that no run has keeps its constants. */
+/* Fits the constants to the runs that are not of the group `without` (-1: to all): the least mean of
+ * |log(predicted / measured)|, at most 1/4 per run, as some failed. A profile that no run has keeps its constants. */
 void runs_fit(const Runs *r, Constants k[PROFILES], int without);
 
-/* Writes the runs with two more columns, predicted_tokens_per_second_per_gpu and predicted_memory (GiB). */
-void runs_write(const Runs *r, const char *file);
-
-/* Prints, per group and in total: median errors, rank correlation, and the regret of the planner and, of the playbook's
- * runs, of three rules without formulas. Regret: how much slower the chosen grid ran than the fastest of its set. */
-void runs_print(const Runs *r);
+void runs_write(const Runs *r, const char *file);       /* with predicted tokens/s per GPU and GiB */
+void runs_print(const Runs *r);                         /* errors, rank correlation and regret, per group and of all */
 
 #endif

@@ -17,11 +17,11 @@ typedef struct {
 } Candidates;
 
 /* The sizes of a grid, by name; those up to PP and then EP, ZERO, RECOMPUTE are techniques. */
-typedef enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, ZERO, RECOMPUTE, DIMENSIONS } Dimension;
+typedef enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, REPLICATE, ZERO, RECOMPUTE, DIMENSIONS } Dimension;
 extern const char *const dimension_name[DIMENSIONS];
 int grid_size(const Grid *g, Dimension d);
 const char *size_text(Dimension d, int size);       /* "2"; of RECOMPUTE "none", "selective" or "full" */
-int recompute_named(const char *text, int length);  /* -1: none */
+int recompute_named(const char *text);              /* -1: none */
 
 typedef struct {
     bool given;                     /* else all sizes are allowed */
@@ -38,7 +38,7 @@ typedef struct {                    /* the input of a plan */
     Range limits[DIMENSIONS];
 } Query;
 
-/* NULL if a grid is possible; else why not, in one line: the values, and what is expected. Static: copy to keep. */
+/* NULL if a grid is possible; else why not, in one line: the values, and what is expected (a format_text). */
 const char *grid_error(const Query *q, const Grid *g);
 
 Candidate candidate_of(const Query *q, const Grid *g);
@@ -53,12 +53,11 @@ Candidates search(const Query *q);
 /* The fastest candidate that fits and differs from the best in `d`, in no other technique; NULL: none. */
 const Candidate *fastest_other(const Candidates *c, Dimension d);
 
-const char *grid_text(const Grid *g);           /* "tp=2,pp=4,dp=8,..."; valid for the next seven calls */
+/* "tp=2,pp=4,dp=8,..." (a format_text): the sizes that differ from those of `but`; NULL: all that say something. */
+const char *grid_text(const Grid *g, const Grid *but);
 
 /* Reads such a text. Sizes not named are 1; dp and accumulate follow from GPUs and batch. NULL, or what is wrong. */
-char *grid_read(const Query *q, const char *text, Grid *g);
-
-/* Reads such a text. Sizes not named are 1; dp and accumulate follow from GPUs and batch. Fails if impossible. */
-Grid grid_parse(const Query *q, const char *text);
+const char *grid_read(const Query *q, const char *text, Grid *g);
+Grid grid_parse(const Query *q, const char *text);      /* likewise; fails if it is wrong */
 
 #endif

@@ -12,9 +12,7 @@ typedef struct {
 /* Element i (of 8) of the left operand, 16 x 16, that a lane holds: two per register, the first in the lower half. */
 static inline Element left_element(int lane, int i)
 {
-    const int group = lane >> 2, in_group = lane % 4;
-    const Element e = {(0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8,
-                       in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0)};
+    const Element e = {lane / 4 + (i & 2 ? 8 : 0), lane % 4 * 2 + (i & 1) + (i & 4 ? 8 : 0)};
 
     return e;
 }
@@ -22,8 +20,7 @@ static inline Element left_element(int lane, int i)
 /* Element i (of 4) of the right operand, 16 x 8. */
 static inline Element right_element(int lane, int i)
 {
-    const int group = lane >> 2, in_group = lane % 4;
-    const Element e = {in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0), group};
+    const Element e = {lane % 4 * 2 + (i & 1) + (i & 2 ? 8 : 0), lane / 4};
 
     return e;
 }
@@ -31,8 +28,7 @@ static inline Element right_element(int lane, int i)
 /* Element i (of 4) of the sum, 16 x 8: one per register. */
 static inline Element sum_element(int lane, int i)
 {
-    const int group = lane >> 2, in_group = lane % 4;
-    const Element e = {i < 2 ? group : group + 8, in_group * 2 + (i & 1)};
+    const Element e = {lane / 4 + (i & 2 ? 8 : 0), lane % 4 * 2 + (i & 1)};
 
     return e;
 }

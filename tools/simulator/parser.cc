@@ -4,7 +4,6 @@
 
 #include <ctype.h>
 #include <cxxabi.h>
-#include <regex>
 #include <stdlib.h>
 #include <string.h>
 
@@ -362,34 +361,6 @@ std::string plain_name(const Kernel &k)
     return name.substr(0, name.find('('));
 }
 
-/* ---- edits, which plant mistakes ---- */
-
-/* SIMULATED_EDIT="kernel|old|new|n": in kernels whose name contains `kernel`, the n-th match (from 1; 0: all) of the
- * regular expression `old` becomes `new`. */
-static void edit(Kernel &k)
-{
-    const char *wanted = getenv("SIMULATED_EDIT");
-    static const std::regex form("(.*)\\|(.*)\\|(.*)\\|([0-9]+)");
-    std::cmatch part, m;
-    std::string text;
-    int found = 0;
-
-    if (wanted && !std::regex_match(wanted, part, form))
-        simulated_error("SIMULATED_EDIT: expected kernel|old|new|n, got '%s'", wanted);
-    if (!wanted || k.name.find(part[1]) == std::string::npos)
-        return;
-    const std::regex old(part[2].str());
-    const int which = atoi(part[4].first);
-    const char *at = k.text.c_str();
-    for (; std::regex_search(at, m, old); at = m.suffix().first) {
-        text += m.prefix();
-        text += which == 0 || ++found == which ? m.format(part[3].str()) : m.str();
-    }
-    if (found < which)
-        simulated_error("SIMULATED_EDIT: %s has %d of \"%s\"", k.name.c_str(), found, part[2].str().c_str());
-    k.text = text + at;
-}
-
 /* What belongs to no kernel: the names of source files, and shared memory that functions declare. */
 static void scan(Module *module)
 {
@@ -418,7 +389,6 @@ Kernel *find_kernel(Module *module, const std::string &name)
     k = new Kernel;
     k->name = name;
     k->text = text.substr(at, std::min(text.find(".entry ", at + 1), text.find("\n\t.file", at)) - at);
-    edit(*k);
     if (module->files.empty())
         scan(module);
     k->files = &module->files;

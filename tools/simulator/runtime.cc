@@ -32,7 +32,7 @@ const Settings &settings(void)
 
 int multiprocessors(void)
 {
-    return number("SIMULATED_MULTIPROCESSORS", 132);
+    return 132;
 }
 
 /* Those of the machine's GPUs that this process sees: all, or a list as in CUDA_VISIBLE_DEVICES, "0,3". */
@@ -74,7 +74,7 @@ static int capability(int device)               /* "61 90": of device 0, of all 
 
 static int shared_bytes(void)                   /* of a block, at most */
 {
-    return number("SIMULATED_SHARED", capability(current) >= 90 ? 227 : capability(current) == 80 ? 163 : 99) << 10;
+    return (capability(current) >= 90 ? 227 : capability(current) == 80 ? 163 : 99) << 10;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)

@@ -182,7 +182,7 @@ def test_computed(b):
                    {"model": "mixtral-8x7b", "gpus": 128, "ep": 8}, {"model": "llama3-405b", "gpus": 1024, "seq": "128K"},
                    {"model": "175b", "gpus": 256, "hardware": "a100"}, {"model": "124m", "gpus": 4, "dtype": "fp32"},
                    {"model": "7b", "gpus": 16, "zero": 3, "recompute": "full"}, {"model": "8b", "gpus": 0},
-                   {"model": "3b", "gpus": 24, "batch": "2M", "playbook": True}):
+                   {"model": "3b", "gpus": 24, "batch": "2M"}):
         shown = answer(b, "planner", values)
         words = [x for k, v in values.items() for x in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
         native = program("build/cpu/plan", *words)
