@@ -293,7 +293,7 @@ def played(text, doc):
     text = re.sub(f"(?:{step})+", lambda m: steps_html(re.findall(step, m[0], re.S)), text, flags=re.S)
     programs = re.search(r"^\| program .*?(?=\n\n)", (ROOT / "README.md").read_text(), re.M | re.S)[0]
     text = re.sub("<!-- programs -->", lambda _: linked(programs, "README.md", doc), text)
-    return re.sub(r"<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.S)
+    return re.sub(r"^<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.M | re.S)
 
 # ---- all pages ----
 def tree(title, docs, hidden=True):

@@ -128,7 +128,8 @@ function drawMemory(text) {
 function drawPlan(text) {
     const cells = (line) => line.split("|").map((part) => part.trim().split(/\s+/));
     const table = text.slice(text.search(/^ +tp +cp/m)).split("\n\n")[0].split("\n").map(cells), [names, ...rows] = table;
-    const first = names[0].indexOf("param"), colors = {launch: "launches", optim: "optimizer"};
+    const first = names[0].indexOf("recomp") + 1;
+    const colors = {launch: "launches", expert: "experts", optim: "optimizer"};
     const partsOf = (row) => row[1].slice(0, -1).map((x, i) => [colors[names[1][i]] || names[1][i], +x, `${x} s`]);
     const full = {micro: "micro-batch", acc: "accumulate", zero: "ZeRO", recomp: "recompute"};
     const grids = rows.map((row) => row[0].slice(0, first).map((x, i) => [full[names[0][i]] || names[0][i], x])
