@@ -60,21 +60,17 @@ cudaError_t cudaGetDeviceCount(int *count)
     return *count ? cudaSuccess : error(cudaErrorNoDevice);
 }
 
-static int current;
-
-CUDA_CALL(cudaSetDevice(int device), current = device)
+CUDA_CALL(cudaSetDevice(int))
 CUDA_CALL(cudaGetDevice(int *device), *device = 0)
 
-static int capability(int device)               /* "61 90": of device 0, of all others */
+static int capability(void)
 {
-    const char *all = getenv("SIMULATED_SM"), *next = all && visible()[device] ? strchr(all, ' ') : NULL;
-
-    return all ? atoi(next ? next : all) : 90;
+    return number("SIMULATED_SM", 90);
 }
 
 static int shared_bytes(void)                   /* of a block, at most */
 {
-    return (capability(current) >= 90 ? 227 : capability(current) == 80 ? 163 : 99) << 10;
+    return (capability() >= 90 ? 227 : capability() == 80 ? 163 : 99) << 10;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
@@ -83,22 +79,22 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     strcpy(p->name, "simulated GPU");
     p->uuid.bytes[0] = visible()[device];
     p->totalGlobalMem = global_limit();
-    p->major = capability(device) / 10, p->minor = capability(device) % 10;
+    p->major = capability() / 10, p->minor = capability() % 10;
     p->multiProcessorCount = multiprocessors();
     p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = shared_bytes();
     p->warpSize = LANES, p->maxThreadsPerBlock = 1024;
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device)
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
 {
     const std::map<cudaDeviceAttr, int> values = {
         {cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_bytes()},
         {cudaDevAttrMaxSharedMemoryPerMultiprocessor, shared_bytes() + 1024},
         {cudaDevAttrMemoryPoolsSupported, 1},
         {cudaDevAttrClockRate, 1000000},
-        {cudaDevAttrComputeCapabilityMajor, capability(device) / 10},
-        {cudaDevAttrComputeCapabilityMinor, capability(device) % 10},
+        {cudaDevAttrComputeCapabilityMajor, capability() / 10},
+        {cudaDevAttrComputeCapabilityMinor, capability() % 10},
     };
 
     *value = values.count(attribute) ? values.at(attribute) : 0;

@@ -121,14 +121,12 @@ static void warp_barrier(Warp &w, const Instruction &i, uint32_t lanes)
     w.segment = segment_begins(w.block->number, w.number, w.block->barriers);
 }
 
-enum Vote { ANY, ALL };
-template <Vote kind> static void vote(Warp &w, const Instruction &i, uint32_t lanes)
+static void vote_any(Warp &w, const Instruction &i, uint32_t lanes)
 {
-    const uint32_t which = w.predicate(i.from[0]) & lanes;
     uint32_t &to = w.predicate(i.to[0]);
 
     check_members(w, i.from[1], lanes);
-    to = (kind == ANY ? which != 0 : which == lanes) ? to | lanes : to & ~lanes;
+    to = w.predicate(i.from[0]) & lanes ? to | lanes : to & ~lanes;
 }
 
 static void ballot(Warp &w, const Instruction &i, uint32_t lanes)
@@ -139,7 +137,7 @@ static void ballot(Warp &w, const Instruction &i, uint32_t lanes)
     each(lanes, [&](int l) { w.lane<uint32_t>(i.to[0])[l] = which; });
 }
 
-enum Shuffle { UP, DOWN, BUTTERFLY, INDEX };
+enum Shuffle { BUTTERFLY, INDEX };
 template <Shuffle kind> static void shuffle(Warp &w, const Instruction &i, uint32_t lanes)
 {
     uint32_t all[LANES], inside = 0;
@@ -149,8 +147,8 @@ template <Shuffle kind> static void shuffle(Warp &w, const Instruction &i, uint3
     each(lanes, [&](int l) {
         const int b = w.lane<uint32_t>(i.from[1])[l] & 31, c = w.lane<uint32_t>(i.from[2])[l];
         const int clamp = c & 31, mask = c >> 8 & 31, most = (l & mask) | (clamp & ~mask), least = l & mask;
-        int from = kind == UP ? l - b : kind == DOWN ? l + b : kind == BUTTERFLY ? l ^ b : least | (b & ~mask);
-        const bool in = kind == UP ? from >= most : from <= most;
+        int from = kind == BUTTERFLY ? l ^ b : least | (b & ~mask);
+        const bool in = from <= most;
         from = in ? from : l;
         if (!(lanes >> from & 1))
             simulated_error("%s: it reads lane %d, which does not take part", here(l).c_str(), from);
@@ -258,11 +256,6 @@ static void copies_wait(Warp &w, const Instruction &i, uint32_t lanes)
     w.copies.erase(std::remove_if(w.copies.begin(), w.copies.end(), arrives), w.copies.end());
 }
 
-static void trap(Warp &, const Instruction &, uint32_t lanes)
-{
-    simulated_error("%s", here(__builtin_ctz(lanes)).c_str());
-}
-
 #define SHUFFLE(NAME, KIND) {"shfl.sync." NAME ".b32", {shuffle<KIND>, {4, 1}, {4, 4, 4, 4}}}
 #define MULTIPLY_ADD(TYPE, NUMBER) {"mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32", \
     {multiply_add<NUMBER>, {4, 4, 4, 4}, {4, 4, 4, 4, 4, 4, 4, 4, 4, 4}}}
@@ -275,12 +268,9 @@ const Table of_warps = {
     {"bar.sync", {NULL, {}, {4}, BARRIER}},
     {"bar.red.or.pred", {NULL, {1}, {4, 1}, BARRIER}},
     {"bar.warp.sync", {warp_barrier, {}, {4}}},
-    SHUFFLE("up", UP),
-    SHUFFLE("down", DOWN),
     SHUFFLE("bfly", BUTTERFLY),
     SHUFFLE("idx", INDEX),
-    {"vote.sync.any.pred", {vote<ANY>, {1}, {1, 4}}},
-    {"vote.sync.all.pred", {vote<ALL>, {1}, {1, 4}}},
+    {"vote.sync.any.pred", {vote_any, {1}, {1, 4}}},
     {"vote.sync.ballot.b32", {ballot, {4}, {1, 4}}},
     {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", {load_matrices<false>, {4, 4, 4, 4}, {ADDRESS}}},
     {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", {load_matrices<true>, {4, 4, 4, 4}, {ADDRESS}}},
@@ -291,5 +281,4 @@ const Table of_warps = {
     {"cp.async.commit_group", {copies_commit, {}, {}}},
     {"cp.async.wait_group", {copies_wait, {}, {4}}},
     {"cp.async.wait_all", {copies_wait, {}, {}}},
-    {"trap", {trap, {}, {}}},
 };
