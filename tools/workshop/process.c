@@ -342,7 +342,8 @@ static double compare(const char *file_a, const char *file_b, int heads, bool by
     for (int i = 0; i < b.count; i++) {
         const SafeTensor *y = &b.tensors[i], *x = safetensors_find(&a, y->name);
         const int64_t rows = y->shape[0], cols = y->dims > 1 ? y->shape[1] : 1;
-        const bool qkv = strstr(y->name, "query_key_value"), batch = !strncmp(y->name, "batch.", 6);
+        const bool qkv = heads && strstr(y->name, "query_key_value") && rows % (3 * heads) == 0;
+        const bool batch = !strncmp(y->name, "batch.", 6);
         const bool there = x && x->dims == y->dims && !memcmp(x->shape, y->shape, sizeof x->shape);
         double *p = malloc(rows * cols * sizeof *p), *q = malloc(rows * cols * sizeof *q);
         if (there)
