@@ -1,18 +1,59 @@
-/* 10 against an independent reference and 01 (by verify), and upcycling. */
+/* 10 against an independent reference, and itself on one rank (by verify); and upcycling. */
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "../../common/print.h"
 #include "../../common/safetensors.h"
 #include "../harness.h"
 
 #define PROGRAM BUILD "/cpu64/10_expert_parallel"
+#define FIXTURE SOURCE "/tests/programs/experts"
 
-/* verify runs the reference's cases, in experts/: loss, balance loss, dropped choices and all gradients, with few slots
- * per sequence or span, with enough, and with one for each token. Models whose experts are copies of an MLP compute what
- * 01 does. */
-static void the_reference_and_01_agree(void **state)
+/* The reference's cases, in experts/: loss, balance loss, dropped choices and all gradients, with few slots per sequence
+ * or span, with enough, and with one for each token. Each has four sequences. */
+static void the_reference_agrees(void **state)
 {
-    expect(run(BUILD "/cpu64/verify 10_expert_parallel " PROGRAM), 0, "9 of 9 configurations are correct");
+    static const struct {
+        int number, ranks;
+        const char *options;
+    } runs[] = {{0, 1, "--ep 1"}, {0, 4, "--ep 2"}, {1, 2, "--ep 2 --recompute full"}, {2, 4, "--ep 4"},
+                {3, 4, "--ep 2"}};
+    static const char *const columns[] = {"loss", "balance_loss", "dropped"};
+
+    (void)state;
+    for (int k = 0; k < 5; k++) {
+        char options[256], name[128];
+        double right[3], x;
+        FILE *f = fopen(FIXTURE "/expected.csv", "r");
+        for (int i = 0; i <= runs[k].number; i++)
+            assert_int_equal(fscanf(f, i ? " %255[^,],%lf,%lf,%lf" : "%*[^\n] %255[^,],%lf,%lf,%lf", options, right,
+                                    right + 1, right + 2), 4);
+        fclose(f);
+        run_well("rm -rf reference m.csv");
+        run_well("cp -r " FIXTURE " reference");
+        run_well("sed -i 's/\"num_experts_per_tok\": 2/\"num_experts_per_tok\": %d/' reference/config.json",
+                 atoi(strstr(options, "--top-k ") + 8));
+        run_well("mpiexec -n %d " PROGRAM " %s %s --micro-batch %d --data reference/tokens.bin --load reference "
+                 "--steps 1 --threads 1 --check --dump-gradients g --metrics m.csv", runs[k].ranks, runs[k].options, options,
+                 4 / runs[k].ranks);
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(read_column("m.csv", columns[i], &x, 1), 1);
+            if (!(fabs(x - right[i]) <= 1e-10 * fabs(right[i])))
+                fail_msg("case %d on %d ranks: %s is %.12g, expected %.12g", runs[k].number, runs[k].ranks, columns[i],
+                         x, right[i]);
+        }
+        if (compare_gradients("g", format_text(FIXTURE "/expected_%d.safetensors", runs[k].number), 3, name) > 1e-10)
+            fail_msg("case %d on %d ranks: %s differs", runs[k].number, runs[k].ranks, name);
+    }
+}
+
+/* make verify finds 10 equal to itself on one rank. */
+static void ranks_agree(void **state)
+{
+    (void)state;
+    expect(run(BUILD "/cpu64/verify 10_expert_parallel " PROGRAM), 0, "2 of 2 configurations are correct");
 }
 
 #define DATA token_file(2000, 97)
@@ -56,7 +97,8 @@ static void upcycling_leaves_the_router(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_reference_and_01_agree),
+        cmocka_unit_test(the_reference_agrees),
+        cmocka_unit_test(ranks_agree),
         cmocka_unit_test(upcycling_leaves_the_router),
     };
 

@@ -96,9 +96,9 @@ static const Planted planted[] = {
      "NaN may also mean that a buffer was read before comm_wait"},
     /* a norm over the local shard alone */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
-     "the gradients are right, but their norm is|it is the norm of rank 0's shard of each unit", true},
+     "the gradients are right, but their norm is|add the ranks' partial sums (comm_sum)", true},
     {"05_tensor_parallel", "comm_sum(tp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 2,
-     "--recompute none", "it is the norm of rank 0's shard of each matrix"},
+     "--recompute none", "add the ranks' partial sums (comm_sum)"},
     /* a norm that is right on rank 0 alone; no clipping */
     {"03_data_parallel", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 0, "",
      "but 0 on rank 1: add the ranks' partial sums (comm_sum)|5 of 5 configurations are wrong"},
@@ -108,10 +108,10 @@ static const Planted planted[] = {
      "--dtype bf16", "a run in which all parameters were 0|its two arguments are swapped"},
     {"02_mixed_precision", "    if (!overflow && has_master)\n        tensor_convert(params.buffer, master);",
      "    if (!overflow && has_master)\n        tensor_convert(master, params.buffer);", 1, "--dtype fp16",
-     "the losses are as if no step had changed the weights that forward reads|its two arguments are swapped"},
+     "step 2: the loss is|its two arguments are swapped"},
     {"08_fused_kernels", "linear_backward_weight(gradients.embedding, NONE, logits, final)",
      "linear_backward_weight(gradients.embedding, NONE, logits, tensor_range(a->final, 0, rows))", 1,
-     "--dtype bf16 --fuse cross-entropy", "--dtype fp32 --fuse cross-entropy: WRONG|"
+     "--dtype bf16 --fuse cross-entropy", "--fuse cross-entropy --dtype fp32: WRONG|"
      "1 of 67 gradients are wrong; the first, in the order of backward, is embedding"},
     /* a mask in forward only, for the same chunk and for later ones; ranks instead of chunks */
     {"07_context_parallel", "chunk(d->lse, i),\n                                     key == query);",
@@ -137,7 +137,7 @@ static const Planted planted[] = {
     {"03_data_parallel", "        trace_begin(\"backward\");\n",
      "        trace_begin(\"backward\");\n        tensor_zero(gradients.buffer);\n", 2, "--sync naive",
      "(67 tensors): only the contribution of micro-batch 6 (of 0 to 6)"},
-    /* mistakes in one tensor: a factor, some of its rows, its shape, zero */
+    /* mistakes in one tensor: a factor, some of its rows, zero */
     {"05_tensor_parallel", "    run_dump_gradients(&optimizer);\n",
      "    for (int l = 0; l < L; l++)\n        comm_all_reduce(tp, gradients.blocks[l].down_bias, SUM);\n"
      "    run_dump_gradients(&optimizer);\n", 4, "--recompute none",
@@ -146,9 +146,6 @@ static const Planted planted[] = {
      "    if (comm_rank(tp) == 2)\n        tensor_scale(gradients.blocks[1].up_weight, 3);\n"
      "    run_dump_gradients(&optimizer);\n", 4, "--recompute none",
      "blocks.1.up_weight: in rows 144 to 215 (shard of rank 2 of 4) only: 3 times too large"},
-    {"01_single_gpu", "linear_backward_weight(g->proj_weight, NONE, d_x, a->attn_out);",
-     "linear_backward_weight(g->proj_weight, NONE, a->attn_out, d_x);", 1, "--recompute none",
-     "blocks.*.proj_weight (3 tensors): transposed"},
     {"01_single_gpu", "    gelu_backward(d->up, d->gelu, a->up);\n", "    tensor_zero(d->up);\n", 1, "--recompute none",
      "the first, in the order of backward, is blocks.2.up_weight|: zero"},
     /* no gradients to compare; a deadlock */
@@ -185,30 +182,26 @@ static const Planted planted[] = {
      "all wrong elements are zero, in shards of tensors: |does not own the shard that it updates (Placement.replica)"},
     {"09_combined", "comm_sum(world, gradient_square_sum", "comm_sum(replicas, gradient_square_sum", 8,
      "--tp 2 --cp 2 --pp 2", "add the ranks' partial sums (comm_sum)"},
-    /* a block that does not wait for its parameters; ids_in_slice applied twice to the targets */
+    /* a block that does not wait for its parameters */
     {"09_combined", "        comm_wait(&unit_request[l + 1]);\n", "", 2, "--dtype fp32",
      "under --check NaN may also mean that a buffer was read before comm_wait"},
-    {"09_combined", "    layernorm_forward(final, final_stats, a->x[L]",
-     "    ids_in_slice(a->batch.targets, a->batch.targets, layout.first_id, V);\n"
-     "    layernorm_forward(final, final_stats, a->x[L]", 2, "--tp 2",
-     "a run in which ids_in_slice was called twice on the targets"},
     /* experts: gradients summed over the wrong ranks; no owner, or several; no gradient of the gates */
     {"10_expert_parallel", "comm_all_reduce(edp, tensor_range", "comm_all_reduce(dp, tensor_range", 4, "--ep 2",
-     "2 times too large (= the size of ep, or the size of edp|gradients differ from the reference's", true},
+     "differs most, by 1|gradients differ from the reference's", true},
     {"10_expert_parallel", "at.expert_replica = comm_rank(edp)", "at.expert_replica = comm_rank(dp)", 4, "--ep 2",
      "gradients differ from the reference's, most of all "},
     {"10_expert_parallel", "at.expert_replica = comm_rank(edp)", "at.expert_replica = 0", 4, "--ep 2",
      "and the norm "},
     {"10_expert_parallel", "    route_backward(d_logits, d_gates,",
      "    tensor_zero(d_gates);\n    route_backward(d_logits, d_gates,", 4, "--ep 2",
-     "(the experts' together: the MLP's)|most of all "},
+     "differs most, by |most of all "},
     {"10_expert_parallel", "d_gates, r, balance * scale)", "d_gates, r, scale * comm_size(dp) * balance)", 4, "--ep 2",
      "most of all gpt_neox.layers."},
     {"10_expert_parallel", "        comm_wait(&arriving[j]);\n        linear_forward", "        linear_forward", 2,
      "--ep 2", "a buffer was read before comm_wait"},
     /* the update: a learning rate of another step, a wrong clipping, gradients that stay, a step that is not skipped */
     {"01_single_gpu", "learning_rate(step)", "learning_rate(step + 1)", 1, "--recompute none",
-     "the learning rate is 0.001, but the reference's is 0.0008; it is that of a later step"},
+     "the learning rate is 0.001, but the reference's is 0.0008"},
     {"01_single_gpu", "clip_scale(norm))", "1)", 1, "--recompute none", "as if gradients were not clipped"},
     {"01_single_gpu", "    tensor_zero(gradients.buffer);\n",
      "    if (step % 2)\n        tensor_zero(gradients.buffer);\n", 1, "--recompute none",
@@ -237,10 +230,7 @@ static const Planted planted[] = {
     /* far tails: only large weights show that the maximum is not the ranks' largest */
     {"05_tensor_parallel", "comm_all_reduce(tp, max, MAX);", "comm_all_reduce(tp, max, SUM);", 0, "",
      "3 ranks, --sequence-parallel: correct|3 ranks, large weights: WRONG", true},
-    /* ids, targets, keys, rows and norms of others */
-    {"05_tensor_parallel", "batch.targets, layout.first_id, V)", "batch.targets, comm_rank(tp) * V, V)", 2,
-     "--recompute none",
-     "the first id of a slice of the vocabulary was, for the targets, the rank times the slice's size"},
+    /* targets, keys, rows and norms of others */
     {"06_pipeline_parallel", "step, action.micro * B, 0);",
      "step, action.micro * B + (comm_rank(pp) == comm_size(pp) - 1 ? B : 0), 0);", 2, "--schedule 1f1b",
      " gradients are wrong; the first, in the order of backward, is "},
@@ -444,8 +434,6 @@ static void what_is_there_is_not_overwritten(void **state)
     expect(run("sh -c '" MAKE_SH "verify STAGE=99'", sanitize()), 2,
            "no program 99; choose STAGE=00_collectives ... 11_five_dimensions");
     expect(run("sh -c '" MAKE_SH "exercise STAGE=0'", sanitize()), 0, "make exercise STAGE=00 N=1");
-    expect(run(BUILD "/cpu64/verify 03_data_parallel " BUILD "/cpu64/03_data_parallel 2 --hid 48"), 2,
-           "ARGS has --hid, which may be --hidden");
 }
 
 /* An exercise of a program that the user has changed cannot be made: the message gives the reason. */
@@ -493,21 +481,21 @@ static void dumps_are_compared(void **state)
         const char *arguments, *prints;
         int status;
     } table[] = {
-        {"one two", "0 of 27 tensors differ by more than 1e-10 (HEADS=n compares q, k and v separately)\n", 0},
-        {"one two 0", "tensors differ by more than 0 (HEADS=n compares q, k and v separately)", 1},
-        {"one four", "0 of 27 tensors differ by more than 0.0001", 0},
-        {"one four 1e-10", "27 of 27 tensors differ by more than 1e-10", 1},
-        {"one three", "gpt_neox.layers.1.mlp.dense_h_to_4h.bias has shape (256) in one, but is not in three\n", 1},
-        {"three one", "gpt_neox.layers.1.mlp.dense_h_to_4h.bias is in one but not in three\n", 1},
-        {"one five", "batch.inputs differs: the gradients are of different sequences|tensors differ by more", 1},
-        {"one none", "none: No such file", 2},
+        {"one two", ": the files agree to 1e-10 (HEADS=n compares q, k and v separately)\n", 0},
+        {"one two 0", ": the files do not agree to 0 (", 1},
+        {"one four", ": the files agree to 0.0001", 0},
+        {"one four 1e-10", ": the files do not agree to 1e-10", 1},
+        {"one three", "gpt_neox.layers.1.|is in one file only, has another shape", 1},
+        {"three one", "gpt_neox.layers.1.|is in one file only, has another shape", 1},
+        {"one five", "batch.inputs is in one file only, has another shape or other tokens", 1},
+        {"one none", "there is no file none", 2},
         {"one two many", "TOLERANCE: expected a number, 0 or larger, got 'many'", 2},
         {"one", "expected two files: make compare A=one.safetensors B=two.safetensors", 2},
     };
     for (unsigned i = 0; i < sizeof table / sizeof *table; i++)
         expect(run(BUILD "/cpu/compare %s", table[i].arguments), table[i].status, table[i].prints);
     expect(run("sh -c '" MAKE_SH "compare A=%s B=%s HEADS=2'", sanitize(), in_temporary("one"), in_temporary("two")), 0,
-           "0 of 35 tensors differ by more than 1e-10\n");
+           ": the files agree to 1e-10\n");
 }
 
 /* ---- The README's table of commands ---- */

@@ -3,8 +3,8 @@
  * matches to ten, but a mistake adds rounding of its own):
  *
  *   1. well-known mistakes: 01 computes again with the mistake made on purpose, and all tensors must match;
- *   2. one tensor, or the rectangle of it that is wrong (differences.h): zero, too large by a factor, transposed, or
- *      computed from some of the sequences or tokens.
+ *   2. one tensor, or the rectangle of it that is wrong (differences.h): zero, too large by a factor, or computed from
+ *      some of the sequences or tokens.
  *
  * "make verify" (verify.c) runs this on the gradients that a program dumped, and prints the output. Status 0: the
  * gradients are right; 2: they are not.
@@ -101,7 +101,7 @@ static double common_factor(void)
     const double scale = product / square;
     bool same = scale != 0 && isfinite(scale);
     for (int k = 0; k < piece_count && same; k++)
-        same = fits(&pieces[k], full_box(&pieces[k]), scale, false);
+        same = fits(&pieces[k], full_box(&pieces[k]), scale);
     return same ? scale : 0;
 }
 
@@ -179,85 +179,19 @@ static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool
     return best;
 }
 
-/* What a wrong norm is the norm of, on n ranks; NULL: unknown. */
-static const char *name_norm(double norm, double total, int n)
-{
-    double unit_shards = 0, matrix_shards = 0, replicated = 0, layers = 0;
-    const Layout first = layout_create(options.config, (Placement){.slices = n, .embedding = true, .head = true});
-
-    for (int u = 0; u < L + 2; u++) {
-        const Range shard = range_split(layout.units[u].count, 0, n);
-        for (int64_t i = 0; i < layout.units[u].count; i++) {
-            const double square = right[layout.units[u].first + i] * right[layout.units[u].first + i];
-            unit_shards += i < shard.count ? square : 0;
-            layers += u <= range_split(L, 0, n).count ? square : 0;
-        }
-    }
-    for (int k = 0; k < layout.parameters; k++) {
-        const ParamInfo *p = &layout.table[k], *s = &first.table[k];
-        const bool is_replicated = s->local_rows == p->rows && s->local_cols == p->cols;
-        for (int64_t i = 0; i < p->range.count; i++) {
-            const double square = right[p->range.first + i] * right[p->range.first + i];
-            matrix_shards += i / p->cols < s->local_rows && i % p->cols < s->local_cols ? square : 0;
-            replicated += is_replicated ? square : 0;
-        }
-    }
-    const struct {
-        const char *text;
-        double square;
-    } known[] = {{"of rank 0's shard of each unit", unit_shards},
-                 {"of rank 0's shard of each matrix", matrix_shards},
-                 {"of rank 0's layers", layers},
-                 {"with the replica on every rank counted", n * total},
-                 {"with replicated parameters counted on every rank", total + (n - 1) * replicated}};
-    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        if (n > 1 && fabs(norm * norm / known[i].square - 1) < 1e-8)
-            return known[i].text;
-    return NULL;
-}
-
 /* Checks the norm that a program printed, whose gradients are right; explains a wrong one. */
 static bool check_norm(double norm)
 {
     double total = 0;
-    const char *what = NULL;
-    char factor[256] = "";
+    char factor[256];
 
     for (int64_t i = 0; i < layout.count; i++)
         total += right[i] * right[i];
     if (fabs(norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
         return true;
-    for (const int *n = group_sizes; *n && !what; n++)
-        what = name_norm(norm, total, *n);
-    if (!what)
-        name_factor(factor, sizeof factor, norm / sqrt(total), false);
-    printf("the gradients are right, but their norm is %.10g instead of %.10g%s%s\n", norm, sqrt(total),
-           what ? ": it is the norm " : strstr(factor, " (= ") ? ": it is " : "",
-           what ? what : strstr(factor, " (= ") ? factor : "");
+    name_factor(factor, sizeof factor, norm / sqrt(total), false);
+    printf("the gradients are right, but their norm is %.10g instead of %.10g: it is %s\n", norm, sqrt(total), factor);
     return false;
-}
-
-/* Where a model has experts instead of the MLP: adds up their gradients. Returns false if there is no expert. */
-static bool add_experts(const Safetensors *s, const ParamInfo *p)
-{
-    const char *in_mlp = strstr(p->name, "mlp.");
-    double *x = malloc(p->range.count * sizeof *x);
-    bool there = in_mlp;
-
-    for (int e = 0; there; e++) {
-        char *name = new_text("%.*s.experts.%d.%s", (int)(in_mlp + 3 - p->name), p->name, e, in_mlp + 4);
-        const SafeTensor *t = safetensors_find(s, name);
-        free(name);
-        if (!t) {
-            there = e > 0;
-            break;
-        }
-        safetensors_read(s, t, 0, p->range.count, x, true);
-        for (int64_t i = 0; i < p->range.count; i++)
-            found[p->range.first + i] = (e ? found[p->range.first + i] : 0) + x[i];
-    }
-    free(x);
-    return there;
 }
 
 static void read_found(const char *file)
@@ -267,10 +201,9 @@ static void read_found(const char *file)
     for (int k = 0; k < layout.parameters; k++) {
         const ParamInfo *p = &layout.table[k];
         const SafeTensor *t = safetensors_find(&s, p->name);
-        if (t)
-            safetensors_read(&s, t, 0, p->range.count, found + p->range.first, true);
-        else if (!add_experts(&s, p))
+        if (!t)
             fail("%s has no %s", file, p->name);
+        safetensors_read(&s, t, 0, p->range.count, found + p->range.first, true);
     }
     safetensors_close(&s);
 }

@@ -1,5 +1,5 @@
-/* Explains a wrong gradient by comparing its elements with those of 01: zero, too large by a factor, transposed, or
- * computed from some of the sequences or tokens; everywhere or in a rectangle. For diagnose.c; includes mistakes.h.
+/* Explains a wrong gradient by comparing its elements with those of 01: zero, too large by a factor, or computed from
+ * some of the sequences or tokens; everywhere or in a rectangle. For diagnose.c; includes mistakes.h.
  */
 #ifndef DIFFERENCES_H
 #define DIFFERENCES_H
@@ -280,14 +280,14 @@ static void name_sequences(char *text, size_t size, const double *w)
              by_micro && !by_rank ? "es" : "s", list);
 }
 
-/* Whether the right gradient, or its transpose, times scale is what was found. */
-static bool fits(const Piece *p, Box box, double scale, bool transposed)
+/* Whether the right gradient times scale is what was found. */
+static bool fits(const Piece *p, Box box, double scale)
 {
     double rest = 0, square = 0;
 
     for (int64_t i = box.row; i < box.row + box.rows; i++)
         for (int64_t j = box.col; j < box.col + box.cols; j++) {
-            const double x = at(found, p, i, j), y = transposed ? at(right, p, j, i) : at(right, p, i, j);
+            const double x = at(found, p, i, j), y = at(right, p, i, j);
             rest += pow(x - scale * y, 2), square += x * x;
         }
     return rest <= pow(match_tolerance(), 2) * square;
@@ -314,12 +314,8 @@ static bool explain_box(char *text, size_t size, const Piece *p, Box box)
         return true;
     }
     scale /= square;
-    if (box.rows * box.cols > 1 && fits(p, box, scale, false)) {
+    if (box.rows * box.cols > 1 && fits(p, box, scale)) {
         name_factor(text, size, scale, false);
-        return true;
-    }
-    if (p->rows == p->cols && box.rows == p->rows && box.cols == p->cols && fits(p, box, 1, true)) {
-        snprintf(text, size, "transposed");
         return true;
     }
     if (by_norm || sequences > 64)

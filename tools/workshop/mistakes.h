@@ -16,20 +16,15 @@ __typeof__(residual_backward) __wrap_residual_backward, __real_residual_backward
 __typeof__(layernorm_backward) __wrap_layernorm_backward, __real_layernorm_backward;
 __typeof__(linear_backward_input) __wrap_linear_backward_input, __real_linear_backward_input;
 __typeof__(linear_backward_weight) __wrap_linear_backward_weight, __real_linear_backward_weight;
-__typeof__(embedding_forward) __wrap_embedding_forward, __real_embedding_forward;
 __typeof__(embedding_backward) __wrap_embedding_backward, __real_embedding_backward;
-__typeof__(cross_entropy_forward) __wrap_cross_entropy_forward, __real_cross_entropy_forward;
 __typeof__(cross_entropy_backward) __wrap_cross_entropy_backward, __real_cross_entropy_backward;
 
-/* What is wrong. Some kinds say more in `what`: which tensors, ids or stages. */
+/* What is wrong. Some kinds say more in `what`: which tensors. */
 typedef enum {
     NO_MISTAKE,
     /* in forward, up to FROM_ZERO: */
-    SKIPPED,                    /* pipeline stages whose blocks compute nothing */
     EMPTY,                      /* all parameters are 0 */
     OWN_SEQUENCES,              /* each rank loads its tokens from different sequences */
-    TWICE,                      /* ids_in_slice is called twice on these */
-    FIRST_ID,                   /* of these a rank's slice of the vocabulary begins at rank x its size */
     BIASES, BIASES_AGAIN,       /* added once per rank; and once more after the all-reduce */
     FROM_ZERO,                  /* each rank counts its tokens' positions from 0 */
     /* in backward: */
@@ -43,8 +38,6 @@ typedef enum {
 } Kind;
 
 /* Bits of `what`, by kind. */
-enum { FIRST_STAGE = 1, MIDDLE_STAGES = 2, ALL_BUT_LAST = 4, LAST_STAGE = 8 };
-enum { INPUTS = 1, TARGETS = 2 };
 enum { PROJ_BIAS = 1, DOWN_BIAS = 2 };
 enum { D_LN1 = 1, D_LN2 = 2, D_FINAL = 4 };
 enum { LOOKUP = 1, HEAD = 2 };
@@ -59,23 +52,10 @@ typedef struct {
 
 /* In the order in which they are tried. */
 static const Mistake mistakes[] = {
-    {"the blocks before the last pipeline stage were skipped: it did not get their output", SKIPPED, ALL_BUT_LAST},
-    {"the blocks of the first pipeline stage were skipped", SKIPPED, FIRST_STAGE},
-    {"the blocks of the pipeline stages between the first and the last were skipped", SKIPPED, MIDDLE_STAGES},
-    {"the blocks of the last pipeline stage were skipped", SKIPPED, LAST_STAGE},
     {"all parameters were 0: the loaded weights did not reach the copy that forward reads (a tensor_convert is "
      "missing, or its two arguments are swapped)", EMPTY},
     {"the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp: the ranks of a cp "
      "group had chunks of different sequences", OWN_SEQUENCES, .by_token = true},
-    {"ids_in_slice was called twice on the targets: targets outside the first vocabulary slice were lost", TWICE,
-     TARGETS},
-    {"ids_in_slice was called twice on the inputs: inputs outside the first vocabulary slice were lost", TWICE, INPUTS},
-    {"the first id of a slice of the vocabulary was the rank times the slice's size, which is wrong where slices are "
-     "unequal (layout.first_id)", FIRST_ID, INPUTS | TARGETS},
-    {"the first id of a slice of the vocabulary was, for the targets, the rank times the slice's size, which is wrong "
-     "where slices are unequal (layout.first_id)", FIRST_ID, TARGETS},
-    {"the first id of a slice of the vocabulary was, for the inputs, the rank times the slice's size, which is wrong "
-     "where slices are unequal (layout.first_id)", FIRST_ID, INPUTS},
     {"gradients were not all-reduced over cp: only the tokens of its first rank contributed", OWN_TOKENS,
      .by_token = true},
     {"proj_bias and down_bias were added on every rank instead of once after the all-reduce", BIASES,
@@ -217,73 +197,18 @@ void __wrap_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out,
         __real_linear_backward_weight(d_weight, d_bias, counted(d_out, OWN_TOKENS), x);
 }
 
-/* With the wrong first id of its slice, a rank takes another row of the vocabulary for an id than the right one. A row
- * of the batch stands for the right one with the sign -1, then for those that ranks take instead of it with 1. */
-typedef struct {
-    int64_t next, row, id;
-    int sign;
-} Taken;
-
-static bool next_taken(Taken *t, Tensor ids, int which)
-{
-    while (makes(FIRST_ID, which) && t->next < R * (ranks + 1)) {
-        const int64_t row = t->next / (ranks + 1), r = t->next % (ranks + 1) - 1, id = ((int32_t *)ids.data)[row];
-        const Range slice = range_split(V, r < 0 ? 0 : r, ranks);
-        const int64_t local = id - r * slice.count;
-        *t = (Taken){t->next + 1, row, r < 0 ? id : slice.first + local, r < 0 ? -1 : 1};
-        if (r < 0 || (local >= 0 && local < slice.count))
-            return true;
-    }
-    return false;
-}
-
-void __wrap_embedding_forward(Tensor out, Tensor ids, Tensor weight)
-{
-    __real_embedding_forward(out, ids, weight);
-    for (Taken t = {0}; next_taken(&t, ids, INPUTS); )
-        for (int64_t k = 0; k < H; k++)
-            numbers(out)[t.row * H + k] += t.sign * numbers(weight)[t.id * H + k];
-}
-
 void __wrap_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
     if (!makes(ONE_USE, HEAD))
         __real_embedding_backward(d_weight, counted(d_out, OWN_TOKENS), ids);
-    for (Taken t = {0}; next_taken(&t, ids, INPUTS); )
-        for (int64_t k = 0; k < H; k++)
-            numbers(d_weight)[t.id * H + k] += t.sign * numbers(d_out)[t.row * H + k];
-}
-
-void __wrap_cross_entropy_forward(Tensor sum, Tensor lse, Tensor logits, Tensor targets, double scale)
-{
-    __real_cross_entropy_forward(sum, lse, logits, targets, scale);
-    for (Taken t = {0}; next_taken(&t, targets, TARGETS); )
-        numbers(sum)[0] -= t.sign * scale * numbers(logits)[t.row * V + t.id];
 }
 
 void __wrap_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
     __real_cross_entropy_backward(d_logits, logits, lse, targets, scale);
-    for (Taken t = {0}; next_taken(&t, targets, TARGETS); )
-        numbers(d_logits)[t.row * V + t.id] -= t.sign * scale;
     for (int64_t row = 0; row < R; row++)
         if (only_sequence >= 0 && micro_batch * B + row / T != only_sequence)
             memset(numbers(d_logits) + row * V, 0, V * sizeof(double));
-}
-
-/* Ids after a second call of ids_in_slice on each rank. */
-static void take_twice(Tensor ids)
-{
-    for (int64_t i = 0; i < R; i++) {
-        int32_t *id = (int32_t *)ids.data + i;
-        for (int r = 1; r < ranks; r++) {
-            const Range slice = range_split(V, r, ranks);
-            if (*id >= slice.first && *id < slice.first + slice.count) {
-                *id = *id - slice.first < slice.first ? -1 : *id - slice.first;
-                break;
-            }
-        }
-    }
 }
 
 /* Loads a micro-batch. With own_sequences, each rank's tokens come from a different sequence. */
@@ -292,10 +217,6 @@ static void load(Batch to)
     const int64_t accumulate = options.accumulate / data_ranks, dp = micro_batch / accumulate;
 
     batch_load(to, first_step, micro_batch * B, 0);
-    if (makes(TWICE, INPUTS))
-        take_twice(to.inputs);
-    if (makes(TWICE, TARGETS))
-        take_twice(to.targets);
     if (!makes(OWN_SEQUENCES, 0))
         return;
     Batch other = batch_create();
@@ -309,23 +230,6 @@ static void load(Batch to)
     }
     tensor_free(&other.inputs, MEM_WORKSPACE);
     tensor_free(&other.targets, MEM_WORKSPACE);
-}
-
-/* A block whose branches add 0 is skipped; its gradients are 0, too. */
-static void skip_blocks(const Params *p, bool gradients_of)
-{
-    const Range first = range_split(L, 0, ranks), last = range_split(L, ranks - 1, ranks);
-
-    for (int64_t l = 0; l < L; l++) {
-        const BlockParams *b = &p->blocks[l];
-        const int stage = l >= last.first ? LAST_STAGE : l >= first.count ? MIDDLE_STAGES : FIRST_STAGE;
-        if (!makes(SKIPPED, stage == LAST_STAGE ? stage : stage | ALL_BUT_LAST))
-            continue;
-        if (gradients_of)
-            tensor_zero(p->units[l + 1]);
-        tensor_zero(b->proj_weight), tensor_zero(b->proj_bias);
-        tensor_zero(b->down_weight), tensor_zero(b->down_bias);
-    }
 }
 
 /* Backward with the activations that the mistake names. */
@@ -351,7 +255,6 @@ static double compute(const Mistake *m, Batch batch, double *to)
     memcpy(weights, params.buffer.data, layout.count * sizeof *weights);
     if (makes(EMPTY, 0))
         tensor_zero(params.buffer);
-    skip_blocks(&params, false);
     rope_table(rope, 0);
     for (int64_t t = 0; t < T && makes(FROM_ZERO, 0); t++)
         rope_table(tensor_range(rope, t, 1), t % chunk_tokens());
@@ -364,7 +267,6 @@ static double compute(const Mistake *m, Batch batch, double *to)
         if (to)
             backward_of_others(batch, scale);
     }
-    skip_blocks(&gradients, true);
     for (int64_t l = 0; l < L && makes(D_X_TOO_EARLY, 0); l++)          /* the same d_x as that of down_bias */
         tensor_copy(gradients.blocks[l].proj_bias, gradients.blocks[l].down_bias);
     memcpy(params.buffer.data, weights, layout.count * sizeof *weights);
@@ -383,10 +285,6 @@ static bool possible(const Mistake *m, int all)
     if (on_one_rank ? ranks != all : ranks == 1)
         return false;
     if (m->by_token && T % (m->zigzag ? 2 * ranks : ranks))
-        return false;
-    if (m->kind == FIRST_ID && V % ranks == 0)
-        return false;
-    if (m->kind == SKIPPED && (L < ranks || (m->what == MIDDLE_STAGES && ranks < 3)))
         return false;
     return m->kind != OWN_ROWS || R % (cp_ranks * ranks) == 0;
 }

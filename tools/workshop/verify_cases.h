@@ -14,9 +14,9 @@
 static const double CLIP = 0.05;        /* below the gradient norm of every configuration */
 
 /* What a case tries beside gradients, norms and losses. FAR: the first step from weights so large that softmax and loss
- * need their maxima subtracted. MIXTURE: a model of experts, compared with one rank of 10. OVERFLOWS: the loss scale
- * makes step 2 overflow. FULL: only make verify FULL=1 runs it. */
-typedef enum { FAR = 1, MIXTURE = 2, OVERFLOWS = 4, FULL = 8 } Kind;
+ * need their maxima subtracted. OVERFLOWS: the loss scale makes steps 4 and 7 overflow. FULL: only make verify
+ * FULL=1 runs it. */
+typedef enum { FAR = 1, OVERFLOWS = 2, FULL = 4 } Kind;
 
 typedef struct {
     const char *stage, *options;
@@ -94,16 +94,12 @@ static const Case cases[] = {
     {"09_combined", "--dtype fp32 --tp 2 --cp 2 --pp 2", 8, .kind = FAR | FULL},
     {"09_combined", "--dtype bf16 --tp 2 --recompute full", 2, 0.04, FULL},
     {"09_combined", "--dtype bf16 --tp 2 --cp 2 --layers 4 --micro-batch 3 --accumulate 2", 4, 0.04},
-    {"10_expert_parallel", "", 1},                      /* of an upcycled model; more in verify_experts.h */
     {"10_expert_parallel", "--ep 2", 4},
-    {"10_expert_parallel", "--ep 2", 4, .kind = MIXTURE},
-    {"10_expert_parallel", "--ep 3 --recompute full", 3, .kind = MIXTURE},
-    {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 4 --span 3", 8},     /* upcycled */
-    {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 2 --span 3", 8, .kind = MIXTURE},
-    {"11_five_dimensions", "--dtype fp32 --tp 2 --ep 2 --span 12 --recompute full", 4, .kind = MIXTURE | FULL},
-    {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0", 6, .kind = MIXTURE},
-    {"11_five_dimensions", "--dtype fp32 --pp 2 --ep 2", 8, .kind = MIXTURE},
-    {"11_five_dimensions", "--dtype bf16 --tp 2 --ep 2 --span 12", 2, 0.04},
+    {"10_expert_parallel", "--ep 3 --recompute full", 3},
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 2 --span 3", 8},
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --ep 2 --span 12 --recompute full", 4, .kind = FULL},
+    {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0 --accumulate 3", 6},
+    {"11_five_dimensions", "--dtype fp32 --pp 2 --ep 2", 8},
     {"", "", 1}, {"", "", 2}, {"", "", 4},              /* any other program: the user's own */
 };
 
@@ -132,15 +128,6 @@ static const char *given(const char *name)
     return NULL;
 }
 
-/* Programs accept "--hid" for "--hidden"; verify looks for full names only, so it refuses shortened ones. */
-static void refuse_short(const char *word, const char *name)
-{
-    const size_t length = strcspn(word, "=");
-
-    if (length > 2 && length < strlen(name) && !strncmp(word, name, length))
-        errx(2, "ARGS has %.*s, which may be %s: write the full name", (int)length, word, name);
-}
-
 /* A number in ARGS or in the options of the case. */
 static int option(const Case *c, const char *name, int otherwise)
 {
@@ -163,7 +150,7 @@ static bool is(const char *program_name)
     return !strcmp(stage, program_name);
 }
 
-/* 10 and 11: compared with 10 on one rank, or with 01 as upcycled models. */
+/* 10 and 11 are compared with 10 on one rank, the others with 01. */
 static bool has_experts(void)
 {
     return is("10_expert_parallel") || is("11_five_dimensions");
@@ -194,8 +181,7 @@ static bool fits(const Case *c, int ranks)
 {
     const int pp = grid_size(c, "--pp");
 
-    return ranks % (grid_size(c, "--tp") * grid_size(c, "--cp") * pp) == 0
-           && (!has_grid() || ranks / pp % grid_size(c, "--ep") == 0);
+    return ranks % (grid_size(c, "--tp") * grid_size(c, "--cp") * pp) == 0 && ranks / pp % grid_size(c, "--ep") == 0;
 }
 
 /* For 09 and 11: tp divides heads and rows, 2 * cp divides the tokens. With neither cp nor pp there are enough rows for
@@ -240,28 +226,6 @@ static Shape shape_for(const Case *c)
              strstr(c->options, "--clip") ? option(c, "--clip", 0) : CLIP, token_file(20000, 97));
     snprintf(s.schedule, sizeof s.schedule, "--micro-batch %d --accumulate %d", s.micro_batch, s.accumulate);
     return s;
-}
-
-/* The same options in fp32, because 16- and 8-bit types hide small mistakes. */
-static const char *in_fp32(const char *options)
-{
-    static const char *const types[] = {"--dtype", "--gradients", "--master", "--loss-scale", "--loss-scale-growth"};
-    static char text[1024];
-    char copy[1024];
-    bool value = false;                                         /* the next word belongs to an option left out */
-
-    snprintf(copy, sizeof copy, "%s", options);
-    snprintf(text, sizeof text, "--dtype fp32");
-    for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) {
-        bool out = value;
-        value = false;
-        for (unsigned i = 0; i < sizeof types / sizeof *types && !out; i++)
-            if (starts_with(word, types[i]) && strchr("=", word[strlen(types[i])]))
-                out = true, value = !strchr(word, '=');
-        if (!out)
-            snprintf(text + strlen(text), sizeof text - strlen(text), " %s", word);
-    }
-    return text;
 }
 
 #endif

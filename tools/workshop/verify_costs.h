@@ -138,7 +138,7 @@ static void record_costs(const Case *c, const Costs *mine)
 {
     FILE *f = fopen(COSTS_FILE, "a");
 
-    fprintf(f, "%s\t%s\t%d\t%d\t", c->stage, c->options, c->ranks, c->kind & MIXTURE);
+    fprintf(f, "%s\t%s\t%d\t", c->stage, c->options, c->ranks);
     for (int i = 0; i < NUMBERS; i++)
         fprintf(f, "%.0f\t", mine->numbers[i]);
     fprintf(f, "%s\t", mine->groups);
@@ -162,7 +162,7 @@ static void compare_costs(const Case *c, const Costs *mine)
     FILE *f = fopen(COSTS_FILE, "r");
     bool found = false;
 
-    snprintf(key, sizeof key, "%s\t%s\t%d\t%d\t", c->stage, c->options, c->ranks, c->kind & MIXTURE);
+    snprintf(key, sizeof key, "%s\t%s\t%d\t", c->stage, c->options, c->ranks);
     while (f && !found && fgets(row, sizeof row, f))
         found = starts_with(row, key);
     if (f)
