@@ -47,10 +47,9 @@ void linear_gelu_backward(Tensor d_up, Tensor d_out, Tensor weight, Tensor up);
 void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, double scale, double gradient_scale);
 
 /* ---- for AdamW without a wait of the host: scale = clip_scale (optimizer.h) of square_sum's root, (1) F64 each; NaN if
- * that is Inf or NaN. Copies of numbers to the host arrive in its pinned memory; an event tells when. ---- */
+ * that is Inf or NaN. Copies of numbers to the host arrive while it goes on; an event tells when. ---- */
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
-double *pinned_numbers(int count);
-void download_start(double *to, Tensor from);   /* (1) F64 */
+void download_start(double *to, Tensor from);   /* (1) F64; to: device_pinned */
 
 /* ---- what a backend provides, in fused_cpu.c or fused_cuda/; only fused.c calls the kernels ---- */
 /* The elements of d_q_parts, of B sequences of T queries and K keys; 0 on the CPU. */

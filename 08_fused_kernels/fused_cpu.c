@@ -519,11 +519,6 @@ void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
     *(double *)scale.data = !isfinite(norm) ? NAN : clip > 0 && norm + 1e-6 > clip ? clip / (norm + 1e-6) : 1;
 }
 
-double *pinned_numbers(int count)
-{
-    return host_alloc(count * sizeof(double), "copies from the device");
-}
-
 void download_start(double *to, Tensor from)
 {
     number_to_host(to, *(double *)from.data);

@@ -449,7 +449,7 @@ static Batch set_up(void)
     if (fuse.adamw) {
         squares = tensor_create(MEM_WORKSPACE, F64, "squares", shape(1));
         clipping = tensor_create(MEM_WORKSPACE, F64, "clipping", shape(1));
-        arrived = pinned_numbers(2);
+        arrived = device_pinned(2 * sizeof *arrived);
     }
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);

@@ -43,6 +43,8 @@ Support device_supports(DType dtype);
 /* ---- memory and copies ---- */
 void *device_alloc(int64_t bytes);          /* zeroed; NULL: not enough memory */
 void device_free(void *data, int64_t bytes);
+void *device_pinned(int64_t bytes);         /* memory of the host, to and from which a GPU copies fastest, and while the
+                                             * host runs ahead; zeroed, never freed */
 void device_zero(void *data, int64_t bytes);
 void device_copy(void *to, const void *from, int64_t bytes);        /* both on the device; must not overlap */
 void device_upload(void *to, const void *from, int64_t bytes);      /* from the host */

@@ -18,14 +18,6 @@ void clip_scale_into_kernel(Tensor scale, Tensor square_sum, double clip)
     LAUNCH(clip_scale, 1, WARP, scale, square_sum, clip);
 }
 
-double *pinned_numbers(int count)
-{
-    void *data;
-
-    CUDA(cudaHostAlloc(&data, count * sizeof(double), cudaHostAllocDefault));
-    return (double *)data;
-}
-
 void download_start(double *to, Tensor from)
 {
     CUDA(cudaMemcpyAsync(to, from.data, sizeof *to, cudaMemcpyDeviceToHost, (cudaStream_t)device_stream()));

@@ -9,13 +9,35 @@
 #include "../error.h"
 #include "../formats.h"
 
-typedef struct {
+typedef struct Handle {
     MPI_Request request[2];     /* the second: a shift's or exchange's receive */
     int *counts, *firsts;       /* MPI reads them until the transfer is done */
     void *out, *in;             /* host copies of a GPU's tensors, or an in-place reduce_scatter's result */
+    int64_t out_bytes, in_bytes;
     void *upload;               /* where `out` goes at the end */
-    int64_t bytes;
+    struct Handle *next;
 } Handle;
+
+static Handle *idle;
+
+/* Handles and their memory are kept: all steps have transfers of the same sizes, and new memory takes about as long as a
+ * copy. */
+static Handle *handle_with(int64_t out_bytes, int64_t in_bytes)
+{
+    Handle **at = &idle, *h;
+
+    while (*at && ((*at)->out_bytes != out_bytes || (*at)->in_bytes != in_bytes))
+        at = &(*at)->next;
+    if ((h = *at)) {
+        *at = h->next;
+        return h;
+    }
+    h = host_alloc(sizeof *h, "a transfer");
+    *h = (Handle){.out_bytes = out_bytes, .in_bytes = in_bytes};
+    h->out = out_bytes ? device_pinned(out_bytes) : NULL;
+    h->in = in_bytes ? device_pinned(in_bytes) : NULL;
+    return h;
+}
 
 static MPI_Comm mpi_of(const Comm *comm)
 {
@@ -73,13 +95,11 @@ void mpi_check_count(const Comm *comm, CommOp op, DType dtype, int64_t count)
              comm_op_name[op], (long long)count, dtype_name(dtype), comm->name, INT_MAX);
 }
 
-void *mpi_start_host(Transfer t)
+static void *call_mpi(Handle *h, Transfer t)
 {
     const MPI_Comm mpi = mpi_of(t.comm);
     const MPI_Datatype type = type_of(&t);
-    const int64_t size = dtype_size(t.dtype);
     char *out = t.out, *in = t.in;
-    Handle *h = host_alloc(sizeof *h, "a transfer");
 
     mpi_check_count(t.comm, t.op, t.dtype, t.count);
     h->request[0] = h->request[1] = MPI_REQUEST_NULL;
@@ -89,17 +109,11 @@ void *mpi_start_host(Transfer t)
         break;
     case REDUCE_SCATTER:
         split(h, t.comm, t.count);
-        if (out >= in && out < in + t.count * size) {
-            /* MPI's buffers must not overlap, and MPICH's MPI_IN_PLACE ends the program if shard 1 is larger than shard
-             * 0: it copies between overlapping buffers */
-            h->upload = out, h->bytes = h->counts[t.comm->rank] * size;
-            out = h->out = host_alloc(h->bytes, "a shard");
-        }
         MPI_Ireduce_scatter(in, out, h->counts, type, op_of(&t), mpi, h->request);
         break;
     case ALL_GATHER:
         split(h, t.comm, t.count);
-        in = in >= out && in < out + t.count * size ? MPI_IN_PLACE : in;
+        in = in >= out && in < out + t.count * dtype_size(t.dtype) ? MPI_IN_PLACE : in;
         MPI_Iallgatherv(in, h->counts[t.comm->rank], type, out, h->counts, h->firsts, type, mpi, h->request);
         break;
     case ALL_TO_ALL:
@@ -127,6 +141,20 @@ void *mpi_start_host(Transfer t)
     return h;
 }
 
+/* MPI's buffers must not overlap, and MPICH's MPI_IN_PLACE ends the program if shard 1 is larger than shard 0, because it
+ * copies between overlapping buffers. So an in-place reduce_scatter has a buffer of its own. */
+void *mpi_start_host(Transfer t)
+{
+    const int64_t size = dtype_size(t.dtype);
+    const char *in = t.in, *out = t.out;
+    const bool inside = t.op == REDUCE_SCATTER && out >= in && out < in + t.count * size;
+    Handle *h = handle_with(inside ? t.out_count * size : 0, 0);
+
+    h->upload = inside ? t.out : NULL;
+    t.out = inside ? h->out : t.out;
+    return call_mpi(h, t);
+}
+
 /* A GPU's tensors: to the host first, and back in done(). */
 static void *start_by_mpi(Transfer t)
 {
@@ -135,17 +163,15 @@ static void *start_by_mpi(Transfer t)
     const int64_t size = dtype_size(t.dtype), full = t.count * size, received = t.out_count * size;
     const Range shard = range_split(t.count, t.comm->rank, t.comm->size);
     const int64_t in_bytes = !t.in ? 0 : t.op == ALL_GATHER ? shard.count * size : full;
-    Transfer host = t;
+    Handle *h = handle_with(received, in_bytes);
 
-    host.out = received ? host_alloc(received, "a transfer") : NULL;
-    host.in = in_bytes ? host_alloc(in_bytes, "a transfer") : NULL;
     if (t.in)
-        device_download(host.in, t.in, in_bytes);
+        device_download(h->in, t.in, in_bytes);
     else if (t.op == ALL_REDUCE || (t.op == BROADCAST && t.peer == t.comm->rank))
-        device_download(host.out, t.out, full);
-    Handle *h = mpi_start_host(host);
-    h->out = host.out, h->in = host.in, h->upload = t.out, h->bytes = received;
-    return h;
+        device_download(h->out, t.out, full);
+    h->upload = t.out;
+    t.out = h->out, t.in = h->in;
+    return call_mpi(h, t);
 }
 
 bool mpi_done(void *handle)
@@ -158,12 +184,12 @@ bool mpi_done(void *handle)
     if (!done)
         return false;
     if (h->upload)
-        device_upload(h->upload, h->out, h->bytes);
-    free(h->out);
-    free(h->in);
+        device_upload(h->upload, h->out, h->out_bytes);
     free(h->counts);
     free(h->firsts);
-    free(h);
+    h->counts = h->firsts = NULL;
+    h->next = idle;
+    idle = h;
     return true;
 }
 

@@ -117,6 +117,11 @@ void device_free(void *data, int64_t bytes)
     free(bytes < 2 * HUGE_PAGE ? data : (char *)data - (intptr_t)data % HUGE_PAGE);
 }
 
+void *device_pinned(int64_t bytes)
+{
+    return host_alloc(bytes, "copies of the device's memory");
+}
+
 void device_zero(void *data, int64_t bytes)
 {
 #pragma omp parallel if (bytes >= HUGE_PAGE)

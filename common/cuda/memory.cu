@@ -82,6 +82,14 @@ int64_t device_memory_beside(void)
     return SCRATCH + (loading && !strcmp(loading, "EAGER") ? 0 : KERNELS);
 }
 
+void *device_pinned(int64_t bytes)
+{
+    void *data;
+
+    CUDA(cudaHostAlloc(&data, bytes, cudaHostAllocDefault));
+    return memset(data, 0, bytes);
+}
+
 void device_zero(void *data, int64_t bytes)
 {
     CUDA(cudaMemsetAsync(data, 0, bytes, stream()));
@@ -121,7 +129,7 @@ void memory_begin(int device)
     CUDA(cudaDeviceGetDefaultMemPool(&pool, device));
     CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep_all));
     for (int i = 0; i < SLOTS; i++) {
-        CUDA(cudaHostAlloc(&ring[i].data, SLOT, cudaHostAllocDefault));
+        ring[i].data = device_pinned(SLOT);
         CUDA(cudaEventCreateWithFlags(&ring[i].empty, cudaEventDisableTiming));
     }
 }

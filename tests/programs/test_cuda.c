@@ -430,10 +430,10 @@ static void matmuls_are_told(void **state)
 }
 
 /* Returns the calls of the host in a run of 01 or 08. */
-static double calls(const char *what, const char *program)
+static double calls(const char *what, int ranks, const char *program)
 {
-    Result r = run("env SIMULATED_COUNTS=calls " BUILD "/simulated/%s --layers 1 --hidden 32 --heads 2 --vocab 97 "
-                   "--quiet --data %s", program, token_file(20000, 97));
+    Result r = run("env SIMULATED_COUNTS=calls mpiexec -n %d " BUILD "/simulated/%s --layers 1 --hidden 32 --heads 2 "
+                   "--vocab 97 --quiet --data %s", ranks, program, token_file(20000, 97));
     const char *line = strstr(r.out, what);
     const double n = line ? atof(line + strlen(what)) : 0;
 
@@ -443,15 +443,18 @@ static double calls(const char *what, const char *program)
 }
 
 /* Attention launches as many kernels for five sequences as for two, in one matmul over the heads of all of them. A
- * kernel gets its shared memory once, not in every step. */
+ * kernel gets its shared memory once, not in every step, and so does a transfer by MPI the host's memory. */
 static void the_host_calls_little(void **state)
 {
     if (!simulated())
         skip();
-    const double two = calls("launches ", "01_single_gpu --seq 8 --micro-batch 2 --steps 1");
-    assert_true(two > 0 && two == calls("launches ", "01_single_gpu --seq 8 --micro-batch 5 --steps 1"));
-    const double once = calls("cudaFuncSetAttribute ", "08_fused_kernels --seq 200 --steps 1");
-    assert_true(once > 0 && once == calls("cudaFuncSetAttribute ", "08_fused_kernels --seq 200 --steps 2"));
+    const double two = calls("launches ", 1, "01_single_gpu --seq 8 --micro-batch 2 --steps 1");
+    assert_true(two > 0 && two == calls("launches ", 1, "01_single_gpu --seq 8 --micro-batch 5 --steps 1"));
+    const double once = calls("cudaFuncSetAttribute ", 1, "08_fused_kernels --seq 200 --steps 1");
+    assert_true(once > 0 && once == calls("cudaFuncSetAttribute ", 1, "08_fused_kernels --seq 200 --steps 2"));
+    const double pinned = calls("cudaHostAlloc ", 2, "04_zero --comm mpi --steps 1");
+    assert_true(pinned == calls("cudaHostAlloc ", 2, "04_zero --comm mpi --steps 2"));
+    assert_true(pinned > calls("cudaHostAlloc ", 2, "04_zero --comm nccl --steps 1"));
 }
 
 /* Kernels of NCCL that wait for other ranks occupy multiprocessors. All that a rank may start fit beside each other, so
@@ -483,7 +486,7 @@ static void gpu_day_runs(void **state)
 {
     if (!simulated() || covering())
         skip();
-    expect(run("cd " SOURCE " && tools/machine/gpu_day.sh simulated 2 %s", in_temporary("day/report.txt")), 0,
+    expect(run("sh -c 'cd " SOURCE " && tools/machine/gpu_day.sh simulated 2 %s'", in_temporary("day/report.txt")), 0,
            "== two equal runs|minute 0, should print|== 1 cold starts of zb-v|all-reduce of nccl-tests|failed: none");
 }
 

@@ -1,8 +1,8 @@
-# A plan (figure.sh). kinds: the name and the grid of each kind's fastest layout, tokens/s per GPU.
+# A plan (figure.sh). kinds: the name and the grid of each kind's fastest grid, tokens/s per GPU.
 stats work."/kinds" using 2 nooutput
 set terminal svg size 760,90+62*STATS_records enhanced font "sans-serif,14" background "white"
 set output svg
-set title title.": the fastest layout of each kind" tc rgb "#333333" font ",15"
+set title title.": the fastest grid of each kind" tc rgb "#333333" font ",15"
 set xlabel "tokens/s per GPU" tc rgb "#333333"
 set border 2 lc rgb "#666666"
 set lmargin 34

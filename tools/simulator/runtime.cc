@@ -148,6 +148,7 @@ cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned)
 {
     *data = malloc(bytes + 1);
     pinned[(char *)*data] = bytes;
+    count_call("cudaHostAlloc");
     return *data ? cudaSuccess : error(cudaErrorMemoryAllocation);
 }
 
