@@ -21,10 +21,14 @@ Tensor random_like(Tensor t);                           /* fills t with random_n
 Tensor ids_below(const char *name, int64_t count, int64_t limit);       /* random, with repeats; every fourth is -1 */
 real *data(Tensor t);                                   /* its elements, if it is of REAL */
 
+/* Arrays of zeros, and of a tensor's elements. */
+double *zeros(int64_t count);
+double *numbers(Tensor t);
+
 /* Fails the test unless all |t - expected| <= most * max |expected|. */
 void assert_near(Tensor t, const double *expected, double most);
 
-/* Call it after each case: fails the test if a guard changed, and frees all tensors. */
+/* Call it after each case: fails the test if a guard changed, and frees all tensors and arrays. */
 void guarded_release(void);
 
 /* A random number of a triangular distribution, mean 0, variance 1. The sequence is the same in every run, and starts

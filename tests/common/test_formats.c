@@ -132,87 +132,65 @@ static void assert_rounded(Tensor small, Tensor exact, double neighbors)
     free(stored);
 }
 
-/* Most operators of the model run in REAL and in a small type on the same numbers, with gradients in both their types.
+enum { EMBEDDED, D_EMBEDDING, NORMED, D_X, D_NORM_WEIGHT, D_NORM_BIAS, WIDE, D_ROWS, D_WEIGHT, D_BIAS, ATTENDED, PROBS,
+       D_QKV, GELU, D_LOGITS, RESULTS };
+
+/* Most operators of the model run in a small type and in REAL on the same numbers, with gradients in both their types.
  * Sizes need more than one panel of weights, and are no multiple of a vector. */
 static void operators_round_once(void **state)
 {
     enum { B = 2, T = 70, A = 3, D = 10, H = A * D, R = B * T, M = 1100, V = 53 };
-    const struct { DType dtype, gradients; } cases[] = {{BF16, REAL}, {BF16, BF16}, {F16, REAL}};
+    static const struct { DType dtype, gradients; } cases[] = {{BF16, REAL}, {BF16, BF16}, {F16, REAL}};
+    /* for assert_rounded, with gradients in REAL and in BF16. OpenBLAS's kernels may sum the two in different orders.
+     * Rounding twice would give an error of 0.5. */
+    static const double neighbors[2][RESULTS] = {
+        {[D_NORM_WEIGHT] = 1e-3, [D_NORM_BIAS] = 1e-3, [WIDE] = 1, [D_ROWS] = 1, [D_WEIGHT] = 1e-2, [D_BIAS] = 1e-3,
+         [ATTENDED] = 1, [PROBS] = 1, [D_QKV] = 1},
+        {[WIDE] = 1, [D_ROWS] = 1, [D_WEIGHT] = 1, [ATTENDED] = 1, [PROBS] = 1, [D_QKV] = 1}};
 
     for (int c = 0; c < 3; c++) {
-        const DType dtype = cases[c].dtype, g = cases[c].gradients;
-        Tensor x[2], y[2], stats[2], w[2], b[2], wide[2], weight[2], bias[2], qkv[2], probs[2], d_qkv[2], d_probs[2];
-        Tensor d_w[2], d_b[2], d_weight[2], d_bias[2], d_y[2], d_wide[2], out[2], embedding[2], d_embedding[2];
-        Tensor logits[2], lse[2], loss[2], add[2];
-        Tensor ids = zeroed(I32, "ids", shape(R));
-        int32_t id[R];
-        for (int i = 0; i < R; i++)
-            id[i] = i % 7 ? i * i % V : -1;
-        device_upload(ids.data, id, sizeof id);
-        for (int k = 0; k < 2; k++) {                   /* 0: REAL; 1: the small type */
-            const DType t = k ? dtype : REAL, tg = k ? g : REAL;
-            const double grow = g == BF16 ? 0 : 1;      /* BF16 gradients start at 0: rounded once */
-            x[k] = seeded(t, dtype, "x", shape(R, H), 1), y[k] = zeroed(t, "y", shape(R, H));
-            add[k] = seeded(t, dtype, "add", shape(R, H), 1);
-            stats[k] = zeroed(REAL, "stats", shape(R, 2));
-            w[k] = seeded(t, dtype, "w", shape(H), 1), b[k] = seeded(t, dtype, "b", shape(H), 1);
-            wide[k] = zeroed(t, "wide", shape(R, M));
-            weight[k] = seeded(t, dtype, "weight", shape(M, H), 0.2), bias[k] = seeded(t, dtype, "bias", shape(M), 1);
-            qkv[k] = seeded(t, dtype, "qkv", shape(B, T, 3 * H), 1);
-            probs[k] = zeroed(t, "probs", shape(B, A, T, T)), d_probs[k] = zeroed(t, "d_probs", shape(B, A, T, T));
-            d_qkv[k] = zeroed(t, "d_qkv", shape(B, T, 3 * H));
-            d_w[k] = seeded(tg, BF16, "dw", shape(H), grow), d_b[k] = seeded(tg, BF16, "db", shape(H), grow);
-            d_weight[k] = seeded(tg, BF16, "dweight", shape(M, H), grow);
-            d_bias[k] = seeded(tg, BF16, "dbias", shape(M), grow);
-            d_y[k] = seeded(t, dtype, "d_y", shape(R, H), 1), d_wide[k] = seeded(t, dtype, "d_wide", shape(R, M), 1);
-            out[k] = zeroed(t, "out", shape(R, H));
-            embedding[k] = seeded(t, dtype, "embedding", shape(V, H), 1);
-            d_embedding[k] = zeroed(tg, "d_embedding", shape(V, H));
-            logits[k] = seeded(t, dtype, "logits", shape(R, V), 2);
-            lse[k] = zeroed(REAL, "lse", shape(R)), loss[k] = zeroed(F64, "loss", shape(1));
+        const DType as = cases[c].dtype, g = cases[c].gradients;
+        const double grow = g == BF16 ? 0 : 1;          /* BF16 gradients start at 0: rounded once */
+        const Tensor ids = ids_below("ids", R, V);
+        Tensor results[2][RESULTS], loss[2];
+        for (int k = 1; k >= 0; k--) {                  /* 1: the small type; 0: REAL */
+            const DType t = k ? as : REAL, tg = k ? g : REAL;
+            const Tensor x = seeded(t, as, "x", shape(R, H), 1), rows = seeded(t, as, "rows", shape(R, H), 1);
+            const Tensor w = seeded(t, as, "w", shape(H), 1), b = seeded(t, as, "b", shape(H), 1);
+            const Tensor weight = seeded(t, as, "weight", shape(M, H), 0.2), bias = seeded(t, as, "bias", shape(M), 1);
+            const Tensor d_y = seeded(t, as, "d_y", shape(R, H), 1), d_wide = seeded(t, as, "d_wide", shape(R, M), 1);
+            const Tensor qkv = seeded(t, as, "qkv", shape(B, T, 3 * H), 1);
+            const Tensor probs = zeroed(t, "probs", shape(B, A, T, T)), d_probs = zeroed(t, "d_probs", shape(B, A, T, T));
+            const Tensor stats = zeroed(REAL, "stats", shape(R, 2)), lse = zeroed(REAL, "lse", shape(R));
+            Tensor *const r = results[k];
+            r[EMBEDDED] = zeroed(t, "embedded", shape(R, H)), r[D_EMBEDDING] = zeroed(tg, "d_embedding", shape(V, H));
+            embedding_forward(r[EMBEDDED], ids, seeded(t, as, "embedding", shape(V, H), 1));
+            embedding_backward(r[D_EMBEDDING], d_y, ids);
+            r[NORMED] = zeroed(t, "normed", shape(R, H)), r[D_X] = seeded(t, as, "d_x", shape(R, H), 1);
+            r[D_NORM_WEIGHT] = seeded(tg, BF16, "d_w", shape(H), grow);
+            r[D_NORM_BIAS] = seeded(tg, BF16, "d_b", shape(H), grow);
+            layernorm_forward(r[NORMED], stats, x, w, b);
+            layernorm_backward(r[D_X], r[D_NORM_WEIGHT], r[D_NORM_BIAS], d_y, rows, stats, w);
+            r[WIDE] = zeroed(t, "wide", shape(R, M)), r[D_ROWS] = zeroed(t, "d_rows", shape(R, H));
+            r[D_WEIGHT] = seeded(tg, BF16, "d_weight", shape(M, H), grow);
+            r[D_BIAS] = seeded(tg, BF16, "d_bias", shape(M), grow);
+            linear_forward(r[WIDE], rows, weight, bias);
+            linear_backward_input(r[D_ROWS], d_wide, weight);
+            linear_backward_weight(r[D_WEIGHT], r[D_BIAS], d_wide, rows);
+            r[ATTENDED] = zeroed(t, "attended", shape(B, T, H)), r[PROBS] = zeroed(t, "probs", shape(B, A, T, T));
+            r[D_QKV] = zeroed(t, "d_qkv", shape(B, T, 3 * H));
+            attention_forward(r[ATTENDED], r[PROBS], qkv);
+            tensor_convert(probs, results[1][PROBS]);
+            attention_backward(r[D_QKV], d_probs, d_y, qkv, probs);
+            r[GELU] = zeroed(t, "bent", shape(R, M)), r[D_LOGITS] = seeded(t, as, "logits", shape(R, V), 2);
+            gelu_forward(r[GELU], d_wide);
+            loss[k] = zeroed(F64, "loss", shape(1));
+            cross_entropy_forward(loss[k], lse, r[D_LOGITS], ids, 0.5);
+            cross_entropy_backward(r[D_LOGITS], r[D_LOGITS], lse, ids, 0.5);
         }
-        for (int k = 0; k < 2; k++) {
-            embedding_forward(out[k], ids, embedding[k]);
-            embedding_backward(d_embedding[k], d_y[k], ids);
-            layernorm_forward(y[k], stats[k], x[k], w[k], b[k]);
-        }
-        assert_rounded(out[1], out[0], 0);
-        assert_rounded(d_embedding[1], d_embedding[0], 0);
-        assert_rounded(y[1], y[0], 0);
-        for (int k = 0; k < 2; k++)
-            layernorm_backward(x[k], d_w[k], d_b[k], d_y[k], add[k], stats[k], w[k]);
-        assert_rounded(x[1], x[0], 0);
-        if (g == BF16) {
-            assert_rounded(d_w[1], d_w[0], 0);
-            assert_rounded(d_b[1], d_b[0], 0);
-        }
-        for (int k = 0; k < 2; k++) {
-            linear_forward(wide[k], add[k], weight[k], bias[k]);
-            linear_backward_input(out[k], d_wide[k], weight[k]);
-            linear_backward_weight(d_weight[k], d_bias[k], d_wide[k], add[k]);
-        }
-        assert_rounded(wide[1], wide[0], 1);
-        assert_rounded(out[1], out[0], 1);
-        /* OpenBLAS's kernels may sum the two in different orders. Rounding twice would give an error of 0.5. */
-        assert_rounded(d_weight[1], d_weight[0], g == BF16 ? 1 : 1e-2);
-        assert_rounded(d_bias[1], d_bias[0], g == BF16 ? 0 : 1e-3);
-        for (int k = 0; k < 2; k++)
-            attention_forward(out[k], probs[k], qkv[k]);
-        assert_rounded(out[1], out[0], 1);
-        assert_rounded(probs[1], probs[0], 1);
-        tensor_convert(probs[0], probs[1]);
-        for (int k = 0; k < 2; k++) {
-            attention_backward(d_qkv[k], d_probs[k], d_y[k], qkv[k], probs[k]);
-            cross_entropy_forward(loss[k], lse[k], logits[k], ids, 0.5);
-        }
-        assert_rounded(d_qkv[1], d_qkv[0], 1);
+        for (int i = 0; i < RESULTS; i++)
+            assert_rounded(results[1][i], results[0][i], neighbors[g == BF16][i]);
         assert_true(fabs(tensor_item(loss[1]) - tensor_item(loss[0])) <= 1e-12 * tensor_item(loss[0]));
-        for (int k = 0; k < 2; k++) {
-            gelu_forward(wide[k], d_wide[k]);
-            cross_entropy_backward(logits[k], logits[k], lse[k], ids, 0.5);
-        }
-        assert_rounded(wide[1], wide[0], 0);
-        assert_rounded(logits[1], logits[0], 0);
         guarded_release();
     }
 }
@@ -255,14 +233,13 @@ static void fp8_products(void **state)
         Tensor scales = zeroed(F32, "scales", shape(2)), out = seeded(cases[c].out, BF16, "out", shape(R, M), 1e-3);
         Tensor x8 = zeroed(cases[c].x, "x8", shape(R, K)), x8t = zeroed(cases[c].x, "x8t", shape(K, R));
         Tensor w8 = zeroed(cases[c].weight, "w8", shape(M, K)), bias = seeded(cases[c].out, BF16, "b", shape(M), 1e-2);
-        Tensor before = zeroed(REAL, "before", shape(R, M));
-        real hx[R * K], hw[M * K], h8[R * K], h8t[R * K], hw8[M * K], ho[R * M], hb[M], amax = 0;
+        const double *before = numbers(out);
+        double amax = 0;
 
         x8.scale = x8t.scale = scales.data, w8.scale = (float *)scales.data + 1;
         quantize(x8, x8t, x);
         quantize(w8, NONE, w);
-        tensor_to_host(hx, x), tensor_to_host(hw, w), tensor_to_host(h8, x8), tensor_to_host(h8t, x8t);
-        tensor_to_host(hw8, w8), tensor_to_host(hb, bias);
+        const double *hx = numbers(x), *h8 = numbers(x8), *h8t = numbers(x8t), *hw8 = numbers(w8), *hb = numbers(bias);
         for (int i = 0; i < R * K; i++)
             amax = fmax(amax, fabs(hx[i]));
         assert_true(fabs(*x8.scale * format_largest(cases[c].x) / amax - 1) < 1e-6);
@@ -272,7 +249,6 @@ static void fp8_products(void **state)
                 assert_true(h8t[j * R + i] == h8[i * K + j]);
                 assert_true(fabs(got - hx[i * K + j]) <= relative * fabs(hx[i * K + j]) + amax * 1e-4);
             }
-        tensor_convert(before, out);
         const OpStats *stats;
         ops_stats_reset();
         if (cases[c].out == BF16)
@@ -281,7 +257,7 @@ static void fp8_products(void **state)
             linear_fp8_add(out, x8, w8);
         assert_int_equal(ops_stats(&stats), 1);
         assert_true(stats->flops == 2.0 * R * K * M);
-        tensor_to_host(ho, out);
+        const double *ho = numbers(out);
         double largest = 0;
         for (int i = 0; i < R * M; i++)                 /* no fmax: gcc 12 ends with an internal error on aarch64 */
             largest = fabs(ho[i]) > largest ? fabs(ho[i]) : largest;
@@ -289,9 +265,9 @@ static void fp8_products(void **state)
             for (int j = 0; j < M; j++) {
                 double sum = 0;
                 for (int k = 0; k < K; k++)
-                    sum += (double)h8[i * K + k] * hw8[j * K + k];
+                    sum += h8[i * K + k] * hw8[j * K + k];
                 sum = sum * *x8.scale * *w8.scale;
-                sum += cases[c].out == BF16 ? hb[j] : ((real *)before.data)[i * M + j];
+                sum += cases[c].out == BF16 ? hb[j] : before[i * M + j];
                 assert_true(fabs(ho[i * M + j] - sum)
                             <= (cases[c].out == BF16 ? 0x1p-8 * fabs(sum) : 0) + 1e-6 * largest);
             }

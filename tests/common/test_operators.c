@@ -29,40 +29,9 @@ static const int64_t all_rows[] = {1, 3, 67}, all_widths[] = {1, 2, 17, 48, 130}
     for (size_t i_##variable = 0; i_##variable < sizeof values / sizeof *values; i_##variable++) \
         for (int64_t variable = values[i_##variable], once_##variable = 1; once_##variable; once_##variable = 0)
 
-/* ---- Tensors, and arrays of expected values ---- */
-
-enum { MOST = 64 };
-
-static double *arrays[MOST];
-static int array_count;
-
 static int32_t id(Tensor t, int64_t i)
 {
     return ((const int32_t *)t.data)[i];
-}
-
-/* Arrays of zeros, and of a tensor's elements; release frees them. */
-static double *zeros(int64_t count)
-{
-    assert_true(array_count < MOST);
-    return arrays[array_count++] = calloc(count + 1, sizeof(double));
-}
-
-static double *numbers(Tensor t)
-{
-    double *x = zeros(tensor_count(t));
-
-    for (int64_t i = 0; i < tensor_count(t); i++)
-        x[i] = data(t)[i];
-    return x;
-}
-
-static void release(void)
-{
-    guarded_release();
-    for (int i = 0; i < array_count; i++)
-        free(arrays[i]);
-    array_count = 0;
 }
 
 /* Results of every case, so that runs on more threads can be compared. */
@@ -110,7 +79,7 @@ static void embedding(void **state)
                     want[id(ids, i) * H + j] += data(d_out)[i * H + j];
             }
         assert_close(d_weight, want);
-        release();
+        guarded_release();
     }
 }
 
@@ -158,7 +127,7 @@ static void layernorm_case(int64_t R, int64_t H, double center)
     assert_within(d_x, want_d_x, most);
     assert_within(d_weight, want_d_weight, most);
     assert_within(d_bias, want_d_bias, tolerance);
-    release();
+    guarded_release();
 }
 
 static void layernorm(void **state)
@@ -197,7 +166,7 @@ static void linear_case(int64_t R, int64_t K, int64_t M, bool with_bias)
     assert_close(d_x, want_d_x);
     assert_close(d_weight, want_d_weight);
     assert_close(d_bias, want_d_bias);
-    release();
+    guarded_release();
 }
 
 static void linear(void **state)
@@ -223,7 +192,7 @@ static void gelu_case(Tensor x)
     gelu_backward(d_x, d_out, x);
     assert_close(out, want);
     assert_close(d_x, want_d);
-    release();
+    guarded_release();
 }
 
 static void gelu(void **state)
@@ -255,7 +224,7 @@ static void residual(void **state)
         residual_backward(d_bias, d_out);
         assert_close(out, want);
         assert_close(d_bias, want_d);
-        release();
+        guarded_release();
     }
 }
 
@@ -292,7 +261,7 @@ static void cross_entropy_case(int64_t R, int64_t V, double center, double sprea
     assert_close(lse, want_lse);
     assert_within(d_logits, want_d, most);
     assert_same(logits, d_logits);                                      /* in place: the same bits */
-    release();
+    guarded_release();
 }
 
 static void cross_entropy(void **state)
@@ -332,7 +301,7 @@ static void weight_decay_does_not_drift(void **state)
     }
     if (fabs(sum / expected - 1) > 0.002)
         fail_msg("weights decayed by %.8g, not %.8g", sum, expected);
-    release();
+    guarded_release();
 }
 
 static void square_sums(void **state)
@@ -349,7 +318,7 @@ static void square_sums(void **state)
         square_sum_into(sum, &x, 1);
         assert_true(tensor_item(sum) == square_sum(&x, 1));
         add_to_hash(sum);
-        release();
+        guarded_release();
     }
 }
 
@@ -408,7 +377,7 @@ static void nan_stays_nan(void **state)
             assert_true(!!isnan(data(lse)[i]) == (i == place / H));
         for (int64_t i = 0; i < R * H; i++)
             assert_true(!!isnan(data(d_x)[i]) == (i / H == place / H));
-        release();
+        guarded_release();
     }
 }
 
@@ -512,7 +481,7 @@ static void operators_are_counted(void **state)
     assert_true(stats[1].flops == 4 * (2 * 2 * 3 * 3 * 4));         /* 2 FLOPs per product, in scores and in probs v */
     ops_stats_reset();
     assert_int_equal(ops_stats(&stats), 0);
-    release();
+    guarded_release();
 }
 
 int main(int argc, char **argv)

@@ -152,8 +152,6 @@ static const struct {
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
     {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " rows and tensors of "},
-    {1, EXPERTS, 1, "--load dense",
-     "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
     {1, EXPERTS, 1, "--load mixture --experts 6", "\"num_local_experts\" is 8, but this run's model has 6 by "},
     {FIVE, 1, "--pp 2 --ep 4",
      "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
@@ -168,7 +166,6 @@ static const struct {
 static void what_cannot_be_split(void **state)
 {
     run_well("cp %s three.bin", token_file(2000, 3));
-    run_well(BUILD "/cpu/01_single_gpu --data data.bin --hidden 48 --quiet --steps 0 --save dense");
     run_well(BUILD "/cpu/" EXPERTS " --data data.bin --hidden 48 --quiet --steps 0 --save mixture");
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         char launch[32] = "";
@@ -217,9 +214,7 @@ static void data(void **state)
         {1, "--data llama", "--data llama, as uint32 tokens|token 65536, at position 500"},
         {1, "--data data.bin --vocab 128256", "--data data.bin, as uint32 tokens: token |--vocab 128256"},
         {1, "--data int64.bin", "--data int64.bin: this is neither UTF-8 text nor a token file|*.bin"},
-        {1, "--data int64.bin --vocab 128256", "--data int64.bin: this is neither"},
         {1, "--data text.gz --vocab 256", "--data text.gz: this is neither"},
-        {1, "--data tokens.ds", "--data tokens.ds: this is neither"},
         {1, "--data koi8 --vocab 256", "--data koi8: this is neither"},
         {0}};
     char koi8[2000], latin[2000];
@@ -235,7 +230,7 @@ static void data(void **state)
     write_file("koi8", koi8, sizeof koi8);
     write_file("latin", latin, sizeof latin);
     write_file("int64.bin", wide, sizeof wide);
-    run_well("sh -c 'cp data.bin tokens.ds; gzip -c data.bin >text.gz'");
+    run_well("sh -c 'gzip -c data.bin >text.gz'");
     write_tokens("89.bin", 0, 0, 89, 89, 0);
     write_tokens("90.bin", 0, 0, 90, 90, 0);
     write_tokens("at.bin", 0, 0, 2000, 1234, 97);
@@ -304,7 +299,6 @@ static void checkpoints(void **state)
         {config, "}", "", "not a JSON object"},
     };
     static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json"};
-    Result r;
 
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         spoil(edits[i].file, edits[i].from, edits[i].to);
@@ -314,25 +308,14 @@ static void checkpoints(void **state)
           "\"partial_rotary_factor\": 1.0}");
     run_well(ONE " --load bad");
     run_well("cp %s other.bin", token_file(2001, 97));                  /* other data: a line, but no refusal */
-    run_well("cp data.bin same.bin");
-    for (int same = 0; same < 2; same++) {
-        r = run(BUILD "/cpu/" NAME " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --steps 3 --load good "
-                "--data %s", same ? "same.bin" : "other.bin");
-        assert_int_equal(strstr(r.out, "these are not the tokens with which good was trained\n") == NULL, same);
-        expect(r, 0, "");
-    }
+    expect(run(BUILD "/cpu/" NAME " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --steps 3 --load good --data "
+               "other.bin"), 0, "these are not the tokens with which good was trained\n");
     fails(1, "--load missing", ONE " --load missing --save new --metrics new.csv");
     fails(1, "adir/config.json|No such file", ONE " --load adir --metrics new.csv");
     for (int f = 0; f < 4; f++) {
-        for (int i = 0; i < (full_tests() ? 60 : 6); i++) {             /* truncated, at the ends and in between */
-            spoil(NULL, NULL, NULL);
-            r = run("sh -c 'stat -c %%s good/%s'", files[f]);
-            const long long bytes = atoll(r.out);
-            const long long length = i < 2 ? 9 * i : i == 2 ? bytes - 1 : i * 2654435761 % bytes;
-            result_free(r);
-            run_well("truncate -s %lld bad/%s", length, files[f]);
-            fails(1, files[f], LOAD);
-        }
+        spoil(NULL, NULL, NULL);
+        run_well("truncate -s -1 bad/%s", files[f]);
+        fails(1, files[f], LOAD);
         spoil(NULL, NULL, NULL);
         run_well("rm bad/%s", files[f]);
         fails(1, files[f], LOAD);
@@ -383,51 +366,21 @@ static void outputs(void **state)
         {1, "--save afile", "--save afile|file"},
         {1, "--save adir/", "--save adir|other files"},
         {1, "--save good --report missing/x", "--report: cannot create missing/x"},
-        {1, "--save /proc/x", "--save /proc/x"},
         {1, "--save blocked", "--save blocked: cannot create blocked.tmp: Not a directory"},
-        {1, "--save circle", "--save circle|is a file or link"},
         {1, "--save good --layers 10000 --hidden 65536", "--save good: expected room|PB, but its disk has"},
         {0}};
-    static const struct {
-        const char *options, *words;
-        int limit;
-    } full[] = {                                /* no file may grow beyond the limit, as on a full disk */
-        {"--load kept --save kept", "kept.tmp/config.json|File too large", 100},
-        {"--load kept --save kept", "kept.tmp/model.safetensors|File too large", 4000},
-        {"--load kept --save kept", "kept.tmp/optimizer.safetensors|File too large", 25000},
-        {"--report kept.json", "--report kept.json|File too large", 200},
-        {"--trace kept.trace", "--trace kept.trace|File too large", 2000},
-        {"--load kept --metrics kept.csv", "--metrics kept.csv|File too large", 100},
-    };
 
     for (int i = 0; i < 4; i++) {
         fails(1, "missing/x|No such file", ONE " --%s missing/x", options[i]);
         fails(1, "afile|expected|another name", ONE " --%s afile", options[i]);         /* a user's file */
         fails(1, "/dev/full", ONE " --%s /dev/full", options[i]);
     }
-    run_well("sh -c 'echo >blocked.tmp; ln -s circle2 circle; ln -s circle circle2'");
+    run_well("sh -c 'echo >blocked.tmp'");
     all_fail(cases);
     fails(1, "--save new: a checkpoint has a file of 404 MB, which cannot be created there: File too large",
           "sh -c 'ulimit -f 200000; exec " ONE " --hidden 2048 --save new'");
-    run_well("mkdir volume mounted");
-    if (run("unshare -m mount --bind volume mounted").status == 0)
-        fails(1, "--save mounted: |mount point, use --save mounted/NAME",
-              "unshare -m sh -c 'mount --bind volume mounted; exec " ONE " --save mounted'");
-    else
-        print_message("no mount point is tried: unshare -m is not allowed\n");
-    run_well("cp -r good kept");
-    run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
-    run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
-    for (size_t i = 0; i < sizeof full / sizeof *full; i++) {           /* MPI's start needs a large file */
-        run_well("sh -c 'md5sum kept/* >sums'");
-        /* from when it catches SIGTERM, number 15 of the mask */
-        Result r = run("sh -c '" ONE " --steps 1000000 %s & p=$!; until grep -q \"^SigCgt:.*[4-7c-f]...$\" "
-                       "/proc/$p/status; do sleep .01; done; sleep .1; prlimit --pid $p --fsize=%d; kill $p; wait $p'",
-                       full[i].options, full[i].limit);
-        expect(r, 1, full[i].words);
-        run_well("md5sum -c --quiet sums");
-        run_well("sh -c 'rm -rf kept.tmp'");
-    }
+    for (int i = 0; i < 2; i++)                 /* it replaces its own files */
+        run_well(ONE " --steps 2 --metrics kept.csv --report kept.json --trace kept.trace --dump-gradients kept.g");
     for (int i = 0; i < 3; i++) {               /* a stream is written as it is */
         static const char *const begins[] = {"step,tokens,loss,", "{\"ranks\": [", "[\n{\"name\":"};
         Result r = run(ONE " --%s /dev/stdout", options[i]);

@@ -1,11 +1,9 @@
 /* 01: its runs repeat, its outputs agree with each other, and a checkpoint survives what may happen to it. */
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "../../common/ultrascale.h"
 #include "../harness.h"
 
 #define CPU BUILD "/cpu/01_single_gpu"
@@ -60,27 +58,22 @@ static void an_old_checkpoint_is_found(void **state)
     assert_true(json_number("lost/trainer.json", "step") == 2);
 }
 
-/* Every training option changes the trained weights, and the defaults are those in --help. */
+/* Every training option changes the trained weights. The defaults, but --warmup's, are those in --help. */
 static void each_option_counts(void **state)
 {
-    static const char *const others[] = {"--lr 2e-3", "--weight-decay 0", "--clip 0.01", "--warmup 3", "--seed 2"};
-    const char *run_of = CPU " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 2 --accumulate 1 "
-                         "--threads 1 --quiet";
+    static const char *const others[] = {"--lr 2e-3", "--weight-decay 0", "--clip 0.01", "--warmup 3", "--seed 2",
+                                         "--lr-decay-steps 9", "--min-lr 1e-5"};
+    const char *of_all = CPU " --layers 1 --hidden 16 --heads 2 --vocab 97 --seq 8 --micro-batch 2 --accumulate 1 "
+                         "--threads 1 --quiet --warmup 2 --lr-decay-steps 10 --steps 12";
 
-    run_well("%s --data %s --steps 4 --save standard", run_of, tokens());
-    run_well("%s --data %s --steps 4 --lr 1e-3 --weight-decay 0.1 --clip 1 --warmup 20 --seed 1 --save explicit",
-             run_of, tokens());
+    run_well("%s --data %s --save standard", of_all, tokens());
+    run_well("%s --data %s --lr 1e-3 --weight-decay 0.1 --clip 1 --seed 1 --min-lr 1e-4 --save explicit", of_all,
+             tokens());
     run_well("cmp standard/model.safetensors explicit/model.safetensors");
-    for (int i = 0; i < 5; i++) {
-        run_well("%s --data %s --steps 4 --save other %s", run_of, tokens(), others[i]);
+    for (int i = 0; i < 7; i++) {
+        run_well("%s --data %s --save other %s", of_all, tokens(), others[i]);
         expect(run("cmp standard/model.safetensors other/model.safetensors"), 1, "differ");
     }
-    for (int i = 0; i < 2; i++)
-        run_well("%s --data %s --steps 12 --warmup 2 --lr-decay-steps 10 --save %s", run_of, tokens(),
-                 i ? "explicit --min-lr 1e-4" : "standard");
-    run_well("cmp standard/model.safetensors explicit/model.safetensors");
-    run_well("%s --data %s --steps 12 --warmup 2 --lr-decay-steps 10 --min-lr 1e-5 --save other", run_of, tokens());
-    expect(run("cmp standard/model.safetensors other/model.safetensors"), 1, "differ");
 }
 
 /* A sample has its prompt, then 12 bytes, and depends on the seed. 04 draws the same bytes from sharded parameters. */
@@ -100,33 +93,6 @@ static void samples_are_texts(void **state)
     result_free(r);
     result_free(other);
     result_free(sharded);
-}
-
-/* Runs the program in a terminal, and sends it a signal after its first step. */
-static Result signalled(int signal, const char *options)
-{
-    return run("env SHELL=/bin/sh script -qec 'rm -f rows; timeout -s KILL 60 " CPU " " SHAPE " --data %s "
-               "--metrics rows --steps %s & "
-               "until [ $(cat rows | wc -l) -gt 1 ] || ! kill -0 $!; do sleep 0.05; done; sleep 0.2; kill -%d $!; "
-               "wait $!' /dev/null",
-               tokens(), options, signal);
-}
-
-/* A signal ends the run after the current step, with a checkpoint and status 128 + the signal's number. */
-static void signals_save(void **state)
-{
-    static const int signals[] = {SIGINT, SIGTERM};
-
-    for (int i = 0; i < 2; i++) {
-        expect(signalled(signals[i], "1000000 --save stopped"), 128 + signals[i], "");
-        assert_true(json_number("stopped/trainer.json", "step") >= 1);
-        run_well("rm -r stopped");
-    }
-    expect(signalled(SIGINT, "1000000"), 128 + SIGINT, "");
-    /* after the last step, while it samples */
-    Result r = signalled(SIGTERM, "1 --seq 64 --sample 1000000");
-    assert_true(r.seconds < 30);
-    expect(r, 128 + SIGTERM, "");
 }
 
 /* The columns of --metrics agree with each other and with the report. Simulated hardware has a known peak rate. */
@@ -157,12 +123,11 @@ static void metrics_are_consistent(void **state)
     assert_true(json_number("row.json", "flops_per_token") == 6 * N + 12 * 2 * 32 * 16);
 }
 
-/* Ranks write one trace file. Every span ends, and the spans fill their steps. Live memory, in every category, is at
- * most what is allocated, and not much less. */
+/* Ranks write one trace file. Every span ends, and the spans fill their steps. */
 static void ranks_share_a_trace(void **state)
 {
     static const char *const names[] = {"forward", "backward", "optimizer"};
-    double seconds[2], lasted[2] = {0}, most[2][2][MEM_CATEGORIES] = {0};
+    double seconds[2], lasted[2] = {0};
     int count[2][3] = {{0}};
 
     run_well("mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 2 --hidden 32 --heads 2 --vocab 97 --seq 16 "
@@ -170,32 +135,20 @@ static void ranks_share_a_trace(void **state)
              "--metrics t.csv", tokens());
     assert_int_equal(read_column("t.csv", "seconds", seconds, 2), 2);
     char *text = read_file("t.json");
-    cJSON *trace = cJSON_Parse(text), *event, *value;
+    cJSON *trace = cJSON_Parse(text), *event;
     assert_true(cJSON_IsArray(trace));
     cJSON_ArrayForEach(event, trace) {
-        const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(event, "name"));
         const int rank = cJSON_GetNumberValue(cJSON_GetObjectItem(event, "pid"));
-        const bool live = !strcmp(name, "live");
-        int category = 0;
         assert_in_range(rank, 0, 1);
         for (int k = 0; k < 3; k++)
-            if (!strcmp(name, names[k])) {
+            if (!strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(event, "name")), names[k])) {
                 lasted[rank] += 1e-6 * cJSON_GetNumberValue(cJSON_GetObjectItem(event, "dur"));
                 count[rank][k]++;
-            }
-        if (live || !strcmp(name, "allocated"))
-            cJSON_ArrayForEach(value, cJSON_GetObjectItem(event, "args")) {
-                double *peak = &most[rank][live][category++];
-                *peak = fmax(*peak, value->valuedouble);
             }
     }
     for (int rank = 0; rank < 2; rank++) {
         assert_true(count[rank][0] == 6 && count[rank][1] == 6 && count[rank][2] == 2);
         assert_true(lasted[rank] > 0.2 * (seconds[0] + seconds[1]) && lasted[rank] < 1.1 * (seconds[0] + seconds[1]));
-        for (int c = 0; c < MEM_CATEGORIES; c++)
-            if (most[rank][1][c] > most[rank][0][c] || most[rank][1][c] < most[rank][0][c] / 4)
-                fail_msg("%s: %.0f bytes live, %.0f allocated", memory_name[c], most[rank][1][c], most[rank][0][c]);
-        assert_true(most[rank][1][MEM_ACTIVATIONS] > 0);
     }
     cJSON_Delete(trace);
     free(text);
@@ -271,7 +224,6 @@ int main(void)
         cmocka_unit_test(an_old_checkpoint_is_found),
         cmocka_unit_test(each_option_counts),
         cmocka_unit_test(samples_are_texts),
-        cmocka_unit_test(signals_save),
     };
 
     return cmocka_run_group_tests_name("01_single_gpu", tests, NULL, NULL);
