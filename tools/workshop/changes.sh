@@ -21,9 +21,8 @@ base_of() {             # of a program, or of one of its files
     esac
 }
 
-# A program below the comment at its top; and that comment.
+# A program below the comment at its top.
 below() { awk 'done; / \*\/$/ { done = 1 }' "$1"; }
-head_of() { awk '{ print } / \*\/$/ { exit }' "$1"; }
 
 # Splits a program into $2/FUNCTION, with the comment above each, and $2/(top) for everything else.
 split() {
@@ -69,6 +68,17 @@ renew() {
 }
 
 case "${1-}" in
+--diff)
+    mkdir "$made/new"
+    CONTEXT=${FULL:+100000} "$0" --functions "${2:?usage: changes.sh --diff STAGE}" "$made"
+    escape=$(printf '\033[') color=""
+    [ ! -t 1 ] || color="s/^-.*/${escape}31m&${escape}m/; s/^+.*/${escape}32m&${escape}m/"
+    while read -r key; do
+        sed "$color" "$made/new/$key"
+        echo
+    done <"$made/keys"
+    exit
+    ;;
 --update | --check)
     stale=0
     for page in [0-9][0-9]_*/DIFF.md; do
@@ -87,11 +97,10 @@ case "${1-}" in
     exit $stale
     ;;
 esac
-mode=${1:?usage: changes.sh --diff STAGE, --update, or --check}         # or --functions STAGE DIRECTORY, for these two
-stage=${2:?usage: changes.sh --diff STAGE}
-base=$(base_of "$stage")
-[ -n "$base" ] || { echo "$stage has no base: no other program has its text before it"; exit 0; }
-work=$made
+[ "${1-}" = --functions ] || { echo "usage: changes.sh --diff STAGE, --update, or --check" >&2; exit 2; }
+stage=$2 to=$3 work=$made                       # --functions STAGE DIRECTORY, for these three
+: >"$to/keys"
+[ -n "$(base_of "$stage")" ] || { echo "$stage has no base: no other program has its text before it"; exit 0; }
 
 # Splits the functions of a program's file into files in $work/PROGRAM.
 functions() {
@@ -114,27 +123,7 @@ for file in "$stage/train.c" $beside; do
     rm -rf "${work:?}"/*
     functions "$file"
     functions "$base/train.c"
-    # Line numbers stay: the base gets the same comment at the top.
-    head_of "$file" >"$work/base.c"
-    case $file in
-    */train.c) below "$base/train.c" >>"$work/base.c" ;;
-    *)                                          # of the other program, only the functions that this file has
-        rm "$work/$base/(top)"
-        for name in $(names "$file"); do
-            [ ! -f "$work/$base/$name" ] || { echo; cat "$work/$base/$name"; } >>"$work/base.c"
-        done ;;
-    esac
-    if [ "$mode" = --diff ]; then
-        mkdir "$work/old" "$work/old/$base" "$work/new" "$work/new/$stage"
-        cp "$work/base.c" "$work/old/$base/train.c"
-        cp "$file" "$work/new/$stage"
-        color=never
-        [ -t 1 ] && color=always
-        # shellcheck disable=SC2086
-        (cd "$work" && git --no-pager diff --no-index --no-prefix --color=$color ${FULL:+--function-context} \
-            "old/$base/train.c" "new/$file" || true) | sed 's|\(old\|new\)/0|0|g'
-        continue
-    fi
+    case $file in */train.c) ;; *) rm "$work/$base/(top)" ;; esac              # only functions are from there
     in_file=""
     [ "${file##*/}" = train.c ] || in_file=" in ${file##*/}"
     moved=$(for other in $beside; do names "$other"; done)
@@ -158,7 +147,7 @@ for file in "$stage/train.c" $beside; do
             awk -v title="$title" 'NR > 2 && /^\+/ { a++ } NR > 2 && /^-/ { r++ }
                 END { printf "%s: +%d −%d\n", title, a, r }' "$work/lines"
             sed '1,3d; s/^@@.*/@@/' "$work/lines"
-        } >"$3/new/$key"
-        echo "$key" >>"$3/keys"
+        } >"$to/new/$key"
+        echo "$key" >>"$to/keys"
     done
 done
