@@ -308,8 +308,8 @@ static void wrong_predictions_are_failures(void **state)
     static const struct {
         const char *program, *from, *to, *start, *prints;
     } table[] = {
-        {"01_single_gpu", "memory_predict(MEM_GRADIENTS, real_size * N);",
-         "memory_predict(MEM_GRADIENTS, real_size * N + 4);",
+        {"01_single_gpu", "memory_predict(MEM_GRADIENTS, stored * N);",
+         "memory_predict(MEM_GRADIENTS, stored * N + 4);",
          "", "DIFFERS"},
         {"03_data_parallel", "    memory_check_fits();\n",
          "    memory_check_fits();\n    comm_predict(dp, ALL_REDUCE, 1, 7);\n",
