@@ -44,12 +44,6 @@ double compare_tensors(const char *a, const char *b, int heads, bool by_norm, ch
 double compare_gradients(const char *a, const char *b, int heads, char *worst);
 double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
 
-/* Returns max |a - b| / max |b| of two matrices, or with by_norm |a - b| / |b|; 1 if b is zero and a is not; Inf if
- * either has a NaN or Inf. If `head` (rows per head of q, k or v) is not 0, compares only one of these: of_three = 0, 1
- * or 2. */
-double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
-                         bool by_norm);
-
 int64_t random_below(int64_t n);        /* the sequence is the same in every run of the tests */
 
 /* Returns a file *.bin of `count` random uint16 tokens below `vocab`, the same for the same arguments. */
