@@ -186,6 +186,12 @@ void safetensors_write(const Safetensors *s, const SafeTensor *t, int64_t first,
 
 void safetensors_close(Safetensors *s)
 {
+    const int64_t end = s->count ? s->tensors[s->count - 1].first_byte + s->tensors[s->count - 1].bytes : 0;
+    const off_t size = s->written ? lseek(s->file, 0, SEEK_END) : end;          /* of a pipe -1 */
+
+    /* what nobody has written reads as zeros, also at the end */
+    if (size >= 0 && size < end && ftruncate(s->file, end))
+        fail("%s cannot be extended to %lld bytes: %s", s->path, (long long)end, strerror(errno));
     if (s->written && fsync(s->file) && errno != EROFS && errno != EINVAL)      /* EINVAL: a pipe */
         fail("%s cannot be written to the disk: %s", s->path, strerror(errno));
     close(s->file);
