@@ -99,7 +99,7 @@ static const Case cases[] = {
     {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 2 --span 3", 8},
     {"11_five_dimensions", "--dtype fp32 --tp 2 --ep 2 --span 12 --recompute full", 4, .kind = FULL},
     {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0 --accumulate 3", 6},
-    {"11_five_dimensions", "--dtype fp32 --pp 2 --ep 2", 8},
+    {"11_five_dimensions", "--dtype fp32 --pp 2 --ep 2", 4},
     {"", "", 1}, {"", "", 2}, {"", "", 4},              /* any other program: the user's own */
 };
 
