@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../../common/error.h"
@@ -569,6 +570,7 @@ static bool verify(const Case *c)
     const Shape s = shape_for(c);
     const bool far = c->kind & FAR;
     char ranks[32] = "", command[2048];
+    struct stat metrics = {0};                  /* empty if the first step failed */
 
     faults = 0, *farthest = 0, *waste = 0, count++;
     printf("  %d rank%s%s%s%s: ", c->ranks, c->ranks > 1 ? "s" : "", *c->options ? ", " : "", c->options,
@@ -602,14 +604,15 @@ static bool verify(const Case *c)
     if (r.status == 2)                          /* refused its options: nothing to compare */
         printf("    (the command was: %s)\n", command);
     compare_schedule(report);
+    stat(in_temporary("m.csv"), &metrics);
     const char *left_out = !sequences ? "gradients (run_dump_gradients)"
-                         : access(in_temporary("m.csv"), F_OK) ? "metrics"
+                         : !metrics.st_size ? "metrics"
                          : !report ? "report" : NULL;
     if (!r.status && left_out)
         fault("the run succeeded, but wrote no %s: there is nothing to compare", left_out);
     const char *unequal = strstr(r.err, ": the loss is");
     ranks_disagree = unequal && strstr(unequal, "on rank 0, but");
-    const bool comparable = sequences && !access(in_temporary("m.csv"), F_OK);
+    const bool comparable = sequences && metrics.st_size;
     const bool other_gradients = intended("gradients"), other_losses = other_gradients || intended("losses");
     const bool right = comparable && (other_gradients || compare_gradients_of(c, &s, sequences));
     if (r.status && (right || !comparable))     /* wrong gradients explain why replicas drift */
