@@ -135,8 +135,8 @@ static void a_model_from_elsewhere_stays(void **state)
     run_well("diff -r " THEIRS " before");
 }
 
-/* 10 has the loss, balance loss, dropped choices and gradients of Hugging Face's model with mixtures of experts, which
- * experts/ has: verify runs its cases, with few slots per sequence or span, with enough, and with one for each token. */
+/* 10 has the loss, balance loss, dropped choices and gradients of Hugging Face's model with mixtures of experts
+ * (experts/): verify runs its cases, with few slots per sequence or span, with enough, and with one for each token. */
 static void mixtures_of_experts_agree(void **state)
 {
     expect(run(BUILD "/cpu64/verify 10_expert_parallel " BUILD "/cpu64/10_expert_parallel"), 0,
