@@ -26,6 +26,16 @@ bool full_tests(void)
     return which && !strcmp(which, "full");
 }
 
+double number_after(const char *text, const char *words)
+{
+    const char *at = strstr(text, words);
+    double x;
+
+    if (!at || sscanf(at + strlen(words), "%lf", &x) != 1)
+        fail_msg("no number after \"%s\" in:\n%s", words, text);
+    return x;
+}
+
 const char *write_file(const char *name, const void *bytes, size_t count)
 {
     const char *path = in_temporary("%s", name);

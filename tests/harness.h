@@ -21,6 +21,9 @@ void expect(Result r, int status, const char *words);
  * operator that starts its work may wait forever. The result has no `out`. */
 Result run_function(void (*function)(const void *), const void *argument);
 
+/* Returns the number that follows these words in a text. */
+double number_after(const char *text, const char *words);
+
 /* Writes a file in the temporary directory. Returns its path. */
 const char *write_file(const char *name, const void *bytes, size_t count);
 

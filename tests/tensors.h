@@ -10,8 +10,8 @@ extern int guarded_shift;
 Tensor guarded(DType dtype, const char *name, Shape s);
 Tensor guarded_copy(Tensor t);
 
-/* The same, of zeros, or of random numbers times `scale`, the same for the same name. They are rounded to `as` first, so
- * that tensors of REAL and of a small type get the same numbers. */
+/* The same, of zeros, or of random numbers times `scale`, the same for the same name. They are rounded to `as` first,
+ * so that tensors of REAL and of a small type get the same numbers. */
 Tensor zeroed(DType dtype, const char *name, Shape s);
 Tensor seeded(DType dtype, DType as, const char *name, Shape s, double scale);
 

@@ -8,8 +8,8 @@ The model below is that of common/model.h as a PyTorch user would write it: scal
 autocast for bf16. Attention is by cuDNN if it supports the shape, which on Hopper is about twice as fast as PyTorch's
 default. A check in float comes first: the model gives the loss and gradients of the fixture in
 tests/programs/huggingface. A program's time is the median step in its --metrics, PyTorch's the median of as many steps.
-Both omit the first steps, which warm up and, with torch.compile, compile. Needs torch 2.7 or later, numpy and
-safetensors.
+Both omit the first steps, which warm up and, with torch.compile, compile. The largest models come last: a GPU with too
+little memory for them ends the comparison there. Needs torch 2.7 or later, numpy and safetensors.
 
 In bf16 the computations differ. Autocast keeps the residual stream, LayerNorms and the loss in float, rotates q and k
 in float, and rounds the weights in every micro-batch: it moves more bytes than the programs, and is more exact. A model
@@ -182,46 +182,26 @@ def pytorch_seconds(device, shape, numbers, compiled):
     return statistics.median(times[WARM_UP:])
 
 
-def free(device):
-    """Frees memory that PyTorch still holds, since the program that runs next may need all of it."""
-    if device == "cuda":
-        torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
 def print_row(model, program, tokens, how, pytorch_tokens, ratio):
     print(f"{model:<40} {program:<32} {tokens:>9}  {how:<18} {pytorch_tokens:>9}  {ratio:>5}", flush=True)
 
 
-def if_possible(work, device, *arguments):
-    """Calls work. Returns None, with the reason printed, if the GPU has no bf16 or too little memory."""
-    try:
-        return work(device, *arguments)
-    except subprocess.CalledProcessError:           # the program has printed the reason
-        return None
-    except torch.cuda.OutOfMemoryError as error:
-        print(f"PyTorch: {str(error).split('. ', maxsplit=1)[0]}", file=sys.stderr)
-        return None
-    finally:
-        free(device)
-
-
 def compare(device, program, options, shape, numbers, compiled):
-    """Prints a row with the medians of all rounds; "-" if a run is not possible, which then is not repeated."""
+    """Prints a row with the medians of all rounds. What PyTorch still holds is freed for the program that runs next."""
     times = []
     for _ in range(ROUNDS):
-        times.append((if_possible(program_seconds, device, program, options, shape),
-                      if_possible(pytorch_seconds, device, shape, numbers, compiled)))
-        if None in times[-1]:
-            break
-    program_step, pytorch_step = (None if None in t else statistics.median(t) for t in zip(*times))
+        times.append((program_seconds(device, program, options, shape),
+                      pytorch_seconds(device, shape, numbers, compiled)))
+        torch.compiler.reset()
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    program_step, pytorch_step = (statistics.median(t) for t in zip(*times))
     tokens = shape["micro_batch"] * shape["accumulate"] * shape["seq"]
     print_row(f"{shape['layers']} layers, hidden {shape['hidden']}, {shape['micro_batch']} x {shape['seq']} tokens",
-              f"{program} {options}", f"{tokens / program_step:,.0f}" if program_step else "-",
-              f"{'compiled' if compiled else 'eager'}, {numbers}",
-              f"{tokens / pytorch_step:,.0f}" if pytorch_step else "-",
-              f"{pytorch_step / program_step:.2f}" if program_step and pytorch_step else "-")
+              f"{program} {options}", f"{tokens / program_step:,.0f}",
+              f"{'compiled' if compiled else 'eager'}, {numbers}", f"{tokens / pytorch_step:,.0f}",
+              f"{pytorch_step / program_step:.2f}")
 
 
 def main():

