@@ -50,14 +50,6 @@ Tensor guarded(DType dtype, const char *name, Shape s)
     return tensor_view(tensor_range(full, before, count), s);
 }
 
-Tensor guarded_copy(Tensor t)
-{
-    const Tensor c = guarded(t.dtype, t.name, (Shape){t.dims, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
-
-    memcpy(c.data, t.data, tensor_bytes(t));
-    return c;
-}
-
 Tensor zeroed(DType dtype, const char *name, Shape s)
 {
     const Tensor t = guarded(dtype, name, s);

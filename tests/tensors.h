@@ -4,11 +4,9 @@
 
 #include "../common/ultrascale.h"
 
-/* Creates a tensor whose bits are all 1 (NaN, or the id -1), guarded_shift elements from an aligned address; or a copy
- * of t. */
+/* Creates a tensor whose bits are all 1 (NaN, or the id -1), guarded_shift elements from an aligned address. */
 extern int guarded_shift;
 Tensor guarded(DType dtype, const char *name, Shape s);
-Tensor guarded_copy(Tensor t);
 
 /* The same, of zeros, or of random numbers times `scale`, the same for the same name. They are rounded to `as` first,
  * so that tensors of REAL and of a small type get the same numbers. */

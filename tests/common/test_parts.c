@@ -327,30 +327,23 @@ static void odds(Batch batch)
     asked++;
 }
 
-/* Samples with stdout in a file. Returns what was printed, valid until the next call. */
-static const char *printed_samples(LossFunction loss_of, int64_t token, double temperature)
+static void sample(double temperature)
 {
-    static char printed[64];
     const Batch batch = batch_of(1, 8);
     const int out = dup(1);
-    FILE *f = tmpfile();
 
     options.temperature = temperature;
     final = empty("final", shape(8, 1));
     embedding = zeroed(REAL, "embedding", shape(options.config.vocab, 1));
     logits = empty("logits", shape(1, options.config.vocab));
-    data(embedding)[token] = 1;
+    data(embedding)[1] = 1;
     fflush(stdout);
-    dup2(fileno(f), 1);
-    text_sample(loss_of, final, embedding, logits, batch);
+    assert_non_null(freopen("/dev/null", "w", stdout));
+    text_sample(odds, final, embedding, logits, batch);
     fflush(stdout);
     dup2(out, 1);
-    rewind(f);
-    printed[fread(printed, 1, sizeof printed - 1, f)] = 0;
-    fclose(f);
     close(out);
     guarded_release();
-    return printed;
 }
 
 /* A transfer that began before the recorded step leaves its spans alone; one in flight at its end has an end. */
@@ -380,7 +373,7 @@ static void samples_have_their_odds(void **state)
     for (int i = 0; i < 3; i++) {
         const double p = probability[i];
         asked = ones = 0;
-        printed_samples(odds, 1, temperatures[i]);
+        sample(temperatures[i]);
         assert_int_equal(asked, COUNT);
         assert_true(fabs((double)ones / COUNT - p) <= 5 * sqrt(p * (1 - p) / COUNT));
     }

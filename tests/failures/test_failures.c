@@ -44,19 +44,6 @@ static struct {
     bool continued;             /* Open MPI continues a stopped rank before it ends it: its deadline may have passed */
 } job;
 
-static char *text_of(const char *name)                  /* the caller frees it */
-{
-    FILE *f = fopen(in_temporary("%s", name), "r");
-    char *text = NULL;
-    size_t size = 0;
-
-    if (!f || getdelim(&text, &size, 0, f) < 0)
-        text = strcpy(realloc(text, 1), "");
-    if (f)
-        fclose(f);
-    return text;
-}
-
 /* Whether a process has ended: it is gone, or a zombie. */
 static bool gone(pid_t pid)
 {
@@ -93,7 +80,7 @@ static int set_up(void **state)
 
 static _Noreturn void give_up(const char *what)
 {
-    char *out = text_of("out"), *err = text_of("err");
+    char *out = read_file("out"), *err = read_file("err");
 
     fail_msg("%s\n%s%s", what, out + (strlen(out) > 2000 ? strlen(out) - 2000 : 0), err);
     abort();
@@ -110,8 +97,8 @@ static void launch(const char *format, ...)
     vsnprintf(command + 5, sizeof command - 5, format, list);
     va_end(list);
     const char *in = temporary();
-    unlink(in_temporary("out"));                /* of the previous run, which names other ranks */
-    unlink(in_temporary("err"));
+    write_file("out", "", 0);                   /* the previous run's names other ranks */
+    write_file("err", "", 0);
     job.ranks = 0;
     job.launcher = fork();
     if (job.launcher == 0) {
@@ -129,7 +116,7 @@ static void launch(const char *format, ...)
 static void wait_for(const char *text)
 {
     for (double begin = clock_seconds(); clock_seconds() < begin + 20; usleep(2000)) {
-        char *out = text_of("out"), *at = out;
+        char *out = read_file("out"), *at = out;
         const bool there = strstr(out, text);
         if (there) {
             char name[32];
@@ -260,7 +247,7 @@ static void a_stopped_rank_ends_all(void **state)
         job.continued = open_mpi;
         if (status == 0 || clock_seconds() - begin < 0.8 * TIMEOUT)
             fail_msg("%s: status %d after %.1f seconds", programs[p].name, status, clock_seconds() - begin);
-        assert_message(text_of("err"), programs[p].name, "waits for|of group|for 2 seconds (--timeout)");
+        assert_message(read_file("err"), programs[p].name, "waits for|of group|for 2 seconds (--timeout)");
     }
 }
 
@@ -293,7 +280,7 @@ static void signals_stop_all_ranks(void **state)
         else
             kill(job.rank[table[i].rank], table[i].signal);
         const int status = end_within(5);
-        char *out = text_of("out");
+        char *out = read_file("out");
         snprintf(text, sizeof text, "stopped by signal %d after step %lld\n", table[i].signal,
                  (long long)step_saved("kept"));
         const bool heard = !open_mpi || table[i].rank > -2 || table[i].signal == SIGUSR1;
@@ -376,7 +363,7 @@ static void a_rank_that_cannot_write_ends_all(void **state)
         wait_for("saved step");
         assert_int_equal(prlimit(job.rank[i == 0 ? 0 : i % 2], RLIMIT_FSIZE, &limit, NULL), 0);    /* 03's 0 writes */
         assert_int_equal(end_within(5), 1);
-        assert_message(text_of("err"), programs[i].name, "kept.tmp/|File too large");
+        assert_message(read_file("err"), programs[i].name, "kept.tmp/|File too large");
         run_well(ONE " " SHAPE " --steps 0 --load kept --quiet");
         run_well("sh -c 'test ! -e r.json; rm -r kept kept.tmp'");
     }

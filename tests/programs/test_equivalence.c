@@ -469,7 +469,6 @@ static void pairs_are_what_the_mask_leaves(void **state)
     for (int m = 0; m < 4; m++)
         for (int i = 0; i < (full_tests() ? 5 : m < 2 ? 2 : 1); i++) {
             const int n = all_ranks[i], C = S / n;
-            double all = 0;
             run_well("mpiexec -n %d " BUILD "/cpu64/07_context_parallel --attention %s --layers %d --heads %d "
                      "--hidden 48 --vocab 97 --seq %d --micro-batch %d --accumulate %d --steps 1 --quiet --data %s "
                      "--report r.json", n, methods[m], LAYERS, HEADS, S, MICRO_BATCH, ACCUMULATE,
@@ -480,12 +479,7 @@ static void pairs_are_what_the_mask_leaves(void **state)
                 const double want = m == 0 || m == 2 ? C * (C + 1) / 2.0 + C * C * (double)r : S * (S + 1) / 2.0 / n;
                 if (is != want)
                     fail_msg("%s, rank %d of %d: %g pairs per head and sequence, not %g", methods[m], r, n, is, want);
-                all += is;
             }
-            assert_true(all == S * (S + 1) / 2.0);
-            if (m == 0)                         /* ring: the first rank and the last have C+1 : (2n-1)C+1 */
-                assert_true(json_number("r.json", "ranks.%d.attention_pairs", n - 1) * (C + 1)
-                            == json_number("r.json", "ranks.0.attention_pairs") * ((2 * n - 1) * C + 1));
         }
 }
 

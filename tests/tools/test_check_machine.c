@@ -23,8 +23,8 @@ static void put(const char *name, const char *text)
  * PATH except six, which other directories replace; `real` has three of those six. */
 static int make_directories(void **state)
 {
-    run_well("mkdir bin real alone one_gpu old_gpu mixed old_nvcc noble repaired offline prefix prefix/cjson hidden "
-             "hidden/cjson nccl old_nccl");
+    run_well("mkdir bin real alone one_gpu old_gpu mixed old_nvcc noble repaired offline "
+             "nccl old_nccl");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
                    "for f in mpicc mpiexec gnuplot; do\n"
                    "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
@@ -38,15 +38,13 @@ static int make_directories(void **state)
     put("mixed/nvidia-smi", SMI("GeForce GTX 1080, 8192, 6.1, 550.54\\nRTX 4090, 24564, 8.9, 550.54\\n"
                                 "RTX 5090, 32607, 12.0, 550.54\\n", "Version: 12.4"));
     put("old_nvcc/nvcc", NVCC("11.8"));
-    /* Ubuntu 24.04, and with a later MPICH; cJSON that no compiler finds, and one in a prefix */
+    /* Ubuntu 24.04, and with a later MPICH */
     put("noble/id", SH "echo 0\n");
     put("noble/apt-get", SH "echo apt-get \"$@\" >&2\n");
     put("noble/apt-cache", SH "echo '  Candidate: 4.2.0-5build3'\n");
     put("noble/dpkg-query", SH "echo 4.2.0-5build3\n");
     put("repaired/apt-cache", SH "echo '  Candidate: 4.2.0-5ubuntu1'\n");
     put("offline/apt-get", SH "exit 100\n");
-    put("hidden/cjson/cJSON.h", "#error hidden\n");
-    put("prefix/cjson/cJSON.h", "char *cJSON_Parse(const char *);\n");
     /* an OpenBLAS whose threading is as the environment says */
     put("blas.c", "#include <stdlib.h>\nchar *openblas_get_config(void) { return \"OpenBLAS 0.3.99 \"; }\n"
                   "int openblas_get_parallel(void) { return atoi(getenv(\"PARALLEL\")); }\n"
@@ -114,11 +112,6 @@ static void what_is_missing_is_installed(void **state)
            "installing mpich libmpich-dev gnuplot-nox libmpich-dev libmpich12\n");
     expect(run("sh make.sh 'offline noble' deps-run"), FAILS,
            "missing: mpich libmpich-dev; apt-get update failed\n|conda install -c conda-forge mpich openblas cjson ");
-    for (int i = 0; i < 2; i++) {
-        Result r = run("env CPATH=%s:hidden " SOURCE "/tools/machine/deps.sh --missing run", i ? "prefix" : "hidden");
-        assert_string_equal(r.out, i ? "\n" : "libcjson-dev\n");
-        result_free(r);
-    }
 }
 
 int main(void)

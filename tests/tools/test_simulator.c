@@ -96,8 +96,8 @@ static void mistakes_are_found(void **state)
     for (int o = 0; o < 3; o++)
         for (size_t i = 0; i < sizeof planted / sizeof *planted; i++) {
             run_well("env SIMULATED_ORDER=%s " BUILD "/simulated/planted_kernels %s 0", orders[o], planted[i].kernel);
-            Result r = run("env SIMULATED_ORDER=%s " BUILD "/simulated/planted_kernels %s %d", orders[o], planted[i].kernel,
-                           planted[i].mistake);
+            Result r = run("env SIMULATED_ORDER=%s " BUILD "/simulated/planted_kernels %s %d", orders[o],
+                           planted[i].kernel, planted[i].mistake);
             if (r.status != 1 || !has_words(r.err, planted[i].words))
                 fail_msg("%s, mistake %d, %s: status %d, and not \"%s\", but\n%s", planted[i].kernel,
                          planted[i].mistake, orders[o], r.status, planted[i].words, r.err);

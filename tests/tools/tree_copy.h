@@ -16,8 +16,8 @@ static const char *copy_of_tree(void)
         return copy;
     snprintf(copy, sizeof copy, "%s", in_temporary("copy"));    /* whose buffer is used again soon */
     run_well("sh -c 'mkdir -p %s/build && cp -rp " SOURCE "/Makefile " SOURCE "/README.md " SOURCE "/common " SOURCE
-             "/tools " SOURCE "/tests " SOURCE "/[0-9][0-9]_* %s && ln -s " SOURCE "/build/* %s/build && rm -f %s/build/exercise "
-             "%s/build/sweep && ln -sfn " BUILD "/cpu " BUILD "/cpu64 %s/build'", copy, copy, copy, copy, copy, copy);
+             "/tools " SOURCE "/tests " SOURCE "/[0-9][0-9]_* %s && ln -s " SOURCE "/build/* %s/build && "
+             "cd %s/build && rm -f exercise sweep && ln -sfn " BUILD "/cpu " BUILD "/cpu64 .'", copy, copy, copy, copy);
     return copy;
 }
 
