@@ -172,6 +172,9 @@ Safetensors safetensors_create(const char *path, const SafeTensor *tensors, int 
     if (create) {
         move_bytes(&s, true, 0, LENGTH_BYTES, &(uint64_t){length});
         move_bytes(&s, true, LENGTH_BYTES, length, text);
+        if (ftruncate(s.file, LENGTH_BYTES + length + end) && errno != EINVAL)      /* what nobody writes reads as 0 */
+            fail("%s cannot be extended to %lld bytes: %s", path, (long long)(LENGTH_BYTES + length + end),
+                 strerror(errno));
     }
     free(text);
     return s;
@@ -186,12 +189,6 @@ void safetensors_write(const Safetensors *s, const SafeTensor *t, int64_t first,
 
 void safetensors_close(Safetensors *s)
 {
-    const int64_t end = s->count ? s->tensors[s->count - 1].first_byte + s->tensors[s->count - 1].bytes : 0;
-    const off_t size = s->written ? lseek(s->file, 0, SEEK_END) : end;          /* of a pipe -1 */
-
-    /* what nobody has written reads as zeros, also at the end */
-    if (size >= 0 && size < end && ftruncate(s->file, end))
-        fail("%s cannot be extended to %lld bytes: %s", s->path, (long long)end, strerror(errno));
     if (s->written && fsync(s->file) && errno != EROFS && errno != EINVAL)      /* EINVAL: a pipe */
         fail("%s cannot be written to the disk: %s", s->path, strerror(errno));
     close(s->file);

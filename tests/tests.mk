@@ -56,7 +56,7 @@ bench: deps		## measure the speed of 01 beside this machine's sgemm
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench
 	@$(CURDIR)/$(BUILD)/cpu/bench
 
-bench-cuda: deps	## measure speed on a GPU: tokens/s and MFU
+bench-cuda: deps	## measure speed on a GPU: tokens/s, MFU, and the time and bandwidth of operators
 	@$(MAKE) --no-print-directory cuda $(if $(NO_NVCC),,$(BUILD)/cuda/bench_cuda)
 	@$(BUILD)/cuda/bench_cuda
 

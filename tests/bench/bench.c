@@ -75,23 +75,9 @@ static Speed measure(int shape, int threads)
     return s;
 }
 
-/* Prints the operators of the run that wrote r.json, but those below a thousandth of the time. */
-static void print_operators(int steps)
+int main(int argc, char **argv)
 {
-    const double total = json_number("r.json", "ranks.0.time.operators");
-    char *op;
-
-    for (int i = 0; (op = json_text("r.json", "ranks.0.operators", i, "op")); i++, free(op)) {
-        const double seconds = json_number("r.json", "ranks.0.operators.%d.seconds", i);
-        if (seconds > 0.001 * total)
-            printf("    %-24s %5.1f%%  %9.3f ms per step  %9.1f GFLOP/s  %8.1f GB/s\n", op, 100 * seconds / total,
-                   1e3 * seconds / steps, json_number("r.json", "ranks.0.operators.%d.flops", i) / seconds / 1e9,
-                   json_number("r.json", "ranks.0.operators.%d.bytes", i) / seconds / 1e9);
-    }
-}
-
-int main(void)
-{
+    (void)argc;
     const int cores = omp_get_num_procs();
 
     printf("%-32s %8s %14s %14s %8s %16s\n", "shape", "threads", "sgemm GFLOP/s", "step", "ratio", "(least, most)");
@@ -111,7 +97,7 @@ int main(void)
             else if (one.rounds)
                 printf("%-32s two threads are %.2f times as fast as one; in sgemm %.2f times\n", "",
                        one.step / s.step, s.sgemm / one.sgemm);
-            print_operators(shapes[shape].steps);
+            print_operators(shapes[shape].steps, 0.001);
         }
     }
     return 0;

@@ -152,6 +152,8 @@ static const struct {
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
     {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " rows and tensors of "},
+    {1, EXPERTS, 1, "--load dense",
+     "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
     {1, EXPERTS, 1, "--load mixture --experts 6", "\"num_local_experts\" is 8, but this run's model has 6 by "},
     {FIVE, 1, "--pp 2 --ep 4",
      "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
@@ -166,6 +168,7 @@ static const struct {
 static void what_cannot_be_split(void **state)
 {
     run_well("cp %s three.bin", token_file(2000, 3));
+    run_well(BUILD "/cpu/01_single_gpu --data data.bin --hidden 48 --quiet --steps 0 --save dense");
     run_well(BUILD "/cpu/" EXPERTS " --data data.bin --hidden 48 --quiet --steps 0 --save mixture");
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         char launch[32] = "";

@@ -176,6 +176,27 @@ static void mixtures_of_experts_agree(void **state)
     }
 }
 
+/* "Sparse upcycling": with a copy of the MLP as each expert, and nothing dropped, 10 computes what 01 does: the loss, and
+ * the embedding's gradient, to which all others lead. */
+static void copies_of_an_mlp_are_the_mlp(void **state)
+{
+    enum { VOCAB = 97, HIDDEN = 24 };
+    static double loss[2], found[2][VOCAB * HIDDEN];
+
+    run_well(BUILD "/cpu64/01_single_gpu " SHAPE " --steps %d --dump-gradients copy0 --metrics copy0.csv", STEPS + 1);
+    run_well("mpiexec -n 3 " BUILD "/cpu64/10_expert_parallel " SHAPE " --steps %d --dump-gradients copy1 --metrics copy1.csv "
+             "--expert-width %d --capacity 0 --balance 0 --ep 1 --micro-batch 1", STEPS + 1, 4 * HIDDEN);
+    for (int i = 0; i < 2; i++) {
+        Safetensors file = safetensors_open(in_temporary("copy%d", i));
+        safetensors_read(&file, safetensors_find(&file, "gpt_neox.embed_in.weight"), 0, VOCAB * HIDDEN, found[i], true);
+        safetensors_close(&file);
+        assert_int_equal(read_column(i ? "copy1.csv" : "copy0.csv", "loss", &loss[i], 1), 1);
+    }
+    assert_true(fabs(loss[1] - loss[0]) <= 1e-12 * loss[0]);
+    for (int i = 0; i < VOCAB * HIDDEN; i++)
+        assert_true(found[0][i] != 0 && fabs(found[1][i] - found[0][i]) <= 1e-12);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -185,6 +206,7 @@ int main(void)
         cmocka_unit_test(it_is_a_model_at_step_0),
         cmocka_unit_test(a_model_from_elsewhere_stays),
         cmocka_unit_test(mixtures_of_experts_agree),
+        cmocka_unit_test(copies_of_an_mlp_are_the_mlp),
     };
 
     return cmocka_run_group_tests_name("huggingface", tests, NULL, NULL);

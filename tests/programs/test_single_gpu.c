@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../common/ultrascale.h"
 #include "../harness.h"
 
 #define CPU BUILD "/cpu/01_single_gpu"
@@ -124,11 +125,12 @@ static void metrics_are_consistent(void **state)
     assert_true(json_number("row.json", "flops_per_token") == 6 * N + 12 * 2 * 32 * 16);
 }
 
-/* Ranks write one trace file. Every span ends, and the spans fill their steps. */
+/* Ranks write one trace file. Every span ends, and the spans fill their steps. Live memory, in every category, is at
+ * most what is allocated, and not much less. */
 static void ranks_share_a_trace(void **state)
 {
     static const char *const names[] = {"forward", "backward", "optimizer"};
-    double seconds[2], lasted[2] = {0};
+    double seconds[2], lasted[2] = {0}, most[2][2][MEM_CATEGORIES] = {0};
     int count[2][3] = {{0}};
 
     run_well("mpiexec -n 2 " BUILD "/cpu/03_data_parallel --layers 2 --hidden 32 --heads 2 --vocab 97 --seq 16 "
@@ -136,20 +138,32 @@ static void ranks_share_a_trace(void **state)
              "--metrics t.csv", tokens());
     assert_int_equal(read_column("t.csv", "seconds", seconds, 2), 2);
     char *text = read_file("t.json");
-    cJSON *trace = cJSON_Parse(text), *event;
+    cJSON *trace = cJSON_Parse(text), *event, *value;
     assert_true(cJSON_IsArray(trace));
     cJSON_ArrayForEach(event, trace) {
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(event, "name"));
         const int rank = cJSON_GetNumberValue(cJSON_GetObjectItem(event, "pid"));
+        const bool live = !strcmp(name, "live");
+        int category = 0;
         assert_in_range(rank, 0, 1);
         for (int k = 0; k < 3; k++)
-            if (!strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(event, "name")), names[k])) {
+            if (!strcmp(name, names[k])) {
                 lasted[rank] += 1e-6 * cJSON_GetNumberValue(cJSON_GetObjectItem(event, "dur"));
                 count[rank][k]++;
+            }
+        if (live || !strcmp(name, "allocated"))
+            cJSON_ArrayForEach(value, cJSON_GetObjectItem(event, "args")) {
+                double *peak = &most[rank][live][category++];
+                *peak = fmax(*peak, value->valuedouble);
             }
     }
     for (int rank = 0; rank < 2; rank++) {
         assert_true(count[rank][0] == 6 && count[rank][1] == 6 && count[rank][2] == 2);
         assert_true(lasted[rank] > 0.2 * (seconds[0] + seconds[1]) && lasted[rank] < 1.1 * (seconds[0] + seconds[1]));
+        for (int c = 0; c < MEM_CATEGORIES; c++)
+            if (most[rank][1][c] > most[rank][0][c] || most[rank][1][c] < most[rank][0][c] / 4)
+                fail_msg("%s: %.0f bytes live, %.0f allocated", memory_name[c], most[rank][1][c], most[rank][0][c]);
+        assert_true(most[rank][1][MEM_ACTIVATIONS] > 0);
     }
     cJSON_Delete(trace);
     free(text);

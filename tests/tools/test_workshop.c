@@ -389,6 +389,16 @@ static void exercises_fail_until_they_are_done(void **state)
     }
 }
 
+/* An exercise that passes, at the second attempt, has a row in passed.csv. */
+static void attempts_are_counted(void **state)
+{
+    (void)state;
+    run_well("mkdir -p build/exercise");
+    run_well(SOURCE "/tools/workshop/exercise.sh --tried 05.1 1");
+    expect(run(SOURCE "/tools/workshop/exercise.sh --tried 05.1 0"), 0, "exercise 05.1 passed, at attempt 2\n");
+    run_well("grep -q '^05.1,....-..-.. ..:..:..,2$' build/exercise/passed.csv");
+}
+
 static void what_is_there_is_not_overwritten(void **state)
 {
     (void)state;
@@ -500,6 +510,7 @@ static void commands_print_what_the_readme_says(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attempts_are_counted),
         cmocka_unit_test(what_is_there_is_not_overwritten),
         cmocka_unit_test(exercises_fail_until_they_are_done),
         cmocka_unit_test(mistakes_are_named),

@@ -43,7 +43,8 @@ verify-training: edited
 		"commit's, but this directory is no git repository: start from git clone, or from make exercise"; exit 2; \
 		esac ;; \
 	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" EXERCISE=$(N) $(BUILD)/cpu64/verify $(PROGRAM) \
-		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS)
+		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS); $(note_attempt)
+note_attempt = status=$$?; $(if $(N),tools/workshop/exercise.sh --tried $(NUMBER).$(N) $$status;) exit $$status
 
 # 00 compares its collectives with the library's, on 1 to 8 ranks.
 verify-collectives: edited
@@ -52,7 +53,7 @@ verify-collectives: edited
 	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))
 	@for n in $(if $(filter file,$(origin NP)),1 2 3 4 5 6 7 8,$(NP)); do \
 		mpiexec -n $$n $(BUILD)/verify/$(notdir $(EDITED)) --verify --check --timeout 5 $(ARGS); status=$$?; \
-		[ $$status = 0 ] || break; done; exit $$status
+		[ $$status = 0 ] || break; done; (exit $$status); $(note_attempt)
 
 reference:
 	@rm -rf $(REFERENCE) && mkdir -p $(REFERENCE)/of && ln -s $(ROOT)/common $(REFERENCE)/of
