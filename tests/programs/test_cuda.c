@@ -298,41 +298,6 @@ static void ladder_is_right(void **state)
         run_well(BUILD "/%s/ladder --size %s --seconds 0 --copy 1", build, sizes[i]);
 }
 
-/* "test_cuda memory": allocates most of the device's memory, frees it, and allocates it again in other sizes, while
- * queued work still uses it. Returns the exit status. */
-static int memory_in_other_sizes(void)
-{
-    enum { PIECES = 3 };
-    double sum = 0;
-
-    device_init(0, 1, 1);
-    const int64_t bytes = device_memory_available() / 10 * 6 / PIECES * PIECES;
-    char *all = device_alloc(bytes), *piece[PIECES], last[PIECES];
-    if (!all)
-        return 1;
-    device_free(all, bytes);
-    for (int i = 0; i < PIECES; i++) {
-        piece[i] = device_alloc(bytes / PIECES + i);
-        if (!piece[i])
-            return 1;
-        device_upload(piece[i] + bytes / PIECES - 1 + i, &(char){1 + i}, 1);
-    }
-    for (int i = 0; i < PIECES; i++) {
-        device_download(&last[i], piece[i] + bytes / PIECES - 1 + i, 1);
-        sum += last[i];
-        device_free(piece[i], bytes / PIECES + i);
-    }
-    return sum != 6;
-}
-
-/* Memory that was freed is there for other sizes, also while queued work still uses it. */
-static void memory_is_reused(void **state)
-{
-    if (!strcmp(build, "cpu"))
-        skip();
-    run_well("%s" BUILD "/%s/test_cuda memory", simulated() ? "env SIMULATED_MEMORY=60000000 " : "", build);
-}
-
 /* The check before training includes memory that operators take untracked. Without it, the run would end during its
  * first step. */
 static void memory_check_includes_scratch(void **state)
@@ -526,7 +491,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(dq_is_counted),
         cmocka_unit_test(small_types_agree),
         cmocka_unit_test(ladder_is_right),
-        cmocka_unit_test(memory_is_reused),
         cmocka_unit_test(memory_check_includes_scratch),
         cmocka_unit_test(ranks_may_see_one_gpu_each),
         cmocka_unit_test(runs_repeat),
@@ -538,8 +502,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(transfers_over_nccl),
     };
 
-    if (argc > 1 && !strcmp(argv[1], "memory"))
-        return memory_in_other_sizes();
     build = argc > 1 ? argv[1] : strstr(argv[0], "simulated/") ? "simulated" : "cuda";
     setvbuf(stdout, NULL, _IOLBF, 0);           /* results appear at once, also in a pipe */
     if (!strcmp(build, "cuda") && system("nvidia-smi -L >/dev/null 2>&1")) {
