@@ -182,7 +182,7 @@ static void operators_round_once(void **state)
             attention_forward(r[ATTENDED], r[PROBS], qkv);
             tensor_convert(probs, results[1][PROBS]);
             attention_backward(r[D_QKV], d_probs, d_y, qkv, probs);
-            r[GELU] = zeroed(t, "bent", shape(R, M)), r[D_LOGITS] = seeded(t, as, "logits", shape(R, V), 2);
+            r[GELU] = zeroed(t, "gelu", shape(R, M)), r[D_LOGITS] = seeded(t, as, "logits", shape(R, V), 2);
             gelu_forward(r[GELU], d_wide);
             loss[k] = zeroed(F64, "loss", shape(1));
             cross_entropy_forward(loss[k], lse, r[D_LOGITS], ids, 0.5);
