@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Loss and gradients of 10_expert_parallel's model in float64: Hugging Face's GPTNeoXForCausalLM with the mixtures of
-huggingface.py, differentiated by PyTorch. Writes the fixture that "make verify STAGE=10" compares with.
+huggingface.py, differentiated by PyTorch. Writes the fixture that test_huggingface.c compares with.
 
     make cpu64
     python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch transformers safetensors numpy
