@@ -20,7 +20,7 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphi
 		"apt-get install $(BOOK_PACKAGES)"; exit 1; }
 	@command -v emcc >/dev/null || echo "there is no Emscripten, so pages compute nothing: make book INSTALL=1"
 	@$(MAKE) --no-print-directory cpu $(BOOK)/native $$(command -v emcc >/dev/null && echo $(BOOK)/book.js)
-	@rm -rf $(BOOK)/source $(BOOK)/extra $(BOOK)/changes $(BOOK)/html && mkdir -p $(BOOK)/source
+	@cd $(BOOK) && rm -rf source extra changes html && mkdir -p source extra/traces extra/steps
 	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tools/workshop/book $(BOOK)/source $(BOOK)/html
 	@echo "the book is in $(BOOK)/html/index.html"
 

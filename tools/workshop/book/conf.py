@@ -229,7 +229,7 @@ def play_html(name, doc, given, question):
         return "*Here is something to play with, if the book is made with Emscripten: `make book INSTALL=1`.*\n"
     fields = [re.match("([^=]*)=([^:]*):?(.*)", f).groups() for f in FORMS[name].split()]
     form = "".join(field(f, given.get(f, value), may) for f, value, may in fields)
-    rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name]] if name == "planner" else []
+    rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name] and OPTIONS[o][0] in "123"] if name == "planner" else []
     if rest:
         form += f"<details><summary>{len(rest)} more options</summary><div>{''.join(map(field, rest))}</div></details>"
     return raw(f'<div class="play" data-play="{name}"><p class="question">{question}</p><form '
@@ -297,8 +297,6 @@ def chapter_tree(chapter):
     docs += ["/tools/planner/index"] * (chapter == "09_combined") + ["ladder/index"] * (chapter == "08_fused_kernels")
     return tree("", docs)
 
-for directory in ("traces", "steps"):
-    (EXTRA / directory).mkdir(parents=True)
 if COMPILED:
     shutil.copy(BOOK / "book.js", EXTRA / "compute.js")
 for file in FILES:

@@ -40,7 +40,7 @@ function values(form) {
 function followSchedule({kind, ranks, chunks, "micro-batches": micros}) {
     const interleaved = kind.value === "interleaved";
     chunks.disabled = chunks.closest("label").hidden = !interleaved;
-    micros.min = micros.step = interleaved ? ranks.value : 1;
+    micros.step = micros.min = interleaved ? ranks.value : 1;
 }
 
 function question(name, v) {
