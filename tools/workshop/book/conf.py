@@ -73,7 +73,7 @@ def link_to(path, doc, target):
     return relative(doc, f"files/{there}")
 
 def linked(text, path, doc):
-    """A README's text with its links turned to pages, outside of fences; images are copied beside the page."""
+    """A README's text with its links turned to pages and without line ends in (p-1)/m; images are copied beside it."""
     def turn(match):
         image, words, target = match.groups()
         if re.match(r"\w+:", target):           # a badge becomes its words: pages load nothing from elsewhere
@@ -88,8 +88,8 @@ def linked(text, path, doc):
             to = relative(doc, "index") + ".md"
         return f"[{words}]({to})" if ".md" in to else f'<a href="{html.escape(to)}">{words}</a>'
 
-    text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)|(?<=[\w)])-(?=\d)",       # no line ends inside of (p-1)/m
-                  lambda match: match[0] if match[0] != "-" else "-\u2060", text, flags=re.S)
+    text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)|(?<=[\w)])-(?=\d)|--(?=\w)",
+                  lambda match: match[0] + "\u2060" * (match[0] in ("-", "--")), text, flags=re.S)
     parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
     return "".join(p if p.startswith("```") else re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", turn, p)
                    for p in parts)
@@ -232,7 +232,7 @@ def play_html(name, doc, given, question):
     rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name] and OPTIONS[o][0] in "123"] if name == "planner" else []
     if rest:
         form += f"<details><summary>{len(rest)} more options</summary><div>{''.join(map(field, rest))}</div></details>"
-    return raw(f'<div class="play" data-play="{name}"><p class="question">{question}</p><form '
+    return raw(f'<div class="play" data-play="{name}"><p class="question"><b>{question}</b></p><form '
                f'autocomplete="off" onsubmit="return false">{form}</form><p class="error" role="alert"></p><p class="headline"></p><div class="chart" '
                'tabindex="0" aria-live="polite"></div><details class="answer"><summary>What the program prints</summary><pre '
                f'tabindex="0"></pre></details></div><script src="{relative(doc, "compute.js")}"></script>')
@@ -247,7 +247,7 @@ TRACES = {      # at most two seconds each, on simulated hardware
 def trace_html(number, doc, question):
     """A timeline to zoom: one step of a program, traced while the book is made."""
     program, ranks, options = TRACES[number]
-    return raw(f'<p class="question">{question}</p>') \
+    return raw(f'<p class="question"><b>{question}</b></p>') \
         + f'\nOne step of `{program} {options}` on {ranks} ranks. <a id="download-{number}" download="{program}.json">' \
         "Download the trace</a> for [Perfetto](https://ui.perfetto.dev).\n\n" \
         + raw(f'<div class="timeline" id="trace-{number}"></div>'

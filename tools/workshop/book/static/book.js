@@ -93,18 +93,18 @@ function legend(items, kind = "") {
         [element("span", {}, element("i", {style: `background:${COLORS[name]}`}), ` ${name}${more}`), " "]));
 }
 
-/* A bar of parts [name, number, text, explanation], as wide as `whole`. */
-function bar(title, parts, whole, high) {
+/* A bar of parts [name, number, text, explanation], of which `whole` are as wide as the page, and a frame around `fit`. */
+function bar(title, parts, whole, high, fit = whole) {
     const svg = element("svg", {viewBox: `0 0 800 ${high}`, role: "img", "aria-label": `${title}: `
                                 + parts.map(([name, , text]) => `${name} ${text}`).join(", ")});
     let x = 0;
-    svg.append(element("rect", {x: 0, y: 1, width: 800, height: high - 2, class: "frame"}));
     for (const [name, number, text] of parts) {
         const width = 800 * number / whole;
         svg.append(element("rect", {x, y: 1, width, height: high - 2, fill: COLORS[name] || COLORS.workspace},
                            element("title", {}, `${name}: ${text}`)));
         x += width;
     }
+    svg.append(element("rect", {x: 1, y: 1, width: 800 * fit / whole - 2, height: high - 2, class: "frame"}));
     return [element("p", {class: "bar"}, title), svg];
 }
 
@@ -120,9 +120,9 @@ function drawMemory(text) {
         [m[1], m[2] * unit[m[3]], `${m[2]} ${m[3]}`, m[4]]);
     const parts = bytes.map(([name, n, why]) => [name, n, gib(n), why]);
     const sum = parts.reduce((all, p) => all + p[1], 0), total = times.pop();
-    return [`${/^GPUs: (\d+)/m.exec(text)[1]} GPUs: ${gib(sum)} of ${gib(room)} `
+    return [`${/^GPUs: (\d+ x \S+)/m.exec(text)[1]}: ${gib(sum)} of ${gib(room)} `
             + `${sum > room ? "are needed: too much" : "are used"}; a step takes ${total[2]}, ${/MFU [\d.]+%/.exec(text)[0]}`,
-            ...bar("memory of the fullest rank", parts, Math.max(sum, room), 44), legendOf(parts),
+            ...bar("memory of the fullest rank; the frame is what fits", parts, Math.max(sum, room), 44, room), legendOf(parts),
             ...bar("time of a step", times, total[1], 44), legendOf(times)];
 }
 
