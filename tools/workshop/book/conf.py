@@ -25,15 +25,15 @@ html_theme = "furo"
 html_static_path = ["static"]
 html_css_files, html_js_files = ["book.css"], ["book.js"]
 html_extra_path = [str(EXTRA)]
-html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = smartquotes = False  # -- is an option
+html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = smartquotes = False   # keeps --
 pygments_style, pygments_dark_style = "default", "github-dark"
 highlight_language = "none"
 suppress_warnings = ["myst.header", "toc.excluded"]
 # Colors of the light and of the dark theme; texts have a contrast of 4.5 to what is behind them.
 COLORS = {"color-brand-primary": ("#0a58a5", "#7db8f5"), "color-brand-content": ("#0a58a5", "#7db8f5"),
-          "color-foreground-muted": ("#595959", "#adadad"), "add": ("#dff5e1", "#12351b"), "del": ("#fde4e1", "#431c1a"),
-          "fold": ("#eef2f7", "#202833"), "comment": ("#2a6363", "#b4bdc7"), "keyword": ("#006000", "#ff9a92"),
-          "wrong": ("#a30d0d", "#ff9a92")}
+          "color-foreground-muted": ("#595959", "#adadad"), "add": ("#dff5e1", "#12351b"),
+          "del": ("#fde4e1", "#431c1a"), "fold": ("#eef2f7", "#202833"), "comment": ("#2a6363", "#b4bdc7"),
+          "keyword": ("#006000", "#ff9a92"), "wrong": ("#a30d0d", "#ff9a92")}
 html_theme_options = {f"{theme}_css_variables": {name: pair[i] for name, pair in COLORS.items()}
                       for i, theme in enumerate(("light", "dark"))}
 
@@ -182,8 +182,8 @@ def diff_page(chapter):
 
     text = linked((ROOT / path).read_text(), path, doc)
     base = re.search(r"base: \[(\w+)\]", text)[1]
-    text = text.replace("\n## ", f"\nRed lines are only in {base}, green ones only in {chapter}; long unchanged parts are "
-                        "folded.\n\n## ", 1)
+    text = text.replace("\n## ", f"\nRed lines are only in {base}, green ones only in {chapter}; long unchanged "
+                        "parts are folded.\n\n## ", 1)
     text = re.sub(r"^## (.*?)\n(.*?)```diff\n.*?^```$", side_by_side, text, flags=re.M | re.S)
     write(doc, "---\nhide-toc: true\n---\n" + text)
 
@@ -199,8 +199,8 @@ FORMS = {       # fields: name=first value:what it may be, a|b, from..to, or a p
     "memory": "model=8b hardware=h100 tp=4:2^6 cp=1:2^6 pp=2:2^6 dp=8:2^10 ep=1:2^6 micro-batch=1:2^6 zero=1:0|1|2|3 "
               "recompute=none seq=",
     "planner": "model=8b gpus=64 hardware=h100 batch=1M seq="}
-LABELS = {"kind": "schedule", "ranks": "ranks p =", "micro-batches": "micro-batches m =", "chunks": "model chunks v_c =",
-          "times": "T_F,T_B,T_W,transfer", "seq": "sequence length", "gpus": "GPUs", "batch": "tokens per step"}
+LABELS = {"kind": "schedule", "ranks": "ranks p =", "micro-batches": "micro-batches m =",
+          "chunks": "model chunks v_c =", "times": "T_F,T_B,T_W,transfer", "seq": "sequence length"}
 
 def field(name, value="", may=""):
     """An input of a form; an option of the planner has its choices and its meaning. Sliders of powers have exponents."""
@@ -220,8 +220,8 @@ def field(name, value="", may=""):
         control = f'<input name="{name}" type="checkbox" value="1">'
     else:
         control = f'<input name="{name}" value="{value}" placeholder="default">'
-    below = html.escape(re.sub(r"^one of .*|:? one of \S+", "", meaning))
-    return f"<label><span>{LABELS.get(name, name)} <b><output></output></b></span>{control}<small>{below}</small></label>"
+    note = html.escape(re.sub(r"^one of .*|:? one of \S+", "", meaning))
+    return f"<label><span>{LABELS.get(name, name)} <b><output></output></b></span>{control}<small>{note}</small></label>"
 
 def play_html(name, doc, given, question):
     """A form and its chart on page `doc`, with the values that are given there instead of the first ones."""
@@ -233,8 +233,8 @@ def play_html(name, doc, given, question):
     if rest:
         form += f"<details><summary>{len(rest)} more options</summary><div>{''.join(map(field, rest))}</div></details>"
     return raw(f'<div class="play" data-play="{name}"><p class="question"><b>{question}</b></p><form '
-               f'autocomplete="off" onsubmit="return false">{form}</form><p class="error" role="alert"></p><p class="headline"></p><div class="chart" '
-               'tabindex="0" aria-live="polite"></div><details class="answer"><summary>What the program prints</summary><pre '
+               f'autocomplete="off" onsubmit="return false">{form}</form><p class="error" role="alert"></p><p '
+               'class="headline"></p><div class="chart" tabindex="0" aria-live="polite"></div><details class="answer"><summary>What the program prints</summary><pre '
                f'tabindex="0"></pre></details></div><script src="{relative(doc, "compute.js")}"></script>')
 
 TRACES = {      # at most two seconds each, on simulated hardware
@@ -248,8 +248,8 @@ def trace_html(number, doc, question):
     """A timeline to zoom: one step of a program, traced while the book is made."""
     program, ranks, options = TRACES[number]
     return raw(f'<p class="question"><b>{question}</b></p>') \
-        + f'\nOne step of `{program} {options}` on {ranks} ranks. <a id="download-{number}" download="{program}.json">' \
-        "Download the trace</a> for [Perfetto](https://ui.perfetto.dev).\n\n" \
+        + f'\nOne step of `{program} {options}` on {ranks} ranks. <a id="download-{number}" ' \
+        f'download="{program}.json">Download the trace</a> for [Perfetto](https://ui.perfetto.dev).\n\n' \
         + raw(f'<div class="timeline" id="trace-{number}"></div>'
               f'<script src="{relative(doc, f"traces/{number}.js")}" defer></script>')
 
@@ -262,8 +262,8 @@ def steps_html(steps):
     names, figures, alone = "", "", 0
     for i, (program, ranks, options, title, text) in enumerate(steps):
         picture, report = EXTRA / f"steps/{i}.svg", BOOK / "report.json"
-        record(program, ranks, f"--steps 2 --layers 8 --hidden 64 --heads 4 --seq 64 --pretend 0.25,0.0125,32 {options} "
-                               f"--timeline={picture} --report {report}")
+        record(program, ranks, f"--steps 2 --layers 8 --hidden 64 --heads 4 --seq 64 --pretend 0.25,0.0125,32 "
+                               f"{options} --timeline={picture} --report {report}")
         first = json.loads(report.read_text())["ranks"][0]
         seconds, memory = first["time"]["seconds"], first["memory"]["total"]["measured"] / 1e6
         alone = alone or seconds
@@ -289,7 +289,7 @@ def played(text, doc):
 
 # ---- all pages ----
 def tree(title, docs):
-    return "\n".join(["\n```{toctree}", *[f":caption: {title}"] * bool(title), ":hidden:", ":maxdepth: 1", "", *docs, "```\n"])
+    return "\n".join(["\n```{toctree}", ":hidden:", f":caption: {title}" * bool(title), "", *docs, "```\n"])
 
 def chapter_tree(chapter):
     docs = [d for d in ("DIFF", "exercises") if f"{chapter}/{d}.md" in FILES]
@@ -311,11 +311,9 @@ for file in FILES:
             page_text += tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
                 + tree("To play with", [f"play/{p}" for p in (*FORMS, "timelines")]) \
                 + tree("Reference", ["The project <project>", "NOTATION", "Building blocks, running <common/index>",
-                                     "Tools <tools/index>", "Workshop <tools/workshop/index>", "tools/workshop/instructors",
-                                     "GPU simulator <tools/simulator/index>", "Benchmarks <tests/bench/index>",
-                                     "Tests <tests/index>", "CONTRIBUTING"])
-        elif page_name.startswith("play/"):
-            page_text = "---\nhide-toc: true\n---\n" + page_text
+                                     "Tools <tools/index>", "Workshop <tools/workshop/index>",
+                                     "tools/workshop/instructors", "GPU simulator <tools/simulator/index>",
+                                     "Benchmarks <tests/bench/index>", "Tests <tests/index>", "CONTRIBUTING"])
         elif page_name.removesuffix("/index") in CHAPTERS:
             page_text += chapter_tree(page_name.removesuffix("/index"))
         elif page_name.startswith("tests/") and page_name not in ("tests/index", "tests/bench/index"):

@@ -25,7 +25,8 @@ async function run(args) {
     } catch (exit) {
         if (exit.name !== "ExitStatus") throw exit;
     }
-    return err.length ? {text: err.join("\n").replace(/^\r?(\x1b\[K)?book: (--explain \S+: )?/, ""), wrong: true} : {text: out.join("\n") + "\n"};
+    const message = err.join("\n").replace(/^\r?(\x1b\[K)?book: (--explain \S+: )?/, "");
+    return err.length ? {text: message, wrong: true} : {text: out.join("\n") + "\n"};
 }
 
 /* ---- what a form asks for ---- */
@@ -70,8 +71,8 @@ function drawSchedule(text) {
             const kind = c < "A" ? "forward" : c < "a" ? "weights" : "backward";
             const micro = kind === "weights" ? pending[chunk].shift() : (begun[kind + chunk] ??= []).push(c) - 1;
             if (kind === "backward" && end - slot === shortest) (pending[chunk] ??= []).push(micro);
-            const g = element("g", {}, element("title", {}, `rank ${rank}, from time ${slot} to ${end}: ${kind} of micro-batch `
-                                                             + micro + (chunks ? `, model chunk ${chunk}` : "")));
+            const g = element("g", {}, element("title", {}, `rank ${rank}, from time ${slot} to ${end}: ${kind} of `
+                                               + `micro-batch ${micro}` + (chunks ? `, model chunk ${chunk}` : "")));
             g.append(element("rect", {x: slot * 16, y: y * high + 2, width: 16 * (end - slot) - 1, height: high - 4,
                                       fill: chunk % 2 ? `color-mix(in srgb, ${COLORS[kind]}, white 45%)` : COLORS[kind]}),
                      element("text", {x: 8 * (slot + end) - 0.5, y: y * high + 17, "text-anchor": "middle",
@@ -79,13 +80,13 @@ function drawSchedule(text) {
             svg.append(g);
         }
     });
-    const flight = /^(.*) in flight at most, per rank: (.*)$/m.exec(text), split = rows.some((row) => /[A-Z]/.test(row[2]));
+    const flight = /^(.*) in flight at most, per rank: (.*)$/m.exec(text), split = /^rank .*[A-Z]/m.test(text);
     return [`The bubble is ${(100 * /^bubble ([\d.]+)/m.exec(text)[1]).toFixed(1)}% of the busy time; in flight on each rank: `
             + `at most ${flight[2].trim().replace(/ /g, ", ")} ${flight[1]}`,
             element("div", {class: "rows"}, names, element("div", {class: "scrolls", tabindex: 0}, svg)),
             legend({forward: "", backward: split ? ", input gradients" : "", ...(split && {weights: "' gradients"}),
                     idle: ": the bubble"}),
-            element("p", {class: "bar"}, "A number is a micro-batch." + (rows[0][3] ? " Model chunks 1, 3, ... are lighter." : ""))];
+            element("p", {class: "bar"}, `A number is a micro-batch${rows[0][3] ? "; odd model chunks are lighter" : ""}`)];
 }
 
 function legend(items, kind = "") {
@@ -93,7 +94,7 @@ function legend(items, kind = "") {
         [element("span", {}, element("i", {style: `background:${COLORS[name]}`}), ` ${name}${more}`), " "]));
 }
 
-/* A bar of parts [name, number, text, explanation], of which `whole` are as wide as the page, and a frame around `fit`. */
+/* A bar of parts [name, number, text, explanation]: `whole` is as wide as the page, and the frame is `fit`. */
 function bar(title, parts, whole, high, fit = whole) {
     const svg = element("svg", {viewBox: `0 0 800 ${high}`, role: "img", "aria-label": `${title}: `
                                 + parts.map(([name, , text]) => `${name} ${text}`).join(", ")});
@@ -113,7 +114,8 @@ const legendOf = (parts) => legend(Object.fromEntries(parts.filter((p) => p[1]).
 
 function drawMemory(text) {
     const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
-    const bytes = [...text.matchAll(/^ +(\w+) +([\d,]+) bytes +(.*)/gm)].map((m) => [m[1], +m[2].replace(/,/g, ""), m[3]]);
+    const bytes = [...text.matchAll(/^ +(\w+) +([\d,]+) bytes +(.*)/gm)].map((m) =>
+        [m[1], +m[2].replace(/,/g, ""), m[3]]);
     const room = /GiB; ([\d.]+) fit/.exec(text)[1] * 2 ** 30, unit = {us: 1e-6, ms: 1e-3, s: 1};
     const step = text.slice(text.indexOf("\na step:"));
     const times = [...step.matchAll(/^  (\w+) +([\d.]+) (us|ms|s) +(.*)/gm)].map((m) =>
