@@ -89,7 +89,7 @@ def linked(text, path, doc):
         return f"[{words}]({to})" if ".md" in to else f'<a href="{html.escape(to)}">{words}</a>'
 
     text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)|(?<=[\w)])-(?=\d)|--(?=\w)",
-                  lambda match: match[0] + "\u2060" * (match[0] in ("-", "--")), text, flags=re.S)
+                  lambda m: m[0].replace("-", "-\u2060") if m[0] in ("-", "--") else m[0], text, flags=re.S)
     parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
     return "".join(p if p.startswith("```") else re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", turn, p)
                    for p in parts)
