@@ -20,12 +20,14 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphi
 		"apt-get install $(BOOK_PACKAGES)"; exit 1; }
 	@command -v emcc >/dev/null || echo "there is no Emscripten, so pages compute nothing: make book INSTALL=1"
 	@$(MAKE) --no-print-directory cpu $(BOOK)/native $$(command -v emcc >/dev/null && echo $(BOOK)/book.js)
-	@rm -rf $(BOOK)/source $(BOOK)/html && mkdir -p $(BOOK)/source
+	@cd $(BOOK) && rm -rf source extra changes html && mkdir -p source extra/traces extra/steps
 	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tools/workshop/book $(BOOK)/source $(BOOK)/html
 	@echo "the book is in $(BOOK)/html/index.html"
 
 test-book:
-	@command -v sphinx-build >/dev/null && command -v emcc >/dev/null || { \
-		echo "[  SKIPPED ] test_book: there is no Sphinx or no Emscripten; see make book"; exit 0; }; \
+	@command -v sphinx-build >/dev/null && command -v emcc >/dev/null && command -v chromium >/dev/null && \
+		command -v chromedriver >/dev/null && /usr/bin/python3 -c "import selenium" 2>/dev/null || { \
+		echo "[  SKIPPED ] test_book needs make book INSTALL=1, and" \
+		"apt-get install chromium chromium-driver python3-selenium"; exit 0; }; \
 		$(MAKE) --no-print-directory book && BOOK=$(ROOT)/$(BOOK) tools/workshop/book/test_book.py
 .PHONY: book test-book

@@ -25,19 +25,21 @@ html_theme = "furo"
 html_static_path = ["static"]
 html_css_files, html_js_files = ["book.css"], ["book.js"]
 html_extra_path = [str(EXTRA)]
-html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
+html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = smartquotes = False   # keeps --
 pygments_style, pygments_dark_style = "default", "github-dark"
 highlight_language = "none"
 suppress_warnings = ["myst.header", "toc.excluded"]
-html_theme_options = {"light_css_variables": {"color-brand-primary": "#0a58a5", "color-brand-content": "#0a58a5",
-                                              "color-foreground-muted": "#595959"},
-                      "dark_css_variables": {"color-brand-primary": "#7db8f5", "color-brand-content": "#7db8f5",
-                                             "color-foreground-muted": "#adadad"}}
+# Colors of the light and of the dark theme; texts have a contrast of 4.5 to what is behind them.
+COLORS = {"color-brand-primary": ("#0a58a5", "#7db8f5"), "color-brand-content": ("#0a58a5", "#7db8f5"),
+          "color-foreground-muted": ("#595959", "#adadad"), "add": ("#dff5e1", "#12351b"),
+          "del": ("#fde4e1", "#431c1a"), "fold": ("#eef2f7", "#202833"), "comment": ("#2a6363", "#b4bdc7"),
+          "keyword": ("#006000", "#ff9a92"), "wrong": ("#a30d0d", "#ff9a92")}
+html_theme_options = {f"{theme}_css_variables": {name: pair[i] for name, pair in COLORS.items()}
+                      for i, theme in enumerate(("light", "dark"))}
 
 FILES = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 CHAPTERS = sorted({f.split("/")[0] for f in FILES if re.match(r"\d\d_", f)})
 CODE = [f for f in FILES if re.match(r"(\d\d_\w+|common|tools/planner)/.*\.(c|h|cu|cuh)$", f)]
-BASES = {"04": "03_data_parallel", "08": "02_mixed_precision", "09": "05_tensor_parallel"}
 
 def doc_of(path):
     """The page of a file or directory of the project, without its ending; None: it has none."""
@@ -63,8 +65,6 @@ def link_to(path, doc, target):
     page = doc_of(there)
     if page:
         return relative(doc, page) + ".md" + (f"#{anchor}" if anchor else "")
-    if not (ROOT / there).exists():
-        raise SystemExit(f"{path}: links to {target}, which does not exist")
     if (ROOT / there).is_dir():                 # a directory without a README: its first file stands for it
         first = next(f for f in FILES if f.startswith(there + "/"))
         return link_to(path, doc, os.path.relpath(first, os.path.dirname(path) or "."))
@@ -73,7 +73,7 @@ def link_to(path, doc, target):
     return relative(doc, f"files/{there}")
 
 def linked(text, path, doc):
-    """A README's text with its links turned to pages, outside of fences; images are copied beside the page."""
+    """A README's text with its links turned to pages and without line ends in (p-1)/m; images are copied beside it."""
     def turn(match):
         image, words, target = match.groups()
         if re.match(r"\w+:", target):           # a badge becomes its words: pages load nothing from elsewhere
@@ -88,6 +88,8 @@ def linked(text, path, doc):
             to = relative(doc, "index") + ".md"
         return f"[{words}]({to})" if ".md" in to else f'<a href="{html.escape(to)}">{words}</a>'
 
+    text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)|(?<=[\w)])-(?=\d)|--(?=\w)",
+                  lambda m: m[0].replace("-", "-\u2060") if m[0] in ("-", "--") else m[0], text, flags=re.S)
     parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
     return "".join(p if p.startswith("```") else re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", turn, p)
                    for p in parts)
@@ -101,11 +103,9 @@ def raw(text):
     return f"```{{raw}} html\n{text}\n```\n"
 
 # ---- programs ----
-OPERATORS = {}                                  # an operator's line in ops.h
-for number, line in enumerate((ROOT / "common/ops.h").read_text().split("\n"), 1):
-    found = re.match(r"(?:void|double|Batch) (\w+)\(", line)
-    if found:
-        OPERATORS[found[1]] = number
+OPERATORS = {found[1]: number                   # an operator's line in ops.h
+             for number, line in enumerate((ROOT / "common/ops.h").read_text().split("\n"), 1)
+             if (found := re.match(r"(?:void|double|Batch) (\w+)\(", line))}
 
 def colored(text, path, doc):
     """The lines of a program as HTML, each operator with a link to its line in ops.h."""
@@ -120,14 +120,13 @@ def colored(text, path, doc):
     return re.sub(r'<span class="[wpn]">(.*?)</span>', r"\1", out).split("\n")         # these have no color
 
 def code_page(path):
-    lines = colored((ROOT / path).read_text().rstrip("\n"), path, path)
-    while lines and not lines[-1]:
-        lines.pop()
-    body = "".join(f'<span class="line" id="L{i}"><a class="number" href="#L{i}">{i}</a>{line}'
-                   f'</span>' for i, line in enumerate(lines, 1))
+    lines = colored((ROOT / path).read_text().rstrip("\n"), path, path)[:-1]
+    body = "\n".join(f'<span class="line" id="L{i}"><a class="number" href="#L{i}" aria-label="{i}"></a>{line}</span>'
+                     for i, line in enumerate(lines, 1))
     chapter = path.split("/")[0]
-    up = f"[{chapter}]({relative(path, chapter + '/index')}.md)"
-    write(path, f"---\norphan: true\nhide-toc: true\n---\n# {path.split('/', 1)[1]}\n\n{up}\n\n"
+    up = f"[{chapter}]({relative(path, chapter + '/index')}.md)" + ("" if path == "common/ops.h" else
+        f" | Underlined calls lead to what they compute, in [ops.h]({relative(path, 'common/ops.h')}.md).")
+    write(path, f"---\norphan: true\nhide-toc: true\n---\n# {path}\n\n{up}\n\n"
           + raw(f'<div class="highlight wide"><pre tabindex="0">{body}\n</pre></div>'))
 
 # ---- diffs, side by side ----
@@ -171,7 +170,6 @@ def table_html(rows, doc, path):
 def diff_page(chapter):
     path, doc = f"{chapter}/DIFF.md", f"{chapter}/DIFF"
     work = BOOK / "changes" / chapter
-    shutil.rmtree(work, ignore_errors=True)
     (work / "new").mkdir(parents=True)
     subprocess.run(["tools/workshop/changes.sh", "--functions", chapter, str(work)], cwd=ROOT, check=True,
                    env={**os.environ, "CONTEXT": "100000"})
@@ -183,9 +181,9 @@ def diff_page(chapter):
         return f"## {match[1]}\n{match[2]}{raw(table_html(rows, doc, f'{chapter}/train.c'))}"
 
     text = linked((ROOT / path).read_text(), path, doc)
-    base = BASES.get(chapter[:2], "01_single_gpu")
-    legend = f"Left: {base}; right: {chapter}. Unchanged lines are folded.\n\n"
-    text = text.replace("\n## ", f"\n{legend}## ", 1)
+    base = re.search(r"base: \[(\w+)\]", text)[1]
+    text = text.replace("\n## ", f"\nRed lines are only in {base}, green ones only in {chapter}; long unchanged "
+                        "parts are folded.\n\n## ", 1)
     text = re.sub(r"^## (.*?)\n(.*?)```diff\n.*?^```$", side_by_side, text, flags=re.M | re.S)
     write(doc, "---\nhide-toc: true\n---\n" + text)
 
@@ -201,8 +199,8 @@ FORMS = {       # fields: name=first value:what it may be, a|b, from..to, or a p
     "memory": "model=8b hardware=h100 tp=4:2^6 cp=1:2^6 pp=2:2^6 dp=8:2^10 ep=1:2^6 micro-batch=1:2^6 zero=1:0|1|2|3 "
               "recompute=none seq=",
     "planner": "model=8b gpus=64 hardware=h100 batch=1M seq="}
-LABELS = {"ranks": "ranks p", "micro-batches": "micro-batches m", "chunks": "model chunks v_c",
-          "times": "T_F, T_B, T_W, transfer"}
+LABELS = {"kind": "schedule", "ranks": "ranks p =", "micro-batches": "micro-batches m =",
+          "chunks": "model chunks v_c =", "times": "T_F,T_B,T_W,transfer", "seq": "sequence length"}
 
 def field(name, value="", may=""):
     """An input of a form; an option of the planner has its choices and its meaning. Sliders of powers have exponents."""
@@ -218,13 +216,12 @@ def field(name, value="", may=""):
     elif ".." in may:
         low, high = may.split("..")
         control = f'<input name="{name}" type="range" min="{low}" max="{high}" value="{value}">'
+    elif kind == "4":
+        control = f'<input name="{name}" type="checkbox" value="1">'
     else:
-        control = f'<input name="{name}" type="{"checkbox" if kind == "4" else "text"}" value="{value or "1" * (kind == "4")}">'
-    below = html.escape(re.sub(r"^one of .*|:? one of \S+", "", meaning))
-    return f"<label><span>{LABELS.get(name, name)} <output></output></span>{control}<small>{below}</small></label>"
-
-def wide_on(doc):
-    return " wide" * doc.startswith("play/")
+        control = f'<input name="{name}" value="{value}" placeholder="default">'
+    note = html.escape(re.sub(r"^one of .*|:? one of \S+", "", meaning))
+    return f"<label><span>{LABELS.get(name, name)} <b><output></output></b></span>{control}<small>{note}</small></label>"
 
 def play_html(name, doc, given, question):
     """A form and its chart on page `doc`, with the values that are given there instead of the first ones."""
@@ -232,55 +229,50 @@ def play_html(name, doc, given, question):
         return "*Here is something to play with, if the book is made with Emscripten: `make book INSTALL=1`.*\n"
     fields = [re.match("([^=]*)=([^:]*):?(.*)", f).groups() for f in FORMS[name].split()]
     form = "".join(field(f, given.get(f, value), may) for f, value, may in fields)
-    rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name]] if name == "planner" else []
+    rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name] and OPTIONS[o][0] in "123"] if name == "planner" else []
     if rest:
         form += f"<details><summary>{len(rest)} more options</summary><div>{''.join(map(field, rest))}</div></details>"
-    return raw(f'<div class="play{wide_on(doc)}" data-play="{name}"><p class="question">{question}</p><form '
-               f'autocomplete="off">{form}</form><p class="error" role="alert"></p><p class="headline"></p><div class="chart" '
-               'tabindex="0" aria-live="polite"></div><details class="answer"><summary>What the program prints</summary><pre '
+    return raw(f'<div class="play" data-play="{name}"><p class="question"><b>{question}</b></p><form '
+               f'autocomplete="off" onsubmit="return false">{form}</form><p class="error" role="alert"></p><p '
+               'class="headline"></p><div class="chart" tabindex="0" aria-live="polite"></div><details class="answer"><summary>What the program prints</summary><pre '
                f'tabindex="0"></pre></details></div><script src="{relative(doc, "compute.js")}"></script>')
 
 TRACES = {      # at most two seconds each, on simulated hardware
     "03": ("03_data_parallel", 4, "--layers 6 --hidden 64 --heads 4 --seq 32 --accumulate 1 --sync overlap "
-           "--pretend 0.5,0.01,20"),
-    "06": ("06_pipeline_parallel", 4, "--layers 8 --hidden 64 --heads 4 --seq 32 --accumulate 8 --pretend 0.5,0.5,20"),
+           "--pretend 0.2,0.004,50"),
+    "06": ("06_pipeline_parallel", 4, "--layers 8 --hidden 64 --heads 4 --seq 32 --accumulate 8 --pretend 0.2,0.2,50"),
     "09": ("09_combined", 8, "--tp 2 --cp 2 --pp 2 --layers 4 --hidden 64 --heads 8 --seq 64 --accumulate 4 "
-           "--dtype fp32 --pretend 0.5,0.025,20")}
+           "--dtype fp32 --pretend 0.2,0.01,50")}
 
 def trace_html(number, doc, question):
     """A timeline to zoom: one step of a program, traced while the book is made."""
     program, ranks, options = TRACES[number]
-    return raw(f'<p class="question">{question}</p><p>One step of <code>{program} {options}</code> on {ranks} ranks. <a id="download-{number}" '
-               f'download="{program}.json">Download the trace</a> for <a href="https://ui.perfetto.dev">Perfetto</a>.</p>'
-               f'<div class="timeline{wide_on(doc)}" id="trace-{number}"></div>'
-               f'<script src="{relative(doc, f"traces/{number}.js")}" defer></script>')
+    return raw(f'<p class="question"><b>{question}</b></p>') \
+        + f'\nOne step of `{program} {options}` on {ranks} ranks. <a id="download-{number}" ' \
+        f'download="{program}.json">Download the trace</a> for [Perfetto](https://ui.perfetto.dev).\n\n' \
+        + raw(f'<div class="timeline" id="trace-{number}"></div>'
+              f'<script src="{relative(doc, f"traces/{number}.js")}" defer></script>')
 
 def record(program, ranks, options):
     subprocess.run(f"mpiexec -n {ranks} build/cpu/{program} --micro-batch 1 --threads 1 --quiet {options}", shell=True,
                    cwd=ROOT, check=True, capture_output=True)
-
-def traces():
-    for number, (program, ranks, options) in TRACES.items():
-        trace = EXTRA / "traces" / f"{number}.json"
-        record(program, ranks, f"--steps 1 {options} --trace {trace}")
-        trace.with_suffix(".js").write_text(f"trace({json.dumps(number)}, {trace.read_text()});\n")
-        trace.unlink()
 
 # ---- the front page: one step of one model and one batch, under each technique ----
 def steps_html(steps):
     names, figures, alone = "", "", 0
     for i, (program, ranks, options, title, text) in enumerate(steps):
         picture, report = EXTRA / f"steps/{i}.svg", BOOK / "report.json"
-        record(program, ranks, f"--steps 2 --layers 8 --hidden 64 --heads 4 --seq 64 --pretend 0.4,0.02,20 {options} "
-                               f"--timeline={picture} --report {report}")
+        record(program, ranks, f"--steps 2 --layers 8 --hidden 64 --heads 4 --seq 64 --pretend 0.25,0.0125,32 "
+                               f"{options} --timeline={picture} --report {report}")
         first = json.loads(report.read_text())["ranks"][0]
         seconds, memory = first["time"]["seconds"], first["memory"]["total"]["measured"] / 1e6
         alone = alone or seconds
         numbers = f"{seconds:.2f} s" + f", {alone / seconds:.1f} times as fast" * (ranks != "1") + f"; {memory:.1f} MB a rank"
-        names += f'<button type="button">{title}</button>'
+        names += f'<button type="button" style="--part: {100 * seconds / alone:.0f}%"><span>{title}</span> <span>' \
+            f'{seconds:.2f} s, {memory:.1f} MB</span></button>'
         figures += f'<figure><figcaption><strong><a href="{program}/index.html">{title}</a>: {numbers}.</strong> {text}' \
             f'</figcaption><div class="curtained"><img src="steps/{i}.svg" alt="{title}: {numbers}"><div class="curtain" ' \
-            f'style="animation-duration: {2 * seconds:.2f}s"></div></div></figure>'
+            f'style="animation-duration: {seconds:.2f}s"></div></div></figure>'
     return raw(f'<div class="steps"><div class="names">{names}</div>{figures}</div>')
 
 def played(text, doc):
@@ -296,45 +288,41 @@ def played(text, doc):
     return re.sub(r"^<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.M | re.S)
 
 # ---- all pages ----
-def tree(title, docs, hidden=True):
-    return f"```{{toctree}}\n:caption: {title}\n" + ":hidden:\n" * hidden + "\n".join([":maxdepth: 1", "", *docs]) + "\n```\n"
+def tree(title, docs):
+    return "\n".join(["\n```{toctree}", ":hidden:", f":caption: {title}" * bool(title), "", *docs, "```\n"])
 
 def chapter_tree(chapter):
     docs = [d for d in ("DIFF", "exercises") if f"{chapter}/{d}.md" in FILES]
-    docs += ["train.c" if f"{chapter}/train.c" in FILES else "collectives.c"]
+    docs += [f"{c} <{c}>" for c in ("train.c", "collectives.c") if f"{chapter}/{c}" in FILES]
     docs += ["/tools/planner/index"] * (chapter == "09_combined") + ["ladder/index"] * (chapter == "08_fused_kernels")
-    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(docs) + "\n```\n"
+    return tree("", docs)
 
-for directory in (SOURCE, EXTRA):
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-(EXTRA / "traces").mkdir()
-(EXTRA / "steps").mkdir()
 if COMPILED:
     shutil.copy(BOOK / "book.js", EXTRA / "compute.js")
 for file in FILES:
-    if file.endswith(".md") and not file.endswith("DIFF.md"):
+    if file in CODE:
+        code_page(file)
+    elif file.endswith("/DIFF.md"):
+        diff_page(os.path.dirname(file))
+    elif file.endswith(".md"):
         page_name = doc_of(file)
         page_text = played(linked((ROOT / file).read_text(), file, page_name), page_name)
         if page_name == "index":
             page_text += tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
                 + tree("To play with", [f"play/{p}" for p in (*FORMS, "timelines")]) \
-                + tree("Reference", ["The project <project>", "NOTATION", "common/index", "tools/index", "tools/workshop/index",
-                                     "tools/workshop/instructors", "tools/simulator/index", "tests/bench/index",
-                                     "tests/index", "CONTRIBUTING"])
-        elif page_name.startswith("play/"):
-            page_text = "---\nhide-toc: true\n---\n" + page_text
-        elif page_name.endswith("/index") and page_name.count("/") == 1 and page_name.split("/")[0] in CHAPTERS:
-            page_text += chapter_tree(page_name.split("/")[0])
+                + tree("Reference", ["The project <project>", "NOTATION", "Building blocks, running <common/index>",
+                                     "Tools <tools/index>", "Workshop <tools/workshop/index>",
+                                     "tools/workshop/instructors", "GPU simulator <tools/simulator/index>",
+                                     "Benchmarks <tests/bench/index>", "Tests <tests/index>", "CONTRIBUTING"])
+        elif page_name.removesuffix("/index") in CHAPTERS:
+            page_text += chapter_tree(page_name.removesuffix("/index"))
         elif page_name.startswith("tests/") and page_name not in ("tests/index", "tests/bench/index"):
             page_text = "---\norphan: true\n---\n" + page_text
         write(page_name, page_text)
-for file in CODE:
-    code_page(file)
-for chapter_name in CHAPTERS:
-    if f"{chapter_name}/DIFF.md" in FILES:
-        diff_page(chapter_name)
-traces()
+for number, (program, ranks, options) in TRACES.items():
+    trace = BOOK / "trace.json"
+    record(program, ranks, f"--steps 1 {options} --trace {trace}")
+    (EXTRA / f"traces/{number}.js").write_text(f"trace({json.dumps(number)}, {trace.read_text()});\n")
 
 def bundle_theme(app, error):
     """Debian's Furo imports a module and a style by paths of a web server, which a page opened from a file cannot load."""

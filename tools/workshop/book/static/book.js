@@ -3,7 +3,7 @@
 "use strict";
 
 const COLORS = {
-    forward: "#0072b2", backward: "#e69f00", weights: "#009e73", idle: "transparent", communication: "#d55e00",
+    forward: "#0072b2", backward: "#e69f00", weights: "#009e73", idle: "#88888850", communication: "#d55e00",
     parameters: "#0072b2", master: "#56b4e9", gradients: "#e69f00", optimizer: "#cc79a7", activations: "#009e73",
     workspace: "#bbbbbb", other: "#bbbbbb", compute: "#0072b2", launches: "#56b4e9", tensor: "#d55e00", context: "#009e73",
     experts: "#f0e442", bubble: "#999999", data: "#e69f00", fixed: "#666666",
@@ -25,27 +25,23 @@ async function run(args) {
     } catch (exit) {
         if (exit.name !== "ExitStatus") throw exit;
     }
-    return err.length ? {text: err.join("\n").replace(/^\r?(\x1b\[K)?book: /, ""), wrong: true} : {text: out.join("\n") + "\n"};
+    const message = err.join("\n").replace(/^\r?(\x1b\[K)?book: (--explain \S+: )?/, "");
+    return err.length ? {text: message, wrong: true} : {text: out.join("\n") + "\n"};
 }
 
 /* ---- what a form asks for ---- */
 
-function valueOf(input) {
-    if (input.type === "checkbox") return input.checked ? "1" : "";
-    return "power" in input.dataset ? String(2 ** input.value) : input.value.trim();
-}
-
 function values(form) {
-    const named = [...form.elements].filter((input) => input.name && !input.disabled && valueOf(input));
-    return Object.fromEntries(named.map((input) => [input.name, valueOf(input)]));
+    const given = [...new FormData(form)].filter(([, value]) => value.trim());
+    return Object.fromEntries(given.map(([name, value]) =>
+        [name, "power" in form.elements[name].dataset ? 2 ** value : value.trim()]));
 }
 
 /* Only interleaved lets the user choose v_c, and needs a multiple of p micro-batches. */
 function followSchedule({kind, ranks, chunks, "micro-batches": micros}) {
     const interleaved = kind.value === "interleaved";
     chunks.disabled = chunks.closest("label").hidden = !interleaved;
-    micros.min = interleaved ? ranks.value : 1;
-    micros.step = micros.min;
+    micros.step = micros.min = interleaved ? ranks.value : 1;
 }
 
 function question(name, v) {
@@ -60,68 +56,76 @@ function question(name, v) {
 
 function drawSchedule(text) {
     const rows = [...text.matchAll(/^rank (\d+) +(\S+)\n(?: +chunk +(\S+))?/gm)], slots = rows[0][2].length, high = 26;
+    const shortest = Math.min(...rows.map((row) => row[2].match(/([a-z])\1*/g)).flat().map((run) => run.length));
     const size = (width) => ({width, height: rows.length * high});
     const names = element("svg", size(52)), svg = element("svg", {...size(slots * 16), role: "img", "aria-label":
                                                           `the schedule of ${rows.length} ranks over ${slots} time slots`});
     rows.forEach(([, rank, micros, chunks], y) => {
+        const begun = {}, pending = {};             /* of a kind and chunk, whose micro-batches come in their order */
         names.append(element("text", {x: 0, y: y * high + 17}, `rank ${rank}`));
-        [...micros].forEach((c, slot) => {
-            if (c === ".") return;
+        svg.append(element("rect", {x: 0, y: y * high + 2, width: slots * 16, height: high - 4, fill: COLORS.idle}));
+        for (let slot = 0, end; slot < slots; slot = end) {
+            const c = micros[slot], chunk = chunks ? chunks[slot] : 0;
+            for (end = slot + 1; micros[end] === c && (!chunks || chunks[end] === chunk);) end++;
+            if (c === ".") continue;
             const kind = c < "A" ? "forward" : c < "a" ? "weights" : "backward";
-            const micro = kind === "forward" ? c : c.toLowerCase().charCodeAt(0) - 97, chunk = chunks ? chunks[slot] : 0;
-            const g = element("g", {}, element("title", {}, `rank ${rank}, slot ${slot}: ${kind} of micro-batch ${micro}`
-                                                             + (chunks ? `, model chunk ${chunk}` : "")));
-            g.append(element("rect", {x: slot * 16, y: y * high + 2, width: 15, height: high - 4, fill: COLORS[kind],
-                                      opacity: chunk % 2 ? 0.6 : 1}),
-                     element("text", {x: slot * 16 + 7.5, y: y * high + 17, "text-anchor": "middle",
+            const micro = kind === "weights" ? pending[chunk].shift() : (begun[kind + chunk] ??= []).push(c) - 1;
+            if (kind === "backward" && end - slot === shortest) (pending[chunk] ??= []).push(micro);
+            const g = element("g", {}, element("title", {}, `rank ${rank}, from time ${slot} to ${end}: ${kind} of `
+                                               + `micro-batch ${micro}` + (chunks ? `, model chunk ${chunk}` : "")));
+            g.append(element("rect", {x: slot * 16, y: y * high + 2, width: 16 * (end - slot) - 1, height: high - 4,
+                                      fill: chunk % 2 ? `color-mix(in srgb, ${COLORS[kind]}, white 45%)` : COLORS[kind]}),
+                     element("text", {x: 8 * (slot + end) - 0.5, y: y * high + 17, "text-anchor": "middle",
                                       class: kind === "backward" || chunk % 2 ? "dark" : "light"}, micro));
             svg.append(g);
-        });
+        }
     });
-    const flight = /^(.*) in flight at most, per rank: (.*)$/m.exec(text);
+    const flight = /^(.*) in flight at most, per rank: (.*)$/m.exec(text), split = /^rank .*[A-Z]/m.test(text);
     return [`The bubble is ${(100 * /^bubble ([\d.]+)/m.exec(text)[1]).toFixed(1)}% of the busy time; in flight on each rank: `
             + `at most ${flight[2].trim().replace(/ /g, ", ")} ${flight[1]}`,
             element("div", {class: "rows"}, names, element("div", {class: "scrolls", tabindex: 0}, svg)),
-            legend({forward: "", backward: " or input gradients", weights: "' gradients"})];
+            legend({forward: "", backward: split ? ", input gradients" : "", ...(split && {weights: "' gradients"}),
+                    idle: ": the bubble"}),
+            element("p", {class: "bar"}, `A number is a micro-batch${rows[0][3] ? "; odd model chunks are lighter" : ""}`)];
 }
 
-function legend(items) {
-    const list = element("p", {class: "legend"});
-    for (const [name, more] of Object.entries(items))
-        list.append(element("span", {}, element("i", {style: `background:${COLORS[name]}`}), ` ${name}${more}`), " ");
-    return list;
+function legend(items, kind = "") {
+    return element("p", {class: `legend ${kind}`}, ...Object.entries(items).flatMap(([name, more]) =>
+        [element("span", {}, element("i", {style: `background:${COLORS[name]}`}), ` ${name}${more}`), " "]));
 }
 
-/* A bar of parts [name, number, text], as wide as `whole`. */
-function bar(title, parts, whole, high) {
+/* A bar of parts [name, number, text, explanation]: `whole` is as wide as the page, and the frame is `fit`. */
+function bar(title, parts, whole, high, fit = whole) {
     const svg = element("svg", {viewBox: `0 0 800 ${high}`, role: "img", "aria-label": `${title}: `
                                 + parts.map(([name, , text]) => `${name} ${text}`).join(", ")});
     let x = 0;
-    svg.append(element("rect", {x: 0, y: 1, width: 800, height: high - 2, class: "frame"}));
     for (const [name, number, text] of parts) {
         const width = 800 * number / whole;
         svg.append(element("rect", {x, y: 1, width, height: high - 2, fill: COLORS[name] || COLORS.workspace},
                            element("title", {}, `${name}: ${text}`)));
         x += width;
     }
+    svg.append(element("rect", {x: 1, y: 1, width: 800 * fit / whole - 2, height: high - 2, class: "frame"}));
     return [element("p", {class: "bar"}, title), svg];
 }
 
-const legendOf = (parts) => legend(Object.fromEntries(parts.filter((p) => p[1]).map(([name, , text]) => [name, ` ${text}`])));
+const legendOf = (parts) => legend(Object.fromEntries(parts.filter((p) => p[1]).map(
+    ([name, , text, why]) => [name, ` ${text}: ${why}`])), "parts");
 
 function drawMemory(text) {
     const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
-    const bytes = [...text.matchAll(/^ +(\w+) +([\d,]+) bytes/gm)].map((m) => [m[1], +m[2].replace(/,/g, "")]);
+    const bytes = [...text.matchAll(/^ +(\w+) +([\d,]+) bytes +(.*)/gm)].map((m) =>
+        [m[1], +m[2].replace(/,/g, ""), m[3]]);
     const room = /GiB; ([\d.]+) fit/.exec(text)[1] * 2 ** 30, unit = {us: 1e-6, ms: 1e-3, s: 1};
     const step = text.slice(text.indexOf("\na step:"));
-    const times = [...step.matchAll(/^  (\w+) +([\d.]+) (us|ms|s)\b/gm)].map((m) => [m[1], m[2] * unit[m[3]], `${m[2]} ${m[3]}`]);
-    const parts = bytes.filter(([name]) => name !== "total").map(([name, n]) => [name, n, gib(n)]);
-    const sum = parts.reduce((all, p) => all + p[1], 0), total = times.find(([name]) => name === "total");
-    const spent = times.filter(([name]) => name !== "total");
-    return [`${gib(sum)} of ${gib(room)} ${sum > room ? "are needed: too much" : "are used"}; a step takes ${total[2]}, `
-            + /MFU [\d.]+%/.exec(text)[0],
-            ...bar("memory of the fullest rank", parts, Math.max(sum, room), 44), legendOf(parts),
-            ...bar("time of a step", spent, total[1], 44), legendOf(spent)];
+    const times = [...step.matchAll(/^  (\w+) +([\d.]+) (us|ms|s) +(.*)/gm)].map((m) =>
+        [m[1], m[2] * unit[m[3]], `${m[2]} ${m[3]}`, m[4]]);
+    const parts = bytes.map(([name, n, why]) => [name, n, gib(n), why]);
+    const sum = parts.reduce((all, p) => all + p[1], 0), total = times.pop();
+    return [`${/^GPUs: (\d+ x \S+)/m.exec(text)[1]}: ${gib(sum)} of ${gib(room)} `
+            + `${sum > room ? "are needed: too much" : "are used"}; a step takes ${total[2]}, ${/MFU [\d.]+%/.exec(text)[0]}`,
+            ...bar("memory of the fullest rank; the frame is what fits", parts, Math.max(sum, room), 44, room), legendOf(parts),
+            ...bar("time of a step", times, total[1], 44), legendOf(times)];
 }
 
 /* The planner's table: the grid and its memory | seconds | tokens per second and GPU. */
@@ -137,7 +141,7 @@ function drawPlan(text) {
     const most = Math.max(...rows.map((row) => row[1].at(-1)));
     return [`Fastest: ${grids[0]}: ${rows[0][1].at(-1)} s a step, ${rows[0][0].at(-1)} GiB`,
             ...rows.flatMap((row, i) => bar(`${grids[i]}: ${row[1].at(-1)} s, ${row[0].at(-1)} GiB`, partsOf(row), most, 20)),
-            legend(Object.fromEntries(partsOf(rows[0]).map(([name]) => [name, ""])))];
+            legend(Object.fromEntries(rows.flatMap(partsOf).filter(([, seconds]) => seconds).map(([name]) => [name, ""])))];
 }
 
 function play(node) {
@@ -155,13 +159,13 @@ function play(node) {
     const update = async () => {
         const mine = ++last;
         if (name === "schedules") followSchedule(form.elements);
+        const given = values(form);
         for (const input of form.querySelectorAll("input[type=range]"))
-            input.closest("label").querySelector("output").textContent = valueOf(input);
-        const result = await run(question(name, values(form)));
+            input.closest("label").querySelector("output").textContent = given[input.name];
+        const result = await run(question(name, given));
         if (mine === last) show(result), node.dataset.runs = (+node.dataset.runs || 0) + 1;
     };
     form.addEventListener("input", update);
-    form.addEventListener("submit", (event) => event.preventDefault());
     update();
 }
 
@@ -176,7 +180,7 @@ function playSteps(node) {
     let goesOn = true;
     buttons.forEach((button, i) => button.addEventListener("click", () => { goesOn = false, show(-1), show(i); }));
     figures.forEach((figure, i) => figure.addEventListener("animationend", () => {
-        if (goesOn && i + 1 < figures.length) setTimeout(() => goesOn && show(i + 1), 1500);
+        if (goesOn && i + 1 < figures.length) setTimeout(() => goesOn && show(i + 1), 3000);
     }));
     show(0);
 }
@@ -195,7 +199,7 @@ function trace(number, events) {
     const first = Math.min(...spans.map((e) => e.ts)), whole = Math.max(...spans.map((e) => e.ts + e.dur)) - first;
     const names = element("svg", {width: 130, height}), scrolls = element("div", {class: "scrolls", tabindex: 0});
     const svg = element("svg", {height, role: "img", "aria-label": `one step in ${rows.length} rows`});
-    const under = element("p", {}, "Point at a box, or tap it: here stand its name and its time.");
+    const under = element("p", {}, "Point at a box or tap it, to see its name and its time here.");
     let zoom = 1;
 
     rows.forEach((row, i) => {
@@ -216,12 +220,13 @@ function trace(number, events) {
                     + `from ${((e.ts - first) / 1e3).toFixed(2)} ms for ${(e.dur / 1e3).toFixed(2)} ms`;
             });
             return box;
-        }), ...Array.from({length: ticks + 1}, (_, i) => element(
+        }), ...rows.map((row, i) => element("rect", {x: 0, y: i * high - 2, width, height: row.includes("/0/") ? 1 : 0,
+                                                     fill: COLORS.idle})), ...Array.from({length: ticks + 1}, (_, i) => element(
             "text", {x: width * i / ticks, y: height - 6, "text-anchor": i === 0 ? "start" : i === ticks ? "end" : "middle"},
             `${(whole * i / ticks / 1e3).toFixed(zoom > 8 ? 2 : 0)} ms`)));
     };
-    const button = (name, label, by) => {
-        const made = element("button", {type: "button", "aria-label": label}, name);
+    const button = (name, by) => {
+        const made = element("button", {type: "button"}, name);
         made.addEventListener("click", () => {
             const middle = (scrolls.scrollLeft + scrolls.clientWidth / 2) / zoom;
             zoom = Math.min(256, Math.max(1, zoom * by)), draw();
@@ -231,7 +236,7 @@ function trace(number, events) {
     };
     document.getElementById(`download-${number}`).href = URL.createObjectURL(new Blob([JSON.stringify(events)]));
     scrolls.append(svg);
-    node.append(element("p", {}, button("+", "zoom in", 2), button("\u2212", "zoom out", 0.5)),
+    node.append(element("p", {}, button("zoom in", 2), button("zoom out", 0.5)),
                 element("div", {class: "rows"}, names, scrolls), under,
                 legend({forward: "", backward: "", weights: "' gradients", communication: "", other: ""}));
     draw();
