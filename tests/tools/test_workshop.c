@@ -100,7 +100,7 @@ static const Planted planted[] = {
     {"08_fused_kernels", "linear_backward_weight(gradients.embedding, NONE, logits, final)",
      "linear_backward_weight(gradients.embedding, NONE, logits, tensor_range(a->final, 0, rows))", 1,
      "--dtype bf16 --fuse cross-entropy", "--fuse cross-entropy --dtype fp32: WRONG|"
-     "1 of 67 gradients are wrong; the first, in the order of backward, is embedding"},
+     "1 of 35 gradients are wrong; the first, in the order of backward, is embedding"},
     /* a mask in forward only, for the same chunk and for later ones; ranks instead of chunks */
     {"07_context_parallel", "chunk(d->lse, i),\n                                     key == query);",
      "chunk(d->lse, i),\n                                     false);", 3, "--attention ring",
