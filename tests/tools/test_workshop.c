@@ -187,7 +187,7 @@ static const Planted planted[] = {
      "        tensor_convert(master, params.buffer);\n    }", 1, "--dtype bf16",
      "every saved weight is a number of 16 bits"},
     {"08_fused_kernels", "        optimizer.step--; ", "        ; ", 0, "",
-     "AdamW counts 5 updates instead of 4: its bias correction is that of another step"},
+     "AdamW counts 7 updates instead of 6: its bias correction is that of another step"},
     {"09_combined", "    gather_begin();\n    execute(", "    execute(", 4, "--dtype fp32 --tp 2",
      "all_gather in group replicas is called 0 times per step, but predict() gives 6"},
     /* evaluation: its scale, and slots that it leaves full */
