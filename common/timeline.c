@@ -133,7 +133,7 @@ static double explain_gap(Cause causes[CAUSES], double begin, double end)
 
 static const char *ms_text(double seconds)      /* without the unit */
 {
-    return seconds >= 1 ? number_text(1e3 * seconds + 0.5) : format_text("%.3g", 1e3 * seconds);
+    return seconds >= 1 ? number_text(llround(1e3 * seconds)) : format_text("%.3g", 1e3 * seconds);
 }
 
 /* "computes 71%, waits 29% (all_reduce dp 20%, recv pp 9%), hides 0.8 of 1.1 ms", of transfers. Returns the seconds
@@ -314,10 +314,10 @@ void timeline_draw(void)
 
     if (step_drawn)
         take_boxes();
-    if (!count) {
-        print_rank_0(step_drawn ? "timeline: the run ended before step %d\n" : "", step_drawn);
+    if (step_drawn && !count)
+        print_rank_0("timeline: the run ended before step %d\n", step_drawn);
+    if (!count)
         return;
-    }
     const Picture p = picture_of(strstr(options.timeline, ".svg"));
     FILE *to = !draws ? NULL : p.style == SVG ? output_open("timeline", options.timeline, true) : stdout;
     FILE *f = open_memstream(&text, &size);

@@ -97,11 +97,13 @@ static void check_launcher(void)
 {
     static const char *const counts[] = {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"};
 
-    for (int i = 0; i < 3 && world->size == 1; i++)
-        if (getenv(counts[i]) && atoi(getenv(counts[i])) > 1)
+    for (int i = 0; i < 3 && world->size == 1; i++) {
+        const char *ranks = getenv(counts[i]);
+        if (ranks && atoi(ranks) > 1)
             fail("%s is %s, but this rank is alone, because the launcher cannot start this program's MPI; take mpicc "
                  "and mpiexec of one installation (make check-machine), or srun --mpi=pmi2 for MPICH, --mpi=pmix for "
-                 "Open MPI", counts[i], getenv(counts[i]));
+                 "Open MPI", counts[i], ranks);
+    }
 }
 
 /* A rank that exits without comm_exit ends the others: they would wait for it, and mpiexec could report success. */
