@@ -96,6 +96,7 @@ static const Case cases[] = {
     {"09_combined", "--dtype bf16 --tp 2 --cp 2 --layers 4 --micro-batch 3 --accumulate 2", 4, 0.04},
     {"10_expert_parallel", "--ep 2", 4},
     {"10_expert_parallel", "--ep 3 --recompute full", 3},
+    {"10_expert_parallel", "--ep 1 --span 7 --recompute selective", 2},
     {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 2 --span 3", 8},
     {"11_five_dimensions", "--dtype fp32 --tp 2 --ep 2 --span 12 --recompute full", 4, .kind = FULL},
     {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0 --accumulate 3", 6},
