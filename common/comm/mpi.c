@@ -150,7 +150,7 @@ void *mpi_start_host(Transfer t)
     const bool inside = t.op == REDUCE_SCATTER && out >= in && out < in + t.count * size;
     Handle *h = handle_with(inside ? t.out_count * size : 0, 0);
 
-    h->upload = inside ? t.out : NULL;
+    h->upload = t.out;
     t.out = inside ? h->out : t.out;
     return call_mpi(h, t);
 }
@@ -183,7 +183,7 @@ bool mpi_done(void *handle)
     MPI_Testall(2, h->request, &done, unused);
     if (!done)
         return false;
-    if (h->upload)
+    if (h->out_bytes)
         device_upload(h->upload, h->out, h->out_bytes);
     free(h->counts);
     free(h->firsts);

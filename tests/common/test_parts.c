@@ -1,6 +1,6 @@
 /* Tests of the modules of common/ without a test program of their own: random numbers, initial weights, the optimizer,
- * batches, the trace, the memory tracker. What the programs' tests against 01 prove (tests/programs) is not repeated:
- * that weights and batches do not depend on the ranks, that views and segments are of the right elements.
+ * batches, samples, the trace, the memory tracker. What the programs' tests against 01 prove (tests/programs) is not
+ * repeated: that weights and batches do not depend on the ranks, that views and segments are of the right elements.
  */
 #include <math.h>
 #include <stdio.h>
@@ -310,6 +310,57 @@ static void files_of_all_kinds(void **state)
     }
 }
 
+/* ---- Samples ---- */
+
+static int64_t asked, ones;             /* tokens that were asked for, and how many 1s came before them */
+
+static Tensor final, embedding, logits; /* of a model with hidden size 1 */
+
+/* Gives the last token in the window, and no other, odds of 3 to 1 for token 1. */
+static void odds(Batch batch)
+{
+    const int64_t T = batch.inputs.shape[1], row = asked < T ? asked : T - 1;
+
+    memset(data(final), 0, tensor_bytes(final));
+    data(final)[row] = log(3);
+    ones += token_at(batch.inputs, 0, row);
+    asked++;
+}
+
+static void sample(double temperature)
+{
+    const Batch batch = batch_of(1, 8);
+    const int out = dup(1);
+
+    options.temperature = temperature;
+    final = empty("final", shape(8, 1));
+    embedding = zeroed(REAL, "embedding", shape(options.config.vocab, 1));
+    logits = empty("logits", shape(1, options.config.vocab));
+    data(embedding)[1] = 1;
+    fflush(stdout);
+    assert_non_null(freopen("/dev/null", "w", stdout));
+    text_sample(odds, final, embedding, logits, batch);
+    fflush(stdout);
+    dup2(out, 1);
+    close(out);
+    guarded_release();
+}
+
+static void samples_have_their_odds(void **state)
+{
+    enum { COUNT = 4000 };
+    static const double temperatures[] = {0, 1, 2}, probability[] = {1, 0.75, 0.633975};
+
+    options.config.vocab = 2, options.prompt = "\1", options.sample = COUNT;
+    for (int i = 0; i < 3; i++) {
+        const double p = probability[i];
+        asked = ones = 0;
+        sample(temperatures[i]);
+        assert_int_equal(asked, COUNT);
+        assert_true(fabs((double)ones / COUNT - p) <= 5 * sqrt(p * (1 - p) / COUNT));
+    }
+}
+
 /* ---- The trace ---- */
 
 /* A transfer that began before the recorded step leaves its spans alone; one in flight at its end has an end. */
@@ -427,6 +478,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(validation_tokens_stay_apart),
         cmocka_unit_test(files_of_all_kinds),
         cmocka_unit_test(transfers_cross_a_recorded_step),
+        cmocka_unit_test(samples_have_their_odds),
         cmocka_unit_test(numbers_in_words),
         cmocka_unit_test(includes_point_down),
     };

@@ -23,8 +23,7 @@ static void put(const char *name, const char *text)
  * PATH except six, which other directories replace; `real` has three of those six. */
 static int make_directories(void **state)
 {
-    run_well("mkdir bin real alone one_gpu old_gpu mixed old_nvcc noble repaired offline "
-             "nccl old_nccl");
+    run_well("mkdir bin real alone one_gpu old_gpu mixed old_nvcc noble repaired offline nccl old_nccl");
     put("link.sh", "IFS=:\nfor d in $PATH; do ln -s \"$d\"/* bin/; done 2>/dev/null\n"
                    "for f in mpicc mpiexec gnuplot; do\n"
                    "printf '#!/bin/sh\\nexec %s \"$@\"\\n' \"$(command -v $f)\" >real/$f\nchmod +x real/$f\ndone\n"
