@@ -6,34 +6,28 @@ for mode in none selective full; do
     $program --layers 6 --hidden 128 --heads 4 --seq 256 --micro-batch 4 --accumulate 1 --steps 2 --quiet \
         --threads 1 \
         --recompute $mode --trace "$work/trace"
-    # from the first forward on, time in seconds and megabytes per category. Each 1/300 of the time has one row:
-    # that of the moment with the largest total
-    awk -F'"ts":|,"args":[{]|}}' '
-        /"name":"forward"/ && !start { start = $2 + 0 }
-        /"name":"live"/ && $2 >= start {
-            n = split($3, field, /[:,]/); time[++rows] = $2; line[rows] = ""; sum[rows] = 0
-            for (i = 2; i <= n; i += 2) { line[rows] = line[rows] " " field[i] / 1e6; sum[rows] += field[i] }
-        }
+    # each 1/300 of the time has one row: that of the moment with the largest total
+    awk -f 01_single_gpu/live.awk "$work/trace" | awk '
+        { time[NR] = $1; line[NR] = substr($0, index($0, " ")); for (i = 2; i <= NF; i++) sum[NR] += $i }
         END {
-            bin = (time[rows] - time[1]) / 300
-            for (row = 1; row <= rows; row++) {
-                at = int((time[row] - time[1]) / bin)
+            bin = time[NR] / 300
+            for (row = 1; row <= NR; row++) {
+                at = int(time[row] / bin)
                 if (!(at in best) || sum[row] > sum[best[at]]) best[at] = row
             }
             for (at = 0; at <= 300; at++) {
                 if (at in best) row = best[at]; else row = last
-                print at * bin / 1e6, line[row]; print (at + 1) * bin / 1e6, line[row]
-                for (last = row; last < rows && time[last + 1] < time[1] + (at + 1) * bin; last++) ;
+                print at * bin, line[row]; print (at + 1) * bin, line[row]
+                for (last = row; last < NR && time[last + 1] < (at + 1) * bin; last++) ;
             }
-        }' "$work/trace" >"$work/live_$mode"
+        }' >"$work/live_$mode"
     : >"$work/sequence_$mode"
     for seq in 64 128 256 384 512 768 1024; do
         $program --layers 4 --hidden 256 --heads 8 --seq $seq --micro-batch 1 --accumulate 1 --steps 1 --quiet \
             --recompute $mode --report "$work/report"
-        awk -v seq=$seq '/"activations"/ { on = 1 }
-            on && /measured|predicted/ { gsub(/[",]/, ""); value[$1] = $2 / 1e6 }
-            on && /}/ { print seq, value["measured:"], value["predicted:"]; exit }' \
-            "$work/report" >>"$work/sequence_$mode"
+        fields | awk -v seq=$seq '/"activations"/ { on = 1 }
+            on && /"measured"/ { measured = $2 / 1e6 }
+            on && /"predicted"/ { print seq, measured, $2 / 1e6; exit }' >>"$work/sequence_$mode"
     done
 done
 gnuplot -e "work='$work'" 01_single_gpu/memory.gnuplot

@@ -7,13 +7,13 @@ for program in "03_data_parallel" "04_zero --zero 1" "04_zero --zero 2" "04_zero
     echo "$program on 1, 2, 4 and 8 ranks"
     for n in 1 2 4 8; do
         mpiexec -n $n build/cpu/$program $model --report "$work/report"
-        awk -v x=$x -v n=$n '
+        fields | awk -v x=$x -v n=$n '
             /"(parameters|gradients|optimizer|communication)":/ { gsub(/[",: {\t]/, ""); name = $0 }
             /"measured":/ && name { gsub(/[",]/, ""); value[name] = $2 / 1e6; name = "" }
             /"total":/ {
                 print x, n, value["parameters"], value["gradients"], value["optimizer"], value["communication"] + 0
                 exit
-            }' "$work/report" >>"$work/memory"
+            }' >>"$work/memory"
         x=$((x + 1))
     done
     x=$((x + 1))

@@ -32,15 +32,14 @@ for options in "naive afab 1 1" "afab afab 8 1" "1f1b 1f1b 8 1" "interleaved int
         /^ *chunk/ { chunks = $2 }
         END { actions(rank, micros, chunks) }' >"$work/actions"
     mpiexec -n 4 $program $model --pretend 0.005,10,1 --trace "$work/trace" --report "$work/report"
-    awk -v panel=$panel -v name=$1 -F'[:,]' '
+    fields | awk -v panel=$panel -v name=$1 -F: '
         /"bubble"/ { sum += $2 }
         /"bubble_simulated"/ { simulated = $2 }
         /"bubble"/ { each = each " " $2 + 0 }
         /"bubble_inside"/ { inside = inside " " $2 + 0 }
         /"activations"/ { on = 1 }
         on && /"measured"/ { bytes = bytes " " $2 + 0; on = 0 }
-        END { print panel, name, sum / 4, simulated, each, "inside" inside, "bytes" bytes }' "$work/report" \
-        >>"$work/panels"
+        END { print panel, name, sum / 4, simulated, each, "inside" inside, "bytes" bytes }' >>"$work/panels"
     [ $1 != naive ] || continue
     # the second step: begin, end, row, kind (1 to 3: forward, backward, weight gradients), model chunk, micro-batch
     tr ',{}' '   ' <"$work/trace" | awk -v panel=$panel -v p=4 '

@@ -7,8 +7,8 @@ for n in 4 8; do
         mpiexec -n $n $program --layers 1 --hidden 64 --heads 2 --seq 1024 --micro-batch 1 --accumulate 1 \
             --steps 1 --threads 1 --quiet --attention $method --report "$work/report"
         # per rank: its pairs over the average
-        awk -F: '/"attention_pairs"/ { pairs[n++] = $2 + 0; sum += $2 }
-            END { for (r = 0; r < n; r++) print r, pairs[r] * n / sum }' "$work/report" >"$work/load_${method}_$n"
+        fields | awk -F: '/"attention_pairs"/ { pairs[n++] = $2 + 0; sum += $2 }
+            END { for (r = 0; r < n; r++) print r, pairs[r] * n / sum }' >"$work/load_${method}_$n"
     done
 done
 gnuplot -e "work='$work'" 07_context_parallel/load.gnuplot

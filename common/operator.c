@@ -125,9 +125,9 @@ void op_require(bool fits, const char *rule)
         unmet = rule;
 }
 
-/* Checks the operands against `takes`; how[i]: how the operator uses operand i. Twice, because the first pass finds
- * letters that an earlier operand has in a product only. */
-static void check_operands(const char *name, const char *takes, const Operands *o, TraceAccess *how)
+/* Checks the operands against `takes`. Twice, because the first pass finds letters that an earlier operand has in a
+ * product only. */
+static void check_operands(const char *name, const char *takes, const Operands *o)
 {
     int64_t letters[26];
 
@@ -141,7 +141,6 @@ static void check_operands(const char *name, const char *takes, const Operands *
             const bool optional = strchr("=+0", *c) ? c[1] == '?' : *c == '?';
             const Tensor t = i < o->count ? o->t[i] : NONE;
             end = c + strcspn(c, ";");
-            how[i] = *c == '=' ? TRACE_WRITE : *c == '+' ? TRACE_UPDATE : *c == '0' ? TRACE_ZERO : TRACE_READ;
             if (t.data ? !shape_fits(t, shape, length, letters, pass == 0)
                              || !dtype_fits(t.dtype, dtype, end - dtype, &activations)
                        : !optional)
@@ -154,14 +153,9 @@ static void check_operands(const char *name, const char *takes, const Operands *
 
 void op_begin(const char *name, double flops, const char *takes, Operands o)
 {
-    TraceAccess how[MAX_OPERANDS];
     double bytes = read_before;
 
-    check_operands(name, takes, &o, how);
-    for (TraceAccess k = TRACE_READ; k <= TRACE_ZERO; k++)    /* reads first: an operator may write where it reads */
-        for (int i = 0; i < o.count; i++)
-            if (how[i] == k)
-                trace_operand(o.t[i], k);
+    check_operands(name, takes, &o);
     for (int i = 0; i < o.count; i++)
         bytes += tensor_bytes(o.t[i]);
     current = counting ? stats_of(name) : &uncounted;
@@ -170,7 +164,7 @@ void op_begin(const char *name, double flops, const char *takes, Operands o)
     current->bytes += bytes;
     read_before = 0;
     flops_of_call = flops;
-    trace_operator(name);
+    trace_operator(name, takes, o.t, o.count);
     began = clock_seconds();
     if (timed) {
         if (points_begun - points_read == POINTS)
@@ -182,10 +176,7 @@ void op_begin(const char *name, double flops, const char *takes, Operands o)
 
 void op_reads(const char *name, const char *takes, Tensor t)
 {
-    TraceAccess how = TRACE_READ;
-
-    check_operands(name, takes, &OPERANDS(t), &how);
-    trace_operand(t, how);
+    check_operands(name, takes, &OPERANDS(t));
     read_before += tensor_bytes(t);
 }
 

@@ -199,7 +199,7 @@ void square_sum_into(Tensor sum, const Tensor *list, int count)
 double square_sum(const Tensor *list, int count)
 {
     double total;
-    const Tensor sum = {.data = device_alloc(sizeof total), .dtype = F64};
+    const Tensor sum = {.data = device_alloc(sizeof total), .name = "sum", .dtype = F64};
 
     square_sum_into(sum, list, count);
     device_download(&total, sum.data, sizeof total);

@@ -3,22 +3,36 @@
 #include <stdlib.h>
 
 #include "error.h"
-#include "live.h"
 #include "options.h"
+
+#define LIST(Type) struct { Type *at; int64_t count, capacity; }
+#define APPEND(list, ...) \
+    do { \
+        if ((list).count == (list).capacity) { \
+            (list).capacity = (list).capacity ? 2 * (list).capacity : 16; \
+            (list).at = realloc((list).at, (list).capacity * sizeof *(list).at); \
+            if (!(list).at) \
+                fail("--trace: not enough memory on the host; try fewer --steps"); \
+        } \
+        (list).at[(list).count++] = (__VA_ARGS__); \
+    } while (0)
 
 enum { TRANSFER_ROWS = 32 };
 
-typedef struct {                /* tracked bytes at a moment */
+typedef struct {                /* an allocation, and the tracked bytes after it */
+    Tensor tensor;
+    Category category;
+    int64_t bytes;              /* negative: it was freed */
     DeviceEvent when;
     int64_t used[MEM_CATEGORIES];
-} Sample;
+} Allocation;
 
 static bool recording, tracing; /* spans; for --trace also memory */
 static int process;
 static double start;
 static LIST(TraceSpan) spans;
 static int64_t step_first = -1, step_end;       /* the spans of the step that trace_spans returns; -1: none */
-static LIST(Sample) samples;
+static LIST(Allocation) allocations;
 static int open_spans[16], depth;
 
 static void begin_span(const char *name, int row)
@@ -71,9 +85,20 @@ void trace_begin(const char *name)
     begin_span(name, TRACE_PROGRAM);
 }
 
-void trace_operator(const char *name)
+void trace_operator(const char *name, const char *takes, const Tensor *operands, int count)
 {
+    size_t length;
+
     begin_span(name, TRACE_OPERATOR);
+    if (!tracing)
+        return;
+    TraceSpan *s = &spans.at[spans.count - 1];
+    s->takes = takes;
+    FILE *text = open_memstream(&s->operands, &length);
+    for (int i = 0; i < count; i++)
+        fprintf(text, "%s%s %lld %lld", i ? "; " : "", operands[i].data ? operands[i].name : "none",
+                (long long)(intptr_t)operands[i].data, (long long)tensor_bytes(operands[i]));
+    fclose(text);
 }
 
 void trace_end(void)
@@ -116,60 +141,38 @@ void trace_transfer_was(int span, double begin, double end)
     spans.at[span].end.seconds = end;
 }
 
-void trace_memory(void)
+void trace_memory(Tensor t, Category category, int64_t bytes)
 {
     if (!tracing)
         return;
-    Sample s = {.when = device_event()};
+    APPEND(allocations, (Allocation){.tensor = t, .category = category, .bytes = bytes, .when = device_event()});
     for (int c = 0; c < MEM_CATEGORIES; c++)
-        s.used[c] = memory_entry(c).used;
-    APPEND(samples, s);
-}
-
-void trace_allocation(Tensor t, Category category)
-{
-    if (tracing)
-        live_allocation(t, category);
-}
-
-void trace_operand(Tensor t, TraceAccess access)
-{
-    if (tracing && t.data)
-        live_operand(t, access, spans.count);
+        allocations.at[allocations.count - 1].used[c] = memory_entry(c).used;
 }
 
 /* ---- The file ---- */
-
-static void write_counter(FILE *f, const char *name, double when, const int64_t *bytes)
-{
-    fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"C\",\"pid\":%d,\"ts\":%.3f,\"args\":{", name, process, when);
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        fprintf(f, "%s\"%s\":%lld", c ? "," : "", memory_name[c], (long long)bytes[c]);
-    fprintf(f, "}}");
-}
 
 void trace_write(FILE *f, bool first, bool last)
 {
     fprintf(f, "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
             first ? "[" : ",", process, process);
-    for (int64_t i = 0; i < spans.count; i++) {
-        TraceSpan *s = &spans.at[i];
+    for (TraceSpan *s = spans.at; s < spans.at + spans.count; s++) {
         const double begin = 1e6 * trace_seconds(&s->begin), end = 1e6 * trace_seconds(&s->end);
         fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f", s->name, process,
                 s->row, begin, end - begin);
+        if (s->operands)
+            fprintf(f, ",\"args\":{\"takes\":\"%s\",\"operands\":\"%s\"}", s->takes, s->operands);
         fprintf(f, s->group ? ",\"cat\":\"%s\"}" : "}", s->group);
     }
-    for (int64_t i = 0; i < samples.count; i++)
-        write_counter(f, "allocated", 1e6 * trace_seconds(&samples.at[i].when), samples.at[i].used);
-    const Change *changes;
-    const int64_t count = live_changes(&changes);
-    int64_t live[MEM_CATEGORIES] = {0};
-    for (const Change *c = changes; c < changes + count; c++) {
-        const Change *next = c + 1 < changes + count ? c + 1 : NULL;
-        TraceSpan *s = &spans.at[c->span];
-        live[c->category] += c->bytes;
-        if (!next || next->span != c->span || next->after != c->after)
-            write_counter(f, "live", 1e6 * trace_seconds(c->after ? &s->end : &s->begin), live);
+    for (Allocation *a = allocations.at; a < allocations.at + allocations.count; a++) {
+        const double when = 1e6 * trace_seconds(&a->when);
+        fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"i\",\"pid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"args\":{\"operands\":\"%s %lld "
+                "%lld\"}}", a->tensor.name, process, when, memory_name[a->category], a->tensor.name,
+                (long long)(intptr_t)a->tensor.data, (long long)a->bytes);
+        fprintf(f, ",\n{\"name\":\"allocated\",\"ph\":\"C\",\"pid\":%d,\"ts\":%.3f,\"args\":{", process, when);
+        for (int c = 0; c < MEM_CATEGORIES; c++)
+            fprintf(f, "%s\"%s\":%lld", c ? "," : "", memory_name[c], (long long)a->used[c]);
+        fprintf(f, "}}");
     }
     if (last)
         fprintf(f, "\n]\n");

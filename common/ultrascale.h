@@ -16,7 +16,6 @@
 #include "tensor.h"         /* a pointer, a name, a dtype, a shape */
 #include "memory.h"         /* the memory tracker: bytes by category, measured and predicted */
 #include "device.h"         /* the CPU or GPU: cpu/device.c, cuda/device.cu */
-#include "live.h"           /* live memory, for the timeline */
 #include "trace.h"          /* the timeline */
 #include "allocate.h"       /* allocating tensors */
 #include "formats.h"        /* bf16, fp16 and fp8 */

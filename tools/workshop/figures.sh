@@ -5,6 +5,11 @@ set -eu
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+fields() { # the fields of a --report, one per line
+    tr '{},' '\n\n\n' <"$work/report"
+}
+
 for figure in ${*:-00 01 02 03 04 06 07 08 09 10 planner}; do
     script=$(ls "$figure"_*/figures.sh "tools/$figure/figures.sh" 2>/dev/null) || [ "$script" ] || {
         echo "figures.sh: $figure has no figures.sh"
