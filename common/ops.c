@@ -195,14 +195,3 @@ void square_sum_into(Tensor sum, const Tensor *list, int count)
         op_reads("square_sum", "t N G", list[i]);
     OP_CALL(square_sum_into_kernel(sum, list, count), "square_sum", 0, "=sum 1 F64", sum);
 }
-
-double square_sum(const Tensor *list, int count)
-{
-    double total;
-    const Tensor sum = {.data = device_alloc(sizeof total), .name = "sum", .dtype = F64};
-
-    square_sum_into(sum, list, count);
-    device_download(&total, sum.data, sizeof total);
-    device_free(sum.data, sizeof total);
-    return total;
-}

@@ -77,7 +77,7 @@ typedef struct {
 } AdamWArguments;
 void adamw_update(Tensor params, Tensor copy /* of params, rounded; or NONE */, Tensor m /* REAL */,
                   Tensor v /* REAL */, Tensor gradients, AdamWArguments a);
-double square_sum(const Tensor *list, int count);       /* over all tensors, in double, in a fixed order; waits */
-void square_sum_into(Tensor sum, const Tensor *list, int count);        /* into (1) F64 on the device */
+void square_sum_into(Tensor sum, const Tensor *list, int count);        /* sum (1) F64: over all tensors, in double, in
+                                                                         * a fixed order */
 
 #endif

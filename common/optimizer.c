@@ -58,40 +58,32 @@ void adamw_step_scaled(AdamW *optimizer, double lr, Tensor gradient_scale)
     update(optimizer, (AdamWArguments){.lr = lr, .scale = gradient_scale});
 }
 
-/* Returns the gradients that this rank owns, one tensor per parameter and shard. The caller frees the list. */
-static Tensor *owned_gradients(const AdamW *o, int *count)
+void gradient_square_sum_into(Tensor sum, const AdamW *o)
 {
     const Layout *layout = o->layout;
     const int64_t capacity = layout->parameters + o->count;     /* a shard may end within a parameter */
     Tensor *owned = host_alloc(capacity * sizeof *owned, "a list of gradients");
+    int count = 0;
 
-    *count = 0;
     for (int i = 0; i < o->count; i++)
         for (int k = 0; k < layout->parameters; k++) {
             const Range r = overlap(&layout->table[k], &o->shards[i]);
             if (layout->table[k].owned && r.count)
-                owned[(*count)++] = tensor_range(o->shards[i].gradients, r.first, r.count);
+                owned[count++] = tensor_range(o->shards[i].gradients, r.first, r.count);
         }
-    return owned;
+    square_sum_into(sum, owned, count);
+    free(owned);
 }
 
 double gradient_square_sum(const AdamW *optimizer)
 {
-    int count;
-    Tensor *owned = owned_gradients(optimizer, &count);
-    const double sum = square_sum(owned, count);
+    double total;
+    const Tensor sum = {.data = device_alloc(sizeof total), .name = "squares", .dtype = F64};
 
-    free(owned);
-    return sum;
-}
-
-void gradient_square_sum_into(Tensor sum, const AdamW *optimizer)
-{
-    int count;
-    Tensor *owned = owned_gradients(optimizer, &count);
-
-    square_sum_into(sum, owned, count);
-    free(owned);
+    gradient_square_sum_into(sum, optimizer);
+    device_download(&total, sum.data, sizeof total);
+    device_free(sum.data, sizeof total);
+    return total;
 }
 
 /* A rank's elements of one parameter: the first one in the full parameter, how many, and a hash of their bits. */

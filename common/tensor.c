@@ -25,10 +25,9 @@ Range range_split_last(int64_t count, double more, int r, int n)
 
 int64_t equal_share(int64_t count, int n, const char *what)
 {
-    if (count % n && count <= 65536)
-        fail("%s %lld is not divisible by %d ranks; use %s", what, (long long)count, n, divisors_text(count));
     if (count % n)
-        fail("%s %lld is not divisible by %d ranks", what, (long long)count, n);
+        fail("%s %lld is not divisible by %d ranks%s", what, (long long)count, n,
+             count > 65536 ? "" : format_text("; use %s", divisors_text(count)));
     return count / n;
 }
 

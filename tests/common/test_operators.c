@@ -313,10 +313,9 @@ static void square_sums(void **state)
         long double want = 0;
         for (int64_t i = 0; i < count; i++)
             want += (long double)data(x)[i] * data(x)[i];
-        assert_true(fabsl(square_sum(&x, 1) - want) <= 1e-13L * want);
         const Tensor sum = guarded(F64, "sum", shape(1));
         square_sum_into(sum, &x, 1);
-        assert_true(tensor_item(sum) == square_sum(&x, 1));
+        assert_true(fabsl(tensor_item(sum) - want) <= 1e-13L * want);
         add_to_hash(sum);
         guarded_release();
     }
