@@ -62,18 +62,12 @@ static void write_shards(const Safetensors *file, int first, const AdamW *optimi
     }
 }
 
-/* Finds the parameter's tensor, named prefix + its name. upcycled: an expert has that of the MLP, "mlp.experts.5.x" is
- * "mlp.x"; a router has none: NULL. */
-static const SafeTensor *find(const Safetensors *file, const char *prefix, const ParamInfo *p, bool upcycled)
+/* Finds the parameter's tensor, named prefix + its name. */
+static const SafeTensor *find(const Safetensors *file, const char *prefix, const ParamInfo *p)
 {
-    const char *expert = upcycled ? strstr(p->name, "experts.") : NULL;
-    char name[96];
-
-    if (upcycled && strstr(p->name, "mlp.gate."))
-        return NULL;
-    snprintf(name, sizeof name, "%s%.*s%s", prefix, expert ? (int)(expert - p->name) : 0, p->name,
-             expert ? strchr(expert + strlen("experts."), '.') + 1 : p->name);
+    const char *name = format_text("%s%s", prefix, p->name);
     const SafeTensor *t = safetensors_find(file, name);
+
     if (!t)
         fail("%s: expected a tensor %s, which is not there", file->path, name);
     if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols)
@@ -84,19 +78,15 @@ static const SafeTensor *find(const Safetensors *file, const char *prefix, const
 }
 
 /* Reads one of the four tensors of each of this rank's shards. */
-static void read_shards(const Safetensors *file, const char *prefix, const AdamW *optimizer, Which which, bool upcycled)
+static void read_shards(const Safetensors *file, const char *prefix, const AdamW *optimizer, Which which)
 {
     for (int i = 0; i < optimizer->count; i++) {
         const ParamShard *shard = &optimizer->shards[i];
         const Tensor t = which_of(shard, which);
         real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
-        if (upcycled)
-            tensor_to_host(host, t);                    /* what is not in the file stays */
         for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
-            const SafeTensor *tensor = find(file, prefix, s.param, upcycled);
+            const SafeTensor *tensor = find(file, prefix, s.param);
             real *x = host + s.in_range;
-            if (!tensor)
-                continue;
             safetensors_read(file, tensor, s.in_full, s.count, x, REAL == F64);
             for (int64_t k = 0; k < s.count; k++)
                 if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
@@ -190,24 +180,17 @@ static const struct {
     bool standard;
 } config_keys[] = {
     {"num_hidden_layers", "--layers"}, {"hidden_size", "--hidden"}, {"num_attention_heads", "--heads"},
-    {"vocab_size", "--vocab"}, {"model_type"}, {"intermediate_size"}, {"hidden_act"},
-    {"num_local_experts", "--experts", true}, {"num_experts_per_tok", "--top-k", true}, {"use_parallel_residual"},
-    {"tie_word_embeddings"}, {"attention_bias", NULL, true}, {"layer_norm_eps", NULL, true}, {"rotary_pct"},
-    {"rotary_emb_base", NULL, true}, {"rope_theta", NULL, true}, {"rope_scaling", NULL, true},
-    {"rope_parameters", NULL, true},
+    {"vocab_size", "--vocab"}, {"num_local_experts", "--experts"}, {"num_experts_per_tok", "--top-k"}, {"model_type"},
+    {"intermediate_size"}, {"hidden_act"}, {"use_parallel_residual"}, {"tie_word_embeddings"},
+    {"attention_bias", NULL, true}, {"layer_norm_eps", NULL, true}, {"rotary_pct"}, {"rotary_emb_base", NULL, true},
+    {"rope_theta", NULL, true}, {"rope_scaling", NULL, true}, {"rope_parameters", NULL, true},
 };
 
-/* Fails unless config.json describes the run's model. Returns whether that has experts, but the checkpoint has none. */
-static bool config_check(const char *path, Config c)
+/* Fails unless config.json describes the run's model. */
+static void config_check(const char *path, Config c)
 {
-    cJSON *theirs = json_read(path);
-    const bool upcycled = c.experts && !cJSON_HasObjectItem(theirs, "num_local_experts");
+    cJSON *theirs = json_read(path), *ours = config_json(c);
 
-    if (upcycled && c.expert_width != 4 * c.hidden)
-        fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
-             path, 4 * c.hidden, c.expert_width);
-    c.experts = upcycled ? 0 : c.experts;
-    cJSON *ours = config_json(c);
     cJSON_AddNumberToObject(ours, "rope_theta", 10000);
     cJSON_AddItemToObject(ours, "rope_parameters", cJSON_Parse(         /* transformers 5 has rotary_pct in it */
         "{\"partial_rotary_factor\": 1, \"rope_theta\": 10000, \"rope_type\": \"default\"}"));
@@ -218,14 +201,13 @@ static bool config_check(const char *path, Config c)
         const cJSON *is = cJSON_GetObjectItemCaseSensitive(theirs, key);
         const cJSON *needed = cJSON_GetObjectItemCaseSensitive(ours, key);
         const bool missing = !is || cJSON_IsNull(is);
-        if (missing ? !config_keys[i].standard : !cJSON_Compare(is, needed, true))
+        if (missing ? needed && !config_keys[i].standard : !cJSON_Compare(is, needed, true))
             fail("%s: \"%s\" is %s, but this run's model has %s%s%s", path, key,
                  missing ? "missing" : cJSON_PrintUnformatted(is), needed ? cJSON_PrintUnformatted(needed) : "none",
-                 option ? " by " : "", option ? option : "");
+                 needed && option ? " by " : "", needed && option ? option : "");
     }
     cJSON_Delete(theirs);
     cJSON_Delete(ours);
-    return upcycled;
 }
 
 static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
@@ -298,7 +280,7 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
         fail(access(old, F_OK) ? "--load %s: there is no such checkpoint"
              : "--load %1$s is missing, but %2$s holds the save before: mv %2$s %1$s", directory, old);
     free(old);
-    s->upcycled = config_check(path_of(directory, CONFIG), config);
+    config_check(path_of(directory, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
         fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",
@@ -324,13 +306,13 @@ void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *
 {
     Safetensors model = safetensors_open(path_of(directory, MODEL));
 
-    read_shards(&model, "", optimizer, PARAMS, state->upcycled);
+    read_shards(&model, "", optimizer, PARAMS);
     safetensors_close(&model);
     if (state->weights_only)
         return;
     Safetensors moments = safetensors_open(path_of(directory, OPTIMIZER));
-    read_shards(&moments, "m.", optimizer, MOMENT_M, state->upcycled);
-    read_shards(&moments, "v.", optimizer, MOMENT_V, state->upcycled);
+    read_shards(&moments, "m.", optimizer, MOMENT_M);
+    read_shards(&moments, "v.", optimizer, MOMENT_V);
     safetensors_close(&moments);
     optimizer->step = state->optimizer_step;
     for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {

@@ -183,7 +183,7 @@ int run_load(AdamW *optimizer)
 {
     const int64_t of_rank = (int64_t)options.micro_batch * options.accumulate;
 
-    for (int i = 0; i < optimizer->count && (!options.load || state.upcycled); i++)
+    for (int i = 0; i < optimizer->count && !options.load; i++)
         params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     if (options.load)
         checkpoint_load(options.load, optimizer, &state);
@@ -197,10 +197,10 @@ int run_load(AdamW *optimizer)
                  options.micro_batch, options.accumulate, ranks > 1 ? format_text(" x dp %lld", ranks) : "",
                  number_text(global_batch), options.config.seq, number_text(global_batch * options.config.seq));
     if (options.load)
-        print_rank_0("%s %s at step %d%s%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
+        print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
                      options.load, first_step,
                      state.weights_only ? ", without trainer.json and optimizer.safetensors" : "",
-                     state.upcycled ? ", each expert a copy of its MLP" : "", first_step < options.steps ? ""
+                     first_step < options.steps ? ""
                      : format_text("; nothing to do: --steps must exceed %d", first_step));
     print_rank_0("\n");
     run_began = step_began = clock_seconds();

@@ -152,8 +152,7 @@ static const struct {
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
     {1, EXPERTS, 1, "--seq 10 --span 4", "--span: expected a divisor of --seq 10, got 4"},
     {1, EXPERTS, 2, "--experts 4096 --micro-batch 60000", " rows and tensors of "},
-    {1, EXPERTS, 1, "--load dense",
-     "the model has no experts; to make each one a copy of its MLP, --expert-width must be 192, got 96"},
+    {1, EXPERTS, 1, "--load dense", "\"num_local_experts\" is missing, but this run's model has 8 by --experts"},
     {1, EXPERTS, 1, "--load mixture --experts 6", "\"num_local_experts\" is 8, but this run's model has 6 by "},
     {FIVE, 1, "--pp 2 --ep 4",
      "--ep: the ranks of a pipeline stage, tp x cp x dp = 2 is not divisible by 4 ranks; use 1 or 2"},
@@ -161,7 +160,7 @@ static const struct {
      "--span: expected a divisor of 12, so that no sequence chunk (24 tokens) and no rank (12 rows) has a part of a "
      "span, got 24"},
     {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
-    {1, "01_single_gpu", 1, "--load mixture", "\"model_type\" is \"gpt_neox_moe\", but this run's model has "},
+    {1, "01_single_gpu", 1, "--load mixture", "\"num_local_experts\" is 8, but this run's model has none"},
 };
 
 /* Each rank that finds the mistake may print its line, and no rank prints anything else. */
