@@ -218,7 +218,7 @@ static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
     cJSON_AddNumberToObject(json, "tokens", s->tokens);
     cJSON_AddNumberToObject(json, "optimizer_step", s->optimizer_step);
     cJSON_AddStringToObject(json, "seed", format_text("%llu", (unsigned long long)s->seed));    /* numbers: doubles */
-    cJSON_AddStringToObject(json, "data", format_text("%llu", (unsigned long long)data_hash()));
+    cJSON_AddStringToObject(json, "data", format_text("%llu", (unsigned long long)data_file.hash));
     for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++)
         cJSON_AddNumberToObject(json, k->name, *k->value);
     cJSON_AddItemToObject(json, "arguments", cJSON_CreateStringArray((const char *const *)argv, argc));
@@ -298,7 +298,7 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
         fail("%s: \"seed\": expected an integer from 0 to 2^64 - 1 in quotes, got %s", path,
              seed ? cJSON_PrintUnformatted(seed) : "nothing");
     const cJSON *data = cJSON_GetObjectItemCaseSensitive(trainer, "data");
-    if (cJSON_IsString(data) && strcmp(data->valuestring, format_text("%llu", (unsigned long long)data_hash())))
+    if (cJSON_IsString(data) && strcmp(data->valuestring, format_text("%llu", (unsigned long long)data_file.hash)))
         print_rank_0("--data %s: these are not the tokens with which %s was trained\n", options.data, directory);
 }
 

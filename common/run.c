@@ -99,7 +99,7 @@ static void open_files(void)
     if (options.load)
         checkpoint_open(options.load, options.config, &state);
     options.seed = state.seed;
-    comm_check_same("--data", data_hash());
+    comm_check_same("--data", data_file.hash);
 }
 
 static void print_summary(const char *carrier, bool tf32)
@@ -121,8 +121,8 @@ static void print_summary(const char *carrier, bool tf32)
                  options.pretend ? " (simulated)" : "");
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
-    print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_kind(), number_text(data_tokens()),
-                 number_text(data_validation_tokens()));
+    print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_file.kind,
+                 number_text(data_file.training), number_text(data_file.validation));
 }
 
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)

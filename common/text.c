@@ -16,7 +16,7 @@
 int64_t evaluation_batches(void)
 {
     enum { SEQUENCES = 64 };                    /* enough for two digits; all of them would take longer than training */
-    const int64_t B = options.micro_batch, all = data_validation_tokens() / (B * options.config.seq);
+    const int64_t B = options.micro_batch, all = data_file.validation / (B * options.config.seq);
     const int64_t enough = (SEQUENCES + B - 1) / B, most = all < 1 ? 1 : all;
 
     return most < enough ? most : enough;

@@ -231,8 +231,8 @@ static void validation_tokens_stay_apart(void **state)
         bool reached[TRAINING] = {false};
 
         open_data(path, TOKENS, T);
-        assert_int_equal(data_tokens(), TRAINING);
-        assert_int_equal(data_validation_tokens(), VALIDATION);
+        assert_int_equal(data_file.training, TRAINING);
+        assert_int_equal(data_file.validation, VALIDATION);
         for (int64_t step = 0; step < 2000; step++) {
             batch_load(batch, step, 0, 0);
             for (int i = 0; i < 7 * T; i++) {
@@ -299,9 +299,9 @@ static void files_of_all_kinds(void **state)
     };
     for (size_t k = 0; k < sizeof files / sizeof *files; k++) {
         open_data(files[k].path, files[k].vocab, 5);
-        assert_string_equal(data_kind(), kinds[files[k].bytes / 2]);
-        assert_int_equal(data_tokens(), 90);
-        assert_int_equal(data_validation_tokens(), 10);
+        assert_string_equal(data_file.kind, kinds[files[k].bytes / 2]);
+        assert_int_equal(data_file.training, 90);
+        assert_int_equal(data_file.validation, 10);
         const int64_t start = random_bits(options.seed, STREAM_BATCHES, 4, 2) % 85;
         data_sequence(4, 2, sequence);
         for (int i = 0; i <= 5; i++)
