@@ -70,10 +70,9 @@ static const SafeTensor *find(const Safetensors *file, const char *prefix, const
 
     if (!t)
         fail("%s: expected a tensor %s, which is not there", file->path, name);
-    if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols)
-        || !safetensors_is_float(t))
-        fail("%s: %s has %d dimensions, the first %lld, of %s; expected (%lld, %lld) of F64, F32, F16 or BF16",
-             file->path, name, t->dims, (long long)t->shape[0], t->dtype, (long long)p->rows, (long long)p->cols);
+    if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols))
+        fail("%s: %s has %d dimensions, the first %lld; expected (%lld, %lld)", file->path, name, t->dims,
+             (long long)t->shape[0], (long long)p->rows, (long long)p->cols);
     return t;
 }
 
@@ -86,29 +85,19 @@ static void read_shards(const Safetensors *file, const char *prefix, const AdamW
         real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
         for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
             const SafeTensor *tensor = find(file, prefix, s.param);
-            real *x = host + s.in_range;
-            safetensors_read(file, tensor, s.in_full, s.count, x, REAL == F64);
-            for (int64_t k = 0; k < s.count; k++)
-                if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
-                    fail("%s: %s has %g at element %lld, but a finite number%s is needed", file->path, tensor->name,
-                         x[k], (long long)(s.in_full + k), which == MOMENT_V ? " of at least 0" : "");
+            double *numbers = host_alloc(s.count * sizeof *numbers, file->path);
+            safetensors_read(file, tensor, s.in_full, s.count, numbers);
+            for (int64_t k = 0; k < s.count; k++) {
+                const real x = host[s.in_range + k] = numbers[k];
+                if (!isfinite(x) || (which == MOMENT_V && x < 0))
+                    fail("%s: %s has %g at element %lld, but a finite number%s is needed", file->path, tensor->name, x,
+                         (long long)(s.in_full + k), which == MOMENT_V ? " of at least 0" : "");
+            }
+            free(numbers);
         }
         tensor_from_host(t, host);
         free(host);
     }
-}
-
-/* Rank 0 creates the file; then all open it. */
-static Safetensors create_shared(const char *path, const SafeTensor *tensors, int count)
-{
-    Safetensors file;
-
-    if (comm_rank(world) == 0)
-        file = safetensors_create(path, tensors, count, true);
-    comm_barrier(world);
-    if (comm_rank(world) != 0)
-        file = safetensors_create(path, tensors, count, false);
-    return file;
 }
 
 /* ---- JSON ---- */
@@ -249,12 +238,13 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
         json_write(path_of(tmp, CONFIG), config_json(optimizer->layout->config));
         json_write(path_of(tmp, TRAINER), trainer_json(&state, argc, argv));
     }
+    comm_barrier(world);                        /* DIR.tmp is there */
     tensors_of(optimizer->layout, "", tensors);
-    Safetensors model = create_shared(path_of(tmp, MODEL), tensors, count);
+    Safetensors model = safetensors_create(path_of(tmp, MODEL), tensors, count);
     write_shards(&model, 0, optimizer, PARAMS);
     safetensors_close(&model);
     tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
-    Safetensors moments = create_shared(path_of(tmp, OPTIMIZER), tensors, 2 * count);
+    Safetensors moments = safetensors_create(path_of(tmp, OPTIMIZER), tensors, 2 * count);
     write_shards(&moments, 0, optimizer, MOMENT_M);
     write_shards(&moments, count, optimizer, MOMENT_V);
     safetensors_close(&moments);
@@ -338,7 +328,7 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
         tensors[i] = (SafeTensor){.dtype = "I64", .dims = 2, .shape = {sequences, seq}};
         strcpy(tensors[i].name, i ? "batch.targets" : "batch.inputs");
     }
-    Safetensors file = create_shared(path, tensors, count + 2);
+    Safetensors file = safetensors_create(path, tensors, count + 2);
     write_shards(&file, 2, optimizer, GRADIENTS);
     if (comm_rank(world) == 0) {
         int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");
