@@ -199,13 +199,13 @@ static void config_check(const char *path, Config c)
     cJSON_Delete(ours);
 }
 
-static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
+static cJSON *trainer_json(const TrainState *s, int64_t updates, int argc, char **argv)
 {
     cJSON *json = cJSON_CreateObject();
 
     cJSON_AddNumberToObject(json, "step", s->step);
     cJSON_AddNumberToObject(json, "tokens", s->tokens);
-    cJSON_AddNumberToObject(json, "optimizer_step", s->optimizer_step);
+    cJSON_AddNumberToObject(json, "optimizer_step", updates);
     cJSON_AddStringToObject(json, "seed", format_text("%llu", (unsigned long long)s->seed));    /* numbers: doubles */
     cJSON_AddStringToObject(json, "data", format_text("%llu", (unsigned long long)data_file.hash));
     for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++)
@@ -222,7 +222,6 @@ void checkpoint_claim(const char *directory, Config config)
 
     if (comm_rank(world) == 0)
         directory_claim(directory, files, 3 * model, 2 * model);        /* the weights, and two moments in one file */
-    comm_barrier(world);                        /* a trial is over that renames DIR, which ranks may load next */
 }
 
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
@@ -231,12 +230,11 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
     char *tmp = directory_beside(directory, ".tmp");
 
-    state.optimizer_step = optimizer->step;
     if (comm_rank(world) == 0) {
         if (mkdir(tmp, 0755) && errno != EEXIST)
             fail("--save %s: cannot create %s: %s", directory, tmp, strerror(errno));
         json_write(path_of(tmp, CONFIG), config_json(optimizer->layout->config));
-        json_write(path_of(tmp, TRAINER), trainer_json(&state, argc, argv));
+        json_write(path_of(tmp, TRAINER), trainer_json(&state, optimizer->step, argc, argv));
     }
     comm_barrier(world);                        /* DIR.tmp is there */
     tensors_of(optimizer->layout, "", tensors);
@@ -281,7 +279,6 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
     const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
     s->step = json_integer(trainer, path, "step");
     s->tokens = json_integer(trainer, path, "tokens");
-    s->optimizer_step = json_integer(trainer, path, "optimizer_step");
     if (cJSON_IsString(seed) && seed->valuestring[0] >= '0' && seed->valuestring[0] <= '9')
         s->seed = strtoull(seed->valuestring, &end, 10);
     if (*end)
@@ -304,7 +301,7 @@ void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *
     read_shards(&moments, "m.", optimizer, MOMENT_M);
     read_shards(&moments, "v.", optimizer, MOMENT_V);
     safetensors_close(&moments);
-    optimizer->step = state->optimizer_step;
+    optimizer->step = json_integer(trainer, path_of(directory, TRAINER), "optimizer_step");
     for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {
         const cJSON *x = cJSON_GetObjectItemCaseSensitive(trainer, k->name);    /* if its program has the same number */
         if (x && (!cJSON_IsNumber(x) || !(x->valuedouble >= 0) || !isfinite(x->valuedouble)))

@@ -30,7 +30,6 @@ enum { SAVED_VALUES = 4 };
 
 typedef struct {
     int64_t step, tokens;           /* since the start of training */
-    int64_t optimizer_step;         /* AdamW's update count */
     uint64_t seed;
     bool weights_only;              /* the checkpoint has no trainer.json */
     SavedValue kept[SAVED_VALUES];

@@ -100,19 +100,10 @@ void directory_claim(const char *directory, const char *const *files, int64_t by
         fail("--save %s: expected a checkpoint or a new directory, because the next checkpoint replaces it and %s, but "
              "one is a file or link, or has other files; use another name, or move them out", directory, old);
 
-    /* tries what a save needs, and leaves all as it was: DIR, or an empty one, becomes DIR.old and DIR again */
+    /* tries what a save needs, and leaves all as it was */
     if ((mkdir(tmp, 0755) && errno != EEXIST) || access(format_text("%s/", tmp), W_OK | X_OK))
         fail("--save %s: cannot create %s: %s", directory, tmp, strerror(errno));
     rmdir(tmp);                                 /* if it is empty */
-    if (access(old, F_OK)) {
-        const bool created = mkdir(place, 0755) == 0;
-        const int error = rename(place, old) || rename(old, place) ? errno : 0;
-        if (created)
-            rmdir(place);
-        if (error)
-            fail("--save %s: the next checkpoint will replace it, but it cannot be renamed to %s: %s; if it is "
-                 "a mount point, use --save %s/NAME", directory, old, strerror(error), place);
-    }
     const double room = fstatvfs(file, &disk) ? 0 : (double)disk.f_bavail * disk.f_frsize;
     if (room && bytes > room)                   /* 0: a file system without this number */
         fail("--save %s: expected room for a checkpoint of %s, but its disk has %s", directory, bytes_text(bytes),
