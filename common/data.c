@@ -161,13 +161,3 @@ void batch_validation(Batch batch, int64_t i, int64_t pieces, int64_t first)
         starts[b] = data_file.training + (n > 1 ? last * (i * B + b) / (n - 1) : 0) + first;
     load(batch, B, starts);
 }
-
-void batch_tokens(Batch batch, const int32_t *tokens)
-{
-    int32_t *none = host_alloc(tensor_bytes(batch.targets), "targets");
-
-    memset(none, 0xff, tensor_bytes(batch.targets));            /* -1 */
-    device_upload(batch.inputs.data, tokens, tensor_bytes(batch.inputs));
-    device_upload(batch.targets.data, none, tensor_bytes(batch.targets));
-    free(none);
-}

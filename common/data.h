@@ -39,9 +39,6 @@ void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t token);
  * each; of each sequence its T tokens from number `token`. */
 void batch_validation(Batch batch, int64_t i, int64_t pieces, int64_t token);
 
-/* Fills a batch's inputs from the host; targets become -1 (no target). */
-void batch_tokens(Batch batch, const int32_t *tokens);
-
 /* Copies sequence g of a step to the host: seq + 1 tokens, of which the first seq are the inputs and the last seq the
  * targets. */
 void data_sequence(int64_t step, int64_t g, int64_t *tokens);

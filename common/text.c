@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "comm.h"
+#include "device.h"
 #include "error.h"
 #include "formats.h"
 #include "ops.h"
@@ -87,7 +88,7 @@ void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor lo
         /* the last T tokens, or all; what follows them in the window has no effect, since attention is causal */
         const int64_t first = n > T ? n - T : 0;
         memcpy(window, tokens + first, (n - first) * sizeof *window);
-        batch_tokens(batch, window);
+        device_upload(batch.inputs.data, window, tensor_bytes(batch.inputs));
         loss_of(batch);
         linear_forward(row, tensor_range(final, n - first - 1, 1), embedding, NONE);
         tensor_to_host(last, row);

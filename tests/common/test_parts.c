@@ -206,12 +206,6 @@ static void batches_are_a_function(void **state)
         assert_true(!memcmp(one.inputs.data, other.inputs.data, tensor_bytes(one.inputs)) == (i == 3));
     }
     assert_memory_equal(one.targets.data, other.targets.data, tensor_bytes(one.targets));
-
-    const int32_t given[5 * T] = {7, 8, 9};
-    batch_tokens(one, given);
-    assert_memory_equal(one.inputs.data, given, sizeof given);
-    for (int i = 0; i < 5 * T; i++)
-        assert_int_equal(token_at(one.targets, 0, i), -1);
 }
 
 /* Each token is its own place in the file. Batches reach every training token, to the last, and no other. Validation
