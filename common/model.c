@@ -21,11 +21,6 @@ Placement replica(int number)
 /* Of a block, and the first of them, which are replicated; of a block with experts; of an expert. */
 enum { BLOCK_PARAMETERS = 12, REPLICATED = 6, ROUTED_PARAMETERS = 9, EXPERT_PARAMETERS = 4 };
 
-static int block_parameters(Config c)
-{
-    return c.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
-}
-
 static int unit_count(Config c)
 {
     return c.experts ? 2 * c.layers + 2 : c.layers + 2;
@@ -101,7 +96,8 @@ Layout layout_create(Config config, Placement at)
         {"dense_h_to_4h.bias", "up_bias", F, .row_group = 1},
         {"dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .std = into_residual},
         {"dense_4h_to_h.bias", "down_bias", H}};
-    const int per_block = block_parameters(config), of_experts = config.experts * EXPERT_PARAMETERS;
+    const int per_block = config.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
+    const int of_experts = config.experts * EXPERT_PARAMETERS;
     Layout l = {.config = config};
 
     l.units = host_alloc(unit_count(config) * sizeof *l.units, "a layout");
@@ -186,7 +182,7 @@ static Tensor view_of(const Layout *layout, int parameter, int unit, Tensor buff
 Params params_view_units(const Layout *layout, const Tensor *units)
 {
     const Config c = layout->config;
-    const int layers = c.layers, per_block = block_parameters(c);
+    const int layers = c.layers, per_block = c.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
     Params p = {.embedding = view_of(layout, 0, 0, units[0]),
                 .blocks = host_alloc(layers * sizeof(BlockParams), "views"),
                 .units = host_alloc(unit_count(c) * sizeof(Tensor), "views")};

@@ -47,8 +47,10 @@ void memory_check_fits(void)
              ranks > 1 ? format_text(" for %d ranks together", ranks) : "", bytes_text(available));
 }
 
-void memory_print(void)
+bool memory_check(void)
 {
+    bool differs = false;
+
     print_rank_0("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const MemoryStats e = memory_entry(c);
@@ -58,6 +60,11 @@ void memory_print(void)
         if (e.formula)
             print_rank_0(" %16s  %s", number_text(e.playbook), e.formula);
         print_rank_0("%s\n", e.peak == e.predicted ? "" : "  DIFFERS");
+        if (e.peak == e.predicted)
+            continue;
+        fprintf(stderr, "%s: rank %d: the peak of %s is %lld bytes, but predict() gives %.0f\n", error_name(),
+                comm_rank(world), memory_name[c], (long long)e.peak, e.predicted);
+        differs = true;
     }
     print_rank_0("%-14s %16s %16s\n", "total", number_text(memory_total().peak),
                  number_text(memory_total().predicted));
@@ -67,6 +74,7 @@ void memory_print(void)
             "blocks have no dropout)\n");
     if (REAL == F64)
         print_rank_0("(with 8 bytes per number in place of the playbook's 4: this program computes in float64)\n");
+    return differs;
 }
 
 static CommStats sent[64];              /* in the last step that was checked */
@@ -92,21 +100,6 @@ int traffic_of_step(const CommStats **stats)
 {
     *stats = sent;
     return sent_count;
-}
-
-bool memory_check(void)
-{
-    bool differs = false;
-
-    for (int c = 0; c < MEM_CATEGORIES; c++) {
-        const MemoryStats e = memory_entry(c);
-        if (e.peak == e.predicted)
-            continue;
-        fprintf(stderr, "%s: rank %d: the peak of %s is %lld bytes, but predict() gives %.0f\n", error_name(),
-                comm_rank(world), memory_name[c], (long long)e.peak, e.predicted);
-        differs = true;
-    }
-    return differs;
 }
 
 void traffic_print(void)

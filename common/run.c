@@ -21,7 +21,6 @@
 #include "timeline.h"
 #include "trace.h"
 
-static const char *program_name;
 static int arguments;
 static char **argument;
 static int64_t global_batch;            /* sequences per step */
@@ -71,11 +70,6 @@ static double peak_flops(void)
     return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops(matmul_dtype));
 }
 
-static const char *peak_text(void)
-{
-    return format_text("%.0f GFLOP/s", peak_flops() / 1e9);
-}
-
 /* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a
  * barrier. */
 static double trace_start(void)
@@ -107,7 +101,7 @@ static void print_summary(const char *carrier, bool tf32)
     const Config *c = &options.config;
     const bool several = comm_size(world) > 1;
 
-    print_rank_0("%s%s\n", program_name,
+    print_rank_0("%s%s\n", error_name(),
                  options.pretend ? " on simulated hardware (--pretend): times are not this machine's" : "");
     print_rank_0("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
                  c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
@@ -116,8 +110,8 @@ static void print_summary(const char *carrier, bool tf32)
                      c->expert_width, c->top_k, number_text(model_active_parameters(*c)));
     if (several)
         print_rank_0("%s\n", comm_rank_table());
-    print_rank_0("device  %s%s, %s of matmul%s%s%s\n", device_name(), several ? " per rank" : "", peak_text(),
-                 several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
+    print_rank_0("device  %s%s, %.0f GFLOP/s of matmul%s%s%s\n", device_name(), several ? " per rank" : "",
+                 peak_flops() / 1e9, several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
                  options.pretend ? " (simulated)" : "");
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
@@ -127,7 +121,6 @@ static void print_summary(const char *carrier, bool tf32)
 
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    program_name = program;
     arguments = argc, argument = argv;
     error_set_program(program);
     comm_begin(&argc, &argv);
@@ -167,9 +160,9 @@ void run_set_matmul_dtype(DType dtype)
     matmul_dtype = dtype;
     if (dtype == REAL)
         return;
-    print_rank_0("matmul  %s%s: %s\n", dtype_name(dtype), device_supports(dtype) == SUPPORT_EMULATED
+    print_rank_0("matmul  %s%s: %.0f GFLOP/s\n", dtype_name(dtype), device_supports(dtype) == SUPPORT_EMULATED
                  ? format_text(", emulated (stored as %s, multiplied as %s)", dtype_name(dtype), dtype_name(REAL)) : "",
-                 peak_text());
+                 peak_flops() / 1e9);
 }
 
 void run_register_state(const char *name, double *value)
@@ -236,7 +229,6 @@ bool run_continues(int step)
     for (int i = 0; i < 3 && !stopping; i++)
         signal(signals[i], SIG_DFL);            /* nothing is left to save */
     differs |= memory_check();
-    memory_print();
     traffic_print();
     print_rank_0("%s", waits);
     timeline_draw();
@@ -275,13 +267,11 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
     const bool terminal = print_to_terminal(), stays = step % 10 == 0 || step >= options.steps || stopping;
     const char *dim = terminal ? "\033[2m" : "", *bold = terminal ? "\033[1m" : "", *plain = terminal ? "\033[0m" : "";
     const int filled = 10.0 * (step - first_step) / (options.steps - first_step);
-    char bar[16] = "";
+    const char *bar = terminal ? format_text("%.*s%.*s ", filled, "##########", 10 - filled, "..........") : "";
 
     if (terminal && now - printed < 0.1 && !stays)
         return;
     printed = now;
-    for (int i = 0; i < 10 && terminal; i++)
-        strcat(bar, i == 9 ? (i < filled ? "# " : ". ") : i < filled ? "#" : ".");
     print_status(stays, format_text("%sstep %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak %s  "
                                     "%s left%s", bar, step, options.steps, bold, r.loss, plain,
                                     r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,
