@@ -15,10 +15,6 @@
 #include "random.h"
 
 /* llm.c's headers of token files: 256 int32, the first ones magic, version and number of tokens. */
-typedef struct {
-    int magic, version, width;
-} Header;
-static const Header headers[] = {{20240520, 1, 2}, {20240801, 7, 4}};          /* GPT-2's, and Llama 3's */
 enum { HEADER_BYTES = 256 * 4 };
 
 static int file, width, first_byte; /* descriptor; bytes per token; where tokens begin */
@@ -75,7 +71,6 @@ void data_open(void)
 {
     const char *path = options.data, *dot = strrchr(path, '.');
     const int seq = options.config.seq;
-    const Header *header = NULL;
     int32_t begin[3] = {0};
     struct stat s;
 
@@ -86,10 +81,10 @@ void data_open(void)
         fail("--data %s: expected a regular file of text or tokens, but this is none", path);
     if (pread(file, begin, sizeof begin, 0) < 0)
         fail("--data %s: %s", path, strerror(errno));
-    for (const Header *h = headers; h < headers + 2; h++)
-        header = begin[0] == h->magic && begin[1] == h->version ? h : header;
+    const bool gpt2 = begin[0] == 20240520 && begin[1] == 1, llama3 = begin[0] == 20240801 && begin[1] == 7;
+    const bool header = gpt2 || llama3;
     first_byte = header ? HEADER_BYTES : 0;
-    width = header ? header->width : !dot || strcmp(dot, ".bin") ? 1 : options.config.vocab > 65536 ? 4 : 2;
+    width = gpt2 ? 2 : llama3 ? 4 : !dot || strcmp(dot, ".bin") ? 1 : options.config.vocab > 65536 ? 4 : 2;
     data_file.kind = width == 1 ? "text, one token per byte" : width == 2 ? "uint16 tokens" : "uint32 tokens";
     const int64_t bytes = s.st_size - first_byte, tokens = bytes / width;
     if (bytes < 0 || bytes % width || (header && begin[2] != tokens))
