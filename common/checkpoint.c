@@ -228,7 +228,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 {
     const int count = optimizer->layout->parameters;
     SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
-    char *tmp = directory_beside(directory, ".tmp");
+    const char *tmp = directory_beside(directory, ".tmp");
 
     if (comm_rank(world) == 0) {
         if (mkdir(tmp, 0755) && errno != EEXIST)
@@ -239,12 +239,12 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     comm_barrier(world);                        /* DIR.tmp is there */
     tensors_of(optimizer->layout, "", tensors);
     Safetensors model = safetensors_create(path_of(tmp, MODEL), tensors, count);
-    write_shards(&model, 0, optimizer, PARAMS);
-    safetensors_close(&model);
     tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
     Safetensors moments = safetensors_create(path_of(tmp, OPTIMIZER), tensors, 2 * count);
+    write_shards(&model, 0, optimizer, PARAMS);
     write_shards(&moments, 0, optimizer, MOMENT_M);
     write_shards(&moments, count, optimizer, MOMENT_V);
+    safetensors_close(&model);
     safetensors_close(&moments);
 
     comm_barrier(world);                        /* all ranks' shards are on the disk */
@@ -252,7 +252,6 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
         directory_replace(directory, files);
     comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
     free(tensors);
-    free(tmp);
 }
 
 /* ---- Loading ---- */
@@ -262,12 +261,12 @@ static cJSON *trainer;                          /* of the checkpoint that was op
 void checkpoint_open(const char *directory, Config config, TrainState *s)
 {
     const char *path = path_of(directory, TRAINER), *moments = path_of(directory, OPTIMIZER);
-    char *old = directory_beside(directory, ".old"), *end = "?";
+    const char *old = directory_beside(directory, ".old");
+    char *end = "?";
 
     if (access(directory, F_OK))
         fail(access(old, F_OK) ? "--load %s: there is no such checkpoint"
              : "--load %1$s is missing, but %2$s holds the save before: mv %2$s %1$s", directory, old);
-    free(old);
     config_check(path_of(directory, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
