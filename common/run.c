@@ -56,12 +56,11 @@ static uint64_t arguments_hash(int argc, char **argv)
 {
     uint64_t hash = 14695981039346656037u;
 
-    for (int i = 0; i < argc; i++)
-        for (const char *c = i ? argv[i] : dtype_name(REAL); ; c++) {
-            hash = (hash ^ (unsigned char)*c) * 1099511628211u;
-            if (!*c)
-                break;
-        }
+    for (int i = 0; i < argc; i++) {
+        const char *text = i ? argv[i] : dtype_name(REAL);
+        for (size_t c = 0; c <= strlen(text); c++)
+            hash = (hash ^ (unsigned char)text[c]) * 1099511628211u;
+    }
     return hash;
 }
 
