@@ -11,7 +11,7 @@
  * The first two alone load as a model at step 0.
  *
  * A model with experts (model.h) has mlp.gate.weight, and mlp.experts.5.dense_h_to_4h.weight instead of
- * mlp.dense_h_to_4h.weight. No class of Hugging Face has this model; tests/programs/experts/huggingface.py makes one. */
+ * mlp.dense_h_to_4h.weight. No class of Hugging Face has it; tests/programs/experts/huggingface.py makes one. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 

@@ -204,7 +204,6 @@ static void check_together(void)
 
 /* ---- argp ---- */
 
-static const char *program_name;
 static struct argp parser;
 enum { LINES = OPTIONS + MORE + MACHINE + 4 };  /* and titles, --preset, --help, --usage */
 static struct argp_option list[LINES];
@@ -215,7 +214,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
 {
     if (key == KEY_HELP) {
         if (comm_rank(world) == 0)
-            argp_help(&parser, stdout, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC, (char *)program_name);
+            argp_help(&parser, stdout, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC, (char *)error_name());
         comm_exit(0);
     }
     const ProgramOption *o = key >= FIRST_KEY && key < FIRST_KEY + listed ? known[key - FIRST_KEY] : NULL;
@@ -262,11 +261,10 @@ static void append(const ProgramOption *o, int group)
     listed++;
 }
 
-void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
+void options_parse(const char *summary, int argc, char **argv, const ProgramOption *more)
 {
     static const char *titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
 
-    program_name = program;
     listed = 0;
     for (int group = options_train ? MODEL : MACHINE; group <= MACHINE; group++)
         if (group != PROGRAM)
@@ -286,7 +284,7 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
     list[listed] = (struct argp_option){0};
 
     parser = (struct argp){.options = list, .parser = parse, .doc = summary};
-    argv[0] = (char *)program;                  /* argp's own messages begin with it */
+    argv[0] = (char *)error_name();             /* argp's own messages begin with it */
     const int flags = ARGP_NO_HELP | ARGP_NO_EXIT | (comm_rank(world) ? ARGP_NO_ERRS : 0);
     if (argp_parse(&parser, argc, argv, flags, NULL, NULL))
         comm_exit(2);

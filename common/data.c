@@ -43,8 +43,8 @@ static void read_tokens(int64_t first, int64_t count, int32_t *to)
     }
 }
 
-/* Reads all tokens, checks and hashes them. Text has no byte 0; archives and arrays have. raw: the file does not say how
- * wide its tokens are; if every second one is 0, they are wider. */
+/* Reads all tokens, checks and hashes them. Text has no byte 0; archives and arrays have. raw: the file does not say
+ * how wide its tokens are; if every second one is 0, they are wider. */
 static void check_all(int64_t tokens, bool raw)
 {
     enum { PIECE = 16384 };             /* even */
@@ -124,7 +124,7 @@ static void load(Batch batch, int64_t B, const int64_t *starts)
 
 static int64_t start_of(int64_t step, int64_t sequence)
 {
-    return random_bits(options.seed, STREAM_BATCHES, step, sequence) % (uint64_t)(data_file.training - options.config.seq);
+    return random_bits(options.seed, STREAM_BATCHES, step, sequence) % (data_file.training - options.config.seq);
 }
 
 void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t first)

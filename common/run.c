@@ -110,8 +110,8 @@ static void print_summary(const char *carrier, bool tf32)
     if (several)
         print_rank_0("%s\n", comm_rank_table());
     print_rank_0("device  %s%s, %.0f GFLOP/s of matmul%s%s%s\n", device_name(), several ? " per rank" : "",
-                 peak_flops() / 1e9, several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
-                 options.pretend ? " (simulated)" : "");
+                 peak_flops() / 1e9, several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32"
+                 : ", in float", options.pretend ? " (simulated)" : "");
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_file.kind,
@@ -124,7 +124,7 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     error_set_program(program);
     comm_begin(&argc, &argv);
     comm_check_same("the command line", arguments_hash(argc, argv));    /* so that all ranks find the same mistakes */
-    options_parse(program, summary, argc, argv, more);
+    options_parse(summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
     for (int i = 0; i < 3; i++)
         signal(signals[i], on_signal);

@@ -159,7 +159,7 @@ Safetensors safetensors_create(const char *path, const SafeTensor *tensors, int 
     move_bytes(&s, true, 0, LENGTH_BYTES, &(uint64_t){length});
     move_bytes(&s, true, LENGTH_BYTES, length, text);
     if (ftruncate(s.file, LENGTH_BYTES + length + end) && errno != EINVAL)      /* cuts what an earlier file had */
-        fail("%s cannot be extended to %lld bytes: %s", path, (long long)(LENGTH_BYTES + length + end), strerror(errno));
+        fail("%s cannot be extended to %lld bytes: %s", path, LENGTH_BYTES + length + (long long)end, strerror(errno));
     free(text);
     return s;
 }

@@ -439,7 +439,7 @@ static void presets_have_their_size(void **state)
 
     for (unsigned i = 0; i < sizeof presets / sizeof *presets; i++) {
         char *argv[] = {"test", "--preset", presets[i].name, NULL};
-        options_parse("test", "A test.", 3, argv, NULL);
+        options_parse("A test.", 3, argv, NULL);
         const int64_t h = options.config.hidden, L = options.config.layers;
         const int64_t N = h * options.config.vocab + L * (12 * h * h + 13 * h) + 2 * h;
         Layout l = layout_create(options.config, FULL_MODEL);

@@ -177,8 +177,8 @@ static void mixtures_of_experts_agree(void **state)
     }
 }
 
-/* Writes the fixture's weights to dense/, and to copies/ a mixture of them: each expert is a copy of the MLP, each router
- * the embedding's first rows. */
+/* Writes the fixture's weights to dense/, and a mixture of them to copies/: each expert is a copy of the MLP, each
+ * router the embedding's first rows. */
 static void write_copies(void)
 {
     enum { LAYERS = 3, EXPERTS = 4, MOST = 100 };
