@@ -163,7 +163,7 @@ static int64_t json_integer(const cJSON *json, const char *path, const char *nam
 }
 
 /* The keys of config.json that change what the model computes, and the options that set a run's. A key that is missing,
- * or null, has GPTNeoXConfig's default; `standard`: that is ours. */
+ * or null, has GPTNeoXConfig's default (`standard`: that is ours); of experts it means that there are none. */
 static const struct {
     const char *key, *option;
     bool standard;
