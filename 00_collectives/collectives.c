@@ -392,8 +392,8 @@ int main(int argc, char **argv)
     error_set_program("00_collectives");
     comm_begin(&argc, &argv);
     options_train = false;
-    options_parse("00_collectives", "Measures collectives written from sends and receives beside the library's.", argc,
-                  argv, (ProgramOption[]){
+    options_parse("Measures collectives written from sends and receives beside the library's.", argc, argv,
+                  (ProgramOption[]){
         {"op", OPTION_CHOICE, &op, "the collective to measure", OPS},
         {"algorithm", OPTION_CHOICE, &algorithm, "its algorithm", ALGORITHMS},
         {"min", OPTION_INT, &min, "smallest size; each is twice the one before", "BYTES", 8, 1 << 30},

@@ -62,63 +62,42 @@ static void write_shards(const Safetensors *file, int first, const AdamW *optimi
     }
 }
 
-/* Finds the parameter's tensor, named prefix + its name. upcycled: an expert has that of the MLP, "mlp.experts.5.x" is
- * "mlp.x"; a router has none: NULL. */
-static const SafeTensor *find(const Safetensors *file, const char *prefix, const ParamInfo *p, bool upcycled)
+/* Finds the parameter's tensor, named prefix + its name. */
+static const SafeTensor *find(const Safetensors *file, const char *prefix, const ParamInfo *p)
 {
-    const char *expert = upcycled ? strstr(p->name, "experts.") : NULL;
-    char name[96];
-
-    if (upcycled && strstr(p->name, "mlp.gate."))
-        return NULL;
-    snprintf(name, sizeof name, "%s%.*s%s", prefix, expert ? (int)(expert - p->name) : 0, p->name,
-             expert ? strchr(expert + strlen("experts."), '.') + 1 : p->name);
+    const char *name = format_text("%s%s", prefix, p->name);
     const SafeTensor *t = safetensors_find(file, name);
+
     if (!t)
         fail("%s: expected a tensor %s, which is not there", file->path, name);
-    if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols)
-        || !safetensors_is_float(t))
-        fail("%s: %s has %d dimensions, the first %lld, of %s; expected (%lld, %lld) of F64, F32, F16 or BF16",
-             file->path, name, t->dims, (long long)t->shape[0], t->dtype, (long long)p->rows, (long long)p->cols);
+    if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols))
+        fail("%s: %s has %d dimensions, the first %lld; expected (%lld, %lld)", file->path, name, t->dims,
+             (long long)t->shape[0], (long long)p->rows, (long long)p->cols);
     return t;
 }
 
 /* Reads one of the four tensors of each of this rank's shards. */
-static void read_shards(const Safetensors *file, const char *prefix, const AdamW *optimizer, Which which, bool upcycled)
+static void read_shards(const Safetensors *file, const char *prefix, const AdamW *optimizer, Which which)
 {
     for (int i = 0; i < optimizer->count; i++) {
         const ParamShard *shard = &optimizer->shards[i];
         const Tensor t = which_of(shard, which);
         real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
-        if (upcycled)
-            tensor_to_host(host, t);                    /* what is not in the file stays */
         for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
-            const SafeTensor *tensor = find(file, prefix, s.param, upcycled);
-            real *x = host + s.in_range;
-            if (!tensor)
-                continue;
-            safetensors_read(file, tensor, s.in_full, s.count, x, REAL == F64);
-            for (int64_t k = 0; k < s.count; k++)
-                if (!isfinite(x[k]) || (which == MOMENT_V && x[k] < 0))
-                    fail("%s: %s has %g at element %lld, but a finite number%s is needed", file->path, tensor->name,
-                         x[k], (long long)(s.in_full + k), which == MOMENT_V ? " of at least 0" : "");
+            const SafeTensor *tensor = find(file, prefix, s.param);
+            double *numbers = host_alloc(s.count * sizeof *numbers, file->path);
+            safetensors_read(file, tensor, s.in_full, s.count, numbers);
+            for (int64_t k = 0; k < s.count; k++) {
+                const real x = host[s.in_range + k] = numbers[k];
+                if (!isfinite(x) || (which == MOMENT_V && x < 0))
+                    fail("%s: %s has %g at element %lld, but a finite number%s is needed", file->path, tensor->name, x,
+                         (long long)(s.in_full + k), which == MOMENT_V ? " of at least 0" : "");
+            }
+            free(numbers);
         }
         tensor_from_host(t, host);
         free(host);
     }
-}
-
-/* Rank 0 creates the file; then all open it. */
-static Safetensors create_shared(const char *path, const SafeTensor *tensors, int count)
-{
-    Safetensors file;
-
-    if (comm_rank(world) == 0)
-        file = safetensors_create(path, tensors, count, true);
-    comm_barrier(world);
-    if (comm_rank(world) != 0)
-        file = safetensors_create(path, tensors, count, false);
-    return file;
 }
 
 /* ---- JSON ---- */
@@ -184,30 +163,23 @@ static int64_t json_integer(const cJSON *json, const char *path, const char *nam
 }
 
 /* The keys of config.json that change what the model computes, and the options that set a run's. A key that is missing,
- * or null, has GPTNeoXConfig's default; `standard`: that is ours. */
+ * or null, has GPTNeoXConfig's default (`standard`: that is ours); of experts it means that there are none. */
 static const struct {
     const char *key, *option;
     bool standard;
 } config_keys[] = {
     {"num_hidden_layers", "--layers"}, {"hidden_size", "--hidden"}, {"num_attention_heads", "--heads"},
-    {"vocab_size", "--vocab"}, {"model_type"}, {"intermediate_size"}, {"hidden_act"},
-    {"num_local_experts", "--experts", true}, {"num_experts_per_tok", "--top-k", true}, {"use_parallel_residual"},
-    {"tie_word_embeddings"}, {"attention_bias", NULL, true}, {"layer_norm_eps", NULL, true}, {"rotary_pct"},
-    {"rotary_emb_base", NULL, true}, {"rope_theta", NULL, true}, {"rope_scaling", NULL, true},
-    {"rope_parameters", NULL, true},
+    {"vocab_size", "--vocab"}, {"num_local_experts", "--experts"}, {"num_experts_per_tok", "--top-k"}, {"model_type"},
+    {"intermediate_size"}, {"hidden_act"}, {"use_parallel_residual"}, {"tie_word_embeddings"},
+    {"attention_bias", NULL, true}, {"layer_norm_eps", NULL, true}, {"rotary_pct"}, {"rotary_emb_base", NULL, true},
+    {"rope_theta", NULL, true}, {"rope_scaling", NULL, true}, {"rope_parameters", NULL, true},
 };
 
-/* Fails unless config.json describes the run's model. Returns whether that has experts, but the checkpoint has none. */
-static bool config_check(const char *path, Config c)
+/* Fails unless config.json describes the run's model. */
+static void config_check(const char *path, Config c)
 {
-    cJSON *theirs = json_read(path);
-    const bool upcycled = c.experts && !cJSON_HasObjectItem(theirs, "num_local_experts");
+    cJSON *theirs = json_read(path), *ours = config_json(c);
 
-    if (upcycled && c.expert_width != 4 * c.hidden)
-        fail("%s: the model has no experts; to make each one a copy of its MLP, --expert-width must be %d, got %d",
-             path, 4 * c.hidden, c.expert_width);
-    c.experts = upcycled ? 0 : c.experts;
-    cJSON *ours = config_json(c);
     cJSON_AddNumberToObject(ours, "rope_theta", 10000);
     cJSON_AddItemToObject(ours, "rope_parameters", cJSON_Parse(         /* transformers 5 has rotary_pct in it */
         "{\"partial_rotary_factor\": 1, \"rope_theta\": 10000, \"rope_type\": \"default\"}"));
@@ -218,25 +190,24 @@ static bool config_check(const char *path, Config c)
         const cJSON *is = cJSON_GetObjectItemCaseSensitive(theirs, key);
         const cJSON *needed = cJSON_GetObjectItemCaseSensitive(ours, key);
         const bool missing = !is || cJSON_IsNull(is);
-        if (missing ? !config_keys[i].standard : !cJSON_Compare(is, needed, true))
+        if (missing ? needed && !config_keys[i].standard : !cJSON_Compare(is, needed, true))
             fail("%s: \"%s\" is %s, but this run's model has %s%s%s", path, key,
                  missing ? "missing" : cJSON_PrintUnformatted(is), needed ? cJSON_PrintUnformatted(needed) : "none",
-                 option ? " by " : "", option ? option : "");
+                 needed && option ? " by " : "", needed && option ? option : "");
     }
     cJSON_Delete(theirs);
     cJSON_Delete(ours);
-    return upcycled;
 }
 
-static cJSON *trainer_json(const TrainState *s, int argc, char **argv)
+static cJSON *trainer_json(const TrainState *s, int64_t updates, int argc, char **argv)
 {
     cJSON *json = cJSON_CreateObject();
 
     cJSON_AddNumberToObject(json, "step", s->step);
     cJSON_AddNumberToObject(json, "tokens", s->tokens);
-    cJSON_AddNumberToObject(json, "optimizer_step", s->optimizer_step);
+    cJSON_AddNumberToObject(json, "optimizer_step", updates);
     cJSON_AddStringToObject(json, "seed", format_text("%llu", (unsigned long long)s->seed));    /* numbers: doubles */
-    cJSON_AddStringToObject(json, "data", format_text("%llu", (unsigned long long)data_hash()));
+    cJSON_AddStringToObject(json, "data", format_text("%llu", (unsigned long long)data_file.hash));
     for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++)
         cJSON_AddNumberToObject(json, k->name, *k->value);
     cJSON_AddItemToObject(json, "arguments", cJSON_CreateStringArray((const char *const *)argv, argc));
@@ -251,30 +222,29 @@ void checkpoint_claim(const char *directory, Config config)
 
     if (comm_rank(world) == 0)
         directory_claim(directory, files, 3 * model, 2 * model);        /* the weights, and two moments in one file */
-    comm_barrier(world);                        /* a trial is over that renames DIR, which ranks may load next */
 }
 
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
 {
     const int count = optimizer->layout->parameters;
     SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
-    char *tmp = directory_beside(directory, ".tmp");
+    const char *tmp = directory_beside(directory, ".tmp");
 
-    state.optimizer_step = optimizer->step;
     if (comm_rank(world) == 0) {
         if (mkdir(tmp, 0755) && errno != EEXIST)
             fail("--save %s: cannot create %s: %s", directory, tmp, strerror(errno));
         json_write(path_of(tmp, CONFIG), config_json(optimizer->layout->config));
-        json_write(path_of(tmp, TRAINER), trainer_json(&state, argc, argv));
+        json_write(path_of(tmp, TRAINER), trainer_json(&state, optimizer->step, argc, argv));
     }
+    comm_barrier(world);                        /* DIR.tmp is there */
     tensors_of(optimizer->layout, "", tensors);
-    Safetensors model = create_shared(path_of(tmp, MODEL), tensors, count);
-    write_shards(&model, 0, optimizer, PARAMS);
-    safetensors_close(&model);
+    Safetensors model = safetensors_create(path_of(tmp, MODEL), tensors, count);
     tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
-    Safetensors moments = create_shared(path_of(tmp, OPTIMIZER), tensors, 2 * count);
+    Safetensors moments = safetensors_create(path_of(tmp, OPTIMIZER), tensors, 2 * count);
+    write_shards(&model, 0, optimizer, PARAMS);
     write_shards(&moments, 0, optimizer, MOMENT_M);
     write_shards(&moments, count, optimizer, MOMENT_V);
+    safetensors_close(&model);
     safetensors_close(&moments);
 
     comm_barrier(world);                        /* all ranks' shards are on the disk */
@@ -282,7 +252,6 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
         directory_replace(directory, files);
     comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
     free(tensors);
-    free(tmp);
 }
 
 /* ---- Loading ---- */
@@ -292,13 +261,13 @@ static cJSON *trainer;                          /* of the checkpoint that was op
 void checkpoint_open(const char *directory, Config config, TrainState *s)
 {
     const char *path = path_of(directory, TRAINER), *moments = path_of(directory, OPTIMIZER);
-    char *old = directory_beside(directory, ".old"), *end = "?";
+    const char *old = directory_beside(directory, ".old");
+    char *end = "?";
 
     if (access(directory, F_OK))
         fail(access(old, F_OK) ? "--load %s: there is no such checkpoint"
              : "--load %1$s is missing, but %2$s holds the save before: mv %2$s %1$s", directory, old);
-    free(old);
-    s->upcycled = config_check(path_of(directory, CONFIG), config);
+    config_check(path_of(directory, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
         fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",
@@ -309,14 +278,13 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
     const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
     s->step = json_integer(trainer, path, "step");
     s->tokens = json_integer(trainer, path, "tokens");
-    s->optimizer_step = json_integer(trainer, path, "optimizer_step");
     if (cJSON_IsString(seed) && seed->valuestring[0] >= '0' && seed->valuestring[0] <= '9')
         s->seed = strtoull(seed->valuestring, &end, 10);
     if (*end)
         fail("%s: \"seed\": expected an integer from 0 to 2^64 - 1 in quotes, got %s", path,
              seed ? cJSON_PrintUnformatted(seed) : "nothing");
     const cJSON *data = cJSON_GetObjectItemCaseSensitive(trainer, "data");
-    if (cJSON_IsString(data) && strcmp(data->valuestring, format_text("%llu", (unsigned long long)data_hash())))
+    if (cJSON_IsString(data) && strcmp(data->valuestring, format_text("%llu", (unsigned long long)data_file.hash)))
         print_rank_0("--data %s: these are not the tokens with which %s was trained\n", options.data, directory);
 }
 
@@ -324,15 +292,15 @@ void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *
 {
     Safetensors model = safetensors_open(path_of(directory, MODEL));
 
-    read_shards(&model, "", optimizer, PARAMS, state->upcycled);
+    read_shards(&model, "", optimizer, PARAMS);
     safetensors_close(&model);
     if (state->weights_only)
         return;
     Safetensors moments = safetensors_open(path_of(directory, OPTIMIZER));
-    read_shards(&moments, "m.", optimizer, MOMENT_M, state->upcycled);
-    read_shards(&moments, "v.", optimizer, MOMENT_V, state->upcycled);
+    read_shards(&moments, "m.", optimizer, MOMENT_M);
+    read_shards(&moments, "v.", optimizer, MOMENT_V);
     safetensors_close(&moments);
-    optimizer->step = state->optimizer_step;
+    optimizer->step = json_integer(trainer, path_of(directory, TRAINER), "optimizer_step");
     for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {
         const cJSON *x = cJSON_GetObjectItemCaseSensitive(trainer, k->name);    /* if its program has the same number */
         if (x && (!cJSON_IsNumber(x) || !(x->valuedouble >= 0) || !isfinite(x->valuedouble)))
@@ -356,7 +324,7 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
         tensors[i] = (SafeTensor){.dtype = "I64", .dims = 2, .shape = {sequences, seq}};
         strcpy(tensors[i].name, i ? "batch.targets" : "batch.inputs");
     }
-    Safetensors file = create_shared(path, tensors, count + 2);
+    Safetensors file = safetensors_create(path, tensors, count + 2);
     write_shards(&file, 2, optimizer, GRADIENTS);
     if (comm_rank(world) == 0) {
         int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");

@@ -11,9 +11,7 @@
  * The first two alone load as a model at step 0.
  *
  * A model with experts (model.h) has mlp.gate.weight, and mlp.experts.5.dense_h_to_4h.weight instead of
- * mlp.dense_h_to_4h.weight. No class of Hugging Face has this model; tests/programs/experts/huggingface.py makes one. A
- * run with experts also loads a model without ("sparse upcycling", Komatsuzaki et al. 2022): each expert becomes a copy
- * of the MLP, and routers keep their initial weights. */
+ * mlp.dense_h_to_4h.weight. No class of Hugging Face has it; tests/programs/experts/huggingface.py makes one. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
@@ -32,10 +30,8 @@ enum { SAVED_VALUES = 4 };
 
 typedef struct {
     int64_t step, tokens;           /* since the start of training */
-    int64_t optimizer_step;         /* AdamW's update count */
     uint64_t seed;
     bool weights_only;              /* the checkpoint has no trainer.json */
-    bool upcycled;                  /* the checkpoint has no experts, but the run has */
     SavedValue kept[SAVED_VALUES];
     int kept_count;
 } TrainState;

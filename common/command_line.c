@@ -90,9 +90,6 @@ enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP };
 
 bool options_train = true;
 
-static const ProgramOption *known[OPTIONS + MORE];
-static int known_count;
-
 /* ---- One option's argument ---- */
 
 static int place_of(const char *word, const char *words)        /* word's index in "a|b|c"; -1: absent */
@@ -207,19 +204,20 @@ static void check_together(void)
 
 /* ---- argp ---- */
 
-static const char *program_name;
 static struct argp parser;
-static struct argp_option list[OPTIONS + MORE + MACHINE + 4];   /* and titles, --preset, --help, --usage */
+enum { LINES = OPTIONS + MORE + MACHINE + 4 };  /* and titles, --preset, --help, --usage */
+static struct argp_option list[LINES];
+static const ProgramOption *known[LINES];       /* by line; its key is FIRST_KEY and the line */
 static int listed;
 
 static error_t parse(int key, char *text, struct argp_state *state)
 {
     if (key == KEY_HELP) {
         if (comm_rank(world) == 0)
-            argp_help(&parser, stdout, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC, (char *)program_name);
+            argp_help(&parser, stdout, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC, (char *)error_name());
         comm_exit(0);
     }
-    const ProgramOption *o = key >= FIRST_KEY && key < FIRST_KEY + known_count ? known[key - FIRST_KEY] : NULL;
+    const ProgramOption *o = key >= FIRST_KEY && key < FIRST_KEY + listed ? known[key - FIRST_KEY] : NULL;
     if (o && o->kind == OPTION_MAYBE && !text && state->next < state->argc && *state->argv[state->next] != '-')
         text = state->argv[state->next++];      /* "--timeline 3" as well as "--timeline=3" */
     if (key == KEY_PRESET)
@@ -257,17 +255,17 @@ static char *help_of(const ProgramOption *o)
 /* Appends an option to argp's list. */
 static void append(const ProgramOption *o, int group)
 {
-    known[known_count] = o;
-    list[listed++] = (struct argp_option){o->name, FIRST_KEY + known_count++, o->argument,
-                                          o->kind == OPTION_MAYBE ? OPTION_ARG_OPTIONAL : 0, help_of(o), group};
+    known[listed] = o;
+    list[listed] = (struct argp_option){o->name, FIRST_KEY + listed, o->argument,
+                                        o->kind == OPTION_MAYBE ? OPTION_ARG_OPTIONAL : 0, help_of(o), group};
+    listed++;
 }
 
-void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
+void options_parse(const char *summary, int argc, char **argv, const ProgramOption *more)
 {
     static const char *titles[] = {[MODEL] = "The model:", "Training:", "This program:", "Files:", "The machine:"};
 
-    program_name = program;
-    listed = known_count = 0;
+    listed = 0;
     for (int group = options_train ? MODEL : MACHINE; group <= MACHINE; group++)
         if (group != PROGRAM)
             list[listed++] = (struct argp_option){.doc = titles[group], .group = group};
@@ -286,7 +284,7 @@ void options_parse(const char *program, const char *summary, int argc, char **ar
     list[listed] = (struct argp_option){0};
 
     parser = (struct argp){.options = list, .parser = parse, .doc = summary};
-    argv[0] = (char *)program;                  /* argp's own messages begin with it */
+    argv[0] = (char *)error_name();             /* argp's own messages begin with it */
     const int flags = ARGP_NO_HELP | ARGP_NO_EXIT | (comm_rank(world) ? ARGP_NO_ERRS : 0);
     if (argp_parse(&parser, argc, argv, flags, NULL, NULL))
         comm_exit(2);

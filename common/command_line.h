@@ -27,6 +27,6 @@ extern bool options_train;                  /* set to false: the program trains 
 /* Fills in `options` and the program's own variables. `more` is the program's table and ends with {0}. --help prints
  * the options and ends the program. A value or combination that is invalid ends it with status 2 and one line that
  * shows the value and what is expected. */
-void options_parse(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more);
+void options_parse(const char *summary, int argc, char **argv, const ProgramOption *more);
 
 #endif

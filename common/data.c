@@ -15,15 +15,10 @@
 #include "random.h"
 
 /* llm.c's headers of token files: 256 int32, the first ones magic, version and number of tokens. */
-typedef struct {
-    int magic, version, width;
-} Header;
-static const Header headers[] = {{20240520, 1, 2}, {20240801, 7, 4}};          /* GPT-2's, and Llama 3's */
 enum { HEADER_BYTES = 256 * 4 };
 
 static int file, width, first_byte; /* descriptor; bytes per token; where tokens begin */
-static int64_t training, held_out;
-static uint64_t hash;
+DataFile data_file;
 
 /* Reads `count` tokens from number `first` on. Checks every id, because another program may overwrite the file during
  * the run, or cut it short. */
@@ -41,21 +36,19 @@ static void read_tokens(int64_t first, int64_t count, int32_t *to)
             const uint32_t id = b[0] | (width > 1 ? b[1] << 8 : 0)
                                 | (width > 2 ? b[2] << 16 | (uint32_t)b[3] << 24 : 0);
             if (id >= (uint32_t)options.config.vocab)
-                fail("--data %s, as %s: token %u, at position %lld, is not below --vocab %d", options.data, data_kind(),
-                     id, (long long)(first + done + i), options.config.vocab);
+                fail("--data %s, as %s: token %u, at position %lld, is not below --vocab %d", options.data,
+                     data_file.kind, id, (long long)(first + done + i), options.config.vocab);
             to[done + i] = id;
         }
     }
 }
 
-/* Reads all tokens, checks and hashes them. Text has no byte 0 and is UTF-8 for the most part. raw: the file does not
- * say how wide its tokens are; if every second one is 0, they are wider. */
+/* Reads all tokens, checks and hashes them. Text has no byte 0; archives and arrays have. raw: the file does not say
+ * how wide its tokens are; if every second one is 0, they are wider. */
 static void check_all(int64_t tokens, bool raw)
 {
     enum { PIECE = 16384 };             /* even */
     int32_t piece[PIECE], any[2] = {0};
-    int64_t wrong = 0;                  /* bytes where UTF-8 expects the first byte of a letter, or a later one */
-    int later = 0;                      /* bytes that are still to come in a letter */
     uint64_t sum = 14695981039346656037u;                       /* FNV-1a */
     bool zero = false;
 
@@ -63,26 +56,21 @@ static void check_all(int64_t tokens, bool raw)
         n = tokens - first < PIECE ? tokens - first : PIECE;
         read_tokens(first, n, piece);
         for (int64_t i = 0; i < n; i++) {
-            const int32_t id = piece[i];
-            const bool is_later = (id & 0xc0) == 0x80;
-            sum = (sum ^ id) * 1099511628211u;
-            any[i % 2] |= id;
-            zero |= id == 0;
-            wrong += is_later != (later > 0);
-            later = is_later ? later - (later > 0) : (id >= 0xc0) + (id >= 0xe0) + (id >= 0xf0);
+            sum = (sum ^ piece[i]) * 1099511628211u;
+            any[i % 2] |= piece[i];
+            zero |= piece[i] == 0;
         }
     }
-    if (width == 1 ? zero || wrong > tokens / 3 : raw && any[0] && !any[1])
-        fail("--data %s: this is neither UTF-8 text nor a token file; accepted are text in UTF-8, llm.c's files of "
+    if (width == 1 ? zero : raw && any[0] && !any[1])
+        fail("--data %s: this is neither text nor a token file; accepted are text without a byte 0, llm.c's files of "
              "tokens, and, named *.bin, uint16 tokens (uint32 if --vocab exceeds 65536)", options.data);
-    hash = sum;
+    data_file.hash = sum;
 }
 
 void data_open(void)
 {
     const char *path = options.data, *dot = strrchr(path, '.');
     const int seq = options.config.seq;
-    const Header *header = NULL;
     int32_t begin[3] = {0};
     struct stat s;
 
@@ -93,41 +81,22 @@ void data_open(void)
         fail("--data %s: expected a regular file of text or tokens, but this is none", path);
     if (pread(file, begin, sizeof begin, 0) < 0)
         fail("--data %s: %s", path, strerror(errno));
-    for (const Header *h = headers; h < headers + 2; h++)
-        header = begin[0] == h->magic && begin[1] == h->version ? h : header;
+    const bool gpt2 = begin[0] == 20240520 && begin[1] == 1, llama3 = begin[0] == 20240801 && begin[1] == 7;
+    const bool header = gpt2 || llama3;
     first_byte = header ? HEADER_BYTES : 0;
-    width = header ? header->width : !dot || strcmp(dot, ".bin") ? 1 : options.config.vocab > 65536 ? 4 : 2;
+    width = gpt2 ? 2 : llama3 ? 4 : !dot || strcmp(dot, ".bin") ? 1 : options.config.vocab > 65536 ? 4 : 2;
+    data_file.kind = width == 1 ? "text, one token per byte" : width == 2 ? "uint16 tokens" : "uint32 tokens";
     const int64_t bytes = s.st_size - first_byte, tokens = bytes / width;
     if (bytes < 0 || bytes % width || (header && begin[2] != tokens))
-        fail("--data %s: expected a whole number of %s%s, but the file has %lld bytes", path, data_kind(), header
+        fail("--data %s: expected a whole number of %s%s, but the file has %lld bytes", path, data_file.kind, header
              ? format_text(" after a header of %d bytes, which gives %d", HEADER_BYTES, begin[2]) : "",
              (long long)s.st_size);
-    held_out = tokens / 10;
-    training = tokens - held_out;
-    if (held_out <= seq)
+    data_file.validation = tokens / 10;
+    data_file.training = tokens - data_file.validation;
+    if (data_file.validation <= seq)
         fail("--data %s: expected at least %lld tokens, so that the last tenth, for validation, exceeds --seq %d; got "
              "%lld tokens", path, 10ll * (seq + 1), seq, (long long)tokens);
     check_all(tokens, !header);
-}
-
-uint64_t data_hash(void)
-{
-    return hash;
-}
-
-int64_t data_tokens(void)
-{
-    return training;
-}
-
-int64_t data_validation_tokens(void)
-{
-    return held_out;
-}
-
-const char *data_kind(void)
-{
-    return width == 1 ? "text, one token per byte" : width == 2 ? "uint16 tokens" : "uint32 tokens";
 }
 
 Batch batch_create(void)
@@ -155,7 +124,7 @@ static void load(Batch batch, int64_t B, const int64_t *starts)
 
 static int64_t start_of(int64_t step, int64_t sequence)
 {
-    return random_bits(options.seed, STREAM_BATCHES, step, sequence) % (uint64_t)(training - options.config.seq);
+    return random_bits(options.seed, STREAM_BATCHES, step, sequence) % (data_file.training - options.config.seq);
 }
 
 void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t first)
@@ -179,20 +148,11 @@ void data_sequence(int64_t step, int64_t g, int64_t *tokens)
 
 void batch_validation(Batch batch, int64_t i, int64_t pieces, int64_t first)
 {
-    const int64_t B = batch.inputs.shape[0], last = held_out - options.config.seq - 1, n = pieces * B;
+    const int64_t B = batch.inputs.shape[0], n = pieces * B;
+    const int64_t last = data_file.validation - options.config.seq - 1;
     int64_t starts[B];
 
     for (int64_t b = 0; b < B; b++)             /* the first at the beginning, the last at the end */
-        starts[b] = training + (n > 1 ? last * (i * B + b) / (n - 1) : 0) + first;
+        starts[b] = data_file.training + (n > 1 ? last * (i * B + b) / (n - 1) : 0) + first;
     load(batch, B, starts);
-}
-
-void batch_tokens(Batch batch, const int32_t *tokens)
-{
-    int32_t *none = host_alloc(tensor_bytes(batch.targets), "targets");
-
-    memset(none, 0xff, tensor_bytes(batch.targets));            /* -1 */
-    device_upload(batch.inputs.data, tokens, tensor_bytes(batch.inputs));
-    device_upload(batch.targets.data, none, tensor_bytes(batch.targets));
-    free(none);
 }

@@ -19,12 +19,14 @@ typedef struct {
 } Batch;
 
 /* Opens options.data and reads it once to check it. Fails if it is too short for --seq, if a token is not below
- * --vocab, or if it is neither text in UTF-8 nor a file of tokens. */
+ * --vocab, or if it is neither text, which has no byte 0, nor a file of tokens. Fills in data_file. */
 void data_open(void);
-int64_t data_tokens(void);          /* training tokens */
-int64_t data_validation_tokens(void);        /* validation tokens */
-const char *data_kind(void);        /* "text, one token per byte", "uint16 tokens" or "uint32 tokens" */
-uint64_t data_hash(void);           /* of all tokens: ranks compare it, and so does a run that resumes */
+typedef struct {
+    int64_t training, validation;   /* tokens */
+    const char *kind;               /* "text, one token per byte", "uint16 tokens" or "uint32 tokens" */
+    uint64_t hash;                  /* of all tokens: ranks compare it, and so does a run that resumes */
+} DataFile;
+extern DataFile data_file;
 
 /* Allocates a batch of options.micro_batch sequences of options.config.seq tokens. */
 Batch batch_create(void);
@@ -36,9 +38,6 @@ void batch_load(Batch batch, int64_t step, int64_t sequence, int64_t token);
 /* Fills a batch with validation sequences: batch i of `pieces`, spread evenly over the validation tokens, B sequences
  * each; of each sequence its T tokens from number `token`. */
 void batch_validation(Batch batch, int64_t i, int64_t pieces, int64_t token);
-
-/* Fills a batch's inputs from the host; targets become -1 (no target). */
-void batch_tokens(Batch batch, const int32_t *tokens);
 
 /* Copies sequence g of a step to the host: seq + 1 tokens, of which the first seq are the inputs and the last seq the
  * targets. */

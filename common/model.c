@@ -21,33 +21,25 @@ Placement replica(int number)
 /* Of a block, and the first of them, which are replicated; of a block with experts; of an expert. */
 enum { BLOCK_PARAMETERS = 12, REPLICATED = 6, ROUTED_PARAMETERS = 9, EXPERT_PARAMETERS = 4 };
 
-static int block_parameters(Config c)
-{
-    return c.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
-}
-
 static int unit_count(Config c)
 {
     return c.experts ? 2 * c.layers + 2 : c.layers + 2;
 }
 
-/* N, of which so many experts per block. */
-static int64_t parameters_with(Config c, int64_t experts)
+int64_t model_parameters(Config c)
 {
     const int64_t h = c.hidden, f = c.expert_width, dense = 12 * h * h + 13 * h;
-    const int64_t mixture = 4 * h * h + 8 * h + c.experts * h + experts * (2 * f * h + f + h);
+    const int64_t mixture = 4 * h * h + 8 * h + c.experts * h + c.experts * (2 * f * h + f + h);
 
     return h * c.vocab + c.layers * (c.experts ? mixture : dense) + 2 * h;
 }
 
-int64_t model_parameters(Config c)
-{
-    return parameters_with(c, c.experts);
-}
-
 int64_t model_active_parameters(Config c)
 {
-    return parameters_with(c, c.top_k);
+    const int64_t idle = c.experts ? c.experts - c.top_k : 0;
+
+    c.experts -= idle;
+    return model_parameters(c) + c.layers * idle * c.hidden;            /* but the router has all its rows */
 }
 
 double model_flops_per_token(Config c)
@@ -57,8 +49,8 @@ double model_flops_per_token(Config c)
 
 /* ---- The layout ---- */
 
-/* Appends a parameter to the table; a vector has no p.cols yet. local: it is on this rank. */
-static void add(Layout *l, Placement at, bool local, ParamInfo p)
+/* Appends a parameter to the table and the unit; a vector has no p.cols yet. local: it is on this rank. */
+static void add(Layout *l, int unit, Placement at, bool local, ParamInfo p)
 {
     p.vector = p.cols == 0;
     p.cols = p.vector ? 1 : p.cols;
@@ -74,6 +66,9 @@ static void add(Layout *l, Placement at, bool local, ParamInfo p)
     p.range = (Range){l->count, local ? p.local_rows * p.local_cols : 0};
     p.owned = local && at.replica == 0 && (group || at.slice == 0);
     p.decay = !p.vector;
+    if (!l->units[unit].count)
+        l->units[unit].first = l->count;
+    l->units[unit].count += p.range.count;
     l->count += p.range.count;
     l->table[l->parameters++] = p;
 }
@@ -101,44 +96,37 @@ Layout layout_create(Config config, Placement at)
         {"dense_h_to_4h.bias", "up_bias", F, .row_group = 1},
         {"dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .std = into_residual},
         {"dense_4h_to_h.bias", "down_bias", H}};
-    const int per_block = block_parameters(config), of_experts = config.experts * EXPERT_PARAMETERS;
+    const int per_block = config.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
+    const int of_experts = config.experts * EXPERT_PARAMETERS;
     Layout l = {.config = config};
 
     l.units = host_alloc(unit_count(config) * sizeof *l.units, "a layout");
     l.table = host_alloc(((int64_t)config.layers * (per_block + of_experts) + 3) * sizeof *l.table, "a layout");
     l.first_id = range_split(config.vocab, at.slice, at.slices).first;
 
-    add(&l, at, at.embedding || at.head, (ParamInfo){"gpt_neox.embed_in.weight", "embedding", config.vocab, H,
-                                                     .row_group = 1, .std = std});
+    add(&l, 0, at, at.embedding || at.head, (ParamInfo){"gpt_neox.embed_in.weight", "embedding", config.vocab, H,
+                                                        .row_group = 1, .std = std});
     l.table[0].owned &= at.embedding;           /* a copy that only the output projection uses has another owner */
-    l.units[0] = (Range){0, l.count};
-    for (int layer = 0; layer < config.layers; layer++) {
-        const int64_t first = l.count;
+    for (int layer = 0; layer < config.layers; layer++)
         for (int i = 0; i < per_block; i++) {
             ParamInfo p = block[i];
             p.name = new_text("gpt_neox.layers.%d.%s", layer, p.name);
             p.label = new_text("blocks.%d.%s", layer, p.label);
-            add(&l, at, !at.layer || at.layer[layer], p);
+            add(&l, layer + 1, at, !at.layer || at.layer[layer], p);
         }
-        l.units[layer + 1] = (Range){first, l.count - first};
-    }
-    const int64_t final = l.count;
-    add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.weight", "final_weight", H, .mean = 1});
-    add(&l, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.bias", "final_bias", H});
-    l.units[config.layers + 1] = (Range){final, l.count - final};
+    const int final = config.layers + 1;
+    add(&l, final, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.weight", "final_weight", H, .mean = 1});
+    add(&l, final, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.bias", "final_bias", H});
     at.replica = at.expert_replica;
     at.slice = 0, at.slices = 1;                /* an expert is whole */
-    for (int layer = 0; config.experts && layer < config.layers; layer++) {
-        const int64_t first = l.count;
+    for (int layer = 0; layer < config.layers; layer++)
         for (int i = 0; i < of_experts; i++) {
             const int e = i / EXPERT_PARAMETERS;
             ParamInfo p = expert[i % EXPERT_PARAMETERS];
             p.name = new_text("gpt_neox.layers.%d.mlp.experts.%d.%s", layer, e, p.name);
             p.label = new_text("blocks.%d.experts.%d.%s", layer, e, p.label);
-            add(&l, at, (!at.layer || at.layer[layer]) && (!at.expert || at.expert[e]), p);
+            add(&l, final + 1 + layer, at, (!at.layer || at.layer[layer]) && (!at.expert || at.expert[e]), p);
         }
-        l.units[config.layers + 2 + layer] = (Range){first, l.count - first};
-    }
     return l;
 }
 
@@ -186,7 +174,7 @@ static Tensor view_of(const Layout *layout, int parameter, int unit, Tensor buff
 Params params_view_units(const Layout *layout, const Tensor *units)
 {
     const Config c = layout->config;
-    const int layers = c.layers, per_block = block_parameters(c);
+    const int layers = c.layers, per_block = c.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
     Params p = {.embedding = view_of(layout, 0, 0, units[0]),
                 .blocks = host_alloc(layers * sizeof(BlockParams), "views"),
                 .units = host_alloc(unit_count(c) * sizeof(Tensor), "views")};

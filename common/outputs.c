@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -57,13 +56,13 @@ void output_close(const char *option, const char *path, FILE *f)
 
 /* ---- Directories ---- */
 
-char *directory_beside(const char *directory, const char *end)
+const char *directory_beside(const char *directory, const char *end)
 {
     int length = strlen(directory);
 
     while (length > 1 && directory[length - 1] == '/')
         length--;
-    return new_text("%.*s%s", length, directory, end);
+    return format_text("%.*s%s", length, directory, end);
 }
 
 /* Returns whether the directory has a file that is none of `files`. */
@@ -85,8 +84,8 @@ static bool has_others(const char *directory, const char *const *files)
 
 void directory_claim(const char *directory, const char *const *files, int64_t bytes, int64_t largest)
 {
-    char *place = directory_beside(directory, ""), *tmp = directory_beside(directory, ".tmp");
-    char *old = directory_beside(directory, ".old"), *lock = directory_beside(directory, ".lock");
+    const char *place = directory_beside(directory, ""), *tmp = directory_beside(directory, ".tmp");
+    const char *old = directory_beside(directory, ".old"), *lock = directory_beside(directory, ".lock");
     struct statvfs disk;
     struct stat s;
 
@@ -100,19 +99,10 @@ void directory_claim(const char *directory, const char *const *files, int64_t by
         fail("--save %s: expected a checkpoint or a new directory, because the next checkpoint replaces it and %s, but "
              "one is a file or link, or has other files; use another name, or move them out", directory, old);
 
-    /* tries what a save needs, and leaves all as it was: DIR, or an empty one, becomes DIR.old and DIR again */
+    /* tries what a save needs, and leaves all as it was */
     if ((mkdir(tmp, 0755) && errno != EEXIST) || access(format_text("%s/", tmp), W_OK | X_OK))
         fail("--save %s: cannot create %s: %s", directory, tmp, strerror(errno));
     rmdir(tmp);                                 /* if it is empty */
-    if (access(old, F_OK)) {
-        const bool created = mkdir(place, 0755) == 0;
-        const int error = rename(place, old) || rename(old, place) ? errno : 0;
-        if (created)
-            rmdir(place);
-        if (error)
-            fail("--save %s: the next checkpoint will replace it, but it cannot be renamed to %s: %s; if it is "
-                 "a mount point, use --save %s/NAME", directory, old, strerror(error), place);
-    }
     const double room = fstatvfs(file, &disk) ? 0 : (double)disk.f_bavail * disk.f_frsize;
     if (room && bytes > room)                   /* 0: a file system without this number */
         fail("--save %s: expected room for a checkpoint of %s, but its disk has %s", directory, bytes_text(bytes),
@@ -120,7 +110,6 @@ void directory_claim(const char *directory, const char *const *files, int64_t by
     if (fstat(file, &s) == 0 && s.st_size == 0 && (ftruncate(file, largest) || ftruncate(file, 0)))
         fail("--save %s: a checkpoint has a file of %s, which cannot be created there: %s", directory,
              bytes_text(largest), strerror(errno));
-    free(place), free(tmp), free(old), free(lock);
 }
 
 static void remove_files(const char *directory, const char *const *files)
@@ -132,8 +121,8 @@ static void remove_files(const char *directory, const char *const *files)
 
 void directory_replace(const char *directory, const char *const *files)
 {
-    char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
-    char *tmp = directory_beside(directory, ".tmp");
+    const char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
+    const char *tmp = directory_beside(directory, ".tmp");
     const bool replaces = access(place, F_OK) == 0;
 
     if (replaces)
@@ -142,5 +131,4 @@ void directory_replace(const char *directory, const char *const *files)
         fail("--save %s: %s is complete, but could not become %s, and that %s: %s; move it elsewhere, or load it from "
              "there", directory, tmp, place, old, strerror(errno));
     remove_files(old, files);
-    free(place), free(old), free(tmp);
 }

@@ -12,13 +12,11 @@ void estimate_activations(Recompute recompute, double rows, const char *note)
 {
     static const char *const formulas[] = {[RECOMPUTE_NONE] = "L s b h (34 + 5 a s / h)",
                                            [RECOMPUTE_SELECTIVE] = "L s b h 34", [RECOMPUTE_FULL] = "L s b h 2"};
-    static char formula[64];
     const double h = options.config.hidden, scores = (double)options.config.heads * options.config.seq;
     const double bytes[] = {[RECOMPUTE_NONE] = 34 * h + 5 * scores, [RECOMPUTE_SELECTIVE] = 34 * h,
                             [RECOMPUTE_FULL] = 2 * h};
 
-    snprintf(formula, sizeof formula, "%s%s", formulas[recompute], note);
-    memory_estimate(MEM_ACTIVATIONS, rows * bytes[recompute], formula);
+    memory_estimate(MEM_ACTIVATIONS, rows * bytes[recompute], new_text("%s%s", formulas[recompute], note));
 }
 
 void memory_check_fits(void)
@@ -47,8 +45,10 @@ void memory_check_fits(void)
              ranks > 1 ? format_text(" for %d ranks together", ranks) : "", bytes_text(available));
 }
 
-void memory_print(void)
+bool memory_check(void)
 {
+    bool differs = false;
+
     print_rank_0("\n%-14s %16s %16s %16s\n", "memory, bytes", "measured", "predicted", "playbook");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const MemoryStats e = memory_entry(c);
@@ -58,6 +58,11 @@ void memory_print(void)
         if (e.formula)
             print_rank_0(" %16s  %s", number_text(e.playbook), e.formula);
         print_rank_0("%s\n", e.peak == e.predicted ? "" : "  DIFFERS");
+        if (e.peak == e.predicted)
+            continue;
+        fprintf(stderr, "%s: rank %d: the peak of %s is %lld bytes, but predict() gives %.0f\n", error_name(),
+                comm_rank(world), memory_name[c], (long long)e.peak, e.predicted);
+        differs = true;
     }
     print_rank_0("%-14s %16s %16s\n", "total", number_text(memory_total().peak),
                  number_text(memory_total().predicted));
@@ -67,6 +72,7 @@ void memory_print(void)
             "blocks have no dropout)\n");
     if (REAL == F64)
         print_rank_0("(with 8 bytes per number in place of the playbook's 4: this program computes in float64)\n");
+    return differs;
 }
 
 static CommStats sent[64];              /* in the last step that was checked */
@@ -74,39 +80,22 @@ static int sent_count;
 
 bool traffic_check(int step)
 {
-    bool differs = false;
-
     sent_count = comm_stats(sent, sizeof sent / sizeof *sent);
-    for (const CommStats *a = sent; a < sent + sent_count && !differs; a++)
+    for (const CommStats *a = sent; a < sent + sent_count; a++)
         if (a->calls != a->predicted_calls || a->bytes != a->predicted_bytes) {
             fprintf(stderr, "%s: rank %d, step %d: %s in group %s: %lld calls sent %lld bytes, but predict() gives "
                     "%lld calls and %lld bytes\n", error_name(), comm_rank(world), step, a->op, a->group,
                     (long long)a->calls, (long long)a->bytes, (long long)a->predicted_calls,
                     (long long)a->predicted_bytes);
-            differs = true;
+            return true;
         }
-    return differs;
+    return false;
 }
 
 int traffic_of_step(const CommStats **stats)
 {
     *stats = sent;
     return sent_count;
-}
-
-bool memory_check(void)
-{
-    bool differs = false;
-
-    for (int c = 0; c < MEM_CATEGORIES; c++) {
-        const MemoryStats e = memory_entry(c);
-        if (e.peak == e.predicted)
-            continue;
-        fprintf(stderr, "%s: rank %d: the peak of %s is %lld bytes, but predict() gives %.0f\n", error_name(),
-                comm_rank(world), memory_name[c], (long long)e.peak, e.predicted);
-        differs = true;
-    }
-    return differs;
 }
 
 void traffic_print(void)

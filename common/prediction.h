@@ -18,11 +18,8 @@ void estimate_activations(Recompute recompute, double rows, const char *note);
  * the options that shrink it. Call it on all ranks after predict() and comm_connect(), which takes memory. */
 void memory_check_fits(void);
 
-/* Prints tracked and predicted memory, and the playbook's. */
-void memory_print(void);
-
-/* Returns whether a category's tracked peak differs from the prediction; prints each one on every rank, with --quiet
- * too. */
+/* Prints tracked and predicted memory, and the playbook's. Returns whether a category's tracked peak differs from the
+ * prediction; prints each one on every rank, with --quiet too. */
 bool memory_check(void);
 
 /* Returns whether, in this step, a group's calls or bytes differ from the prediction; prints the first that does. */

@@ -18,19 +18,17 @@
 
 static struct { int steps; double seconds, waiting, late; } timed;              /* all steps but the first */
 static char *held_out;                  /* validation losses, by step, as JSON */
-static struct { const char *name; double value; } reported[8];
-static int reported_count;
+static const char *numbers = "";        /* report_number's, as JSON */
 
 void report_step_ends(double seconds, bool first, bool last)
 {
     ops_stats_enable(false);                    /* evaluations and samples do not belong to a step */
     if (!options.report)
         return;
-    if (first) {
-        if (!last)
-            ops_stats_reset();                  /* on a GPU, operators load cuBLAS and kernels in the first step */
+    if (first && !last)
+        ops_stats_reset();                      /* on a GPU, operators load cuBLAS and kernels in the first step */
+    if (first)
         return;
-    }
     timed.steps++;
     timed.seconds += seconds;
     timed.waiting += comm_waited();
@@ -39,10 +37,7 @@ void report_step_ends(double seconds, bool first, bool last)
 
 void report_number(const char *name, double value)
 {
-    if (reported_count == sizeof reported / sizeof *reported)
-        fail("--report: a program can add %d numbers, and %s is one more", reported_count, name);
-    reported[reported_count].name = name;
-    reported[reported_count++].value = value;
+    numbers = new_text("%s, \"%s\": %.17g", numbers, name, value);
 }
 
 void report_validation(int64_t step, double loss)
@@ -91,9 +86,7 @@ void report_write(FILE *f, double peak_flops, bool first, bool last)
     fprintf(f, "], \"time\": {\"steps\": %d, \"seconds\": %.17g, \"operators\": %.17g, \"waiting\": %.17g", timed.steps,
             timed.seconds, operators, device_is_host() ? timed.waiting : timed.seconds - operators);
     fprintf(f, options.pretend ? ", \"late\": %.17g}" : "}", timed.late);
-    for (int i = 0; i < reported_count; i++)
-        fprintf(f, ", \"%s\": %.17g", reported[i].name, reported[i].value);
-    fprintf(f, ",\n\"operators\": [");
+    fprintf(f, "%s,\n\"operators\": [", numbers);
     for (int i = 0; i < op_count; i++)
         fprintf(f, "%s{\"op\": \"%s\", \"calls\": %lld, \"seconds\": %.17g, \"flops\": %.17g, \"bytes\": %.17g}",
                 i ? ",\n" : "", ops[i].name, (long long)ops[i].calls, ops[i].seconds, ops[i].flops, ops[i].bytes);

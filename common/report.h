@@ -13,7 +13,7 @@
 /* Measures where a step's time goes. The first step is left out: it also starts threads, and loads libraries. */
 void report_step_ends(double seconds, bool first, bool last);
 
-void report_number(const char *name, double value);             /* adds a number of this rank; keeps `name` */
+void report_number(const char *name, double value);             /* adds a number of this rank */
 void report_validation(int64_t step, double loss);              /* adds an evaluation's loss, nats per token */
 
 /* Writes this rank's entry to the file. Ranks take turns; the last one closes the array and adds what all ranks have in

@@ -21,7 +21,6 @@
 #include "timeline.h"
 #include "trace.h"
 
-static const char *program_name;
 static int arguments;
 static char **argument;
 static int64_t global_batch;            /* sequences per step */
@@ -57,23 +56,17 @@ static uint64_t arguments_hash(int argc, char **argv)
 {
     uint64_t hash = 14695981039346656037u;
 
-    for (int i = 0; i < argc; i++)
-        for (const char *c = i ? argv[i] : dtype_name(REAL); ; c++) {
-            hash = (hash ^ (unsigned char)*c) * 1099511628211u;
-            if (!*c)
-                break;
-        }
+    for (int i = 0; i < argc; i++) {
+        const char *text = i ? argv[i] : dtype_name(REAL);
+        for (size_t c = 0; c <= strlen(text); c++)
+            hash = (hash ^ (unsigned char)text[c]) * 1099511628211u;
+    }
     return hash;
 }
 
 static double peak_flops(void)
 {
     return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops(matmul_dtype));
-}
-
-static const char *peak_text(void)
-{
-    return format_text("%.0f GFLOP/s", peak_flops() / 1e9);
 }
 
 /* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a
@@ -99,7 +92,7 @@ static void open_files(void)
     if (options.load)
         checkpoint_open(options.load, options.config, &state);
     options.seed = state.seed;
-    comm_check_same("--data", data_hash());
+    comm_check_same("--data", data_file.hash);
 }
 
 static void print_summary(const char *carrier, bool tf32)
@@ -107,7 +100,7 @@ static void print_summary(const char *carrier, bool tf32)
     const Config *c = &options.config;
     const bool several = comm_size(world) > 1;
 
-    print_rank_0("%s%s\n", program_name,
+    print_rank_0("%s%s\n", error_name(),
                  options.pretend ? " on simulated hardware (--pretend): times are not this machine's" : "");
     print_rank_0("model   %d layers, hidden %d, %d heads of %d, vocabulary %d: %s parameters\n", c->layers, c->hidden,
                  c->heads, c->hidden / c->heads, c->vocab, number_text(model_parameters(*c)));
@@ -116,23 +109,22 @@ static void print_summary(const char *carrier, bool tf32)
                      c->expert_width, c->top_k, number_text(model_active_parameters(*c)));
     if (several)
         print_rank_0("%s\n", comm_rank_table());
-    print_rank_0("device  %s%s, %s of matmul%s%s%s\n", device_name(), several ? " per rank" : "", peak_text(),
-                 several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32" : ", in float",
-                 options.pretend ? " (simulated)" : "");
+    print_rank_0("device  %s%s, %.0f GFLOP/s of matmul%s%s%s\n", device_name(), several ? " per rank" : "",
+                 peak_flops() / 1e9, several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32"
+                 : ", in float", options.pretend ? " (simulated)" : "");
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
-    print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_kind(), number_text(data_tokens()),
-                 number_text(data_validation_tokens()));
+    print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_file.kind,
+                 number_text(data_file.training), number_text(data_file.validation));
 }
 
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    program_name = program;
     arguments = argc, argument = argv;
     error_set_program(program);
     comm_begin(&argc, &argv);
     comm_check_same("the command line", arguments_hash(argc, argv));    /* so that all ranks find the same mistakes */
-    options_parse(program, summary, argc, argv, more);
+    options_parse(summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
     for (int i = 0; i < 3; i++)
         signal(signals[i], on_signal);
@@ -167,9 +159,9 @@ void run_set_matmul_dtype(DType dtype)
     matmul_dtype = dtype;
     if (dtype == REAL)
         return;
-    print_rank_0("matmul  %s%s: %s\n", dtype_name(dtype), device_supports(dtype) == SUPPORT_EMULATED
+    print_rank_0("matmul  %s%s: %.0f GFLOP/s\n", dtype_name(dtype), device_supports(dtype) == SUPPORT_EMULATED
                  ? format_text(", emulated (stored as %s, multiplied as %s)", dtype_name(dtype), dtype_name(REAL)) : "",
-                 peak_text());
+                 peak_flops() / 1e9);
 }
 
 void run_register_state(const char *name, double *value)
@@ -183,7 +175,7 @@ int run_load(AdamW *optimizer)
 {
     const int64_t of_rank = (int64_t)options.micro_batch * options.accumulate;
 
-    for (int i = 0; i < optimizer->count && (!options.load || state.upcycled); i++)
+    for (int i = 0; i < optimizer->count && !options.load; i++)
         params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     if (options.load)
         checkpoint_load(options.load, optimizer, &state);
@@ -197,10 +189,10 @@ int run_load(AdamW *optimizer)
                  options.micro_batch, options.accumulate, ranks > 1 ? format_text(" x dp %lld", ranks) : "",
                  number_text(global_batch), options.config.seq, number_text(global_batch * options.config.seq));
     if (options.load)
-        print_rank_0("%s %s at step %d%s%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
+        print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
                      options.load, first_step,
                      state.weights_only ? ", without trainer.json and optimizer.safetensors" : "",
-                     state.upcycled ? ", each expert a copy of its MLP" : "", first_step < options.steps ? ""
+                     first_step < options.steps ? ""
                      : format_text("; nothing to do: --steps must exceed %d", first_step));
     print_rank_0("\n");
     run_began = step_began = clock_seconds();
@@ -236,7 +228,6 @@ bool run_continues(int step)
     for (int i = 0; i < 3 && !stopping; i++)
         signal(signals[i], SIG_DFL);            /* nothing is left to save */
     differs |= memory_check();
-    memory_print();
     traffic_print();
     print_rank_0("%s", waits);
     timeline_draw();
@@ -275,13 +266,11 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
     const bool terminal = print_to_terminal(), stays = step % 10 == 0 || step >= options.steps || stopping;
     const char *dim = terminal ? "\033[2m" : "", *bold = terminal ? "\033[1m" : "", *plain = terminal ? "\033[0m" : "";
     const int filled = 10.0 * (step - first_step) / (options.steps - first_step);
-    char bar[16] = "";
+    const char *bar = terminal ? format_text("%.*s%.*s ", filled, "##########", 10 - filled, "..........") : "";
 
     if (terminal && now - printed < 0.1 && !stays)
         return;
     printed = now;
-    for (int i = 0; i < 10 && terminal; i++)
-        strcat(bar, i == 9 ? (i < filled ? "# " : ". ") : i < filled ? "#" : ".");
     print_status(stays, format_text("%sstep %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak %s  "
                                     "%s left%s", bar, step, options.steps, bold, r.loss, plain,
                                     r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,

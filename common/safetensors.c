@@ -107,16 +107,10 @@ const SafeTensor *safetensors_find(const Safetensors *s, const char *name)
     return NULL;
 }
 
-bool safetensors_is_float(const SafeTensor *t)
-{
-    return element_bytes(t->dtype) && strcmp(t->dtype, "I64");
-}
-
-void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to,
-                      bool double_out)
+void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, double *to)
 {
     const int size = element_bytes(t->dtype);
-    const bool f16 = !strcmp(t->dtype, "F16");
+    const bool integer = !strcmp(t->dtype, "I64"), f16 = !strcmp(t->dtype, "F16");
     void *stored = host_alloc(count * size, s->path);
 
     if (!size)
@@ -124,22 +118,15 @@ void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, 
     if (first < 0 || (first + count) * size > t->bytes)
         fail("%s: %s ends before element %lld", s->path, t->name, (long long)(first + count));
     move_bytes(s, false, t->first_byte + first * size, count * size, stored);
-    if (!strcmp(t->dtype, "I64"))
-        memcpy(to, stored, count * size);
-    for (int64_t i = 0; i < count && strcmp(t->dtype, "I64"); i++) {
-        const double x = size == 8 ? ((double *)stored)[i] : size == 4 ? ((float *)stored)[i]
-                         : f16 ? float_of_f16(((uint16_t *)stored)[i]) : float_of_bf16(((uint16_t *)stored)[i]);
-        if (double_out)
-            ((double *)to)[i] = x;
-        else
-            ((float *)to)[i] = x;
-    }
+    for (int64_t i = 0; i < count; i++)
+        to[i] = integer ? ((int64_t *)stored)[i] : size == 8 ? ((double *)stored)[i] : size == 4 ? ((float *)stored)[i]
+                : f16 ? float_of_f16(((uint16_t *)stored)[i]) : float_of_bf16(((uint16_t *)stored)[i]);
     free(stored);
 }
 
 /* ---- Writing ---- */
 
-Safetensors safetensors_create(const char *path, const SafeTensor *tensors, int count, bool create)
+Safetensors safetensors_create(const char *path, const SafeTensor *tensors, int count)
 {
     Safetensors s = {.path = new_text("%s", path), .count = count, .written = true};
     char *text;
@@ -166,16 +153,13 @@ Safetensors safetensors_create(const char *path, const SafeTensor *tensors, int 
     fclose(out);
     for (int i = 0; i < count; i++)
         s.tensors[i].first_byte += LENGTH_BYTES + length;
-    s.file = open(path, O_WRONLY | (create ? O_CREAT | O_TRUNC : 0), 0644);
+    s.file = open(path, O_WRONLY | O_CREAT, 0644);
     if (s.file < 0)
         fail("%s cannot be written: %s", path, strerror(errno));
-    if (create) {
-        move_bytes(&s, true, 0, LENGTH_BYTES, &(uint64_t){length});
-        move_bytes(&s, true, LENGTH_BYTES, length, text);
-        if (ftruncate(s.file, LENGTH_BYTES + length + end) && errno != EINVAL)      /* what nobody writes reads as 0 */
-            fail("%s cannot be extended to %lld bytes: %s", path, (long long)(LENGTH_BYTES + length + end),
-                 strerror(errno));
-    }
+    move_bytes(&s, true, 0, LENGTH_BYTES, &(uint64_t){length});
+    move_bytes(&s, true, LENGTH_BYTES, length, text);
+    if (ftruncate(s.file, LENGTH_BYTES + length + end) && errno != EINVAL)      /* cuts what an earlier file had */
+        fail("%s cannot be extended to %lld bytes: %s", path, LENGTH_BYTES + length + (long long)end, strerror(errno));
     free(text);
     return s;
 }

@@ -28,16 +28,13 @@ typedef struct {
 /* Opens a file. Checks that each tensor has the bytes of its dtype and shape, after the header and within the file. */
 Safetensors safetensors_open(const char *path);
 const SafeTensor *safetensors_find(const Safetensors *s, const char *name);     /* NULL: not there */
-bool safetensors_is_float(const SafeTensor *t);         /* F64, F32, F16 or BF16 */
 
-/* Reads `count` elements from element `first` on. F64, F32, F16 and BF16 are converted to doubles (double_out) or
- * floats; I64 is copied as int64_t; other types cannot be read. */
-void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, void *to,
-                      bool double_out);
+/* Reads `count` elements from element `first` on, of F64, F32, F16, BF16 or I64; other types cannot be read. */
+void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, double *to);
 
-/* Creates a file of the tensors, whose name, dtype, dims and shape are given. All ranks call it; `create` is true on
- * one, which must return before the others call it. */
-Safetensors safetensors_create(const char *path, const SafeTensor *tensors, int count, bool create);
+/* Creates a file of the tensors, whose name, dtype, dims and shape are given. All ranks that write to it call it with
+ * the same tensors: each writes the header, and what the others wrote stays. */
+Safetensors safetensors_create(const char *path, const SafeTensor *tensors, int count);
 void safetensors_write(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, const void *from);
 void safetensors_close(Safetensors *s);         /* waits until everything has reached the disk */
 

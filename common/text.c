@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "comm.h"
+#include "device.h"
 #include "error.h"
 #include "formats.h"
 #include "ops.h"
@@ -16,7 +17,7 @@
 int64_t evaluation_batches(void)
 {
     enum { SEQUENCES = 64 };                    /* enough for two digits; all of them would take longer than training */
-    const int64_t B = options.micro_batch, all = data_validation_tokens() / (B * options.config.seq);
+    const int64_t B = options.micro_batch, all = data_file.validation / (B * options.config.seq);
     const int64_t enough = (SEQUENCES + B - 1) / B, most = all < 1 ? 1 : all;
 
     return most < enough ? most : enough;
@@ -87,7 +88,7 @@ void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor lo
         /* the last T tokens, or all; what follows them in the window has no effect, since attention is causal */
         const int64_t first = n > T ? n - T : 0;
         memcpy(window, tokens + first, (n - first) * sizeof *window);
-        batch_tokens(batch, window);
+        device_upload(batch.inputs.data, window, tensor_bytes(batch.inputs));
         loss_of(batch);
         linear_forward(row, tensor_range(final, n - first - 1, 1), embedding, NONE);
         tensor_to_host(last, row);

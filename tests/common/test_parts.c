@@ -206,12 +206,6 @@ static void batches_are_a_function(void **state)
         assert_true(!memcmp(one.inputs.data, other.inputs.data, tensor_bytes(one.inputs)) == (i == 3));
     }
     assert_memory_equal(one.targets.data, other.targets.data, tensor_bytes(one.targets));
-
-    const int32_t given[5 * T] = {7, 8, 9};
-    batch_tokens(one, given);
-    assert_memory_equal(one.inputs.data, given, sizeof given);
-    for (int i = 0; i < 5 * T; i++)
-        assert_int_equal(token_at(one.targets, 0, i), -1);
 }
 
 /* Each token is its own place in the file. Batches reach every training token, to the last, and no other. Validation
@@ -231,8 +225,8 @@ static void validation_tokens_stay_apart(void **state)
         bool reached[TRAINING] = {false};
 
         open_data(path, TOKENS, T);
-        assert_int_equal(data_tokens(), TRAINING);
-        assert_int_equal(data_validation_tokens(), VALIDATION);
+        assert_int_equal(data_file.training, TRAINING);
+        assert_int_equal(data_file.validation, VALIDATION);
         for (int64_t step = 0; step < 2000; step++) {
             batch_load(batch, step, 0, 0);
             for (int i = 0; i < 7 * T; i++) {
@@ -299,9 +293,9 @@ static void files_of_all_kinds(void **state)
     };
     for (size_t k = 0; k < sizeof files / sizeof *files; k++) {
         open_data(files[k].path, files[k].vocab, 5);
-        assert_string_equal(data_kind(), kinds[files[k].bytes / 2]);
-        assert_int_equal(data_tokens(), 90);
-        assert_int_equal(data_validation_tokens(), 10);
+        assert_string_equal(data_file.kind, kinds[files[k].bytes / 2]);
+        assert_int_equal(data_file.training, 90);
+        assert_int_equal(data_file.validation, 10);
         const int64_t start = random_bits(options.seed, STREAM_BATCHES, 4, 2) % 85;
         data_sequence(4, 2, sequence);
         for (int i = 0; i <= 5; i++)
@@ -445,7 +439,7 @@ static void presets_have_their_size(void **state)
 
     for (unsigned i = 0; i < sizeof presets / sizeof *presets; i++) {
         char *argv[] = {"test", "--preset", presets[i].name, NULL};
-        options_parse("test", "A test.", 3, argv, NULL);
+        options_parse("A test.", 3, argv, NULL);
         const int64_t h = options.config.hidden, L = options.config.layers;
         const int64_t N = h * options.config.vocab + L * (12 * h * h + 13 * h) + 2 * h;
         Layout l = layout_create(options.config, FULL_MODEL);

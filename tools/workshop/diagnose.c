@@ -203,7 +203,7 @@ static void read_found(const char *file)
         const SafeTensor *t = safetensors_find(&s, p->name);
         if (!t)
             fail("%s has no %s", file, p->name);
-        safetensors_read(&s, t, 0, p->range.count, found + p->range.first, true);
+        safetensors_read(&s, t, 0, p->range.count, found + p->range.first);
     }
     safetensors_close(&s);
 }

@@ -350,8 +350,8 @@ static double compare(const char *file_a, const char *file_b, int heads, bool by
         const bool there = x && x->dims == y->dims && !memcmp(x->shape, y->shape, sizeof x->shape);
         double *p = malloc(rows * cols * sizeof *p), *q = malloc(rows * cols * sizeof *q);
         if (there)
-            safetensors_read(&a, x, 0, rows * cols, p, true);
-        safetensors_read(&b, y, 0, rows * cols, q, true);
+            safetensors_read(&a, x, 0, rows * cols, p);
+        safetensors_read(&b, y, 0, rows * cols, q);
         for (int k = 0; k < (qkv ? 3 : 1) && (batches || !batch); k++) {
             const double d = !there ? INFINITY
                              : batch ? memcmp(p, q, rows * cols * sizeof *p) ? INFINITY : 0

@@ -467,11 +467,14 @@ static bool is_rounded(const char *file)
 
     for (int i = 0; i < s.count && rounded; i++) {
         const int64_t count = s.tensors[i].bytes / sizeof(double);
-        uint64_t *bits = malloc(count * sizeof *bits);
-        safetensors_read(&s, &s.tensors[i], 0, count, bits, true);
-        for (int64_t k = 0; k < count && rounded; k++)
-            rounded = (bits[k] & ((1ull << 42) - 1)) == 0;
-        free(bits);
+        double *numbers = malloc(count * sizeof *numbers);
+        safetensors_read(&s, &s.tensors[i], 0, count, numbers);
+        for (int64_t k = 0; k < count && rounded; k++) {
+            uint64_t bits;
+            memcpy(&bits, &numbers[k], sizeof bits);
+            rounded = (bits & ((1ull << 42) - 1)) == 0;
+        }
+        free(numbers);
     }
     safetensors_close(&s);
     return rounded;
