@@ -3,8 +3,7 @@
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
-/* Checks the option's text, and its file, before the first step. Returns the step to record, between trace_step_begins
- * and trace_step_ends; 0: none. */
+/* Checks the option. Returns the step to record, between trace_step_begins and trace_step_ends; 0: none. */
 int timeline_open(int first_step);
 
 /* Gathers the recorded step of all ranks and draws it on rank 0. Call it on all ranks. */

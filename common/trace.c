@@ -40,7 +40,7 @@ static void begin_span(const char *name, int row)
     device_range_begin(name);
     if (!recording)
         return;
-    const char *phase = depth ? spans.at[open_spans[(depth - 1) % 16]].name : NULL;
+    const char *phase = depth ? spans.at[open_spans[(depth - 1) % 16]].name : "";
     open_spans[depth++ % 16] = spans.count;
     APPEND(spans, (TraceSpan){.name = name, .phase = phase, .begin = device_event(), .row = row});
 }

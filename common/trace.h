@@ -22,7 +22,7 @@ enum { TRACE_PROGRAM, TRACE_OPERATOR, TRACE_TRANSFER };       /* rows; from here
 typedef struct {
     const char *name;
     const char *group;              /* a transfer's; NULL: not a transfer */
-    const char *phase;              /* an operator's: the program's span that it is in; NULL: in none */
+    const char *phase;              /* an operator's: the program's span that it is in; "": in none */
     DeviceEvent begin, end;
     int row;                        /* the trace's row, below the rank's name */
     char *operands;                 /* an operator's, for --trace: name, address and bytes of each; else NULL */
