@@ -38,10 +38,7 @@ function use(how, i) {                          # an operator that overwrites wh
     last[i] = operators
 }
 
-/"ph":"C"/ && !categories {
-    categories = split(substr($0, index($0, "args")), part, /[{},]/) - 4
-    for (i = 1; i <= categories; i++) { name[i] = part[i + 1]; gsub(/"|:.*/, "", name[i]) }
-}
+BEGIN { categories = split("parameters master gradients optimizer activations communication workspace", name) }
 /"name":"forward"/ && start == "" { start = field("ts") + 0 }
 /"ph":"i"/ {
     split(field("operands"), word, " ")

@@ -19,7 +19,7 @@ Tensor tensor_create(Category category, DType dtype, const char *name, Shape sha
         fail("not enough memory for %s %s: needs %s beside %s in use, the device has less; " MEMORY_HINT,
              memory_name[category], name, bytes_text(bytes), bytes_text(memory_total().used));
     memory_track(category, bytes);
-    trace_memory(t, category, bytes);
+    trace_memory(t, memory_name[category], bytes, memory_entry(category).used);
     return t;
 }
 
@@ -27,7 +27,7 @@ void tensor_free(Tensor *t, Category category)
 {
     if (t->data) {
         memory_track(category, -tensor_bytes(*t));
-        trace_memory(*t, category, -tensor_bytes(*t));
+        trace_memory(*t, memory_name[category], -tensor_bytes(*t), memory_entry(category).used);
         device_free(t->data, tensor_bytes(*t));
     }
     *t = NONE;

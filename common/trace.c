@@ -19,12 +19,11 @@
 
 enum { TRANSFER_ROWS = 32 };
 
-typedef struct {                /* an allocation, and the tracked bytes after it */
+typedef struct {
     Tensor tensor;
-    Category category;
-    int64_t bytes;              /* negative: it was freed */
+    const char *category;
+    int64_t bytes, used;        /* bytes: negative if it was freed; used: of the category, then */
     DeviceEvent when;
-    int64_t used[MEM_CATEGORIES];
 } Allocation;
 
 static bool recording, tracing; /* spans; for --trace also memory */
@@ -141,13 +140,10 @@ void trace_transfer_was(int span, double begin, double end)
     spans.at[span].end.seconds = end;
 }
 
-void trace_memory(Tensor t, Category category, int64_t bytes)
+void trace_memory(Tensor t, const char *category, int64_t bytes, int64_t used)
 {
-    if (!tracing)
-        return;
-    APPEND(allocations, (Allocation){.tensor = t, .category = category, .bytes = bytes, .when = device_event()});
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        allocations.at[allocations.count - 1].used[c] = memory_entry(c).used;
+    if (tracing)
+        APPEND(allocations, (Allocation){t, category, bytes, used, device_event()});
 }
 
 /* ---- The file ---- */
@@ -166,13 +162,11 @@ void trace_write(FILE *f, bool first, bool last)
     }
     for (Allocation *a = allocations.at; a < allocations.at + allocations.count; a++) {
         const double when = 1e6 * trace_seconds(&a->when);
-        fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"i\",\"pid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"args\":{\"operands\":\"%s %lld "
-                "%lld\"}}", a->tensor.name, process, when, memory_name[a->category], a->tensor.name,
+        fprintf(f, ",\n{\"name\":\"%s\",\"ph\":\"i\",\"pid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"args\":{\"operands\":"
+                "\"%s %lld %lld\"}}", a->tensor.name, process, when, a->category, a->tensor.name,
                 (long long)(intptr_t)a->tensor.data, (long long)a->bytes);
-        fprintf(f, ",\n{\"name\":\"allocated\",\"ph\":\"C\",\"pid\":%d,\"ts\":%.3f,\"args\":{", process, when);
-        for (int c = 0; c < MEM_CATEGORIES; c++)
-            fprintf(f, "%s\"%s\":%lld", c ? "," : "", memory_name[c], (long long)a->used[c]);
-        fprintf(f, "}}");
+        fprintf(f, ",\n{\"name\":\"allocated\",\"ph\":\"C\",\"pid\":%d,\"ts\":%.3f,\"args\":{\"%s\":%lld}}",
+                process, when, a->category, (long long)a->used);
     }
     if (last)
         fprintf(f, "\n]\n");

@@ -8,7 +8,6 @@
 #include <stdio.h>
 
 #include "device.h"
-#include "memory.h"
 
 /* Starts recording for --trace. Until then, but for the step of --timeline, the calls below record nothing, and only
  * name ranges for a GPU's profiler. start: time 0 of the trace, on clock_seconds's clock, which the ranks of one
@@ -48,7 +47,8 @@ int trace_transfer_begin(const char *name, const char *group);  /* returns the s
 void trace_transfer_end(int span);
 void trace_transfer_was(int span, double begin, double end);    /* --pretend: sets its simulated times, in seconds */
 
-/* For allocate.c: records that t's memory was taken, or given back: then bytes is negative. */
-void trace_memory(Tensor t, Category category, int64_t bytes);
+/* For allocate.c: records that t's memory was taken, or given back: then bytes is negative. used: bytes of its category,
+ * then. */
+void trace_memory(Tensor t, const char *category, int64_t bytes, int64_t used);
 
 #endif
