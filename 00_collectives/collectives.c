@@ -406,7 +406,6 @@ int main(int argc, char **argv)
     print_enable(comm_rank(world) == 0 && !options.quiet);
     const char *carrier = comm_choose();
     device_init(comm_local.rank, comm_local.size, options.threads ? options.threads : comm_local.cores);
-    ops_pretend(options.pretend_flops);
     if (options.tf32 != TF32_OFF)
         device_use_tf32();
     if (max < min)

@@ -7,13 +7,13 @@
 #include "comm.h"
 #include "device.h"
 #include "error.h"
+#include "options.h"
 #include "print.h"
 #include "trace.h"
 
 enum { OPERATORS = 64 };
 static OpStats stats[OPERATORS];
 static int stats_count;
-static double pretend_flops;
 
 static OpStats *current;                        /* the operator between op_begin and op_end */
 static OpStats uncounted;                       /* operators while counting is disabled */
@@ -28,7 +28,6 @@ static struct {
     DeviceEvent begin, end;
 } points[POINTS];
 static int64_t points_begun, points_read;       /* since the start; number n is at n mod POINTS */
-static bool timed;
 
 static OpStats *stats_of(const char *name)
 {
@@ -166,7 +165,7 @@ void op_begin(const char *name, double flops, const char *takes, Operands o)
     flops_of_call = flops;
     trace_operator(name, takes, o.t, o.count);
     began = clock_seconds();
-    if (timed) {
+    if (options.report && !device_is_host()) {
         if (points_begun - points_read == POINTS)
             read_point();
         points[points_begun % POINTS].stats = current;
@@ -182,18 +181,18 @@ void op_reads(const char *name, const char *takes, Tensor t)
 
 void op_end(void)
 {
-    if (pretend_flops) {
+    if (options.pretend) {
         device_wait();
-        while (clock_seconds() - began < flops_of_call / pretend_flops) {
+        while (clock_seconds() - began < flops_of_call / options.pretend_flops) {
             comm_progress();
             sched_yield();                      /* to other ranks on this core that have real work */
         }
     }
     comm_progress();                            /* MPI moves data only inside its calls */
-    if (timed)
-        points[points_begun++ % POINTS].end = device_event();
-    else if (device_is_host())
+    if (device_is_host())
         current->seconds += clock_seconds() - began;
+    else if (options.report)
+        points[points_begun++ % POINTS].end = device_event();
     trace_end();
 }
 
@@ -216,14 +215,4 @@ void ops_stats_reset(void)
 void ops_stats_enable(bool yes)
 {
     counting = yes;
-}
-
-void ops_time(void)
-{
-    timed = !device_is_host();
-}
-
-void ops_pretend(double flops_per_second)
-{
-    pretend_flops = flops_per_second;
 }

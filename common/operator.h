@@ -24,7 +24,11 @@ typedef struct {
  * Then the shape. One size is the count, two are rows and width (tensor.h), more are all dimensions. A letter stands
  * for the same number everywhere; "3*A*D" is a product.
  * Then the dtype. None: that of activations, the same for all. Otherwise G (gradients: REAL or BF16), REAL, F64, I32,
- * FP8 (E4M3 or E5M2), STORED (REAL, BF16 or F16) or ANY. */
+ * FP8 (E4M3 or E5M2), STORED (REAL, BF16 or F16) or ANY.
+ *
+ * Under --pretend the operator takes at least flops / its speed. Only matmuls and attention have FLOPs, as in the
+ * 6N + 12*L*h*s formula. Attention by blocks of keys is the exception: it counts only the pairs that the mask leaves.
+ * Scores that backward computes again are not counted, as in the formula. */
 void op_begin(const char *name, double flops, const char *takes, Operands operands);
 void op_end(void);
 
@@ -45,19 +49,11 @@ void op_reads(const char *name, const char *takes, Tensor t);      /* before op_
 typedef struct {
     const char *name;
     int64_t calls;
-    double seconds, flops, bytes;               /* bytes: each operand counted once, read or written */
+    double seconds, flops, bytes;               /* seconds: on a GPU with --report only, since each call takes two
+                                                 * events; bytes: each operand counted once, read or written */
 } OpStats;
 int ops_stats(const OpStats **stats);           /* returns how many; waits for a GPU to finish the last one */
 void ops_stats_reset(void);
 void ops_stats_enable(bool yes);                /* whether operators are counted from now on; at first they are */
-
-/* Measures operators' seconds on a GPU from now on, at the cost of two events per call. On the CPU they are always
- * measured. */
-void ops_time(void);
-
-/* --pretend: makes every operator take at least its FLOPs / flops_per_second; 0 turns that off. Only matmuls and
- * attention have FLOPs, as in the 6N + 12*L*h*s formula. Attention by blocks of keys is the exception: it counts only
- * the pairs that the mask leaves. Scores that backward computes again are not counted, as in the formula. */
-void ops_pretend(double flops_per_second);
 
 #endif

@@ -13,6 +13,7 @@
 #include "device.h"
 #include "error.h"
 #include "formats.h"
+#include "memory.h"
 #include "outputs.h"
 #include "operator.h"
 #include "prediction.h"
@@ -139,10 +140,7 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     const bool tf32 = wanted && device_use_tf32();
     if (options.tf32 == TF32_ON && !tf32)
         fail_usage("--tf32 on: the device is %s, but only GPUs from sm_80 on have TF32", device_name());
-    ops_pretend(options.pretend_flops);
     ops_stats_enable(false);
-    if (options.report)
-        ops_time();
     open_files();
     if (options.trace || options.timeline)
         trace_open(comm_rank(world), trace_start());
