@@ -13,6 +13,7 @@
 #include "model.h"
 #include "operator.h"
 #include "options.h"
+#include "outputs.h"
 #include "prediction.h"
 #include "print.h"
 
@@ -109,9 +110,7 @@ void metrics_open(const TrainState *state)
 {
     if (!options.metrics || comm_rank(world))
         return;
-    metrics = fopen(options.metrics, options.load ? "a" : "w");
-    if (!metrics)
-        fail("--metrics %s cannot be written: %s", options.metrics, strerror(errno));
+    metrics = output_open("metrics", options.metrics, !options.load);
     if (fseek(metrics, 0, SEEK_END) == 0 && ftell(metrics) > 0)
         return;                                 /* --load continues a file */
     fputs("step,tokens,loss,grad_norm,lr,seconds,tokens_per_second,mfu,peak_bytes,comm_bytes", metrics);
@@ -137,6 +136,6 @@ void metrics_row(const TrainState *state, double loss, double norm, double lr, d
 
 void metrics_close(void)
 {
-    if (metrics && fclose(metrics))
-        fail("--metrics %s could not be written: %s", options.metrics, strerror(errno));
+    if (metrics)
+        output_close("metrics", options.metrics, metrics);
 }
