@@ -61,8 +61,6 @@ void *device_stream(void);                  /* for a library that orders its wor
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 
 int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours */
-void device_leave_multiprocessors(int count);       /* to transfers, by a GPU's matmuls called from now on: their blocks
-                                                     * would wait for multiprocessors that a transfer occupies */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {

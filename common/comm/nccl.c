@@ -62,7 +62,7 @@ typedef struct Move {                   /* a transfer */
  * each pair of ranks has a line per direction. A group's collectives, shifts and exchanges have one line: all ranks
  * start them in the same order, and both directions of a shift or exchange are one operation. */
 typedef struct Line {
-    int size, multiprocessors;          /* size: 2 for a pair, whose sender is rank 0 */
+    int size;                           /* 2 for a pair, whose sender is rank 0 */
     ncclComm_t nccl;
     cudaStream_t stream;
     Move *first, *last;                 /* not over, or not waited for; in order */
@@ -74,13 +74,6 @@ typedef struct {                        /* a group's lines; to and from: [0] the
 } Group;
 
 static Line *lines;
-
-static void occupy(int multiprocessors)
-{
-    static int occupied;                /* by transfers that the device's stream does not wait for yet */
-
-    device_leave_multiprocessors(occupied += multiprocessors);
-}
 
 static Line *line_of(const Transfer *t)
 {
@@ -247,7 +240,6 @@ static void *start_by_nccl(Transfer t)
     Line *l = line_of(&t);
     Move *m = host_alloc(sizeof *m, "a transfer");
 
-    occupy(l->multiprocessors);
     m->t = t;
     CUDA(cudaEventCreateWithFlags(&m->ready, cudaEventDisableTiming));
     CUDA(cudaEventCreateWithFlags(&m->over, cudaEventDisableTiming));
@@ -267,7 +259,6 @@ static bool done(void *handle)
 {
     Move *m = handle;
 
-    occupy(-line_of(&m->t)->multiprocessors);
     progress();
     CUDA(cudaStreamWaitEvent(device_stream(), m->over, 0));
     m->waited = true;
@@ -349,7 +340,7 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank)
 
     share = share ? share : share_of_line();
     comm_deadline("waits for NCCL to connect the ranks of group %s", c->name);
-    l->size = size, l->multiprocessors = share;
+    l->size = size;
     config.blocking = 1;
     config.maxCTAs = share;
     config.cgaClusterSize = 1;          /* blocks start one by one, not in clusters for which too little may be free */

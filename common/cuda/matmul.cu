@@ -89,19 +89,12 @@ static uint32_t alignment_of(const Matrix &m, int64_t count)
     return bytes;
 }
 
-static int left;
-
-void device_leave_multiprocessors(int count)
-{
-    left = count;
-}
-
 /* Everything that the library's choice may depend on; of addresses, their alignment. */
-typedef std::array<int64_t, 21> Kind;
+typedef std::array<int64_t, 20> Kind;
 
 static Kind kind_of(const Product &x)
 {
-    return {x.m, x.n, x.k, x.count, x.a_transposed, x.b_transposed, x.epilogue, compute_type(x.a.dtype), left,
+    return {x.m, x.n, x.k, x.count, x.a_transposed, x.b_transposed, x.epilogue, compute_type(x.a.dtype),
             x.a.dtype, x.a.ld, x.a.stride, alignment_of(x.a, x.count),
             x.b.dtype, x.b.ld, x.b.stride, alignment_of(x.b, x.count),
             x.c.dtype, x.c.ld, x.c.stride, alignment_of(x.c, x.count)};
@@ -144,9 +137,7 @@ static Plan plan_for(const Product &x)
     Plan p = {};
     const cublasOperation_t op_a = operation(x.a_transposed), op_b = operation(x.b_transposed);
     const uint64_t most = WORKSPACE;
-    /* Neither is measured yet. multiprocessors: 0 stands for all. fast: sums of activations times weights need few
-     * bits, those of gradients more. */
-    const int32_t multiprocessors = left ? device_multiprocessors() - left : 0;
+    /* Sums of activations times weights need few bits, those of gradients more. (Not measured yet.) */
     const int8_t fast = x.a.dtype == E4M3 && x.b.dtype == E4M3;
     const uint32_t place_a = alignment_of(x.a, x.count), place_b = alignment_of(x.b, x.count);
     const uint32_t place_c = alignment_of(x.c, x.count);
@@ -163,7 +154,6 @@ static Plan plan_for(const Product &x)
     SET(p, TRANSA, op_b);
     SET(p, TRANSB, op_a);
     SET(p, EPILOGUE, x.epilogue);
-    SET(p, SM_COUNT_TARGET, multiprocessors);
     if (x.a.scale)
         SET(p, FAST_ACCUM, fast);
     if (x.up)
