@@ -5,7 +5,6 @@
  * host. Freed memory stays in the driver's pool, which splits and joins it for other sizes.
  */
 #include <cuda_runtime.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "device_cuda.h"
@@ -70,16 +69,6 @@ int64_t device_memory_available(void)
 
     CUDA(cudaMemGetInfo(&free_now, &total));
     return free_now + of_pool(cudaMemPoolAttrReservedMemCurrent) - of_pool(cudaMemPoolAttrUsedMemCurrent);
-}
-
-/* Estimates, not measured yet: a few dozen cuBLAS kernels of some MB each; partial sums over rows, or a block
- * of queries' scores in float. The matmuls' workspace is allocated already. */
-int64_t device_memory_beside(void)
-{
-    enum { KERNELS = 128 << 20, SCRATCH = 128 << 20 };
-    const char *loading = getenv("CUDA_MODULE_LOADING");
-
-    return SCRATCH + (loading && !strcmp(loading, "EAGER") ? 0 : KERNELS);
 }
 
 void *device_pinned(int64_t bytes)
