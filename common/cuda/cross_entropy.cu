@@ -1,12 +1,12 @@
 /* Cross-entropy over full rows of logits. A thread block per row. */
 #include "kernel.cuh"
 
-template <typename T>
+template <typename T, int N>
 __global__ void cross_entropy_forward_rows(float *lse, const T *logits, int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
         const T *in = logits + i * width;
-        const float max = row_max(in, width), sum = row_sum(in, max, width);
+        const float max = row_max<N>(in, width), sum = row_sum<N>(in, max, width);
         if (threadIdx.x == 0)
             lse[i] = max + logf(sum);
     }
@@ -29,7 +29,7 @@ __global__ void cross_entropy_total(double *loss, const float *lse, const T *log
 void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
 {
     FOR_TYPE(logits.dtype, T,
-        LAUNCH_ROWS(logits, 16 / sizeof(T), cross_entropy_forward_rows<T>, lse, logits);
+        PACKED(rows_aligned(logits), T, N, LAUNCH_ROWS(logits, N, cross_entropy_forward_rows<T, N>, lse, logits));
         LAUNCH(cross_entropy_total<T>, 1, MOST_THREADS, loss, lse, logits, targets, tensor_rows(logits),
                tensor_width(logits), scale));
 }
@@ -42,20 +42,18 @@ __global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const 
     EACH_ROW(i, rows) {
         const float log_sum = lse[i];
         const int64_t target = targets[i];
-        EACH_RAGGED(j, N, logits + i * width, width) {
+        EACH_COLUMN(j, N, width) {
             float v[N];
-            load_ragged(v, logits + i * width, j, width, 0);
+            load(v, logits + i * width + j, N);
             for (int k = 0; k < N; k++)
                 v[k] = scale * (expf(v[k] - log_sum) - (j + k == target ? 1 : 0));
-            store_ragged(d_logits + i * width, v, j, width);
+            store(d_logits + i * width + j, v, N);
         }
     }
 }
 
 void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
-    const bool alike = ((uintptr_t)logits.data - (uintptr_t)d_logits.data) % 16 == 0;
-
-    FOR_TYPE(logits.dtype, T, PACKED(alike, T, N,
+    FOR_TYPE(logits.dtype, T, PACKED(rows_aligned(d_logits, logits), T, N,
         LAUNCH_ROWS(logits, N, cross_entropy_backward_rows<T, N>, d_logits, logits, lse, targets, scale)));
 }

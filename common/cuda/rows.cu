@@ -78,15 +78,15 @@ typedef struct {
 /* This thread's partial sum. */
 template <typename T> __device__ static double squares(const T *x, int64_t count)
 {
-    constexpr int N = 16 / sizeof(T);
     double sum = 0;
 
-    EACH_RAGGED(i, N, x, count) {
-        float v[N];
-        load_ragged(v, x, i, count, 0);
-        for (int k = 0; k < N; k++)
-            sum += (double)v[k] * v[k];
-    }
+    PACKED((uintptr_t)x % 16 == 0, T, N,
+        EACH_COLUMN(i, N, count) {
+            float v[N];
+            load(v, x + i, count - i);
+            for (int k = 0; k < N; k++)
+                sum += (double)v[k] * v[k];
+        });
     return sum;
 }
 
