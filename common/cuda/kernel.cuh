@@ -12,8 +12,10 @@
 #ifndef KERNEL_CUH
 #define KERNEL_CUH
 
+#include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <functional>
 #include <map>
 #include <stdint.h>
 #include <type_traits>
@@ -324,6 +326,23 @@ static inline Matrix rows_of(Tensor t)
  * stored transposed. a and b have one type, c the same or float; sums are float. Or a and b are fp8, only b transposed. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count, int64_t groups = 1);
+
+/* Computes the same as a matmul with an epilogue, with several kernels. */
+typedef std::function<void()> Unfused;
+
+/* Computes y (R, out) = in (R, in) times weight, and applies the epilogue while sums are in registers:
+ *     BIAS              out = y + bias (out)
+ *     GELU_AUX_BIAS     up (R, out) = y + bias, out = GELU(up)
+ *     DGELU             out = y times GELU's slope at up (R, out)
+ * weight is (out, in); with DGELU, which is for backward, (in, out). bias and up are NONE where not named. Calls
+ * `unfused` if cuBLASLt has no such matmul for these sizes and addresses. */
+void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
+                 const Unfused &unfused);
+
+/* ---- linear.cu ---- */
+
+/* out = x times weight transposed, plus bias, or plus out's current values; `at_once`: by one matmul. */
+void linear_product(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, bool at_once);
 
 /* ---- layernorm.cu ---- */
 

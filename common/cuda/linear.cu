@@ -1,5 +1,4 @@
 /* Linear layers: matmuls (matmul.cu) with their biases. */
-#include "cublas.cuh"
 #include "kernel.cuh"
 
 template <typename T, int N> __global__ void fill_rows(T *out, const T *row, int64_t rows, int64_t width)

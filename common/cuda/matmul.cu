@@ -7,7 +7,6 @@
 #include <map>
 #include <stdio.h>
 
-#include "cublas.cuh"
 #include "kernel.cuh"
 
 #define CUBLAS(call) cublas_check(call, #call, __FILE__, __LINE__)
