@@ -10,7 +10,7 @@
 #include "../formats.h"
 
 typedef struct Handle {
-    MPI_Request request[2];     /* the second: a shift's or exchange's receive */
+    MPI_Request request[2];     /* the second: an exchange's receive */
     int *counts, *firsts;       /* MPI reads them until the transfer is done */
     void *out, *in;             /* host copies of a GPU's tensors, or an in-place reduce_scatter's result */
     int64_t out_bytes, in_bytes;
@@ -128,7 +128,6 @@ static void *call_mpi(Handle *h, Transfer t)
         else
             MPI_Isend(in, t.count, type, t.peer, t.tag, mpi, h->request);
         break;
-    case SHIFT:
     case EXCHANGE:
         if (t.out_count)
             MPI_Irecv(out, t.out_count, type, t.from, t.tag, mpi, h->request + 1);

@@ -59,8 +59,8 @@ typedef struct Move {                   /* a transfer */
 
 /* A communicator with a stream, in which its transfers run one after the other. NCCL has no tags, and runs a
  * communicator's transfers in order: if a send were queued behind a receive, two ranks could wait for each other. So
- * each pair of ranks has a line per direction. A group's collectives, shifts and exchanges have one line: all ranks
- * start them in the same order, and both directions of a shift or exchange are one operation. */
+ * each pair of ranks has a line per direction. A group's collectives and exchanges have one line: all ranks start them
+ * in the same order, and both directions of an exchange are one operation. */
 typedef struct Line {
     int size;                           /* 2 for a pair, whose sender is rank 0 */
     ncclComm_t nccl;
@@ -184,7 +184,6 @@ static void call_nccl(const Line *l, const Transfer *t)
     case SEND:
         NCCL(ncclSend(t->in, t->count, type, 1, l->nccl, l->stream));
         break;
-    case SHIFT:
     case EXCHANGE:
         exchange(l, t, type);
         break;
@@ -286,7 +285,6 @@ static void warm(Transfer t)
     const int64_t bytes = t.count * dtype_size(t.dtype);
 
     t.out_count = t.count;
-    t.from = (t.comm->rank + t.comm->size - 1) % t.comm->size;
     t.out = device_alloc(bytes);
     t.in = device_alloc(bytes);
     if (!t.out || !t.in)
@@ -391,8 +389,6 @@ static void connect(Comm *c)
         ((Group *)c->nccl)->collectives = connect_line(c, all[0].group, c->size, c->rank);
         warm((Transfer){.comm = c, .op = ALL_REDUCE, .count = c->size, .dtype = F32});
     }
-    if (c->used[SHIFT])
-        warm((Transfer){.comm = c, .op = SHIFT, .count = 1, .dtype = F32, .peer = (c->rank + 1) % c->size});
     if (c->used[ALL_TO_ALL] || c->used[EXCHANGE])           /* all pairs */
         warm((Transfer){.comm = c, .op = ALL_TO_ALL, .count = c->size, .dtype = F32});
     for (int odd = 0; odd < 2; odd++)           /* even pairs first, then odd ones: no ranks wait in a circle */

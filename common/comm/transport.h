@@ -33,8 +33,8 @@ void comm_wait_for(bool (*done)(void *handle), void **handle);  /* until *handle
 /* ---- mpi.c and nccl.c: carry tensors ---- */
 
 /* One transfer of this rank, in a group of several ranks. out and in are those of comm.h's operation; ALL_REDUCE and
- * BROADCAST have only out. count: elements of the full tensor; EXCHANGE: of in. peer: the receiver of a SEND, SHIFT or
- * EXCHANGE, RECV's sender, BROADCAST's root. from: SHIFT's and EXCHANGE's sender. */
+ * BROADCAST have only out. count: elements of the full tensor; EXCHANGE: of in. peer: the receiver of a SEND or
+ * EXCHANGE, RECV's sender, BROADCAST's root. from: EXCHANGE's sender. */
 typedef struct {
     Comm *comm;
     CommOp op;                                  /* all ranks call the same, except SEND, RECV and EXCHANGE */
@@ -88,7 +88,7 @@ struct Request {
     /* --pretend */
     void *clock;                                /* MPI's handle, for the two below */
     double when[2];                             /* when the last of its ranks joined; seconds that it takes from then */
-    double arrives[2];                          /* the same of what a shift or exchange receives */
+    double arrives[2];                          /* the same of what an exchange receives */
     double begin;                               /* when a send left, or a receive was started */
     /* --check: check.c */
     Tensor out, in, written, watched;
