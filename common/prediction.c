@@ -33,7 +33,7 @@ void memory_check_fits(void)
     for (int c = 0; c < MEM_CATEGORIES; c++)
         if (memory_entry(c).predicted)
             print_rank_0("%s %s %s", c ? "," : "", memory_name[c], bytes_text(memory_entry(c).predicted));
-    print_rank_0("; total %s", bytes_text(memory_total().predicted));
+    print_rank_0("; total %s", bytes_text(mine));
     if (ranks > 1)
         print_rank_0(", %s for %d ranks together", bytes_text(needed), ranks);
     if (available >= 0)

@@ -13,7 +13,7 @@ static cudaDeviceProp gpu;
 static char name[320];
 static cudaStream_t stream;
 static cudaEvent_t waited_for;
-static bool tf32;
+bool device_tf32;
 static int kilohertz;                           /* the highest clock */
 
 void cuda_check(cudaError_t error, const char *call, const char *file, int line)
@@ -149,7 +149,7 @@ double device_peak_flops(DType dtype)
 
     if (device_supports(dtype) == SUPPORT_NONE)
         return 0;
-    return 1e12 * (fp8 ? 2 * peak().half : dtype != F32 ? peak().half : tf32 ? peak().half / 2 : peak().f32);
+    return 1e12 * (fp8 ? 2 * peak().half : dtype != F32 ? peak().half : device_tf32 ? peak().half / 2 : peak().f32);
 }
 
 /* ---- The start ---- */
@@ -225,11 +225,5 @@ Support device_supports(DType dtype)
 
 bool device_use_tf32(void)
 {
-    tf32 = device_capability() >= 80;
-    return tf32;
-}
-
-bool device_uses_tf32(void)
-{
-    return tf32;
+    return device_tf32 = device_capability() >= 80;
 }

@@ -15,7 +15,6 @@
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <functional>
 #include <map>
 #include <stdint.h>
 #include <type_traits>
@@ -129,7 +128,7 @@ __device__ inline float block_max(float x)
     return over_block<float, warp_max>(x, -INFINITY);
 }
 
-/* ---- rows of logits: a thread block per row ---- */
+/* ---- rows of logits, or of attention's scores: a thread block per row ---- */
 
 /* Computes the row's maximum and the sum of exp(x - max), for every thread. An empty row has -Inf and 0. */
 template <int N, typename T> __device__ inline float row_max(const T *in, int64_t width)
@@ -327,17 +326,13 @@ static inline Matrix rows_of(Tensor t)
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count, int64_t groups = 1);
 
-/* Computes the same as a matmul with an epilogue, with several kernels. */
-typedef std::function<void()> Unfused;
-
 /* Computes y (R, out) = in (R, in) times weight, and applies the epilogue while sums are in registers:
  *     BIAS              out = y + bias (out)
  *     GELU_AUX_BIAS     up (R, out) = y + bias, out = GELU(up)
  *     DGELU             out = y times GELU's slope at up (R, out)
- * weight is (out, in); with DGELU, which is for backward, (in, out). bias and up are NONE where not named. Calls
- * `unfused` if cuBLASLt has no such matmul for these sizes and addresses. */
-void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
-                 const Unfused &unfused);
+ * weight is (out, in); with DGELU, which is for backward, (in, out). bias and up are NONE where not named. Returns
+ * false, and does nothing, if cuBLASLt has no such matmul for these sizes and addresses. */
+bool matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up);
 
 /* ---- linear.cu ---- */
 

@@ -44,7 +44,7 @@ static cudaDataType_t cuda_type(DType dtype)
 
 static cublasComputeType_t compute_type(DType dtype)
 {
-    return dtype == F32 && device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    return dtype == F32 && device_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
 static cublasOperation_t operation(bool transposed)
@@ -247,13 +247,11 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
                                          CUBLAS_GEMM_DEFAULT));
 }
 
-void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
-                 const Unfused &unfused)
+bool matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up)
 {
     const int64_t k = tensor_width(in), n = tensor_width(out);
     const Product x = {false, epilogue != CUBLASLT_EPILOGUE_DGELU, tensor_rows(in), n, k, 1, rows_of(in),
                        rows_of(weight), 0, rows_of(out), 1, epilogue, bias.data, up.data};
 
-    if (!rows_aligned(out, in) || !aligned(weight, bias, up) || !product(x))
-        unfused();
+    return rows_aligned(out, in) && aligned(weight, bias, up) && product(x);
 }
