@@ -423,7 +423,7 @@ int main(int argc, char **argv)
     for (Comm *c = world; c; c = (Comm *)comm_next(c))
         for (int use = 0; use < COMM_OPS; use++)
             if (use != SEND && use != RECV && use != NUMBER)
-                comm_uses(c, use);
+                comm_predict(c, use, 0, 0);
     comm_connect();
 
     const int64_t most = check_all ? 8192 : max / dtype_size(REAL) + n;

@@ -67,8 +67,8 @@ Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
 
 /* Starts to send `in` to rank `to` and to receive `out` from rank `from`, any ranks of the group. `in` or `out` may be
  * NONE: then only the other is transferred. Ranks between which nothing is sent need not call it. Counted as a send; in
- * a group of one rank it is a copy, counted as a call of 0 bytes. If comm_predict or comm_uses has named EXCHANGE,
- * comm_connect connects all pairs of ranks. */
+ * a group of one rank it is a copy, counted as a call of 0 bytes. If comm_predict names EXCHANGE, comm_connect connects
+ * all pairs of ranks. */
 Request *comm_start_exchange(Comm *comm, Tensor out, int from, Tensor in, int to);
 
 /* Waits until the buffers may be used, and sets *request to NULL; does nothing if it is NULL. With NCCL the GPU's
@@ -97,16 +97,15 @@ typedef struct {
 } CommStats;
 
 /* Predicts `calls` calls of op per step, each on a full tensor of `elements` REALs; computes the bytes that this rank
- * sends. Predictions add up, so -1 calls take one back. A broadcast is counted as from rank 0. comm_predict_as: elements
- * stored as dtype. */
+ * sends. Predictions add up, so -1 calls take one back; 0 calls name an operation that is only used between steps. A
+ * broadcast is counted as from rank 0. comm_predict_as: elements stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 
-void comm_uses(Comm *comm, CommOp op);          /* says that op is used between steps: no step has a call */
 void comm_sends_to(Comm *comm, int to);         /* names a neighbor that this rank sends to; -1: none */
 
-/* Connects the ranks of every group for the operations that comm_predict and comm_uses have named, so that no step has
- * to. Call it on all ranks, once all groups exist. NCCL takes GPU memory for it. */
+/* Connects the ranks of every group for the operations that comm_predict has named, so that no step has to. Call it on
+ * all ranks, once all groups exist. NCCL takes GPU memory for it. */
 void comm_connect(void);
 
 int comm_stats(CommStats *stats, int capacity); /* fills in those with calls or a prediction; returns how many */

@@ -95,11 +95,6 @@ void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
     comm_predict_as(comm, op, REAL, calls, elements);
 }
 
-void comm_uses(Comm *comm, CommOp op)
-{
-    comm->used[op] = true;
-}
-
 void comm_sends_to(Comm *comm, int to)
 {
     if (to >= 0)
@@ -329,8 +324,8 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
     return start_transfer((Transfer){.comm = comm, .op = BROADCAST, .peer = root}, t, NONE, t);
 }
 
-/* Fails unless the peer is another rank of the group, or the only one; if it must be a neighbor, one beside this rank in
- * the ring. */
+/* Fails unless the peer is another rank of the group, or its only rank; if it must be a neighbor, one beside this rank
+ * in the ring. */
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer, bool neighbor)
 {
     const int n = comm->size, away = (peer - comm->rank + n) % n;

@@ -39,11 +39,6 @@ static Handle *handle_with(int64_t out_bytes, int64_t in_bytes)
     return h;
 }
 
-static MPI_Comm mpi_of(const Comm *comm)
-{
-    return *(MPI_Comm *)comm->mpi;
-}
-
 /* Adds BF16 numbers, which MPI has no sum for. Each sum is rounded, as NCCL's are. */
 static void add_bf16(void *from, void *to, int *count, MPI_Datatype *type)
 {
@@ -97,7 +92,7 @@ void mpi_check_count(const Comm *comm, CommOp op, DType dtype, int64_t count)
 
 static void *call_mpi(Handle *h, Transfer t)
 {
-    const MPI_Comm mpi = mpi_of(t.comm);
+    const MPI_Comm mpi = *(MPI_Comm *)t.comm->mpi;
     const MPI_Datatype type = type_of(&t);
     char *out = t.out, *in = t.in;
 
@@ -192,4 +187,4 @@ bool mpi_done(void *handle)
     return true;
 }
 
-const Transport transport_mpi = {.name = "MPI", .start = start_by_mpi, .done = mpi_done};
+const Transport transport_mpi = {.start = start_by_mpi, .done = mpi_done};

@@ -65,7 +65,7 @@ typedef struct Line {
     int size;                           /* 2 for a pair, whose sender is rank 0 */
     ncclComm_t nccl;
     cudaStream_t stream;
-    Move *first, *last;                 /* not over, or not waited for; in order */
+    Move *first;                        /* not over, or not waited for; in order */
     struct Line *next;
 } Line;
 
@@ -119,12 +119,11 @@ static void move_shards(const Line *l, const Transfer *t, ncclDataType_t type)
 {
     const bool gather = t->op == ALL_GATHER;
 
-    if (t->count % l->size == 0 && gather) {
-        NCCL(ncclAllGather(t->in, t->out, t->count / l->size, type, l->nccl, l->stream));
-        return;
-    }
     if (t->count % l->size == 0) {
-        NCCL(ncclReduceScatter(t->in, t->out, t->count / l->size, type, ncclSum, l->nccl, l->stream));
+        if (gather)
+            NCCL(ncclAllGather(t->in, t->out, t->count / l->size, type, l->nccl, l->stream));
+        else
+            NCCL(ncclReduceScatter(t->in, t->out, t->count / l->size, type, ncclSum, l->nccl, l->stream));
         return;
     }
     NCCL(ncclGroupStart());
@@ -237,16 +236,14 @@ static void look(double seconds)
 static void *start_by_nccl(Transfer t)
 {
     Line *l = line_of(&t);
-    Move *m = host_alloc(sizeof *m, "a transfer");
+    Move *m = host_alloc(sizeof *m, "a transfer"), **at = &l->first;
 
     m->t = t;
     CUDA(cudaEventCreateWithFlags(&m->ready, cudaEventDisableTiming));
     CUDA(cudaEventCreateWithFlags(&m->over, cudaEventDisableTiming));
-    if (l->first)
-        l->last->next = m;
-    else
-        l->first = m;
-    l->last = m;
+    while (*at)
+        at = &(*at)->next;
+    *at = m;
     CUDA(cudaEventRecord(m->ready, device_stream()));
     CUDA(cudaStreamWaitEvent(l->stream, m->ready, 0));
     call_nccl(l, &t);
@@ -422,6 +419,6 @@ static void prepare(void)
     device_while_waiting(look);
 }
 
-static const Transport transport = {.name = "NCCL", .start = start_by_nccl, .done = done, .prepare = prepare,
-                                    .connect = connect, .end = end};
+static const Transport transport = {.start = start_by_nccl, .done = done, .prepare = prepare, .connect = connect,
+                                    .end = end};
 const Transport *const transport_nccl = &transport;

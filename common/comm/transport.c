@@ -49,7 +49,7 @@ const char *comm_choose(void)
         first++;
     if (first == world->size) {
         comm_transport = transport_nccl;
-        return comm_transport->name;
+        return "NCCL";
     }
     if (options.comm == COMM_NCCL)
         fail("--comm nccl: expected a GPU for each rank, but rank %d shares its GPU with %d other %s; try --comm mpi",

@@ -12,7 +12,7 @@ struct Comm {
     int rank, size, *members;                   /* members: their ranks in world; NULL: world itself */
     void *mpi, *nccl;                           /* the group in MPI and in NCCL */
     int64_t operations;                         /* collectives started so far */
-    bool used[COMM_OPS];                        /* operations that comm_predict or comm_uses has named */
+    bool used[COMM_OPS];                        /* operations that comm_predict has named */
     bool sends[2];                              /* comm_sends_to: to the next rank, to the previous one */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
     Comm *next;                                 /* the group created next */
@@ -49,7 +49,6 @@ typedef struct {
 
 /* Tensors travel by MPI or by NCCL. NULL: nothing to do. */
 typedef struct {
-    const char *name;
     void *(*start)(Transfer t);                 /* returns a handle */
 
     /* Returns true once the buffers are ready for what the host does, or queues on the device, from now on; the handle
@@ -77,6 +76,8 @@ extern const Transport *comm_transport;         /* the one that carries tensors 
 
 /* ---- check.c: --check ---- */
 
+enum { LABEL = 64 };                            /* bytes: "tag 3 and 100 F64" */
+
 struct Request {
     Comm *comm;
     CommOp op;
@@ -94,7 +95,7 @@ struct Request {
     Tensor out, in, written, watched;
     void *out_copy, *in_copy;
     void *label;                                /* MPI's handle, for the two below */
-    int32_t own[4], sent[4], wanted[4];         /* the label of what is sent; of what is received: its sender's, ours */
+    char own[LABEL], sent[LABEL], wanted[LABEL];        /* of what is sent; of what is received: its sender's, ours */
 };
 
 void check_agreement(const Transfer *t, const char *name);      /* before a collective: compares the ranks' calls */
