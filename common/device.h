@@ -58,8 +58,6 @@ void *device_stream(void);                  /* for a library that orders its wor
 /* ---- for transfers between ranks, from the host's memory or the device's ---- */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
 
-int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours */
-
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {
     double seconds;                         /* on the CPU: when it was recorded */

@@ -87,17 +87,6 @@ static Line *line_of(const Transfer *t)
     return l;
 }
 
-/* Reports NCCL's errors, also those of transfers in flight. */
-static void check(const Line *l)
-{
-    ncclResult_t state;
-
-    NCCL(ncclCommGetAsyncError(l->nccl, &state));
-    if (state != ncclSuccess)
-        fail("NCCL, on a communicator of %d ranks: %s; %s", l->size, ncclGetErrorString(state),
-             ncclGetLastError(l->nccl));
-}
-
 /* ---- Transfers as NCCL's calls ---- */
 
 /* fp8 is moved as bytes. */
@@ -150,16 +139,6 @@ static void all_to_all(const Line *l, const Transfer *t, ncclDataType_t type)
     NCCL(ncclGroupEnd());
 }
 
-static void exchange(const Line *l, const Transfer *t, ncclDataType_t type)
-{
-    NCCL(ncclGroupStart());
-    if (t->count)
-        NCCL(ncclSend(t->in, t->count, type, t->peer, l->nccl, l->stream));
-    if (t->out_count)
-        NCCL(ncclRecv(t->out, t->out_count, type, t->from, l->nccl, l->stream));
-    NCCL(ncclGroupEnd());
-}
-
 static void call_nccl(const Line *l, const Transfer *t)
 {
     const ncclDataType_t type = type_of(t);
@@ -184,7 +163,12 @@ static void call_nccl(const Line *l, const Transfer *t)
         NCCL(ncclSend(t->in, t->count, type, 1, l->nccl, l->stream));
         break;
     case EXCHANGE:
-        exchange(l, t, type);
+        NCCL(ncclGroupStart());
+        if (t->count)
+            NCCL(ncclSend(t->in, t->count, type, t->peer, l->nccl, l->stream));
+        if (t->out_count)
+            NCCL(ncclRecv(t->out, t->out_count, type, t->from, l->nccl, l->stream));
+        NCCL(ncclGroupEnd());
         break;
     default:
         NCCL(ncclRecv(t->out, t->count, type, 0, l->nccl, l->stream));
@@ -204,10 +188,16 @@ static bool reached(cudaEvent_t event)
     return error == cudaSuccess;
 }
 
+/* Reports NCCL's errors, also those of transfers in flight. Frees transfers that are over. */
 static void progress(void)
 {
+    ncclResult_t state;
+
     for (Line *l = lines; l; l = l->next) {
-        check(l);
+        NCCL(ncclCommGetAsyncError(l->nccl, &state));
+        if (state != ncclSuccess)
+            fail("NCCL, on a communicator of %d ranks: %s; %s", l->size, ncclGetErrorString(state),
+                 ncclGetLastError(l->nccl));
         while (l->first && l->first->waited && reached(l->first->over)) {
             Move *m = l->first;
             l->first = m->next;
@@ -307,10 +297,11 @@ static bool has_collectives(const Comm *c)
  * operators, half where NCCL is older. */
 static int share_of_line(void)
 {
-    const int all = device_multiprocessors();
-    int version, planned = 0, share, of_rank[world->size];
+    int version, device, all, planned = 0, share, of_rank[world->size];
 
     NCCL(ncclGetVersion(&version));
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device));
     const int available = all - all / (version < NCCL_VERSION(2, 26, 0) ? 2 : 4);
     for (const Comm *c = world; c; c = c->next)
         if (c->size > 1)

@@ -16,14 +16,6 @@ static cudaStream_t stream(void)
     return (cudaStream_t)device_stream();
 }
 
-static uint64_t of_pool(cudaMemPoolAttr attribute)
-{
-    uint64_t bytes;
-
-    CUDA(cudaMemPoolGetAttribute(pool, attribute, &bytes));
-    return bytes;
-}
-
 /* Allocates memory, not zeroed; NULL: the GPU has too little. */
 static void *allocate(int64_t bytes)
 {
@@ -66,9 +58,12 @@ void *device_scratch(int64_t bytes)
 int64_t device_memory_available(void)
 {
     size_t free_now, total;
+    uint64_t reserved, used;
 
     CUDA(cudaMemGetInfo(&free_now, &total));
-    return free_now + of_pool(cudaMemPoolAttrReservedMemCurrent) - of_pool(cudaMemPoolAttrUsedMemCurrent);
+    CUDA(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved));
+    CUDA(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used));
+    return free_now + reserved - used;
 }
 
 void *device_pinned(int64_t bytes)
