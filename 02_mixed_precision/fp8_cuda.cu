@@ -1,7 +1,6 @@
 /* Quantization: the largest |x|, the scale, and x / scale rounded. The product is cuBLASLt's. */
 #include <cuda_fp8.h>
 
-#include "../common/cuda/cublas.cuh"
 #include "../common/cuda/kernel.cuh"
 extern "C" {
 #include "fp8.h"

@@ -3,11 +3,11 @@ extern "C" {
 #include "vocabulary.h"
 }
 
-template <typename T>
+template <typename T, int N>
 __global__ void cross_entropy_max_rows(float *max, const T *logits, int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
-        const float most = row_max(logits + i * width, width);
+        const float most = row_max<N>(logits + i * width, width);
         if (threadIdx.x == 0)
             max[i] = most;
     }
@@ -15,16 +15,17 @@ __global__ void cross_entropy_max_rows(float *max, const T *logits, int64_t rows
 
 void cross_entropy_max_kernel(Tensor max, Tensor logits)
 {
-    FOR_TYPE(logits.dtype, T, LAUNCH_ROWS(logits, 4, cross_entropy_max_rows<T>, max, logits));
+    FOR_TYPE(logits.dtype, T, PACKED(rows_aligned(logits), T, N,
+        LAUNCH_ROWS(logits, N, cross_entropy_max_rows<T, N>, max, logits)));
 }
 
-template <typename T>
+template <typename T, int N>
 __global__ void cross_entropy_sums_rows(float *sums, const T *logits, const float *max, const int32_t *targets,
                                         int64_t rows, int64_t width)
 {
     EACH_ROW(i, rows) {
         const T *in = logits + i * width;
-        const float sum = row_sum(in, max[i], width);
+        const float sum = row_sum<N>(in, max[i], width);
         if (threadIdx.x == 0) {
             sums[2 * i] = sum;
             sums[2 * i + 1] = targets[i] < 0 ? 0 : number(in[targets[i]]);
@@ -34,7 +35,8 @@ __global__ void cross_entropy_sums_rows(float *sums, const T *logits, const floa
 
 void cross_entropy_sums_kernel(Tensor sums, Tensor logits, Tensor max, Tensor targets)
 {
-    FOR_TYPE(logits.dtype, T, LAUNCH_ROWS(logits, 4, cross_entropy_sums_rows<T>, sums, logits, max, targets));
+    FOR_TYPE(logits.dtype, T, PACKED(rows_aligned(logits), T, N,
+        LAUNCH_ROWS(logits, N, cross_entropy_sums_rows<T, N>, sums, logits, max, targets)));
 }
 
 __global__ void cross_entropy_of_sums(double *loss, float *lse, const float *sums, const float *max, int64_t rows,

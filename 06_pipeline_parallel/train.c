@@ -378,7 +378,7 @@ static void predict(void)
     memory_predict(MEM_WORKSPACE, block + scores + stored * 3 * R * H + real_size * T * D + 8 + micros * 2 * 4 * B * T);
     if (embedding_group)
         comm_predict(embedding_group, ALL_REDUCE, 1, H * V);
-    comm_uses(pp, BROADCAST);                   /* between steps: loss_of broadcasts the loss */
+    comm_predict(pp, BROADCAST, 0, 0);          /* between steps: loss_of broadcasts the loss */
 
     memory_estimate(MEM_PARAMETERS, stored * N, "4 N");
     memory_estimate(MEM_GRADIENTS, stored * N, "4 N");

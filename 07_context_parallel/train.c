@@ -181,12 +181,12 @@ static void attend_kv_backward(BlockActs *a, BlockActs *d, int query_rank, Tenso
  * for its next step are in flight. */
 static void ring_forward(BlockActs *a)
 {
-    const int n = comm_size(cp), r = comm_rank(cp);
+    const int n = comm_size(cp), r = comm_rank(cp), before = (r + n - 1) % n, after = (r + 1) % n;
     Tensor kv[2] = {tensor_range(split, 1, 2), kv_next};
 
     for (int step = 0; step < n; step++) {
         Tensor current = kv[step % 2], next = kv[(step + 1) % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
+        Request *arriving = step < n - 1 ? comm_start_exchange(cp, next, before, current, after) : NULL;
         attend_kv(a, r, current, (r - step + n) % n);
         comm_wait(&arriving);
     }
@@ -197,20 +197,20 @@ static void ring_forward(BlockActs *a)
  * K and V make, the sum is at the owner of the keys. */
 static void ring_backward(BlockActs *a, BlockActs *d)
 {
-    const int n = comm_size(cp), r = comm_rank(cp);
+    const int n = comm_size(cp), r = comm_rank(cp), before = (r + n - 1) % n, after = (r + 1) % n;
     Tensor kv[2] = {tensor_range(split, 1, 2), kv_next}, d_arrived = tensor_range(d_split, 1, 2);
     Request *d_arriving = NULL;
 
     for (int step = 0; step < n; step++) {
         Tensor current = kv[step % 2], next = kv[(step + 1) % 2], d_current = d_kv[step % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
+        Request *arriving = step < n - 1 ? comm_start_exchange(cp, next, before, current, after) : NULL;
         tensor_zero(d_current);
         attend_kv_backward(a, d, r, d_current, current, (r - step + n) % n);
         comm_wait(&arriving);
         comm_wait(&d_arriving);
         if (step > 0)
             tensor_add(d_current, d_arrived);
-        d_arriving = comm_start_shift(cp, d_arrived, d_current);
+        d_arriving = comm_start_exchange(cp, d_arrived, before, d_current, after);
     }
     comm_wait(&d_arriving);
 }
@@ -424,7 +424,7 @@ static void predict(void)
     const int64_t backwards = options.accumulate * L;
     const int64_t forwards = options.recompute == RECOMPUTE_FULL ? 2 * backwards : backwards;
     if (method == RING || method == ZIGZAG)     /* K, V: n - 1 hops, forward and backward; dK, dV: n */
-        comm_predict(cp, SHIFT, (n - 1) * (forwards + backwards) + n * backwards, kv);
+        comm_predict(cp, EXCHANGE, (n - 1) * (forwards + backwards) + n * backwards, kv);
     if (method == ALLGATHER) {                  /* K, V, forward and backward; dK, dV */
         comm_predict(cp, ALL_GATHER, forwards + backwards, n * kv);
         comm_predict(cp, REDUCE_SCATTER, backwards, n * kv);

@@ -68,12 +68,12 @@ static void attend_kv_backward(BlockActs *a, BlockActs *d, int query_rank, Tenso
  * for its next step are in flight. */
 static void ring_forward(BlockActs *a)
 {
-    const int n = comm_size(cp), r = comm_rank(cp);
+    const int n = comm_size(cp), r = comm_rank(cp), before = (r + n - 1) % n, after = (r + 1) % n;
     Tensor kv[2] = {tensor_range(split, 1, 2), kv_next};
 
     for (int step = 0; step < n; step++) {
         Tensor current = kv[step % 2], next = kv[(step + 1) % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
+        Request *arriving = step < n - 1 ? comm_start_exchange(cp, next, before, current, after) : NULL;
         attend_kv(a, r, current, (r - step + n) % n);
         comm_wait(&arriving);
     }
@@ -85,13 +85,13 @@ static void ring_forward(BlockActs *a)
  * accuracy beside the rounding of dQ, dK and dV themselves. */
 static void ring_backward(BlockActs *a, BlockActs *d)
 {
-    const int n = comm_size(cp), r = comm_rank(cp);
+    const int n = comm_size(cp), r = comm_rank(cp), before = (r + n - 1) % n, after = (r + 1) % n;
     Tensor kv[2] = {tensor_range(split, 1, 2), kv_next}, d_kv = tensor_range(d_split, 1, 2);
     Request *d_arriving = NULL;
 
     for (int step = 0; step < n; step++) {
         Tensor current = kv[step % 2], next = kv[(step + 1) % 2];
-        Request *arriving = step < n - 1 ? comm_start_shift(cp, next, current) : NULL;
+        Request *arriving = step < n - 1 ? comm_start_exchange(cp, next, before, current, after) : NULL;
         tensor_zero(d_kv);
         attend_kv_backward(a, d, r, d_kv, current, (r - step + n) % n);
         comm_wait(&arriving);
@@ -99,7 +99,7 @@ static void ring_backward(BlockActs *a, BlockActs *d)
         if (step > 0)
             tensor_add(d_kv, d_arrived);
         tensor_convert(d_leaving, d_kv);
-        d_arriving = comm_start_shift(cp, d_arrived, d_leaving);
+        d_arriving = comm_start_exchange(cp, d_arrived, before, d_leaving, after);
     }
     comm_wait(&d_arriving);
 }

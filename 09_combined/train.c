@@ -441,7 +441,7 @@ static void predict(void)
         comm_predict(tp, ALL_REDUCE, m, 2 * (B * T - row < S ? B * T - row : S));
     }
     if (cp_size > 1)                            /* K, V each way; dK, dV one hop more, to their owner */
-        comm_predict_as(cp, SHIFT, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
+        comm_predict_as(cp, EXCHANGE, dtype, m * layers * ((2 + again) * (cp_size - 1) + cp_size), kv);
     comm_sends_to(pp, last ? -1 : comm_rank(pp) + 1), comm_sends_to(pp, comm_rank(pp) - 1);     /* x, d_x */
     comm_predict_as(pp, SEND, dtype, m * (!first + !last), R * H);
     const struct { int64_t count, units; } units[] = {{H * V, first || last}, {block, layers}, {2 * H, last}};

@@ -19,7 +19,7 @@ typedef struct Request Request;                 /* a transfer in flight */
 typedef enum { SUM, MAX } Reduce;
 typedef enum {
     ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND,
-    SHIFT, EXCHANGE,                            /* comm_start_shift, comm_start_exchange; counted as SEND */
+    EXCHANGE,                                   /* counted as SEND */
     RECV, NUMBER,                               /* not counted; NUMBER: comm_sum */
     COMM_OPS
 } CommOp;
@@ -65,13 +65,10 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root);
 Request *comm_start_send(Comm *comm, Tensor t, int to, int tag);
 Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag);
 
-/* Starts to send `in` to the next rank of the ring and to receive `out` from the previous one. Counted as a send. In a
- * group of one rank: a copy, counted as a call of 0 bytes. */
-Request *comm_start_shift(Comm *comm, Tensor out, Tensor in);
-
 /* Starts to send `in` to rank `to` and to receive `out` from rank `from`, any ranks of the group. `in` or `out` may be
- * NONE: then only the other is transferred. Ranks between which nothing is sent need not call it. Counted as a send.
- * The program must call comm_uses(comm, EXCHANGE) before comm_connect, which then connects all pairs of ranks. */
+ * NONE: then only the other is transferred. Ranks between which nothing is sent need not call it. Counted as a send; in
+ * a group of one rank it is a copy, counted as a call of 0 bytes. If comm_predict names EXCHANGE, comm_connect connects
+ * all pairs of ranks. */
 Request *comm_start_exchange(Comm *comm, Tensor out, int from, Tensor in, int to);
 
 /* Waits until the buffers may be used, and sets *request to NULL; does nothing if it is NULL. With NCCL the GPU's
@@ -100,16 +97,15 @@ typedef struct {
 } CommStats;
 
 /* Predicts `calls` calls of op per step, each on a full tensor of `elements` REALs; computes the bytes that this rank
- * sends. Predictions add up, so -1 calls take one back. A broadcast is counted as from rank 0. comm_predict_as: elements
- * stored as dtype. */
+ * sends. Predictions add up, so -1 calls take one back; 0 calls name an operation that is only used between steps. A
+ * broadcast is counted as from rank 0. comm_predict_as: elements stored as dtype. */
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements);
 void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t elements);
 
-void comm_uses(Comm *comm, CommOp op);          /* says that op is used between steps: no step has a call */
 void comm_sends_to(Comm *comm, int to);         /* names a neighbor that this rank sends to; -1: none */
 
-/* Connects the ranks of every group for the operations that comm_predict and comm_uses have named, so that no step has
- * to. Call it on all ranks, once all groups exist. NCCL takes GPU memory for it. */
+/* Connects the ranks of every group for the operations that comm_predict has named, so that no step has to. Call it on
+ * all ranks, once all groups exist. NCCL takes GPU memory for it. */
 void comm_connect(void);
 
 int comm_stats(CommStats *stats, int capacity); /* fills in those with calls or a prediction; returns how many */

@@ -25,8 +25,6 @@ DeviceId device_id(int local_rank);
 void device_init(int local_rank, int local_ranks, int threads);
 const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor"; says if a peak is estimated */
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: unknown */
-int64_t device_memory_beside(void);         /* estimated bytes that operators will take from a GPU untracked: scratch,
-                                             * and kernels that are not loaded yet; 0: the CPU */
 
 /* The peak arithmetic rate, in FLOP/s, for MFU. On a GPU that of matmuls of the dtype, from the datasheet, or estimated;
  * on the CPU the rate of its own REAL matmul, measured once. 0: the device does not support the dtype. */
@@ -59,10 +57,6 @@ void *device_stream(void);                  /* for a library that orders its wor
 
 /* ---- for transfers between ranks, from the host's memory or the device's ---- */
 bool device_is_host(void);                  /* tensors lie in the host's memory: on the CPU */
-
-int device_multiprocessors(void);           /* of a GPU, which NCCL's kernels share with ours */
-void device_leave_multiprocessors(int count);       /* to transfers, by a GPU's matmuls called from now on: their blocks
-                                                     * would wait for multiprocessors that a transfer occupies */
 
 /* A point in the stream: recorded now, reached when the work queued before it is done. */
 typedef struct {

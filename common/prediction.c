@@ -22,8 +22,7 @@ void estimate_activations(Recompute recompute, double rows, const char *note)
 void memory_check_fits(void)
 {
     const int64_t available = device_memory_available();    /* before other ranks begin to take it */
-    const double beside = device_memory_beside();
-    const double mine = memory_total().predicted + beside;
+    const double mine = memory_total().predicted;
     const int ranks = comm_local.sharing;   /* that share a memory */
     const double average = comm_sum(world, mine) / comm_size(world);
     const double needed = ranks == 1 ? mine : ranks * average;
@@ -32,9 +31,7 @@ void memory_check_fits(void)
     for (int c = 0; c < MEM_CATEGORIES; c++)
         if (memory_entry(c).predicted)
             print_rank_0("%s %s %s", c ? "," : "", memory_name[c], bytes_text(memory_entry(c).predicted));
-    print_rank_0("; total %s", bytes_text(memory_total().predicted));
-    if (beside)
-        print_rank_0(", and an estimated %s for scratch and kernels", bytes_text(beside));
+    print_rank_0("; total %s", bytes_text(mine));
     if (ranks > 1)
         print_rank_0(", %s for %d ranks together", bytes_text(needed), ranks);
     if (available >= 0)

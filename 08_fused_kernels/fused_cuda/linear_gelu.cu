@@ -10,7 +10,6 @@
  * 591 and 653: RTX 4090; H100 fuses, and so does the 4090 in fp16) and on sm_120 (github.com/sgl-project/sglang, pull
  * request 34350: RTX 5090, 296 us with it, 236 without, but faster on H100 and H200; 28168: faster on B200, sm_100).
  * For GPUs before sm_80 there are no reports. */
-#include "../../common/cuda/cublas.cuh"
 #include "../../common/cuda/kernel.cuh"
 extern "C" {
 #include "../fused.h"
@@ -29,26 +28,16 @@ const char *linear_gelu_unfused(DType dtype)
 
 void linear_gelu_forward_kernel(Tensor out, Tensor up, Tensor x, Tensor weight, Tensor bias)
 {
-    const auto unfused = [&] {
-        linear_forward_kernel(up, x, weight, bias);
-        gelu_forward_kernel(out, up);
-    };
-
-    if (x.dtype == F32)
-        unfused();
-    else
-        matmul_with(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, out, x, weight, bias, up, unfused);
+    if (x.dtype != F32 && matmul_with(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, out, x, weight, bias, up))
+        return;
+    linear_forward_kernel(up, x, weight, bias);
+    gelu_forward_kernel(out, up);
 }
 
 void linear_gelu_backward_kernel(Tensor d_up, Tensor d_out, Tensor weight, Tensor up)
 {
-    const auto unfused = [&] {
-        linear_backward_input_kernel(d_up, d_out, weight);
-        gelu_backward_kernel(d_up, d_up, up);
-    };
-
-    if (up.dtype == F32)
-        unfused();
-    else
-        matmul_with(CUBLASLT_EPILOGUE_DGELU, d_up, d_out, weight, NONE, up, unfused);
+    if (up.dtype != F32 && matmul_with(CUBLASLT_EPILOGUE_DGELU, d_up, d_out, weight, NONE, up))
+        return;
+    linear_backward_input_kernel(d_up, d_out, weight);
+    gelu_backward_kernel(d_up, d_up, up);
 }

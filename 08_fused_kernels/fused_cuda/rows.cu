@@ -79,19 +79,17 @@ void residual_layernorm_backward_kernel(Tensor d_sum, Tensor d_branch_bias, Tens
 
 /* Reads each row twice: first for its largest logit and, by online softmax within and between threads, the sum of
  * exp(logit - largest); then for the gradient, in place. */
-template <typename T>
+template <typename T, int N>
 __global__ void cross_entropy_both_rows(double *losses, T *logits, const int32_t *targets, int64_t rows, int64_t width,
                                         float gradient_scale)
 {
-    constexpr int N = 16 / sizeof(T);
-
     EACH_ROW(i, rows) {
         T *const row = logits + i * width;
         const int64_t target = targets[i];
         float v[N], max = -INFINITY, sum = 0;
-        EACH_RAGGED(j, N, row, width) {
+        EACH_COLUMN(j, N, width) {
             float most = max;
-            load_ragged(v, row, j, width, -INFINITY);
+            load(v, row + j, N);
             for (int k = 0; k < N; k++)
                 most = fmaxf(most, v[k]);
             if (most > max)                     /* at first sum and exp(-Inf) are 0 */
@@ -106,11 +104,11 @@ __global__ void cross_entropy_both_rows(double *losses, T *logits, const int32_t
             losses[i] = (double)largest - (target < 0 ? 0 : number(row[target])) + logf(sum);
         __syncthreads();                        /* the target's logit has been read */
         const float factor = gradient_scale / sum;
-        EACH_RAGGED(j, N, row, width) {
-            load_ragged(v, row, j, width, -INFINITY);
+        EACH_COLUMN(j, N, width) {
+            load(v, row + j, N);
             for (int k = 0; k < N; k++)
                 v[k] = factor * expf(v[k] - largest) - (j + k == target ? gradient_scale : 0);
-            store_ragged(row, v, j, width);
+            store(row + j, v, N);
         }
     }
 }
@@ -132,9 +130,9 @@ void cross_entropy_both_kernel(Tensor loss, Tensor logits, Tensor targets, doubl
     const int64_t rows = tensor_rows(logits), width = tensor_width(logits), bytes = rows * sizeof(double);
     double *losses = (double *)device_scratch(bytes);
 
-    FOR_TYPE(logits.dtype, T,
-        LAUNCH(cross_entropy_both_rows<T>, row_blocks(rows), row_threads(width, 16 / sizeof(T)), losses,
-               data<T>(logits), data<int32_t>(targets), rows, width, (float)gradient_scale));
+    FOR_TYPE(logits.dtype, T, PACKED(rows_aligned(logits), T, N,
+        LAUNCH(cross_entropy_both_rows<T, N>, row_blocks(rows), row_threads(width, N), losses, data<T>(logits),
+               data<int32_t>(targets), rows, width, (float)gradient_scale)));
     LAUNCH(cross_entropy_both_total, 1, MOST_THREADS, data<double>(loss), losses, rows, scale);
     device_free(losses, bytes);
 }

@@ -18,26 +18,21 @@
  * prints the line. */
 void check_agreement(const Transfer *t, const char *name)
 {
-    struct Call { int64_t operation, op, count, dtype, reduce, root; char name[40]; };
-    struct Call mine = {t->number, t->op, t->count, t->dtype, t->reduce, t->op == BROADCAST ? t->peer : 0, ""}, *a, *b;
-    struct Call *all = host_alloc(t->comm->size * sizeof *all, "--check");
-    const char *text[2];
+    struct Call { int64_t operation; CommOp op; char operand[60], name[40]; } mine = {t->number, t->op, "", ""};
+    struct Call *all = host_alloc(t->comm->size * sizeof *all, "--check"), *a = all;
+    const int end = snprintf(mine.operand, sizeof mine.operand, "%lld %s", (long long)t->count, dtype_name(t->dtype));
 
+    if (t->op == BROADCAST)
+        sprintf(mine.operand + end, ", from rank %d", t->peer);
+    if (t->op == ALL_REDUCE)
+        strcpy(mine.operand + end, t->reduce == SUM ? ", SUM" : ", MAX");
     snprintf(mine.name, sizeof mine.name, "%s", name);
     comm_gather_host(t->comm, all, &mine, sizeof mine);
-    for (a = all, b = all + 1; b < all + t->comm->size; b++) {
-        if (!memcmp(a, b, offsetof(struct Call, name)))
-            continue;
-        for (int i = 0; i < 2; i++) {
-            const struct Call *c = i ? b : a;
-            const char *more = c->op == ALL_REDUCE ? c->reduce == SUM ? ", SUM" : ", MAX" : "";
-            text[i] = format_text("%s of %s, %lld %s%s", comm_op_name[c->op], c->name, (long long)c->count,
-                                  dtype_name(c->dtype),
-                                  c->op == BROADCAST ? format_text(", from rank %lld", (long long)c->root) : more);
-        }
-        fail("operation %lld of group %s: rank 0 calls %s, but rank %d %s", (long long)a->operation, t->comm->name,
-             text[0], (int)(b - all), text[1]);
-    }
+    for (const struct Call *b = all + 1; b < all + t->comm->size; b++)
+        if (memcmp(a, b, offsetof(struct Call, name)))
+            fail("operation %lld of group %s: rank 0 calls %s of %s, %s, but rank %d %s of %s, %s",
+                 (long long)a->operation, t->comm->name, comm_op_name[a->op], a->name, a->operand, (int)(b - all),
+                 comm_op_name[b->op], b->name, b->operand);
     free(all);
 }
 
@@ -81,9 +76,9 @@ static char *poison_for(Tensor t)
 
 static Request *open_requests;
 
-static void label_of(int32_t label[4], const Transfer *t, int64_t count)
+static void label_of(char label[LABEL], const Transfer *t, int64_t count)
 {
-    label[0] = t->tag, label[1] = (int32_t)(count >> 31), label[2] = (int32_t)(count & INT32_MAX), label[3] = t->dtype;
+    snprintf(label, LABEL, "tag %d and %lld %s", t->tag, (long long)count, dtype_name(t->dtype));
 }
 
 void check_begin(Request *q, Transfer *t)
@@ -106,18 +101,15 @@ void check_begin(Request *q, Transfer *t)
     label_of(q->own, t, t->count);
     label_of(q->wanted, t, t->out_count);
     q->label = mpi_start_host((Transfer){.comm = t->comm, .op = t->op, .out = q->sent, .in = q->own,
-                                         .count = t->in ? 4 : 0, .out_count = t->out ? 4 : 0, .dtype = I32,
-                                         .peer = t->peer, .from = t->from, .tag = LABEL_TAG});
+                                         .count = t->in ? LABEL / 4 : 0, .out_count = t->out ? LABEL / 4 : 0,
+                                         .dtype = I32, .peer = t->peer, .from = t->from, .tag = LABEL_TAG});
 }
 
 void check_label(const Request *q)
 {
-    const int32_t *s = q->sent, *w = q->wanted;
-
-    if ((q->op == RECV || q->op == EXCHANGE) && q->out.data && memcmp(s, w, sizeof q->sent))
-        fail("%s of %s in group %s: expected tag %d and %lld %s, but the sender sent tag %d and %lld %s; post "
-             "receives in the order of the sends", comm_op_name[q->op], q->out.name, q->comm->name, w[0],
-             (long long)w[1] << 31 | w[2], dtype_name(w[3]), s[0], (long long)s[1] << 31 | s[2], dtype_name(s[3]));
+    if ((q->op == RECV || q->op == EXCHANGE) && q->out.data && strcmp(q->sent, q->wanted))
+        fail("%s of %s in group %s: expected %s, but the sender sent %s; post receives in the order of the sends",
+             comm_op_name[q->op], q->out.name, q->comm->name, q->wanted, q->sent);
 }
 
 void check_waited_for(void)

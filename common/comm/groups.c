@@ -85,7 +85,7 @@ void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t 
     if (comm_transport == &transport_mpi && comm->size > 1)
         mpi_check_count(comm, op, dtype, elements);     /* now, not in the first step */
     comm->used[op] = true;
-    op = op == SHIFT || op == EXCHANGE ? SEND : op;
+    op = op == EXCHANGE ? SEND : op;
     comm->predicted_calls[op] += calls;
     comm->predicted_bytes[op] += calls * elements_sent(comm, op, elements, comm->rank == 0) * dtype_size(dtype);
 }
@@ -93,11 +93,6 @@ void comm_predict_as(Comm *comm, CommOp op, DType dtype, int64_t calls, int64_t 
 void comm_predict(Comm *comm, CommOp op, int64_t calls, int64_t elements)
 {
     comm_predict_as(comm, op, REAL, calls, elements);
-}
-
-void comm_uses(Comm *comm, CommOp op)
-{
-    comm->used[op] = true;
 }
 
 void comm_sends_to(Comm *comm, int to)
@@ -157,7 +152,7 @@ void comm_stats_reset(void)
 
 static bool is_point_to_point(CommOp op)
 {
-    return op == SEND || op == RECV || op == SHIFT || op == EXCHANGE;
+    return op == SEND || op == RECV || op == EXCHANGE;
 }
 
 /* --pretend: a transfer is ready when this rank's link is free, and begins when the last of its ranks is ready; the
@@ -168,7 +163,7 @@ static void pretend_begin(Request *q, Transfer t, int64_t bytes, double now)
     static double link_free;
     const int size = t.comm->size, ring = t.op == ALL_REDUCE ? 2 * (size - 1) : size - 1;
     const int hops = is_point_to_point(t.op) ? 1 : ring;
-    const bool both = t.op == SHIFT || t.op == EXCHANGE;
+    const bool both = t.op == EXCHANGE;
 
     q->when[0] = q->begin = now;
     if (t.in || !is_point_to_point(t.op)) {
@@ -187,7 +182,7 @@ static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
 {
     Comm *comm = t.comm;
     const CommOp op = t.op;
-    const bool collective = op == SHIFT || !is_point_to_point(op);
+    const bool collective = !is_point_to_point(op);
     const bool only_receives = op == RECV || (op == EXCHANGE && !in.data);
     const double called = comm_clock();
     int64_t bytes = 0;
@@ -228,8 +223,8 @@ static void finish(Request *q)
         comm_deadline("waits for a %s %s rank %d of group %s", comm_op_name[q->op], q->op == SEND ? "to" : "from",
                       q->peer, q->comm->name);
     else
-        comm_deadline("waits for %s, operation %lld of group %s", comm_op_name[q->op], (long long)q->number,
-                      q->comm->name);
+        comm_deadline("waits for %s, %soperation %lld of group %s", comm_op_name[q->op],
+                      q->op == EXCHANGE ? "after " : "", (long long)q->number, q->comm->name);
     comm_wait_for(mpi_done, &q->label);
     if (options.check)
         check_label(q);                         /* before a wait that would never end if the labels differ */
@@ -329,12 +324,13 @@ Request *comm_start_broadcast(Comm *comm, Tensor t, int root)
     return start_transfer((Transfer){.comm = comm, .op = BROADCAST, .peer = root}, t, NONE, t);
 }
 
-/* Fails unless the peer is another rank of the group; if it must be a neighbor, one beside this rank in the ring. */
+/* Fails unless the peer is another rank of the group, or its only rank; if it must be a neighbor, one beside this rank
+ * in the ring. */
 static void check_peer(const Comm *comm, const char *op, Tensor t, int peer, bool neighbor)
 {
     const int n = comm->size, away = (peer - comm->rank + n) % n;
 
-    if (peer < 0 || peer >= n || peer == comm->rank || (neighbor && away != 1 && away != n - 1))
+    if (peer < 0 || peer >= n || (away == 0 && (neighbor || n > 1)) || (neighbor && away != 1 && away != n - 1))
         fail("%s of %s: rank %d is no %s of rank %d in group %s, which has %d in a ring", op, t.name, peer,
              neighbor ? "neighbor" : "peer", comm->rank, comm->name, n);
 }
@@ -351,15 +347,6 @@ Request *comm_start_recv(Comm *comm, Tensor t, int from, int tag)
     return start_transfer((Transfer){.comm = comm, .op = RECV, .peer = from, .tag = tag}, t, NONE, t);
 }
 
-Request *comm_start_shift(Comm *comm, Tensor out, Tensor in)
-{
-    if (tensor_count(out) != tensor_count(in) || out.dtype != in.dtype)
-        fail("shift: %s, %s; but both must have the same dtype and count", tensor_describe(out), tensor_describe(in));
-    const int n = comm->size;
-    return start_transfer((Transfer){.comm = comm, .op = SHIFT, .peer = (comm->rank + 1) % n,
-                                     .from = (comm->rank + n - 1) % n, .tag = TAGS - 1}, out, in, in);
-}
-
 Request *comm_start_exchange(Comm *comm, Tensor out, int from, Tensor in, int to)
 {
     out = tensor_count(out) ? out : NONE, in = tensor_count(in) ? in : NONE;
@@ -369,6 +356,6 @@ Request *comm_start_exchange(Comm *comm, Tensor out, int from, Tensor in, int to
         check_peer(comm, "exchange", out, from, false);
     if (in.data)
         check_peer(comm, "exchange", in, to, false);
-    return start_transfer((Transfer){.comm = comm, .op = EXCHANGE, .peer = to, .from = from, .tag = TAGS - 2}, out, in,
+    return start_transfer((Transfer){.comm = comm, .op = EXCHANGE, .peer = to, .from = from, .tag = TAGS - 1}, out, in,
                           in);
 }

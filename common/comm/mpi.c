@@ -10,7 +10,7 @@
 #include "../formats.h"
 
 typedef struct Handle {
-    MPI_Request request[2];     /* the second: a shift's or exchange's receive */
+    MPI_Request request[2];     /* the second: an exchange's receive */
     int *counts, *firsts;       /* MPI reads them until the transfer is done */
     void *out, *in;             /* host copies of a GPU's tensors, or an in-place reduce_scatter's result */
     int64_t out_bytes, in_bytes;
@@ -37,11 +37,6 @@ static Handle *handle_with(int64_t out_bytes, int64_t in_bytes)
     h->out = out_bytes ? device_pinned(out_bytes) : NULL;
     h->in = in_bytes ? device_pinned(in_bytes) : NULL;
     return h;
-}
-
-static MPI_Comm mpi_of(const Comm *comm)
-{
-    return *(MPI_Comm *)comm->mpi;
 }
 
 /* Adds BF16 numbers, which MPI has no sum for. Each sum is rounded, as NCCL's are. */
@@ -97,7 +92,7 @@ void mpi_check_count(const Comm *comm, CommOp op, DType dtype, int64_t count)
 
 static void *call_mpi(Handle *h, Transfer t)
 {
-    const MPI_Comm mpi = mpi_of(t.comm);
+    const MPI_Comm mpi = *(MPI_Comm *)t.comm->mpi;
     const MPI_Datatype type = type_of(&t);
     char *out = t.out, *in = t.in;
 
@@ -128,7 +123,6 @@ static void *call_mpi(Handle *h, Transfer t)
         else
             MPI_Isend(in, t.count, type, t.peer, t.tag, mpi, h->request);
         break;
-    case SHIFT:
     case EXCHANGE:
         if (t.out_count)
             MPI_Irecv(out, t.out_count, type, t.from, t.tag, mpi, h->request + 1);
@@ -193,4 +187,4 @@ bool mpi_done(void *handle)
     return true;
 }
 
-const Transport transport_mpi = {.name = "MPI", .start = start_by_mpi, .done = mpi_done};
+const Transport transport_mpi = {.start = start_by_mpi, .done = mpi_done};

@@ -59,13 +59,13 @@ typedef struct Move {                   /* a transfer */
 
 /* A communicator with a stream, in which its transfers run one after the other. NCCL has no tags, and runs a
  * communicator's transfers in order: if a send were queued behind a receive, two ranks could wait for each other. So
- * each pair of ranks has a line per direction. A group's collectives, shifts and exchanges have one line: all ranks
- * start them in the same order, and both directions of a shift or exchange are one operation. */
+ * each pair of ranks has a line per direction. A group's collectives and exchanges have one line: all ranks start them
+ * in the same order, and both directions of an exchange are one operation. */
 typedef struct Line {
-    int size, multiprocessors;          /* size: 2 for a pair, whose sender is rank 0 */
+    int size;                           /* 2 for a pair, whose sender is rank 0 */
     ncclComm_t nccl;
     cudaStream_t stream;
-    Move *first, *last;                 /* not over, or not waited for; in order */
+    Move *first;                        /* not over, or not waited for; in order */
     struct Line *next;
 } Line;
 
@@ -74,13 +74,6 @@ typedef struct {                        /* a group's lines; to and from: [0] the
 } Group;
 
 static Line *lines;
-
-static void occupy(int multiprocessors)
-{
-    static int occupied;                /* by transfers that the device's stream does not wait for yet */
-
-    device_leave_multiprocessors(occupied += multiprocessors);
-}
 
 static Line *line_of(const Transfer *t)
 {
@@ -92,17 +85,6 @@ static Line *line_of(const Transfer *t)
     if (!l)
         fail("%s in group %s: predict() has not named it (comm_sends_to)", comm_op_name[t->op], c->name);
     return l;
-}
-
-/* Reports NCCL's errors, also those of transfers in flight. */
-static void check(const Line *l)
-{
-    ncclResult_t state;
-
-    NCCL(ncclCommGetAsyncError(l->nccl, &state));
-    if (state != ncclSuccess)
-        fail("NCCL, on a communicator of %d ranks: %s; %s", l->size, ncclGetErrorString(state),
-             ncclGetLastError(l->nccl));
 }
 
 /* ---- Transfers as NCCL's calls ---- */
@@ -126,12 +108,11 @@ static void move_shards(const Line *l, const Transfer *t, ncclDataType_t type)
 {
     const bool gather = t->op == ALL_GATHER;
 
-    if (t->count % l->size == 0 && gather) {
-        NCCL(ncclAllGather(t->in, t->out, t->count / l->size, type, l->nccl, l->stream));
-        return;
-    }
     if (t->count % l->size == 0) {
-        NCCL(ncclReduceScatter(t->in, t->out, t->count / l->size, type, ncclSum, l->nccl, l->stream));
+        if (gather)
+            NCCL(ncclAllGather(t->in, t->out, t->count / l->size, type, l->nccl, l->stream));
+        else
+            NCCL(ncclReduceScatter(t->in, t->out, t->count / l->size, type, ncclSum, l->nccl, l->stream));
         return;
     }
     NCCL(ncclGroupStart());
@@ -158,16 +139,6 @@ static void all_to_all(const Line *l, const Transfer *t, ncclDataType_t type)
     NCCL(ncclGroupEnd());
 }
 
-static void exchange(const Line *l, const Transfer *t, ncclDataType_t type)
-{
-    NCCL(ncclGroupStart());
-    if (t->count)
-        NCCL(ncclSend(t->in, t->count, type, t->peer, l->nccl, l->stream));
-    if (t->out_count)
-        NCCL(ncclRecv(t->out, t->out_count, type, t->from, l->nccl, l->stream));
-    NCCL(ncclGroupEnd());
-}
-
 static void call_nccl(const Line *l, const Transfer *t)
 {
     const ncclDataType_t type = type_of(t);
@@ -191,9 +162,13 @@ static void call_nccl(const Line *l, const Transfer *t)
     case SEND:
         NCCL(ncclSend(t->in, t->count, type, 1, l->nccl, l->stream));
         break;
-    case SHIFT:
     case EXCHANGE:
-        exchange(l, t, type);
+        NCCL(ncclGroupStart());
+        if (t->count)
+            NCCL(ncclSend(t->in, t->count, type, t->peer, l->nccl, l->stream));
+        if (t->out_count)
+            NCCL(ncclRecv(t->out, t->out_count, type, t->from, l->nccl, l->stream));
+        NCCL(ncclGroupEnd());
         break;
     default:
         NCCL(ncclRecv(t->out, t->count, type, 0, l->nccl, l->stream));
@@ -213,10 +188,16 @@ static bool reached(cudaEvent_t event)
     return error == cudaSuccess;
 }
 
+/* Reports NCCL's errors, also those of transfers in flight. Frees transfers that are over. */
 static void progress(void)
 {
+    ncclResult_t state;
+
     for (Line *l = lines; l; l = l->next) {
-        check(l);
+        NCCL(ncclCommGetAsyncError(l->nccl, &state));
+        if (state != ncclSuccess)
+            fail("NCCL, on a communicator of %d ranks: %s; %s", l->size, ncclGetErrorString(state),
+                 ncclGetLastError(l->nccl));
         while (l->first && l->first->waited && reached(l->first->over)) {
             Move *m = l->first;
             l->first = m->next;
@@ -245,17 +226,14 @@ static void look(double seconds)
 static void *start_by_nccl(Transfer t)
 {
     Line *l = line_of(&t);
-    Move *m = host_alloc(sizeof *m, "a transfer");
+    Move *m = host_alloc(sizeof *m, "a transfer"), **at = &l->first;
 
-    occupy(l->multiprocessors);
     m->t = t;
     CUDA(cudaEventCreateWithFlags(&m->ready, cudaEventDisableTiming));
     CUDA(cudaEventCreateWithFlags(&m->over, cudaEventDisableTiming));
-    if (l->first)
-        l->last->next = m;
-    else
-        l->first = m;
-    l->last = m;
+    while (*at)
+        at = &(*at)->next;
+    *at = m;
     CUDA(cudaEventRecord(m->ready, device_stream()));
     CUDA(cudaStreamWaitEvent(l->stream, m->ready, 0));
     call_nccl(l, &t);
@@ -267,7 +245,6 @@ static bool done(void *handle)
 {
     Move *m = handle;
 
-    occupy(-line_of(&m->t)->multiprocessors);
     progress();
     CUDA(cudaStreamWaitEvent(device_stream(), m->over, 0));
     m->waited = true;
@@ -295,7 +272,6 @@ static void warm(Transfer t)
     const int64_t bytes = t.count * dtype_size(t.dtype);
 
     t.out_count = t.count;
-    t.from = (t.comm->rank + t.comm->size - 1) % t.comm->size;
     t.out = device_alloc(bytes);
     t.in = device_alloc(bytes);
     if (!t.out || !t.in)
@@ -321,10 +297,11 @@ static bool has_collectives(const Comm *c)
  * operators, half where NCCL is older. */
 static int share_of_line(void)
 {
-    const int all = device_multiprocessors();
-    int version, planned = 0, share, of_rank[world->size];
+    int version, device, all, planned = 0, share, of_rank[world->size];
 
     NCCL(ncclGetVersion(&version));
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device));
     const int available = all - all / (version < NCCL_VERSION(2, 26, 0) ? 2 : 4);
     for (const Comm *c = world; c; c = c->next)
         if (c->size > 1)
@@ -349,7 +326,7 @@ static Line *connect_line(const Comm *c, ncclUniqueId id, int size, int rank)
 
     share = share ? share : share_of_line();
     comm_deadline("waits for NCCL to connect the ranks of group %s", c->name);
-    l->size = size, l->multiprocessors = share;
+    l->size = size;
     config.blocking = 1;
     config.maxCTAs = share;
     config.cgaClusterSize = 1;          /* blocks start one by one, not in clusters for which too little may be free */
@@ -400,8 +377,6 @@ static void connect(Comm *c)
         ((Group *)c->nccl)->collectives = connect_line(c, all[0].group, c->size, c->rank);
         warm((Transfer){.comm = c, .op = ALL_REDUCE, .count = c->size, .dtype = F32});
     }
-    if (c->used[SHIFT])
-        warm((Transfer){.comm = c, .op = SHIFT, .count = 1, .dtype = F32, .peer = (c->rank + 1) % c->size});
     if (c->used[ALL_TO_ALL] || c->used[EXCHANGE])           /* all pairs */
         warm((Transfer){.comm = c, .op = ALL_TO_ALL, .count = c->size, .dtype = F32});
     for (int odd = 0; odd < 2; odd++)           /* even pairs first, then odd ones: no ranks wait in a circle */
@@ -435,6 +410,6 @@ static void prepare(void)
     device_while_waiting(look);
 }
 
-static const Transport transport = {.name = "NCCL", .start = start_by_nccl, .done = done, .prepare = prepare,
-                                    .connect = connect, .end = end};
+static const Transport transport = {.start = start_by_nccl, .done = done, .prepare = prepare, .connect = connect,
+                                    .end = end};
 const Transport *const transport_nccl = &transport;

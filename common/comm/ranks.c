@@ -21,8 +21,7 @@ struct CommLocal comm_local;
 
 const char *const comm_op_name[COMM_OPS] = {
     [ALL_REDUCE] = "all_reduce", [REDUCE_SCATTER] = "reduce_scatter", [ALL_GATHER] = "all_gather",
-    [ALL_TO_ALL] = "all_to_all", [BROADCAST] = "broadcast", [SEND] = "send", [SHIFT] = "shift", [EXCHANGE] = "exchange",
-    [RECV] = "recv",
+    [ALL_TO_ALL] = "all_to_all", [BROADCAST] = "broadcast", [SEND] = "send", [EXCHANGE] = "exchange", [RECV] = "recv",
     [NUMBER] = "sum"};
 
 static bool ended;

@@ -1,8 +1,6 @@
 /* The choice of the transport, and its end. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "transport.h"
 #include "../device.h"
@@ -22,28 +20,6 @@ static int sharing(const DeviceId *devices, int r)
     return ranks;
 }
 
-/* Asks in a child process: CUDA reads its settings at a process's first call, and prepare's depend on the answer. */
-static DeviceId ask_device(void)
-{
-    DeviceId id;
-    int ends[2];
-
-    if (pipe(ends))
-        fail("no pipe to a child process; are too many files open?");
-    if (fork() == 0) {
-        close(STDERR_FILENO);
-        error_set_rank(world->rank, _exit);
-        id = device_id(comm_local.rank);
-        _exit(write(ends[1], &id, sizeof id) != sizeof id);
-    }
-    close(ends[1]);
-    if (read(ends[0], &id, sizeof id) != sizeof id)
-        id = device_id(comm_local.rank);        /* says why not; or MPI has called CUDA, so that a child cannot */
-    close(ends[0]);
-    wait(NULL);
-    return id;
-}
-
 /* GPUs are compared, not counted: a launcher may show each rank another one. */
 const char *comm_choose(void)
 {
@@ -58,7 +34,11 @@ const char *comm_choose(void)
     comm_local.sharing = comm_local.size;
     if (device_is_host())
         return "MPI";
-    mine = ask_device();
+    /* Before CUDA's first call, which reads the environment. So ranks that share a GPU, and then take MPI, load all
+     * kernels at the start as well. */
+    if (!mpi && transport_nccl)
+        transport_nccl->prepare();
+    mine = device_id(comm_local.rank);
     comm_gather_host(world, devices, &mine, sizeof mine);
     comm_local.sharing = sharing(devices, world->rank);
     if (mpi)
@@ -68,9 +48,8 @@ const char *comm_choose(void)
     while (first < world->size && sharing(devices, first) == 1)
         first++;
     if (first == world->size) {
-        transport_nccl->prepare();
         comm_transport = transport_nccl;
-        return comm_transport->name;
+        return "NCCL";
     }
     if (options.comm == COMM_NCCL)
         fail("--comm nccl: expected a GPU for each rank, but rank %d shares its GPU with %d other %s; try --comm mpi",

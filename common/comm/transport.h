@@ -12,7 +12,7 @@ struct Comm {
     int rank, size, *members;                   /* members: their ranks in world; NULL: world itself */
     void *mpi, *nccl;                           /* the group in MPI and in NCCL */
     int64_t operations;                         /* collectives started so far */
-    bool used[COMM_OPS];                        /* operations that comm_predict or comm_uses has named */
+    bool used[COMM_OPS];                        /* operations that comm_predict has named */
     bool sends[2];                              /* comm_sends_to: to the next rank, to the previous one */
     int64_t calls[COMM_OPS], bytes[COMM_OPS], predicted_calls[COMM_OPS], predicted_bytes[COMM_OPS];
     Comm *next;                                 /* the group created next */
@@ -33,8 +33,8 @@ void comm_wait_for(bool (*done)(void *handle), void **handle);  /* until *handle
 /* ---- mpi.c and nccl.c: carry tensors ---- */
 
 /* One transfer of this rank, in a group of several ranks. out and in are those of comm.h's operation; ALL_REDUCE and
- * BROADCAST have only out. count: elements of the full tensor; EXCHANGE: of in. peer: the receiver of a SEND, SHIFT or
- * EXCHANGE, RECV's sender, BROADCAST's root. from: SHIFT's and EXCHANGE's sender. */
+ * BROADCAST have only out. count: elements of the full tensor; EXCHANGE: of in. peer: the receiver of a SEND or
+ * EXCHANGE, RECV's sender, BROADCAST's root. from: EXCHANGE's sender. */
 typedef struct {
     Comm *comm;
     CommOp op;                                  /* all ranks call the same, except SEND, RECV and EXCHANGE */
@@ -49,13 +49,12 @@ typedef struct {
 
 /* Tensors travel by MPI or by NCCL. NULL: nothing to do. */
 typedef struct {
-    const char *name;
     void *(*start)(Transfer t);                 /* returns a handle */
 
     /* Returns true once the buffers are ready for what the host does, or queues on the device, from now on; the handle
      * is then freed. */
     bool (*done)(void *handle);
-    void (*prepare)(void);                      /* before the device is taken */
+    void (*prepare)(void);                      /* before CUDA's first call; harmless if MPI is then chosen */
     void (*connect)(Comm *comm);                /* before a group's first transfer; all groups have their `used` */
     void (*end)(void);                          /* before the program ends */
 } Transport;
@@ -77,6 +76,8 @@ extern const Transport *comm_transport;         /* the one that carries tensors 
 
 /* ---- check.c: --check ---- */
 
+enum { LABEL = 64 };                            /* bytes: "tag 3 and 100 F64" */
+
 struct Request {
     Comm *comm;
     CommOp op;
@@ -88,13 +89,13 @@ struct Request {
     /* --pretend */
     void *clock;                                /* MPI's handle, for the two below */
     double when[2];                             /* when the last of its ranks joined; seconds that it takes from then */
-    double arrives[2];                          /* the same of what a shift or exchange receives */
+    double arrives[2];                          /* the same of what an exchange receives */
     double begin;                               /* when a send left, or a receive was started */
     /* --check: check.c */
     Tensor out, in, written, watched;
     void *out_copy, *in_copy;
     void *label;                                /* MPI's handle, for the two below */
-    int32_t own[4], sent[4], wanted[4];         /* the label of what is sent; of what is received: its sender's, ours */
+    char own[LABEL], sent[LABEL], wanted[LABEL];        /* of what is sent; of what is received: its sender's, ours */
 };
 
 void check_agreement(const Transfer *t, const char *name);      /* before a collective: compares the ranks' calls */

@@ -52,11 +52,6 @@ int64_t device_memory_available(void)
     return *value ? atoll(value) * 1024 : -1;
 }
 
-int64_t device_memory_beside(void)
-{
-    return 0;
-}
-
 Support device_supports(DType dtype)
 {
     return dtype == REAL ? SUPPORT_NATIVE : SUPPORT_EMULATED;

@@ -46,14 +46,7 @@ __global__ void softmax_rows(Matrix probs, Matrix scores, float *lse, int64_t he
         const int64_t head = row / n, i = row % n, seen = seen_by(first, i, keys, causal);
         const float *s = row_of<float>(scores, head, i);
         T *p = row_of<T>(probs, head, i);
-        float max = -INFINITY, sum = 0;
-        EACH_COLUMN(j, 1, seen)
-            max = fmaxf(max, s[j]);
-        max = block_max(max);
-        EACH_COLUMN(j, 1, seen)
-            sum += expf(s[j] - max);
-        sum = block_sum(sum);
-        const float inverse = 1 / sum;
+        const float max = row_max<1>(s, seen), sum = row_sum<1>(s, max, seen), inverse = 1 / sum;
         EACH_COLUMN(j, 1, keys)                 /* exp again, which is faster than storing and loading it */
             set(&p[j], j < seen ? expf(s[j] - max) * inverse : 0);
         if (lse && threadIdx.x == 0)

@@ -13,7 +13,7 @@ static cudaDeviceProp gpu;
 static char name[320];
 static cudaStream_t stream;
 static cudaEvent_t waited_for;
-static bool tf32;
+bool device_tf32;
 static int kilohertz;                           /* the highest clock */
 
 void cuda_check(cudaError_t error, const char *call, const char *file, int line)
@@ -65,14 +65,6 @@ void device_wait(void)
 static cudaEvent_t first_event;
 static double first_seconds;
 
-static void events_begin(void)
-{
-    CUDA(cudaEventCreate(&first_event));
-    CUDA(cudaEventRecord(first_event, stream));
-    cuda_wait(first_event);
-    first_seconds = clock_seconds();
-}
-
 DeviceEvent device_event(void)
 {
     DeviceEvent event = {clock_seconds(), NULL};
@@ -123,23 +115,17 @@ static const Peak peaks[] = {
     {"H100", 132, 66.9, 989.4}, {"RTX 5090", 170, 104.8, 209.5}, {"H200", 132, 66.9, 989.4}, {"B200", 148, 75, 2250},
 };
 
-/* Of any other GPU: its multiprocessors' FLOPs per clock by its generation, at its highest clock. */
-static Peak estimated_peak(void)
-{
-    const int sm = device_capability(), f32 = sm <= 80 ? 128 : 256;
-    const int half = sm == 80 ? 2048 : gpu.major == 9 ? 4096 : gpu.major == 10 ? 8192
-                     : strstr(gpu.name, "GeForce") ? 512 : 1024;
-    const double clocks = 1e-9 * kilohertz * gpu.multiProcessorCount;
-
-    return (Peak){NULL, 0, f32 * clocks, half * clocks};
-}
-
 static Peak peak(void)
 {
     for (const Peak &p : peaks)
         if (strstr(gpu.name, p.name) && gpu.multiProcessorCount == p.multiprocessors)
             return p;
-    return estimated_peak();
+    /* any other GPU: its multiprocessors' FLOPs per clock by its generation, at its highest clock */
+    const int sm = device_capability(), f32 = sm <= 80 ? 128 : 256;
+    const int half = sm == 80 ? 2048 : gpu.major == 9 ? 4096 : gpu.major == 10 ? 8192
+                     : strstr(gpu.name, "GeForce") ? 512 : 1024;
+    const double clocks = 1e-9 * kilohertz * gpu.multiProcessorCount;
+    return (Peak){NULL, 0, f32 * clocks, half * clocks};
 }
 
 /* TF32 has half of half precision's rate, fp8 twice of it. */
@@ -149,7 +135,7 @@ double device_peak_flops(DType dtype)
 
     if (device_supports(dtype) == SUPPORT_NONE)
         return 0;
-    return 1e12 * (fp8 ? 2 * peak().half : dtype != F32 ? peak().half : tf32 ? peak().half / 2 : peak().f32);
+    return 1e12 * (fp8 ? 2 * peak().half : dtype != F32 ? peak().half : device_tf32 ? peak().half / 2 : peak().f32);
 }
 
 /* ---- The start ---- */
@@ -190,7 +176,10 @@ void device_init(int local_rank, int local_ranks, int wanted)
     snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d%s", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor,
              peak().name ? "" : ", its peak estimated");
     memory_begin(device);
-    events_begin();
+    CUDA(cudaEventCreate(&first_event));
+    CUDA(cudaEventRecord(first_event, stream));
+    cuda_wait(first_event);
+    first_seconds = clock_seconds();
     matmul_begin();
 }
 
@@ -202,11 +191,6 @@ const char *device_name(void)
 bool device_is_host(void)
 {
     return false;
-}
-
-int device_multiprocessors(void)
-{
-    return gpu.multiProcessorCount;
 }
 
 int device_capability(void)
@@ -225,11 +209,5 @@ Support device_supports(DType dtype)
 
 bool device_use_tf32(void)
 {
-    tf32 = device_capability() >= 80;
-    return tf32;
-}
-
-bool device_uses_tf32(void)
-{
-    return tf32;
+    return device_tf32 = device_capability() >= 80;
 }

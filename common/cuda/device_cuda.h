@@ -31,7 +31,7 @@ void memory_begin(int device);
  * memory_check_fits sees less memory available. */
 void matmul_begin(void);
 
-bool device_uses_tf32(void);
+extern bool device_tf32;                    /* device_use_tf32 was called, and the GPU has it */
 int device_capability(void);                /* 80: sm_80 */
 
 #endif

@@ -122,18 +122,6 @@ void rope_kernel(Tensor qkv, Tensor rope, bool back)
 
 /* ---- plain memory ---- */
 
-struct Convert {
-    __device__ float operator()(float, float x) const
-    {
-        return x;
-    }
-};
-
-void tensor_convert_kernel(Tensor to, Tensor from)
-{
-    FOR_TYPE(to.dtype, To, FOR_TYPE(from.dtype, From, compute<To, From>(to, to, from, Convert())));
-}
-
 struct Scale {
     float factor;
     __device__ float operator()(float, float x) const
@@ -145,6 +133,11 @@ struct Scale {
 void tensor_scale_kernel(Tensor t, double factor)
 {
     FOR_TYPE(t.dtype, T, compute<T, T>(t, t, t, Scale{(float)factor}));
+}
+
+void tensor_convert_kernel(Tensor to, Tensor from)
+{
+    FOR_TYPE(to.dtype, To, FOR_TYPE(from.dtype, From, compute<To, From>(to, to, from, Scale{1})));
 }
 
 struct Add {

@@ -6,13 +6,13 @@
  * every run: threads add up their own terms, a fixed tree combines threads, and partial sums are added by index. There
  * are no atomics.
  *
- * Kernels read and write N elements at a time: 16 bytes (PACKED) if all operands lie at multiples of 16, else one
- * element. Rows of logits are long, and their width is often odd (50,257): there packs of 16 bytes cross the row's ends
- * (EACH_RAGGED). Elements are counted in 64 bits, and loops stride over the grid, so no size is too large.
+ * Kernels read and write N elements at a time: 16 bytes (PACKED) if all operands, or all their rows, lie at multiples
+ * of 16, else one element. Elements are counted in 64 bits, and loops stride over the grid, so no size is too large.
  */
 #ifndef KERNEL_CUH
 #define KERNEL_CUH
 
+#include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <map>
@@ -41,50 +41,35 @@ template <typename T, int N> struct alignas(N * sizeof(T)) Pack {
     T x[N];
 };
 
-/* N elements of a row, from element j on. Those outside the row read as `outside`, and are not written. Elements that
- * are all inside must lie at a multiple of their size. */
-template <int N, typename T>
-__device__ inline void load_ragged(float (&to)[N], const T *row, int64_t j, int64_t width, float outside)
+/* N elements, or only `left`; the others read as 0. N elements must lie at a multiple of their size. */
+template <int N, typename T> __device__ inline void load(float (&to)[N], const T *from, int64_t left)
 {
-    if (j >= 0 && j + N <= width) {
-        const Pack<T, N> p = *(const Pack<T, N> *)(row + j);
+    if (left >= N) {
+        const Pack<T, N> p = *(const Pack<T, N> *)from;
         for (int k = 0; k < N; k++)
             to[k] = number(p.x[k]);
     } else {
         for (int k = 0; k < N; k++)
-            to[k] = j + k >= 0 && j + k < width ? number(row[j + k]) : outside;
+            to[k] = k < left ? number(from[k]) : 0;
     }
-}
-
-template <int N, typename T>
-__device__ inline void store_ragged(T *row, const float (&from)[N], int64_t j, int64_t width)
-{
-    if (j >= 0 && j + N <= width) {
-        Pack<T, N> p;
-        for (int k = 0; k < N; k++)
-            set(&p.x[k], from[k]);
-        *(Pack<T, N> *)(row + j) = p;
-    } else {
-        for (int k = 0; k < N; k++)
-            if (j + k >= 0 && j + k < width)
-                set(&row[j + k], from[k]);
-    }
-}
-
-/* N elements, or only `left`; the others read as 0. */
-template <int N, typename T> __device__ inline void load(float (&to)[N], const T *from, int64_t left)
-{
-    load_ragged(to, from, 0, left, 0);
 }
 
 template <int N, typename T> __device__ inline void store(T *to, const float (&from)[N], int64_t left)
 {
-    store_ragged(to, from, 0, left);
+    if (left >= N) {
+        Pack<T, N> p;
+        for (int k = 0; k < N; k++)
+            set(&p.x[k], from[k]);
+        *(Pack<T, N> *)to = p;
+    } else {
+        for (int k = 0; k < N; k++)
+            if (k < left)
+                set(&to[k], from[k]);
+    }
 }
 
 /* ---- loops: packs of a flat tensor over the grid; rows over blocks, and a row's packs over a block's threads. Packs
- * fill the row, whose width is then a multiple of N; or they are ragged, and start at the last multiple of 16 bytes at
- * or before the row's start ---- */
+ * fill the row: its width is a multiple of N ---- */
 
 #define EACH_PACK(i, N, count) \
     for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N; i < count; \
@@ -93,9 +78,6 @@ template <int N, typename T> __device__ inline void store(T *to, const float (&f
 #define EACH_WARP_ROW(i, rows) \
     for (int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; i < rows; i += (int64_t)gridDim.x * blockDim.y)
 #define EACH_COLUMN(j, N, width) for (int64_t j = (int64_t)threadIdx.x * N; j < width; j += (int64_t)blockDim.x * N)
-#define EACH_RAGGED(j, N, row, width) \
-    for (int64_t j = (int64_t)threadIdx.x * N - (int64_t)((uintptr_t)(row) / sizeof *(row) % N); j < width; \
-         j += (int64_t)blockDim.x * N)
 
 /* ---- sums and maxima: every thread of the warp or block calls them, in full warps, and gets the result ---- */
 
@@ -146,29 +128,27 @@ __device__ inline float block_max(float x)
     return over_block<float, warp_max>(x, -INFINITY);
 }
 
-/* ---- rows of logits: a thread block per row ---- */
+/* ---- rows of logits, or of attention's scores: a thread block per row ---- */
 
 /* Computes the row's maximum and the sum of exp(x - max), for every thread. An empty row has -Inf and 0. */
-template <typename T> __device__ inline float row_max(const T *in, int64_t width)
+template <int N, typename T> __device__ inline float row_max(const T *in, int64_t width)
 {
-    constexpr int N = 16 / sizeof(T);
     float v[N], max = -INFINITY;
 
-    EACH_RAGGED(j, N, in, width) {
-        load_ragged(v, in, j, width, -INFINITY);
+    EACH_COLUMN(j, N, width) {
+        load(v, in + j, N);
         for (int k = 0; k < N; k++)
             max = fmaxf(max, v[k]);
     }
     return block_max(max);
 }
 
-template <typename T> __device__ inline float row_sum(const T *in, float max, int64_t width)
+template <int N, typename T> __device__ inline float row_sum(const T *in, float max, int64_t width)
 {
-    constexpr int N = 16 / sizeof(T);
     float v[N], sum = 0;
 
-    EACH_RAGGED(j, N, in, width) {
-        load_ragged(v, in, j, width, -INFINITY);
+    EACH_COLUMN(j, N, width) {
+        load(v, in + j, N);
         for (int k = 0; k < N; k++)
             sum += expf(v[k] - max);
     }
@@ -345,6 +325,19 @@ static inline Matrix rows_of(Tensor t)
  * stored transposed. a and b have one type, c the same or float; sums are float. Or a and b are fp8, only b transposed. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count, int64_t groups = 1);
+
+/* Computes y (R, out) = in (R, in) times weight, and applies the epilogue while sums are in registers:
+ *     BIAS              out = y + bias (out)
+ *     GELU_AUX_BIAS     up (R, out) = y + bias, out = GELU(up)
+ *     DGELU             out = y times GELU's slope at up (R, out)
+ * weight is (out, in); with DGELU, which is for backward, (in, out). bias and up are NONE where not named. Returns
+ * false, and does nothing, if cuBLASLt has no such matmul for these sizes and addresses. */
+bool matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up);
+
+/* ---- linear.cu ---- */
+
+/* out = x times weight transposed, plus bias, or plus out's current values; `at_once`: by one matmul. */
+void linear_product(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, bool at_once);
 
 /* ---- layernorm.cu ---- */
 

@@ -1,5 +1,4 @@
 /* Linear layers: matmuls (matmul.cu) with their biases. */
-#include "cublas.cuh"
 #include "kernel.cuh"
 
 template <typename T, int N> __global__ void fill_rows(T *out, const T *row, int64_t rows, int64_t width)
@@ -12,28 +11,16 @@ template <typename T, int N> __global__ void fill_rows(T *out, const T *row, int
         }
 }
 
-/* Writes the bias to out, where cuBLASLt cannot add it: the product is then added to it. The sum is still rounded once,
- * but out is written, read and written again. Returns the product's beta. */
-static float begin_with(Tensor out, Tensor bias)
-{
-    if (!bias.data)
-        return 0;
-    FOR_TYPE(out.dtype, T, PACKED(rows_aligned(out, bias), T, N, LAUNCH_ROWS(out, N, fill_rows<T, N>, out, bias)));
-    return 1;
-}
-
+/* Where cuBLASLt cannot add the bias, it is written to out, and the product is added to it. The sum is still rounded
+ * once, but out is written, read and written again. */
 void linear_product(Tensor out, Tensor x, Tensor weight, Tensor bias, bool add, bool at_once)
 {
-    const auto unfused = [&] {
-        const float beta = add ? 1 : begin_with(out, bias);
-        matmul(false, true, tensor_rows(x), tensor_width(out), tensor_width(x), 1, rows_of(x), rows_of(weight), beta,
-               rows_of(out), 1);
-    };
-
-    if (at_once)
-        matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE, unfused);
-    else
-        unfused();
+    if (at_once && matmul_with(CUBLASLT_EPILOGUE_BIAS, out, x, weight, bias, NONE))
+        return;
+    if (bias.data)
+        FOR_TYPE(out.dtype, T, PACKED(rows_aligned(out, bias), T, N, LAUNCH_ROWS(out, N, fill_rows<T, N>, out, bias)));
+    matmul(false, true, tensor_rows(x), tensor_width(out), tensor_width(x), 1, rows_of(x), rows_of(weight),
+           add || bias.data, rows_of(out), 1);
 }
 
 void linear_forward_kernel(Tensor out, Tensor x, Tensor weight, Tensor bias)

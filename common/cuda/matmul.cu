@@ -7,7 +7,6 @@
 #include <map>
 #include <stdio.h>
 
-#include "cublas.cuh"
 #include "kernel.cuh"
 
 #define CUBLAS(call) cublas_check(call, #call, __FILE__, __LINE__)
@@ -45,7 +44,7 @@ static cudaDataType_t cuda_type(DType dtype)
 
 static cublasComputeType_t compute_type(DType dtype)
 {
-    return dtype == F32 && device_uses_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    return dtype == F32 && device_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
 static cublasOperation_t operation(bool transposed)
@@ -89,19 +88,12 @@ static uint32_t alignment_of(const Matrix &m, int64_t count)
     return bytes;
 }
 
-static int left;
-
-void device_leave_multiprocessors(int count)
-{
-    left = count;
-}
-
 /* Everything that the library's choice may depend on; of addresses, their alignment. */
-typedef std::array<int64_t, 21> Kind;
+typedef std::array<int64_t, 20> Kind;
 
 static Kind kind_of(const Product &x)
 {
-    return {x.m, x.n, x.k, x.count, x.a_transposed, x.b_transposed, x.epilogue, compute_type(x.a.dtype), left,
+    return {x.m, x.n, x.k, x.count, x.a_transposed, x.b_transposed, x.epilogue, compute_type(x.a.dtype),
             x.a.dtype, x.a.ld, x.a.stride, alignment_of(x.a, x.count),
             x.b.dtype, x.b.ld, x.b.stride, alignment_of(x.b, x.count),
             x.c.dtype, x.c.ld, x.c.stride, alignment_of(x.c, x.count)};
@@ -144,9 +136,7 @@ static Plan plan_for(const Product &x)
     Plan p = {};
     const cublasOperation_t op_a = operation(x.a_transposed), op_b = operation(x.b_transposed);
     const uint64_t most = WORKSPACE;
-    /* Neither is measured yet. multiprocessors: 0 stands for all. fast: sums of activations times weights need few
-     * bits, those of gradients more. */
-    const int32_t multiprocessors = left ? device_multiprocessors() - left : 0;
+    /* Sums of activations times weights need few bits, those of gradients more. (Not measured yet.) */
     const int8_t fast = x.a.dtype == E4M3 && x.b.dtype == E4M3;
     const uint32_t place_a = alignment_of(x.a, x.count), place_b = alignment_of(x.b, x.count);
     const uint32_t place_c = alignment_of(x.c, x.count);
@@ -163,7 +153,6 @@ static Plan plan_for(const Product &x)
     SET(p, TRANSA, op_b);
     SET(p, TRANSB, op_a);
     SET(p, EPILOGUE, x.epilogue);
-    SET(p, SM_COUNT_TARGET, multiprocessors);
     if (x.a.scale)
         SET(p, FAST_ACCUM, fast);
     if (x.up)
@@ -258,13 +247,11 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
                                          CUBLAS_GEMM_DEFAULT));
 }
 
-void matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up,
-                 const Unfused &unfused)
+bool matmul_with(cublasLtEpilogue_t epilogue, Tensor out, Tensor in, Tensor weight, Tensor bias, Tensor up)
 {
     const int64_t k = tensor_width(in), n = tensor_width(out);
     const Product x = {false, epilogue != CUBLASLT_EPILOGUE_DGELU, tensor_rows(in), n, k, 1, rows_of(in),
                        rows_of(weight), 0, rows_of(out), 1, epilogue, bias.data, up.data};
 
-    if (!rows_aligned(out, in) || !aligned(weight, bias, up) || !product(x))
-        unfused();
+    return rows_aligned(out, in) && aligned(weight, bias, up) && product(x);
 }

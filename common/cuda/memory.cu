@@ -5,7 +5,6 @@
  * host. Freed memory stays in the driver's pool, which splits and joins it for other sizes.
  */
 #include <cuda_runtime.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "device_cuda.h"
@@ -15,14 +14,6 @@ static cudaMemPool_t pool;
 static cudaStream_t stream(void)
 {
     return (cudaStream_t)device_stream();
-}
-
-static uint64_t of_pool(cudaMemPoolAttr attribute)
-{
-    uint64_t bytes;
-
-    CUDA(cudaMemPoolGetAttribute(pool, attribute, &bytes));
-    return bytes;
 }
 
 /* Allocates memory, not zeroed; NULL: the GPU has too little. */
@@ -67,19 +58,12 @@ void *device_scratch(int64_t bytes)
 int64_t device_memory_available(void)
 {
     size_t free_now, total;
+    uint64_t reserved, used;
 
     CUDA(cudaMemGetInfo(&free_now, &total));
-    return free_now + of_pool(cudaMemPoolAttrReservedMemCurrent) - of_pool(cudaMemPoolAttrUsedMemCurrent);
-}
-
-/* Estimates, not measured yet: a few dozen cuBLAS kernels of some MB each; partial sums over rows, or a block
- * of queries' scores in float. The matmuls' workspace is allocated already. */
-int64_t device_memory_beside(void)
-{
-    enum { KERNELS = 128 << 20, SCRATCH = 128 << 20 };
-    const char *loading = getenv("CUDA_MODULE_LOADING");
-
-    return SCRATCH + (loading && !strcmp(loading, "EAGER") ? 0 : KERNELS);
+    CUDA(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved));
+    CUDA(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used));
+    return free_now + reserved - used;
 }
 
 void *device_pinned(int64_t bytes)

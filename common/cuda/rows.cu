@@ -1,4 +1,4 @@
-/* Operators with sums over scattered rows, and over full tensors. */
+/* Operators with sums: over scattered rows, over rows of logits, over full tensors. */
 #include <stdlib.h>
 
 #include "kernel.cuh"
@@ -64,6 +64,65 @@ void embedding_backward_kernel(Tensor d_weight, Tensor d_out, Tensor ids)
         LAUNCH(embedding_backward_rows<T, G>, grid, THREADS, d_weight, d_out, ids, rows, width)));
 }
 
+/* ---- cross-entropy over full rows of logits: a thread block per row ---- */
+
+template <typename T, int N>
+__global__ void cross_entropy_forward_rows(float *lse, const T *logits, int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const T *in = logits + i * width;
+        const float max = row_max<N>(in, width), sum = row_sum<N>(in, max, width);
+        if (threadIdx.x == 0)
+            lse[i] = max + logf(sum);
+    }
+}
+
+/* One thread block, since the loss is one sum, in double, over few rows. */
+template <typename T>
+__global__ void cross_entropy_total(double *loss, const float *lse, const T *logits, const int32_t *targets,
+                                    int64_t rows, int64_t width, double scale)
+{
+    double total = 0;
+
+    EACH_COLUMN(i, 1, rows)
+        total += (double)lse[i] - (targets[i] < 0 ? 0 : number(logits[i * width + targets[i]]));
+    total = block_sum(total);
+    if (threadIdx.x == 0)
+        *loss += scale * total;
+}
+
+void cross_entropy_forward_kernel(Tensor loss, Tensor lse, Tensor logits, Tensor targets, double scale)
+{
+    FOR_TYPE(logits.dtype, T,
+        PACKED(rows_aligned(logits), T, N, LAUNCH_ROWS(logits, N, cross_entropy_forward_rows<T, N>, lse, logits));
+        LAUNCH(cross_entropy_total<T>, 1, MOST_THREADS, loss, lse, logits, targets, tensor_rows(logits),
+               tensor_width(logits), scale));
+}
+
+/* d_logits may be logits: each thread reads an element before it writes it. */
+template <typename T, int N>
+__global__ void cross_entropy_backward_rows(T *d_logits, const T *logits, const float *lse, const int32_t *targets,
+                                            float scale, int64_t rows, int64_t width)
+{
+    EACH_ROW(i, rows) {
+        const float log_sum = lse[i];
+        const int64_t target = targets[i];
+        EACH_COLUMN(j, N, width) {
+            float v[N];
+            load(v, logits + i * width + j, N);
+            for (int k = 0; k < N; k++)
+                v[k] = scale * (expf(v[k] - log_sum) - (j + k == target ? 1 : 0));
+            store(d_logits + i * width + j, v, N);
+        }
+    }
+}
+
+void cross_entropy_backward_kernel(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
+{
+    FOR_TYPE(logits.dtype, T, PACKED(rows_aligned(d_logits, logits), T, N,
+        LAUNCH_ROWS(logits, N, cross_entropy_backward_rows<T, N>, d_logits, logits, lse, targets, scale)));
+}
+
 /* ---- the sum of all squares ---- */
 
 /* Tensors are split into pieces of this many elements, one block per piece; one block then adds the pieces' sums. */
@@ -78,15 +137,15 @@ typedef struct {
 /* This thread's partial sum. */
 template <typename T> __device__ static double squares(const T *x, int64_t count)
 {
-    constexpr int N = 16 / sizeof(T);
     double sum = 0;
 
-    EACH_RAGGED(i, N, x, count) {
-        float v[N];
-        load_ragged(v, x, i, count, 0);
-        for (int k = 0; k < N; k++)
-            sum += (double)v[k] * v[k];
-    }
+    PACKED((uintptr_t)x % 16 == 0, T, N,
+        EACH_COLUMN(i, N, count) {
+            float v[N];
+            load(v, x + i, count - i);
+            for (int k = 0; k < N; k++)
+                sum += (double)v[k] * v[k];
+        });
     return sum;
 }
 

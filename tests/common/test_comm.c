@@ -53,7 +53,7 @@ static void groups_create(void)
         require(comm_size(groups[g]) == size && comm_rank(groups[g]) == place && comm_sum(groups[g], rank) == sum,
                 "group %s: rank %d of %d, but must be %d of %d", group_names[g], comm_rank(groups[g]),
                 comm_size(groups[g]), place, size);
-        for (int op = 0; op <= SHIFT; op++)
+        for (int op = 0; op <= EXCHANGE; op++)
             comm_predict(groups[g], op, 0, 0);
         for (int away = 1; size > 1 && away < size; away += size > 2 ? size - 2 : 1)        /* next, previous */
             comm_sends_to(groups[g], (place + away) % size);
@@ -123,7 +123,7 @@ static int64_t shard_begin(int64_t count, int r, int n)         /* first element
 /* ---- A case: fills buffers, runs one operation, compares the result ---- */
 
 static const char *const op_names[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send",
-                                       "shift"};
+                                       "exchange"};
 static const DType types[] = {F64, F32, BF16, I32, E4M3};
 
 typedef struct {
@@ -140,7 +140,7 @@ typedef struct {
 } Case;
 
 static double called;                   /* when the last case called its operation */
-enum { COUNTED = 6 };                   /* all_reduce to send; a shift counts as one */
+enum { COUNTED = 6 };                   /* all_reduce to send; an exchange counts as one */
 static struct { int64_t calls, bytes, predicted; } expected[GROUPS][COUNTED];
 
 /* Adds the call and the bytes that the case sends, by the formulas of comm.h, and predicts the call. A broadcast is
@@ -152,7 +152,7 @@ static void count_call(const Case *c)
     const int64_t of_next = shard_begin(K, next + 1, n) - shard_begin(K, next, n), all = n > 1 ? K : 0;
     const int64_t elements[] = {2 * K - local - of_next, K - local, K - of_next, K - local,
                                 rank == c->root ? all : 0, all, all};
-    const CommOp counted = c->op == SHIFT ? SEND : c->op;
+    const CommOp counted = c->op == EXCHANGE ? SEND : c->op;
 
     expected[c->group][counted].calls++;
     expected[c->group][counted].bytes += elements[c->op] * dtype_size(c->dtype);
@@ -171,9 +171,17 @@ static double value(const Case *c, int rank, int64_t i)
     return (int)(mixed(c->salt, rank, i) % (2 * most + 1)) - most;
 }
 
+/* To the next rank of the ring, from the previous one. */
+static Request *exchange(Comm *comm, Tensor out, Tensor in)
+{
+    const int n = comm_size(comm), rank = comm_rank(comm);
+
+    return comm_start_exchange(comm, out, (rank + n - 1) % n, in, (rank + 1) % n);
+}
+
 static Request *(*const starting[])(Comm *, Tensor, Tensor) = {
     [REDUCE_SCATTER] = comm_start_reduce_scatter, [ALL_GATHER] = comm_start_all_gather,
-    [ALL_TO_ALL] = comm_start_all_to_all, [SHIFT] = comm_start_shift};
+    [ALL_TO_ALL] = comm_start_all_to_all, [EXCHANGE] = exchange};
 
 static void start(Case *c)
 {
@@ -183,7 +191,7 @@ static void start(Case *c)
     const bool scatter = c->op == REDUCE_SCATTER, gather = c->op == ALL_GATHER;
     const bool two = c->op != ALL_REDUCE && c->op != BROADCAST;
 
-    if (c->op == SEND && c->root % n == 0)      /* a rank cannot send to itself */
+    if ((c->op == SEND && c->root % n == 0) || (c->op == EXCHANGE && !c->count))        /* to itself; nothing */
         return;
     count_call(c);
     if (!scatter || !c->in_place)
@@ -232,7 +240,7 @@ static double wanted(const Case *c, int64_t i)
         owner++;
     return c->op == ALL_GATHER ? value(c, owner, i) : c->op == BROADCAST ? value(c, c->root, i)
          : c->op == ALL_TO_ALL ? value(c, i / block, rank * block + i % block)
-         : value(c, (rank + n - (c->op == SHIFT ? 1 : c->root % n)) % n, i);
+         : value(c, (rank + n - (c->op == EXCHANGE ? 1 : c->root % n)) % n, i);
 }
 
 static void finish(Case *c)
@@ -288,7 +296,7 @@ static void single_cases(void)
     Case c;
 
     for (int g = 0; g < GROUPS; g++)
-        for (int op = 0; op <= SHIFT; op++)
+        for (int op = 0; op <= EXCHANGE; op++)
             for (int k = 0; k < 7; k++)
                 for (int type = 0; type < TYPES; type++)
                     for (int way = 0; way < 4; way++)           /* in place or not, blocking or not */
@@ -470,8 +478,8 @@ static void make_mistake(int number)
         comm_check_same("seed", rank == 2);
     if (number == 7 && rank < 2)                /* receives in another order than the sends */
         r = odd ? comm_start_send(world, y, 0, 4) : comm_start_recv(world, x, 1, 3);
-    if (number == 9)                            /* the all-reduce is waited for, the shift is not */
-        comm_start_shift(world, y, x), comm_all_reduce(world, z, SUM), comm_stats_reset();
+    if (number == 9)                            /* the all-reduce is waited for, the exchange is not */
+        exchange(world, y, x), comm_all_reduce(world, z, SUM), comm_stats_reset();
     if ((number == 10 || number == 11) && odd)
         set(number == 11 ? shard : x, 3, 1, &(double){5});
     if (number == 14 && odd)
@@ -518,7 +526,7 @@ static void stall(void)
     Tensor x = create(F64, "x", 100);
     Request *q = NULL;
 
-    for (int op = 0; op <= SHIFT; op++)
+    for (int op = 0; op <= EXCHANGE; op++)
         comm_predict(mine, op, 0, 0), comm_predict(also, op, 0, 0);
     for (int r = 0; r < comm_size(mine); r++)
         if (r != comm_rank(mine))
@@ -580,7 +588,7 @@ static void simulated_time(void)
                                      0.012 + 0.001};
     double waited = INFINITY;
 
-    for (int op = 0; op <= SHIFT; op += op == BROADCAST ? 2 : 1) {          /* all but SEND */
+    for (int op = 0; op <= EXCHANGE; op += op == BROADCAST ? 2 : 1) {          /* all but SEND */
         double best = INFINITY, real = INFINITY;
         for (int trial = 0; trial < 4; trial++) {       /* other processes may slow down some trials, not the best */
             options.pretend = NULL;

@@ -331,8 +331,7 @@ static void log_matmul(const Matmul &m, const Description &d)
     static std::set<std::string> logged;
     const char *level = getenv("CUBLASLT_LOG_LEVEL");
     const std::string kind = std::string(names.at(m.a.type)) + " by " + names.at(m.b.type) + " to "
-        + names.at(m.d.type) + " FAST_ACCUM=" + std::to_string(d.at(CUBLASLT_MATMUL_DESC_FAST_ACCUM))
-        + " SM_COUNT_TARGET=" + std::to_string(d.at(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET));
+        + names.at(m.d.type) + " FAST_ACCUM=" + std::to_string(d.at(CUBLASLT_MATMUL_DESC_FAST_ACCUM));
 
     if (level && atoi(level) >= 2 && logged.insert(kind).second)
         printf("cublasLtMatmul: %s\n", kind.c_str());

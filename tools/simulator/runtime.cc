@@ -92,6 +92,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
         {cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_bytes()},
         {cudaDevAttrMaxSharedMemoryPerMultiprocessor, shared_bytes() + 1024},
         {cudaDevAttrMemoryPoolsSupported, 1},
+        {cudaDevAttrMultiProcessorCount, multiprocessors()},
         {cudaDevAttrClockRate, 1000000},
         {cudaDevAttrComputeCapabilityMajor, capability() / 10},
         {cudaDevAttrComputeCapabilityMinor, capability() % 10},
