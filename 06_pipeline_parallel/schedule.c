@@ -210,8 +210,8 @@ static void zb_v(Schedule *s, int r, int p, int m)
 }
 
 /* DualPipe-V (Sea AI Lab 2025). DualPipe (DeepSeek-V3) feeds micro-batches from both ends, and two ranks hold each
- * pipeline stage. Half of its ranks form a V with one end. A forward of one chunk is paired with a backward of the other:
- * what one of them sends is in flight while the other computes. Needs 2p micro-batches; with fewer, as in zb_v. */
+ * pipeline stage. Half of its ranks form a V with one end. A forward of one chunk is paired with a backward of the
+ * other: what one of them sends is in flight while the other computes. Needs 2p micro-batches; with fewer: zb_v. */
 static void dualpipe_v(Schedule *s, int r, int p, int m)
 {
     const int micros = m > 2 * p ? m : 2 * p;

@@ -33,8 +33,8 @@ int stage_of(Pipeline pipe, int rank, int chunk);
 int rank_of(Pipeline pipe, int stage);
 int chunk_of(Pipeline pipe, int stage);
 
-/* The layers of a pipeline stage. The last one also has the output projection, which costs v/(12h + 2s) layers by FLOPs,
- * so it has fewer: the slowest stage sets the pace. */
+/* The layers of a pipeline stage. The last one also has the output projection, which costs v/(12h + 2s) layers by
+ * FLOPs, so it has fewer: the slowest stage sets the pace. */
 Range layers_of(Pipeline pipe, int stage);
 
 /* The action of the same micro-batch that must have ended before an action of a pipeline stage begins. */

@@ -21,8 +21,8 @@ Fusions fusions_of(const char *list)
             if (all || (strlen(chains[i].name) == length && !strncmp(word, chains[i].name, length)))
                 *chains[i].fused = known = true;
         if (!known)
-            fail_usage("--fuse: expected all, none, or a list like a,b of attention|layernorm|gelu|cross-entropy|adamw, "
-                       "got '%s': '%.*s' is none of them", list, (int)length, word);
+            fail_usage("--fuse: expected all, none, or a list like a,b of attention|layernorm|gelu|cross-entropy|"
+                       "adamw, got '%s': '%.*s' is none of them", list, (int)length, word);
     }
     return f;
 }

@@ -46,8 +46,8 @@ void linear_gelu_backward(Tensor d_up, Tensor d_out, Tensor weight, Tensor up);
 /* ---- cross_entropy_forward and _backward in place: logits (R, V) become their gradient, times gradient_scale ---- */
 void cross_entropy_both(Tensor loss /* += */, Tensor logits, Tensor targets, double scale, double gradient_scale);
 
-/* ---- for AdamW without a wait of the host: scale = clip_scale (optimizer.h) of square_sum's root, (1) F64 each; NaN if
- * that is Inf or NaN. Copies of numbers to the host arrive while it goes on; an event tells when. ---- */
+/* ---- for AdamW without a wait of the host: scale = clip_scale (optimizer.h) of square_sum's root, (1) F64 each; NaN
+ * if that is Inf or NaN. Copies of numbers to the host arrive while it goes on; an event tells when. ---- */
 void clip_scale_into(Tensor scale, Tensor square_sum, double clip);
 void download_start(double *to, Tensor from);   /* (1) F64; to: device_pinned */
 

@@ -1,5 +1,5 @@
-/* Parameters and memory of one rank, from sizes alone. predict() checks the program against these formulas, to the byte;
- * tools/planner plans with them.
+/* Parameters and memory of one rank, from sizes alone. predict() checks the program against these formulas, to the
+ * byte; tools/planner plans with them.
  */
 #ifndef MIXTURE_FORMULAS_H
 #define MIXTURE_FORMULAS_H

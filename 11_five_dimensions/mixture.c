@@ -91,8 +91,8 @@ void balance_add(int l, const Routing *r, double scale)
 }
 
 /* The step's balance loss and loads: what fraction of choices was dropped; the largest and the smallest load of an
- * expert, as a multiple of the even share. All ranks add to them, those of tp too: they come from local rows, unlike the
- * loss, which the ranks of tp share. */
+ * expert, as a multiple of the even share. All ranks add to them, those of tp too: they come from local rows, unlike
+ * the loss, which the ranks of tp share. */
 void count_loads(void)
 {
     const int64_t n = L * options.config.experts;

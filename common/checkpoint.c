@@ -320,7 +320,7 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
     SafeTensor *tensors = host_alloc((count + 2) * sizeof *tensors, "names");
 
     tensors_of(optimizer->layout, "", tensors + 2);
-    for (int i = 0; i < 2; i++) {               /* the batch comes first, so that the file begins as no checkpoint does */
+    for (int i = 0; i < 2; i++) {               /* the batch comes first: the file begins as no checkpoint does */
         tensors[i] = (SafeTensor){.dtype = "I64", .dims = 2, .shape = {sequences, seq}};
         strcpy(tensors[i].name, i ? "batch.targets" : "batch.inputs");
     }

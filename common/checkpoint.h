@@ -6,8 +6,8 @@
  *   model.safetensors       parameters, by Hugging Face's names; F32, or F64 from build/cpu64
  *   config.json             Hugging Face's
  *   optimizer.safetensors   AdamW's moments, as "m.NAME" and "v.NAME"
- *   trainer.json            step, seed, tokens seen, AdamW's update count, a hash of the data, a program's saved values,
- *                           the command line
+ *   trainer.json            step, seed, tokens seen, AdamW's update count, a hash of the data, a program's saved
+ *                           values, the command line
  * The first two alone load as a model at step 0.
  *
  * A model with experts (model.h) has mlp.gate.weight, and mlp.experts.5.dense_h_to_4h.weight instead of

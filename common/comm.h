@@ -52,7 +52,7 @@ Range comm_shard(const Comm *comm, int64_t count);      /* this rank's shard of 
  * comm_start_ starts one: leave its buffers alone until comm_wait. With --check, the start waits until all ranks of the
  * group have called it. */
 Request *comm_start_all_reduce(Comm *comm, Tensor t, Reduce reduce);
-Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);  /* out: this rank's shard of the sum of all in */
+Request *comm_start_reduce_scatter(Comm *comm, Tensor out, Tensor in);  /* out: this rank's shard of the sum of in */
 Request *comm_start_all_gather(Comm *comm, Tensor out, Tensor in);      /* in: this rank's shard of out */
 Request *comm_start_all_to_all(Comm *comm, Tensor out, Tensor in);      /* in's block i goes to rank i, out's block i
                                                                          * comes from it; blocks are equal; out and in
@@ -115,7 +115,7 @@ void comm_stats_reset(void);                    /* starts a new step */
 /* Seconds of the current step in which this host only waited, for transfers and for numbers of other ranks. Transfers
  * that overlap with computation are not included. */
 double comm_waited(void);
-double comm_pretend_overrun(void);              /* --pretend: of these, what transfers took beyond their simulated time */
+double comm_pretend_overrun(void);              /* --pretend: of these, what transfers took beyond simulated time */
 
 /* clock_seconds, without what transfers took beyond their simulated time, and what ranks then waited in comm_sum. So
  * under --pretend it measures what transfers would take there. */

@@ -26,8 +26,8 @@ void device_init(int local_rank, int local_ranks, int threads);
 const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor"; says if a peak is estimated */
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: unknown */
 
-/* The peak arithmetic rate, in FLOP/s, for MFU. On a GPU that of matmuls of the dtype, from the datasheet, or estimated;
- * on the CPU the rate of its own REAL matmul, measured once. 0: the device does not support the dtype. */
+/* The peak arithmetic rate, in FLOP/s, for MFU. On a GPU that of matmuls of the dtype, from the datasheet, or
+ * estimated; on the CPU the rate of its own REAL matmul, measured once. 0: the device does not support the dtype. */
 double device_peak_flops(DType dtype);
 
 /* Lets F32 matmuls round their inputs to TF32, a float with 10 bits of mantissa, and use the tensor cores. Returns

@@ -33,8 +33,8 @@ void output_check(const char *option, const char *path, const char *beginning)
     const size_t length = fread(start, 1, sizeof start, f);
     fclose(f);
     if (length && !memmem(start, length, beginning, strlen(beginning)))
-        fail("--%s %s: expected a new file or an earlier one of this option, but the first bytes of this one have no %s; "
-             "use another name, or remove it", option, path, beginning);
+        fail("--%s %s: expected a new file or an earlier one of this option, but the first bytes of this one have no "
+             "%s; use another name, or remove it", option, path, beginning);
     if (is_new)
         unlink(path);                           /* a run that fails leaves none */
 }

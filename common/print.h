@@ -15,8 +15,8 @@ void print_status(bool stays, const char *line);
 bool print_to_terminal(void);                   /* Open MPI makes ranks' standard output a terminal even where its own
                                                  * goes to a file, so both of a rank's outputs must be one */
 
-/* Formats a text for one message or call: 32 texts later, of this and the functions below, it is overwritten. What lasts
- * longer is a new_text (error.h). */
+/* Formats a text for one message or call: 32 texts later, of this and the functions below, it is overwritten. What
+ * lasts longer is a new_text (error.h). */
 const char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *number_text(int64_t n);             /* "12,345,678" */
 const char *bytes_text(double bytes);           /* "17.3 MB": 1 MB is 10^6 bytes */

@@ -1,5 +1,5 @@
-/* --report FILE: JSON with each rank's memory by category, traffic by operation (both measured and predicted), time, and
- * operators. --metrics FILE: CSV with a header and one row per step, written by rank 0.
+/* --report FILE: JSON with each rank's memory by category, traffic by operation (both measured and predicted), time,
+ * and operators. --metrics FILE: CSV with a header and one row per step, written by rank 0.
  */
 #ifndef REPORT_H
 #define REPORT_H

@@ -269,8 +269,8 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
     if (terminal && now - printed < 0.1 && !stays)
         return;
     printed = now;
-    print_status(stays, format_text("%sstep %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak %s  "
-                                    "%s left%s", bar, step, options.steps, bold, r.loss, plain,
+    print_status(stays, format_text("%sstep %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak "
+                                    "%s  %s left%s", bar, step, options.steps, bold, r.loss, plain,
                                     r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,
                                     bytes_text(memory_total().peak), duration_text((now - run_began)
                                     / (step - first_step) * (options.steps - step)), plain));

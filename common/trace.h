@@ -47,8 +47,8 @@ int trace_transfer_begin(const char *name, const char *group);  /* returns the s
 void trace_transfer_end(int span);
 void trace_transfer_was(int span, double begin, double end);    /* --pretend: sets its simulated times, in seconds */
 
-/* For allocate.c: records that t's memory was taken, or given back: then bytes is negative. used: bytes of its category,
- * then. */
+/* For allocate.c: records that t's memory was taken, or given back: then bytes is negative. used: bytes of its
+ * category, then. */
 void trace_memory(Tensor t, const char *category, int64_t bytes, int64_t used);
 
 #endif

@@ -20,8 +20,8 @@ typedef struct Handle {
 
 static Handle *idle;
 
-/* Handles and their memory are kept: all steps have transfers of the same sizes, and new memory takes about as long as a
- * copy. */
+/* Handles and their memory are kept: all steps have transfers of the same sizes, and new memory takes about as long as
+ * a copy. */
 static Handle *handle_with(int64_t out_bytes, int64_t in_bytes)
 {
     Handle **at = &idle, *h;
@@ -135,8 +135,8 @@ static void *call_mpi(Handle *h, Transfer t)
     return h;
 }
 
-/* MPI's buffers must not overlap, and MPICH's MPI_IN_PLACE ends the program if shard 1 is larger than shard 0, because it
- * copies between overlapping buffers. So an in-place reduce_scatter has a buffer of its own. */
+/* MPI's buffers must not overlap, and MPICH's MPI_IN_PLACE ends the program if shard 1 is larger than shard 0, because
+ * it copies between overlapping buffers. So an in-place reduce_scatter has a buffer of its own. */
 void *mpi_start_host(Transfer t)
 {
     const int64_t size = dtype_size(t.dtype);

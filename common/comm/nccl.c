@@ -11,8 +11,8 @@
  *   a kernel and returns. The communicators are blocking: non-blocking ones start a thread per call (src/group.cc of
  *   NCCL).
  * - The kernels of all communicators fit on the GPU together, beside operators: config.maxCTAs limits each one's
- *   blocks, and a block may take a multiprocessor. Before 2.26 NCCL does not document communicators that run at the same
- *   time as safe: there all keep to half of the GPU.
+ *   blocks, and a block may take a multiprocessor. Before 2.26 NCCL does not document communicators that run at the
+ *   same time as safe: there all keep to half of the GPU.
  * - Streams that share a hardware queue wait for each other: a kernel that may start is stuck behind one that may not.
  *   CUDA has 8 queues by default, and 32 at most (CUDA_DEVICE_MAX_CONNECTIONS). NCCL adds two streams to each
  *   communicator's; with one of its own from 2.26 on, the device's and CUDA's default one, nine communicators have 30.
@@ -102,8 +102,8 @@ static ncclDataType_t type_of(const Transfer *t)
     return types[t->dtype];
 }
 
-/* NCCL's reduce-scatter and all-gather need equal shards. Uneven ones are a reduce to each rank, or a broadcast from each
- * rank, which ncclGroupStart and ncclGroupEnd make one operation. */
+/* NCCL's reduce-scatter and all-gather need equal shards. Uneven ones are a reduce to each rank, or a broadcast from
+ * each rank, which ncclGroupStart and ncclGroupEnd make one operation. */
 static void move_shards(const Line *l, const Transfer *t, ncclDataType_t type)
 {
     const bool gather = t->op == ALL_GATHER;

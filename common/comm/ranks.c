@@ -31,7 +31,7 @@ static bool ended;
 static char doing[160];
 
 /* Ends all ranks. The launcher forwards this rank's line first. MPI_Abort may never return, because the launcher cannot
- * be reached, or because a signal has interrupted MPI: then an alarm, whose action is the default one, ends the rank. */
+ * be reached, or because a signal has interrupted MPI: then an alarm, with the default action, ends the rank. */
 _Noreturn void ranks_abort(int status)
 {
     static int first;

@@ -1,5 +1,5 @@
-/* Declarations that the files of comm/ share, bottom first: a file calls only its own functions and those of files above
- * it here. */
+/* Declarations that the files of comm/ share, bottom first: a file calls only its own functions and those of files
+ * above it here. */
 #ifndef TRANSPORT_H
 #define TRANSPORT_H
 

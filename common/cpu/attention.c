@@ -1,5 +1,5 @@
-/* Attention on the CPU, with all probabilities stored. Each head of a sequence takes a few small products; threads share
- * the heads. */
+/* Attention on the CPU, with all probabilities stored. Each head of a sequence takes a few small products; threads
+ * share the heads. */
 #include "kernel.h"
 
 #include <math.h>

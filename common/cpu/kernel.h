@@ -74,7 +74,7 @@ static inline Matrix from(Matrix m, int64_t row, int64_t column)
     return m;
 }
 
-/* As load(), staging() and store(), for a matrix: rows of `width` elements from element `first` on, ld elements apart. */
+/* As load(), staging() and store(), for a matrix: rows of `width` elements from element `first` on, `ld` apart. */
 static inline Matrix staging_matrix(Tensor t, int64_t first, int64_t rows, int64_t width, int64_t ld, int number)
 {
     return t.dtype == REAL ? (Matrix){(real *)t.data + first, ld} : (Matrix){scratch(number, rows * width), width};

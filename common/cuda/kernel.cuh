@@ -321,8 +321,8 @@ static inline Matrix rows_of(Tensor t)
     return (Matrix){t.data, t.dtype, tensor_width(t), 0, 0, t.scale};
 }
 
-/* Computes, for `count` matrices of each group, c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may be
- * stored transposed. a and b have one type, c the same or float; sums are float. Or a and b are fp8, only b transposed. */
+/* Computes, for `count` matrices of each group, c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may
+ * be stored transposed. a and b have one type, c the same or float; sums are float. fp8: only b is transposed. */
 void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b,
             float beta, Matrix c, int64_t count, int64_t groups = 1);
 

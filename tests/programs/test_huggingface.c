@@ -170,7 +170,7 @@ static void mixtures_of_experts_agree(void **state)
         for (int i = 0; i < 3; i++) {
             read_column("m.csv", columns[i], &found, 1);
             if (!(fabs(found - expected[i]) <= 1e-10 * fabs(expected[i])))
-                fail_msg("case %d, %d ranks: %s is %.12g, expected %.12g", number, ranks, columns[i], found, expected[i]);
+                fail_msg("case %d, %d ranks: %s is %.12g, not %.12g", number, ranks, columns[i], found, expected[i]);
         }
         snprintf(options, sizeof options, MIXTURES "/expected_%d.safetensors", number);
         if (!(compare_gradients("g.safetensors", options, 3, worst) <= 1e-10))

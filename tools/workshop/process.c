@@ -316,8 +316,8 @@ char *json_text(const char *file, const char *array, int i, const char *name)
 /* Returns max |a - b| / max |b| of two matrices, or with by_norm |a - b| / |b|; 1 if b is zero and a is not; Inf if
  * either has a NaN or Inf. If `head` (rows per head of q, k or v) is not 0, compares only one of these: of_three = 0, 1
  * or 2. */
-static double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head, int of_three,
-                                bool by_norm)
+static double matrix_difference(const double *a, const double *b, int64_t rows, int64_t cols, int64_t head,
+                                int of_three, bool by_norm)
 {
     double error = 0, largest = 0, error_square = 0, square = 0;
 

@@ -36,8 +36,8 @@ double json_number(const char *file, const char *format, ...) __attribute__((for
 char *json_text(const char *file, const char *array, int i, const char *name);
 
 /* Compares every tensor of two files, but the batch; q, k and v of QKV tensors separately, unless `heads` is 0. Returns
- * the largest max|a - b| / max|b|, with by_norm |a - b| / |b|, which measures rounding; Inf if there is a NaN or Inf, or
- * if a tensor is missing in `a` or has another shape. `worst` (128 characters, or NULL) gets that tensor's name. */
+ * the largest max|a - b| / max|b|, with by_norm |a - b| / |b|, which measures rounding; Inf if there is a NaN or Inf,
+ * or if a tensor is missing in `a` or has another shape. `worst` (128 characters, or NULL) gets that tensor's name. */
 double compare_tensors(const char *a, const char *b, int heads, bool by_norm, char *worst);
 
 /* The same for --dump-gradients files; Inf if they have different batches. */

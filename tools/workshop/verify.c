@@ -1,16 +1,16 @@
 /* make verify: compares a train.c that the user has edited or written with a reference: 01, or for mixtures 10 on one
- * rank, as git has them. Runs it in float64 with --check in a few parallel configurations, from a trained checkpoint: at
- * initial weights (biases 0, LayerNorm weights 1) some mistakes do not show. Compares the gradients of the first step,
- * tensor by tensor (diagnose.c explains wrong ones), losses, norms and learning rates of all steps, within warm-up and
- * decay, a validation loss, the checkpoint saved at the end, traffic and memory. --check compares the norm and loss of
- * every rank with those of rank 0. --clip is below the norm, so that a rank with another norm makes another update.
- *
+ * rank, as git has them. Runs it in float64 with --check in a few parallel configurations, from a trained checkpoint:
+ * at initial weights (biases 0, LayerNorm weights 1) some mistakes do not show. Compares the gradients of the first
+ * step, tensor by tensor (diagnose.c explains wrong ones), losses, norms and learning rates of all steps, within
+ * warm-up and decay, a validation loss, the checkpoint saved at the end, traffic and memory. --check compares the norm
+ * and loss of every rank with those of rank 0. --clip is below the norm, so that a rank with another norm makes another
+ *update. 
  *   verify STAGE PROGRAM [RANKS [OPTION...]]      PROGRAM: built from the train.c, in float64
  *
  * Environment:
- *   EXPECT      "gradients" or "losses", which shall differ, because the technique changes the arithmetic: then they are
- *               not compared, nor the checkpoint. All else is: finite losses, the same on all ranks; replicas; buffers
- *               in flight; memory and traffic
+ *   EXPECT      "gradients" or "losses", which shall differ, because the technique changes the arithmetic: then they
+ *               are not compared, nor the checkpoint. All else is: finite losses, the same on all ranks; replicas;
+ *               buffers in flight; memory and traffic
  *   FULL=1      runs the cases of FULL, too
  *   REFERENCE   directory of the reference's programs
  *   RECORD=1    appends each case's costs to verify_costs.tsv
@@ -386,8 +386,8 @@ static bool compare_gradients_of(const Case *c, const Shape *s, int sequences)
         return true;
     if (!has_experts() && wrong < 2)            /* an explanation takes time: two are enough */
         return explain_gradients(c, s, sequences);
-    fault("step 1 has the loss %.10g and the norm %.10g, the reference %.10g and %.10g; of the gradients %s differs most, "
-          "by %.2g", a[0], a[1], b[0], b[1], name, d);
+    fault("step 1 has the loss %.10g and the norm %.10g, the reference %.10g and %.10g; of the gradients %s differs "
+          "most, by %.2g", a[0], a[1], b[0], b[1], name, d);
     return false;
 }
 
@@ -452,9 +452,10 @@ static void compare_validation(const Case *c)
         fault("--eval-every %d: the run reported no validation loss (text_evaluate, run_report_validation)", EVALUATED);
     else if (mine && !near(number(a, "loss"), number(b, "loss"), c->tolerance ? 1e-3 : 1e-9))
         fault("the validation loss after step %d is %.10g, but the reference's is %.10g: %s", EVALUATED - TRAINED,
-              number(a, "loss"), number(b, "loss"), number(a, "loss") == 0 ? "rank 0 does not have the loss that it reports"
-              : near(number(a, "loss"), number(b, "loss"), 0.1) ? "evaluation has other sequences, or weights from before "
-              "the update (not all-gathered since)" : "its scale, or the sum over the ranks, is wrong");
+              number(a, "loss"), number(b, "loss"), number(a, "loss") == 0
+              ? "rank 0 does not have the loss that it reports" : near(number(a, "loss"), number(b, "loss"), 0.1)
+              ? "evaluation has other sequences, or weights from before the update (not all-gathered since)"
+              : "its scale, or the sum over the ranks, is wrong");
     cJSON_Delete(mine);
     cJSON_Delete(right);
 }

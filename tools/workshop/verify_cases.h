@@ -200,8 +200,8 @@ static Shape grid_shape(const Case *c)
 
 /* A small shape, divisible by the ranks where it must be. Ranks, layers, micro-batch size and accumulation differ where
  * possible, so that a wrong factor has one name; rows differ from widths, so that a buffer of the wrong shape shows. 08
- * gets more than one tile of attention and more than one slice of rows; the user's own program gets sizes that its ranks
- * can split in any way. */
+ * gets more than one tile of attention and more than one slice of rows; the user's own program gets sizes that its
+ * ranks can split in any way. */
 static Shape shape_for(const Case *c)
 {
     const int n = c->ranks;

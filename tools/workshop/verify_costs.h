@@ -1,6 +1,6 @@
-/* What a run costs beside the project's own program: a correct program may still send twice the bytes, keep a buffer too
- * many, recompute what it has, wait for transfers that could overlap, or have groups whose ranks are far apart. One that
- * costs less is as suspicious. verify_costs.tsv has the project's numbers for the cases of verify_cases.h; `make
+/* What a run costs beside the project's own program: a correct program may still send twice the bytes, keep a buffer
+ * too many, recompute what it has, wait for transfers that could overlap, or have groups whose ranks are far apart. One
+ * that costs less is as suspicious. verify_costs.tsv has the project's numbers for the cases of verify_cases.h; `make
  * verify-costs` renews it. Include this once, in verify.c. */
 #ifndef VERIFY_COSTS_H
 #define VERIFY_COSTS_H

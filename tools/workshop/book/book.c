@@ -12,7 +12,7 @@
 #include "../../planner/question.h"
 #include "../../../common/error.h"
 
-void schedule(int count, char **name, char **value);          /* book_schedule.c: 06 and the planner have names in common */
+void schedule(int count, char **name, char **value);          /* book_schedule.c: 06 and the planner share names */
 
 static void plan(int count, char **name, char **value)
 {
