@@ -10,15 +10,16 @@ void route_forward(const Routing *r)
             r->probs, r->gates, r->choice, r->slot, r->rows, r->load);
 }
 
-void route_backward(Tensor d_logits, Tensor d_gates, const Routing *r, double balance)
+void route_backward(Tensor d_logits, Tensor d_gates, const Routing *r)
 {
-    OP_CALL(route_backward_kernel(d_logits, d_gates, r, balance), "route_backward", 0,
+    OP_CALL(route_backward_kernel(d_logits, d_gates, r), "route_backward", 0,
             "=d_logits B,T,E REAL; d_gates B,T,K REAL; probs B,T,E REAL; gates B,T,K REAL; choice B,T,K I32; "
             "load B,E REAL", d_logits, d_gates, r->probs, r->gates, r->choice, r->load);
 }
 
-void balance_forward(Tensor loss, Tensor totals, const Routing *r, double balance)
+void balance_forward(Tensor loss, Tensor totals, Routing *r, double balance)
 {
+    r->balance = balance;
     OP_CALL(balance_forward_kernel(loss, totals, r, balance), "balance_forward", 0,
             "+loss 1 F64; +totals E,2 REAL; probs B,T,E REAL; load B,E REAL", loss, totals, r->probs, r->load);
 }

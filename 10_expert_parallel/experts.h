@@ -19,18 +19,19 @@ typedef struct {
     Tensor slot;            /* (B, T, K) I32    the choice's row among the E*B*C slots, or -1: dropped */
     Tensor rows;            /* (E, B, C) I32    the token's row, b*T + t, in each slot, or -1: empty */
     Tensor load;            /* (B, E) REAL      choices of each expert, dropped ones too */
+    double balance;         /* set by balance_forward */
 } Routing;
 
-/* On entry r->probs holds logits. Computes all of r. */
+/* On entry r->probs holds logits. Computes r's tensors. */
 void route_forward(const Routing *r);
-/* d_logits (B, T, E), d_gates (B, T, K). Includes the gradient of balance_forward's loss, with the same `balance`.
- * Choices and loads count as constants. */
-void route_backward(Tensor d_logits, Tensor d_gates, const Routing *r, double balance);
+/* d_logits (B, T, E), d_gates (B, T, K). Includes the gradient of the loss that balance_forward added. Choices and loads
+ * count as constants. */
+void route_backward(Tensor d_logits, Tensor d_gates, const Routing *r);
 
 /* loss (1) F64 += balance * (sum over b, e of load * E/(K*T) * (sum over t of probs)). With balance = alpha / tokens it
  * is the mean over sequences of Switch's auxiliary loss, alpha if all loads are equal. totals (E, 2) REAL += choices of
  * each expert, and how many of them were dropped. */
-void balance_forward(Tensor loss /* += */, Tensor totals /* += */, const Routing *r, double balance);
+void balance_forward(Tensor loss /* += */, Tensor totals /* += */, Routing *r, double balance);
 
 /* Copies each token's row of x (B*T, H) into its slots (E*B*C, H); empty slots become zeros. */
 void dispatch_forward(Tensor slots, Tensor x, const Routing *r);

@@ -59,7 +59,7 @@ void route_forward_kernel(const Routing *r)
 }
 
 /* Of a softmax p of logits, d_logits = p * (d_p - sum(p * d_p)). K > 1 gates are a softmax of the chosen logits. */
-void route_backward_kernel(Tensor d_logits, Tensor d_gates, const Routing *r, double balance)
+void route_backward_kernel(Tensor d_logits, Tensor d_gates, const Routing *r)
 {
     const int64_t rows = tensor_rows(r->probs), T = r->probs.shape[1];
     const int64_t E = tensor_width(r->probs), K = tensor_width(r->gates);
@@ -67,7 +67,7 @@ void route_backward_kernel(Tensor d_logits, Tensor d_gates, const Routing *r, do
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *p = row(r->probs, i), *gate = row(r->gates, i), *d_gate = row(d_gates, i);
-        const real *load = row(r->load, i / T), factor = balance * E / (K * T);
+        const real *load = row(r->load, i / T), factor = r->balance * E / (K * T);
         const int32_t *choice = ids(r->choice) + i * K;
         real *d = row(d_logits, i), sum = 0, gate_sum = 0;
         for (int64_t e = 0; e < E; e++)
@@ -85,7 +85,7 @@ void route_backward_kernel(Tensor d_logits, Tensor d_gates, const Routing *r, do
     }
 }
 
-void balance_forward_kernel(Tensor loss, Tensor totals, const Routing *r, double balance)
+void balance_forward_kernel(Tensor loss, Tensor totals, Routing *r, double balance)
 {
     const int64_t B = r->probs.shape[0], T = r->probs.shape[1], E = tensor_width(r->probs), K = tensor_width(r->gates);
     const int64_t C = tensor_width(r->rows);

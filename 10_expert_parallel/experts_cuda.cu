@@ -110,13 +110,13 @@ __global__ void route_backward_rows(float *d_logits, const float *d_gates, const
     }
 }
 
-void route_backward_kernel(Tensor d_logits, Tensor d_gates, const Routing *r, double balance)
+void route_backward_kernel(Tensor d_logits, Tensor d_gates, const Routing *r)
 {
     const int64_t rows = tensor_rows(r->probs), T = r->probs.shape[1];
     const int64_t E = tensor_width(r->probs), K = tensor_width(r->gates);
 
     LAUNCH(route_backward_rows, row_blocks(rows, WARPS), WARP_ROWS, d_logits, d_gates, r->probs, r->gates, r->choice,
-           r->load, balance * E / (K * T), rows, T, E, K);
+           r->load, r->balance * E / (K * T), rows, T, E, K);
 }
 
 /* ---- the balance loss ---- */
@@ -151,7 +151,7 @@ __global__ void balance_total(double *loss, float *totals, const double *part, c
         }
 }
 
-void balance_forward_kernel(Tensor loss, Tensor totals, const Routing *r, double balance)
+void balance_forward_kernel(Tensor loss, Tensor totals, Routing *r, double balance)
 {
     const int64_t B = r->probs.shape[0], T = r->probs.shape[1], E = tensor_width(r->probs), K = tensor_width(r->gates);
     const int64_t bytes = B * E * sizeof(double);

@@ -21,8 +21,7 @@ static double capacity = 1.25, balance = 0.01;
 static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
 static int64_t L, H, A, D, F, V;    /* layers, hidden size, heads, head size, MLP width, vocabulary */
 static int64_t E, K;                /* experts on this rank, each of width F; experts that a token takes */
-static int64_t G, C, P;             /* tokens per span; slots per expert and span; per local expert: ep_size*(R/G)*C of
-                                     * all ranks */
+static int64_t G, C, P;             /* tokens per span; slots per expert and span; per local expert: ep_size*(R/G)*C */
 
 /* What one block's forward saves for its backward. The block's input is in Acts.x. */
 typedef struct {
@@ -59,8 +58,7 @@ static double balance_of_step, dropped, busiest, idlest;       /* columns of --m
 
 /* The mixture of experts, in place of the MLP: defined after backward. */
 static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x);
-static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x,
-                             double scale);
+static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x);
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
@@ -79,10 +77,9 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 /* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
  * return that of its input x; attention and MLP each add their gradients to it. w: parameters, g: their gradients,
  * a: activations, d: their gradients. */
-static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x,
-                           double scale)
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
-    experts_backward(w, g, a, d, d_x, scale);
+    experts_backward(w, g, a, d, d_x);
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
     residual_backward(g->proj_bias, d_x);
@@ -125,7 +122,7 @@ static void backward(Acts *a, Batch batch, double scale)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
         if (options.recompute == RECOMPUTE_SELECTIVE)
             attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
-        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l], scale);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
     }
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
@@ -168,8 +165,7 @@ static void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tens
 
 /* Computes d->ln2 from d_x, which stays as it is, as the residual stream's gradient. Gradients of outputs, d->returned,
  * arrive in slots; gradients of rows, d->in, return into d->returned. */
-static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x,
-                             double scale)
+static void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x)
 {
     const Routing *r = &a->routing;
     Request *arriving[E], *returning[E];
@@ -177,7 +173,7 @@ static void experts_backward(const BlockParams *w, const BlockParams *g, BlockAc
     combine_backward(d->returned, d_gates, d_x, a->returned, r);
     for (int64_t j = 0; j < E; j++)
         arriving[j] = exchange(slots, d->returned, j);
-    route_backward(d_logits, d_gates, r, balance * scale);
+    route_backward(d_logits, d_gates, r);
     linear_backward_input(d->ln2, d_logits, w->router);
     linear_backward_weight(g->router, NONE, d_logits, a->ln2);
     for (int64_t j = 0; j < E; j++) {

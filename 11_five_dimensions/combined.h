@@ -62,9 +62,9 @@ void predict(void);
 /* ---- mixture.c ---- */
 
 void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x);
-void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, double scale);
+void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x);
 void balance_begin(void);                                       /* of a step */
-void balance_add(int l, const Routing *r, double scale);
+void balance_add(int l, Routing *r, double scale);
 void count_loads(void);
 BlockActs block_acts_create(Category category, BlockActs first, bool shared);
 void mixture_create(void);                                      /* allocates its buffers */

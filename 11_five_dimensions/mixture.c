@@ -47,7 +47,7 @@ void experts_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 /* Computes d->ln2 from d_x, which stays as it is, as the residual stream's gradient. Gradients of outputs, d->returned,
  * arrive in slots; gradients of rows, d->in, return into d->returned. All are whole, no partial sums: tp adds nothing
  * up. */
-void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, double scale)
+void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x)
 {
     const Routing *r = &a->routing;
     Request *arriving[E], *returning[E];
@@ -55,7 +55,7 @@ void experts_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, 
     combine_backward(d->returned, d_gates, d_x, a->returned, r);
     for (int64_t j = 0; j < E; j++)
         arriving[j] = exchange(slots, d->returned, j);
-    route_backward(d_logits, d_gates, r, balance * scale);
+    route_backward(d_logits, d_gates, r);
     tensor_convert(logits, d_logits);
     linear_backward_input(d->ln2, logits, w->router);
     linear_backward_weight(g->router, NONE, logits, a->ln2);
@@ -85,7 +85,7 @@ void balance_begin(void)
 
 /* Adds the balance loss and the loads of layer l in one micro-batch. experts_forward does not, because recomputation
  * calls it again. */
-void balance_add(int l, const Routing *r, double scale)
+void balance_add(int l, Routing *r, double scale)
 {
     balance_forward(balance_loss, tensor_range(totals, l, 1), r, balance * scale);
 }

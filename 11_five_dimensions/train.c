@@ -95,10 +95,9 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 /* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
  * return that of its input x; attention and MLP each add their gradients to it. w: parameters, g: their gradients,
  * a: activations, d: their gradients. */
-static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x,
-                           double scale)
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
-    experts_backward(w, g, a, d, d_x, scale);
+    experts_backward(w, g, a, d, d_x);
     residual_layernorm_backward(d_x, g->proj_bias, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats,
                                 w->ln2_weight);
 
@@ -198,7 +197,7 @@ static void reduce_end(void)
 }
 
 /* Accumulates this micro-batch's gradients of the local layers. last: it is the step's last micro-batch. */
-static void backward(Acts *a, double scale, bool last)
+static void backward(Acts *a, bool last)
 {
     const Params *w = &params, *g = &gradients;
 
@@ -213,7 +212,7 @@ static void backward(Acts *a, double scale, bool last)
     for (int l = a->end - 1; l >= a->begin; l--) {
         if (options.recompute == RECOMPUTE_FULL)
             block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
-        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l], scale);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, a->d_x, a->x[l]);
         if (last) {
             reduce_begin(L + 2 + l);
             reduce_begin(l + 1);
@@ -273,7 +272,7 @@ static void execute(int64_t step, double scale)
         if (action.kind == FORWARD)
             forward(a, scale, scale);
         else
-            backward(a, scale, action.micro == m - 1);
+            backward(a, action.micro == m - 1);
         trace_end();
         start_send(action);
     }

@@ -423,7 +423,7 @@ static void experts(const int64_t *n)
 {
     const int64_t B = n[0], T = n[1], E = n[2], K = n[3], C = n[4], H = n[5];
     const Tensor probs = result(random_like(guarded(REAL, "probs", shape(B, T, E))), 1e-5);
-    const Routing r = {probs, real_out("gates", shape(B, T, K)), result(guarded(I32, "choice", shape(B, T, K)), 0),
+    Routing r = {probs, real_out("gates", shape(B, T, K)), result(guarded(I32, "choice", shape(B, T, K)), 0),
                        result(guarded(I32, "slot", shape(B, T, K)), 0), result(guarded(I32, "rows", shape(E, B, C)), 0),
                        real_out("load", shape(B, E))};
     const Tensor totals = result(zeroed(REAL, "totals", shape(E, 2)), 1e-5), x = in("x", shape(B * T, H));
@@ -437,7 +437,7 @@ static void experts(const int64_t *n)
     combine_forward(o, x, slots, &r);
     combine_backward(d_slots, d_gates, o, slots, &r);
     dispatch_backward(d_x, d_slots, &r);
-    route_backward(real_out("d_logits", shape(B, T, E)), random_like(of_gates), &r, 0.3);
+    route_backward(real_out("d_logits", shape(B, T, E)), random_like(of_gates), &r);
 }
 
 /* ---- All cases ---- */
