@@ -157,7 +157,7 @@ static const Planted planted[] = {
      "a run in which the gradients of LayerNorm parameters, proj_bias and down_bias came from the first rank's rows"},
     {"09_combined", "    unit_request[u] = zero ?", "    if (embedding_group && u == 0)\n"
      "        comm_all_reduce(embedding_group, unit, SUM);\n    unit_request[u] = zero ?", 4, "--pp 2",
-     "rank 0 waits for a recv from rank 1 of group pp|some ranks make calls that others do not make"},
+     "waits for a recv from rank 1 of group pp|some ranks make calls that others do not make"},
     /* ZeRO shards that no rank owns */
     {"09_combined", ".replica = zero ? 0 : comm_rank(replicas)", ".replica = comm_rank(replicas)", 4, "--tp 2",
      "all wrong elements are zero, in shards of tensors: |does not own the shard that it updates (Placement.replica)"},
