@@ -233,6 +233,16 @@ static void library_all_reduce(Comm *c, Tensor t) { comm_all_reduce(c, t, SUM); 
 static void library_broadcast(Comm *c, Tensor t) { comm_broadcast(c, t, root); }
 static void library_all_gather(Comm *c, Tensor t) { comm_all_gather(c, t, shard(c, t, comm_rank(c))); }
 static void library_reduce_scatter(Comm *c, Tensor t) { comm_reduce_scatter(c, shard(c, t, comm_rank(c)), t); }
+static void library_shift(Comm *c, Tensor t)
+{
+    const int n = comm_size(c), r = comm_rank(c);
+
+    if (n == 1)
+        return;
+    Request *arriving = comm_start_recv(c, tensor_range(inbox, 0, tensor_count(t)), (r + n - 1) % n, 0);
+    comm_complete(comm_start_send(c, t, (r + 1) % n, 0));
+    comm_wait(&arriving);
+}
 static void library_all_to_all(Comm *c, Tensor t)
 {
     comm_all_to_all(c, tensor_range(inbox, 0, tensor_count(t)), t);
@@ -243,7 +253,7 @@ const char *const algorithm_name[] = {"ring", "tree", "doubling", "two-level", "
 #define OPS "all_reduce|reduce_scatter|all_gather|broadcast|reduce|gather|scatter|all_to_all|shift|barrier"
 
 const Collective collectives[] = {
-    {"shift", RING, ring_shift, ring_shift, false, false, IN_INBOX},
+    {"shift", RING, ring_shift, library_shift, false, false, IN_INBOX},
     {"reduce_scatter", RING, ring_reduce_scatter, library_reduce_scatter, true, false, SHARD},
     {"all_gather", RING, ring_all_gather, library_all_gather, false, true, ALL},
     {"broadcast", TREE, tree_broadcast, library_broadcast, false, false, ALL},
@@ -423,6 +433,7 @@ int main(int argc, char **argv)
         for (int use = 0; use < COMM_OPS; use++)
             if (use != SEND && use != RECV && use != NUMBER)
                 comm_predict(c, use, 0, 0);
+    comm_sends_to(world, n > 1 ? (comm_rank(world) + 1) % n : -1);      /* library_shift */
     comm_connect();
 
     const int64_t most = check_all ? 8192 : max / dtype_size(REAL) + n;

@@ -19,7 +19,7 @@ typedef struct {
     Tensor slot;            /* (B, T, K) I32    the choice's row among the E*B*C slots, or -1: dropped */
     Tensor rows;            /* (E, B, C) I32    the token's row, b*T + t, in each slot, or -1: empty */
     Tensor load;            /* (B, E) REAL      choices of each expert, dropped ones too */
-    double balance;         /* set by balance_forward */
+    double balance;         /* the weight of its loss; set by balance_forward */
 } Routing;
 
 /* On entry r->probs holds logits. Computes r's tensors. */

@@ -228,7 +228,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 {
     const int count = optimizer->layout->parameters;
     SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
-    const char *tmp = directory_beside(directory, ".tmp");
+    char *tmp = directory_beside(directory, ".tmp");
 
     if (comm_rank(world) == 0) {
         if (mkdir(tmp, 0755) && errno != EEXIST)
@@ -252,6 +252,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
         directory_replace(directory, files);
     comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
     free(tensors);
+    free(tmp);
 }
 
 /* ---- Loading ---- */
@@ -261,12 +262,12 @@ static cJSON *trainer;                          /* of the checkpoint that was op
 void checkpoint_open(const char *directory, Config config, TrainState *s)
 {
     const char *path = path_of(directory, TRAINER), *moments = path_of(directory, OPTIMIZER);
-    const char *old = directory_beside(directory, ".old");
-    char *end = "?";
+    char *old = directory_beside(directory, ".old"), *end = "?";
 
     if (access(directory, F_OK))
         fail(access(old, F_OK) ? "--load %s: there is no such checkpoint"
              : "--load %1$s is missing, but %2$s holds the save before: mv %2$s %1$s", directory, old);
+    free(old);
     config_check(path_of(directory, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
@@ -324,7 +325,14 @@ void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t
         tensors[i] = (SafeTensor){.dtype = "I64", .dims = 2, .shape = {sequences, seq}};
         strcpy(tensors[i].name, i ? "batch.targets" : "batch.inputs");
     }
+    if (comm_rank(world) > 0) {
+        comm_barrier(world);                    /* rank 0 has created it */
+        if (access(path, F_OK))
+            fail("%s: rank 0 has created it, but it is not there; all machines must share its directory", path);
+    }
     Safetensors file = safetensors_create(path, tensors, count + 2);
+    if (comm_rank(world) == 0)
+        comm_barrier(world);
     write_shards(&file, 2, optimizer, GRADIENTS);
     if (comm_rank(world) == 0) {
         int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");

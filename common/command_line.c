@@ -56,7 +56,7 @@ static const struct {
     {TRAINING, {"eval-every", OPTION_INT, &options.eval_every,
                 "validation loss on 64 sequences (in whole micro-batches) every N steps; 0: never", "N", 0, 1e9}},
     {FILES, {"data", OPTION_TEXT, &options.data,
-             "text in UTF-8, one token per byte; or tokens if with llm.c's header, or named *.bin: uint16, uint32 if "
+             "text, one token per byte; or tokens if with llm.c's header, or named *.bin: uint16, uint32 if "
              "--vocab exceeds 65536; by default this project's own text", "FILE"}},
     {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write at the end and when interrupted; room and rights "
              "are tried at the start", "DIR"}},

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -56,13 +57,13 @@ void output_close(const char *option, const char *path, FILE *f)
 
 /* ---- Directories ---- */
 
-const char *directory_beside(const char *directory, const char *end)
+char *directory_beside(const char *directory, const char *end)
 {
     int length = strlen(directory);
 
     while (length > 1 && directory[length - 1] == '/')
         length--;
-    return format_text("%.*s%s", length, directory, end);
+    return new_text("%.*s%s", length, directory, end);
 }
 
 /* Returns whether the directory has a file that is none of `files`. */
@@ -84,8 +85,8 @@ static bool has_others(const char *directory, const char *const *files)
 
 void directory_claim(const char *directory, const char *const *files, int64_t bytes, int64_t largest)
 {
-    const char *place = directory_beside(directory, ""), *tmp = directory_beside(directory, ".tmp");
-    const char *old = directory_beside(directory, ".old"), *lock = directory_beside(directory, ".lock");
+    char *place = directory_beside(directory, ""), *tmp = directory_beside(directory, ".tmp");
+    char *old = directory_beside(directory, ".old"), *lock = directory_beside(directory, ".lock");
     struct statvfs disk;
     struct stat s;
 
@@ -110,6 +111,7 @@ void directory_claim(const char *directory, const char *const *files, int64_t by
     if (fstat(file, &s) == 0 && s.st_size == 0 && (ftruncate(file, largest) || ftruncate(file, 0)))
         fail("--save %s: a checkpoint has a file of %s, which cannot be created there: %s", directory,
              bytes_text(largest), strerror(errno));
+    free(place), free(tmp), free(old), free(lock);
 }
 
 static void remove_files(const char *directory, const char *const *files)
@@ -121,8 +123,8 @@ static void remove_files(const char *directory, const char *const *files)
 
 void directory_replace(const char *directory, const char *const *files)
 {
-    const char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
-    const char *tmp = directory_beside(directory, ".tmp");
+    char *place = directory_beside(directory, ""), *old = directory_beside(directory, ".old");
+    char *tmp = directory_beside(directory, ".tmp");
     const bool replaces = access(place, F_OK) == 0;
 
     if (replaces)
@@ -131,4 +133,5 @@ void directory_replace(const char *directory, const char *const *files)
         fail("--save %s: %s is complete, but could not become %s, and that %s: %s; move it elsewhere, or load it from "
              "there", directory, tmp, place, old, strerror(errno));
     remove_files(old, files);
+    free(place), free(old), free(tmp);
 }

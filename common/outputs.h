@@ -17,8 +17,8 @@ void output_close(const char *option, const char *path, FILE *f);
 
 /* ---- Directories: PATH has nothing but `files`, whose names end with NULL, and is replaced as a whole ---- */
 
-/* Returns the directory's name + end, without slashes between; a format_text of print.h. */
-const char *directory_beside(const char *directory, const char *end);
+/* Returns the directory's name + end, without slashes between. The caller frees it. */
+char *directory_beside(const char *directory, const char *end);
 
 /* Locks DIR.lock until the program ends. Fails if another program holds it, if DIR has other files, or if a trial shows
  * that DIR.tmp, of `bytes` with a file of `largest`, could not be created. Call it on rank 0. */
