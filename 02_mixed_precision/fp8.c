@@ -5,6 +5,8 @@
 void quantize(Tensor out, Tensor transposed, Tensor x)
 {
     op_require(!out.data || !transposed.data || out.scale == transposed.scale, "both outputs with one scale");
+    op_require((uintptr_t)out.scale % 16 == 0 && (uintptr_t)transposed.scale % 16 == 0,
+               "scales at multiples of 16 bytes");
     OP_CALL(quantize_kernel(out, transposed, x), "quantize", 0,
             "=?out R,W FP8; =?transposed W,R FP8; x R,W", out, transposed, x);
 }

@@ -53,7 +53,7 @@ static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream,
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
-static Tensor scales;               /* (2)     F32, their scales */
+static Tensor scales;               /* (2, 4)  F32, their scales, at multiples of 16 bytes: at the start of rows */
 
 /* linear_* of ops.h, but with both operands in fp8 if that is the --dtype: defined after backward. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
@@ -133,14 +133,14 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is scales[scale]. */
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is in row `scale`. */
 static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t);
     const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
     Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
 
-    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + scale;
+    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + 4 * scale;
     quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
     return copy;
 }
@@ -326,7 +326,7 @@ static void predict(void)
                                         + stored * (R * H + B * T * V) + real_size * (R * 2 + B * T));
     /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
     memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
-    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 4 : 0);               /* the fp8 copies */
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 16 : 0);               /* the fp8 copies */
 
     memory_estimate(MEM_PARAMETERS, stored * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
@@ -364,7 +364,7 @@ static Batch set_up(void)
     if (fp8) {
         left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
         right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(F * (R > H ? R : H)));
-        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2));
+        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2, 4));
     }
     return batch_create();
 }

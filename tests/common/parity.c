@@ -397,11 +397,11 @@ static void fp8(const int64_t *n)
     const int64_t R = n[0], K = n[1], M = n[2];
     const DType format = n[3] ? E5M2 : E4M3;
     const Tensor x[] = {in("x", shape(R, K)), zeroed(type, "nothing", shape(R, K)), in("infinite", shape(R, K))};
-    const Tensor scales = guarded(REAL, "scales", shape(2)), alone = guarded(format, "alone", shape(K, R));
+    const Tensor scales = aligned(REAL, "scales", shape(2, 4)), alone = guarded(format, "alone", shape(K, R));
 
     tensor_scale(x[2], INFINITY);
     for (int i = 0; i < 3; i++) {
-        const Tensor scale = result(guarded(REAL, "scale", shape(1)), 1e-6);
+        const Tensor scale = result(aligned(REAL, "scale", shape(1)), 1e-6);
         const Tensor q = result(guarded(format, "quantized", shape(R, K)), 1e-5);
         const Tensor t = result(guarded(format, "transposed", shape(K, R)), 1e-5);
         quantize(with_scale(q, scale), with_scale(t, scale), x[i]);

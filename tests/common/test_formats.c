@@ -233,13 +233,13 @@ static void fp8_products(void **state)
 
     for (int c = 0; c < 3; c++) {
         Tensor x = seeded(BF16, BF16, "x", shape(R, K), 30), w = seeded(BF16, BF16, "w", shape(M, K), 1e-4);
-        Tensor scales = zeroed(F32, "scales", shape(2)), out = seeded(cases[c].out, BF16, "out", shape(R, M), 1e-3);
+        Tensor scales = zeroed(F32, "scales", shape(2, 4)), out = seeded(cases[c].out, BF16, "out", shape(R, M), 1e-3);
         Tensor x8 = zeroed(cases[c].x, "x8", shape(R, K)), x8t = zeroed(cases[c].x, "x8t", shape(K, R));
         Tensor w8 = zeroed(cases[c].weight, "w8", shape(M, K)), bias = seeded(cases[c].out, BF16, "b", shape(M), 1e-2);
         const double *before = numbers(out);
         double amax = 0;
 
-        x8.scale = x8t.scale = scales.data, w8.scale = (float *)scales.data + 1;
+        x8.scale = x8t.scale = scales.data, w8.scale = (float *)scales.data + 4;
         quantize(x8, x8t, x);
         quantize(w8, NONE, w);
         const double *hx = numbers(x), *h8 = numbers(x8), *h8t = numbers(x8t), *hw8 = numbers(w8), *hb = numbers(bias);
@@ -278,6 +278,25 @@ static void fp8_products(void **state)
     }
 }
 
+/* cuBLASLt refuses a product whose scales are not at multiples of 16 bytes, so no build takes them. */
+static void quantize_with_scale(const void *at)
+{
+    Tensor x = seeded(BF16, BF16, "x", shape(16, 16), 1), x8 = zeroed(E4M3, "x8", shape(16, 16));
+
+    x8.scale = (float *)zeroed(F32, "scales", shape(2, 4)).data + *(const int *)at;
+    quantize(x8, NONE, x);
+}
+
+static void scales_have_their_places(void **state)
+{
+    for (int at = 1; at < 4; at++) {
+        Result r = run_function(quantize_with_scale, &at);
+        if (r.status != 1 || !strstr(r.err, ", and scales at multiples of 16 bytes"))
+            fail_msg("%d: status %d and \"%s\"", at, r.status, r.err);
+        result_free(r);
+    }
+}
+
 int main(void)
 {
     device_init(0, 1, 0);
@@ -287,6 +306,7 @@ int main(void)
         cmocka_unit_test(operators_round_once),
         cmocka_unit_test(adamw_rounds_weights),
         cmocka_unit_test(fp8_products),
+        cmocka_unit_test(scales_have_their_places),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

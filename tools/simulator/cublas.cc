@@ -346,7 +346,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     const Matmul m = described(description, a, layout_a, b, layout_b, d, layout_d);
 
     log_matmul(m, *(const Description *)description);
-    return supported(m) ? queue(stream, m, c, alpha, beta) : CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool aligned = m.scales[0] % 16 == 0 && m.scales[1] % 16 == 0;
+    return supported(m) && aligned ? queue(stream, m, c, alpha, beta) : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 }
