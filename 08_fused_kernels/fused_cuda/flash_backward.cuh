@@ -55,7 +55,7 @@ flash_backward_tiles(Heads<O> to, float *parts, const T *d_out, Heads<T> in, con
     T *const own_k = (T *)shared, *const own_v = own_k + K::OWN * APART<T, PAD>;
     T *const d_scores = own_v + K::OWN * APART<T, PAD>;         /* dS^T */
     Queries<T, PAD, K::OTHER> *const queries = (Queries<T, PAD, K::OTHER> *)(shared + K::OWN_BYTES);
-    const Place at = place_of_block(s.heads, groups);
+    const Place at = place_of_block(s, groups);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = warp * 16 * K::M; /* this warp's first key */
     const bool causal = !CHUNK || s.causal;
     const int tokens = (int)s.tokens, keys_all = (int)s.keys;

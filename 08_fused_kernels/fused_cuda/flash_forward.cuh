@@ -55,7 +55,7 @@ flash_forward_tiles(O *out, float *lse, Heads<T> in, int64_t blocks, int buffers
     extern __shared__ __align__(16) char shared[];
     T *const q = (T *)shared, *const k = (T *)(shared + F::QUERIES_BYTES);
     T *const v = (T *)((char *)k + (buffers - 1) * F::KEYS_BYTES);
-    const Place at = place_of_block(s.heads, blocks);
+    const Place at = place_of_block(s, blocks);
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * 16 * F::M;          /* this warp's first row */
     const int first = (int)(blocks - 1 - at.tile) * F::QUERIES; /* tiles with the most keys first */
     const int tokens = (int)s.tokens, keys = (int)s.keys;
