@@ -283,21 +283,27 @@ __device__ inline void add_row(float *to, const float (&sum)[PAD / 8][4], int h,
     }
 }
 
-/* Loads sums of float, or stores them: 16M rows, ROW elements apart, of 8N columns. */
-template <bool STORE, int ROW, int M, int N>
-__device__ inline void move_sum(float (&sum)[M][N][4], float *first)
+/* A matrix of float in memory lies as lanes have a sum: in blocks of 8 rows and 16 columns, along its rows of COLUMNS.
+ * A block is contiguous, and so are a lane's 4 numbers of it: row g, columns 2t, 2t + 1, 2t + 8, 2t + 9. So a warp
+ * moves 512 bytes at a time. Returns where the block begins that has this row and column. */
+template <int COLUMNS> __device__ inline int64_t place_of_numbers(int64_t row, int column)
 {
-    const int lane = threadIdx.x % WARP;
+    return (row / 8 * (COLUMNS / 16) + column / 16) * 128;
+}
 
-    first += lane / 4 * ROW + lane % 4 * 2;
+/* Stores a sum to such a matrix, or adds it: 16M rows and 8N columns, from `place` on, where a block begins. */
+template <int COLUMNS, int M, int N>
+__device__ inline void put_sum(float *place, const float (&sum)[M][N][4], bool add)
+{
 #pragma unroll
-    for (int i = 0; i < 2 * M * N; i++) {
-        float *const x = &sum[i / 2 / N][i / 2 % N][i % 2 * 2];
-        float2 *const both = (float2 *)(first + (i / 2 / N * 16 + i % 2 * 8) * ROW + i / 2 % N * 8);
-        if (STORE)
-            *both = make_float2(x[0], x[1]);
+    for (int i = 0; i < M * N; i++) {           /* blocks, row by row */
+        const int row = i / (N / 2), m = row / 2, h = row % 2, n = i % (N / 2) * 2;
+        float *const to = place + place_of_numbers<COLUMNS>(8 * row, 8 * n) + threadIdx.x % WARP * 4;
+        const float x[4] = {sum[m][n][2 * h], sum[m][n][2 * h + 1], sum[m][n + 1][2 * h], sum[m][n + 1][2 * h + 1]};
+        if (add)
+            add_alone(to, x);
         else
-            x[0] = both->x, x[1] = both->y;
+            store(to, x, 4);
     }
 }
 

@@ -5,11 +5,11 @@
  * Scores and dP come out transposed, a warp's own keys by queries, so that P and dS lie as the left operands of dV and
  * dK. dS goes through shared memory to dQ, whose columns and rows are dealt to all warps.
  *
- * dQ is a sum over all tiles of keys. Atomics would add in an order that changes from run to run, and so would the last
- * bits. Here one block computes several tiles of keys of a head, one after the other, and adds to dQ in memory: always
- * the same thread to the same number, so that nothing waits. With few sequences and heads, `groups` blocks share a
- * head's tiles. Each has its own dQ, which flash_query_gradients adds up, in order. (Recomputing scores and dP in
- * a second kernel, by queries, needs no sum, but 7 products of tiles.) */
+ * dQ is a sum over all tiles of keys. If several blocks added to it, the order would change from run to run, and so
+ * would the last bits. Here one block computes several tiles of keys of a head, one after the other, and adds to dQ in
+ * memory: always the same thread to the same number, so that nothing waits. With few sequences and heads, `groups`
+ * blocks share a head's tiles. Each has its own dQ, which flash_query_gradients adds up, in order. (Recomputing scores
+ * and dP in a second kernel, by queries, needs no sum, but 7 products of tiles.) */
 #ifndef FLASH_BACKWARD_CUH
 #define FLASH_BACKWARD_CUH
 
@@ -17,11 +17,11 @@
 
 /* dK and dV take 128 of 255 registers: of 32 keys a warp (M = 2) with heads of 64, of 16 keys with heads of 128. With
  * 32 keys a warp uses each loaded row of Q and dO twice. Scores and dP are computed for STRIP queries at a time. LARGE:
- * a block of 8 warps, where shared memory has room. What registers are left hold rows of K and V. */
+ * a block of 8 warps, where shared memory has room. What registers are left hold rows of K. */
 template <typename T, int PAD, bool LARGE> struct Backward {
     enum {
         M = sizeof(T) == 2 && PAD <= 64 ? 2 : 1,
-        HELD_KEYS = LARGE ? PAD : 0, HELD_VALUES = LARGE ? 32 * (3 - M) : 0,    /* columns in registers */
+        HELD = LARGE ? PAD : 0,                 /* columns of keys in registers */
         WARPS = LARGE ? 8 : sizeof(T) * PAD > 256 ? 2 : 4,
         THREADS = WARPS * WARP,
         OWN = 16 * M * WARPS,                   /* keys */
@@ -87,12 +87,12 @@ flash_backward_tiles(Heads<O> to, float *parts, const T *d_out, Heads<T> in, con
         __syncthreads();                        /* no thread reads the previous tile of keys any more */
         load_tile<K::OWN, PAD, K::THREADS>(own_k, k, ld, first, s.keys, s);
         load_tile<K::OWN, PAD, K::THREADS>(own_v, v, ld, first, s.keys, s);
-        if (K::HELD_KEYS) {
+        if (K::HELD) {
             copies_done();
             __syncthreads();
         }
-        const Rows<T, PAD, K::M, K::HELD_KEYS> keys(own_k + own * APART<T, PAD>);
-        const Rows<T, PAD, K::M, K::HELD_VALUES> values(own_v + own * APART<T, PAD>);
+        const Rows<T, PAD, K::M, K::HELD> keys(own_k + own * APART<T, PAD>);
+        const Rows<T, PAD, K::M, 0> values(own_v + own * APART<T, PAD>);
         const int begin = causal ? first : 0;   /* tiles before the diagonal are empty */
         load_queries(queries, begin);
         for (int other = begin; other < tokens; other += K::OTHER) {
@@ -139,17 +139,14 @@ flash_backward_tiles(Heads<O> to, float *parts, const T *d_out, Heads<T> in, con
                     store(row + strip + 8 * n + lane % 4 * 2, x, 2);
                 }
             }
-            /* dQ so far, then plus this tile's; the first tile of keys begins it */
             float d_q[K::QUERY_M][K::QUERY_N][4] = {};
-            float *const of_q = parts + (int64_t)(other + query) * K::QUERY_ROW + column;
             const int columns = K::QUERY_ROW == PAD ? 8 * K::QUERY_N : PAD - column;
-            if (i)
-                move_sum<false, K::QUERY_ROW>(d_q, of_q);
             __syncthreads();                    /* all of dS is there */
             const int last = causal ? other + query + 16 * K::QUERY_M - first : K::OWN;     /* key seen, plus 1 */
             add_columns_by_columns<PAD, K::QUERIES_APART>(d_q, d_scores + query, own_k + column,
                                                           last < K::OWN ? last : K::OWN, columns);
-            move_sum<true, K::QUERY_ROW>(d_q, of_q);
+            /* the first tile of keys begins dQ, the next ones add to it */
+            put_sum<K::QUERY_ROW>(parts + place_of_numbers<K::QUERY_ROW>(other + query, column), d_q, i > 0);
             if (next && buffers == 1) {
                 __syncthreads();                /* no thread reads this tile any more */
                 load_queries(queries, other + K::OTHER);
@@ -174,28 +171,38 @@ flash_backward_tiles(Heads<O> to, float *parts, const T *d_out, Heads<T> in, con
 }
 
 /* dQ = or, if ADD, += the sum of its parts / sqrt(D). The first tile of keys of group g is tile g, so a query has a
- * part of each group whose first tile it sees. */
+ * part of each group whose first tile it sees. A thread has the 4 numbers of a lane (place_of_numbers), of head
+ * blockIdx.x. N: 2 where a pair of columns is aligned, else 1. */
 template <typename K, bool ADD, int N, typename O>
-__global__ void flash_query_gradients(Heads<O> to, const float *parts, int64_t groups, int64_t part, bool causal,
+__global__ void flash_query_gradients(Heads<O> to, const float *parts, int64_t groups, int64_t of_head, bool causal,
                                       Sizes s)
 {
-    const int64_t heads = s.batch * s.heads;
+    enum { ACROSS = K::QUERY_ROW / 16 };        /* blocks of 16 columns */
+    const int64_t batch = blockIdx.x / (int)s.heads, part = gridDim.x * of_head;
 
-    EACH_PACK(i, N, heads * s.tokens * s.size) {
-        const int64_t j = i % s.size, head = i / s.size % s.heads, row = i / s.size / s.heads, token = row % s.tokens;
-        const float *from = parts + (row / s.tokens * s.heads + head) * (part / heads) + token * K::QUERY_ROW + j;
-        O *const d_q = to.q + row * to.row + head * to.head + j;
-        float sum[N] = {}, x[N];
+    parts += blockIdx.x * of_head;
+    for (int64_t i = (blockIdx.y * THREADS + threadIdx.x) * 4; i < of_head; i += gridDim.y * THREADS * 4) {
+        const int64_t token = i / 128 / ACROSS * 8 + i % 128 / 16, column = i / 128 % ACROSS * 16 + i % 16 / 2;
+        O *const d_q = to.q + (batch * s.tokens + token) * to.row + (blockIdx.x - batch * s.heads) * to.head + column;
+        float sum[4] = {}, x[4];
+        if (token >= s.tokens)
+            return;
         for (int64_t g = 0; g < groups && (!causal || g * K::OWN <= token); g++) {
-            load(x, from + g * part, N);
-            for (int k = 0; k < N; k++)
+            load(x, parts + g * part + i, 4);
+            for (int k = 0; k < 4; k++)
                 sum[k] += x[k];
         }
-        if (ADD)
-            load(x, d_q, N);
-        for (int k = 0; k < N; k++)
-            sum[k] = sum[k] * s.scale + (ADD ? x[k] : 0);
-        store(d_q, sum, N);
+        for (int k = 0; k < 4; k += N) {
+            const int apart = k / 2 * 8 + k % 2;
+            float y[N] = {};
+            if (column + apart >= s.size)
+                continue;
+            if (ADD)
+                load(y, d_q + apart, N);
+            for (int n = 0; n < N; n++)
+                y[n] += sum[k + n] * s.scale;
+            store(d_q + apart, y, N);
+        }
     }
 }
 
@@ -244,9 +251,10 @@ static void backward_tiles(Heads<O> to, Tensor parts, const T *d_out, Heads<T> i
     LAUNCH_SHARED(K::OWN_BYTES + buffers * K::OTHER_BYTES, (flash_backward_tiles<T, O, PAD, LARGE, CHUNK>),
                   heads * groups, K::THREADS, to, data<float>(parts), d_out, in, data<float>(lse), data<float>(delta),
                   groups, buffers, s);
-    PACKED(s.wide, T, N,
-        LAUNCH((flash_query_gradients<K, CHUNK, N, O>), blocks(heads * s.tokens * s.size, N), THREADS, to,
-               data<float>(parts), groups, part_of<K>(s), !CHUNK || s.causal, s));
+    const int64_t of_head = part_of<K>(s) / heads;
+    const auto gradients = s.wide ? flash_query_gradients<K, CHUNK, 2, O> : flash_query_gradients<K, CHUNK, 1, O>;
+    LAUNCH(gradients, dim3(heads, clamped((of_head + 4 * THREADS - 1) / (4 * THREADS), 1, 65535)), THREADS, to,
+           data<float>(parts), groups, of_head, !CHUNK || s.causal, s);
 }
 
 template <int PAD, bool CHUNK, typename T, typename O>

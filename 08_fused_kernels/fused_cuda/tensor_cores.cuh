@@ -117,6 +117,21 @@ template <int N> __device__ inline void copies_wait(void)
 #endif
 }
 
+/* to[0 to 3] += x. No other thread uses these numbers, so they are added in this thread's order, in every run the same.
+ * From sm_90 on (and CUDA 12.1) the L2 cache adds, and the thread doesn't wait for the earlier numbers. */
+__device__ inline void add_alone(float *to, const float (&x)[4])
+{
+#if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1201
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(__cvta_generic_to_global(to)), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+#else
+    float4 sum = *(const float4 *)to;
+
+    sum.x += x[0], sum.y += x[1], sum.z += x[2], sum.w += x[3];
+    *(float4 *)to = sum;
+#endif
+}
+
 /* 2^x, within 2 units in the last place. Results too small for a normal number are 0, and so is 2^-Inf. */
 __device__ inline float power_of_two(float x)
 {
