@@ -436,6 +436,21 @@ static void gpu_day_runs(void **state)
            "== two equal runs|minute 0, should print|== 1 cold starts of zb-v|all-reduce of nccl-tests|failed: none");
 }
 
+/* So does the script for a GPU that is there for minutes: what needs no reference of gpu_pack.sh. */
+static void gpu_quarter_runs(void **state)
+{
+    static const char sizes[] = "--preset tiny --layers 1 --hidden 32 --heads 2 --seq 16";
+
+    if (!simulated() || covering())
+        skip();
+    setenv("BIG", sizes, 1);
+    setenv("LITTLE", sizes, 1);
+    setenv("SHAPES", "64 1 64 1", 1);
+    expect(run("env SIMULATE=1 LADDER=32 OUT=%s sh -c 'cd " SOURCE " && tools/machine/gpu_quarter.sh 500 start speed'",
+               in_temporary("quarter")), 0,
+           "08_124m_operators: status 0|linear_gelu_backward  |== 02_1.3b_fp8: status 0|failed: none");
+}
+
 /* NCCL's transport, on simulated GPUs: all operations, types and groups; then NCCL's errors, and a transfer whose other
  * ranks never come. Each is one line, and ends all ranks. */
 static void transfers_over_nccl(void **state)
@@ -479,6 +494,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_host_calls_little),
         cmocka_unit_test(blocks_fit_together),
         cmocka_unit_test(gpu_day_runs),
+        cmocka_unit_test(gpu_quarter_runs),
         cmocka_unit_test(transfers_over_nccl),
     };
 
