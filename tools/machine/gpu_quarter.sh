@@ -9,7 +9,7 @@
 #   more       the other schedules, ZeRO stages and kinds of attention; 00; training
 #   ncu        what the largest kernels wait for, instruction by instruction
 #   sanitize   compute-sanitizer: memcheck, racecheck, initcheck, synccheck
-# On an H100: start 3 s, prove 36, speed 150, torch 110, more 70, ncu 45, sanitize 25. OUT (build/gpu_quarter) gets
+# On an H100: start 3 s, prove 36, speed 165, torch 110, more 70, ncu 45, sanitize 25. OUT (build/gpu_quarter) gets
 # summary.txt and logs.tar.gz. SIMULATE=1 tries the script on the simulated GPU, with its build and the references.
 set -u
 budget=${1:?usage: gpu_quarter.sh SECONDS SECTION...}
@@ -217,6 +217,7 @@ if wants speed; then
     speed 02_124m_bf16 3 02_mixed_precision $little --steps 8
     speed 02_124m_fp8 3 02_mixed_precision $little --steps 8 --dtype fp8
     speed 01_124m 3 01_single_gpu $little --steps 6
+    speed 01_1.3b 14 01_single_gpu $big --accumulate 4 --steps 4
     show='/[0-9]%/p' lines=20 check ladder 18 "$bin/ladder --size ${LADDER-4096}"
     speed 08_1.3b_mb2 14 08_fused_kernels $big --steps 5
     speed 02_1.3b_fp8 14 02_mixed_precision $big --steps 4 --dtype fp8
