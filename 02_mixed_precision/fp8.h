@@ -1,8 +1,8 @@
 /* Linear layers in fp8 (Micikevicius et al. 2022). E4M3 holds numbers up to 448, E5M2 up to 57344. So a tensor is
- * stored divided by its scale, max |x| / 448 or 57344, which quantize writes where out.scale points: at a multiple of 16
- * bytes, because cuBLASLt multiplies no others. fp8 tensor cores (except a B200's) multiply rows of one matrix by rows of
- * the other, nothing else. Backward sums over other dimensions than forward, so it needs transposed copies: quantize
- * makes either copy, or both with the same scale.
+ * stored divided by its scale, max |x| / 448 or 57344, which quantize writes where out.scale points. This is at a
+ * multiple of 16 bytes, because cuBLASLt refuses scales elsewhere. fp8 tensor cores (except a B200's) multiply rows of
+ * one matrix by rows of the other, nothing else. Backward sums over other dimensions than forward, so it needs
+ * transposed copies: quantize makes either copy, or both with the same scale.
  *
  * out (R, out) = x (R, in) times weight (out, in) transposed, plus bias (out) or NONE. x and weight are fp8, not both
  * E5M2; R, in and out are multiples of 16. */

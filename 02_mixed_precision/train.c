@@ -53,7 +53,7 @@ static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream,
 static Tensor rope;                 /* (T, D)  cos and sin of each position */
 static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
-static Tensor scales;               /* (2, 4)  F32, their scales, at multiples of 16 bytes: at the start of rows */
+static Tensor scales;               /* (2, 4)  F32, a row each: its scale, and room up to 16 bytes (fp8.h) */
 
 /* linear_* of ops.h, but with both operands in fp8 if that is the --dtype: defined after backward. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
@@ -133,7 +133,7 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is in row `scale`. */
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale begins row `scale` of scales. */
 static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t);
@@ -326,7 +326,7 @@ static void predict(void)
                                         + stored * (R * H + B * T * V) + real_size * (R * 2 + B * T));
     /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
     memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
-    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 16 : 0);               /* the fp8 copies */
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 16 : 0);              /* the fp8 copies */
 
     memory_estimate(MEM_PARAMETERS, stored * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)

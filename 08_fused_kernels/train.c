@@ -59,7 +59,7 @@ static Tensor loss;                 /* (1)     of the step, accumulated over its
 static Tensor squares, clipping;    /* (1)     with --fuse adamw: sum of the gradients' squares, gradient scale */
 static double *arrived;             /* [2]     host copies of squares and loss, in memory that the device writes to */
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
-static Tensor scales;               /* (2, 4)  F32, their scales, at multiples of 16 bytes: at the start of rows */
+static Tensor scales;               /* (2, 4)  F32, a row each: its scale, and room up to 16 bytes (fp8.h) */
 
 /* linear_* of ops.h, but with both operands in fp8 if that is the --dtype: defined after backward. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
@@ -186,7 +186,7 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale is in row `scale`. */
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale begins row `scale` of scales. */
 static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t);
@@ -409,7 +409,7 @@ static void predict(void)
     memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
     memory_predict(MEM_WORKSPACE, fuse.attention ? real_size * flash_parts(dtype, B, T, T, A, D) : 0);
     memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
-    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 16 : 0);               /* the fp8 copies */
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 16 : 0);              /* the fp8 copies */
 
     memory_estimate(MEM_PARAMETERS, stored * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)

@@ -36,19 +36,19 @@ template <typename T, int PAD> constexpr int APART = PAD + 16 / sizeof(T);
 
 /* The sequence, the head, and which of the head's `blocks` tiles a block computes. Blocks start in their order. Under
  * the causal mask the first tiles have the most work. Those of several heads come first, so that the last blocks to
- * start are short, and no multiprocessor is left alone with a long one. But only of as many heads as a GPU computes at
- * a time, because blocks of a head share its keys and values through the L2 cache. */
+ * start are short, and no multiprocessor is left alone with a long one. But only of about as many heads as a large GPU
+ * computes at a time, because blocks of a head share its keys and values through the L2 cache. */
 typedef struct {
     int64_t batch, head, tile;
 } Place;
 
 __device__ inline Place place_of_block(Sizes s, int64_t blocks)
 {
-    enum { AT_A_TIME = 256 };                   /* blocks: two for each of an H100's 132 multiprocessors */
+    enum { AT_A_TIME = 256 };                   /* blocks: about two for each of an H100's 132 multiprocessors */
     const int64_t all = s.batch * s.heads, fit = (AT_A_TIME + blocks - 1) / blocks, times = (all + fit - 1) / fit;
-    const int64_t together = (all + times - 1) / times, first = blockIdx.x / (together * blocks) * together;
-    const int64_t heads = all - first < together ? all - first : together, i = blockIdx.x - first * blocks;
-    const int64_t head = first + i % heads;
+    const int64_t together = (all + times - 1) / times;         /* heads, about the same number each time */
+    const int64_t first = blockIdx.x / (together * blocks) * together, i = blockIdx.x - first * blocks;
+    const int64_t heads = all - first < together ? all - first : together, head = first + i % heads;
     Place p = {head / s.heads, head % s.heads, i / heads};
 
     return p;

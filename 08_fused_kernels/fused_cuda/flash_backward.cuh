@@ -44,7 +44,7 @@ template <typename T, int PAD, int OTHER> struct Queries {
 };
 
 /* buffers: with 2, the copy of the next tile of queries is in flight while the current one is used. parts: of dQ,
- * (groups, B, A, T rounded up to full tiles, QUERY_ROW). */
+ * (groups, B, A, T rounded up to full tiles, QUERY_ROW), each head's numbers as place_of_numbers says. */
 template <typename T, typename O, int PAD, bool LARGE, bool CHUNK>
 __global__ void __launch_bounds__(Backward<T, PAD, LARGE>::THREADS)
 flash_backward_tiles(Heads<O> to, float *parts, const T *d_out, Heads<T> in, const float *lse, const float *delta,

@@ -117,8 +117,8 @@ template <int N> __device__ inline void copies_wait(void)
 #endif
 }
 
-/* to[0 to 3] += x. No other thread uses these numbers, so they are added in this thread's order, in every run the same.
- * From sm_90 on (and CUDA 12.1) the L2 cache adds, and the thread doesn't wait for the earlier numbers. */
+/* to[0 to 3] += x. No other thread uses these numbers, so the order of additions is this thread's, the same in every
+ * run. From sm_90 on (and CUDA 12.1) the L2 cache adds, and the thread doesn't wait for the earlier numbers. */
 __device__ inline void add_alone(float *to, const float (&x)[4])
 {
 #if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1201

@@ -1,7 +1,7 @@
 /* Matmuls, by cuBLASLt.
  *
  * There is one stream and one workspace. Each kind of matmul uses the algorithm that the library lists first, so sums
- * are the same in every run. (On an H100, to time eight of them and take the fastest gained nothing in a step.) Partial
+ * are the same in every run. (On an H100 a step was no faster with the fastest of the first eight.) Partial
  * sums stay float until they are added. */
 #include <array>
 #include <cublas_v2.h>
