@@ -20,6 +20,7 @@ typedef struct {
     float scale;                        /* factor on scores: 1 / sqrt(size) */
     bool wide, causal;
     int64_t sum_row, sum_head;          /* strides of lse and delta, in elements */
+    int64_t together;                   /* heads whose blocks are neighbors (place_of_block) */
 } Sizes;
 
 /* q, k, v, or their gradients. Strides in elements: `row` from token to token, `head` from head to head. */
@@ -36,19 +37,17 @@ template <typename T, int PAD> constexpr int APART = PAD + 16 / sizeof(T);
 
 /* The sequence, the head, and which of the head's `blocks` tiles a block computes. Blocks start in their order. Under
  * the causal mask the first tiles have the most work. Those of several heads come first, so that the last blocks to
- * start are short, and no multiprocessor is left alone with a long one. But only of about as many heads as a large GPU
- * computes at a time, because blocks of a head share its keys and values through the L2 cache. */
+ * start are short, and no multiprocessor is left alone with a long one. But only of s.together heads, because blocks of
+ * a head share its keys and values through the L2 cache. */
 typedef struct {
     int64_t batch, head, tile;
 } Place;
 
 __device__ inline Place place_of_block(Sizes s, int64_t blocks)
 {
-    enum { AT_A_TIME = 256 };                   /* blocks: about two for each of an H100's 132 multiprocessors */
-    const int64_t all = s.batch * s.heads, fit = (AT_A_TIME + blocks - 1) / blocks, times = (all + fit - 1) / fit;
-    const int64_t together = (all + times - 1) / times;         /* heads, about the same number each time */
-    const int64_t first = blockIdx.x / (together * blocks) * together, i = blockIdx.x - first * blocks;
-    const int64_t heads = all - first < together ? all - first : together, head = first + i % heads;
+    const int64_t first = blockIdx.x / (s.together * blocks) * s.together, left = s.batch * s.heads - first;
+    const int64_t heads = left < s.together ? left : s.together, i = blockIdx.x - first * blocks;
+    const int64_t head = first + i % heads;
     Place p = {head / s.heads, head % s.heads, i / heads};
 
     return p;
@@ -346,6 +345,16 @@ static inline Sizes sizes_of_chunk(Tensor q, Tensor k, Tensor v, bool causal, co
 template <typename T> static Heads<T> heads_of_chunk(Tensor q, Tensor k, Tensor v, Sizes s)
 {
     return (Heads<T>){data<T>(q), data<T>(k), data<T>(v), s.heads * s.size, s.size};
+}
+
+/* How many heads of `blocks` blocks each are computed together: about as many as a large GPU computes at a time, and
+ * about the same number each time. On the host, since its divisions would spill registers of the kernels. */
+static inline int64_t heads_together(int64_t heads, int64_t blocks)
+{
+    enum { AT_A_TIME = 256 };                   /* blocks: about two for each of an H100's 132 multiprocessors */
+    const int64_t fit = (AT_A_TIME + blocks - 1) / blocks, times = (heads + fit - 1) / fit;
+
+    return (heads + times - 1) / times;
 }
 
 /* The number of buffers, of `other` bytes, beside `own` bytes of shared memory: two if they fit, so that a copy is in

@@ -248,6 +248,7 @@ static void backward_tiles(Heads<O> to, Tensor parts, const T *d_out, Heads<T> i
     const int64_t groups = groups_of<K>(s), heads = s.batch * s.heads;
 
     static_assert(sizeof(Queries<T, PAD, K::OTHER>) == K::OTHER_BYTES, "tiles lie at multiples of 16 bytes");
+    s.together = heads_together(heads, groups);
     LAUNCH_SHARED(K::OWN_BYTES + buffers * K::OTHER_BYTES, (flash_backward_tiles<T, O, PAD, LARGE, CHUNK>),
                   heads * groups, K::THREADS, to, data<float>(parts), d_out, in, data<float>(lse), data<float>(delta),
                   groups, buffers, s);

@@ -154,6 +154,7 @@ static void forward_tiles(O *out, Tensor lse, Heads<T> in, Sizes s)
     const int64_t blocks = (s.tokens + F::QUERIES - 1) / F::QUERIES;
     const int buffers = buffers_for(F::QUERIES_BYTES, F::KEYS_BYTES, F::THREADS);
 
+    s.together = heads_together(s.batch * s.heads, blocks);
     LAUNCH_SHARED(F::QUERIES_BYTES + buffers * F::KEYS_BYTES, (flash_forward_tiles<T, O, PAD, CHUNK>),
                   blocks * s.heads * s.batch, F::THREADS, out, data<float>(lse), in, blocks, buffers, s);
 }

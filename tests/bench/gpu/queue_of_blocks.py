@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Simulates the queue of FlashAttention's blocks: for which order do multiprocessors finish together?
+"""Simulates the queue of FlashAttention's blocks: in which order do multiprocessors end together?
 
     python3 tests/bench/gpu/queue_of_blocks.py
 
@@ -10,7 +10,8 @@ as fit into half of an H100's L2 cache, as measured; and with as many as it comp
 """
 import heapq
 
-SHAPES = [(128, 2048, 128), (128, 8192, 32), (64, 2048, 256), (64, 8192, 64), (64, 1024, 48)]  # head size, tokens, heads
+# head size, tokens, heads of all sequences
+SHAPES = [(128, 2048, 128), (128, 8192, 32), (64, 2048, 256), (64, 8192, 64), (64, 1024, 48)]
 
 
 def order(heads, blocks, fit):
