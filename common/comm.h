@@ -140,5 +140,6 @@ void comm_check_same(const char *what, uint64_t hash);          /* fails if the 
 const char *comm_rank_table(void);
 
 void comm_progress(void);                       /* MPI moves data only inside its calls: every operator ends with it */
+void comm_wait_until(double moment);            /* by clock_seconds; meanwhile data moves, and other ranks compute */
 
 #endif

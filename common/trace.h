@@ -25,7 +25,7 @@ typedef struct {
     DeviceEvent begin, end;
     int row;                        /* the trace's row, below the rank's name */
     char *operands;                 /* an operator's, for --trace: name, address and bytes of each; else NULL */
-    const char *takes;              /* how it uses each of them (operator.h) */
+    const char *takes;              /* how it uses each of them (operands.h) */
 } TraceSpan;
 
 /* For --timeline: the step between these two calls is recorded. trace_spans returns its spans, of which the first is
@@ -38,10 +38,10 @@ double trace_seconds(DeviceEvent *event);       /* since time 0 */
 void trace_begin(const char *name);             /* begins a span: "forward"; spans nest */
 void trace_end(void);                           /* ends the innermost open span, also an operator's */
 
-/* For operator.c: begins an operator's span. `takes` says how it uses its operands (operator.h). */
+/* For operator.c: begins an operator's span. `takes` says how it uses its operands (operands.h). */
 void trace_operator(const char *name, const char *takes, const Tensor *operands, int count);
 
-/* For comm/groups.c: a transfer's span, from its start to the end of its wait. Several may be in flight. */
+/* For comm/: a transfer's span, from its start to the end of its wait. Several may be in flight. */
 int trace_transfer_begin(const char *name, const char *group);  /* returns the span, for the calls below; -1: none,
                                                                  * because nothing is recorded */
 void trace_transfer_end(int span);

@@ -22,7 +22,8 @@
 
 /* ranks */
 #include "comm.h"           /* groups of ranks, collectives, point-to-point transfers, traffic counters. Its files, each
-                             * of which calls only earlier ones, are comm/: ranks mpi nccl transport check groups */
+                             * of which calls only earlier ones, are comm/: ranks mpi nccl transport traffic
+                             * pretend check groups */
 
 /* compute */
 #include "operator.h"       /* checks and statistics around every operator */

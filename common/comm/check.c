@@ -81,35 +81,43 @@ static void label_of(char label[LABEL], const Transfer *t, int64_t count)
     snprintf(label, LABEL, "tag %d and %lld %s", t->tag, (long long)count, dtype_name(t->dtype));
 }
 
-void check_begin(Request *q, Transfer *t)
+void check_begin(Request *q, const char *name)
 {
-    q->open = open_requests, open_requests = q;
-    q->written = t->op == REDUCE_SCATTER && inside(q->out, q->in) ? q->in : q->out;
-    q->watched = inside(q->in, q->written) ? NONE : q->in;
+    Transfer *t = &q->t;
+    Checked *c = &q->checked;
+
+    if (!is_point_to_point(t->op))
+        check_agreement(t, name);
+    c->before = open_requests, open_requests = q;
+    c->written = t->op == REDUCE_SCATTER && inside(q->out, q->in) ? q->in : q->out;
+    c->watched = inside(q->in, c->written) ? NONE : q->in;
     if (q->out.data)
-        t->out = q->out_copy = copy_of(q->out);
+        t->out = c->out_copy = copy_of(q->out);
     if (q->in.data)
-        t->in = q->in_copy = copy_of(q->in);
-    if (q->written.data) {
-        char *nan = poison_for(q->written);
-        device_upload(q->written.data, nan, tensor_bytes(q->written));
+        t->in = c->in_copy = copy_of(q->in);
+    if (c->written.data) {
+        char *nan = poison_for(c->written);
+        device_upload(c->written.data, nan, tensor_bytes(c->written));
         free(nan);
     }
     t->rendezvous = true;
-    if (t->op != SEND && t->op != RECV && t->op != EXCHANGE)
+    if (!is_point_to_point(t->op))
         return;
-    label_of(q->own, t, t->count);
-    label_of(q->wanted, t, t->out_count);
-    q->label = mpi_start_host((Transfer){.comm = t->comm, .op = t->op, .out = q->sent, .in = q->own,
+    label_of(c->own, t, t->count);
+    label_of(c->wanted, t, t->out_count);
+    c->label = mpi_start_host((Transfer){.comm = t->comm, .op = t->op, .out = c->sent, .in = c->own,
                                          .count = t->in ? LABEL / 4 : 0, .out_count = t->out ? LABEL / 4 : 0,
                                          .dtype = I32, .peer = t->peer, .from = t->from, .tag = LABEL_TAG});
 }
 
-void check_label(const Request *q)
+void check_label(Request *q)
 {
-    if ((q->op == RECV || q->op == EXCHANGE) && q->out.data && strcmp(q->sent, q->wanted))
+    Checked *c = &q->checked;
+
+    comm_wait_for(mpi_done, &c->label);
+    if ((q->t.op == RECV || q->t.op == EXCHANGE) && q->out.data && strcmp(c->sent, c->wanted))
         fail("%s of %s in group %s: expected %s, but the sender sent %s; post receives in the order of the sends",
-             comm_op_name[q->op], q->out.name, q->comm->name, q->wanted, q->sent);
+             comm_op_name[q->t.op], q->out.name, q->t.comm->name, c->wanted, c->sent);
 }
 
 void check_waited_for(void)
@@ -118,40 +126,41 @@ void check_waited_for(void)
 
     if (q)
         fail("%s of %s in group %s was started, but comm_wait was not called for it in this step",
-             comm_op_name[q->op], q->out.data ? q->out.name : q->in.name, q->comm->name);
+             comm_op_name[q->t.op], q->out.data ? q->out.name : q->in.name, q->t.comm->name);
 }
 
 void check_end(Request *q)
 {
+    const Checked *c = &q->checked;
     Request **at = &open_requests;
 
     while (*at != q)
-        at = &(*at)->open;
-    *at = q->open;
-    if (q->written.data) {
-        char *now = on_host(q->written.data, tensor_bytes(q->written)), *nan = poison_for(q->written);
-        const int size = dtype_size(q->written.dtype);
-        for (int64_t i = 0; i < tensor_count(q->written); i++)
+        at = &(*at)->checked.before;
+    *at = c->before;
+    if (c->written.data) {
+        char *now = on_host(c->written.data, tensor_bytes(c->written)), *nan = poison_for(c->written);
+        const int size = dtype_size(c->written.dtype);
+        for (int64_t i = 0; i < tensor_count(c->written); i++)
             if (memcmp(now + i * size, nan + i * size, size))
-                fail("%s of %s in group %s: element %lld was written to before comm_wait", comm_op_name[q->op],
-                     q->written.name, q->comm->name, (long long)i);
+                fail("%s of %s in group %s: element %lld was written to before comm_wait", comm_op_name[q->t.op],
+                     c->written.name, q->t.comm->name, (long long)i);
         free(now);
         free(nan);
     }
-    if (q->watched.data) {
-        void *now = on_host(q->watched.data, tensor_bytes(q->watched));
-        void *then = on_host(q->in_copy, tensor_bytes(q->watched));
-        if (memcmp(now, then, tensor_bytes(q->watched)))
-            fail("%s of %s in group %s: it was changed before comm_wait", comm_op_name[q->op], q->watched.name,
-                 q->comm->name);
+    if (c->watched.data) {
+        void *now = on_host(c->watched.data, tensor_bytes(c->watched));
+        void *then = on_host(c->in_copy, tensor_bytes(c->watched));
+        if (memcmp(now, then, tensor_bytes(c->watched)))
+            fail("%s of %s in group %s: it was changed before comm_wait", comm_op_name[q->t.op], c->watched.name,
+                 q->t.comm->name);
         free(now);
         free(then);
     }
-    if (q->out_copy) {
-        device_copy(q->out.data, q->out_copy, tensor_bytes(q->out));
-        device_free(q->out_copy, tensor_bytes(q->out));
+    if (c->out_copy) {
+        device_copy(q->out.data, c->out_copy, tensor_bytes(q->out));
+        device_free(c->out_copy, tensor_bytes(q->out));
     }
-    if (q->in_copy)
-        device_free(q->in_copy, tensor_bytes(q->in));
+    if (c->in_copy)
+        device_free(c->in_copy, tensor_bytes(q->in));
 }
 

@@ -135,36 +135,49 @@ static void *call_mpi(Handle *h, Transfer t)
     return h;
 }
 
-/* MPI's buffers must not overlap, and MPICH's MPI_IN_PLACE ends the program if shard 1 is larger than shard 0, because
- * it copies between overlapping buffers. So an in-place reduce_scatter has a buffer of its own. */
-void *mpi_start_host(Transfer t)
+/* Gives t the host's tensors as MPI takes them. MPI's buffers must not overlap, and MPICH's MPI_IN_PLACE ends the
+ * program if shard 1 is larger than shard 0, because it copies between overlapping buffers. So an in-place
+ * reduce_scatter has a buffer of its own. */
+static Handle *from_host(Transfer *t)
 {
-    const int64_t size = dtype_size(t.dtype);
-    const char *in = t.in, *out = t.out;
-    const bool inside = t.op == REDUCE_SCATTER && out >= in && out < in + t.count * size;
-    Handle *h = handle_with(inside ? t.out_count * size : 0, 0);
+    const int64_t size = dtype_size(t->dtype);
+    const char *in = t->in, *out = t->out;
+    const bool inside = t->op == REDUCE_SCATTER && out >= in && out < in + t->count * size;
+    Handle *h = handle_with(inside ? t->out_count * size : 0, 0);
 
-    h->upload = t.out;
-    t.out = inside ? h->out : t.out;
+    h->upload = t->out;
+    t->out = inside ? h->out : t->out;
+    return h;
+}
+
+/* Gives t copies of a GPU's tensors in the host's memory; mpi_done copies the result back. */
+static Handle *from_gpu(Transfer *t)
+{
+    const int64_t size = dtype_size(t->dtype), full = t->count * size, received = t->out_count * size;
+    const Range shard = range_split(t->count, t->comm->rank, t->comm->size);
+    const int64_t in_bytes = !t->in ? 0 : t->op == ALL_GATHER ? shard.count * size : full;
+    Handle *h = handle_with(received, in_bytes);
+
+    if (t->in)
+        device_download(h->in, t->in, in_bytes);
+    else if (t->op == ALL_REDUCE || (t->op == BROADCAST && t->peer == t->comm->rank))
+        device_download(h->out, t->out, full);
+    h->upload = t->out;
+    t->out = h->out, t->in = h->in;
+    return h;
+}
+
+static void *start_by_mpi(Transfer t)
+{
+    Handle *h = device_is_host() ? from_host(&t) : from_gpu(&t);
+
     return call_mpi(h, t);
 }
 
-/* A GPU's tensors: to the host first, and back in done(). */
-static void *start_by_mpi(Transfer t)
+void *mpi_start_host(Transfer t)
 {
-    if (device_is_host())
-        return mpi_start_host(t);
-    const int64_t size = dtype_size(t.dtype), full = t.count * size, received = t.out_count * size;
-    const Range shard = range_split(t.count, t.comm->rank, t.comm->size);
-    const int64_t in_bytes = !t.in ? 0 : t.op == ALL_GATHER ? shard.count * size : full;
-    Handle *h = handle_with(received, in_bytes);
+    Handle *h = from_host(&t);
 
-    if (t.in)
-        device_download(h->in, t.in, in_bytes);
-    else if (t.op == ALL_REDUCE || (t.op == BROADCAST && t.peer == t.comm->rank))
-        device_download(h->out, t.out, full);
-    h->upload = t.out;
-    t.out = h->out, t.in = h->in;
     return call_mpi(h, t);
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "transport.h"
+#include "../device.h"
 #include "../error.h"
 #include "../options.h"
 #include "../print.h"
@@ -49,13 +50,18 @@ _Noreturn void ranks_abort(int status)
 }
 
 /* Prints what this rank has waited for too long, and gives the others a moment to print theirs. */
-static void on_alarm(int number)
+_Noreturn void comm_deadline_passed(void)
 {
-    (void)number;
     dprintf(STDERR_FILENO, "%s: rank %d %s, for %d seconds (--timeout)\n", error_name(), world->rank, doing,
             options.timeout);
     usleep(options.timeout < 100 ? 50000 * options.timeout : 5000000);
     ranks_abort(1);
+}
+
+static void on_alarm(int number)
+{
+    (void)number;
+    comm_deadline_passed();
 }
 
 void comm_deadline(const char *format, ...)
@@ -233,6 +239,14 @@ void comm_progress(void)
 
     if (world->size > 1)
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_world, &there, MPI_STATUS_IGNORE);
+}
+
+void comm_wait_until(double moment)
+{
+    while (clock_seconds() < moment) {
+        comm_progress();
+        sched_yield();                          /* to ranks on this core that have real work */
+    }
 }
 
 void comm_check_same(const char *what, uint64_t hash)

@@ -1,4 +1,4 @@
-/* The choice of the transport, and its end. */
+/* The choice of the transport, its connections, and its end. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +55,30 @@ const char *comm_choose(void)
         fail("--comm nccl: expected a GPU for each rank, but rank %d shares its GPU with %d other %s; try --comm mpi",
              first, sharing(devices, first) - 1, sharing(devices, first) > 2 ? "ranks" : "rank");
     return format_text("%s: NCCL needs a GPU for each rank", words);
+}
+
+void comm_sends_to(Comm *comm, int to)
+{
+    if (to < 0)
+        return;
+    comm->used[SEND] = true;
+    const bool previous = to != (comm->rank + 1) % comm->size;
+    comm->sends[previous] = true;
+}
+
+void comm_connect(void)
+{
+    for (Comm *c = world; c; c = c->next) {
+        bool (*all)[COMM_OPS] = host_alloc(c->size * sizeof *all, "what the ranks of a group will send");
+        comm_gather_host(c, all, c->used, sizeof c->used);
+        for (int r = 0; r < c->size; r++)       /* some predictions are made on one rank only */
+            for (int op = 0; op < COMM_OPS; op++)
+                c->used[op] = c->used[op] || all[r][op];
+        free(all);
+    }
+    for (Comm *c = world; c && comm_transport->connect; c = c->next)
+        if (c->size > 1)
+            comm_transport->connect(c);
 }
 
 _Noreturn void comm_exit(int status)

@@ -27,6 +27,7 @@ _Noreturn void ranks_abort(int status);         /* ends all ranks */
  * that wait print a line each. A rank without a line is the one that the others wait for. */
 void comm_deadline(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void comm_deadline_met(void);
+_Noreturn void comm_deadline_passed(void);      /* prints the line and ends all ranks now */
 
 void comm_wait_for(bool (*done)(void *handle), void **handle);  /* until *handle is done; sets it to NULL */
 
@@ -74,33 +75,58 @@ enum { TAGS = 4096, CLOCK_TAG = TAGS, LABEL_TAG = 2 * TAGS };
 
 extern const Transport *comm_transport;         /* the one that carries tensors */
 
-/* ---- check.c: --check ---- */
+/* ---- traffic.c: the counters of comm.h ---- */
+
+int64_t traffic_count(const Transfer *t);       /* counts a transfer; returns the bytes that this rank sends */
+void traffic_step_begins(void);
+
+/* ---- pretend.c and check.c: instruments of --pretend and --check, beside a transfer ---- */
 
 enum { LABEL = 64 };                            /* bytes: "tag 3 and 100 F64" */
 
-struct Request {
-    Comm *comm;
-    CommOp op;
-    int span;                                   /* in the trace */
-    int64_t number;                             /* of a collective */
-    int peer;                                   /* of a send or receive */
-    void *handle;                               /* the transport's */
-    Request *open;                              /* --check: the request started before it and not waited for */
-    /* --pretend */
-    void *clock;                                /* MPI's handle, for the two below */
-    double when[2];                             /* when the last of its ranks joined; seconds that it takes from then */
-    double arrives[2];                          /* the same of what an exchange receives */
+/* --pretend: seconds of comm_clock. Two F64, which MPI carries. */
+typedef struct {
+    double ready;                               /* when the last of a transfer's ranks was ready */
+    double seconds;                             /* that the transfer takes from then on */
+} LinkTime;
+
+typedef struct {
+    void *clock;                                /* MPI's handle, for the two below; NULL: no --pretend, or arrived */
+    LinkTime transfer, received;                /* received: what an exchange receives */
     double begin;                               /* when a send left, or a receive was started */
-    /* --check: check.c */
-    Tensor out, in, written, watched;
+} Pretended;
+
+typedef struct {
+    Request *before;                            /* the request started before this one and not waited for */
+    Tensor written, watched;                    /* must hold NaN until the wait; must not change until then */
     void *out_copy, *in_copy;
-    void *label;                                /* MPI's handle, for the two below */
+    void *label;                                /* MPI's handle, for the labels below */
     char own[LABEL], sent[LABEL], wanted[LABEL];        /* of what is sent; of what is received: its sender's, ours */
+} Checked;
+
+struct Request {
+    Transfer t;
+    Tensor out, in;
+    void *handle;                               /* the transport's */
+    int span;                                   /* in the trace */
+    Pretended pretended;
+    Checked checked;
 };
 
-void check_agreement(const Transfer *t, const char *name);      /* before a collective: compares the ranks' calls */
-void check_begin(Request *q, Transfer *t);      /* gives the transfer private copies; sends a point-to-point label */
-void check_label(const Request *q);             /* compares labels, once they have arrived */
+static inline bool is_point_to_point(CommOp op)
+{
+    return op == SEND || op == RECV || op == EXCHANGE;
+}
+
+void pretend_step_begins(void);
+void pretend_left_together(double last);        /* all ranks left a comm_sum when the last one came, at this time */
+void pretend_begin(Request *q, int64_t bytes);  /* before the transfer; bytes: that this rank sends */
+void pretend_end(Request *q, double waited_from);       /* waits for its simulated end; waited_from: by comm_clock */
+
+void check_agreement(const Transfer *t, const char *name);      /* compares the ranks' calls of a collective */
+void check_begin(Request *q, const char *name); /* before the transfer of tensor `name`: check_agreement, then gives the
+                                                 * transfer private copies; sends a point-to-point label */
+void check_label(Request *q);                   /* waits for the labels, and compares them */
 void check_end(Request *q);                     /* after the transfer: fails if a buffer in flight was touched */
 void check_waited_for(void);                    /* between steps: fails if a request was never waited for */
 
