@@ -4,21 +4,22 @@
 
 void quantize(Tensor out, Tensor transposed, Tensor x)
 {
-    op_require(!out.data || !transposed.data || out.scale == transposed.scale, "both outputs with one scale");
-    op_require((uintptr_t)out.scale % 16 == 0 && (uintptr_t)transposed.scale % 16 == 0,
-               "scales at multiples of 16 bytes");
-    OP_CALL(quantize_kernel(out, transposed, x), "quantize", 0,
-            "=?out R,W FP8; =?transposed W,R FP8; x R,W", out, transposed, x);
+    const bool aligned = (uintptr_t)out.scale % 16 == 0 && (uintptr_t)transposed.scale % 16 == 0;
+
+    OP_REQUIRE(!out.data || !transposed.data || out.scale == transposed.scale, "both outputs with one scale", out,
+               transposed);
+    OP_REQUIRE(aligned, "scales at multiples of 16 bytes", out, transposed);
+    OP_CALL(quantize_kernel(out, transposed, x), 0, "=?out R,W FP8; =?transposed W,R FP8; x R,W", out, transposed, x);
 }
 
 void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
-    OP_CALL(linear_fp8_kernel(out, x, weight, bias, false), "linear_fp8", 2.0 * tensor_count(out) * tensor_width(x),
+    OP_CALL(linear_fp8_kernel(out, x, weight, bias, false), 2.0 * tensor_count(out) * tensor_width(x),
             "=out R,M; x R,K FP8; weight M,K FP8; ?bias M", out, x, weight, bias);
 }
 
 void linear_fp8_add(Tensor out, Tensor x, Tensor weight)
 {
-    OP_CALL(linear_fp8_kernel(out, x, weight, NONE, true), "linear_fp8_add", 2.0 * tensor_count(out) * tensor_width(x),
+    OP_CALL(linear_fp8_kernel(out, x, weight, NONE, true), 2.0 * tensor_count(out) * tensor_width(x),
             "+out R,M G; x R,K FP8; weight M,K FP8", out, x, weight);
 }

@@ -19,10 +19,10 @@ static int64_t block_pairs(Tensor q, Tensor k, bool causal)
 
 void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal)
 {
-    op_require(!causal || k.shape[1] == q.shape[1], "K = C, because it is causal");
+    OP_REQUIRE(!causal || k.shape[1] == q.shape[1], "q B,C,A,D; k B,C,A,D, because it is causal", q, k);
     pairs += block_pairs(q, k, causal);
     OP_CALL(attention_block_forward_kernel(out, lse, scores, q, k, v, causal),
-            "attention_block_forward", 4.0 * block_pairs(q, k, causal) * tensor_width(q),
+            4.0 * block_pairs(q, k, causal) * tensor_width(q),
             "=out B,C,A,D REAL; =lse B,C,A,1 REAL; =scores 2,A,Q,K REAL; q B,C,A,D REAL; k B,K,A,D REAL; "
             "v B,K,A,D REAL", out, lse, scores, q, k, v);
 }
@@ -30,9 +30,9 @@ void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Te
 void attention_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores, Tensor d_out, Tensor q, Tensor k,
                               Tensor v, Tensor lse, Tensor delta, bool causal)
 {
-    op_require(!causal || k.shape[1] == q.shape[1], "K = C, because it is causal");
+    OP_REQUIRE(!causal || k.shape[1] == q.shape[1], "q B,C,A,D; k B,C,A,D, because it is causal", q, k);
     OP_CALL(attention_block_backward_kernel(d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta, causal),
-            "attention_block_backward", 8.0 * block_pairs(q, k, causal) * tensor_width(q),
+            8.0 * block_pairs(q, k, causal) * tensor_width(q),
             "+d_q B,C,A,D REAL; +d_k B,K,A,D REAL; +d_v B,K,A,D REAL; =scores 2,A,Q,K REAL; d_out B,C,A,D REAL; "
             "q B,C,A,D REAL; k B,K,A,D REAL; v B,K,A,D REAL; lse B,C,A,1 REAL; delta B,C,A,1 REAL",
             d_q, d_k, d_v, scores, d_out, q, k, v, lse, delta);
@@ -40,22 +40,21 @@ void attention_block_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor scores,
 
 void attention_merge(Tensor out, Tensor lse, Tensor block_out, Tensor block_lse)
 {
-    OP_CALL(attention_merge_kernel(out, lse, block_out, block_lse), "attention_merge", 0,
+    OP_CALL(attention_merge_kernel(out, lse, block_out, block_lse), 0,
             "+out R,D REAL; +lse R,1 REAL; block_out R,D REAL; block_lse R,1 REAL", out, lse, block_out, block_lse);
 }
 
 void attention_delta(Tensor delta, Tensor d_out, Tensor out)
 {
-    OP_CALL(attention_delta_kernel(delta, d_out, out), "attention_delta", 0,
-            "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out);
+    OP_CALL(attention_delta_kernel(delta, d_out, out), 0, "=delta R,A REAL; d_out R,A*D; out R,A*D", delta, d_out, out);
 }
 
 void transpose_rows(Tensor out, Tensor in)
 {
-    OP_CALL(transpose_rows_kernel(out, in), "transpose_rows", 0, "=out Y,X,W; in X,Y,W", out, in);
+    OP_CALL(transpose_rows_kernel(out, in), 0, "=out Y,X,W; in X,Y,W", out, in);
 }
 
 void tensor_fill(Tensor t, double value)
 {
-    OP_CALL(tensor_fill_kernel(t, value), "fill", 0, "=t N REAL", t);
+    OP_CALL(tensor_fill_kernel(t, value), 0, "=t N REAL", t);
 }

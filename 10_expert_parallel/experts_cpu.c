@@ -47,10 +47,10 @@ void route_forward_kernel(const Routing *r)
     memset(rows, 0xff, tensor_bytes(r->rows));
 #pragma omp parallel for
     for (int64_t b = 0; b < B; b++) {
-        real *load = row(r->load, b);
-        memset(load, 0, E * sizeof *load);
+        real *tokens = row(r->load, b);
+        memset(tokens, 0, E * sizeof *tokens);
         for (int64_t i = b * T * K; i < (b + 1) * T * K; i++) {
-            const int64_t place = load[choice[i]]++;
+            const int64_t place = tokens[choice[i]]++;
             slot[i] = place < C ? (choice[i] * B + b) * C + place : -1;
             if (place < C)
                 rows[slot[i]] = i / K;

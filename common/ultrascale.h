@@ -26,6 +26,7 @@
                              * pretend check groups */
 
 /* compute */
+#include "operands.h"       /* what operators take: the rule of shapes and dtypes */
 #include "operator.h"       /* checks and statistics around every operator */
 #include "ops.h"            /* the operators: ops.c; their kernels in cpu/ and cuda/ */
 #include "model.h"          /* the parameters, and where each lies */

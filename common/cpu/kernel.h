@@ -14,7 +14,7 @@
 #include "../kernels.h"
 #include "vector_math.h"
 
-/* ops.c: returns scratch memory for `count` reals, per thread and number (0 to 4). Its contents last until the next
+/* scratch.c: returns scratch memory for `count` reals, per thread and number (0 to 4). Its contents last until the next
  * call with that number. It is not tracked, like BLAS's own buffers and a GPU's scratch (device_cuda.h). */
 real *scratch(int number, int64_t count);
 
@@ -68,7 +68,7 @@ typedef struct {
 } Matrix;
 
 /* The part of a matrix that starts at a row and column. */
-static inline Matrix from(Matrix m, int64_t row, int64_t column)
+static inline Matrix submatrix(Matrix m, int64_t row, int64_t column)
 {
     m.data += row * m.ld + column;
     return m;
