@@ -18,9 +18,6 @@ Placement replica(int number)
     return p;
 }
 
-/* Of a block, and the first of them, which are replicated; of a block with experts; of an expert. */
-enum { BLOCK_PARAMETERS = 12, REPLICATED = 6, ROUTED_PARAMETERS = 9, EXPERT_PARAMETERS = 4 };
-
 static int unit_count(Config c)
 {
     return c.experts ? 2 * c.layers + 2 : c.layers + 2;
@@ -73,57 +70,89 @@ static void add(Layout *l, int unit, Placement at, bool local, ParamInfo p)
     l->table[l->parameters++] = p;
 }
 
+static ModelTable gpt_neox(Config c)
+{
+    const int64_t H = c.hidden, D = H / c.heads, F = c.experts ? c.expert_width : 4 * H;
+    const double std = 0.02, into_residual = 0.02 / sqrt(2.0 * c.layers);
+    ModelTable t = {
+        .layers = "gpt_neox.layers",
+        .experts = "mlp.experts",
+        .embedding = {"gpt_neox.embed_in.weight", VIEW(Params, embedding), c.vocab, H, .row_group = 1, .std = std},
+        .block = {
+            {"input_layernorm.weight", VIEW(BlockParams, ln1_weight), H, .mean = 1},
+            {"input_layernorm.bias", VIEW(BlockParams, ln1_bias), H},
+            {"attention.dense.bias", VIEW(BlockParams, proj_bias), H},
+            {"post_attention_layernorm.weight", VIEW(BlockParams, ln2_weight), H, .mean = 1},
+            {"post_attention_layernorm.bias", VIEW(BlockParams, ln2_bias), H},
+            {"mlp.dense_4h_to_h.bias", VIEW(BlockParams, down_bias), H},
+            {"attention.query_key_value.weight", VIEW(BlockParams, qkv_weight), 3 * H, H, .row_group = 3 * D,
+             .std = std},
+            {"attention.query_key_value.bias", VIEW(BlockParams, qkv_bias), 3 * H, .row_group = 3 * D},
+            {"attention.dense.weight", VIEW(BlockParams, proj_weight), H, H, .col_group = D, .std = into_residual},
+            {"mlp.dense_h_to_4h.weight", VIEW(BlockParams, up_weight), F, H, .row_group = 1, .std = std},
+            {"mlp.dense_h_to_4h.bias", VIEW(BlockParams, up_bias), F, .row_group = 1},
+            {"mlp.dense_4h_to_h.weight", VIEW(BlockParams, down_weight), H, F, .col_group = 1, .std = into_residual}},
+        .final = {
+            {"gpt_neox.final_layer_norm.weight", VIEW(Params, final_weight), H, .mean = 1},
+            {"gpt_neox.final_layer_norm.bias", VIEW(Params, final_bias), H}},
+        .expert = {
+            {"dense_h_to_4h.weight", VIEW(ExpertParams, up_weight), F, H, .row_group = 1, .std = std},
+            {"dense_h_to_4h.bias", VIEW(ExpertParams, up_bias), F, .row_group = 1},
+            {"dense_4h_to_h.weight", VIEW(ExpertParams, down_weight), H, F, .col_group = 1, .std = into_residual},
+            {"dense_4h_to_h.bias", VIEW(ExpertParams, down_bias), H}}};
+
+    if (c.experts) {                            /* the router in place of down_bias; the experts have the MLP's rows */
+        t.block[5] = (ParamInfo){"mlp.gate.weight", VIEW(BlockParams, router), c.experts, H, .std = std};
+        t.block[9].name = NULL;
+    }
+    return t;
+}
+
+static int rows_of(const ParamInfo *table)
+{
+    int n = 0;
+
+    while (table[n].name)
+        n++;
+    return n;
+}
+
 Layout layout_create(Config config, Placement at)
 {
-    const int64_t H = config.hidden, D = H / config.heads, F = config.experts ? config.expert_width : 4 * H;
-    const double std = 0.02, into_residual = 0.02 / sqrt(2.0 * config.layers);
-    const ParamInfo router = {"mlp.gate.weight", "router", config.experts, H, .std = std};
-    const ParamInfo block[BLOCK_PARAMETERS] = {
-        {"input_layernorm.weight", "ln1_weight", H, .mean = 1},
-        {"input_layernorm.bias", "ln1_bias", H},
-        {"attention.dense.bias", "proj_bias", H},
-        {"post_attention_layernorm.weight", "ln2_weight", H, .mean = 1},
-        {"post_attention_layernorm.bias", "ln2_bias", H},
-        config.experts ? router : (ParamInfo){"mlp.dense_4h_to_h.bias", "down_bias", H},
-        {"attention.query_key_value.weight", "qkv_weight", 3 * H, H, .row_group = 3 * D, .std = std},
-        {"attention.query_key_value.bias", "qkv_bias", 3 * H, .row_group = 3 * D},
-        {"attention.dense.weight", "proj_weight", H, H, .col_group = D, .std = into_residual},
-        {"mlp.dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .std = std},
-        {"mlp.dense_h_to_4h.bias", "up_bias", F, .row_group = 1},
-        {"mlp.dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .std = into_residual}};
-    const ParamInfo expert[EXPERT_PARAMETERS] = {
-        {"dense_h_to_4h.weight", "up_weight", F, H, .row_group = 1, .std = std},
-        {"dense_h_to_4h.bias", "up_bias", F, .row_group = 1},
-        {"dense_4h_to_h.weight", "down_weight", H, F, .col_group = 1, .std = into_residual},
-        {"dense_4h_to_h.bias", "down_bias", H}};
-    const int per_block = config.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
-    const int of_experts = config.experts * EXPERT_PARAMETERS;
-    Layout l = {.config = config};
+    const ModelTable model = gpt_neox(config);
+
+    return layout_create_of(&model, config, at);
+}
+
+Layout layout_create_of(const ModelTable *model, Config config, Placement at)
+{
+    const int final = config.layers + 1;
+    Layout l = {.config = config, .of_block = rows_of(model->block), .of_final = rows_of(model->final),
+                .of_expert = rows_of(model->expert)};
+    const int64_t per_layer = l.of_block + config.experts * l.of_expert;
 
     l.units = host_alloc(unit_count(config) * sizeof *l.units, "a layout");
-    l.table = host_alloc(((int64_t)config.layers * (per_block + of_experts) + 3) * sizeof *l.table, "a layout");
+    l.table = host_alloc((1 + config.layers * per_layer + l.of_final) * sizeof *l.table, "a layout");
     l.first_id = range_split(config.vocab, at.slice, at.slices).first;
 
-    add(&l, 0, at, at.embedding || at.head, (ParamInfo){"gpt_neox.embed_in.weight", "embedding", config.vocab, H,
-                                                        .row_group = 1, .std = std});
+    add(&l, 0, at, at.embedding || at.head, model->embedding);
     l.table[0].owned &= at.embedding;           /* a copy that only the output projection uses has another owner */
     for (int layer = 0; layer < config.layers; layer++)
-        for (int i = 0; i < per_block; i++) {
-            ParamInfo p = block[i];
-            p.name = new_text("gpt_neox.layers.%d.%s", layer, p.name);
+        for (int i = 0; i < l.of_block; i++) {
+            ParamInfo p = model->block[i];
+            p.name = new_text("%s.%d.%s", model->layers, layer, p.name);
             p.label = new_text("blocks.%d.%s", layer, p.label);
             add(&l, layer + 1, at, !at.layer || at.layer[layer], p);
         }
-    const int final = config.layers + 1;
-    add(&l, final, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.weight", "final_weight", H, .mean = 1});
-    add(&l, final, at, at.head, (ParamInfo){"gpt_neox.final_layer_norm.bias", "final_bias", H});
+    for (int i = 0; i < l.of_final; i++)
+        add(&l, final, at, at.head, model->final[i]);
     at.replica = at.expert_replica;
     at.slice = 0, at.slices = 1;                /* an expert is whole */
     for (int layer = 0; layer < config.layers; layer++)
-        for (int i = 0; i < of_experts; i++) {
-            const int e = i / EXPERT_PARAMETERS;
-            ParamInfo p = expert[i % EXPERT_PARAMETERS];
-            p.name = new_text("gpt_neox.layers.%d.mlp.experts.%d.%s", layer, e, p.name);
+        for (int i = 0; i < config.experts * l.of_expert; i++) {
+            const int e = i / l.of_expert;
+            ParamInfo p = model->expert[i % l.of_expert];
+            p.name = new_text("%s.%d.%s.%d.%s", model->layers, layer, model->experts, e, p.name);
             p.label = new_text("blocks.%d.experts.%d.%s", layer, e, p.label);
             add(&l, final + 1 + layer, at, (!at.layer || at.layer[layer]) && (!at.expert || at.expert[e]), p);
         }
@@ -151,7 +180,7 @@ bool layout_next(const Layout *layout, Range range, Segment *s)
 
 /* ---- Views ---- */
 
-/* Returns `count` consecutive parameters as one flat tensor. */
+/* Returns `count` consecutive parameters of a unit as one flat tensor. */
 static Tensor view_from(const Layout *layout, int parameter, int count, int unit, Tensor buffer, const char *name)
 {
     const Range first = layout->table[parameter].range, last = layout->table[parameter + count - 1].range;
@@ -163,47 +192,49 @@ static Tensor view_from(const Layout *layout, int parameter, int count, int unit
     return t;
 }
 
-static Tensor view_of(const Layout *layout, int parameter, int unit, Tensor buffer)
+/* Sets the tensors of the struct `views` to `count` parameters of a unit. */
+static void set_views(void *views, const Layout *layout, int parameter, int count, int unit, Tensor buffer)
 {
-    const ParamInfo *p = &layout->table[parameter];
-    const Tensor t = view_from(layout, parameter, 1, unit, buffer, p->label);
+    for (const ParamInfo *p = &layout->table[parameter], *end = p + count; p < end; p++, parameter++) {
+        const Tensor t = view_from(layout, parameter, 1, unit, buffer, p->label);
+        *(Tensor *)((char *)views + p->view) = p->vector || !t.data ? t
+                                             : tensor_view(t, shape(p->local_rows, p->local_cols));
+    }
+}
 
-    return p->vector || !t.data ? t : tensor_view(t, shape(p->local_rows, p->local_cols));
+/* The first rows of a block's table that are not split. */
+static int replicated_rows(const ParamInfo *table, int rows)
+{
+    int n = 0;
+
+    while (n < rows && !table[n].row_group && !table[n].col_group)
+        n++;
+    return n;
 }
 
 Params params_view_units(const Layout *layout, const Tensor *units)
 {
     const Config c = layout->config;
-    const int layers = c.layers, per_block = c.experts ? ROUTED_PARAMETERS : BLOCK_PARAMETERS;
-    Params p = {.embedding = view_of(layout, 0, 0, units[0]),
-                .blocks = host_alloc(layers * sizeof(BlockParams), "views"),
+    const int layers = c.layers, final = layers + 1, at_final = 1 + layers * layout->of_block;
+    const int at_experts = at_final + layout->of_final, per_layer = c.experts * layout->of_expert;
+    Params p = {.blocks = host_alloc(layers * sizeof(BlockParams), "views"),
                 .units = host_alloc(unit_count(c) * sizeof(Tensor), "views")};
 
     memcpy(p.units, units, unit_count(c) * sizeof(Tensor));
+    set_views(&p, layout, 0, 1, 0, units[0]);
     for (int l = 0; l < layers; l++) {
-        const int first = 1 + l * per_block;
+        const int first = 1 + l * layout->of_block;
+        const int replicated = replicated_rows(&layout->table[first], layout->of_block);
         BlockParams *b = &p.blocks[l];
-        Tensor *const views[BLOCK_PARAMETERS] = {
-            &b->ln1_weight, &b->ln1_bias, &b->proj_bias, &b->ln2_weight, &b->ln2_bias,
-            c.experts ? &b->router : &b->down_bias,
-            &b->qkv_weight, &b->qkv_bias, &b->proj_weight, &b->up_weight, &b->up_bias, &b->down_weight};
-        for (int i = 0; i < per_block; i++)
-            *views[i] = view_of(layout, first + i, l + 1, units[l + 1]);
-        b->replicated = view_from(layout, first, REPLICATED, l + 1, units[l + 1], "replicated");
+        set_views(b, layout, first, layout->of_block, l + 1, units[l + 1]);
+        b->replicated = view_from(layout, first, replicated, l + 1, units[l + 1], "replicated");
+        b->experts = c.experts ? host_alloc(c.experts * sizeof(ExpertParams), "views") : NULL;
+        for (int e = 0; e < c.experts; e++)
+            set_views(&b->experts[e], layout, at_experts + l * per_layer + e * layout->of_expert, layout->of_expert,
+                      final + 1 + l, units[final + 1 + l]);
     }
-    const int first = 1 + layers * per_block, unit = layers + 1;
-    p.final_weight = view_of(layout, first, unit, units[unit]);
-    p.final_bias = view_of(layout, first + 1, unit, units[unit]);
-    p.final = view_from(layout, first, 2, unit, units[unit], "final");
-    for (int i = 0; i < layers * c.experts; i++) {
-        const int l = i / c.experts, e = i % c.experts, of_layer = unit + 1 + l;
-        if (e == 0)
-            p.blocks[l].experts = host_alloc(c.experts * sizeof(ExpertParams), "views");
-        ExpertParams *x = &p.blocks[l].experts[e];
-        Tensor *const views[EXPERT_PARAMETERS] = {&x->up_weight, &x->up_bias, &x->down_weight, &x->down_bias};
-        for (int k = 0; k < EXPERT_PARAMETERS; k++)
-            *views[k] = view_of(layout, first + 2 + i * EXPERT_PARAMETERS + k, of_layer, units[of_layer]);
-    }
+    set_views(&p, layout, at_final, layout->of_final, final, units[final]);
+    p.final = view_from(layout, at_final, layout->of_final, final, units[final], "final");
     return p;
 }
 

@@ -13,6 +13,7 @@
 #define MODEL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "options.h"
@@ -41,6 +42,7 @@ Placement replica(int number);      /* FULL_MODEL as replica `number` */
 typedef struct {
     const char *name;               /* Hugging Face's: "gpt_neox.layers.3.attention.dense.weight" */
     const char *label;              /* ours, for messages: "blocks.3.proj_weight" */
+    size_t view;                    /* the place of its tensor in Params, BlockParams or ExpertParams */
     int64_t rows, cols;             /* of the full parameter; a vector has one column */
     int64_t row_group, col_group;   /* split by groups of so many rows or columns (one head's); both 0: not */
     bool vector;
@@ -51,6 +53,14 @@ typedef struct {
     bool owned, decay;              /* this rank owns it; it is subject to weight decay */
 } ParamInfo;
 
+/* What a model consists of: rows with a name, VIEW (label and view), rows and cols (0: a vector), groups, mean and std.
+ * A list ends with a row without a name. In a block the rows that are not split come first. */
+#define VIEW(Struct, tensor) #tensor, offsetof(Struct, tensor)
+typedef struct {
+    const char *layers, *experts;   /* names of blocks are LAYERS.3.NAME, of experts LAYERS.3.EXPERTS.0.NAME */
+    ParamInfo embedding, block[16], final[4], expert[8];
+} ModelTable;
+
 /* All parameters on this rank, as one sequence of elements. Units (the embedding, each block, the final LayerNorm, then
  * the experts of each block, if there are any) are contiguous and in this order. Within a block the replicated
  * parameters come first, then the split ones. */
@@ -60,10 +70,12 @@ typedef struct {
     Range *units;                   /* layers + 2; with experts 2 * layers + 2 */
     ParamInfo *table;               /* in the order of the layout */
     int parameters;                 /* entries of the table */
+    int of_block, of_final, of_expert;      /* of these, in each block, the final LayerNorm, each expert */
     int64_t first_id;               /* first token id of this rank's slice of the vocabulary */
 } Layout;
 
-Layout layout_create(Config config, Placement at);
+Layout layout_create(Config config, Placement at);          /* of the model above */
+Layout layout_create_of(const ModelTable *model, Config config, Placement at);      /* of a program's own */
 
 /* One expert's parameters, or their gradients. F: Config.expert_width */
 typedef struct {

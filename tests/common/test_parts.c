@@ -68,6 +68,35 @@ static void weights_have_their_standard_deviation(void **state)
     guarded_release();
 }
 
+/* A model of other blocks than GPT's: its views, names and initial weights are those of its rows. */
+static void a_program_brings_its_own_blocks(void **state)
+{
+    enum { H = 6, F = 10, V = 7 };
+    const ModelTable model = {
+        .layers = "model.layers",
+        .embedding = {"model.embed.weight", VIEW(Params, embedding), V, H, .row_group = 1, .std = 1},
+        .block = {{"norm.weight", VIEW(BlockParams, ln2_weight), H, .mean = 3},
+                  {"gate.weight", VIEW(BlockParams, up_weight), F, H, .row_group = 2, .std = 1},
+                  {"down.weight", VIEW(BlockParams, down_weight), H, F, .col_group = 1, .std = 1}},
+        .final = {{"model.norm.weight", VIEW(Params, final_weight), H, .mean = 5}}};
+    const Layout l = layout_create_of(&model, (Config){2, H, 1, V, 8},
+                                      (Placement){1, 2, .embedding = true, .head = true});
+    const Tensor all = empty("all", shape(l.count));
+    const Params p = params_view(&l, all);
+    const BlockParams *b = &p.blocks[1];
+
+    params_init(&l, 0, all, 1);
+    assert_int_equal(l.parameters, 8);
+    assert_int_equal(l.count, 4 * H + 2 * (H + 6 * H + H * 5) + H);     /* slice 1 of 2: 4 of 7 rows, 6 of 10, 5 of 10 */
+    assert_string_equal(l.table[5].name, "model.layers.1.gate.weight");
+    assert_string_equal(b->up_weight.name, "blocks.1.up_weight");
+    assert_true(p.embedding.shape[0] == 4 && b->up_weight.shape[0] == 6 && b->down_weight.shape[1] == 5);
+    assert_true(!b->ln1_weight.data && !b->qkv_weight.data && !p.final_bias.data && !b->experts);
+    assert_true(data(b->ln2_weight)[0] == 3 && data(p.final_weight)[H - 1] == 5);
+    assert_true(b->replicated.data == b->ln2_weight.data && tensor_count(b->replicated) == H);
+    guarded_release();
+}
+
 /* ---- The optimizer ---- */
 
 static void learning_rate_rises_and_falls(void **state)
@@ -465,6 +494,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(philox_is_the_published_one),
         cmocka_unit_test(presets_have_their_size),
         cmocka_unit_test(weights_have_their_standard_deviation),
+        cmocka_unit_test(a_program_brings_its_own_blocks),
         cmocka_unit_test(learning_rate_rises_and_falls),
         cmocka_unit_test(norms_are_clipped),
         cmocka_unit_test(adamw_is_adamw),
