@@ -9,12 +9,13 @@
 #include <string.h>
 #include <time.h>
 
-#include "collectives.h"
+#include "../common/ultrascale.h"
+#include "measure.h"
 
-int root;                           /* of broadcast, reduce, gather and scatter */
+static int root;                    /* of broadcast, reduce, gather and scatter */
 static Tensor inbox;                /* where a hop receives what is then added */
-int nodes;
-Comm *node, *across;                /* two-level: the ranks of this node; those with this rank's number, one per node */
+static int nodes;
+static Comm *node, *across;         /* two-level: the ranks of this node; those with this rank's number, one per node */
 
 /* ---- A hop: sends to one rank while it receives from another ---- */
 
@@ -136,7 +137,7 @@ static void tree_all_reduce(Comm *c, Tensor t)
 
 /* ---- Recursive doubling: in each round pairs of ranks, ever further apart, exchange all that they have ---- */
 
-int power_below(int n)                           /* the largest power of two that is at most n */
+static int power_below(int n)                           /* the largest power of two that is at most n */
 {
     return 1 << (31 - __builtin_clz(n));
 }
@@ -248,11 +249,21 @@ static void library_all_to_all(Comm *c, Tensor t)
     comm_all_to_all(c, tensor_range(inbox, 0, tensor_count(t)), t);
 }
 
-const char *const algorithm_name[] = {"ring", "tree", "doubling", "two-level", "pairwise", "direct"};
+typedef enum { ALL, SHARD, AT_ROOT, IN_INBOX } Where;   /* the result: on all ranks; a shard; on the root; in inbox */
+typedef enum { RING, TREE, DOUBLING, TWO_LEVEL, PAIRWISE, DIRECT } Algorithm;
+typedef struct {
+    const char *name;
+    Algorithm algorithm;
+    void (*ours)(Comm *, Tensor), (*library)(Comm *, Tensor);   /* the library's may leave more than ours; NULL: none */
+    bool reduces, own;                                  /* own: a rank brings only its shard */
+    Where result;
+} Collective;
+
+static const char *const algorithm_name[] = {"ring", "tree", "doubling", "two-level", "pairwise", "direct"};
 #define ALGORITHMS "ring|tree|doubling|two-level|pairwise|direct|all"
 #define OPS "all_reduce|reduce_scatter|all_gather|broadcast|reduce|gather|scatter|all_to_all|shift|barrier"
 
-const Collective collectives[] = {
+static const Collective collectives[] = {
     {"shift", RING, ring_shift, library_shift, false, false, IN_INBOX},
     {"reduce_scatter", RING, ring_reduce_scatter, library_reduce_scatter, true, false, SHARD},
     {"all_gather", RING, ring_all_gather, library_all_gather, false, true, ALL},
@@ -267,7 +278,62 @@ const Collective collectives[] = {
     {"all_to_all", PAIRWISE, pairwise_all_to_all, library_all_to_all, false, false, IN_INBOX},
     {"barrier", DOUBLING, doubling_barrier, NULL, false, false, ALL},
 };
-const int collective_count = sizeof collectives / sizeof *collectives;
+enum { COLLECTIVES = sizeof collectives / sizeof *collectives };
+
+/* ---- What each costs ---- */
+
+/* On n ranks: the hops that follow one another, and the bytes that these send, over the tensor's. */
+static Steps steps_of(const Collective *a, int n)
+{
+    const int power = power_below(n), local = n / nodes;
+    const double rounds = ceil(log2(n)), part = (n - 1.0) / n;
+    const bool both = !strcmp(a->name, "all_reduce");
+
+    if (!strcmp(a->name, "barrier"))
+        return (Steps){rounds, 0};
+    if (!strcmp(a->name, "shift"))
+        return (Steps){1, 1};
+    if (a->algorithm == TREE)
+        return (Steps){both ? 2 * rounds : rounds, both ? 2 * rounds : rounds};
+    if (a->algorithm == DOUBLING)
+        return (Steps){log2(power) + 2 * (power < n), log2(power) + 2 * (power < n)};
+    if (a->algorithm == TWO_LEVEL)
+        return (Steps){2.0 * (local - 1 + nodes - 1), 2.0 * (local - 1) / local + 2.0 * (nodes - 1) / n};
+    if (a->result == AT_ROOT)                           /* gather: all send at once */
+        return (Steps){1, part};
+    return both ? (Steps){2 * (n - 1), 2 * part} : (Steps){n - 1, part};
+}
+
+/* The bytes that this rank sends for K REALs. */
+static int64_t bytes_predicted(const Collective *a, Comm *c, int64_t K)
+{
+    const int n = comm_size(c), r = comm_rank(c), v = (r - root + n) % n, power = power_below(n);
+    const int64_t own = comm_shard(c, K).count, next = range_split(K, (r + 1) % n, n).count;
+    const bool both = !strcmp(a->name, "all_reduce"), scatter = both || !strcmp(a->name, "reduce_scatter");
+    int64_t sent = 0;
+    int rounds = 0, children = 0;
+
+    for (int reach = 1; reach < n; reach *= 2, rounds++)
+        children += v < reach && v + reach < n;
+    if (!strcmp(a->name, "barrier"))
+        sent = rounds;
+    else if (!strcmp(a->name, "shift"))
+        sent = n > 1 ? K : 0;
+    else if (a->algorithm == RING)                      /* comm.h's formulas */
+        sent = (scatter ? K - own : 0) + (both || !scatter ? K - next : 0);
+    else if (a->algorithm == TREE)
+        sent = (a->reduces && v ? K : 0) + (a->result == ALL ? children * K : 0);
+    else if (a->algorithm == DOUBLING)
+        sent = r >= power ? K : K * __builtin_ctz(power) + (r + power < n ? K : 0);
+    else if (a->algorithm == TWO_LEVEL) {
+        const Collective ring = {"all_reduce", RING};
+        return bytes_predicted(&ring, node, K) + bytes_predicted(&ring, across, comm_shard(node, K).count);
+    } else if (a->algorithm == PAIRWISE || (a->result == SHARD && v == 0))
+        sent = K - own;
+    else if (a->result == AT_ROOT && v)
+        sent = own;
+    return sent * dtype_size(REAL);
+}
 
 /* ---- --verify: each algorithm against the library ---- */
 
@@ -341,10 +407,13 @@ static void verify_size(const Collective *a, Comm *c, Tensor ours, Tensor theirs
     device_download(x, ours.data, bytes);
     device_download(y, theirs.data, bytes);
     for (int64_t i = shown.first; i < shown.first + shown.count && (a->result != AT_ROOT || r == root); i++)
-        if (!(fabs(x[i] - y[i]) <= (fill == FRACTIONS ? 1e-6 * n : 0)))
+        if (!(fabs(x[i] - y[i]) <= (fill == FRACTIONS ? 1e-6 * n : 0))) {
+            const char *why = fill == INTEGERS ? ": it has other elements' contributions" : "";
+            if (fill == WHO)
+                why = who(a, n, x[i], y[i]);
             wrong(a, c, K, format_text("element %lld, of shard %d, is %.9g on rank %d, expected %.9g%s", (long long)i,
-                                       shard_of(i, K, n), x[i], r, y[i], fill == WHO ? who(a, n, x[i], y[i])
-                                       : fill == INTEGERS ? ": it has other elements' contributions" : ""));
+                                       shard_of(i, K, n), x[i], r, y[i], why));
+        }
     if (sent != predicted)
         wrong(a, c, K, format_text("rank %d sends %lld bytes, but the formula gives %lld", r, (long long)sent,
                                    (long long)predicted));
@@ -375,7 +444,7 @@ static void verify(Comm *c, Tensor ours, Tensor theirs)
     const int n = comm_size(c);
 
     for (int s = 0; s < 11; s++)
-        for (const Collective *a = collectives; a < collectives + collective_count; a++)
+        for (const Collective *a = collectives; a < collectives + COLLECTIVES; a++)
             for (int fill = 0; fill < FILLS; fill++) {
                 const int64_t K = a->algorithm == PAIRWISE ? (sizes[s] + n - 1) / n * n : sizes[s];
                 root = (s + fill) % n;
@@ -384,7 +453,26 @@ static void verify(Comm *c, Tensor ours, Tensor theirs)
     root = 0;
     verify_barrier(c, ours);
     print_rank_0("%d rank%s: %d algorithms equal the library's on eleven sizes; bytes equal the formulas\n", n,
-                 n > 1 ? "s" : "", collective_count);
+                 n > 1 ? "s" : "", COLLECTIVES);
+}
+
+/* Prints the table of one collective, by one of its algorithms or (-1) all, beside the library's. */
+static void measure_op(const char *name, int algorithm, Tensor t, int64_t min, int64_t max, const char *plot)
+{
+    Column columns[COLLECTIVES + 1];
+    int count = 0;
+
+    for (const Collective *a = collectives; a < collectives + COLLECTIVES; a++)
+        if (!strcmp(a->name, name) && (algorithm < 0 || (int)a->algorithm == algorithm)) {
+            columns[count++] = (Column){algorithm_name[a->algorithm], a->ours, steps_of(a, comm_size(world))};
+            columns[count] = (Column){"library", a->library};
+        }
+    if (!count)
+        fail_usage("--algorithm %s: --op %s has no such algorithm; try --algorithm all", algorithm_name[algorithm],
+                   name);
+    if (!strcmp(name, "barrier"))               /* sends no bytes, so one row shows all */
+        max = min;
+    measure_table(name, columns, count, t, min, max, plot);
 }
 
 int main(int argc, char **argv)
@@ -439,14 +527,14 @@ int main(int argc, char **argv)
     const int64_t most = check_all ? 8192 : max / dtype_size(REAL) + n;
     const Tensor t = tensor_create(MEM_WORKSPACE, REAL, "t", shape(most));
     inbox = tensor_create(MEM_COMMUNICATION, REAL, "inbox", shape(most));
-    print_rank_0("00_collectives%s: %d rank%s over %s; %s per rank\n", options.pretend
-                 ? " on simulated hardware (--pretend): times are not this machine's" : "", n, n > 1 ? "s" : "",
-                 carrier, device_name());
+    const char *where = options.pretend ? " on simulated hardware (--pretend): times are not this machine's" : "";
+    print_rank_0("00_collectives%s: %d rank%s over %s; %s per rank\n", where, n, n > 1 ? "s" : "", carrier,
+                 device_name());
     if (check_all)
         verify(world, t, tensor_create(MEM_WORKSPACE, REAL, "theirs", shape(most)));
     else if (machine)
-        measure_machine(machine, links, several_nodes && nodes > 1 ? across : NULL, t, max);
+        measure_machine(machine, ring_shift, links, several_nodes && nodes > 1 ? across : NULL, t, max);
     else
-        measure_table(ops[op], algorithm == 6 ? -1 : algorithm, t, min, max, plot);
+        measure_op(ops[op], algorithm == 6 ? -1 : algorithm, t, min, max, plot);
     comm_exit(0);
 }

@@ -1,9 +1,9 @@
-/* What collectives cost: bytes and hops, the table of times, the fit of a hop's latency and bandwidth, --machine. */
+/* What collectives take: the table of times, the fit of a hop's latency and bandwidth, --machine. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "collectives.h"
+#include "measure.h"
 
 enum { ROWS = 32 };
 
@@ -27,60 +27,6 @@ static double seconds_of(void (*run)(Comm *, Tensor), Comm *c, Tensor t)
         fastest = fmin(fastest, all[0]);
     }
     return fastest;
-}
-
-/* An algorithm on n ranks: the hops that follow one another, and the bytes that these send, over the tensor's. */
-typedef struct { double hops, volume; } Steps;
-static Steps steps_of(const Collective *a, int n)
-{
-    const int power = power_below(n), local = n / nodes;
-    const double rounds = ceil(log2(n)), part = (n - 1.0) / n;
-    const bool both = !strcmp(a->name, "all_reduce");
-
-    if (!strcmp(a->name, "barrier"))
-        return (Steps){rounds, 0};
-    if (!strcmp(a->name, "shift"))
-        return (Steps){1, 1};
-    if (a->algorithm == TREE)
-        return (Steps){both ? 2 * rounds : rounds, both ? 2 * rounds : rounds};
-    if (a->algorithm == DOUBLING)
-        return (Steps){log2(power) + 2 * (power < n), log2(power) + 2 * (power < n)};
-    if (a->algorithm == TWO_LEVEL)
-        return (Steps){2.0 * (local - 1 + nodes - 1), 2.0 * (local - 1) / local + 2.0 * (nodes - 1) / n};
-    if (a->result == AT_ROOT)                           /* gather: all send at once */
-        return (Steps){1, part};
-    return both ? (Steps){2 * (n - 1), 2 * part} : (Steps){n - 1, part};
-}
-
-/* The bytes that a rank sends. */
-int64_t bytes_predicted(const Collective *a, Comm *c, int64_t K)
-{
-    const int n = comm_size(c), r = comm_rank(c), v = (r - root + n) % n, power = power_below(n);
-    const int64_t own = comm_shard(c, K).count, next = range_split(K, (r + 1) % n, n).count;
-    const bool both = !strcmp(a->name, "all_reduce"), scatter = both || !strcmp(a->name, "reduce_scatter");
-    int64_t sent = 0;
-    int rounds = 0, children = 0;
-
-    for (int reach = 1; reach < n; reach *= 2, rounds++)
-        children += v < reach && v + reach < n;
-    if (!strcmp(a->name, "barrier"))
-        sent = rounds;
-    else if (!strcmp(a->name, "shift"))
-        sent = n > 1 ? K : 0;
-    else if (a->algorithm == RING)                      /* comm.h's formulas */
-        sent = (scatter ? K - own : 0) + (both || !scatter ? K - next : 0);
-    else if (a->algorithm == TREE)
-        sent = (a->reduces && v ? K : 0) + (a->result == ALL ? children * K : 0);
-    else if (a->algorithm == DOUBLING)
-        sent = r >= power ? K : K * __builtin_ctz(power) + (r + power < n ? K : 0);
-    else if (a->algorithm == TWO_LEVEL) {
-        const Collective ring = {"all_reduce", RING};
-        return bytes_predicted(&ring, node, K) + bytes_predicted(&ring, across, comm_shard(node, K).count);
-    } else if (a->algorithm == PAIRWISE || (a->result == SHARD && v == 0))
-        sent = K - own;
-    else if (a->result == AT_ROOT && v)
-        sent = own;
-    return sent * dtype_size(REAL);
 }
 
 /* nccl-tests: what a rank must send and receive at least, over the tensor's bytes. */
@@ -113,7 +59,7 @@ static Fit fit_of(const double *bytes, const double *seconds, int rows, Steps s)
 }
 
 static void draw(const char *figure, const char *name, const double *bytes, double seconds[][ROWS],
-                 const char *const *labels, int columns, int rows)
+                 const Column *column, int columns, int rows)
 {
     if (comm_rank(world))
         return;
@@ -123,7 +69,7 @@ static void draw(const char *figure, const char *name, const double *bytes, doub
             "set key left top\nset title '%s, %d ranks'\nset xlabel 'bytes'\nset ylabel 'microseconds'\nplot ",
             figure, name, comm_size(world));
     for (int k = 0; k < columns; k++)
-        fprintf(f, "%s'-' with linespoints pt 7 ps 0.4 title '%s'", k ? ", " : "", labels[k]);
+        fprintf(f, "%s'-' with linespoints pt 7 ps 0.4 title '%s'", k ? ", " : "", column[k].label);
     for (int k = 0; k < columns; k++) {
         fprintf(f, "\n");
         for (int i = 0; i < rows; i++)
@@ -148,28 +94,17 @@ static double crossing(const double *bytes, const double *a, const double *b, in
     return at;
 }
 
-void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64_t max, const char *plot)
+void measure_table(const char *name, const Column *column, int ours, Tensor t, int64_t min, int64_t max,
+                   const char *plot)
 {
-    const int n = comm_size(world), all = 4;
-    const Collective *chosen[all + 1];
-    const char *labels[all + 1];
-    double seconds[all + 1][ROWS], bytes[ROWS];
-    int columns = 0, rows = 0;
-    Fit fit[all + 1];
+    const int n = comm_size(world), columns = column[ours].run ? ours + 1 : ours;
+    double seconds[columns][ROWS], bytes[ROWS];
+    int rows = 0;
+    Fit fit[ours];
 
-    for (const Collective *a = collectives; a < collectives + collective_count; a++)
-        if (!strcmp(a->name, name) && (algorithm < 0 || (int)a->algorithm == algorithm))
-            chosen[columns] = a, labels[columns++] = algorithm_name[a->algorithm];
-    if (!columns)
-        fail_usage("--algorithm %s: --op %s has no such algorithm; try --algorithm all", algorithm_name[algorithm],
-                   name);
-    if (!strcmp(name, "barrier"))               /* sends no bytes, so one row shows all */
-        max = min;
-    const int ours = columns;
-    labels[columns] = "library", columns += chosen[0]->library != NULL;
     print_rank_0("%s: microseconds; GB/s of the tensor (alg) and of each link (bus)\n%12s", name, "bytes");
     for (int k = 0; k < columns; k++)
-        print_rank_0("%11s   alg   bus", labels[k]);
+        print_rank_0("%11s   alg   bus", column[k].label);
     print_rank_0("\n");
     for (double size = min; size <= max && rows < ROWS; size *= 2, rows++) {
         int64_t count = size / dtype_size(REAL);
@@ -177,8 +112,7 @@ void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64
         bytes[rows] = count * dtype_size(REAL);
         print_rank_0("%12.0f", bytes[rows]);
         for (int k = 0; k < columns; k++) {
-            const Collective *a = chosen[k < ours ? k : 0];
-            const double s = seconds_of(k < ours ? a->ours : a->library, world, tensor_range(t, 0, count));
+            const double s = seconds_of(column[k].run, world, tensor_range(t, 0, count));
             seconds[k][rows] = s;
             print_rank_0("%11.1f %5.2f %5.2f", 1e6 * s, bytes[rows] / s / 1e9,
                          bytes[rows] / s / 1e9 * bus_factor(name, n));
@@ -186,44 +120,42 @@ void measure_table(const char *name, int algorithm, Tensor t, int64_t min, int64
         print_rank_0("\n");
     }
     for (int k = 0; k < ours && n > 1; k++) {
-        const Steps s = steps_of(chosen[k], n);
+        const Steps s = column[k].steps;
         fit[k] = fit_of(bytes, seconds[k], rows, s);
         if (!(fit[k].alpha > 0 && fit[k].beta > 0)) {
-            print_rank_0("%-9s no fit: these sizes do not tell latency from bandwidth\n", labels[k]);
+            print_rank_0("%-9s no fit: these sizes do not tell latency from bandwidth\n", column[k].label);
             continue;
         }
         print_rank_0("%-9s %g hops, %.3g of the bytes: alpha %.2f us, beta %.3f GB/s per hop; residual %.1f%%\n",
-                     labels[k], s.hops, s.volume, 1e6 * fit[k].alpha, fit[k].beta / 1e9, 100 * fit[k].residual);
+                     column[k].label, s.hops, s.volume, 1e6 * fit[k].alpha, fit[k].beta / 1e9, 100 * fit[k].residual);
     }
     for (int k = 1; k < ours && n > 1; k++) {
-        const Steps ring = steps_of(chosen[0], n), other = steps_of(chosen[k], n);
+        const Steps ring = column[0].steps, other = column[k].steps;
         const double more = other.volume - ring.volume, saved = ring.hops - other.hops;
         if (more <= 0 || saved <= 0 || !(fit[0].alpha > 0 && fit[0].beta > 0))
             continue;
         const double at = crossing(bytes, seconds[k], seconds[0], rows);
-        print_rank_0("ring passes %s at %s; by the ring's alpha and beta at %s\n", labels[k], isnan(at) ? "no size here"
-                     : bytes_text(at), bytes_text(saved * fit[0].alpha * fit[0].beta / more));
+        print_rank_0("ring passes %s at %s; by the ring's alpha and beta at %s\n", column[k].label,
+                     isnan(at) ? "no size here" : bytes_text(at),
+                     bytes_text(saved * fit[0].alpha * fit[0].beta / more));
     }
     if (plot)
-        draw(plot, name, bytes, seconds, labels, columns, rows);
+        draw(plot, name, bytes, seconds, column, columns, rows);
 }
 
 /* ---- --machine ---- */
 
 /* Fits a hop in which all ranks of a group send to the next rank at the same time. */
-static Fit hop_fit(Comm *c, Tensor t, int64_t max)
+static Fit hop_fit(void (*shift)(Comm *, Tensor), Comm *c, Tensor t, int64_t max)
 {
-    const Collective *shift = collectives;
     double bytes[ROWS], seconds[ROWS];
     int rows = 0;
 
-    while (strcmp(shift->name, "shift"))
-        shift++;
     for (double size = 8; size <= max && rows < ROWS; size *= 4, rows++) {
         bytes[rows] = size;
-        seconds[rows] = seconds_of(shift->ours, c, tensor_range(t, 0, size / dtype_size(REAL)));
+        seconds[rows] = seconds_of(shift, c, tensor_range(t, 0, size / dtype_size(REAL)));
     }
-    return fit_of(bytes, seconds, rows, steps_of(shift, comm_size(c)));
+    return fit_of(bytes, seconds, rows, (Steps){.hops = 1, .volume = 1});
 }
 
 static double matmul_flops(DType dtype)
@@ -267,7 +199,8 @@ static double memory_rate(int64_t bytes)
     return best;
 }
 
-void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, int64_t max)
+void measure_machine(const char *path, void (*shift)(Comm *, Tensor), Comm **links, Comm *between, Tensor t,
+                     int64_t max)
 {
     static const struct { DType dtype; const char *name; } types[] = {{REAL, REAL == F64 ? "fp64" : "fp32"},
                                                                       {BF16, "bf16"}, {F16, "fp16"}};
@@ -296,7 +229,7 @@ void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, in
     before = "";
     for (int ranks = 2; ranks <= n; ranks *= 2, links++) {
         if (*links) {
-            const Fit fit = hop_fit(*links, t, max);
+            const Fit fit = hop_fit(shift, *links, t, max);
             fprintf(f, "%s{\"ranks\": %d, \"alpha_us\": %.4g, \"beta_gb_per_s\": %.4g}", before, ranks, 1e6 * fit.alpha,
                     fit.beta / 1e9);
             before = ", ";
@@ -305,9 +238,9 @@ void measure_machine(const char *path, Comm **links, Comm *between, Tensor t, in
     }
     fprintf(f, "]");
     if (between) {
-        const Fit fit = hop_fit(between, t, max);
-        fprintf(f, ",\n \"between_nodes\": {\"ranks\": %d, \"alpha_us\": %.4g, \"beta_gb_per_s\": %.4g}", nodes,
-                1e6 * fit.alpha, fit.beta / 1e9);
+        const Fit fit = hop_fit(shift, between, t, max);
+        fprintf(f, ",\n \"between_nodes\": {\"ranks\": %d, \"alpha_us\": %.4g, \"beta_gb_per_s\": %.4g}",
+                comm_size(between), 1e6 * fit.alpha, fit.beta / 1e9);
     }
     fprintf(f, "}\n");
     fclose(f);
